@@ -1,0 +1,60 @@
+# qgpu: `make demo` and `make test` are the two commands; each sets up whatever is missing first.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+VENV    ?= .venv
+PY      := $(VENV)/bin/python
+BUILD   := build
+CC      ?= gcc
+CUDA_INC = $(firstword $(wildcard $(VENV)/lib/python3*/site-packages/nvidia/cu*/include))
+NVML_INC = $(firstword $(wildcard $(VENV)/lib/python3*/site-packages/nvidia/nvml_dev/include))
+CFLAGS  ?= -O2 -g
+QG_CFLAGS := -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fPIC -fstack-protector-strong -fno-strict-aliasing \
+             -Ienforcer/native/abi -Ienforcer/native/common
+QG_LDFLAGS := -Wl,-z,relro,-z,now -Wl,--as-needed
+
+.PHONY: all setup native test demo bench lint clean help
+all: setup native
+
+# Each native part brings its own build.mk, which adds its products to NATIVE.
+NATIVE :=
+include $(sort $(wildcard enforcer/native/*/build.mk slurm_plugin/*/build.mk gres/native/build.mk bench/*/build.mk))
+
+help:
+	@echo "make demo         set up, bring up a private Slurm with simulated cards, run the main job, tear down"
+	@echo "make demo KEEP=1  the same, but leave the cluster up and say how to enter it"
+	@echo "make test         set up and run every test"
+	@echo "make bench        print one line per figure and write build/bench.json"
+	@echo "make lint         ruff, mypy, layering and size rules"
+	@echo "make native       build the C parts into build/"
+
+setup: $(BUILD)/.setup
+
+$(BUILD)/.setup: tools/setup.sh pyproject.toml
+	@tools/setup.sh $(VENV)
+	@mkdir -p $(BUILD) && touch $@
+
+native: setup
+	@$(MAKE) --no-print-directory native-products
+
+.PHONY: native-products
+native-products: $(NATIVE)
+
+test: native
+	@$(PY) -m pytest
+
+demo: native
+	@$(PY) -m cli.main demo $(if $(KEEP),--keep)
+
+bench: native
+	@$(PY) -m bench --json $(BUILD)/bench.json
+
+lint: setup
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(PY) tools/layers.py
+
+clean:
+	rm -rf $(BUILD)

@@ -1,0 +1,1 @@
+"""What people type: qgpu plan, report, sandbox and the others."""

@@ -1,0 +1,1 @@
+"""Data only: example configurations and the templates that are rendered from them."""

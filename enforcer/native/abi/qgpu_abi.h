@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The one header that every qgpu process shares: the sealed grant, the two pages between a tenant and the
+ * arbiter, and the messages on the three node-local sockets. Fixed-width types only, every offset checked at
+ * compile time below and again from Python (enforcer/abi.py, tests/unit/test_abi.py), so that neither a
+ * compiler nor a language can move a field. docs/specs/abi.md explains each word in prose.
+ *
+ * Who may believe what: the grant and the gate page are written by root and may be trusted; everything in the
+ * job page is written by the job and is a hint: read once, range-check, never loop on it.
+ */
+#ifndef QGPU_ABI_H
+#define QGPU_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define QG_MAGIC 0x55504751u /* "QGPU", little endian */
+#define QG_ABI_VERSION 1u
+#define QG_UUID_LEN 48u      /* "GPU-" or "MIG-" + 36 characters + NUL, rounded up */
+#define QG_MAX_CARDS 16u     /* cards of one job on one node */
+#define QG_MAX_PROCS 128u    /* processes of one job on one card */
+#define QG_MARKERS 64u       /* streams of one process whose completion is tracked */
+#define QG_PAGE 4096u
+
+/* File names inside run_dir. */
+#define QG_SOCK_REGISTER "enforcer.sock" /* tenants -> arbiter, mode 0666, SOCK_SEQPACKET */
+#define QG_SOCK_CONTROL "arbiter.sock"   /* qgpud -> arbiter, mode 0600, SOCK_SEQPACKET */
+#define QG_SOCK_HOOK "hook.sock"         /* prolog and epilog -> qgpud, mode 0600, SOCK_SEQPACKET */
+#define QG_GRANTS_DIR "grants"           /* JOBID.json (truth) and JOBID.grant (struct qg_grant), root-owned */
+
+/* Environment that SPANK sets in tasks of a qgpu job; the shim reads them, nothing else does. */
+#define QG_ENV_GRANT_FD "QGPU_GRANT_FD" /* number of the inherited, sealed memfd */
+#define QG_ENV_GRANT "QGPU_GRANT"       /* path of JOBID.grant, for children that closed their descriptors */
+
+enum qg_class { QG_CLASS_ONLINE = 1, QG_CLASS_OFFLINE = 2 };
+enum qg_policy { QG_POLICY_BEST_EFFORT = 1, QG_POLICY_FIXED_SHARE = 2, QG_POLICY_BURST_SHARE = 3 };
+enum qg_grant_state {
+    QG_GRANT_ACTIVE = 1,  /* governed shares: the shim is injected */
+    QG_GRANT_REFUSED = 2, /* the job must not start: task_init prints message and exits */
+    QG_GRANT_WHOLE = 3    /* whole cards: monitored, never governed, no shim */
+};
+
+/* ---- the grant: content of JOBID.grant and of the sealed memfd ---------------------------------------- */
+
+struct qg_grant_card {
+    char uuid[QG_UUID_LEN]; /* key of the card everywhere */
+    uint32_t minor;         /* of the device file, for display and for opening it */
+    uint32_t index;         /* Slurm's index on the node (SLURM_JOB_GPUS), for display */
+    uint32_t share;         /* percent of the card's compute, 1..100 */
+    uint32_t flags;         /* zero in version 1 */
+    uint64_t mem_cap;       /* bytes that the job may hold on this card */
+    uint64_t mem_total;     /* bytes of the card, for messages */
+    uint8_t reserved[48];
+};
+
+struct qg_grant {
+    uint32_t magic;   /* QG_MAGIC */
+    uint32_t version; /* QG_ABI_VERSION */
+    uint32_t size;    /* sizeof(struct qg_grant) */
+    uint32_t state;   /* enum qg_grant_state */
+    uint64_t job_id;
+    uint32_t uid;
+    uint32_t gid;
+    uint32_t job_class; /* enum qg_class; 0 for whole and refused */
+    uint32_t ncards;
+    uint64_t created_ns; /* CLOCK_REALTIME */
+    char node[64];
+    char run_dir[160];     /* where enforcer.sock is, on this node */
+    char driver_path[256]; /* absolute path of the real libcuda.so.1 */
+    char shim_path[256];   /* absolute path of the shim, for LD_PRELOAD */
+    char message[512];     /* refused: the sentence that the user reads */
+    uint8_t reserved[240];
+    struct qg_grant_card cards[QG_MAX_CARDS];
+};
+
+/* ---- gate page: one per tenant (job, card); arbiter writes, job maps it read-only --------------------- */
+
+/* Gate word. Zero or QG_GATE_TRACK alone: launch at once. */
+#define QG_GATE_CLOSED 0x1u    /* wait (futex on this word, shared) until the bit is gone */
+#define QG_GATE_NOTIFY 0x2u    /* the arbiter sleeps on this tenant: ring the doorbell, then go on */
+#define QG_GATE_TRACK 0x4u     /* keep completion markers (nearly always set) */
+#define QG_GATE_WINDOW 0x8u    /* bound the estimated in-flight work to window_us */
+#define QG_GATE_WHY_MASK 0xf00u
+#define QG_GATE_WHY_PREEMPTED 0x100u /* an online tenant of the card is busy */
+#define QG_GATE_WHY_SHARE 0x200u     /* it is another member's turn, or the share is used up */
+#define QG_GATE_WHY_RECOVERY 0x400u  /* the arbiter restarted and waits for tenants to come back */
+
+struct qg_gate_page {
+    uint32_t magic;
+    uint32_t version;
+    uint32_t size;
+    uint32_t reserved0;
+    uint64_t job_id;
+    uint64_t mem_cap; /* bytes; the shim takes the smaller of this and the grant's */
+    uint32_t window_us;
+    uint32_t lease_ms; /* heartbeat older than this: compute fails open */
+    uint8_t pad0[24];
+    uint32_t flags; /* offset 64: the gate word */
+    uint32_t reserved1;
+    uint64_t heartbeat_ns; /* CLOCK_MONOTONIC, at least every lease_ms / 4 */
+    uint64_t changed_ns;   /* CLOCK_MONOTONIC of the last change of flags */
+    uint64_t changes;      /* number of changes of CLOSED, both ways */
+    uint8_t pad1[32];
+};
+
+/* ---- job page: one per tenant; every process of the job on that card writes its own slot -------------- */
+
+struct qg_marker {      /* one stream */
+    uint32_t submitted; /* last marker value enqueued, by the CPU */
+    uint32_t done;      /* last value reached, written by the GPU itself (cuStreamWriteValue32) */
+};
+
+struct qg_proc {
+    uint32_t pid;            /* as the arbiter assigned the slot; 0 = free. Set by the arbiter */
+    uint32_t waiting;        /* threads that stand at the closed gate */
+    uint64_t launches;       /* incremented (seq_cst) before the gate word is read, each launch */
+    uint64_t mem_used;       /* bytes held on this card by this process */
+    uint64_t mem_pending;    /* bytes being allocated just now */
+    uint64_t mem_peak;       /* largest mem_used */
+    uint64_t mem_denied;     /* allocations refused because of the cap */
+    uint64_t gate_waits;     /* launches that found the gate closed */
+    uint64_t gate_wait_ns;   /* time spent there */
+    uint64_t inflight_us;    /* estimate of submitted, unfinished work (window mode) */
+    uint64_t window_bypass;  /* launches let through a full window after 2 ms without progress */
+    uint64_t copy_bytes;     /* bytes of gated copies */
+    uint32_t unmarked;       /* 1: work was submitted after the last marker of some stream */
+    uint32_t reserved0;
+    uint8_t pad[416];
+    struct qg_marker markers[QG_MARKERS]; /* offset 512 */
+    uint8_t tail[QG_PAGE - 512 - 8 * QG_MARKERS];
+};
+
+struct qg_job_page {
+    uint32_t magic;
+    uint32_t version;
+    uint32_t size;
+    uint32_t nslots; /* QG_MAX_PROCS */
+    uint8_t pad[QG_PAGE - 16];
+    struct qg_proc procs[QG_MAX_PROCS]; /* one page each, so that a process registers only its own with CUDA */
+};
+
+/* ---- messages ----------------------------------------------------------------------------------------- */
+
+enum qg_msg_type {
+    QG_MSG_REGISTER = 1,    /* tenant -> arbiter; may carry the sealed grant memfd */
+    QG_MSG_REGISTERED = 2,  /* arbiter -> tenant; carries gate page, job page, doorbell (in this order) */
+    QG_CTL_HELLO = 16,      /* qgpud -> arbiter: forget which grants are confirmed, a full list follows */
+    QG_CTL_CARD = 17,       /* settings of one card */
+    QG_CTL_GRANT = 18,      /* one (job, card); the same again updates it */
+    QG_CTL_REVOKE = 19,     /* job ended */
+    QG_CTL_SYNCED = 20,     /* end of the full list: unconfirmed grants are revoked */
+    QG_CTL_STATS = 21,      /* ask */
+    QG_CTL_TENANT = 22,     /* answer, one per tenant */
+    QG_CTL_END = 23,        /* answer, end of list */
+    QG_CTL_ACK = 24         /* answer to 16..20 */
+};
+
+struct qg_msg_head {
+    uint32_t magic;
+    uint32_t version;
+    uint32_t type;
+    uint32_t size; /* of the whole message */
+};
+
+struct qg_register {
+    struct qg_msg_head head;
+    uint64_t job_id;
+    char uuid[QG_UUID_LEN];
+    uint64_t mem_used; /* what the process holds already (registering again) */
+};
+
+struct qg_registered {
+    struct qg_msg_head head;
+    int32_t status;    /* 0, or an errno: EAGAIN = ask again soon (grants not loaded yet), EPERM, ENOSPC, EPROTO */
+    uint32_t slot;     /* index into qg_job_page.procs */
+    uint64_t mem_cap;
+    char message[256]; /* why, when status is not 0 */
+};
+
+struct qg_ctl_card {
+    struct qg_msg_head head;
+    char uuid[QG_UUID_LEN];
+    uint32_t idle_release_ms;
+    uint32_t window_us;
+    uint32_t slice_us;
+    uint32_t lease_ms;
+    uint32_t policy_online;  /* enum qg_policy */
+    uint32_t policy_offline; /* enum qg_policy */
+    uint32_t flags;          /* QG_CARD_UNGOVERNED: gates stay open (isolation off, and the benchmarks' control) */
+    uint32_t grace_ms;       /* after a restart offline stays closed so long, or until tenants registered */
+};
+#define QG_CARD_UNGOVERNED 0x1u
+
+struct qg_ctl_grant {
+    struct qg_msg_head head;
+    uint64_t job_id;
+    uint32_t uid;
+    uint32_t job_class;
+    char uuid[QG_UUID_LEN];
+    uint32_t share;
+    uint32_t flags;
+    uint64_t mem_cap;
+};
+
+struct qg_ctl_revoke {
+    struct qg_msg_head head;
+    uint64_t job_id;
+};
+
+struct qg_ctl_ack {
+    struct qg_msg_head head;
+    int32_t status; /* 0 or an errno */
+    uint32_t reserved;
+    uint64_t boot_id; /* random per start of the arbiter: qgpud sees restarts */
+};
+
+struct qg_ctl_tenant {
+    struct qg_msg_head head;
+    uint64_t job_id;
+    char uuid[QG_UUID_LEN];
+    uint32_t uid;
+    uint32_t job_class;
+    uint32_t share;
+    uint32_t gate; /* gate word */
+    uint32_t procs;
+    uint32_t busy; /* 1: has work now */
+    uint64_t mem_cap;
+    uint64_t mem_used;
+    uint64_t mem_peak;
+    uint64_t mem_denied;
+    uint64_t launches;
+    uint64_t busy_ns;             /* on the card, overlapping tenants divided; Σ over tenants ≤ wall */
+    uint64_t closed_preempted_ns; /* gate closed for an online tenant while this one wanted to work */
+    uint64_t closed_share_ns;     /* gate closed by shares while this one wanted to work */
+    uint64_t preemptions;         /* times an online tenant closed the gate while this one had work */
+    uint64_t gate_close_max_ns;   /* doorbell seen -> gate closed, worst */
+    uint64_t granted_ns;          /* CLOCK_MONOTONIC since when the tenant exists here */
+    uint64_t reserved[4];
+};
+
+/* Gate trace (qgpu-arbiter --trace FILE): fixed records, appended, for benchmarks and the demo. */
+struct qg_gate_event {
+    uint64_t t_ns; /* CLOCK_MONOTONIC, taken right after the gate word was stored */
+    uint64_t job_id;
+    uint32_t card; /* order in which the card became known */
+    uint32_t flags;
+};
+
+/* ---- the layout, pinned ------------------------------------------------------------------------------- */
+
+#define QG_PIN(type, size) _Static_assert(sizeof(type) == (size), #type " changed its size")
+QG_PIN(struct qg_grant_card, 128);
+QG_PIN(struct qg_grant, 1536 + 128 * QG_MAX_CARDS);
+QG_PIN(struct qg_gate_page, 128);
+QG_PIN(struct qg_proc, QG_PAGE);
+QG_PIN(struct qg_job_page, QG_PAGE * (1 + QG_MAX_PROCS));
+QG_PIN(struct qg_register, 80);
+QG_PIN(struct qg_registered, 288);
+QG_PIN(struct qg_ctl_card, 96);
+QG_PIN(struct qg_ctl_grant, 96);
+QG_PIN(struct qg_ctl_revoke, 24);
+QG_PIN(struct qg_ctl_ack, 32);
+QG_PIN(struct qg_ctl_tenant, 216);
+QG_PIN(struct qg_gate_event, 24);
+_Static_assert(offsetof(struct qg_gate_page, flags) == 64, "gate word moved");
+_Static_assert(offsetof(struct qg_proc, markers) == 512, "markers moved");
+_Static_assert(offsetof(struct qg_grant, cards) == 1536, "cards moved");
+
+#endif

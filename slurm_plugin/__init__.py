@@ -1,0 +1,1 @@
+"""Where Slurm calls us, and where we read Slurm."""

@@ -1,0 +1,89 @@
+"""Checks the rules that no stock linter knows: who may import whom, and how long a thing may be.
+
+Exit status 1 and one line per fault. Run by `make lint` and by the tests.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("gres", "slurm_plugin", "enforcer", "cli", "configs", "bench")
+ALLOWED = {
+    "gres": {"gres"},
+    "slurm_plugin": {"slurm_plugin", "gres", "configs"},
+    "enforcer": {"enforcer", "gres", "configs"},
+    "cli": {"cli", "slurm_plugin", "gres", "enforcer", "configs"},
+    "configs": {"configs"},
+    "bench": set(PACKAGES),
+}
+MAX_PY_FILE, MAX_PY_FUNCTION = 400, 80
+MAX_C_FILE, MAX_C_FUNCTION = 500, 120
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and top-level name of every import in the tree."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.split(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.lineno, node.module.split(".")[0]
+
+
+def python_faults(path: Path) -> Iterator[str]:
+    """Faults of one Python file."""
+    text = path.read_text(encoding="utf-8")
+    name = path.relative_to(ROOT)
+    package = name.parts[0]
+    tree = ast.parse(text)
+    for line, target in imported(tree):
+        if package in ALLOWED and target in PACKAGES and target not in ALLOWED[package]:
+            yield f"{name}:{line}: {package} must not import {target} (imports go one way, see CONTRIBUTING.md)"
+    if text.count("\n") > MAX_PY_FILE:
+        yield f"{name}: {text.count(chr(10))} lines, the limit is {MAX_PY_FILE}"
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_PY_FUNCTION:
+                yield f"{name}:{node.lineno}: {node.name} has {length} lines, the limit is {MAX_PY_FUNCTION}"
+
+
+def c_faults(path: Path) -> Iterator[str]:
+    """Faults of one C file: its length, and functions (a brace in column 0 opens and closes one)."""
+    name = path.relative_to(ROOT)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if len(lines) > MAX_C_FILE:
+        yield f"{name}: {len(lines)} lines, the limit is {MAX_C_FILE}"
+    start = 0
+    for number, line in enumerate(lines, 1):
+        if line == "{":
+            start = number
+        elif line == "}" and start:
+            if number - start > MAX_C_FUNCTION:
+                yield f"{name}:{start}: a function of {number - start} lines, the limit is {MAX_C_FUNCTION}"
+            start = 0
+
+
+def faults() -> Iterator[str]:
+    """All faults of the tree."""
+    for package in (*PACKAGES, "tests", "tools"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield from python_faults(path)
+    for package in ("enforcer", "slurm_plugin", "gres", "bench", "tests"):
+        for path in sorted((*(ROOT / package).rglob("*.c"), *(ROOT / package).rglob("*.h"))):
+            yield from c_faults(path)
+
+
+def main() -> int:
+    """Print the faults; 1 if there are any."""
+    found = list(faults())
+    for fault in found:
+        print(fault)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
