@@ -139,6 +139,10 @@ struct qg_job_page {
     struct qg_proc procs[QG_MAX_PROCS]; /* one page each, so that a process registers only its own with CUDA */
 };
 
+/* Highest slot in use + 1, a u32 in the first bytes of the job page's padding: kept by the shims of the job alone
+ * (raised before a process first writes its slot), so that admission visits only slots that were ever used. */
+#define QG_JOB_SLOTS_USED(page) ((uint32_t *)(void *)&(page)->pad[0])
+
 /* ---- messages ----------------------------------------------------------------------------------------- */
 
 enum qg_msg_type {

@@ -1,0 +1,50 @@
+"""One figure, how it is judged, and how it is printed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured value with its target.
+
+    `sense` says which side of the target is good. A control is measured with the mechanism switched off and must come
+    out short, which shows that the bench can tell the difference. `spread` is what the same figure did over the runs.
+    """
+
+    name: str
+    value: float
+    unit: str
+    target: float
+    sense: Literal["<=", ">="]
+    runs: int
+    spread: str = ""
+    simulated: bool = True
+    control: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether the value is on the good side of the target."""
+        return self.value <= self.target if self.sense == "<=" else self.value >= self.target
+
+    @property
+    def verdict(self) -> str:
+        """ok or short; for a control: short as it must be, or a warning that the bench is blind."""
+        if self.control:
+            return "BLIND (must be short)" if self.met else "short, as a control must be"
+        return "ok" if self.met else "short"
+
+    def line(self) -> str:
+        """The figure as one line of text."""
+        kind = "simulated" if self.simulated else "measured"
+        spread = f"  {self.spread}" if self.spread else ""
+        return (
+            f"{self.name:<34} {self.value:>12.3f} {self.unit:<6} target {self.sense} {self.target:<8g} "
+            f"{self.verdict:<28} runs={self.runs} {kind}{spread}"
+        )
+
+    def record(self) -> dict[str, Any]:
+        """The figure for build/bench.json."""
+        return asdict(self) | {"verdict": self.verdict}

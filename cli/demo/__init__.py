@@ -1,0 +1,1 @@
+"""`qgpu demo`: the main job on a private cluster, with every promise checked."""

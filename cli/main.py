@@ -1,0 +1,55 @@
+"""The `qgpu` command. A subcommand is imported when it is used, so each needs only its own code."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import PackageNotFoundError, version
+
+import click
+
+# Subcommand -> (module, attribute, one line for `qgpu --help`).
+COMMANDS = {
+    "demo": ("cli.demo.command", "demo", "Run the main job on a sandbox and check every promise."),
+    "plan": ("cli.plan", "plan", "Explain what a request would become."),
+    "render": ("cli.render", "render", "Write Slurm's configuration from qgpu.yaml."),
+    "report": ("cli.report", "report", "What jobs were granted and what they used."),
+    "sandbox": ("cli.sandbox.command", "sandbox", "A private Slurm cluster with simulated cards."),
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*COMMANDS, *super().list_commands(ctx)])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module, attribute, _ = COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(module), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module}.{attribute} is not a click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        own = {name: command.get_short_help_str() for name, command in self.commands.items()}
+        rows = {name: text for name, (_, _, text) in COMMANDS.items()} | own
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(rows.items()))
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Fractional NVIDIA GPUs under Slurm."""
+
+
+@main.command("version")
+def version_() -> None:
+    """Print the version."""
+    try:
+        click.echo(f"qgpu {version('qgpu')}")
+    except PackageNotFoundError:
+        click.echo("qgpu (not installed)")
+
+
+if __name__ == "__main__":
+    main()

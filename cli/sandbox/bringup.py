@@ -1,0 +1,164 @@
+"""Bringing a sandbox up, step by step; cluster.py decides when, and what happens after a failure."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cli.sandbox import accounting, files, namespace, nodes, plan, services, wait
+from cli.sandbox.errors import SandboxError
+from cli.sandbox.layout import Layout, check_length
+from cli.sandbox.options import SandboxOptions
+from cli.sandbox.plan import Plan
+from cli.sandbox.services import Cluster
+
+Progress = Callable[[str], None]
+
+
+def check_machine(layout: Layout, options: SandboxOptions) -> None:
+    """SandboxError if the sandbox cannot be built here."""
+    if os.geteuid() != 0:
+        raise SandboxError(
+            "a sandbox needs root: its daemons start jobs as other users and make device files"
+        )
+    services.check_programs()
+    files.check_products()
+    check_length(layout.state, options.node_names)
+    _check_reachable(layout.state)
+
+
+def _check_reachable(state: Path) -> None:
+    """Users and MariaDB must be able to reach the directory."""
+    for parent in state.parents:
+        if parent.is_dir() and not parent.stat().st_mode & 0o001:
+            raise SandboxError(
+                f"the sandbox's users cannot pass {parent} (mode {parent.stat().st_mode & 0o777:o}): "
+                "choose a --state-dir whose parents all may be entered, for example below /var/tmp"
+            )
+
+
+def prepare(layout: Layout, chosen: Plan) -> None:
+    """Make the state directory, with the record first, so that a crash at any later point can be cleaned."""
+    old_umask = os.umask(0o022)
+    try:
+        layout.state.mkdir(parents=True, exist_ok=True)
+        chosen.save(layout)
+        files.make_directories(layout, chosen)
+        files.install(layout)
+        namespace.write_accounts(layout, chosen.first_uid)
+        files.write_munge_key(layout)
+    finally:
+        os.umask(old_umask)
+
+
+def run(cluster: Cluster, progress: Progress) -> Cluster:
+    """Start everything, in an order in which each waits only for what it needs."""
+    constrained = "" if cluster.plan.cgroup != "none" else "NOT "
+    progress(f"cards are {constrained}constrained: {cluster.plan.cgroup_why}")
+    files.write_qgpu_yaml(cluster.layout, cluster.plan, services.slurm_version())
+    files.write_slurm(cluster.layout, cluster.plan)
+    with _Parallel(lambda stopped: _start_node_services(cluster, stopped)) as cards:
+        progress("munge, MariaDB and slurmdbd")
+        services.start_munge(cluster)
+        services.prepare_database(cluster)
+        services.start_database(cluster)
+        services.start_slurmdbd(cluster)
+        progress("accounts and QOS")
+        accounting.set_up(cluster)
+        progress("simulated cards, arbiters and qgpud")
+        cards.result()
+    progress("slurmctld and the slurmds")
+    cluster = _start_slurm(cluster, progress)
+    cluster.plan.with_phase("up").save(cluster.layout)
+    return cluster
+
+
+def _start_node_services(cluster: Cluster, stopped: threading.Event) -> None:
+    for service in nodes.SERVICES[:-1]:
+        for node in cluster.plan.nodes:
+            # DEV>
+            if service == "simgpu" and not (cluster.layout.opt / "bin" / f"qgpu-{service}").exists():
+                d = cluster.layout.node(node).sim_dir / "dev"
+                d.mkdir()
+                for i in range(cluster.plan.cards):
+                    os.mknod(d / f"qgpusim{i}", 0o020666, os.makedev(245, cluster.plan.minor_base(node) + i))
+                    (d / f"qgpusim{i}").chmod(0o666)
+                continue
+            # <DEV
+            if not stopped.is_set():
+                nodes.start(cluster, node, service)
+
+
+def _start_slurm(cluster: Cluster, progress: Progress) -> Cluster:
+    try:
+        _start_slurm_once(cluster)
+        return cluster
+    except SandboxError as error:
+        if cluster.plan.cgroup == "none" or "cgroup" not in str(error):
+            raise
+        why = f"slurmd does not start with cgroup {cluster.plan.cgroup} here"
+        progress(f"cards are NOT constrained: {why}:\n{error}")
+    for name in ("slurmctld", *(f"{n}.slurmd" for n in cluster.plan.nodes)):
+        if cluster.daemons.running(name):
+            cluster.daemons.kill(name)
+    cluster = Cluster(cluster.plan.without_cgroups(why), cluster.layout, cluster.daemons)
+    files.write_slurm(cluster.layout, cluster.plan)
+    _start_slurm_once(cluster)
+    return cluster
+
+
+def _start_slurm_once(cluster: Cluster) -> None:
+    services.start_slurmctld(cluster)
+    for node in cluster.plan.nodes:
+        nodes.start(cluster, node, "slurmd")
+    services.await_nodes(cluster)
+
+
+class _Parallel:
+    """A function in a thread. Leaving the block waits for its end; result() raises what it raised."""
+
+    def __init__(self, work: Callable[[threading.Event], None]) -> None:
+        self._error: BaseException | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._guard, args=(work,), daemon=True)
+
+    def _guard(self, work: Callable[[threading.Event], None]) -> None:
+        try:
+            work(self._stopped)
+        except BaseException as error:
+            self._error = error
+
+    def __enter__(self) -> _Parallel:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def result(self) -> None:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+def await_lock(layout: Layout, seconds: float) -> None:
+    """Wait until no `up` works on the sandbox any more; SandboxError after that many seconds."""
+
+    def free() -> bool:
+        try:
+            with plan.lock(layout.state, wait=False):
+                return True
+        except BlockingIOError:
+            return False
+        except FileNotFoundError:
+            return True
+
+    start = time.monotonic()
+    if not free():
+        wait.until(
+            free, seconds - (time.monotonic() - start), f"the end of the `up` that works on {layout.state}"
+        )

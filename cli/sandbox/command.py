@@ -1,0 +1,138 @@
+"""`qgpu sandbox`: up, down, status, exec, list."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from cli.sandbox import plan, processes
+from cli.sandbox.cluster import Sandbox
+from cli.sandbox.errors import SandboxError
+from cli.sandbox.layout import Layout
+from cli.sandbox.options import DEFAULT_ROOT, SandboxOptions, check_name, parse_memory
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NAME = click.option(
+    "--name", default="default", show_default=True, help="Which sandbox; several can run at once."
+)
+_STATE = click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help=f"Directory for everything of the sandbox.  [default: {DEFAULT_ROOT}/NAME]",
+)
+
+
+def _which(command: F) -> F:
+    return _NAME(_STATE(command))
+
+
+class _Sentences(click.Group):
+    """Turns SandboxError into `Error: ...` and exit status 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SandboxError as error:
+            raise click.ClickException(str(error)) from None
+
+
+@click.group(cls=_Sentences)
+def sandbox() -> None:
+    """A private, real Slurm cluster with simulated cards on this machine.
+
+    Own munge, MariaDB, slurmdbd, slurmctld and slurmds, own ports, own directory, own user accounts: the
+    machine's own Slurm, services, databases and accounts stay untouched. `down` leaves nothing behind.
+    """
+
+
+@sandbox.command()
+@_which
+@click.option("--nodes", default=2, show_default=True, help="Number of simulated nodes.")
+@click.option("--cards", default=2, show_default=True, help="Simulated cards per node.")
+@click.option("--memory", default="80GiB", show_default=True, help="Memory of each card.")
+@click.option("--model", default="h200", show_default=True, help="Model of the cards, as the type in Slurm.")
+@click.option("--keep-failed", is_flag=True, help="After a failure leave everything for reading the logs.")
+def up(
+    name: str, state_dir: Path | None, nodes: int, cards: int, memory: str, model: str, keep_failed: bool
+) -> None:
+    """Bring a sandbox up and wait until its nodes are idle."""
+    begin = time.monotonic()
+
+    def progress(text: str) -> None:
+        click.echo(f"{time.monotonic() - begin:5.1f} s  {text}")
+
+    options = SandboxOptions(name, nodes, cards, parse_memory(memory), model, state_dir)
+    cluster = Sandbox(options, progress)
+    cluster.up(keep_failed)
+    progress(f"up: {nodes} nodes with {cards} cards each, in {cluster.layout.state}")
+    click.echo(f"enter it with:  qgpu sandbox exec{cluster.selector} -u alice -- bash")
+    click.echo(f"end it with:    qgpu sandbox down{cluster.selector}")
+
+
+@sandbox.command()
+@_which
+def down(name: str, state_dir: Path | None) -> None:
+    """End every process of a sandbox and remove everything of it, also after a crash."""
+    begin = time.monotonic()
+    check_name(name)
+    cluster = Sandbox(SandboxOptions(name, state_dir=state_dir))
+    if os.geteuid() != 0:
+        raise SandboxError("ending a sandbox needs root")
+    if cluster.down():
+        click.echo(f"{time.monotonic() - begin:5.1f} s  the sandbox in {cluster.layout.state} is gone")
+    else:
+        click.echo(f"there is no sandbox in {cluster.layout.state}")
+
+
+@sandbox.command()
+@_which
+def status(name: str, state_dir: Path | None) -> None:
+    """Say what runs; exit status 0 only if all of it does."""
+    cluster = Sandbox.existing(name, state_dir)
+    chosen = cluster.plan
+    running = cluster.services()
+    click.echo(f"sandbox {chosen.name} in {cluster.layout.state}: {chosen.phase}")
+    click.echo(
+        f"  nodes {', '.join(chosen.nodes)}, each with {chosen.cards} x {chosen.product_name}, "
+        f"{chosen.memory_mib} MiB"
+    )
+    words = "cards are NOT constrained: " if chosen.cgroup == "none" else "devices are constrained by "
+    click.echo(f"  {words}{chosen.cgroup_why}")
+    for service, alive in running.items():
+        click.echo(f"  {service:<16} {'runs' if alive else 'does not run'}")
+    if chosen.phase != "up" or not all(running.values()):
+        raise click.exceptions.Exit(1)
+
+
+@sandbox.command("exec", context_settings={"ignore_unknown_options": True})
+@_which
+@click.option("-u", "--user", help="alice or bob; root without it.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def execute(name: str, state_dir: Path | None, user: str | None, command: tuple[str, ...]) -> None:
+    """Run COMMAND inside a sandbox: qgpu sandbox exec -u alice -- sbatch job.sh"""
+    cluster = Sandbox.existing(name, state_dir)
+    argv = cluster.argv(command, user)
+    os.execvpe(argv[0], argv, cluster.env(user))
+
+
+@sandbox.command("list")
+def list_() -> None:
+    """Name the sandboxes of this machine."""
+    states = processes.live_states()
+    if DEFAULT_ROOT.is_dir():
+        states |= set(DEFAULT_ROOT.iterdir())
+    for state in sorted(states):
+        try:
+            found = plan.load(Layout(state))
+        except SandboxError as error:
+            click.echo(f"{'?':<17} {'unreadable':<9} {state} ({error})")
+            continue
+        if found is not None:
+            phase = found.phase if processes.members(state) else "dead"
+            click.echo(f"{found.name:<17} {phase:<9} {state}")

@@ -1,0 +1,84 @@
+"""The sandbox's own mount namespace, in which its user accounts exist and nowhere else.
+
+Slurm looks users up with getpwuid(). Instead of adding accounts to the machine, the sandbox binds its own
+copies of /etc/passwd and /etc/group over the originals in a private mount namespace. It dies with its last
+process, so that neither a mount nor an account can be left behind.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import subprocess
+from pathlib import Path
+
+from cli.sandbox import processes
+from cli.sandbox.errors import SandboxError
+from cli.sandbox.layout import Layout
+
+USERS = ("alice", "bob")
+
+# A name service cache would answer from the machine's accounts, so its socket is hidden as well.
+_HOLDER = """
+mount --bind "$1/etc/passwd" /etc/passwd && mount --bind "$1/etc/group" /etc/group || exit 1
+if [ -d /run/nscd ]; then mount -t tmpfs -o size=4k tmpfs /run/nscd || exit 1; fi
+echo ready
+exec sleep infinity
+"""
+
+
+def write_accounts(layout: Layout, first_uid: int) -> None:
+    """Write S/etc/passwd and S/etc/group: the machine's lines, then alice and bob; make their homes."""
+    passwd = [
+        line for line in Path("/etc/passwd").read_text().splitlines() if line.split(":")[0] not in USERS
+    ]
+    group = [line for line in Path("/etc/group").read_text().splitlines() if line.split(":")[0] not in USERS]
+    for offset, user in enumerate(USERS):
+        uid, home = first_uid + offset, layout.home(user)
+        home.mkdir(parents=True, mode=0o755)
+        os.chown(home, uid, uid)
+        passwd.append(f"{user}:x:{uid}:{uid}:qgpu sandbox:{home}:/bin/bash")
+        group.append(f"{user}:x:{uid}:")
+    layout.passwd.write_text("\n".join(passwd) + "\n")
+    (layout.etc / "group").write_text("\n".join(group) + "\n")
+
+
+def uids_free(first_uid: int) -> bool:
+    """Whether the machine knows none of the uids and gids that the sandbox's accounts would take."""
+    taken = {entry.pw_uid for entry in pwd.getpwall()} | {entry.gr_gid for entry in grp.getgrall()}
+    return not taken & set(range(first_uid, first_uid + len(USERS)))
+
+
+def start_holder(layout: Layout) -> int:
+    """Start the process that keeps the namespace and return its pid."""
+    log = layout.log("namespace")
+    with log.open("wb") as err:
+        holder = subprocess.Popen(
+            ["unshare", "--mount", "--propagation", "slave", "sh", "-c", _HOLDER, "sh", str(layout.state)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            cwd="/",
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", processes.MARK: str(layout.state)},
+            start_new_session=True,
+        )
+    assert holder.stdout is not None
+    with holder.stdout as out:
+        ready = out.readline()
+    if ready != b"ready\n":
+        holder.wait()
+        raise SandboxError(
+            "a private mount namespace cannot be made here, so the sandbox has no place for its users; it "
+            f"needs root with CAP_SYS_ADMIN (in a container: --privileged). The system said: "
+            f"{log.read_text().strip()}"
+        )
+    return holder.pid
+
+
+def enter(pid: int, cwd: Path | str = "/", user: str | None = None) -> list[str]:
+    """The words to put before a command so that it runs in the namespace of pid, as that user or as root."""
+    words = ["nsenter", f"--mount=/proc/{pid}/ns/mnt", f"--wdns={cwd}", "--"]
+    if user is not None:
+        words += ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"]
+    return words

@@ -1,0 +1,112 @@
+"""What a sandbox is made of, and the limits of it. Every refusal is a sentence."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.sandbox.errors import SandboxError
+from gres.units import UnitError, parse_mib
+
+DEFAULT_ROOT = Path("/var/lib/qgpu-sandbox")
+MAX_NODES = 16
+MAX_CARDS = 16
+MIN_MEMORY_MIB = 4 * 1024
+MAX_MEMORY_MIB = 1024 * 1024
+
+# What nvmlDeviceGetName says for the Slurm types that people have; any other becomes "NVIDIA TYPE".
+PRODUCT_NAMES = {
+    "a100": "NVIDIA A100-SXM4-80GB",
+    "b200": "NVIDIA B200",
+    "h100": "NVIDIA H100 80GB HBM3",
+    "h200": "NVIDIA H200",
+    "l40s": "NVIDIA L40S",
+}
+
+_NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
+_MODEL = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_PATH = re.compile(r"/[A-Za-z0-9/._-]*")
+
+
+def parse_memory(text: str) -> int:
+    """MiB of a card's memory such as "80GiB" or "40960MiB"; SandboxError if it is not a size."""
+    try:
+        return parse_mib(text)
+    except UnitError as error:
+        raise SandboxError(f"--memory: {error}") from None
+
+
+@dataclass(frozen=True)
+class SandboxOptions:
+    """Shape of a sandbox; memory_mib is per card. Raises SandboxError for a shape that cannot be built."""
+
+    name: str = "default"
+    nodes: int = 2
+    cards: int = 2
+    memory_mib: int = 80 * 1024
+    model: str = "h200"
+    state_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        _check_count("--nodes", "nodes", self.nodes, MAX_NODES)
+        _check_count("--cards", "cards per node", self.cards, MAX_CARDS)
+        _check_memory(self.memory_mib)
+        if not _MODEL.fullmatch(self.model):
+            raise SandboxError(
+                f"the card model {self.model!r} is not a Slurm gres type: use lower-case letters, digits and "
+                "_, beginning with a letter, at most 32 of them, for example h200"
+            )
+
+    @property
+    def state(self) -> Path:
+        """The directory that holds everything of this sandbox, absolute."""
+        return state_of(self.name, self.state_dir)
+
+    @property
+    def node_names(self) -> list[str]:
+        """n1, n2 ... for the default sandbox, NAME-n1 ... for others; the nodes' cgroups have them too."""
+        prefix = "n" if self.name == "default" else f"{self.name}-n"
+        return [f"{prefix}{i + 1}" for i in range(self.nodes)]
+
+    @property
+    def product_name(self) -> str:
+        """The name that NVML gives the simulated card."""
+        return PRODUCT_NAMES.get(self.model, f"NVIDIA {self.model.upper()}")
+
+
+def check_name(name: str) -> None:
+    """SandboxError unless the name can be part of node names, cgroup names and a Slurm cluster name."""
+    if not _NAME.fullmatch(name):
+        raise SandboxError(
+            f"the sandbox name {name!r} does not work as part of node names: use lower-case letters and "
+            "digits, beginning with a letter, at most 16 of them, for example test2"
+        )
+
+
+def state_of(name: str, state_dir: Path | None) -> Path:
+    """Where the sandbox of that name lives: --state-dir, else a directory under /var/lib/qgpu-sandbox."""
+    if state_dir is None:
+        return DEFAULT_ROOT / name
+    path = Path(os.path.normpath(Path.cwd() / state_dir))
+    if not _PATH.fullmatch(str(path)) or len(path.parts) < 3:
+        raise SandboxError(
+            f"--state-dir {str(state_dir)!r} does not work in configuration files: use an absolute path of "
+            "at least two parts, of letters, digits, dot, _ and -, for example /var/tmp/qgpu-test"
+        )
+    return path
+
+
+def _check_count(option: str, what: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise SandboxError(f"{option} {value} is out of range: a sandbox has between 1 and {most} {what}")
+
+
+def _check_memory(mib: int) -> None:
+    if not MIN_MEMORY_MIB <= mib <= MAX_MEMORY_MIB:
+        raise SandboxError(
+            f"--memory of {mib} MiB is out of range: a simulated card has between "
+            f"{MIN_MEMORY_MIB // 1024} GiB and {MAX_MEMORY_MIB // 1024} GiB"
+        )

@@ -1,0 +1,124 @@
+"""The arbiter as the daemon sees it: a port, and what it says about tenants.
+
+`enforcer.daemon.arbiter_port.SocketArbiter` is the adapter on arbiter.sock; `FakeArbiter` ships for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from enforcer.ledger import Sample
+from gres.grants import Grant
+
+
+class ArbiterError(RuntimeError):
+    """The arbiter does not answer, or refused; the text is a sentence. The connection is closed."""
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """One tenant's counters, and how many of its processes are registered."""
+
+    sample: Sample
+    procs: int
+
+
+class Arbiter(Protocol):
+    """Every call raises ArbiterError when the arbiter is not there any more."""
+
+    def connect(self, uuids: Sequence[str], grants: Sequence[Grant]) -> int:
+        """Connect and hand over the full list of cards and grants; returns the arbiter's boot id."""
+        ...
+
+    def grant(self, grant: Grant) -> None:
+        """Add or update one grant on each of its cards; returns when the arbiter has it."""
+        ...
+
+    def revoke(self, job_id: int) -> None:
+        """The job ended."""
+        ...
+
+    def tenants(self) -> list[Tenant]:
+        """All tenants now."""
+        ...
+
+    def fileno(self) -> int | None:
+        """Descriptor that becomes readable when the connection ends, None while not connected."""
+        ...
+
+    def close(self) -> None:
+        """End the connection; `connect` may be called again."""
+        ...
+
+
+class FakeArbiter:
+    """An arbiter that remembers what it was told; tests stop and restart it and feed it counters."""
+
+    def __init__(self) -> None:
+        self.running = True
+        self.boot_id = 1
+        self.connected = False
+        self.uuids: tuple[str, ...] = ()
+        self.grants: dict[int, Grant] = {}
+        self.calls: list[str] = []
+        self._tenants: dict[tuple[int, str], Tenant] = {}
+
+    def restart(self) -> None:
+        """Forget everything, as the real one does."""
+        self.boot_id += 1
+        self.connected = False
+        self.grants.clear()
+        self._tenants.clear()
+
+    def count(self, job_id: int, uuid: str, procs: int = 1, **counters: Any) -> None:
+        """Set a tenant's counters."""
+        sample = Sample(job_id, uuid, self.boot_id, tenant_since=self.boot_id)
+        self._tenants[job_id, uuid] = Tenant(replace(sample, **counters), procs)
+
+    def connect(self, uuids: Sequence[str], grants: Sequence[Grant]) -> int:
+        """Take the full list."""
+        self._check(connected=False)
+        self.connected = True
+        self.uuids = tuple(uuids)
+        self.grants = {grant.job_id: grant for grant in grants}
+        self.calls.append("connect")
+        return self.boot_id
+
+    def grant(self, grant: Grant) -> None:
+        """Take one grant."""
+        self._check()
+        self.grants[grant.job_id] = grant
+        self.calls.append(f"grant {grant.job_id}")
+
+    def revoke(self, job_id: int) -> None:
+        """Forget one grant and its tenants."""
+        self._check()
+        self.grants.pop(job_id, None)
+        self._tenants = {key: value for key, value in self._tenants.items() if key[0] != job_id}
+        self.calls.append(f"revoke {job_id}")
+
+    def tenants(self) -> list[Tenant]:
+        """What `count` said."""
+        self._check()
+        self.calls.append("stats")
+        return list(self._tenants.values())
+
+    def fileno(self) -> int | None:
+        """No descriptor: tests tell the daemon by calls that fail."""
+        return None
+
+    def close(self) -> None:
+        """End the connection."""
+        self.connected = False
+
+    def _check(self, connected: bool = True) -> None:
+        if not self.running or (connected and not self.connected):
+            self.connected = False
+            raise ArbiterError("the arbiter does not answer")
+
+
+def registered(tenants: Iterable[Tenant]) -> dict[tuple[int, str], int]:
+    """Processes per (job, card)."""
+    return {(tenant.sample.job_id, tenant.sample.uuid): tenant.procs for tenant in tenants}

@@ -1,0 +1,187 @@
+"""From a Prolog's question to a decision. Pure: who asks, what the node has and what qgpu.yaml says go in.
+
+Three outcomes. `Ignore`: qgpu has nothing to do with this job. `Broken`: this *node* cannot serve it, so
+the Prolog fails and Slurm drains the node. A `Grant`: active, whole, or refused, which is for what the
+*job* has wrong; the Prolog then succeeds, and SPANK tells the user and starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from enforcer.nvml import CardInfo
+from gres.config import Config, Node
+from gres.grants import Grant, GrantCard, GrantError, clip_message
+from gres.hookenv import HookJob
+from gres.identity import DeviceCard, IdentityError
+from gres.tag import Tag
+from gres.units import MIB, format_mib
+
+Identify = Callable[[Node, Iterable[int]], tuple[DeviceCard, ...]]
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """The job holds no card and claims none."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The node cannot serve the job; `reason` is for its administrator and becomes the drain reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Paths:
+    """What a grant tells SPANK and the shim; all absolute."""
+
+    run_dir: str
+    driver: str
+    shim: str
+
+
+Decision = Ignore | Broken | Grant
+
+
+def decide(
+    job: HookJob,
+    node: Node,
+    config: Config,
+    cards: Callable[[], tuple[CardInfo, ...]],
+    paths: Callable[[], Paths],
+    identify: Identify,
+    now_ns: int,
+) -> Decision:
+    """What becomes of a job whose Prolog asks. `now_ns` is CLOCK_REALTIME.
+
+    `cards` asks the driver and `paths` looks for its library, only when needed; both may raise (NvmlError,
+    BrokenNodeError), and so may `identify` (IdentityError), which is made a `Broken` here.
+    """
+    if job.node != node.name:
+        return Broken(
+            f"the prolog of job {job.job_id} ran for node {job.node}, but this qgpud serves {node.name}"
+        )
+    if not job.gpus and job.tag is None and not job.problem:
+        return Ignore()
+    fault = job_fault(job, node)
+    if fault:
+        return refused(job, fault, now_ns)
+    try:
+        found = tuple(_granted_card(job, card, cards()) for card in identify(node, job.gpus))
+    except (IdentityError, CardFaultError) as error:
+        return Broken(str(error))
+    assert job.tag is not None  # job_fault refuses a job without one
+    too_big = _memory_fault(job, job.tag, node)
+    if too_big:
+        return refused(job, too_big, now_ns)
+    return _grant(job, job.tag, found, paths(), now_ns)
+
+
+class CardFaultError(RuntimeError):
+    """A configured card is not there or is another one; the text names it."""
+
+
+def job_fault(job: HookJob, node: Node) -> str:
+    """What is wrong with the job itself, as a sentence for its user; empty if nothing is."""
+    if job.problem:
+        return (
+            f"the note that qgpu's job_submit left on job {job.job_id} cannot be used: {job.problem}."
+            " Submit the job again with --gres=qgpu:30; if that repeats, tell the administrators."
+        )
+    if job.tag is None:
+        return (
+            f"job {job.job_id} holds a GPU of {node.name} without a grant: it did not pass qgpu's job_submit"
+            " plugin, or its comment was changed. Ask for a share with --gres=qgpu:30, or for a whole card"
+            " with --gres=gpu:1."
+        )
+    if not job.gpus:
+        asked = "whole cards" if job.tag.whole else f"qgpu:{job.tag.share}"
+        return (
+            f"job {job.job_id} asked for {asked} but Slurm gave it no card on {node.name}."
+            " Submit it again with --gres=qgpu:30; if that repeats, tell the administrators."
+        )
+    return ""
+
+
+def _memory_fault(job: HookJob, tag: Tag, node: Node) -> str:
+    usable = min(node.cards[index].usable for index in job.gpus)
+    if tag.whole or tag.mem <= usable:
+        return ""
+    return (
+        f"job {job.job_id} asked for qgpu_mem:{format_mib(tag.mem)}, but a card of {node.name} has"
+        f" {format_mib(usable)} for jobs. Submit it again with qgpu_mem:{format_mib(usable)} or less."
+    )
+
+
+def _granted_card(job: HookJob, card: DeviceCard, present: tuple[CardInfo, ...]) -> GrantCard:
+    """The card that Slurm gave, as the driver knows it now. Raises CardFaultError."""
+    info = next((info for info in present if info.minor == card.minor), None)
+    spec = card.spec
+    if info is None:
+        raise CardFaultError(
+            f"card {spec.index} ({spec.path}) does not answer: NVML sees {len(present)} card(s),"
+            f" none with minor number {card.minor}"
+        )
+    if info.mem_total < spec.usable * MIB:
+        raise CardFaultError(
+            f"card {spec.index} ({spec.path}) has {format_mib(info.mem_total // MIB)} of memory, but"
+            f" qgpu.yaml says that a {spec.model} has {format_mib(spec.memory)}"
+        )
+    tag = job.tag
+    share, cap = (tag.share, tag.mem * MIB) if tag and not tag.whole else (100, info.mem_total)
+    return GrantCard(info.uuid, card.minor, spec.index, share, min(cap, info.mem_total), info.mem_total)
+
+
+def _grant(job: HookJob, tag: Tag, cards: tuple[GrantCard, ...], paths: Paths, now_ns: int) -> Decision:
+    try:
+        return Grant(
+            job_id=job.job_id,
+            uid=job.uid,
+            gid=job.gid,
+            node=job.node,
+            state="whole" if tag.whole else "active",
+            job_class=tag.job_class,
+            created_ns=now_ns,
+            cards=cards,
+            run_dir=paths.run_dir,
+            driver_path=paths.driver,
+            shim_path=paths.shim,
+        )
+    except GrantError as error:  # a path that is too long, more cards than a grant holds: ours to repair
+        return Broken(f"the grant of job {job.job_id} cannot be made: {error}")
+
+
+def refused(job: HookJob, sentence: str, now_ns: int) -> Grant:
+    """A grant that starts nothing and tells the user why."""
+    return Grant(
+        job_id=job.job_id,
+        uid=job.uid,
+        gid=job.gid,
+        node=job.node,
+        state="refused",
+        created_ns=now_ns,
+        message=clip_message(sentence),
+    )
+
+
+def same_promise(old: Grant, new: Grant) -> bool:
+    """Whether two grants differ in nothing but their date: the same Prolog came twice."""
+    return _undated(old) == _undated(new)
+
+
+def _undated(grant: Grant) -> tuple[object, ...]:
+    return (
+        grant.job_id,
+        grant.uid,
+        grant.gid,
+        grant.node,
+        grant.state,
+        grant.job_class,
+        grant.message,
+        grant.cards,
+        grant.run_dir,
+        grant.driver_path,
+        grant.shim_path,
+    )

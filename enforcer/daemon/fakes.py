@@ -1,0 +1,95 @@
+"""A whole node with invented cards and an invented arbiter: for tests, and to try qgpud without a GPU.
+
+`python -m enforcer.daemon.fakes DIR` serves hook.sock in DIR/run until SIGTERM; `qgpu-hook prolog --run-dir DIR/run`
+then behaves as on a real node (its Prolog needs root, as everywhere).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from gres.config import Config, Node, parse_config
+from gres.grants import GrantStore
+from gres.identity import DeviceCard, IdentityError
+
+from enforcer.clock import Clock, FakeClock, SystemClock
+from enforcer.daemon.arbiter import FakeArbiter
+from enforcer.daemon.log import setup
+from enforcer.daemon.node import NodeService, Ports
+from enforcer.daemon.server import Server
+from enforcer.layout import GRANTS_DIR
+from enforcer.ledger import FILE_NAME, Ledger
+from enforcer.nvml import FakeNvml
+
+GIB = 1 << 30
+CONFIG = """
+version: 1
+cluster: fake
+run_dir: {directory}/run
+state_dir: {directory}/state
+driver: {{libcuda: {directory}/libcuda.so.1}}
+shim: /usr/lib/qgpu/1/libcuda.so.1
+hook: {{deadline: {deadline}}}
+qos: {{online: online, offline: offline}}
+default_class: offline
+models: {{h200: {{memory: 80GiB, reserve: 2GiB}}}}
+nodes:
+  - {{names: n1, model: h200, count: 2, files: "/dev/qgpufake[0-1]"}}
+enforcer: {{nvml_interval: 100ms, ledger_interval: 100ms}}
+"""
+
+
+def fake_identify(node: Node, indexes: Iterable[int]) -> tuple[DeviceCard, ...]:
+    """Card i has minor i; indexes beyond the configured cards are refused as the real function does."""
+    wanted = list(indexes)
+    for index in wanted:
+        if not 0 <= index < len(node.cards):
+            raise IdentityError(
+                f"Slurm gave card {index}, but qgpu.yaml names {len(node.cards)} card(s) for {node.name}"
+            )
+    return tuple(DeviceCard(node.cards[index], 245, index) for index in wanted)
+
+
+class FakeNode:
+    """Everything of one fake node under one directory; the parts are public so that tests can move them."""
+
+    def __init__(self, directory: Path, deadline: str = "10s", clock: Clock | None = None) -> None:
+        self.directory = directory
+        (directory / "libcuda.so.1").touch()
+        for name in ("run", "state"):
+            (directory / name).mkdir(mode=0o755, exist_ok=True)
+        self.config: Config = parse_config(CONFIG.format(directory=directory, deadline=deadline))
+        self.nvml = FakeNvml.with_cards(2, 80 * GIB)
+        self.arbiter = FakeArbiter()
+        self.clock: Clock = clock or FakeClock()
+        self.jobs_of_pids: dict[int, int] = {}
+        self.booted_ns: int | None = None
+
+    def service(self) -> NodeService:
+        """A new daemon on the same directory, as after a restart."""
+        ports = Ports(
+            open_nvml=lambda: self.nvml,
+            arbiter=self.arbiter,
+            clock=self.clock,
+            identify=fake_identify,
+            job_of_pid=self.jobs_of_pids.get,
+            boot_time_ns=lambda: self.booted_ns,
+        )
+        store = GrantStore(self.directory / "run" / GRANTS_DIR)
+        ledger = Ledger(self.directory / "state" / FILE_NAME)
+        return NodeService(self.config, self.config.node("n1"), store, ledger, ports)
+
+
+def main() -> None:
+    """Serve a fake node until SIGTERM."""
+    setup("info")
+    node = FakeNode(Path(sys.argv[1]).absolute(), clock=SystemClock())
+    service = node.service()
+    service.start()
+    Server(service, node.clock).run(lambda: print("ready", flush=True))
+
+
+if __name__ == "__main__":
+    main()

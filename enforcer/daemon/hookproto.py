@@ -1,0 +1,68 @@
+"""The text of qgpu-hook/1 (docs/specs/hook.md), both ways. Pure; nothing here reads or writes a socket."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+PROTOCOL = "qgpu-hook/1"
+MAX_MESSAGE = 65536
+MAX_VARIABLES = 64
+MAX_TEXT = 2000
+
+Kind = Literal["prolog", "epilog"]
+
+
+class ProtocolError(ValueError):
+    """A message that is not qgpu-hook/1; the text is a sentence."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One question of the hook."""
+
+    kind: Kind
+    env: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Exit status for the hook (0 go on, 1 the node is broken) and a sentence to show, maybe empty."""
+
+    status: int
+    message: str = ""
+
+
+def _variable(raw: bytes) -> tuple[str, str]:
+    name, sign, value = raw.decode(errors="replace").partition("=")
+    if not sign or not re.fullmatch(r"[A-Z][A-Z0-9_]{0,63}", name):
+        raise ProtocolError(f"'{name[:40]}' in the hook's message is not NAME=VALUE")
+    return name, value
+
+
+def parse_request(data: bytes) -> Request:
+    """Request of one message. Raises ProtocolError."""
+    if len(data) > MAX_MESSAGE:
+        raise ProtocolError(f"the hook's message is longer than {MAX_MESSAGE} bytes")
+    head, *rest = data.split(b"\0")
+    if rest and rest[-1] == b"":
+        rest.pop()
+    if len(rest) > MAX_VARIABLES:
+        raise ProtocolError(f"the hook's message has more than {MAX_VARIABLES} variables")
+    if head == f"{PROTOCOL} prolog".encode():
+        kind: Kind = "prolog"
+    elif head == f"{PROTOCOL} epilog".encode():
+        kind = "epilog"
+    else:
+        raise ProtocolError(f"the message {head[:40]!r} is not a prolog or epilog of {PROTOCOL}")
+    env = dict(_variable(raw) for raw in rest)
+    if len(env) != len(rest):
+        raise ProtocolError("the hook's message names a variable twice")
+    return Request(kind, env)
+
+
+def format_answer(answer: Answer) -> bytes:
+    """One message; the sentence is cut to what the client shows."""
+    text = answer.message.replace("\0", " ").encode()[:MAX_TEXT].decode(errors="ignore")
+    return f"{PROTOCOL} {answer.status}\0{text}".encode()

@@ -1,0 +1,110 @@
+"""qgpud: `python -m enforcer.daemon.main --config qgpu.yaml --node NAME`. docs/users and man pages:
+qgpud(8).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+
+import click
+
+from enforcer.clock import SystemClock
+from enforcer.daemon.arbiter_port import SocketArbiter
+from enforcer.daemon.log import emit, setup
+from enforcer.daemon.node import NodeService, Ports
+from enforcer.daemon.server import Server, ServerError
+from enforcer.layout import GRANTS_DIR, SOCK_CONTROL
+from enforcer.ledger import FILE_NAME, Ledger, LedgerError
+from enforcer.nvml import Nvml, PynvmlNvml
+from gres.config import Config, ConfigError, load_config
+from gres.grants import GrantError, GrantStore
+
+
+class StartError(RuntimeError):
+    """The daemon cannot start; the text is a sentence."""
+
+
+def prepare_directory(path: str) -> Path:
+    """Make a directory that only root can change. Raises StartError if others can."""
+    directory = Path(path)
+    try:
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        info = directory.stat()
+    except OSError as error:
+        raise StartError(f"{directory} cannot be made: {error.strerror}") from None
+    if info.st_uid != os.geteuid() or info.st_mode & 0o022:
+        raise StartError(f"{directory} must belong to uid {os.geteuid()} and be writable by it alone")
+    return directory
+
+
+def only_one(run_dir: Path) -> int:
+    """Lock run_dir for this process's life. Raises StartError when another qgpud holds it."""
+    fd = os.open(run_dir / "qgpud.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise StartError(f"another qgpud serves {run_dir} already: stop it first") from None
+    return fd
+
+
+def node_name(given: str | None) -> str:
+    """The node's name: as given, as slurmd would call it, or the host's short name."""
+    return given or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+
+
+def open_nvml(config: Config) -> Nvml:
+    """The driver's NVML. Raises NvmlError."""
+    return PynvmlNvml(config.driver.nvml)
+
+
+def build(config: Config, name: str) -> Server:
+    """Everything of one node, wired. Raises StartError, GrantError, LedgerError."""
+    node = config.node(name)
+    run_dir = prepare_directory(node.run_dir)
+    state_dir = prepare_directory(node.state_dir)
+    clock = SystemClock()
+    arbiter = SocketArbiter(run_dir / SOCK_CONTROL, config)
+    ports = Ports(open_nvml=lambda: open_nvml(config), arbiter=arbiter, clock=clock)
+    store = GrantStore(run_dir / GRANTS_DIR)
+    service = NodeService(config, node, store, Ledger(state_dir / FILE_NAME), ports)
+    return Server(service, clock)
+
+
+def serve(config_path: str, name: str) -> None:
+    """Run qgpud until it is told to stop. Raises one of the errors that `main` prints."""
+    config = load_config(config_path, name)
+    setup(config.logging.level)
+    lock = only_one(prepare_directory(config.node(name).run_dir))
+    os.umask(0o022)
+    server = build(config, name)
+    server.service.start()
+    server.run(lambda: emit(logging.INFO, "serving", node=name, socket=server.path))
+    server.service.ledger.close()
+    os.close(lock)
+
+
+@click.command(name="qgpud")
+@click.option("--config", default="/etc/qgpu/qgpu.yaml", show_default=True, help="qgpu.yaml of the cluster.")
+@click.option("--node", help="Name of this node in Slurm. Default: the host's short name.")
+@click.option("--foreground", is_flag=True, help="Accepted for clarity: qgpud never leaves the foreground.")
+def main(config: str, node: str | None, foreground: bool) -> None:
+    """Serve the grants of one node: answers Prolog and Epilog, tells the arbiter, keeps the ledger."""
+    del foreground
+    if os.geteuid() != 0:
+        click.echo("qgpud: it must run as root, because it decides what jobs may do", err=True)
+        sys.exit(1)
+    try:
+        serve(config, node_name(node))
+    except (ConfigError, StartError, GrantError, LedgerError, ServerError) as error:
+        click.echo(f"qgpud: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Which job a process belongs to, and which jobs live on this machine, from /proc alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PROC = Path("/proc")
+_CGROUP = re.compile(r"/job_([0-9]{1,10})(?:/|$)", re.MULTILINE)
+_STEPD = re.compile(rb"slurmstepd: \[([0-9]{1,10})\.")
+MAX_DEPTH = 64
+
+
+def job_of_cgroup(text: str) -> int | None:
+    """The job that a /proc/PID/cgroup names (v1 or v2), None if none or if its lines disagree."""
+    found = {int(match) for match in _CGROUP.findall(text)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _parent_and_uid(proc: Path, pid: int) -> tuple[int, int] | None:
+    fields = dict(
+        line.split(":", 1)
+        for line in _read(proc / str(pid) / "status").decode(errors="replace").splitlines()
+        if ":" in line
+    )
+    try:
+        return int(fields["PPid"]), int(fields["Uid"].split()[1])
+    except (KeyError, ValueError, IndexError):
+        return None
+
+
+def job_of_pid(pid: int, proc: Path = PROC) -> int | None:
+    """The job of a process: by its cgroup, else by a root-owned slurmstepd among its ancestors."""
+    job = job_of_cgroup(_read(proc / str(pid) / "cgroup").decode(errors="replace"))
+    if job is not None:
+        return job
+    for _ in range(MAX_DEPTH):
+        facts = _parent_and_uid(proc, pid)
+        if facts is None or pid <= 1:
+            return None
+        match = _STEPD.match(_read(proc / str(pid) / "cmdline"))
+        if match and facts[1] == 0:
+            return int(match[1])
+        pid = facts[0]
+    return None
+
+
+def boot_time_ns(proc: Path = PROC) -> int | None:
+    """When the machine started (CLOCK_REALTIME, whole seconds), None if /proc does not tell."""
+    match = re.search(rb"^btime ([0-9]+)$", _read(proc / "stat"), re.MULTILINE)
+    return int(match[1]) * 10**9 if match else None

@@ -1,0 +1,151 @@
+"""What a trace says about the promises: pure functions from executed intervals and gate events to figures.
+
+The intervals are the simulated device's own record of what ran when (docs/specs/trace.md); the gate events are
+the arbiter's record of when it stored a gate word. All times are nanoseconds of CLOCK_MONOTONIC. Nothing here
+reads our own ledger, so a wrong ledger cannot make a figure look right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+CLOSED = 0x1
+NS_PER_MS = 1_000_000
+
+
+class Span(Protocol):
+    """One executed piece of one command, as the trace holds it."""
+
+    @property
+    def t_start(self) -> int: ...
+    @property
+    def t_end(self) -> int: ...
+    @property
+    def t_submit(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def card(self) -> int: ...
+
+
+class GateEvent(Protocol):
+    """One change of one tenant's gate word."""
+
+    @property
+    def t_ns(self) -> int: ...
+    @property
+    def job_id(self) -> int: ...
+    @property
+    def flags(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Burst:
+    """A stretch of online work: from the first launch call to the end of its last kernel (ns)."""
+
+    call: int
+    end: int
+
+
+def select(spans: Iterable[Span], card: int, pids: Iterable[int]) -> list[Span]:
+    """The spans of these processes on this card, in the order of their start."""
+    wanted = set(pids)
+    return sorted((s for s in spans if s.card == card and s.pid in wanted), key=lambda s: s.t_start)
+
+
+def bursts(spans: Sequence[Span], gap_ns: int) -> list[Burst]:
+    """Online work divided where it paused for gap_ns or more between an end and the next submission."""
+    found: list[Burst] = []
+    for span in spans:
+        if found and span.t_submit - found[-1].end < gap_ns:
+            found[-1] = Burst(found[-1].call, max(found[-1].end, span.t_end))
+        else:
+            found.append(Burst(span.t_submit, span.t_end))
+    return found
+
+
+def work_ns(spans: Iterable[Span], start: int, end: int) -> int:
+    """Execution time of the spans inside [start, end) in ns."""
+    return sum(max(0, min(s.t_end, end) - max(s.t_start, start)) for s in spans)
+
+
+def card_free_us(online: Sequence[Burst], offline: Sequence[Span]) -> list[float]:
+    """Per burst: µs from online's first launch call to the last progress of offline inside the burst."""
+    figures = []
+    for burst in online:
+        ends = [min(s.t_end, burst.end) for s in offline if s.t_end > burst.call and s.t_start < burst.end]
+        figures.append((max(ends) - burst.call) / 1000 if ends else 0.0)
+    return figures
+
+
+def gate_close_us(online: Sequence[Burst], gates: Sequence[GateEvent]) -> list[float]:
+    """Per burst that found the offline gate open: µs from the launch call to the stored closed gate.
+
+    A burst for which the gate never closed counts as the whole burst, so that a missing arbiter cannot look fast.
+    """
+    figures = []
+    for burst in online:
+        before = [e for e in gates if e.t_ns <= burst.call]
+        if before and before[-1].flags & CLOSED:
+            continue
+        closings = (e.t_ns for e in gates if burst.call < e.t_ns and e.flags & CLOSED)
+        figures.append((min(next(closings, burst.end), burst.end) - burst.call) / 1000)
+    return figures
+
+
+def handback_ms(online: Sequence[Burst], gates: Sequence[GateEvent], until: int) -> list[float]:
+    """Per burst: ms from the end of online's last kernel to the offline gate's opening (bursts that end by until)."""
+    figures = []
+    for number, burst in enumerate(online):
+        following = online[number + 1].call if number + 1 < len(online) else until
+        opened = next((e.t_ns for e in gates if e.t_ns > burst.end and not e.flags & CLOSED), None)
+        if opened is not None and opened < following:
+            figures.append((opened - burst.end) / NS_PER_MS)
+    return figures
+
+
+def allowed_ns(online: Sequence[Burst], start: int, end: int, release_ns: int) -> int:
+    """What the policy allows offline inside [start, end): Σ max(0, gap - release_ns) over online's gaps."""
+    edges = [start, *(t for b in online for t in (b.call, b.end)), end]
+    gaps = zip(edges[0::2], edges[1::2], strict=True)
+    first = True
+    total = 0
+    for opened, closed in gaps:
+        low, high = max(opened, start), min(closed, end)
+        release = 0 if first else release_ns
+        total += max(0, high - low - release)
+        first = False
+    return total
+
+
+def harvest_ratio(
+    online: Sequence[Burst], offline: Sequence[Span], start: int, end: int, release_ns: int
+) -> float:
+    """Offline work done in [start, end) as a part of what the policy allowed (0 when it allowed nothing)."""
+    allowed = allowed_ns(online, start, end, release_ns)
+    return work_ns(offline, start, end) / allowed if allowed else 0.0
+
+
+def rate_series(spans: Sequence[Span], start: int, end: int, bucket_ns: int) -> list[float]:
+    """Fraction of each bucket of [start, end) in which the spans executed (0..1)."""
+    count = max(0, (end - start + bucket_ns - 1) // bucket_ns)
+    buckets = [0] * count
+    for span in spans:
+        low, high = max(span.t_start, start), min(span.t_end, end)
+        while low < high:
+            index = (low - start) // bucket_ns
+            edge = min(high, start + (index + 1) * bucket_ns)
+            buckets[index] += edge - low
+            low = edge
+    return [b / bucket_ns for b in buckets]
+
+
+def percentile(values: Iterable[float], percent: float) -> float:
+    """Nearest-rank percentile; values must not be empty."""
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("a percentile of nothing was asked for: the measurement produced no samples")
+    rank = max(1, -(-len(ordered) * percent // 100))
+    return ordered[int(rank) - 1]

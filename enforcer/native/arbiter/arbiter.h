@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the parts of the arbiter share. One main thread owns sockets, processes and the life of every object; one
+ * real-time thread per card samples job pages and moves gates. card->lock guards everything of a card, is held for
+ * microseconds, and inherits priority, so that the main thread cannot hold up a card.
+ */
+#ifndef QGPU_ARBITER_H
+#define QGPU_ARBITER_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "policy.h"
+#include "qgpu_abi.h"
+
+#define AR_MAX_CARDS 64u
+#define AR_TRACE_EVENTS 16384u /* per card; a power of two */
+#define AR_MAX_PROC_CARDS QG_MAX_CARDS
+
+struct card;
+struct tenant;
+
+/* epoll keys of the main thread: what kind of thing, and (as its first member) the thing */
+enum key_kind { KEY_REGISTER = 1, KEY_CONTROL, KEY_SIGNAL, KEY_CONN, KEY_PROC };
+struct key {
+    enum key_kind kind;
+};
+
+enum conn_kind { CONN_TENANT = 1, CONN_CONTROL = 2 };
+
+/* One accepted connection. */
+struct conn {
+    struct key key; /* first */
+    struct conn *next;
+    enum conn_kind kind;
+    int fd, pidfd;
+    pid_t pid;
+    uid_t uid;
+    bool registered, dead;
+    uint64_t since_ns, bucket_ns;
+    uint32_t bucket;
+};
+
+/* A process that registered, alive until its pidfd says otherwise. */
+struct proc {
+    struct key key; /* first */
+    struct proc *next;
+    pid_t pid;
+    bool dead; /* freed at the end of the pass: events may still name it */
+    int pidfd;
+    uid_t uid;
+    uint32_t nslots;
+    struct {
+        struct tenant *tenant;
+        uint32_t slot;
+    } slots[AR_MAX_PROC_CARDS];
+};
+
+/* What the arbiter remembers of a slot; the page itself belongs to the job. */
+struct slot {
+    struct proc *proc; /* NULL = free */
+    struct conn *conn; /* over which it registered, NULL after that ended */
+    uint64_t launches; /* highest value seen */
+    uint64_t denied;   /* the same for mem_denied */
+    uint64_t mem_used; /* as last read, range-checked */
+};
+
+struct tenant {
+    struct card *card;
+    uint32_t index; /* in card->tenants and card->policy.tenant */
+    uint32_t gen;   /* tells doorbell events of a former tenant of this index */
+    uint64_t job_id;
+    uid_t uid;
+    uint32_t job_class, share;
+    uint64_t mem_cap;
+    bool confirmed; /* named since the last QG_CTL_HELLO */
+    bool expected;  /* an online tenant that should come back after a restart */
+    bool revoked;   /* the job ended; processes that still live stay closed */
+    int gate_fd, job_fd, bell_fd;
+    struct qg_gate_page *gate;
+    struct qg_job_page *job;
+    uint32_t nprocs, hi; /* live slots; one past the highest */
+    struct slot slots[QG_MAX_PROCS];
+
+    /* doorbell */
+    bool rung, muted;
+    uint64_t bell_ns; /* when the ring in progress was seen; 0 = none */
+    uint64_t storm_from_ns, muted_until_ns;
+    uint32_t storm_rings;
+
+    /* samples */
+    bool launched, launched_early, pending, unmarked, standing, doubted, busy;
+    uint64_t signature, progress_ns, opened_ns;
+    uint64_t discredit_until_ns, discredit_ns;
+    double load; /* 0..1, was it on the card at the last sample */
+    uint64_t service_seen;
+
+    /* totals, monotone */
+    uint64_t launches, mem_denied, mem_used, mem_peak;
+    uint64_t busy_ns, closed_preempted_ns, closed_share_ns, preemptions, close_max_ns, granted_ns;
+};
+
+struct trace_ring {
+    struct qg_gate_event events[AR_TRACE_EVENTS];
+    uint64_t head, tail, dropped; /* head: card lock holder; tail: main thread */
+};
+
+struct card {
+    char uuid[QG_UUID_LEN];
+    uint32_t number;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    int epfd, timerfd, eventfd;
+    bool quit;
+    uint32_t lease_ms, window_us, grace_ms;
+    uint32_t next_gen;
+    uint64_t sampled_ns; /* of the last full sample */
+    uint64_t armed_ns;   /* what the timer is set to */
+    uint64_t wake_ns;    /* when card_step wants to run again */
+    uint64_t beat_ns;    /* last heartbeat */
+    struct tenant *tenants[QP_MAX_TENANTS];
+    struct qp_card policy;
+    struct trace_ring *trace; /* NULL = not traced */
+};
+
+struct arbiter {
+    const char *run_dir;
+    int level; /* 0 error, 1 warning, 2 info, 3 debug */
+    int rt_priority; /* 0 = not asked for */
+    uid_t owner;     /* effective uid: root, or the tester */
+    uint64_t boot_id, start_ns;
+    bool synced;      /* a full list of grants was received */
+    bool ever_synced; /* false: this start's first list, its tenants may have lived before */
+    int epfd, register_fd, control_fd, signal_fd, trace_fd, lock_fd;
+    struct card *cards[AR_MAX_CARDS];
+    uint32_t ncards;
+    struct proc *procs;
+    struct conn *conns;
+    uint32_t nconns;
+};
+
+/* keys of the two listeners and of the signal descriptor */
+extern struct key key_register, key_control, key_signal;
+int ar_watch(const struct arbiter *a, int fd, struct key *key); /* main.c */
+
+/* log.c */
+void ar_log(const struct arbiter *a, int level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+/* card.c: everything below needs card->lock unless it says otherwise */
+struct card *card_create(struct arbiter *a, const char *uuid, int *err); /* takes no lock */
+void card_stop(struct card *card);                                      /* takes no lock */
+void card_kick(struct card *card);
+void card_step(struct card *card, uint64_t now);
+int card_add(struct card *card, struct tenant *t);
+void card_remove(struct card *card, struct tenant *t);
+void card_watch_bell(struct card *card, struct tenant *t, bool on);
+
+/* sample.c */
+void sample_quick(struct tenant *t, uint64_t now);
+void sample_full(struct tenant *t, uint64_t now);
+void sample_counters(struct tenant *t);
+void sample_classify(struct tenant *t, uint64_t now);
+bool sample_launched_since(const struct tenant *t);
+void account(struct card *card, uint64_t now);
+
+/* gates.c */
+void gates_apply(struct card *card, uint64_t now);
+void gate_store(struct card *card, struct tenant *t, uint32_t flags);
+void gates_heartbeat(struct card *card, uint64_t now);
+
+/* tenant.c: main thread only; they take the card's lock themselves */
+struct card *card_find(const struct arbiter *a, const char *uuid);
+struct tenant *tenant_find(const struct card *card, uint64_t job_id);
+int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g);
+void tenant_revoke(struct arbiter *a, struct tenant *t);
+void recovery_review(struct card *card, bool list_complete);
+int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn *c, uint64_t mem_used, uint32_t *slot);
+void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot);
+
+/* process.c */
+struct proc *proc_get(struct arbiter *a, pid_t pid, uid_t uid, int pidfd, int *err);
+void proc_died(struct arbiter *a, struct proc *p);
+void proc_conn_closed(struct arbiter *a, const struct conn *c);
+void proc_sweep(struct arbiter *a);
+
+/* identify.c: NULL, or a sentence why the process may not act for the job */
+const char *identify(const struct arbiter *a, pid_t pid, uid_t uid, uint64_t job_id, uid_t grant_uid, int grant_fd,
+                     char *text, size_t cap);
+
+/* conn.c, register.c, control.c */
+int listen_open(struct arbiter *a, const char *name, mode_t mode);
+void conn_accept(struct arbiter *a, int listener, enum conn_kind kind);
+void conn_ready(struct arbiter *a, struct conn *c, uint32_t events);
+int conn_sweep(struct arbiter *a, uint64_t now); /* returns how long to wait at most, ms, -1 = for ever */
+void conn_close(struct arbiter *a, struct conn *c);
+void register_message(struct arbiter *a, struct conn *c, const void *buf, size_t len, int fd);
+bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t len);
+
+/* trace.c */
+int trace_open(const char *path);
+void trace_put(struct trace_ring *ring, const struct qg_gate_event *event);
+void trace_drain(struct arbiter *a);
+
+#endif

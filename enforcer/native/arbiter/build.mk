@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+# The arbiter, its sanitized twin for hostile tests, and its decision as a library for property tests.
+ARB_DIR := enforcer/native/arbiter
+ARB_OBJ := $(BUILD)/obj/arbiter
+ARB_SRC := $(sort $(wildcard $(ARB_DIR)/*.c)) enforcer/native/common/qg_msg.c enforcer/native/common/qg_seal.c
+ARB_HDR := $(wildcard $(ARB_DIR)/*.h) $(wildcard enforcer/native/common/*.h) enforcer/native/abi/qgpu_abi.h
+ARB_O   := $(patsubst %.c,$(ARB_OBJ)/%.o,$(notdir $(ARB_SRC)))
+
+NATIVE += $(BUILD)/bin/qgpu-arbiter $(BUILD)/test/qgpu-arbiter-asan $(BUILD)/test/libqgpu_policy.so
+
+$(ARB_OBJ)/%.o: $(ARB_DIR)/%.c $(ARB_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -pthread -c $< -o $@
+
+$(ARB_OBJ)/%.o: enforcer/native/common/%.c $(ARB_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -pthread -c $< -o $@
+
+$(BUILD)/bin/qgpu-arbiter: $(ARB_O)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(ARB_O) -o $@ $(QG_LDFLAGS) -pthread
+
+$(BUILD)/test/qgpu-arbiter-asan: $(ARB_SRC) $(ARB_HDR)
+	@mkdir -p $(@D)
+	$(CC) -O1 -g $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -pthread $(ARB_SRC) -o $@
+
+$(BUILD)/test/libqgpu_policy.so: $(ARB_DIR)/policy.c $(ARB_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -shared $< -o $@

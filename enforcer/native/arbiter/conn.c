@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Connections of both sockets: accepted in small portions, counted per user, one message at a time each, so that
+ * a user who floods the socket gets refused and nobody else waits for it.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "arbiter.h"
+#include "qg_msg.h"
+#include "qg_time.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+enum {
+    MAX_CONNS = 4096,
+    MAX_CONNS_PER_USER = 1024,
+    MAX_STRANGERS_PER_USER = 256, /* connected, not registered */
+    MAX_CONTROL = 8,
+    ACCEPT_BATCH = 32,
+    MESSAGE_BURST = 64,
+    MESSAGES_PER_SECOND = 200,
+    STRANGER_SECONDS = 5
+};
+
+int listen_open(struct arbiter *a, const char *name, mode_t mode) {
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    if (strlen(a->run_dir) + strlen(name) + 2 > sizeof(addr.sun_path)) return -ENAMETOOLONG;
+    strcpy(addr.sun_path, a->run_dir);
+    strcat(addr.sun_path, "/");
+    strcat(addr.sun_path, name);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return -errno;
+    unlink(addr.sun_path); /* of a predecessor: the lock says that none is alive */
+    mode_t old = umask(0777 & ~mode);
+    int bad = bind(fd, (struct sockaddr *)&addr, sizeof(addr));
+    umask(old);
+    if (!bad && listen(fd, 1024) == 0) return fd;
+    int err = -errno;
+    close(fd);
+    return err;
+}
+
+static bool allowed(const struct arbiter *a, uid_t uid, enum conn_kind kind) {
+    uint32_t same = 0, strangers = 0, control = 0;
+    if (kind == CONN_CONTROL && uid != 0 && uid != a->owner) return false;
+    for (const struct conn *c = a->conns; c; c = c->next) {
+        if (c->dead) continue;
+        control += c->kind == CONN_CONTROL;
+        if (c->kind == CONN_CONTROL || c->uid != uid) continue;
+        same++;
+        strangers += !c->registered;
+    }
+    if (kind == CONN_CONTROL) return control < MAX_CONTROL;
+    return a->nconns < MAX_CONNS && same < MAX_CONNS_PER_USER && strangers < MAX_STRANGERS_PER_USER;
+}
+
+/* The process at the other end, held by a pidfd: its number alone could be another's a moment later. */
+static int peer_pidfd(int fd, pid_t pid) {
+    int pidfd = -1;
+    socklen_t len = sizeof(pidfd);
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &len) == 0) return pidfd;
+    return (int)syscall(SYS_pidfd_open, pid, 0); /* before Linux 6.5 */
+}
+
+static struct conn *conn_create(struct arbiter *a, int fd, enum conn_kind kind, const struct ucred *peer) {
+    struct conn *c = calloc(1, sizeof(*c));
+    if (!c) return NULL;
+    c->key.kind = KEY_CONN;
+    c->kind = kind;
+    c->fd = fd;
+    c->pid = peer->pid;
+    c->uid = peer->uid;
+    c->pidfd = kind == CONN_TENANT && peer->pid > 0 ? peer_pidfd(fd, peer->pid) : -1;
+    c->since_ns = c->bucket_ns = qg_now_ns();
+    c->bucket = MESSAGE_BURST;
+    if ((kind == CONN_TENANT && c->pidfd < 0) || ar_watch(a, fd, &c->key) != 0) {
+        if (c->pidfd >= 0) close(c->pidfd);
+        free(c);
+        return NULL;
+    }
+    c->next = a->conns;
+    a->conns = c;
+    a->nconns++;
+    return c;
+}
+
+void conn_accept(struct arbiter *a, int listener, enum conn_kind kind) {
+    for (int i = 0; i < ACCEPT_BATCH; i++) {
+        struct ucred peer;
+        socklen_t len = sizeof(peer);
+        int room = 4 << 20, fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0) return;
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) != 0 || !allowed(a, peer.uid, kind) ||
+            !conn_create(a, fd, kind, &peer)) {
+            close(fd);
+            continue;
+        }
+        /* a whole list of tenants must fit, since nobody waits for the reader */
+        if (kind == CONN_CONTROL) setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof(room));
+    }
+}
+
+void conn_close(struct arbiter *a, struct conn *c) {
+    if (c->dead) return;
+    c->dead = true;
+    a->nconns--;
+    proc_conn_closed(a, c);
+    close(c->fd);
+    if (c->pidfd >= 0) close(c->pidfd);
+}
+
+static bool may_speak(struct conn *c) {
+    uint64_t now = qg_now_ns(), earned = (now - c->bucket_ns) / (1000000000ull / MESSAGES_PER_SECOND);
+    if (c->kind == CONN_CONTROL) return true;
+    if (earned) {
+        c->bucket = c->bucket + earned > MESSAGE_BURST ? MESSAGE_BURST : c->bucket + (uint32_t)earned;
+        c->bucket_ns = now;
+    }
+    if (!c->bucket) return false;
+    c->bucket--;
+    return true;
+}
+
+void conn_ready(struct arbiter *a, struct conn *c, uint32_t events) {
+    char buf[512];
+    int fd = -1;
+    if (c->dead) return;
+    ssize_t got = qg_msg_recv(c->fd, buf, sizeof(buf), &fd);
+    if (got == -EAGAIN && !(events & (EPOLLHUP | EPOLLERR))) return;
+    if (got <= 0 || !may_speak(c)) {
+        conn_close(a, c);
+    } else if (c->kind == CONN_CONTROL) {
+        if (!control_message(a, c, buf, (size_t)got)) conn_close(a, c);
+    } else {
+        register_message(a, c, buf, (size_t)got, fd);
+    }
+    if (fd >= 0) close(fd);
+}
+
+int conn_sweep(struct arbiter *a, uint64_t now) {
+    int wait = -1;
+    for (struct conn *c = a->conns; c; c = c->next) {
+        if (c->dead || c->registered || c->kind == CONN_CONTROL) continue;
+        if (now - c->since_ns > STRANGER_SECONDS * 1000 * QP_MS) conn_close(a, c);
+        else wait = 1000;
+    }
+    for (struct conn **at = &a->conns; *at;) {
+        struct conn *c = *at;
+        if (!c->dead) {
+            at = &c->next;
+            continue;
+        }
+        *at = c->next;
+        free(c);
+    }
+    return wait;
+}

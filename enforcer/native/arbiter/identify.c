@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Does this process belong to the job it names? Its user must be the grant's. Then, strongest first: the cgroup
+ * that slurmd put it into, a root-owned slurmstepd among its ancestors, or the sealed grant that only root can make.
+ * docs/specs/registration.md says what each of them proves.
+ */
+#include <ctype.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "arbiter.h"
+#include "qg_seal.h"
+
+enum { MAX_ANCESTORS = 64 };
+
+/* Reads a small file of /proc, NUL-terminated; returns its length or -1. */
+static ssize_t slurp(pid_t pid, const char *name, char *buf, size_t cap) {
+    char path[64];
+    size_t len = 0;
+    snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return -1;
+    while (len < cap - 1) {
+        ssize_t got = read(fd, buf + len, cap - 1 - len);
+        if (got <= 0) break;
+        len += (size_t)got;
+    }
+    close(fd);
+    buf[len] = 0;
+    return (ssize_t)len;
+}
+
+/* The number after `text`, if it is one that ends at one of the characters in `ends`. 0 = none. */
+static uint64_t number_ending_in(const char *text, const char *ends) {
+    char *end;
+    if (!isdigit((unsigned char)*text)) return 0;
+    uint64_t value = strtoull(text, &end, 10);
+    return *end == 0 || strchr(ends, *end) ? value : 0;
+}
+
+/* Job named by the outermost /job_N of the cgroup paths; a job cannot create one above its own. 0 = none. */
+static uint64_t job_of_cgroup(pid_t pid) {
+    char buf[8192];
+    if (slurp(pid, "cgroup", buf, sizeof(buf)) <= 0) return 0;
+    for (char *line = strtok(buf, "\n"); line; line = strtok(NULL, "\n")) {
+        if (!strstr(line, "slurm")) continue;
+        for (char *at = strstr(line, "/job_"); at; at = strstr(at + 1, "/job_")) {
+            uint64_t job = number_ending_in(at + 5, "/");
+            if (job) return job;
+        }
+    }
+    return 0;
+}
+
+/* Parent, and whether all four user ids are the arbiter's own (a setuid program has its caller's real one). */
+static pid_t parent_of(const struct arbiter *a, pid_t pid, bool *trusted) {
+    char buf[4096];
+    unsigned int id[4] = {1, 1, 1, 1};
+    int parent = 0;
+    if (slurp(pid, "status", buf, sizeof(buf)) <= 0) return 0;
+    const char *uids = strstr(buf, "\nUid:"), *pp = strstr(buf, "\nPPid:");
+    if (!uids || !pp || sscanf(uids, " Uid: %u %u %u %u", &id[0], &id[1], &id[2], &id[3]) != 4) return 0;
+    if (sscanf(pp, " PPid: %d", &parent) != 1) return 0;
+    *trusted = true;
+    for (int i = 0; i < 4; i++) *trusted = *trusted && id[i] == a->owner;
+    return parent;
+}
+
+static uint64_t job_of_step_daemon(pid_t pid) {
+    static const char prefix[] = "slurmstepd: [";
+    char buf[256];
+    if (slurp(pid, "cmdline", buf, sizeof(buf)) <= 0) return 0;
+    if (strncmp(buf, prefix, sizeof(prefix) - 1) != 0) return 0;
+    return number_ending_in(buf + sizeof(prefix) - 1, ".]");
+}
+
+static uint64_t job_of_ancestors(const struct arbiter *a, pid_t pid) {
+    bool trusted = false;
+    for (int i = 0; i < MAX_ANCESTORS && pid > 1; i++) {
+        pid_t parent = parent_of(a, pid, &trusted);
+        uint64_t job = i > 0 && trusted ? job_of_step_daemon(pid) : 0;
+        if (job) return job;
+        pid = parent;
+    }
+    return 0;
+}
+
+const char *identify(const struct arbiter *a, pid_t pid, uid_t uid, uint64_t job_id, uid_t grant_uid, int grant_fd,
+                     char *text, size_t cap) {
+    struct qg_grant grant;
+    if (uid != grant_uid && uid != 0) {
+        snprintf(text, cap, "process %d runs as uid %u, but job %" PRIu64 " belongs to uid %u", (int)pid, uid, job_id,
+                 grant_uid);
+        return text;
+    }
+    uint64_t found = job_of_cgroup(pid);
+    if (!found) found = job_of_ancestors(a, pid);
+    if (found == job_id) return NULL;
+    if (found) {
+        snprintf(text, cap, "process %d belongs to job %" PRIu64 ", not to job %" PRIu64, (int)pid, found, job_id);
+        return text;
+    }
+    const char *why = grant_fd < 0 ? "it sent no grant" : qg_grant_from_fd(grant_fd, a->owner, &grant);
+    if (!why && (grant.job_id != job_id || grant.uid != grant_uid)) why = "the grant it sent is another job's";
+    if (!why) return NULL;
+    snprintf(text, cap, "process %d is in no cgroup and below no slurmstepd of job %" PRIu64 ", and %s", (int)pid,
+             job_id, why);
+    return text;
+}

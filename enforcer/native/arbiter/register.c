@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * QG_MSG_REGISTER: a process becomes part of a tenant and receives its pages, or a sentence why not.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "arbiter.h"
+#include "qg_msg.h"
+#include "qg_time.h"
+
+#define USERS 64u
+#define USER_BURST 2048u
+#define USER_PER_SECOND 1000u
+#define MAX_BYTES (1ull << 48)
+
+/* Looking a process up costs some file reads, so each user has a budget of them. */
+static bool user_may_ask(uid_t uid, uint64_t now) {
+    static struct {
+        uid_t uid;
+        uint32_t left;
+        uint64_t at_ns;
+    } users[USERS];
+    uint32_t oldest = 0;
+    for (uint32_t i = 0; i < USERS; i++) {
+        if (users[i].at_ns && users[i].uid == uid) {
+            uint64_t earned = (now - users[i].at_ns) / (1000000000ull / USER_PER_SECOND);
+            if (earned) users[i].at_ns = now;
+            users[i].left = earned > USER_BURST - users[i].left ? USER_BURST : users[i].left + (uint32_t)earned;
+            return users[i].left && users[i].left--;
+        }
+        if (users[i].at_ns < users[oldest].at_ns) oldest = i;
+    }
+    users[oldest].uid = uid;
+    users[oldest].left = USER_BURST - 1;
+    users[oldest].at_ns = now;
+    return true;
+}
+
+static void answer(struct arbiter *a, struct conn *c, int status, const char *why, const struct tenant *t, uint32_t slot) {
+    struct qg_registered msg = {.status = status, .slot = slot, .mem_cap = t ? t->mem_cap : 0};
+    qg_msg_head_init(&msg.head, QG_MSG_REGISTERED, sizeof(msg));
+    snprintf(msg.message, sizeof(msg.message), "%s", why);
+    int fds[3] = {t ? t->gate_fd : -1, t ? t->job_fd : -1, t ? t->bell_fd : -1};
+    if (status) ar_log(a, status == EAGAIN ? 3 : 2, "process %d (uid %u) not registered: %s", (int)c->pid, c->uid, why);
+    if (qg_msg_send(c->fd, &msg, sizeof(msg), fds, status ? 0 : 3) != 0) conn_close(a, c);
+}
+
+/* The tenant that is meant; NULL with status and sentence when there is none (yet). */
+static struct tenant *find_tenant(const struct arbiter *a, const struct qg_register *m, int *status, char *why, size_t cap) {
+    struct card *card = card_find(a, m->uuid);
+    struct tenant *t = card ? tenant_find(card, m->job_id) : NULL;
+    if (t && !t->revoked) return t;
+    *status = a->synced ? EPERM : EAGAIN;
+    if (!a->synced) snprintf(why, cap, "the grants of this node are not loaded yet; ask again");
+    else if (!card) snprintf(why, cap, "this node has no card %s under qgpu", m->uuid);
+    else snprintf(why, cap, "job %" PRIu64 " has no grant on card %s", m->job_id, m->uuid);
+    return NULL;
+}
+
+static void join(struct arbiter *a, struct conn *c, struct tenant *t, const struct qg_register *m) {
+    uint32_t slot = 0;
+    int err = 0;
+    uint64_t used = m->mem_used < MAX_BYTES ? m->mem_used : 0;
+    struct proc *p = proc_get(a, c->pid, c->uid, c->pidfd, &err);
+    if (p) err = tenant_join(a, t, p, c, used, &slot);
+    if (err == -ENOSPC) {
+        answer(a, c, ENOSPC, "the job has too many processes on this card", NULL, 0);
+    } else if (err) {
+        answer(a, c, -err, "the process cannot be watched", NULL, 0);
+    } else {
+        c->registered = true;
+        answer(a, c, 0, "", t, slot);
+    }
+}
+
+void register_message(struct arbiter *a, struct conn *c, const void *buf, size_t len, int fd) {
+    struct qg_register m;
+    char why[200];
+    int status = EPERM;
+    if (!qg_msg_is(buf, len, QG_MSG_REGISTER, sizeof(m))) {
+        answer(a, c, EPROTO, "the message is not a version 1 registration", NULL, 0);
+        conn_close(a, c);
+        return;
+    }
+    memcpy(&m, buf, sizeof(m));
+    c->since_ns = qg_now_ns();
+    if (!qg_terminated(m.uuid, sizeof(m.uuid))) {
+        answer(a, c, EPROTO, "the UUID of the card is not terminated", NULL, 0);
+        conn_close(a, c);
+        return;
+    }
+    if (!user_may_ask(c->uid, c->since_ns)) {
+        answer(a, c, EAGAIN, "too many registrations of this user; ask again", NULL, 0);
+        return;
+    }
+    struct tenant *t = find_tenant(a, &m, &status, why, sizeof(why));
+    const char *bad = t ? identify(a, c->pid, c->uid, m.job_id, t->uid, fd, why, sizeof(why)) : why;
+    if (bad) answer(a, c, status, bad, NULL, 0);
+    else join(a, c, t, &m);
+}

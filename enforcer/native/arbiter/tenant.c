@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The life of a tenant: granted, joined by processes, left by them, revoked. Main thread only; each function takes
+ * the lock of the card for the moment in which it changes something, and decides again before it lets go, so that
+ * no process ever gets a gate that was not decided.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "arbiter.h"
+#include "qg_seal.h"
+#include "qg_time.h"
+
+struct card *card_find(const struct arbiter *a, const char *uuid) {
+    for (uint32_t i = 0; i < a->ncards; i++) {
+        if (strncmp(a->cards[i]->uuid, uuid, QG_UUID_LEN) == 0) return a->cards[i];
+    }
+    return NULL;
+}
+
+struct tenant *tenant_find(const struct card *card, uint64_t job_id) {
+    for (uint32_t i = 0; i < QP_MAX_TENANTS; i++) {
+        if (card->tenants[i] && card->tenants[i]->job_id == job_id) return card->tenants[i];
+    }
+    return NULL;
+}
+
+static void tenant_free(struct tenant *t) {
+    if (t->gate) munmap(t->gate, QG_PAGE);
+    if (t->job) munmap(t->job, sizeof(*t->job));
+    if (t->gate_fd >= 0) close(t->gate_fd);
+    if (t->job_fd >= 0) close(t->job_fd);
+    if (t->bell_fd >= 0) close(t->bell_fd);
+    free(t);
+}
+
+/* Settings of the card and the grant as the job sees them. */
+static void write_settings(struct tenant *t) {
+    __atomic_store_n(&t->gate->mem_cap, t->mem_cap, __ATOMIC_RELAXED);
+    __atomic_store_n(&t->gate->window_us, t->card->window_us, __ATOMIC_RELAXED);
+    __atomic_store_n(&t->gate->lease_ms, t->card->lease_ms, __ATOMIC_RELAXED);
+}
+
+static void write_headers(struct tenant *t) {
+    t->gate->magic = t->job->magic = QG_MAGIC;
+    t->gate->version = t->job->version = QG_ABI_VERSION;
+    t->gate->size = sizeof(*t->gate);
+    t->gate->job_id = t->job_id;
+    t->job->size = sizeof(*t->job);
+    t->job->nslots = QG_MAX_PROCS;
+    /* until the first decision: online may go, offline may not */
+    t->gate->flags = QG_GATE_TRACK;
+    if (t->job_class == QG_CLASS_OFFLINE) t->gate->flags |= QG_GATE_CLOSED | QG_GATE_WHY_SHARE;
+    t->gate->heartbeat_ns = qg_now_ns();
+}
+
+static struct tenant *tenant_create(const struct qg_ctl_grant *g, int *err) {
+    struct tenant *t = calloc(1, sizeof(*t));
+    void *gate = NULL, *job = NULL;
+    *err = -ENOMEM;
+    if (!t) return NULL;
+    t->gate_fd = t->job_fd = t->bell_fd = -1;
+    t->job_id = g->job_id;
+    t->job_class = g->job_class;
+    t->granted_ns = qg_now_ns();
+    *err = qg_shared_create("qgpu-gate", QG_PAGE, 1, &t->gate_fd, &gate);
+    t->gate = gate;
+    if (!*err) *err = qg_shared_create("qgpu-job", sizeof(struct qg_job_page), 0, &t->job_fd, &job);
+    t->job = job;
+    if (!*err) {
+        t->bell_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+        if (t->bell_fd < 0) *err = -errno;
+    }
+    if (*err) {
+        tenant_free(t);
+        return NULL;
+    }
+    write_headers(t);
+    return t;
+}
+
+static void tenant_update(struct tenant *t, const struct qg_ctl_grant *g) {
+    t->uid = g->uid;
+    t->job_class = g->job_class;
+    t->share = g->share;
+    t->mem_cap = g->mem_cap;
+    t->confirmed = true;
+    t->revoked = false;
+    write_settings(t);
+}
+
+/* Decides with the change in place; the thread then only has to set its timer. */
+static void step_and_unlock(struct card *card) {
+    card_step(card, qg_now_ns());
+    pthread_mutex_unlock(&card->lock);
+    card_kick(card);
+}
+
+int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g) {
+    struct card *card = card_find(a, g->uuid);
+    if (!card) return -ENODEV;
+    struct tenant *t = tenant_find(card, g->job_id), *fresh = NULL;
+    int err = 0;
+    if (t && t->uid != g->uid) return -EEXIST; /* a job never changes its user */
+    if (!t && !(t = fresh = tenant_create(g, &err))) return err;
+    pthread_mutex_lock(&card->lock);
+    if (fresh && (err = card_add(card, fresh)) != 0) {
+        pthread_mutex_unlock(&card->lock);
+        tenant_free(fresh);
+        return err;
+    }
+    if (fresh && !a->ever_synced) {
+        t->expected = g->job_class == QG_CLASS_ONLINE;
+        card->policy.recovery_until_ns = t->granted_ns + (uint64_t)card->grace_ms * QP_MS;
+    }
+    tenant_update(t, g);
+    step_and_unlock(card);
+    return 0;
+}
+
+static void forget(struct tenant *t) {
+    struct card *card = t->card;
+    pthread_mutex_lock(&card->lock);
+    card_remove(card, t);
+    step_and_unlock(card);
+    tenant_free(t);
+}
+
+void tenant_revoke(struct arbiter *a, struct tenant *t) {
+    struct card *card = t->card;
+    if (t->nprocs == 0) {
+        forget(t);
+        return;
+    }
+    ar_log(a, 1, "job %llu ended on %s, but %u of its processes live; their gate stays closed",
+           (unsigned long long)t->job_id, card->uuid, t->nprocs);
+    pthread_mutex_lock(&card->lock);
+    t->revoked = true;
+    sample_classify(t, qg_now_ns());
+    step_and_unlock(card);
+}
+
+/* After a restart offline waits for the list of grants, then for the online tenants on it to come back. */
+void recovery_review(struct card *card, bool list_complete) {
+    if (!card->policy.recovery_until_ns || !list_complete) return;
+    for (uint32_t i = 0; i < card->policy.ntenants; i++) {
+        const struct tenant *t = card->tenants[i];
+        if (t && t->expected && !t->nprocs && !t->revoked) return;
+    }
+    card->policy.recovery_until_ns = 0;
+}
+
+/* The slot this process already has, else a free one, else none. */
+static int choose_slot(const struct tenant *t, const struct proc *p) {
+    int chosen = -ENOSPC;
+    for (uint32_t i = 0; i < QG_MAX_PROCS; i++) {
+        if (t->slots[i].proc == p) return (int)i;
+        if (!t->slots[i].proc && chosen < 0) chosen = (int)i;
+    }
+    return chosen;
+}
+
+static void take_slot(struct tenant *t, uint32_t i, struct proc *p, struct conn *c, uint64_t mem_used) {
+    struct qg_proc *page = &t->job->procs[i];
+    struct slot *s = &t->slots[i];
+    bool fresh = !s->proc;
+    if (fresh) {
+        memset(page, 0, sizeof(*page));
+        memset(s, 0, sizeof(*s));
+        t->nprocs++;
+        if (t->hi <= i) t->hi = i + 1;
+    } else if (!s->conn) { /* it closed everything, or runs another program: old streams say nothing any more */
+        memset(page->markers, 0, sizeof(page->markers));
+        __atomic_store_n(&page->unmarked, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&page->mem_pending, 0, __ATOMIC_RELAXED);
+    }
+    s->proc = p;
+    s->conn = c;
+    __atomic_store_n(&page->mem_used, mem_used, __ATOMIC_RELAXED);
+    __atomic_store_n(&page->pid, (uint32_t)p->pid, __ATOMIC_RELEASE);
+}
+
+int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn *c, uint64_t mem_used, uint32_t *slot) {
+    int at = choose_slot(t, p);
+    if (at < 0) return at;
+    if (t->slots[at].proc != p) {
+        if (p->nslots == AR_MAX_PROC_CARDS) return -ENOSPC;
+        p->slots[p->nslots].tenant = t;
+        p->slots[p->nslots++].slot = (uint32_t)at;
+    }
+    pthread_mutex_lock(&t->card->lock);
+    take_slot(t, (uint32_t)at, p, c, mem_used);
+    t->expected = false;
+    recovery_review(t->card, a->ever_synced);
+    t->rung = true; /* look at it in this step */
+    step_and_unlock(t->card);
+    *slot = (uint32_t)at;
+    return 0;
+}
+
+void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot) {
+    (void)a;
+    struct card *card = t->card;
+    pthread_mutex_lock(&card->lock);
+    sample_counters(t);
+    sample_full(t, qg_now_ns());
+    memset(&t->job->procs[slot], 0, sizeof(t->job->procs[slot]));
+    memset(&t->slots[slot], 0, sizeof(t->slots[slot]));
+    t->nprocs--;
+    while (t->hi && !t->slots[t->hi - 1].proc) t->hi--;
+    if (!t->nprocs) t->launched = t->launched_early = t->pending = t->unmarked = t->standing = t->busy = false;
+    sample_full(t, qg_now_ns());
+    step_and_unlock(card);
+    if (t->revoked && !t->nprocs) forget(t);
+}

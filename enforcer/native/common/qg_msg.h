@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Messages of qgpu_abi.h over SOCK_SEQPACKET, with descriptors. Nothing here blocks.
+ */
+#ifndef QG_MSG_H
+#define QG_MSG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "qgpu_abi.h"
+
+/* Receives one message of at most cap bytes. At most one descriptor is kept in *fd (else -1), close-on-exec; more
+ * than one, or a message larger than cap, is refused with -EPROTO and everything is closed. Returns the number of
+ * bytes, 0 at the end of the connection, or a negative errno. */
+ssize_t qg_msg_recv(int sock, void *buf, size_t cap, int *fd);
+
+/* Sends one message with nfds descriptors (at most 4). Returns 0 or a negative errno (-EAGAIN: peer does not read). */
+int qg_msg_send(int sock, const void *buf, size_t len, const int *fds, size_t nfds);
+
+/* Is this a whole message of the given type and size, of our version? */
+bool qg_msg_is(const void *buf, size_t len, uint32_t type, size_t want);
+
+/* Fills in a head. */
+void qg_msg_head_init(struct qg_msg_head *head, uint32_t type, size_t size);
+
+/* Does the string end inside its field? */
+bool qg_terminated(const char *field, size_t capacity);
+
+#endif

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "estimate.h"
+
+#include <string.h>
+
+#define PROBES 8u
+
+static struct qg_function *find(struct qg_functions *functions, const void *key, bool make)
+{
+    uint64_t hash = (uint64_t)(uintptr_t)key * 0x9e3779b97f4a7c15u;
+    unsigned first = (unsigned)(hash >> 40) % QG_FUNCTIONS;
+    for (unsigned i = 0; i < PROBES; i++) {
+        struct qg_function *at = &functions->slots[(first + i) % QG_FUNCTIONS];
+        if (at->key == key)
+            return at;
+        if (!at->key && make) {
+            at->key = key;
+            return at;
+        }
+    }
+    if (!make)
+        return NULL;
+    /* Full neighbourhood: forget one. It is learned again when it comes back. */
+    struct qg_function *at = &functions->slots[first];
+    memset(at, 0, sizeof(*at));
+    at->key = key;
+    return at;
+}
+
+struct qg_function *qg_function_of(struct qg_functions *functions, const void *key)
+{
+    return find(functions, key, true);
+}
+
+bool qg_function_launched(struct qg_function *function)
+{
+    uint32_t count = function->launches++;
+    return count < QG_LEARN_FIRST || count % QG_LEARN_EACH == 0 || !function->samples;
+}
+
+void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns)
+{
+    struct qg_function *function = find(functions, key, false);
+    if (!function)
+        return;
+    if (!function->samples || took_ns > function->est_ns)
+        function->est_ns = took_ns;
+    else
+        function->est_ns -= (function->est_ns - took_ns) / 8;
+    if (function->samples < UINT32_MAX)
+        function->samples++;
+}
+
+uint64_t qg_function_estimate(const struct qg_function *function, uint64_t unknown_ns)
+{
+    uint64_t estimate = function->samples ? function->est_ns : unknown_ns;
+    return estimate ? estimate : 1;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How long a function takes, learned from samples. Pure data structure; the caller locks.
+ */
+#ifndef QG_ESTIMATE_H
+#define QG_ESTIMATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define QG_FUNCTIONS 4096u /* slots; more functions than this share slots, newest wins */
+#define QG_LEARN_FIRST 4u  /* launches of a new function that are all sampled */
+#define QG_LEARN_EACH 32u  /* afterwards each so many */
+
+struct qg_function {
+    const void *key;
+    uint64_t est_ns;   /* valid when samples > 0 */
+    uint32_t launches;
+    uint32_t samples;
+};
+
+struct qg_functions {
+    struct qg_function slots[QG_FUNCTIONS];
+};
+
+/* The record of a function, made if needed. */
+struct qg_function *qg_function_of(struct qg_functions *functions, const void *key);
+
+/* Counts a launch; true if this one should be timed. */
+bool qg_function_launched(struct qg_function *function);
+
+/* Takes a sample: a longer one counts at once, shorter ones by an eighth of the difference. */
+void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns);
+
+/* Estimate, or unknown_ns before the first sample. Never zero. */
+uint64_t qg_function_estimate(const struct qg_function *function, uint64_t unknown_ns);
+
+#endif

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Standing at the gate: ring the arbiter, wait while it is closed, give up when the arbiter is gone for good.
+ */
+#include "gate.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "say.h"
+#include "window.h"
+
+#define WAIT_NS 50000000      /* longest sleep before pages, heartbeat and connection are looked at again */
+#define MAX_STRIDE 15u        /* launches at most between two looks at the clock */
+#define SHORT_LOOK_DIVISOR 20 /* a look less than 1/20 ms after the last one was too early */
+#define HUNG_FACTOR 3u        /* an arbiter that keeps its connection but not its heartbeat gets so many leases */
+
+bool qg_compute_open;
+static bool said_open;
+
+static bool same_doorbell(const struct qg_pages *pages)
+{
+    struct stat st;
+    return pages->doorbell >= 0 && fstat(pages->doorbell, &st) == 0 && st.st_dev == pages->doorbell_dev &&
+           st.st_ino == pages->doorbell_ino;
+}
+
+/* The program may have closed every descriptor, and may own our number by now: look before writing. */
+static void ring(struct qg_card *card, struct qg_pages *pages)
+{
+    static const uint64_t one = 1;
+    int saved = errno;
+    if (!same_doorbell(pages) || write(pages->doorbell, &one, sizeof(one)) != (ssize_t)sizeof(one))
+        qg_ring_by_helper(card);
+    errno = saved;
+}
+
+/* Once per sight: again only after the word changed, or after a millisecond (a ring may have been lost). */
+static void ring_once(struct qg_card *card, struct qg_pages *pages)
+{
+    uint64_t changed = __atomic_load_n(&pages->gate->changed_ns, __ATOMIC_ACQUIRE), now = qg_tick();
+    uint64_t before = __atomic_load_n(&card->rung_at, __ATOMIC_RELAXED);
+    if (before == changed && now - __atomic_load_n(&card->rung_tick, __ATOMIC_RELAXED) < qg_ticks_per_ms)
+        return;
+    __atomic_store_n(&card->rung_at, changed, __ATOMIC_RELAXED);
+    __atomic_store_n(&card->rung_tick, now, __ATOMIC_RELAXED);
+    ring(card, pages);
+}
+
+static uint64_t heartbeat_age_ns(const struct qg_pages *pages)
+{
+    uint64_t beat = __atomic_load_n(&pages->gate->heartbeat_ns, __ATOMIC_ACQUIRE), now = qg_now_ns();
+    return now > beat ? now - beat : 0;
+}
+
+static bool lease_ran_out(const struct qg_pages *pages)
+{
+    uint64_t lease = (uint64_t)__atomic_load_n(&pages->gate->lease_ms, __ATOMIC_RELAXED) * 1000000u;
+    uint64_t age = heartbeat_age_ns(pages);
+    return age > lease && (!qg_register_connected() || age > HUNG_FACTOR * lease);
+}
+
+static void open_for_good(void)
+{
+    __atomic_store_n(&qg_compute_open, true, __ATOMIC_SEQ_CST);
+    if (!__atomic_exchange_n(&said_open, true, __ATOMIC_RELAXED))
+        qg_say("the arbiter of this node does not answer; this program goes on without waiting for its turn on the "
+               "card. Its memory limit stays. Please tell your administrator.");
+}
+
+static void futex_wait(const uint32_t *word, uint32_t seen)
+{
+    struct timespec limit = {0, WAIT_NS};
+    syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, NULL, 0);
+}
+
+/* Waits until the gate of the newest pages is open. */
+static void wait_closed(struct qg_card *card, struct qg_pages *pages)
+{
+    uint64_t start = qg_now_ns();
+    struct qg_proc *proc = pages->proc;
+    __atomic_fetch_add(&proc->gate_waits, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&proc->waiting, 1, __ATOMIC_SEQ_CST);
+    ring_once(card, pages);
+    for (;;) {
+        struct qg_pages *newest = qg_pages_of(card);
+        if (newest != pages) { /* registered again: stand in the new queue */
+            __atomic_fetch_add(&newest->proc->waiting, 1, __ATOMIC_SEQ_CST);
+            __atomic_fetch_sub(&proc->waiting, 1, __ATOMIC_SEQ_CST);
+            pages = newest;
+            proc = newest->proc;
+            ring_once(card, pages);
+        }
+        uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
+        if (!(flags & QG_GATE_CLOSED) || __atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED))
+            break;
+        if (lease_ran_out(pages)) {
+            open_for_good();
+            break;
+        }
+        futex_wait(&pages->gate->flags, flags);
+    }
+    __atomic_fetch_add(&proc->gate_wait_ns, qg_now_ns() - start, __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&proc->waiting, 1, __ATOMIC_SEQ_CST);
+}
+
+void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work)
+{
+    struct qg_card *card = stream->card;
+    qg_depth++;
+    for (;;) {
+        struct qg_pages *pages = qg_pages_of(card);
+        if (__atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED))
+            break;
+        if (!pages) {
+            if (!qg_register_wait(card)) {
+                open_for_good();
+                break;
+            }
+            __atomic_fetch_add(&qg_pages_of(card)->proc->launches, 1, __ATOMIC_SEQ_CST);
+            continue;
+        }
+        uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
+        if (flags & QG_GATE_NOTIFY)
+            ring_once(card, pages);
+        if (flags & QG_GATE_CLOSED) {
+            wait_closed(card, pages);
+            continue;
+        }
+        if (!(flags & QG_GATE_WINDOW) || qg_window_enter(stream, pages, work))
+            break;
+    }
+    qg_depth--;
+}
+
+void qg_leave_look(struct qg_stream *stream)
+{
+    uint64_t now = qg_tick();
+    uint64_t since = now - __atomic_load_n(&stream->looked_tick, __ATOMIC_RELAXED);
+    uint32_t stride = __atomic_load_n(&stream->stride, __ATOMIC_RELAXED);
+    /* Launches that follow each other quickly need not look at the clock each time; slow ones must. */
+    stride = since < qg_ticks_per_ms / SHORT_LOOK_DIVISOR ? (stride < MAX_STRIDE ? stride * 2 + 1 : MAX_STRIDE) : 0;
+    __atomic_store_n(&stream->stride, stride, __ATOMIC_RELAXED);
+    __atomic_store_n(&stream->skip, stride, __ATOMIC_RELAXED);
+    __atomic_store_n(&stream->looked_tick, now, __ATOMIC_RELAXED);
+    if (now - __atomic_load_n(&stream->marked_tick, __ATOMIC_RELAXED) < qg_ticks_per_ms)
+        return;
+    struct qg_pages *pages = qg_pages_of(stream->card);
+    if (pages && (__atomic_load_n(&pages->gate->flags, __ATOMIC_RELAXED) & QG_GATE_TRACK))
+        qg_mark(stream);
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QG_GRANT_H
+#define QG_GRANT_H
+
+#include <stdbool.h>
+
+#include "qgpu_abi.h"
+
+enum qg_mode {
+    QG_MODE_NONE,     /* no QGPU_* in the environment: pass everything through */
+    QG_MODE_GOVERNED, /* a valid grant */
+    QG_MODE_BROKEN    /* a grant was announced and cannot be believed: no device memory */
+};
+
+struct qg_grant_info {
+    enum qg_mode mode;
+    struct qg_grant grant; /* our own copy; valid in QG_MODE_GOVERNED */
+    char problem[200];     /* valid in QG_MODE_BROKEN: the rest of a sentence */
+};
+
+/* Reads the grant from the sealed descriptor or else from the file. Never prints. */
+void qg_grant_read(struct qg_grant_info *info);
+
+/* The inherited grant descriptor if it is still the one that was read, else -1. Not a duplicate. */
+int qg_grant_descriptor(void);
+
+#endif

@@ -1,0 +1,403 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The connection to the arbiter. One helper thread per process connects, registers every visible card of the
+ * grant, publishes the pages and then sleeps in poll(2) on the socket; when the arbiter goes away, or the program
+ * closes the descriptor under us, it starts over.
+ *
+ * The program owns the descriptor table. Ours have high numbers, and before one is used again its identity
+ * (device and inode) is compared, so that nothing is ever read from or written to a descriptor of the program.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "qg_msg.h"
+#include "shim.h"
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+#define FIRST_FD 200           /* our descriptors lie at or above it */
+#define HELPER_STACK (128 * 1024)
+#define FIRST_WAIT_NS 500000000u  /* cuInit waits so long for the first registration */
+#define START_LEASE_NS 10000000000u /* no arbiter for so long after cuInit: compute goes on without it */
+#define ANSWER_MS 2000         /* the arbiter answers within this, or we start over */
+#define RETRY_MS 100
+#define LOOK_MS 250            /* how often the helper looks whether its descriptors are still its own */
+#define NFDS 3
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool running;      /* a helper thread exists in this process */
+    bool attempted;    /* its first round is over */
+    bool connected;    /* atomic */
+    uint64_t started_ns;
+    int sock;
+    dev_t dev;
+    ino_t ino;
+    uint32_t ring;     /* atomic, futex: somebody could not ring */
+} reg = {.lock = PTHREAD_MUTEX_INITIALIZER, .sock = -1};
+
+static bool same_file(int fd, dev_t dev, ino_t ino)
+{
+    struct stat st;
+    return fd >= 0 && fstat(fd, &st) == 0 && st.st_dev == dev && st.st_ino == ino;
+}
+
+static int move_high(int fd)
+{
+    int high = fcntl(fd, F_DUPFD_CLOEXEC, FIRST_FD);
+    if (high < 0)
+        return fd; /* a low limit on descriptors: better a low number than none */
+    close(fd);
+    return high;
+}
+
+bool qg_register_connected(void)
+{
+    return __atomic_load_n(&reg.connected, __ATOMIC_ACQUIRE);
+}
+
+uint64_t qg_register_started_ns(void)
+{
+    return reg.started_ns;
+}
+
+/* ---- one registration ------------------------------------------------------------------------------------- */
+
+static int connect_arbiter(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct ucred peer;
+    socklen_t length = sizeof(peer);
+    int written = snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", qg_info.grant.run_dir,
+                           QG_SOCK_REGISTER);
+    if (written < 0 || (size_t)written >= sizeof(address.sun_path))
+        return -1;
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -1;
+    fd = move_high(fd);
+    /* Only root's arbiter may tell this process what to do; run_dir is root's, and the listener must be too. */
+    if (connect(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+static bool wait_readable(int fd, int timeout_ms)
+{
+    struct pollfd wait = {.fd = fd, .events = POLLIN};
+    int ready;
+    do {
+        ready = poll(&wait, 1, timeout_ms);
+    } while (ready < 0 && errno == EINTR);
+    return ready > 0 && (wait.revents & POLLIN);
+}
+
+static void close_all(int *fds, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+}
+
+/* Receives one answer and its descriptors (exactly NFDS, or none). Number of descriptors, or -1. */
+static int receive(int sock, struct qg_registered *answer, int fds[NFDS])
+{
+    union {
+        char space[CMSG_SPACE(sizeof(int) * 8)];
+        struct cmsghdr align;
+    } control;
+    struct iovec data = {answer, sizeof(*answer)};
+    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
+    message.msg_control = control.space;
+    message.msg_controllen = sizeof(control.space);
+    ssize_t got;
+    do {
+        got = recvmsg(sock, &message, MSG_CMSG_CLOEXEC);
+    } while (got < 0 && errno == EINTR);
+    if (got < 0)
+        return -1;
+    int count = 0, all[8];
+    for (struct cmsghdr *part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
+        if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
+            continue;
+        int here = (int)((part->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+        for (int i = 0; i < here && count < 8; i++)
+            memcpy(&all[count++], CMSG_DATA(part) + sizeof(int) * (size_t)i, sizeof(int));
+    }
+    if (!qg_msg_is(answer, (size_t)got, QG_MSG_REGISTERED, sizeof(*answer)) || (message.msg_flags & MSG_CTRUNC) ||
+        (count && count != NFDS)) {
+        close_all(all, count);
+        return -1;
+    }
+    memcpy(fds, all, sizeof(int) * (size_t)count);
+    return count;
+}
+
+/* Maps a page that root made and nobody can shrink. NULL if it is anything else. */
+static void *map_sealed(int fd, size_t size, int seals, int protection)
+{
+    struct stat st;
+    int have = fcntl(fd, F_GET_SEALS);
+    if (have < 0 || (have & seals) != seals || fstat(fd, &st) != 0 || st.st_uid != 0 || st.st_size < (off_t)size)
+        return NULL;
+    void *page = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
+        return NULL;
+    madvise(page, size, MADV_DONTFORK); /* a child must not touch the parent's slot */
+    return page;
+}
+
+static bool valid_pages(const struct qg_pages *pages)
+{
+    const struct qg_gate_page *gate = pages->gate;
+    const struct qg_job_page *job = pages->job;
+    return gate && job && gate->magic == QG_MAGIC && gate->version == QG_ABI_VERSION &&
+           gate->size >= sizeof(*gate) && gate->job_id == qg_info.grant.job_id && job->magic == QG_MAGIC &&
+           job->version == QG_ABI_VERSION && pages->slot < QG_MAX_PROCS;
+}
+
+static struct qg_pages *pages_from(const struct qg_registered *answer, int fds[NFDS])
+{
+    struct qg_pages *pages = calloc(1, sizeof(*pages));
+    struct stat st;
+    if (!pages)
+        return NULL;
+    pages->slot = answer->slot;
+    pages->gate = map_sealed(fds[0], sizeof(struct qg_gate_page),
+                             F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | F_SEAL_FUTURE_WRITE, PROT_READ);
+    pages->job = map_sealed(fds[1], sizeof(struct qg_job_page), F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL,
+                            PROT_READ | PROT_WRITE);
+    if (!valid_pages(pages) || fstat(fds[2], &st) != 0) {
+        if (pages->gate)
+            munmap((void *)(uintptr_t)pages->gate, sizeof(struct qg_gate_page));
+        if (pages->job)
+            munmap(pages->job, sizeof(struct qg_job_page));
+        free(pages);
+        return NULL;
+    }
+    pages->proc = &pages->job->procs[pages->slot];
+    pages->doorbell = move_high(fds[2]);
+    fds[2] = -1;
+    pages->doorbell_dev = st.st_dev;
+    pages->doorbell_ino = st.st_ino;
+    return pages;
+}
+
+/* The new pages take over; the old ones stay mapped, because another thread may be reading them. */
+static void adopt(struct qg_card *card, struct qg_pages *pages)
+{
+    struct qg_pages *old = qg_pages_of(card);
+    qg_memory_adopt(card, pages);
+    if (old && same_file(old->doorbell, old->doorbell_dev, old->doorbell_ino) && old->doorbell != pages->doorbell)
+        close(old->doorbell);
+    qg_streams_adopt(card, old);
+    __atomic_store_n(&qg_compute_open, false, __ATOMIC_SEQ_CST);
+    pthread_mutex_lock(&reg.lock);
+    pthread_cond_broadcast(&reg.changed);
+    pthread_mutex_unlock(&reg.lock);
+}
+
+/* 0, or an errno: EAGAIN asks for another try on the same connection. */
+static int register_card(int sock, struct qg_card *card)
+{
+    struct qg_register ask = {.job_id = qg_info.grant.job_id, .mem_used = qg_memory_used(card)};
+    struct qg_registered answer = {.status = EPROTO};
+    int fds[NFDS] = {-1, -1, -1}, grant = qg_grant_descriptor();
+    qg_msg_head_init(&ask.head, QG_MSG_REGISTER, sizeof(ask));
+    memcpy(ask.uuid, card->grant->uuid, sizeof(ask.uuid));
+    if (qg_msg_send(sock, &ask, sizeof(ask), &grant, grant >= 0) != 0 || !wait_readable(sock, ANSWER_MS))
+        return EPIPE;
+    int count = receive(sock, &answer, fds);
+    if (count < 0)
+        return EPIPE;
+    if (answer.status == 0) {
+        struct qg_pages *pages = count == NFDS ? pages_from(&answer, fds) : NULL;
+        if (pages)
+            adopt(card, pages);
+        else
+            answer.status = EPROTO;
+    }
+    close_all(fds, NFDS);
+    return answer.status < 0 ? -answer.status : answer.status;
+}
+
+static void nap_ms(long ms)
+{
+    struct timespec wait = {ms / 1000, (ms % 1000) * 1000000};
+    nanosleep(&wait, NULL);
+}
+
+/* True when every visible card is registered on this connection. */
+static bool register_all(int sock)
+{
+    for (unsigned i = 0; i < qg_info.grant.ncards; i++) {
+        int status;
+        if (!qg_cards[i].visible)
+            continue;
+        while ((status = register_card(sock, &qg_cards[i])) == EAGAIN)
+            nap_ms(RETRY_MS);
+        if (status != 0)
+            return false;
+    }
+    return true;
+}
+
+/* ---- the helper thread ------------------------------------------------------------------------------------ */
+
+static void first_round_over(void)
+{
+    pthread_mutex_lock(&reg.lock);
+    reg.attempted = true;
+    pthread_cond_broadcast(&reg.changed);
+    pthread_mutex_unlock(&reg.lock);
+}
+
+static bool doorbells_are_ours(void)
+{
+    for (unsigned i = 0; i < qg_info.grant.ncards; i++) {
+        struct qg_pages *pages = qg_pages_of(&qg_cards[i]);
+        if (pages && !same_file(pages->doorbell, pages->doorbell_dev, pages->doorbell_ino))
+            return false;
+    }
+    return true;
+}
+
+/* Until the arbiter hangs up, or a descriptor is lost. The arbiter never sends anything unasked. */
+static void stand_by(int sock)
+{
+    char unexpected[16];
+    for (;;) {
+        bool readable = wait_readable(sock, LOOK_MS);
+        if (!same_file(sock, reg.dev, reg.ino) || !doorbells_are_ours() ||
+            __atomic_exchange_n(&reg.ring, 0, __ATOMIC_SEQ_CST))
+            return;
+        if (!readable) {
+            struct pollfd look = {.fd = sock, .events = POLLIN};
+            if (poll(&look, 1, 0) > 0 && (look.revents & (POLLHUP | POLLERR | POLLNVAL)))
+                return;
+        } else if (recv(sock, unexpected, sizeof(unexpected), MSG_DONTWAIT) <= 0 && errno != EAGAIN) {
+            return;
+        }
+    }
+}
+
+static void *helper(void *unused)
+{
+    (void)unused;
+    prctl(PR_SET_NAME, "qgpu");
+    qg_depth = 1;
+    for (;;) {
+        struct stat st;
+        int sock = connect_arbiter();
+        bool done = sock >= 0 && fstat(sock, &st) == 0;
+        if (done) {
+            reg.dev = st.st_dev;
+            reg.ino = st.st_ino;
+            reg.sock = sock;
+            done = register_all(sock);
+        }
+        __atomic_store_n(&reg.connected, done, __ATOMIC_RELEASE);
+        first_round_over();
+        if (done)
+            stand_by(sock);
+        __atomic_store_n(&reg.connected, false, __ATOMIC_RELEASE);
+        if (sock >= 0 && same_file(sock, reg.dev, reg.ino))
+            close(sock);
+        reg.sock = -1;
+        nap_ms(done ? 1 : RETRY_MS);
+    }
+    return NULL;
+}
+
+static bool start_helper(void)
+{
+    sigset_t all, before;
+    pthread_attr_t attributes;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, HELPER_STACK);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all); /* the program's signals are for the program's threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&thread, &attributes, helper, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return error == 0;
+}
+
+static void deadline(struct timespec *at, uint64_t ns)
+{
+    at->tv_sec = (time_t)(ns / 1000000000u);
+    at->tv_nsec = (long)(ns % 1000000000u);
+}
+
+void qg_register_start(void)
+{
+    struct timespec until;
+    pthread_mutex_lock(&reg.lock);
+    if (!reg.running) {
+        pthread_condattr_t attributes;
+        pthread_condattr_init(&attributes);
+        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+        pthread_cond_init(&reg.changed, &attributes);
+        reg.started_ns = qg_now_ns();
+        reg.running = start_helper();
+    }
+    deadline(&until, reg.started_ns + FIRST_WAIT_NS);
+    while (reg.running && !reg.attempted)
+        if (pthread_cond_timedwait(&reg.changed, &reg.lock, &until) != 0)
+            break;
+    pthread_mutex_unlock(&reg.lock);
+}
+
+bool qg_register_wait(struct qg_card *card)
+{
+    struct timespec until;
+    pthread_mutex_lock(&reg.lock);
+    deadline(&until, reg.started_ns + START_LEASE_NS);
+    while (!qg_pages_of(card))
+        if (!reg.running || pthread_cond_timedwait(&reg.changed, &reg.lock, &until) == ETIMEDOUT)
+            break;
+    pthread_mutex_unlock(&reg.lock);
+    return qg_pages_of(card) != NULL;
+}
+
+/* Our doorbell was closed by the program: the helper registers again at its next look, which rings by itself. */
+void qg_ring_by_helper(struct qg_card *card)
+{
+    (void)card;
+    __atomic_store_n(&reg.ring, 1, __ATOMIC_SEQ_CST);
+}
+
+void qg_register_after_fork(void)
+{
+    if (reg.running && same_file(reg.sock, reg.dev, reg.ino))
+        close(reg.sock);
+    for (unsigned i = 0; i < QG_MAX_CARDS; i++) {
+        struct qg_pages *pages = qg_pages_of(&qg_cards[i]);
+        if (pages && same_file(pages->doorbell, pages->doorbell_dev, pages->doorbell_ino))
+            close(pages->doorbell);
+    }
+    memset(&reg, 0, sizeof(reg));
+    reg.sock = -1;
+    pthread_mutex_init(&reg.lock, NULL);
+}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * State that the parts of the shim share. One process, up to QG_MAX_CARDS granted cards.
+ */
+#ifndef QG_SHIM_H
+#define QG_SHIM_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <cuda.h>
+
+#include "driver.h"
+#include "grant.h"
+#include "qg_time.h"
+#include "qgpu_abi.h"
+
+#define QG_MAX_ORDINALS 64
+#define QG_LIKELY(x) __builtin_expect(!!(x), 1)
+#define QG_UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+/* The pages of one registration. Never unmapped and never freed: a thread may still read them. */
+struct qg_pages {
+    const struct qg_gate_page *gate;
+    struct qg_job_page *job;
+    struct qg_proc *proc; /* &job->procs[slot] */
+    uint32_t slot;
+    int doorbell; /* in the program's descriptor table */
+    dev_t doorbell_dev;
+    ino_t doorbell_ino;
+};
+
+struct qg_card {
+    const struct qg_grant_card *grant; /* NULL: not in use */
+    struct qg_pages *pages;            /* atomic; NULL until registered */
+    bool visible;                      /* a device of this process has the card's UUID */
+    int ordinal;                       /* of that device */
+
+    /* Memory, under qg_memory_lock. */
+    uint64_t used;
+    uint64_t pending;
+    uint64_t peak;
+    uint64_t denied;
+
+    /* Tracking. */
+    int unmarked;       /* atomic: streams with work after their last marker */
+    uint64_t rung_at;   /* atomic: qg_gate_page.changed_ns of the last ring */
+    uint64_t rung_tick; /* atomic: when, to ring again after a while */
+};
+
+extern struct qg_grant_info qg_info;
+extern struct qg_card qg_cards[QG_MAX_CARDS];
+extern int8_t qg_card_of_ordinal[QG_MAX_ORDINALS]; /* -1: not granted */
+extern bool qg_governed;                          /* a valid grant of shares */
+extern bool qg_compute_open;                      /* atomic: the lease ran out, gates are ignored until registered */
+extern int qg_captures;                           /* atomic: captures that were begun and not ended */
+extern unsigned qg_generation;                    /* atomic: rises when a stream or context dies */
+
+/* Depth of our own code on this thread: hooks that the driver calls from inside are passed through. */
+extern __thread int qg_depth __attribute__((tls_model("initial-exec")));
+
+static inline struct qg_pages *qg_pages_of(struct qg_card *card)
+{
+    return __atomic_load_n(&card->pages, __ATOMIC_ACQUIRE);
+}
+
+/* A cheap clock of unknown but constant rate; qg_tick_per_ms is measured once. */
+static inline uint64_t qg_tick(void)
+{
+    return __builtin_ia32_rdtsc();
+}
+extern uint64_t qg_ticks_per_ms;
+
+/* start.c: everything that one successful cuInit sets in motion; at most once per process. */
+void qg_started(void);
+
+/* Card of a device ordinal or of the current context; NULL if it is not granted (or there is none). */
+struct qg_card *qg_card_by_ordinal(CUdevice ordinal);
+struct qg_card *qg_card_current(void);
+
+/* register.c */
+void qg_register_start(void);            /* starts the helper thread and waits shortly for its first answer */
+void qg_register_after_fork(void);       /* in the child */
+bool qg_register_connected(void);
+uint64_t qg_register_started_ns(void);
+bool qg_register_wait(struct qg_card *card); /* until pages are there or the lease ran out */
+void qg_ring_by_helper(struct qg_card *card);
+
+/* memory.c */
+void qg_memory_after_fork(void);
+void qg_memory_adopt(struct qg_card *card, struct qg_pages *pages); /* publishes pages and what is held */
+uint64_t qg_memory_used(struct qg_card *card);
+void qg_memory_context_gone(CUcontext context);
+
+/* streams.c */
+void qg_streams_after_fork(void);
+void qg_streams_context_gone(CUcontext context);
+void qg_streams_adopt(struct qg_card *card, struct qg_pages *from); /* after the new pages are published */
+
+#endif

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Beginning and forking. The constructor runs in every process of the job, most of which never touch a GPU, so it
+ * only reads the grant; the driver is opened at the first call, the arbiter is sought after the first cuInit.
+ */
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "say.h"
+#include "shim.h"
+#include "window.h"
+
+struct qg_grant_info qg_info;
+struct qg_card qg_cards[QG_MAX_CARDS];
+int8_t qg_card_of_ordinal[QG_MAX_ORDINALS];
+bool qg_governed;
+uint64_t qg_ticks_per_ms = 1000000;
+__thread int qg_depth __attribute__((tls_model("initial-exec")));
+
+static pthread_mutex_t start_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool started;
+
+static void forget_cards(void)
+{
+    memset(qg_cards, 0, sizeof(qg_cards));
+    memset(qg_card_of_ordinal, -1, sizeof(qg_card_of_ordinal));
+    for (uint32_t i = 0; qg_governed && i < qg_info.grant.ncards; i++)
+        qg_cards[i].grant = &qg_info.grant.cards[i];
+}
+
+/* The child has its parent's memory but neither its threads nor a usable CUDA: it starts from nothing. */
+static void after_fork(void)
+{
+    pthread_mutex_init(&start_lock, NULL);
+    started = false;
+    qg_depth = 0;
+    qg_register_after_fork();
+    qg_memory_after_fork();
+    qg_streams_after_fork();
+    qg_window_after_fork();
+    forget_cards();
+}
+
+__attribute__((constructor)) static void load(void)
+{
+    qg_grant_read(&qg_info);
+    qg_governed = qg_info.mode == QG_MODE_GOVERNED && qg_info.grant.state == QG_GRANT_ACTIVE;
+    if (qg_info.mode == QG_MODE_GOVERNED)
+        qg_driver_path(qg_info.grant.driver_path);
+    if (qg_info.mode == QG_MODE_GOVERNED && !qg_governed)
+        qg_info.mode = QG_MODE_NONE; /* whole cards: nothing to govern */
+    forget_cards();
+    if (qg_governed)
+        pthread_atfork(NULL, NULL, after_fork);
+}
+
+/* Compares the 32 hexadecimal digits; the prefix (GPU- or MIG-) is not part of what CUDA tells. */
+static bool same_uuid(const char *text, const CUuuid *uuid)
+{
+    static const char digits[] = "0123456789abcdef";
+    const char *dash = strchr(text, '-');
+    const char *at = dash ? dash + 1 : text;
+    for (unsigned i = 0; i < 32; i++) {
+        while (*at == '-')
+            at++;
+        unsigned char byte = (unsigned char)uuid->bytes[i / 2];
+        char want = digits[i % 2 ? byte & 15 : byte >> 4];
+        if (tolower((unsigned char)*at++) != want)
+            return false;
+    }
+    return *at == 0;
+}
+
+static bool uuid_of(CUdevice device, CUuuid *uuid)
+{
+    /* Version 2 names a MIG instance where version 1 names the card it lies on. */
+    if (QG_HAVE(cuDeviceGetUuid_v2) && QG_REAL(cuDeviceGetUuid_v2)(uuid, device) == CUDA_SUCCESS)
+        return true;
+    return QG_REAL(cuDeviceGetUuid)(uuid, device) == CUDA_SUCCESS;
+}
+
+static void find_cards(void)
+{
+    int count = 0;
+    if (QG_REAL(cuDeviceGetCount)(&count) != CUDA_SUCCESS)
+        return;
+    for (int ordinal = 0; ordinal < count && ordinal < QG_MAX_ORDINALS; ordinal++) {
+        CUdevice device;
+        CUuuid uuid;
+        if (QG_REAL(cuDeviceGet)(&device, ordinal) != CUDA_SUCCESS || !uuid_of(device, &uuid))
+            continue;
+        for (uint32_t i = 0; i < qg_info.grant.ncards; i++) {
+            if (device < 0 || device >= QG_MAX_ORDINALS || !same_uuid(qg_cards[i].grant->uuid, &uuid))
+                continue;
+            qg_card_of_ordinal[device] = (int8_t)i;
+            qg_cards[i].visible = true;
+            qg_cards[i].ordinal = device;
+        }
+    }
+}
+
+/* The tick's rate, against the kernel's clock; half a millisecond once per process is precise enough. */
+static void measure_tick(void)
+{
+    uint64_t ns = qg_now_ns(), tick = qg_tick();
+    while (qg_now_ns() - ns < 500000)
+        ;
+    uint64_t took_ns = qg_now_ns() - ns;
+    qg_ticks_per_ms = (qg_tick() - tick) * 1000000u / took_ns;
+    if (!qg_ticks_per_ms)
+        qg_ticks_per_ms = 1;
+}
+
+void qg_started(void)
+{
+    if (!qg_governed || __atomic_load_n(&started, __ATOMIC_ACQUIRE))
+        return;
+    pthread_mutex_lock(&start_lock);
+    if (!started) {
+        qg_depth++;
+        measure_tick();
+        find_cards();
+        qg_register_start();
+        qg_depth--;
+        __atomic_store_n(&started, true, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&start_lock);
+}
+
+struct qg_card *qg_card_by_ordinal(CUdevice ordinal)
+{
+    int8_t at = ordinal >= 0 && ordinal < QG_MAX_ORDINALS ? qg_card_of_ordinal[ordinal] : -1;
+    return at < 0 ? NULL : &qg_cards[at];
+}
+
+struct qg_card *qg_card_current(void)
+{
+    CUdevice device;
+    return QG_REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS ? qg_card_by_ordinal(device) : NULL;
+}

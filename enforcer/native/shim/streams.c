@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A marker is a word in the process's slot that the GPU itself writes when the work before it is done, so anybody
+ * who maps the page can tell whether a stream is idle without asking the driver or running our code.
+ */
+#include "streams.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define BUCKETS 1024u
+
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct qg_stream *table[BUCKETS];
+static struct qg_context *contexts;
+static uint64_t marker_taken[QG_MAX_CARDS];                        /* bit per marker index */
+static struct qg_stream *marker_owner[QG_MAX_CARDS][QG_MARKERS];   /* valid where the bit is set */
+static uint32_t marker_value[QG_MAX_CARDS][QG_MARKERS];  /* last value written through the index */
+static pthread_key_t thread_key;
+static pthread_once_t thread_once = PTHREAD_ONCE_INIT;
+
+__thread struct qg_stream_cache qg_cache __attribute__((tls_model("initial-exec")));
+static __thread uint64_t thread_id __attribute__((tls_model("initial-exec")));
+unsigned qg_generation = 1;
+int qg_captures;
+
+void qg_streams_after_fork(void)
+{
+    pthread_mutex_init(&table_lock, NULL);
+    memset(table, 0, sizeof(table)); /* the records are the parent's; a few leaked bytes are not worth a walk */
+    memset(marker_taken, 0, sizeof(marker_taken));
+    memset(marker_value, 0, sizeof(marker_value));
+    contexts = NULL;
+    qg_captures = 0;
+    thread_id = 0;
+    __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);
+}
+
+static size_t bucket(uint64_t key, CUcontext context, uint64_t thread)
+{
+    uint64_t hash = (key ^ ((uint64_t)(uintptr_t)context << 1) ^ (thread << 40)) * 0x9e3779b97f4a7c15u;
+    return (size_t)(hash >> 40) % BUCKETS;
+}
+
+/* Under table_lock. Records of destroyed contexts are never freed (stream records point to them). */
+static struct qg_context *context_record(CUcontext handle)
+{
+    struct qg_context *record;
+    for (record = contexts; record; record = record->next)
+        if (record->handle == handle)
+            return record;
+    record = calloc(1, sizeof(*record));
+    if (!record)
+        return NULL;
+    record->handle = handle;
+    record->card = qg_card_current();
+    record->next = contexts;
+    contexts = record;
+    return record;
+}
+
+/* Under table_lock: an index whose last marker has been reached, else -1. */
+static int take_marker(struct qg_card *card)
+{
+    int at = (int)(card - qg_cards);
+    struct qg_pages *pages = qg_pages_of(card);
+    for (unsigned i = 0; i < QG_MARKERS; i++) {
+        if (marker_taken[at] & (1ull << i))
+            continue;
+        if (pages && __atomic_load_n(&pages->proc->markers[i].done, __ATOMIC_ACQUIRE) !=
+                         __atomic_load_n(&pages->proc->markers[i].submitted, __ATOMIC_RELAXED))
+            continue; /* a destroyed stream still runs towards it */
+        marker_taken[at] |= 1ull << i;
+        return (int)i;
+    }
+    return -1;
+}
+
+static void release_marker(struct qg_stream *stream)
+{
+    int at = (int)(stream->card - qg_cards);
+    if (stream->marker < 0)
+        return;
+    marker_value[at][stream->marker] = stream->value;
+    marker_taken[at] &= ~(1ull << stream->marker);
+    marker_owner[at][stream->marker] = NULL;
+    stream->marker = -1;
+}
+
+static void bury(struct qg_stream *stream);
+
+/* A thread ended: its per-thread default streams have no further work. */
+static void thread_ended(void *thread)
+{
+    pthread_mutex_lock(&table_lock);
+    for (size_t i = 0; i < BUCKETS; i++)
+        for (struct qg_stream *stream = table[i]; stream; stream = stream->next)
+            if (stream->key == 2 && stream->thread == (uint64_t)(uintptr_t)thread && !stream->dead)
+                bury(stream);
+    pthread_mutex_unlock(&table_lock);
+}
+
+static void make_thread_key(void)
+{
+    pthread_key_create(&thread_key, thread_ended);
+}
+
+static uint64_t this_thread(void)
+{
+    if (!thread_id) {
+        thread_id = (uint64_t)syscall(SYS_gettid);
+        pthread_once(&thread_once, make_thread_key);
+        pthread_setspecific(thread_key, (void *)(uintptr_t)thread_id);
+    }
+    return thread_id;
+}
+
+/* Under table_lock. */
+static struct qg_stream *new_stream(uint64_t key, CUcontext current, uint64_t thread, CUstream handle)
+{
+    struct qg_context *context = context_record(current);
+    struct qg_stream *stream = context && context->card ? calloc(1, sizeof(*stream)) : NULL;
+    if (!stream)
+        return NULL;
+    stream->key = key;
+    stream->context_key = key <= 2 ? current : NULL;
+    stream->thread = thread;
+    stream->handle = key == 2 ? CU_STREAM_PER_THREAD : key == 0 ? CU_STREAM_LEGACY : handle;
+    stream->context = context;
+    stream->card = context->card;
+    pthread_mutex_init(&stream->lock, NULL);
+    stream->marker = take_marker(stream->card);
+    if (stream->marker >= 0) {
+        stream->value = marker_value[stream->card - qg_cards][stream->marker];
+        marker_owner[stream->card - qg_cards][stream->marker] = stream;
+    }
+    size_t at = bucket(key, stream->context_key, thread);
+    stream->next = table[at];
+    __atomic_store_n(&table[at], stream, __ATOMIC_RELEASE);
+    return stream;
+}
+
+/* Streams are created in some context; the one that is current at the first launch is not always that one. */
+static CUcontext context_of(CUstream stream, CUcontext current)
+{
+    CUcontext own = NULL;
+    if ((uint64_t)(uintptr_t)stream <= 2)
+        return current;
+    if (QG_HAVE(cuStreamGetCtx) && QG_REAL(cuStreamGetCtx)(stream, &own) == CUDA_SUCCESS && own)
+        return own;
+    return current;
+}
+
+struct qg_stream *qg_stream_slow(CUstream stream, bool ptsz)
+{
+    uint64_t key = (uint64_t)(uintptr_t)stream, thread = 0;
+    CUcontext current = NULL;
+    unsigned generation = __atomic_load_n(&qg_generation, __ATOMIC_ACQUIRE);
+    if (QG_REAL(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || !current)
+        return NULL;
+    if (key <= 2)
+        key = key == 2 || (key == 0 && ptsz) ? 2 : 0;
+    if (key == 2)
+        thread = this_thread();
+    CUcontext of_key = key <= 2 ? current : NULL;
+    struct qg_stream *found;
+    pthread_mutex_lock(&table_lock);
+    for (found = table[bucket(key, of_key, thread)]; found; found = found->next)
+        if (found->key == key && found->context_key == of_key && found->thread == thread && !found->dead)
+            break;
+    if (!found)
+        found = new_stream(key, context_of(stream, current), thread, stream);
+    pthread_mutex_unlock(&table_lock);
+    qg_cache = (struct qg_stream_cache){key, of_key, generation, found};
+    return found;
+}
+
+bool qg_stream_captures(struct qg_stream *stream)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (QG_LIKELY(!__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE)))
+        return false;
+    return QG_REAL(cuStreamIsCapturing)(stream->handle, &status) != CUDA_SUCCESS ||
+           status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* ---- unmarked work ---------------------------------------------------------------------------------------- */
+
+static void show_unmarked(struct qg_card *card)
+{
+    struct qg_pages *pages = qg_pages_of(card);
+    if (!pages)
+        return;
+    uint32_t now;
+    do { /* until what is shown is what is true: two threads may cross */
+        now = __atomic_load_n(&card->unmarked, __ATOMIC_SEQ_CST) > 0;
+        __atomic_store_n(&pages->proc->unmarked, now, __ATOMIC_SEQ_CST);
+    } while (now != (uint32_t)(__atomic_load_n(&card->unmarked, __ATOMIC_SEQ_CST) > 0));
+}
+
+void qg_set_unmarked(struct qg_stream *stream)
+{
+    if (__atomic_exchange_n(&stream->unmarked, true, __ATOMIC_SEQ_CST))
+        return;
+    __atomic_add_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
+    show_unmarked(stream->card);
+}
+
+static void clear_unmarked(struct qg_stream *stream)
+{
+    if (!__atomic_exchange_n(&stream->unmarked, false, __ATOMIC_SEQ_CST))
+        return;
+    __atomic_sub_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
+    show_unmarked(stream->card);
+}
+
+/* ---- markers ---------------------------------------------------------------------------------------------- */
+
+/* Makes our slot's page known to the GPU in this context. Rare, so it always guards against captures elsewhere. */
+static bool attach(struct qg_context *context, struct qg_proc *page)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    CUcontext before = NULL, popped;
+    bool exchanged = QG_HAVE(cuThreadExchangeStreamCaptureMode) &&
+                     QG_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
+    QG_REAL(cuCtxGetCurrent)(&before);
+    bool pushed = before != context->handle && QG_REAL(cuCtxPushCurrent_v2)(context->handle) == CUDA_SUCCESS;
+    CUresult result = QG_REAL(cuMemHostRegister_v2)(page, QG_PAGE,
+                                                    CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+        result = QG_REAL(cuMemHostGetDevicePointer_v2)(&context->device_page, page, 0);
+    if (pushed)
+        QG_REAL(cuCtxPopCurrent_v2)(&popped);
+    if (exchanged)
+        QG_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    context->refused = result != CUDA_SUCCESS;
+    context->attached = page;
+    return result == CUDA_SUCCESS;
+}
+
+static CUresult write_word(CUstream stream, CUdeviceptr address, uint32_t value)
+{
+    if (QG_HAVE(cuStreamWriteValue32_v2))
+        return QG_REAL(cuStreamWriteValue32_v2)(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
+    return QG_REAL(cuStreamWriteValue32)(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
+}
+
+/* Under stream->lock: what was estimated since the last marker ends with this one. */
+static void push_ring(struct qg_stream *stream)
+{
+    if (!stream->open_ns)
+        return;
+    if (stream->ring_count == QG_RING) { /* merge into the newest: it ends later, which is the safe side */
+        struct qg_ring_item *last = &stream->ring[(stream->ring_first + QG_RING - 1) % QG_RING];
+        last->value = stream->value;
+        last->est_ns += stream->open_ns;
+    } else {
+        stream->ring[(stream->ring_first + stream->ring_count++) % QG_RING] =
+            (struct qg_ring_item){stream->value, stream->open_ns};
+    }
+    stream->open_ns = 0;
+}
+
+void qg_mark(struct qg_stream *stream)
+{
+    struct qg_pages *pages = qg_pages_of(stream->card);
+    struct qg_context *context = stream->context;
+    if (!pages || stream->marker < 0 || __atomic_load_n(&stream->dead, __ATOMIC_RELAXED))
+        return;
+    struct qg_proc *page = pages->proc;
+    qg_depth++;
+    pthread_mutex_lock(&stream->lock);
+    if (context->attached != page && !attach(context, page))
+        goto out;
+    if (context->refused || stream->dead || stream->marker < 0)
+        goto out;
+    stream->page = page;
+    struct qg_marker *marker = &page->markers[stream->marker];
+    clear_unmarked(stream);
+    uint32_t before = stream->value++;
+    __atomic_store_n(&marker->submitted, stream->value, __ATOMIC_SEQ_CST);
+    CUdeviceptr word = context->device_page + (CUdeviceptr)((char *)&marker->done - (char *)page);
+    if (write_word(stream->handle, word, stream->value) == CUDA_SUCCESS) {
+        stream->marked_tick = qg_tick();
+        push_ring(stream);
+    } else {
+        /* Not supported here, or the context is in error: take it back, else the stream looks busy for ever. */
+        stream->value = before;
+        __atomic_store_n(&marker->submitted, before, __ATOMIC_SEQ_CST);
+        context->refused = true;
+        qg_set_unmarked(stream);
+    }
+out:
+    pthread_mutex_unlock(&stream->lock);
+    qg_depth--;
+}
+
+void qg_observe_stream(CUstream handle, bool ptsz)
+{
+    struct qg_stream *stream = qg_stream_of(handle, ptsz);
+    if (stream && __atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED) && !qg_stream_captures(stream))
+        qg_mark(stream);
+}
+
+/* Collected first, marked after: qg_mark() calls the driver, which must not happen under table_lock. */
+void qg_observe_context(void)
+{
+    struct qg_stream *found[QG_MARKERS];
+    unsigned count = 0;
+    struct qg_card *card = qg_card_current();
+    CUcontext current = NULL;
+    if (!card || __atomic_load_n(&card->unmarked, __ATOMIC_RELAXED) <= 0)
+        return;
+    if (QG_REAL(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || !current)
+        return;
+    uint64_t thread = this_thread();
+    pthread_mutex_lock(&table_lock);
+    for (unsigned i = 0; i < QG_MARKERS; i++) {
+        struct qg_stream *stream = marker_owner[card - qg_cards][i];
+        if (stream && stream->context->handle == current && stream->unmarked &&
+            (stream->key != 2 || stream->thread == thread))
+            found[count++] = stream;
+    }
+    pthread_mutex_unlock(&table_lock);
+    for (unsigned i = 0; i < count; i++)
+        if (!qg_stream_captures(found[i]))
+            qg_mark(found[i]);
+}
+
+/* ---- ends ------------------------------------------------------------------------------------------------- */
+
+/* Under table_lock. The record stays: another thread's cache may still hold it for one more call. */
+static void bury(struct qg_stream *stream)
+{
+    pthread_mutex_lock(&stream->lock); /* a marker of another thread may just go into it */
+    __atomic_store_n(&stream->dead, true, __ATOMIC_SEQ_CST);
+    clear_unmarked(stream);
+    release_marker(stream);
+    pthread_mutex_unlock(&stream->lock);
+    __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Unlinks records that died; their memory is reused by nobody, but chains stay short. */
+static void unlink_dead(size_t at)
+{
+    for (struct qg_stream **link = &table[at]; *link;) {
+        if ((*link)->dead)
+            *link = (*link)->next;
+        else
+            link = &(*link)->next;
+    }
+}
+
+void qg_stream_destroyed(CUstream handle)
+{
+    uint64_t key = (uint64_t)(uintptr_t)handle;
+    size_t at = bucket(key, NULL, 0);
+    pthread_mutex_lock(&table_lock);
+    for (struct qg_stream *stream = table[at]; stream; stream = stream->next)
+        if (stream->key == key && !stream->dead)
+            bury(stream);
+    unlink_dead(at);
+    pthread_mutex_unlock(&table_lock);
+}
+
+void qg_streams_context_gone(CUcontext handle)
+{
+    pthread_mutex_lock(&table_lock);
+    for (size_t i = 0; i < BUCKETS; i++) {
+        for (struct qg_stream *stream = table[i]; stream; stream = stream->next) {
+            if (stream->context->handle != handle || stream->dead)
+                continue;
+            /* Its work ended with the context; nothing will write the word any more. */
+            struct qg_pages *pages = qg_pages_of(stream->card);
+            if (pages && stream->marker >= 0)
+                __atomic_store_n(&pages->proc->markers[stream->marker].done,
+                                 pages->proc->markers[stream->marker].submitted, __ATOMIC_SEQ_CST);
+            bury(stream);
+        }
+        unlink_dead(i);
+    }
+    for (struct qg_context *record = contexts; record; record = record->next) {
+        record->attached = NULL; /* the page may have been registered through the context that is gone */
+        if (record->handle == handle)
+            record->handle = NULL;
+    }
+    pthread_mutex_unlock(&table_lock);
+}
+
+/* New pages: work whose marker stands in the old page must keep the tenant busy in the new one. */
+void qg_streams_adopt(struct qg_card *card, struct qg_pages *from)
+{
+    pthread_mutex_lock(&table_lock);
+    for (unsigned i = 0; from && i < QG_MARKERS; i++) {
+        uint32_t done = __atomic_load_n(&from->proc->markers[i].done, __ATOMIC_ACQUIRE);
+        struct qg_stream *stream = marker_owner[card - qg_cards][i];
+        if (stream && done != stream->value)
+            qg_set_unmarked(stream);
+    }
+    pthread_mutex_unlock(&table_lock);
+    show_unmarked(card);
+}
+
+/* ---- window mode ------------------------------------------------------------------------------------------ */
+
+static uint64_t stream_inflight(struct qg_stream *stream)
+{
+    uint64_t sum = stream->open_ns;
+    while (stream->ring_count && stream->page) {
+        struct qg_ring_item *first = &stream->ring[stream->ring_first];
+        uint32_t done = __atomic_load_n(&stream->page->markers[stream->marker].done, __ATOMIC_ACQUIRE);
+        if ((int32_t)(done - first->value) < 0)
+            break;
+        stream->ring_first = (stream->ring_first + 1) % QG_RING;
+        stream->ring_count--;
+    }
+    for (uint32_t i = 0; i < stream->ring_count; i++)
+        sum += stream->ring[(stream->ring_first + i) % QG_RING].est_ns;
+    return sum;
+}
+
+uint64_t qg_inflight_ns(struct qg_card *card, struct qg_stream **oldest)
+{
+    uint64_t sum = 0;
+    *oldest = NULL;
+    pthread_mutex_lock(&table_lock);
+    for (uint64_t left = marker_taken[card - qg_cards]; left; left &= left - 1) {
+        struct qg_stream *stream = marker_owner[card - qg_cards][__builtin_ctzll(left)];
+        pthread_mutex_lock(&stream->lock);
+        uint64_t own = stream_inflight(stream);
+        pthread_mutex_unlock(&stream->lock);
+        if (own && (!*oldest || stream->ring_count > (*oldest)->ring_count))
+            *oldest = stream;
+        sum += own;
+    }
+    pthread_mutex_unlock(&table_lock);
+    return sum;
+}

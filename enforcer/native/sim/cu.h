@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside of build/sim/libcuda.so.1, the client side of the simulated driver. Handles are addresses in arenas that are
+ * never unmapped, so that any stale or invented handle can be examined without a crash and refused.
+ */
+#ifndef QGPU_SIM_CU_H
+#define QGPU_SIM_CU_H
+
+#define __CUDA_API_VERSION_INTERNAL 1
+#include <cuda.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "sim_proto.h"
+
+#define CU_SIM_VERSION 13000
+#define CU_MAX_STACK 32
+
+/* One definition of a function and of its per-thread default stream variant. */
+#define CU_BOTH(name, pt_name, impl, params, ...)                   \
+    CUresult CUDAAPI name params { return impl(__VA_ARGS__, false); } \
+    CUresult CUDAAPI pt_name params { return impl(__VA_ARGS__, true); }
+
+#define CU_TRY(expression)                   \
+    do {                                     \
+        CUresult try_status = (expression);  \
+        if (try_status != CUDA_SUCCESS)      \
+            return try_status;               \
+    } while (0)
+
+enum cu_magic { CU_CTX = 0x43545831, CU_STREAM, CU_EVENT, CU_MODULE, CU_FUNCTION, CU_GRAPH, CU_EXEC, CU_POOL };
+
+struct cu_device {
+    struct sim_card_info info;
+    CUcontext primary;
+    unsigned primary_refs, primary_flags;
+};
+
+struct cu_state {
+    bool initialised, forked, lost; /* lost: the device side is gone */
+    int sock;
+    pthread_mutex_t lock, sock_lock;
+    struct sim_node node;
+    int ndevices;
+    struct cu_device devices[SIM_MAX_CARDS];
+};
+extern struct cu_state cu;
+
+struct CUstream_st {
+    enum cu_magic magic;
+    CUcontext ctx;
+    uint32_t slot, cmd_flags;
+    unsigned flags;
+    int priority;
+    _Atomic uint64_t last_seq, fence_seq; /* newest command, newest fence */
+    struct cu_host_queue *host;           /* thread that runs host functions; made on first use */
+    CUgraph capture;
+};
+
+struct CUctx_st {
+    enum cu_magic magic;
+    struct cu_device *device;
+    unsigned flags;
+    bool is_primary;
+    uint32_t id;
+    int bell;
+    struct sim_shared *shm;
+    pthread_mutex_t ring_lock;
+    uint64_t head;
+    struct CUstream_st legacy, all, per_thread[SIM_STREAM_PT_N];
+    uint32_t next_stream, next_event;
+    uint8_t stream_used[SIM_STREAMS];
+    uint8_t event_used[SIM_EVENTS];
+    CUmemoryPool pool;
+};
+
+struct CUevent_st {
+    enum cu_magic magic;
+    CUcontext ctx;
+    uint32_t slot;
+    unsigned flags;
+    _Atomic uint32_t rec_stream;
+    _Atomic uint64_t rec_seq;
+};
+
+#define CU_NAME_LEN 128
+struct CUfunc_st {
+    enum cu_magic magic;
+    CUmodule module;
+    struct CUfunc_st *next;
+    bool is_work; /* qgpu_work(u64 iterations): the only kernel whose duration the model knows */
+    int attributes[CU_FUNC_ATTRIBUTE_MAX];
+    char name[CU_NAME_LEN];
+};
+
+struct CUmod_st {
+    enum cu_magic magic;
+    char *ptx; /* NULL: binary code, any kernel name is accepted */
+    struct CUfunc_st *functions;
+    pthread_mutex_t lock;
+    bool is_library;
+};
+
+/* cu_conn.c */
+uint64_t cu_now(void);
+CUresult cu_connect(void);
+CUresult cu_request(uint32_t type, uint64_t a, uint64_t b, void *answer, size_t size, int *fds, unsigned nfds);
+bool cu_server_alive(void);
+CUresult cu_ready(void); /* CUDA_SUCCESS after cuInit in this process */
+
+/* cu_handle.c */
+void *cu_handle_new(enum cu_magic kind);
+void cu_handle_free(enum cu_magic kind, void *handle);
+bool cu_handle_ok(enum cu_magic kind, const void *handle);
+
+/* cu_ring.c */
+CUresult cu_push(CUstream stream, const struct sim_cmd *cmd, bool bell, uint64_t *seq);
+CUresult cu_fence(CUstream stream, uint64_t *seq);
+CUresult cu_wait_seq(CUcontext ctx, uint32_t slot, uint64_t seq);
+CUresult cu_wait_event(CUcontext ctx, uint32_t slot, uint64_t seq);
+CUresult cu_stream_sync(CUstream stream);
+bool cu_seq_done(CUcontext ctx, uint32_t slot, uint64_t seq);
+void cu_ring_bell(CUcontext ctx);
+
+/* cu_ctx.c */
+CUresult cu_current(CUcontext *ctx);
+CUresult cu_device_of(CUdevice dev, struct cu_device **device);
+
+/* cu_stream.c */
+CUresult cu_stream_get(CUstream handle, bool per_thread, CUstream *stream);
+void cu_stream_setup(CUstream stream, CUcontext ctx, uint32_t slot, unsigned flags);
+
+/* cu_memory.c */
+struct cu_alloc; /* shadow memory of one allocation; see there */
+void cu_memory_forget(CUcontext ctx);
+CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes);
+CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t count);
+CUresult cu_memory_address(CUdeviceptr ptr, size_t bytes, uint64_t *address);
+bool cu_memory_is_device(CUdeviceptr ptr);
+
+/* cu_graph.c */
+CUresult cu_capture(CUstream stream, const struct sim_cmd *cmd);
+
+/* cu_table.c */
+extern const unsigned cu_nsymbols;
+
+#endif

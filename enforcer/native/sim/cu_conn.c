@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Connection to the device side, found by QGPU_SIM_DIR, and cuInit: which cards this process may see.
+ */
+#include "cu.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+struct cu_state cu = {.sock = -1, .lock = PTHREAD_MUTEX_INITIALIZER, .sock_lock = PTHREAD_MUTEX_INITIALIZER};
+
+uint64_t cu_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+CUresult cu_ready(void) { return cu.initialised && !cu.forked ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED; }
+
+/* As with the real driver: a forked child cannot use what its parent initialised. */
+static void after_fork(void)
+{
+    if (cu.initialised)
+        cu.forked = true;
+}
+
+static int open_socket(const char *dir)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct timeval limit = {.tv_sec = 10};
+    int dirfd = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/%s", dirfd, SIM_SOCK);
+    if (dirfd < 0 || sock < 0 || connect(sock, (struct sockaddr *)&address, sizeof address) != 0) {
+        if (sock >= 0)
+            close(sock);
+        sock = -1;
+    } else {
+        setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    }
+    if (dirfd >= 0)
+        close(dirfd);
+    return sock;
+}
+
+static void take_fds(struct msghdr *msg, int *fds, unsigned nfds)
+{
+    for (struct cmsghdr *head = CMSG_FIRSTHDR(msg); head; head = CMSG_NXTHDR(msg, head))
+        if (head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS &&
+            head->cmsg_len == CMSG_LEN(nfds * sizeof(int)))
+            memcpy(fds, CMSG_DATA(head), nfds * sizeof(int));
+}
+
+static bool exchange(const struct sim_req *req, void *answer, size_t size, int *fds, unsigned nfds)
+{
+    char control[CMSG_SPACE(2 * sizeof(int))];
+    struct iovec iov = {answer, size};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    const struct sim_rep *rep = answer;
+    ssize_t len;
+    if (send(cu.sock, req, sizeof *req, MSG_NOSIGNAL) != (ssize_t)sizeof *req)
+        return false;
+    do
+        len = recvmsg(cu.sock, &msg, MSG_CMSG_CLOEXEC);
+    while (len < 0 && errno == EINTR);
+    if (len < (ssize_t)sizeof *rep || rep->magic != SIM_MAGIC || rep->version != SIM_VERSION)
+        return false;
+    if (nfds)
+        take_fds(&msg, fds, nfds);
+    return rep->status != CUDA_SUCCESS || len == (ssize_t)size;
+}
+
+CUresult cu_request(uint32_t type, uint64_t a, uint64_t b, void *answer, size_t size, int *fds, unsigned nfds)
+{
+    struct sim_req req = {SIM_MAGIC, SIM_VERSION, type, sizeof req, a, b, 0, 0};
+    struct sim_rep *rep = answer;
+    pthread_mutex_lock(&cu.sock_lock);
+    bool ok = !cu.lost && cu.sock >= 0 && exchange(&req, answer, size, fds, nfds);
+    if (!ok)
+        cu.lost = true;
+    pthread_mutex_unlock(&cu.sock_lock);
+    return ok ? (CUresult)rep->status : CUDA_ERROR_DEVICE_UNAVAILABLE;
+}
+
+bool cu_server_alive(void)
+{
+    struct pollfd fd = {.fd = cu.sock, .events = POLLRDHUP};
+    if (poll(&fd, 1, 0) == 1 && fd.revents & (POLLHUP | POLLRDHUP | POLLERR | POLLNVAL))
+        cu.lost = true;
+    return !cu.lost;
+}
+
+/* The device file's permission decides, also the device cgroup's. No driver is behind it: ENXIO or ENODEV mean yes. */
+static bool may_see(const struct sim_card_info *info)
+{
+    int fd = open(info->path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    if (fd >= 0) {
+        close(fd);
+        return true;
+    }
+    return errno != EPERM && errno != EACCES && errno != ENOENT;
+}
+
+static int by_name(const struct cu_device *all, int n, const char *token, size_t len)
+{
+    char *end;
+    if (len >= 5 && strncmp(token, "GPU-", 4) == 0) {
+        for (int i = 0; i < n; i++)
+            if (strncmp(all[i].info.uuid, token, len) == 0)
+                return i;
+        return -1;
+    }
+    long index = strtol(token, &end, 10);
+    return end == token || end != token + len || index < 0 || index >= n ? -1 : (int)index;
+}
+
+/* CUDA_VISIBLE_DEVICES: order and choice; the list ends at the first entry that names nothing, as in CUDA. */
+static void choose(const struct cu_device *all, int n, const char *list)
+{
+    bool taken[SIM_MAX_CARDS] = {false};
+    cu.ndevices = 0;
+    while (*list && cu.ndevices < n) {
+        list += strspn(list, " \t");
+        size_t len = strcspn(list, ",");
+        size_t word = len;
+        while (word && (list[word - 1] == ' ' || list[word - 1] == '\t'))
+            word--;
+        int i = by_name(all, n, list, word);
+        if (i < 0)
+            return;
+        if (taken[i]) { /* the same card twice: CUDA shows none at all */
+            cu.ndevices = 0;
+            return;
+        }
+        taken[i] = true;
+        cu.devices[cu.ndevices++] = all[i];
+        list += len + (list[len] == ',');
+    }
+}
+
+static CUresult list_devices(void)
+{
+    struct cu_device seen[SIM_MAX_CARDS];
+    int n = 0;
+    memset(seen, 0, sizeof seen);
+    for (uint32_t i = 0; i < cu.node.ncards && i < SIM_MAX_CARDS; i++) {
+        CU_TRY(cu_request(SIM_REQ_CARD, i, 0, &seen[n].info, sizeof seen[n].info, NULL, 0));
+        n += may_see(&seen[n].info);
+    }
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    if (list) {
+        choose(seen, n, list);
+    } else {
+        memcpy(cu.devices, seen, sizeof seen);
+        cu.ndevices = n;
+    }
+    return cu.ndevices ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+}
+
+CUresult cu_connect(void)
+{
+    const char *dir = getenv(SIM_ENV_DIR);
+    cu.lost = false;
+    cu.sock = dir && *dir ? open_socket(dir) : -1;
+    if (cu.sock < 0)
+        return CUDA_ERROR_NO_DEVICE;
+    CUresult status = cu_request(SIM_REQ_HELLO, 0, 0, &cu.node, sizeof cu.node, NULL, 0);
+    if (status != CUDA_SUCCESS)
+        status = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+    else
+        status = list_devices();
+    if (status != CUDA_SUCCESS) {
+        close(cu.sock);
+        cu.sock = -1;
+    }
+    return status;
+}
+
+CUresult CUDAAPI cuInit(unsigned int flags)
+{
+    static bool watching;
+    CUresult status = CUDA_SUCCESS;
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (cu.forked)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    pthread_mutex_lock(&cu.lock);
+    if (!cu.initialised) {
+        status = cu_connect();
+        cu.initialised = status == CUDA_SUCCESS;
+        if (!watching)
+            watching = pthread_atfork(NULL, NULL, after_fork) == 0;
+    }
+    pthread_mutex_unlock(&cu.lock);
+    return status;
+}
+
+CUresult CUDAAPI cuDriverGetVersion(int *version)
+{
+    if (!version)
+        return CUDA_ERROR_INVALID_VALUE;
+    *version = CU_SIM_VERSION;
+    return CUDA_SUCCESS;
+}

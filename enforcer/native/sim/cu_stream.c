@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Streams, and memory operations in streams.
+ */
+#include "cu.h"
+
+void cu_stream_setup(CUstream stream, CUcontext ctx, uint32_t slot, unsigned flags)
+{
+    *stream = (struct CUstream_st){.magic = CU_STREAM, .ctx = ctx, .slot = slot, .flags = flags,
+                                   .cmd_flags = flags & CU_STREAM_NON_BLOCKING ? SIM_CMD_NONBLOCKING : 0};
+}
+
+/* Threads share the per-thread slots round robin once there are more than 16 of them. */
+static CUstream mine(CUcontext ctx)
+{
+    static _Atomic unsigned threads;
+    static __thread unsigned me;
+    if (!me)
+        me = 1 + atomic_fetch_add(&threads, 1) % SIM_STREAM_PT_N;
+    return &ctx->per_thread[me - 1];
+}
+
+CUresult cu_stream_get(CUstream handle, bool per_thread, CUstream *stream)
+{
+    CUcontext ctx;
+    if (handle > CU_STREAM_PER_THREAD) {
+        CU_TRY(cu_ready());
+        if (!cu_handle_ok(CU_STREAM, handle))
+            return CUDA_ERROR_INVALID_HANDLE;
+        *stream = handle;
+        return cu_handle_ok(CU_CTX, handle->ctx) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    }
+    CU_TRY(cu_current(&ctx));
+    per_thread = handle == CU_STREAM_PER_THREAD || (per_thread && !handle);
+    *stream = per_thread ? mine(ctx) : &ctx->legacy;
+    return CUDA_SUCCESS;
+}
+
+static uint32_t take_slot(CUcontext ctx)
+{
+    pthread_mutex_lock(&ctx->ring_lock);
+    for (uint32_t tries = SIM_STREAM_USER; tries < SIM_STREAM_ALL; tries++) {
+        uint32_t slot = ctx->next_stream++;
+        if (ctx->next_stream >= SIM_STREAM_ALL)
+            ctx->next_stream = SIM_STREAM_USER;
+        if (!ctx->stream_used[slot]) {
+            ctx->stream_used[slot] = 1;
+            pthread_mutex_unlock(&ctx->ring_lock);
+            return slot;
+        }
+    }
+    pthread_mutex_unlock(&ctx->ring_lock);
+    return 0;
+}
+
+CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority)
+{
+    CUcontext ctx;
+    CU_TRY(cu_current(&ctx));
+    if (!out || flags & ~(unsigned)CU_STREAM_NON_BLOCKING)
+        return CUDA_ERROR_INVALID_VALUE;
+    uint32_t slot = take_slot(ctx);
+    CUstream stream = slot ? cu_handle_new(CU_STREAM) : NULL;
+    if (!stream) {
+        ctx->stream_used[slot] = 0;
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    cu_stream_setup(stream, ctx, slot, flags);
+    stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+    *out = stream;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamCreate(CUstream *out, unsigned int flags) { return cuStreamCreateWithPriority(out, flags, 0); }
+
+/* Work in flight goes on: a later stream in the same slot queues behind it. */
+CUresult CUDAAPI cuStreamDestroy_v2(CUstream handle)
+{
+    CU_TRY(cu_ready());
+    if (handle <= CU_STREAM_PER_THREAD || !cu_handle_ok(CU_STREAM, handle))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (cu_handle_ok(CU_CTX, handle->ctx)) {
+        pthread_mutex_lock(&handle->ctx->ring_lock);
+        handle->ctx->stream_used[handle->slot] = 0;
+        pthread_mutex_unlock(&handle->ctx->ring_lock);
+    }
+    cu_handle_free(CU_STREAM, handle);
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamDestroy(CUstream handle) { return cuStreamDestroy_v2(handle); }
+
+static CUresult synchronize(CUstream handle, bool pt)
+{
+    CUstream stream;
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    return stream->capture ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : cu_stream_sync(stream);
+}
+CU_BOTH(cuStreamSynchronize, cuStreamSynchronize_ptsz, synchronize, (CUstream stream), stream)
+
+/* The device publishes what it passes when it wakes; a fence behind unfinished work makes it wake in time. */
+static CUresult query(CUstream handle, bool pt)
+{
+    CUstream stream;
+    uint64_t seq;
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    if (stream->capture)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (cu_seq_done(stream->ctx, stream->slot, stream->last_seq))
+        return CUDA_SUCCESS;
+    if (stream->fence_seq != stream->last_seq)
+        CU_TRY(cu_fence(stream, &seq));
+    if (cu.lost)
+        return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    return cu_seq_done(stream->ctx, stream->slot, stream->last_seq) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+CU_BOTH(cuStreamQuery, cuStreamQuery_ptsz, query, (CUstream stream), stream)
+
+static CUresult get_flags(CUstream handle, unsigned *flags, bool pt)
+{
+    CUstream stream;
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    if (!flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = stream->flags;
+    return CUDA_SUCCESS;
+}
+CU_BOTH(cuStreamGetFlags, cuStreamGetFlags_ptsz, get_flags, (CUstream stream, unsigned int *flags), stream, flags)
+
+static CUresult get_priority(CUstream handle, int *priority, bool pt)
+{
+    CUstream stream;
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    if (!priority)
+        return CUDA_ERROR_INVALID_VALUE;
+    *priority = stream->priority;
+    return CUDA_SUCCESS;
+}
+CU_BOTH(cuStreamGetPriority, cuStreamGetPriority_ptsz, get_priority, (CUstream stream, int *priority), stream, priority)
+
+static CUresult get_ctx(CUstream handle, CUcontext *ctx, bool pt)
+{
+    CUstream stream;
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    if (!ctx)
+        return CUDA_ERROR_INVALID_VALUE;
+    *ctx = stream->ctx;
+    return CUDA_SUCCESS;
+}
+CU_BOTH(cuStreamGetCtx, cuStreamGetCtx_ptsz, get_ctx, (CUstream stream, CUcontext *ctx), stream, ctx)
+
+static CUresult get_id(CUstream handle, unsigned long long *id, bool pt)
+{
+    CUstream stream;
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    if (!id)
+        return CUDA_ERROR_INVALID_VALUE;
+    *id = (unsigned long long)stream->ctx->id << 32 | stream->slot;
+    return CUDA_SUCCESS;
+}
+CU_BOTH(cuStreamGetId, cuStreamGetId_ptsz, get_id, (CUstream stream, unsigned long long *id), stream, id)
+
+static CUresult get_device(CUstream handle, CUdevice *dev, bool pt)
+{
+    CUstream stream;
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    if (!dev)
+        return CUDA_ERROR_INVALID_VALUE;
+    *dev = (CUdevice)(stream->ctx->device - cu.devices);
+    return CUDA_SUCCESS;
+}
+CU_BOTH(cuStreamGetDevice, cuStreamGetDevice_ptsz, get_device, (CUstream stream, CUdevice *dev), stream, dev)
+
+/* ---- 32-bit words in memory ----------------------------------------------------------------------------- */
+
+static CUresult word_op(uint32_t op, CUstream handle, CUdeviceptr addr, cuuint32_t value, unsigned flags, bool pt)
+{
+    CUstream stream;
+    struct sim_cmd cmd = {.op = op, .b = value, .c = flags};
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    if (addr % 4)
+        return CUDA_ERROR_INVALID_VALUE;
+    CU_TRY(cu_memory_address(addr, 4, &cmd.a));
+    return cu_push(stream, &cmd, true, NULL);
+}
+
+static CUresult write32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned flags, bool pt)
+{
+    if (flags & ~(unsigned)CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER)
+        return CUDA_ERROR_INVALID_VALUE;
+    return word_op(SIM_OP_WRITE32, stream, addr, value, flags, pt);
+}
+
+static CUresult wait32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned flags, bool pt)
+{
+    if (flags & ~3u)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return word_op(SIM_OP_WAIT32, stream, addr, value, flags, pt);
+}
+
+#define WORD_PARAMS (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
+CU_BOTH(cuStreamWriteValue32, cuStreamWriteValue32_ptsz, write32, WORD_PARAMS, stream, addr, value, flags)
+CU_BOTH(cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz, write32, WORD_PARAMS, stream, addr, value, flags)
+CU_BOTH(cuStreamWaitValue32, cuStreamWaitValue32_ptsz, wait32, WORD_PARAMS, stream, addr, value, flags)
+CU_BOTH(cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz, wait32, WORD_PARAMS, stream, addr, value, flags)

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside of qgpu-simgpu, the device side of the simulated driver: one single-threaded process per node.
+ */
+#ifndef QGPU_SIM_GPU_H
+#define QGPU_SIM_GPU_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "sim_model.h"
+#include "sim_proto.h"
+
+#define GPU_MAX_CONNS 1024u
+#define GPU_MAX_CTX_PROC 64u
+#define GPU_MAX_CTX 2048u
+#define GPU_MAX_ALLOCS (1u << 20) /* of one context */
+#define GPU_SAMPLES 11u           /* of busy time, 100 ms apart: utilization over one second */
+#define GPU_TICK_NS 100000000ull
+
+struct gpu_conn; /* one connection = one process that opened the driver or NVML */
+struct gpu;
+
+enum gpu_source { SRC_LISTEN, SRC_TIMER, SRC_TICK, SRC_SIGNAL, SRC_CONN, SRC_DEATH, SRC_BELL };
+
+struct gpu_watch { /* what an epoll event points at */
+    enum gpu_source source;
+    void *object;
+};
+
+struct gpu_samples {
+    uint64_t t[GPU_SAMPLES], busy[GPU_SAMPLES];
+    unsigned next, count;
+};
+
+struct gpu_card {
+    struct gpu *gpu;
+    struct model_card model;
+    uint32_t index, minor;
+    uint64_t mem_total, mem_used;
+    char uuid[SIM_UUID_LEN];
+    char path[192];
+    struct gpu_samples samples;
+    uint64_t backoff_ns; /* grows while timer wake-ups find nothing: a guard, the prediction is a lower bound */
+    bool published;      /* something observable ended since the last prediction */
+};
+
+struct gpu_alloc {
+    uint64_t id, bytes;
+};
+
+struct gpu_ctx {
+    struct gpu_ctx *next; /* of the connection */
+    struct gpu_conn *conn;
+    struct gpu_card *card;
+    struct model_ctx *model;
+    struct sim_shared *shm;
+    int bell;
+    uint32_t id;
+    uint64_t tail, last_submit;
+    struct gpu_alloc *allocs;
+    uint32_t nallocs, room;
+    uint64_t next_alloc, mem;
+    bool hostile;
+};
+
+struct gpu_conn {
+    struct gpu_conn *next;
+    struct gpu *gpu;
+    struct gpu_watch watch, death;
+    struct gpu_ctx *ctxs;
+    uint32_t nctx;
+    int sock, pidfd, mem; /* mem: /proc/PID/mem as it was when the process connected, so exec(2) cannot redirect it */
+    pid_t pid;
+    uid_t uid;
+    bool gone;
+    uint64_t past_busy; /* of contexts that it destroyed */
+    struct gpu_samples samples;
+};
+
+struct gpu_config {
+    const char *dir, *node, *model;
+    unsigned cards, major, minor_base, ready_fd, priority;
+    uint64_t memory, context_bytes;
+    double ns_per_iter, unknown_us, copy_gbs, memory_gbs;
+    struct model_params params;
+    bool trace, has_ready_fd, realtime;
+};
+
+struct gpu {
+    struct gpu_config config;
+    struct gpu_card cards[SIM_MAX_CARDS];
+    struct gpu_conn *conns, *buried; /* buried: freed after the batch of events */
+    struct gpu_ctx *table[GPU_MAX_CTX]; /* by id % GPU_MAX_CTX */
+    struct gpu_watch listen_watch, timer_watch, tick_watch, signal_watch;
+    struct gpu_watch bell_watch; /* of all contexts: settle() looks at every ring */
+    uint32_t next_ctx, nconn, nctx;
+    int epoll, listen, timer, tick, signals, dir, trace;
+    uint64_t armed_ns;
+    bool ticking, stop, locked;
+};
+
+uint64_t gpu_now(void);
+bool gpu_watch_fd(struct gpu *gpu, int fd, uint32_t events, struct gpu_watch *watch);
+
+/* gpu_ctx.c */
+struct gpu_ctx *gpu_ctx_create(struct gpu_conn *conn, struct gpu_card *card, int *memfd);
+void gpu_ctx_destroy(struct gpu_ctx *ctx);
+struct gpu_ctx *gpu_ctx_find(struct gpu *gpu, uint32_t id);
+bool gpu_ctx_drain(struct gpu_ctx *ctx, uint64_t now); /* true: took an observable command */
+void gpu_ctx_poll_client(struct gpu_ctx *ctx);
+int gpu_ctx_alloc(struct gpu_ctx *ctx, uint64_t bytes, uint64_t *id); /* a CUresult */
+int gpu_ctx_free(struct gpu_ctx *ctx, uint64_t id);
+extern const struct model_hooks gpu_hooks;
+
+/* gpu_card.c */
+bool gpu_card_init(struct gpu *gpu, unsigned index);
+void gpu_card_sync(struct gpu_card *card); /* drains all rings, advances to now */
+uint64_t gpu_card_next(struct gpu_card *card, uint64_t now);
+void gpu_card_sample(struct gpu_card *card, uint64_t now);
+void gpu_sample(struct gpu_samples *samples, uint64_t now, uint64_t busy);
+unsigned gpu_percent(const struct gpu_samples *samples, uint64_t now, uint64_t busy);
+uint64_t gpu_conn_busy(const struct gpu_conn *conn, const struct gpu_card *card);
+
+/* gpu_conn.c */
+void gpu_accept(struct gpu *gpu);
+void gpu_conn_readable(struct gpu_conn *conn);
+void gpu_conn_end(struct gpu_conn *conn, const char *why);
+void gpu_reap_dead(struct gpu *gpu); /* looks at every pidfd */
+void gpu_bury(struct gpu *gpu);
+
+/* gpu_request.c */
+void gpu_request(struct gpu_conn *conn, const struct sim_req *req);
+
+/* gpu_node.c: the directory, device nodes and socket; the trace */
+bool gpu_node_open(struct gpu *gpu);
+void gpu_node_close(struct gpu *gpu);
+bool gpu_trace_open(struct gpu *gpu);
+void gpu_trace(struct gpu *gpu, const struct sim_trace_rec *rec);
+void gpu_trace_flush(struct gpu *gpu);
+
+#endif

@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Contexts on the device side: taking commands out of the shared ring, publishing what ended, and memory.
+ */
+#include <cuda.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <linux/memfd.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "gpu.h"
+
+#define MAX_KERNEL_NS 3600e9 /* an hour; longer is a broken argument */
+#define COPY_LATENCY_NS 1500.0
+
+static void wake(uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Publishes a change of word's neighbours; the sequentially consistent pair with the client's waiters++ loses no wake. */
+static void announce(uint32_t *gen, uint32_t *waiters)
+{
+    __atomic_add_fetch(gen, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(waiters, __ATOMIC_SEQ_CST))
+        wake(gen);
+}
+
+struct gpu_ctx *gpu_ctx_find(struct gpu *gpu, uint32_t id)
+{
+    struct gpu_ctx *ctx = gpu->table[id % GPU_MAX_CTX];
+    return ctx && ctx->id == id ? ctx : NULL;
+}
+
+static struct sim_shared *map_shared(int *memfd)
+{
+    int fd = memfd_create("qgpu-sim-context", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return NULL;
+    void *map = MAP_FAILED;
+    if (ftruncate(fd, sizeof(struct sim_shared)) == 0 &&
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
+        map = mmap(NULL, sizeof(struct sim_shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED) {
+        close(fd);
+        return NULL;
+    }
+    *memfd = fd;
+    return map;
+}
+
+static bool take_id(struct gpu *gpu, struct gpu_ctx *ctx)
+{
+    for (unsigned tries = 0; tries < GPU_MAX_CTX; tries++) {
+        uint32_t id = ++gpu->next_ctx;
+        if (id && !gpu->table[id % GPU_MAX_CTX]) {
+            ctx->id = id;
+            gpu->table[id % GPU_MAX_CTX] = ctx;
+            return true;
+        }
+    }
+    return false;
+}
+
+static void link_ctx(struct gpu_ctx *ctx)
+{
+    ctx->next = ctx->conn->ctxs;
+    ctx->conn->ctxs = ctx;
+    ctx->conn->nctx++;
+    ctx->conn->gpu->nctx++;
+    ctx->mem = ctx->conn->gpu->config.context_bytes;
+    ctx->card->mem_used += ctx->mem;
+}
+
+static void free_parts(struct gpu_ctx *ctx, int memfd)
+{
+    if (ctx->id)
+        ctx->conn->gpu->table[ctx->id % GPU_MAX_CTX] = NULL;
+    if (ctx->model)
+        model_ctx_destroy(ctx->model);
+    if (ctx->shm)
+        munmap(ctx->shm, sizeof *ctx->shm);
+    if (ctx->bell >= 0)
+        close(ctx->bell);
+    if (memfd >= 0)
+        close(memfd);
+    free(ctx->allocs);
+    free(ctx);
+}
+
+struct gpu_ctx *gpu_ctx_create(struct gpu_conn *conn, struct gpu_card *card, int *memfd)
+{
+    struct gpu *gpu = conn->gpu;
+    struct gpu_ctx *ctx = calloc(1, sizeof *ctx);
+    *memfd = -1;
+    if (!ctx)
+        return NULL;
+    ctx->conn = conn;
+    ctx->card = card;
+    ctx->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    ctx->shm = map_shared(memfd);
+    if (ctx->bell < 0 || !ctx->shm || !take_id(gpu, ctx))
+        goto fail;
+    ctx->model = model_ctx_create(&card->model, ctx->id, ctx);
+    /* Edge-triggered and never read: a client that drains it only misses its own wake-ups. */
+    if (!ctx->model || !gpu_watch_fd(gpu, ctx->bell, EPOLLIN | EPOLLET, &gpu->bell_watch))
+        goto fail;
+    *ctx->shm = (struct sim_shared){.magic = SIM_MAGIC, .version = SIM_VERSION, .ctx_id = ctx->id,
+                                    .card = card->index};
+    link_ctx(ctx);
+    return ctx;
+fail:
+    free_parts(ctx, *memfd);
+    *memfd = -1;
+    return NULL;
+}
+
+void gpu_ctx_destroy(struct gpu_ctx *ctx)
+{
+    struct gpu_conn *conn = ctx->conn;
+    struct gpu_ctx **link = &conn->ctxs;
+    while (*link != ctx)
+        link = &(*link)->next;
+    *link = ctx->next;
+    conn->nctx--;
+    conn->gpu->nctx--;
+    conn->past_busy += ctx->model->busy_ns;
+    ctx->card->mem_used -= ctx->mem;
+    __atomic_store_n(&ctx->shm->dead, 1, __ATOMIC_SEQ_CST);
+    announce(&ctx->shm->space_gen, &ctx->shm->space_waiters);
+    free_parts(ctx, -1);
+}
+
+/* ---- memory --------------------------------------------------------------------------------------------- */
+
+static uint64_t round_size(uint64_t bytes)
+{
+    uint64_t unit = bytes < (1u << 20) ? 4096 : 2u << 20;
+    return (bytes + unit - 1) / unit * unit;
+}
+
+static bool room_for(struct gpu_ctx *ctx)
+{
+    if (ctx->nallocs < ctx->room)
+        return true;
+    uint32_t room = ctx->room ? ctx->room * 2 : 64;
+    struct gpu_alloc *grown = room <= GPU_MAX_ALLOCS ? realloc(ctx->allocs, room * sizeof *grown) : NULL;
+    if (!grown)
+        return false;
+    ctx->allocs = grown;
+    ctx->room = room;
+    return true;
+}
+
+int gpu_ctx_alloc(struct gpu_ctx *ctx, uint64_t bytes, uint64_t *id)
+{
+    struct gpu_card *card = ctx->card;
+    const struct gpu_conn *conn = ctx->conn;
+    if (!bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (bytes > card->mem_total || !room_for(ctx))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    uint64_t size = round_size(bytes);
+    if (size > card->mem_total - card->mem_used)
+        gpu_reap_dead(card->gpu); /* what a killed process held is free at once, as under a real kernel driver */
+    if (conn->gone) /* the asking process itself */
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (size > card->mem_total - card->mem_used)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *id = ++ctx->next_alloc;
+    ctx->allocs[ctx->nallocs++] = (struct gpu_alloc){*id, size};
+    ctx->mem += size;
+    card->mem_used += size;
+    return CUDA_SUCCESS;
+}
+
+int gpu_ctx_free(struct gpu_ctx *ctx, uint64_t id)
+{
+    for (uint32_t i = ctx->nallocs; i-- > 0;) /* the youngest first: programs free what they took last */
+        if (ctx->allocs[i].id == id) {
+            ctx->mem -= ctx->allocs[i].bytes;
+            ctx->card->mem_used -= ctx->allocs[i].bytes;
+            ctx->allocs[i] = ctx->allocs[--ctx->nallocs];
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- commands in ---------------------------------------------------------------------------------------- */
+
+static uint64_t duration(const struct gpu_config *config, const struct sim_cmd *cmd)
+{
+    double ns = 0;
+    switch (cmd->op) {
+    case SIM_OP_KERNEL:
+        ns = cmd->b ? (double)cmd->a * config->ns_per_iter : config->unknown_us * 1e3;
+        break;
+    case SIM_OP_HTOD:
+    case SIM_OP_DTOH:
+        ns = COPY_LATENCY_NS + (double)cmd->a / config->copy_gbs;
+        break;
+    case SIM_OP_DTOD:
+    case SIM_OP_MEMSET:
+        ns = COPY_LATENCY_NS + (double)cmd->a / config->memory_gbs;
+        break;
+    default:
+        return 0;
+    }
+    return ns < 1 ? 1 : ns > MAX_KERNEL_NS ? (uint64_t)MAX_KERNEL_NS : (uint64_t)ns;
+}
+
+static bool valid(const struct sim_cmd *cmd)
+{
+    bool known = model_timed(cmd->op) || (cmd->op >= SIM_OP_EVENT && cmd->op <= SIM_OP_FREE);
+    return known && cmd->stream < SIM_STREAMS && (cmd->op != SIM_OP_EVENT || cmd->a < SIM_EVENTS);
+}
+
+static bool observable(uint32_t op) { return !model_timed(op) && op != SIM_OP_WAIT; }
+
+/* Takes one command; now bounds what the client says about its time. */
+static bool take(struct gpu_ctx *ctx, uint64_t now, bool *seen)
+{
+    struct sim_cmd cmd;
+    memcpy(&cmd, (const void *)&ctx->shm->ring[ctx->tail % SIM_RING], sizeof cmd);
+    __asm__ volatile("" ::: "memory"); /* cmd is a copy from here on, whatever the client does to the slot */
+    if (!valid(&cmd)) {
+        ctx->hostile = true;
+        return false;
+    }
+    if (cmd.t_submit > now)
+        cmd.t_submit = now;
+    if (cmd.t_submit < ctx->last_submit)
+        cmd.t_submit = ctx->last_submit;
+    if (!model_submit(ctx->model, &cmd, ctx->tail + 1, duration(&ctx->conn->gpu->config, &cmd)))
+        return false;
+    ctx->last_submit = cmd.t_submit;
+    ctx->tail++;
+    *seen |= observable(cmd.op);
+    return true;
+}
+
+static unsigned drain(struct gpu_ctx *ctx, uint64_t now, bool *seen)
+{
+    unsigned taken = 0;
+    uint64_t head = __atomic_load_n(&ctx->shm->head, __ATOMIC_ACQUIRE);
+    if (head - ctx->tail > SIM_RING) {
+        ctx->hostile = true;
+        return 0;
+    }
+    bool was_full = head - ctx->tail == SIM_RING;
+    while (!ctx->hostile && ctx->tail != head && take(ctx, now, seen))
+        taken++;
+    if (taken) {
+        __atomic_store_n(&ctx->shm->tail, ctx->tail, __ATOMIC_SEQ_CST);
+        if (was_full || __atomic_load_n(&ctx->shm->space_waiters, __ATOMIC_SEQ_CST))
+            announce(&ctx->shm->space_gen, &ctx->shm->space_waiters);
+    }
+    return taken;
+}
+
+bool gpu_ctx_drain(struct gpu_ctx *ctx, uint64_t now)
+{
+    bool seen = false;
+    drain(ctx, now, &seen);
+    return seen;
+}
+
+static unsigned hook_refill(void *arg, struct model_ctx *model)
+{
+    struct gpu_card *card = arg;
+    struct gpu_ctx *ctx = model->owner;
+    bool seen = false;
+    (void)card;
+    return ctx->hostile ? 0 : drain(ctx, gpu_now(), &seen);
+}
+
+static bool word_holds(const struct gpu_ctx *ctx, const struct model_op *op)
+{
+    uint32_t have = 0, want = (uint32_t)op->b;
+    if (pread(ctx->conn->mem, &have, sizeof have, (off_t)op->a) != (ssize_t)sizeof have)
+        return false;
+    switch (op->c & 3) {
+    case CU_STREAM_WAIT_VALUE_GEQ:
+        return (int32_t)(have - want) >= 0;
+    case CU_STREAM_WAIT_VALUE_EQ:
+        return have == want;
+    case CU_STREAM_WAIT_VALUE_AND:
+        return (have & want) != 0;
+    default:
+        return (have | want) != 0xffffffffu; /* NOR: ~(have | want) != 0 */
+    }
+}
+
+void gpu_ctx_poll_client(struct gpu_ctx *ctx)
+{
+    for (unsigned i = 0; i < ctx->model->nactive; i++) {
+        uint32_t stream = ctx->model->active[i];
+        const struct model_op *head = model_head(ctx->model, stream);
+        if (head->op == SIM_OP_HOST)
+            model_client_done(ctx->model, stream,
+                              __atomic_load_n(&ctx->shm->streams[stream].host_done, __ATOMIC_ACQUIRE));
+        else if (head->op == SIM_OP_WAIT32 && head->t_submit <= ctx->card->model.t && word_holds(ctx, head))
+            model_client_done(ctx->model, stream, head->seq);
+    }
+}
+
+/* ---- results out ---------------------------------------------------------------------------------------- */
+
+static void publish_event(struct gpu_ctx *ctx, const struct model_op *op, uint64_t t)
+{
+    struct sim_event_word *word = &ctx->shm->events[op->a];
+    if (op->seq <= __atomic_load_n(&word->done_seq, __ATOMIC_RELAXED))
+        return;
+    __atomic_store_n(&word->done_ns, t, __ATOMIC_RELAXED);
+    __atomic_store_n(&word->done_seq, op->seq, __ATOMIC_RELEASE);
+    announce(&word->gen, &word->waiters);
+}
+
+static void write_word(struct gpu_ctx *ctx, const struct model_op *op)
+{
+    uint32_t value = (uint32_t)op->b;
+    /* A process that is dying, or an address that went away: the write is lost, as on a card. */
+    if (pwrite(ctx->conn->mem, &value, sizeof value, (off_t)op->a) != (ssize_t)sizeof value)
+        return;
+}
+
+static void hook_done(void *arg, struct model_ctx *model, const struct model_op *op, uint64_t t)
+{
+    struct gpu_card *card = arg;
+    struct gpu_ctx *ctx = model->owner;
+    struct sim_stream_word *stream = &ctx->shm->streams[op->stream];
+    if (!observable(op->op)) {
+        __atomic_store_n(&stream->done_seq, op->seq, __ATOMIC_SEQ_CST);
+        return;
+    }
+    card->published = true;
+    if (op->op == SIM_OP_EVENT)
+        publish_event(ctx, op, t);
+    else if (op->op == SIM_OP_WRITE32)
+        write_word(ctx, op);
+    else if (op->op == SIM_OP_FREE)
+        gpu_ctx_free(ctx, op->a);
+    __atomic_store_n(&stream->done_seq, op->seq, __ATOMIC_SEQ_CST);
+    announce(&stream->gen, &stream->waiters);
+}
+
+static void hook_piece(void *arg, struct model_ctx *model, const struct model_op *op, uint64_t t0, uint64_t t1,
+                       uint32_t flags)
+{
+    struct gpu_card *card = arg;
+    const struct gpu_ctx *ctx = model->owner;
+    struct sim_trace_rec rec = {.t_start = t0, .t_end = t1, .t_submit = op->t_submit,
+                                .pid = (uint32_t)ctx->conn->pid, .card = card->index, .ctx = ctx->id,
+                                .stream = op->stream, .kind = op->op, .flags = flags, .seq = op->seq,
+                                .work = op->work};
+    gpu_trace(card->gpu, &rec);
+}
+
+static struct model_ctx *hook_find(void *arg, uint32_t id)
+{
+    struct gpu_card *card = arg;
+    struct gpu_ctx *ctx = gpu_ctx_find(card->gpu, id);
+    return ctx ? ctx->model : NULL;
+}
+
+const struct model_hooks gpu_hooks = {hook_done, hook_piece, hook_refill, hook_find};

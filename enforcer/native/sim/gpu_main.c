@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * qgpu-simgpu: command line, the loop, and going to sleep without missing a doorbell.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/timerfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "gpu.h"
+
+static const char usage[] =
+    "usage: qgpu-simgpu --dir DIR --node NAME [options]\n"
+    "Models the NVIDIA cards of one node for build/sim/libcuda.so.1 and libnvidia-ml.so.1 (QGPU_SIM_DIR=DIR).\n"
+    "  --cards N          number of cards, 1 to 16 (1)\n"
+    "  --model NAME       name of the cards (NVIDIA H200)\n"
+    "  --memory MIB       memory of each card (81920)\n"
+    "  --context-mib MIB  what each context takes of it (300)\n"
+    "  --major M          major of the device nodes, 240 to 254 (245; another one if a driver has it)\n"
+    "  --minor-base K     minor of the first card (0)\n"
+    "  --slice-us F       time slice between contexts (2000)\n"
+    "  --switch-us F      cost of a change of context (50)\n"
+    "  --ns-per-iter F    duration of one iteration of qgpu_work (1.0)\n"
+    "  --unknown-us F     duration of any other kernel (10)\n"
+    "  --copy-gbs F       host to card and back, GB/s (50)\n"
+    "  --memory-gbs F     within the card, GB/s (2000)\n"
+    "  --no-trace         do not write DIR/trace.bin\n"
+    "  --priority N       of SCHED_FIFO, 0: do not ask for it (60)\n"
+    "  --ready-fd N       write READY there and close it when clients may connect\n";
+
+uint64_t gpu_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+bool gpu_watch_fd(struct gpu *gpu, int fd, uint32_t events, struct gpu_watch *watch)
+{
+    struct epoll_event event = {.events = events, .data.ptr = watch};
+    return epoll_ctl(gpu->epoll, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+/* ---- command line --------------------------------------------------------------------------------------- */
+
+static void refuse(const char *option, const char *text, double low, double high)
+{
+    fprintf(stderr, "qgpu-simgpu: --%s %s: a number from %g to %g is needed\n", option, text, low, high);
+    exit(2);
+}
+
+static double number(const char *option, const char *text, double low, double high)
+{
+    char *end;
+    errno = 0;
+    double value = strtod(text, &end);
+    if (errno || end == text || *end || !(value >= low && value <= high))
+        refuse(option, text, low, high);
+    return value;
+}
+
+static unsigned whole(const char *option, const char *text, unsigned low, unsigned high)
+{
+    double value = number(option, text, low, high);
+    if (value != (unsigned)value)
+        refuse(option, text, low, high);
+    return (unsigned)value;
+}
+
+enum option_id { O_DIR = 1, O_NODE, O_CARDS, O_MODEL, O_MEMORY, O_CONTEXT, O_MAJOR, O_MINOR, O_SLICE, O_SWITCH, O_ITER,
+              O_UNKNOWN, O_COPY, O_MEMGBS, O_TRACE, O_NO_TRACE, O_PRIORITY, O_READY, O_HELP };
+
+static const struct option options[] = {
+    {"dir", 1, NULL, O_DIR}, {"node", 1, NULL, O_NODE}, {"cards", 1, NULL, O_CARDS}, {"model", 1, NULL, O_MODEL},
+    {"memory", 1, NULL, O_MEMORY}, {"context-mib", 1, NULL, O_CONTEXT}, {"major", 1, NULL, O_MAJOR},
+    {"minor-base", 1, NULL, O_MINOR}, {"slice-us", 1, NULL, O_SLICE}, {"switch-us", 1, NULL, O_SWITCH},
+    {"ns-per-iter", 1, NULL, O_ITER}, {"unknown-us", 1, NULL, O_UNKNOWN}, {"copy-gbs", 1, NULL, O_COPY},
+    {"memory-gbs", 1, NULL, O_MEMGBS}, {"trace", 0, NULL, O_TRACE}, {"no-trace", 0, NULL, O_NO_TRACE},
+    {"priority", 1, NULL, O_PRIORITY}, {"ready-fd", 1, NULL, O_READY}, {"help", 0, NULL, O_HELP}, {NULL, 0, NULL, 0}};
+
+static void set_option(struct gpu_config *config, int option, const char *name, const char *arg)
+{
+    switch (option) {
+    case O_DIR: config->dir = arg; break;
+    case O_NODE: config->node = arg; break;
+    case O_CARDS: config->cards = whole(name, arg, 1, SIM_MAX_CARDS); break;
+    case O_MODEL: config->model = arg; break;
+    case O_MEMORY: config->memory = (uint64_t)whole(name, arg, 1, 1u << 24) << 20; break;
+    case O_CONTEXT: config->context_bytes = (uint64_t)whole(name, arg, 0, 1u << 20) << 20; break;
+    case O_MAJOR: config->major = whole(name, arg, 240, 254); break;
+    case O_MINOR: config->minor_base = whole(name, arg, 0, 1u << 19); break;
+    case O_SLICE: config->params.slice_ns = (uint64_t)(number(name, arg, 1, 1e7) * 1e3); break;
+    case O_SWITCH: config->params.switch_ns = (uint64_t)(number(name, arg, 0, 1e5) * 1e3); break;
+    case O_ITER: config->ns_per_iter = number(name, arg, 1e-3, 1e6); break;
+    case O_UNKNOWN: config->unknown_us = number(name, arg, 1e-3, 1e7); break;
+    case O_COPY: config->copy_gbs = number(name, arg, 1e-3, 1e5); break;
+    case O_MEMGBS: config->memory_gbs = number(name, arg, 1e-3, 1e5); break;
+    case O_TRACE: config->trace = true; break;
+    case O_NO_TRACE: config->trace = false; break;
+    case O_PRIORITY: config->priority = whole(name, arg, 0, 99); break;
+    case O_READY: config->ready_fd = whole(name, arg, 0, 1u << 20); config->has_ready_fd = true; break;
+    case O_HELP: fputs(usage, stdout); exit(0);
+    default: fputs(usage, stderr); exit(2);
+    }
+}
+
+static void parse(struct gpu_config *config, int argc, char **argv)
+{
+    int option, index = 0;
+    *config = (struct gpu_config){.model = "NVIDIA H200", .cards = 1, .major = 245, .memory = 81920ull << 20,
+                                  .context_bytes = 300ull << 20, .ns_per_iter = 1.0, .unknown_us = 10, .copy_gbs = 50,
+                                  .memory_gbs = 2000, .params = {2000000, 50000}, .trace = true, .priority = 60};
+    while ((option = getopt_long(argc, argv, "", options, &index)) != -1)
+        set_option(config, option, options[index].name, optarg);
+    if (!config->dir || config->dir[0] != '/' || !config->node || !*config->node || optind != argc) {
+        fputs("qgpu-simgpu: --dir (an absolute path) and --node are needed, and nothing but options\n", stderr);
+        fputs(usage, stderr);
+        exit(2);
+    }
+    if (strlen(config->node) > 31 || strlen(config->model) > 95 || strlen(config->dir) > 150) {
+        fputs("qgpu-simgpu: too long: at most 31 characters for --node, 95 for --model, 150 for --dir\n", stderr);
+        exit(2);
+    }
+    if (config->context_bytes >= config->memory) {
+        fputs("qgpu-simgpu: --context-mib must be smaller than --memory\n", stderr);
+        exit(2);
+    }
+}
+
+/* ---- loop ----------------------------------------------------------------------------------------------- */
+
+static void arm(struct gpu *gpu, uint64_t at)
+{
+    struct itimerspec spec = {0};
+    if (at == gpu->armed_ns)
+        return;
+    gpu->armed_ns = at;
+    if (at != MODEL_NEVER) {
+        spec.it_value.tv_sec = (time_t)(at / 1000000000u);
+        spec.it_value.tv_nsec = (long)(at % 1000000000u);
+    }
+    timerfd_settime(gpu->timer, TFD_TIMER_ABSTIME, &spec, NULL);
+}
+
+/* Ten times a second while anybody has a context: samples, and the trace reaches the file. */
+static void set_ticking(struct gpu *gpu, bool ticking)
+{
+    struct itimerspec spec = {0};
+    if (gpu->ticking == ticking)
+        return;
+    gpu->ticking = ticking;
+    spec.it_value.tv_nsec = spec.it_interval.tv_nsec = ticking ? (long)GPU_TICK_NS : 0;
+    timerfd_settime(gpu->tick, 0, &spec, NULL);
+    if (!ticking)
+        gpu_trace_flush(gpu);
+}
+
+static void tick(struct gpu *gpu)
+{
+    uint64_t ignored;
+    if (read(gpu->tick, &ignored, sizeof ignored) < 0)
+        return;
+    for (unsigned i = 0; i < gpu->config.cards; i++) {
+        gpu_card_sync(&gpu->cards[i]);
+        gpu_card_sample(&gpu->cards[i], gpu->cards[i].model.t);
+    }
+    uint64_t now = gpu_now();
+    for (struct gpu_conn *conn = gpu->conns; conn; conn = conn->next)
+        gpu_sample(&conn->samples, now, gpu_conn_busy(conn, NULL));
+    gpu_trace_flush(gpu);
+}
+
+static void throw_out_hostile(struct gpu *gpu)
+{
+    for (struct gpu_conn *conn = gpu->conns, *next; conn; conn = next) {
+        bool hostile = false;
+        next = conn->next;
+        for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
+            hostile |= ctx->hostile;
+        if (hostile)
+            gpu_conn_end(conn, "its command ring holds garbage");
+    }
+}
+
+/* Asks for doorbells, then looks once more: a command that came before the request rang nothing. */
+static bool ask_for_bells(struct gpu *gpu)
+{
+    bool seen = false;
+    for (struct gpu_conn *conn = gpu->conns; conn; conn = conn->next)
+        for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
+            if (!__atomic_exchange_n(&ctx->shm->need_bell, 1, __ATOMIC_SEQ_CST) && !ctx->hostile)
+                seen |= gpu_ctx_drain(ctx, gpu_now());
+    return seen;
+}
+
+static void settle(struct gpu *gpu)
+{
+    uint64_t next = MODEL_NEVER;
+    do {
+        for (unsigned i = 0; i < gpu->config.cards; i++)
+            if (gpu->cards[i].model.ctxs)
+                gpu_card_sync(&gpu->cards[i]);
+        throw_out_hostile(gpu);
+    } while (ask_for_bells(gpu));
+    uint64_t now = gpu_now();
+    for (unsigned i = 0; i < gpu->config.cards; i++)
+        if (gpu->cards[i].model.ctxs) {
+            uint64_t at = gpu_card_next(&gpu->cards[i], now);
+            next = at < next ? at : next;
+        }
+    arm(gpu, next);
+    set_ticking(gpu, gpu->nctx > 0);
+}
+
+static void handle(struct gpu *gpu, const struct gpu_watch *watch)
+{
+    uint64_t ignored;
+    switch (watch->source) {
+    case SRC_LISTEN:
+        gpu_accept(gpu);
+        break;
+    case SRC_TIMER:
+        if (read(gpu->timer, &ignored, sizeof ignored) > 0)
+            gpu->armed_ns = MODEL_NEVER;
+        break;
+    case SRC_TICK:
+        tick(gpu);
+        break;
+    case SRC_SIGNAL:
+        gpu->stop = true;
+        break;
+    case SRC_CONN:
+        if (!((struct gpu_conn *)watch->object)->gone)
+            gpu_conn_readable(watch->object);
+        break;
+    case SRC_DEATH:
+        gpu_conn_end(watch->object, NULL);
+        break;
+    case SRC_BELL: /* settle() looks at every ring */
+        break;
+    }
+}
+
+static void loop(struct gpu *gpu)
+{
+    struct epoll_event events[64];
+    while (!gpu->stop) {
+        settle(gpu);
+        int n = epoll_wait(gpu->epoll, events, 64, -1);
+        for (int i = 0; i < n; i++)
+            handle(gpu, events[i].data.ptr);
+        gpu_bury(gpu);
+    }
+}
+
+/* ---- start ---------------------------------------------------------------------------------------------- */
+
+static bool open_sources(struct gpu *gpu)
+{
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    sigprocmask(SIG_BLOCK, &signals, NULL);
+    gpu->epoll = epoll_create1(EPOLL_CLOEXEC);
+    gpu->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    gpu->tick = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    gpu->signals = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+    gpu->armed_ns = MODEL_NEVER;
+    gpu->listen_watch.source = SRC_LISTEN;
+    gpu->timer_watch.source = SRC_TIMER;
+    gpu->tick_watch.source = SRC_TICK;
+    gpu->signal_watch.source = SRC_SIGNAL;
+    gpu->bell_watch.source = SRC_BELL;
+    return gpu->epoll >= 0 && gpu->timer >= 0 && gpu->tick >= 0 && gpu->signals >= 0 &&
+           gpu_watch_fd(gpu, gpu->listen, EPOLLIN, &gpu->listen_watch) &&
+           gpu_watch_fd(gpu, gpu->timer, EPOLLIN, &gpu->timer_watch) &&
+           gpu_watch_fd(gpu, gpu->tick, EPOLLIN, &gpu->tick_watch) &&
+           gpu_watch_fd(gpu, gpu->signals, EPOLLIN, &gpu->signal_watch);
+}
+
+/* A card does not wait for the CPU's scheduler. Late wake-ups would not change the model, only its clients' latency. */
+static void become_hardware(struct gpu *gpu)
+{
+    struct rlimit files = {65536, 65536};
+    struct sched_param param = {.sched_priority = (int)gpu->config.priority};
+    setrlimit(RLIMIT_NOFILE, &files);
+    prctl(PR_SET_TIMERSLACK, 1);
+    mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT);
+    gpu->config.realtime = gpu->config.priority && sched_setscheduler(0, SCHED_FIFO | SCHED_RESET_ON_FORK, &param) == 0;
+}
+
+static void say_ready(const struct gpu *gpu)
+{
+    printf("qgpu-simgpu: %u x %s (simulated), %llu MiB, major %u, minors from %u, policy %s, in %s\n",
+           gpu->config.cards, gpu->config.model, (unsigned long long)(gpu->config.memory >> 20), gpu->config.major,
+           gpu->config.minor_base, gpu->config.realtime ? "SCHED_FIFO" : "default", gpu->config.dir);
+    fflush(stdout);
+    if (gpu->config.has_ready_fd) {
+        if (write((int)gpu->config.ready_fd, "READY\n", 6) != 6)
+            fprintf(stderr, "qgpu-simgpu: --ready-fd %u cannot be written: %s\n", gpu->config.ready_fd, strerror(errno));
+        close((int)gpu->config.ready_fd);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static struct gpu gpu;
+    parse(&gpu.config, argc, argv);
+    umask(022);
+    if (!gpu_node_open(&gpu) || !open_sources(&gpu)) {
+        gpu_node_close(&gpu);
+        return 1;
+    }
+    become_hardware(&gpu);
+    say_ready(&gpu);
+    loop(&gpu);
+    while (gpu.conns)
+        gpu_conn_end(gpu.conns, NULL);
+    gpu_bury(&gpu);
+    gpu_node_close(&gpu);
+    return 0;
+}

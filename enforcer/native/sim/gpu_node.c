@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the device side leaves in its directory: device nodes, socket and trace. A killed predecessor's
+ * leftovers are recognised by the lock on the directory that nobody holds, and removed.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "gpu.h"
+
+#define TRACE_BUFFER 2048u
+
+static struct sim_trace_rec buffer[TRACE_BUFFER];
+static unsigned buffered;
+
+static bool complain(const char *what, const char *where)
+{
+    fprintf(stderr, "qgpu-simgpu: cannot %s %s: %s\n", what, where, strerror(errno));
+    return false;
+}
+
+static bool open_dir(struct gpu *gpu)
+{
+    struct stat st;
+    const char *dir = gpu->config.dir;
+    if (mkdir(dir, 0755) != 0 && errno != EEXIST)
+        return complain("create the directory", dir);
+    gpu->dir = open(dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (gpu->dir < 0)
+        return complain("open the directory", dir);
+    if (fstat(gpu->dir, &st) != 0 || st.st_uid != geteuid() || st.st_mode & 022) {
+        fprintf(stderr, "qgpu-simgpu: %s must belong to the user that runs this and be writable by nobody else\n", dir);
+        return false;
+    }
+    return true;
+}
+
+static bool take_lock(struct gpu *gpu)
+{
+    if (flock(gpu->dir, LOCK_EX | LOCK_NB) != 0) {
+        fprintf(stderr, "qgpu-simgpu: another one serves %s already\n", gpu->config.dir);
+        return false;
+    }
+    gpu->locked = true;
+    return true;
+}
+
+static void remove_leftovers(struct gpu *gpu)
+{
+    char name[32];
+    unlinkat(gpu->dir, SIM_SOCK, 0);
+    for (unsigned i = 0; i < SIM_MAX_CARDS; i++) {
+        snprintf(name, sizeof name, "dev/qgpusim%u", i);
+        unlinkat(gpu->dir, name, 0);
+    }
+    unlinkat(gpu->dir, "dev", AT_REMOVEDIR);
+}
+
+/* 245 by default; if a driver has it here, the first unused one of the range for local and experimental use. */
+static unsigned unused_major(unsigned wanted)
+{
+    bool used[512] = {false};
+    char line[128];
+    unsigned major;
+    FILE *devices = fopen("/proc/devices", "re");
+    bool chars = false;
+    while (devices && fgets(line, sizeof line, devices)) {
+        if (strchr(line, ':'))
+            chars = line[0] == 'C';
+        else if (chars && sscanf(line, "%u", &major) == 1 && major < 512)
+            used[major] = true;
+    }
+    if (devices)
+        fclose(devices);
+    if (!used[wanted])
+        return wanted;
+    for (major = 240; major <= 254; major++)
+        if (!used[major])
+            return major;
+    return wanted;
+}
+
+static bool make_device(struct gpu *gpu, const struct gpu_card *card)
+{
+    char name[32];
+    snprintf(name, sizeof name, "dev/qgpusim%u", card->index);
+    dev_t device = makedev(gpu->config.major, card->minor);
+    if (mknodat(gpu->dir, name, S_IFCHR | 0666, device) != 0) {
+        if (errno != EPERM || geteuid() == 0)
+            return complain("make the device node", card->path);
+        /* Without root: a plain file whose mode decides as well who sees the card. */
+        int fd = openat(gpu->dir, name, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
+        if (fd < 0)
+            return complain("make", card->path);
+        close(fd);
+    }
+    return fchmodat(gpu->dir, name, 0666, 0) == 0 || complain("chmod", card->path);
+}
+
+static bool make_socket(struct gpu *gpu)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    /* By descriptor: a directory's name may be longer than a socket's address. */
+    snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/%s", gpu->dir, SIM_SOCK);
+    gpu->listen = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (gpu->listen < 0 || bind(gpu->listen, (struct sockaddr *)&address, sizeof address) != 0 ||
+        fchmodat(gpu->dir, SIM_SOCK, 0666, 0) != 0 || listen(gpu->listen, 128) != 0)
+        return complain("listen on", SIM_SOCK);
+    return true;
+}
+
+bool gpu_node_open(struct gpu *gpu)
+{
+    gpu->dir = gpu->listen = gpu->trace = -1;
+    if (!open_dir(gpu) || !take_lock(gpu))
+        return false;
+    remove_leftovers(gpu);
+    gpu->config.major = unused_major(gpu->config.major);
+    if (mkdirat(gpu->dir, "dev", 0755) != 0 && errno != EEXIST)
+        return complain("create", "dev");
+    for (unsigned i = 0; i < gpu->config.cards; i++)
+        if (!gpu_card_init(gpu, i) || !make_device(gpu, &gpu->cards[i]))
+            return false;
+    return (!gpu->config.trace || gpu_trace_open(gpu)) && make_socket(gpu);
+}
+
+/* The trace stays: it is read after the end. */
+void gpu_node_close(struct gpu *gpu)
+{
+    gpu_trace_flush(gpu);
+    if (gpu->listen >= 0)
+        close(gpu->listen);
+    if (gpu->locked)
+        remove_leftovers(gpu);
+}
+
+bool gpu_trace_open(struct gpu *gpu)
+{
+    struct sim_trace_head head = {.magic = SIM_TRACE_MAGIC, .version = SIM_TRACE_VERSION,
+                                  .record_size = sizeof(struct sim_trace_rec), .ncards = gpu->config.cards,
+                                  .start_ns = gpu_now()};
+    snprintf(head.node, sizeof head.node, "%s", gpu->config.node);
+    unlinkat(gpu->dir, SIM_TRACE, 0);
+    gpu->trace = openat(gpu->dir, SIM_TRACE, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_APPEND | O_CLOEXEC, 0600);
+    if (gpu->trace < 0 || write(gpu->trace, &head, sizeof head) != (ssize_t)sizeof head)
+        return complain("write", SIM_TRACE);
+    return true;
+}
+
+void gpu_trace_flush(struct gpu *gpu)
+{
+    size_t size = buffered * sizeof buffer[0];
+    buffered = 0;
+    if (gpu->trace < 0 || !size || write(gpu->trace, buffer, size) == (ssize_t)size)
+        return;
+    complain("write", SIM_TRACE); /* a trace with a hole would lie: end it here */
+    close(gpu->trace);
+    gpu->trace = -1;
+}
+
+void gpu_trace(struct gpu *gpu, const struct sim_trace_rec *rec)
+{
+    if (gpu->trace < 0)
+        return;
+    buffer[buffered++] = *rec;
+    if (buffered == TRACE_BUFFER)
+        gpu_trace_flush(gpu);
+}

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The synchronous requests of clients: identity of cards, contexts, memory, and what NVML reports.
+ */
+#include <cuda.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "gpu.h"
+
+/* Answers carry at most two descriptors. A client that does not read is thrown off, never waited for. */
+static void answer(struct gpu_conn *conn, void *message, uint32_t size, int status, const int *fds, unsigned nfds)
+{
+    struct sim_rep *rep = message;
+    if (conn->gone)
+        return;
+    char control[CMSG_SPACE(2 * sizeof(int))] = {0};
+    struct iovec iov = {message, size};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+    rep->magic = SIM_MAGIC;
+    rep->version = SIM_VERSION;
+    rep->size = size;
+    rep->status = status;
+    if (nfds) {
+        msg.msg_control = control;
+        msg.msg_controllen = CMSG_SPACE(nfds * sizeof(int));
+        struct cmsghdr *head = CMSG_FIRSTHDR(&msg);
+        head->cmsg_level = SOL_SOCKET;
+        head->cmsg_type = SCM_RIGHTS;
+        head->cmsg_len = CMSG_LEN(nfds * sizeof(int));
+        memcpy(CMSG_DATA(head), fds, nfds * sizeof(int));
+    }
+    if (sendmsg(conn->sock, &msg, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)size)
+        gpu_conn_end(conn, "it does not read its answers");
+}
+
+static void answer_plain(struct gpu_conn *conn, int status, uint64_t a)
+{
+    struct sim_rep rep = {.a = a};
+    answer(conn, &rep, sizeof rep, status, NULL, 0);
+}
+
+static void answer_hello(struct gpu_conn *conn)
+{
+    const struct gpu_config *config = &conn->gpu->config;
+    struct sim_node node = {.ncards = config->cards, .major = config->major};
+    snprintf(node.node, sizeof node.node, "%s", config->node);
+    snprintf(node.dir, sizeof node.dir, "%s", config->dir);
+    answer(conn, &node, sizeof node, CUDA_SUCCESS, NULL, 0);
+}
+
+static void answer_card(struct gpu_conn *conn, struct gpu_card *card)
+{
+    struct sim_card_info info = {.index = card->index, .minor = card->minor, .mem_total = card->mem_total,
+                                 .mem_used = card->mem_used};
+    snprintf(info.uuid, sizeof info.uuid, "%s", card->uuid);
+    snprintf(info.name, sizeof info.name, "%s", conn->gpu->config.model);
+    snprintf(info.path, sizeof info.path, "%s", card->path);
+    answer(conn, &info, sizeof info, CUDA_SUCCESS, NULL, 0);
+}
+
+static void create_ctx(struct gpu_conn *conn, struct gpu_card *card)
+{
+    struct gpu *gpu = conn->gpu;
+    int memfd;
+    gpu_card_sync(card);
+    if (gpu->config.context_bytes > card->mem_total - card->mem_used)
+        gpu_reap_dead(gpu);
+    if (conn->gone)
+        return;
+    if (gpu->config.context_bytes > card->mem_total - card->mem_used || conn->nctx >= GPU_MAX_CTX_PROC ||
+        gpu->nctx >= GPU_MAX_CTX) {
+        answer_plain(conn, CUDA_ERROR_OUT_OF_MEMORY, 0);
+        return;
+    }
+    struct gpu_ctx *ctx = gpu_ctx_create(conn, card, &memfd);
+    if (!ctx) {
+        answer_plain(conn, CUDA_ERROR_OPERATING_SYSTEM, 0);
+        return;
+    }
+    struct sim_rep rep = {.a = ctx->id};
+    int fds[2] = {memfd, ctx->bell};
+    answer(conn, &rep, sizeof rep, CUDA_SUCCESS, fds, 2);
+    close(memfd);
+}
+
+static void list_procs(struct gpu_conn *asking, struct gpu_card *card)
+{
+    struct sim_procs procs = {0};
+    uint32_t n = 0;
+    gpu_reap_dead(card->gpu);
+    if (asking->gone)
+        return;
+    gpu_card_sync(card);
+    for (struct gpu_conn *conn = card->gpu->conns; conn && n < SIM_MAX_PROCS; conn = conn->next) {
+        struct sim_proc_info info = {.pid = (uint32_t)conn->pid, .busy_ns = gpu_conn_busy(conn, card)};
+        for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
+            if (ctx->card == card) {
+                info.contexts++;
+                info.mem += ctx->mem;
+            }
+        if (info.contexts)
+            procs.procs[n++] = info;
+    }
+    procs.rep.a = n;
+    answer(asking, &procs, sizeof procs, CUDA_SUCCESS, NULL, 0);
+}
+
+static void answer_util(struct gpu_conn *asking, struct gpu_card *card)
+{
+    struct sim_util util = {0};
+    struct timespec wall;
+    uint32_t n = 0;
+    gpu_card_sync(card);
+    uint64_t now = card->model.t;
+    clock_gettime(CLOCK_REALTIME, &wall);
+    util.stamp_us = (uint64_t)wall.tv_sec * 1000000u + (uint64_t)wall.tv_nsec / 1000u;
+    util.busy_ns = card->model.busy_ns;
+    util.gpu_percent = gpu_percent(&card->samples, now, card->model.busy_ns);
+    util.mem_percent = (uint32_t)(card->mem_used * 100 / card->mem_total);
+    for (struct gpu_conn *conn = card->gpu->conns; conn && n < SIM_MAX_PROCS; conn = conn->next)
+        for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
+            if (ctx->card == card) { /* samples are of the process, over all cards: most processes use one */
+                util.procs[n].pid = (uint32_t)conn->pid;
+                util.procs[n++].percent = gpu_percent(&conn->samples, now, gpu_conn_busy(conn, NULL));
+                break;
+            }
+    util.rep.a = n;
+    answer(asking, &util, sizeof util, CUDA_SUCCESS, NULL, 0);
+}
+
+static void destroy_ctx(struct gpu_conn *conn, struct gpu_ctx *ctx)
+{
+    gpu_card_sync(ctx->card);
+    gpu_ctx_destroy(ctx);
+    answer_plain(conn, CUDA_SUCCESS, 0);
+}
+
+static void ctx_request(struct gpu_conn *conn, const struct sim_req *req)
+{
+    struct gpu_ctx *ctx = req->a <= UINT32_MAX ? gpu_ctx_find(conn->gpu, (uint32_t)req->a) : NULL;
+    uint64_t id = 0;
+    if (!ctx || ctx->conn != conn) {
+        answer_plain(conn, CUDA_ERROR_INVALID_CONTEXT, 0);
+    } else if (req->type == SIM_REQ_CTX_DESTROY) {
+        destroy_ctx(conn, ctx);
+    } else if (req->type == SIM_REQ_ALLOC) {
+        gpu_card_sync(ctx->card); /* asynchronous frees that are due count */
+        int status = gpu_ctx_alloc(ctx, req->b, &id);
+        answer_plain(conn, status, id);
+    } else {
+        answer_plain(conn, gpu_ctx_free(ctx, req->b), 0);
+    }
+}
+
+void gpu_request(struct gpu_conn *conn, const struct sim_req *req)
+{
+    struct gpu *gpu = conn->gpu;
+    if (req->version != SIM_VERSION && req->type != SIM_REQ_HELLO) {
+        gpu_conn_end(conn, "it speaks another version of the protocol");
+        return;
+    }
+    if (req->type == SIM_REQ_HELLO) {
+        answer_hello(conn);
+        return;
+    }
+    if (req->type == SIM_REQ_CTX_DESTROY || req->type == SIM_REQ_ALLOC || req->type == SIM_REQ_FREE) {
+        ctx_request(conn, req);
+        return;
+    }
+    if (req->a >= gpu->config.cards) {
+        answer_plain(conn, CUDA_ERROR_INVALID_DEVICE, 0);
+        return;
+    }
+    struct gpu_card *card = &gpu->cards[req->a];
+    switch (req->type) {
+    case SIM_REQ_CARD:
+        answer_card(conn, card);
+        break;
+    case SIM_REQ_CTX_CREATE:
+        create_ctx(conn, card);
+        break;
+    case SIM_REQ_PROCS:
+        list_procs(conn, card);
+        break;
+    case SIM_REQ_UTIL:
+        answer_util(conn, card);
+        break;
+    default:
+        gpu_conn_end(conn, "it sent an unknown request");
+    }
+}

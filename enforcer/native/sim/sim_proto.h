@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the simulated driver's two halves share: the socket messages, the command ring of one context, the words
+ * in which completion is published, and the record of the trace. docs/specs/simulator.md and trace.md explain.
+ *
+ * The device side is root and distrusts everything that a client wrote: each ring slot is copied out once and
+ * range-checked; the memfd is created by the device and sealed against resizing, so no mapping can fault.
+ */
+#ifndef QGPU_SIM_PROTO_H
+#define QGPU_SIM_PROTO_H
+
+#include <stdint.h>
+
+#define SIM_MAGIC 0x4d495351u /* "QSIM", little endian */
+#define SIM_VERSION 1u
+#define SIM_SOCK "sim.sock"
+#define SIM_TRACE "trace.bin"
+#define SIM_ENV_DIR "QGPU_SIM_DIR"
+#define SIM_MAX_CARDS 16u
+#define SIM_UUID_LEN 48u
+
+/* ---- one context's shared memory ---------------------------------------------------------------------- */
+
+#define SIM_RING 1024u      /* commands between client and device; a power of two */
+#define SIM_STREAMS 1024u   /* stream slots of one context */
+#define SIM_STREAM_PT 1u    /* slots 1..16: per-thread default streams */
+#define SIM_STREAM_PT_N 16u
+#define SIM_STREAM_USER 17u /* first slot of created streams */
+#define SIM_STREAM_ALL 1023u /* pseudo stream: ordered behind everything submitted before (cuCtxSynchronize) */
+#define SIM_EVENTS 16384u   /* event slots of one context */
+
+enum sim_op {
+    SIM_OP_KERNEL = 1,  /* a = iterations (qgpu_work) or 0 = unknown kernel */
+    SIM_OP_HTOD = 2,    /* a = bytes */
+    SIM_OP_DTOH = 3,
+    SIM_OP_DTOD = 4,
+    SIM_OP_MEMSET = 5,
+    SIM_OP_EVENT = 16,  /* a = event slot */
+    SIM_OP_WAIT = 17,   /* a = context id, b = stream slot, c = sequence number there */
+    SIM_OP_WRITE32 = 18, /* a = address in the client, b = value */
+    SIM_OP_WAIT32 = 19, /* a = address in the client, b = value, c = flags of cuStreamWaitValue32 */
+    SIM_OP_FENCE = 20,  /* somebody waits for this place */
+    SIM_OP_HOST = 21,   /* the client runs a host function, then stores host_done of the stream */
+    SIM_OP_FREE = 22    /* a = allocation id, freed here (cuMemFreeAsync) */
+};
+
+#define SIM_CMD_NONBLOCKING 0x1u /* stream was created with CU_STREAM_NON_BLOCKING */
+
+struct sim_cmd { /* sequence number = position in the ring + 1, counted from the start of the context */
+    uint32_t op;
+    uint32_t stream;
+    uint32_t flags;
+    uint32_t reserved;
+    uint64_t t_submit; /* CLOCK_MONOTONIC of the call, ns */
+    uint64_t a, b, c;
+    uint64_t pad[2];
+};
+
+struct sim_stream_word {
+    uint64_t done_seq;  /* device: last finished command */
+    uint64_t host_done; /* client: last host function that returned */
+    uint32_t gen;       /* device: futex word, changes when somebody may wake */
+    uint32_t waiters;   /* client: hint */
+};
+
+struct sim_event_word {
+    uint64_t done_seq; /* device: sequence number of the newest finished record */
+    uint64_t done_ns;  /* device: when, in model time */
+    uint32_t gen;
+    uint32_t waiters;
+};
+
+struct sim_shared {
+    uint32_t magic, version;
+    uint32_t ctx_id, card;
+    uint64_t pad0[6];
+    uint64_t head;      /* client: commands written */
+    uint64_t pad1[7];
+    uint64_t tail;      /* device: commands taken */
+    uint32_t space_gen; /* device: futex word for a full ring */
+    uint32_t space_waiters; /* client */
+    uint32_t dead;      /* device: context is gone */
+    uint32_t need_bell; /* device: asleep; observable commands ring (client: exchange with 0) */
+    uint64_t pad2[5];
+    struct sim_cmd ring[SIM_RING];
+    struct sim_stream_word streams[SIM_STREAMS];
+    struct sim_event_word events[SIM_EVENTS];
+};
+
+_Static_assert(sizeof(struct sim_cmd) == 64, "command changed its size");
+_Static_assert(sizeof(struct sim_stream_word) == 24, "stream word changed its size");
+_Static_assert(sizeof(struct sim_event_word) == 24, "event word changed its size");
+
+/* ---- socket (SOCK_SEQPACKET); one request, one answer -------------------------------------------------- */
+
+enum sim_req_type {
+    SIM_REQ_HELLO = 1,       /* -> struct sim_node */
+    SIM_REQ_CARD = 2,        /* a = card -> struct sim_card_info */
+    SIM_REQ_CTX_CREATE = 3,  /* a = card -> a = context id; carries memfd and doorbell */
+    SIM_REQ_CTX_DESTROY = 4, /* a = context id */
+    SIM_REQ_ALLOC = 5,       /* a = context id, b = bytes -> a = allocation id */
+    SIM_REQ_FREE = 6,        /* a = context id, b = allocation id */
+    SIM_REQ_PROCS = 7,       /* a = card -> up to SIM_MAX_PROCS of struct sim_proc_info */
+    SIM_REQ_UTIL = 8         /* a = card, b = last seen sample (us) -> struct sim_util */
+};
+
+struct sim_req {
+    uint32_t magic, version, type, size;
+    uint64_t a, b, c, d;
+};
+
+struct sim_rep {
+    uint32_t magic, version, size;
+    int32_t status; /* a CUresult */
+    uint64_t a, b, c, d;
+};
+
+struct sim_node {
+    struct sim_rep rep;
+    uint32_t ncards, major;
+    char node[64];
+    char dir[160];
+};
+
+struct sim_card_info {
+    struct sim_rep rep;
+    uint32_t index, minor;
+    uint64_t mem_total, mem_used;
+    char uuid[SIM_UUID_LEN];
+    char name[96];
+    char path[192]; /* device node; whoever may open(2) it sees the card */
+};
+
+#define SIM_MAX_PROCS 256u
+struct sim_proc_info {
+    uint32_t pid, contexts;
+    uint64_t mem;      /* bytes with context overhead */
+    uint64_t busy_ns;  /* on the card since the process came */
+};
+
+struct sim_procs {
+    struct sim_rep rep; /* a = number of entries */
+    struct sim_proc_info procs[SIM_MAX_PROCS];
+};
+
+struct sim_util {
+    struct sim_rep rep; /* a = entries in procs */
+    uint32_t gpu_percent, mem_percent;
+    uint64_t stamp_us;  /* CLOCK_REALTIME */
+    uint64_t busy_ns;   /* of the card, since start */
+    struct {
+        uint32_t pid, percent;
+    } procs[SIM_MAX_PROCS];
+};
+
+/* ---- trace ---------------------------------------------------------------------------------------------- */
+
+#define SIM_TRACE_MAGIC "QGSIMTRC"
+#define SIM_TRACE_VERSION 1u
+
+struct sim_trace_head {
+    char magic[8];
+    uint32_t version, record_size;
+    uint32_t ncards, reserved;
+    uint64_t start_ns; /* CLOCK_MONOTONIC of the start */
+    char node[32];
+};
+
+#define SIM_TRACE_LAST 0x1u /* the command ended with this piece */
+#define SIM_TRACE_CUT 0x2u  /* its process died or destroyed the context */
+
+struct sim_trace_rec {
+    uint64_t t_start, t_end, t_submit; /* CLOCK_MONOTONIC ns */
+    uint32_t pid, card, ctx, stream;
+    uint32_t kind, flags; /* enum sim_op, SIM_TRACE_* */
+    uint64_t seq, work;   /* sequence number in the context; iterations or bytes */
+};
+
+_Static_assert(sizeof(struct sim_trace_head) == 64, "trace header changed its size");
+_Static_assert(sizeof(struct sim_trace_rec) == 64, "trace record changed its size");
+
+#endif

@@ -1,0 +1,299 @@
+"""qgpu.yaml: one file for a cluster, the same on every node (docs/specs/config.md).
+
+Sizes are whole MiB once read, durations are `Duration`. Unknown and doubled keys are errors, because a
+misspelt limit must not silently become the default. `%n` in a path stands for the node's name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from gres.hostlist import expand
+from gres.schema import (
+    CLASSES,
+    AbsPath,
+    ClassSettings,
+    Dimension,
+    DriverSettings,
+    EnforcerSettings,
+    HookSettings,
+    JobClass,
+    Limits,
+    LoggingSettings,
+    ModelSettings,
+    NodeGroup,
+    Policy,
+    Section,
+    SlurmSettings,
+    TagField,
+    Word,
+)
+
+__all__ = [
+    "CLASSES",
+    "CardSpec",
+    "ClassSettings",
+    "Config",
+    "ConfigError",
+    "Dimension",
+    "DriverSettings",
+    "EnforcerSettings",
+    "HookSettings",
+    "JobClass",
+    "Limits",
+    "ModelSettings",
+    "Node",
+    "NodeGroup",
+    "Policy",
+    "SlurmSettings",
+    "TagField",
+    "for_node",
+    "load_config",
+    "parse_config",
+]
+
+MAX_CONFIG_BYTES = 1 << 20
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the text holds one sentence per line, each naming the key."""
+
+
+@dataclass(frozen=True)
+class CardSpec:
+    """One configured card of a node; `index` is its place in gres.conf, memory figures are MiB."""
+
+    index: int
+    path: str
+    model: str
+    memory: int
+    usable: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node with everything that depends on its name."""
+
+    name: str
+    model: str
+    cards: tuple[CardSpec, ...]
+    run_dir: str
+    state_dir: str
+
+
+def _default_classes() -> dict[JobClass, ClassSettings]:
+    return {
+        "online": ClassSettings(reserves=["compute", "memory"], overcommit=100),
+        "offline": ClassSettings(reserves=["memory"], overcommit=400),
+    }
+
+
+class Config(Section):
+    """The whole of qgpu.yaml."""
+
+    version: Literal[1]
+    cluster: Word
+    run_dir: AbsPath = "/run/qgpu"
+    state_dir: AbsPath = "/var/lib/qgpu"
+    slurm: SlurmSettings = SlurmSettings()
+    driver: DriverSettings = DriverSettings()
+    shim: AbsPath = "/usr/lib/qgpu/1/libcuda.so.1"
+    hook: HookSettings = HookSettings()
+    spank: AbsPath = "/usr/lib/qgpu/qgpu_spank.so"
+    qos: dict[str, JobClass] = Field(default_factory=dict)
+    default_class: JobClass | None = None
+    classes: dict[JobClass, ClassSettings] = Field(default_factory=_default_classes)
+    models: dict[Word, ModelSettings] = Field(min_length=1)
+    nodes: list[NodeGroup] = Field(min_length=1)
+    limits: Limits = Limits()
+    managed_partitions: list[str] = Field(default=["*"], min_length=1)
+    enforcer: EnforcerSettings = EnforcerSettings()
+    logging: LoggingSettings = LoggingSettings()
+
+    @field_validator("classes")
+    @classmethod
+    def _both_classes(cls, value: dict[JobClass, ClassSettings]) -> dict[JobClass, ClassSettings]:
+        return {name: value.get(name) or _default_classes()[name] for name in CLASSES}
+
+    @field_validator("models")
+    @classmethod
+    def _model_names(cls, value: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
+        for name in value:
+            if name in CLASSES:
+                raise ValueError(f"a model must not be called '{name}', which is the name of a class")
+        return value
+
+    @field_validator("qos")
+    @classmethod
+    def _qos_names(cls, value: dict[str, JobClass]) -> dict[str, JobClass]:
+        for name in value:
+            if not re.fullmatch(r"[A-Za-z0-9_.@+-]{1,64}", name):
+                raise ValueError(f"'{name}' is not a QOS name")
+        return value
+
+    @field_validator("managed_partitions")
+    @classmethod
+    def _partitions(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if name != "*" and not re.fullmatch(r"[A-Za-z0-9_.@+-]{1,64}", name):
+                raise ValueError(f"'{name}' is not a partition name; write a name, or \"*\" for all")
+        return value
+
+    @model_validator(mode="after")
+    def _some_class(self) -> Config:
+        if not self.qos and self.default_class is None:
+            raise ValueError(
+                "qos maps no QOS to a class and default_class is null, so no job could use a share"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_fit(self) -> Config:
+        seen: set[str] = set()
+        for group in self.nodes:
+            if group.model not in self.models:
+                raise ValueError(
+                    f"nodes '{group.names}' have the model '{group.model}', which is not under models"
+                )
+            for name in expand(group.names):
+                if name in seen:
+                    raise ValueError(f"node '{name}' is named twice under nodes")
+                seen.add(name)
+        return self
+
+    @model_validator(mode="after")
+    def _mem_fits(self) -> Config:
+        largest = self.limits.max_share * min(self.models[group.model].usable for group in self.nodes) // 100
+        if self.limits.min_mem > largest:
+            raise ValueError(
+                f"limits.min_mem {self.limits.min_mem} MiB is above what {largest} MiB a share can have"
+            )
+        return self
+
+    @property
+    def tag_field(self) -> TagField:
+        """The job field that carries the tag to the nodes."""
+        if self.slurm.tag_field != "auto":
+            return self.slurm.tag_field
+        return "comment" if self.slurm.version < "23.02" else "extra"
+
+    def node_names(self) -> list[str]:
+        """All node names, in the order of the file."""
+        return [name for group in self.nodes for name in expand(group.names)]
+
+    def node(self, name: str) -> Node:
+        """The node of that name with its cards and directories. Raises ConfigError if it is unknown."""
+        for group in self.nodes:
+            if name in expand(group.names):
+                return self._node(name, group)
+        raise ConfigError(
+            f"node '{name}' is not configured; qgpu.yaml names {', '.join(self.node_names()[:8])}"
+        )
+
+    def _node(self, name: str, group: NodeGroup) -> Node:
+        model = self.models[group.model]
+        cards = tuple(
+            CardSpec(index, path, group.model, model.memory, model.usable)
+            for index, path in enumerate(expand(for_node(group.files, name)))
+        )
+        return Node(name, group.model, cards, for_node(self.run_dir, name), for_node(self.state_dir, name))
+
+    def smallest_usable(self) -> int:
+        """MiB that an untyped request can count on: usable memory of the smallest card that a node has."""
+        return min(self.models[group.model].usable for group in self.nodes)
+
+
+def for_node(path: str, name: str) -> str:
+    """`path` with every %n replaced by the node's name."""
+    return path.replace("%n", name)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses doubled keys."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
+    seen: set[Hashable] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, Hashable) or key in seen:
+            raise ConfigError(f"line {key_node.start_mark.line + 1}: the key '{key}' is written twice")
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    """Keys that exist beside the one at `location`."""
+    model: Any = Config
+    for step in location[:-1]:
+        if isinstance(model, type) and issubclass(model, BaseModel) and step in model.model_fields:
+            model = model.model_fields[str(step)].annotation
+        model = {"classes": ClassSettings, "models": ModelSettings, "nodes": NodeGroup}.get(str(step), model)
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
+def _sentence(error: Any) -> str:
+    location = tuple(error["loc"])
+    key = ".".join(str(step) for step in location if step != "[key]") or "the file"
+    if error["type"] == "extra_forbidden":
+        known = _known_keys(location)
+        near = difflib.get_close_matches(str(location[-1]), known, n=1)
+        return f"{key}: there is no such key; {f'did you mean {near[0]}?' if near else f'known are {known}'}"
+    if error["type"] == "missing":
+        return f"{key}: this key is required"
+    text = str(error["msg"]).removeprefix("Value error, ")
+    return f"{key}: {text}" if error["type"] == "value_error" else f"{key}: {text} (found {error['input']!r})"
+
+
+def parse_config(text: str, source: str = "qgpu.yaml") -> Config:
+    """Config of a YAML text. Raises ConfigError with one sentence per line, each beginning with `source`."""
+    try:
+        data = yaml.load(text, Loader=_Loader)
+        if not isinstance(data, dict):
+            raise ConfigError("the file must hold keys such as version, cluster, models and nodes")
+        return Config.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{source}: {_sentence(item)}" for item in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: this is not YAML: {error}") from None
+
+
+def load_config(path: str | Path, node: str | None = None) -> Config:
+    """Read qgpu.yaml. With `node`, that node must be configured and %n is replaced in every path.
+
+    Raises ConfigError with sentences, also where the file cannot be read.
+    """
+    try:
+        raw = Path(path).read_bytes()[: MAX_CONFIG_BYTES + 1]
+        text = raw.decode()
+    except OSError as error:
+        raise ConfigError(f"{path}: the configuration cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: the configuration is not UTF-8 text") from None
+    if len(raw) > MAX_CONFIG_BYTES:
+        raise ConfigError(f"{path}: the configuration is larger than {MAX_CONFIG_BYTES} bytes")
+    config = parse_config(text, str(path))
+    return config if node is None else _resolved(config, node)
+
+
+def _resolved(config: Config, node: str) -> Config:
+    config.node(node)
+    driver = {key: for_node(value, node) for key, value in config.driver.model_dump().items()}
+    paths = {
+        key: for_node(str(getattr(config, key)), node) for key in ("run_dir", "state_dir", "shim", "spank")
+    }
+    return config.model_copy(update={**paths, "driver": DriverSettings(**driver)})

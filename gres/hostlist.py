@@ -1,0 +1,62 @@
+"""Slurm's bracket lists: `n[1-2,7]`, `gpu[001-128]`, `/dev/nvidia[0-7]`, `a1,b[2-3]`."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+MAX_NAMES = 65536
+
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+
+
+class HostlistError(ValueError):
+    """A list that cannot be expanded; the text is a sentence."""
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas outside brackets; unbalanced brackets are refused."""
+    parts, depth, start = [], 0, 0
+    for at, char in enumerate(text):
+        depth += (char == "[") - (char == "]")
+        if depth not in (0, 1):
+            raise HostlistError(f"'{text}' has brackets that do not match")
+        if char == "," and depth == 0:
+            parts.append(text[start:at])
+            start = at + 1
+    if depth:
+        raise HostlistError(f"'{text}' has brackets that do not match")
+    return [*parts, text[start:]]
+
+
+def _numbers(body: str, text: str) -> list[str]:
+    """Expand the inside of one pair of brackets; leading zeros give the width, as in Slurm."""
+    numbers: list[str] = []
+    for item in body.split(","):
+        match = _RANGE.fullmatch(item)
+        if match is None:
+            raise HostlistError(f"'{item}' in '{text}' is not a number or a range such as 1-4")
+        low, high = match[1], match[2] or match[1]
+        if len(high) > 9 or int(high) < int(low):
+            raise HostlistError(f"the range '{item}' in '{text}' runs backwards or is too large")
+        if int(high) - int(low) + len(numbers) >= MAX_NAMES:
+            raise HostlistError(f"'{text}' names more than {MAX_NAMES} items")
+        numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
+    return numbers
+
+
+def expand(text: str) -> list[str]:
+    """Names of a bracket list, in order. Raises HostlistError with a sentence."""
+    names: list[str] = []
+    for part in _split(text):
+        if not part:
+            raise HostlistError(f"'{text}' has an empty name")
+        pieces = re.split(r"\[([^\]]*)\]", part)
+        choices = [_numbers(piece, text) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+        total = len(names)
+        for choice in choices:
+            total = max(total, 1) * len(choice)
+        if total > MAX_NAMES:
+            raise HostlistError(f"'{text}' names more than {MAX_NAMES} items")
+        names += ["".join(chosen) for chosen in product(*choices)]
+    return names

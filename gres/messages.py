@@ -1,0 +1,82 @@
+"""The sentences that refuse a request, once for Python and Lua (`qgpu render qgpu_tables.lua` copies them).
+
+Each names the bad token, the limit, and a request that would work. `{name}` is replaced by plain text; both
+languages do nothing else with these strings, so that they say the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+MESSAGES: dict[str, str] = {
+    "share_missing": "{token} names no share: write whole percent of one card from {min} to {max},"
+    " for example --gres=qgpu:{example}.",
+    "share_text": "{token} is refused: '{word}' is not a whole number of percent from {min} to {max};"
+    " write for example --gres=qgpu:{example}.",
+    "share_low": "{token} is refused: the share of a card must be at least {min} percent;"
+    " write for example --gres=qgpu:{example}.",
+    "share_high": "{token} is refused: the share of a card may be at most {max} percent here;"
+    " write --gres=qgpu:{max}, or --gres=gpu:1 for a whole card.",
+    "share_multiple": "{token} is refused: above 100 percent only whole cards are given, in multiples of 100;"
+    " write --gres=qgpu:{up} for whole cards, or at most --gres=qgpu:{max} for a share of one.",
+    "cards_many": "{token} is refused: no node has more than {cards} such card(s);"
+    " write at most --gres=qgpu:{top}.",
+    "doubled": "{token} is refused: {name} is asked for twice; write it once,"
+    " for example --gres=qgpu:{example}.",
+    "parts": "{token} is refused: it has too many parts; write --gres=qgpu:{example},"
+    " or --gres=qgpu:{model}:{example} for a certain model.",
+    "model_unknown": "{token} is refused: there is no card model '{word}' here, only {models};"
+    " write for example --gres=qgpu:{model}:{example}.",
+    "class_by_hand": "{token} is refused: the class comes from the QOS, not from the request;"
+    " write --gres=qgpu:{example} and choose the class with --qos ({qos_list}).",
+    "mem_alone": "{token} is refused: qgpu_mem goes with a share of a card;"
+    " write for example --gres=qgpu:{example},qgpu_mem:{low}M.",
+    "mem_text": "{token} is refused: '{word}' is not an amount of memory; write a whole number with"
+    " M, G or T, for example --gres=qgpu:{example},qgpu_mem:{low}M.",
+    "mem_low": "{token} is refused: the least is {low}M, and a number without a unit counts bytes;"
+    " write for example --gres=qgpu:{share},qgpu_mem:{low}M.",
+    "mem_high": "{token} is refused: one card has {usable}M to share;"
+    " write at most --gres={ask},qgpu_mem:{usable}M.",
+    "mem_high_untyped": "{token} is refused: the smallest card has {usable}M to share;"
+    " write at most qgpu_mem:{usable}M, or name a larger card,"
+    " for example --gres=qgpu:{model}:{share},{token}.",
+    "mem_whole": "{token} is refused beside {other}: whole cards come with all their memory;"
+    " write --gres={other}, or --gres=qgpu:{max},qgpu_mem:{low}M for a share of one.",
+    "mem_default_low": "{token} is refused: it would come with {mem}M of memory, but the least is {low}M;"
+    " write for example --gres={token},qgpu_mem:{low}M.",
+    "gpu_and_qgpu": "{token} is refused beside {other}: a job has either a share or whole cards;"
+    " write --gres=qgpu:{example} for a share, or --gres=gpu:1 for a whole card.",
+    "by_hand": "{token} is refused: qgpu itself books what is shared;"
+    " write for example --gres=qgpu:{example}.",
+    "spelling": "{token} is refused in {option}: a share is asked for per node;"
+    " write for example --gres=qgpu:{example}.",
+    "option": "{option} is refused together with {token}: it is about whole GPUs;"
+    " leave it out, for example --gres=qgpu:{example}{instead}.",
+    "exclusive": "--exclusive is refused together with {token}: it would take every card of the node;"
+    " leave it out, or write --gres=gpu:1 --exclusive for whole cards.",
+    "qos_unmapped": "QOS '{word}' has no class for {token}; the QOS with a class are {qos_list};"
+    " write for example --gres={token} --qos={qos}.",
+    "qos_mixed": "QOS '{word}' names both classes for {token}; write one of {qos_list},"
+    " for example --gres={token} --qos={qos}.",
+    "partition": "{token} is refused: partition '{word}' has no cards that are shared;"
+    " write for example --gres={token} --partition={partition}.",
+    "text_long": "the {field} has {bytes} bytes, but beside qgpu's own line only {room} fit;"
+    " write a shorter one, for example --comment=test.",
+    "started": "job {job} has started: {what} of a job with cards cannot be changed any more;"
+    " cancel it and submit it again, for example with --gres=qgpu:{example}.",
+}
+
+_PLACE = re.compile(r"\{([a-z_]+)\}")
+
+
+def sentence(key: str, words: Mapping[str, str]) -> str:
+    """The sentence `key` with its words filled in; a missing word is a KeyError, never a silent gap."""
+    return _PLACE.sub(lambda match: words[match[1]], MESSAGES[key])
+
+
+def shown(text: str, limit: int = 60) -> str:
+    """User text as it may be printed: bytes that are not printable ASCII become '?', long text is cut."""
+    raw = text.encode("utf-8", "surrogateescape")
+    safe = "".join(chr(byte) if 32 <= byte < 127 else "?" for byte in raw)
+    return safe if len(safe) <= limit else safe[: limit - 3] + "..."

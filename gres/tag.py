@@ -1,0 +1,85 @@
+"""The tag: one line that job_submit.lua writes into a job's comment or extra, and that the node believes.
+
+    qgpu/1 class=online share=30 mem=24576
+    qgpu/1 whole; what the user had written there
+
+`share` is percent of one card, `mem` is MiB of one card. The user's own text follows behind "; ". Text that a
+user wrote in front is never a tag: slurmctld's Lua strips it (`strip_tags`), the node accepts only the exact
+form (docs/specs/tag.md).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gres.schema import JobClass
+
+MAX_FIELD_BYTES = 1024  # what slurmctld accepts in comment and extra
+SEPARATOR = "; "
+
+_TAG = re.compile(
+    r"qgpu/1 (?:(?P<whole>whole)|class=(?P<cls>online|offline) share=(?P<share>[1-9][0-9]{0,2})"
+    r" mem=(?P<mem>[1-9][0-9]{0,9}))(?:; .*)?",
+    re.DOTALL,
+)
+_BLANKS = " \t\r\n\v\f"
+
+
+class TagError(ValueError):
+    """A text begins like a tag but is none; the text is a sentence."""
+
+
+@dataclass(frozen=True)
+class Tag:
+    """What a job was promised: a share of one card (percent, MiB); whole cards when `job_class` is None."""
+
+    job_class: JobClass | None = None
+    share: int = 100
+    mem: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether the job has whole cards, without governing."""
+        return self.job_class is None
+
+    def __str__(self) -> str:
+        if self.whole:
+            return "qgpu/1 whole"
+        return f"qgpu/1 class={self.job_class} share={self.share} mem={self.mem}"
+
+
+def looks_like_tag(text: str) -> bool:
+    """Whether a text begins as tags do, valid or not."""
+    return text.lstrip(_BLANKS).startswith("qgpu/")
+
+
+def parse_tag(text: str) -> Tag | None:
+    """The tag at the beginning of `text`, None where the text is about something else.
+
+    Raises TagError for a text that begins like a tag but has not its exact form.
+    """
+    match = _TAG.fullmatch(text)
+    if match is None:
+        if looks_like_tag(text):
+            raise TagError(f"the tag '{text[:80]}' is not of the form 'qgpu/1 class=... share=... mem=...'")
+        return None
+    if match["whole"]:
+        return Tag()
+    if int(match["share"]) > 100:
+        raise TagError(f"the tag names a share of {match['share']}; the limit is 100")
+    return Tag("online" if match["cls"] == "online" else "offline", int(match["share"]), int(match["mem"]))
+
+
+def strip_tags(text: str) -> str:
+    """What remains of a user's text without anything that begins like a tag, without blanks around it."""
+    rest = text.strip(_BLANKS)
+    while rest.startswith("qgpu/"):
+        rest = rest.partition(";")[2].strip(_BLANKS)
+    return rest
+
+
+def with_tag(tag: Tag, text: str) -> str:
+    """The field's new content: the tag, and the user's text (stripped of tags) behind it."""
+    rest = strip_tags(text)
+    return f"{tag}{SEPARATOR}{rest}" if rest else str(tag)

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The part of the hook's environment that qgpud gets to see. A whitelist: SPANK_* is the user's, and whatever
+ * else slurmd may export one day should not reach a root daemon unread.
+ */
+#include "hook.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Text fields start with the tag, so a long one may lose its tail; any other value has to be whole. */
+struct variable {
+    const char *name;
+    bool may_truncate;
+};
+
+static const struct variable VARIABLES[] = {
+    {"SLURM_JOB_ID", false},        {"SLURM_JOB_UID", false},       {"SLURM_JOB_GID", false},
+    {"SLURM_JOB_USER", false},      {"SLURM_JOB_ACCOUNT", false},   {"SLURM_JOB_PARTITION", false},
+    {"SLURM_JOB_QOS", false},       {"SLURM_JOB_COMMENT", true},    {"SLURM_JOB_EXTRA", true},
+    {"SLURM_JOB_GPUS", false},      {"SLURM_JOB_QGPU", false},      {"SLURM_JOB_RESTART_COUNT", false},
+    {"SLURM_JOB_NODELIST", true},   {"SLURM_CLUSTER_NAME", false},  {"SLURMD_NODENAME", false},
+    {"SLURM_SCRIPT_CONTEXT", false}, {"CUDA_VISIBLE_DEVICES", false}, {"SLURM_JOB_EXIT_CODE", false},
+};
+
+bool hook_env_concerns_us(void)
+{
+    const char *gpus = getenv("SLURM_JOB_GPUS");
+    const char *comment = getenv("SLURM_JOB_COMMENT");
+    const char *extra = getenv("SLURM_JOB_EXTRA");
+    const char *native = getenv("SLURM_JOB_QGPU");
+
+    return (gpus && *gpus) || (native && *native) || (comment && strstr(comment, "qgpu/1")) ||
+           (extra && strstr(extra, "qgpu/1"));
+}
+
+/* Appends NAME=VALUE and its NUL; returns the new length, unchanged if it was left out. */
+static size_t append(char *out, size_t used, size_t size, const struct variable *var)
+{
+    const char *value = getenv(var->name);
+    size_t name_len = strlen(var->name);
+
+    if (!value)
+        return used;
+    size_t len = strlen(value);
+    if (len > HOOK_VALUE_MAX) {
+        if (!var->may_truncate) {
+            fprintf(stderr, "qgpu-hook: %s is longer than %u bytes and was left out\n", var->name, HOOK_VALUE_MAX);
+            return used;
+        }
+        len = HOOK_VALUE_MAX;
+    }
+    if (used + name_len + 1 + len + 1 > size)
+        return used;
+    memcpy(out + used, var->name, name_len);
+    used += name_len;
+    out[used++] = '=';
+    memcpy(out + used, value, len);
+    used += len;
+    out[used++] = '\0';
+    return used;
+}
+
+size_t hook_pack_env(const struct hook *hook, char *out, size_t size)
+{
+    const char *kind = hook->kind == HOOK_PROLOG ? "prolog" : "epilog";
+    size_t used = (size_t)snprintf(out, size, "%s %s", HOOK_PROTOCOL, kind) + 1;
+
+    for (size_t i = 0; i < sizeof(VARIABLES) / sizeof(VARIABLES[0]); i++)
+        used = append(out, used, size, &VARIABLES[i]);
+    return used;
+}

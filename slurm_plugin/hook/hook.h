@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * qgpu-hook: what its four files share. docs/specs/hook.md is the protocol in prose.
+ */
+#ifndef QGPU_HOOK_H
+#define QGPU_HOOK_H
+
+#include <limits.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define HOOK_PROTOCOL "qgpu-hook/1"
+#define HOOK_MSG_MAX 65536u  /* bytes of one message, either way */
+#define HOOK_VALUE_MAX 4096u /* bytes of one variable's value */
+#define HOOK_TEXT_MAX 2048u  /* bytes of a sentence for people */
+
+enum hook_kind { HOOK_PROLOG, HOOK_EPILOG };
+
+struct hook {
+    enum hook_kind kind;
+    char run_dir[PATH_MAX];
+    const char *scontrol; /* NULL: do not drain with a reason of our own */
+    const char *node;     /* may be NULL outside Slurm */
+    const char *job_id;   /* digits only */
+    int64_t deadline_ns;  /* CLOCK_MONOTONIC */
+    int64_t connect_ns;   /* stop trying to connect at this time */
+};
+
+int64_t hook_now_ns(void);
+
+/* env.c: which variables travel, and whether this job concerns qgpu at all. */
+size_t hook_pack_env(const struct hook *hook, char *out, size_t size);
+bool hook_env_concerns_us(void);
+
+/* talk.c: one question, one answer. Returns the status that qgpud answered (0..255), or -1 with a reason in text.
+ * On success text is the message to show, maybe empty. */
+int hook_ask(const struct hook *hook, char *text, size_t size);
+
+/* files.c: what stays on disk. */
+bool hook_has_grant(const struct hook *hook);
+bool hook_leave_ended_marker(const struct hook *hook, char *why, size_t size);
+void hook_write_last_failure(const struct hook *hook, const char *sentence);
+
+/* drain.c */
+void hook_drain(const struct hook *hook, const char *reason);
+
+#endif

@@ -1,0 +1,509 @@
+-- SPDX-License-Identifier: Apache-2.0
+--
+-- What a submission asks for, what Slurm is told instead, or why it is refused: pure functions on strings, the
+-- same as gres/request.py (the reference, docs/specs/request.md). tests/cases/requests.yaml and a property test
+-- hold the two together. Runs in Lua 5.1 to 5.4; all numbers are doubles, kept below 2^53.
+local M = { schema = 1, max_field_bytes = 1024 }
+
+local HUGE = 2 ^ 53
+local MIB = 1048576.0
+local CLASSES = { online = true, offline = true }
+local SPELLINGS = {
+    { "tres_per_job", "--gpus" },
+    { "tres_per_task", "--tres-per-task" },
+    { "tres_per_socket", "--gpus-per-socket" },
+}
+local OPTIONS = {
+    { "cpus_per_tres", "--cpus-per-gpu", " --cpus-per-task=4" },
+    { "mem_per_tres", "--mem-per-gpu", " --mem=16G" },
+    { "tres_bind", "--gpu-bind", "" },
+    { "tres_freq", "--gpu-freq", "" },
+}
+
+-- Whole number as text; %d would depend on the Lua version for values above 2^31.
+local function int(number)
+    return string.format("%.0f", number)
+end
+
+-- User text as it may be printed: bytes that are not printable ASCII become '?', long text is cut.
+local function shown(text)
+    local safe = text:gsub("[^\032-\126]", "?")
+    if #safe > 60 then
+        safe = safe:sub(1, 57) .. "..."
+    end
+    return safe
+end
+
+local function split(text, separator)
+    local parts, start = {}, 1
+    while true do
+        local at = text:find(separator, start)
+        if not at then
+            parts[#parts + 1] = text:sub(start)
+            return parts
+        end
+        parts[#parts + 1] = text:sub(start, at - 1)
+        start = at + 1
+    end
+end
+
+-- ---- refusals: error() with a table, caught by M.decide ------------------------------------------------
+
+local function common_words(t)
+    return {
+        min = int(t.min_share),
+        max = int(t.max_share),
+        example = int(t.example),
+        low = int(t.min_mem),
+        model = t.model_names[1],
+        models = table.concat(t.model_names, ", "),
+        qos = t.qos_names[1] or "none",
+        qos_list = #t.qos_names > 0 and table.concat(t.qos_names, ", ") or "none",
+        partition = t.partitions[1] or "none",
+    }
+end
+
+local function refuse(t, key, token, words)
+    local all = common_words(t)
+    all.token = shown(token)
+    for name, word in pairs(words or {}) do
+        all[name] = type(word) == "number" and int(word) or word
+    end
+    local text = t.messages[key]:gsub("{([a-z_]+)}", function(name)
+        return all[name] or error("qgpu: the sentence " .. key .. " needs the word " .. name)
+    end)
+    error({ qgpu = true, key = key, text = text }, 0)
+end
+M.refuse = refuse
+
+-- ---- tags ------------------------------------------------------------------------------------------------
+
+local BLANKS = "[ \t\r\n\v\f]"
+
+local function trim(text)
+    return (text:gsub("^" .. BLANKS .. "+", ""):gsub(BLANKS .. "+$", ""))
+end
+
+function M.looks_like_tag(text)
+    return text:find("^" .. BLANKS .. "*qgpu/") ~= nil
+end
+
+function M.strip_tags(text)
+    local rest = trim(text)
+    while rest:sub(1, 5) == "qgpu/" do
+        local at = rest:find(";", 1, true)
+        rest = at and trim(rest:sub(at + 1)) or ""
+    end
+    return rest
+end
+
+function M.tag_text(tag)
+    if not tag.class then
+        return "qgpu/1 whole"
+    end
+    return "qgpu/1 class=" .. tag.class .. " share=" .. int(tag.share) .. " mem=" .. int(tag.mem)
+end
+
+-- The field's new content: the tag, and the user's text (stripped of tags) behind it.
+function M.tagged(tag, text, t)
+    local head, rest = M.tag_text(tag), M.strip_tags(text or "")
+    if rest == "" then
+        return head
+    end
+    local room = M.max_field_bytes - #head - 2
+    if #rest > room then
+        refuse(t, "text_long", "", { field = t.tag_field, bytes = #rest, room = room })
+    end
+    return head .. "; " .. rest
+end
+
+-- ---- entries of a TRES string ----------------------------------------------------------------------------
+
+function M.parse_entry(text)
+    while text:find("^gres[:/]") do
+        text = text:sub(6)
+    end
+    local parts = split(text, "[:=]")
+    return { text = text, name = table.remove(parts, 1), parts = parts }
+end
+
+local GROUP = { qgpu = "qgpu", qgpu_mem = "mem", gpu = "gpu", shard = "shared", mps = "shared" }
+
+function M.parse_entries(text)
+    local entries = { qgpu = {}, mem = {}, shared = {}, gpu = {}, rest = {} }
+    for _, part in ipairs(split(text or "", ",")) do
+        local entry = M.parse_entry(part)
+        if entry.text ~= "" then
+            local group = entries[GROUP[entry.name] or "rest"]
+            group[#group + 1] = entry
+        end
+    end
+    return entries
+end
+
+local function typed(name, model, count)
+    return name .. ":" .. (model and model .. ":" or "") .. int(count)
+end
+
+local function joined(own, rest)
+    for _, entry in ipairs(rest) do
+        own[#own + 1] = entry.text
+    end
+    return table.concat(own, ",")
+end
+
+-- ---- the qgpu entry --------------------------------------------------------------------------------------
+
+local function most_cards(t, model)
+    local most = 0
+    for name, card in pairs(t.models) do
+        if (not model or model == name) and card.cards > most then
+            most = card.cards
+        end
+    end
+    return most
+end
+
+local function percent_of(entry, word, model, t)
+    if word == "" or t.models[word] then
+        refuse(t, "share_missing", entry.text)
+    end
+    if not word:find("^[0-9]+$") then
+        refuse(t, "share_text", entry.text, { word = shown(word) })
+    end
+    local digits, cards = word:gsub("^0+", ""), most_cards(t, model)
+    if #digits > 6 then
+        refuse(t, "cards_many", entry.text, { cards = cards, top = 100 * cards })
+    end
+    local percent = tonumber(digits) or 0
+    if percent < t.min_share then
+        refuse(t, "share_low", entry.text)
+    end
+    if percent > 100 and percent % 100 ~= 0 then
+        local up = 100 * math.min(math.floor(percent / 100) + 1, cards)
+        refuse(t, "share_multiple", entry.text, { up = up })
+    end
+    if percent > 100 * cards then
+        refuse(t, "cards_many", entry.text, { cards = cards, top = 100 * cards })
+    end
+    return percent
+end
+
+local function share_of(entry, t)
+    local parts = entry.parts
+    if parts[1] and CLASSES[parts[1]] then
+        refuse(t, "class_by_hand", entry.text)
+    end
+    if #parts < 2 then
+        return { entry = entry, percent = percent_of(entry, parts[1] or "", nil, t) }
+    end
+    if #parts > 2 then
+        refuse(t, "parts", entry.text)
+    end
+    if not t.models[parts[1]] then
+        refuse(t, "model_unknown", entry.text, { word = shown(parts[1]) })
+    end
+    return { entry = entry, model = parts[1], percent = percent_of(entry, parts[2], parts[1], t) }
+end
+
+-- Accept the one `shard:1` or `shard:MODEL:1` that our cli_filter adds for srun, nothing else.
+local function with_marker(share, shared, t)
+    for _, entry in ipairs(shared) do
+        local model = share.model
+        if #entry.parts == 2 then
+            model = entry.parts[1]
+        end
+        local fits = entry.name == "shard" and #shared == 1 and entry.parts[#entry.parts] == "1" and #entry.parts < 3
+        if not fits or (share.model and model ~= share.model) then
+            refuse(t, "by_hand", entry.text)
+        end
+        if model and not t.models[model] then
+            refuse(t, "model_unknown", entry.text, { word = shown(model) })
+        end
+        share.model = model
+    end
+end
+
+-- ---- memory ----------------------------------------------------------------------------------------------
+
+-- Bytes per unit of a Slurm suffix: G and GiB count 1024^3, GB counts 1000^3.
+local function suffix_factor(suffix)
+    local low = suffix:lower()
+    if low == "" then
+        return 1.0
+    end
+    local power = ("kmgtp"):find(low:sub(1, 1), 1, true)
+    local base = ({ [""] = 1024.0, ib = 1024.0, b = 1000.0 })[low:sub(2)]
+    return power and base and base ^ power
+end
+
+-- Bytes of a Slurm count, at most 2^53; nil if it is none.
+local function bytes_of(word)
+    local digits, suffix = word:match("^([0-9]+)([A-Za-z]*)$")
+    local factor = digits and suffix_factor(suffix)
+    if not factor then
+        return nil
+    end
+    digits = digits:gsub("^0+", "")
+    if #digits > 15 then
+        return HUGE
+    end
+    return math.min(((tonumber(digits) or 0) + 0.0) * factor, HUGE)
+end
+
+-- Models as {usable, name}, smallest first.
+local function sizes_of(t)
+    local sizes = {}
+    for name, card in pairs(t.models) do
+        sizes[#sizes + 1] = { card.usable, name }
+    end
+    table.sort(sizes, function(a, b)
+        return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2])
+    end)
+    return sizes
+end
+
+-- Too much for the card; where a larger model would do, or is the largest there is, it is named.
+local function refuse_mem_high(entry, share, mem, t)
+    local sizes = sizes_of(t)
+    local model = share.model
+    for _, size in ipairs(sizes) do
+        if not model and size[1] >= mem then
+            local words = { usable = sizes[1][1], model = size[2], share = share.percent }
+            refuse(t, "mem_high_untyped", entry.text, words)
+        end
+    end
+    if not model and sizes[#sizes][1] > sizes[1][1] then
+        model = sizes[#sizes][2]
+    end
+    local usable = model and t.models[model].usable or sizes[1][1]
+    refuse(t, "mem_high", entry.text, { usable = usable, ask = typed("qgpu", model, share.percent) })
+end
+
+local function mem_of(entry, share, t)
+    local word = table.concat(entry.parts, ":")
+    local size = bytes_of(word)
+    if not size then
+        refuse(t, "mem_text", entry.text, { word = shown(word) })
+    end
+    if size < t.min_mem * MIB then
+        refuse(t, "mem_low", entry.text, { share = share.percent })
+    end
+    local mem = math.ceil(size / MIB)
+    if mem > (share.model and t.models[share.model].usable or t.smallest) then
+        refuse_mem_high(entry, share, mem, t)
+    end
+    return mem
+end
+
+-- ---- class and reservation -------------------------------------------------------------------------------
+
+function M.job_class(qos, token, t)
+    local found, count = nil, 0
+    for _, name in ipairs(split((qos or ""), ",")) do
+        if name ~= "" then
+            count = count + 1
+            local class = t.qos[name] or t.default_class
+            if not class then
+                refuse(t, "qos_unmapped", token, { word = shown(qos) })
+            end
+            found = (found == nil or found == class) and class or "mixed"
+        end
+    end
+    if count == 0 then
+        found = t.default_class or refuse(t, "qos_unmapped", token, { word = shown(qos ~= "" and qos or "(none)") })
+    end
+    if found == "mixed" then
+        refuse(t, "qos_mixed", token, { word = shown(qos) })
+    end
+    return found
+end
+
+-- MiB that a share comes with, and the shards that Slurm books: rounding books more, never less.
+function M.default_mem(share, usable)
+    return math.floor(share * usable / 100)
+end
+
+function M.shards(share, mem, usable, compute)
+    local by_mem = math.ceil(100 * mem / usable)
+    return compute and math.max(share, by_mem) or by_mem
+end
+
+-- ---- the decision ----------------------------------------------------------------------------------------
+
+function M.managed(partition, t)
+    if #t.partitions == 0 then
+        return true
+    end
+    for _, name in ipairs(split(partition or "", ",")) do
+        for _, ours in ipairs(t.partitions) do
+            if name == ours then
+                return true
+            end
+        end
+    end
+    return false
+end
+
+local function check_options(job, token, t)
+    if job.exclusive then
+        refuse(t, "exclusive", token)
+    end
+    for _, option in ipairs(OPTIONS) do
+        if job[option[1]] and job[option[1]] ~= "" then
+            refuse(t, "option", token, { option = option[2], instead = option[3] })
+        end
+    end
+end
+
+local function decide_share(job, entries, share, t)
+    local token = share.entry.text
+    if share.percent > t.max_share then
+        refuse(t, "share_high", token)
+    end
+    local mem = entries.mem[1] and mem_of(entries.mem[1], share, t)
+    local class = M.job_class(job.qos, token, t)
+    check_options(job, token, t)
+    local usable = share.model and t.models[share.model].usable or t.smallest
+    if not mem then
+        mem = M.default_mem(share.percent, usable)
+        if mem < t.min_mem then
+            refuse(t, "mem_default_low", token, { mem = mem })
+        end
+    end
+    local shards = M.shards(share.percent, mem, usable, t.compute[class])
+    local own = {
+        "qgpu:" .. class .. ":" .. int(share.percent),
+        typed("shard", share.model, shards),
+        "qgpu_mem:" .. int(mem) .. "M",
+    }
+    return {
+        gres = joined(own, entries.rest),
+        tag = { class = class, share = share.percent, mem = mem },
+    }
+end
+
+local function decide_qgpu(job, entries, shared, gpu, t)
+    local entry = entries.qgpu[1]
+    if not M.managed(job.partition, t) then
+        refuse(t, "partition", entry.text, { word = shown((job.partition or "") ~= "" and job.partition or "(default)") })
+    end
+    local share = share_of(entry, t)
+    with_marker(share, shared, t)
+    if gpu[1] then
+        refuse(t, "gpu_and_qgpu", entry.text, { other = shown(gpu[1].text) })
+    end
+    if share.percent < 100 or (share.percent == 100 and entries.mem[1]) then
+        return decide_share(job, entries, share, t)
+    end
+    if entries.mem[1] then
+        refuse(t, "mem_whole", entries.mem[1].text, { other = shown(entry.text) })
+    end
+    return { gres = joined({ typed("gpu", share.model, share.percent / 100) }, entries.rest), tag = {} }
+end
+
+local function append(list, more)
+    for _, item in ipairs(more) do
+        list[#list + 1] = item
+    end
+end
+
+local function decide_gres(job, t)
+    local shared, gpu = {}, {}
+    local entries = M.parse_entries(job.gres)
+    append(shared, entries.shared)
+    append(gpu, entries.gpu)
+    for _, spelling in ipairs(SPELLINGS) do
+        local found = M.parse_entries(job[spelling[1]])
+        local ours = found.qgpu[1] or found.mem[1]
+        if ours then
+            refuse(t, "spelling", ours.text, { option = spelling[2] })
+        end
+        append(shared, found.shared)
+        append(gpu, found.gpu)
+    end
+    if entries.qgpu[2] then
+        refuse(t, "doubled", entries.qgpu[2].text, { name = "qgpu" })
+    end
+    if entries.mem[2] then
+        refuse(t, "doubled", entries.mem[2].text, { name = "qgpu_mem" })
+    end
+    if entries.qgpu[1] then
+        return decide_qgpu(job, entries, shared, gpu, t)
+    end
+    if entries.mem[1] then
+        refuse(t, "mem_alone", entries.mem[1].text)
+    end
+    local managed = M.managed(job.partition, t)
+    if shared[1] and managed then
+        refuse(t, "by_hand", shared[1].text)
+    end
+    return { tag = gpu[1] and managed and {} or nil }
+end
+
+local function clean(text)
+    return text and M.looks_like_tag(text) and M.strip_tags(text) or nil
+end
+
+-- fn(...), or nil and the refusal {key, text}; any other error goes on to the caller.
+function M.guarded(fn, ...)
+    local ok, result = pcall(fn, ...)
+    if ok then
+        return result
+    end
+    if type(result) == "table" and result.qgpu then
+        return nil, result
+    end
+    error(result, 0)
+end
+
+local function decide(job, t)
+    local decision = decide_gres(job, t)
+    decision.comment, decision.extra = clean(job.comment), clean(job.extra)
+    if decision.tag then
+        decision[t.tag_field] = M.tagged(decision.tag, job[t.tag_field], t)
+    end
+    return decision
+end
+
+-- Judge a submission (a table of strings under Slurm's names, `exclusive` a boolean). Returns the fields to write
+-- {gres, comment, extra, tag}, each nil where nothing changes; or nil and the refusal {key, text}.
+function M.decide(job, t)
+    return M.guarded(decide, job, t)
+end
+
+-- ---- reading back what was written -----------------------------------------------------------------------
+
+-- Of a job's rewritten gres string: the request as the user could have written it, and the tag; nil if there is no
+-- share in it. slurm_job_modify needs it where Slurm shows Lua neither tag nor request.
+function M.read_back(gres)
+    local entries = M.parse_entries(gres)
+    local own, mem = entries.qgpu[1], entries.mem[1]
+    if not own or not mem or not CLASSES[own.parts[1] or ""] then
+        return nil
+    end
+    local share, size = tonumber(own.parts[2]), bytes_of(mem.parts[1] or "")
+    if not share or not size then
+        return nil
+    end
+    local model
+    for _, entry in ipairs(entries.shared) do
+        model = #entry.parts == 2 and entry.parts[1] or nil
+    end
+    local request = { typed("qgpu", model, share), mem.text }
+    return joined(request, entries.rest), { class = own.parts[1], share = share, mem = math.ceil(size / MIB) }
+end
+
+function M.has_gpu(job)
+    if M.parse_entries(job.gres).gpu[1] then
+        return true
+    end
+    for _, spelling in ipairs(SPELLINGS) do
+        if M.parse_entries(job[spelling[1]]).gpu[1] then
+            return true
+        end
+    end
+    return false
+end
+
+return M

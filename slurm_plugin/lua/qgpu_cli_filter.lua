@@ -1,0 +1,69 @@
+-- SPDX-License-Identifier: Apache-2.0
+--
+-- The hook of cli_filter.lua, in the user's own sbatch, salloc or srun. It is a convenience, never a check: users
+-- can go round it, job_submit.lua is the authority. A site's script calls it in one line:
+--
+--     local qgpu = dofile("/etc/slurm/qgpu/qgpu_cli_filter.lua")
+--     function slurm_cli_pre_submit(options, offset) return qgpu.pre_submit(options, offset) end
+--
+-- Why it is needed: a step gets only the gres that it names, and the card hangs on shard, which nobody names. So
+-- `srun --gres=qgpu:10` also asks for one shard; how many does not matter on the node, where the job's grant counts,
+-- and one is always within the job's. A stand-alone srun is allocation and step in one string: job_submit.lua knows
+-- the one `shard:1` (or `shard:MODEL:1`) and replaces it by what the class reserves.
+local here = debug.getinfo(1, "S").source:match("^@(.*)/[^/]*$") or "."
+local q = dofile(here .. "/qgpu.lua")
+
+local M = {}
+
+local function model_and_share(entry)
+    local parts = entry.parts
+    if #parts == 1 then
+        return nil, parts[1]
+    elseif #parts == 2 then
+        return parts[1], parts[2]
+    end
+    return nil, nil
+end
+
+-- gres of an srun; nil where nothing has to change or we cannot know. `inside`: in a job that exists already;
+-- `shares`: that job has shards (its SLURM_SHARDS_ON_NODE says so), nil or false where it has none or it is unknown.
+function M.step_gres(gres, inside, shares)
+    local entries = q.parse_entries(gres)
+    local own = entries.qgpu[1]
+    if not own or entries.qgpu[2] or entries.shared[1] or entries.gpu[1] then
+        return nil
+    end
+    local model, share = model_and_share(own)
+    if not share or not share:find("^[0-9]+$") or #share > 6 then
+        return nil -- malformed: job_submit.lua or slurmctld will say so
+    end
+    local percent, parts = tonumber(share), {}
+    if percent >= 100 and percent % 100 == 0 and not entries.mem[1] and not shares then
+        parts[1] = "gpu:" .. (model and model .. ":" or "") .. string.format("%.0f", percent / 100)
+    else
+        -- In a job the type of qgpu is the class and the card is chosen: a model would only fail to match.
+        local typed = model and not inside
+        parts[1] = "qgpu:" .. share
+        parts[2] = typed and "shard:" .. model .. ":1" or "shard:1"
+    end
+    for _, list in ipairs({ entries.mem, entries.rest }) do
+        for _, entry in ipairs(list) do
+            parts[#parts + 1] = entry.text
+        end
+    end
+    return table.concat(parts, ",")
+end
+
+function M.pre_submit(options, _)
+    if options.type ~= "srun" or not options.gres then
+        return slurm.SUCCESS
+    end
+    local inside = os.getenv("SLURM_JOB_ID") ~= nil or (options.jobid or "") ~= ""
+    local gres = M.step_gres(options.gres, inside, inside and os.getenv("SLURM_SHARDS_ON_NODE") ~= nil)
+    if gres then
+        options.gres = gres
+    end
+    return slurm.SUCCESS
+end
+
+return M

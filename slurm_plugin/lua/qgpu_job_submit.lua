@@ -1,0 +1,207 @@
+-- SPDX-License-Identifier: Apache-2.0
+--
+-- The hooks of job_submit.lua. A site's script calls them in one line each:
+--
+--     local qgpu = dofile("/etc/slurm/qgpu/qgpu_job_submit.lua")("/etc/slurm/qgpu/qgpu_tables.lua")
+--     function slurm_job_submit(job_desc, part_list, uid) return qgpu.submit(job_desc, part_list, uid) end
+--     function slurm_job_modify(job_desc, job_rec, part_list, uid) return qgpu.modify(job_desc, job_rec, part_list, uid) end
+--
+-- Only fields that change are written. What we wrote is taken back from the job's rewritten gres, since Slurm does
+-- not show every tag field of a job to Lua in every version.
+local here = debug.getinfo(1, "S").source:match("^@(.*)/[^/]*$") or "."
+local q = dofile(here .. "/qgpu.lua")
+
+local FIELDS = { "tres_per_job", "tres_per_task", "tres_per_socket", "cpus_per_tres", "mem_per_tres", "tres_bind", "tres_freq" }
+local JOB_STATE_BASE = 256 -- JOB_STATE_BASE is 0xff: what is above are flags
+local JOB_SHARED_NONE = 0 -- --exclusive
+local PENDING = 0
+
+local function load_tables(path)
+    local tables = dofile(path)
+    if type(tables) ~= "table" or tables.schema ~= q.schema then
+        error("qgpu: " .. path .. " is of another version than qgpu.lua; run `qgpu render qgpu_tables.lua` again", 0)
+    end
+    return tables
+end
+
+local function given(value)
+    return value ~= nil and value ~= ""
+end
+
+local function default_partition(part_list)
+    for name, part in pairs(part_list or {}) do
+        if part.flag_default == 1 then
+            return part.name or name
+        end
+    end
+    return nil
+end
+
+-- `extra` exists since 23.02; asking an older Slurm for it only fills slurmctld's log with errors.
+local function extra_of(record, t)
+    return t.has_extra and record.extra or nil
+end
+
+local function read_submission(job_desc, part_list, t)
+    local job = {
+        gres = job_desc.gres,
+        qos = given(job_desc.qos) and job_desc.qos or job_desc.default_qos,
+        comment = job_desc.comment,
+        extra = extra_of(job_desc, t),
+        partition = job_desc.partition,
+        exclusive = job_desc.shared == JOB_SHARED_NONE,
+    }
+    if not given(job.partition) and #t.partitions > 0 then
+        job.partition = default_partition(part_list)
+    end
+    for _, name in ipairs(FIELDS) do
+        job[name] = job_desc[name]
+    end
+    return job
+end
+
+local function write(job_desc, decision)
+    for _, name in ipairs({ "gres", "comment", "extra" }) do
+        if decision[name] ~= nil then
+            job_desc[name] = decision[name]
+        end
+    end
+end
+
+-- The message goes as an argument: log_user formats its first, and user text may hold a '%'.
+local function refused(refusal)
+    slurm.log_user("%s", "qgpu: " .. refusal.text)
+    return slurm.ESLURM_INVALID_GRES or slurm.ERROR
+end
+
+local function submit(t, job_desc, part_list)
+    local decision, refusal = q.decide(read_submission(job_desc, part_list, t), t)
+    if not decision then
+        return refused(refusal)
+    end
+    write(job_desc, decision)
+    return slurm.SUCCESS
+end
+
+-- ---- modify ----------------------------------------------------------------------------------------------
+
+local function pending(job_rec)
+    local state = job_rec.job_state
+    return state == nil or state % JOB_STATE_BASE == PENDING
+end
+
+local function first_given(a, b)
+    if a ~= nil then
+        return a
+    end
+    return b
+end
+
+-- What the job has now, as strings.
+local function current(job_rec, t)
+    local job = {
+        gres = first_given(job_rec.tres_per_node, job_rec.gres),
+        tres_per_job = job_rec.tres_per_job,
+        tres_per_task = job_rec.tres_per_task,
+        tres_per_socket = job_rec.tres_per_socket,
+        qos = job_rec.qos,
+        partition = job_rec.partition,
+        comment = job_rec.comment,
+        extra = extra_of(job_rec, t),
+    }
+    job.request, job.tag = q.read_back(job.gres)
+    if not job.tag and q.has_gpu(job) and q.managed(job.partition, t) then
+        job.tag = {}
+    end
+    return job
+end
+
+local function asks_gres(job_desc)
+    return job_desc.gres ~= nil or job_desc.tres_per_job ~= nil or job_desc.tres_per_task ~= nil
+        or job_desc.tres_per_socket ~= nil
+end
+
+-- The new submission that a change of gres, QOS or partition of a waiting job amounts to.
+local function resubmission(job_desc, now, t)
+    local job = {
+        gres = first_given(job_desc.gres, now.request or now.gres),
+        qos = given(job_desc.qos) and job_desc.qos or now.qos,
+        partition = given(job_desc.partition) and job_desc.partition or now.partition,
+        comment = first_given(job_desc.comment, now.comment),
+        extra = first_given(extra_of(job_desc, t), now.extra),
+        exclusive = job_desc.shared == JOB_SHARED_NONE,
+    }
+    for _, name in ipairs(FIELDS) do
+        job[name] = first_given(job_desc[name], now[name])
+    end
+    return job
+end
+
+-- Text fields alone: our tag stays in front, and a tag that somebody wrote goes.
+local function retag(job_desc, tag, t)
+    local fields = { comment = job_desc.comment, extra = extra_of(job_desc, t) }
+    for name, text in pairs(fields) do
+        if tag and name == t.tag_field then
+            job_desc[name] = q.tagged(tag, text, t)
+        elseif q.looks_like_tag(text) then
+            job_desc[name] = q.strip_tags(text)
+        end
+    end
+    return true
+end
+
+local function refuse_started(job_desc, job_rec, now, t)
+    local what
+    if asks_gres(job_desc) then
+        what = "the gres"
+    elseif now.tag and now.tag.class and given(job_desc.qos)
+        and q.job_class(job_desc.qos, now.request, t) ~= now.tag.class then
+        what = "the class (QOS)"
+    end
+    if what then
+        q.refuse(t, "started", "", { job = tostring(job_rec.job_id or ""), what = what })
+    end
+end
+
+local function modified(job_desc, job_rec, t)
+    local now = current(job_rec, t)
+    if not pending(job_rec) then
+        if now.tag then
+            refuse_started(job_desc, job_rec, now, t)
+        end
+        return retag(job_desc, now.tag, t)
+    end
+    local moved = now.tag and (given(job_desc.qos) or given(job_desc.partition))
+    if not asks_gres(job_desc) and not moved then
+        return retag(job_desc, now.tag, t)
+    end
+    local decision, refusal = q.decide(resubmission(job_desc, now, t), t)
+    if not decision then
+        error({ qgpu = true, key = refusal.key, text = refusal.text }, 0)
+    end
+    if now.tag and not decision.tag and decision[t.tag_field] == nil then
+        decision[t.tag_field] = "" -- the cards are gone from the job: so is the tag
+    end
+    write(job_desc, decision)
+    return true
+end
+
+local function modify(t, job_desc, job_rec)
+    local done, refusal = q.guarded(modified, job_desc, job_rec, t)
+    if not done then
+        return refused(refusal)
+    end
+    return slurm.SUCCESS
+end
+
+return function(tables_path)
+    local t = load_tables(tables_path or (here .. "/qgpu_tables.lua"))
+    return {
+        submit = function(job_desc, part_list, _)
+            return submit(t, job_desc, part_list)
+        end,
+        modify = function(job_desc, job_rec, _, _)
+            return modify(t, job_desc, job_rec)
+        end,
+    }
+end

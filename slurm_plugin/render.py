@@ -1,0 +1,127 @@
+"""Fragments of Slurm's configuration, written from qgpu.yaml with jinja2.
+
+`render(name, config)` is what `qgpu render` and the sandbox call. Undefined variables are errors. Paths of
+the installation that qgpu.yaml does not hold are keyword arguments: `etc_dir` (prolog, epilog), `lua_dir`
+(our Lua modules), `tables` (the rendered qgpu_tables.lua).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+
+import jinja2
+
+from gres.config import Config, NodeGroup, for_node
+from gres.hostlist import expand
+from gres.messages import MESSAGES
+from gres.tables import SCHEMA, tables_of
+from gres.units import format_mib
+
+NAMES = (
+    "gres.conf",
+    "slurm.conf",
+    "plugstack.conf",
+    "qgpu_tables.lua",
+    "prolog",
+    "epilog",
+    "job_submit.lua",
+    "cli_filter.lua",
+)
+ETC_DIR = "/etc/slurm/qgpu"
+
+
+class RenderError(ValueError):
+    """There is no such fragment; the text is a sentence."""
+
+
+@dataclass(frozen=True)
+class GresGroup:
+    """Nodes whose lines in gres.conf and slurm.conf are the same. `mem` is a Slurm count with its unit."""
+
+    names: str
+    model: str
+    files: str
+    paths: tuple[str, ...]
+    counts: dict[str, int]
+    mem: str
+
+    @property
+    def gres(self) -> str:
+        """Value of Gres= on the NodeName line."""
+        cards = len(self.paths)
+        counts = "".join(f",qgpu:{name}:{count}" for name, count in self.counts.items())
+        return f"gpu:{self.model}:{cards},shard:{self.model}:{100 * cards}{counts},qgpu_mem:{self.mem}"
+
+
+def _group(config: Config, group: NodeGroup, names: str, paths: str) -> GresGroup:
+    counts: dict[str, int] = {
+        name: settings.overcommit * group.count for name, settings in config.classes.items()
+    }
+    mem = format_mib(config.models[group.model].usable * group.count)
+    return GresGroup(names, group.model, paths, tuple(expand(paths)), counts, mem)
+
+
+def gres_groups(config: Config) -> list[GresGroup]:
+    """One group per entry of `nodes`, or one per node where the device files depend on the node's name."""
+    groups: list[GresGroup] = []
+    for group in config.nodes:
+        if "%n" in group.files:
+            names = expand(group.names)
+            groups += [_group(config, group, name, for_node(group.files, name)) for name in names]
+        else:
+            groups.append(_group(config, group, group.names, group.files))
+    return groups
+
+
+def node_gres(config: Config, name: str) -> str:
+    """Value of Gres= for one node. Raises ConfigError (through `config.node`) if it is not configured."""
+    config.node(name)
+    return next(group.gres for group in gres_groups(config) if name in expand(group.names))
+
+
+def lua_literal(value: object) -> str:
+    """A Lua constant of None, bool, int or str; strings are quoted so that any byte survives."""
+    if value is None:
+        return "nil"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    raw = str(value).encode("utf-8", "surrogateescape")
+    plain = "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03d}" for byte in raw)
+    return f'"{plain}"'
+
+
+def _environment() -> jinja2.Environment:
+    def source(name: str) -> str | None:
+        path = files("configs") / "templates" / name
+        return path.read_text() if path.is_file() else None
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(source),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # no HTML here: values are checked by the schema, Lua strings by the filter
+    )
+    environment.filters["lua"] = lua_literal
+    return environment
+
+
+def render(name: str, config: Config, **extra: object) -> str:
+    """Text of the fragment `name` (one of NAMES). Raises RenderError for another name."""
+    if name not in NAMES:
+        raise RenderError(f"there is no fragment '{name}'; write one of {', '.join(NAMES)}")
+    values: dict[str, object] = {
+        "config": config,
+        "groups": gres_groups(config),
+        "t": tables_of(config),
+        "schema": SCHEMA,
+        "messages": MESSAGES,
+        "etc_dir": ETC_DIR,
+        "lua_dir": ETC_DIR,
+        "tables": f"{extra.get('etc_dir', ETC_DIR)}/qgpu_tables.lua",
+    }
+    return _environment().get_template(f"{name}.j2").render({**values, **extra})

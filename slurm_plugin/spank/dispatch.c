@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The SPANK entry points. The same shared object is loaded by srun, sbatch, salloc, slurmd and slurmstepd; only
+ * slurmstepd (the remote context) starts tasks, so everywhere else nothing happens. Hooks used, in order:
+ *
+ *   slurm_spank_init                  slurmstepd, root      plugstack arguments
+ *   slurm_spank_task_init_privileged  the task's process, root: read the grant, make the sealed descriptor
+ *   slurm_spank_task_init             the task's process, the user, stdio in place: environment, or refusal
+ *
+ * They run for batch scripts, srun tasks and interactive steps alike, and not for the extern step.
+ */
+#include "spank_qgpu.h"
+
+SPANK_PLUGIN(qgpu, 1)
+
+static struct qg_args args;
+
+int slurm_spank_init(spank_t sp, int argc, char **argv)
+{
+    (void)sp;
+    if (spank_context() == S_CTX_REMOTE)
+        qg_args_parse(argc, argv, &args);
+    return ESPANK_SUCCESS;
+}
+
+int slurm_spank_task_init_privileged(spank_t sp, int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    if (spank_context() == S_CTX_REMOTE)
+        qg_task_as_root(sp, &args);
+    return ESPANK_SUCCESS;
+}
+
+int slurm_spank_task_init(spank_t sp, int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    if (spank_context() == S_CTX_REMOTE)
+        qg_task_as_user(sp);
+    return ESPANK_SUCCESS;
+}

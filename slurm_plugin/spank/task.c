@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One task: the process that slurmstepd forked and that will exec the user's program. As root it reads the grant
+ * and makes the sealed descriptor; as the user, with the task's stdio in place, it sets the environment or says
+ * why the job must not start. A fault of ours never stops a job that has no card to govern.
+ */
+#include "spank_qgpu.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../common/paths.h"
+
+#define ENV_MAX (128 * 1024) /* the kernel's own limit of one string */
+
+enum verdict { LEAVE_ALONE, GOVERN, REFUSE };
+
+/* From the first hook to the second, within one process. */
+static struct {
+    enum verdict verdict;
+    int fd;
+    char path[PATH_MAX];
+    struct qg_grant grant;
+    char sentence[PATH_MAX + 1024];
+} task;
+
+/* slurmstepd's own environment is root's and holds the name of its slurmd (several can share a machine). The
+ * job's environment is the user's and is not asked. */
+static void node_name(char *out, size_t size)
+{
+    const char *node = getenv("SLURMD_NODENAME");
+
+    out[0] = '\0';
+    if (node && *node)
+        snprintf(out, size, "%s", node);
+    else if (gethostname(out, size) == 0)
+        out[size - 1] = '\0';
+    if (!(node && *node))
+        out[strcspn(out, ".")] = '\0';
+}
+
+/* Slurm sets one of these in every batch script and task that was given a card. A user who fakes them on a job
+ * without a card refuses only himself. */
+static bool holds_card(spank_t sp)
+{
+    static const struct {
+        const char *name;
+        bool is_count; /* "0" is no card here, and the first card in the others */
+    } vars[] = {{"SLURM_JOB_GPUS", false},
+                {"SLURM_STEP_GPUS", false},
+                {"SLURM_SHARDS_ON_NODE", true},
+                {"SLURM_GPUS_ON_NODE", true}};
+    char value[4096];
+
+    for (size_t i = 0; i < sizeof(vars) / sizeof(vars[0]); i++) {
+        spank_err_t err = spank_getenv(sp, vars[i].name, value, sizeof(value));
+        if (err == ESPANK_NOSPACE)
+            return true;
+        if (err == ESPANK_SUCCESS && value[0] && !(vars[i].is_count && strcmp(value, "0") == 0))
+            return true;
+    }
+    return false;
+}
+
+static void refuse(const char *sentence)
+{
+    task.verdict = REFUSE;
+    snprintf(task.sentence, sizeof(task.sentence), "%s", sentence);
+}
+
+static void refuse_unreadable(uint32_t job_id, const char *why)
+{
+    char text[PATH_MAX + 768];
+
+    slurm_error("qgpu: spank: job %u: %s", job_id, why);
+    snprintf(text, sizeof(text),
+             "job %u holds a GPU whose grant cannot be read, and does not run without its limits: %s. Tell the "
+             "administrators; submitting again on another node may work.",
+             job_id, why);
+    refuse(text);
+}
+
+static void seal_active(uint32_t job_id)
+{
+    task.fd = qg_grant_seal(&task.grant);
+    if (task.fd < 0) {
+        char why[256];
+        snprintf(why, sizeof(why), "its sealed copy could not be made: %s", strerror(errno));
+        refuse_unreadable(job_id, why);
+        return;
+    }
+    task.verdict = GOVERN;
+}
+
+void qg_task_as_root(spank_t sp, const struct qg_args *args)
+{
+    char node[128], run_dir[PATH_MAX], why[PATH_MAX + 256] = "";
+    uint32_t job_id = 0;
+    uid_t uid = (uid_t)-1;
+
+    task.verdict = LEAVE_ALONE;
+    task.fd = -1;
+    if (spank_get_item(sp, S_JOB_ID, &job_id) != ESPANK_SUCCESS ||
+        spank_get_item(sp, S_JOB_UID, &uid) != ESPANK_SUCCESS) {
+        slurm_error("qgpu: spank: slurmstepd does not tell the job's number and user");
+        if (holds_card(sp))
+            refuse_unreadable(job_id, "the job's number is unknown");
+        return;
+    }
+    node_name(node, sizeof(node));
+    enum qg_read got = QG_READ_NO_DIR;
+    if (qg_expand_node(args->run_dir, node, run_dir, sizeof(run_dir)))
+        got = qg_grant_read(run_dir, job_id, uid, &task.grant, task.path, sizeof(task.path), why, sizeof(why));
+    else
+        snprintf(why, sizeof(why), "run_dir=%s cannot be used with node name '%s'", args->run_dir, node);
+
+    if (got == QG_READ_BROKEN || (got == QG_READ_NO_DIR && holds_card(sp)))
+        refuse_unreadable(job_id, why);
+    else if (got == QG_READ_OK && task.grant.state == QG_GRANT_REFUSED)
+        refuse(task.grant.message[0] ? task.grant.message : "this job was refused without a reason");
+    else if (got == QG_READ_OK && task.grant.state == QG_GRANT_ACTIVE)
+        seal_active(job_id);
+}
+
+/* Copies the list without the entries that equal skip (or, with skip NULL, that end in /libcuda.so.1). */
+static void without(const char *list, const char *skip, char *out, size_t size)
+{
+    size_t used = 0;
+
+    out[0] = '\0';
+    while (*list) {
+        size_t len = strcspn(list, ": ");
+        static const char tail[] = "/libcuda.so.1";
+        size_t tail_len = sizeof(tail) - 1;
+        bool drop = skip ? (len == strlen(skip) && memcmp(list, skip, len) == 0)
+                         : (len >= tail_len && memcmp(list + len - tail_len, tail, tail_len) == 0);
+
+        if (len > 0 && !drop && used + len + 2 <= size) {
+            if (used)
+                out[used++] = ':';
+            memcpy(out + used, list, len);
+            used += len;
+            out[used] = '\0';
+        }
+        list += len;
+        list += *list != '\0';
+    }
+}
+
+static char env_old[ENV_MAX], env_new[ENV_MAX];
+
+static bool set_or_log(spank_t sp, const char *name, const char *value)
+{
+    spank_err_t err = spank_setenv(sp, name, value, 1);
+
+    if (err != ESPANK_SUCCESS)
+        slurm_error("qgpu: spank: %s could not be set: %s", name, spank_strerror(err));
+    return err == ESPANK_SUCCESS;
+}
+
+static bool govern(spank_t sp)
+{
+    char number[16];
+    spank_err_t err = spank_getenv(sp, "LD_PRELOAD", env_old, sizeof(env_old));
+
+    if (err == ESPANK_NOSPACE)
+        return false;
+    if (err != ESPANK_SUCCESS)
+        env_old[0] = '\0';
+    int len = snprintf(env_new, sizeof(env_new), "%s", task.grant.shim_path);
+    without(env_old, task.grant.shim_path, env_new + len + 1, sizeof(env_new) - (size_t)len - 1);
+    if (env_new[len + 1])
+        env_new[len] = ':';
+    snprintf(number, sizeof(number), "%d", task.fd);
+    return set_or_log(sp, QG_ENV_GRANT_FD, number) && set_or_log(sp, QG_ENV_GRANT, task.path) &&
+           set_or_log(sp, "LD_PRELOAD", env_new);
+}
+
+/* A job that was submitted from inside a governed one inherited that one's variables: they are not its own. */
+static void forget_inherited(spank_t sp)
+{
+    char value[PATH_MAX];
+    bool fd = spank_getenv(sp, QG_ENV_GRANT_FD, value, sizeof(value)) != ESPANK_ENV_NOEXIST;
+    bool path = spank_getenv(sp, QG_ENV_GRANT, value, sizeof(value)) != ESPANK_ENV_NOEXIST;
+
+    if (!fd && !path)
+        return;
+    spank_unsetenv(sp, QG_ENV_GRANT_FD);
+    spank_unsetenv(sp, QG_ENV_GRANT);
+    if (spank_getenv(sp, "LD_PRELOAD", env_old, sizeof(env_old)) != ESPANK_SUCCESS)
+        return;
+    without(env_old, NULL, env_new, sizeof(env_new));
+    if (env_new[0])
+        set_or_log(sp, "LD_PRELOAD", env_new);
+    else
+        spank_unsetenv(sp, "LD_PRELOAD");
+}
+
+void qg_task_as_user(spank_t sp)
+{
+    if (task.verdict == GOVERN && !govern(sp))
+        refuse("the limits of this job could not be put into its environment (is LD_PRELOAD longer than 128 KiB?)");
+    if (task.verdict == LEAVE_ALONE)
+        forget_inherited(sp);
+    if (task.verdict != REFUSE)
+        return;
+    dprintf(STDERR_FILENO, "qgpu: %s\n", task.sentence);
+    /* Not a return code: an optional plugin's errors are ignored, and the program would start without limits. */
+    _exit(1);
+}

@@ -1,0 +1,313 @@
+"""The daemon's behaviour on a fake node: grants, restarts of either daemon, markers, audit. No sockets here."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from enforcer.abi import unpack_grant
+from enforcer.clock import FakeClock
+from enforcer.daemon.fakes import GIB, FakeNode
+from enforcer.daemon.hookproto import Answer
+from enforcer.daemon.node import NodeService
+from enforcer.ledger import Usage, read_usage
+from enforcer.nvml import GpuProcess
+
+SHARE = "qgpu/1 class=online share=30 mem=12288"
+
+
+def env(job: int = 9, comment: str = SHARE, gpus: str = "0") -> dict[str, str]:
+    base = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100", "SLURMD_NODENAME": "n1"}
+    return base | {"SLURM_JOB_COMMENT": comment, "SLURM_JOB_GPUS": gpus}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> FakeNode:
+    return FakeNode(tmp_path)
+
+
+@pytest.fixture
+def service(node: FakeNode) -> NodeService:
+    service = node.service()
+    service.start()
+    return service
+
+
+@pytest.fixture
+def lines(caplog):
+    log = logging.getLogger("qgpud")
+    log.propagate = True
+    caplog.set_level(logging.DEBUG, "qgpud")
+    return lambda word: [record.getMessage() for record in caplog.records if word in record.getMessage()]
+
+
+def rows(node: FakeNode, job: int = 9) -> list[Usage]:
+    return read_usage(node.directory / "state/ledger.sqlite", [job])
+
+
+def uuid(node: FakeNode, index: int = 0) -> str:
+    return node.nvml.cards()[index].uuid
+
+
+def files(node: FakeNode) -> set[str]:
+    return {path.name for path in (node.directory / "run/grants").iterdir()}
+
+
+def test_prolog_writes_both_files_tells_the_arbiter_and_opens_the_ledger(node, service):
+    assert service.prolog(env()) == Answer(0)
+    assert files(node) == {"9.json", "9.grant"}
+    blob = node.directory / "run/grants/9.grant"
+    assert blob.stat().st_mode & 0o777 == 0o644
+    page = unpack_grant(blob.read_bytes())
+    assert (page.job_id, page.uid, page.cards[0].share, page.cards[0].mem_cap) == (9, 1000, 30, 12 * GIB)
+    assert node.arbiter.grants[9].cards[0].share == 30
+    (row,) = rows(node)
+    assert (row.job_class, row.share, row.mem_cap, row.ended_at, row.busy_ns) == ("online", 30, 12 * GIB, None, None)
+
+
+def test_refused_and_whole_jobs_are_files_but_no_tenants(node, service):
+    assert service.prolog(env(1, "", "0")) == Answer(0)
+    assert service.prolog(env(2, "qgpu/1 whole", "1")) == Answer(0)
+    assert files(node) == {"1.json", "1.grant", "2.json", "2.grant"}
+    assert node.arbiter.grants == {}
+    assert rows(node, 1) == [] and rows(node, 2)[0].state == "whole"
+
+
+def test_same_prolog_twice_changes_nothing(node, service):
+    service.prolog(env())
+    before = (node.directory / "run/grants/9.json").read_text()
+    node.clock.advance(5)
+    assert service.prolog(env()) == Answer(0)
+    assert (node.directory / "run/grants/9.json").read_text() == before
+    assert len(rows(node)) == 1
+
+
+def test_requeued_job_gets_a_new_row(node, service):
+    service.prolog(env())
+    node.clock.advance(5)
+    service.epilog(env())
+    node.clock.advance(5)
+    service.prolog(env())
+    first, second = rows(node)
+    assert first.ended_at is not None and second.ended_at is None
+    assert second.granted_at - first.granted_at == 10 * 10**9
+
+
+def test_prolog_with_another_promise_replaces_the_grant(node, service):
+    service.prolog(env())
+    service.prolog(env(comment="qgpu/1 class=offline share=50 mem=1024"))
+    assert node.arbiter.grants[9].job_class == "offline"
+    first, second = sorted(rows(node), key=lambda row: row.share)
+    assert first.end_reason == "replaced" and second.ended_at is None
+
+
+def test_broken_node_is_status_one_with_the_reason(node, service):
+    node.nvml.lose(uuid(node))
+    answer = service.prolog(env())
+    assert answer is not None and answer.status == 1 and "card 0 (/dev/qgpufake0)" in answer.message
+    assert files(node) == set()
+
+
+def test_driver_that_is_gone_is_a_broken_node_but_not_for_jobs_without_card(node, service):
+    node.nvml.failure = "the NVIDIA driver does not answer through NVML: Driver Not Loaded"
+    answer = service.prolog(env())
+    assert answer is not None and (answer.status, answer.message) == (1, node.nvml.failure)
+    assert service.prolog(env(3, "text", "")) == Answer(0)
+
+
+def test_missing_libcuda_is_a_broken_node(node, service):
+    (node.directory / "libcuda.so.1").unlink()
+    answer = service.prolog(env())
+    assert answer is not None and answer.status == 1 and "driver.libcuda" in answer.message
+
+
+def test_prolog_without_arbiter_waits_and_then_counts(node, service):
+    node.arbiter.running = False
+    assert service.prolog(env()) is None
+    assert not service.connected and files(node) == {"9.json", "9.grant"}
+    node.arbiter.running = True
+    assert service.reach_arbiter()
+    assert 9 in node.arbiter.grants
+
+
+def test_abandoned_prolog_leaves_no_grant_and_names_the_arbiter(node, service):
+    node.arbiter.running = False
+    assert service.prolog(env()) is None
+    answer = service.abandon(9)
+    assert answer.status == 1 and "qgpu-arbiter" in answer.message and "state=resume" in answer.message
+    assert files(node) == set() and rows(node)[0].end_reason == "failed"
+
+
+def test_arbiter_that_restarted_unnoticed_gets_the_full_list_within_the_prolog(node, service):
+    service.prolog(env(8))
+    node.arbiter.restart()
+    assert service.prolog(env(9)) == Answer(0)
+    assert set(node.arbiter.grants) == {8, 9}
+
+
+def test_epilog_takes_the_last_counters_before_it_revokes(node, service):
+    service.prolog(env())
+    node.arbiter.count(9, uuid(node), busy_ns=7, launches=3, mem_peak=5, denied=1)
+    node.clock.advance(2)
+    node.arbiter.calls.clear()
+    assert service.epilog(env()) == Answer(0)
+    assert node.arbiter.calls == ["stats", "revoke 9"]
+    (row,) = rows(node)
+    assert (row.busy_ns, row.launches, row.mem_peak, row.denied, row.preemptions) == (7, 3, 5, 1, 0)
+    assert row.end_reason == "epilog" and row.wall_ns(0) == 2 * 10**9
+    assert files(node) == set()
+
+
+def test_epilog_works_without_the_arbiter_and_twice(node, service):
+    service.prolog(env())
+    node.arbiter.running = False
+    assert service.epilog(env()) == Answer(0)
+    assert service.epilog(env()) == Answer(0)
+    assert rows(node)[0].end_reason == "epilog" and files(node) == set()
+    node.arbiter.running = True
+    service.reach_arbiter()
+    assert node.arbiter.grants == {}
+
+
+def test_epilog_with_nonsense_never_fails_a_node(service):
+    answer = service.epilog({"SLURM_JOB_ID": "../7"})
+    assert answer.status == 0 and "../7" in answer.message
+
+
+def test_restart_of_qgpud_takes_the_grants_from_the_files(node, service):
+    service.prolog(env())
+    node.arbiter.count(9, uuid(node), busy_ns=100)
+    service.poll_arbiter()
+    node.arbiter.restart()
+    again = node.service()
+    again.start()
+    assert set(again.grants) == {9} and set(node.arbiter.grants) == {9}
+    node.arbiter.count(9, uuid(node), busy_ns=30)
+    again.poll_arbiter()
+    assert rows(node)[0].busy_ns == 130
+    assert again.prolog(env()) == Answer(0) and len(rows(node)) == 1
+
+
+def test_marker_of_an_epilog_without_daemon_ends_the_grant_at_start(node, service):
+    service.prolog(env())
+    (node.directory / "run/grants/9.ended").touch()
+    again = node.service()
+    again.start()
+    assert again.grants == {} and files(node) == set() and node.arbiter.grants == {}
+    assert rows(node)[0].end_reason == "marker"
+
+
+def test_grant_from_before_the_boot_is_ended(node, service):
+    service.prolog(env())
+    node.booted_ns = node.clock.realtime_ns() + 1
+    again = node.service()
+    again.start()
+    assert again.grants == {} and rows(node)[0].end_reason == "boot"
+
+
+def test_grant_from_after_the_boot_is_kept(node, service):
+    node.booted_ns = node.clock.realtime_ns() - 1
+    service.prolog(env())
+    again = node.service()
+    again.start()
+    assert set(again.grants) == {9}
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b'{"version": 2}', b"\xff" * 50, b"[" * 60000, b"x" * 70000], ids=range(6)
+)
+def test_damaged_grant_is_set_aside_and_said_and_nothing_else_suffers(node, service, lines, damage):
+    service.prolog(env(8))
+    service.prolog(env(9))
+    (node.directory / "run/grants/9.json").write_bytes(damage)
+    again = node.service()
+    again.start()
+    assert set(again.grants) == {8}
+    assert files(node) == {"8.json", "8.grant", "9.json.bad", "9.grant"}
+    assert (node.directory / "run/grants/9.grant").stat().st_size == 0, "SPANK must not start tasks on it"
+    (said,) = lines("event=grant-damaged")
+    assert "job=9" in said
+    again.epilog(env(9))
+    assert files(node) == {"8.json", "8.grant"}
+
+
+def test_half_written_files_of_a_killed_daemon_are_swept(node, service):
+    (node.directory / "run/grants/.9.json.1.tmp").write_text("{")
+    node.service().start()
+    assert files(node) == set()
+
+
+def test_full_disk_under_the_ledger_does_not_stop_a_job(node, service, lines):
+    service.ledger.close()
+    assert service.prolog(env()) == Answer(0)
+    assert lines("event=ledger-failed")
+
+
+def test_grants_directory_that_cannot_be_written_is_a_broken_node(node, service):
+    (node.directory / "run/grants").chmod(0o777)
+    answer = service.prolog(env())
+    assert answer is not None and answer.status == 1 and "cannot be written" in answer.message
+    assert service.grants == {}
+
+
+def test_audit_says_an_unregistered_process_once_and_after_three_looks(node, service, lines):
+    service.prolog(env())
+    node.arbiter.count(9, uuid(node), procs=1)
+    node.jobs_of_pids.update({50: 9, 51: 9})
+    node.nvml.put(uuid(node), GpuProcess(50, 3 * GIB), GpuProcess(51, GIB))
+    service.poll_arbiter()
+    for _ in range(2):
+        service.look_at_cards()
+    assert lines("event=audit") == []
+    for _ in range(3):
+        service.look_at_cards()
+    (said,) = lines("event=audit")
+    assert "audit-unregistered" in said and "job=9" in said and "pid=51" in said
+    assert rows(node)[0].nvml_mem_peak == 4 * GIB
+
+
+def test_audit_says_a_process_of_no_job(node, service, lines):
+    service.prolog(env())
+    node.nvml.put(uuid(node), GpuProcess(77, None))
+    for _ in range(4):
+        service.look_at_cards()
+    (said,) = lines("event=audit")
+    assert "audit-stranger" in said and "pid=77" in said and "job=" not in said
+
+
+def test_audit_is_content_with_a_registered_tenant(node, service, lines):
+    service.prolog(env())
+    node.arbiter.count(9, uuid(node), procs=1)
+    node.jobs_of_pids[50] = 9
+    node.nvml.put(uuid(node), GpuProcess(50, GIB))
+    service.poll_arbiter()
+    for _ in range(5):
+        service.look_at_cards()
+    assert lines("event=audit") == []
+
+
+def test_failing_nvml_is_said_once_and_the_audit_goes_on_when_it_is_back(node, service, lines):
+    service.prolog(env())
+    node.nvml.failure = "gone"
+    for _ in range(3):
+        service.look_at_cards()
+    assert len(lines("event=nvml-failed")) == 1
+    node.nvml.failure = None
+    node.jobs_of_pids[50] = 9
+    node.nvml.put(uuid(node), GpuProcess(50, GIB))
+    service.look_at_cards()
+    assert rows(node)[0].nvml_mem_peak == GIB
+
+
+def test_every_line_names_the_job_as_a_field(node, service, lines):
+    service.prolog(env(comment="", gpus="0"))
+    (said,) = lines("event=refused")
+    assert said.startswith("event=refused job=9 uid=1000 why=") and "\n" not in said
+
+
+def test_clock_of_the_fake_advances(node):
+    assert isinstance(node.clock, FakeClock)
+    before = node.clock.monotonic_ns()
+    node.clock.advance(1.5)
+    assert node.clock.monotonic_ns() - before == 1_500_000_000

@@ -1,0 +1,85 @@
+"""The evaluator against small traces whose figures can be worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from enforcer import evaluate as ev
+
+US, MS = 1000, 1_000_000
+
+
+@dataclass(frozen=True)
+class S:
+    t_start: int
+    t_end: int
+    t_submit: int
+    pid: int = 1
+    card: int = 0
+
+
+@dataclass(frozen=True)
+class G:
+    t_ns: int
+    flags: int
+    job_id: int = 7
+
+
+def test_bursts_split_only_at_long_pauses() -> None:
+    spans = [S(10, 20, 8), S(20, 30, 9), S(500, 510, 490)]
+    assert ev.bursts(spans, 100) == [ev.Burst(8, 30), ev.Burst(490, 510)]
+
+
+def test_card_free_is_the_last_offline_progress_after_the_call() -> None:
+    online = [ev.Burst(1000 * US, 9000 * US)]
+    offline = [S(500 * US, 1300 * US, 0), S(1300 * US, 1700 * US, 0)]
+    assert ev.card_free_us(online, offline) == [700.0]
+
+
+def test_card_free_without_governing_is_the_whole_burst() -> None:
+    online = [ev.Burst(0, 10 * MS)]
+    assert ev.card_free_us(online, [S(0, 20 * MS, 0)]) == [10_000.0]
+
+
+def test_card_free_is_zero_when_offline_did_not_run() -> None:
+    assert ev.card_free_us([ev.Burst(100, 200)], [S(0, 50, 0), S(300, 400, 250)]) == [0.0]
+
+
+def test_gate_close_counts_a_missing_close_as_the_whole_burst() -> None:
+    assert ev.gate_close_us([ev.Burst(0, 5 * MS)], []) == [5000.0]
+
+
+def test_gate_close_skips_bursts_that_found_it_closed() -> None:
+    gates = [G(1 * MS, 0x101), G(8 * MS, 0), G(20 * MS + 80 * US, 0x101)]
+    online = [ev.Burst(2 * MS, 3 * MS), ev.Burst(20 * MS, 30 * MS)]
+    assert ev.gate_close_us(online, gates) == [80.0]
+
+
+def test_handback_is_measured_at_the_gate() -> None:
+    online = [ev.Burst(0, 10 * MS), ev.Burst(300 * MS, 310 * MS)]
+    gates = [G(1, 1), G(111 * MS, 4), G(300 * MS, 1), G(411 * MS, 4)]
+    assert ev.handback_ms(online, gates, 1000 * MS) == [101.0, 101.0]
+
+
+def test_allowed_takes_release_off_each_gap_behind_a_burst() -> None:
+    online = [ev.Burst(1000 * MS, 2000 * MS), ev.Burst(2050 * MS, 3000 * MS)]
+    assert ev.allowed_ns(online, 0, 4000 * MS, 100 * MS) == (1000 + 0 + 900) * MS
+
+
+def test_harvest_ratio_by_hand() -> None:
+    online = [ev.Burst(1000 * MS, 2000 * MS)]
+    offline = [S(0, 1000 * MS, 0), S(2100 * MS, 2550 * MS, 0)]
+    assert ev.harvest_ratio(online, offline, 0, 3000 * MS, 100 * MS) == pytest.approx(1450 / 1900)
+
+
+def test_rate_series_cuts_spans_at_bucket_edges() -> None:
+    assert ev.rate_series([S(5, 25, 0)], 0, 30, 10) == [0.5, 1.0, 0.5]
+
+
+def test_percentile_is_nearest_rank() -> None:
+    assert ev.percentile([3, 1, 2, 4], 50) == 2
+    assert ev.percentile([3, 1, 2, 4], 99) == 4
+    with pytest.raises(ValueError, match="no samples"):
+        ev.percentile([], 50)

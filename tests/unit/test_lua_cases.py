@@ -1,0 +1,83 @@
+"""The one table of cases, through the Python reference and through qgpu.lua in every Lua version."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cases"))
+
+from gres_support import CASES, LUA_VERSIONS, Outcome, lua, python_outcome, tables
+
+from gres.messages import MESSAGES
+from gres.request import RequestError, Submission, decide
+
+Case = tuple[str, dict[str, Any]]
+ALL: list[Case] = [(name, case) for name, cases in CASES["cases"].items() for case in cases]
+
+
+def submission(case: Case) -> Submission:
+    name, body = case
+    given = {"gres": body["in"]} if isinstance(body["in"], str) else body["in"]
+    return Submission(**{**CASES["defaults"][name], **given})
+
+
+def label(case: Case) -> str:
+    given = case[1]["in"]
+    text = given if isinstance(given, str) else " ".join(f"{key}={value}" for key, value in given.items())
+    return f"{case[0]}-{text[:60]}"
+
+
+def check(outcome: Outcome, body: dict[str, Any]) -> None:
+    if "no" in body:
+        assert (outcome.key, body["says"] in (outcome.text or "")) == (body["no"], True), outcome
+        return
+    want = Outcome(**{key: body.get(key) for key in ("gres", "tag", "comment", "extra")})
+    assert outcome == want
+
+
+@pytest.mark.parametrize("case", ALL, ids=label)
+def test_python_decides_as_the_table_says(case: Case) -> None:
+    check(python_outcome(submission(case), case[0]), case[1])
+
+
+@pytest.mark.parametrize("version", LUA_VERSIONS)
+@pytest.mark.parametrize("case", ALL, ids=label)
+def test_lua_decides_as_the_table_and_as_python(case: Case, version: str) -> None:
+    outcome = lua(version, case[0]).outcome(submission(case))
+    check(outcome, case[1])
+    assert outcome == python_outcome(submission(case), case[0])
+
+
+def test_the_table_is_large_and_reaches_every_sentence() -> None:
+    assert len(ALL) >= 120
+    refused = {body["no"] for _, body in ALL if "no" in body}
+    # the comment's length and the modify hook have tests of their own
+    assert refused == set(MESSAGES) - {"text_long", "started"}
+
+
+@pytest.mark.parametrize("case", [case for case in ALL if "no" in case[1]], ids=label)
+def test_what_a_sentence_suggests_is_accepted(case: Case) -> None:
+    """Every `--gres=` in a refusal is a request that would work, with the QOS and partition it names, if any."""
+    name, _ = case
+    job = submission(case)
+    text = python_outcome(job, name).text or ""
+    suggestions = re.findall(r"--gres=([^ ;]*[^ ;.,])", text)
+    assert suggestions, text
+    qos = re.search(r"--qos=([a-z]+)", text)
+    partition = re.search(r"--partition=([a-z]+)", text)
+    for gres in suggestions:
+        kept = CASES["defaults"][name]
+        again = Submission(
+            gres=gres,
+            qos=qos[1] if qos else kept["qos"],
+            partition=partition[1] if partition else kept.get("partition"),
+        )
+        try:
+            assert decide(again, tables(name)).tag is not None
+        except RequestError as error:
+            pytest.fail(f"{text} suggests {gres}, but: {error}")
