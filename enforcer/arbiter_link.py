@@ -1,7 +1,7 @@
 """Client of run_dir/arbiter.sock: how qgpud tells the arbiter about cards and grants, and asks for figures.
 
-The protocol is docs/specs/control.md. A link is used by one thread at a time. After any `ArbiterGone` the next
-call connects again; the caller then pushes everything once more with `sync` and compares `boot_id`.
+The protocol is docs/specs/control.md. A link is used by one thread at a time. After any `ArbiterGone` the
+next call connects again; the caller then pushes everything once more with `sync` and compares `boot_id`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CardSettings:
 
 @dataclass(frozen=True)
 class TenantStats:
-    """What the arbiter measured of one (job, card) since the grant. Nanoseconds, bytes; counters only grow."""
+    """What the arbiter measured of one (job, card) since the grant. ns and bytes; counters only grow."""
 
     job_id: int
     uuid: str
@@ -148,6 +148,10 @@ class ArbiterLink:
     def connected(self) -> bool:
         """Whether a connection is held (it may be dead already; the next command tells)."""
         return self._sock is not None
+
+    def fileno(self) -> int | None:
+        """Descriptor that becomes readable when the arbiter ends; None while there is no connection."""
+        return self._sock.fileno() if self._sock is not None else None
 
     def close(self) -> None:
         """Give the connection up; the next command connects again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -79,15 +80,6 @@ def run(cluster: Cluster, progress: Progress) -> Cluster:
 def _start_node_services(cluster: Cluster, stopped: threading.Event) -> None:
     for service in nodes.SERVICES[:-1]:
         for node in cluster.plan.nodes:
-            # DEV>
-            if service == "simgpu" and not (cluster.layout.opt / "bin" / f"qgpu-{service}").exists():
-                d = cluster.layout.node(node).sim_dir / "dev"
-                d.mkdir()
-                for i in range(cluster.plan.cards):
-                    os.mknod(d / f"qgpusim{i}", 0o020666, os.makedev(245, cluster.plan.minor_base(node) + i))
-                    (d / f"qgpusim{i}").chmod(0o666)
-                continue
-            # <DEV
             if not stopped.is_set():
                 nodes.start(cluster, node, service)
 
@@ -97,10 +89,11 @@ def _start_slurm(cluster: Cluster, progress: Progress) -> Cluster:
         _start_slurm_once(cluster)
         return cluster
     except SandboxError as error:
-        if cluster.plan.cgroup == "none" or "cgroup" not in str(error):
-            raise
-        why = f"slurmd does not start with cgroup {cluster.plan.cgroup} here"
-        progress(f"cards are NOT constrained: {why}:\n{error}")
+        complaint = _cgroup_complaint(cluster)
+        if cluster.plan.cgroup == "none" or complaint is None:
+            raise error
+        why = f"slurmd does not start with cgroup {cluster.plan.cgroup} here, it says: {complaint}"
+        progress(f"cards are NOT constrained: {why}")
     for name in ("slurmctld", *(f"{n}.slurmd" for n in cluster.plan.nodes)):
         if cluster.daemons.running(name):
             cluster.daemons.kill(name)
@@ -108,6 +101,16 @@ def _start_slurm(cluster: Cluster, progress: Progress) -> Cluster:
     files.write_slurm(cluster.layout, cluster.plan)
     _start_slurm_once(cluster)
     return cluster
+
+
+def _cgroup_complaint(cluster: Cluster) -> str | None:
+    """The first error of a slurmd that is about cgroups."""
+    for node in cluster.plan.nodes:
+        log = cluster.layout.node(node).log("slurmd")
+        for line in log.read_text(errors="replace").splitlines() if log.exists() else []:
+            if re.search(r"\b(fatal|error):.*cgroup", line):
+                return line.partition("] ")[2]
+    return None
 
 
 def _start_slurm_once(cluster: Cluster) -> None:

@@ -70,7 +70,7 @@ def up(
     options = SandboxOptions(name, nodes, cards, parse_memory(memory), model, state_dir)
     cluster = Sandbox(options, progress)
     cluster.up(keep_failed)
-    progress(f"up: {nodes} nodes with {cards} cards each, in {cluster.layout.state}")
+    progress(f"up: {', '.join(options.node_names)}, each with {cards} x {options.product_name}")
     click.echo(f"enter it with:  qgpu sandbox exec{cluster.selector} -u alice -- bash")
     click.echo(f"end it with:    qgpu sandbox down{cluster.selector}")
 
@@ -102,7 +102,7 @@ def status(name: str, state_dir: Path | None) -> None:
         f"  nodes {', '.join(chosen.nodes)}, each with {chosen.cards} x {chosen.product_name}, "
         f"{chosen.memory_mib} MiB"
     )
-    words = "cards are NOT constrained: " if chosen.cgroup == "none" else "devices are constrained by "
+    words = "cards are NOT constrained: " if chosen.cgroup == "none" else "cards are constrained: "
     click.echo(f"  {words}{chosen.cgroup_why}")
     for service, alive in running.items():
         click.echo(f"  {service:<16} {'runs' if alive else 'does not run'}")
@@ -110,7 +110,7 @@ def status(name: str, state_dir: Path | None) -> None:
         raise click.exceptions.Exit(1)
 
 
-@sandbox.command("exec", context_settings={"ignore_unknown_options": True})
+@sandbox.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @_which
 @click.option("-u", "--user", help="alice or bob; root without it.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from enforcer.ledger import Sample
@@ -15,6 +15,20 @@ from gres.grants import Grant
 
 class ArbiterError(RuntimeError):
     """The arbiter does not answer, or refused; the text is a sentence. The connection is closed."""
+
+
+class ArbiterRefusedError(RuntimeError):
+    """The arbiter is there and said no to one grant; the text is a sentence."""
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What came of a full list: the arbiter's start, its cards, what it refused (job -> sentence; cards)."""
+
+    boot_id: int
+    uuids: tuple[str, ...] = ()
+    refused: Mapping[int, str] = field(default_factory=dict)
+    cards_refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -28,12 +42,15 @@ class Tenant:
 class Arbiter(Protocol):
     """Every call raises ArbiterError when the arbiter is not there any more."""
 
-    def connect(self, uuids: Sequence[str], grants: Sequence[Grant]) -> int:
-        """Connect and hand over the full list of cards and grants; returns the arbiter's boot id."""
+    def connect(self, uuids: Callable[[], Sequence[str]], grants: Sequence[Grant]) -> Synced:
+        """Connect and hand over the full list; `uuids` (of the cards) is asked only once connected."""
         ...
 
     def grant(self, grant: Grant) -> None:
-        """Add or update one grant on each of its cards; returns when the arbiter has it."""
+        """Add or update one grant on each of its cards; returns when the arbiter has it.
+
+        Raises ArbiterRefusedError when it does not want it.
+        """
         ...
 
     def revoke(self, job_id: int) -> None:
@@ -63,6 +80,7 @@ class FakeArbiter:
         self.uuids: tuple[str, ...] = ()
         self.grants: dict[int, Grant] = {}
         self.calls: list[str] = []
+        self.refuses: dict[int, str] = {}
         self._tenants: dict[tuple[int, str], Tenant] = {}
 
     def restart(self) -> None:
@@ -77,18 +95,23 @@ class FakeArbiter:
         sample = Sample(job_id, uuid, self.boot_id, tenant_since=self.boot_id)
         self._tenants[job_id, uuid] = Tenant(replace(sample, **counters), procs)
 
-    def connect(self, uuids: Sequence[str], grants: Sequence[Grant]) -> int:
+    def connect(self, uuids: Callable[[], Sequence[str]], grants: Sequence[Grant]) -> Synced:
         """Take the full list."""
         self._check(connected=False)
         self.connected = True
-        self.uuids = tuple(uuids)
-        self.grants = {grant.job_id: grant for grant in grants}
+        self.uuids = tuple(uuids())
+        self.grants = {grant.job_id: grant for grant in grants if grant.job_id not in self.refuses}
         self.calls.append("connect")
-        return self.boot_id
+        refused = {
+            grant.job_id: self.refuses[grant.job_id] for grant in grants if grant.job_id in self.refuses
+        }
+        return Synced(self.boot_id, self.uuids, refused)
 
     def grant(self, grant: Grant) -> None:
         """Take one grant."""
         self._check()
+        if grant.job_id in self.refuses:
+            raise ArbiterRefusedError(self.refuses[grant.job_id])
         self.grants[grant.job_id] = grant
         self.calls.append(f"grant {grant.job_id}")
 

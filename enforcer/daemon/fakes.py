@@ -1,7 +1,7 @@
 """A whole node with invented cards and an invented arbiter: for tests, and to try qgpud without a GPU.
 
-`python -m enforcer.daemon.fakes DIR` serves hook.sock in DIR/run until SIGTERM; `qgpu-hook prolog --run-dir DIR/run`
-then behaves as on a real node (its Prolog needs root, as everywhere).
+`python -m enforcer.daemon.fakes DIR` serves hook.sock in DIR/run until SIGTERM; `qgpu-hook prolog --run-dir
+DIR/run ...` then behaves as on a real node (it needs root, as everywhere).
 """
 
 from __future__ import annotations
@@ -9,10 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-
-from gres.config import Config, Node, parse_config
-from gres.grants import GrantStore
-from gres.identity import DeviceCard, IdentityError
 
 from enforcer.clock import Clock, FakeClock, SystemClock
 from enforcer.daemon.arbiter import FakeArbiter
@@ -22,6 +18,9 @@ from enforcer.daemon.server import Server
 from enforcer.layout import GRANTS_DIR
 from enforcer.ledger import FILE_NAME, Ledger
 from enforcer.nvml import FakeNvml
+from gres.config import Config, Node, parse_config
+from gres.grants import GrantStore
+from gres.identity import DeviceCard, IdentityError
 
 GIB = 1 << 30
 CONFIG = """

@@ -18,7 +18,7 @@ from enforcer.daemon.arbiter_port import SocketArbiter
 from enforcer.daemon.log import emit, setup
 from enforcer.daemon.node import NodeService, Ports
 from enforcer.daemon.server import Server, ServerError
-from enforcer.layout import GRANTS_DIR, SOCK_CONTROL
+from enforcer.layout import GRANTS_DIR
 from enforcer.ledger import FILE_NAME, Ledger, LedgerError
 from enforcer.nvml import Nvml, PynvmlNvml
 from gres.config import Config, ConfigError, load_config
@@ -69,7 +69,7 @@ def build(config: Config, name: str) -> Server:
     run_dir = prepare_directory(node.run_dir)
     state_dir = prepare_directory(node.state_dir)
     clock = SystemClock()
-    arbiter = SocketArbiter(run_dir / SOCK_CONTROL, config)
+    arbiter = SocketArbiter(str(run_dir), config)
     ports = Ports(open_nvml=lambda: open_nvml(config), arbiter=arbiter, clock=clock)
     store = GrantStore(run_dir / GRANTS_DIR)
     service = NodeService(config, node, store, Ledger(state_dir / FILE_NAME), ports)

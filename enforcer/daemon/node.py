@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enforcer.abi import AbiError, pack_grant
 from enforcer.clock import Clock
 from enforcer.daemon import grantdir
-from enforcer.daemon.arbiter import Arbiter, ArbiterError, Tenant, registered
+from enforcer.daemon.arbiter import Arbiter, ArbiterError, ArbiterRefusedError, Tenant, registered
 from enforcer.daemon.audit import Patience, audit
 from enforcer.daemon.decide import Broken, Identify, Ignore, Paths, decide, same_promise
 from enforcer.daemon.driver import BrokenNodeError, find_driver
@@ -56,6 +56,9 @@ class NodeService:
     _nvml: Nvml | None = None
     _nvml_failed: bool = False
     _tenants: list[Tenant] = field(default_factory=list)
+    _refusals: dict[int, str] = field(default_factory=dict)
+    _cards_told: frozenset[str] = frozenset()
+    _cards_unknown: str = ""
     _patience: Patience = field(default_factory=Patience)
 
     # ---- start -----------------------------------------------------------------------------------
@@ -133,7 +136,7 @@ class NodeService:
         self.grants[grant.job_id] = grant
         self._in_ledger(self.ledger.open_grant, grant)
         self._log_grant(grant)
-        return Answer(0) if grant.state != "active" or self._tell_arbiter(grant) else None
+        return Answer(0) if grant.state != "active" else self._tell_arbiter(grant)
 
     def _log_grant(self, grant: Grant) -> None:
         if grant.state == "refused":
@@ -151,15 +154,30 @@ class NodeService:
                 mem_cap=card.mem_cap,
             )
 
-    def _tell_arbiter(self, grant: Grant) -> bool:
-        if not self.connected:
-            return self.reach_arbiter()
-        try:
-            self.ports.arbiter.grant(grant)
-        except ArbiterError as error:
-            self.lose_arbiter(str(error))
-            return self.reach_arbiter()  # it may just have restarted; the full list includes this grant
-        return True
+    def _tell_arbiter(self, grant: Grant) -> Answer | None:
+        """Answer once the arbiter has the grant, None while there is no arbiter."""
+        if not self._cards_told.issuperset(card.uuid for card in grant.cards):
+            self.connected = False  # the driver came after us: the arbiter needs the list with these cards
+        if self.connected:
+            try:
+                self.ports.arbiter.grant(grant)
+                return Answer(0)
+            except ArbiterRefusedError as error:
+                self._refusals[grant.job_id] = str(error)
+            except ArbiterError as error:
+                self.lose_arbiter(str(error))
+        if not self.reach_arbiter():  # it may just have restarted; the full list includes this grant
+            return None
+        return self.settled(grant.job_id)
+
+    def settled(self, job_id: int) -> Answer:
+        """Answer of a Prolog whose grant was handed to the arbiter: yes, unless the arbiter said no."""
+        why = self._refusals.pop(job_id, None)
+        if why is None:
+            return Answer(0)
+        emit(logging.ERROR, "node-broken", job=job_id, why=why)
+        self.end(job_id, "failed")
+        return Answer(1, why)
 
     def abandon(self, job_id: int) -> Answer:
         """Give up on a Prolog whose arbiter did not come back: the node is broken."""
@@ -229,12 +247,16 @@ class NodeService:
     def card_uuids(self) -> list[str]:
         """Cards of this node: those that qgpu.yaml names and NVML sees, and those of standing grants."""
         found = [card.uuid for grant in self.grants.values() for card in grant.cards]
+        why = ""
         try:
             by_minor = {info.minor: info.uuid for info in self.cards()}
             named = self.ports.identify(self.node, range(len(self.node.cards)))
             found = [by_minor[card.minor] for card in named if card.minor in by_minor] + found
         except (NvmlError, IdentityError) as error:
-            emit(logging.WARNING, "cards-unknown", why=error)
+            why = str(error)
+        if why and why != self._cards_unknown:
+            emit(logging.WARNING, "cards-unknown", why=why)
+        self._cards_unknown = why
         return list(dict.fromkeys(found))
 
     # ---- the arbiter -----------------------------------------------------------------------------
@@ -245,12 +267,15 @@ class NodeService:
             return True
         active = [grant for grant in self.grants.values() if grant.state == "active"]
         try:
-            boot = self.ports.arbiter.connect(self.card_uuids(), active)
+            synced = self.ports.arbiter.connect(self.card_uuids, active)
         except ArbiterError as error:
             emit(logging.DEBUG, "arbiter-absent", why=error)
             return False
         self.connected = True
-        emit(logging.INFO, "arbiter-synced", boot=f"{boot:016x}", grants=len(active))
+        self._refusals, self._cards_told = dict(synced.refused), frozenset(synced.uuids)
+        emit(logging.INFO, "arbiter-synced", boot=f"{synced.boot_id:016x}", grants=len(active))
+        for why in (*synced.refused.values(), *synced.cards_refused):
+            emit(logging.ERROR, "arbiter-refused", why=why)
         return True
 
     def lose_arbiter(self, why: str) -> None:

@@ -224,7 +224,7 @@ class Server:
             elif client.job_id not in self.service.grants:
                 self._answer(client, Answer(1, f"the grant of job {client.job_id} was ended while it waited"))
             elif self.service.connected:
-                self._answer(client, Answer(0))
+                self._answer(client, self.service.settled(client.job_id))
             elif now >= client.until_ns:
                 self._answer(client, self.service.abandon(client.job_id))
 

@@ -3,9 +3,19 @@
 -- What a submission asks for, what Slurm is told instead, or why it is refused: pure functions on strings, the
 -- same as gres/request.py (the reference, docs/specs/request.md). tests/cases/requests.yaml and a property test
 -- hold the two together. Runs in Lua 5.1 to 5.4; all numbers are doubles, kept below 2^53.
-local M = { schema = 1, max_field_bytes = 1024 }
+local here = debug.getinfo(1, "S").source:match("^@(.*)/[^/]*$") or "."
+local text = dofile(here .. "/qgpu_text.lua")
+local int, shown, split, bytes_of = text.int, text.shown, text.split, text.bytes_of
 
-local HUGE = 2 ^ 53
+local M = {
+    schema = 1,
+    max_field_bytes = 1024,
+    looks_like_tag = text.looks_like_tag,
+    strip_tags = text.strip_tags,
+    tag_text = text.tag_text,
+    parse_entries = text.parse_entries,
+}
+
 local MIB = 1048576.0
 local CLASSES = { online = true, offline = true }
 local SPELLINGS = {
@@ -19,33 +29,6 @@ local OPTIONS = {
     { "tres_bind", "--gpu-bind", "" },
     { "tres_freq", "--gpu-freq", "" },
 }
-
--- Whole number as text; %d would depend on the Lua version for values above 2^31.
-local function int(number)
-    return string.format("%.0f", number)
-end
-
--- User text as it may be printed: bytes that are not printable ASCII become '?', long text is cut.
-local function shown(text)
-    local safe = text:gsub("[^\032-\126]", "?")
-    if #safe > 60 then
-        safe = safe:sub(1, 57) .. "..."
-    end
-    return safe
-end
-
-local function split(text, separator)
-    local parts, start = {}, 1
-    while true do
-        local at = text:find(separator, start)
-        if not at then
-            parts[#parts + 1] = text:sub(start)
-            return parts
-        end
-        parts[#parts + 1] = text:sub(start, at - 1)
-        start = at + 1
-    end
-end
 
 -- ---- refusals: error() with a table, caught by M.decide ------------------------------------------------
 
@@ -69,44 +52,18 @@ local function refuse(t, key, token, words)
     for name, word in pairs(words or {}) do
         all[name] = type(word) == "number" and int(word) or word
     end
-    local text = t.messages[key]:gsub("{([a-z_]+)}", function(name)
+    local sentence = t.messages[key]:gsub("{([a-z_]+)}", function(name)
         return all[name] or error("qgpu: the sentence " .. key .. " needs the word " .. name)
     end)
-    error({ qgpu = true, key = key, text = text }, 0)
+    error({ qgpu = true, key = key, text = sentence }, 0)
 end
 M.refuse = refuse
 
 -- ---- tags ------------------------------------------------------------------------------------------------
 
-local BLANKS = "[ \t\r\n\v\f]"
-
-local function trim(text)
-    return (text:gsub("^" .. BLANKS .. "+", ""):gsub(BLANKS .. "+$", ""))
-end
-
-function M.looks_like_tag(text)
-    return text:find("^" .. BLANKS .. "*qgpu/") ~= nil
-end
-
-function M.strip_tags(text)
-    local rest = trim(text)
-    while rest:sub(1, 5) == "qgpu/" do
-        local at = rest:find(";", 1, true)
-        rest = at and trim(rest:sub(at + 1)) or ""
-    end
-    return rest
-end
-
-function M.tag_text(tag)
-    if not tag.class then
-        return "qgpu/1 whole"
-    end
-    return "qgpu/1 class=" .. tag.class .. " share=" .. int(tag.share) .. " mem=" .. int(tag.mem)
-end
-
 -- The field's new content: the tag, and the user's text (stripped of tags) behind it.
-function M.tagged(tag, text, t)
-    local head, rest = M.tag_text(tag), M.strip_tags(text or "")
+function M.tagged(tag, field, t)
+    local head, rest = M.tag_text(tag), M.strip_tags(field or "")
     if rest == "" then
         return head
     end
@@ -115,30 +72,6 @@ function M.tagged(tag, text, t)
         refuse(t, "text_long", "", { field = t.tag_field, bytes = #rest, room = room })
     end
     return head .. "; " .. rest
-end
-
--- ---- entries of a TRES string ----------------------------------------------------------------------------
-
-function M.parse_entry(text)
-    while text:find("^gres[:/]") do
-        text = text:sub(6)
-    end
-    local parts = split(text, "[:=]")
-    return { text = text, name = table.remove(parts, 1), parts = parts }
-end
-
-local GROUP = { qgpu = "qgpu", qgpu_mem = "mem", gpu = "gpu", shard = "shared", mps = "shared" }
-
-function M.parse_entries(text)
-    local entries = { qgpu = {}, mem = {}, shared = {}, gpu = {}, rest = {} }
-    for _, part in ipairs(split(text or "", ",")) do
-        local entry = M.parse_entry(part)
-        if entry.text ~= "" then
-            local group = entries[GROUP[entry.name] or "rest"]
-            group[#group + 1] = entry
-        end
-    end
-    return entries
 end
 
 local function typed(name, model, count)
@@ -225,31 +158,6 @@ local function with_marker(share, shared, t)
 end
 
 -- ---- memory ----------------------------------------------------------------------------------------------
-
--- Bytes per unit of a Slurm suffix: G and GiB count 1024^3, GB counts 1000^3.
-local function suffix_factor(suffix)
-    local low = suffix:lower()
-    if low == "" then
-        return 1.0
-    end
-    local power = ("kmgtp"):find(low:sub(1, 1), 1, true)
-    local base = ({ [""] = 1024.0, ib = 1024.0, b = 1000.0 })[low:sub(2)]
-    return power and base and base ^ power
-end
-
--- Bytes of a Slurm count, at most 2^53; nil if it is none.
-local function bytes_of(word)
-    local digits, suffix = word:match("^([0-9]+)([A-Za-z]*)$")
-    local factor = digits and suffix_factor(suffix)
-    if not factor then
-        return nil
-    end
-    digits = digits:gsub("^0+", "")
-    if #digits > 15 then
-        return HUGE
-    end
-    return math.min(((tonumber(digits) or 0) + 0.0) * factor, HUGE)
-end
 
 -- Models as {usable, name}, smallest first.
 local function sizes_of(t)
@@ -441,8 +349,8 @@ local function decide_gres(job, t)
     return { tag = gpu[1] and managed and {} or nil }
 end
 
-local function clean(text)
-    return text and M.looks_like_tag(text) and M.strip_tags(text) or nil
+local function clean(field)
+    return field and M.looks_like_tag(field) and M.strip_tags(field) or nil
 end
 
 -- fn(...), or nil and the refusal {key, text}; any other error goes on to the caller.

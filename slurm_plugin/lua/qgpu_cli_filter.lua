@@ -58,7 +58,7 @@ function M.pre_submit(options, _)
     if options.type ~= "srun" or not options.gres then
         return slurm.SUCCESS
     end
-    local inside = os.getenv("SLURM_JOB_ID") ~= nil or (options.jobid or "") ~= ""
+    local inside = os.getenv("SLURM_JOB_ID") ~= nil or tostring(options.jobid):find("^%d+$") ~= nil
     local gres = M.step_gres(options.gres, inside, inside and os.getenv("SLURM_SHARDS_ON_NODE") ~= nil)
     if gres then
         options.gres = gres

@@ -1,4 +1,4 @@
-"""What the gres and Lua tests share: three clusters, the table of cases, and qgpu.lua in several Lua versions."""
+"""What the gres and Lua tests share: clusters, the table of cases, and qgpu.lua in several Lua versions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tables(name: str) -> Tables:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What either language made of a submission; `key` and `text` for refusals, the rest for accepted ones."""
+    """What either language made of a submission; `key` and `text` for refusals, else the rest."""
 
     key: str | None = None
     text: str | None = None

@@ -227,7 +227,9 @@ def test_node_name_that_is_none_is_refused(tmp_path, name):
 
 @pytest.mark.parametrize("job", [None, "", "12; rm", "-1", "9" * 25])
 def test_job_id_must_be_a_number(run_dir, job):
-    env = {k: v for k, v in CARD_JOB.items() if k != "SLURM_JOB_ID"} | ({} if job is None else {"SLURM_JOB_ID": job})
+    env = {k: v for k, v in CARD_JOB.items() if k != "SLURM_JOB_ID"} | (
+        {} if job is None else {"SLURM_JOB_ID": job}
+    )
     done = hook("prolog", run_dir, env)
     assert done.returncode == 2 and "SLURM_JOB_ID" in done.stderr
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from enforcer.abi import pack_grant, unpack_grant
 from gres.grants import Grant, GrantCard
 
@@ -30,7 +31,8 @@ out = {n: os.environ.get(n) for n in names}
 fd = os.environ.get("QGPU_GRANT_FD")
 if fd is not None:
     info = os.fstat(int(fd))
-    out.update(owner=info.st_uid, size=info.st_size, seals=fcntl.fcntl(int(fd), 1034), mode=info.st_mode & 0o777)
+    out.update(owner=info.st_uid, size=info.st_size, mode=info.st_mode & 0o777)
+    out["seals"] = fcntl.fcntl(int(fd), 1034)
     out["data"] = os.pread(int(fd), info.st_size, 0).hex()
     for how, name in ((os.O_RDWR, "writable"), (os.O_RDONLY, "readable")):
         try:
@@ -61,7 +63,9 @@ def active(**changes: object) -> Grant:
 
 
 def refused() -> Grant:
-    return Grant(7, USER, USER, "n1", "refused", created_ns=1, message="job 7 asked for too much: use qgpu:30.")
+    return Grant(
+        7, USER, USER, "n1", "refused", created_ns=1, message="job 7 asked for too much: use qgpu:30."
+    )
 
 
 @pytest.fixture
@@ -79,9 +83,15 @@ def put(run_dir: Path, data: bytes, job: int = 7) -> Path:
     return path
 
 
-def stage(run_dir: Path, *command: str, env: dict[str, str] | None = None, context: str = "remote", job: int = 7):
+def stage(
+    run_dir: Path, *command: str, env: dict[str, str] | None = None, context: str = "remote", job: int = 7
+):
     # The shim is not loaded into the probe: the shell moves LD_PRELOAD out of the way and passes what it saw.
-    probe = ["/bin/sh", "-c", 'L=$LD_PRELOAD; unset LD_PRELOAD; LD_PRELOAD_SEEN=$L exec /usr/bin/python3 -c "$P"']
+    probe = [
+        "/bin/sh",
+        "-c",
+        'L=$LD_PRELOAD; unset LD_PRELOAD; LD_PRELOAD_SEEN=$L exec /usr/bin/python3 -c "$P"',
+    ]
     full = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1", "P": PROBE} | (env or {})
     arguments = [str(STAGE), str(PLUGIN), context, str(job), str(USER), f"run_dir={run_dir.parent}/%n", "--"]
     done = subprocess.run(
@@ -89,7 +99,9 @@ def stage(run_dir: Path, *command: str, env: dict[str, str] | None = None, conte
     )
     done.seen = json.loads(done.stdout) if done.stdout.startswith("{") else None  # type: ignore[attr-defined]
     # ld.so says that the shim of this test does not exist; that is not the plugin's word.
-    done.stderr = "".join(line for line in done.stderr.splitlines(True) if not line.startswith("ERROR: ld.so"))
+    done.stderr = "".join(
+        line for line in done.stderr.splitlines(True) if not line.startswith("ERROR: ld.so")
+    )
     return done
 
 
@@ -146,7 +158,11 @@ def test_job_without_grant_is_left_alone(run_dir):
 
 
 def test_job_submitted_from_inside_a_governed_one_does_not_inherit_its_grant(run_dir):
-    env = {"QGPU_GRANT_FD": "100", "QGPU_GRANT": "/run/qgpu/grants/3.grant", "LD_PRELOAD": f"{SHIM}:/opt/a.so"}
+    env = {
+        "QGPU_GRANT_FD": "100",
+        "QGPU_GRANT": "/run/qgpu/grants/3.grant",
+        "LD_PRELOAD": f"{SHIM}:/opt/a.so",
+    }
     seen = stage(run_dir, env=env).seen
     assert (seen["QGPU_GRANT_FD"], seen["QGPU_GRANT"]) == (None, None)
     assert seen["LD_PRELOAD_SEEN"] == "/opt/a.so"
@@ -175,7 +191,9 @@ def test_unknown_plugstack_word_is_logged_and_the_rest_works(run_dir):
 
 
 def test_only_slurms_symbols_are_exported():
-    listing = subprocess.run(["nm", "-D", "--defined-only", str(PLUGIN)], capture_output=True, text=True, check=True)
+    listing = subprocess.run(
+        ["nm", "-D", "--defined-only", str(PLUGIN)], capture_output=True, text=True, check=True
+    )
     names = {line.split()[-1] for line in listing.stdout.splitlines()}
     assert {"plugin_name", "plugin_type", "plugin_version", "spank_plugin_version"} <= names
     assert all(name.startswith(("plugin_", "slurm_spank_", "spank_plugin_version")) for name in names)

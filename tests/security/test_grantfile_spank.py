@@ -1,4 +1,4 @@
-"""JOBID.grant as an enemy would write it: the SPANK plugin never starts a task on a file it cannot believe."""
+"""JOBID.grant as an enemy would write it: SPANK never starts a task on a file that it cannot believe."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from enforcer.abi import GrantPage, pack_grant
 from gres.grants import Grant, GrantCard
 
@@ -47,9 +48,24 @@ def path(tmp_path: Path) -> Path:
 
 
 def start(path: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    stage = [str(ROOT / "build/test/spank_stage"), str(ROOT / "build/lib/qgpu_spank.so"), "remote", "7", str(USER)]
-    command = [*stage, f"run_dir={path.parent.parent}", "--", "/bin/sh", "-c", "unset LD_PRELOAD; echo started"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=20, env={"PATH": "/usr/bin:/bin"} | env)
+    stage = [
+        str(ROOT / "build/test/spank_stage"),
+        str(ROOT / "build/lib/qgpu_spank.so"),
+        "remote",
+        "7",
+        str(USER),
+    ]
+    command = [
+        *stage,
+        f"run_dir={path.parent.parent}",
+        "--",
+        "/bin/sh",
+        "-c",
+        "unset LD_PRELOAD; echo started",
+    ]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=20, env={"PATH": "/usr/bin:/bin"} | env
+    )
 
 
 def replaced(path: Path, data: bytes) -> None:

@@ -153,3 +153,22 @@ def test_what_a_killed_up_left_is_cleared_by_the_next_up(name: str, machine: Mac
     again.down()
     assert remains(again) == []
     assert Machine.now() == machine
+
+
+def test_a_machine_whose_cgroups_do_not_work_gets_a_cluster_and_a_clear_word(
+    name: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """slurmd is told to use a cgroup version that is not mounted; it refuses, and `up` goes on without."""
+    absent = "v2" if cgroups.probe(name)[0] == "v1" else "v1"
+    monkeypatch.setattr(cgroups, "probe", lambda tag: (absent, "cgroups that do not work"))
+    said: list[str] = []
+    other = Sandbox(SandboxOptions(name, nodes=1, cards=1), said.append)
+    other.up()
+    assert other.plan.cgroup == "none"
+    assert any("cards are NOT constrained" in line and "cgroup" in line for line in said)
+    config = other.run(["scontrol", "show", "config"]).stdout
+    assert "proctrack/linuxproc" in config and "task/none" in config
+    other.run(["sbatch", "--wait", "--wrap=true"], user="bob")
+    assert other.down()
+    assert remains(other) == []
+    assert Machine.now() == machine

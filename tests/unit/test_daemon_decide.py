@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from enforcer.daemon.decide import Broken, Decision, Ignore, Paths, decide, same_promise
 from enforcer.daemon.fakes import GIB, fake_identify
 from enforcer.nvml import CardInfo, FakeNvml
@@ -21,6 +22,7 @@ models: {h200: {memory: 80GiB, reserve: 2GiB}}
 nodes: [{names: n1, model: h200, count: 2, files: "/dev/nvidia[0-1]"}]
 """
 )
+TWO_CARDS = FakeNvml.with_cards(2, 80 * GIB)
 PATHS = Paths("/run/qgpu", "/usr/lib/libcuda.so.1", "/usr/lib/qgpu/1/libcuda.so.1")
 
 
@@ -28,7 +30,7 @@ def ask(
     comment: str = "",
     gpus: str = "",
     node: str = "n1",
-    cards: Callable[[], tuple[CardInfo, ...]] = FakeNvml.with_cards(2, 80 * GIB).cards,
+    cards: Callable[[], tuple[CardInfo, ...]] = TWO_CARDS.cards,
 ) -> Decision:
     env = {"SLURM_JOB_ID": "9", "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100", "SLURMD_NODENAME": node}
     job = parse_hook_env(env | {"SLURM_JOB_COMMENT": comment, "SLURM_JOB_GPUS": gpus}, "comment")
@@ -42,7 +44,13 @@ def grant(decision: Decision) -> Grant:
 
 def test_share_becomes_an_active_grant():
     found = grant(ask("qgpu/1 class=online share=30 mem=12288; my text", "1"))
-    assert (found.state, found.job_class, found.uid, found.gid, found.created_ns) == ("active", "online", 1000, 100, 123)
+    assert (found.state, found.job_class, found.uid, found.gid, found.created_ns) == (
+        "active",
+        "online",
+        1000,
+        100,
+        123,
+    )
     (card,) = found.cards
     assert (card.index, card.minor, card.share) == (1, 1, 30)
     assert (card.mem_cap, card.mem_total) == (12 * GIB, 80 * GIB)
@@ -109,7 +117,9 @@ def test_neighbour_of_a_lost_card_is_served():
 
 def test_smaller_card_than_configured_is_a_broken_node():
     decision = ask("qgpu/1 class=online share=30 mem=1024", "0", cards=FakeNvml.with_cards(2, 40 * GIB).cards)
-    assert isinstance(decision, Broken) and "has 40G of memory" in decision.reason and "80G" in decision.reason
+    assert (
+        isinstance(decision, Broken) and "has 40G of memory" in decision.reason and "80G" in decision.reason
+    )
 
 
 def test_prolog_of_another_node_is_a_broken_node():

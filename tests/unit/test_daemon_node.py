@@ -1,4 +1,4 @@
-"""The daemon's behaviour on a fake node: grants, restarts of either daemon, markers, audit. No sockets here."""
+"""The daemon's behaviour on a fake node: grants, restarts of either daemon, markers, audit. No sockets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+
 from enforcer.abi import unpack_grant
 from enforcer.clock import FakeClock
 from enforcer.daemon.fakes import GIB, FakeNode
@@ -18,7 +19,12 @@ SHARE = "qgpu/1 class=online share=30 mem=12288"
 
 
 def env(job: int = 9, comment: str = SHARE, gpus: str = "0") -> dict[str, str]:
-    base = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100", "SLURMD_NODENAME": "n1"}
+    base = {
+        "SLURM_JOB_ID": str(job),
+        "SLURM_JOB_UID": "1000",
+        "SLURM_JOB_GID": "100",
+        "SLURMD_NODENAME": "n1",
+    }
     return base | {"SLURM_JOB_COMMENT": comment, "SLURM_JOB_GPUS": gpus}
 
 
@@ -63,7 +69,13 @@ def test_prolog_writes_both_files_tells_the_arbiter_and_opens_the_ledger(node, s
     assert (page.job_id, page.uid, page.cards[0].share, page.cards[0].mem_cap) == (9, 1000, 30, 12 * GIB)
     assert node.arbiter.grants[9].cards[0].share == 30
     (row,) = rows(node)
-    assert (row.job_class, row.share, row.mem_cap, row.ended_at, row.busy_ns) == ("online", 30, 12 * GIB, None, None)
+    assert (row.job_class, row.share, row.mem_cap, row.ended_at, row.busy_ns) == (
+        "online",
+        30,
+        12 * GIB,
+        None,
+        None,
+    )
 
 
 def test_refused_and_whole_jobs_are_files_but_no_tenants(node, service):
@@ -96,6 +108,7 @@ def test_requeued_job_gets_a_new_row(node, service):
 
 def test_prolog_with_another_promise_replaces_the_grant(node, service):
     service.prolog(env())
+    node.clock.advance(1)
     service.prolog(env(comment="qgpu/1 class=offline share=50 mem=1024"))
     assert node.arbiter.grants[9].job_class == "offline"
     first, second = sorted(rows(node), key=lambda row: row.share)
@@ -144,6 +157,27 @@ def test_arbiter_that_restarted_unnoticed_gets_the_full_list_within_the_prolog(n
     node.arbiter.restart()
     assert service.prolog(env(9)) == Answer(0)
     assert set(node.arbiter.grants) == {8, 9}
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_grant_that_the_arbiter_refuses_is_a_broken_node(node, service, connected):
+    node.arbiter.refuses[9] = "the arbiter refused the grant of job 9: there is no room for more"
+    if not connected:
+        service.lose_arbiter("test")
+    answer = service.prolog(env())
+    assert answer == Answer(1, node.arbiter.refuses[9])
+    assert files(node) == set() and service.grants == {}
+    assert service.prolog(env(10)) == Answer(0)
+
+
+def test_cards_that_appear_after_the_start_are_told_to_the_arbiter(node):
+    cards, node.nvml._cards = node.nvml._cards, {}
+    service = node.service()
+    service.start()
+    assert service.connected and node.arbiter.uuids == ()
+    node.nvml._cards = cards
+    assert service.prolog(env()) == Answer(0)
+    assert node.arbiter.uuids == tuple(cards) and 9 in node.arbiter.grants
 
 
 def test_epilog_takes_the_last_counters_before_it_revokes(node, service):

@@ -33,8 +33,8 @@ def label(case: Case) -> str:
 
 
 def check(outcome: Outcome, body: dict[str, Any]) -> None:
-    if "no" in body:
-        assert (outcome.key, body["says"] in (outcome.text or "")) == (body["no"], True), outcome
+    if "rule" in body:
+        assert (outcome.key, body["says"] in (outcome.text or "")) == (body["rule"], True), outcome
         return
     want = Outcome(**{key: body.get(key) for key in ("gres", "tag", "comment", "extra")})
     assert outcome == want
@@ -55,14 +55,14 @@ def test_lua_decides_as_the_table_and_as_python(case: Case, version: str) -> Non
 
 def test_the_table_is_large_and_reaches_every_sentence() -> None:
     assert len(ALL) >= 120
-    refused = {body["no"] for _, body in ALL if "no" in body}
+    refused = {body["rule"] for _, body in ALL if "rule" in body}
     # the comment's length and the modify hook have tests of their own
     assert refused == set(MESSAGES) - {"text_long", "started"}
 
 
-@pytest.mark.parametrize("case", [case for case in ALL if "no" in case[1]], ids=label)
+@pytest.mark.parametrize("case", [case for case in ALL if "rule" in case[1]], ids=label)
 def test_what_a_sentence_suggests_is_accepted(case: Case) -> None:
-    """Every `--gres=` in a refusal is a request that would work, with the QOS and partition it names, if any."""
+    """Every `--gres=` in a refusal is a request that would work, with the QOS and partition it names."""
     name, _ = case
     job = submission(case)
     text = python_outcome(job, name).text or ""

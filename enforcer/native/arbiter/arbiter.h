@@ -91,11 +91,13 @@ struct tenant {
     uint32_t storm_rings;
 
     /* samples */
-    bool launched, launched_early, pending, unmarked, standing, doubted, busy;
-    uint64_t signature, progress_ns, opened_ns;
+    bool launched, ran, pending, unmarked, standing, doubted, busy;
+    uint64_t signature, progress_ns, opened_ns, looked_ns, full_ns;
     uint64_t discredit_until_ns, discredit_ns;
     double load; /* 0..1, was it on the card at the last sample */
     uint64_t service_seen;
+    uint32_t stood; /* gate word at the last booking, and what else held then */
+    bool wished, took_turns;
 
     /* totals, monotone */
     uint64_t launches, mem_denied, mem_used, mem_peak;
@@ -116,7 +118,7 @@ struct card {
     bool quit;
     uint32_t lease_ms, window_us, grace_ms;
     uint32_t next_gen;
-    uint64_t sampled_ns; /* of the last full sample */
+    uint64_t booked_ns; /* accounted until then */
     uint64_t armed_ns;   /* what the timer is set to */
     uint64_t wake_ns;    /* when card_step wants to run again */
     uint64_t beat_ns;    /* last heartbeat */

@@ -126,8 +126,8 @@ void card_step(struct card *card, uint64_t now) {
     uint64_t odd = look_at_odd_ones(card, now);
     if (sample_rung(card, now)) decide(card, now);
     sample_polled(card, now);
-    account(card, now);
     decide(card, now);
+    account(card, now);
     card->wake_ns = card->policy.wake_ns < odd ? card->policy.wake_ns : odd;
     if (card->wake_ns <= now) card->wake_ns = now + QP_TICK_NS;
     uint64_t beat = now + (uint64_t)card->lease_ms * QP_MS / 4;

@@ -129,8 +129,12 @@ static bool open_trace(struct arbiter *a, const char *path) {
 
 /* Memory that is paged out or limits that are reached would make gates late: ask for enough, say what is missing. */
 static void take_resources(struct arbiter *a) {
-    struct rlimit files = {65536, 65536};
-    if (setrlimit(RLIMIT_NOFILE, &files) != 0) ar_log(a, 1, "cannot raise the limit of open files: %s", strerror(errno));
+    struct rlimit files = {65536, 65536}, have = {0, 0};
+    if (getrlimit(RLIMIT_NOFILE, &have) == 0 && setrlimit(RLIMIT_NOFILE, &files) != 0) {
+        have.rlim_cur = have.rlim_max; /* not allowed to raise the hard limit: take what it leaves */
+        if (setrlimit(RLIMIT_NOFILE, &have) != 0 || have.rlim_max < 16384)
+            ar_log(a, 1, "only %llu files may be open; many processes will not register", (unsigned long long)have.rlim_cur);
+    }
     if (mlockall(MCL_CURRENT | MCL_FUTURE) != 0) ar_log(a, 1, "cannot lock memory: %s", strerror(errno));
 }
 

@@ -22,10 +22,18 @@ static int64_t weight(const struct qp_card *c, const struct qp_tenant *t) {
     return t->share ? (int64_t)t->share : 1;
 }
 
-static uint32_t count(const struct qp_card *c, int k, bool wanting_only) {
+static uint32_t count(const struct qp_card *c, int k) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->ntenants; i++) n += member(&c->tenant[i], k);
+    return n;
+}
+
+/* Members that have work, or had until just now: a gap between two launches ends no competition. */
+static uint32_t count_competing(const struct qp_card *c, int k, uint64_t now) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < c->ntenants; i++) {
-        n += member(&c->tenant[i], k) && (!wanting_only || c->tenant[i].wants);
+        const struct qp_tenant *t = &c->tenant[i];
+        n += member(t, k) && (t->wants || (t->worked && now - t->last_work_ns < QP_PASS_ON_NS));
     }
     return n;
 }
@@ -119,11 +127,10 @@ static int32_t any_member(const struct qp_card *c, int k) {
 }
 
 /* Must members of this class run one at a time now? */
-static bool contended(const struct qp_card *c, int k) {
-    uint32_t members = count(c, k, false), wanting = count(c, k, true);
-    if (members < 2) return false;
-    if (k == OFFLINE && count(c, ONLINE, false)) return true; /* a bounded window for online's sake */
-    if (wanting < 2) return false;
+static bool contended(const struct qp_card *c, int k, uint64_t now) {
+    if (count(c, k) < 2) return false;
+    if (k == OFFLINE && count(c, ONLINE)) return true; /* a bounded window for online's sake */
+    if (count_competing(c, k, now) < 2) return false;
     if (c->cls[k].policy != QG_POLICY_BEST_EFFORT) return true;
     for (uint32_t i = 0; i < c->ntenants; i++) { /* one context each: the card itself divides equally */
         if (member(&c->tenant[i], k) && c->tenant[i].procs > 1) return true;
@@ -174,7 +181,7 @@ static int32_t take_turns(struct qp_card *c, int k, uint64_t now) {
 /* Decides one class whose members may run now. */
 static void arbitrate(struct qp_card *c, int k, uint64_t now) {
     struct qp_class *s = &c->cls[k];
-    bool alone = !contended(c, k);
+    bool alone = !contended(c, k, now);
     int32_t open = alone ? -1 : take_turns(c, k, now);
     if (alone) {
         s->holder = best_claim(c, k, -1);
@@ -206,7 +213,7 @@ static void open_all(struct qp_card *c) {
 
 /* Bits beside CLOSED: track always; bound the window where somebody else may need the card; ring after idleness. */
 static void decorate(struct qp_card *c, uint64_t now) {
-    uint32_t members[2] = {count(c, ONLINE, false), count(c, OFFLINE, false)};
+    uint32_t members[2] = {count(c, ONLINE), count(c, OFFLINE)};
     for (uint32_t i = 0; i < c->ntenants; i++) {
         struct qp_tenant *t = &c->tenant[i];
         if (!t->live) continue;
@@ -229,7 +236,7 @@ static uint64_t turn_wake(const struct qp_card *c, int k, uint64_t now) {
 }
 
 static uint64_t next_wake(const struct qp_card *c, bool recovering, uint64_t now) {
-    uint32_t online = count(c, ONLINE, false), offline = count(c, OFFLINE, false);
+    uint32_t online = count(c, ONLINE), offline = count(c, OFFLINE);
     uint64_t wake = QP_NEVER, tick = online || offline > 1 ? QP_TICK_NS : QP_SOLO_TICK_NS;
     for (uint32_t i = 0; i < c->ntenants; i++) {
         const struct qp_tenant *t = &c->tenant[i];
@@ -251,6 +258,7 @@ static void observe(struct qp_card *c, uint64_t now) {
         struct qp_tenant *t = &c->tenant[i];
         if (!t->live) continue;
         if (t->wants || !t->last_work_ns) t->last_work_ns = now;
+        if (t->wants) t->worked = 1;
         if (t->wants && class_of(t) == ONLINE) c->online_busy_ns = now;
     }
 }

@@ -33,6 +33,8 @@ struct qp_tenant {
     /* state and output */
     uint32_t gate;         /* gate word decided */
     uint32_t charged;      /* 1: it was charged for the last interval (it held the card, or had not drained) */
+    uint32_t worked;       /* 1: wanted at least once, last_work_ns is of then */
+    uint32_t reserved;
     int64_t deficit_ns;    /* > 0: got less than its share */
     uint64_t last_work_ns; /* when it last wanted */
     uint64_t service_ns;   /* total charged under contention */

@@ -71,30 +71,38 @@ static bool believe_standing(struct tenant *t, uint32_t waiting, uint64_t now) {
     return false;
 }
 
-static void note_progress(struct tenant *t, uint64_t now) {
-    t->progress_ns = now;
-    t->discredit_ns = t->discredit_until_ns = 0;
+/* A launch that came while the gate was closed all the time stands in front of it: it is a wish, not work. */
+static bool shut_since(const struct tenant *t) {
+    return (t->gate->flags & QG_GATE_CLOSED) && t->gate->changed_ns < t->looked_ns;
+}
+
+static void take_in(struct tenant *t, const struct view *v, bool progress, uint64_t now) {
+    bool ran = v->launched && !shut_since(t);
+    if (ran || progress) t->progress_ns = now;
+    if (v->launched || progress) t->discredit_ns = t->discredit_until_ns = 0;
+    t->launched |= v->launched;
+    t->ran |= ran;
+    t->standing = believe_standing(t, v->waiting, now);
+    t->looked_ns = now;
+    sample_classify(t, now);
 }
 
 void sample_quick(struct tenant *t, uint64_t now) {
     struct view v = look(t, false);
-    if (v.launched) note_progress(t, now);
-    t->launched_early |= v.launched; /* kept for the next full sample, which would no longer see it */
-    t->launched |= v.launched;
-    t->standing = believe_standing(t, v.waiting, now);
-    sample_classify(t, now);
+    take_in(t, &v, false, now);
 }
 
 void sample_full(struct tenant *t, uint64_t now) {
     struct view v = look(t, true);
-    if (v.launched || v.signature != t->signature) note_progress(t, now);
+    bool progress = v.signature != t->signature;
+    /* what a quick look found since the last full one still counts: the counters have moved on */
+    t->launched = t->launched && t->looked_ns > t->full_ns;
+    t->ran = t->ran && t->looked_ns > t->full_ns;
     t->signature = v.signature;
-    t->launched = v.launched || t->launched_early;
-    t->launched_early = false;
     t->pending = v.pending;
     t->unmarked = v.unmarked;
-    t->standing = believe_standing(t, v.waiting, now);
-    sample_classify(t, now);
+    take_in(t, &v, progress, now);
+    t->full_ns = now;
 }
 
 /* Turns what was seen into the inputs of the decision. */
@@ -103,8 +111,8 @@ void sample_classify(struct tenant *t, uint64_t now) {
     uint64_t quiet = now - t->progress_ns;
     uint64_t window = (uint64_t)t->card->window_us * 2000;
     bool marked = t->pending && quiet < MARKER_LEASE_NS;
-    bool loose = t->launched || (t->unmarked && quiet < UNMARKED_LEASE_NS);
-    t->busy = t->nprocs && (marked || loose || t->standing);
+    bool loose = t->ran || (t->unmarked && quiet < UNMARKED_LEASE_NS);
+    t->busy = t->nprocs && (marked || loose || t->standing || t->launched);
     q->live = t->nprocs > 0 && !t->revoked;
     q->job_class = t->job_class;
     q->share = t->share;
@@ -139,33 +147,33 @@ void sample_counters(struct tenant *t) {
     if (used > t->mem_peak) t->mem_peak = used;
 }
 
-/* How much of the interval a tenant was on the card: by the arbiter's clock where members take turns, else the mean
+/* How much of the interval a tenant was on the card: by the arbiter's clock where members took turns, else the mean
  * of the two samples at its ends (work that no marker follows yet counts half). */
-static double part_of_interval(const struct card *card, struct tenant *t, uint64_t dt) {
-    const struct qp_tenant *q = &card->policy.tenant[t->index];
-    const struct qp_class *cls = &card->policy.cls[t->job_class == QG_CLASS_ONLINE ? 0 : 1];
-    double load = t->pending ? 1.0 : t->launched && t->unmarked ? 0.5 : 0.0;
+static double part_of_interval(struct tenant *t, uint64_t dt) {
+    const struct qp_tenant *q = &t->card->policy.tenant[t->index];
+    double load = t->pending ? 1.0 : t->ran && t->unmarked ? 0.5 : 0.0;
     double part = (t->load + load) / 2;
     double held = dt ? (double)(q->service_ns - t->service_seen) / (double)dt : 0;
     t->load = load;
     t->service_seen = q->service_ns;
-    if (cls->contended) return held < 1 ? held : 1;
-    return part;
+    return t->took_turns ? (held < 1 ? held : 1) : part;
 }
 
+/* The gate that counts is the one that stood during the interval, not the one just decided. */
 static void book_waiting(struct tenant *t, uint64_t dt) {
-    uint32_t flags = t->gate->flags;
-    if (!t->busy || !(flags & QG_GATE_CLOSED)) return;
+    uint32_t flags = t->stood;
+    if (!t->wished || !(flags & QG_GATE_CLOSED)) return;
     if (flags & QG_GATE_WHY_PREEMPTED) t->closed_preempted_ns += dt;
     else if (flags & QG_GATE_WHY_SHARE) t->closed_share_ns += dt;
 }
 
+/* Books the interval since the last call; called right after a decision, which has charged the same interval. */
 void account(struct card *card, uint64_t now) {
-    uint64_t dt = card->sampled_ns && now > card->sampled_ns ? now - card->sampled_ns : 0;
+    uint64_t dt = card->booked_ns && now > card->booked_ns ? now - card->booked_ns : 0;
     double part[QP_MAX_TENANTS], sum = 0;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         struct tenant *t = card->tenants[i];
-        part[i] = t && t->nprocs ? part_of_interval(card, t, dt) : 0;
+        part[i] = t && t->nprocs ? part_of_interval(t, dt) : 0;
         sum += part[i];
     }
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
@@ -173,6 +181,9 @@ void account(struct card *card, uint64_t now) {
         if (!t || !t->nprocs) continue;
         t->busy_ns += (uint64_t)((double)dt * part[i] / (sum > 1 ? sum : 1));
         book_waiting(t, dt);
+        t->stood = t->gate->flags;
+        t->wished = t->busy;
+        t->took_turns = card->policy.cls[t->job_class == QG_CLASS_ONLINE ? 0 : 1].contended;
     }
-    card->sampled_ns = now;
+    card->booked_ns = now;
 }

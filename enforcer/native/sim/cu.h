@@ -144,7 +144,5 @@ bool cu_memory_is_device(CUdeviceptr ptr);
 /* cu_graph.c */
 CUresult cu_capture(CUstream stream, const struct sim_cmd *cmd);
 
-/* cu_table.c */
-extern const unsigned cu_nsymbols;
 
 #endif

@@ -73,7 +73,7 @@ static CUresult create(CUcontext *out, unsigned flags, struct cu_device *device)
     return CUDA_SUCCESS;
 }
 
-/* The mapping stays (its pages are dropped): a thread may still look at a destroyed context. */
+/* The mapping stays: a thread may still look at a destroyed context. */
 static CUresult destroy(CUcontext ctx)
 {
     struct sim_rep rep;

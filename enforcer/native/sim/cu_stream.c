@@ -149,6 +149,15 @@ static CUresult get_ctx(CUstream handle, CUcontext *ctx, bool pt)
 }
 CU_BOTH(cuStreamGetCtx, cuStreamGetCtx_ptsz, get_ctx, (CUstream stream, CUcontext *ctx), stream, ctx)
 
+static CUresult get_ctx_green(CUstream stream, CUcontext *ctx, CUgreenCtx *green, bool pt)
+{
+    if (green)
+        *green = NULL;
+    return get_ctx(stream, ctx, pt);
+}
+CU_BOTH(cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz, get_ctx_green, (CUstream stream, CUcontext *ctx, CUgreenCtx *green),
+        stream, ctx, green)
+
 static CUresult get_id(CUstream handle, unsigned long long *id, bool pt)
 {
     CUstream stream;

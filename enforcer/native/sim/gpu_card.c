@@ -80,10 +80,11 @@ void gpu_card_sync(struct gpu_card *card)
         model_advance(&card->model, gpu_now());
 }
 
-static bool client_waits_for_room(const struct model_ctx *model)
+/* The ring holds what the model had no room for: perhaps something observable, perhaps a client waits for a slot. */
+static bool wants_room(const struct model_ctx *model)
 {
     const struct gpu_ctx *ctx = model->owner;
-    return __atomic_load_n(&ctx->shm->space_waiters, __ATOMIC_RELAXED) != 0;
+    return __atomic_load_n(&ctx->shm->head, __ATOMIC_RELAXED) != ctx->tail;
 }
 
 static bool polls_words(const struct gpu_card *card)
@@ -97,7 +98,7 @@ static bool polls_words(const struct gpu_card *card)
 
 uint64_t gpu_card_next(struct gpu_card *card, uint64_t now)
 {
-    uint64_t next = model_next_wake(&card->model, client_waits_for_room);
+    uint64_t next = model_next_wake(&card->model, wants_room);
     if (card->published)
         card->backoff_ns = 0;
     card->published = false;

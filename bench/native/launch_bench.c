@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the shim adds to a launch and to an allocation. Calls through the shim and straight into the stub driver are
+ * timed in short alternating runs, so that frequency and neighbours hit both alike; the figure is the median of the
+ * differences.
+ *
+ * Usage: launch-bench [--live N] [--pairs N]; needs root (only root can make a grant). Prints `name value` lines.
+ */
+#include <dlfcn.h>
+#include <libgen.h>
+#include <limits.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cuda.h>
+
+#include "mini_arbiter.h"
+#include "qg_time.h"
+
+#define CALLS 2000 /* per run */
+#define CAP ((uint64_t)40 << 30)
+#define MAX_PAIRS 4096
+
+typedef CUresult (*launch_t)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                             CUstream, void **, void **);
+typedef CUresult (*alloc_t)(CUdeviceptr *, size_t);
+typedef CUresult (*free_t)(CUdeviceptr);
+
+struct api {
+    launch_t launch;
+    alloc_t alloc;
+    free_t free;
+    CUstream stream;
+};
+
+static double time_launches(const struct api *api)
+{
+    uint64_t start = qg_now_ns();
+    for (int i = 0; i < CALLS; i++)
+        api->launch((CUfunction)0x10, 1, 1, 1, 1, 1, 1, 0, api->stream, NULL, NULL);
+    return (double)(qg_now_ns() - start) / CALLS;
+}
+
+static double time_allocs(const struct api *api)
+{
+    CUdeviceptr pointer;
+    uint64_t start = qg_now_ns();
+    for (int i = 0; i < CALLS; i++) {
+        api->alloc(&pointer, 4096);
+        api->free(pointer);
+    }
+    return (double)(qg_now_ns() - start) / CALLS;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double median(double *values, int count)
+{
+    qsort(values, (size_t)count, sizeof(*values), compare);
+    return values[count / 2];
+}
+
+static void figure(const char *name, const char *direct_name, double (*timed)(const struct api *),
+                   const struct api *shim, const struct api *direct, int pairs)
+{
+    static double difference[MAX_PAIRS], base[MAX_PAIRS];
+    timed(shim);
+    timed(direct);
+    for (int i = 0; i < pairs; i++) {
+        double through = i % 2 ? timed(shim) : 0;
+        base[i] = timed(direct);
+        difference[i] = (i % 2 ? through : timed(shim)) - base[i];
+    }
+    printf("%s %.1f\n", name, median(difference, pairs));
+    printf("%s %.1f\n", direct_name, median(base, pairs));
+}
+
+static struct api from(void *handle)
+{
+    struct api api = {(launch_t)dlsym(handle, "cuLaunchKernel"), (alloc_t)dlsym(handle, "cuMemAlloc_v2"),
+                      (free_t)dlsym(handle, "cuMemFree_v2"), NULL};
+    return api;
+}
+
+/* Inside the "job": the shim is preloaded. */
+static int measure(const char *stub_path, int live, int pairs)
+{
+    CUresult (*init)(unsigned int);
+    CUresult (*create)(CUcontext *, unsigned int, CUdevice);
+    CUresult (*stream)(CUstream *, unsigned int);
+    void *shim_handle = dlopen("libcuda.so.1", RTLD_NOW), *stub_handle = dlopen(stub_path, RTLD_NOW);
+    if (!shim_handle || !stub_handle) {
+        fprintf(stderr, "launch-bench: %s\n", dlerror());
+        return 1;
+    }
+    struct api shim = from(shim_handle), direct = from(stub_handle);
+    if (shim.launch == direct.launch) {
+        fprintf(stderr, "launch-bench: the shim is not preloaded; there is nothing to compare\n");
+        return 1;
+    }
+    *(void **)&init = dlsym(shim_handle, "cuInit");
+    *(void **)&create = dlsym(shim_handle, "cuCtxCreate_v2");
+    *(void **)&stream = dlsym(shim_handle, "cuStreamCreate");
+    CUcontext context;
+    CUdeviceptr pointer;
+    if (init(0) || create(&context, 0, 0) || stream(&shim.stream, 0)) {
+        fprintf(stderr, "launch-bench: the stub driver did not start\n");
+        return 1;
+    }
+    direct.stream = shim.stream;
+    figure("launch_overhead_ns", "launch_direct_ns", time_launches, &shim, &direct, pairs);
+    shim.stream = NULL;
+    figure("launch_default_stream_overhead_ns", "launch_default_stream_direct_ns", time_launches, &shim, &direct,
+           pairs);
+    figure("alloc_pair_overhead_ns", "alloc_pair_direct_ns", time_allocs, &shim, &direct, pairs);
+    for (int i = 0; i < live; i++)
+        if (shim.alloc(&pointer, 4096) != CUDA_SUCCESS)
+            return 1;
+    figure("alloc_pair_live_overhead_ns", "alloc_pair_live_direct_ns", time_allocs, &shim, &direct, pairs);
+    return 0;
+}
+
+static int setup_and_exec(char **argv, const char *build, const char *stub_path)
+{
+    char dir[] = "/tmp/qgpu-bench-XXXXXX", path[PATH_MAX + 64], number[16];
+    if (!mkdtemp(dir))
+        return 1;
+    int arbiter = mini_arbiter(dir, CAP), grant = mini_grant(dir, stub_path, CAP), status = 0;
+    if (arbiter < 0 || grant < 0 || geteuid() != 0) {
+        fprintf(stderr, "launch-bench: needs root, because only root can make a grant that the shim believes\n");
+        return 1;
+    }
+    snprintf(number, sizeof(number), "%d", grant);
+    snprintf(path, sizeof(path), "%s/shim/libcuda.so.1", build);
+    int pid = fork();
+    if (pid == 0) {
+        setenv("QGPU_GRANT_FD", number, 1);
+        setenv("LD_PRELOAD", path, 1);
+        setenv("QGPU_BENCH_STUB", stub_path, 1);
+        execv("/proc/self/exe", argv);
+        _exit(127);
+    }
+    waitpid(pid, &status, 0);
+    kill(arbiter, SIGKILL);
+    waitpid(arbiter, NULL, 0);
+    snprintf(path, sizeof(path), "%s/%s", dir, QG_SOCK_REGISTER);
+    unlink(path);
+    rmdir(dir);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
+int main(int argc, char **argv)
+{
+    int live = 10000, pairs = 401;
+    char self[PATH_MAX] = "", stub_path[PATH_MAX + 32], *inside = getenv("QGPU_BENCH_STUB");
+    for (int i = 1; i + 1 < argc; i += 2) {
+        if (!strcmp(argv[i], "--live"))
+            live = atoi(argv[i + 1]);
+        if (!strcmp(argv[i], "--pairs"))
+            pairs = atoi(argv[i + 1]);
+    }
+    if (pairs < 1 || pairs > MAX_PAIRS || live < 0) {
+        fprintf(stderr, "launch-bench: --pairs takes 1 to %d, --live 0 or more\n", MAX_PAIRS);
+        return 2;
+    }
+    if (inside)
+        return measure(inside, live, pairs);
+    if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0)
+        return 1;
+    char *here = dirname(self);
+    snprintf(stub_path, sizeof(stub_path), "%s/stub/libcuda.so.1", here);
+    return setup_and_exec(argv, dirname(here), stub_path);
+}

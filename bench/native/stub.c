@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A driver that does nothing, at once: what remains between a call through the shim and a call straight into this
+ * is the shim. It counts calls. Functions not written out here succeed without doing anything (stub_exports.S).
+ */
+#include "stub.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cuda.h>
+
+#define HELD 4096u
+#define EXPORT __attribute__((visibility("default")))
+
+EXPORT struct stub_state stub = {.version = 13050, .elapsed_ms = 0.1f, .device_count = 1};
+
+static __thread CUcontext current;
+static char contexts[64][16]; /* handles of the contexts: device d has handle contexts[d] */
+static uint64_t next_handle = 0x7f0000000000u;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    uint32_t *word, value;
+} held[HELD];
+static unsigned held_first, held_count;
+
+static int device_of(CUcontext context)
+{
+    return (int)(((char *)context - contexts[0]) / (long)sizeof(contexts[0]));
+}
+
+CUresult cuInit(unsigned int flags)
+{
+    (void)flags;
+    stub.counts.inits++;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDriverGetVersion(int *version)
+{
+    *version = stub.version;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int *count)
+{
+    *count = stub.device_count;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGet(CUdevice *device, int ordinal)
+{
+    *device = ordinal;
+    return ordinal >= 0 && ordinal < stub.device_count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+/* GPU-00000000-0000-0000-0000-0000000000NN with NN = ordinal + 1. */
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
+{
+    memset(uuid, 0, sizeof(*uuid));
+    uuid->bytes[15] = (char)(device + 1);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
+{
+    return cuDeviceGetUuid_v2(uuid, device);
+}
+
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+    (void)device;
+    *bytes = (size_t)80 << 30;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
+{
+    *available = *total = (size_t)80 << 30;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *context)
+{
+    *context = current;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetCurrent(CUcontext context)
+{
+    current = context;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice *device)
+{
+    if (!current)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *device = device_of(current);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
+{
+    (void)flags;
+    *context = current = (CUcontext)(void *)contexts[device];
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    *context = (CUcontext)(void *)contexts[device];
+    return CUDA_SUCCESS;
+}
+
+static CUresult allocate(uint64_t *out, size_t size)
+{
+    stub.counts.allocs++;
+    if (stub.refuse_allocs)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *out = __atomic_fetch_add(&next_handle, (size + 511) & ~(size_t)511, __ATOMIC_RELAXED);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t size)
+{
+    return allocate((uint64_t *)pointer, size);
+}
+
+CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t size, unsigned int flags)
+{
+    (void)flags;
+    return allocate((uint64_t *)pointer, size);
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t size, CUstream stream)
+{
+    (void)stream;
+    return allocate((uint64_t *)pointer, size);
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element)
+{
+    (void)element;
+    *pitch = (width + 511) & ~(size_t)511;
+    return allocate((uint64_t *)pointer, *pitch * height);
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *property,
+                     unsigned long long flags)
+{
+    (void)property;
+    (void)flags;
+    return allocate((uint64_t *)handle, size);
+}
+
+CUresult cuMemFree_v2(CUdeviceptr pointer)
+{
+    (void)pointer;
+    stub.counts.frees++;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
+{
+    (void)stream;
+    return cuMemFree_v2(pointer);
+}
+
+CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *wanted)
+{
+    return allocate((uint64_t *)array, wanted->Width * (wanted->Height ? wanted->Height : 1));
+}
+
+CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
+{
+    (void)flags;
+    *stream = (CUstream)(uintptr_t)__atomic_fetch_add(&next_handle, 512, __ATOMIC_RELAXED);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
+{
+    (void)stream;
+    *context = current;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
+{
+    (void)mode;
+    stub.capturing = (uint64_t)(uintptr_t)stream;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
+{
+    (void)stream;
+    stub.capturing = 0;
+    *graph = (CUgraph)(uintptr_t)__atomic_fetch_add(&next_handle, 512, __ATOMIC_RELAXED);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    stub.counts.queries++;
+    *status = stub.capturing && stub.capturing == (uint64_t)(uintptr_t)stream ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                                                                               : CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventCreate(CUevent *event, unsigned int flags)
+{
+    (void)flags;
+    *event = (CUevent)(uintptr_t)__atomic_fetch_add(&next_handle, 512, __ATOMIC_RELAXED);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+    (void)event;
+    (void)stream;
+    stub.counts.event_records++;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventElapsedTime(float *ms, CUevent start, CUevent end)
+{
+    (void)start;
+    (void)end;
+    *ms = stub.elapsed_ms;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned int flags)
+{
+    (void)pointer;
+    (void)size;
+    (void)flags;
+    stub.counts.registers++;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsigned int flags)
+{
+    (void)flags;
+    *device = (CUdeviceptr)(uintptr_t)pointer;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags)
+{
+    (void)stream;
+    (void)flags;
+    stub.counts.writes++;
+    if (stub.refuse_writes)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (!stub.hold) {
+        __atomic_store_n((uint32_t *)(uintptr_t)address, value, __ATOMIC_RELEASE);
+        return CUDA_SUCCESS;
+    }
+    pthread_mutex_lock(&lock);
+    held[(held_first + held_count) % HELD].word = (uint32_t *)(uintptr_t)address;
+    held[(held_first + held_count++) % HELD].value = value;
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+EXPORT int stub_release(int n)
+{
+    int done = 0;
+    pthread_mutex_lock(&lock);
+    for (; done < n && held_count; done++, held_count--, held_first = (held_first + 1) % HELD)
+        __atomic_store_n(held[held_first].word, held[held_first].value, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&lock);
+    return done;
+}
+
+CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
+                        unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **p, void **e)
+{
+    (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream, (void)p, (void)e;
+    stub.counts.launches++;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernel_ptsz(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
+                             unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **p,
+                             void **e)
+{
+    return cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, stream, p, e);
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **p, void **e)
+{
+    (void)config, (void)f, (void)p, (void)e;
+    stub.counts.launches++;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream)
+{
+    (void)graph, (void)stream;
+    stub.counts.graph_launches++;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr d, const void *h, size_t n, CUstream stream)
+{
+    (void)d, (void)h, (void)n, (void)stream;
+    stub.counts.copies++;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr d, const void *h, size_t n)
+{
+    (void)d, (void)h, (void)n;
+    stub.counts.copies++;
+    return CUDA_SUCCESS;
+}
+
+/* Newest symbol of a name; versions are not told apart, the tests that need that look at the shim's answer. */
+static void *newest(const char *name, cuuint64_t flags)
+{
+    static const char *const endings[] = {"_v4", "_v3", "_v2", ""};
+    static const char *const streams[] = {"_ptsz", "_ptds", ""};
+    char symbol[128];
+    Dl_info self;
+    dladdr((void *)&stub, &self);
+    void *handle = dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD), *found = NULL;
+    for (unsigned s = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM ? 0 : 2; s < 3 && !found; s++)
+        for (unsigned i = 0; i < 4 && !found; i++) {
+            snprintf(symbol, sizeof(symbol), "%s%s%s", name, endings[i], streams[s]);
+            found = dlsym(handle, symbol);
+        }
+    dlclose(handle);
+    return found;
+}
+
+CUresult cuGetProcAddress_v2(const char *name, void **found, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *status)
+{
+    (void)version;
+    *found = *name ? newest(name, flags) : NULL;
+    if (!strcmp(name, "cuNewInDriver14")) /* a name that no table knows */
+        *found = (void *)&cuInit;
+    if (status)
+        *status = *found ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    return *found ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuGetProcAddress(const char *name, void **found, int version, cuuint64_t flags)
+{
+    return cuGetProcAddress_v2(name, found, version, flags, NULL);
+}

@@ -1,0 +1,42 @@
+"""What qgpu costs a program that is alone on its card."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.figures import Figure
+from bench.rig import BUILD, Rig
+
+
+def launch_overhead(runs: int) -> Iterator[Figure]:
+    """Nanoseconds per launch and per allocation pair, against a driver whose calls return at once."""
+    argv = [BUILD / "test/launch-bench", "--json", "--runs", str(runs)]
+    told = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
+    for name, target in (("launch_overhead_ns", 50.0), ("alloc_pair_overhead_ns", 790.0)):
+        spread = f"(min {told[name]['min']:.1f}, max {told[name]['max']:.1f} ns)"
+        yield Figure(name, told[name]["median"], "ns", target, "<=", runs, spread, simulated=False)
+
+
+def solo_overhead(pairs: int, seconds: float) -> Figure:
+    """Rate without qgpu over the rate of a 100 % tenant, in interleaved pairs on one simulated card."""
+    ratios = []
+    args = ("--kernel-us", "200", "--no-sync-each", "--length", f"{seconds}", "--iters", "200000")
+    with tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work, Rig(Path(work)) as rig:
+        grant = rig.grant(1, "offline", 100)
+        for _ in range(pairs):
+            plain = rig.summary(rig.workload(None, *args))["kernels_per_s"]
+            ours = rig.summary(rig.workload(grant, *args))["kernels_per_s"]
+            ratios.append(plain / ours)
+    spread = f"(min {min(ratios):.4f}, max {max(ratios):.4f})"
+    return Figure("solo_overhead_ratio", statistics.median(ratios), "", 1.01, "<=", pairs, spread)
+
+
+def figures(quick: bool) -> Iterator[Figure]:
+    """All figures of this scenario."""
+    yield from launch_overhead(5 if quick else 21)
+    yield solo_overhead(2 if quick else 7, 1.0 if quick else 3.0)

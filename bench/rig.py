@@ -1,0 +1,243 @@
+"""One simulated node without Slurm: the card, the real arbiter, the real shim, and workloads under grants.
+
+What the benchmarks and the native tests share. Everything is started in a directory of its own and ends with
+the `with` block. Needs root (the simulator makes device nodes, and only root can seal a grant).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from enforcer import abi
+from enforcer.arbiter_link import ArbiterLink, CardSettings
+from enforcer.sim import Interval, read_trace
+from gres.config import JobClass
+from gres.grants import Grant, GrantCard
+
+BUILD = Path(__file__).resolve().parent.parent / "build"
+MIB = 1 << 20
+CARD_MIB = 81_920
+SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One record of the arbiter's gate trace."""
+
+    t_ns: int
+    job_id: int
+    card: int
+    flags: int
+
+
+def read_gates(path: Path) -> list[Gate]:
+    """All gate changes of a trace file; an unfinished last record is left out."""
+    size = ctypes.sizeof(abi.GateEvent)
+    data = path.read_bytes()
+    events = (abi.GateEvent.from_buffer_copy(data, at) for at in range(0, len(data) - size + 1, size))
+    return [Gate(e.t_ns, e.job_id, e.card, e.flags) for e in events]
+
+
+def wait_for(what: str, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Poll a condition each 5 ms until it holds; TimeoutError names what did not come."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not happen within {seconds:g} s")
+        time.sleep(0.005)
+
+
+@dataclass
+class Rig:
+    """A node with simulated cards and an arbiter. `governed=False` is the control: gates stay open."""
+
+    directory: Path
+    cards: int = 1
+    governed: bool = True
+    settings: dict[str, Any] = field(default_factory=dict)
+    sim_options: Sequence[str] = ()
+    _running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def sim_dir(self) -> Path:
+        return self.directory / "sim"
+
+    @property
+    def run_dir(self) -> Path:
+        return self.directory / "run"
+
+    @property
+    def driver(self) -> Path:
+        return BUILD / "sim/libcuda.so.1"
+
+    @property
+    def shim(self) -> Path:
+        return BUILD / "shim/libcuda.so.1"
+
+    def __enter__(self) -> Rig:
+        self.run_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
+        (self.run_dir / abi.GRANTS_DIR).mkdir(exist_ok=True, mode=0o755)
+        try:
+            self.start_card()
+            self.uuids = self._uuids()
+            self.start_arbiter()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        for process in reversed(self._running):
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def _daemon(self, argv: Sequence[str | Path], log: str) -> subprocess.Popen[bytes]:
+        """Start a daemon and wait until it says on its ready descriptor that it serves."""
+        ready, ready_end = os.pipe()
+        with (self.directory / log).open("ab") as out:
+            process = subprocess.Popen(
+                [*map(str, argv), "--ready-fd", str(ready_end)],
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[ready_end],
+            )
+        self._running.append(process)
+        os.close(ready_end)
+        said = os.read(ready, 64)
+        os.close(ready)
+        if not said:
+            raise RuntimeError(f"{argv[0]} ended before it was ready; read {self.directory / log}")
+        return process
+
+    def start_card(self) -> None:
+        """Start the device side of all cards."""
+        argv: list[str | Path] = [BUILD / "bin/qgpu-simgpu", "--dir", self.sim_dir, "--node", "rig"]
+        argv += ["--cards", str(self.cards), "--memory", str(CARD_MIB), *self.sim_options]
+        self.card_process = self._daemon(argv, "simgpu.log")
+
+    def start_arbiter(self) -> None:
+        """Start the arbiter and tell it the cards; a second start is a restart after a crash."""
+        argv = [BUILD / "bin/qgpu-arbiter", "--run-dir", self.run_dir, "--trace", self.directory / "gates.bin"]
+        self.arbiter = self._daemon(argv, "arbiter.log")
+        self.link = ArbiterLink(self.run_dir)
+        self.grants: dict[int, Grant] = getattr(self, "grants", {})
+        self.sync()
+
+    def sync(self) -> None:
+        """Push the settings of all cards and all grants."""
+        cards = [CardSettings(u, governed=self.governed, **self.settings) for u in self.uuids]
+        self.link.sync(cards, self.grants.values())
+
+    def _uuids(self) -> list[str]:
+        """UUIDs of the cards in order of their minor numbers, as the driver tells them."""
+        from enforcer.sim import describe
+
+        return [card.uuid for card in describe(self.sim_dir)]
+
+    def grant(
+        self, job_id: int, job_class: JobClass, share: int = 50, mem_mib: int = 8192, card: int = 0
+    ) -> Grant:
+        """Grant a share of a card to a job of root, known to the arbiter and as JOBID.grant."""
+        total = CARD_MIB * MIB
+        cards = (GrantCard(self.uuids[card], card, card, share, mem_mib * MIB, total),)
+        grant = Grant(
+            job_id,
+            os.getuid(),
+            os.getgid(),
+            "rig",
+            "active",
+            job_class,
+            time.time_ns(),
+            cards=cards,
+            run_dir=str(self.run_dir),
+            driver_path=str(self.driver),
+            shim_path=str(self.shim),
+        )
+        self.grants[job_id] = grant
+        self.link.grant(grant)
+        path = self.grant_path(job_id)
+        path.write_bytes(abi.pack_grant(grant))
+        path.chmod(0o644)
+        return grant
+
+    def grant_path(self, job_id: int) -> Path:
+        """Where JOBID.grant is."""
+        return self.run_dir / abi.GRANTS_DIR / f"{job_id}.grant"
+
+    def sealed(self, grant: Grant) -> int:
+        """A sealed memfd of the grant, as SPANK makes it."""
+        fd = os.memfd_create("qgpu-grant", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        os.write(fd, abi.pack_grant(grant))
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+        return fd
+
+    def env(self, grant: Grant | None) -> dict[str, str]:
+        """Environment of a task: the driver of this node, and for a grant the shim in front of it."""
+        env = {"PATH": "/usr/bin:/bin", "QGPU_SIM_DIR": str(self.sim_dir)}
+        env["LD_LIBRARY_PATH"] = str(self.driver.parent)
+        if grant:
+            env |= {"LD_PRELOAD": str(self.shim), "QGPU_GRANT": str(self.grant_path(grant.job_id))}
+        return env
+
+    def spawn(self, argv: Sequence[str | Path], grant: Grant | None, **options: Any) -> subprocess.Popen[str]:
+        """Start a program as a task of the job (grant=None: ungoverned, no shim)."""
+        env = self.env(grant) | options.pop("env", {})
+        fds: list[int] = []
+        if grant:
+            fds = [self.sealed(grant)]
+            env["QGPU_GRANT_FD"] = str(fds[0])
+        try:
+            process = subprocess.Popen(
+                [*map(str, argv)],
+                env=env,
+                pass_fds=fds,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                stdout=options.pop("stdout", subprocess.PIPE),
+                stderr=options.pop("stderr", subprocess.PIPE),
+                **options,
+            )
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._running.append(process)  # type: ignore[arg-type]
+        return process
+
+    def workload(self, grant: Grant | None, *args: str, **options: Any) -> subprocess.Popen[str]:
+        """Start the workload program with a JSON summary on its standard output."""
+        return self.spawn([BUILD / "bin/qgpu-workload", "--json", *args], grant, **options)
+
+    @staticmethod
+    def summary(process: subprocess.Popen[str], seconds: float = 120) -> dict[str, Any]:
+        """Wait for a workload and return its summary; RuntimeError with its own words if it failed."""
+        out, err = process.communicate(timeout=seconds)
+        if process.returncode:
+            raise RuntimeError(f"the workload ended with status {process.returncode}: {err.strip()}")
+        summary: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+        return summary
+
+    def trace(self) -> list[Interval]:
+        """Everything that the cards executed so far (flushed by the device each 100 ms)."""
+        return list(read_trace(self.sim_dir / "trace.bin"))
+
+    def gates(self) -> list[Gate]:
+        """Everything that the arbiter did to gates so far."""
+        return read_gates(self.directory / "gates.bin")

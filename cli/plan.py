@@ -1,0 +1,142 @@
+"""`qgpu plan`: what a request would become, without submitting it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from gres.config import Config, ConfigError, NodeGroup, load_config
+from gres.hostlist import expand
+from gres.request import Decision, RequestError, Submission, decide
+from gres.tables import tables_of
+from gres.units import MIB
+
+DEFAULT_CONFIG = "/etc/qgpu/qgpu.yaml"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An accepted request in full; `nodes` are bracket lists of where it could run."""
+
+    decision: Decision
+    gres: str
+    field: str
+    nodes: tuple[str, ...]
+    node_count: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan for --json; memory also in bytes."""
+        tag = self.decision.tag
+        shared = tag is not None and not tag.whole
+        return {
+            "accepted": True,
+            "gres": self.gres,
+            "tag": str(tag) if tag else None,
+            "tag_field": self.field if tag else None,
+            "class": tag.job_class if tag else None,
+            "share_percent": tag.share if tag and shared else None,
+            "mem_mib": tag.mem if tag and shared else None,
+            "mem_bytes": tag.mem * MIB if tag and shared else None,
+            "shards": self.decision.shards or None,
+            "whole_cards": self.decision.cards or None,
+            "model": self.decision.model,
+            "nodes": list(self.nodes),
+            "node_count": self.node_count,
+        }
+
+
+def _fits(group: NodeGroup, decision: Decision, config: Config) -> bool:
+    """Whether an empty node of this group could take the request."""
+    if decision.model not in (None, group.model) or decision.cards > group.count:
+        return False
+    mem = decision.tag.mem if decision.tag else 0
+    return mem <= config.models[group.model].usable
+
+
+def make_plan(job: Submission, config: Config) -> Plan:
+    """Decide a submission and find its nodes. Raises RequestError with the sentence for the user."""
+    tables = tables_of(config)
+    decision = decide(job, tables)
+    groups = [group for group in config.nodes if _fits(group, decision, config)]
+    count = sum(len(expand(group.names)) for group in groups)
+    gres = job.gres or "" if decision.gres is None else decision.gres
+    return Plan(decision, gres, tables.tag_field, tuple(group.names for group in groups), count)
+
+
+def _rows(plan: Plan) -> list[tuple[str, str]]:
+    tag = plan.decision.tag
+    rows = [("Slurm is asked for", plan.gres or "(nothing)")]
+    if tag is None:
+        return [*rows, ("qgpu", "has no part in this request")]
+    if tag.whole:
+        rows.append(("cards", "whole, without sharing"))
+    else:
+        rows += [
+            ("class", str(tag.job_class)),
+            ("share", f"{tag.share} % of one card's compute"),
+            ("memory cap", f"{tag.mem} MiB ({tag.mem * MIB} bytes) of one card"),
+            ("reserved", f"{plan.decision.shards} of the card's 100 shards"),
+        ]
+    names = ",".join(plan.nodes)
+    nodes = f"{names} ({plan.node_count} node{'s' if plan.node_count != 1 else ''})" if names else "none"
+    return [
+        *rows,
+        ("card model", plan.decision.model or "any"),
+        ("tag", f"{tag} (in {plan.field})"),
+        ("could run on", nodes),
+    ]
+
+
+def _print(plan: Plan) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _rows(plan):
+        table.add_row(name, value)
+    Console(highlight=False).print(table)
+
+
+def read_config(path: str) -> Config:
+    """The configuration, or an error for the command line."""
+    try:
+        return load_config(Path(path))
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@click.command()
+@click.option(
+    "--gres", required=True, help="What --gres of sbatch would say, for example qgpu:30,qgpu_mem:12G."
+)
+@click.option("--qos", default=None, help="The job's QOS, which decides the class.")
+@click.option("--partition", default=None, help="The job's partition; by default one that is managed.")
+@click.option("--comment", default=None, help="The job's own comment.")
+@click.option("--config", "config_path", default=DEFAULT_CONFIG, show_default=True, envvar="QGPU_CONFIG")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def plan(
+    gres: str, qos: str | None, partition: str | None, comment: str | None, config_path: str, as_json: bool
+) -> None:
+    """Show what a request becomes: rewrite, reservation, memory, class, and the nodes it could ever run on.
+
+    Nothing is submitted. Exits 1 with the sentence that sbatch would print where the request is refused.
+    """
+    config = read_config(config_path)
+    if partition is None:
+        partition = next(iter(tables_of(config).partitions), None)
+    try:
+        found = make_plan(Submission(gres=gres, qos=qos, partition=partition, comment=comment), config)
+    except RequestError as error:
+        if as_json:
+            click.echo(json.dumps({"accepted": False, "rule": error.key, "message": str(error)}))
+            raise click.exceptions.Exit(1) from None
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(found.as_dict()))
+    else:
+        _print(found)

@@ -1,0 +1,192 @@
+"""The report as data: jobs of sacct joined with rows of the ledgers, and the advice that follows. Pure.
+
+None means not measured everywhere, 0 measured and zero. Seconds are floats, memory is bytes, shares are
+percent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from enforcer.ledger import Usage
+from gres.units import UnitError, parse_size
+from slurm_plugin.sacct import SacctJob
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class GrantReport:
+    """One grant of a job on one card. `reached` is busy time as percent of the time granted."""
+
+    node: str
+    card: int
+    uuid: str
+    job_class: str | None
+    state: str
+    share: int
+    mem_cap: int
+    granted_s: float
+    busy_s: float | None
+    reached: float | None
+    launches: int | None
+    mem_peak: int | None
+    nvml_mem_peak: int | None
+    denied: int | None
+    preempted: int | None
+    suspended_s: float | None
+    share_wait_s: float | None
+    ended: bool
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """One job with its grants, oldest first. Without grants, class, share and memory are Slurm's."""
+
+    job_id: str
+    raw_id: int
+    user: str
+    name: str
+    state: str
+    qos: str
+    elapsed_s: int | None
+    nodes: tuple[str, ...]
+    job_class: str | None
+    share: int | None
+    mem: int | None
+    grants: tuple[GrantReport, ...]
+
+    def as_json(self) -> dict[str, object]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def _seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e9
+
+
+def grant_report(row: Usage, now_ns: int) -> GrantReport:
+    """One row of a ledger, in the report's units."""
+    wall = row.wall_ns(now_ns)
+    reached = None if row.busy_ns is None or wall == 0 else 100 * row.busy_ns / wall
+    return GrantReport(
+        node=row.node,
+        card=row.card_index,
+        uuid=row.uuid,
+        job_class=row.job_class,
+        state=row.state,
+        share=row.share,
+        mem_cap=row.mem_cap,
+        granted_s=wall / 1e9,
+        busy_s=_seconds(row.busy_ns),
+        reached=reached,
+        launches=row.launches,
+        mem_peak=row.mem_peak,
+        nvml_mem_peak=row.nvml_mem_peak,
+        denied=row.denied,
+        preempted=row.preemptions,
+        suspended_s=_seconds(row.closed_preempted_ns),
+        share_wait_s=_seconds(row.closed_share_ns),
+        ended=row.ended_at is not None,
+    )
+
+
+def build(jobs: Iterable[SacctJob], rows: Sequence[Usage], now_ns: int) -> list[JobReport]:
+    """Reports in sacct's order. `now_ns` is CLOCK_REALTIME, for grants that still stand."""
+    return [_job(job, [row for row in rows if row.job_id == job.raw_id], now_ns) for job in jobs]
+
+
+def _job(job: SacctJob, rows: Sequence[Usage], now_ns: int) -> JobReport:
+    grants = tuple(grant_report(row, now_ns) for row in sorted(rows, key=lambda r: (r.granted_at, r.node)))
+    booked = booked_class(job)
+    return JobReport(
+        job_id=job.job_id,
+        raw_id=job.raw_id,
+        user=job.user,
+        name=job.name,
+        state=job.state,
+        qos=job.qos,
+        elapsed_s=job.elapsed_s,
+        nodes=job.nodes,
+        job_class=grants[-1].job_class if grants else booked,
+        share=grants[-1].share if grants else _count(job.tres, f"gres/qgpu:{booked}"),
+        mem=grants[-1].mem_cap if grants else _size(job.tres.get("gres/qgpu_mem")),
+        grants=grants,
+    )
+
+
+def booked_class(job: SacctJob) -> str | None:
+    """The class that Slurm booked the job under, from its TRES."""
+    return next((name for name in ("online", "offline") if f"gres/qgpu:{name}" in job.tres), None)
+
+
+def _count(tres: dict[str, str], name: str) -> int | None:
+    text = tres.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def _size(text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_size(text)
+    except UnitError:
+        return None
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:.1f} GiB"
+
+
+def _more_memory(cap: int) -> str:
+    """The next whole GiB that is at least an eighth more."""
+    return f"{-(-cap * 9 // (8 * GIB))}G"
+
+
+def advice(job: JobReport) -> list[str]:
+    """Sentences that name the flag to change; empty where nothing stands out."""
+    return [line for grant in job.grants for line in (*_memory_advice(job, grant), *_time_advice(job, grant))]
+
+
+def _memory_advice(job: JobReport, grant: GrantReport) -> list[str]:
+    if grant.state != "active":
+        return []
+    if grant.denied:
+        return [
+            f"job {job.job_id}: {grant.denied} allocation(s) were refused at its cap of {_gib(grant.mem_cap)}."
+            f" Ask for more with --gres=qgpu:{grant.share},qgpu_mem:{_more_memory(grant.mem_cap)}."
+        ]
+    # A job that still runs may need its memory yet, and one that never launched tells nothing.
+    if not grant.ended or not grant.mem_peak or grant.mem_cap < 4 * GIB or grant.mem_peak * 3 > grant.mem_cap:
+        return []
+    enough = max(1, -(-grant.mem_peak * 5 // (4 * GIB)))
+    return [
+        f"job {job.job_id}: it held at most {_gib(grant.mem_peak)} of {_gib(grant.mem_cap)}."
+        f" --gres=qgpu:{grant.share},qgpu_mem:{enough}G would do, and may start earlier."
+    ]
+
+
+def _time_advice(job: JobReport, grant: GrantReport) -> list[str]:
+    if grant.state != "active" or grant.reached is None or grant.granted_s < 10:
+        return []
+    if grant.launches == 0:
+        return [f"job {job.job_id}: it never used its card. Leave out --gres=qgpu if it does not need one."]
+    suspended = (grant.suspended_s or 0) / grant.granted_s
+    if grant.job_class == "offline" and suspended > 0.5:
+        return [
+            f"job {job.job_id}: online jobs suspended it for {suspended:.0%} of its time."
+            " If it must not wait, ask for an online QOS with --qos."
+        ]
+    waited = (grant.share_wait_s or 0) / grant.granted_s
+    if waited > 0.25 and grant.reached >= 0.8 * grant.share:
+        more = min(100, -(-grant.share * 3 // 2))
+        return [
+            f"job {job.job_id}: it used its share and waited {waited:.0%} of its time for more."
+            f" Ask for more with --gres=qgpu:{more}."
+        ]
+    if grant.job_class == "online" and grant.reached * 3 < grant.share and grant.share >= 10:
+        less = max(1, -(-int(grant.reached * 5) // 4))
+        return [
+            f"job {job.job_id}: it reached {grant.reached:.0f} % of the card, with {grant.share} % granted."
+            f" --gres=qgpu:{less} would do on average; keep more if its bursts must be fast."
+        ]
+    return []

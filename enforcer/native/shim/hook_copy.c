@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Hooks of copies and fills. Large ones are work like a kernel; small ones are not worth a turn. The ones without a
+ * stream also wait for the work before them, so they place a marker first.
+ */
+#include "gate.h"
+
+#define LARGE (1u << 20)
+
+static struct qg_stream *begin(CUstream stream, bool ptsz, bool waits, uint64_t bytes)
+{
+    if (!qg_governed || qg_depth)
+        return NULL;
+    if (waits)
+        qg_observe_stream(stream, ptsz);
+    if (bytes < LARGE)
+        return NULL;
+    struct qg_stream *entered = qg_enter(stream, ptsz, NULL, bytes);
+    struct qg_pages *pages = entered ? qg_pages_of(entered->card) : NULL;
+    if (pages)
+        __atomic_fetch_add(&pages->proc->copy_bytes, bytes, __ATOMIC_RELAXED);
+    return entered;
+}
+
+#define COPY(name, stream, ptsz, waits, bytes, parameters, arguments)          \
+    CUresult name parameters                                                   \
+    {                                                                          \
+        struct qg_stream *qg_stream = begin(stream, ptsz, waits, bytes);       \
+        CUresult qg_result = QG_REAL(name) arguments;                          \
+        qg_leave(qg_stream);                                                   \
+        return qg_result;                                                      \
+    }
+
+/* A name and its per-thread variant, without a stream and with one. */
+#define SYNC2(name, suffixed, bytes, parameters, arguments)                    \
+    COPY(name, NULL, false, true, bytes, parameters, arguments)                \
+    COPY(suffixed, NULL, true, true, bytes, parameters, arguments)
+#define ASYNC2(name, suffixed, bytes, parameters, arguments)                   \
+    COPY(name, s, false, false, bytes, parameters, arguments)                  \
+    COPY(suffixed, s, true, false, bytes, parameters, arguments)
+
+SYNC2(cuMemcpy, cuMemcpy_ptds, n, (CUdeviceptr d, CUdeviceptr h, size_t n), (d, h, n))
+SYNC2(cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds, n, (CUdeviceptr d, const void *h, size_t n), (d, h, n))
+SYNC2(cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds, n, (void *h, CUdeviceptr d, size_t n), (h, d, n))
+SYNC2(cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds, n, (CUdeviceptr d, CUdeviceptr e, size_t n), (d, e, n))
+SYNC2(cuMemcpyPeer, cuMemcpyPeer_ptds, n,
+      (CUdeviceptr d, CUcontext dc, CUdeviceptr e, CUcontext ec, size_t n), (d, dc, e, ec, n))
+SYNC2(cuMemcpyDtoA_v2, cuMemcpyDtoA_v2_ptds, n, (CUarray a, size_t o, CUdeviceptr d, size_t n), (a, o, d, n))
+SYNC2(cuMemcpyAtoD_v2, cuMemcpyAtoD_v2_ptds, n, (CUdeviceptr d, CUarray a, size_t o, size_t n), (d, a, o, n))
+SYNC2(cuMemcpyHtoA_v2, cuMemcpyHtoA_v2_ptds, n, (CUarray a, size_t o, const void *h, size_t n), (a, o, h, n))
+SYNC2(cuMemcpyAtoH_v2, cuMemcpyAtoH_v2_ptds, n, (void *h, CUarray a, size_t o, size_t n), (h, a, o, n))
+SYNC2(cuMemcpyAtoA_v2, cuMemcpyAtoA_v2_ptds, n, (CUarray a, size_t o, CUarray b, size_t p, size_t n), (a, o, b, p, n))
+
+ASYNC2(cuMemcpyAsync, cuMemcpyAsync_ptsz, n, (CUdeviceptr d, CUdeviceptr e, size_t n, CUstream s), (d, e, n, s))
+ASYNC2(cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz, n,
+       (CUdeviceptr d, const void *h, size_t n, CUstream s), (d, h, n, s))
+ASYNC2(cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2_ptsz, n,
+       (void *h, CUdeviceptr d, size_t n, CUstream s), (h, d, n, s))
+ASYNC2(cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz, n,
+       (CUdeviceptr d, CUdeviceptr e, size_t n, CUstream s), (d, e, n, s))
+ASYNC2(cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz, n,
+       (CUdeviceptr d, CUcontext dc, CUdeviceptr e, CUcontext ec, size_t n, CUstream s), (d, dc, e, ec, n, s))
+ASYNC2(cuMemcpyHtoAAsync_v2, cuMemcpyHtoAAsync_v2_ptsz, n,
+       (CUarray a, size_t o, const void *h, size_t n, CUstream s), (a, o, h, n, s))
+ASYNC2(cuMemcpyAtoHAsync_v2, cuMemcpyAtoHAsync_v2_ptsz, n,
+       (void *h, CUarray a, size_t o, size_t n, CUstream s), (h, a, o, n, s))
+
+#define AREA (c ? (uint64_t)c->WidthInBytes * c->Height : 0)
+#define SPACE (c ? (uint64_t)c->WidthInBytes * c->Height * c->Depth : 0)
+SYNC2(cuMemcpy2D_v2, cuMemcpy2D_v2_ptds, AREA, (const CUDA_MEMCPY2D *c), (c))
+SYNC2(cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds, AREA, (const CUDA_MEMCPY2D *c), (c))
+SYNC2(cuMemcpy3D_v2, cuMemcpy3D_v2_ptds, SPACE, (const CUDA_MEMCPY3D *c), (c))
+SYNC2(cuMemcpy3DPeer, cuMemcpy3DPeer_ptds, SPACE, (const CUDA_MEMCPY3D_PEER *c), (c))
+ASYNC2(cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz, AREA, (const CUDA_MEMCPY2D *c, CUstream s), (c, s))
+ASYNC2(cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz, SPACE, (const CUDA_MEMCPY3D *c, CUstream s), (c, s))
+ASYNC2(cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz, SPACE, (const CUDA_MEMCPY3D_PEER *c, CUstream s), (c, s))
+
+SYNC2(cuMemsetD8_v2, cuMemsetD8_v2_ptds, n, (CUdeviceptr d, unsigned char v, size_t n), (d, v, n))
+SYNC2(cuMemsetD16_v2, cuMemsetD16_v2_ptds, 2 * n, (CUdeviceptr d, unsigned short v, size_t n), (d, v, n))
+SYNC2(cuMemsetD32_v2, cuMemsetD32_v2_ptds, 4 * n, (CUdeviceptr d, unsigned int v, size_t n), (d, v, n))
+ASYNC2(cuMemsetD8Async, cuMemsetD8Async_ptsz, n, (CUdeviceptr d, unsigned char v, size_t n, CUstream s), (d, v, n, s))
+ASYNC2(cuMemsetD16Async, cuMemsetD16Async_ptsz, 2 * n,
+       (CUdeviceptr d, unsigned short v, size_t n, CUstream s), (d, v, n, s))
+ASYNC2(cuMemsetD32Async, cuMemsetD32Async_ptsz, 4 * n,
+       (CUdeviceptr d, unsigned int v, size_t n, CUstream s), (d, v, n, s))
+
+#define FILL2D(type) (CUdeviceptr d, size_t p, type v, size_t w, size_t h)
+#define FILL2D_ASYNC(type) (CUdeviceptr d, size_t p, type v, size_t w, size_t h, CUstream s)
+SYNC2(cuMemsetD2D8_v2, cuMemsetD2D8_v2_ptds, w * h, FILL2D(unsigned char), (d, p, v, w, h))
+SYNC2(cuMemsetD2D16_v2, cuMemsetD2D16_v2_ptds, 2 * w * h, FILL2D(unsigned short), (d, p, v, w, h))
+SYNC2(cuMemsetD2D32_v2, cuMemsetD2D32_v2_ptds, 4 * w * h, FILL2D(unsigned int), (d, p, v, w, h))
+ASYNC2(cuMemsetD2D8Async, cuMemsetD2D8Async_ptsz, w * h, FILL2D_ASYNC(unsigned char), (d, p, v, w, h, s))
+ASYNC2(cuMemsetD2D16Async, cuMemsetD2D16Async_ptsz, 2 * w * h, FILL2D_ASYNC(unsigned short), (d, p, v, w, h, s))
+ASYNC2(cuMemsetD2D32Async, cuMemsetD2D32Async_ptsz, 4 * w * h, FILL2D_ASYNC(unsigned int), (d, p, v, w, h, s))
+
+/* Batches: the sum of their parts. */
+static uint64_t sum(const size_t *sizes, size_t count)
+{
+    uint64_t all = 0;
+    for (size_t i = 0; sizes && i < count; i++)
+        all += sizes[i];
+    return all;
+}
+
+#define BATCH_V1                                                                                              \
+    (CUdeviceptr * d, CUdeviceptr * e, size_t * n, size_t count, CUmemcpyAttributes * a, size_t * x, size_t y, \
+     size_t * fail, CUstream s)
+#define BATCH_V2                                                                                              \
+    (CUdeviceptr * d, CUdeviceptr * e, size_t * n, size_t count, CUmemcpyAttributes * a, size_t * x, size_t y, \
+     CUstream s)
+ASYNC2(cuMemcpyBatchAsync, cuMemcpyBatchAsync_ptsz, sum(n, count), BATCH_V1, (d, e, n, count, a, x, y, fail, s))
+ASYNC2(cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync_v2_ptsz, sum(n, count), BATCH_V2, (d, e, n, count, a, x, y, s))
+ASYNC2(cuMemcpyWithAttributesAsync, cuMemcpyWithAttributesAsync_ptsz, n,
+       (CUdeviceptr d, CUdeviceptr e, size_t n, CUmemcpyAttributes *a, CUstream s), (d, e, n, a, s))

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Hooks of everything that starts kernels.
+ */
+#include "gate.h"
+
+#define LAUNCH(name, parameters, arguments, stream, ptsz, function)            \
+    CUresult name parameters                                                   \
+    {                                                                          \
+        struct qg_stream *qg_stream = qg_enter(stream, ptsz, function, 0);     \
+        CUresult qg_result = QG_REAL(name) arguments;                          \
+        qg_leave(qg_stream);                                                   \
+        return qg_result;                                                      \
+    }
+
+#define GRID unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz
+#define GRID_ARGS gx, gy, gz, bx, by, bz
+
+LAUNCH(cuLaunchKernel, (CUfunction f, GRID, unsigned int shared, CUstream s, void **p, void **e),
+       (f, GRID_ARGS, shared, s, p, e), s, false, f)
+LAUNCH(cuLaunchKernel_ptsz, (CUfunction f, GRID, unsigned int shared, CUstream s, void **p, void **e),
+       (f, GRID_ARGS, shared, s, p, e), s, true, f)
+LAUNCH(cuLaunchCooperativeKernel, (CUfunction f, GRID, unsigned int shared, CUstream s, void **p),
+       (f, GRID_ARGS, shared, s, p), s, false, f)
+LAUNCH(cuLaunchCooperativeKernel_ptsz, (CUfunction f, GRID, unsigned int shared, CUstream s, void **p),
+       (f, GRID_ARGS, shared, s, p), s, true, f)
+LAUNCH(cuLaunchKernelEx, (const CUlaunchConfig *c, CUfunction f, void **p, void **e), (c, f, p, e),
+       c ? c->hStream : NULL, false, f)
+LAUNCH(cuLaunchKernelEx_ptsz, (const CUlaunchConfig *c, CUfunction f, void **p, void **e), (c, f, p, e),
+       c ? c->hStream : NULL, true, f)
+LAUNCH(cuLaunch, (CUfunction f), (f), NULL, false, f)
+LAUNCH(cuLaunchGrid, (CUfunction f, int width, int height), (f, width, height), NULL, false, f)
+LAUNCH(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream s), (f, width, height, s), s, false, f)
+LAUNCH(cuGraphLaunch, (CUgraphExec g, CUstream s), (g, s), s, false, g)
+LAUNCH(cuGraphLaunch_ptsz, (CUgraphExec g, CUstream s), (g, s), s, true, g)
+
+/* One launch on several cards: it passes the gate of each, in the order of the list. */
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags)
+{
+    struct qg_stream *streams[QG_MAX_CARDS] = {0};
+    unsigned int n = list && count <= QG_MAX_CARDS ? count : 0;
+    for (unsigned int i = 0; i < n; i++) {
+        streams[i] = qg_enter(list[i].hStream, false, list[i].function, 0);
+        if (streams[i])
+            qg_depth = 0; /* for the next card; set again below */
+    }
+    int before = qg_depth;
+    qg_depth = 1;
+    CUresult result = QG_REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
+    qg_depth = before;
+    for (unsigned int i = 0; i < n; i++)
+        if (streams[i])
+            qg_leave(streams[i]);
+    return result;
+}

@@ -1,0 +1,489 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory of the simulated card. A device pointer is an address in a reservation that nobody may touch, so that a
+ * program that dereferences it crashes as on a real card. Contents live in a shadow, in chunks that are made when a
+ * copy or a fill needs them: a large allocation that is only filled costs a bitmap. Contents move at the call, in
+ * program order; only the time of copies is the model's.
+ */
+#include "cu.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define CHUNK 65536ull
+
+enum kind { DEVICE, MANAGED, HOST, REGISTERED };
+
+struct cu_alloc {
+    CUdeviceptr base;
+    uint64_t size, id;
+    CUcontext ctx;
+    enum kind kind;
+    uint8_t *shadow; /* NULL until needed */
+    uint8_t *made;   /* one bit per chunk that has contents of its own */
+    uint32_t fill;   /* contents of the others, a 32-bit pattern */
+    unsigned flags;
+};
+
+static struct cu_alloc **table; /* sorted by base */
+static size_t used, room;
+static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
+
+static size_t place(CUdeviceptr ptr) /* first entry above ptr */
+{
+    size_t low = 0, high = used;
+    while (low < high) {
+        size_t mid = (low + high) / 2;
+        if (table[mid]->base <= ptr)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+static struct cu_alloc *find(CUdeviceptr ptr)
+{
+    size_t at = place(ptr);
+    return at && ptr - table[at - 1]->base < table[at - 1]->size ? table[at - 1] : NULL;
+}
+
+static CUresult insert(const struct cu_alloc *entry)
+{
+    CUresult status = CUDA_ERROR_OUT_OF_MEMORY;
+    struct cu_alloc *copy = malloc(sizeof *copy);
+    pthread_rwlock_wrlock(&lock);
+    if (used == room) {
+        size_t more = room ? room * 2 : 256;
+        struct cu_alloc **grown = realloc(table, more * sizeof *grown);
+        if (grown) {
+            table = grown;
+            room = more;
+        }
+    }
+    if (copy && used < room) {
+        size_t at = place(entry->base);
+        *copy = *entry;
+        memmove(&table[at + 1], &table[at], (used - at) * sizeof *table);
+        table[at] = copy;
+        used++;
+        status = CUDA_SUCCESS;
+    }
+    pthread_rwlock_unlock(&lock);
+    if (status != CUDA_SUCCESS)
+        free(copy);
+    return status;
+}
+
+static struct cu_alloc *take_out(CUdeviceptr base, enum kind low, enum kind high)
+{
+    struct cu_alloc *found = NULL;
+    pthread_rwlock_wrlock(&lock);
+    size_t at = place(base);
+    if (at && table[at - 1]->base == base && table[at - 1]->kind >= low && table[at - 1]->kind <= high) {
+        found = table[at - 1];
+        memmove(&table[at - 1], &table[at], (used - at) * sizeof *table);
+        used--;
+    }
+    pthread_rwlock_unlock(&lock);
+    return found;
+}
+
+static void release(struct cu_alloc *alloc)
+{
+    if (alloc->shadow)
+        munmap(alloc->shadow, alloc->size);
+    if (alloc->kind != REGISTERED)
+        munmap((void *)alloc->base, alloc->size);
+    free(alloc->made);
+    free(alloc);
+}
+
+static void *reserve(size_t size, int access)
+{
+    void *map = mmap(NULL, size, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return map == MAP_FAILED ? NULL : map;
+}
+
+void cu_memory_forget(CUcontext ctx)
+{
+    struct cu_alloc *dead;
+    do {
+        dead = NULL;
+        pthread_rwlock_wrlock(&lock);
+        for (size_t i = 0; i < used && !dead; i++)
+            if (table[i]->ctx == ctx && table[i]->kind <= MANAGED) {
+                dead = table[i];
+                memmove(&table[i], &table[i + 1], (used - i - 1) * sizeof *table);
+                used--;
+            }
+        pthread_rwlock_unlock(&lock);
+        if (dead)
+            release(dead);
+    } while (dead);
+}
+
+/* ---- contents ------------------------------------------------------------------------------------------- */
+
+/* Makes the chunks that [offset, offset + bytes) touches real; fresh ones get the pattern. The lock is held. */
+static uint8_t *materialise(struct cu_alloc *alloc, uint64_t offset, uint64_t bytes)
+{
+    if (alloc->kind != DEVICE)
+        return (uint8_t *)alloc->base + offset;
+    if (!alloc->shadow) {
+        alloc->made = calloc(1, alloc->size / CHUNK / 8 + 1);
+        alloc->shadow = alloc->made ? reserve(alloc->size, PROT_READ | PROT_WRITE) : NULL;
+        if (!alloc->shadow)
+            return NULL;
+    }
+    for (uint64_t chunk = offset / CHUNK; chunk <= (offset + bytes - 1) / CHUNK; chunk++) {
+        if (alloc->made[chunk / 8] >> (chunk % 8) & 1)
+            continue;
+        alloc->made[chunk / 8] |= (uint8_t)(1u << (chunk % 8));
+        uint32_t *word = (uint32_t *)(alloc->shadow + chunk * CHUNK);
+        uint64_t size = alloc->size - chunk * CHUNK < CHUNK ? alloc->size - chunk * CHUNK : CHUNK;
+        for (uint64_t i = 0; alloc->fill && i < size / 4; i++)
+            word[i] = alloc->fill;
+    }
+    return alloc->shadow + offset;
+}
+
+static CUresult side(CUdeviceptr ptr, size_t bytes, uint8_t **address)
+{
+    struct cu_alloc *alloc = find(ptr);
+    if (!alloc) { /* ordinary host memory */
+        *address = (uint8_t *)ptr;
+        return ptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    }
+    uint64_t offset = ptr - alloc->base;
+    if (bytes > alloc->size - offset)
+        return CUDA_ERROR_INVALID_VALUE;
+    *address = materialise(alloc, offset, bytes);
+    return *address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes)
+{
+    uint8_t *to, *from;
+    if (!bytes)
+        return CUDA_SUCCESS;
+    pthread_rwlock_wrlock(&lock);
+    CUresult status = side(src, bytes, &from);
+    if (status == CUDA_SUCCESS)
+        status = side(dst, bytes, &to);
+    if (status == CUDA_SUCCESS)
+        memmove(to, from, bytes);
+    pthread_rwlock_unlock(&lock);
+    return status;
+}
+
+static void fill_bytes(uint8_t *to, uint32_t value, unsigned width, size_t count)
+{
+    if (width == 1)
+        memset(to, (int)value, count);
+    for (size_t i = 0; width == 2 && i < count; i++)
+        ((uint16_t *)to)[i] = (uint16_t)value;
+    for (size_t i = 0; width == 4 && i < count; i++)
+        ((uint32_t *)to)[i] = value;
+}
+
+static void fill_whole(struct cu_alloc *alloc, uint32_t value, unsigned width)
+{
+    alloc->fill = width == 1 ? (value & 0xff) * 0x01010101u : width == 2 ? (value & 0xffff) * 0x10001u : value;
+    if (alloc->shadow) {
+        madvise(alloc->shadow, alloc->size, MADV_DONTNEED);
+        memset(alloc->made, 0, alloc->size / CHUNK / 8 + 1);
+    }
+}
+
+CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t count)
+{
+    uint8_t *to;
+    CUresult status = CUDA_SUCCESS;
+    if (dst % width)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!count)
+        return CUDA_SUCCESS;
+    pthread_rwlock_wrlock(&lock);
+    struct cu_alloc *alloc = find(dst);
+    if (!alloc)
+        status = CUDA_ERROR_INVALID_VALUE;
+    else if (alloc->kind == DEVICE && dst == alloc->base && count * width == alloc->size)
+        fill_whole(alloc, value, width);
+    else if ((status = side(dst, count * width, &to)) == CUDA_SUCCESS)
+        fill_bytes(to, value, width, count);
+    pthread_rwlock_unlock(&lock);
+    return status;
+}
+
+/* Where the card reaches a word: its own memory, or host memory that was registered. */
+CUresult cu_memory_address(CUdeviceptr ptr, size_t bytes, uint64_t *address)
+{
+    uint8_t *at = NULL;
+    pthread_rwlock_wrlock(&lock);
+    CUresult status = find(ptr) ? side(ptr, bytes, &at) : CUDA_ERROR_INVALID_VALUE;
+    pthread_rwlock_unlock(&lock);
+    *address = (uint64_t)(uintptr_t)at;
+    return status;
+}
+
+bool cu_memory_is_device(CUdeviceptr ptr)
+{
+    pthread_rwlock_rdlock(&lock);
+    const struct cu_alloc *alloc = find(ptr);
+    bool is = alloc && alloc->kind <= MANAGED;
+    pthread_rwlock_unlock(&lock);
+    return is;
+}
+
+/* ---- allocation ----------------------------------------------------------------------------------------- */
+
+static CUresult allocate(CUdeviceptr *out, size_t bytes, enum kind kind, CUcontext ctx)
+{
+    struct sim_rep rep, ignored;
+    if (!out || !bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    CU_TRY(cu_request(SIM_REQ_ALLOC, ctx->id, bytes, &rep, sizeof rep, NULL, 0));
+    struct cu_alloc alloc = {.size = bytes, .id = rep.a, .ctx = ctx, .kind = kind};
+    void *base = reserve(bytes, kind == DEVICE ? PROT_NONE : PROT_READ | PROT_WRITE);
+    alloc.base = (CUdeviceptr)base;
+    if (!base || insert(&alloc) != CUDA_SUCCESS) {
+        if (base)
+            munmap(base, bytes);
+        cu_request(SIM_REQ_FREE, ctx->id, rep.a, &ignored, sizeof ignored, NULL, 0);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *out = alloc.base;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *ptr, size_t bytes)
+{
+    CUcontext ctx;
+    CU_TRY(cu_current(&ctx));
+    return allocate(ptr, bytes, DEVICE, ctx);
+}
+
+CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *ptr, size_t *pitch, size_t width, size_t height, unsigned int element)
+{
+    if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16))
+        return CUDA_ERROR_INVALID_VALUE;
+    *pitch = (width + 511) / 512 * 512;
+    return cuMemAlloc_v2(ptr, *pitch * height);
+}
+
+CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *ptr, size_t bytes, unsigned int flags)
+{
+    CUcontext ctx;
+    CU_TRY(cu_current(&ctx));
+    return flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST ? CUDA_ERROR_INVALID_VALUE :
+        allocate(ptr, bytes, MANAGED, ctx);
+}
+
+/* A real free waits for work that may use the memory. */
+CUresult CUDAAPI cuMemFree_v2(CUdeviceptr ptr)
+{
+    struct sim_rep rep;
+    CUcontext ctx;
+    CU_TRY(cu_ready());
+    if (!ptr)
+        return CUDA_SUCCESS;
+    CU_TRY(cu_current(&ctx));
+    struct cu_alloc *alloc = take_out(ptr, DEVICE, MANAGED);
+    if (!alloc)
+        return CUDA_ERROR_INVALID_VALUE;
+    cu_stream_sync(&alloc->ctx->all);
+    CUresult status = cu_request(SIM_REQ_FREE, alloc->ctx->id, alloc->id, &rep, sizeof rep, NULL, 0);
+    release(alloc);
+    return status;
+}
+
+static CUresult alloc_async(CUdeviceptr *ptr, size_t bytes, CUstream handle, bool pt)
+{
+    CUstream stream;
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    if (stream->capture)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    return allocate(ptr, bytes, DEVICE, stream->ctx);
+}
+CU_BOTH(cuMemAllocAsync, cuMemAllocAsync_ptsz, alloc_async, (CUdeviceptr *ptr, size_t bytes, CUstream stream), ptr, bytes,
+        stream)
+
+static CUresult alloc_from_pool(CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream stream, bool pt)
+{
+    return cu_handle_ok(CU_POOL, pool) ? alloc_async(ptr, bytes, stream, pt) : CUDA_ERROR_INVALID_HANDLE;
+}
+CU_BOTH(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz, alloc_from_pool,
+        (CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream stream), ptr, bytes, pool, stream)
+
+/* The card takes the memory back when the stream gets there. */
+static CUresult free_async(CUdeviceptr ptr, CUstream handle, bool pt)
+{
+    CUstream stream;
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    if (stream->capture)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    struct cu_alloc *alloc = take_out(ptr, DEVICE, MANAGED);
+    if (!alloc)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct sim_cmd cmd = {.op = SIM_OP_FREE, .a = alloc->id};
+    CUresult status = cu_push(stream, &cmd, true, NULL);
+    release(alloc);
+    return status;
+}
+CU_BOTH(cuMemFreeAsync, cuMemFreeAsync_ptsz, free_async, (CUdeviceptr ptr, CUstream stream), ptr, stream)
+
+CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+{
+    CUcontext ctx;
+    struct sim_card_info info;
+    CU_TRY(cu_current(&ctx));
+    CU_TRY(cu_request(SIM_REQ_CARD, ctx->device->info.index, 0, &info, sizeof info, NULL, 0));
+    if (free_bytes)
+        *free_bytes = info.mem_total - info.mem_used;
+    if (total)
+        *total = info.mem_total;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr ptr)
+{
+    CU_TRY(cu_ready());
+    pthread_rwlock_rdlock(&lock);
+    const struct cu_alloc *alloc = find(ptr);
+    if (alloc && base)
+        *base = alloc->base;
+    if (alloc && size)
+        *size = alloc->size;
+    pthread_rwlock_unlock(&lock);
+    return alloc ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+/* ---- host memory ---------------------------------------------------------------------------------------- */
+
+CUresult CUDAAPI cuMemHostAlloc(void **out, size_t bytes, unsigned int flags)
+{
+    CUcontext ctx;
+    CU_TRY(cu_current(&ctx));
+    if (!out || !bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    void *base = reserve(bytes, PROT_READ | PROT_WRITE);
+    struct cu_alloc alloc = {.base = (CUdeviceptr)base, .size = bytes, .ctx = ctx, .kind = HOST, .flags = flags};
+    if (!base)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (insert(&alloc) != CUDA_SUCCESS) {
+        munmap(base, bytes);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *out = base;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemAllocHost_v2(void **out, size_t bytes) { return cuMemHostAlloc(out, bytes, 0); }
+
+CUresult CUDAAPI cuMemFreeHost(void *ptr)
+{
+    CU_TRY(cu_ready());
+    struct cu_alloc *alloc = take_out((CUdeviceptr)ptr, HOST, HOST);
+    if (!alloc)
+        return CUDA_ERROR_INVALID_VALUE;
+    release(alloc);
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemHostRegister_v2(void *ptr, size_t bytes, unsigned int flags)
+{
+    CUcontext ctx;
+    CU_TRY(cu_current(&ctx));
+    if (!ptr || !bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_rwlock_rdlock(&lock);
+    bool taken = find((CUdeviceptr)ptr) || find((CUdeviceptr)ptr + bytes - 1);
+    pthread_rwlock_unlock(&lock);
+    if (taken)
+        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    struct cu_alloc alloc = {.base = (CUdeviceptr)ptr, .size = bytes, .ctx = ctx, .kind = REGISTERED, .flags = flags};
+    return insert(&alloc);
+}
+
+CUresult CUDAAPI cuMemHostUnregister(void *ptr)
+{
+    CU_TRY(cu_ready());
+    struct cu_alloc *alloc = take_out((CUdeviceptr)ptr, REGISTERED, REGISTERED);
+    if (!alloc)
+        return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    release(alloc);
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *ptr, unsigned int flags)
+{
+    CU_TRY(cu_ready());
+    if (!out || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_rwlock_rdlock(&lock);
+    const struct cu_alloc *alloc = find((CUdeviceptr)ptr);
+    bool ok = alloc && alloc->kind >= HOST;
+    pthread_rwlock_unlock(&lock);
+    *out = ok ? (CUdeviceptr)ptr : 0; /* unified addressing: the same address */
+    return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult CUDAAPI cuMemHostGetFlags(unsigned int *flags, void *ptr)
+{
+    CU_TRY(cu_ready());
+    pthread_rwlock_rdlock(&lock);
+    const struct cu_alloc *alloc = find((CUdeviceptr)ptr);
+    if (alloc && flags)
+        *flags = alloc->flags;
+    pthread_rwlock_unlock(&lock);
+    return alloc && flags ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult attribute(void *data, CUpointer_attribute what, const struct cu_alloc *alloc, CUdeviceptr ptr)
+{
+    switch (what) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+        *(CUcontext *)data = alloc->ctx;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        *(unsigned *)data = alloc->kind >= HOST ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        *(CUdeviceptr *)data = ptr;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+        *(void **)data = alloc->kind == DEVICE ? NULL : (void *)ptr;
+        return alloc->kind == DEVICE ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+        *(unsigned *)data = alloc->kind == MANAGED;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        *(int *)data = cu_handle_ok(CU_CTX, alloc->ctx) ? (int)(alloc->ctx->device - cu.devices) : 0;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        *(CUdeviceptr *)data = alloc->base;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        *(size_t *)data = alloc->size;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+        *(unsigned long long *)data = alloc->id;
+        return CUDA_SUCCESS;
+    default:
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+}
+
+CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute what, CUdeviceptr ptr)
+{
+    CU_TRY(cu_ready());
+    if (!data)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_rwlock_rdlock(&lock);
+    const struct cu_alloc *alloc = find(ptr);
+    CUresult status = alloc ? attribute(data, what, alloc, ptr) : CUDA_ERROR_INVALID_VALUE;
+    pthread_rwlock_unlock(&lock);
+    return status;
+}

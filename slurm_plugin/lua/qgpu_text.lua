@@ -1,0 +1,115 @@
+-- SPDX-License-Identifier: Apache-2.0
+--
+-- Texts of a submission taken apart: numbers, sizes, tags, the entries of a TRES string. Judges nothing; qgpu.lua
+-- does. Runs in Lua 5.1 to 5.4; all numbers are doubles, kept below 2^53.
+local M = {}
+
+local HUGE = 2 ^ 53
+
+-- Whole number as text; %d would depend on the Lua version for values above 2^31.
+function M.int(number)
+    return string.format("%.0f", number)
+end
+
+-- User text as it may be printed: bytes that are not printable ASCII become '?', long text is cut.
+function M.shown(text)
+    local safe = text:gsub("[^\032-\126]", "?")
+    if #safe > 60 then
+        safe = safe:sub(1, 57) .. "..."
+    end
+    return safe
+end
+
+function M.split(text, separator)
+    local parts, start = {}, 1
+    while true do
+        local at = text:find(separator, start)
+        if not at then
+            parts[#parts + 1] = text:sub(start)
+            return parts
+        end
+        parts[#parts + 1] = text:sub(start, at - 1)
+        start = at + 1
+    end
+end
+
+-- ---- tags ------------------------------------------------------------------------------------------------
+
+local BLANKS = "[ \t\r\n\v\f]"
+
+local function trim(text)
+    return (text:gsub("^" .. BLANKS .. "+", ""):gsub(BLANKS .. "+$", ""))
+end
+
+function M.looks_like_tag(text)
+    return text:find("^" .. BLANKS .. "*qgpu/") ~= nil
+end
+
+function M.strip_tags(text)
+    local rest = trim(text)
+    while rest:sub(1, 5) == "qgpu/" do
+        local at = rest:find(";", 1, true)
+        rest = at and trim(rest:sub(at + 1)) or ""
+    end
+    return rest
+end
+
+function M.tag_text(tag)
+    if not tag.class then
+        return "qgpu/1 whole"
+    end
+    return "qgpu/1 class=" .. tag.class .. " share=" .. M.int(tag.share) .. " mem=" .. M.int(tag.mem)
+end
+
+-- ---- entries of a TRES string ----------------------------------------------------------------------------
+
+function M.parse_entry(text)
+    while text:find("^gres[:/]") do
+        text = text:sub(6)
+    end
+    local parts = M.split(text, "[:=]")
+    return { text = text, name = table.remove(parts, 1), parts = parts }
+end
+
+local GROUP = { qgpu = "qgpu", qgpu_mem = "mem", gpu = "gpu", shard = "shared", mps = "shared" }
+
+function M.parse_entries(text)
+    local entries = { qgpu = {}, mem = {}, shared = {}, gpu = {}, rest = {} }
+    for _, part in ipairs(M.split(text or "", ",")) do
+        local entry = M.parse_entry(part)
+        if entry.text ~= "" then
+            local group = entries[GROUP[entry.name] or "rest"]
+            group[#group + 1] = entry
+        end
+    end
+    return entries
+end
+
+-- ---- sizes -----------------------------------------------------------------------------------------------
+
+-- Bytes per unit of a Slurm suffix: G and GiB count 1024^3, GB counts 1000^3.
+local function suffix_factor(suffix)
+    local low = suffix:lower()
+    if low == "" then
+        return 1.0
+    end
+    local power = ("kmgtp"):find(low:sub(1, 1), 1, true)
+    local base = ({ [""] = 1024.0, ib = 1024.0, b = 1000.0 })[low:sub(2)]
+    return power and base and base ^ power
+end
+
+-- Bytes of a Slurm count, at most 2^53; nil if it is none.
+function M.bytes_of(word)
+    local digits, suffix = word:match("^([0-9]+)([A-Za-z]*)$")
+    local factor = digits and suffix_factor(suffix)
+    if not factor then
+        return nil
+    end
+    digits = digits:gsub("^0+", "")
+    if #digits > 15 then
+        return HUGE
+    end
+    return math.min(((tonumber(digits) or 0) + 0.0) * factor, HUGE)
+end
+
+return M

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A CUDA program that does what it is told, one command per line on stdin, one answer per line on stdout. It opens
+ * libcuda.so.1 the way the CUDA runtime does, so in the tests it gets the shim; QGPU_TEST_STUB names the stub driver
+ * for the commands that control or count behind the shim's back.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cuda.h>
+
+#include "stub.h"
+
+#define SLOTS 64
+
+static void *cuda;
+static struct stub_state *state;
+static int (*release_markers)(int);
+static CUcontext contexts[SLOTS];
+static CUstream streams[SLOTS];
+static CUdeviceptr pointers[SLOTS];
+static CUmemGenericAllocationHandle handles[SLOTS];
+
+/* Calls a driver function through the handle that dlopen gave, as every framework does. */
+#define CALL(name) ((__typeof__(&name))dlsym(cuda, #name))
+
+static long arg(char **words, int at)
+{
+    return words[at] ? strtol(words[at], NULL, 0) : 0;
+}
+
+static int launch_on(CUstream stream, long function, long times)
+{
+    int result = 0;
+    for (long i = 0; i < times && !result; i++)
+        result = CALL(cuLaunchKernel)((CUfunction)(uintptr_t)function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+    return result;
+}
+
+static void *launch_thread(void *times)
+{
+    static const struct timespec pause = {0, 1000};
+    long left = (long)(intptr_t)times;
+    CALL(cuCtxSetCurrent)(contexts[0]);
+    CUstream stream;
+    CALL(cuStreamCreate)(&stream, 0);
+    for (; left > 0; left--) {
+        launch_on(left % 2 ? stream : NULL, 0x10, 1);
+        CUdeviceptr pointer;
+        if (left % 4 == 0 && CALL(cuMemAlloc_v2)(&pointer, 4096) == CUDA_SUCCESS)
+            CALL(cuMemFree_v2)(pointer);
+        if (left % 64 == 0)
+            CALL(cuCtxSynchronize)();
+        if (left % 256 == 0) {
+            CALL(cuStreamDestroy_v2)(stream);
+            CALL(cuStreamCreate)(&stream, 0);
+            nanosleep(&pause, NULL);
+        }
+    }
+    return NULL;
+}
+
+static int threads(long count, long times)
+{
+    pthread_t all[16];
+    for (long i = 0; i < count && i < 16; i++)
+        pthread_create(&all[i], NULL, launch_thread, (void *)(intptr_t)times);
+    for (long i = 0; i < count && i < 16; i++)
+        pthread_join(all[i], NULL);
+    return 0;
+}
+
+/* The child gets a CUDA of its own; the parent's result is the child's exit status. */
+static int in_child(long bytes)
+{
+    int status = 0, pid = fork();
+    if (pid == 0) {
+        CUdeviceptr pointer;
+        int result = CALL(cuInit)(0);
+        if (!result)
+            result = CALL(cuCtxCreate_v2)(&contexts[0], 0, 0);
+        if (!result)
+            result = CALL(cuMemAlloc_v2)(&pointer, (size_t)bytes);
+        if (!result)
+            result = launch_on(NULL, 0x10, 1);
+        _exit(result);
+    }
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+/* Closes everything but stdio and takes the freed numbers for one file; later the file must still be empty. */
+static int close_all(const char *path)
+{
+    for (int fd = 3; fd < 1024; fd++)
+        close(fd);
+    int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    for (int fd = 3; fd < 512; fd++)
+        if (fd != file)
+            dup2(file, fd);
+    return 0;
+}
+
+static int create_physical(int at, long bytes)
+{
+    CUmemAllocationProp property = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
+    return CALL(cuMemCreate)(&handles[at], (size_t)bytes, &property, 0);
+}
+
+static int memory_command(char **w)
+{
+    int at = (int)(arg(w, 1) % SLOTS);
+    if (!strcmp(w[0], "alloc"))
+        return CALL(cuMemAlloc_v2)(&pointers[at], (size_t)arg(w, 2));
+    if (!strcmp(w[0], "alloc_async"))
+        return CALL(cuMemAllocAsync)(&pointers[at], (size_t)arg(w, 2), streams[arg(w, 3) % SLOTS]);
+    if (!strcmp(w[0], "managed"))
+        return CALL(cuMemAllocManaged)(&pointers[at], (size_t)arg(w, 2), CU_MEM_ATTACH_GLOBAL);
+    if (!strcmp(w[0], "free"))
+        return CALL(cuMemFree_v2)(pointers[at]);
+    if (!strcmp(w[0], "free_async"))
+        return CALL(cuMemFreeAsync)(pointers[at], streams[arg(w, 2) % SLOTS]);
+    if (!strcmp(w[0], "pitch")) {
+        size_t pitch;
+        return CALL(cuMemAllocPitch_v2)(&pointers[at], &pitch, (size_t)arg(w, 2), (size_t)arg(w, 3), 4);
+    }
+    if (!strcmp(w[0], "create"))
+        return create_physical(at, arg(w, 2));
+    if (!strcmp(w[0], "release"))
+        return CALL(cuMemRelease)(handles[at]);
+    if (!strcmp(w[0], "map"))
+        return CALL(cuMemMap)((CUdeviceptr)arg(w, 2), (size_t)arg(w, 3), 0, handles[at], 0);
+    if (!strcmp(w[0], "unmap"))
+        return CALL(cuMemUnmap)((CUdeviceptr)arg(w, 1), (size_t)arg(w, 2));
+    return -1;
+}
+
+static int stream_command(char **w)
+{
+    CUgraph graph;
+    CUevent event = (CUevent)(uintptr_t)0x77;
+    CUstream stream = streams[arg(w, 1) % SLOTS];
+    if (!strcmp(w[0], "stream"))
+        return CALL(cuStreamCreate)(&streams[arg(w, 1) % SLOTS], 0);
+    if (!strcmp(w[0], "destroy"))
+        return CALL(cuStreamDestroy_v2)(stream);
+    if (!strcmp(w[0], "launch")) /* launch STREAM FUNCTION TIMES */
+        return launch_on(stream, arg(w, 2), arg(w, 3));
+    if (!strcmp(w[0], "sync"))
+        return CALL(cuStreamSynchronize)(stream);
+    if (!strcmp(w[0], "record"))
+        return CALL(cuEventRecord)(event, stream);
+    if (!strcmp(w[0], "capture"))
+        return CALL(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    if (!strcmp(w[0], "end_capture"))
+        return CALL(cuStreamEndCapture)(stream, &graph);
+    if (!strcmp(w[0], "copy"))
+        return CALL(cuMemcpyHtoDAsync_v2)(0x1000, &graph, (size_t)arg(w, 2), stream);
+    if (!strcmp(w[0], "graph"))
+        return CALL(cuGraphLaunch)((CUgraphExec)(uintptr_t)arg(w, 2), stream);
+    if (!strcmp(w[0], "ctx_sync"))
+        return CALL(cuCtxSynchronize)();
+    return memory_command(w);
+}
+
+/* The file and symbol behind an address: "libcuda.so.1:cuMemAlloc_v2" with the directory's last part before it. */
+static void say_origin(void *address)
+{
+    Dl_info info = {0};
+    if (!address || !dladdr(address, &info) || !info.dli_fname) {
+        puts("none");
+        return;
+    }
+    printf("%s %s\n", strstr(info.dli_fname, "/shim/") ? "shim" : "driver", info.dli_sname ? info.dli_sname : "?");
+}
+
+static int say_command(char **w)
+{
+    size_t left = 0, all = 0;
+    void *found = NULL;
+    if (!strcmp(w[0], "info")) {
+        int result = CALL(cuMemGetInfo_v2)(&left, &all);
+        printf("%d %zu %zu\n", result, left, all);
+    } else if (!strcmp(w[0], "total")) {
+        int result = CALL(cuDeviceTotalMem_v2)(&all, 0);
+        printf("%d %zu\n", result, all);
+    } else if (!strcmp(w[0], "counts")) {
+        struct stub_counts *c = &state->counts;
+        printf("%lu %lu %lu %lu %lu %lu %lu\n", c->launches, c->writes, c->registers, c->event_records, c->allocs,
+               c->copies, c->queries);
+    } else if (!strcmp(w[0], "proc")) { /* proc NAME VERSION FLAGS */
+        CUdriverProcAddressQueryResult status = 0;
+        const char *name = strcmp(w[1], "-") ? w[1] : "";
+        int result = CALL(cuGetProcAddress_v2)(name, &found, (int)arg(w, 2), (cuuint64_t)arg(w, 3), &status);
+        printf("%d ", result);
+        say_origin(found);
+    } else if (!strcmp(w[0], "symbol")) {
+        say_origin(dlsym(cuda, w[1]));
+    } else {
+        return 0;
+    }
+    return 1;
+}
+
+static int control_command(char **w)
+{
+    if (!strcmp(w[0], "hold"))
+        return state->hold = (int)arg(w, 1), 0;
+    if (!strcmp(w[0], "reach"))
+        return release_markers((int)arg(w, 1));
+    if (!strcmp(w[0], "elapsed_us"))
+        return state->elapsed_ms = (float)arg(w, 1) / 1000.0f, 0;
+    if (!strcmp(w[0], "devices"))
+        return state->device_count = (int)arg(w, 1), 0;
+    if (!strcmp(w[0], "version"))
+        return state->version = (int)arg(w, 1), 0;
+    if (!strcmp(w[0], "refuse_writes"))
+        return state->refuse_writes = (int)arg(w, 1), 0;
+    if (!strcmp(w[0], "refuse_allocs"))
+        return state->refuse_allocs = (int)arg(w, 1), 0;
+    if (!strcmp(w[0], "threads"))
+        return threads(arg(w, 1), arg(w, 2));
+    if (!strcmp(w[0], "fork"))
+        return in_child(arg(w, 1));
+    if (!strcmp(w[0], "closeall"))
+        return close_all(w[1]);
+    if (!strcmp(w[0], "init"))
+        return CALL(cuInit)(0);
+    if (!strcmp(w[0], "ctx"))
+        return CALL(cuCtxCreate_v2)(&contexts[arg(w, 1) % SLOTS], 0, (CUdevice)arg(w, 1));
+    if (!strcmp(w[0], "ctx_destroy"))
+        return CALL(cuCtxDestroy_v2)(contexts[arg(w, 1) % SLOTS]);
+    return stream_command(w);
+}
+
+int main(void)
+{
+    char line[512], *words[8];
+    const char *stub_path = getenv("QGPU_TEST_STUB");
+    void *behind = stub_path ? dlopen(stub_path, RTLD_NOW) : NULL;
+    cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!cuda) {
+        fprintf(stderr, "probe: %s\n", dlerror());
+        return 1;
+    }
+    if (behind) {
+        state = dlsym(behind, "stub");
+        *(void **)&release_markers = dlsym(behind, "stub_release");
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    while (fgets(line, sizeof(line), stdin)) {
+        int count = 0;
+        for (char *word = strtok(line, " \n"); word && count < 7; word = strtok(NULL, " \n"))
+            words[count++] = word;
+        memset(&words[count], 0, sizeof(*words) * (size_t)(8 - count));
+        if (count && !say_command(words))
+            printf("%d\n", control_command(words));
+    }
+    return 0;
+}

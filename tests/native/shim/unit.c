@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The pure parts of the shim under AddressSanitizer and UBSan: the ledger against a plain array, and the estimates.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "estimate.h"
+#include "ledger.h"
+
+#define KEYS 3000
+#define STEPS 200000
+
+#define CHECK(condition)                                                       \
+    do {                                                                       \
+        if (!(condition)) {                                                    \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);    \
+            exit(1);                                                           \
+        }                                                                      \
+    } while (0)
+
+static uint64_t next(uint64_t *seed)
+{
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    return *seed;
+}
+
+/* Random inserts and removes; after each the table must agree with the array about that key. */
+static void ledger_agrees(void)
+{
+    static uint64_t sizes[2][KEYS]; /* 0: absent */
+    struct qg_ledger ledger = {0};
+    struct qg_entry out;
+    uint64_t seed = 42;
+    size_t live = 0;
+    for (int step = 0; step < STEPS; step++) {
+        uint64_t random = next(&seed), key = (random % KEYS) << 9;
+        int kind = (int)(random >> 60) % 2;
+        uint64_t *size = &sizes[kind][key >> 9];
+        struct qg_entry entry = {.key = key, .size = 1 + (random >> 20) % 1000, .kind = (uint8_t)(kind + 1)};
+        if (!*size) {
+            CHECK(qg_ledger_insert(&ledger, &entry));
+            *size = entry.size;
+            live++;
+        } else {
+            CHECK(qg_ledger_remove(&ledger, kind + 1, key, &out) && out.size == *size);
+            *size = 0;
+            live--;
+        }
+        struct qg_entry *found = qg_ledger_find(&ledger, kind + 1, key);
+        CHECK(*size ? found && found->size == *size : !found);
+        CHECK(ledger.used == live);
+    }
+    for (int kind = 0; kind < 2; kind++)
+        for (uint64_t at = 0; at < KEYS; at++) {
+            struct qg_entry *found = qg_ledger_find(&ledger, kind + 1, at << 9);
+            CHECK(sizes[kind][at] ? found && found->size == sizes[kind][at] : !found);
+        }
+    qg_ledger_clear(&ledger);
+    CHECK(!qg_ledger_find(&ledger, QG_KIND_POINTER, 0));
+}
+
+static void owner_takes_all(void)
+{
+    struct qg_ledger ledger = {0};
+    uint64_t freed[256] = {0};
+    for (uint64_t i = 0; i < 1000; i++) {
+        struct qg_entry entry = {.key = i * 512, .size = 10, .owner = i % 3, .kind = QG_KIND_POINTER, .card = i % 2};
+        CHECK(qg_ledger_insert(&ledger, &entry));
+    }
+    qg_ledger_drop_owner(&ledger, 1, freed);
+    CHECK(freed[0] + freed[1] == 3330 && ledger.used == 667);
+    for (uint64_t i = 0; i < 1000; i++)
+        CHECK(!qg_ledger_find(&ledger, QG_KIND_POINTER, i * 512) == (i % 3 == 1));
+    qg_ledger_clear(&ledger);
+}
+
+static void estimates_learn(void)
+{
+    static struct qg_functions functions;
+    const void *f = (const void *)0x1000;
+    struct qg_function *record = qg_function_of(&functions, f);
+    CHECK(qg_function_estimate(record, 500000) == 500000);
+    qg_function_learn(&functions, f, 80000);
+    CHECK(qg_function_estimate(record, 500000) == 80000);
+    qg_function_learn(&functions, f, 160000); /* longer counts at once */
+    CHECK(qg_function_estimate(record, 500000) == 160000);
+    qg_function_learn(&functions, f, 80000); /* shorter by an eighth */
+    CHECK(qg_function_estimate(record, 500000) == 150000);
+    unsigned sampled = 0;
+    for (int i = 0; i < 1000; i++)
+        sampled += qg_function_launched(record);
+    CHECK(sampled >= 4 + 1000 / 32 - 1 && sampled <= 4 + 1000 / 32 + 1);
+    qg_function_learn(&functions, (const void *)0x2000, 1); /* unknown: ignored, not invented */
+    for (uintptr_t i = 1; i < 20000; i++) { /* more functions than slots */
+        record = qg_function_of(&functions, (const void *)(i << 4));
+        CHECK(record->key == (const void *)(i << 4));
+    }
+}
+
+int main(void)
+{
+    ledger_agrees();
+    owner_takes_all();
+    estimates_learn();
+    puts("ok");
+    return 0;
+}

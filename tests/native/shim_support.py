@@ -1,0 +1,293 @@
+"""Support of the shim's tests: grants, a small arbiter whose gate the test moves by hand, and the probe program."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import select
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+SHIM = BUILD / "shim" / "libcuda.so.1"
+STUB = BUILD / "test" / "stub" / "libcuda.so.1"
+PROBE = BUILD / "test" / "shim-probe"
+
+MAGIC, VERSION, PAGE = 0x55504751, 1, 4096
+CLOSED, NOTIFY, TRACK, WINDOW = 1, 2, 4, 8
+ACTIVE, WHOLE = 1, 3
+GIB, MIB = 1 << 30, 1 << 20
+OUT_OF_MEMORY = 2
+SEAL, SHRINK, GROW, WRITE, FUTURE_WRITE = 1, 2, 4, 8, 16
+F_ADD_SEALS = 1033
+UUID = "GPU-00000000-0000-0000-0000-0000000000{:02x}"
+SYS_FUTEX, FUTEX_WAKE = 202, 1
+# Offsets in struct qg_proc.
+FIELDS = {"waiting": (4, "I"), "launches": (8, "Q"), "mem_used": (16, "Q"), "mem_pending": (24, "Q")}
+FIELDS |= {"mem_peak": (32, "Q"), "mem_denied": (40, "Q"), "gate_waits": (48, "Q"), "gate_wait_ns": (56, "Q")}
+FIELDS |= {"inflight_us": (64, "Q"), "window_bypass": (72, "Q"), "copy_bytes": (80, "Q"), "unmarked": (88, "I")}
+
+
+def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Waits for a condition; fails the test when it does not come true in time."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "the condition did not come true in time"
+        time.sleep(0.002)
+
+
+def grant_bytes(run_dir: Path, caps: list[int], *, state: int = ACTIVE, driver: Path = STUB) -> bytes:
+    """A struct qg_grant for job 4711 with one card per cap."""
+    head = struct.pack("<4I Q 4I Q", MAGIC, VERSION, 1536 + 128 * 16, state, 4711, 0, 0, 2, len(caps), 1)
+    strings = [(b"n1", 64), (bytes(run_dir), 160), (bytes(driver), 256), (bytes(SHIM), 256), (b"", 512)]
+    body = head + b"".join(text.ljust(size, b"\0") for text, size in strings)
+    body = body.ljust(1536, b"\0")
+    for number, cap in enumerate(caps, 1):
+        uuid = UUID.format(number).encode().ljust(48, b"\0")
+        body += (uuid + struct.pack("<4I 2Q", 0, 0, 30, 0, cap, 80 * GIB)).ljust(128, b"\0")
+    return body.ljust(1536 + 128 * 16, b"\0")
+
+
+def sealed(name: str, content: bytes, seals: int = SEAL | SHRINK | GROW | WRITE) -> int:
+    """An inheritable memfd with this content and these seals."""
+    fd = os.memfd_create(name, os.MFD_ALLOW_SEALING)
+    os.write(fd, content)
+    fcntl.fcntl(fd, F_ADD_SEALS, seals)
+    return fd
+
+
+class Page:
+    """A shared page that a test process reads and writes."""
+
+    def __init__(self, name: str, size: int, seals: int) -> None:
+        self.fd = os.memfd_create(name, os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, size)
+        self.map = mmap.mmap(self.fd, size)
+        fcntl.fcntl(self.fd, F_ADD_SEALS, seals)
+
+    def get(self, offset: int, kind: str) -> int:
+        """Reads one integer."""
+        return int(struct.unpack_from("<" + kind, self.map, offset)[0])
+
+    def put(self, offset: int, kind: str, value: int) -> None:
+        """Writes one integer."""
+        struct.pack_into("<" + kind, self.map, offset, value)
+
+
+class Tenant:
+    """The pages of one card."""
+
+    def __init__(self, cap: int, flags: int, lease_ms: int) -> None:
+        self.gate = Page("gate", 128, SEAL | SHRINK | GROW | FUTURE_WRITE)
+        self.job = Page("job", PAGE * 129, SEAL | SHRINK | GROW)
+        self.doorbell = os.eventfd(0, os.EFD_NONBLOCK)
+        self.asked: list[int] = []  # mem_used that each registration told
+        self.slots = 0
+        struct.pack_into("<4I 2Q 2I", self.gate.map, 0, MAGIC, VERSION, 128, 0, 4711, cap, 500, lease_ms)
+        struct.pack_into("<4I", self.job.map, 0, MAGIC, VERSION, PAGE * 129, 128)
+        self.set(flags)
+
+    def beat(self) -> None:
+        """The heartbeat, now."""
+        self.gate.put(72, "Q", time.monotonic_ns())
+
+    def set(self, flags: int) -> None:
+        """Moves the gate and wakes who stands at it."""
+        self.beat()
+        self.gate.put(64, "I", flags)
+        self.gate.put(80, "Q", time.monotonic_ns())
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.gate.map, 64))
+        ctypes.CDLL(None).syscall(SYS_FUTEX, ctypes.c_void_p(address), FUTEX_WAKE, 1000, None, None, 0)
+
+    def proc(self, field: str, slot: int = 0) -> int:
+        """A field of a process's slot."""
+        offset, kind = FIELDS[field]
+        return self.job.get(PAGE * (1 + slot) + offset, kind)
+
+    def clear(self, slot: int) -> None:
+        """What the arbiter does when a process died."""
+        self.job.map[PAGE * (1 + slot) : PAGE * (2 + slot)] = bytes(PAGE)
+
+    def marker(self, index: int = 0, slot: int = 0) -> tuple[int, int]:
+        """(submitted, done) of a stream."""
+        at = PAGE * (1 + slot) + 512 + 8 * index
+        return self.job.get(at, "I"), self.job.get(at + 4, "I")
+
+    def rings(self) -> int:
+        """Rings since the last look."""
+        try:
+            return os.eventfd_read(self.doorbell)
+        except BlockingIOError:
+            return 0
+
+
+class FakeArbiter:
+    """Answers registrations; the gates are the test's."""
+
+    def __init__(self, run_dir: Path, caps: list[int], flags: int = TRACK, lease_ms: int = 10000) -> None:
+        self.run_dir = run_dir
+        self.caps = caps
+        self.flags = flags
+        self.lease_ms = lease_ms
+        self.status = 0
+        self.tenants: dict[str, Tenant] = {}
+        self.clients: list[socket.socket] = []
+        self.grants_seen = 0
+        self.start()
+
+    def start(self) -> None:
+        """Fresh pages, fresh socket: as after a restart."""
+        self.tenants = {
+            UUID.format(n): Tenant(cap, self.flags, self.lease_ms) for n, cap in enumerate(self.caps, 1)
+        }
+        self.slots: dict[int, int] = {}
+        path = self.run_dir / "enforcer.sock"
+        path.unlink(missing_ok=True)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(str(path))
+        self.listener.listen(16)
+        self.stop_read, self.stop_write = os.pipe()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Dies: every connection ends."""
+        os.write(self.stop_write, b"x")
+        self.thread.join()
+        for sock in (self.listener, *self.clients):
+            sock.close()
+        self.clients = []
+        (self.run_dir / "enforcer.sock").unlink(missing_ok=True)
+
+    @property
+    def card(self) -> Tenant:
+        """The first card."""
+        return self.tenants[UUID.format(1)]
+
+    def run(self) -> None:
+        """The thread."""
+        while True:
+            ready, _, _ = select.select([self.listener, self.stop_read, *self.clients], [], [])
+            if self.stop_read in ready:
+                return
+            for sock in ready:
+                if sock is self.listener:
+                    self.clients.append(sock.accept()[0])
+                elif not self.answer(sock):
+                    self.clients.remove(sock)
+                    sock.close()
+
+    def answer(self, sock: socket.socket) -> bool:
+        """One registration; False at the end of the connection."""
+        try:
+            data, control, _, _ = sock.recvmsg(4096, socket.CMSG_SPACE(4))
+        except OSError:
+            return False
+        if not data:
+            return False
+        for _, _, payload in control:
+            fds = array.array("i", payload)
+            self.grants_seen += len(fds)
+            for fd in fds:
+                os.close(fd)
+        pid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        tenant = self.tenants[data[24:72].rstrip(b"\0").decode()]
+        tenant.asked.append(struct.unpack_from("<Q", data, 72)[0])
+        slot = self.slots.setdefault(pid, len(self.slots))
+        head = struct.pack("<4I iI Q", MAGIC, VERSION, 2, 288, self.status, slot, 0).ljust(288, b"\0")
+        fds = array.array("i", [tenant.gate.fd, tenant.job.fd, tenant.doorbell] if not self.status else [])
+        tenant.beat()
+        sock.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else [])
+        return True
+
+
+class Probe:
+    """The probe program under the shim."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def send(self, command: str) -> None:
+        """Gives an order without waiting for the answer."""
+        assert self.process.stdin
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def answered(self, seconds: float = 0.0) -> bool:
+        """True if an answer is there within the time."""
+        return bool(select.select([self.process.stdout], [], [], seconds)[0])
+
+    def answer(self, seconds: float = 20.0) -> str:
+        """The next answer."""
+        assert self.answered(seconds), "no answer: the program hangs"
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def ask(self, command: str) -> int:
+        """An order and its numeric answer."""
+        self.send(command)
+        return int(self.answer())
+
+    def text(self, command: str) -> str:
+        """An order and its answer as text."""
+        self.send(command)
+        return self.answer()
+
+    def counts(self) -> dict[str, int]:
+        """Calls that reached the stub driver."""
+        names = ("launches", "writes", "registers", "event_records", "allocs", "copies", "queries")
+        return dict(zip(names, map(int, self.text("counts").split()), strict=True))
+
+    def finish(self) -> str:
+        """Ends the program normally; its stderr. Fails if it crashed."""
+        out, err = self.process.communicate(timeout=20)
+        assert self.process.returncode == 0, (self.process.returncode, out, err)
+        return err
+
+
+def launch(run_dir: Path, env: dict[str, str], fds: tuple[int, ...] = (), wrap: tuple[str, ...] = ()) -> Probe:
+    """Starts the probe with the shim preloaded and this environment. wrap: a command in front of it."""
+    base = {"PATH": os.environ["PATH"], "LD_PRELOAD": str(SHIM), "QGPU_TEST_STUB": str(STUB)}
+    process = subprocess.Popen(
+        [*wrap, str(PROBE)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        env=base | env,
+        pass_fds=fds,
+        cwd=run_dir,
+    )
+    return Probe(process)
+
+
+@contextlib.contextmanager
+def governed(run_dir: Path, caps: list[int], wrap: tuple[str, ...] = ()) -> Iterator[Probe]:
+    """A probe with a grant in a sealed descriptor; killed at the end if it still lives."""
+    fd = sealed("grant", grant_bytes(run_dir, caps))
+    probe = launch(run_dir, {"QGPU_GRANT_FD": str(fd)}, (fd,), wrap)
+    os.close(fd)
+    try:
+        yield probe
+    finally:
+        if probe.process.poll() is None:
+            probe.process.kill()
+        probe.process.wait()
+
+
+def started(probe: Probe, device: int = 0) -> Probe:
+    """After cuInit and a context."""
+    assert probe.ask("init") == 0
+    assert probe.ask(f"ctx {device}") == 0
+    return probe

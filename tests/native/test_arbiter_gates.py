@@ -1,0 +1,155 @@
+"""Gates of a real arbiter, moved by fake tenants: preemption, shares, measuring."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from arbiter_support import CARD, CARD2, Arbiter, Tenant, arbiter, grant, settings, tenant_stats, wait_for
+
+from enforcer import abi
+from enforcer.arbiter_link import ArbiterError
+
+pytestmark = pytest.mark.native
+
+
+def prepare(one: Arbiter, *grants, **changes):  # type: ignore[no-untyped-def]
+    """A link after a full list."""
+    link = one.link()
+    link.sync([settings(**changes)], grants)
+    return link
+
+
+def test_online_closes_and_releases_offline(tmp_path: Path) -> None:
+    on, off = grant(1, "online"), grant(2, "offline")
+    with arbiter(tmp_path) as one, prepare(one, on, off) as link:
+        online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
+        wait_for(
+            lambda: offline.flags & abi.GATE_NOTIFY and online.flags & abi.GATE_NOTIFY,
+            "both idle, open, ringing",
+        )
+        assert offline.flags & abi.GATE_WINDOW and offline.flags & abi.GATE_TRACK
+        assert offline.begin()
+        wait_for(lambda: tenant_stats(link, 2).busy, "the offline launch is seen")
+        assert online.begin()
+        wait_for(lambda: offline.closed, "offline closed by the online launch")
+        assert offline.flags & abi.GATE_WHY_PREEMPTED and not online.closed
+        offline.finish()
+        assert not offline.begin(), "the closed gate holds the next launch"
+        for _ in range(20):
+            time.sleep(0.01)
+            assert offline.closed, "offline stays closed while the online kernel runs"
+        done = time.monotonic()
+        online.finish()
+        wait_for(lambda: not offline.closed, "offline released")
+        assert time.monotonic() - done > 0.09, "released before idle_release (100 ms) was over"
+        stats = tenant_stats(link, 2)
+        assert stats.preemptions == 1
+        assert stats.closed_preempted_ns > 150_000_000
+        assert 0 < stats.gate_close_max_ns < 1_000_000_000
+        assert tenant_stats(link, 1).closed_preempted_ns == 0
+
+
+def test_two_offline_take_turns_by_share(tmp_path: Path) -> None:
+    big, small = grant(1, share=60), grant(2, share=20)
+    with arbiter(tmp_path) as one, prepare(one, big, small) as link:
+        tenants = [Tenant(one.run_dir, big), Tenant(one.run_dir, small)]
+        end = time.monotonic() + 1.5
+        both_open, rounds = 0, 0
+        while time.monotonic() < end:
+            for tenant in tenants:
+                tenant.finish()
+                tenant.begin()  # there is always a kernel on the card or a thread at the gate
+            both_open += not (tenants[0].closed or tenants[1].closed)
+            rounds += 1
+            time.sleep(0.0002)
+        assert both_open < rounds / 20, "they were together on the card long after both had work"
+        first, second = tenant_stats(link, 1), tenant_stats(link, 2)
+        assert first.closed_share_ns and second.closed_share_ns
+        assert 2.0 < first.busy_ns / second.busy_ns < 4.5, (first.busy_ns, second.busy_ns)
+        assert first.busy_ns + second.busy_ns < 1_700_000_000
+
+
+def test_a_tenant_alone_stays_open_and_is_measured(tmp_path: Path) -> None:
+    one_grant = grant(5)
+    with arbiter(tmp_path) as one, prepare(one, one_grant) as link:
+        tenant = Tenant(one.run_dir, one_grant)
+        wait_for(lambda: tenant.flags & abi.GATE_NOTIFY, "idle")
+        assert tenant.begin()
+        time.sleep(0.4)
+        assert not tenant.closed and not tenant.flags & abi.GATE_WINDOW
+        tenant.finish()
+        wait_for(lambda: not tenant_stats(link, 5).busy, "the end is seen")
+        stats = tenant_stats(link, 5)
+        assert 300_000_000 < stats.busy_ns < 800_000_000
+        assert stats.launches == 1 and stats.closed_share_ns == 0
+
+
+def test_cards_are_independent(tmp_path: Path) -> None:
+    on, off = grant(1, "online", 50, 1 << 30, CARD), grant(2, "offline", 50, 1 << 30, CARD2)
+    with arbiter(tmp_path) as one, one.link() as link:
+        link.sync([settings(CARD), settings(CARD2)], [on, off])
+        online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off, CARD2)
+        assert online.begin()
+        wait_for(lambda: tenant_stats(link, 1).busy, "online is busy")
+        time.sleep(0.05)
+        assert not offline.closed
+
+
+def test_ungoverned_card_keeps_every_gate_open(tmp_path: Path) -> None:
+    on, off = grant(1, "online"), grant(2, "offline")
+    with arbiter(tmp_path) as one, prepare(one, on, off, governed=False) as link:
+        online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
+        assert online.begin()
+        wait_for(lambda: tenant_stats(link, 1).busy, "online is busy")
+        assert offline.begin() and not offline.closed
+        link.card(settings())
+        wait_for(lambda: offline.closed, "governing closes offline at once")
+
+
+def test_fixed_share_is_refused_honestly(tmp_path: Path) -> None:
+    with arbiter(tmp_path) as one, one.link() as link:
+        link.hello()
+        with pytest.raises(
+            ArbiterError, match="fixed-share is not supported by this version; use burst-share"
+        ):
+            link.card(settings(policy_offline="fixed-share"))
+        with pytest.raises(ArbiterError, match="send its settings first"):
+            link.grant(grant(1))
+
+
+def test_idle_card_does_not_tick(tmp_path: Path) -> None:
+    on, off = grant(1, "online"), grant(2, "offline")
+    with arbiter(tmp_path) as one, prepare(one, on, off):
+        online, _offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
+        wait_for(lambda: online.flags & abi.GATE_NOTIFY, "idle")
+        beat = online.gate.heartbeat_ns
+        time.sleep(0.3)  # 300 ticks would have renewed the heartbeat
+        assert online.gate.heartbeat_ns - beat < 50_000_000
+
+
+def test_heartbeat_is_renewed_within_the_lease(tmp_path: Path) -> None:
+    off = grant(2)
+    with arbiter(tmp_path) as one, prepare(one, off, lease_ms=400):
+        tenant = Tenant(one.run_dir, off)
+        for _ in range(10):
+            time.sleep(0.05)
+            assert time.monotonic_ns() - tenant.gate.heartbeat_ns < 400_000_000
+
+
+def test_stopped_tenant_at_the_gate_does_not_hold_others_up(tmp_path: Path) -> None:
+    """It claims to wait for ever but never uses its turns: the other one keeps nearly the whole card."""
+    liar_grant, worker_grant = grant(1, share=90), grant(2, share=10)
+    with arbiter(tmp_path) as one, prepare(one, liar_grant, worker_grant) as link:
+        liar, worker = Tenant(one.run_dir, liar_grant), Tenant(one.run_dir, worker_grant)
+        liar.slot.waiting = 1
+        liar.ring()
+        end, done = time.monotonic() + 1.0, 0
+        while time.monotonic() < end:
+            if worker.begin():
+                worker.finish()
+                done += 1
+            time.sleep(0.0005)
+        closed = tenant_stats(link, 2).closed_share_ns
+        assert done > 300 and closed < 400_000_000, (done, closed)

@@ -1,0 +1,198 @@
+"""The cap: the job's, hard for every process of it, told by the driver's own calls, refused in one sentence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import shim_support as s
+
+pytestmark = pytest.mark.native
+GIB, MIB = s.GIB, s.MIB
+
+
+@pytest.fixture
+def arbiter(tmp_path: Path) -> Iterator[s.FakeArbiter]:
+    running = s.FakeArbiter(tmp_path, [24 * GIB])
+    yield running
+    running.stop()
+
+
+def test_unit_under_sanitizers() -> None:
+    done = subprocess.run([s.BUILD / "test" / "shim-unit"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_cap_is_exact_and_said_once(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with s.governed(tmp_path, [24 * GIB]) as probe:
+        s.started(probe)
+        assert probe.ask(f"alloc 0 {24 * GIB - MIB}") == 0
+        assert probe.ask(f"alloc 1 {MIB + 1}") == s.OUT_OF_MEMORY
+        assert probe.ask(f"alloc 1 {2 * GIB}") == s.OUT_OF_MEMORY
+        assert probe.ask(f"alloc 1 {MIB}") == 0
+        assert probe.ask("alloc 2 1") == s.OUT_OF_MEMORY
+        assert arbiter.card.proc("mem_used") == 24 * GIB
+        assert arbiter.card.proc("mem_denied") == 3
+        assert arbiter.card.proc("mem_pending") == 0
+        assert probe.ask("free 1") == 0
+        assert probe.ask("alloc 2 4096") == 0
+        error = probe.finish()
+    assert error == (
+        "qgpu: allocation of 1.0 MiB refused: job 4711 holds 24.0 of 24.0 GiB on this card. "
+        "Ask for more with qgpu_mem (for example --gres=qgpu:30,qgpu_mem:25G) or use less.\n"
+    )
+
+
+def test_memory_info_tells_the_cap(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with s.governed(tmp_path, [24 * GIB]) as probe:
+        s.started(probe)
+        assert probe.text("info") == f"0 {24 * GIB} {24 * GIB}"
+        assert probe.ask(f"alloc 0 {4 * GIB}") == 0
+        assert probe.text("info") == f"0 {20 * GIB} {24 * GIB}"
+        assert probe.text("total") == f"0 {24 * GIB}"
+
+
+def test_smaller_cap_of_the_gate_page_wins(tmp_path: Path) -> None:
+    arbiter = s.FakeArbiter(tmp_path, [GIB])
+    with s.governed(tmp_path, [24 * GIB]) as probe:
+        s.started(probe)
+        assert probe.ask(f"alloc 0 {GIB + 1}") == s.OUT_OF_MEMORY
+        assert probe.ask(f"alloc 0 {GIB}") == 0
+    arbiter.stop()
+
+
+@pytest.mark.parametrize("kind", ["alloc", "managed", "create", "alloc_async"])
+def test_every_way_to_allocate_counts(tmp_path: Path, arbiter: s.FakeArbiter, kind: str) -> None:
+    back = {"alloc": "free 0", "managed": "free 0", "create": "release 0", "alloc_async": "free_async 0 0"}[kind]
+    with s.governed(tmp_path, [24 * GIB]) as probe:
+        s.started(probe)
+        assert probe.ask("stream 0") == 0
+        assert probe.ask(f"{kind} 0 {24 * GIB + 1}") == s.OUT_OF_MEMORY
+        assert probe.ask(f"{kind} 0 {20 * GIB}") == 0
+        assert arbiter.card.proc("mem_used") == 20 * GIB
+        assert probe.ask(f"{kind} 1 {5 * GIB}") == s.OUT_OF_MEMORY
+        assert probe.ask(back) == 0
+        assert arbiter.card.proc("mem_used") == 0
+
+
+def test_pitch_charges_rows_as_the_driver_lays_them(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with s.governed(tmp_path, [24 * GIB]) as probe:
+        s.started(probe)
+        assert probe.ask("pitch 0 100 1000") == 0
+        assert arbiter.card.proc("mem_used") == 512 * 1000
+        assert probe.ask("pitch 1 18446744073709551615 18446744073709551615") == s.OUT_OF_MEMORY
+
+
+def test_physical_memory_lives_until_its_last_mapping(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with s.governed(tmp_path, [24 * GIB]) as probe:
+        s.started(probe)
+        assert probe.ask(f"create 0 {GIB}") == 0
+        assert probe.ask(f"map 0 0x10000000 {GIB}") == 0
+        assert probe.ask("release 0") == 0
+        assert arbiter.card.proc("mem_used") == GIB
+        assert probe.ask(f"unmap 0x10000000 {GIB}") == 0
+        assert arbiter.card.proc("mem_used") == 0
+
+
+def test_refusal_of_the_card_itself_charges_nothing(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with s.governed(tmp_path, [24 * GIB]) as probe:
+        s.started(probe)
+        assert probe.ask("refuse_allocs 1") == 0
+        assert probe.ask(f"alloc 0 {GIB}") == s.OUT_OF_MEMORY
+        assert (arbiter.card.proc("mem_used"), arbiter.card.proc("mem_pending")) == (0, 0)
+        assert arbiter.card.proc("mem_denied") == 0
+        assert probe.finish() == ""
+
+
+def test_destroyed_context_gives_back(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with s.governed(tmp_path, [24 * GIB]) as probe:
+        s.started(probe)
+        assert probe.ask(f"alloc 0 {GIB}") == 0
+        assert probe.ask("ctx_destroy 0") == 0
+        assert arbiter.card.proc("mem_used") == 0
+
+
+def test_cap_spans_processes_and_survives_kill_9(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with s.governed(tmp_path, [24 * GIB]) as first, s.governed(tmp_path, [24 * GIB]) as second:
+        s.started(first)
+        s.started(second)
+        assert first.ask(f"alloc 0 {20 * GIB}") == 0
+        assert second.ask(f"alloc 0 {5 * GIB}") == s.OUT_OF_MEMORY
+        assert second.ask(f"alloc 0 {4 * GIB}") == 0
+        assert second.text("info") == f"0 0 {24 * GIB}"
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+        arbiter.card.clear(0)
+        assert second.ask(f"alloc 1 {20 * GIB}") == 0
+
+
+def test_two_announcements_do_not_starve(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    """A pending announcement of another process is waited for, not taken for memory that is held."""
+    with s.governed(tmp_path, [24 * GIB]) as probe:
+        s.started(probe)
+        arbiter.card.job.put(s.PAGE * 2 + 24, "Q", 20 * GIB)
+        arbiter.card.job.put(16, "I", 2)
+        probe.send(f"alloc 0 {10 * GIB}")
+        assert not probe.answered(0.1)
+        arbiter.card.job.put(s.PAGE * 2 + 24, "Q", 0)
+        assert int(probe.answer()) == 0
+
+
+def test_cap_holds_before_any_registration(tmp_path: Path) -> None:
+    with s.governed(tmp_path, [GIB]) as probe:  # no arbiter at all
+        s.started(probe)
+        assert probe.ask(f"alloc 0 {GIB}") == 0
+        assert probe.ask("alloc 1 1") == s.OUT_OF_MEMORY
+
+
+def test_held_memory_is_told_when_the_arbiter_comes_back(tmp_path: Path) -> None:
+    arbiter = s.FakeArbiter(tmp_path, [24 * GIB])
+    with s.governed(tmp_path, [24 * GIB]) as probe:
+        s.started(probe)
+        assert probe.ask(f"alloc 0 {20 * GIB}") == 0
+        arbiter.stop()
+        assert probe.ask(f"alloc 1 {5 * GIB}") == s.OUT_OF_MEMORY
+        arbiter.start()
+        s.until(lambda: arbiter.card.asked == [20 * GIB])
+        s.until(lambda: arbiter.card.proc("mem_used") == 20 * GIB)
+        assert probe.ask(f"alloc 1 {4 * GIB}") == 0
+        assert arbiter.card.proc("mem_used") == 24 * GIB
+    arbiter.stop()
+
+
+def test_card_that_was_not_granted_gives_nothing(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with s.governed(tmp_path, [24 * GIB]) as probe:
+        assert probe.ask("devices 2") == 0
+        s.started(probe, device=1)
+        assert probe.ask("alloc 0 4096") == s.OUT_OF_MEMORY
+        assert "this card is not part of job 4711" in probe.finish()
+
+
+def test_two_cards_are_counted_apart(tmp_path: Path) -> None:
+    arbiter = s.FakeArbiter(tmp_path, [GIB, 2 * GIB])
+    with s.governed(tmp_path, [GIB, 2 * GIB]) as probe:
+        assert probe.ask("devices 2") == 0
+        s.started(probe)
+        assert probe.ask(f"alloc 0 {GIB}") == 0
+        assert probe.ask("ctx 1") == 0
+        assert probe.ask(f"alloc 1 {2 * GIB}") == 0
+        assert probe.ask("alloc 2 1") == s.OUT_OF_MEMORY
+        used = [arbiter.tenants[s.UUID.format(n)].proc("mem_used") for n in (1, 2)]
+    assert used == [GIB, 2 * GIB]
+    arbiter.stop()
+
+
+def test_threads_leave_the_books_even(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with s.governed(tmp_path, [24 * GIB]) as probe:
+        s.started(probe)
+        assert probe.ask("threads 4 4000") == 0
+        assert (arbiter.card.proc("mem_used"), arbiter.card.proc("mem_pending")) == (0, 0)
+        assert arbiter.card.proc("mem_peak") <= 4 * 4096
+        assert arbiter.card.proc("launches") == 16000
+        assert probe.counts()["launches"] == 16000
+        assert arbiter.card.proc("unmarked") in (0, 1)
+        assert probe.finish() == ""

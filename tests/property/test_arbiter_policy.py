@@ -1,0 +1,308 @@
+"""The decision of the arbiter under arbitrary lives of tenants: what must never happen, and what must in the end."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from ctypes import c_int32, c_int64, c_uint32, c_uint64
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from enforcer import abi
+
+pytestmark = pytest.mark.native
+LIBRARY = Path(__file__).resolve().parents[2] / "build/test/libqgpu_policy.so"
+MS = 1_000_000
+NEVER = 2**64 - 1
+MAX_TENANTS = 256
+DEFICIT_MAX = 500 * MS
+ONLINE, OFFLINE = abi.CLASS_ONLINE, abi.CLASS_OFFLINE
+
+
+class QpTenant(ctypes.Structure):
+    """struct qp_tenant."""
+
+    _fields_: ClassVar = [
+        *[
+            (name, c_uint32)
+            for name in ("live", "job_class", "share", "procs", "wants", "undrained", "gate", "charged")
+        ],
+        ("worked", c_uint32),
+        ("reserved", c_uint32),
+        ("deficit_ns", c_int64),
+        ("last_work_ns", c_uint64),
+        ("service_ns", c_uint64),
+    ]
+
+
+class QpClass(ctypes.Structure):
+    """struct qp_class."""
+
+    _fields_: ClassVar = [
+        ("policy", c_uint32),
+        ("holder", c_int32),
+        ("draining", c_int32),
+        ("contended", c_uint32),
+        ("resumed", c_uint32),
+        ("slice_end_ns", c_uint64),
+        ("drain_until_ns", c_uint64),
+    ]
+
+
+class QpCard(ctypes.Structure):
+    """struct qp_card."""
+
+    _fields_: ClassVar = [
+        ("idle_release_ns", c_uint64),
+        ("slice_ns", c_uint64),
+        ("recovery_until_ns", c_uint64),
+        ("ungoverned", c_uint32),
+        ("ntenants", c_uint32),
+        ("last_ns", c_uint64),
+        ("online_busy_ns", c_uint64),
+        ("cls", QpClass * 2),
+        ("wake_ns", c_uint64),
+        ("preempting", c_uint32),
+        ("reserved", c_uint32),
+        ("tenant", QpTenant * MAX_TENANTS),
+    ]
+
+
+LIB = ctypes.CDLL(str(LIBRARY)) if LIBRARY.exists() else None
+
+
+@dataclass
+class Job:
+    """A simulated tenant: bursts of work and pauses, kernels of a length of its own."""
+
+    job_class: int
+    share: int
+    kernel_ns: int
+    bursts: list[tuple[int, int]] = field(default_factory=list)  # (pause, work) in ns, repeated
+    greedy: bool = True
+    pause_left: int = 0
+    work_left: int = 0
+    on_card: int = 0  # ns of submitted, unfinished work
+    got: int = 0
+
+
+@dataclass
+class World:
+    """The card, its tenants and a clock: steps of 50 µs, decisions when the decision itself asks for them."""
+
+    jobs: list[Job]
+    policy: int = abi.POLICY_BURST_SHARE
+    now: int = 1000 * MS
+
+    def __post_init__(self) -> None:
+        assert LIB is not None, f"{LIBRARY} is missing: run make native"
+        self.card = QpCard()
+        LIB.qp_init(ctypes.byref(self.card))
+        self.card.idle_release_ns = 100 * MS
+        self.card.slice_ns = 2 * MS
+        self.card.ntenants = len(self.jobs)
+        for cls in self.card.cls:
+            cls.policy = self.policy
+        for i, job in enumerate(self.jobs):
+            tenant = self.card.tenant[i]
+            tenant.live, tenant.job_class, tenant.share, tenant.procs = 1, job.job_class, job.share, 2
+
+    def wants(self, job: Job) -> bool:
+        return bool(job.on_card or job.work_left or (job.greedy and not job.bursts))
+
+    def observe(self) -> None:
+        for i, job in enumerate(self.jobs):
+            self.card.tenant[i].wants = self.wants(job)
+            self.card.tenant[i].undrained = job.on_card > 0
+
+    def decide(self) -> None:
+        self.observe()
+        LIB.qp_decide(ctypes.byref(self.card), c_uint64(self.now))
+        assert self.card.wake_ns > self.now, "a wake-up in the past would spin"
+
+    def open(self, i: int) -> bool:
+        return not self.card.tenant[i].gate & abi.GATE_CLOSED
+
+    def run(self, duration_ns: int, step: int = 50_000) -> None:
+        """Advance; a tenant that begins to work rings (a decision), as the doorbell does."""
+        end = self.now + duration_ns
+        while self.now < end:
+            rang = self.live_one_step(step)
+            self.now += step
+            if rang or self.now >= self.card.wake_ns:
+                self.decide()
+                self.check()
+
+    def live_one_step(self, step: int) -> bool:
+        running = [job for job in self.jobs if job.on_card]
+        for job in running:
+            used = min(job.on_card, step // len(running))
+            job.on_card -= used
+            job.got += used
+        rang = False
+        for i, job in enumerate(self.jobs):
+            before = self.wants(job)
+            self.plan(job, step)
+            if self.open(i) and self.wants(job) and job.on_card < step:
+                job.on_card += job.kernel_ns
+                job.work_left = max(0, job.work_left - job.kernel_ns)
+            rang = rang or (self.wants(job) and not before)
+        return rang
+
+    def plan(self, job: Job, step: int) -> None:
+        if not job.bursts or job.work_left or job.on_card:
+            return
+        job.pause_left -= step
+        if job.pause_left <= 0:
+            pause, work = job.bursts[0]
+            job.bursts = job.bursts[1:] + job.bursts[:1]
+            job.pause_left, job.work_left = pause, work
+
+    def check(self) -> None:
+        """What holds after each decision."""
+        live = [i for i in range(len(self.jobs)) if self.card.tenant[i].live]
+        classes = {k: [i for i in live if self.jobs[i].job_class == k] for k in (ONLINE, OFFLINE)}
+        busy = any(self.card.tenant[i].wants for i in classes[ONLINE])
+        recent = self.card.online_busy_ns and self.now < self.card.online_busy_ns + 100 * MS
+        if busy or recent:
+            assert not any(self.open(i) for i in classes[OFFLINE]), "offline open beside online"
+        for k, members in classes.items():
+            wanting = [i for i in members if self.card.tenant[i].wants]
+            strict = k == OFFLINE and classes[ONLINE]
+            if len(members) > 1 and (len(wanting) > 1 or strict):
+                assert sum(self.open(i) for i in members) <= 1, "two holders in one class"
+        waiting = [i for i in live if self.card.tenant[i].wants and not self.open(i)]
+        if waiting:
+            assert self.card.wake_ns != NEVER and self.card.wake_ns <= self.now + 100 * MS, (
+                "nobody will look again"
+            )
+        assert all(abs(self.card.tenant[i].deficit_ns) <= DEFICIT_MAX for i in live), "unbounded deficit"
+
+
+spans = st.integers(0, 300).map(lambda v: v * MS // 2)
+job_strategy = st.builds(
+    Job,
+    job_class=st.sampled_from([ONLINE, OFFLINE]),
+    share=st.integers(1, 100),
+    kernel_ns=st.sampled_from([50_000, 200_000, 1 * MS, 30 * MS]),
+    bursts=st.lists(st.tuples(spans, st.integers(1, 60).map(lambda v: v * MS // 2)), min_size=1, max_size=4),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(job_strategy, min_size=1, max_size=6),
+    st.sampled_from([abi.POLICY_BURST_SHARE, abi.POLICY_BEST_EFFORT]),
+)
+def test_invariants_under_any_life(jobs: list[Job], policy: int) -> None:
+    world = World(jobs, policy)
+    world.decide()
+    world.check()
+    world.run(400 * MS, step=100_000)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(job_strategy, min_size=2, max_size=6))
+def test_every_closed_gate_opens_again(jobs: list[Job]) -> None:
+    """Once online falls silent for good, everybody who waits gets the card within a bounded time."""
+    world = World(jobs)
+    world.decide()
+    world.run(100 * MS, step=100_000)
+    for job in jobs:
+        job.bursts, job.work_left, job.greedy = [], 0, job.job_class == OFFLINE
+    waiting = {i for i, job in enumerate(jobs) if job.job_class == OFFLINE}
+    end = world.now + 100 * MS + 1600 * MS  # idle_release, then debts of at most 500 ms
+    while waiting and world.now < end:
+        world.run(5 * MS, step=100_000)
+        waiting = {i for i in waiting if not world.open(i)}
+    assert not waiting
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.integers(5, 100), min_size=2, max_size=4), st.sampled_from([ONLINE, OFFLINE]), st.randoms()
+)
+def test_service_converges_to_the_weights(shares: list[int], job_class: int, rng: random.Random) -> None:
+    """Greedy tenants with kernels of different lengths: each gets its share of the time within 3 %."""
+    jobs = [Job(job_class, share, rng.choice([50_000, 250_000, 1 * MS])) for share in shares]
+    world = World(jobs)
+    world.decide()
+    world.run(3000 * MS)
+    total = sum(job.got for job in jobs)
+    for job in jobs:
+        assert job.got / total == pytest.approx(job.share / sum(shares), abs=0.03)
+    assert total > 0.85 * 3000 * MS, "the card stood still too often"
+
+
+def test_best_effort_ignores_shares() -> None:
+    jobs = [Job(OFFLINE, 90, 200_000), Job(OFFLINE, 10, 200_000)]
+    world = World(jobs, abi.POLICY_BEST_EFFORT)
+    world.decide()
+    world.run(1000 * MS)
+    assert jobs[0].got / jobs[1].got == pytest.approx(1.0, abs=0.05)
+
+
+def test_overuse_is_debited() -> None:
+    """One member's kernels last 15 slices: it gets its turns less often, not more card."""
+    jobs = [Job(OFFLINE, 50, 30 * MS), Job(OFFLINE, 50, 100_000)]
+    world = World(jobs)
+    world.decide()
+    world.run(4000 * MS)
+    assert jobs[0].got / (jobs[0].got + jobs[1].got) == pytest.approx(0.5, abs=0.05)
+
+
+def test_idle_card_asks_for_no_wake_up() -> None:
+    world = World([Job(ONLINE, 50, 100_000, greedy=False), Job(OFFLINE, 50, 100_000, greedy=False)])
+    world.decide()
+    world.run(20 * MS)
+    assert world.card.wake_ns == NEVER
+    assert world.card.tenant[0].gate & abi.GATE_NOTIFY and world.card.tenant[1].gate & abi.GATE_NOTIFY
+
+
+def test_release_is_exactly_idle_release_after_the_last_work() -> None:
+    online, offline = Job(ONLINE, 50, 1 * MS, greedy=False), Job(OFFLINE, 50, 100_000)
+    world = World([online, offline])
+    online.on_card = 1 * MS
+    world.decide()
+    assert not world.open(1)
+    world.run(90 * MS)
+    assert not world.open(1)
+    last = world.card.online_busy_ns
+    world.run(20 * MS)
+    assert world.open(1)
+    assert world.card.tenant[1].service_ns == 0 or world.now - last >= 100 * MS
+
+
+def test_recovery_keeps_offline_closed_and_ends() -> None:
+    world = World([Job(ONLINE, 50, 1 * MS, greedy=False), Job(OFFLINE, 50, 100_000)])
+    world.card.recovery_until_ns = world.now + 50 * MS
+    world.decide()
+    assert world.card.tenant[1].gate & abi.GATE_WHY_RECOVERY and world.open(0)
+    world.run(40 * MS)
+    assert not world.open(1)
+    world.run(15 * MS)
+    assert world.open(1)
+
+
+def test_a_tenant_that_never_drains_pays_for_it() -> None:
+    """It lies about unfinished work: the other one waits at most the drain limit per turn and keeps its half."""
+    liar, worker = Job(OFFLINE, 50, 100_000), Job(OFFLINE, 50, 100_000)
+    world = World([liar, worker])
+    world.observe = lambda: None  # type: ignore[method-assign]
+    for tenant in (world.card.tenant[0], world.card.tenant[1]):
+        tenant.wants = 1
+    world.card.tenant[0].undrained = 1
+    opened = [0, 0]
+    world.decide()
+    for _ in range(40_000):
+        world.now += 50_000
+        if world.now >= world.card.wake_ns:
+            world.decide()
+        opened[0] += world.open(0)
+        opened[1] += world.open(1)
+    assert opened[1] > 0.4 * 40_000

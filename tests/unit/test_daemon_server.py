@@ -1,0 +1,234 @@
+"""The loop with a real hook.sock: who may ask, what is answered, what a restart and a missing arbiter do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from enforcer.clock import SystemClock
+from enforcer.daemon.fakes import FakeNode
+from enforcer.daemon.hookproto import Answer, ProtocolError, format_answer, parse_request
+from enforcer.daemon.server import Server, ServerError, guarded, listen
+
+SHARE = "qgpu/1 class=online share=30 mem=12288"
+
+
+def question(kind: str, job: int = 9, comment: str = SHARE, gpus: str = "0") -> bytes:
+    values = {
+        "SLURM_JOB_ID": job,
+        "SLURM_JOB_UID": 1000,
+        "SLURM_JOB_GID": 100,
+        "SLURMD_NODENAME": "n1",
+        "SLURM_JOB_COMMENT": comment,
+        "SLURM_JOB_GPUS": gpus,
+    }
+    return b"".join(
+        part.encode() + b"\0" for part in [f"qgpu-hook/1 {kind}", *(f"{k}={v}" for k, v in values.items())]
+    )
+
+
+def ask(path: Path, message: bytes, timeout: float = 10) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(timeout)
+        sock.connect(str(path))
+        sock.send(message)
+        return sock.recv(70000)
+
+
+class Running:
+    """A server in a thread (signals stay with the main thread, so it is told to stop)."""
+
+    def __init__(self, node: FakeNode, owner: int = os.geteuid()) -> None:
+        self.node = node
+        ready = threading.Event()
+        # SQLite objects belong to the thread that made them: everything is made there.
+        self._thread = threading.Thread(target=self._run, args=(ready, owner), daemon=True)
+        self._thread.start()
+        assert ready.wait(10)
+
+    def _run(self, ready: threading.Event, owner: int) -> None:
+        service = self.node.service()
+        service.start()
+        self.server = Quiet(service, self.node.clock, owner)
+        self.server.run(ready.set)
+
+    @property
+    def path(self) -> Path:
+        return self.server.path
+
+    def stop(self) -> None:
+        self.server.stop()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+class Quiet(Server):
+    """Without signal handlers, which Python allows in the main thread only."""
+
+    def _signals(self):  # type: ignore[no-untyped-def]
+        import contextlib
+
+        return contextlib.nullcontext()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> FakeNode:
+    return FakeNode(tmp_path, deadline="1s", clock=SystemClock())
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., Running]]:
+    started: list[Running] = []
+
+    def start(node: FakeNode, owner: int = os.geteuid()) -> Running:
+        started.append(Running(node, owner))
+        return started[-1]
+
+    yield start
+    for item in started:
+        item.stop()
+
+
+def test_prolog_and_epilog_over_the_socket(node, run):
+    running = run(node)
+    assert ask(running.path, question("prolog")) == b"qgpu-hook/1 0\0"
+    assert 9 in node.arbiter.grants
+    assert ask(running.path, question("epilog")) == b"qgpu-hook/1 0\0"
+    assert node.arbiter.grants == {}
+
+
+def test_socket_is_for_its_owner_alone(node, run):
+    mode = run(node).path.stat().st_mode
+    assert stat.S_ISSOCK(mode) and mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to play")
+def test_another_user_is_turned_away_even_if_the_socket_lets_him(node, run):
+    running = run(node)
+    running.path.chmod(0o666)
+    for part in [running.path.parent, *running.path.parent.parents]:
+        if part.stat().st_mode & 0o011 == 0:
+            part.chmod(part.stat().st_mode | 0o011)
+    pid = os.fork()
+    if pid == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+        try:
+            got = ask(running.path, question("prolog"))
+        except OSError:
+            got = b""
+        os._exit(0 if got == b"" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert node.arbiter.grants == {}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"hello", b"qgpu-hook/2 prolog\0", b"qgpu-hook/1 prolog\0NOVALUE\0", b"qgpu-hook/1 prolog\0A=1\0A=2\0"],
+)
+def test_nonsense_is_answered_with_status_one_and_a_sentence(node, run, message):
+    answer = ask(run(node).path, message)
+    assert answer.startswith(b"qgpu-hook/1 1\0") and len(answer) > 30
+
+
+def test_prolog_waits_for_the_arbiter_and_goes_on_when_it_is_back(node, run):
+    running = run(node)
+    node.arbiter.restart()
+    node.arbiter.running = False
+    back = threading.Timer(0.3, lambda: setattr(node.arbiter, "running", True))
+    back.start()
+    began = time.monotonic()
+    assert ask(running.path, question("prolog")) == b"qgpu-hook/1 0\0"
+    assert time.monotonic() - began >= 0.25
+    assert 9 in node.arbiter.grants
+
+
+def test_others_are_served_while_a_prolog_waits(node, run):
+    running = run(node)
+    node.arbiter.restart()
+    node.arbiter.running = False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as waiting:
+        waiting.connect(str(running.path))
+        waiting.send(question("prolog"))
+        assert (
+            ask(running.path, question("prolog", 10, "qgpu/1 whole", "1"), timeout=0.8) == b"qgpu-hook/1 0\0"
+        )
+
+
+def test_arbiter_that_stays_away_breaks_the_node_before_the_hooks_deadline(node, run):
+    running = run(node)
+    node.arbiter.restart()
+    node.arbiter.running = False
+    began = time.monotonic()
+    answer = ask(running.path, question("prolog"))
+    assert time.monotonic() - began < 1.0, "the client's deadline is 1 s"
+    assert answer.startswith(b"qgpu-hook/1 1\0") and b"qgpu-arbiter on this node does not answer" in answer
+
+
+def test_bug_in_one_hook_does_not_end_the_daemon(node, run):
+    running = run(node)
+    running.server.service.prolog = lambda env: 1 / 0  # type: ignore[assignment,return-value]
+    assert b"qgpud failed in the prolog" in ask(running.path, question("prolog"))
+    assert ask(running.path, question("epilog")) == b"qgpu-hook/1 0\0"
+
+
+def test_counters_flow_into_the_ledger_by_themselves(node, run):
+    from enforcer.ledger import read_usage
+
+    running = run(node)
+    ask(running.path, question("prolog"))
+    node.arbiter.count(9, node.nvml.cards()[0].uuid, busy_ns=77)
+    until = time.monotonic() + 10
+    while True:
+        (row,) = read_usage(node.directory / "state/ledger.sqlite", [9])
+        if row.busy_ns == 77:
+            break
+        assert time.monotonic() < until, row
+        time.sleep(0.02)
+
+
+def test_second_server_takes_over_a_stale_socket(node, run):
+    first = run(node)
+    ask(first.path, question("prolog"))
+    first.stop()
+    assert not first.path.exists()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stale:
+        stale.bind(str(first.path))
+    second = run(node)
+    assert ask(second.path, question("prolog")) == b"qgpu-hook/1 0\0"
+    assert set(second.server.service.grants) == {9}
+
+
+def test_file_in_place_of_the_socket_is_not_removed(tmp_path):
+    (tmp_path / "hook.sock").write_text("precious")
+    with pytest.raises(ServerError, match="not a socket: remove it"):
+        listen(tmp_path / "hook.sock")
+    assert (tmp_path / "hook.sock").read_text() == "precious"
+
+
+def test_request_keeps_values_with_signs_and_odd_bytes():
+    request = parse_request(b"qgpu-hook/1 epilog\0SLURM_JOB_COMMENT=a=b\xff\0")
+    assert (request.kind, request.env) == ("epilog", {"SLURM_JOB_COMMENT": "a=b�"})
+
+
+def test_request_of_too_many_variables_is_refused():
+    with pytest.raises(ProtocolError, match="more than 64"):
+        parse_request(b"qgpu-hook/1 prolog\0" + b"".join(b"V%d=1\0" % i for i in range(65)))
+
+
+def test_answer_holds_one_sentence_of_bounded_length():
+    raw = format_answer(Answer(1, "ä" * 5000 + "\0hidden"))
+    assert raw.startswith(b"qgpu-hook/1 1\0") and raw.count(b"\0") == 1
+    assert len(raw) <= 2020 and raw.decode()
+
+
+def test_guarded_gives_the_fallback():
+    assert guarded(lambda: 1 // 0, 5) == 5
+    assert guarded(lambda: 4, 5) == 4
