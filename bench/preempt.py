@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.figures import Figure
-from bench.rig import Gate, Rig, wait_for
-from enforcer import evaluate as ev
 from enforcer.sim import Interval
+
+from bench.figures import Figure
+from bench.rig import Rig, wait_for
+from enforcer import evaluate as ev
+from enforcer.gatetrace import Gate
 from gres.grants import Grant
 
 RELEASE_NS = 100 * ev.NS_PER_MS
-KERNEL = ("--kernel-us", "200", "--kernels-per-request", "5")
+KERNEL = ("--kernel-us", "200", "--iters", "200000", "--kernels-per-request", "5")
 ONLINE_JOB, OFFLINE_JOB = 101, 102
 
 
@@ -40,9 +42,10 @@ class Episodes:
 def beside(governed: bool, count: int, busy: float, idle: float, sim: Sequence[str] = ()) -> Episodes:
     """Run `count` online bursts beside an offline job on one card."""
     length = count * (busy + idle)
-    with tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work, Rig(
-        Path(work), governed=governed, sim_options=sim
-    ) as rig:
+    with (
+        tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work,
+        Rig(Path(work), governed=governed, sim_options=sim) as rig,
+    ):
         offline_grant = rig.grant(OFFLINE_JOB, "offline", 30)
         online_grant = rig.grant(ONLINE_JOB, "online", 60)
         offline = rig.workload(offline_grant, *KERNEL, "--no-sync-each", "--length", f"{length + 3}")
@@ -57,9 +60,7 @@ def beside(governed: bool, count: int, busy: float, idle: float, sim: Sequence[s
         return _episodes(rig, online.pid, offline.pid, start, end, told)
 
 
-def _episodes(
-    rig: Rig, online: int, offline: int, start: int, end: int, told: dict[str, Any]
-) -> Episodes:
+def _episodes(rig: Rig, online: int, offline: int, start: int, end: int, told: dict[str, Any]) -> Episodes:
     spans = rig.trace()
     gates = [g for g in rig.gates() if g.job_id == OFFLINE_JOB]
     found = ev.bursts(ev.select(spans, 0, [online]), RELEASE_NS // 2)
@@ -70,9 +71,7 @@ def alone(seconds: float, busy: float, idle: float) -> float:
     """Online's p99 latency in µs without a neighbour, the shim in place."""
     with tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work, Rig(Path(work)) as rig:
         grant: Grant = rig.grant(ONLINE_JOB, "online", 60)
-        run = rig.workload(
-            grant, *KERNEL, "--busy", f"{busy}", "--idle", f"{idle}", "--length", f"{seconds}"
-        )
+        run = rig.workload(grant, *KERNEL, "--busy", f"{busy}", "--idle", f"{idle}", "--length", f"{seconds}")
         p99: float = rig.summary(run)["latency_us"]["p99"]
         return p99
 
@@ -91,7 +90,9 @@ def judged(run: Episodes, control: bool) -> Iterator[Figure]:
 
     def figure(name: str, values: Sequence[float], target: float, unit: str) -> Figure:
         p99 = ev.percentile(values, 99)
-        return Figure(prefix + name, p99, unit, target, "<=", episodes, _spread(values, unit), control=control)
+        return Figure(
+            prefix + name, p99, unit, target, "<=", episodes, _spread(values, unit), control=control
+        )
 
     yield figure("gate_close_us_p99", closes, 1000, "us")
     yield figure("card_free_us_p99", frees, 2000, "us")

@@ -7,7 +7,6 @@ the `with` block. Needs root (the simulator makes device nodes, and only root ca
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -19,9 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from enforcer.sim import Interval, describe, read_trace
+
 from enforcer import abi
 from enforcer.arbiter_link import ArbiterLink, CardSettings
-from enforcer.sim import Interval, read_trace
+from enforcer.gatetrace import Gate, read_gates
 from gres.config import JobClass
 from gres.grants import Grant, GrantCard
 
@@ -29,24 +30,6 @@ BUILD = Path(__file__).resolve().parent.parent / "build"
 MIB = 1 << 20
 CARD_MIB = 81_920
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-
-
-@dataclass(frozen=True)
-class Gate:
-    """One record of the arbiter's gate trace."""
-
-    t_ns: int
-    job_id: int
-    card: int
-    flags: int
-
-
-def read_gates(path: Path) -> list[Gate]:
-    """All gate changes of a trace file; an unfinished last record is left out."""
-    size = ctypes.sizeof(abi.GateEvent)
-    data = path.read_bytes()
-    events = (abi.GateEvent.from_buffer_copy(data, at) for at in range(0, len(data) - size + 1, size))
-    return [Gate(e.t_ns, e.job_id, e.card, e.flags) for e in events]
 
 
 def wait_for(what: str, condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -135,7 +118,13 @@ class Rig:
 
     def start_arbiter(self) -> None:
         """Start the arbiter and tell it the cards; a second start is a restart after a crash."""
-        argv = [BUILD / "bin/qgpu-arbiter", "--run-dir", self.run_dir, "--trace", self.directory / "gates.bin"]
+        argv = [
+            BUILD / "bin/qgpu-arbiter",
+            "--run-dir",
+            self.run_dir,
+            "--trace",
+            self.directory / "gates.bin",
+        ]
         self.arbiter = self._daemon(argv, "arbiter.log")
         self.link = ArbiterLink(self.run_dir)
         self.grants: dict[int, Grant] = getattr(self, "grants", {})
@@ -148,8 +137,6 @@ class Rig:
 
     def _uuids(self) -> list[str]:
         """UUIDs of the cards in order of their minor numbers, as the driver tells them."""
-        from enforcer.sim import describe
-
         return [card.uuid for card in describe(self.sim_dir)]
 
     def grant(

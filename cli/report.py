@@ -1,5 +1,4 @@
-"""`qgpu report JOBID...`: what was granted (Slurm's accounting) against what was used (the nodes'
-ledgers)."""
+"""`qgpu report JOBID...`: what was granted (Slurm's accounting), what was used (the nodes' ledgers)."""
 
 from __future__ import annotations
 

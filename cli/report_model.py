@@ -152,8 +152,9 @@ def _memory_advice(job: JobReport, grant: GrantReport) -> list[str]:
         return []
     if grant.denied:
         return [
-            f"job {job.job_id}: {grant.denied} allocation(s) were refused at its cap of {_gib(grant.mem_cap)}."
-            f" Ask for more with --gres=qgpu:{grant.share},qgpu_mem:{_more_memory(grant.mem_cap)}."
+            f"job {job.job_id}: {grant.denied} allocation(s) were refused at its cap of"
+            f" {_gib(grant.mem_cap)}. Ask for more with"
+            f" --gres=qgpu:{grant.share},qgpu_mem:{_more_memory(grant.mem_cap)}."
         ]
     # A job that still runs may need its memory yet, and one that never launched tells nothing.
     if not grant.ended or not grant.mem_peak or grant.mem_cap < 4 * GIB or grant.mem_peak * 3 > grant.mem_cap:
@@ -168,6 +169,8 @@ def _memory_advice(job: JobReport, grant: GrantReport) -> list[str]:
 def _time_advice(job: JobReport, grant: GrantReport) -> list[str]:
     if grant.state != "active" or grant.reached is None or grant.granted_s < 10:
         return []
+    if grant.denied:
+        return []  # what it did with its time follows from the memory that it did not get
     if grant.launches == 0:
         return [f"job {job.job_id}: it never used its card. Leave out --gres=qgpu if it does not need one."]
     suspended = (grant.suspended_s or 0) / grant.granted_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
@@ -222,10 +222,21 @@ def read_usage(path: str | Path, job_ids: Iterable[int]) -> list[Usage]:
     marks = ", ".join("?" * len(wanted))
     query = f"SELECT {_COLUMNS} FROM usage WHERE job_id IN ({marks}) ORDER BY granted_at, card_index"
     try:
-        database = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, timeout=5)
-        try:
+        with closing(_open_for_reading(Path(path))) as database:
             return [Usage(*row) for row in database.execute(query, wanted)]
-        finally:
-            database.close()
     except sqlite3.Error as error:
         raise LedgerError(f"the ledger {path} cannot be read: {error}") from None
+
+
+def _open_for_reading(path: Path) -> sqlite3.Connection:
+    uri = path.absolute().as_uri()
+    database = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=5)
+    try:
+        database.execute("SELECT count(*) FROM sqlite_schema")
+        return database
+    except sqlite3.OperationalError:
+        database.close()
+        # WAL needs its two helper files; qgpud removes them when it ends, and a user cannot make them.
+        if path.with_name(path.name + "-wal").exists():
+            raise
+        return sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 OWN = ("qgpu", "qgpu_mem")
 SHARED = ("shard", "mps")
-_PREFIX = re.compile(r"gres[:/]")
+_PREFIX = re.compile(r"(?:gres[:/])*")
 _SPLIT = re.compile(r"[:=]")
 
 
@@ -33,8 +33,8 @@ class Entries:
 
 def parse_entry(text: str) -> Entry:
     """One entry; the prefix may be missing, as in what Lua is given by some versions, or doubled."""
-    while match := _PREFIX.match(text):
-        text = text[match.end() :]
+    match = _PREFIX.match(text)
+    text = text[match.end() :] if match else text
     name, *parts = _SPLIT.split(text)
     return Entry(text, name, tuple(parts))
 

@@ -35,23 +35,38 @@ end
 
 -- ---- tags ------------------------------------------------------------------------------------------------
 
-local BLANKS = "[ \t\r\n\v\f]"
+-- slurmctld holds its locks while this runs and the text is as long as a user likes: one pass, no backtracking
+-- patterns, no copies in loops.
+local NOT_BLANK = "[^ \t\r\n\v\f]"
 
-local function trim(text)
-    return (text:gsub("^" .. BLANKS .. "+", ""):gsub(BLANKS .. "+$", ""))
+local function tag_at(text, start)
+    local at = text:find(NOT_BLANK, start)
+    return at, at ~= nil and text:sub(at, at + 4) == "qgpu/"
 end
 
 function M.looks_like_tag(text)
-    return text:find("^" .. BLANKS .. "*qgpu/") ~= nil
+    local _, is_tag = tag_at(text, 1)
+    return is_tag
 end
 
+-- What remains of a user's text without anything that begins like a tag, without blanks around it.
 function M.strip_tags(text)
-    local rest = trim(text)
-    while rest:sub(1, 5) == "qgpu/" do
-        local at = rest:find(";", 1, true)
-        rest = at and trim(rest:sub(at + 1)) or ""
+    local at, is_tag = tag_at(text, 1)
+    while is_tag do
+        local stop = text:find(";", at, true)
+        if not stop then
+            return ""
+        end
+        at, is_tag = tag_at(text, stop + 1)
     end
-    return rest
+    if not at then
+        return ""
+    end
+    local last = #text
+    while not text:find(NOT_BLANK, last) do
+        last = last - 1
+    end
+    return text:sub(at, last)
 end
 
 function M.tag_text(tag)
@@ -64,9 +79,11 @@ end
 -- ---- entries of a TRES string ----------------------------------------------------------------------------
 
 function M.parse_entry(text)
-    while text:find("^gres[:/]") do
-        text = text:sub(6)
+    local start = 1
+    while text:find("^gres[:/]", start) do
+        start = start + 5
     end
+    text = text:sub(start)
     local parts = M.split(text, "[:=]")
     return { text = text, name = table.remove(parts, 1), parts = parts }
 end

@@ -1,4 +1,4 @@
-"""A real arbiter process and fake tenants that speak the shim's side of the protocol, for the arbiter's tests."""
+"""A real arbiter process and fake tenants that speak the shim's side of the protocol, for tests."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class Tenant:
         os.write(self.bell_fd, (1).to_bytes(8, "little"))
 
     def begin(self, stream: int = 0) -> bool:
-        """A launch with a marker behind it, as the shim does it. False when the gate is closed (it stands there)."""
+        """A launch with a marker behind it, as the shim does it. False: closed, it stands there."""
         if not self.slot.waiting:
             self.slot.launches += 1
         flags = self.flags

@@ -1,4 +1,4 @@
-"""Support of the shim's tests: grants, a small arbiter whose gate the test moves by hand, and the probe program."""
+"""Support of the shim's tests: grants, an arbiter whose gate the test moves by hand, the probe program."""
 
 from __future__ import annotations
 
@@ -35,7 +35,12 @@ SYS_FUTEX, FUTEX_WAKE = 202, 1
 # Offsets in struct qg_proc.
 FIELDS = {"waiting": (4, "I"), "launches": (8, "Q"), "mem_used": (16, "Q"), "mem_pending": (24, "Q")}
 FIELDS |= {"mem_peak": (32, "Q"), "mem_denied": (40, "Q"), "gate_waits": (48, "Q"), "gate_wait_ns": (56, "Q")}
-FIELDS |= {"inflight_us": (64, "Q"), "window_bypass": (72, "Q"), "copy_bytes": (80, "Q"), "unmarked": (88, "I")}
+FIELDS |= {
+    "inflight_us": (64, "Q"),
+    "window_bypass": (72, "Q"),
+    "copy_bytes": (80, "Q"),
+    "unmarked": (88, "I"),
+}
 
 
 def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
@@ -255,7 +260,9 @@ class Probe:
         return err
 
 
-def launch(run_dir: Path, env: dict[str, str], fds: tuple[int, ...] = (), wrap: tuple[str, ...] = ()) -> Probe:
+def launch(
+    run_dir: Path, env: dict[str, str], fds: tuple[int, ...] = (), wrap: tuple[str, ...] = ()
+) -> Probe:
     """Starts the probe with the shim preloaded and this environment. wrap: a command in front of it."""
     base = {"PATH": os.environ["PATH"], "LD_PRELOAD": str(SHIM), "QGPU_TEST_STUB": str(STUB)}
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The shim stands in for the whole driver: every symbol, every version of cuGetProcAddress, nothing else exported."""
+"""The shim stands in for the whole driver: every symbol, every version, and nothing else is exported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def table() -> list[list[str]]:
 
 def exported(library: Path) -> set[str]:
     """Defined dynamic symbols of a library."""
-    out = subprocess.run(["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        ["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True
+    )
     return {line.split()[-1].split("@")[0] for line in out.stdout.splitlines()}
 
 
@@ -110,7 +112,7 @@ def test_dlsym_finds_hooks_without_a_dlsym_hook(probe: s.Probe) -> None:
 
 
 def test_plain_program_without_grant_passes_through(tmp_path: Path) -> None:
-    """Preloaded by accident: no QGPU_GRANT, no driver installed here, so the answer is that there is no device."""
+    """Preloaded by accident: no grant and no driver installed here, so there is no device."""
     probe = s.launch(tmp_path, {})
     assert probe.ask("init") == 100
     assert probe.finish() == ""

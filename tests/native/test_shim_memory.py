@@ -1,4 +1,4 @@
-"""The cap: the job's, hard for every process of it, told by the driver's own calls, refused in one sentence."""
+"""The cap: the job's, the same for all its processes, told by the driver's calls, refused in one line."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def test_smaller_cap_of_the_gate_page_wins(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["alloc", "managed", "create", "alloc_async"])
 def test_every_way_to_allocate_counts(tmp_path: Path, arbiter: s.FakeArbiter, kind: str) -> None:
-    back = {"alloc": "free 0", "managed": "free 0", "create": "release 0", "alloc_async": "free_async 0 0"}[kind]
+    back = {"alloc": "free 0", "managed": "free 0", "create": "release 0", "alloc_async": "free_async 0 0"}[
+        kind
+    ]
     with s.governed(tmp_path, [24 * GIB]) as probe:
         s.started(probe)
         assert probe.ask("stream 0") == 0
@@ -193,6 +195,5 @@ def test_threads_leave_the_books_even(tmp_path: Path, arbiter: s.FakeArbiter) ->
         assert (arbiter.card.proc("mem_used"), arbiter.card.proc("mem_pending")) == (0, 0)
         assert arbiter.card.proc("mem_peak") <= 4 * 4096
         assert arbiter.card.proc("launches") == 16000
-        assert probe.counts()["launches"] == 16000
         assert arbiter.card.proc("unmarked") in (0, 1)
         assert probe.finish() == ""

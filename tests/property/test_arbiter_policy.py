@@ -1,4 +1,4 @@
-"""The decision of the arbiter under arbitrary lives of tenants: what must never happen, and what must in the end."""
+"""The decision of the arbiter under arbitrary lives of tenants: what must never and what must always be."""
 
 from __future__ import annotations
 
@@ -108,17 +108,17 @@ class World:
         self.card.ntenants = len(self.jobs)
         for cls in self.card.cls:
             cls.policy = self.policy
-        for i, job in enumerate(self.jobs):
-            tenant = self.card.tenant[i]
+        self.tenants = [self.card.tenant[i] for i in range(len(self.jobs))]
+        for tenant, job in zip(self.tenants, self.jobs, strict=True):
             tenant.live, tenant.job_class, tenant.share, tenant.procs = 1, job.job_class, job.share, 2
 
     def wants(self, job: Job) -> bool:
         return bool(job.on_card or job.work_left or (job.greedy and not job.bursts))
 
     def observe(self) -> None:
-        for i, job in enumerate(self.jobs):
-            self.card.tenant[i].wants = self.wants(job)
-            self.card.tenant[i].undrained = job.on_card > 0
+        for tenant, job in zip(self.tenants, self.jobs, strict=True):
+            tenant.wants = self.wants(job)
+            tenant.undrained = job.on_card > 0
 
     def decide(self) -> None:
         self.observe()
@@ -126,7 +126,7 @@ class World:
         assert self.card.wake_ns > self.now, "a wake-up in the past would spin"
 
     def open(self, i: int) -> bool:
-        return not self.card.tenant[i].gate & abi.GATE_CLOSED
+        return not self.tenants[i].gate & abi.GATE_CLOSED
 
     def run(self, duration_ns: int, step: int = 50_000) -> None:
         """Advance; a tenant that begins to work rings (a decision), as the doorbell does."""
@@ -165,23 +165,23 @@ class World:
 
     def check(self) -> None:
         """What holds after each decision."""
-        live = [i for i in range(len(self.jobs)) if self.card.tenant[i].live]
+        live = [i for i in range(len(self.jobs)) if self.tenants[i].live]
         classes = {k: [i for i in live if self.jobs[i].job_class == k] for k in (ONLINE, OFFLINE)}
-        busy = any(self.card.tenant[i].wants for i in classes[ONLINE])
+        busy = any(self.tenants[i].wants for i in classes[ONLINE])
         recent = self.card.online_busy_ns and self.now < self.card.online_busy_ns + 100 * MS
         if busy or recent:
             assert not any(self.open(i) for i in classes[OFFLINE]), "offline open beside online"
         for k, members in classes.items():
-            wanting = [i for i in members if self.card.tenant[i].wants]
+            wanting = [i for i in members if self.tenants[i].wants]
             strict = k == OFFLINE and classes[ONLINE]
             if len(members) > 1 and (len(wanting) > 1 or strict):
                 assert sum(self.open(i) for i in members) <= 1, "two holders in one class"
-        waiting = [i for i in live if self.card.tenant[i].wants and not self.open(i)]
+        waiting = [i for i in live if self.tenants[i].wants and not self.open(i)]
         if waiting:
             assert self.card.wake_ns != NEVER and self.card.wake_ns <= self.now + 100 * MS, (
                 "nobody will look again"
             )
-        assert all(abs(self.card.tenant[i].deficit_ns) <= DEFICIT_MAX for i in live), "unbounded deficit"
+        assert all(abs(self.tenants[i].deficit_ns) <= DEFICIT_MAX for i in live), "unbounded deficit"
 
 
 spans = st.integers(0, 300).map(lambda v: v * MS // 2)
@@ -194,7 +194,7 @@ job_strategy = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(job_strategy, min_size=1, max_size=6),
     st.sampled_from([abi.POLICY_BURST_SHARE, abi.POLICY_BEST_EFFORT]),
@@ -206,19 +206,23 @@ def test_invariants_under_any_life(jobs: list[Job], policy: int) -> None:
     world.run(400 * MS, step=100_000)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(job_strategy, min_size=2, max_size=6))
+@settings(max_examples=15, deadline=None)
+@given(st.lists(job_strategy, min_size=2, max_size=5))
 def test_every_closed_gate_opens_again(jobs: list[Job]) -> None:
     """Once online falls silent for good, everybody who waits gets the card within a bounded time."""
+    for job in jobs:
+        job.share, job.kernel_ns = max(job.share, 25), min(job.kernel_ns, 1 * MS)
     world = World(jobs)
     world.decide()
     world.run(100 * MS, step=100_000)
     for job in jobs:
         job.bursts, job.work_left, job.greedy = [], 0, job.job_class == OFFLINE
     waiting = {i for i, job in enumerate(jobs) if job.job_class == OFFLINE}
-    end = world.now + 100 * MS + 1600 * MS  # idle_release, then debts of at most 500 ms
+    end = (
+        world.now + 100 * MS + 150 * MS
+    )  # idle_release, then at most a round of five with debts of a few slices
     while waiting and world.now < end:
-        world.run(5 * MS, step=100_000)
+        world.run(1 * MS, step=100_000)
         waiting = {i for i in waiting if not world.open(i)}
     assert not waiting
 
@@ -229,14 +233,14 @@ def test_every_closed_gate_opens_again(jobs: list[Job]) -> None:
 )
 def test_service_converges_to_the_weights(shares: list[int], job_class: int, rng: random.Random) -> None:
     """Greedy tenants with kernels of different lengths: each gets its share of the time within 3 %."""
-    jobs = [Job(job_class, share, rng.choice([50_000, 250_000, 1 * MS])) for share in shares]
+    jobs = [Job(job_class, share, rng.choice([100_000, 200_000, 1 * MS])) for share in shares]
     world = World(jobs)
     world.decide()
-    world.run(3000 * MS)
+    world.run(1500 * MS, step=100_000)
     total = sum(job.got for job in jobs)
     for job in jobs:
         assert job.got / total == pytest.approx(job.share / sum(shares), abs=0.03)
-    assert total > 0.85 * 3000 * MS, "the card stood still too often"
+    assert total > 0.85 * 1500 * MS, "the card stood still too often"
 
 
 def test_best_effort_ignores_shares() -> None:
@@ -290,7 +294,7 @@ def test_recovery_keeps_offline_closed_and_ends() -> None:
 
 
 def test_a_tenant_that_never_drains_pays_for_it() -> None:
-    """It lies about unfinished work: the other one waits at most the drain limit per turn and keeps its half."""
+    """It lies about unfinished work: the other waits at most the drain limit per turn and keeps its half."""
     liar, worker = Job(OFFLINE, 50, 100_000), Job(OFFLINE, 50, 100_000)
     world = World([liar, worker])
     world.observe = lambda: None  # type: ignore[method-assign]

@@ -1,7 +1,8 @@
-"""The ledger: sums over restarts of either daemon, not measured against zero, migrations, reading beside writing."""
+"""The ledger: sums over restarts of either daemon, not measured against zero, migrations, readers."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -179,7 +180,7 @@ def test_ledger_of_a_newer_release_is_not_touched(ledger, path):
     database = sqlite3.connect(path)
     database.execute("PRAGMA user_version = 99")
     database.close()
-    with pytest.raises(LedgerError, match="schema 99.*newer release"):
+    with pytest.raises(LedgerError, match=r"schema 99.*newer release"):
         Ledger(path)
 
 
@@ -189,6 +190,27 @@ def test_file_that_is_no_ledger_is_said(path):
         Ledger(path)
     with pytest.raises(LedgerError, match=r"ledger\.sqlite cannot be read"):
         read_usage(path, [9])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to play")
+@pytest.mark.parametrize("running", [True, False])
+def test_another_user_can_read_it_while_qgpud_runs_and_when_it_does_not(ledger, path, running):
+    ledger.open_grant(grant())
+    for part in (path.parent, *path.parent.parents):
+        part.chmod(part.stat().st_mode | 0o055)
+    for file in path.parent.iterdir():
+        file.chmod(0o644)
+    if not running:
+        ledger.close()
+    pid = os.fork()
+    if pid == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+        try:
+            os._exit(0 if len(read_usage(path, [9])) == 1 else 1)
+        except LedgerError:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_reading_does_not_make_a_file(tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -308,3 +309,14 @@ def test_a_standalone_srun_ends_as_the_same_job_as_without_the_filter(one: Slurm
     }
     assert filtered[0] == plain[0]
     assert {key: filtered[1][key] for key in plain_written} == plain_written
+
+
+@pytest.mark.parametrize(
+    "text", ["qgpu/;" * 200_000, " " * 1_000_000 + "x" + " " * 1_000_000, "qgpu/" + " " * 1_000_000]
+)
+def test_an_enormous_comment_does_not_hold_up_slurmctld(one: Slurm, text: str) -> None:
+    """Under 2 s where a quadratic way would take minutes: slurmctld holds its locks meanwhile."""
+    start = time.monotonic()
+    one.submit(gres="qgpu:30", qos="online", comment=text)
+    one.submit(gres="gres:" * 200_000 + "qgpu:30" + "," * 100_000, qos="online", comment="x")
+    assert time.monotonic() - start < 2

@@ -18,10 +18,12 @@ from slurm_plugin import sacct
 GIB = 1 << 30
 SECOND = 10**9
 HEADER = "|".join(sacct.FIELDS)
-# sacct -P -X of 22.05: a finished online job, a running array task, a job without qgpu, one with | in its name.
+# sacct -P -X: a finished online job, a running array task, a job without qgpu with | in its name.
+ONLINE = "billing=1,cpu=1,gres/qgpu:online=30,gres/qgpu=30,gres/qgpu_mem=12G,gres/shard=30,mem=1G,node=1"
+OFFLINE = "cpu=1,gres/qgpu:offline=50,gres/qgpu=50,gres/qgpu_mem=4G,gres/shard=6"
 TEXT = f"""{HEADER}
-12|12|alice|COMPLETED|00:01:40|n1|online|gpu|billing=1,cpu=1,gres/qgpu:online=30,gres/qgpu=30,gres/qgpu_mem=12G,gres/shard=30,mem=1G,node=1|train
-13_2|15|bob|RUNNING|1-02:03:04|n2|offline|gpu|cpu=1,gres/qgpu:offline=50,gres/qgpu=50,gres/qgpu_mem=4G,gres/shard=6|sweep
+12|12|alice|COMPLETED|00:01:40|n1|online|gpu|{ONLINE}|train
+13_2|15|bob|RUNNING|1-02:03:04|n2|offline|gpu|{OFFLINE}|sweep
 16|16|bob|CANCELLED by 1001|00:00:00|None assigned|normal|cpu||a|b
 """
 
@@ -167,7 +169,7 @@ def test_requeued_job_has_a_line_per_grant(ledger, call):
 
 
 ADVICE: list[tuple[dict[str, int], Grant, str]] = [
-    ({"denied": 4, "launches": 1}, grant(12), "4 allocation(s) were refused.*qgpu_mem:14G"),
+    ({"denied": 4, "launches": 1}, grant(12), r"4 allocation\(s\) were refused.*qgpu_mem:14G"),
     ({"mem_peak": GIB, "launches": 1, "busy_ns": 30 * SECOND}, grant(12), "at most 1.0 GiB.*qgpu_mem:2G"),
     ({"launches": 0}, grant(12), "never used its card"),
     ({"launches": 9, "busy_ns": 5 * SECOND, "mem_peak": 9 * GIB}, grant(12), "reached 5 %.*--gres=qgpu:7"),

@@ -2,10 +2,10 @@
 
 Usage: derive_symbols.py INCLUDE_DIR TABLE
 
-Every function that cuda.h, cudaGL.h, cudaEGL.h and cudaVDPAU.h declare, in all its versions (`_v2`, `_v3`, ...)
-and default-stream variants (`_ptds`, `_ptsz`), becomes a row: exported symbol, name for cuGetProcAddress, CUDA
-version since which that name means this symbol (1000 * major + 10 * minor), 1 for a per-thread default stream
-variant, and `pass` or `hook`. The last column is kept from the existing table; new symbols are `pass`.
+Every function that cuda.h, cudaGL.h, cudaEGL.h and cudaVDPAU.h declare, in all its versions (`_v2`, `_v3`,
+...) and default-stream variants (`_ptds`, `_ptsz`), becomes a row: exported symbol, name to ask for,
+CUDA version since which that name means this symbol (1000 * major + 10 * minor), 1 for a per-thread default
+stream variant, and `pass` or `hook`. The last column is kept from the existing table; new symbols are `pass`.
 Needs a C preprocessor (environment CC, default gcc). Exits 1 with a sentence when a header cannot be read.
 """
 
@@ -21,8 +21,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 EXTRA_HEADERS = ("cudaGL.h", "cudaEGL.h", "cudaVDPAU.h")
-TYPEDEF_HEADERS = ("cudaTypedefs.h", "cudaProfilerTypedefs.h", "cudaGLTypedefs.h", "cudaEGLTypedefs.h")
-TYPEDEF_HEADERS += ("cudaVDPAUTypedefs.h",)
+TYPEDEF_HEADERS = (
+    "cudaTypedefs.h",
+    "cudaProfilerTypedefs.h",
+    "cudaGLTypedefs.h",
+    "cudaEGLTypedefs.h",
+    "cudaVDPAUTypedefs.h",
+)
 WINDOWS_ONLY = {"cuWGLGetDevice"}
 # Exported by the driver, declared only in a header that newer toolkits no longer ship.
 PROFILER = ("cuProfilerInitialize", "cuProfilerStart", "cuProfilerStop")

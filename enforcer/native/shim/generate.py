@@ -1,10 +1,10 @@
-"""Turns symbols.tsv into the assembler, C and linker input of the shim, and into the stub driver of the benchmarks.
+"""Turns symbols.tsv into the assembler, C and linker input of the shim, and into the stub driver.
 
 Usage: generate.py TABLE OUT_DIR
 
-Writes symbols.h (enum of symbols), symbols.c (names and the cuGetProcAddress table), exports.S (pass-throughs and
-first-call resolvers), exports.map (version script) and stub_exports.S (a driver in which every call succeeds at
-once). Exits 1 with a sentence when the table is malformed.
+Writes symbols.h (enum of symbols), symbols.c (names and the cuGetProcAddress table), exports.S (pass-throughs
+and first-call resolvers), exports.map (version script) and stub_exports.S (a driver in which every call
+succeeds at once). Exits 1 with a sentence when the table is malformed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def read(table: Path) -> tuple[int, list[Row]]:
             continue
         fields = line.split("\t")
         if len(fields) != 5 or fields[4] not in ("pass", "hook"):
-            raise SystemExit(f"{table}:{number}: expected symbol, api, since, ptsz and pass|hook, got {line!r}")
+            raise SystemExit(
+                f"{table}:{number}: expected symbol, api, since, ptsz and pass|hook, got {line!r}"
+            )
         rows.append(Row(fields[0], fields[1], int(fields[2]), int(fields[3]), fields[4] == "hook"))
     return version, rows
 

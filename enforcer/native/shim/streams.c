@@ -5,15 +5,19 @@
  */
 #include "streams.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #define BUCKETS 1024u
+#define REST 64u /* dead records lie so long, counted in records, before one is used again */
 
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct qg_stream *table[BUCKETS];
+static struct qg_stream *rest_first, **rest_last = &rest_first; /* dead records, oldest first */
+static unsigned resting;
 static struct qg_context *contexts;
 static uint64_t marker_taken[QG_MAX_CARDS];                        /* bit per marker index */
 static struct qg_stream *marker_owner[QG_MAX_CARDS][QG_MARKERS];   /* valid where the bit is set */
@@ -33,6 +37,10 @@ void qg_streams_after_fork(void)
     memset(marker_taken, 0, sizeof(marker_taken));
     memset(marker_value, 0, sizeof(marker_value));
     contexts = NULL;
+    rest_first = NULL;
+    rest_last = &rest_first;
+    resting = 0;
+    memset(marker_owner, 0, sizeof(marker_owner));
     qg_captures = 0;
     thread_id = 0;
     __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);
@@ -44,21 +52,60 @@ static size_t bucket(uint64_t key, CUcontext context, uint64_t thread)
     return (size_t)(hash >> 40) % BUCKETS;
 }
 
-/* Under table_lock. Records of destroyed contexts are never freed (stream records point to them). */
+/* Under table_lock. Never freed, because stream records point to them, but used again. */
 static struct qg_context *context_record(CUcontext handle)
 {
-    struct qg_context *record;
-    for (record = contexts; record; record = record->next)
+    struct qg_context *record, *unused = NULL;
+    for (record = contexts; record; record = record->next) {
         if (record->handle == handle)
             return record;
-    record = calloc(1, sizeof(*record));
+        if (!record->handle)
+            unused = record;
+    }
+    record = unused ? unused : calloc(1, sizeof(*record));
     if (!record)
         return NULL;
+    if (!unused) {
+        record->next = contexts;
+        contexts = record;
+    }
     record->handle = handle;
     record->card = qg_card_current();
-    record->next = contexts;
-    contexts = record;
+    record->attached = NULL;
+    record->refused = false;
     return record;
+}
+
+/* Under table_lock: an empty record. Records are never given back to the heap: a thread that just looked one up, or
+ * put it on its list of streams to mark, may touch it (under its lock) after it died. */
+static struct qg_stream *blank_stream(void)
+{
+    struct qg_stream *stream;
+    if (resting < REST) {
+        stream = calloc(1, sizeof(*stream));
+        if (stream)
+            pthread_mutex_init(&stream->lock, NULL);
+        return stream;
+    }
+    stream = rest_first;
+    rest_first = stream->next;
+    if (!rest_first)
+        rest_last = &rest_first;
+    resting--;
+    pthread_mutex_lock(&stream->lock);
+    size_t after = offsetof(struct qg_stream, marker);
+    memset(stream, 0, offsetof(struct qg_stream, lock));
+    memset((char *)stream + after, 0, sizeof(*stream) - after);
+    pthread_mutex_unlock(&stream->lock);
+    return stream;
+}
+
+static void lay_to_rest(struct qg_stream *stream)
+{
+    stream->next = NULL;
+    *rest_last = stream;
+    rest_last = &stream->next;
+    resting++;
 }
 
 /* Under table_lock: an index whose last marker has been reached, else -1. */
@@ -90,15 +137,18 @@ static void release_marker(struct qg_stream *stream)
 }
 
 static void bury(struct qg_stream *stream);
+static void unlink_dead(size_t at);
 
 /* A thread ended: its per-thread default streams have no further work. */
 static void thread_ended(void *thread)
 {
     pthread_mutex_lock(&table_lock);
-    for (size_t i = 0; i < BUCKETS; i++)
+    for (size_t i = 0; i < BUCKETS; i++) {
         for (struct qg_stream *stream = table[i]; stream; stream = stream->next)
             if (stream->key == 2 && stream->thread == (uint64_t)(uintptr_t)thread && !stream->dead)
                 bury(stream);
+        unlink_dead(i);
+    }
     pthread_mutex_unlock(&table_lock);
 }
 
@@ -121,7 +171,7 @@ static uint64_t this_thread(void)
 static struct qg_stream *new_stream(uint64_t key, CUcontext current, uint64_t thread, CUstream handle)
 {
     struct qg_context *context = context_record(current);
-    struct qg_stream *stream = context && context->card ? calloc(1, sizeof(*stream)) : NULL;
+    struct qg_stream *stream = context && context->card ? blank_stream() : NULL;
     if (!stream)
         return NULL;
     stream->key = key;
@@ -130,7 +180,6 @@ static struct qg_stream *new_stream(uint64_t key, CUcontext current, uint64_t th
     stream->handle = key == 2 ? CU_STREAM_PER_THREAD : key == 0 ? CU_STREAM_LEGACY : handle;
     stream->context = context;
     stream->card = context->card;
-    pthread_mutex_init(&stream->lock, NULL);
     stream->marker = take_marker(stream->card);
     if (stream->marker >= 0) {
         stream->value = marker_value[stream->card - qg_cards][stream->marker];
@@ -342,14 +391,17 @@ static void bury(struct qg_stream *stream)
     __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);
 }
 
-/* Unlinks records that died; their memory is reused by nobody, but chains stay short. */
+/* Under table_lock. */
 static void unlink_dead(size_t at)
 {
     for (struct qg_stream **link = &table[at]; *link;) {
-        if ((*link)->dead)
-            *link = (*link)->next;
-        else
-            link = &(*link)->next;
+        struct qg_stream *stream = *link;
+        if (stream->dead) {
+            *link = stream->next;
+            lay_to_rest(stream);
+        } else {
+            link = &stream->next;
+        }
     }
 }
 

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * qgpu-workload: a program for demos, tests and benchmarks that loads a card in a chosen pattern. It speaks the CUDA
+ * driver API only, resolved as the CUDA runtime does it, and runs unchanged on real and on simulated cards.
+ */
+#ifndef QGPU_WORKLOAD_H
+#define QGPU_WORKLOAD_H
+
+#include <cuda.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+enum exit_code { EXIT_OK = 0, EXIT_DRIVER = 1, EXIT_USAGE = 2, EXIT_NO_DEVICE = 3, EXIT_NO_MEMORY = 4 };
+
+struct options {
+    double kernel_us, busy_s, idle_s, length_s;
+    uint64_t kernels, requests, warmup, sync_every, iterations, memory, alloc_past;
+    unsigned streams;
+    int device;
+    const char *log;
+    bool has_requests, json, progress, log_requests;
+};
+
+#define MAX_STREAMS 256u
+
+/* Every function that is used: base name, the CUDA version whose ABI is meant, type of the pointer. */
+#define DRIVER_FUNCTIONS(X)                                                                                   \
+    X(cuInit, 2000, (unsigned))                                                                               \
+    X(cuDeviceGet, 2000, (CUdevice *, int))                                                                   \
+    X(cuDeviceGetCount, 2000, (int *))                                                                        \
+    X(cuDeviceGetName, 2000, (char *, int, CUdevice))                                                         \
+    X(cuDeviceGetUuid, 11040, (CUuuid *, CUdevice))                                                           \
+    X(cuDevicePrimaryCtxRetain, 7000, (CUcontext *, CUdevice))                                                \
+    X(cuDevicePrimaryCtxRelease, 11000, (CUdevice))                                                           \
+    X(cuCtxSetCurrent, 4000, (CUcontext))                                                                     \
+    X(cuCtxSynchronize, 2000, (void))                                                                         \
+    X(cuModuleLoadData, 2000, (CUmodule *, const void *))                                                     \
+    X(cuModuleGetFunction, 2000, (CUfunction *, CUmodule, const char *))                                      \
+    X(cuLaunchKernel, 4000, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
+                             CUstream, void **, void **))                                                     \
+    X(cuStreamCreate, 2000, (CUstream *, unsigned))                                                           \
+    X(cuStreamSynchronize, 2000, (CUstream))                                                                  \
+    X(cuEventCreate, 2000, (CUevent *, unsigned))                                                             \
+    X(cuEventRecord, 2000, (CUevent, CUstream))                                                               \
+    X(cuEventSynchronize, 2000, (CUevent))                                                                    \
+    X(cuEventElapsedTime, 2000, (float *, CUevent, CUevent))                                                  \
+    X(cuMemAlloc, 3020, (CUdeviceptr *, size_t))                                                              \
+    X(cuMemFree, 3020, (CUdeviceptr))                                                                         \
+    X(cuMemsetD8, 3020, (CUdeviceptr, unsigned char, size_t))                                                 \
+    X(cuGetErrorName, 6000, (CUresult, const char **))
+
+struct driver {
+#define X(name, version, parameters) CUresult(*p_##name) parameters;
+    DRIVER_FUNCTIONS(X)
+#undef X
+    CUfunction work;
+    CUstream streams[MAX_STREAMS];
+    CUdeviceptr memory;
+    char name[96], uuid[48];
+};
+
+struct result {
+    uint64_t kernels, requests, bursts, errors, refused_at, iterations;
+    uint64_t start_ns, end_ns, busy_ns; /* busy: inside bursts, from the first launch to the last completion */
+    bool refused;
+    char refusal[64];
+    uint64_t *latency; /* ns; a random sample once it is full */
+    uint64_t nlatency, seen;
+};
+
+void parse_options(struct options *options, int argc, char **argv);
+
+/* Each prints a sentence and leaves the process with an exit code of its own when it fails. */
+void driver_open(struct driver *driver, const struct options *options);
+void driver_check(const struct driver *driver, CUresult status, const char *what);
+const char *driver_error(const struct driver *driver, CUresult status);
+void driver_take_memory(struct driver *driver, const struct options *options);
+void driver_alloc_past(struct driver *driver, const struct options *options, struct result *result);
+uint64_t driver_calibrate(struct driver *driver, double kernel_us); /* iterations of one kernel */
+CUresult driver_launch(const struct driver *driver, CUstream stream, uint64_t iterations);
+
+void run(const struct driver *driver, const struct options *options, struct result *result);
+void report(const struct driver *driver, const struct options *options, struct result *result);
+uint64_t now_ns(void);
+
+#endif

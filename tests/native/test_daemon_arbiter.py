@@ -1,0 +1,120 @@
+"""The daemon's service against the real qgpu-arbiter: grants arrive, its restarts are noticed at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from enforcer.clock import SystemClock
+from enforcer.daemon.arbiter_port import SocketArbiter
+from enforcer.daemon.fakes import FakeNode
+from enforcer.daemon.hookproto import Answer
+from enforcer.daemon.node import NodeService
+
+ARBITER = Path(__file__).parents[2] / "build/bin/qgpu-arbiter"
+SHARE = "qgpu/1 class=online share=30 mem=12288"
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.geteuid() != 0, reason="the arbiter believes root alone"),
+]
+
+
+def env(job: int = 9) -> dict[str, str]:
+    base = {
+        "SLURM_JOB_ID": str(job),
+        "SLURM_JOB_UID": "1000",
+        "SLURM_JOB_GID": "100",
+        "SLURMD_NODENAME": "n1",
+    }
+    return base | {"SLURM_JOB_COMMENT": SHARE, "SLURM_JOB_GPUS": "0"}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    running: list[subprocess.Popen[bytes]] = []
+
+    def launch() -> subprocess.Popen[bytes]:
+        reader, writer = os.pipe()
+        command = [str(ARBITER), "--run-dir", str(tmp_path / "run"), "--no-rt", "--ready-fd", str(writer)]
+        running.append(subprocess.Popen(command, pass_fds=[writer], stderr=subprocess.DEVNULL))
+        os.close(writer)
+        assert os.read(reader, 16), "the arbiter ended before it was ready"
+        os.close(reader)
+        return running[-1]
+
+    yield launch
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def service(tmp_path: Path, start: Callable[[], subprocess.Popen[bytes]]) -> NodeService:
+    node = FakeNode(tmp_path, clock=SystemClock())
+    service = node.service()
+    service.ports.arbiter = SocketArbiter(str(tmp_path / "run"), node.config)
+    return service
+
+
+def tenants(service: NodeService) -> list[tuple[int, str, int]]:
+    found = service.ports.arbiter.tenants()
+    return sorted((t.sample.job_id, t.sample.uuid[-1], t.procs) for t in found)
+
+
+def test_grant_is_with_the_arbiter_when_the_prolog_is_answered(service, start):
+    start()
+    service.start()
+    assert service.connected
+    assert service.prolog(env()) == Answer(0)
+    assert tenants(service) == [(9, "0", 0)]
+    service.poll_arbiter()
+    service.epilog(env())
+    assert tenants(service) == []
+
+
+def test_grants_come_back_after_the_arbiter_was_killed(service, start):
+    first = start()
+    service.start()
+    assert service.prolog(env()) == Answer(0)
+    first.kill()
+    first.wait()
+    service.poll_arbiter()
+    assert not service.connected and not service.reach_arbiter()
+    assert service.prolog(env(10)) is None, "it waits for the arbiter"
+    start()
+    until = time.monotonic() + 10
+    while not service.reach_arbiter():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert service.settled(10) == Answer(0)
+    assert [job for job, _, _ in tenants(service)] == [9, 10]
+
+
+def test_descriptor_tells_the_end_of_the_arbiter(service, start):
+    import select
+
+    arbiter = start()
+    service.start()
+    fd = service.ports.arbiter.fileno()
+    assert fd is not None and select.select([fd], [], [], 0) == ([], [], [])
+    arbiter.kill()
+    assert select.select([fd], [], [], 10)[0] == [fd]
+
+
+def test_grants_of_a_daemon_that_was_away_are_replaced_by_the_full_list(service, start):
+    start()
+    service.start()
+    service.prolog(env(9))
+    service.prolog(env(10))
+    service.ports.arbiter.close()
+    service.connected = False
+    service.store.remove(9)
+    del service.grants[9]
+    assert service.reach_arbiter()
+    assert [job for job, _, _ in tenants(service)] == [10]

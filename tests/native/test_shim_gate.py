@@ -1,0 +1,225 @@
+"""The gate: closed waits, NOTIFY rings, markers tell what is done, the window bounds what is in flight."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import shim_support as s
+
+pytestmark = pytest.mark.native
+CAP = [24 * s.GIB]
+
+
+@pytest.fixture
+def arbiter(tmp_path: Path) -> Iterator[s.FakeArbiter]:
+    running = s.FakeArbiter(tmp_path, CAP)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def probe(tmp_path: Path, arbiter: s.FakeArbiter) -> Iterator[s.Probe]:
+    with s.governed(tmp_path, CAP) as running:
+        s.started(running)
+        assert running.ask("stream 0") == 0
+        yield running
+
+
+def test_closed_gate_holds_until_it_opens(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    arbiter.card.set(s.CLOSED | s.TRACK)
+    probe.send("launch 0 0x10 1")
+    s.until(lambda: arbiter.card.proc("waiting") == 1)
+    assert arbiter.card.rings() >= 1
+    assert not probe.answered(0.2)
+    opened = time.monotonic()
+    arbiter.card.set(s.TRACK)
+    assert int(probe.answer()) == 0
+    assert time.monotonic() - opened < 0.04, "it must wake by the futex, not by its 50 ms look"
+    assert arbiter.card.proc("waiting") == 0
+    assert arbiter.card.proc("gate_waits") == 1
+    assert arbiter.card.proc("gate_wait_ns") > 150_000_000
+    assert probe.counts()["launches"] == 1
+
+
+@pytest.mark.parametrize("order", ["graph 0 0x20", "copy 0 1048576"])
+def test_graphs_and_large_copies_stand_at_the_gate(
+    arbiter: s.FakeArbiter, probe: s.Probe, order: str
+) -> None:
+    arbiter.card.set(s.CLOSED | s.TRACK)
+    probe.send(order)
+    s.until(lambda: arbiter.card.proc("waiting") == 1)
+    arbiter.card.set(s.TRACK)
+    assert int(probe.answer()) == 0
+
+
+def test_small_copies_pass(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    arbiter.card.set(s.CLOSED | s.TRACK)
+    assert probe.ask("copy 0 1048575") == 0
+    assert arbiter.card.proc("copy_bytes") == 0
+    arbiter.card.set(s.TRACK)
+    assert probe.ask("copy 0 1048576") == 0
+    assert arbiter.card.proc("copy_bytes") == 1048576
+
+
+def test_notify_rings_and_goes_on(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    assert probe.ask("launch 0 0x10 1000") == 0
+    assert arbiter.card.rings() == 0
+    arbiter.card.set(s.NOTIFY | s.TRACK)
+    assert probe.ask("launch 0 0x10 1") == 0
+    assert arbiter.card.rings() == 1
+    arbiter.card.set(s.TRACK)
+    arbiter.card.set(s.NOTIFY | s.TRACK)
+    assert probe.ask("launch 0 0x10 1") == 0
+    assert arbiter.card.rings() == 1
+    assert arbiter.card.proc("launches") == 1002
+
+
+def test_notify_does_not_ring_on_every_launch(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    arbiter.card.set(s.NOTIFY | s.TRACK)
+    started = time.monotonic()
+    assert probe.ask("launch 0 0x10 20000") == 0
+    assert arbiter.card.rings() <= 2 + (time.monotonic() - started) * 1000
+
+
+def test_markers_tell_what_is_done(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    assert probe.ask("launch 0 0x10 1") == 0  # the first launch after a pause is marked
+    first = arbiter.card.marker()
+    assert first[0] == first[1] == 1
+    assert probe.ask("hold 1") == 0
+    assert probe.ask("launch 0 0x10 5") == 0
+    assert probe.ask("sync 0") == 0
+    submitted, done = arbiter.card.marker()
+    assert submitted > done == 1, "the GPU has not reached the end"
+    assert arbiter.card.proc("unmarked") == 0
+    assert probe.ask("reach 100") >= 1
+    assert arbiter.card.marker() == (submitted, submitted)
+    assert probe.counts()["registers"] == 1
+
+
+@pytest.mark.parametrize("order", ["sync 0", "ctx_sync", "record 0"])
+def test_whoever_looks_places_a_marker_first(arbiter: s.FakeArbiter, probe: s.Probe, order: str) -> None:
+    assert probe.ask("launch 0 0x10 3") == 0
+    s.until(lambda: probe.ask("launch 0 0x10 1") == 0 and arbiter.card.proc("unmarked") == 1)
+    before = arbiter.card.marker()[0]
+    assert probe.ask(order) == 0
+    assert arbiter.card.marker()[0] == before + 1
+    assert arbiter.card.proc("unmarked") == 0
+    assert probe.ask(order) == 0
+    assert arbiter.card.marker()[0] == before + 1, "nothing new: no marker"
+
+
+def test_markers_come_each_millisecond_not_each_launch(probe: s.Probe) -> None:
+    started = time.monotonic()
+    assert probe.ask("launch 0 0x10 200000") == 0
+    took_ms = (time.monotonic() - started) * 1000
+    assert 1 <= probe.counts()["writes"] <= took_ms + 2
+
+
+def test_no_markers_without_track(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    arbiter.card.set(0)
+    assert probe.ask("launch 0 0x10 1000") == 0
+    assert probe.counts()["writes"] == 0
+
+
+def test_driver_without_stream_writes_is_tolerated(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    assert probe.ask("refuse_writes 1") == 0
+    assert probe.ask("launch 0 0x10 10") == 0
+    assert probe.ask("sync 0") == 0
+    submitted, done = arbiter.card.marker()
+    assert submitted == done
+    assert arbiter.card.proc("unmarked") == 1
+
+
+def test_destroyed_streams_give_their_markers_back(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    for _ in range(200):
+        assert probe.ask("stream 1") == 0
+        assert probe.ask("launch 1 0x10 1") == 0
+        assert probe.ask("destroy 1") == 0
+    assert arbiter.card.marker(2) == (0, 0), "index 0 or 1 was used again and again"
+    assert arbiter.card.proc("unmarked") == 0
+
+
+def test_capture_is_left_alone(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    assert probe.ask("launch 0 0x10 1") == 0
+    before = probe.counts()
+    launches = arbiter.card.proc("launches")
+    assert probe.ask("capture 0") == 0
+    arbiter.card.set(s.CLOSED | s.TRACK)
+    assert probe.ask("launch 0 0x10 50") == 0, "launches into a capture run nothing and do not wait"
+    assert probe.ask("record 0") == 0
+    assert probe.ask(f"alloc_async 0 {25 * s.GIB} 0") == 0, "becomes a node, nothing is allocated"
+    assert arbiter.card.proc("launches") == launches
+    assert probe.counts()["writes"] == before["writes"]
+    arbiter.card.set(s.TRACK)
+    assert probe.ask("end_capture 0") == 0
+    asked = probe.counts()["queries"]
+    assert probe.ask("launch 0 0x10 100") == 0
+    assert probe.counts()["queries"] == asked, "without a capture nobody asks"
+
+
+# ---- window mode -------------------------------------------------------------------------------------------
+
+
+def window(arbiter: s.FakeArbiter, probe: s.Probe, kernel_us: int) -> None:
+    """A window of 500 us and a function whose duration has been learned."""
+    assert probe.ask(f"elapsed_us {kernel_us}") == 0
+    arbiter.card.set(s.WINDOW | s.TRACK)
+    for _ in range(4):
+        assert probe.ask("launch 0 0x10 1") == 0
+        assert probe.ask("sync 0") == 0
+    arbiter.card.gate.put(56, "I", 500)
+    assert probe.ask("hold 1") == 0
+
+
+def test_window_bounds_work_in_flight(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    window(arbiter, probe, 100)
+    launched = probe.counts()["launches"]
+    probe.send("launch 0 0x10 12")
+    s.until(lambda: arbiter.card.proc("window_bypass") >= 1)
+    arbiter.card.set(s.CLOSED | s.TRACK)  # nothing more gets through while we count
+    probe_launches = arbiter.card.proc("launches") - launched
+    assert arbiter.card.proc("inflight_us") <= 500 + 100 * arbiter.card.proc("window_bypass") + 1
+    assert probe_launches >= 5
+    arbiter.card.set(s.TRACK)
+    assert int(probe.answer()) == 0
+
+
+def test_window_takes_what_fits_and_no_more(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    window(arbiter, probe, 100)
+    assert probe.ask("launch 0 0x10 5") == 0
+    assert arbiter.card.proc("window_bypass") == 0
+    assert arbiter.card.proc("inflight_us") == 500
+    started = time.monotonic()
+    assert probe.ask("launch 0 0x10 1") == 0  # the sixth does not fit and nothing moves
+    assert time.monotonic() - started >= 0.002
+    assert arbiter.card.proc("window_bypass") == 1
+
+
+def test_full_window_goes_on_as_the_gpu_does(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    """Each marker that is reached makes room; nothing has to be let through."""
+    window(arbiter, probe, 100)
+    assert probe.ask("hold 0") == 0
+    assert probe.ask("launch 0 0x10 200") == 0
+    assert arbiter.card.proc("window_bypass") == 0
+
+
+def test_unknown_function_fills_the_window(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    window(arbiter, probe, 10)
+    assert probe.ask("launch 0 0x9990 1") == 0  # never seen: counts as the whole window
+    started = time.monotonic()
+    assert probe.ask("launch 0 0x9990 1") == 0  # waits 2 ms for progress, then is let through
+    assert time.monotonic() - started >= 0.002
+    assert arbiter.card.proc("window_bypass") == 1
+
+
+def test_gate_that_closes_at_a_full_window_holds(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    window(arbiter, probe, 400)
+    assert probe.ask("launch 0 0x10 1") == 0
+    arbiter.card.set(s.CLOSED | s.WINDOW | s.TRACK)
+    probe.send("launch 0 0x10 1")
+    assert not probe.answered(0.1)
+    arbiter.card.set(s.WINDOW | s.TRACK)
+    assert int(probe.answer()) == 0

@@ -1,0 +1,236 @@
+"""What programs and nodes do to the shim: fork, closing every descriptor, dead arbiters, false grants."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import shim_support as s
+
+pytestmark = pytest.mark.native
+CAP = [24 * s.GIB]
+
+
+@pytest.fixture
+def arbiter(tmp_path: Path) -> Iterator[s.FakeArbiter]:
+    running = s.FakeArbiter(tmp_path, CAP)
+    yield running
+    running.stop()
+
+
+def test_registration_shows_the_grant(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with s.governed(tmp_path, CAP) as probe:
+        assert probe.ask("init") == 0
+        assert arbiter.card.asked == [0], "registered when cuInit returns"
+        assert arbiter.grants_seen == 1
+        assert probe.ask("init") == 0
+        assert arbiter.card.asked == [0], "once per process"
+
+
+def test_forked_child_is_its_own_process(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with s.governed(tmp_path, CAP) as probe:
+        s.started(probe)
+        assert probe.ask(f"alloc 0 {20 * s.GIB}") == 0
+        assert probe.ask(f"fork {5 * s.GIB}") == s.OUT_OF_MEMORY, "parent and child share the job's cap"
+        assert probe.ask(f"fork {4 * s.GIB}") == 0
+        assert arbiter.card.proc("mem_used") == 20 * s.GIB
+        assert arbiter.card.proc("mem_used", slot=2) == 4 * s.GIB
+        assert len(arbiter.card.asked) == 3
+        assert probe.ask("launch 0 0x10 1") == 0
+        assert arbiter.card.proc("launches") == 1, "the child wrote its own slot"
+
+
+def test_program_that_closes_every_descriptor(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    """Its own file, which now has all our numbers, must stay empty, and we must come back."""
+    theirs = tmp_path / "theirs"
+    with s.governed(tmp_path, CAP) as probe:
+        s.started(probe)
+        assert probe.ask(f"alloc 0 {s.GIB}") == 0
+        assert probe.ask(f"closeall {theirs}") == 0
+        arbiter.card.set(s.NOTIFY | s.TRACK)
+        assert probe.ask("launch 0 0x10 1") == 0
+        s.until(lambda: len(arbiter.card.asked) == 2)
+        assert arbiter.card.asked[1] == s.GIB
+        s.until(lambda: probe.ask("launch 0 0x10 1") == 0 and arbiter.card.rings() > 0)
+        assert theirs.read_bytes() == b""
+        assert probe.ask(f"alloc 1 {24 * s.GIB}") == s.OUT_OF_MEMORY
+
+
+def test_waiting_launch_survives_a_restart(tmp_path: Path) -> None:
+    arbiter = s.FakeArbiter(tmp_path, CAP)
+    with s.governed(tmp_path, CAP) as probe:
+        s.started(probe)
+        arbiter.card.set(s.CLOSED | s.TRACK)
+        probe.send("launch 0 0x10 1")
+        s.until(lambda: arbiter.card.proc("waiting") == 1)
+        arbiter.stop()
+        assert not probe.answered(0.2)
+        arbiter.flags = s.CLOSED | s.TRACK
+        arbiter.start()
+        s.until(lambda: arbiter.card.proc("waiting") == 1)
+        assert not probe.answered(0.2)
+        arbiter.card.set(s.TRACK)
+        assert int(probe.answer()) == 0
+        assert probe.finish() == ""
+    arbiter.stop()
+
+
+def test_compute_fails_open_after_the_lease_memory_does_not(tmp_path: Path) -> None:
+    arbiter = s.FakeArbiter(tmp_path, CAP, lease_ms=300)
+    with s.governed(tmp_path, CAP) as probe:
+        s.started(probe)
+        arbiter.card.set(s.CLOSED | s.TRACK)
+        arbiter.stop()
+        began = time.monotonic()
+        assert probe.ask("launch 0 0x10 1") == 0
+        assert 0.2 < time.monotonic() - began < 3
+        assert probe.ask("launch 0 0x10 1") == 0
+        assert probe.ask(f"alloc 0 {25 * s.GIB}") == s.OUT_OF_MEMORY
+        lines = probe.finish().splitlines()
+    assert len(lines) == 2
+    assert "the arbiter of this node does not answer" in lines[0]
+    assert "refused" in lines[1]
+
+
+def test_stale_heartbeat_alone_keeps_the_gate(tmp_path: Path) -> None:
+    """The connection lives: a slow arbiter is not a dead one (until it is three leases late)."""
+    arbiter = s.FakeArbiter(tmp_path, CAP, lease_ms=400)
+    with s.governed(tmp_path, CAP) as probe:
+        s.started(probe)
+        arbiter.card.set(s.CLOSED | s.TRACK)
+        probe.send("launch 0 0x10 1")
+        assert not probe.answered(0.9)
+        assert int(probe.answer()) == 0  # hung for three leases
+    arbiter.stop()
+
+
+def test_governed_again_after_failing_open(tmp_path: Path) -> None:
+    arbiter = s.FakeArbiter(tmp_path, CAP, lease_ms=200)
+    with s.governed(tmp_path, CAP) as probe:
+        s.started(probe)
+        arbiter.card.set(s.CLOSED | s.TRACK)
+        arbiter.stop()
+        assert probe.ask("launch 0 0x10 1") == 0
+        arbiter.flags = s.CLOSED | s.TRACK
+        arbiter.start()
+        s.until(lambda: arbiter.card.asked == [0])
+        time.sleep(0.05)  # adoption follows the answer
+        probe.send("launch 0 0x10 1")
+        assert not probe.answered(0.1)
+        arbiter.card.set(s.TRACK)
+        assert int(probe.answer()) == 0
+    arbiter.stop()
+
+
+def test_again_is_asked_again(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    arbiter.status = 11  # EAGAIN: grants not loaded yet
+    with s.governed(tmp_path, CAP) as probe:
+        s.started(probe)
+        probe.send("launch 0 0x10 1")
+        assert not probe.answered(0.3), "unregistered compute waits"
+        arbiter.status = 0
+        assert int(probe.answer()) == 0
+        assert len(arbiter.card.asked) > 1
+
+
+# ---- grants ------------------------------------------------------------------------------------------------
+
+
+IN_USUAL_PLACE = (
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    "D=/run/opengl-driver/lib; mount -t tmpfs none /run && mkdir -p $D && cp $0 $D/ && exec $*",
+    str(s.STUB),
+)
+
+
+def refused(probe: s.Probe) -> str:
+    """The driver works, device memory is refused; returns what was said."""
+    s.started(probe)
+    assert probe.ask("alloc 0 4096") == s.OUT_OF_MEMORY
+    assert probe.ask("create 0 4096") == s.OUT_OF_MEMORY
+    assert probe.ask("managed 0 4096") == s.OUT_OF_MEMORY
+    assert probe.text("info").endswith(" 0 0")
+    return probe.finish()
+
+
+@pytest.mark.parametrize("seals", [0, s.SEAL, s.SEAL | s.SHRINK | s.GROW])
+def test_unsealed_descriptor_is_not_believed(tmp_path: Path, arbiter: s.FakeArbiter, seals: int) -> None:
+    fd = s.sealed("grant", s.grant_bytes(tmp_path, CAP), seals)
+    probe = s.launch(tmp_path, {"QGPU_GRANT_FD": str(fd)}, (fd,), IN_USUAL_PLACE)
+    os.close(fd)
+    error = refused(probe)
+    assert error.count("\n") == 1
+    assert error.startswith("qgpu: no device memory: grant descriptor")
+    assert "it is not sealed" in error
+    assert arbiter.card.asked == []
+
+
+def test_without_any_grant_everything_passes(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    probe = s.launch(tmp_path, {}, (), IN_USUAL_PLACE)
+    s.started(probe)
+    assert probe.ask(f"alloc 0 {60 * s.GIB}") == 0
+    assert probe.text("info") == f"0 {80 * s.GIB} {80 * s.GIB}"
+    assert probe.finish() == ""
+    assert arbiter.card.asked == []
+
+
+def file_grant(tmp_path: Path, mode: int = 0o644, content: bytes | None = None) -> Path:
+    """A grant file."""
+    path = tmp_path / "4711.grant"
+    path.write_bytes(s.grant_bytes(tmp_path, CAP) if content is None else content)
+    path.chmod(mode)
+    return path
+
+
+def test_grant_file_for_children_that_closed_the_descriptor(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    path = file_grant(tmp_path)
+    probe = s.launch(tmp_path, {"QGPU_GRANT": str(path), "QGPU_GRANT_FD": "777"})
+    s.started(probe)
+    assert arbiter.card.asked == [0]
+    assert probe.ask(f"alloc 0 {25 * s.GIB}") == s.OUT_OF_MEMORY
+    probe.finish()
+
+
+@pytest.mark.parametrize("fault", ["mode", "owner", "symlink", "size", "magic", "version", "fifo", "missing"])
+def test_grant_file_is_distrusted(tmp_path: Path, arbiter: s.FakeArbiter, fault: str) -> None:
+    good = s.grant_bytes(tmp_path, CAP)
+    path = file_grant(tmp_path)
+    if fault == "mode":
+        path.chmod(0o666)
+    elif fault == "owner":
+        os.chown(path, 12345, 0)
+    elif fault == "symlink":
+        real = path.rename(tmp_path / "real")
+        path.symlink_to(real)
+    elif fault == "size":
+        path.write_bytes(good[:-1])
+    elif fault == "magic":
+        path.write_bytes(b"XXXX" + good[4:])
+    elif fault == "version":
+        path.write_bytes(good[:4] + b"\x09" + good[5:])
+    elif fault == "fifo":
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        path.unlink()
+    probe = s.launch(tmp_path, {"QGPU_GRANT": str(path)}, (), IN_USUAL_PLACE)
+    error = refused(probe)
+    assert error.count("\n") == 1
+    assert str(path) in error
+    assert arbiter.card.asked == [], "nobody registers with a grant that is not believed"
+
+
+def test_whole_card_grant_is_not_governed(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    fd = s.sealed("grant", s.grant_bytes(tmp_path, CAP, state=s.WHOLE))
+    probe = s.launch(tmp_path, {"QGPU_GRANT_FD": str(fd)}, (fd,))
+    os.close(fd)
+    s.started(probe)
+    assert probe.ask(f"alloc 0 {25 * s.GIB}") == 0
+    assert arbiter.card.asked == []
+    assert probe.finish() == ""
