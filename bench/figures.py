@@ -10,8 +10,9 @@ from typing import Any, Literal
 class Figure:
     """A measured value with its target.
 
-    `sense` says which side of the target is good. A control is measured with the mechanism switched off and must come
-    out short, which shows that the bench can tell the difference. `spread` is what the same figure did over the runs.
+    `sense` says which side of the target is good. A control is measured with the mechanism switched off and
+    must come out short, which shows that the bench can tell the difference. `spread` is what the same figure
+    did over the runs.
     """
 
     name: str

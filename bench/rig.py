@@ -18,7 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from enforcer.sim import Interval, describe, read_trace
+from enforcer.nvml import PynvmlNvml
+from enforcer.sim import Interval, read_trace
 
 from enforcer import abi
 from enforcer.arbiter_link import ArbiterLink, CardSettings
@@ -135,9 +136,15 @@ class Rig:
         cards = [CardSettings(u, governed=self.governed, **self.settings) for u in self.uuids]
         self.link.sync(cards, self.grants.values())
 
+    def nvml(self) -> PynvmlNvml:
+        """NVML of this node's simulated driver; close it when done."""
+        os.environ["QGPU_SIM_DIR"] = str(self.sim_dir)
+        return PynvmlNvml(str(BUILD / "sim/libnvidia-ml.so.1"))
+
     def _uuids(self) -> list[str]:
         """UUIDs of the cards in order of their minor numbers, as the driver tells them."""
-        return [card.uuid for card in describe(self.sim_dir)]
+        with contextlib.closing(self.nvml()) as nvml:
+            return [card.uuid for card in sorted(nvml.cards(), key=lambda card: card.minor)]
 
     def grant(
         self, job_id: int, job_class: JobClass, share: int = 50, mem_mib: int = 8192, card: int = 0

@@ -1,8 +1,8 @@
 """What a trace says about the promises: pure functions from executed intervals and gate events to figures.
 
-The intervals are the simulated device's own record of what ran when (docs/specs/trace.md); the gate events are
-the arbiter's record of when it stored a gate word. All times are nanoseconds of CLOCK_MONOTONIC. Nothing here
-reads our own ledger, so a wrong ledger cannot make a figure look right.
+The intervals are the simulated device's own record of what ran when (docs/specs/trace.md); the gate events
+are the arbiter's record of when it stored a gate word. All times are nanoseconds of CLOCK_MONOTONIC. Nothing
+here reads our own ledger, so a wrong ledger cannot make a figure look right.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def card_free_us(online: Sequence[Burst], offline: Sequence[Span]) -> list[float
 def gate_close_us(online: Sequence[Burst], gates: Sequence[GateEvent]) -> list[float]:
     """Per burst that found the offline gate open: µs from the launch call to the stored closed gate.
 
-    A burst for which the gate never closed counts as the whole burst, so that a missing arbiter cannot look fast.
+    A burst for which the gate never closed counts whole, so that a missing arbiter cannot look fast.
     """
     figures = []
     for burst in online:
@@ -96,7 +96,7 @@ def gate_close_us(online: Sequence[Burst], gates: Sequence[GateEvent]) -> list[f
 
 
 def handback_ms(online: Sequence[Burst], gates: Sequence[GateEvent], until: int) -> list[float]:
-    """Per burst: ms from the end of online's last kernel to the offline gate's opening (bursts that end by until)."""
+    """Per burst: ms from the end of online's last kernel to the offline gate's opening before `until`."""
     figures = []
     for number, burst in enumerate(online):
         following = online[number + 1].call if number + 1 < len(online) else until

@@ -42,7 +42,7 @@ def python_faults(path: Path) -> Iterator[str]:
     tree = ast.parse(text)
     for line, target in imported(tree):
         if package in ALLOWED and target in PACKAGES and target not in ALLOWED[package]:
-            yield f"{name}:{line}: {package} must not import {target} (imports go one way, see CONTRIBUTING.md)"
+            yield f"{name}:{line}: {package} must not import {target}: imports go one way (CONTRIBUTING.md)"
     if text.count("\n") > MAX_PY_FILE:
         yield f"{name}: {text.count(chr(10))} lines, the limit is {MAX_PY_FILE}"
     for node in ast.walk(tree):
@@ -53,7 +53,7 @@ def python_faults(path: Path) -> Iterator[str]:
 
 
 def c_faults(path: Path) -> Iterator[str]:
-    """Faults of one C file: its length, and functions (opened by a line in column 0 that ends with a brace)."""
+    """Faults of one C file: its length, and its functions (a line in column 0 that ends with a brace)."""
     name = path.relative_to(ROOT)
     lines = path.read_text(encoding="utf-8").splitlines()
     if len(lines) > MAX_C_FILE:

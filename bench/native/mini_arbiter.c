@@ -73,7 +73,8 @@ static void serve(int listener, uint64_t mem_cap)
     job->size = sizeof(*job);
     job->nslots = QG_MAX_PROCS;
     int client = accept(listener, NULL, NULL);
-    while (qg_msg_recv(client, &ask, sizeof(ask), &grant) == (ssize_t)sizeof(ask)) {
+    struct pollfd wait = {.fd = client, .events = POLLIN};
+    while (poll(&wait, 1, -1) > 0 && qg_msg_recv(client, &ask, sizeof(ask), &grant) == (ssize_t)sizeof(ask)) {
         if (grant >= 0)
             close(grant);
         gate->heartbeat_ns = qg_now_ns();

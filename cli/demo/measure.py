@@ -106,7 +106,7 @@ def pair(node: NodePaths, online: Job, offline: Job, solo_s: float) -> Pair:
 
 
 def below(values: Sequence[float], limit: float, unit: str) -> tuple[bool, str]:
-    """Whether the median keeps the limit (single values are at the mercy of this machine), and all of them."""
+    """Whether the median keeps the limit (single values are at the mercy of the machine), and all values."""
     if not values:
         return False, "nothing was measured"
     each = " ".join(f"{v:.0f}" if v >= 10 else f"{v:.1f}" for v in values)

@@ -18,7 +18,7 @@ from cli.demo.promises import Promises
 from enforcer import evaluate as ev
 from enforcer.nvml import PynvmlNvml
 
-# The simulated card executes one iteration a nanosecond; a real one would be calibrated by the program itself.
+# The simulated card executes one iteration a nanosecond; on a real one the program calibrates itself.
 KERNEL = ("--kernel-us", "200", "--iters", "200000", "--kernels-per-request", "5")
 STEADY = ("--kernel-us", "5000", "--iters", "5000000", "--no-sync-each", "--length", "300")
 LIGHT = ("--kernel-us", "500", "--iters", "500000", "--busy", "0.02", "--idle", "0.48", "--length", "300")

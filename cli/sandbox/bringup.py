@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cli.sandbox import accounting, files, namespace, nodes, plan, services, wait
+from cli.sandbox import accounting, files, namespace, nodes, services
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout, check_length
 from cli.sandbox.options import SandboxOptions
@@ -146,22 +145,3 @@ class _Parallel:
         self._thread.join()
         if self._error is not None:
             raise self._error
-
-
-def await_lock(layout: Layout, seconds: float) -> None:
-    """Wait until no `up` works on the sandbox any more; SandboxError after that many seconds."""
-
-    def free() -> bool:
-        try:
-            with plan.lock(layout.state, wait=False):
-                return True
-        except BlockingIOError:
-            return False
-        except FileNotFoundError:
-            return True
-
-    start = time.monotonic()
-    if not free():
-        wait.until(
-            free, seconds - (time.monotonic() - start), f"the end of the `up` that works on {layout.state}"
-        )

@@ -74,7 +74,7 @@ class Sandbox:
 
     def _hold_state(self) -> contextlib.ExitStack:
         stack = contextlib.ExitStack()
-        stack.enter_context(plan.lock(self.layout.state, wait=False))
+        stack.enter_context(plan.state_lock(self.layout))
         return stack
 
     def _clear_old(self) -> None:
@@ -82,19 +82,14 @@ class Sandbox:
         old = plan.load(self.layout)
         if old is None:
             return
-        try:
-            with plan.lock(self.layout.state, wait=False):
-                if old.phase == "up" and processes.members(self.layout.state):
-                    raise SandboxError(
-                        f"the sandbox {old.name!r} is already up in {self.layout.state}; "
-                        "end it with: qgpu sandbox down" + self.selector
-                    )
-                self.progress(f"removing what an earlier `up` left in {self.layout.state}")
-                self._remove(old)
-        except BlockingIOError:
-            raise SandboxError(
-                f"another `qgpu sandbox up` or `down` is at work on {self.layout.state}; wait for it"
-            ) from None
+        with plan.state_lock(self.layout):
+            if old.phase == "up" and processes.members(self.layout.state):
+                raise SandboxError(
+                    f"the sandbox {old.name!r} is already up in {self.layout.state}; "
+                    f"end it with: qgpu sandbox down{self.selector}"
+                )
+            self.progress(f"removing what an earlier `up` left in {self.layout.state}")
+            self._remove(old)
 
     def _after_failure(self, chosen: Plan, keep: bool, error: BaseException) -> None:
         if keep:
@@ -116,8 +111,7 @@ class Sandbox:
         found = plan.load(self.layout)
         if found is None:
             return self._remove_remains()
-        bringup.await_lock(self.layout, wait_seconds)
-        with plan.machine_lock():
+        with plan.state_lock(self.layout, wait_seconds), plan.machine_lock():
             self._remove(found)
         return True
 

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ SLOTS = 100
 _FIRST_PORT = 20000
 _PORTS = 2 + MAX_NODES
 _FIRST_UID = 58000
-_MACHINE_LOCK = Path("/var/lib")
+_MACHINE_LOCK = Path("/root")  # only root can open it, so nobody else can hold the lock
 
 
 @dataclass(frozen=True)
@@ -121,19 +122,43 @@ def _check_owner(state: Path) -> None:
 
 
 @contextlib.contextmanager
-def lock(path: Path, wait: bool) -> Iterator[None]:
-    """flock a directory, so that no lock file is left behind; BlockingIOError if held and not wait."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _lock(directory: Path, seconds: float, busy: str) -> Iterator[None]:
+    """flock a directory, so that no lock file is left behind; SandboxError(busy) if it stays held that long."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise SandboxError(busy) from None
+                time.sleep(0.05)
         yield
     finally:
         os.close(fd)
 
 
 def machine_lock() -> contextlib.AbstractContextManager[None]:
-    """Held while ports and names are chosen, until a first process shows that they are taken."""
-    return lock(_MACHINE_LOCK, wait=True)
+    """Held while ports and names are chosen, until a first process shows that they are taken, and by `down`."""
+    return _lock(
+        _MACHINE_LOCK, 60, f"another `qgpu sandbox` command has held the lock on {_MACHINE_LOCK} for 60 s"
+    )
+
+
+@contextlib.contextmanager
+def state_lock(layout: Layout, seconds: float = 0) -> Iterator[None]:
+    """Held by the `up` that works on the sandbox; SandboxError if it is held for longer than that.
+
+    S/pids can be entered by root only, so no job can hold it. While it does not exist yet, machine_lock() is held."""
+    if not layout.pids.is_dir():
+        yield
+        return
+    with _lock(
+        layout.pids, seconds, f"another `qgpu sandbox up` is at work on {layout.state}; wait for its end"
+    ):
+        yield
 
 
 def others(state: Path) -> dict[Path, Plan]:

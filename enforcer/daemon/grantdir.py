@@ -55,6 +55,11 @@ def ended_markers(directory: Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := _ENDED.fullmatch(name)))
 
 
+def has_marker(directory: Path, job_id: int) -> bool:
+    """Whether the Epilog of this job left a marker."""
+    return (directory / f"{job_id}.ended").exists()
+
+
 def drop_marker(directory: Path, job_id: int) -> None:
     """Forget the marker and what was set aside of the job."""
     for suffix in ("ended", "json.bad"):

@@ -119,6 +119,8 @@ class NodeService:
         return self._admit(decision)
 
     def _admit(self, grant: Grant) -> Answer | None:
+        if grantdir.has_marker(self.store.directory, grant.job_id):
+            self.end(grant.job_id, "marker")  # of its run before the requeue: it must not end this one
         old = self.grants.get(grant.job_id)
         if old is not None and same_promise(old, grant):
             grant = old  # the same Prolog again: a lost answer, or a restart of slurmd

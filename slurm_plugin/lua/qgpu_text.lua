@@ -63,7 +63,7 @@ function M.strip_tags(text)
         return ""
     end
     local last = #text
-    while not text:find(NOT_BLANK, last) do
+    while not text:sub(last, last):find(NOT_BLANK) do
         last = last - 1
     end
     return text:sub(at, last)

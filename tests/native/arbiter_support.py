@@ -21,7 +21,7 @@ from enforcer.arbiter_link import ArbiterLink, CardSettings
 from gres.grants import Grant, GrantCard
 
 ROOT = Path(__file__).resolve().parents[2]
-ARBITER = ROOT / "build/bin/qgpu-arbiter"
+ARBITER = Path(os.environ.get("QGPU_TEST_ARBITER", ROOT / "build/bin/qgpu-arbiter"))  # or a sanitized one
 ARBITER_ASAN = ROOT / "build/test/qgpu-arbiter-asan"
 CARD = "GPU-00000000-0000-0000-0000-000000000001"
 CARD2 = "GPU-00000000-0000-0000-0000-000000000002"

@@ -112,8 +112,11 @@ class World:
         for tenant, job in zip(self.tenants, self.jobs, strict=True):
             tenant.live, tenant.job_class, tenant.share, tenant.procs = 1, job.job_class, job.share, 2
 
+    def endless(self, job: Job) -> bool:
+        return job.greedy and not job.bursts
+
     def wants(self, job: Job) -> bool:
-        return bool(job.on_card or job.work_left or (job.greedy and not job.bursts))
+        return bool(job.on_card or job.work_left or self.endless(job))
 
     def observe(self) -> None:
         for tenant, job in zip(self.tenants, self.jobs, strict=True):
@@ -148,7 +151,7 @@ class World:
         for i, job in enumerate(self.jobs):
             before = self.wants(job)
             self.plan(job, step)
-            if self.open(i) and self.wants(job) and job.on_card < step:
+            if self.open(i) and (job.work_left or self.endless(job)) and job.on_card < step:
                 job.on_card += job.kernel_ns
                 job.work_left = max(0, job.work_left - job.kernel_ns)
             rang = rang or (self.wants(job) and not before)
@@ -218,9 +221,8 @@ def test_every_closed_gate_opens_again(jobs: list[Job]) -> None:
     for job in jobs:
         job.bursts, job.work_left, job.greedy = [], 0, job.job_class == OFFLINE
     waiting = {i for i, job in enumerate(jobs) if job.job_class == OFFLINE}
-    end = (
-        world.now + 100 * MS + 150 * MS
-    )  # idle_release, then at most a round of five with debts of a few slices
+    # idle_release, then rounds of up to five with debts of a few slices
+    end = world.now + 100 * MS + 400 * MS
     while waiting and world.now < end:
         world.run(1 * MS, step=100_000)
         waiting = {i for i in waiting if not world.open(i)}
@@ -268,18 +270,31 @@ def test_idle_card_asks_for_no_wake_up() -> None:
     assert world.card.tenant[0].gate & abi.GATE_NOTIFY and world.card.tenant[1].gate & abi.GATE_NOTIFY
 
 
-def test_release_is_exactly_idle_release_after_the_last_work() -> None:
-    online, offline = Job(ONLINE, 50, 1 * MS, greedy=False), Job(OFFLINE, 50, 100_000)
+@pytest.mark.parametrize("greedy", [True, False], ids=["waiting", "idle"])
+def test_release_is_exactly_idle_release_after_the_last_work(greedy: bool) -> None:
+    online, offline = Job(ONLINE, 50, 1 * MS, greedy=False), Job(OFFLINE, 50, 100_000, greedy=greedy)
     world = World([online, offline])
     online.on_card = 1 * MS
     world.decide()
     assert not world.open(1)
     world.run(90 * MS)
-    assert not world.open(1)
-    last = world.card.online_busy_ns
-    world.run(20 * MS)
-    assert world.open(1)
-    assert world.card.tenant[1].service_ns == 0 or world.now - last >= 100 * MS
+    release = world.card.online_busy_ns + 100 * MS
+    while world.now + 50_000 < release:
+        world.run(50_000)
+        assert not world.open(1)
+    world.run(150_000)
+    assert world.open(1), "nobody had to ring for it"
+
+
+def test_the_next_turn_waits_for_the_last_kernel() -> None:
+    jobs = [Job(OFFLINE, 50, 1 * MS), Job(OFFLINE, 50, 700_000)]
+    world = World(jobs)
+    world.decide()
+    world.run(10 * MS)
+    for _ in range(4000):
+        world.run(50_000)
+        for mine, other in ((0, 1), (1, 0)):
+            assert not (world.open(mine) and jobs[other].on_card), "opened while the former one still ran"
 
 
 def test_recovery_keeps_offline_closed_and_ends() -> None:
@@ -310,3 +325,13 @@ def test_a_tenant_that_never_drains_pays_for_it() -> None:
         opened[0] += world.open(0)
         opened[1] += world.open(1)
     assert opened[1] > 0.4 * 40_000
+
+
+@pytest.mark.parametrize("start", [-4000 * MS, 4000 * MS])
+def test_no_credit_or_debt_outlives_the_bound(start: int) -> None:
+    world = World([Job(OFFLINE, 50, 100_000), Job(OFFLINE, 50, 100_000)])
+    world.decide()
+    world.run(5 * MS)
+    world.tenants[0].deficit_ns = start
+    world.run(5 * MS)
+    assert abs(world.tenants[0].deficit_ns) <= DEFICIT_MAX

@@ -34,15 +34,16 @@ def batch(sandbox: Sandbox, script: str, *options: str, user: str = "alice") -> 
 
 
 def sacct(sandbox: Sandbox, job: str, fields: str) -> list[str]:
-    """Fields of a job as the database has them, once it has ended there."""
+    """Fields of a job as the database has them, once its record is whole.
+
+    Slurm writes it in steps: for a second or two sacct calls the QOS of a short job Unknown."""
 
     def row() -> list[str]:
         out = sandbox.run(["sacct", "-X", "-n", "-P", "-j", job, "-o", f"state,{fields}"]).stdout
         return out.strip().split("|")
 
-    wait.until(
-        lambda: row()[0] not in ("", "PENDING", "RUNNING", "COMPLETING"), 10, f"the end of {job} in sacct"
-    )
+    unfinished = {"", "PENDING", "RUNNING", "COMPLETING", "Unknown"}
+    wait.until(lambda: not unfinished & set(row()), 15, f"the record of job {job} in sacct")
     return row()
 
 

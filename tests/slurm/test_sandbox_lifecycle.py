@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.sandbox import cgroups, processes, wait
+from cli.sandbox import accounting, cgroups, processes, wait
 from cli.sandbox.cluster import Sandbox
+from cli.sandbox.errors import SandboxError
 from cli.sandbox.options import SandboxOptions
 
 
@@ -172,3 +173,34 @@ def test_a_machine_whose_cgroups_do_not_work_gets_a_cluster_and_a_clear_word(
     assert other.down()
     assert remains(other) == []
     assert Machine.now() == machine
+
+
+def test_a_step_that_fails_is_named_with_its_log_and_nothing_stays(
+    name: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounting, "commands", lambda cluster: [["add", "nonsense", cluster]])
+    said: list[str] = []
+    failing = Sandbox(SandboxOptions(name, nodes=1, cards=1), said.append)
+    with pytest.raises(
+        SandboxError, match=f"sacctmgr add nonsense qgpu-{name} failed: .*; read .*slurmdbd.log"
+    ):
+        failing.up()
+    assert remains(failing) == []
+    assert Machine.now() == machine
+    with pytest.raises(SandboxError):
+        failing.up(keep_failed=True)
+    assert "kept for reading" in said[-1]
+    assert failing.layout.log("slurmdbd").exists()
+    assert failing.down()
+    assert remains(failing) == []
+
+
+def test_two_ups_of_one_sandbox_at_a_time_are_refused(name: str, machine: Machine) -> None:
+    first = start_up(name)
+    assert first.stdout is not None
+    first.stdout.readline()
+    with pytest.raises(SandboxError, match="is at work on"):
+        Sandbox(SandboxOptions(name)).up()
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=60)
+    assert remains(Sandbox(SandboxOptions(name))) == []

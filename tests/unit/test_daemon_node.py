@@ -232,6 +232,16 @@ def test_marker_of_an_epilog_without_daemon_ends_the_grant_at_start(node, servic
     assert rows(node)[0].end_reason == "marker"
 
 
+def test_marker_of_an_earlier_run_does_not_end_the_requeued_job(node, service):
+    service.prolog(env())
+    (node.directory / "run/grants/9.ended").touch()
+    node.clock.advance(1)
+    assert service.prolog(env()) == Answer(0)
+    service.take_markers()
+    assert set(service.grants) == {9} and 9 in node.arbiter.grants
+    assert [row.end_reason for row in rows(node)] == ["marker", None]
+
+
 def test_grant_from_before_the_boot_is_ended(node, service):
     service.prolog(env())
     node.booted_ns = node.clock.realtime_ns() + 1

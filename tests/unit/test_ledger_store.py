@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +32,14 @@ OTHER = replace(CARD, uuid="GPU-00000000-0000-0000-0000-000000000002", minor=1, 
 
 def grant(job: int = 9, created: int = 100, cards: tuple[GrantCard, ...] = (CARD,)) -> Grant:
     return Grant(job, 1000, 100, "n1", "active", "online", created, "", cards, "/r", "/d", "/s")
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that every user can enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="qgpu-test-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.fixture
@@ -194,10 +204,10 @@ def test_file_that_is_no_ledger_is_said(path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to play")
 @pytest.mark.parametrize("running", [True, False])
-def test_another_user_can_read_it_while_qgpud_runs_and_when_it_does_not(ledger, path, running):
+def test_another_user_can_read_it_while_qgpud_runs_and_when_it_does_not(open_directory, running):
+    path = open_directory / "ledger.sqlite"
+    ledger = Ledger(path)
     ledger.open_grant(grant())
-    for part in (path.parent, *path.parent.parents):
-        part.chmod(part.stat().st_mode | 0o055)
     for file in path.parent.iterdir():
         file.chmod(0o644)
     if not running:

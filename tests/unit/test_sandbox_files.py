@@ -9,6 +9,7 @@ import pytest
 
 from cli.sandbox import cgroups, files
 from cli.sandbox.accounting import commands
+from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
 from cli.sandbox.plan import Plan
 from gres.config import load_config
@@ -82,3 +83,13 @@ def test_only_the_nodes_own_cgroups_are_recognised() -> None:
     assert not cgroups._belongs("slurm_n10", {"n1"})
     assert not cgroups._belongs("slurm", {"n1"})
     assert not cgroups._belongs("n1", {"n1"})
+
+
+def test_missing_native_parts_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QGPU_BUILD", str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "qgpu-hook").touch()
+    with pytest.raises(SandboxError) as refused:
+        files.check_products()
+    assert "bin/qgpu-arbiter" in str(refused.value) and "run: make native" in str(refused.value)
+    assert "qgpu-hook" not in str(refused.value)

@@ -26,7 +26,7 @@ extern __thread bool qg_window_open __attribute__((tls_model("initial-exec"))); 
 /* Clock check of the fast path, and a marker if the stream's last one is a millisecond old. */
 void qg_leave_look(struct qg_stream *stream);
 
-static inline struct qg_stream *qg_enter(CUstream handle, bool ptsz, const void *function, uint64_t bytes)
+__attribute__((always_inline)) static inline struct qg_stream *qg_enter(CUstream handle, bool ptsz, const void *function, uint64_t bytes)
 {
     if (QG_UNLIKELY(!qg_governed || qg_depth))
         return NULL;

@@ -17,11 +17,11 @@ static bool tracked(void)
             qg_observe_stream(stream, ptsz);                                   \
         return QG_REAL(name) arguments;                                        \
     }
-#define OBSERVES_CONTEXT(name, parameters, arguments)                          \
+#define OBSERVES_CONTEXT(name, parameters, arguments, context)                 \
     CUresult name parameters                                                   \
     {                                                                          \
         if (tracked())                                                         \
-            qg_observe_context();                                              \
+            qg_observe_context(context);                                       \
         return QG_REAL(name) arguments;                                        \
     }
 
@@ -33,10 +33,10 @@ OBSERVES_STREAM(cuEventRecord, false, (CUevent e, CUstream s), (e, s), s)
 OBSERVES_STREAM(cuEventRecord_ptsz, true, (CUevent e, CUstream s), (e, s), s)
 OBSERVES_STREAM(cuEventRecordWithFlags, false, (CUevent e, CUstream s, unsigned int flags), (e, s, flags), s)
 OBSERVES_STREAM(cuEventRecordWithFlags_ptsz, true, (CUevent e, CUstream s, unsigned int flags), (e, s, flags), s)
-OBSERVES_CONTEXT(cuCtxSynchronize, (void), ())
-OBSERVES_CONTEXT(cuCtxSynchronize_v2, (CUcontext context), (context))
-OBSERVES_CONTEXT(cuEventSynchronize, (CUevent e), (e))
-OBSERVES_CONTEXT(cuEventQuery, (CUevent e), (e))
+OBSERVES_CONTEXT(cuCtxSynchronize, (void), (), NULL)
+OBSERVES_CONTEXT(cuCtxSynchronize_v2, (CUcontext context), (context), context)
+OBSERVES_CONTEXT(cuEventSynchronize, (CUevent e), (e), NULL)
+OBSERVES_CONTEXT(cuEventQuery, (CUevent e), (e), NULL)
 
 /* ---- captures --------------------------------------------------------------------------------------------- */
 

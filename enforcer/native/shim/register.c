@@ -36,6 +36,7 @@
 #define START_LEASE_NS 10000000000u /* no arbiter for so long after cuInit: compute goes on without it */
 #define ANSWER_MS 2000         /* the arbiter answers within this, or we start over */
 #define RETRY_MS 100
+#define REFUSED_MS 1000        /* a clear no will hardly become a yes, but an administrator may repair it */
 #define LOOK_MS 250            /* how often the helper looks whether its descriptors are still its own */
 #define NFDS 3
 
@@ -246,8 +247,8 @@ static void nap_ms(long ms)
     nanosleep(&wait, NULL);
 }
 
-/* True when every visible card is registered on this connection. */
-static bool register_all(int sock)
+/* 0 when every visible card is registered on this connection, else why not. */
+static int register_all(int sock)
 {
     for (unsigned i = 0; i < qg_info.grant.ncards; i++) {
         int status;
@@ -256,9 +257,9 @@ static bool register_all(int sock)
         while ((status = register_card(sock, &qg_cards[i])) == EAGAIN)
             nap_ms(RETRY_MS);
         if (status != 0)
-            return false;
+            return status;
     }
-    return true;
+    return 0;
 }
 
 /* ---- the helper thread ------------------------------------------------------------------------------------ */
@@ -294,8 +295,10 @@ static void stand_by(int sock)
             struct pollfd look = {.fd = sock, .events = POLLIN};
             if (poll(&look, 1, 0) > 0 && (look.revents & (POLLHUP | POLLERR | POLLNVAL)))
                 return;
-        } else if (recv(sock, unexpected, sizeof(unexpected), MSG_DONTWAIT) <= 0 && errno != EAGAIN) {
-            return;
+        } else {
+            ssize_t got = recv(sock, unexpected, sizeof(unexpected), MSG_DONTWAIT);
+            if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
+                return;
         }
     }
 }
@@ -308,13 +311,14 @@ static void *helper(void *unused)
     for (;;) {
         struct stat st;
         int sock = connect_arbiter();
-        bool done = sock >= 0 && fstat(sock, &st) == 0;
-        if (done) {
+        int status = ENOTCONN;
+        if (sock >= 0 && fstat(sock, &st) == 0) {
             reg.dev = st.st_dev;
             reg.ino = st.st_ino;
             reg.sock = sock;
-            done = register_all(sock);
+            status = register_all(sock);
         }
+        bool done = status == 0;
         __atomic_store_n(&reg.connected, done, __ATOMIC_RELEASE);
         first_round_over();
         if (done)
@@ -323,7 +327,7 @@ static void *helper(void *unused)
         if (sock >= 0 && same_file(sock, reg.dev, reg.ino))
             close(sock);
         reg.sock = -1;
-        nap_ms(done ? 1 : RETRY_MS);
+        nap_ms(done ? 1 : status == ENOTCONN || status == EPIPE ? RETRY_MS : REFUSED_MS);
     }
     return NULL;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A marker is a word in the process's slot that the GPU itself writes when the work before it is done, so anybody
- * who maps the page can tell whether a stream is idle without asking the driver or running our code.
+ * The records of streams and contexts: found by handle, made at the first use, laid to rest when the program destroys
+ * its object, and the marker indices that they hold.
  */
 #include "streams.h"
 
@@ -108,21 +108,36 @@ static void lay_to_rest(struct qg_stream *stream)
     resting++;
 }
 
-/* Under table_lock: an index whose last marker has been reached, else -1. */
-static int take_marker(struct qg_card *card)
+/* Under table_lock: gives the stream an index whose last marker has been reached, if there is one. */
+static void take_marker(struct qg_stream *stream)
 {
-    int at = (int)(card - qg_cards);
-    struct qg_pages *pages = qg_pages_of(card);
+    int at = (int)(stream->card - qg_cards);
+    struct qg_pages *pages = qg_pages_of(stream->card);
     for (unsigned i = 0; i < QG_MARKERS; i++) {
         if (marker_taken[at] & (1ull << i))
             continue;
         if (pages && __atomic_load_n(&pages->proc->markers[i].done, __ATOMIC_ACQUIRE) !=
                          __atomic_load_n(&pages->proc->markers[i].submitted, __ATOMIC_RELAXED))
             continue; /* a destroyed stream still runs towards it */
+        pthread_mutex_lock(&stream->lock);
+        stream->value = marker_value[at][i];
+        stream->marker = (int)i;
+        pthread_mutex_unlock(&stream->lock);
         marker_taken[at] |= 1ull << i;
-        return (int)i;
+        marker_owner[at][i] = stream;
+        return;
     }
-    return -1;
+}
+
+/* Only streams that are used for work get an index: there are QG_MARKERS of them. */
+void qg_want_marker(struct qg_stream *stream)
+{
+    if (QG_LIKELY(__atomic_load_n(&stream->marker, __ATOMIC_RELAXED) >= 0))
+        return;
+    pthread_mutex_lock(&table_lock);
+    if (stream->marker < 0 && !stream->dead)
+        take_marker(stream);
+    pthread_mutex_unlock(&table_lock);
 }
 
 static void release_marker(struct qg_stream *stream)
@@ -180,11 +195,7 @@ static struct qg_stream *new_stream(uint64_t key, CUcontext current, uint64_t th
     stream->handle = key == 2 ? CU_STREAM_PER_THREAD : key == 0 ? CU_STREAM_LEGACY : handle;
     stream->context = context;
     stream->card = context->card;
-    stream->marker = take_marker(stream->card);
-    if (stream->marker >= 0) {
-        stream->value = marker_value[stream->card - qg_cards][stream->marker];
-        marker_owner[stream->card - qg_cards][stream->marker] = stream;
-    }
+    stream->marker = -1;
     size_t at = bucket(key, stream->context_key, thread);
     stream->next = table[at];
     __atomic_store_n(&table[at], stream, __ATOMIC_RELEASE);
@@ -235,134 +246,17 @@ bool qg_stream_captures(struct qg_stream *stream)
            status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* ---- unmarked work ---------------------------------------------------------------------------------------- */
-
-static void show_unmarked(struct qg_card *card)
-{
-    struct qg_pages *pages = qg_pages_of(card);
-    if (!pages)
-        return;
-    uint32_t now;
-    do { /* until what is shown is what is true: two threads may cross */
-        now = __atomic_load_n(&card->unmarked, __ATOMIC_SEQ_CST) > 0;
-        __atomic_store_n(&pages->proc->unmarked, now, __ATOMIC_SEQ_CST);
-    } while (now != (uint32_t)(__atomic_load_n(&card->unmarked, __ATOMIC_SEQ_CST) > 0));
-}
-
-void qg_set_unmarked(struct qg_stream *stream)
-{
-    if (__atomic_exchange_n(&stream->unmarked, true, __ATOMIC_SEQ_CST))
-        return;
-    __atomic_add_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
-    show_unmarked(stream->card);
-}
-
-static void clear_unmarked(struct qg_stream *stream)
-{
-    if (!__atomic_exchange_n(&stream->unmarked, false, __ATOMIC_SEQ_CST))
-        return;
-    __atomic_sub_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
-    show_unmarked(stream->card);
-}
-
-/* ---- markers ---------------------------------------------------------------------------------------------- */
-
-/* Makes our slot's page known to the GPU in this context. Rare, so it always guards against captures elsewhere. */
-static bool attach(struct qg_context *context, struct qg_proc *page)
-{
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    CUcontext before = NULL, popped;
-    bool exchanged = QG_HAVE(cuThreadExchangeStreamCaptureMode) &&
-                     QG_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
-    QG_REAL(cuCtxGetCurrent)(&before);
-    bool pushed = before != context->handle && QG_REAL(cuCtxPushCurrent_v2)(context->handle) == CUDA_SUCCESS;
-    CUresult result = QG_REAL(cuMemHostRegister_v2)(page, QG_PAGE,
-                                                    CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
-    if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
-        result = QG_REAL(cuMemHostGetDevicePointer_v2)(&context->device_page, page, 0);
-    if (pushed)
-        QG_REAL(cuCtxPopCurrent_v2)(&popped);
-    if (exchanged)
-        QG_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    context->refused = result != CUDA_SUCCESS;
-    context->attached = page;
-    return result == CUDA_SUCCESS;
-}
-
-static CUresult write_word(CUstream stream, CUdeviceptr address, uint32_t value)
-{
-    if (QG_HAVE(cuStreamWriteValue32_v2))
-        return QG_REAL(cuStreamWriteValue32_v2)(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
-    return QG_REAL(cuStreamWriteValue32)(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
-}
-
-/* Under stream->lock: what was estimated since the last marker ends with this one. */
-static void push_ring(struct qg_stream *stream)
-{
-    if (!stream->open_ns)
-        return;
-    if (stream->ring_count == QG_RING) { /* merge into the newest: it ends later, which is the safe side */
-        struct qg_ring_item *last = &stream->ring[(stream->ring_first + QG_RING - 1) % QG_RING];
-        last->value = stream->value;
-        last->est_ns += stream->open_ns;
-    } else {
-        stream->ring[(stream->ring_first + stream->ring_count++) % QG_RING] =
-            (struct qg_ring_item){stream->value, stream->open_ns};
-    }
-    stream->open_ns = 0;
-}
-
-void qg_mark(struct qg_stream *stream)
-{
-    struct qg_pages *pages = qg_pages_of(stream->card);
-    struct qg_context *context = stream->context;
-    if (!pages || stream->marker < 0 || __atomic_load_n(&stream->dead, __ATOMIC_RELAXED))
-        return;
-    struct qg_proc *page = pages->proc;
-    qg_depth++;
-    pthread_mutex_lock(&stream->lock);
-    if (context->attached != page && !attach(context, page))
-        goto out;
-    if (context->refused || stream->dead || stream->marker < 0)
-        goto out;
-    stream->page = page;
-    struct qg_marker *marker = &page->markers[stream->marker];
-    clear_unmarked(stream);
-    uint32_t before = stream->value++;
-    __atomic_store_n(&marker->submitted, stream->value, __ATOMIC_SEQ_CST);
-    CUdeviceptr word = context->device_page + (CUdeviceptr)((char *)&marker->done - (char *)page);
-    if (write_word(stream->handle, word, stream->value) == CUDA_SUCCESS) {
-        stream->marked_tick = qg_tick();
-        push_ring(stream);
-    } else {
-        /* Not supported here, or the context is in error: take it back, else the stream looks busy for ever. */
-        stream->value = before;
-        __atomic_store_n(&marker->submitted, before, __ATOMIC_SEQ_CST);
-        context->refused = true;
-        qg_set_unmarked(stream);
-    }
-out:
-    pthread_mutex_unlock(&stream->lock);
-    qg_depth--;
-}
-
-void qg_observe_stream(CUstream handle, bool ptsz)
-{
-    struct qg_stream *stream = qg_stream_of(handle, ptsz);
-    if (stream && __atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED) && !qg_stream_captures(stream))
-        qg_mark(stream);
-}
+/* ---- observers of a whole context -------------------------------------------------------------------------- */
 
 /* Collected first, marked after: qg_mark() calls the driver, which must not happen under table_lock. */
-void qg_observe_context(void)
+void qg_observe_context(CUcontext current)
 {
     struct qg_stream *found[QG_MARKERS];
     unsigned count = 0;
     struct qg_card *card = qg_card_current();
-    CUcontext current = NULL;
     if (!card || __atomic_load_n(&card->unmarked, __ATOMIC_RELAXED) <= 0)
         return;
-    if (QG_REAL(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || !current)
+    if (!current && (QG_REAL(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || !current))
         return;
     uint64_t thread = this_thread();
     pthread_mutex_lock(&table_lock);
@@ -385,7 +279,7 @@ static void bury(struct qg_stream *stream)
 {
     pthread_mutex_lock(&stream->lock); /* a marker of another thread may just go into it */
     __atomic_store_n(&stream->dead, true, __ATOMIC_SEQ_CST);
-    clear_unmarked(stream);
+    qg_clear_unmarked(stream);
     release_marker(stream);
     pthread_mutex_unlock(&stream->lock);
     __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);
@@ -452,26 +346,10 @@ void qg_streams_adopt(struct qg_card *card, struct qg_pages *from)
             qg_set_unmarked(stream);
     }
     pthread_mutex_unlock(&table_lock);
-    show_unmarked(card);
+    qg_show_unmarked(card);
 }
 
 /* ---- window mode ------------------------------------------------------------------------------------------ */
-
-static uint64_t stream_inflight(struct qg_stream *stream)
-{
-    uint64_t sum = stream->open_ns;
-    while (stream->ring_count && stream->page) {
-        struct qg_ring_item *first = &stream->ring[stream->ring_first];
-        uint32_t done = __atomic_load_n(&stream->page->markers[stream->marker].done, __ATOMIC_ACQUIRE);
-        if ((int32_t)(done - first->value) < 0)
-            break;
-        stream->ring_first = (stream->ring_first + 1) % QG_RING;
-        stream->ring_count--;
-    }
-    for (uint32_t i = 0; i < stream->ring_count; i++)
-        sum += stream->ring[(stream->ring_first + i) % QG_RING].est_ns;
-    return sum;
-}
 
 uint64_t qg_inflight_ns(struct qg_card *card, struct qg_stream **oldest)
 {
@@ -481,7 +359,7 @@ uint64_t qg_inflight_ns(struct qg_card *card, struct qg_stream **oldest)
     for (uint64_t left = marker_taken[card - qg_cards]; left; left &= left - 1) {
         struct qg_stream *stream = marker_owner[card - qg_cards][__builtin_ctzll(left)];
         pthread_mutex_lock(&stream->lock);
-        uint64_t own = stream_inflight(stream);
+        uint64_t own = qg_stream_inflight(stream);
         pthread_mutex_unlock(&stream->lock);
         if (own && (!*oldest || stream->ring_count > (*oldest)->ring_count))
             *oldest = stream;

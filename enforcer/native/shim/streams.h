@@ -81,16 +81,29 @@ static inline struct qg_stream *qg_stream_of(CUstream stream, bool ptsz)
 /* True if nothing of ours may be put into this stream: it captures (or nobody can say). */
 bool qg_stream_captures(struct qg_stream *stream);
 
+/* Around driver calls of ours that a capture of another thread would otherwise forbid, or be spoiled by. */
+bool qg_relax(CUstreamCaptureMode *mode);
+void qg_unrelax(bool relaxed, CUstreamCaptureMode *mode);
+
+/* Gives the stream a marker index, if one is free. */
+void qg_want_marker(struct qg_stream *stream);
+
 /* Puts a marker after the work so far. */
 void qg_mark(struct qg_stream *stream);
 
 /* Before a call that waits for, or looks at, work: marks what is unmarked. */
 void qg_observe_stream(CUstream stream, bool ptsz);
-void qg_observe_context(void);
+void qg_observe_context(CUcontext context); /* NULL: the current one */
 
 void qg_stream_destroyed(CUstream stream);
 
+/* Whether a stream has work after its last marker, and the slot's word that tells it for the whole process. */
 void qg_set_unmarked(struct qg_stream *stream);
+void qg_clear_unmarked(struct qg_stream *stream);
+void qg_show_unmarked(struct qg_card *card);
+
+/* Estimated unfinished work of one stream; under its lock. */
+uint64_t qg_stream_inflight(struct qg_stream *stream);
 
 /* Estimated unfinished work of a card; visits each of its streams. */
 uint64_t qg_inflight_ns(struct qg_card *card, struct qg_stream **oldest);

@@ -51,6 +51,8 @@ void qg_window_context_gone(CUcontext context)
 static void harvest(void)
 {
     float ms;
+    CUstreamCaptureMode mode;
+    bool relaxed = __atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) && qg_relax(&mode);
     for (unsigned i = 0; i < PAIRS; i++) {
         struct pair *pair = &pairs[i];
         if (pair->state != PAIR_PENDING)
@@ -63,6 +65,7 @@ static void harvest(void)
             qg_function_learn(&functions, pair->function, (uint64_t)(ms * 1e6f));
         pair->state = PAIR_FREE;
     }
+    qg_unrelax(relaxed, &mode);
 }
 
 /* Under lock: a free pair of this context, with the start recorded; NULL: sample some other time. */
@@ -124,6 +127,7 @@ bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const str
 {
     uint64_t window_ns = (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 1000u;
     uint64_t start = qg_now_ns(), moved = start, last = UINT64_MAX;
+    qg_want_marker(stream);
     for (;;) {
         struct qg_stream *oldest;
         pthread_mutex_lock(&lock);

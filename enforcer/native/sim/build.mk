@@ -4,12 +4,17 @@ SIM_DIR := enforcer/native/sim
 SIM_OBJ := $(BUILD)/obj/sim
 SIM_HDR := $(wildcard $(SIM_DIR)/*.h)
 SIM_GPU_SRC := $(SIM_DIR)/sim_model.c $(wildcard $(SIM_DIR)/gpu_*.c)
-SIM_CU_SRC := $(wildcard $(SIM_DIR)/cu_*.c)
-SIM_CUDA_FLAGS = -I$(SIM_DIR) -isystem $(CUDA_INC) -Wno-deprecated-declarations
+SIM_CU_SRC := $(SIM_DIR)/sim_client.c $(wildcard $(SIM_DIR)/cu_*.c)
+SIM_ML_SRC := $(SIM_DIR)/sim_client.c $(SIM_DIR)/ml.c
+SIM_INC = -I$(SIM_DIR) -isystem $(CUDA_INC) -isystem $(NVML_INC) -Wno-deprecated-declarations
+SIM_SAN := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+# -Bsymbolic: a preloaded shim exports the same names; the library must keep calling itself.
+SIM_SO = $(CC) $(CFLAGS) $(QG_LDFLAGS) -shared -Wl,-Bsymbolic -Wl,-soname,$(@F) -Wl,--version-script=$(filter %.map,$^) \
+  $(filter %.o,$^) -o $@ -lpthread
 
 $(SIM_OBJ)/%.o: $(SIM_DIR)/%.c $(SIM_HDR)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(QG_CFLAGS) $(SIM_CUDA_FLAGS) -c $< -o $@
+	$(CC) $(CFLAGS) $(QG_CFLAGS) $(SIM_INC) -c $< -o $@
 
 $(BUILD)/bin/qgpu-simgpu: $(SIM_GPU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o)
 	@mkdir -p $(@D)
@@ -17,7 +22,19 @@ $(BUILD)/bin/qgpu-simgpu: $(SIM_GPU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o)
 
 $(BUILD)/sim/libcuda.so.1: $(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) $(SIM_DIR)/libcuda.map
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(QG_LDFLAGS) -shared -Wl,-Bsymbolic -Wl,-soname,libcuda.so.1 -Wl,--version-script=$(SIM_DIR)/libcuda.map \
-	  $(filter %.o,$^) -o $@ -lpthread -ldl
+	$(SIM_SO)
 
-NATIVE += $(BUILD)/bin/qgpu-simgpu $(BUILD)/sim/libcuda.so.1
+$(BUILD)/sim/libnvidia-ml.so.1: $(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) $(SIM_DIR)/libnvml.map
+	@mkdir -p $(@D)
+	$(SIM_SO)
+
+# For the tests: the model alone and the whole device side under sanitizers.
+$(BUILD)/test/sim-model-test: $(SIM_DIR)/test/model_test.c $(SIM_DIR)/sim_model.c $(SIM_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(QG_CFLAGS) $(SIM_INC) $(SIM_SAN) $(filter %.c,$^) -o $@
+
+$(BUILD)/test/qgpu-simgpu-asan: $(SIM_GPU_SRC) $(SIM_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(QG_CFLAGS) $(SIM_INC) $(SIM_SAN) $(filter %.c,$^) -o $@
+
+NATIVE += $(BUILD)/bin/qgpu-simgpu $(BUILD)/sim/libcuda.so.1 $(BUILD)/sim/libnvidia-ml.so.1

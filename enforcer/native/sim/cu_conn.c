@@ -3,16 +3,11 @@
  * Connection to the device side, found by QGPU_SIM_DIR, and cuInit: which cards this process may see.
  */
 #include "cu.h"
+#include "sim_client.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/time.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -34,58 +29,12 @@ static void after_fork(void)
         cu.forked = true;
 }
 
-static int open_socket(const char *dir)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct timeval limit = {.tv_sec = 10};
-    int dirfd = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/%s", dirfd, SIM_SOCK);
-    if (dirfd < 0 || sock < 0 || connect(sock, (struct sockaddr *)&address, sizeof address) != 0) {
-        if (sock >= 0)
-            close(sock);
-        sock = -1;
-    } else {
-        setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    }
-    if (dirfd >= 0)
-        close(dirfd);
-    return sock;
-}
-
-static void take_fds(struct msghdr *msg, int *fds, unsigned nfds)
-{
-    for (struct cmsghdr *head = CMSG_FIRSTHDR(msg); head; head = CMSG_NXTHDR(msg, head))
-        if (head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS &&
-            head->cmsg_len == CMSG_LEN(nfds * sizeof(int)))
-            memcpy(fds, CMSG_DATA(head), nfds * sizeof(int));
-}
-
-static bool exchange(const struct sim_req *req, void *answer, size_t size, int *fds, unsigned nfds)
-{
-    char control[CMSG_SPACE(2 * sizeof(int))];
-    struct iovec iov = {answer, size};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-    const struct sim_rep *rep = answer;
-    ssize_t len;
-    if (send(cu.sock, req, sizeof *req, MSG_NOSIGNAL) != (ssize_t)sizeof *req)
-        return false;
-    do
-        len = recvmsg(cu.sock, &msg, MSG_CMSG_CLOEXEC);
-    while (len < 0 && errno == EINTR);
-    if (len < (ssize_t)sizeof *rep || rep->magic != SIM_MAGIC || rep->version != SIM_VERSION)
-        return false;
-    if (nfds)
-        take_fds(&msg, fds, nfds);
-    return rep->status != CUDA_SUCCESS || len == (ssize_t)size;
-}
-
 CUresult cu_request(uint32_t type, uint64_t a, uint64_t b, void *answer, size_t size, int *fds, unsigned nfds)
 {
     struct sim_req req = {SIM_MAGIC, SIM_VERSION, type, sizeof req, a, b, 0, 0};
     struct sim_rep *rep = answer;
     pthread_mutex_lock(&cu.sock_lock);
-    bool ok = !cu.lost && cu.sock >= 0 && exchange(&req, answer, size, fds, nfds);
+    bool ok = !cu.lost && cu.sock >= 0 && sim_exchange(cu.sock, &req, answer, size, fds, nfds);
     if (!ok)
         cu.lost = true;
     pthread_mutex_unlock(&cu.sock_lock);
@@ -98,17 +47,6 @@ bool cu_server_alive(void)
     if (poll(&fd, 1, 0) == 1 && fd.revents & (POLLHUP | POLLRDHUP | POLLERR | POLLNVAL))
         cu.lost = true;
     return !cu.lost;
-}
-
-/* The device file's permission decides, also the device cgroup's. No driver is behind it: ENXIO or ENODEV mean yes. */
-static bool may_see(const struct sim_card_info *info)
-{
-    int fd = open(info->path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
-    if (fd >= 0) {
-        close(fd);
-        return true;
-    }
-    return errno != EPERM && errno != EACCES && errno != ENOENT;
 }
 
 static int by_name(const struct cu_device *all, int n, const char *token, size_t len)
@@ -155,7 +93,7 @@ static CUresult list_devices(void)
     memset(seen, 0, sizeof seen);
     for (uint32_t i = 0; i < cu.node.ncards && i < SIM_MAX_CARDS; i++) {
         CU_TRY(cu_request(SIM_REQ_CARD, i, 0, &seen[n].info, sizeof seen[n].info, NULL, 0));
-        n += may_see(&seen[n].info);
+        n += sim_may_see(&seen[n].info);
     }
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     if (list) {
@@ -169,9 +107,8 @@ static CUresult list_devices(void)
 
 CUresult cu_connect(void)
 {
-    const char *dir = getenv(SIM_ENV_DIR);
     cu.lost = false;
-    cu.sock = dir && *dir ? open_socket(dir) : -1;
+    cu.sock = sim_connect();
     if (cu.sock < 0)
         return CUDA_ERROR_NO_DEVICE;
     CUresult status = cu_request(SIM_REQ_HELLO, 0, 0, &cu.node, sizeof cu.node, NULL, 0);

@@ -226,20 +226,22 @@ static uint16_t schedule(struct model_card *card, uint64_t *soonest)
     return link;
 }
 
-/* Commands that take no time run beside a kernel of their context. 0: none ready; *soonest as in pick_op. */
+/* Commands that take no time run beside a kernel of their context, in order of submission where several are ready.
+ * 0: none is; *soonest as in pick_op. */
 static uint16_t pick_timeless(struct model_ctx *ctx, uint64_t *soonest)
 {
+    uint16_t best = 0;
     for (unsigned i = 0; i < ctx->nactive; i++) {
         uint16_t head = ctx->streams[ctx->active[i]].head;
-        struct model_op *op = op_at(ctx, head);
-        if (model_timed(op->op))
+        const struct model_op *op = op_at(ctx, head);
+        if (model_timed(op->op) || (best && op_at(ctx, best)->seq < op->seq))
             continue;
         if (ready(ctx, op))
-            return head;
-        if (op->t_submit > ctx->card->t && op->t_submit < *soonest)
+            best = head;
+        else if (op->t_submit > ctx->card->t && op->t_submit < *soonest)
             *soonest = op->t_submit;
     }
-    return 0;
+    return best;
 }
 
 static uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -307,24 +309,34 @@ static uint64_t work_before(const struct model_ctx *ctx, uint32_t stream, uint64
     return sum;
 }
 
+/* Work before seq of the streams that are ordered with the default stream (of all streams if all), not of except. */
+static uint64_t work_of_others(const struct model_ctx *ctx, uint32_t except, bool all, uint64_t seq)
+{
+    uint64_t sum = 0;
+    for (unsigned i = 0; i < ctx->nactive; i++) {
+        const struct model_op *head = model_head(ctx, ctx->active[i]);
+        if (head->stream != except && (all || !(head->flags & SIM_CMD_NONBLOCKING)))
+            sum += work_before(ctx, head->stream, seq);
+    }
+    return sum;
+}
+
 /* Work of other streams that has to end before op may (see behind_others and wait_over). */
 static uint64_t work_ahead(const struct model_ctx *ctx, const struct model_op *op)
 {
     bool all = op->stream == SIM_STREAM_ALL;
-    uint64_t sum = 0;
+    uint64_t legacy = 0;
     if (op->op == SIM_OP_WAIT)
         return op->a == ctx->id && op->b < SIM_STREAMS && op->b != op->stream ?
             work_before(ctx, (uint32_t)op->b, op->c + 1) : 0;
     if (op->flags & SIM_CMD_NONBLOCKING && !all)
         return 0;
-    if (!all && op->stream != 0)
-        return work_before(ctx, 0, op->seq);
-    for (unsigned i = 0; i < ctx->nactive; i++) {
-        const struct model_op *head = &ctx->pool[ctx->streams[ctx->active[i]].head - 1];
-        if (head->stream != op->stream && (all || !(head->flags & SIM_CMD_NONBLOCKING)))
-            sum += work_before(ctx, head->stream, op->seq);
-    }
-    return sum;
+    if (all || op->stream == 0)
+        return work_of_others(ctx, op->stream, all, op->seq);
+    /* Behind the default stream, and with it behind everything that its newest earlier command waits for. */
+    for (uint16_t link = ctx->streams[0].head; link && ctx->pool[link - 1].seq < op->seq; link = ctx->pool[link - 1].next)
+        legacy = ctx->pool[link - 1].seq;
+    return legacy ? work_before(ctx, 0, op->seq) + work_of_others(ctx, op->stream, false, legacy) : 0;
 }
 
 /* Earliest end of the stream's first observable command if the context had the card from t on. *sum: its work. */

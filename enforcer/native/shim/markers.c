@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A marker is a word in the process's slot that the GPU itself writes when the work before it is done, so anybody
+ * who maps the page can tell whether a stream is idle without asking the driver or running our code.
+ */
+#include "streams.h"
+
+/* ---- unmarked work ---------------------------------------------------------------------------------------- */
+
+void qg_show_unmarked(struct qg_card *card)
+{
+    struct qg_pages *pages = qg_pages_of(card);
+    if (!pages)
+        return;
+    uint32_t now;
+    do { /* until what is shown is what is true: two threads may cross */
+        now = __atomic_load_n(&card->unmarked, __ATOMIC_SEQ_CST) > 0;
+        __atomic_store_n(&pages->proc->unmarked, now, __ATOMIC_SEQ_CST);
+    } while (now != (uint32_t)(__atomic_load_n(&card->unmarked, __ATOMIC_SEQ_CST) > 0));
+}
+
+void qg_set_unmarked(struct qg_stream *stream)
+{
+    if (__atomic_exchange_n(&stream->unmarked, true, __ATOMIC_SEQ_CST))
+        return;
+    __atomic_add_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
+    qg_show_unmarked(stream->card);
+}
+
+void qg_clear_unmarked(struct qg_stream *stream)
+{
+    if (!__atomic_exchange_n(&stream->unmarked, false, __ATOMIC_SEQ_CST))
+        return;
+    __atomic_sub_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
+    qg_show_unmarked(stream->card);
+}
+
+/* ---- markers ---------------------------------------------------------------------------------------------- */
+
+bool qg_relax(CUstreamCaptureMode *mode)
+{
+    *mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    return QG_HAVE(cuThreadExchangeStreamCaptureMode) &&
+           QG_REAL(cuThreadExchangeStreamCaptureMode)(mode) == CUDA_SUCCESS;
+}
+
+void qg_unrelax(bool relaxed, CUstreamCaptureMode *mode)
+{
+    if (relaxed)
+        QG_REAL(cuThreadExchangeStreamCaptureMode)(mode);
+}
+
+/* Makes our slot's page known to the GPU in this context. Rare, so it always guards against captures elsewhere. */
+static bool attach(struct qg_context *context, struct qg_proc *page)
+{
+    CUstreamCaptureMode mode;
+    CUcontext before = NULL, popped;
+    bool relaxed = qg_relax(&mode);
+    QG_REAL(cuCtxGetCurrent)(&before);
+    bool pushed = before != context->handle && QG_REAL(cuCtxPushCurrent_v2)(context->handle) == CUDA_SUCCESS;
+    CUresult result = QG_REAL(cuMemHostRegister_v2)(page, QG_PAGE,
+                                                    CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+        result = QG_REAL(cuMemHostGetDevicePointer_v2)(&context->device_page, page, 0);
+    if (pushed)
+        QG_REAL(cuCtxPopCurrent_v2)(&popped);
+    qg_unrelax(relaxed, &mode);
+    context->refused = result != CUDA_SUCCESS;
+    context->attached = page;
+    return result == CUDA_SUCCESS;
+}
+
+static CUresult write_word(CUstream stream, CUdeviceptr address, uint32_t value)
+{
+    if (QG_HAVE(cuStreamWriteValue32_v2))
+        return QG_REAL(cuStreamWriteValue32_v2)(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
+    return QG_REAL(cuStreamWriteValue32)(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
+}
+
+/* Under stream->lock: what was estimated since the last marker ends with this one. */
+static void push_ring(struct qg_stream *stream)
+{
+    if (!stream->open_ns)
+        return;
+    if (stream->ring_count == QG_RING) { /* merge into the newest: it ends later, which is the safe side */
+        struct qg_ring_item *last = &stream->ring[(stream->ring_first + QG_RING - 1) % QG_RING];
+        last->value = stream->value;
+        last->est_ns += stream->open_ns;
+    } else {
+        stream->ring[(stream->ring_first + stream->ring_count++) % QG_RING] =
+            (struct qg_ring_item){stream->value, stream->open_ns};
+    }
+    stream->open_ns = 0;
+}
+
+void qg_mark(struct qg_stream *stream)
+{
+    struct qg_pages *pages = qg_pages_of(stream->card);
+    struct qg_context *context = stream->context;
+    if (!pages || __atomic_load_n(&stream->dead, __ATOMIC_RELAXED))
+        return;
+    struct qg_proc *page = pages->proc;
+    CUstreamCaptureMode mode;
+    qg_want_marker(stream);
+    qg_depth++;
+    bool relaxed = __atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) && qg_relax(&mode);
+    pthread_mutex_lock(&stream->lock);
+    if (context->attached != page && !attach(context, page))
+        goto out;
+    if (context->refused || stream->dead || stream->marker < 0)
+        goto out;
+    stream->page = page;
+    struct qg_marker *marker = &page->markers[stream->marker];
+    qg_clear_unmarked(stream);
+    uint32_t before = stream->value++;
+    __atomic_store_n(&marker->submitted, stream->value, __ATOMIC_SEQ_CST);
+    CUdeviceptr word = context->device_page + (CUdeviceptr)((char *)&marker->done - (char *)page);
+    if (write_word(stream->handle, word, stream->value) == CUDA_SUCCESS) {
+        stream->marked_tick = qg_tick();
+        push_ring(stream);
+    } else {
+        /* Not supported here, or the context is in error: take it back, else the stream looks busy for ever. */
+        stream->value = before;
+        __atomic_store_n(&marker->submitted, before, __ATOMIC_SEQ_CST);
+        context->refused = true;
+        qg_set_unmarked(stream);
+    }
+out:
+    pthread_mutex_unlock(&stream->lock);
+    qg_unrelax(relaxed, &mode);
+    qg_depth--;
+}
+
+void qg_observe_stream(CUstream handle, bool ptsz)
+{
+    struct qg_stream *stream = qg_stream_of(handle, ptsz);
+    if (stream && __atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED) && !qg_stream_captures(stream))
+        qg_mark(stream);
+}
+
+/* ---- window mode ------------------------------------------------------------------------------------------ */
+
+uint64_t qg_stream_inflight(struct qg_stream *stream)
+{
+    uint64_t sum = stream->open_ns;
+    while (stream->ring_count && stream->page) {
+        struct qg_ring_item *first = &stream->ring[stream->ring_first];
+        uint32_t done = __atomic_load_n(&stream->page->markers[stream->marker].done, __ATOMIC_ACQUIRE);
+        if ((int32_t)(done - first->value) < 0)
+            break;
+        stream->ring_first = (stream->ring_first + 1) % QG_RING;
+        stream->ring_count--;
+    }
+    for (uint32_t i = 0; i < stream->ring_count; i++)
+        sum += stream->ring[(stream->ring_first + i) % QG_RING].est_ns;
+    return sum;
+}

@@ -1,0 +1,254 @@
+"""The simulated driver from Python: start and stop its device side, and read its trace.
+
+The trace is the truth that benchmarks are judged by: the device side alone writes it
+(docs/specs/trace.md).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum, IntFlag
+from pathlib import Path
+from typing import NamedTuple
+
+_HEAD = struct.Struct("<8sIIIIQ32s")
+_RECORD = struct.Struct("<QQQIIIIIIQQ")
+_MAGIC = b"QGSIMTRC"
+_VERSION = 1
+
+
+class SimError(Exception):
+    """The simulator did not start, or its trace cannot be read. The text is a sentence for the user."""
+
+
+class Kind(IntEnum):
+    """What was executed."""
+
+    KERNEL = 1
+    HTOD = 2
+    DTOH = 3
+    DTOD = 4
+    MEMSET = 5
+
+
+class Piece(IntFlag):
+    """How a piece ended."""
+
+    LAST = 1
+    CUT = 2
+
+
+class Interval(NamedTuple):
+    """One executed piece of a command. Times are CLOCK_MONOTONIC nanoseconds."""
+
+    t_start: int
+    t_end: int
+    t_submit: int
+    pid: int
+    card: int
+    ctx: int
+    stream: int
+    kind: int
+    flags: int
+    seq: int
+    work: int
+
+    @property
+    def duration(self) -> int:
+        """Nanoseconds on the card."""
+        return self.t_end - self.t_start
+
+    @property
+    def last(self) -> bool:
+        """The command ended with this piece."""
+        return bool(self.flags & Piece.LAST)
+
+    @property
+    def cut(self) -> bool:
+        """Its process died, or destroyed the context, while it ran."""
+        return bool(self.flags & Piece.CUT)
+
+
+class TraceHead(NamedTuple):
+    """What the head of a trace says."""
+
+    node: str
+    cards: int
+    start_ns: int
+
+
+def _parse_head(path: Path, raw: bytes) -> TraceHead:
+    if len(raw) < _HEAD.size:
+        raise SimError(f"{path} is no trace of the simulator: {len(raw)} bytes are less than its head")
+    magic, version, size, cards, _, start, node = _HEAD.unpack(raw[: _HEAD.size])
+    if magic != _MAGIC:
+        raise SimError(f"{path} is no trace of the simulator: it begins with {magic!r} instead of {_MAGIC!r}")
+    if version != _VERSION or size != _RECORD.size:
+        raise SimError(
+            f"{path} has version {version} with records of {size} bytes; version {_VERSION} is understood"
+        )
+    return TraceHead(node.rstrip(b"\0").decode(errors="replace"), cards, start)
+
+
+def read_head(path: str | Path) -> TraceHead:
+    """Read the head of a trace. Raises SimError when it is not one, OSError when it cannot be read."""
+    path = Path(path)
+    with path.open("rb") as file:
+        return _parse_head(path, file.read(_HEAD.size))
+
+
+def read_trace(path: str | Path) -> Iterator[Interval]:
+    """Yield the executed pieces, per card in order of time. A record that is just being written is left out.
+
+    Raises SimError when the file is not a trace, OSError when it cannot be read (it belongs to root).
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        _parse_head(path, file.read(_HEAD.size))
+        count = (os.fstat(file.fileno()).st_size - _HEAD.size) // _RECORD.size
+        if count <= 0:
+            return
+        with mmap.mmap(file.fileno(), _HEAD.size + count * _RECORD.size, access=mmap.ACCESS_READ) as view:
+            for offset in range(_HEAD.size, _HEAD.size + count * _RECORD.size, _RECORD.size):
+                yield Interval._make(_RECORD.unpack_from(view, offset))
+
+
+def busy_ns(intervals: Iterator[Interval] | list[Interval], start: int, end: int) -> dict[int, int]:
+    """Nanoseconds that each process had a card within [start, end), by pid."""
+    busy: dict[int, int] = {}
+    for piece in intervals:
+        overlap = min(piece.t_end, end) - max(piece.t_start, start)
+        if overlap > 0:
+            busy[piece.pid] = busy.get(piece.pid, 0) + overlap
+    return busy
+
+
+@dataclass(frozen=True)
+class SimConfig:
+    """Options of qgpu-simgpu. Units are in the names; extra is appended to the command line as it is."""
+
+    directory: Path
+    node: str
+    cards: int = 1
+    model: str = "NVIDIA H200"
+    memory_mib: int = 81920
+    context_mib: int = 300
+    minor_base: int = 0
+    slice_us: float = 2000
+    switch_us: float = 50
+    ns_per_iter: float = 1.0
+    trace: bool = True
+    extra: tuple[str, ...] = ()
+
+    def command(self, binary: Path, ready_fd: int) -> list[str]:
+        """The command line of the device side."""
+        pairs = {
+            "--dir": str(self.directory),
+            "--node": self.node,
+            "--cards": self.cards,
+            "--model": self.model,
+            "--memory": self.memory_mib,
+            "--context-mib": self.context_mib,
+            "--minor-base": self.minor_base,
+            "--slice-us": self.slice_us,
+            "--switch-us": self.switch_us,
+            "--ns-per-iter": self.ns_per_iter,
+            "--ready-fd": ready_fd,
+        }
+        words = [str(word) for pair in pairs.items() for word in pair]
+        return [str(binary), *words, *([] if self.trace else ["--no-trace"]), *self.extra]
+
+
+def _await_ready(fd: int, process: subprocess.Popen[bytes], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        readable, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+        if readable:
+            return os.read(fd, 16) == b"READY\n"
+    return False
+
+
+@dataclass
+class Simulator:
+    """The running device side of one node. Use start(), and stop() or a with statement."""
+
+    config: SimConfig
+    build: Path
+    process: subprocess.Popen[bytes] = field(repr=False)
+
+    @classmethod
+    def start(
+        cls, config: SimConfig, build: str | Path, log: Path | None = None, seconds: float = 10.0
+    ) -> Simulator:
+        """Start and wait until programs may connect. Raises SimError when that takes longer than seconds."""
+        build = Path(build).resolve()
+        binary = build / "bin" / "qgpu-simgpu"
+        if not binary.exists():
+            raise SimError(f"{binary} is missing; 'make native' builds it")
+        reader, writer = os.pipe()
+        sink = log.open("ab") if log else None
+        try:
+            process = subprocess.Popen(
+                config.command(binary, writer),
+                pass_fds=(writer,),
+                stdout=sink or subprocess.DEVNULL,
+                stderr=sink,
+                stdin=subprocess.DEVNULL,
+            )
+        finally:
+            os.close(writer)
+            if sink:
+                sink.close()
+        ready = _await_ready(reader, process, seconds)
+        os.close(reader)
+        simulator = cls(config, build, process)
+        if not ready:
+            simulator.stop()
+            raise SimError(f"qgpu-simgpu for {config.node} is not ready (exit status {process.returncode})")
+        return simulator
+
+    @property
+    def trace_path(self) -> Path:
+        """Where the trace is; it stays after stop()."""
+        return self.config.directory / "trace.bin"
+
+    def env(self) -> dict[str, str]:
+        """Environment that makes a program find the simulated driver: "the driver is installed here"."""
+        return driver_env(self.build, self.config.directory)
+
+    def intervals(self) -> list[Interval]:
+        """The trace so far (at most 0.1 s old while running)."""
+        return list(read_trace(self.trace_path))
+
+    def describe(self) -> str:
+        """One line for humans."""
+        c = self.config
+        return f"{c.node}: {c.cards} x {c.model} (simulated), {c.memory_mib} MiB each, pid {self.process.pid}"
+
+    def stop(self, seconds: float = 5.0) -> None:
+        """End it; it removes its device nodes and socket. Killed when it does not end within seconds."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Simulator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def driver_env(build: Path, directory: Path) -> dict[str, str]:
+    """LD_LIBRARY_PATH and QGPU_SIM_DIR for programs of the node whose simulator serves directory."""
+    return {"LD_LIBRARY_PATH": str(build / "sim"), "QGPU_SIM_DIR": str(directory)}

@@ -1,0 +1,60 @@
+"""Shared by the tests of the simulated driver: starting it, and running client code in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from enforcer.sim import SimConfig, Simulator
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+MIB = 1 << 20
+
+
+def make(*targets: str) -> None:
+    done = subprocess.run(["make", "-s", *targets], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def start(directory: Path, **options: object) -> Simulator:
+    return Simulator.start(SimConfig(directory, **{"node": "t1", **options}), BUILD)  # type: ignore[arg-type]
+
+
+def client_env(sim: Simulator, **more: str) -> dict[str, str]:
+    env = {**os.environ, **sim.env(), **more, "PYTHONPATH": str(Path(__file__).parent)}
+    return {key: value for key, value in env.items() if key != "CUDA_VISIBLE_DEVICES" or key in more}
+
+
+def spawn(sim: Simulator, code: str, **more: str) -> subprocess.Popen[str]:
+    text = "import ctypes as c, os, sys, time\nfrom sim_client import Cuda\n" + textwrap.dedent(code)
+    return subprocess.Popen(
+        [sys.executable, "-c", text],
+        env=client_env(sim, **more),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(sim: Simulator, code: str, **more: str) -> str:
+    """Run client code to its end; its standard output. Fails the test when it fails."""
+    process = spawn(sim, code, **more)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return out
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.001)
+    return condition()

@@ -1,0 +1,142 @@
+"""The daemon's small parts: whose process it is, where the driver is, lines of the log, readiness."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from pathlib import Path
+
+import pytest
+
+from enforcer.daemon.audit import PATIENCE, Finding, Patience
+from enforcer.daemon.driver import BrokenNodeError, find_driver
+from enforcer.daemon.log import _Formatter, line
+from enforcer.daemon.notify import notify
+from enforcer.daemon.procs import boot_time_ns, job_of_cgroup, job_of_pid
+
+
+@pytest.mark.parametrize(
+    ("text", "job"),
+    [
+        ("9:devices:/slurm/uid_1000/job_4711/step_0/task_0\n", 4711),
+        ("3:memory:/slurm_n1/uid_1/job_7/step_batch\n2:cpu:/slurm_n1/uid_1/job_7/step_batch\n", 7),
+        ("0::/system.slice/slurmstepd.scope/job_12/step_extern/user/task_special\n", 12),
+        ("0::/system.slice/slurmstepd.scope/job_12\n", 12),
+        ("0::/user.slice/user-1000.slice\n", None),
+        ("0::/my_job_12/x\n", None),
+        ("0::/x/job_12a/x\n", None),
+        ("1:a:/x/job_1/y\n2:b:/x/job_2/y\n", None),
+        ("", None),
+    ],
+)
+def test_job_of_a_cgroup(text, job):
+    assert job_of_cgroup(text) == job
+
+
+def process(
+    proc: Path, pid: int, parent: int, uid: int = 1000, cmdline: str = "", cgroup: str = "0::/\n"
+) -> None:
+    (proc / str(pid)).mkdir()
+    (proc / str(pid) / "cgroup").write_text(cgroup)
+    (proc / str(pid) / "cmdline").write_text(cmdline)
+    (proc / str(pid) / "status").write_text(f"Name:\tx\nPPid:\t{parent}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+
+
+def test_job_by_a_slurmstepd_among_the_ancestors(tmp_path):
+    process(tmp_path, 1, 0, 0)
+    process(tmp_path, 10, 1, 0, "slurmstepd: [77.batch]\0")
+    process(tmp_path, 11, 10)
+    process(tmp_path, 12, 11)
+    assert job_of_pid(12, tmp_path) == 77
+    assert job_of_pid(1, tmp_path) is None
+    assert job_of_pid(999, tmp_path) is None
+
+
+def test_user_who_calls_himself_slurmstepd_is_not_believed(tmp_path):
+    process(tmp_path, 1, 0, 0)
+    process(tmp_path, 10, 1, 1000, "slurmstepd: [77.batch]\0")
+    process(tmp_path, 11, 10)
+    assert job_of_pid(11, tmp_path) is None
+
+
+def test_cgroup_wins_over_the_ancestors(tmp_path):
+    process(tmp_path, 10, 1, 0, "slurmstepd: [77.batch]\0")
+    process(tmp_path, 11, 10, cgroup="0::/slurm/uid_1/job_5/step_0\n")
+    assert job_of_pid(11, tmp_path) == 5
+
+
+def test_circle_of_parents_ends(tmp_path):
+    process(tmp_path, 10, 11)
+    process(tmp_path, 11, 10)
+    assert job_of_pid(10, tmp_path) is None
+
+
+def test_boot_time(tmp_path):
+    (tmp_path / "stat").write_text("cpu 1 2\nbtime 1700000000\nprocesses 5\n")
+    assert boot_time_ns(tmp_path) == 1_700_000_000 * 10**9
+    assert boot_time_ns(tmp_path / "none") is None
+
+
+def test_driver_is_the_first_found_and_never_the_shim(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+    shim = tmp_path / "shim.so"
+    shim.touch()
+    (tmp_path / "a/libcuda.so.1").symlink_to(shim)
+    (tmp_path / "c/libcuda.so.1").touch()
+    search = [str(tmp_path / name) for name in ("a", "b", "c")]
+    assert find_driver("auto", str(shim), search) == str(tmp_path / "c/libcuda.so.1")
+    with pytest.raises(BrokenNodeError, match="was not found"):
+        find_driver("auto", str(shim), search[:2])
+
+
+def test_configured_driver_must_exist(tmp_path):
+    with pytest.raises(BrokenNodeError, match=r"driver\.libcuda"):
+        find_driver(str(tmp_path / "libcuda.so.1"), "/s")
+    (tmp_path / "libcuda.so.1").touch()
+    assert find_driver(str(tmp_path / "libcuda.so.1"), "/s") == str(tmp_path / "libcuda.so.1")
+
+
+def test_relative_entries_of_the_search_path_are_not_trusted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "libcuda.so.1").touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", f".::{tmp_path}")
+    assert find_driver("auto", "/s") == str(tmp_path / "libcuda.so.1")
+    monkeypatch.setenv("LD_LIBRARY_PATH", ".:")
+    try:
+        found = find_driver("auto", "/s")
+    except BrokenNodeError:
+        return
+    assert found.startswith("/usr") or found.startswith("/run")
+
+
+def test_line_is_one_line_of_words_and_quotes():
+    assert line("x", job=7, why='a "b"\nc', none=None, empty="") == 'event=x job=7 why="a \'b\' c" empty=""'
+
+
+def test_journal_gets_priorities_and_no_clock():
+    record = logging.LogRecord("qgpud", logging.WARNING, "f", 1, "event=x", None, None)
+    assert _Formatter(journal=True).format(record) == "<4>event=x"
+    assert "WARNING event=x" in _Formatter(journal=False).format(record)
+
+
+def test_notify_reaches_systemd_and_is_silent_without(tmp_path, monkeypatch):
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    notify("READY=1")
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "none"))
+    notify("READY=1")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        notify("READY=1")
+        assert systemd.recv(100) == b"READY=1"
+
+
+def test_finding_is_said_once_and_again_after_it_was_gone():
+    finding = Finding("stranger", "GPU-1", 5, None)
+    patience = Patience()
+    said = [patience.ripe([finding]) for _ in range(PATIENCE + 3)]
+    assert said == [[]] * (PATIENCE - 1) + [[finding]] + [[]] * 3
+    patience.ripe([])
+    assert [patience.ripe([finding]) for _ in range(PATIENCE)][-1] == [finding]
