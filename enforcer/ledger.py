@@ -159,7 +159,8 @@ class Ledger:
     def end(self, job_id: int, reason: str, now_ns: int) -> int:
         """Close all open rows of a job; returns how many there were."""
         done = self._db.execute(
-            "UPDATE usage SET ended_at = ?, end_reason = ? WHERE job_id = ? AND ended_at IS NULL",
+            "UPDATE usage SET ended_at = max(?, granted_at), end_reason = ?"
+            " WHERE job_id = ? AND ended_at IS NULL",
             (now_ns, reason, job_id),
         )
         return done.rowcount

@@ -61,7 +61,8 @@ def latencies(job: Job) -> list[list[float]]:
 
 def spans_of(node: NodePaths, job: Job) -> list[Interval]:
     """What the job's workload executed on its node so far."""
-    return [span for span in read_trace(node.trace) if span.pid == job.pid]
+    pid = job.pid
+    return [span for span in read_trace(node.trace) if span.pid == pid]
 
 
 def ran_after(node: NodePaths, job: Job, t_ns: int) -> bool:

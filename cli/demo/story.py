@@ -48,9 +48,12 @@ class Story:
         """Print the headline of an act."""
         self.console.print(f"\n[bold]{title}[/]", highlight=False)
 
-    def start(self, name: str, user: str, qos: str, gres: str, *work: str, on: str = "") -> Job:
+    def start(
+        self, name: str, user: str, qos: str, gres: str, *work: str, on: str = "", minutes: int = 10
+    ) -> Job:
         """Submit a job and wait until it runs."""
-        job = self.cluster.submit(user, name, qos, gres, work, ["-w", on] if on else [])
+        options = ["-t", str(minutes), *(["-w", on] if on else [])]
+        job = self.cluster.submit(user, name, qos, gres, work, options)
         self.jobs[name] = job
         self.cluster.wait_state(job, ["RUNNING"])
         return job
@@ -63,16 +66,17 @@ class Story:
         length = str(BURSTS * (BUSY_S + IDLE_S) - IDLE_S)
         duty = ("--log-requests", "--busy", str(BUSY_S), "--idle", str(IDLE_S), "--length", length)
         serve = self.start("serve", "alice", "online", "qgpu:60", *KERNEL, *duty)
-        self.start("chat", "alice", "online", "qgpu:70", *LIGHT)
+        self.start("chat", "alice", "online", "qgpu:80", *LIGHT)
         self.start("fold", "bob", "offline", "qgpu:50,qgpu_mem:60G", *STEADY)
-        self.start("render", "bob", "offline", "qgpu:20,qgpu_mem:55G", *LIGHT)
+        self.start("render", "bob", "offline", "qgpu:20,qgpu_mem:60G", *LIGHT)
         big = self.cluster.submit("alice", "big", "online", "qgpu:80", LIGHT)
         self.jobs["big"] = big
         # The first burst runs alone: that is what online's latency is compared with.
         self.cluster.wait_logged(serve, "the first burst", lambda: measure.bursts_ended(serve) >= 1)
         train_s = (BURSTS - 1) * (BUSY_S + IDLE_S) + SOLO_S
         training = (*KERNEL, "--no-sync-each", "--length", str(train_s))
-        self.start("train", "bob", "offline", "qgpu:30,qgpu_mem:20G", *training)
+        # Short enough to end before `big` could begin, or Slurm would hold the place for `big`.
+        self.start("train", "bob", "offline", "qgpu:30,qgpu_mem:20G", *training, minutes=1)
         self._show_placement()
 
     def _show_placement(self) -> None:
@@ -158,7 +162,7 @@ class Story:
         place = self.cluster.grants()[fold.id]
         work = ("--alloc-past", "8G", *KERNEL, "--length", "1")
         greedy = self.cluster.submit(
-            "bob", "greedy", "offline", "qgpu:5,qgpu_mem:4G", work, ["-w", place.node]
+            "bob", "greedy", "offline", "qgpu:5,qgpu_mem:4G", work, ["-t", "1", "-w", place.node]
         )
         self.jobs["greedy"] = greedy
         self.cluster.wait_end(greedy)
@@ -188,7 +192,9 @@ class Story:
         fold = self.jobs["fold"]
         place = self.cluster.grants()[fold.id]
         work = (*KERNEL, "--no-sync-each", "--memory", "3G", "--length", "60")
-        victim = self.start("victim", "bob", "offline", "qgpu:50,qgpu_mem:4G", *work, on=place.node)
+        victim = self.start(
+            "victim", "bob", "offline", "qgpu:50,qgpu_mem:4G", *work, on=place.node, minutes=1
+        )
         node = self.cluster.sandbox.node(place.node)
         self.cluster.wait_logged(victim, "its process id", lambda: victim.pid is not None)
         pid = victim.pid or 0

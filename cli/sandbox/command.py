@@ -48,6 +48,13 @@ def sandbox() -> None:
 
     Own munge, MariaDB, slurmdbd, slurmctld and slurmds, own ports, own directory, own user accounts: the
     machine's own Slurm, services, databases and accounts stay untouched. `down` leaves nothing behind.
+    Needs root. Users inside: alice and bob. QOS: online, offline, normal. Partition: gpu.
+
+    \b
+    qgpu sandbox up --nodes 1 --cards 4 --memory 40GiB --model a100
+    qgpu sandbox exec -u alice -- sbatch --qos=online --gres=qgpu:30 job.sh
+    qgpu sandbox exec -- sacct -X
+    qgpu sandbox down
     """
 
 
@@ -78,7 +85,11 @@ def up(
 @sandbox.command()
 @_which
 def down(name: str, state_dir: Path | None) -> None:
-    """End every process of a sandbox and remove everything of it, also after a crash."""
+    """End every process of a sandbox and remove everything of it.
+
+    It works whatever state the sandbox is in: running, half up after a crash, some daemons or all of them
+    killed, left over from before a reboot. Running jobs are killed. Nothing else is touched.
+    """
     begin = time.monotonic()
     check_name(name)
     cluster = Sandbox(SandboxOptions(name, state_dir=state_dir))
@@ -115,7 +126,14 @@ def status(name: str, state_dir: Path | None) -> None:
 @click.option("-u", "--user", help="alice or bob; root without it.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def execute(name: str, state_dir: Path | None, user: str | None, command: tuple[str, ...]) -> None:
-    """Run COMMAND inside a sandbox: qgpu sandbox exec -u alice -- sbatch job.sh"""
+    """Run COMMAND inside a sandbox, where Slurm's commands speak to its cluster.
+
+    Users start in their home, root in the current directory. The exit status is COMMAND's.
+
+    \b
+    qgpu sandbox exec -u alice -- sbatch --gres=qgpu:30 job.sh
+    qgpu sandbox exec -u bob -- bash
+    """
     cluster = Sandbox.existing(name, state_dir)
     argv = cluster.argv(command, user)
     os.execvpe(argv[0], argv, cluster.env(user))

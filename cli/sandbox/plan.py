@@ -123,7 +123,7 @@ def _check_owner(state: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(directory: Path, seconds: float, busy: str) -> Iterator[None]:
-    """flock a directory, so that no lock file is left behind; SandboxError(busy) if it stays held that long."""
+    """flock a directory, so that no lock file is left behind; SandboxError(busy) if it stays held."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + seconds
@@ -141,7 +141,7 @@ def _lock(directory: Path, seconds: float, busy: str) -> Iterator[None]:
 
 
 def machine_lock() -> contextlib.AbstractContextManager[None]:
-    """Held while ports and names are chosen, until a first process shows that they are taken, and by `down`."""
+    """Held while ports and names are chosen, until a process shows that they are taken; and by `down`."""
     return _lock(
         _MACHINE_LOCK, 60, f"another `qgpu sandbox` command has held the lock on {_MACHINE_LOCK} for 60 s"
     )
@@ -151,7 +151,7 @@ def machine_lock() -> contextlib.AbstractContextManager[None]:
 def state_lock(layout: Layout, seconds: float = 0) -> Iterator[None]:
     """Held by the `up` that works on the sandbox; SandboxError if it is held for longer than that.
 
-    S/pids can be entered by root only, so no job can hold it. While it does not exist yet, machine_lock() is held."""
+    Only root can open S/pids, so no job can hold it. As long as it does not exist, machine_lock() is held."""
     if not layout.pids.is_dir():
         yield
         return

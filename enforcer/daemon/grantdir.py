@@ -60,6 +60,14 @@ def has_marker(directory: Path, job_id: int) -> bool:
     return (directory / f"{job_id}.ended").exists()
 
 
+def marker_time_ns(directory: Path, job_id: int) -> int | None:
+    """When the Epilog left the marker (CLOCK_REALTIME), None if it is not there."""
+    try:
+        return (directory / f"{job_id}.ended").stat().st_mtime_ns
+    except OSError:
+        return None
+
+
 def drop_marker(directory: Path, job_id: int) -> None:
     """Forget the marker and what was set aside of the job."""
     for suffix in ("ended", "json.bad"):

@@ -78,8 +78,8 @@ class NodeService:
         for grant in self.grants.values():
             self._in_ledger(self.ledger.open_grant, grant)
         self._end_before_boot()
+        self.reach_arbiter()  # before the markers: it may still hold the last counters of those jobs
         self.take_markers()
-        self.reach_arbiter()
         emit(logging.INFO, "started", node=self.node.name, grants=len(self.grants), damaged=len(damaged))
 
     def _end_before_boot(self) -> None:
@@ -210,7 +210,9 @@ class NodeService:
                 self.ports.arbiter.revoke(job_id)
             except ArbiterError as error:
                 self.lose_arbiter(str(error))
-        self._in_ledger(self.ledger.end, job_id, reason, self.ports.clock.realtime_ns())
+        ended = grantdir.marker_time_ns(self.store.directory, job_id) if reason == "marker" else None
+        now = self.ports.clock.realtime_ns()
+        self._in_ledger(self.ledger.end, job_id, reason, now if ended is None else min(ended, now))
         removed = self.store_remove(job_id)
         grantdir.drop_marker(self.store.directory, job_id)
         if grant is not None or removed:

@@ -15,6 +15,7 @@ local FIELDS = { "tres_per_job", "tres_per_task", "tres_per_socket", "cpus_per_t
 local JOB_STATE_BASE = 256 -- JOB_STATE_BASE is 0xff: what is above are flags
 local JOB_SHARED_NONE = 0 -- --exclusive
 local PENDING = 0
+local ESLURM_INVALID_GRES = 2072 -- the same in all versions; few of them name it for Lua
 
 local function load_tables(path)
     local tables = dofile(path)
@@ -71,7 +72,7 @@ end
 -- The message goes as an argument: log_user formats its first, and user text may hold a '%'.
 local function refused(refusal)
     slurm.log_user("%s", "qgpu: " .. refusal.text)
-    return slurm.ESLURM_INVALID_GRES or slurm.ERROR
+    return slurm.ESLURM_INVALID_GRES or ESLURM_INVALID_GRES
 end
 
 local function submit(t, job_desc, part_list)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build"
+BUILD = Path(os.environ.get("QGPU_TEST_BUILD", ROOT / "build"))
 SHIM = BUILD / "shim" / "libcuda.so.1"
 STUB = BUILD / "test" / "stub" / "libcuda.so.1"
 PROBE = BUILD / "test" / "shim-probe"

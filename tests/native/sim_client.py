@@ -1,4 +1,4 @@
-"""A thin ctypes client of the simulated libcuda for the tests; runs in processes of its own (see sim_tools.run)."""
+"""A thin ctypes client of the simulated libcuda; runs in processes of its own (see sim_tools.run)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import ctypes as c
 import os
 from pathlib import Path
 
-PTX = b".version 6.3\n.target sm_75\n.visible .entry qgpu_work(.param .u64 n)\n{ ret; }\n.entry other()\n{ ret; }\n"
+PTX = (
+    b".version 6.3\n.target sm_75\n"
+    b".visible .entry qgpu_work(.param .u64 n)\n{ ret; }\n.entry other()\n{ ret; }\n"
+)
 
 
 class Cuda:

@@ -1,4 +1,4 @@
-"""Shared by the tests of the simulated driver: starting it, and running client code in processes of their own."""
+"""Shared by the tests of the simulated driver: starting it, and client code in its own processes."""
 
 from __future__ import annotations
 

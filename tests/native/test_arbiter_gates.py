@@ -153,3 +153,21 @@ def test_stopped_tenant_at_the_gate_does_not_hold_others_up(tmp_path: Path) -> N
             time.sleep(0.0005)
         closed = tenant_stats(link, 2).closed_share_ns
         assert done > 300 and closed < 400_000_000, (done, closed)
+
+
+def test_first_kernel_after_a_long_wait_is_seen_without_a_marker(tmp_path: Path) -> None:
+    """Its launch was counted when it came to the closed gate; no counter moves when it passes at last."""
+    on, off = grant(1, "online"), grant(2)
+    with arbiter(tmp_path) as one, prepare(one, on, off) as link:
+        online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
+        assert online.begin()
+        wait_for(lambda: offline.closed, "preempted")
+        assert not offline.begin()
+        time.sleep(0.3)
+        online.finish()
+        wait_for(lambda: not offline.closed, "released")
+        offline.slot.unmarked = 1
+        offline.slot.waiting = 0
+        time.sleep(0.03)
+        assert tenant_stats(link, 2).busy, "unmarked work counts for 100 ms"
+        wait_for(lambda: not tenant_stats(link, 2).busy, "and not for ever")

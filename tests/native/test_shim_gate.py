@@ -142,6 +142,32 @@ def test_destroyed_streams_give_their_markers_back(arbiter: s.FakeArbiter, probe
     assert arbiter.card.proc("unmarked") == 0
 
 
+def test_stream_per_request_does_not_leak(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    def resident_kib() -> int:
+        status = Path(f"/proc/{probe.process.pid}/status").read_text(encoding="utf-8")
+        return int(status.split("VmRSS:")[1].split()[0])
+
+    assert probe.ask("churn 2000") == 0
+    before = resident_kib()
+    assert probe.ask("churn 40000") == 0
+    assert resident_kib() - before < 1024, "less than 26 bytes per stream"
+    assert arbiter.card.proc("unmarked") == 0
+
+
+def test_more_streams_than_markers(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    for stream in range(64):
+        assert probe.ask(f"stream {stream}") == 0
+    assert probe.ask("hold 1") == 0
+    assert [probe.ask(f"launch {n} 0x10 1") for n in range(64)] == [0] * 64
+    assert probe.ask("launch 64 0x10 1") == 0  # slot 64 is slot 0 of the probe: a known stream
+    assert all(arbiter.card.marker(n)[0] >= 1 for n in range(64))
+    assert probe.ask("stream 0") == 0  # the 65th that does work
+    assert probe.ask("launch 0 0x10 1") == 0
+    assert arbiter.card.proc("unmarked") == 1
+    assert probe.ask("reach 1000") >= 64
+    assert arbiter.card.proc("launches") == 66
+
+
 def test_capture_is_left_alone(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     assert probe.ask("launch 0 0x10 1") == 0
     before = probe.counts()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,19 @@ def test_program_that_closes_every_descriptor(tmp_path: Path, arbiter: s.FakeArb
         s.until(lambda: probe.ask("launch 0 0x10 1") == 0 and arbiter.card.rings() > 0)
         assert theirs.read_bytes() == b""
         assert probe.ask(f"alloc 1 {24 * s.GIB}") == s.OUT_OF_MEMORY
+
+
+def test_lost_doorbell_alone_is_replaced(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with s.governed(tmp_path, CAP) as probe:
+        s.started(probe)
+        links = Path(f"/proc/{probe.process.pid}/fd").iterdir()
+        bells = [int(fd.name) for fd in links if "eventfd" in str(fd.readlink())]
+        assert len(bells) == 1
+        assert bells[0] >= 200, "ours do not take the low numbers"
+        assert probe.ask(f"close {bells[0]}") == 0
+        s.until(lambda: len(arbiter.card.asked) == 2)
+        arbiter.card.set(s.NOTIFY | s.TRACK)
+        s.until(lambda: probe.ask("launch 0 0x10 1") == 0 and arbiter.card.rings() > 0)
 
 
 def test_waiting_launch_survives_a_restart(tmp_path: Path) -> None:
@@ -136,6 +150,57 @@ def test_again_is_asked_again(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
         assert len(arbiter.card.asked) > 1
 
 
+def test_refusal_of_the_arbiter_lets_nothing_through_before_the_lease(
+    tmp_path: Path, arbiter: s.FakeArbiter
+) -> None:
+    arbiter.status = 1  # EPERM
+    with s.governed(tmp_path, CAP) as probe:
+        s.started(probe)
+        assert probe.ask(f"alloc 0 {25 * s.GIB}") == s.OUT_OF_MEMORY
+        probe.send("launch 0 0x10 1")
+        assert not probe.answered(0.5)
+        arbiter.status = 0
+        assert int(probe.answer()) == 0
+
+
+@pytest.mark.parametrize("page", ["gate", "job"])
+def test_page_that_could_be_pulled_away_is_refused(tmp_path: Path, arbiter: s.FakeArbiter, page: str) -> None:
+    good = getattr(arbiter.card, page)
+    loose = s.Page(page, len(good.map), s.SEAL)
+    loose.map[:] = good.map[:]
+    setattr(arbiter.card, page, loose)
+    with s.governed(tmp_path, CAP) as probe:
+        s.started(probe)
+        probe.send("launch 0 0x10 1")
+        assert not probe.answered(0.3)
+        setattr(arbiter.card, page, good)
+        assert int(probe.answer()) == 0
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+def test_valgrind_finds_nothing(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    """Threads, fork, window mode, a restart and a destroyed context without one wrong access."""
+    log = tmp_path / "valgrind"
+    wrap = ("valgrind", "-q", "--error-exitcode=9", f"--log-file={log}.%p")
+    orders = ["init", "ctx 0", "stream 0", f"alloc 0 {s.GIB}", "launch 0 0x10 200", "sync 0", "free 0"]
+    orders += ["threads 2 300", "fork 4096", "churn 100", "create 0 4096", "map 0 0x100000 4096", "release 0"]
+    orders += ["unmap 0x100000 4096", "capture 0", "launch 0 0x10 5", "end_capture 0", "ctx_sync"]
+    with s.governed(tmp_path, CAP, wrap) as probe:
+        for order in orders:
+            probe.send(order)
+            assert int(probe.answer(60)) == 0, order
+        arbiter.card.set(s.WINDOW | s.TRACK)
+        probe.send("launch 0 0x10 50")
+        assert int(probe.answer(60)) == 0
+        arbiter.stop()
+        arbiter.start()
+        s.until(lambda: len(arbiter.card.asked) == 1, 20)
+        probe.send("ctx_destroy 0")
+        assert int(probe.answer(60)) == 0
+        probe.finish()
+    assert [path.read_text() for path in tmp_path.glob("valgrind.*") if path.read_text()] == []
+
+
 # ---- grants ------------------------------------------------------------------------------------------------
 
 
@@ -168,6 +233,15 @@ def test_unsealed_descriptor_is_not_believed(tmp_path: Path, arbiter: s.FakeArbi
     assert error.count("\n") == 1
     assert error.startswith("qgpu: no device memory: grant descriptor")
     assert "it is not sealed" in error
+    assert arbiter.card.asked == []
+
+
+def test_descriptor_of_another_user_is_not_believed(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    fd = s.sealed("grant", s.grant_bytes(tmp_path, CAP))
+    os.fchown(fd, 12345, 0)
+    probe = s.launch(tmp_path, {"QGPU_GRANT_FD": str(fd)}, (fd,), IN_USUAL_PLACE)
+    os.close(fd)
+    assert "root did not make it" in refused(probe)
     assert arbiter.card.asked == []
 
 

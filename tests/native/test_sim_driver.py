@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,12 @@ pytestmark = pytest.mark.native
 
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
-    make("build/bin/qgpu-simgpu", "build/sim/libcuda.so.1", "build/sim/libnvidia-ml.so.1", "build/bin/qgpu-workload")
+    make(
+        "build/bin/qgpu-simgpu",
+        "build/sim/libcuda.so.1",
+        "build/sim/libnvidia-ml.so.1",
+        "build/bin/qgpu-workload",
+    )
 
 
 @pytest.fixture
@@ -41,7 +47,10 @@ def test_times_come_from_the_model(sim: Simulator) -> None:
         """,
     )
     assert float(out) == pytest.approx(3.0, abs=1e-4)
-    assert [p.duration for p in sim.intervals() if p.kind == Kind.KERNEL] in ([], [1_000_000] + [300_000] * 10)
+    assert [p.duration for p in sim.intervals() if p.kind == Kind.KERNEL] in (
+        [],
+        [1_000_000] + [300_000] * 10,
+    )
     sim.stop()
     assert [p.duration for p in sim.intervals()] == [1_000_000] + [300_000] * 10
 
@@ -81,7 +90,7 @@ def test_two_processes_share_in_slices(sim: Simulator) -> None:
     shares = [busy[x.pid] / sum(busy.values()) for x in both]
     assert shares == pytest.approx([0.5, 0.5], abs=0.005)
     assert max(p.duration for p in long) <= 2_000_000
-    assert all(a.t_end <= b.t_start for a, b in zip(long, long[1:], strict=False))
+    assert all(a.t_end <= b.t_start for a, b in pairwise(long))
 
 
 def test_full_queue_blocks_and_loses_nothing(sim: Simulator) -> None:
@@ -90,7 +99,7 @@ def test_full_queue_blocks_and_loses_nothing(sim: Simulator) -> None:
     pieces = sim.intervals()
     assert sum(p.last for p in pieces) == 6000
     assert sum(p.duration for p in pieces) == 6000 * 20_000
-    waits = [b.t_start - a.t_end for a, b in zip(pieces[100:], pieces[101:], strict=False)]
+    waits = [b.t_start - a.t_end for a, b in pairwise(pieces[100:])]
     assert sum(waits) < 2_000_000  # the queue never ran dry while the program kept it full
 
 
@@ -160,7 +169,9 @@ def test_write_value_reaches_a_stopped_process(sim: Simulator, tmp_path: Path) -
     assert process.stdout
     launched = int(process.stdout.readline())
     with shared.open("rb") as file, mmap.mmap(file.fileno(), 4096, access=mmap.ACCESS_READ) as view:
-        assert until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T", 1)
+        assert until(
+            lambda: Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T", 1
+        )
         assert view[8] == 0 or time.monotonic_ns() - launched > 90_000_000
         assert until(lambda: view[8] == 77, 5)
         assert time.monotonic_ns() - launched > 80_000_000
@@ -197,8 +208,10 @@ def test_invalid_handles_are_errors(sim: Simulator) -> None:
         """
         g = Cuda(); s = g.stream(); g.call("cuStreamDestroy_v2", s)
         bad = c.c_void_p(0x123456789a)
-        print(g.raw("cuStreamSynchronize", s), g.raw("cuStreamSynchronize", bad), g.raw("cuEventRecord", bad, None),
-              g.raw("cuCtxSetCurrent", bad), g.raw("cuLaunchKernel", bad, 1, 1, 1, 1, 1, 1, 0, None, None, None),
+        one = (1, 1, 1, 1, 1, 1, 0, None, None, None)
+        print(g.raw("cuStreamSynchronize", s), g.raw("cuStreamSynchronize", bad),
+              g.raw("cuEventRecord", bad, None), g.raw("cuCtxSetCurrent", bad),
+              g.raw("cuLaunchKernel", bad, *one),
               g.raw("cuModuleGetFunction", c.byref(c.c_void_p()), g.module, b"nothing"),
               g.raw("cuLaunchKernel", g.work, 0, 1, 1, 1, 1, 1, 0, None, None, None))
         """,
@@ -224,7 +237,8 @@ VISIBLE = """
     if status == 0: g.call("cuDeviceGetCount", c.byref(n))
     buses = []
     for i in range(n.value):
-        text = c.create_string_buffer(32); g.call("cuDeviceGetPCIBusId", text, 32, i); buses.append(text.value.decode())
+        text = c.create_string_buffer(32); g.call("cuDeviceGetPCIBusId", text, 32, i)
+        buses.append(text.value.decode())
     print(status, *buses)
     """
 
@@ -358,7 +372,9 @@ def test_clients_notice_the_end_of_the_server(sim: Simulator) -> None:
 
 
 def test_uuid_is_stable_over_restarts(tmp_path: Path) -> None:
-    code = 'g = Cuda(); b = c.create_string_buffer(16); g.call("cuDeviceGetUuid_v2", b, 0); print(b.raw.hex())'
+    code = (
+        'g = Cuda(); b = c.create_string_buffer(16); g.call("cuDeviceGetUuid_v2", b, 0); print(b.raw.hex())'
+    )
     seen = set()
     for name in ("a", "b"):
         with start(tmp_path / name, node="same") as sim:
@@ -374,5 +390,7 @@ def test_the_shim_name_does_not_capture_the_library(sim: Simulator) -> None:
         ["readelf", "-rW", str(BUILD / "sim/libcuda.so.1")], capture_output=True, text=True, check=True
     ).stdout
     assert not [line for line in relocations.splitlines() if " cu" in line and "@" not in line]
-    dynamic = subprocess.run(["readelf", "-dW", str(BUILD / "sim/libcuda.so.1")], capture_output=True, text=True, check=True)
+    dynamic = subprocess.run(
+        ["readelf", "-dW", str(BUILD / "sim/libcuda.so.1")], capture_output=True, text=True, check=True
+    )
     assert "[libcuda.so.1]" in dynamic.stdout and "SYMBOLIC" in dynamic.stdout

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import mmap
 import os
 import random
+import resource
 import socket
 import sys
 import threading
@@ -101,9 +103,19 @@ def test_garbage_on_the_control_socket(tmp_path: Path) -> None:
                     body = rng.randbytes(max(0, size - 16))
                     if kind == abi.CTL_CARD:
                         body = b"G" * len(body)
+                    sock.settimeout(10)
                     sock.send((head + body)[:size])
+                    with contextlib.suppress(ConnectionResetError):
+                        drain(sock)
         link.sync([settings()], [grant(1)])
         assert [t.job_id for t in link.stats()] == [1]
+
+
+def drain(sock: socket.socket) -> None:
+    """Read one answer (of STATS: the list), or the end."""
+    while data := sock.recv(4096):
+        if abi.MsgHead.from_buffer_copy(data).type != abi.CTL_TENANT:
+            return
 
 
 def test_many_descriptors_in_one_message_do_not_leak(tmp_path: Path) -> None:
@@ -259,3 +271,38 @@ def test_a_reader_that_never_reads_is_dropped(tmp_path: Path) -> None:
                 except OSError:
                     break
             still_serves(one, 2)
+
+
+@pytest.mark.parametrize("spare", [20, 21], ids=["in accept", "after it"])
+def test_running_out_of_descriptors_neither_spins_nor_hangs(tmp_path: Path, spare: int) -> None:
+    with arbiter(tmp_path, "--log-level", "error") as one, one.link() as link:
+        link.sync([settings()], [grant(1), grant(2)])
+        limit = descriptors(one) + spare
+        resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        held = [connect(one.run_dir) for _ in range(40)]
+        for sock in held:
+            sock.setblocking(False)
+        wait_for(
+            lambda: sum(hung_up(sock) for sock in held) >= 25, "callers beyond the limit are hung up on", 3
+        )
+        used = cpu_seconds(one)
+        time.sleep(0.5)
+        assert cpu_seconds(one) - used < 0.2, "it spins on the callers that it cannot accept"
+        for sock in held:
+            sock.close()
+        wait_for(lambda: registers(one, 2), "service goes on")
+
+
+def test_refusals_do_not_fill_the_log(tmp_path: Path) -> None:
+    with arbiter(tmp_path) as one, one.link() as link:
+        link.sync([settings()], [grant(1)])
+        for _ in range(6):
+            with connect(one.run_dir) as sock:
+                for _ in range(60):
+                    assert exchange(sock, register_message(9))[0].status != 0
+        time.sleep(1.1)
+        with connect(one.run_dir) as sock:
+            exchange(sock, register_message(9))
+        lines = one.log.read_text().splitlines()
+    assert 20 <= sum("not registered" in line for line in lines) <= 100
+    assert any("more refusals were not logged" in line for line in lines)

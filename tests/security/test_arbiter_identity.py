@@ -1,4 +1,4 @@
-"""Whose process is it: the arbiter reads cgroup and ancestry itself and believes no claim that they contradict."""
+"""Whose process is it: the arbiter reads cgroup and ancestry itself and believes nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 NATIVE = Path(__file__).resolve().parents[1] / "native"
 sys.path.insert(0, str(NATIVE))
-from arbiter_support import ROOT, Arbiter, arbiter, grant, settings
+from arbiter_support import ROOT, Arbiter, arbiter, grant, settings  # noqa: E402
 
 pytestmark = [
     pytest.mark.native,
@@ -32,15 +32,15 @@ if uid:
 answer, fds = exchange(connect(Path(sys.argv[1])), register_message(job), proof)
 print(answer.status, answer.message.decode())
 """
-STEP = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', *sys.argv[1:]]).returncode)"
+STEP = "import subprocess, sys; subprocess.run(['python', '-c', *sys.argv[2:]], executable=sys.argv[1])"
 
 
 def ask(
     one: Arbiter, job: int, step: str = "", proof_of: int = 0, cgroup: str = "", uid: int = 0
 ) -> tuple[int, str]:
-    """Register a new process for `job`, below a process called `step`, with the proof of another job, in a cgroup."""
+    """Register a new process for `job`: below a process called `step`, with a grant of a job, in a cgroup."""
     args = [CHILD, str(one.run_dir), str(job), str(proof_of), str(uid), cgroup]
-    command = [step or sys.executable, "-c", STEP, *args]
+    command = [step or sys.executable, "-c", STEP, sys.executable, *args]
     env = os.environ | {"PYTHONPATH": f"{NATIVE}:{ROOT}"}
     done = subprocess.run(
         command, executable=sys.executable, env=env, capture_output=True, text=True, timeout=60

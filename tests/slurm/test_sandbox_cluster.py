@@ -168,3 +168,16 @@ def test_a_killed_daemon_can_be_started_again(sandbox: Sandbox, service: str) ->
     assert sandbox.pid(node, service) != before
     with pytest.raises(SandboxError, match="runs already"):
         sandbox.start(node, service)
+
+
+def test_the_controller_can_be_restarted_under_a_running_job(sandbox: Sandbox) -> None:
+    job = sandbox.run(["sbatch", "--parsable", "--wrap=sleep 60"], user="alice").stdout.strip()
+
+    def state() -> str:
+        return sandbox.run(["squeue", "-h", "-j", job, "-o", "%T"], check=False).stdout.strip()
+
+    wait.until(lambda: state() == "RUNNING", 10, "the start of the job")
+    sandbox.restart_controller()
+    wait.until(lambda: state() == "RUNNING", 10, "the job in the new controller")
+    sandbox.run(["scancel", job], user="alice")
+    wait.until(lambda: state() in ("", "CANCELLED"), 10, "the end of the job")

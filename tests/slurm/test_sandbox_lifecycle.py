@@ -182,7 +182,7 @@ def test_a_step_that_fails_is_named_with_its_log_and_nothing_stays(
     said: list[str] = []
     failing = Sandbox(SandboxOptions(name, nodes=1, cards=1), said.append)
     with pytest.raises(
-        SandboxError, match=f"sacctmgr add nonsense qgpu-{name} failed: .*; read .*slurmdbd.log"
+        SandboxError, match=f"sacctmgr add nonsense qgpu-{name} failed: (?s:.*); read .*slurmdbd.log"
     ):
         failing.up()
     assert remains(failing) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -225,11 +226,18 @@ def test_restart_of_qgpud_takes_the_grants_from_the_files(node, service):
 
 def test_marker_of_an_epilog_without_daemon_ends_the_grant_at_start(node, service):
     service.prolog(env())
-    (node.directory / "run/grants/9.ended").touch()
+    began = node.clock.realtime_ns()
+    node.arbiter.count(9, uuid(node), busy_ns=7)
+    marker = node.directory / "run/grants/9.ended"
+    marker.touch()
+    os.utime(marker, ns=(began + 5 * 10**9, began + 5 * 10**9))
+    node.clock.advance(60)
     again = node.service()
     again.start()
     assert again.grants == {} and files(node) == set() and node.arbiter.grants == {}
-    assert rows(node)[0].end_reason == "marker"
+    (row,) = rows(node)
+    assert (row.end_reason, row.wall_ns(0)) == ("marker", 5 * 10**9), "it ended when the Epilog said so"
+    assert row.busy_ns == 7, "the arbiter still had the last counters"
 
 
 def test_marker_of_an_earlier_run_does_not_end_the_requeued_job(node, service):

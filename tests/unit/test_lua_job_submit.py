@@ -29,7 +29,8 @@ os.getenv = function(name) return os_env[name] end
 function set_env(name, value) os_env[name] = value end
 local KNOWN = {}
 for name in ("gres qos default_qos comment partition shared tres_per_job tres_per_task tres_per_socket "
-    .. "tres_per_node cpus_per_tres mem_per_tres tres_bind tres_freq job_state job_id type jobid"):gmatch("%S+") do
+    .. "tres_per_node cpus_per_tres mem_per_tres tres_bind tres_freq job_state job_id type "
+    .. "jobid"):gmatch("%S+") do
     KNOWN[name] = true
 end
 function record(values, has_extra)
@@ -130,9 +131,9 @@ def test_a_refusal_writes_nothing_and_keeps_percent_signs(one: Slurm) -> None:
     assert said.startswith("qgpu: qgpu:30%d%s is refused: '30%d%s' is not a whole number of percent")
 
 
-def test_an_older_slurm_without_that_error_code_gets_the_plain_one(one: Slurm) -> None:
+def test_a_slurm_that_does_not_name_the_error_code_gets_its_number(one: Slurm) -> None:
     one.lua.execute("slurm.ESLURM_INVALID_GRES = nil")
-    assert one.submit(gres="qgpu:0")[0] == -1
+    assert one.submit(gres="qgpu:0")[0] == 2072
 
 
 def test_jobs_without_cards_are_left_alone_but_for_tags(one: Slurm) -> None:

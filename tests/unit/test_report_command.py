@@ -273,6 +273,15 @@ def test_elapsed(text, seconds):
         assert duration(seconds) == text
 
 
+def test_what_slurm_22_05_really_answers_is_understood():
+    text = (Path(__file__).parents[1] / "cases/sacct-22.05.txt").read_text()  # recorded in a sandbox
+    whole, offline, online, first, second = sacct.parse(text)
+    assert (whole.tres["gres/gpu"], whole.elapsed_s, whole.nodes) == ("1", 2, ("hooktest-n1",))
+    assert (offline.tres["gres/qgpu:offline"], offline.tres["gres/qgpu_mem"]) == ("50", str(2 * GIB))
+    assert (online.job_id, online.raw_id, online.qos, online.user) == ("4", 4, "online", "alice")
+    assert [(job.job_id, job.raw_id) for job in (first, second)] == [("1_1", 5), ("1_2", 1)]
+
+
 def test_node_lists_are_expanded():
     (job,) = sacct.parse(f"{HEADER}\n1|1|u|RUNNING|00:00:01|n[1-2],x7|q|p||name")
     assert job.nodes == ("n1", "n2", "x7")

@@ -4,6 +4,7 @@
  * a user who floods the socket gets refused and nobody else waits for it.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +34,8 @@ enum {
     STRANGER_SECONDS = 5
 };
 
+static int spare_fd = -1; /* given up to answer a caller when descriptors run out */
+
 int listen_open(struct arbiter *a, const char *name, mode_t mode) {
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
     if (strlen(a->run_dir) + strlen(name) + 2 > sizeof(addr.sun_path)) return -ENAMETOOLONG;
@@ -41,6 +44,7 @@ int listen_open(struct arbiter *a, const char *name, mode_t mode) {
     strcat(addr.sun_path, name);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -errno;
+    if (spare_fd < 0) spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     unlink(addr.sun_path); /* of a predecessor: the lock says that none is alive */
     mode_t old = umask(0777 & ~mode);
     int bad = bind(fd, (struct sockaddr *)&addr, sizeof(addr));
@@ -70,6 +74,7 @@ static int peer_pidfd(int fd, pid_t pid) {
     int pidfd = -1;
     socklen_t len = sizeof(pidfd);
     if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &len) == 0) return pidfd;
+    if (errno != ENOPROTOOPT) return -1; /* it is dead already; its number may be another's */
     return (int)syscall(SYS_pidfd_open, pid, 0); /* before Linux 6.5 */
 }
 
@@ -95,12 +100,23 @@ static struct conn *conn_create(struct arbiter *a, int fd, enum conn_kind kind, 
     return c;
 }
 
+/* Without a free descriptor a caller would stay in the queue and wake us for ever: hang up on it instead. */
+static void refuse_one(int listener) {
+    close(spare_fd);
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    if (fd >= 0) close(fd);
+    spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
 void conn_accept(struct arbiter *a, int listener, enum conn_kind kind) {
     for (int i = 0; i < ACCEPT_BATCH; i++) {
         struct ucred peer;
         socklen_t len = sizeof(peer);
         int room = 4 << 20, fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0) return;
+        if (fd < 0) {
+            if (errno == EMFILE || errno == ENFILE) refuse_one(listener);
+            return;
+        }
         if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) != 0 || !allowed(a, peer.uid, kind) ||
             !conn_create(a, fd, kind, &peer)) {
             close(fd);

@@ -25,6 +25,7 @@ void gate_store(struct card *card, struct tenant *t, uint32_t flags) {
     if (moved && !(flags & QG_GATE_CLOSED)) {
         wake_waiters(&t->gate->flags);
         t->opened_ns = now;
+        if (t->standing) t->progress_ns = now; /* what stood here launches now, and was counted long ago */
     }
     struct qg_gate_event event = {.t_ns = now, .job_id = t->job_id, .card = card->number, .flags = flags};
     trace_put(card->trace, &event);

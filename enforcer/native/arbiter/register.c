@@ -15,6 +15,7 @@
 #define USER_BURST 2048u
 #define USER_PER_SECOND 1000u
 #define MAX_BYTES (1ull << 48)
+#define REFUSALS_PER_SECOND 20u
 
 /* Looking a process up costs some file reads, so each user has a budget of them. */
 static bool user_may_ask(uid_t uid, uint64_t now) {
@@ -39,12 +40,26 @@ static bool user_may_ask(uid_t uid, uint64_t now) {
     return true;
 }
 
+/* Refusals are worth a line each, but nobody may fill the disk with them. */
+static void log_refusal(const struct arbiter *a, const struct conn *c, int status, const char *why) {
+    static uint64_t second;
+    static uint32_t lines;
+    uint64_t now = qg_now_ns() / 1000000000ull;
+    if (now != second) {
+        if (lines > REFUSALS_PER_SECOND) ar_log(a, 1, "%u more refusals were not logged", lines - REFUSALS_PER_SECOND);
+        second = now;
+        lines = 0;
+    }
+    if (++lines > REFUSALS_PER_SECOND) return;
+    ar_log(a, status == EAGAIN ? 3 : 2, "process %d (uid %u) not registered: %s", (int)c->pid, c->uid, why);
+}
+
 static void answer(struct arbiter *a, struct conn *c, int status, const char *why, const struct tenant *t, uint32_t slot) {
     struct qg_registered msg = {.status = status, .slot = slot, .mem_cap = t ? t->mem_cap : 0};
     qg_msg_head_init(&msg.head, QG_MSG_REGISTERED, sizeof(msg));
     snprintf(msg.message, sizeof(msg.message), "%s", why);
     int fds[3] = {t ? t->gate_fd : -1, t ? t->job_fd : -1, t ? t->bell_fd : -1};
-    if (status) ar_log(a, status == EAGAIN ? 3 : 2, "process %d (uid %u) not registered: %s", (int)c->pid, c->uid, why);
+    if (status) log_refusal(a, c, status, why);
     if (qg_msg_send(c->fd, &msg, sizeof(msg), fds, status ? 0 : 3) != 0) conn_close(a, c);
 }
 

@@ -8,8 +8,8 @@
 #include "gpu.h"
 
 #define POLL_NS 50000ull    /* host functions end by a doorbell; words that a WAIT32 looks at are polled */
-#define BACKOFF_MIN 4000ull
-#define BACKOFF_MAX 200000ull
+#define BACKOFF_MIN 2000ull
+#define BACKOFF_MAX 50000ull
 
 static uint64_t mix(uint64_t x)
 {
@@ -102,11 +102,11 @@ uint64_t gpu_card_next(struct gpu_card *card, uint64_t now)
     if (card->published)
         card->backoff_ns = 0;
     card->published = false;
-    if (next <= now + card->backoff_ns && next != MODEL_NEVER) {
-        next = now + card->backoff_ns;
+    if (next <= now) { /* due, yet not over: others are in between. Look again soon, and ever less often */
         card->backoff_ns = card->backoff_ns ? card->backoff_ns * 2 : BACKOFF_MIN;
         if (card->backoff_ns > BACKOFF_MAX)
             card->backoff_ns = BACKOFF_MAX;
+        next = now + card->backoff_ns;
     }
     if (next > now + POLL_NS && polls_words(card))
         next = now + POLL_NS;

@@ -208,19 +208,22 @@ static bool ask_for_bells(struct gpu *gpu)
 static void settle(struct gpu *gpu)
 {
     uint64_t next = MODEL_NEVER;
-    do {
+    bool again = true;
+    /* Bounded: a client that never stops submitting must not keep the others from being heard. */
+    for (int tries = 0; again && tries < 3; tries++) {
         for (unsigned i = 0; i < gpu->config.cards; i++)
             if (gpu->cards[i].model.ctxs)
                 gpu_card_sync(&gpu->cards[i]);
         throw_out_hostile(gpu);
-    } while (ask_for_bells(gpu));
+        again = ask_for_bells(gpu);
+    }
     uint64_t now = gpu_now();
     for (unsigned i = 0; i < gpu->config.cards; i++)
         if (gpu->cards[i].model.ctxs) {
             uint64_t at = gpu_card_next(&gpu->cards[i], now);
             next = at < next ? at : next;
         }
-    arm(gpu, next);
+    arm(gpu, again ? now : next);
     set_ticking(gpu, gpu->nctx > 0);
 }
 

@@ -69,6 +69,18 @@ static void *launch_thread(void *times)
     return NULL;
 }
 
+/* A stream per request: created, used, destroyed. */
+static int churn(long times)
+{
+    CUstream stream;
+    for (long i = 0; i < times; i++) {
+        CALL(cuStreamCreate)(&stream, 0);
+        if (launch_on(stream, 0x10, 1) || CALL(cuStreamDestroy_v2)(stream))
+            return 1;
+    }
+    return 0;
+}
+
 static int threads(long count, long times)
 {
     pthread_t all[16];
@@ -228,10 +240,14 @@ static int control_command(char **w)
         return state->refuse_writes = (int)arg(w, 1), 0;
     if (!strcmp(w[0], "refuse_allocs"))
         return state->refuse_allocs = (int)arg(w, 1), 0;
+    if (!strcmp(w[0], "churn"))
+        return churn(arg(w, 1));
     if (!strcmp(w[0], "threads"))
         return threads(arg(w, 1), arg(w, 2));
     if (!strcmp(w[0], "fork"))
         return in_child(arg(w, 1));
+    if (!strcmp(w[0], "close"))
+        return close((int)arg(w, 1));
     if (!strcmp(w[0], "closeall"))
         return close_all(w[1]);
     if (!strcmp(w[0], "init"))

@@ -1,0 +1,192 @@
+"""Clients that send garbage to the device side of the simulated driver, which runs under sanitizers here."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "native"))
+from sim_tools import BUILD, make, run, spawn, until
+
+from enforcer.sim import SimConfig, Simulator, _await_ready
+
+pytestmark = pytest.mark.native
+
+MAGIC, VERSION = 0x4D495351, 1
+RING, HEAD = 192, 64  # offsets in the shared memory
+
+
+@pytest.fixture
+def sim(tmp_path: Path) -> Iterator[Simulator]:
+    """The sanitized server; any report of a sanitizer ends it and fails the test."""
+    make("build/test/qgpu-simgpu-asan", "build/sim/libcuda.so.1")
+    reader, writer = os.pipe()
+    config = SimConfig(tmp_path / "sim", "hostile", minor_base=os.getpid() % 1000 * 16 + 8, memory_mib=2048)
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            config.command(BUILD / "test/qgpu-simgpu-asan", writer),
+            pass_fds=(writer,),
+            stdout=log,
+            stderr=log,
+        )
+    os.close(writer)
+    assert _await_ready(reader, process, 20)
+    os.close(reader)
+    simulator = Simulator(config, BUILD, process)
+    try:
+        yield simulator
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        run(simulator, "g = Cuda(); g.launch(10); g.call('cuCtxSynchronize')")
+    finally:
+        simulator.stop()
+    assert process.returncode == 0, (tmp_path / "log").read_text()
+
+
+def connect(sim: Simulator) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(5)
+    sock.connect(str(sim.config.directory / "sim.sock"))
+    return sock
+
+
+def request(
+    kind: int, a: int = 0, b: int = 0, size: int = 48, version: int = VERSION, magic: int = MAGIC
+) -> bytes:
+    return struct.pack("<IIIIQQQQ", magic, version, kind, size, a, b, 0, 0)
+
+
+def test_garbage_on_the_socket(sim: Simulator) -> None:
+    rng = random.Random(7)
+    for _ in range(200):
+        sock = connect(sim)
+        try:
+            for _ in range(rng.randint(1, 4)):
+                sock.send(rng.randbytes(rng.choice([1, 16, 47, 48, 49, 4000])))
+        except OSError:
+            pass
+        sock.close()
+
+
+def test_wrong_magic_size_version_and_type_end_the_connection(sim: Simulator) -> None:
+    bad = (request(2, magic=1), request(2, size=47), request(2, version=9), request(99), request(0), b"x")
+    for message in bad:
+        sock = connect(sim)
+        sock.send(message)
+        assert sock.recv(4096) == b""
+        sock.close()
+
+
+def test_foreign_and_absurd_arguments_are_refused(sim: Simulator) -> None:
+    owner = spawn(sim, "g = Cuda(); print(g.alloc(1 << 20).value, flush=True); sys.stdin.readline()")
+    assert owner.stdout
+    owner.stdout.readline()
+    sock = connect(sim)
+    for kind in (4, 5, 6):
+        for a in (0, 1, 2, 2**32, 2**32 + 1, 2**64 - 1):
+            sock.send(request(kind, a, 1))
+            assert struct.unpack_from("<i", sock.recv(8192), 12)[0] == 201  # not its own context
+    for a in (1, 16, 2**63):
+        sock.send(request(3, a))
+        assert struct.unpack_from("<i", sock.recv(8192), 12)[0] == 101
+    sock.send(request(3, 0))
+    data, fds, *_ = socket.recv_fds(sock, 8192, 4)
+    ctx = struct.unpack_from("<Q", data, 16)[0]
+    for size in (0, 2**63, 2**64 - 1, 2**64 - 4096):
+        sock.send(request(5, ctx, size))
+        assert struct.unpack_from("<i", sock.recv(8192), 12)[0] in (1, 2)
+    for fd in fds:
+        os.close(fd)
+    sock.close()
+    owner.communicate("\n", timeout=10)
+
+
+def shared_context(sim: Simulator) -> tuple[socket.socket, int, int]:
+    sock = connect(sim)
+    sock.send(request(3, 0))
+    _, fds, *_ = socket.recv_fds(sock, 8192, 4)
+    return sock, fds[0], fds[1]
+
+
+def thrown_out(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(64) == b""
+    except TimeoutError:
+        return False
+
+
+def test_the_shared_memory_cannot_be_resized(sim: Simulator) -> None:
+    sock, memory, bell = shared_context(sim)
+    for size in (0, 4096, 1 << 30):
+        with pytest.raises(PermissionError):
+            os.ftruncate(memory, size)
+    for fd in (memory, bell):
+        os.close(fd)
+    sock.close()
+
+
+@pytest.mark.parametrize("head", [1025, 2**32, 2**63, 2**64 - 1])
+def test_an_impossible_ring_head_ends_the_client(sim: Simulator, head: int) -> None:
+    sock, memory, bell = shared_context(sim)
+    os.pwrite(memory, struct.pack("<Q", head), HEAD)
+    os.write(bell, struct.pack("<Q", 1))
+    assert thrown_out(sock)
+    for fd in (memory, bell):
+        os.close(fd)
+
+
+def test_random_commands(sim: Simulator) -> None:
+    rng = random.Random(11)
+    for _ in range(150):
+        sock, memory, bell = shared_context(sim)
+        count = rng.randint(1, 64)
+        for slot in range(count):
+            wild = rng.random() < 0.1
+            op = rng.randrange(2**32) if wild else rng.choice([1, 2, 3, 4, 5, 16, 17, 18, 19, 20, 21, 22])
+            stream = rng.choice([0, 1, 17, 1022, 1023, 2**31]) if wild else rng.choice([0, 17, 18, 1023])
+            words = [rng.choice([0, 1, 5, 4096, 2**47, 2**64 - 1]) for _ in range(4)]
+            os.pwrite(
+                memory,
+                struct.pack("<IIIIQQQQQQ", op, stream, rng.randrange(4), 0, *words, 0, 0),
+                RING + 64 * slot,
+            )
+        os.pwrite(memory, struct.pack("<Q", count), HEAD)
+        os.write(bell, struct.pack("<Q", 1))
+        if rng.random() < 0.3:
+            os.pwrite(memory, rng.randbytes(4096), 0)
+            os.write(bell, struct.pack("<Q", 1))
+        for fd in (memory, bell):
+            os.close(fd)
+        sock.close()
+
+
+def test_a_drained_and_overfull_doorbell_harms_only_its_owner(sim: Simulator) -> None:
+    sock, memory, bell = shared_context(sim)
+    os.set_blocking(bell, False)
+    os.write(bell, struct.pack("<Q", 2**64 - 2))
+    for _ in range(100):
+        os.read(bell, 8)
+        os.write(bell, struct.pack("<Q", 1))
+    run(sim, "g = Cuda(); g.launch(100); g.call('cuCtxSynchronize')")
+    for fd in (memory, bell):
+        os.close(fd)
+    sock.close()
+
+
+def test_many_connections_are_refused_not_fatal(sim: Simulator) -> None:
+    socks = []
+    for _ in range(1100):
+        try:
+            socks.append(connect(sim))
+        except OSError:
+            break
+    for sock in socks:
+        sock.close()
+    assert until(lambda: not run(sim, "print(Cuda(init=False).raw('cuInit', 0))").strip().strip("0"), 20)

@@ -1,0 +1,287 @@
+"""Grants and their store, tags, the hook's environment, card identity: what root believes, and what not."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gres.config import CardSpec, Node
+from gres.grants import Grant, GrantCard, GrantError, GrantMissing, GrantStore, clip_message
+from gres.hookenv import HookEnvError, parse_gpus, parse_hook_env
+from gres.identity import IdentityError, identify
+from gres.tag import Tag, TagError, parse_tag, strip_tags, with_tag
+
+CARD = GrantCard("GPU-0000", 0, 1, 30, 1 << 30, 80 << 30)
+GRANT = Grant(
+    4711, 1000, 1000, "n1", "active", "online", 5, "", (CARD,), "/run/qgpu", "/lib/libcuda.so.1", "/shim"
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> GrantStore:
+    return GrantStore(tmp_path / "run" / "grants")
+
+
+def test_a_grant_survives_the_file(store: GrantStore) -> None:
+    refused = Grant(5, 1, 1, "n1", "refused", message="größe: no card")
+    store.write(GRANT)
+    store.write(refused)
+    assert (store.read(4711), store.read(5)) == (GRANT, refused)
+    assert store.job_ids() == [5, 4711]
+    assert store.load_all() == ([refused, GRANT], [])
+    path = store.directory / "4711.json"
+    assert (path.stat().st_mode & 0o777, json.loads(path.read_text())["version"]) == (0o600, 1)
+
+
+def test_writing_again_replaces_whole_and_leaves_nothing_behind(store: GrantStore) -> None:
+    old = os.umask(0o077)
+    try:
+        store.write(GRANT)
+        store.write(replace(GRANT, created_ns=9))
+        store.write_blob(4711, b"blob")
+    finally:
+        os.umask(old)
+    assert store.read(4711).created_ns == 9
+    assert sorted(path.name for path in store.directory.iterdir()) == ["4711.grant", "4711.json"]
+    assert (store.directory / "4711.grant").stat().st_mode & 0o777 == 0o644
+
+
+def test_removal(store: GrantStore) -> None:
+    store.write(GRANT)
+    store.write_blob(4711, b"blob")
+    assert (store.remove(4711), store.remove(4711), list(store.directory.iterdir())) == (True, False, [])
+    with pytest.raises(GrantMissing):
+        store.read(4711)
+
+
+def _spoil(store: GrantStore, how: str) -> None:
+    path = store.directory / "4711.json"
+    text = path.read_text()
+    if how == "symlink":
+        path.rename(store.directory / "elsewhere")
+        path.symlink_to("elsewhere")
+    elif how == "hard link":
+        os.link(path, store.directory / "second")
+    elif how == "fifo":
+        path.unlink()
+        os.mkfifo(path, 0o600)
+    elif how == "mode":
+        path.chmod(0o640)
+    elif how == "owner":
+        os.chown(path, 12345, 12345)
+    elif how == "size":
+        path.write_text(text + " " * 70_000)
+    elif how == "directory mode":
+        store.directory.chmod(0o777)
+    elif how == "other job":
+        path.write_text(text.replace("4711", "4712"))
+    else:
+        path.write_text(how)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "symlink",
+        "hard link",
+        "fifo",
+        "mode",
+        "owner",
+        "size",
+        "directory mode",
+        "other job",
+        "",
+        "[]",
+        "{}",
+        '{"version": 2}',
+        "[" * 50_000,
+    ],
+)
+def test_a_file_that_root_did_not_leave_like_this_is_refused(store: GrantStore, how: str) -> None:
+    if how == "owner" and os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    store.write(GRANT)
+    _spoil(store, how)
+    with pytest.raises(GrantError):
+        store.read(4711)
+
+
+def test_one_bad_file_does_not_hide_the_others(store: GrantStore) -> None:
+    store.write(GRANT)
+    store.write(replace(GRANT, job_id=9))
+    (store.directory / "9.json").chmod(0o666)
+    grants, errors = store.load_all()
+    assert (grants, len(errors), "9.json must belong to uid" in str(errors[0])) == ([GRANT], 1, True)
+
+
+def test_a_directory_reached_by_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(GrantError, match="is not a directory of grants"):
+        GrantStore(tmp_path / "link")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"job_id": 0},
+        {"job_id": True},
+        {"uid": -1},
+        {"node": "n" * 64},
+        {"state": "great"},
+        {"job_class": None},
+        {"job_class": "root"},
+        {"cards": ()},
+        {"cards": (CARD, CARD)},
+        {"message": "x" * 512},
+        {"created_ns": 1.5},
+        {"state": "refused", "job_class": None},
+        {"state": "whole"},
+        {"shim_path": "/" * 256},
+    ],
+)
+def test_values_that_contradict_each_other_are_no_grant(change: dict[str, object]) -> None:
+    with pytest.raises(GrantError):
+        replace(GRANT, **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"share": 0}, {"share": 101}, {"mem_cap": 0}, {"mem_cap": 1 << 40}, {"uuid": "GPU 1"}, {"minor": -1}],
+)
+def test_values_that_are_no_card(change: dict[str, object]) -> None:
+    with pytest.raises(GrantError):
+        replace(CARD, **change)  # type: ignore[arg-type]
+    body = json.loads(GRANT.to_json())
+    body["cards"][0].update(change)
+    with pytest.raises(GrantError):
+        Grant.from_json(json.dumps(body))
+
+
+def test_a_long_message_is_cut_at_a_character() -> None:
+    assert clip_message("ä" * 400) == "ä" * 255
+    assert clip_message("a\x1b[31m\nb") == "a [31m b"
+
+
+# ---- tags
+
+
+@pytest.mark.parametrize(
+    ("text", "tag"),
+    [
+        ("qgpu/1 class=online share=30 mem=24576", Tag("online", 30, 24576)),
+        ("qgpu/1 class=offline share=100 mem=1; mine; too\nsecond", Tag("offline", 100, 1)),
+        ("qgpu/1 whole", Tag()),
+        ("qgpu/1 whole; x", Tag()),
+        ("", None),
+        ("about qgpu/1 whole", None),
+    ],
+)
+def test_tags(text: str, tag: Tag | None) -> None:
+    assert parse_tag(text) == tag
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " qgpu/1 whole",
+        "qgpu/2 whole",
+        "qgpu/1 wholesale",
+        "qgpu/1 whole;x",
+        "qgpu/1 class=online share=0 mem=1",
+        "qgpu/1 class=online share=101 mem=1",
+        "qgpu/1 class=root share=1 mem=1",
+        "qgpu/1 class=online share=1 mem=0",
+        "qgpu/1 class=online share=01 mem=1",
+        "qgpu/1 class=online share=1 mem=1 more=2",
+        "qgpu/",
+        "qgpu/1 class=online share=1 mem=99999999999",
+    ],
+)
+def test_what_only_begins_like_a_tag_is_an_error(text: str) -> None:
+    with pytest.raises(TagError):
+        parse_tag(text)
+
+
+def test_the_users_text_follows_the_tag() -> None:
+    assert with_tag(Tag(), " mine ") == "qgpu/1 whole; mine"
+    assert with_tag(Tag("online", 1, 2), "qgpu/1 whole;qgpu/;") == "qgpu/1 class=online share=1 mem=2"
+    assert strip_tags("qgpu/1 a; b; c") == "b; c"
+
+
+# ---- the hook's environment
+
+ENV = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "1000", "SLURMD_NODENAME": "n1"}
+
+
+def test_the_hook_reads_the_tag_from_extra_and_else_from_comment() -> None:
+    both = {**ENV, "SLURM_JOB_GPUS": "0,2-3", "SLURM_JOB_COMMENT": "qgpu/1 whole; c"}
+    assert parse_hook_env(both).tag == Tag()
+    assert parse_hook_env({**both, "SLURM_JOB_EXTRA": "mine"}).tag == Tag()
+    both["SLURM_JOB_EXTRA"] = "qgpu/1 class=online share=30 mem=9"
+    job = parse_hook_env(both)
+    assert (job.tag, job.gpus, job.node, job.job_id) == (Tag("online", 30, 9), (0, 2, 3), "n1", 7)
+    assert parse_hook_env(both, "comment").tag == Tag()
+
+
+def test_no_tag_and_a_broken_tag_are_two_things() -> None:
+    assert (parse_hook_env(ENV).tag, parse_hook_env(ENV).problem, parse_hook_env(ENV).gpus) == (None, "", ())
+    broken = parse_hook_env({**ENV, "SLURM_JOB_COMMENT": "qgpu/7 x"})
+    assert (broken.tag, "'qgpu/7 x' is not of the form" in broken.problem) == (None, True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"SLURM_JOB_ID": ""},
+        {"SLURM_JOB_ID": "0"},
+        {"SLURM_JOB_ID": "4294967296"},
+        {"SLURM_JOB_UID": "-1"},
+        {"SLURM_JOB_GID": "x"},
+        {"SLURMD_NODENAME": "../n1"},
+        {"SLURMD_NODENAME": ""},
+        {"SLURM_JOB_GPUS": "0,a"},
+        {"SLURM_JOB_GPUS": "0,0"},
+        {"SLURM_JOB_GPUS": "0-9999"},
+        {"SLURM_JOB_COMMENT": "x" * 5000},
+    ],
+)
+def test_an_environment_that_slurmd_would_not_make(change: dict[str, str]) -> None:
+    with pytest.raises(HookEnvError):
+        parse_hook_env({**ENV, **change})
+
+
+def test_gpu_lists() -> None:
+    assert (parse_gpus(""), parse_gpus("3"), parse_gpus("1-2,0")) == ((), (3,), (1, 2, 0))
+
+
+# ---- identity
+
+
+def _node(*paths: str) -> Node:
+    return Node(
+        "n1", "h200", tuple(CardSpec(i, path, "h200", 2, 1) for i, path in enumerate(paths)), "/r", "/s"
+    )
+
+
+def test_the_card_is_the_device_behind_the_configured_file() -> None:
+    [card] = identify(_node("/dev/null", "/dev/zero"), [1])
+    assert (card.spec.index, card.major, card.minor) == (1, 1, 5)
+
+
+@pytest.mark.parametrize(
+    ("paths", "indexes", "sentence"),
+    [
+        (["/dev/null"], [1], "Slurm gave card 1, but qgpu.yaml names 1 card"),
+        (["/etc/passwd"], [0], "/etc/passwd is not a character device"),
+        (["/nowhere"], [0], "cannot be examined: No such file"),
+        (["/dev/null", "/dev/null"], [0, 1], "is the same device as another card's file"),
+    ],
+)
+def test_a_card_that_cannot_be_identified(paths: list[str], indexes: list[int], sentence: str) -> None:
+    with pytest.raises(IdentityError, match=sentence):
+        identify(_node(*paths), indexes)
