@@ -18,12 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from enforcer.nvml import PynvmlNvml
-from enforcer.sim import Interval, read_trace
-
 from enforcer import abi
 from enforcer.arbiter_link import ArbiterLink, CardSettings
 from enforcer.gatetrace import Gate, read_gates
+from enforcer.nvml import PynvmlNvml
+from enforcer.sim import Interval, read_trace
 from gres.config import JobClass
 from gres.grants import Grant, GrantCard
 

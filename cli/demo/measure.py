@@ -7,12 +7,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from enforcer.sim import Interval, read_trace
-
 from cli.demo.jobs import Job
 from cli.sandbox.layout import NodePaths
 from enforcer import evaluate as ev
 from enforcer.gatetrace import read_gates
+from enforcer.sim import Interval, read_trace
 
 RELEASE_NS = 100 * ev.NS_PER_MS
 

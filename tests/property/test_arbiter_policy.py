@@ -30,10 +30,9 @@ class QpTenant(ctypes.Structure):
     _fields_: ClassVar = [
         *[
             (name, c_uint32)
-            for name in ("live", "job_class", "share", "procs", "wants", "undrained", "gate", "charged")
+            for name in ("live", "job_class", "share", "procs", "wants", "undrained", "granted")
         ],
-        ("worked", c_uint32),
-        ("reserved", c_uint32),
+        *[(name, c_uint32) for name in ("gate", "charged", "worked")],
         ("deficit_ns", c_int64),
         ("last_work_ns", c_uint64),
         ("service_ns", c_uint64),
@@ -68,7 +67,7 @@ class QpCard(ctypes.Structure):
         ("cls", QpClass * 2),
         ("wake_ns", c_uint64),
         ("preempting", c_uint32),
-        ("reserved", c_uint32),
+        ("online_working", c_uint32),
         ("tenant", QpTenant * MAX_TENANTS),
     ]
 
@@ -335,3 +334,33 @@ def test_no_credit_or_debt_outlives_the_bound(start: int) -> None:
     world.tenants[0].deficit_ns = start
     world.run(5 * MS)
     assert abs(world.tenants[0].deficit_ns) <= DEFICIT_MAX
+
+
+def test_offline_is_bounded_from_the_online_grant_on() -> None:
+    """An online job that was granted but has not registered: offline's queue must be short when it launches."""
+    world = World([Job(ONLINE, 50, 1 * MS, greedy=False), Job(OFFLINE, 50, 100_000)])
+    world.card.tenant[0].live = world.card.tenant[0].procs = 0
+    world.decide()
+    assert not world.card.tenant[1].gate & abi.GATE_WINDOW, "a lone tenant has no window"
+    world.card.tenant[0].granted = 1
+    world.decide()
+    assert world.card.tenant[1].gate & abi.GATE_WINDOW and world.open(1)
+
+
+@given(st.integers(1, 30), st.integers(0, 999_999))
+@settings(max_examples=30, deadline=None)
+def test_release_never_comes_early(bursts: int, phase: int) -> None:
+    """However the looks fall, offline waits idle_release from the end of online's last kernel at least."""
+    world = World([Job(ONLINE, 50, 1 * MS, greedy=False), Job(OFFLINE, 50, 100_000)])
+    world.observe = lambda: None  # type: ignore[method-assign]
+    online = world.card.tenant[0]
+    online.wants = 1
+    world.decide()
+    end = world.now + bursts * MS + phase
+    while not world.open(1):
+        world.now += 20_000
+        online.wants = int(world.now <= end)
+        if world.now >= world.card.wake_ns:
+            world.decide()
+        assert world.now - end < 105 * MS, "the release is late"
+    assert world.now - end >= 100 * MS

@@ -83,8 +83,9 @@ static bool sample_rung(struct card *card, uint64_t now) {
 static void sample_polled(struct card *card, uint64_t now) {
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         struct tenant *t = card->tenants[i];
-        if (!t || !t->nprocs) continue;
-        if (t->rung || polled(t) || t->pending || t->unmarked || t->launched) sample_full(t, now);
+        if (!t) continue;
+        bool look = t->rung || polled(t) || t->pending || t->unmarked || t->launched;
+        if (t->nprocs && look) sample_full(t, now);
         else sample_classify(t, now);
         t->rung = false;
         t->bell_ns = 0;

@@ -213,12 +213,15 @@ static void open_all(struct qp_card *c) {
 
 /* Bits beside CLOSED: track always; bound the window where somebody else may need the card; ring after idleness. */
 static void decorate(struct qp_card *c, uint64_t now) {
-    uint32_t members[2] = {count(c, ONLINE), count(c, OFFLINE)};
+    uint32_t members[2] = {count(c, ONLINE), count(c, OFFLINE)}, expected = 0;
+    for (uint32_t i = 0; i < c->ntenants; i++) { /* a queue must be short before the first online launch */
+        expected += c->tenant[i].granted && class_of(&c->tenant[i]) == ONLINE;
+    }
     for (uint32_t i = 0; i < c->ntenants; i++) {
         struct qp_tenant *t = &c->tenant[i];
         if (!t->live) continue;
         t->gate |= QG_GATE_TRACK;
-        bool shared = members[class_of(t)] > 1 || (class_of(t) == OFFLINE && members[ONLINE] > 0);
+        bool shared = members[class_of(t)] > 1 || (class_of(t) == OFFLINE && (members[ONLINE] || expected));
         if (shared && !c->ungoverned) t->gate |= QG_GATE_WINDOW;
         bool idle = !t->wants && !t->undrained && now - t->last_work_ns >= QP_NOTIFY_NS;
         if (idle && !(t->gate & QG_GATE_CLOSED)) t->gate |= QG_GATE_NOTIFY;
@@ -252,15 +255,19 @@ static uint64_t next_wake(const struct qp_card *c, bool recovering, uint64_t now
     return wake <= now ? now + QP_DRAIN_POLL_NS : wake;
 }
 
-/* Notes who works; a tenant seen for the first time counts as idle since now. */
+/* Notes who works; a tenant seen for the first time counts as idle since now. Online counts as idle since the first
+ * look that found it so: its last kernel may have ended right before, and the release must never come early. */
 static void observe(struct qp_card *c, uint64_t now) {
+    uint32_t working = 0;
     for (uint32_t i = 0; i < c->ntenants; i++) {
         struct qp_tenant *t = &c->tenant[i];
         if (!t->live) continue;
         if (t->wants || !t->last_work_ns) t->last_work_ns = now;
         if (t->wants) t->worked = 1;
-        if (t->wants && class_of(t) == ONLINE) c->online_busy_ns = now;
+        working |= t->wants && class_of(t) == ONLINE;
     }
+    if (working || c->online_working) c->online_busy_ns = now;
+    c->online_working = working;
 }
 
 void qp_decide(struct qp_card *c, uint64_t now) {

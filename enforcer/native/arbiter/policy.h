@@ -30,11 +30,11 @@ struct qp_tenant {
     /* input: what it shows now */
     uint32_t wants;     /* 1: work unfinished, or threads at the gate */
     uint32_t undrained; /* 1: work of it may still be on the card */
+    uint32_t granted;   /* 1: the job is here, though perhaps no process of it has registered yet */
     /* state and output */
     uint32_t gate;         /* gate word decided */
     uint32_t charged;      /* 1: it was charged for the last interval (it held the card, or had not drained) */
     uint32_t worked;       /* 1: wanted at least once, last_work_ns is of then */
-    uint32_t reserved;
     int64_t deficit_ns;    /* > 0: got less than its share */
     uint64_t last_work_ns; /* when it last wanted */
     uint64_t service_ns;   /* total charged under contention */
@@ -61,12 +61,12 @@ struct qp_card {
     uint32_t ntenants;          /* entries of tenant[] to look at, <= QP_MAX_TENANTS */
     /* state */
     uint64_t last_ns;        /* of the last decision; 0 = none yet */
-    uint64_t online_busy_ns; /* when an online tenant last had work; 0 = never */
+    uint64_t online_busy_ns; /* when online was last seen at work, or first seen without; 0 = never */
     struct qp_class cls[2];  /* [0] online, [1] offline */
     /* output */
     uint64_t wake_ns; /* decide again then at the latest, or QP_NEVER */
     uint32_t preempting;
-    uint32_t reserved;
+    uint32_t online_working; /* state: an online tenant had work at the last decision */
     struct qp_tenant tenant[QP_MAX_TENANTS];
 };
 

@@ -114,6 +114,7 @@ void sample_classify(struct tenant *t, uint64_t now) {
     bool loose = t->ran || (t->unmarked && quiet < UNMARKED_LEASE_NS);
     t->busy = t->nprocs && (marked || loose || t->standing || t->launched);
     q->live = t->nprocs > 0 && !t->revoked;
+    q->granted = !t->revoked;
     q->job_class = t->job_class;
     q->share = t->share;
     q->procs = t->nprocs;
