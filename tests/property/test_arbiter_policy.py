@@ -337,7 +337,7 @@ def test_no_credit_or_debt_outlives_the_bound(start: int) -> None:
 
 
 def test_offline_is_bounded_from_the_online_grant_on() -> None:
-    """An online job that was granted but has not registered: offline's queue must be short when it launches."""
+    """Online was granted but has not registered: offline's queue must be short when it launches."""
     world = World([Job(ONLINE, 50, 1 * MS, greedy=False), Job(OFFLINE, 50, 100_000)])
     world.card.tenant[0].live = world.card.tenant[0].procs = 0
     world.decide()
