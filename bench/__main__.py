@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,14 +15,15 @@ from typing import Any
 
 import click
 
-from bench import hook, overhead, preempt
+from bench import hook, overhead, preempt, sweep
 from bench.figures import Figure
-from bench.rig import BUILD
+from bench.rig import BUILD, Rig
 
 SCENARIOS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "hook": hook.figures,
     "overhead": overhead.figures,
     "preempt": preempt.figures,
+    "sweep": sweep.figures,
 }
 
 
@@ -30,6 +32,12 @@ def machine_noise() -> dict[str, Any]:
     out = subprocess.run([BUILD / "test/wake-noise", "1000"], check=True, capture_output=True, text=True)
     noise: dict[str, Any] = json.loads(out.stdout)
     return noise
+
+
+def arbiter_policy() -> str:
+    """The scheduling policy that an arbiter obtains here now."""
+    with tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work, Rig(Path(work)) as rig:
+        return rig.scheduling_policy()
 
 
 def describe(noise: dict[str, Any]) -> str:
@@ -48,7 +56,9 @@ def describe(noise: dict[str, Any]) -> str:
 def main(json_path: Path | None, only: tuple[str, ...], quick: bool) -> None:
     """Measure qgpu on this machine."""
     before = machine_noise()
+    policy = arbiter_policy()
     click.echo(describe(before))
+    click.echo(f"arbiter: card threads run with policy {policy}")
     figures: list[Figure] = []
     for name in only or SCENARIOS:
         for figure in SCENARIOS[name](quick):
@@ -60,6 +70,7 @@ def main(json_path: Path | None, only: tuple[str, ...], quick: bool) -> None:
         record = {
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "quick": quick,
+            "arbiter_policy": policy,
             "noise_before": before,
             "noise_after": after,
             "figures": [f.record() for f in figures],

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from enforcer.sim import Interval
-
 from bench.figures import Figure
 from bench.rig import Rig, wait_for
 from enforcer import evaluate as ev
 from enforcer.gatetrace import Gate
+from enforcer.sim import Interval
 from gres.grants import Grant
 
 RELEASE_NS = 100 * ev.NS_PER_MS
@@ -39,8 +38,18 @@ class Episodes:
     latency_p99_us: float
 
 
-def beside(governed: bool, count: int, busy: float, idle: float, sim: Sequence[str] = ()) -> Episodes:
-    """Run `count` online bursts beside an offline job on one card."""
+def beside(
+    governed: bool, count: int, busy: float, idle: float, sim: Sequence[str] = (), offline_us: int = 200
+) -> Episodes:
+    """Run `count` online bursts beside an offline job of kernels of offline_us on one card."""
+    training = (
+        "--kernel-us",
+        f"{offline_us}",
+        "--iters",
+        f"{offline_us * 1000}",
+        "--kernels-per-request",
+        "5",
+    )
     length = count * (busy + idle)
     with (
         tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work,
@@ -48,7 +57,7 @@ def beside(governed: bool, count: int, busy: float, idle: float, sim: Sequence[s
     ):
         offline_grant = rig.grant(OFFLINE_JOB, "offline", 30)
         online_grant = rig.grant(ONLINE_JOB, "online", 60)
-        offline = rig.workload(offline_grant, *KERNEL, "--no-sync-each", "--length", f"{length + 3}")
+        offline = rig.workload(offline_grant, *training, "--no-sync-each", "--length", f"{length + 3}")
         wait_for("the offline job's first work", lambda: bool(rig.trace()), 20)
         start = time.monotonic_ns()
         online = rig.workload(

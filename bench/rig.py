@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -129,6 +130,13 @@ class Rig:
         self.link = ArbiterLink(self.run_dir)
         self.grants: dict[int, Grant] = getattr(self, "grants", {})
         self.sync()
+
+    def scheduling_policy(self) -> str:
+        """The scheduling policy that the arbiter's card threads obtained, as it logged it."""
+        found = re.search(
+            r"thread runs with policy ([A-Z_]+(?: \d+)?)", (self.directory / "arbiter.log").read_text()
+        )
+        return found[1] if found else "unknown"
 
     def sync(self) -> None:
         """Push the settings of all cards and all grants."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 import sys
 import time
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -14,6 +17,8 @@ from cli.demo.story import Story
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.options import SandboxOptions
+
+LOGS = Path("build/demo-logs").resolve()
 
 
 def _play(sandbox: Sandbox, console: Console) -> Promises:
@@ -40,6 +45,26 @@ def _verdict(promises: Promises, console: Console) -> int:
     return 1
 
 
+def _save_logs(sandbox: Sandbox) -> None:
+    """Copy the cluster's logs to where they outlive it."""
+    shutil.rmtree(LOGS, ignore_errors=True)
+    shutil.copytree(sandbox.layout.state / "log", LOGS, ignore=shutil.ignore_patterns("*.bin"))
+    for output in (sandbox.layout.state / "home").glob("*/*"):
+        if output.suffix in (".out", ".err") and output.is_file() and not output.is_symlink():
+            shutil.copy(output, LOGS / output.name)
+
+
+def _leave(sandbox: Sandbox, console: Console, keep: bool, status: int) -> None:
+    """Tear the cluster down, or say how to enter it; after a failure its logs stay."""
+    if status and (sandbox.layout.state / "log").is_dir():
+        _save_logs(sandbox)
+        console.print(f"Logs of all daemons and jobs: {LOGS} (begin with slurmctld.log)", highlight=False)
+    if keep and sandbox.layout.state.exists():
+        console.print(_enter_hint(sandbox), highlight=False, markup=False)
+    else:
+        sandbox.down()
+
+
 def _enter_hint(sandbox: Sandbox) -> str:
     return (
         f"The cluster stays up in {sandbox.layout.state}. Enter it:\n"
@@ -55,19 +80,18 @@ def demo(keep: bool, name: str) -> None:
     """Run the main job on a real Slurm with simulated cards and check every promise."""
     console = Console(soft_wrap=True)
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster goes down then as well
     sandbox = Sandbox(SandboxOptions(name=name), lambda text: console.print(f"  {text}", style="dim"))
+    if sandbox.down():
+        console.print(f"Ended the cluster {name!r} that an earlier run had left up.", style="dim")
     console.print("[bold]Bringing up a private Slurm: 2 nodes, 2 simulated cards each[/]")
     status = 1
     try:
-        sandbox.up()
+        sandbox.up(keep_failed=True)
         status = _verdict(_play(sandbox, console), console)
     except (SandboxError, Timeout) as error:
         console.print(f"[bold red]The demo stopped:[/] {error}", highlight=False)
-        console.print(f"Logs are in {sandbox.layout.state}/log as long as the cluster is up (KEEP=1).")
     finally:
-        if keep:
-            console.print(_enter_hint(sandbox), highlight=False, markup=False)
-        else:
-            sandbox.down()
+        _leave(sandbox, console, keep, status)
     console.print(f"{time.monotonic() - began:.0f} s in all.", style="dim")
     sys.exit(status)

@@ -105,6 +105,17 @@ class Cluster:
             self.sandbox.layout.log("slurmctld"),
         )
 
+    def wait_reason(self, job: Job, reasons: Sequence[str], seconds: float = 10) -> str:
+        """Wait until Slurm says why the job waits; returns state and reason."""
+
+        def said() -> bool:
+            return any(reason in self.state(job) for reason in reasons)
+
+        wait_for(
+            f"Slurm's reason why job {job.id} waits", said, seconds, self.sandbox.layout.log("slurmctld")
+        )
+        return self.state(job)
+
     def wait_end(self, job: Job, seconds: float = 60) -> None:
         """Wait until the job has left the node."""
         gone = ("", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")

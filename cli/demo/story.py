@@ -105,7 +105,7 @@ class Story:
         others = {places.get(n) for n in ("chat", "fold", "render")} - {None}
         apart = len(others) == 3 and places.get("serve") not in others
         check("the three other jobs are on the three other cards", apart, f"{sorted(others, key=str)}")
-        state = self.cluster.state(self.jobs["big"])
+        state = self.cluster.wait_reason(self.jobs["big"], ["Resources", "Priority", "RUNNING"])
         check("a job that fits on no card waits", state.startswith("PENDING"), state)
 
     # -- act 2 ------------------------------------------------------------
@@ -244,12 +244,12 @@ class Story:
             self.cluster.wait_end(job)
         ids = [str(job.id) for job in self.jobs.values()]
         sandbox = self.cluster.sandbox
-        columns = "JobID%6,JobName%8,User%6,QOS%8,State%12,Elapsed,AllocTRES%90"
+        columns = "JobID%6,JobName%8,User%6,QOS%8,State%12,Elapsed%9,AllocTRES%-125"
         sacct = ["sacct", "-X", "-j", ",".join(ids), "-o", columns]
 
         def in_database() -> bool:
-            states = sandbox.run([*sacct[:-1], "State", "-n"]).stdout
-            return "RUNNING" not in states and "PENDING" not in states
+            states = sandbox.run([*sacct[:-1], "State,QOS", "-n"]).stdout
+            return not any(word in states for word in ("RUNNING", "PENDING", "Unknown"))
 
         wait_for("all ends being in the database", in_database, 20, sandbox.layout.log("slurmdbd"))
         self.console.print(sandbox.run(sacct).stdout, highlight=False, markup=False, soft_wrap=True)

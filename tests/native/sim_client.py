@@ -16,7 +16,8 @@ class Cuda:
     """Current primary context of device 0 with the kernel loaded; call() asserts success."""
 
     def __init__(self, device: int = 0, init: bool = True) -> None:
-        self.lib = c.CDLL(str(Path(os.environ["LD_LIBRARY_PATH"].split(":")[0]) / "libcuda.so.1"))
+        driver = str(Path(os.environ["LD_LIBRARY_PATH"].split(":")[0]) / "libcuda.so.1")
+        self.lib = c.CDLL("libcuda.so.1" if "LD_PRELOAD" in os.environ else driver)
         if not init:
             return
         self.call("cuInit", 0)
@@ -53,6 +54,13 @@ class Cuda:
         ms = c.c_float()
         self.call("cuEventElapsedTime", c.byref(ms), a, b)
         return ms.value
+
+    def try_alloc(self, size: int) -> int:
+        """The pointer, or 0 when the memory is refused; any other error fails."""
+        ptr = c.c_uint64()
+        status = self.raw("cuMemAlloc_v2", c.byref(ptr), c.c_size_t(size))
+        assert status in (0, 2), f"cuMemAlloc returned {status}"
+        return 0 if status else ptr.value
 
     def alloc(self, size: int) -> c.c_uint64:
         ptr = c.c_uint64()
