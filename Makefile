@@ -36,7 +36,8 @@ $(BUILD)/.setup: tools/setup.sh pyproject.toml
 	@mkdir -p $(BUILD) && touch $@
 
 native: setup
-	@$(MAKE) --no-print-directory native-products
+	@$(MAKE) --no-print-directory -q native-products 2>/dev/null || echo "building the native parts into $(BUILD)/"
+	@$(MAKE) --no-print-directory -s native-products
 
 .PHONY: native-products
 native-products: $(NATIVE)

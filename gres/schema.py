@@ -96,6 +96,13 @@ class ClassSettings(Section):
     policy: Policy = "burst-share"
     overcommit: int = Field(default=100, ge=1, le=100_000)
 
+    @field_validator("policy")
+    @classmethod
+    def _implemented(cls, value: Policy) -> Policy:
+        if value == "fixed-share":
+            raise ValueError("fixed-share is not in this version; use burst-share or best-effort")
+        return value
+
     @field_validator("reserves")
     @classmethod
     def _memory(cls, value: list[Dimension]) -> list[Dimension]:

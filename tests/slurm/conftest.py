@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from jobs_support import Live
 
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.options import DEFAULT_ROOT, SandboxOptions
@@ -39,3 +40,13 @@ def sandbox() -> Iterator[Sandbox]:
     cluster.up()
     yield cluster
     cluster.down()
+
+
+@pytest.fixture
+def live(sandbox: Sandbox) -> Iterator[Live]:
+    """The shared sandbox with an empty queue before and after the test, and no node out of service."""
+    found = Live(sandbox)
+    found.empty()
+    yield found
+    found.empty()
+    assert not found.drained(), "the test left a node out of service"

@@ -241,3 +241,11 @@ def test_every_fragment_renders_and_others_do_not_exist(config: Config) -> None:
 def test_lua_strings_survive_any_byte() -> None:
     assert lua_literal('a"b\\c\n') == r'"a\034b\092c\010"'
     assert (lua_literal(None), lua_literal(True), lua_literal(7)) == ("nil", "true", "7")
+
+
+def test_a_policy_that_the_arbiter_lacks_is_refused_before_any_job_meets_it(tmp_path: Path) -> None:
+    text = EXAMPLE.read_text().replace("policy: burst-share", "policy: fixed-share", 1)
+    path = tmp_path / "qgpu.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="fixed-share is not in this version; use burst-share"):
+        load_config(path)

@@ -34,7 +34,7 @@ $(BUILD)/shim/libcuda.so.1: $(SHIM_O)
 	  -Wl,-Bsymbolic $(QG_LDFLAGS) -o $@ $(SHIM_O) -lpthread -ldl
 
 # What the shim's tests run: a program that takes orders, and the pure parts under sanitizers.
-NATIVE += $(BUILD)/test/shim-probe $(BUILD)/test/shim-unit
+NATIVE += $(BUILD)/test/shim-probe $(BUILD)/test/shim-unit $(BUILD)/test/shim-race
 
 $(BUILD)/test/shim-probe: tests/native/shim/probe.c bench/native/stub.h
 	@mkdir -p $(@D)
@@ -44,3 +44,8 @@ SHIM_UNIT := tests/native/shim/unit.c $(SHIM_DIR)/ledger.c $(SHIM_DIR)/estimate.
 $(BUILD)/test/shim-unit: $(SHIM_UNIT) $(SHIM_DIR)/ledger.h $(SHIM_DIR)/estimate.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) -o $@ $(SHIM_UNIT)
+
+SHIM_RACE := tests/native/shim/race.c $(SHIM_DIR)/memory.c $(SHIM_DIR)/jobsum.c $(SHIM_DIR)/ledger.c
+$(BUILD)/test/shim-race: $(SHIM_RACE) $(wildcard $(SHIM_DIR)/*.h) $(SHIM_GEN)/symbols.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -o $@ $(SHIM_RACE) -lpthread

@@ -8,6 +8,7 @@
 
 #include <string.h>
 
+#include "jobsum.h"
 #include "say.h"
 
 #define RETRY_NS 1000000000u     /* someone else's announcement may stand this long (a slow driver call) */
@@ -37,25 +38,13 @@ uint64_t qg_cap(struct qg_card *card)
     return cap;
 }
 
-/* Slots above the highest one ever used are not visited: each is a page, and a cache line, of its own. */
 static void job_sums(struct qg_card *card, struct qg_pages *pages, uint64_t *used, uint64_t *pending)
 {
-    *used = *pending = 0;
-    if (!pages) {
+    if (pages) {
+        qg_job_sums(pages, used, pending);
+    } else {
         *used = card->used;
         *pending = card->pending;
-        return;
-    }
-    uint32_t high = __atomic_load_n(QG_JOB_SLOTS_USED(pages->job), __ATOMIC_ACQUIRE);
-    if (high > QG_MAX_PROCS)
-        high = QG_MAX_PROCS;
-    for (uint32_t i = 0; i < high; i++) {
-        uint64_t held = __atomic_load_n(&pages->job->procs[i].mem_used, __ATOMIC_RELAXED);
-        uint64_t wanted = __atomic_load_n(&pages->job->procs[i].mem_pending, __ATOMIC_RELAXED);
-        if (__builtin_add_overflow(*used, held, used))
-            *used = UINT64_MAX; /* a lying slot only hurts its own job */
-        if (__builtin_add_overflow(*pending, wanted, pending))
-            *pending = UINT64_MAX;
     }
 }
 
@@ -81,11 +70,9 @@ static void publish(struct qg_card *card)
         card->peak = card->used;
     if (!pages)
         return;
-    /* Sequentially consistent: our announcement must be visible before we read those of the others. */
-    __atomic_store_n(&pages->proc->mem_used, card->used, __ATOMIC_RELAXED);
     __atomic_store_n(&pages->proc->mem_peak, card->peak, __ATOMIC_RELAXED);
     __atomic_store_n(&pages->proc->mem_denied, card->denied, __ATOMIC_RELAXED);
-    __atomic_store_n(&pages->proc->mem_pending, card->pending, __ATOMIC_SEQ_CST);
+    qg_job_publish(pages, card->used, card->pending);
 }
 
 void qg_memory_adopt(struct qg_card *card, struct qg_pages *pages)
@@ -96,6 +83,7 @@ void qg_memory_adopt(struct qg_card *card, struct qg_pages *pages)
            !__atomic_compare_exchange_n(QG_JOB_SLOTS_USED(pages->job), &high, pages->slot + 1, false, __ATOMIC_SEQ_CST,
                                         __ATOMIC_ACQUIRE))
         ;
+    qg_job_follow(pages, qg_pages_of(card));
     __atomic_store_n(&card->pages, pages, __ATOMIC_RELEASE);
     publish(card);
     pthread_mutex_unlock(&lock);

@@ -179,7 +179,7 @@ static bool valid_pages(const struct qg_pages *pages)
 static struct qg_pages *pages_from(const struct qg_registered *answer, int fds[NFDS])
 {
     struct qg_pages *pages = calloc(1, sizeof(*pages));
-    struct stat st;
+    struct stat st, job;
     if (!pages)
         return NULL;
     pages->slot = answer->slot;
@@ -187,7 +187,7 @@ static struct qg_pages *pages_from(const struct qg_registered *answer, int fds[N
                              F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | F_SEAL_FUTURE_WRITE, PROT_READ);
     pages->job = map_sealed(fds[1], sizeof(struct qg_job_page), F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL,
                             PROT_READ | PROT_WRITE);
-    if (!valid_pages(pages) || fstat(fds[2], &st) != 0) {
+    if (!valid_pages(pages) || fstat(fds[2], &st) != 0 || fstat(fds[1], &job) != 0) {
         if (pages->gate)
             munmap((void *)(uintptr_t)pages->gate, sizeof(struct qg_gate_page));
         if (pages->job)
@@ -200,6 +200,8 @@ static struct qg_pages *pages_from(const struct qg_registered *answer, int fds[N
     fds[2] = -1;
     pages->doorbell_dev = st.st_dev;
     pages->doorbell_ino = st.st_ino;
+    pages->job_dev = job.st_dev;
+    pages->job_ino = job.st_ino;
     return pages;
 }
 

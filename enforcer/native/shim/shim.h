@@ -27,8 +27,10 @@ struct qg_pages {
     struct qg_proc *proc; /* &job->procs[slot] */
     uint32_t slot;
     int doorbell; /* in the program's descriptor table */
-    dev_t doorbell_dev;
-    ino_t doorbell_ino;
+    dev_t doorbell_dev, job_dev;
+    ino_t doorbell_ino, job_ino;
+    struct qg_pages *before; /* under the ledger's lock: pages where siblings may still be; jobsum.c */
+    uint64_t followed_ns;    /* when these took over */
 };
 
 struct qg_card {

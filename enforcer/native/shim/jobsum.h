@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What all processes of the job hold on a card, read from the slots of the job page.
+ */
+#ifndef QG_JOBSUM_H
+#define QG_JOBSUM_H
+
+#include "shim.h"
+
+/* Sums over the slots of the newest pages and, for a while after a registration anew, of the ones before. */
+void qg_job_sums(struct qg_pages *pages, uint64_t *used, uint64_t *pending);
+
+/* Writes this process's numbers into its slot, and into its former one while siblings may still look there. */
+void qg_job_publish(struct qg_pages *pages, uint64_t used, uint64_t pending);
+
+/* Before the pages are published: keeps the old ones in sight. The caller holds the lock of the ledger. */
+void qg_job_follow(struct qg_pages *pages, struct qg_pages *old);
+
+#endif

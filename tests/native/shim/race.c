@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Two processes of a job share one job page and each want more than half of the cap, over and over, with the
+ * driver's part left out: whoever is admitted must be alone. Prints how often each was; ends with 1 if both were.
+ */
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "memory.h"
+#include "say.h"
+
+#define CAP 1000u
+#define WANT 600u
+
+struct qg_grant_info qg_info;
+struct qg_card qg_cards[QG_MAX_CARDS];
+
+void qg_say(const char *format, ...)
+{
+    (void)format;
+}
+
+struct shared {
+    struct qg_gate_page gate;
+    uint32_t inside, broken;
+    uint64_t admitted[2];
+};
+
+static void tenant(struct shared *shared, struct qg_job_page *job, uint32_t slot, uint64_t until)
+{
+    static struct qg_grant_card grant = {.mem_cap = CAP, .mem_total = CAP};
+    struct qg_pages pages = {.gate = &shared->gate, .job = job, .proc = &job->procs[slot], .slot = slot};
+    struct qg_card *card = &qg_cards[0];
+    struct qg_entry entry;
+    qg_info.mode = QG_MODE_GOVERNED;
+    card->grant = &grant;
+    qg_memory_adopt(card, &pages);
+    while (qg_now_ns() < until && !__atomic_load_n(&shared->broken, __ATOMIC_RELAXED)) {
+        if (!qg_reserve(card, WANT))
+            continue;
+        if (__atomic_add_fetch(&shared->inside, 1, __ATOMIC_SEQ_CST) != 1)
+            __atomic_store_n(&shared->broken, 1, __ATOMIC_SEQ_CST);
+        qg_charge(card, WANT, QG_KIND_POINTER, 1, 1, WANT);
+        for (volatile int i = 0; i < 20; i++)
+            ;
+        __atomic_sub_fetch(&shared->inside, 1, __ATOMIC_SEQ_CST);
+        if (qg_take(QG_KIND_POINTER, 1, &entry))
+            qg_settle(&entry);
+        shared->admitted[slot]++;
+    }
+}
+
+static void *shared_memory(size_t size)
+{
+    void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
+        exit(2);
+    return at;
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t until = qg_now_ns() + (uint64_t)(argc > 1 ? atoi(argv[1]) : 1000) * 1000000u;
+    struct shared *shared = shared_memory(sizeof(*shared));
+    struct qg_job_page *job = shared_memory(sizeof(*job));
+    shared->gate.mem_cap = CAP;
+    pid_t child = fork();
+    tenant(shared, job, child == 0, until);
+    if (child == 0)
+        _exit(0);
+    waitpid(child, NULL, 0);
+    printf("%llu %llu\n", (unsigned long long)shared->admitted[0], (unsigned long long)shared->admitted[1]);
+    return shared->broken ? 1 : 0;
+}

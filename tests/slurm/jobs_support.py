@@ -1,0 +1,199 @@
+"""What the live tests of jobs share: submitting, asking, waiting with deadlines, reading what nodes know."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cli.sandbox import wait
+from cli.sandbox.cluster import Sandbox
+from cli.sandbox.layout import NodePaths
+from gres.grants import Grant, GrantError, GrantStore
+
+CASES: dict[str, Any] = yaml.safe_load(
+    (Path(__file__).resolve().parents[1] / "cases" / "live.yaml").read_text()
+)
+USABLE = (80 - 2) << 30  # bytes of a card of the sandbox that shares may hold
+GONE = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"})
+# One iteration of the workload's kernel is a nanosecond on a simulated card.
+KERNEL = ("--kernel-us", "500", "--iters", "500000")
+
+
+def work(*options: str) -> str:
+    """Command line of the workload program with a kernel of 0.5 ms."""
+    return shlex.join(["qgpu-workload", *KERNEL, *options])
+
+
+def together(calls: Iterable[Callable[[], Any]], at_once: int = 6) -> list[Any]:
+    """Results of all calls, in order; they mostly wait for Slurm."""
+    with ThreadPoolExecutor(at_once) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def sentence_of(stderr: str) -> str:
+    """The one line of qgpu in what a client of Slurm printed, without the client's name."""
+    lines = [line for line in stderr.splitlines() if " qgpu: " in f" {line}"]
+    return lines[0].partition("qgpu: ")[2] if len(lines) == 1 else ""
+
+
+class Live:
+    """The sandbox as a user's terminal sees it, with an admin beside."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.nodes = sandbox.node_names
+
+    # -- commands ------------------------------------------------------------
+
+    def run(self, *words: str, user: str | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
+        """Any command; its exit status is the caller's business."""
+        return self.sandbox.run(list(words), user=user, check=False, **more)
+
+    def ask(self, *words: str, user: str | None = None) -> str:
+        """Output of a command that has to succeed."""
+        return self.sandbox.run(list(words), user=user).stdout.strip()
+
+    def submit(self, script: str, *options: str, user: str = "alice", output: str = "%j.out") -> int:
+        """sbatch a script (stdout and stderr in one file of the user's home); the job's number."""
+        words = ["sbatch", "--parsable", f"--output={output}", *options]
+        done = self.sandbox.run(words, user=user, input=f"#!/bin/bash\n{script}\n")
+        return int(done.stdout.strip())
+
+    def output(self, job: int | str, user: str = "alice") -> str:
+        """What the job wrote so far."""
+        path = self.sandbox.layout.home(user) / f"{job}.out"
+        return path.read_text() if path.exists() else ""
+
+    def finish(self, *jobs: int, seconds: float = 30) -> list[str]:
+        """Wait for the end of jobs of alice, and return what each wrote."""
+        for job in jobs:
+            self.wait_gone(job, seconds)
+        return [self.output(job) for job in jobs]
+
+    # -- jobs ------------------------------------------------------------
+
+    def job(self, job: int) -> dict[str, str]:
+        """Fields of `scontrol show job`, empty once slurmctld forgot it. The last of a line may hold blanks."""
+        done = self.run("scontrol", "-d", "show", "job", str(job))
+        fields: dict[str, str] = {}
+        for line in done.stdout.splitlines():
+            words = line.strip()
+            if words.startswith(("Comment=", "Reason=", "Command=")):
+                name, _, fields_value = words.partition("=")
+                fields[name] = fields_value.strip()
+                continue
+            fields.update(word.split("=", 1) for word in words.split() if "=" in word)
+        return fields
+
+    def state(self, job: int) -> str:
+        """RUNNING, PENDING ...; empty once slurmctld forgot it."""
+        return self.job(job).get("JobState", "")
+
+    def reason(self, job: int) -> str:
+        """Why it waits, as squeue says."""
+        return self.job(job).get("Reason", "")
+
+    def wait_state(self, job: int, *states: str, seconds: float = 20) -> None:
+        """Wait until the job is in one of these states."""
+        self.until(lambda: self.state(job) in states, seconds, f"job {job} becoming {' or '.join(states)}")
+
+    def wait_gone(self, job: int, seconds: float = 30) -> None:
+        """Wait until the job has ended and its epilogs ran (completing jobs still hold their node)."""
+        self.until(
+            lambda: self.state(job) in ("", *GONE) and self.queued(job) == "",
+            seconds,
+            f"the end of job {job}",
+        )
+
+    def queued(self, job: int) -> str:
+        """State of a job that squeue lists by default: not of one that ended."""
+        return self.run("squeue", "-h", "-j", str(job), "-o", "%T").stdout.strip()
+
+    def until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
+        """Poll; an error that names what did not happen and shows the queue."""
+        try:
+            wait.until(done, seconds, what)
+        except Exception as error:
+            queue = self.run("squeue", "-o", "%i %T %r %N %b %u").stdout
+            raise AssertionError(f"{error}\n{queue}{self.drained()}") from None
+
+    def cancel(self, *jobs: int, user: str | None = None) -> None:
+        """scancel; as root unless a user is named."""
+        if jobs:
+            self.ask("scancel", *map(str, jobs), user=user)
+
+    # -- nodes ------------------------------------------------------------
+
+    def grants(self) -> dict[int, Grant]:
+        """The standing grants of all nodes by job (of a job on several nodes, one of them)."""
+        found: dict[int, Grant] = {}
+        for name in self.nodes:
+            store = GrantStore(self.sandbox.node(name).run_dir / "grants")
+            for job in store.job_ids():
+                try:
+                    found[job] = store.read(job)
+                except GrantError:
+                    continue  # ended meanwhile
+        return found
+
+    def place(self, job: int) -> tuple[str, int]:
+        """Node and index of the one card that a job holds."""
+        grant = self.grants()[job]
+        assert len(grant.cards) == 1, grant
+        return grant.node, grant.cards[0].index
+
+    def paths(self, node: str) -> NodePaths:
+        """Files of a node."""
+        return self.sandbox.node(node)
+
+    def drained(self) -> str:
+        """Nodes that take no jobs, with the reason; empty if all do."""
+        return self.ask("sinfo", "-h", "-N", "-t", "drain,down,fail", "-o", "%N %T %E")
+
+    def restore(self, node: str) -> None:
+        """qgpud runs again on the node, and the node takes jobs."""
+        if not self.sandbox.services()[f"{node}.qgpud"]:
+            self.sandbox.start(node, "qgpud")
+        if node in self.drained():
+            self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+    def stop_qgpud(self, node: str) -> None:
+        """kill -9 the daemon of a node."""
+        self.sandbox.kill(node, "qgpud", signal.SIGKILL)
+
+    # -- accounting ------------------------------------------------------------
+
+    def sacct(self, job: int | str, fields: str) -> list[str]:
+        """Fields of a job in the database."""
+        return self.ask("sacct", "-X", "-n", "-P", "-j", str(job), "-o", fields).split("|")
+
+    def wait_sacct(self, job: int | str, *states: str) -> None:
+        """Wait until the database has the job's end (or state), and its QOS: Slurm writes them in steps."""
+
+        def there() -> bool:
+            state, *rest = self.sacct(job, "state,qos")
+            return state.split(" ")[0] in (states or GONE) and rest not in ([""], ["Unknown"])
+
+        self.until(there, 20, f"the record of job {job} in sacct")
+
+    def report(self, *jobs: int | str) -> dict[int, dict[str, Any]]:
+        """`qgpu report --json`, by job."""
+        text = self.ask("qgpu", "report", "--json", *map(str, jobs))
+        return {int(job["raw_id"]): job for job in json.loads(text)["jobs"]}
+
+    # -- between tests ------------------------------------------------------------
+
+    def empty(self) -> None:
+        """No job is left, on no node: what each test begins and ends with."""
+        if self.ask("squeue", "-h", "-o", "%i"):
+            self.run("scancel", "--state=PENDING", "-u", "alice,bob")
+            self.run("scancel", "-u", "alice,bob")
+        self.until(lambda: not self.ask("squeue", "-h", "-o", "%i"), 30, "an empty queue")
