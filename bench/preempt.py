@@ -61,7 +61,16 @@ def beside(
         wait_for("the offline job's first work", lambda: bool(rig.trace()), 20)
         start = time.monotonic_ns()
         online = rig.workload(
-            online_grant, *KERNEL, "--busy", f"{busy}", "--idle", f"{idle}", "--length", f"{length}"
+            online_grant,
+            *KERNEL,
+            "--log",
+            f"{work}/online.log",
+            "--busy",
+            f"{busy}",
+            "--idle",
+            f"{idle}",
+            "--length",
+            f"{length}",
         )
         told = rig.summary(online)
         end = time.monotonic_ns()
@@ -72,7 +81,9 @@ def beside(
 def _episodes(rig: Rig, online: int, offline: int, start: int, end: int, told: dict[str, Any]) -> Episodes:
     spans = rig.trace()
     gates = [g for g in rig.gates() if g.job_id == OFFLINE_JOB]
-    found = ev.bursts(ev.select(spans, 0, [online]), RELEASE_NS // 2)
+    calls = [entry["start_ns"] for entry in rig.logged("online.log") if "burst" in entry]
+    driven = ev.bursts(ev.select(spans, 0, [online]), RELEASE_NS // 2)
+    found = ev.with_calls(driven, calls, RELEASE_NS // 2)
     return Episodes(found, ev.select(spans, 0, [offline]), gates, start, end, told["latency_us"]["p99"])
 
 

@@ -235,6 +235,10 @@ class Rig:
         summary: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
         return summary
 
+    def logged(self, name: str) -> list[dict[str, Any]]:
+        """The lines of a workload's log in the rig's directory."""
+        return [json.loads(line) for line in (self.directory / name).read_text().splitlines()]
+
     def trace(self) -> list[Interval]:
         """Everything that the cards executed so far (flushed by the device each 100 ms)."""
         return list(read_trace(self.sim_dir / "trace.bin"))

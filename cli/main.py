@@ -52,4 +52,4 @@ def version_() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="qgpu")

@@ -29,6 +29,7 @@ class Plan:
     field: str
     nodes: tuple[str, ...]
     node_count: int
+    class_note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """The plan for --json; memory also in bytes."""
@@ -66,7 +67,10 @@ def make_plan(job: Submission, config: Config) -> Plan:
     groups = [group for group in config.nodes if _fits(group, decision, config)]
     count = sum(len(expand(group.names)) for group in groups)
     gres = job.gres or "" if decision.gres is None else decision.gres
-    return Plan(decision, gres, tables.tag_field, tuple(group.names for group in groups), count)
+    note = ""
+    if job.qos is not None and job.qos not in tables.qos:
+        note = f" (by default: qgpu.yaml maps no QOS {job.qos!r}; whether Slurm has it is not known here)"
+    return Plan(decision, gres, tables.tag_field, tuple(group.names for group in groups), count, note)
 
 
 def _rows(plan: Plan) -> list[tuple[str, str]]:
@@ -78,7 +82,7 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
         rows.append(("cards", "whole, without sharing"))
     else:
         rows += [
-            ("class", str(tag.job_class)),
+            ("class", f"{tag.job_class}{plan.class_note}"),
             ("share", f"{tag.share} % of one card's compute"),
             ("memory cap", f"{tag.mem} MiB ({tag.mem * MIB} bytes) of one card"),
             ("reserved", f"{plan.decision.shards} of the card's 100 shards"),

@@ -14,6 +14,8 @@ from gres.units import UnitError, parse_size
 from slurm_plugin.sacct import SacctJob
 
 GIB = 1 << 30
+# What the driver takes for contexts and modules besides the job's own allocations; more than this is not explained.
+UNEXPLAINED = 1 * GIB
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class GrantReport:
     suspended_s: float | None
     share_wait_s: float | None
     ended: bool
+    escaped: bool
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,10 @@ def _seconds(nanoseconds: int | None) -> float | None:
 def grant_report(row: Usage, now_ns: int) -> GrantReport:
     """One row of a ledger, in the report's units."""
     wall = row.wall_ns(now_ns)
-    reached = None if row.busy_ns is None or wall == 0 else 100 * row.busy_ns / wall
+    escaped = _escaped(row)
+    blind = escaped and not row.launches
+    busy = None if blind else row.busy_ns
+    reached = None if busy is None or wall == 0 else 100 * busy / wall
     return GrantReport(
         node=row.node,
         card=row.card_index,
@@ -79,17 +85,26 @@ def grant_report(row: Usage, now_ns: int) -> GrantReport:
         share=row.share,
         mem_cap=row.mem_cap,
         granted_s=wall / 1e9,
-        busy_s=_seconds(row.busy_ns),
+        busy_s=_seconds(busy),
         reached=reached,
-        launches=row.launches,
-        mem_peak=row.mem_peak,
+        launches=None if blind else row.launches,
+        mem_peak=None if blind else row.mem_peak,
         nvml_mem_peak=row.nvml_mem_peak,
         denied=row.denied,
         preempted=row.preemptions,
         suspended_s=_seconds(row.closed_preempted_ns),
         share_wait_s=_seconds(row.closed_share_ns),
         ended=row.ended_at is not None,
+        escaped=escaped,
     )
+
+
+def _escaped(row: Usage) -> bool:
+    """Whether the driver saw memory of the job that its library never counted: something ran without it."""
+    if row.state != "active" or row.nvml_mem_peak is None:
+        return False
+    counted = row.mem_cap if row.launches or row.mem_peak else 0
+    return row.nvml_mem_peak > counted + UNEXPLAINED
 
 
 def build(jobs: Iterable[SacctJob], rows: Sequence[Usage], now_ns: int) -> list[JobReport]:
@@ -144,7 +159,16 @@ def _more_memory(cap: int) -> str:
 
 def advice(job: JobReport) -> list[str]:
     """Sentences that name the flag to change; empty where nothing stands out."""
-    return [line for grant in job.grants for line in (*_memory_advice(job, grant), *_time_advice(job, grant))]
+    return [line for grant in job.grants for line in _grant_advice(job, grant)]
+
+
+def _grant_advice(job: JobReport, grant: GrantReport) -> list[str]:
+    if grant.escaped:
+        return [
+            f"job {job.job_id}: the driver saw {_gib(grant.nvml_mem_peak or 0)} held by a program that ran without"
+            " qgpu's library (LD_PRELOAD was emptied?). Its use is not in these figures."
+        ]
+    return [*_memory_advice(job, grant), *_time_advice(job, grant)]
 
 
 def _memory_advice(job: JobReport, grant: GrantReport) -> list[str]:

@@ -7,8 +7,10 @@ here reads our own ledger, so a wrong ledger cannot make a figure look right.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 CLOSED = 0x1
@@ -64,6 +66,22 @@ def bursts(spans: Sequence[Span], gap_ns: int) -> list[Burst]:
         else:
             found.append(Burst(span.t_submit, span.t_end))
     return found
+
+
+def with_calls(found: Iterable[Burst], calls: Iterable[int], within_ns: int) -> list[Burst]:
+    """The bursts with the time of the program's own first launch call in place of the driver's.
+
+    The trace stamps a command when it reaches the driver, which is after the shim rang the doorbell: a gate that
+    closed in between would seem to have closed before anybody launched. `calls` are the times that the program
+    noted right before its launches; a burst without one at most within_ns earlier keeps the driver's time.
+    """
+    noted = sorted(calls)
+    corrected = []
+    for burst in found:
+        at = bisect_right(noted, burst.call) - 1
+        near = at >= 0 and burst.call - noted[at] <= within_ns
+        corrected.append(Burst(noted[at], burst.end) if near else burst)
+    return corrected
 
 
 def work_ns(spans: Iterable[Span], start: int, end: int) -> int:
@@ -126,6 +144,16 @@ def harvest_ratio(
     """Offline work done in [start, end) as a part of what the policy allowed (0 when it allowed nothing)."""
     allowed = allowed_ns(online, start, end, release_ns)
     return work_ns(offline, start, end) / allowed if allowed else 0.0
+
+
+def harvest_by_gap(online: Sequence[Burst], offline: Sequence[Span], release_ns: int) -> list[float]:
+    """The same for each gap between two online bursts; gaps that allow nothing are left out."""
+    ratios = []
+    for before, after in pairwise(online):
+        allowed = after.call - before.end - release_ns
+        if allowed > 0:
+            ratios.append(work_ns(offline, before.end, after.call) / allowed)
+    return ratios
 
 
 def rate_series(spans: Sequence[Span], start: int, end: int, bucket_ns: int) -> list[float]:

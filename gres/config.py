@@ -281,7 +281,8 @@ def load_config(path: str | Path, node: str | None = None) -> Config:
         raw = Path(path).read_bytes()[: MAX_CONFIG_BYTES + 1]
         text = raw.decode()
     except OSError as error:
-        raise ConfigError(f"{path}: the configuration cannot be read: {error.strerror}") from None
+        hint = "; name another with --config or QGPU_CONFIG" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{path}: the configuration cannot be read: {error.strerror}{hint}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: the configuration is not UTF-8 text") from None
     if len(raw) > MAX_CONFIG_BYTES:

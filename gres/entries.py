@@ -39,12 +39,17 @@ def parse_entry(text: str) -> Entry:
     return Entry(text, name, tuple(parts))
 
 
+def _no_card(entry: Entry) -> bool:
+    """`gpu:0`: asks for nothing, and must not be promised a card."""
+    return entry.name == "gpu" and re.fullmatch("0+", entry.parts[-1] if entry.parts else "") is not None
+
+
 def parse_entries(text: str | None) -> Entries:
     """All entries of a string; empty ones between commas are dropped, as Slurm does."""
     entries = Entries()
     for part in (text or "").split(","):
         entry = parse_entry(part)
-        if entry.text:
+        if entry.text and not _no_card(entry):
             groups = {"qgpu": entries.qgpu, "qgpu_mem": entries.mem, "gpu": entries.gpu}
             groups |= dict.fromkeys(SHARED, entries.shared)
             groups.get(entry.name, entries.rest).append(entry)

@@ -19,7 +19,7 @@ MESSAGES: dict[str, str] = {
     "share_high": "{token} is refused: the share of a card may be at most {max} percent here;"
     " write --gres=qgpu:{max}, or --gres=gpu:1 for a whole card.",
     "share_multiple": "{token} is refused: above 100 percent only whole cards are given, in multiples of 100;"
-    " write --gres=qgpu:{up} for whole cards, or at most --gres=qgpu:{max} for a share of one.",
+    " write --gres=qgpu:{up} for whole cards, or at most --gres=qgpu:{max} on one card.",
     "cards_many": "{token} is refused: no node has more than {cards} such card(s);"
     " write at most --gres=qgpu:{top}.",
     "doubled": "{token} is refused: {name} is asked for twice; write it once,"
@@ -63,6 +63,8 @@ MESSAGES: dict[str, str] = {
     " write for example --gres={token} --partition={partition}.",
     "text_long": "the {field} has {bytes} bytes, but beside qgpu's own line only {room} fit;"
     " write a shorter one, for example --comment=test.",
+    "kind": "job {job} cannot change from {word} to {what} while it waits: this Slurm would go on counting the old"
+    " gres in its accounting; cancel it and submit it again, for example with --gres=qgpu:{example}.",
     "started": "job {job} has started: {what} of a job with cards cannot be changed any more;"
     " cancel it and submit it again, for example with --gres=qgpu:{example}.",
 }

@@ -261,12 +261,19 @@ def _decide_qgpu(
     return Decision(gres=_gres(own, entries.rest), tag=Tag(), model=share.model, cards=cards)
 
 
+def _named_as_model(gpu: list[Entry]) -> list[Entry]:
+    """`--gpus=qgpu:30` arrives as gpu:qgpu:30, which Slurm would take for a card model that no node has."""
+    return [entry for entry in gpu if entry.parts[:1] == ("qgpu",)]
+
+
 def _decide(job: Submission, tables: Tables) -> Decision:
-    spelled = [(parse_entries(getattr(job, name)), option) for name, option in _SPELLINGS]
-    for found, option in spelled:
-        for entry in (*found.qgpu, *found.mem):
-            raise _refuse(tables, "spelling", entry.text, option=option)
     entries = parse_entries(job.gres)
+    spelled = [(parse_entries(getattr(job, name)), option) for name, option in _SPELLINGS]
+    for entry in _named_as_model(entries.gpu):
+        raise _refuse(tables, "spelling", entry.text, option="--gpus-per-node")
+    for found, option in spelled:
+        for entry in (*found.qgpu, *found.mem, *_named_as_model(found.gpu)):
+            raise _refuse(tables, "spelling", entry.text, option=option)
     for name, group in (("qgpu", entries.qgpu), ("qgpu_mem", entries.mem)):
         if len(group) > 1:
             raise _refuse(tables, "doubled", group[1].text, name=name)

@@ -14,6 +14,7 @@ from rich.console import Console
 from cli.demo.jobs import Cluster, Timeout
 from cli.demo.promises import Promises
 from cli.demo.story import Story
+from cli.program import program
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.options import SandboxOptions
@@ -54,22 +55,31 @@ def _save_logs(sandbox: Sandbox) -> None:
             shutil.copy(output, LOGS / output.name)
 
 
+def _is_up(sandbox: Sandbox) -> bool:
+    """Whether there is a whole cluster to enter (an interrupted `up` leaves only pieces)."""
+    try:
+        return sandbox.plan.phase == "up"
+    except SandboxError:
+        return False
+
+
 def _leave(sandbox: Sandbox, console: Console, keep: bool, status: int) -> None:
     """Tear the cluster down, or say how to enter it; after a failure its logs stay."""
     if status and (sandbox.layout.state / "log").is_dir():
         _save_logs(sandbox)
         console.print(f"Logs of all daemons and jobs: {LOGS} (begin with slurmctld.log)", highlight=False)
-    if keep and sandbox.layout.state.exists():
+    if keep and _is_up(sandbox):
         console.print(_enter_hint(sandbox), highlight=False, markup=False)
     else:
         sandbox.down()
 
 
 def _enter_hint(sandbox: Sandbox) -> str:
+    qgpu = program()
     return (
         f"The cluster stays up in {sandbox.layout.state}. Enter it:\n"
-        f"  {sys.executable} -m cli.main sandbox exec{sandbox.selector} -u alice -- bash\n"
-        f"and end it:\n  {sys.executable} -m cli.main sandbox down{sandbox.selector}"
+        f"  {qgpu} sandbox exec{sandbox.selector} -u alice -- bash\n"
+        f"and end it:\n  {qgpu} sandbox down{sandbox.selector}"
     )
 
 

@@ -79,7 +79,8 @@ def pair(node: NodePaths, online: Job, offline: Job, solo_s: float) -> Pair:
     ours = spans_of(node, online)
     theirs = spans_of(node, offline)
     gates = [g for g in read_gates(node.gates) if g.job_id == offline.id]
-    found = ev.bursts(ours, RELEASE_NS // 2)
+    calls = [int(str(entry["start_ns"])) for entry in online.logged() if "burst" in entry]
+    found = ev.with_calls(ev.bursts(ours, RELEASE_NS // 2), calls, RELEASE_NS // 2)
     first_offline, last_offline = theirs[0].t_start, theirs[-1].t_end
     beside = [b for b in found if b.call > first_offline]
     frees = ev.card_free_us(beside, theirs)
@@ -98,10 +99,10 @@ def pair(node: NodePaths, online: Job, offline: Job, solo_s: float) -> Pair:
         frees,
         ev.handback_ms(beside, gates, last_offline),
         inside / sum(b.end - b.call for b in beside),
-        ev.harvest_ratio(beside, theirs, first_offline, last, RELEASE_NS),
+        statistics.median(ev.harvest_by_gap(beside, theirs, RELEASE_NS)),
         ev.work_ns(theirs, solo_start, last_offline) / (last_offline - solo_start),
         ev.percentile(per_burst[0], 99),
-        ev.percentile([v for burst in per_burst[1:] for v in burst], 99),
+        statistics.median(ev.percentile(burst, 99) for burst in per_burst[1:]),
     )
 
 

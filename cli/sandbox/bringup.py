@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from cli.sandbox import accounting, files, namespace, nodes, services
+from cli.sandbox import accounting, files, namespace, nodes, services, usercli
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout, check_length
 from cli.sandbox.options import SandboxOptions
@@ -48,6 +48,7 @@ def prepare(layout: Layout, chosen: Plan) -> None:
         chosen.save(layout)
         files.make_directories(layout, chosen)
         files.install(layout)
+        usercli.write(layout)
         namespace.write_accounts(layout, chosen.first_uid)
         files.write_munge_key(layout)
     finally:

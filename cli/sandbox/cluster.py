@@ -11,11 +11,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from cli.program import program
 from cli.sandbox import bringup, cgroups, namespace, nodes, plan, processes, services
 from cli.sandbox.daemons import Daemons
 from cli.sandbox.errors import SandboxError
@@ -46,7 +46,7 @@ class Sandbox:
         state = state_of(name, state_dir)
         found = plan.load(Layout(state))
         if found is None:
-            raise SandboxError(f"there is no sandbox in {state}: start one with qgpu sandbox up")
+            raise SandboxError(f"there is no sandbox in {state}: start one with {program()} sandbox up")
         options = SandboxOptions(
             found.name, len(found.nodes), found.cards, found.memory_mib, found.model, state_dir=state
         )
@@ -86,7 +86,7 @@ class Sandbox:
             if old.phase == "up" and processes.members(self.layout.state):
                 raise SandboxError(
                     f"the sandbox {old.name!r} is already up in {self.layout.state}; "
-                    f"end it with: qgpu sandbox down{self.selector}"
+                    f"end it with: {program()} sandbox down{self.selector}"
                 )
             self.progress(f"removing what an earlier `up` left in {self.layout.state}")
             self._remove(old)
@@ -95,7 +95,7 @@ class Sandbox:
         if keep:
             chosen.with_phase("failed").save(self.layout)
             self.progress(
-                f"kept for reading: {self.layout.state}/log; end with: qgpu sandbox down" + self.selector
+                f"kept for reading: {self.layout.state}/log; end with: {program()} sandbox down{self.selector}"
             )
             return
         if isinstance(error, SandboxError):
@@ -105,9 +105,7 @@ class Sandbox:
     def down(self, wait_seconds: float = 60) -> bool:
         """End every process and remove everything, whatever state it is in; False if there was nothing."""
         if processes.inside(self.layout.state):
-            raise SandboxError(
-                "this shell runs inside the sandbox: leave it first, then run qgpu sandbox down"
-            )
+            raise SandboxError("this shell runs inside the sandbox: leave it first, then end it from outside")
         found = plan.load(self.layout)
         if found is None:
             return self._remove_remains()
@@ -159,7 +157,9 @@ class Sandbox:
         """What was chosen for the running sandbox."""
         found = plan.load(self.layout)
         if found is None:
-            raise SandboxError(f"there is no sandbox in {self.layout.state}: start one with qgpu sandbox up")
+            raise SandboxError(
+                f"there is no sandbox in {self.layout.state}: start one with {program()} sandbox up"
+            )
         return found
 
     @property
@@ -189,13 +189,12 @@ class Sandbox:
 
     def env(self, user: str | None = None) -> dict[str, str]:
         """The whole environment of a command inside the sandbox."""
-        python = Path(sys.executable).parent
         home = "/root" if user is None else str(self.layout.home(user))
         kept = {k: os.environ[k] for k in ("TERM", "COLUMNS", "LINES", "COLORTERM") if k in os.environ}
         return {
             **kept,
             "LANG": "C.UTF-8",
-            "PATH": f"{self.layout.opt}/bin:{python}:{PATH}",
+            "PATH": f"{self.layout.opt}/bin:{PATH}",
             "HOME": home,
             "USER": user or "root",
             "LOGNAME": user or "root",

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from cli.program import program
 from cli.sandbox import plan, processes
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.errors import SandboxError
@@ -78,8 +79,8 @@ def up(
     cluster = Sandbox(options, progress)
     cluster.up(keep_failed)
     progress(f"up: {', '.join(options.node_names)}, each with {cards} x {options.product_name}")
-    click.echo(f"enter it with:  qgpu sandbox exec{cluster.selector} -u alice -- bash")
-    click.echo(f"end it with:    qgpu sandbox down{cluster.selector}")
+    click.echo(f"enter it with:  {program()} sandbox exec{cluster.selector} -u alice -- bash")
+    click.echo(f"end it with:    {program()} sandbox down{cluster.selector}")
 
 
 @sandbox.command()

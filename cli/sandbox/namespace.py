@@ -13,7 +13,7 @@ import pwd
 import subprocess
 from pathlib import Path
 
-from cli.sandbox import processes
+from cli.sandbox import processes, usercli
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
 
@@ -22,6 +22,11 @@ USERS = ("alice", "bob")
 # A name service cache would answer from the machine's accounts, so its socket is hidden as well.
 _HOLDER = """
 mount --bind "$1/etc/passwd" /etc/passwd && mount --bind "$1/etc/group" /etc/group || exit 1
+shift
+while [ $# -ge 2 ]; do
+    mount --bind "$1" "$2" && mount -o remount,bind,ro "$2" || exit 1
+    shift 2
+done
 if [ -d /run/nscd ]; then mount -t tmpfs -o size=4k tmpfs /run/nscd || exit 1; fi
 echo ready
 exec sleep infinity
@@ -53,9 +58,11 @@ def uids_free(first_uid: int) -> bool:
 def start_holder(layout: Layout) -> int:
     """Start the process that keeps the namespace and return its pid."""
     log = layout.log("namespace")
+    binds = [str(path) for pair in usercli.bound(layout).items() for path in pair]
+    where = [str(layout.state), *binds]
     with log.open("wb") as err:
         holder = subprocess.Popen(
-            ["unshare", "--mount", "--propagation", "slave", "sh", "-c", _HOLDER, "sh", str(layout.state)],
+            ["unshare", "--mount", "--propagation", "slave", "sh", "-c", _HOLDER, "sh", *where],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=err,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.sandbox.errors import SandboxError
+from gres.config import CLASSES
 from gres.units import UnitError, parse_mib
 
 DEFAULT_ROOT = Path("/var/lib/qgpu-sandbox")
@@ -54,6 +55,10 @@ class SandboxOptions:
         _check_count("--nodes", "nodes", self.nodes, MAX_NODES)
         _check_count("--cards", "cards per node", self.cards, MAX_CARDS)
         _check_memory(self.memory_mib)
+        if self.model in CLASSES:
+            raise SandboxError(
+                f"the card model cannot be called {self.model!r}: that is a class of jobs; use for example h200"
+            )
         if not _MODEL.fullmatch(self.model):
             raise SandboxError(
                 f"the card model {self.model!r} is not a Slurm gres type: use lower-case letters, digits and "

@@ -24,14 +24,14 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def _parent_and_uid(proc: Path, pid: int) -> tuple[int, int] | None:
+def _parent_and_uids(proc: Path, pid: int) -> tuple[int, set[int]] | None:
     fields = dict(
         line.split(":", 1)
         for line in _read(proc / str(pid) / "status").decode(errors="replace").splitlines()
         if ":" in line
     )
     try:
-        return int(fields["PPid"]), int(fields["Uid"].split()[1])
+        return int(fields["PPid"]), {int(uid) for uid in fields["Uid"].split()}
     except (KeyError, ValueError, IndexError):
         return None
 
@@ -42,12 +42,13 @@ def job_of_pid(pid: int, proc: Path = PROC) -> int | None:
     if job is not None:
         return job
     for _ in range(MAX_DEPTH):
-        facts = _parent_and_uid(proc, pid)
+        facts = _parent_and_uids(proc, pid)
         if facts is None or pid <= 1:
             return None
-        match = _STEPD.match(_read(proc / str(pid) / "cmdline"))
-        if match and facts[1] == 0:
-            return int(match[1])
+        if facts[1] == {0}:  # a setuid program keeps its caller's real uid, and any name the caller gave it
+            match = _STEPD.match(_read(proc / str(pid) / "cmdline"))
+            if match:
+                return int(match[1])
         pid = facts[0]
     return None
 

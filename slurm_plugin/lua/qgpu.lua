@@ -316,9 +316,19 @@ local function append(list, more)
     end
 end
 
+-- `--gpus=qgpu:30` arrives as gpu:qgpu:30, which Slurm would take for a card model that no node has.
+local function check_model(gpu, option, t)
+    for _, entry in ipairs(gpu) do
+        if entry.parts[1] == "qgpu" then
+            refuse(t, "spelling", entry.text, { option = option })
+        end
+    end
+end
+
 local function decide_gres(job, t)
     local shared, gpu = {}, {}
     local entries = M.parse_entries(job.gres)
+    check_model(entries.gpu, "--gpus-per-node", t)
     append(shared, entries.shared)
     append(gpu, entries.gpu)
     for _, spelling in ipairs(SPELLINGS) do
@@ -327,6 +337,7 @@ local function decide_gres(job, t)
         if ours then
             refuse(t, "spelling", ours.text, { option = spelling[2] })
         end
+        check_model(found.gpu, spelling[2], t)
         append(shared, found.shared)
         append(gpu, found.gpu)
     end

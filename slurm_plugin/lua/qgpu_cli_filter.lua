@@ -13,7 +13,11 @@
 local here = debug.getinfo(1, "S").source:match("^@(.*)/[^/]*$") or "."
 local q = dofile(here .. "/qgpu.lua")
 
-local M = {}
+-- tables: where the cluster's tables may lie on a submit host; the rendered cli_filter.lua sets it.
+local M = { tables = here .. "/qgpu_tables.lua" }
+
+local GPU_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "cpus-per-gpu", "gpu-bind", "gpu-freq" }
+local UNSET = { [""] = true, unset = true, ["0"] = true, ["(null)"] = true }
 
 local function model_and_share(entry)
     local parts = entry.parts
@@ -54,11 +58,35 @@ function M.step_gres(gres, inside, shares)
     return table.concat(parts, ",")
 end
 
+-- Whether job_submit.lua would refuse that gres: then it has to see what the user wrote, and says so in those words.
+-- Unknown (false) where the tables are not on this host.
+local function is_refused(gres)
+    local found, t = pcall(dofile, M.tables)
+    if not found or type(t) ~= "table" or t.schema ~= q.schema then
+        return false
+    end
+    return not q.decide({ gres = gres, qos = t.qos_names[1], partition = t.partitions[1] }, t)
+end
+
+-- Options about whole GPUs: beside them Slurm's own client refuses our shard:1 with no word about why.
+local function asks_for_gpus(options)
+    for _, name in ipairs(GPU_OPTIONS) do
+        local value = options[name]
+        if value and not UNSET[tostring(value)] then
+            return true
+        end
+    end
+    return false
+end
+
 function M.pre_submit(options, _)
     if options.type ~= "srun" or not options.gres then
         return slurm.SUCCESS
     end
     local inside = os.getenv("SLURM_JOB_ID") ~= nil or tostring(options.jobid):find("^%d+$") ~= nil
+    if not inside and (asks_for_gpus(options) or is_refused(options.gres)) then
+        return slurm.SUCCESS
+    end
     local gres = M.step_gres(options.gres, inside, inside and os.getenv("SLURM_SHARDS_ON_NODE") ~= nil)
     if gres then
         options.gres = gres

@@ -164,6 +164,20 @@ local function refuse_started(job_desc, job_rec, now, t)
     end
 end
 
+-- What Slurm's accounting calls the cards of a job.
+local function kind(tag)
+    return not tag and "no cards" or tag.class or "whole cards"
+end
+
+-- Slurm 22.05 keeps the count of a TRES that leaves a waiting job and books it beside the new one (seen live: an
+-- offline job moved to an online QOS had both counts in AllocTRES), so that limits and reports would be wrong.
+local function refuse_other_kind(job_rec, now, tag, t)
+    if now.tag and not t.has_extra and kind(now.tag) ~= kind(tag) then
+        local words = { job = tostring(job_rec.job_id or ""), word = kind(now.tag), what = kind(tag) }
+        q.refuse(t, "kind", "", words)
+    end
+end
+
 local function modified(job_desc, job_rec, t)
     local now = current(job_rec, t)
     if not pending(job_rec) then
@@ -180,6 +194,7 @@ local function modified(job_desc, job_rec, t)
     if not decision then
         error({ qgpu = true, key = refusal.key, text = refusal.text }, 0)
     end
+    refuse_other_kind(job_rec, now, decision.tag, t)
     if now.tag and not decision.tag and decision[t.tag_field] == nil then
         decision[t.tag_field] = "" -- the cards are gone from the job: so is the tag
     end

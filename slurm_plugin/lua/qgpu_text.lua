@@ -90,11 +90,16 @@ end
 
 local GROUP = { qgpu = "qgpu", qgpu_mem = "mem", gpu = "gpu", shard = "shared", mps = "shared" }
 
+-- `gpu:0` asks for nothing, and must not be promised a card.
+local function no_card(entry)
+    return entry.name == "gpu" and (entry.parts[#entry.parts] or ""):find("^0+$") ~= nil
+end
+
 function M.parse_entries(text)
     local entries = { qgpu = {}, mem = {}, shared = {}, gpu = {}, rest = {} }
     for _, part in ipairs(M.split(text or "", ",")) do
         local entry = M.parse_entry(part)
-        if entry.text ~= "" then
+        if entry.text ~= "" and not no_card(entry) then
             local group = entries[GROUP[entry.name] or "rest"]
             group[#group + 1] = entry
         end

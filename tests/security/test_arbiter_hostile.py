@@ -9,7 +9,9 @@ import mmap
 import os
 import random
 import resource
+import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -306,3 +308,50 @@ def test_refusals_do_not_fill_the_log(tmp_path: Path) -> None:
         lines = one.log.read_text().splitlines()
     assert 20 <= sum("not registered" in line for line in lines) <= 100
     assert any("more refusals were not logged" in line for line in lines)
+
+
+def lingering(seconds: int) -> tuple[socket.socket, socket.socket]:
+    """A TCP connection whose close() waits: it has unsent data and a peer that does not read."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, seconds))
+        peer, _ = server.accept()
+    client.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            client.send(b"x" * 65536)
+    return client, peer
+
+
+@pytest.mark.parametrize("how", ["one", "too many", "hung up", "hung up before accept"])
+def test_descriptors_whose_close_waits_hold_nobody_up(tmp_path: Path, how: str) -> None:
+    """The last close() of what a user sent waits as long as he likes; others must not wait with it."""
+    with (
+        arbiter(tmp_path, "--log-level", "error", binary=ARBITER_ASAN) as one,
+        one.link() as link,
+        contextlib.ExitStack() as kept,
+    ):
+        link.sync([settings()], [grant(1), grant(2)])
+        before = descriptors(one)
+        for _ in range(3):
+            pairs = [lingering(5) for _ in range(9 if how == "too many" else 1)]
+            fds = array.array("i", [mine.fileno() for mine, _ in pairs])
+            sock = connect(one.run_dir)
+            if how == "hung up":
+                still_serves(one, 2)  # so it is accepted
+            os.kill(one.process.pid, signal.SIGSTOP)  # else we might be the last to close them, and wait
+            if how.endswith("before accept"):
+                sock.close()
+                sock = connect(one.run_dir)
+            sock.sendmsg([register_message(99)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+            for mine, peer in pairs:
+                mine.close()
+                kept.enter_context(peer)
+            if how.startswith("hung up"):
+                sock.close()
+            kept.enter_context(sock)
+            os.kill(one.process.pid, signal.SIGCONT)
+            began = time.monotonic()
+            still_serves(one, 2)
+            assert time.monotonic() - began < 2, "another job waited for the end of this one's descriptors"
+        wait_for(lambda: descriptors(one) <= before + 7, "what was sent is closed, linger or not", 3)

@@ -81,7 +81,7 @@ class Live:
     # -- jobs ------------------------------------------------------------
 
     def job(self, job: int) -> dict[str, str]:
-        """Fields of `scontrol show job`, empty once slurmctld forgot it. The last of a line may hold blanks."""
+        """Fields of `scontrol show job`, empty once slurmctld forgot it."""
         done = self.run("scontrol", "-d", "show", "job", str(job))
         fields: dict[str, str] = {}
         for line in done.stdout.splitlines():
@@ -194,6 +194,6 @@ class Live:
     def empty(self) -> None:
         """No job is left, on no node: what each test begins and ends with."""
         if self.ask("squeue", "-h", "-o", "%i"):
-            self.run("scancel", "--state=PENDING", "-u", "alice,bob")
-            self.run("scancel", "-u", "alice,bob")
+            for user in ("alice", "bob"):
+                self.run("scancel", "-u", user)
         self.until(lambda: not self.ask("squeue", "-h", "-o", "%i"), 30, "an empty queue")

@@ -59,6 +59,14 @@ def test_user_who_calls_himself_slurmstepd_is_not_believed(tmp_path):
     assert job_of_pid(11, tmp_path) is None
 
 
+def test_setuid_program_with_a_chosen_name_is_not_believed(tmp_path):
+    process(tmp_path, 1, 0, 0)
+    process(tmp_path, 10, 1, 0, "slurmstepd: [77.batch]\0")
+    (tmp_path / "10/status").write_text("Name:\tsu\nPPid:\t1\nUid:\t1000\t0\t0\t0\n")
+    process(tmp_path, 11, 10)
+    assert job_of_pid(11, tmp_path) is None
+
+
 def test_cgroup_wins_over_the_ancestors(tmp_path):
     process(tmp_path, 10, 1, 0, "slurmstepd: [77.batch]\0")
     process(tmp_path, 11, 10, cgroup="0::/slurm/uid_1/job_5/step_0\n")

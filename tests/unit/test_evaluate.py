@@ -83,3 +83,17 @@ def test_percentile_is_nearest_rank() -> None:
     assert ev.percentile([3, 1, 2, 4], 99) == 4
     with pytest.raises(ValueError, match="no samples"):
         ev.percentile([], 50)
+
+
+def test_the_programs_own_call_replaces_the_drivers_time() -> None:
+    """A gate that closes between the call and the driver's stamp counts, with its few µs."""
+    driven = [ev.Burst(1000 * US, 9000 * US), ev.Burst(500 * MS, 510 * MS)]
+    found = ev.with_calls(driven, [960 * US, 100 * MS], 50 * MS)
+    assert found == [ev.Burst(960 * US, 9000 * US), ev.Burst(500 * MS, 510 * MS)]
+    assert ev.gate_close_us(found[:1], [G(980 * US, 0x101)]) == [20.0]
+
+
+def test_harvest_by_gap_by_hand() -> None:
+    online = [ev.Burst(0, 1000 * MS), ev.Burst(2000 * MS, 2500 * MS), ev.Burst(2550 * MS, 2600 * MS)]
+    offline = [S(1100 * MS, 1550 * MS, 0)]
+    assert ev.harvest_by_gap(online, offline, 100 * MS) == [0.5]

@@ -30,7 +30,7 @@ function set_env(name, value) os_env[name] = value end
 local KNOWN = {}
 for name in ("gres qos default_qos comment partition shared tres_per_job tres_per_task tres_per_socket "
     .. "tres_per_node cpus_per_tres mem_per_tres tres_bind tres_freq job_state job_id type "
-    .. "jobid"):gmatch("%S+") do
+    .. "jobid gpus gpus-per-node gpus-per-socket gpus-per-task cpus-per-gpu gpu-bind gpu-freq"):gmatch("%S+") do
     KNOWN[name] = true
 end
 function record(values, has_extra)
@@ -203,20 +203,41 @@ def test_a_waiting_job_may_ask_for_something_else(one: Slurm) -> None:
     assert one.modify(JOB30, gres="gres:qgpu:offline:30,gres:shard:1")[0] == 2072
 
 
-def test_a_job_that_gives_its_cards_back_loses_the_tag(one: Slurm) -> None:
-    assert one.modify({**JOB30, "comment": TAG30}, gres="tmpdisk:1G")[1] == {"comment": ""}
-    assert one.modify(JOB30, gres="tmpdisk:1G")[1] == {"comment": "mine"}
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"qos": "offline"}, "from online to offline"),
+        ({"gres": "tmpdisk:1G"}, "from online to no cards"),
+        ({"gres": "gres:qgpu:200"}, "from online to whole cards"),
+    ],
+)
+def test_22_05_would_count_both_kinds_so_a_waiting_job_keeps_its_own(
+    one: Slurm, change: dict[str, str], words: str
+) -> None:
+    code, written, said = one.modify(JOB30, **change)
+    assert (code, written) == (2072, {})
+    assert f"job 7 cannot change {words} while it waits" in said
 
 
-def test_another_qos_changes_the_class_of_a_waiting_job(one: Slurm) -> None:
+def test_another_qos_of_the_same_class_is_free(one: Slurm) -> None:
+    code, written, _ = one.modify(JOB30, qos="online")
+    assert code == 0 and written["gres"] == GRES30
+
+
+def test_newer_slurm_lets_another_qos_change_the_class_of_a_waiting_job(mixed: Slurm) -> None:
+    tag = "qgpu/1 class=online share=30 mem=7372"
+    gres = "gres/qgpu:online:30,gres/shard:30,gres/qgpu_mem:7372M"
     job = {
-        **JOB30,
-        "tres_per_node": "gres:qgpu:online:60,gres:shard:h200:60,gres:qgpu_mem:8192M,gres:tmpdisk:1G",
+        "job_id": 7,
+        "job_state": 0,
+        "partition": "gpu",
+        "tres_per_node": gres,
+        "extra": tag,
+        "qos": "prod",
     }
-    code, written, _ = one.modify(job, qos="offline")
-    assert code == 0
-    assert written["gres"] == "qgpu:offline:60,shard:h200:11,qgpu_mem:8192M,tmpdisk:1G"
-    assert written["comment"] == "qgpu/1 class=offline share=60 mem=8192; mine"
+    code, written, said = mixed.modify(job, qos="batch")
+    assert (code, said) == (0, "")
+    assert written["gres"].startswith("qgpu:offline:30,shard:") and "class=offline" in written["extra"]
 
 
 def test_a_started_job_keeps_its_class_and_gres(one: Slurm) -> None:
@@ -275,7 +296,7 @@ INSIDE = {"SLURM_JOB_ID": "7", "SLURM_SHARDS_ON_NODE": "30"}
         ({}, "qgpu:200", "gpu:2"),
         ({}, "qgpu:h200:200,tmpdisk:1", "gpu:h200:2,tmpdisk:1"),
         ({}, "qgpu:100,qgpu_mem:20G", "qgpu:100,shard:1,qgpu_mem:20G"),
-        ({}, "qgpu:130", "qgpu:130,shard:1"),
+        ({}, "qgpu:130", None),
         ({}, "tmpdisk:1", None),
         ({}, "qgpu:30,shard:1", None),
         ({}, "qgpu:30%", None),
@@ -302,7 +323,7 @@ def test_only_srun_is_changed(one: Slurm) -> None:
 def test_a_standalone_srun_ends_as_the_same_job_as_without_the_filter(one: Slurm, gres: str) -> None:
     """The filter's string goes to job_submit.lua as well: the two must not quarrel."""
     plain = one.submit(gres=gres, qos="online")
-    filtered = one.submit(gres=one.srun(gres=gres), qos="online")
+    filtered = one.submit(gres=one.srun(gres=gres) or gres, qos="online")
     plain_written = {
         key: value
         for key, value in plain[1].items()

@@ -285,3 +285,23 @@ def test_what_slurm_22_05_really_answers_is_understood():
 def test_node_lists_are_expanded():
     (job,) = sacct.parse(f"{HEADER}\n1|1|u|RUNNING|00:00:01|n[1-2],x7|q|p||name")
     assert job.nodes == ("n1", "n2", "x7")
+
+
+def test_use_that_escaped_the_library_is_not_a_measured_zero(ledger, call):
+    """The job ran without the shim: the driver saw memory, the library nothing."""
+    use(ledger, launches=0, busy_ns=0, mem_peak=0)
+    ledger.open_grant(grant(15, cap=4 * GIB))
+    ledger.record_memory(15, grant(15).cards[0].uuid, 79 * GIB)
+    ledger.record([Sample(15, grant(15).cards[0].uuid, 1, 1)], 0)
+    row = fields(call("13_2", "--parsable"))
+    assert (row["BUSY_S"], row["REACHED%"], row["PEAK_GIB"]) == ("-", "-", "79.0")
+    assert "ran without qgpu's library" in call("13_2").stdout
+
+
+def test_a_context_alone_is_no_escape(ledger, call):
+    item = grant(12)
+    ledger.open_grant(item)
+    ledger.record_memory(12, item.cards[0].uuid, 300 << 20)
+    ledger.record([Sample(12, item.cards[0].uuid, 1, 1)], 0)
+    row = fields(call("12", "--parsable"))
+    assert (row["BUSY_S"], row["PEAK_GIB"]) == ("0.0", "0.0")

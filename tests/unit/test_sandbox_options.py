@@ -92,3 +92,8 @@ def test_main_help_lists_all_commands_without_importing_them() -> None:
     assert result.exit_code == 0
     for command in ("demo", "plan", "render", "report", "sandbox", "version"):
         assert f"\n  {command} " in result.output
+
+
+def test_a_model_is_not_named_like_a_class() -> None:
+    with pytest.raises(SandboxError, match="that is a class of jobs"):
+        SandboxOptions(model="online")

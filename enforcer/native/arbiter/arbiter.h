@@ -200,6 +200,12 @@ void conn_close(struct arbiter *a, struct conn *c);
 void register_message(struct arbiter *a, struct conn *c, const void *buf, size_t len, int fd);
 bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t len);
 
+/* closer.c: main thread only. Descriptors that users gave us are closed by helpers, since close() may wait for them */
+bool closer_start(void);
+void closer_close(int fd);
+void closer_hang_up(int sock);     /* a connection: its peer sees the end at once */
+int closer_review(uint64_t now);   /* wakes helpers that are stuck; how long to wait at most, ms, -1 = for ever */
+
 /* trace.c */
 int trace_open(const char *path);
 void trace_put(struct trace_ring *ring, const struct qg_gate_event *event);

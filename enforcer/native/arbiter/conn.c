@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "arbiter.h"
@@ -36,6 +37,21 @@ enum {
 
 static int spare_fd = -1; /* given up to answer a caller when descriptors run out */
 
+/* Without a free descriptor a caller would stay in the queue and wake us for ever: hang up on it instead. */
+static void refuse_one(int listener) {
+    close(spare_fd);
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    spare_fd = -1;
+    if (fd >= 0) closer_hang_up(fd);
+}
+
+/* The spare one comes back when a helper has closed the caller; until then nobody else may take its place. */
+static bool have_spare(void) {
+    if (spare_fd < 0) spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (spare_fd < 0) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL); /* do not spin on the listener */
+    return spare_fd >= 0;
+}
+
 int listen_open(struct arbiter *a, const char *name, mode_t mode) {
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
     if (strlen(a->run_dir) + strlen(name) + 2 > sizeof(addr.sun_path)) return -ENAMETOOLONG;
@@ -44,7 +60,7 @@ int listen_open(struct arbiter *a, const char *name, mode_t mode) {
     strcat(addr.sun_path, name);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -errno;
-    if (spare_fd < 0) spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    have_spare();
     unlink(addr.sun_path); /* of a predecessor: the lock says that none is alive */
     mode_t old = umask(0777 & ~mode);
     int bad = bind(fd, (struct sockaddr *)&addr, sizeof(addr));
@@ -100,16 +116,8 @@ static struct conn *conn_create(struct arbiter *a, int fd, enum conn_kind kind, 
     return c;
 }
 
-/* Without a free descriptor a caller would stay in the queue and wake us for ever: hang up on it instead. */
-static void refuse_one(int listener) {
-    close(spare_fd);
-    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-    if (fd >= 0) close(fd);
-    spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-}
-
 void conn_accept(struct arbiter *a, int listener, enum conn_kind kind) {
-    for (int i = 0; i < ACCEPT_BATCH; i++) {
+    for (int i = 0; i < ACCEPT_BATCH && have_spare(); i++) {
         struct ucred peer;
         socklen_t len = sizeof(peer);
         int room = 4 << 20, fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -119,7 +127,7 @@ void conn_accept(struct arbiter *a, int listener, enum conn_kind kind) {
         }
         if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) != 0 || !allowed(a, peer.uid, kind) ||
             !conn_create(a, fd, kind, &peer)) {
-            close(fd);
+            closer_hang_up(fd);
             continue;
         }
         /* a whole list of tenants must fit, since nobody waits for the reader */
@@ -132,7 +140,8 @@ void conn_close(struct arbiter *a, struct conn *c) {
     c->dead = true;
     a->nconns--;
     proc_conn_closed(a, c);
-    close(c->fd);
+    epoll_ctl(a->epfd, EPOLL_CTL_DEL, c->fd, NULL); /* it stays open a little, c does not */
+    closer_hang_up(c->fd);
     if (c->pidfd >= 0) close(c->pidfd);
 }
 
@@ -152,7 +161,7 @@ void conn_ready(struct arbiter *a, struct conn *c, uint32_t events) {
     char buf[512];
     int fd = -1;
     if (c->dead) return;
-    ssize_t got = qg_msg_recv(c->fd, buf, sizeof(buf), &fd);
+    ssize_t got = qg_msg_recv_from_user(c->fd, buf, sizeof(buf), &fd, closer_close);
     if (got == -EAGAIN && !(events & (EPOLLHUP | EPOLLERR))) return;
     if (got <= 0 || !may_speak(c)) {
         conn_close(a, c);
@@ -161,7 +170,7 @@ void conn_ready(struct arbiter *a, struct conn *c, uint32_t events) {
     } else {
         register_message(a, c, buf, (size_t)got, fd);
     }
-    if (fd >= 0) close(fd);
+    if (fd >= 0) closer_close(fd);
 }
 
 int conn_sweep(struct arbiter *a, uint64_t now) {

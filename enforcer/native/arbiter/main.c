@@ -174,7 +174,9 @@ static void loop(struct arbiter *a) {
     struct epoll_event events[64];
     bool more = true;
     while (more) {
-        int wait = conn_sweep(a, qg_now_ns());
+        uint64_t now = qg_now_ns();
+        int wait = conn_sweep(a, now), review = closer_review(now);
+        if (review >= 0 && (wait < 0 || review < wait)) wait = review;
         proc_sweep(a);
         trace_drain(a);
         if (a->trace_fd >= 0) wait = 50;
@@ -201,7 +203,7 @@ int main(int argc, char **argv) {
     a.epfd = epoll_create1(EPOLL_CLOEXEC);
     if (getrandom(&a.boot_id, sizeof(a.boot_id), 0) != sizeof(a.boot_id) || a.epfd < 0) return 1;
     take_resources(&a);
-    if (!open_run_dir(&a) || !open_trace(&a, o.trace) || !open_signals(&a) || !open_sockets(&a)) return 1;
+    if (!closer_start() || !open_run_dir(&a) || !open_trace(&a, o.trace) || !open_signals(&a) || !open_sockets(&a)) return 1;
     ar_log(&a, 2, "ready in %s", a.run_dir);
     notify_ready(o.ready_fd);
     loop(&a);

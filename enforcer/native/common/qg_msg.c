@@ -9,10 +9,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { MAX_FDS = 4 };
+enum {
+    MAX_FDS = 4,
+    KERNEL_MAX_FDS = 253 /* SCM_MAX_FD: what does not fit is closed inside recvmsg(), which may wait for its owner */
+};
 
 /* Takes the first descriptor and closes every other one; returns how many came. */
-static size_t take_fds(struct msghdr *msg, int *fd) {
+static size_t take_fds(struct msghdr *msg, int *fd, void (*drop)(int fd)) {
     size_t seen = 0;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
@@ -21,15 +24,15 @@ static size_t take_fds(struct msghdr *msg, int *fd) {
             int one;
             memcpy(&one, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
             if (seen == 0) *fd = one;
-            else close(one);
+            else drop(one);
         }
     }
     return seen;
 }
 
-ssize_t qg_msg_recv(int sock, void *buf, size_t cap, int *fd) {
+ssize_t qg_msg_recv_from_user(int sock, void *buf, size_t cap, int *fd, void (*drop)(int fd)) {
     union {
-        char bytes[CMSG_SPACE(sizeof(int))];
+        char bytes[CMSG_SPACE(KERNEL_MAX_FDS * sizeof(int))];
         struct cmsghdr align;
     } control;
     struct iovec iov = {.iov_base = buf, .iov_len = cap};
@@ -39,11 +42,17 @@ ssize_t qg_msg_recv(int sock, void *buf, size_t cap, int *fd) {
     do got = recvmsg(sock, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     while (got < 0 && errno == EINTR);
     if (got < 0) return -errno;
-    size_t fds = take_fds(&msg, fd);
+    size_t fds = take_fds(&msg, fd, drop);
     if (fds <= 1 && !(msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) return got;
-    if (*fd >= 0) close(*fd);
+    if (*fd >= 0) drop(*fd);
     *fd = -1;
     return -EPROTO;
+}
+
+static void close_here(int fd) { close(fd); }
+
+ssize_t qg_msg_recv(int sock, void *buf, size_t cap, int *fd) {
+    return qg_msg_recv_from_user(sock, buf, cap, fd, close_here);
 }
 
 int qg_msg_send(int sock, const void *buf, size_t len, const int *fds, size_t nfds) {

@@ -17,6 +17,10 @@
  * bytes, 0 at the end of the connection, or a negative errno. */
 ssize_t qg_msg_recv(int sock, void *buf, size_t cap, int *fd);
 
+/* The same where the sender is not trusted: what is not kept is given to drop, since close() of a descriptor that a user
+ * made may wait for that user. */
+ssize_t qg_msg_recv_from_user(int sock, void *buf, size_t cap, int *fd, void (*drop)(int fd));
+
 /* Sends one message with nfds descriptors (at most 4). Returns 0 or a negative errno (-EAGAIN: peer does not read). */
 int qg_msg_send(int sock, const void *buf, size_t len, const int *fds, size_t nfds);
 

@@ -38,14 +38,17 @@ bool qg_function_launched(struct qg_function *function)
     return count < QG_LEARN_FIRST || count % QG_LEARN_EACH == 0 || !function->samples;
 }
 
-void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns)
+void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns, uint64_t gap_ns)
 {
     struct qg_function *function = find(functions, key, false);
     if (!function)
         return;
-    if (!function->samples || took_ns > function->est_ns)
+    uint64_t surely = took_ns > gap_ns ? took_ns - gap_ns : 0;
+    if (!function->samples)
         function->est_ns = took_ns;
-    else
+    else if (surely > function->est_ns)
+        function->est_ns = surely;
+    else if (took_ns < function->est_ns)
         function->est_ns -= (function->est_ns - took_ns) / 8;
     if (function->samples < UINT32_MAX)
         function->samples++;

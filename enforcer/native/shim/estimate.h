@@ -29,8 +29,9 @@ struct qg_function *qg_function_of(struct qg_functions *functions, const void *k
 /* Counts a launch; true if this one should be timed. */
 bool qg_function_launched(struct qg_function *function);
 
-/* Takes a sample: a longer one counts at once, shorter ones by an eighth of the difference. */
-void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns);
+/* Takes a sample. Of took_ns, up to gap_ns may be time in which an idle card waited for the launch. So much as is surely
+ * longer than the estimate counts at once; a shorter sample counts by an eighth of the difference. */
+void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns, uint64_t gap_ns);
 
 /* Estimate, or unknown_ns before the first sample. Never zero. */
 uint64_t qg_function_estimate(const struct qg_function *function, uint64_t unknown_ns);

@@ -149,8 +149,14 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
+    struct qg_entry last;
+    bool governed = ruled(), gone = governed && qg_handle_last(handle, &last);
     CUresult result = QG_REAL(cuMemRelease)(handle);
-    if (result == CUDA_SUCCESS && ruled())
+    if (gone && result == CUDA_SUCCESS)
+        qg_settle(&last);
+    else if (gone)
+        qg_restore(&last);
+    else if (governed && result == CUDA_SUCCESS)
         qg_handle_release(handle);
     return result;
 }
@@ -311,21 +317,23 @@ static void context_gone(CUcontext context)
     qg_window_context_gone(context);
 }
 
-CUresult cuCtxDestroy_v2(CUcontext context)
-{
-    CUresult result = QG_REAL(cuCtxDestroy_v2)(context);
-    if (result == CUDA_SUCCESS && !qg_depth)
-        context_gone(context);
-    return result;
-}
+/* Set apart before the call: the driver may give the same handle to another thread's new context at once. */
+#define DESTROYS(name)                                                         \
+    CUresult name(CUcontext context)                                           \
+    {                                                                          \
+        bool apart = qg_governed && !qg_depth && context;                      \
+        if (apart)                                                             \
+            qg_memory_context_ends(context);                                   \
+        CUresult result = QG_REAL(name)(context);                              \
+        if (apart && result == CUDA_SUCCESS)                                   \
+            context_gone(context);                                             \
+        else if (apart)                                                        \
+            qg_memory_context_stays(context);                                  \
+        return result;                                                         \
+    }
 
-CUresult cuCtxDestroy(CUcontext context)
-{
-    CUresult result = QG_REAL(cuCtxDestroy)(context);
-    if (result == CUDA_SUCCESS && !qg_depth)
-        context_gone(context);
-    return result;
-}
+DESTROYS(cuCtxDestroy_v2)
+DESTROYS(cuCtxDestroy)
 
 /* The primary context's handle, while it lives. */
 static CUcontext primary(CUdevice device)
@@ -355,8 +363,10 @@ static bool primary_active(CUdevice device)
     {                                                                          \
         CUcontext context = primary(device);                                   \
         CUresult result = QG_REAL(name)(device);                               \
-        if (context && result == CUDA_SUCCESS && !primary_active(device))      \
+        if (context && result == CUDA_SUCCESS && !primary_active(device)) {    \
+            qg_memory_context_ends(context);                                   \
             context_gone(context);                                             \
+        }                                                                      \
         return result;                                                         \
     }
 

@@ -83,13 +83,24 @@ bool qg_ledger_remove(struct qg_ledger *ledger, enum qg_kind kind, uint64_t key,
     return true;
 }
 
+static bool belongs(const struct qg_entry *entry, uint64_t owner)
+{
+    return entry->owner == owner && (entry->kind == QG_KIND_POINTER || entry->kind == QG_KIND_ARRAY);
+}
+
+void qg_ledger_change_owner(struct qg_ledger *ledger, uint64_t owner, uint64_t to)
+{
+    for (size_t at = 0; ledger->slots && at <= ledger->mask; at++)
+        if (belongs(&ledger->slots[at], owner))
+            ledger->slots[at].owner = to;
+}
+
 void qg_ledger_drop_owner(struct qg_ledger *ledger, uint64_t owner, uint64_t *freed)
 {
     size_t at = 0;
     while (ledger->slots && at <= ledger->mask) {
         struct qg_entry *entry = &ledger->slots[at];
-        bool mine = entry->owner == owner && (entry->kind == QG_KIND_POINTER || entry->kind == QG_KIND_ARRAY);
-        if (!mine) {
+        if (!belongs(entry, owner)) {
             at++;
             continue;
         }

@@ -41,6 +41,9 @@ bool qg_ledger_remove(struct qg_ledger *ledger, enum qg_kind kind, uint64_t key,
 /* Removes every pointer and array of a context; adds their bytes to freed[card]. */
 void qg_ledger_drop_owner(struct qg_ledger *ledger, uint64_t owner, uint64_t *freed);
 
+/* Gives every pointer and array of one owner to another. */
+void qg_ledger_change_owner(struct qg_ledger *ledger, uint64_t owner, uint64_t to);
+
 /* Forgets everything and gives the table back. */
 void qg_ledger_clear(struct qg_ledger *ledger);
 

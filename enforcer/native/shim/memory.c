@@ -286,6 +286,15 @@ void qg_handle_release(uint64_t handle)
     pthread_mutex_unlock(&lock);
 }
 
+bool qg_handle_last(uint64_t handle, struct qg_entry *out)
+{
+    pthread_mutex_lock(&lock);
+    struct qg_entry *entry = qg_ledger_find(&ledger, QG_KIND_HANDLE, handle);
+    bool last = entry && entry->refs == 1 && !entry->maps && qg_ledger_remove(&ledger, QG_KIND_HANDLE, handle, out);
+    pthread_mutex_unlock(&lock);
+    return last;
+}
+
 void qg_handle_map(uint64_t handle, uint64_t address, uint64_t size)
 {
     struct qg_entry mapping = {.key = address, .size = size, .owner = handle, .kind = QG_KIND_MAPPING};
@@ -314,11 +323,34 @@ void qg_handle_unmap(uint64_t address, uint64_t size)
     pthread_mutex_unlock(&lock);
 }
 
+/* What no live context is called: handles are aligned addresses. */
+static uint64_t ending(CUcontext context)
+{
+    return (uint64_t)(uintptr_t)context | 1;
+}
+
+static void change_owner(uint64_t from, uint64_t to)
+{
+    pthread_mutex_lock(&lock);
+    qg_ledger_change_owner(&ledger, from, to);
+    pthread_mutex_unlock(&lock);
+}
+
+void qg_memory_context_ends(CUcontext context)
+{
+    change_owner((uint64_t)(uintptr_t)context, ending(context));
+}
+
+void qg_memory_context_stays(CUcontext context)
+{
+    change_owner(ending(context), (uint64_t)(uintptr_t)context);
+}
+
 void qg_memory_context_gone(CUcontext context)
 {
     uint64_t freed[256] = {0};
     pthread_mutex_lock(&lock);
-    qg_ledger_drop_owner(&ledger, (uint64_t)(uintptr_t)context, freed);
+    qg_ledger_drop_owner(&ledger, ending(context), freed);
     for (int i = 0; i < (int)QG_MAX_CARDS; i++)
         if (freed[i])
             give_back((uint8_t)i, freed[i]);

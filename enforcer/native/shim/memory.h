@@ -26,6 +26,7 @@ void qg_restore(const struct qg_entry *entry);
 /* Physical handles (cuMemCreate): counted references and mappings. */
 void qg_handle_retain(uint64_t handle);
 void qg_handle_release(uint64_t handle);
+bool qg_handle_last(uint64_t handle, struct qg_entry *out); /* like qg_take, if its next release is its end */
 void qg_handle_map(uint64_t handle, uint64_t address, uint64_t size);
 void qg_handle_unmap(uint64_t address, uint64_t size);
 

@@ -93,7 +93,9 @@ void qg_ring_by_helper(struct qg_card *card);
 void qg_memory_after_fork(void);
 void qg_memory_adopt(struct qg_card *card, struct qg_pages *pages); /* publishes pages and what is held */
 uint64_t qg_memory_used(struct qg_card *card);
-void qg_memory_context_gone(CUcontext context);
+void qg_memory_context_ends(CUcontext context);  /* before it is destroyed: what it holds is set apart */
+void qg_memory_context_stays(CUcontext context); /* the driver refused */
+void qg_memory_context_gone(CUcontext context);  /* gives back what was set apart */
 
 /* streams.c */
 void qg_streams_after_fork(void);

@@ -6,6 +6,7 @@
 #include "window.h"
 
 #include <string.h>
+#include <sys/prctl.h>
 
 #include "estimate.h"
 
@@ -20,6 +21,9 @@ struct pair {
     CUevent start, end;
     CUcontext context; /* NULL: not created */
     const void *function;
+    struct qg_pages *pages; /* and the gate's count of changes, when the start was recorded */
+    uint64_t changes;
+    uint64_t gap_ns; /* at the start: when; at the end: between recording the start and having launched */
     enum { PAIR_FREE, PAIR_STARTED, PAIR_PENDING } state;
 };
 
@@ -47,6 +51,12 @@ void qg_window_context_gone(CUcontext context)
     pthread_mutex_unlock(&lock);
 }
 
+/* A gate that closed meanwhile means that others were on the card in turns with us: such a sample says nothing. */
+static bool undisturbed(const struct pair *pair)
+{
+    return pair->changes == __atomic_load_n(&pair->pages->gate->changes, __ATOMIC_RELAXED);
+}
+
 /* Under lock: learns from every pair whose end was reached. */
 static void harvest(void)
 {
@@ -61,15 +71,15 @@ static void harvest(void)
         if (result == CUDA_ERROR_NOT_READY)
             continue;
         if (result == CUDA_SUCCESS && QG_REAL(cuEventElapsedTime)(&ms, pair->start, pair->end) == CUDA_SUCCESS &&
-            ms >= 0)
-            qg_function_learn(&functions, pair->function, (uint64_t)(ms * 1e6f));
+            ms >= 0 && undisturbed(pair))
+            qg_function_learn(&functions, pair->function, (uint64_t)(ms * 1e6f), pair->gap_ns);
         pair->state = PAIR_FREE;
     }
     qg_unrelax(relaxed, &mode);
 }
 
 /* Under lock: a free pair of this context, with the start recorded; NULL: sample some other time. */
-static struct pair *start_sample(struct qg_stream *stream, const void *function)
+static struct pair *start_sample(struct qg_stream *stream, struct qg_pages *pages, const void *function)
 {
     struct pair *pair = NULL;
     for (unsigned i = 0; i < PAIRS && !pair; i++)
@@ -86,18 +96,29 @@ static struct pair *start_sample(struct qg_stream *stream, const void *function)
             pairs[i].context = stream->context->handle;
             pair = &pairs[i];
         }
-    if (!pair || QG_REAL(cuEventRecord)(pair->start, stream->handle) != CUDA_SUCCESS)
+    if (!pair)
         return NULL;
+    pair->gap_ns = qg_now_ns();
+    if (QG_REAL(cuEventRecord)(pair->start, stream->handle) != CUDA_SUCCESS)
+        return NULL;
+    pair->pages = pages;
+    pair->changes = __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED);
     pair->function = function;
     pair->state = PAIR_STARTED;
     return pair;
 }
 
+/* The usual timer slack of 50 us would more than double the nap; the program's own setting is put back. */
 static void nap(uint64_t waited_ns)
 {
     struct timespec wait = {0, NAP_NS};
-    if (waited_ns > SPIN_NS)
-        nanosleep(&wait, NULL);
+    if (waited_ns <= SPIN_NS)
+        return;
+    int slack = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+    prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
+    nanosleep(&wait, NULL);
+    if (slack > 0)
+        prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
 }
 
 /* Booked under lock, so that two threads cannot both take the last room. */
@@ -112,7 +133,7 @@ static void book(struct qg_stream *stream, struct qg_pages *pages, const struct 
     sampling = NULL;
     if (work->function && qg_function_launched(qg_function_of(&functions, work->function))) {
         harvest();
-        sampling = start_sample(stream, work->function);
+        sampling = start_sample(stream, pages, work->function);
     }
 }
 
@@ -163,6 +184,7 @@ void qg_window_leave(struct qg_stream *stream)
     qg_window_open = false;
     qg_depth++;
     if (sampling) {
+        sampling->gap_ns = qg_now_ns() - sampling->gap_ns;
         bool recorded = QG_REAL(cuEventRecord)(sampling->end, stream->handle) == CUDA_SUCCESS;
         pthread_mutex_lock(&lock);
         sampling->state = recorded ? PAIR_PENDING : PAIR_FREE;

@@ -109,6 +109,7 @@ uint64_t cu_now(void);
 CUresult cu_connect(void);
 CUresult cu_request(uint32_t type, uint64_t a, uint64_t b, void *answer, size_t size, int *fds, unsigned nfds);
 bool cu_server_alive(void);
+CUresult cu_not_ready(void); /* CUDA_ERROR_NOT_READY, or that the device side is gone */
 CUresult cu_ready(void); /* CUDA_SUCCESS after cuInit in this process */
 
 /* cu_handle.c */

@@ -49,6 +49,16 @@ bool cu_server_alive(void)
     return !cu.lost;
 }
 
+/* What a query of unfinished work answers. A program that only polls learns here that the device side is gone; now and
+ * then is enough, the look costs a system call. */
+CUresult cu_not_ready(void)
+{
+    static _Thread_local unsigned queries;
+    if (++queries % 256 == 0)
+        cu_server_alive();
+    return cu.lost ? CUDA_ERROR_DEVICE_UNAVAILABLE : CUDA_ERROR_NOT_READY;
+}
+
 static int by_name(const struct cu_device *all, int n, const char *token, size_t len)
 {
     char *end;

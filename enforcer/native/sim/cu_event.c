@@ -93,7 +93,7 @@ CUresult CUDAAPI cuEventQuery(CUevent event)
     CU_TRY(get(event));
     if (cu.lost)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    return !event->rec_seq || done(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return !event->rec_seq || done(event) ? CUDA_SUCCESS : cu_not_ready();
 }
 
 CUresult CUDAAPI cuEventSynchronize(CUevent event)

@@ -5,7 +5,7 @@
  * copy or a fill needs them: a large allocation that is only filled costs a bitmap. Contents move at the call, in
  * program order; only the time of copies is the model's.
  */
-#include "cu.h"
+#include "cu_alloc.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,22 +13,9 @@
 
 #define CHUNK 65536ull
 
-enum kind { DEVICE, MANAGED, HOST, REGISTERED };
-
-struct cu_alloc {
-    CUdeviceptr base;
-    uint64_t size, id;
-    CUcontext ctx;
-    enum kind kind;
-    uint8_t *shadow; /* NULL until needed */
-    uint8_t *made;   /* one bit per chunk that has contents of its own */
-    uint32_t fill;   /* contents of the others, a 32-bit pattern */
-    unsigned flags;
-};
-
 static struct cu_alloc **table; /* sorted by base */
 static size_t used, room;
-static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
+pthread_rwlock_t cu_alloc_lock = PTHREAD_RWLOCK_INITIALIZER;
 
 static size_t place(CUdeviceptr ptr) /* first entry above ptr */
 {
@@ -43,17 +30,17 @@ static size_t place(CUdeviceptr ptr) /* first entry above ptr */
     return low;
 }
 
-static struct cu_alloc *find(CUdeviceptr ptr)
+struct cu_alloc *cu_alloc_find(CUdeviceptr ptr)
 {
     size_t at = place(ptr);
     return at && ptr - table[at - 1]->base < table[at - 1]->size ? table[at - 1] : NULL;
 }
 
-static CUresult insert(const struct cu_alloc *entry)
+CUresult cu_alloc_insert(const struct cu_alloc *entry)
 {
     CUresult status = CUDA_ERROR_OUT_OF_MEMORY;
     struct cu_alloc *copy = malloc(sizeof *copy);
-    pthread_rwlock_wrlock(&lock);
+    pthread_rwlock_wrlock(&cu_alloc_lock);
     if (used == room) {
         size_t more = room ? room * 2 : 256;
         struct cu_alloc **grown = realloc(table, more * sizeof *grown);
@@ -70,37 +57,38 @@ static CUresult insert(const struct cu_alloc *entry)
         used++;
         status = CUDA_SUCCESS;
     }
-    pthread_rwlock_unlock(&lock);
+    pthread_rwlock_unlock(&cu_alloc_lock);
     if (status != CUDA_SUCCESS)
         free(copy);
     return status;
 }
 
-static struct cu_alloc *take_out(CUdeviceptr base, enum kind low, enum kind high)
+struct cu_alloc *cu_alloc_take(CUdeviceptr base, enum kind low, enum kind high)
 {
     struct cu_alloc *found = NULL;
-    pthread_rwlock_wrlock(&lock);
+    pthread_rwlock_wrlock(&cu_alloc_lock);
     size_t at = place(base);
     if (at && table[at - 1]->base == base && table[at - 1]->kind >= low && table[at - 1]->kind <= high) {
         found = table[at - 1];
         memmove(&table[at - 1], &table[at], (used - at) * sizeof *table);
         used--;
     }
-    pthread_rwlock_unlock(&lock);
+    pthread_rwlock_unlock(&cu_alloc_lock);
     return found;
 }
 
-static void release(struct cu_alloc *alloc)
+void cu_alloc_release(struct cu_alloc *alloc)
 {
-    if (alloc->shadow)
+    bool own = alloc->kind != VIRTUAL; /* else contents and addresses belong to others, cu_vmm.c */
+    if (own && alloc->shadow)
         munmap(alloc->shadow, alloc->size);
-    if (alloc->kind != REGISTERED)
+    if (own && alloc->kind != REGISTERED)
         munmap((void *)alloc->base, alloc->size);
     free(alloc->made);
     free(alloc);
 }
 
-static void *reserve(size_t size, int access)
+void *cu_alloc_reserve(size_t size, int access)
 {
     void *map = mmap(NULL, size, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return map == MAP_FAILED ? NULL : map;
@@ -111,16 +99,16 @@ void cu_memory_forget(CUcontext ctx)
     struct cu_alloc *dead;
     do {
         dead = NULL;
-        pthread_rwlock_wrlock(&lock);
+        pthread_rwlock_wrlock(&cu_alloc_lock);
         for (size_t i = 0; i < used && !dead; i++)
             if (table[i]->ctx == ctx && table[i]->kind <= MANAGED) {
                 dead = table[i];
                 memmove(&table[i], &table[i + 1], (used - i - 1) * sizeof *table);
                 used--;
             }
-        pthread_rwlock_unlock(&lock);
+        pthread_rwlock_unlock(&cu_alloc_lock);
         if (dead)
-            release(dead);
+            cu_alloc_release(dead);
     } while (dead);
 }
 
@@ -129,11 +117,13 @@ void cu_memory_forget(CUcontext ctx)
 /* Makes the chunks that [offset, offset + bytes) touches real; fresh ones get the pattern. The lock is held. */
 static uint8_t *materialise(struct cu_alloc *alloc, uint64_t offset, uint64_t bytes)
 {
+    if (alloc->kind == VIRTUAL)
+        return alloc->shadow + offset;
     if (alloc->kind != DEVICE)
         return (uint8_t *)alloc->base + offset;
     if (!alloc->shadow) {
         alloc->made = calloc(1, alloc->size / CHUNK / 8 + 1);
-        alloc->shadow = alloc->made ? reserve(alloc->size, PROT_READ | PROT_WRITE) : NULL;
+        alloc->shadow = alloc->made ? cu_alloc_reserve(alloc->size, PROT_READ | PROT_WRITE) : NULL;
         if (!alloc->shadow)
             return NULL;
     }
@@ -151,7 +141,7 @@ static uint8_t *materialise(struct cu_alloc *alloc, uint64_t offset, uint64_t by
 
 static CUresult side(CUdeviceptr ptr, size_t bytes, uint8_t **address)
 {
-    struct cu_alloc *alloc = find(ptr);
+    struct cu_alloc *alloc = cu_alloc_find(ptr);
     if (!alloc) { /* ordinary host memory */
         *address = (uint8_t *)ptr;
         return ptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -168,13 +158,13 @@ CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes)
     uint8_t *to, *from;
     if (!bytes)
         return CUDA_SUCCESS;
-    pthread_rwlock_wrlock(&lock);
+    pthread_rwlock_wrlock(&cu_alloc_lock);
     CUresult status = side(src, bytes, &from);
     if (status == CUDA_SUCCESS)
         status = side(dst, bytes, &to);
     if (status == CUDA_SUCCESS)
         memmove(to, from, bytes);
-    pthread_rwlock_unlock(&lock);
+    pthread_rwlock_unlock(&cu_alloc_lock);
     return status;
 }
 
@@ -205,15 +195,15 @@ CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t 
         return CUDA_ERROR_INVALID_VALUE;
     if (!count)
         return CUDA_SUCCESS;
-    pthread_rwlock_wrlock(&lock);
-    struct cu_alloc *alloc = find(dst);
+    pthread_rwlock_wrlock(&cu_alloc_lock);
+    struct cu_alloc *alloc = cu_alloc_find(dst);
     if (!alloc)
         status = CUDA_ERROR_INVALID_VALUE;
     else if (alloc->kind == DEVICE && dst == alloc->base && count * width == alloc->size)
         fill_whole(alloc, value, width);
     else if ((status = side(dst, count * width, &to)) == CUDA_SUCCESS)
         fill_bytes(to, value, width, count);
-    pthread_rwlock_unlock(&lock);
+    pthread_rwlock_unlock(&cu_alloc_lock);
     return status;
 }
 
@@ -221,19 +211,19 @@ CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t 
 CUresult cu_memory_address(CUdeviceptr ptr, size_t bytes, uint64_t *address)
 {
     uint8_t *at = NULL;
-    pthread_rwlock_wrlock(&lock);
-    CUresult status = find(ptr) ? side(ptr, bytes, &at) : CUDA_ERROR_INVALID_VALUE;
-    pthread_rwlock_unlock(&lock);
+    pthread_rwlock_wrlock(&cu_alloc_lock);
+    CUresult status = cu_alloc_find(ptr) ? side(ptr, bytes, &at) : CUDA_ERROR_INVALID_VALUE;
+    pthread_rwlock_unlock(&cu_alloc_lock);
     *address = (uint64_t)(uintptr_t)at;
     return status;
 }
 
 bool cu_memory_is_device(CUdeviceptr ptr)
 {
-    pthread_rwlock_rdlock(&lock);
-    const struct cu_alloc *alloc = find(ptr);
+    pthread_rwlock_rdlock(&cu_alloc_lock);
+    const struct cu_alloc *alloc = cu_alloc_find(ptr);
     bool is = alloc && alloc->kind <= MANAGED;
-    pthread_rwlock_unlock(&lock);
+    pthread_rwlock_unlock(&cu_alloc_lock);
     return is;
 }
 
@@ -246,9 +236,9 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, enum kind kind, CUconte
         return CUDA_ERROR_INVALID_VALUE;
     CU_TRY(cu_request(SIM_REQ_ALLOC, ctx->id, bytes, &rep, sizeof rep, NULL, 0));
     struct cu_alloc alloc = {.size = bytes, .id = rep.a, .ctx = ctx, .kind = kind};
-    void *base = reserve(bytes, kind == DEVICE ? PROT_NONE : PROT_READ | PROT_WRITE);
+    void *base = cu_alloc_reserve(bytes, kind == DEVICE ? PROT_NONE : PROT_READ | PROT_WRITE);
     alloc.base = (CUdeviceptr)base;
-    if (!base || insert(&alloc) != CUDA_SUCCESS) {
+    if (!base || cu_alloc_insert(&alloc) != CUDA_SUCCESS) {
         if (base)
             munmap(base, bytes);
         cu_request(SIM_REQ_FREE, ctx->id, rep.a, &ignored, sizeof ignored, NULL, 0);
@@ -290,12 +280,12 @@ CUresult CUDAAPI cuMemFree_v2(CUdeviceptr ptr)
     if (!ptr)
         return CUDA_SUCCESS;
     CU_TRY(cu_current(&ctx));
-    struct cu_alloc *alloc = take_out(ptr, DEVICE, MANAGED);
+    struct cu_alloc *alloc = cu_alloc_take(ptr, DEVICE, MANAGED);
     if (!alloc)
         return CUDA_ERROR_INVALID_VALUE;
     cu_stream_sync(&alloc->ctx->all);
     CUresult status = cu_request(SIM_REQ_FREE, alloc->ctx->id, alloc->id, &rep, sizeof rep, NULL, 0);
-    release(alloc);
+    cu_alloc_release(alloc);
     return status;
 }
 
@@ -324,12 +314,12 @@ static CUresult free_async(CUdeviceptr ptr, CUstream handle, bool pt)
     CU_TRY(cu_stream_get(handle, pt, &stream));
     if (stream->capture)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    struct cu_alloc *alloc = take_out(ptr, DEVICE, MANAGED);
+    struct cu_alloc *alloc = cu_alloc_take(ptr, DEVICE, MANAGED);
     if (!alloc)
         return CUDA_ERROR_INVALID_VALUE;
     struct sim_cmd cmd = {.op = SIM_OP_FREE, .a = alloc->id};
     CUresult status = cu_push(stream, &cmd, true, NULL);
-    release(alloc);
+    cu_alloc_release(alloc);
     return status;
 }
 CU_BOTH(cuMemFreeAsync, cuMemFreeAsync_ptsz, free_async, (CUdeviceptr ptr, CUstream stream), ptr, stream)
@@ -350,140 +340,12 @@ CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr ptr)
 {
     CU_TRY(cu_ready());
-    pthread_rwlock_rdlock(&lock);
-    const struct cu_alloc *alloc = find(ptr);
+    pthread_rwlock_rdlock(&cu_alloc_lock);
+    const struct cu_alloc *alloc = cu_alloc_find(ptr);
     if (alloc && base)
         *base = alloc->base;
     if (alloc && size)
         *size = alloc->size;
-    pthread_rwlock_unlock(&lock);
+    pthread_rwlock_unlock(&cu_alloc_lock);
     return alloc ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
-}
-
-/* ---- host memory ---------------------------------------------------------------------------------------- */
-
-CUresult CUDAAPI cuMemHostAlloc(void **out, size_t bytes, unsigned int flags)
-{
-    CUcontext ctx;
-    CU_TRY(cu_current(&ctx));
-    if (!out || !bytes)
-        return CUDA_ERROR_INVALID_VALUE;
-    void *base = reserve(bytes, PROT_READ | PROT_WRITE);
-    struct cu_alloc alloc = {.base = (CUdeviceptr)base, .size = bytes, .ctx = ctx, .kind = HOST, .flags = flags};
-    if (!base)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (insert(&alloc) != CUDA_SUCCESS) {
-        munmap(base, bytes);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    *out = base;
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuMemAllocHost_v2(void **out, size_t bytes) { return cuMemHostAlloc(out, bytes, 0); }
-
-CUresult CUDAAPI cuMemFreeHost(void *ptr)
-{
-    CU_TRY(cu_ready());
-    struct cu_alloc *alloc = take_out((CUdeviceptr)ptr, HOST, HOST);
-    if (!alloc)
-        return CUDA_ERROR_INVALID_VALUE;
-    release(alloc);
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuMemHostRegister_v2(void *ptr, size_t bytes, unsigned int flags)
-{
-    CUcontext ctx;
-    CU_TRY(cu_current(&ctx));
-    if (!ptr || !bytes)
-        return CUDA_ERROR_INVALID_VALUE;
-    pthread_rwlock_rdlock(&lock);
-    bool taken = find((CUdeviceptr)ptr) || find((CUdeviceptr)ptr + bytes - 1);
-    pthread_rwlock_unlock(&lock);
-    if (taken)
-        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    struct cu_alloc alloc = {.base = (CUdeviceptr)ptr, .size = bytes, .ctx = ctx, .kind = REGISTERED, .flags = flags};
-    return insert(&alloc);
-}
-
-CUresult CUDAAPI cuMemHostUnregister(void *ptr)
-{
-    CU_TRY(cu_ready());
-    struct cu_alloc *alloc = take_out((CUdeviceptr)ptr, REGISTERED, REGISTERED);
-    if (!alloc)
-        return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-    release(alloc);
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *ptr, unsigned int flags)
-{
-    CU_TRY(cu_ready());
-    if (!out || flags)
-        return CUDA_ERROR_INVALID_VALUE;
-    pthread_rwlock_rdlock(&lock);
-    const struct cu_alloc *alloc = find((CUdeviceptr)ptr);
-    bool ok = alloc && alloc->kind >= HOST;
-    pthread_rwlock_unlock(&lock);
-    *out = ok ? (CUdeviceptr)ptr : 0; /* unified addressing: the same address */
-    return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult CUDAAPI cuMemHostGetFlags(unsigned int *flags, void *ptr)
-{
-    CU_TRY(cu_ready());
-    pthread_rwlock_rdlock(&lock);
-    const struct cu_alloc *alloc = find((CUdeviceptr)ptr);
-    if (alloc && flags)
-        *flags = alloc->flags;
-    pthread_rwlock_unlock(&lock);
-    return alloc && flags ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-static CUresult attribute(void *data, CUpointer_attribute what, const struct cu_alloc *alloc, CUdeviceptr ptr)
-{
-    switch (what) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT:
-        *(CUcontext *)data = alloc->ctx;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        *(unsigned *)data = alloc->kind >= HOST ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-        *(CUdeviceptr *)data = ptr;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        *(void **)data = alloc->kind == DEVICE ? NULL : (void *)ptr;
-        return alloc->kind == DEVICE ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-        *(unsigned *)data = alloc->kind == MANAGED;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-        *(int *)data = cu_handle_ok(CU_CTX, alloc->ctx) ? (int)(alloc->ctx->device - cu.devices) : 0;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        *(CUdeviceptr *)data = alloc->base;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-        *(size_t *)data = alloc->size;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-        *(unsigned long long *)data = alloc->id;
-        return CUDA_SUCCESS;
-    default:
-        return CUDA_ERROR_NOT_SUPPORTED;
-    }
-}
-
-CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute what, CUdeviceptr ptr)
-{
-    CU_TRY(cu_ready());
-    if (!data)
-        return CUDA_ERROR_INVALID_VALUE;
-    pthread_rwlock_rdlock(&lock);
-    const struct cu_alloc *alloc = find(ptr);
-    CUresult status = alloc ? attribute(data, what, alloc, ptr) : CUDA_ERROR_INVALID_VALUE;
-    pthread_rwlock_unlock(&lock);
-    return status;
 }

@@ -112,7 +112,7 @@ static CUresult query(CUstream handle, bool pt)
         CU_TRY(cu_fence(stream, &seq));
     if (cu.lost)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    return cu_seq_done(stream->ctx, stream->slot, stream->last_seq) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return cu_seq_done(stream->ctx, stream->slot, stream->last_seq) ? CUDA_SUCCESS : cu_not_ready();
 }
 CU_BOTH(cuStreamQuery, cuStreamQuery_ptsz, query, (CUstream stream), stream)
 

@@ -56,6 +56,29 @@ static void tenant(struct shared *shared, struct qg_job_page *job, uint32_t slot
     }
 }
 
+/* A context is destroyed, and before we are told, another thread's new context has its handle. */
+static bool handle_is_used_again(void)
+{
+    static struct qg_grant_card grant = {.mem_cap = CAP, .mem_total = CAP};
+    struct qg_card *card = &qg_cards[1];
+    CUcontext context = (CUcontext)0x1000;
+    qg_info.mode = QG_MODE_GOVERNED;
+    card->grant = &grant;
+    for (uint64_t key = 1; key <= 2; key++) {
+        if (!qg_reserve(card, 100 * key))
+            return false;
+        qg_charge(card, 100 * key, QG_KIND_POINTER, key, 0x1000, 100 * key);
+        if (key == 1)
+            qg_memory_context_ends(context);
+    }
+    qg_memory_context_gone(context);
+    bool good = qg_job_used(card) == 200;
+    qg_memory_context_ends(context);
+    qg_memory_context_stays(context);
+    qg_memory_context_gone(context);
+    return good && qg_job_used(card) == 200;
+}
+
 static void *shared_memory(size_t size)
 {
     void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -66,6 +89,10 @@ static void *shared_memory(size_t size)
 
 int main(int argc, char **argv)
 {
+    if (!handle_is_used_again()) {
+        puts("memory of a new context went with the old one of the same handle");
+        return 3;
+    }
     uint64_t until = qg_now_ns() + (uint64_t)(argc > 1 ? atoi(argv[1]) : 1000) * 1000000u;
     struct shared *shared = shared_memory(sizeof(*shared));
     struct qg_job_page *job = shared_memory(sizeof(*job));

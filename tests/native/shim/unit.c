@@ -84,17 +84,23 @@ static void estimates_learn(void)
     const void *f = (const void *)0x1000;
     struct qg_function *record = qg_function_of(&functions, f);
     CHECK(qg_function_estimate(record, 500000) == 500000);
-    qg_function_learn(&functions, f, 80000);
+    qg_function_learn(&functions, f, 80000, 0);
     CHECK(qg_function_estimate(record, 500000) == 80000);
-    qg_function_learn(&functions, f, 160000); /* longer counts at once */
+    qg_function_learn(&functions, f, 160000, 0); /* longer counts at once */
     CHECK(qg_function_estimate(record, 500000) == 160000);
-    qg_function_learn(&functions, f, 80000); /* shorter by an eighth */
+    qg_function_learn(&functions, f, 80000, 0); /* shorter by an eighth */
     CHECK(qg_function_estimate(record, 500000) == 150000);
+    qg_function_learn(&functions, f, 900000, 800000); /* the card may have waited 800 us for the launch: not longer */
+    CHECK(qg_function_estimate(record, 500000) == 150000);
+    qg_function_learn(&functions, f, 900000, 100000); /* at least 800 us long, surely */
+    CHECK(qg_function_estimate(record, 500000) == 800000);
+    qg_function_learn(&functions, f, 80000, 70000);
+    CHECK(qg_function_estimate(record, 500000) == 710000);
     unsigned sampled = 0;
     for (int i = 0; i < 1000; i++)
         sampled += qg_function_launched(record);
     CHECK(sampled >= 4 + 1000 / 32 - 1 && sampled <= 4 + 1000 / 32 + 1);
-    qg_function_learn(&functions, (const void *)0x2000, 1); /* unknown: ignored, not invented */
+    qg_function_learn(&functions, (const void *)0x2000, 1, 0); /* unknown: ignored, not invented */
     for (uintptr_t i = 1; i < 20000; i++) { /* more functions than slots */
         record = qg_function_of(&functions, (const void *)(i << 4));
         CHECK(record->key == (const void *)(i << 4));

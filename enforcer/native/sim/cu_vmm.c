@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Virtual memory: physical memory by handle, reserved addresses, and mappings of the one at the other. Physical memory
+ * lives until its last reference and its last mapping are gone. A card's memory is kept by a context here, so one of
+ * the device must exist (the current or the primary one), and the memory ends with it.
+ */
+#include "cu_alloc.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define GRANULARITY (2ull << 20)
+
+struct physical {
+    CUmemGenericAllocationHandle handle;
+    uint64_t size, id;
+    CUcontext ctx;
+    uint32_t ctx_id;
+    CUmemAllocationProp prop;
+    uint8_t *contents;
+    unsigned refs, maps;
+    struct physical *next;
+};
+
+struct range {
+    CUdeviceptr base;
+    size_t size;
+    struct range *next;
+};
+
+static pthread_mutex_t vmm_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct physical *physicals;
+static struct range *ranges;
+static CUmemGenericAllocationHandle last_handle = 0x76000000;
+
+static bool whole(uint64_t size) { return size && size % GRANULARITY == 0; }
+
+static CUresult property_ok(const CUmemAllocationProp *prop, struct cu_device **device)
+{
+    if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || prop->requestedHandleTypes)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return cu_device_of(prop->location.id, device);
+}
+
+CUresult CUDAAPI cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *prop,
+                                               CUmemAllocationGranularity_flags option)
+{
+    struct cu_device *device;
+    CU_TRY(cu_ready());
+    if (!out || (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM && option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED))
+        return CUDA_ERROR_INVALID_VALUE;
+    CU_TRY(property_ok(prop, &device));
+    *out = GRANULARITY;
+    return CUDA_SUCCESS;
+}
+
+/* The context that keeps the memory on the device side. */
+static CUresult keeper(const struct cu_device *device, CUcontext *ctx)
+{
+    if (device->primary && cu_handle_ok(CU_CTX, device->primary)) {
+        *ctx = device->primary;
+        return CUDA_SUCCESS;
+    }
+    CU_TRY(cu_current(ctx));
+    return (*ctx)->device == device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
+                             unsigned long long flags)
+{
+    struct cu_device *device;
+    struct sim_rep rep, ignored;
+    CUcontext ctx;
+    CU_TRY(cu_ready());
+    if (!handle || !whole(size) || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    CU_TRY(property_ok(prop, &device));
+    CU_TRY(keeper(device, &ctx));
+    CU_TRY(cu_request(SIM_REQ_ALLOC, ctx->id, size, &rep, sizeof rep, NULL, 0));
+    struct physical *made = calloc(1, sizeof *made);
+    if (made)
+        made->contents = cu_alloc_reserve(size, PROT_READ | PROT_WRITE);
+    if (!made || !made->contents) {
+        free(made);
+        cu_request(SIM_REQ_FREE, ctx->id, rep.a, &ignored, sizeof ignored, NULL, 0);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    made->size = size;
+    made->id = rep.a;
+    made->ctx = ctx;
+    made->ctx_id = ctx->id;
+    made->prop = *prop;
+    made->refs = 1;
+    pthread_mutex_lock(&vmm_lock);
+    *handle = made->handle = ++last_handle;
+    made->next = physicals;
+    physicals = made;
+    pthread_mutex_unlock(&vmm_lock);
+    return CUDA_SUCCESS;
+}
+
+/* Under vmm_lock. */
+static struct physical *physical_of(CUmemGenericAllocationHandle handle)
+{
+    struct physical *at = physicals;
+    while (at && at->handle != handle)
+        at = at->next;
+    return at;
+}
+
+/* Under vmm_lock: out of the list when nothing holds it any more; the caller gives it back without the lock. */
+static struct physical *if_unused(struct physical *physical)
+{
+    struct physical **link = &physicals;
+    if (physical->refs || physical->maps)
+        return NULL;
+    while (*link != physical)
+        link = &(*link)->next;
+    *link = physical->next;
+    return physical;
+}
+
+static void give_back(struct physical *gone)
+{
+    struct sim_rep rep;
+    if (!gone)
+        return;
+    if (cu_handle_ok(CU_CTX, gone->ctx) && gone->ctx->id == gone->ctx_id) {
+        cu_stream_sync(&gone->ctx->all); /* work that was submitted may use it */
+        cu_request(SIM_REQ_FREE, gone->ctx_id, gone->id, &rep, sizeof rep, NULL, 0);
+    }
+    munmap(gone->contents, gone->size);
+    free(gone);
+}
+
+CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    CU_TRY(cu_ready());
+    pthread_mutex_lock(&vmm_lock);
+    struct physical *physical = physical_of(handle), *gone = NULL;
+    bool held = physical && physical->refs;
+    if (held) {
+        physical->refs--;
+        gone = if_unused(physical);
+    }
+    pthread_mutex_unlock(&vmm_lock);
+    give_back(gone);
+    return held ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult CUDAAPI cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
+{
+    CU_TRY(cu_ready());
+    pthread_mutex_lock(&vmm_lock);
+    const struct physical *physical = physical_of(handle);
+    if (prop && physical)
+        *prop = physical->prop;
+    pthread_mutex_unlock(&vmm_lock);
+    return prop && physical ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- addresses -------------------------------------------------------------------------------------------- */
+
+CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr wish,
+                                     unsigned long long flags)
+{
+    CU_TRY(cu_ready());
+    if (alignment < GRANULARITY)
+        alignment = GRANULARITY;
+    (void)wish; /* a hint */
+    if (!ptr || !whole(size) || flags || alignment & (alignment - 1) || size + alignment < size)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct range *range = malloc(sizeof *range);
+    char *base = range ? cu_alloc_reserve(size + alignment, PROT_NONE) : NULL;
+    if (!base) {
+        free(range);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    char *start = (char *)(((uintptr_t)base + alignment - 1) & ~(uintptr_t)(alignment - 1));
+    if (start > base)
+        munmap(base, (size_t)(start - base));
+    munmap(start + size, (size_t)(base + alignment - start));
+    *range = (struct range){.base = (CUdeviceptr)start, .size = size};
+    pthread_mutex_lock(&vmm_lock);
+    range->next = ranges;
+    ranges = range;
+    pthread_mutex_unlock(&vmm_lock);
+    *ptr = range->base;
+    return CUDA_SUCCESS;
+}
+
+/* First mapping that begins in the range, or NULL. */
+static struct cu_alloc *mapped(CUdeviceptr base, size_t size)
+{
+    struct cu_alloc *found = NULL;
+    pthread_rwlock_rdlock(&cu_alloc_lock);
+    for (size_t at = 0; at < size && !found; at += GRANULARITY)
+        found = cu_alloc_find(base + at);
+    pthread_rwlock_unlock(&cu_alloc_lock);
+    return found;
+}
+
+CUresult CUDAAPI cuMemAddressFree(CUdeviceptr ptr, size_t size)
+{
+    CU_TRY(cu_ready());
+    struct range *found = NULL;
+    pthread_mutex_lock(&vmm_lock);
+    for (struct range **link = &ranges; *link; link = &(*link)->next)
+        if ((*link)->base == ptr && (*link)->size == size && !mapped(ptr, size)) {
+            found = *link;
+            *link = found->next;
+            break;
+        }
+    pthread_mutex_unlock(&vmm_lock);
+    if (!found)
+        return CUDA_ERROR_INVALID_VALUE;
+    munmap((void *)found->base, found->size);
+    free(found);
+    return CUDA_SUCCESS;
+}
+
+/* Under vmm_lock. */
+static bool reserved(CUdeviceptr ptr, size_t size)
+{
+    for (const struct range *at = ranges; at; at = at->next)
+        if (ptr >= at->base && ptr - at->base <= at->size && size <= at->size - (ptr - at->base))
+            return true;
+    return false;
+}
+
+CUresult CUDAAPI cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                          unsigned long long flags)
+{
+    CU_TRY(cu_ready());
+    CUresult status = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&vmm_lock);
+    struct physical *physical = physical_of(handle);
+    if (physical && !flags && whole(size) && ptr % GRANULARITY == 0 && offset % GRANULARITY == 0 &&
+        offset <= physical->size && size <= physical->size - offset && reserved(ptr, size) && !mapped(ptr, size)) {
+        struct cu_alloc alloc = {.base = ptr, .size = size, .id = handle, .kind = VIRTUAL};
+        alloc.shadow = physical->contents + offset;
+        alloc.flags = (unsigned)physical->prop.location.id;
+        status = cu_alloc_insert(&alloc);
+        physical->maps += status == CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&vmm_lock);
+    return status;
+}
+
+/* Whether whole mappings cover the range exactly. */
+static bool covered(CUdeviceptr ptr, size_t size)
+{
+    bool yes = whole(size);
+    pthread_rwlock_rdlock(&cu_alloc_lock);
+    for (size_t at = 0; yes && at < size;) {
+        const struct cu_alloc *alloc = cu_alloc_find(ptr + at);
+        yes = alloc && alloc->kind == VIRTUAL && alloc->base == ptr + at && alloc->size <= size - at;
+        at += yes ? alloc->size : 0;
+    }
+    pthread_rwlock_unlock(&cu_alloc_lock);
+    return yes;
+}
+
+CUresult CUDAAPI cuMemUnmap(CUdeviceptr ptr, size_t size)
+{
+    CU_TRY(cu_ready());
+    struct physical *gone = NULL;
+    pthread_mutex_lock(&vmm_lock);
+    bool valid = covered(ptr, size);
+    for (size_t at = 0; valid && at < size;) {
+        struct cu_alloc *alloc = cu_alloc_take(ptr + at, VIRTUAL, VIRTUAL);
+        struct physical *physical = physical_of(alloc->id), *unused;
+        at += alloc->size;
+        physical->maps--;
+        if ((unused = if_unused(physical)) != NULL) {
+            unused->next = gone;
+            gone = unused;
+        }
+        cu_alloc_release(alloc);
+    }
+    pthread_mutex_unlock(&vmm_lock);
+    while (gone) {
+        struct physical *next = gone->next;
+        give_back(gone);
+        gone = next;
+    }
+    return valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Rights are checked for form only: a mapping may be used without. */
+CUresult CUDAAPI cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
+{
+    CU_TRY(cu_ready());
+    return desc && count && mapped(ptr, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
+{
+    CU_TRY(cu_ready());
+    pthread_mutex_lock(&vmm_lock);
+    pthread_rwlock_rdlock(&cu_alloc_lock);
+    const struct cu_alloc *alloc = cu_alloc_find((CUdeviceptr)addr);
+    CUmemGenericAllocationHandle found = alloc && alloc->kind == VIRTUAL ? alloc->id : 0;
+    pthread_rwlock_unlock(&cu_alloc_lock);
+    struct physical *physical = found ? physical_of(found) : NULL;
+    if (handle && physical) {
+        physical->refs++;
+        *handle = found;
+    }
+    pthread_mutex_unlock(&vmm_lock);
+    return handle && physical ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}

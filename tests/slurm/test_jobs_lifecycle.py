@@ -1,0 +1,178 @@
+"""How jobs end, and what then remains: nothing on the node but a closed row in the ledger."""
+
+from __future__ import annotations
+
+import pytest
+from jobs_support import Live, work
+
+from enforcer.arbiter_link import ArbiterLink
+from enforcer.ledger import Usage, read_usage
+
+NAP = "exec sleep 100"
+
+
+def tenants(live: Live, node: str) -> set[int]:
+    """Jobs that the node's arbiter holds a tenant for."""
+    with ArbiterLink(live.paths(node).run_dir) as link:
+        return {stats.job_id for stats in link.stats()}
+
+
+def rows(live: Live, job: int) -> list[Usage]:
+    """What the ledgers of all nodes have of a job, oldest first."""
+    found = [row for node in live.nodes for row in read_usage(live.paths(node).ledger, [job])]
+    return sorted(found, key=lambda row: row.granted_at)
+
+
+def remains(live: Live, job: int) -> list[str]:
+    """Files of a job in any node's grant directory."""
+    return [
+        path.name
+        for node in live.nodes
+        for path in (live.paths(node).run_dir / "grants").iterdir()
+        if path.name.lstrip(".").startswith(f"{job}.")
+    ]
+
+
+def start(live: Live, script: str, *options: str) -> int:
+    """A job with a share that runs."""
+    job = live.submit(script, "--gres=qgpu:10,qgpu_mem:1G", *options)
+    live.wait_state(job, "RUNNING")
+    return job
+
+
+def assert_closed(live: Live, job: int, times: int = 1) -> None:
+    """Nothing of the job is left, and the ledger closed each of its grants in the epilog."""
+    live.until(lambda: not remains(live, job), 10, f"the end of the grant of job {job}")
+    assert all(job not in tenants(live, node) for node in live.nodes)
+    found = rows(live, job)
+    assert [row.end_reason for row in found] == ["epilog"] * times
+    assert all(row.ended_at is not None and row.ended_at > row.granted_at for row in found)
+
+
+def test_the_ways_to_end(live: Live) -> None:
+    done = live.submit(work("--length", "0.3"), "--gres=qgpu:10,qgpu_mem:1G")
+    failed = live.submit("exit 3", "--gres=qgpu:10,qgpu_mem:1G")
+    cancelled = start(live, NAP)
+    live.until(lambda: cancelled in live.grants(), 10, "the grant")
+    assert cancelled in tenants(live, live.grants()[cancelled].node)
+    live.cancel(cancelled, user="alice")
+    live.finish(done, failed, cancelled)
+    assert [live.state(job) for job in (done, failed, cancelled)] == ["COMPLETED", "FAILED", "CANCELLED"]
+    for job in (done, failed, cancelled):
+        assert_closed(live, job)
+
+
+def test_a_job_that_never_started_leaves_no_trace(live: Live) -> None:
+    job = live.submit(NAP, "-H", "--gres=qgpu:10")
+    live.cancel(job, user="alice")
+    live.wait_gone(job)
+    assert (remains(live, job), rows(live, job)) == ([], [])
+
+
+def test_a_requeued_job_gets_a_new_grant(live: Live) -> None:
+    job = start(live, f"echo up; {NAP}", "--requeue")
+    live.until(lambda: job in live.grants(), 10, "the first grant")
+    live.until(lambda: "up" in live.output(job), 10, "the first run")
+    first = live.grants()[job].created_ns
+    live.ask("scontrol", "requeue", str(job), user="alice")
+    live.wait_state(job, "PENDING")
+    live.until(lambda: not remains(live, job), 10, "the end of the first grant")
+    live.until(lambda: live.queued(job) == "PENDING", 10, "the end of the first run")
+    # Slurm lets a requeued job wait for two minutes: on the node it came from no Prolog would run earlier.
+    (other,) = set(live.nodes) - {rows(live, job)[0].node}
+    live.ask("scontrol", "update", f"JobId={job}", "StartTime=now", f"ReqNodeList={other}")
+    live.until(lambda: job in live.grants() and live.state(job) == "RUNNING", 20, "the second run")
+    assert live.grants()[job].created_ns > first
+    live.cancel(job)
+    live.wait_gone(job)
+    assert_closed(live, job, times=2)
+
+
+@pytest.mark.xfail(reason="SPANK starts a task that holds a card without any grant file, ungoverned")
+def test_a_job_whose_prolog_slurm_left_out_does_not_run_ungoverned(live: Live) -> None:
+    script = 'echo "run ${SLURM_RESTART_COUNT:-0} $QGPU_GRANT_FD"\nexec sleep 100'
+    job = start(live, script, "--requeue", "-w", live.nodes[0])
+    live.until(lambda: live.output(job) == "run 0 100\n", 10, "the first run")
+    live.ask("scontrol", "requeue", str(job), user="alice")
+    live.until(
+        lambda: live.queued(job) == "PENDING" and not remains(live, job), 10, "the end of the first run"
+    )
+    # Its owner may take away the delay. slurmd then takes the job for one whose Prolog ran already.
+    live.ask("scontrol", "update", f"JobId={job}", "StartTime=now", user="alice")
+    live.until(lambda: "qgpu: " in live.output(job) or "run 1" in live.output(job), 20, "the second run")
+    assert live.output(job).startswith(("qgpu: ", "run 1 100\n")), live.output(job)
+
+
+@pytest.mark.parametrize("user", ["alice", None], ids=["alice", "root"])
+def test_a_users_mistake_drains_nothing(live: Live, user: str | None) -> None:
+    scripts = (
+        work("--memory", "70G"),
+        "export LD_PRELOAD=/nowhere.so; kill -9 $$",
+        "rm -f $QGPU_GRANT; exec python3 -c 'import os; os.close(int(os.environ[\"QGPU_GRANT_FD\"]))'",
+    )
+    jobs = [live.submit(script, "--gres=qgpu:10,qgpu_mem:1G") for script in scripts]
+    jobs.append(live.submit("true", "--gres=qgpu:10,qgpu_mem:1G", "--export=LD_PRELOAD=/nowhere.so"))
+    jobs.append(live.submit("true", "--gres=qgpu:10", "--chdir=/root"))
+    # A tag that a started job's owner (or an admin) writes over stays ours.
+    other = start(live, NAP)
+    live.ask("scontrol", "update", f"JobId={other}", "Comment=qgpu/1 class=online share=0", user=user)
+    live.finish(*jobs)
+    live.cancel(other)
+    live.wait_gone(other)
+    assert live.drained() == ""
+    for job in (*jobs, other):
+        assert_closed(live, job)
+
+
+def test_without_qgpud_the_node_is_drained_and_jobs_without_cards_run(live: Live) -> None:
+    node = live.nodes[1]
+    # Slurm looks for jobs over their time now and then only: that one ends while we wait for the rest. The limit
+    # has a grain of a minute; the time of the end has not.
+    late = start(live, NAP, "-w", live.nodes[0])
+    live.ask("scontrol", "update", f"JobId={late}", "EndTime=now+1")
+    live.stop_qgpud(node)
+    try:
+        plain = live.submit("echo ran", "-w", node)
+        requeued = live.submit(NAP, "--requeue", "--gres=qgpu:10", "-w", node)
+        cancelled = live.submit(NAP, "--gres=qgpu:10", "-w", node)
+        elsewhere = live.submit(NAP, "--gres=qgpu:10", "-w", live.nodes[0])
+        assert live.finish(plain) == ["ran\n"]
+        live.wait_state(elsewhere, "RUNNING")
+        # The client asks until its deadline, ten seconds: a daemon that restarts is no reason to drain.
+        live.until(lambda: node in live.drained(), 25, f"{node} being drained")
+        reason = live.ask("sinfo", "-R", "-h", "-o", "%E|%N")
+        assert reason.startswith("qgpu: qgpud on this node does not answer")
+        assert f"nodename={node} state=resume" in reason
+        assert reason.endswith(f"|{node}")
+        live.until(lambda: live.reason(requeued).startswith("launch_failed"), 10, "the job being held")
+        live.wait_state(requeued, "PENDING")
+        live.wait_state(cancelled, "CANCELLED")
+        assert live.state(elsewhere) == "RUNNING"
+        assert {requeued, cancelled}.isdisjoint(live.grants())
+    finally:
+        live.restore(node)
+    live.until(
+        lambda: not remains(live, requeued) + remains(live, cancelled), 10, "the epilogs' markers gone"
+    )
+    live.ask("scontrol", "release", str(requeued), user="alice")
+    live.ask("scontrol", "update", f"JobId={requeued}", "StartTime=now")
+    live.until(lambda: requeued in live.grants(), 20, "the held job running after all")
+    assert live.place(requeued)[0] == node
+    live.wait_state(late, "TIMEOUT", seconds=40)
+    live.wait_gone(late)
+    assert_closed(live, late)
+
+
+def test_qgpud_may_restart_under_a_starting_job(live: Live) -> None:
+    node = live.nodes[0]
+    live.stop_qgpud(node)
+    try:
+        job = live.submit(work("--length", "0.2"), "--gres=qgpu:10,qgpu_mem:1G", "-w", node)
+        live.until(lambda: live.state(job) == "RUNNING", 10, "the prolog of the job")
+        assert job not in live.grants()
+    finally:
+        live.restore(node)
+    live.finish(job)
+    assert live.state(job) == "COMPLETED"
+    assert live.drained() == ""
+    assert_closed(live, job)
