@@ -27,6 +27,7 @@ MAX_FILE_BYTES = 64 * 1024
 MAX_MESSAGE_BYTES = 511
 _UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9/-]{1,43}")
 _NAME = re.compile(r"([1-9][0-9]{0,9})\.json")
+_OVER = re.compile(r"[1-9][0-9]{0,9}\.over")
 
 
 class GrantError(ValueError):
@@ -153,6 +154,14 @@ def clip_message(text: str) -> str:
     return clean.encode(errors="replace")[:MAX_MESSAGE_BYTES].decode(errors="ignore")
 
 
+def _exists(name: str, directory: int) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 class GrantStore:
     """The directory of grants. Only its owner (root; `owner` is for tests) may have written there.
 
@@ -193,6 +202,8 @@ class GrantStore:
     def write_blob(self, job_id: int, blob: bytes) -> None:
         """Write the binary form (JOBID.grant, mode 0644), durable on return. Write it after the JSON."""
         self._put(f"{job_id}.grant", blob, 0o644)
+        with self._open() as directory, contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{job_id}.over", dir_fd=directory)
 
     def _put(self, name: str, data: bytes, mode: int) -> None:
         if len(data) > MAX_FILE_BYTES:
@@ -269,14 +280,28 @@ class GrantStore:
                 errors.append(error)
         return grants, errors
 
-    def remove(self, job_id: int) -> bool:
-        """Remove both files of a job, the truth last. Returns whether there was anything."""
-        found = False
+    def remove(self, job_id: int, mark: bool = False) -> bool:
+        """Remove both files of a job, the truth last. Returns whether there was anything.
+
+        With `mark`, JOBID.over stays behind. A job that its owner requeues at once runs again without a Prolog,
+        since slurmd believes that it ran already; SPANK refuses its tasks by this mark instead of starting
+        them ungoverned.
+        """
+        names = [f"{job_id}.grant", f"{job_id}.json"]
         with self._open() as directory:
-            for suffix in ("grant", "json"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{job_id}.{suffix}", dir_fd=directory)
-                    found = True
+            found = [name for name in names if _exists(name, directory)]
+            if mark:
+                self._put(f"{job_id}.over", b"", 0o644)  # first: no task may start in between
+            for name in found:
+                os.unlink(name, dir_fd=directory)
             if found:
                 os.fsync(directory)
-        return found
+        return bool(found)
+
+    def forget_over(self, before: float) -> None:
+        """Drop the marks of jobs that ended before that time (seconds of CLOCK_REALTIME)."""
+        with self._open() as directory, os.scandir(directory) as entries:
+            old = [e.name for e in entries if _OVER.fullmatch(e.name) and e.stat().st_mtime < before]
+            for name in old:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=directory)

@@ -29,6 +29,9 @@ from gres.grants import Grant, GrantError, GrantStore
 from gres.hookenv import HookEnvError, parse_hook_env
 from gres.identity import IdentityError, identify
 
+# slurmd forgets a job within minutes; until then a requeued one may come without a Prolog.
+OVER_KEPT_S = 6 * 3600
+
 
 @dataclass
 class Ports:
@@ -133,7 +136,7 @@ class NodeService:
         except (AbiError, GrantError, OSError) as error:
             reason = f"the grant of job {grant.job_id} cannot be written to {self.store.directory}: {error}"
             emit(logging.ERROR, "node-broken", job=grant.job_id, why=reason)
-            self.store_remove(grant.job_id)
+            self.store_remove(grant.job_id, mark=False)
             return Answer(1, reason)
         self.grants[grant.job_id] = grant
         self._in_ledger(self.ledger.open_grant, grant)
@@ -213,15 +216,17 @@ class NodeService:
         ended = grantdir.marker_time_ns(self.store.directory, job_id) if reason == "marker" else None
         now = self.ports.clock.realtime_ns()
         self._in_ledger(self.ledger.end, job_id, reason, now if ended is None else min(ended, now))
-        removed = self.store_remove(job_id)
+        over = reason in ("epilog", "marker") and (grant is None or grant.state != "whole")
+        removed = self.store_remove(job_id, mark=over)
         grantdir.drop_marker(self.store.directory, job_id)
         if grant is not None or removed:
             emit(logging.INFO, "end", job=job_id, reason=reason)
 
-    def store_remove(self, job_id: int) -> bool:
+    def store_remove(self, job_id: int, mark: bool) -> bool:
         """Remove the job's files; a directory that cannot be written is logged, not raised."""
         try:
-            return self.store.remove(job_id)
+            self.store.forget_over(self.ports.clock.realtime_ns() / 1e9 - OVER_KEPT_S)
+            return self.store.remove(job_id, mark)
         except (GrantError, OSError) as error:
             emit(logging.ERROR, "grant-not-removed", job=job_id, why=error)
             return False

@@ -88,6 +88,16 @@ static const char *file_fault(int fd, struct qg_grant *grant)
     return NULL;
 }
 
+/* qgpud leaves JOB.over when a grant ends (gres/grants.py). The directory was checked to be root's alone. */
+static bool is_over(int dir, uint32_t job_id)
+{
+    char name[32];
+    struct stat st;
+
+    snprintf(name, sizeof(name), "%u.over", job_id);
+    return fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode) && st.st_uid == 0;
+}
+
 enum qg_read qg_grant_read(const char *run_dir, uint32_t job_id, uid_t uid, struct qg_grant *grant, char *path,
                            size_t path_size, char *why, size_t why_size)
 {
@@ -105,7 +115,12 @@ enum qg_read qg_grant_read(const char *run_dir, uint32_t job_id, uid_t uid, stru
     /* O_NONBLOCK: a FIFO in this place must not hang slurmstepd. */
     int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     int err = errno;
+    bool over = fd < 0 && err == ENOENT && is_over(dir, job_id);
     close(dir);
+    if (over) {
+        snprintf(why, why_size, "its grant on this node has ended, and Slurm started it again without its Prolog");
+        return QG_READ_OVER;
+    }
     if (fd < 0) {
         snprintf(why, why_size, "%s: %s", path, strerror(err));
         return err == ENOENT ? QG_READ_NONE : QG_READ_BROKEN;

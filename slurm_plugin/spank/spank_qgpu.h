@@ -24,6 +24,7 @@ void qg_args_parse(int argc, char **argv, struct qg_args *args);
 
 enum qg_read {
     QG_READ_NONE,   /* this job has no grant */
+    QG_READ_OVER,   /* it had one that ended, and no Prolog has given it another; why says it */
     QG_READ_OK,     /* *grant is checked */
     QG_READ_BROKEN, /* there is one, but it cannot be believed; why says it */
     QG_READ_NO_DIR  /* the directory itself cannot be used; why says it */

@@ -83,6 +83,16 @@ static void refuse_unreadable(uint32_t job_id, const char *why)
     refuse(text);
 }
 
+static void refuse_again(uint32_t job_id, const char *why)
+{
+    char text[PATH_MAX + 768];
+
+    slurm_info("qgpu: spank: job %u: %s", job_id, why);
+    snprintf(text, sizeof(text), "job %u does not run without its limits: %s. Submit it again as a new job.", job_id,
+             why);
+    refuse(text);
+}
+
 static void seal_active(uint32_t job_id)
 {
     task.fd = qg_grant_seal(&task.grant);
@@ -117,7 +127,9 @@ void qg_task_as_root(spank_t sp, const struct qg_args *args)
     else
         snprintf(why, sizeof(why), "run_dir=%s cannot be used with node name '%s'", args->run_dir, node);
 
-    if (got == QG_READ_BROKEN || (got == QG_READ_NO_DIR && holds_card(sp)))
+    if (got == QG_READ_OVER)
+        refuse_again(job_id, why);
+    else if (got == QG_READ_BROKEN || (got == QG_READ_NO_DIR && holds_card(sp)))
         refuse_unreadable(job_id, why);
     else if (got == QG_READ_OK && task.grant.state == QG_GRANT_REFUSED)
         refuse(task.grant.message[0] ? task.grant.message : "this job was refused without a reason");

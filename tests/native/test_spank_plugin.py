@@ -157,6 +157,14 @@ def test_job_without_grant_is_left_alone(run_dir):
     assert done.stderr == ""
 
 
+def test_a_job_that_comes_again_without_a_prolog_does_not_start(run_dir):
+    """Its owner requeued it and took the delay away: slurmd skips the Prolog, so there is no new grant."""
+    (run_dir / "grants/7.over").touch()
+    done = stage(run_dir, "/bin/sh", "-c", "echo started")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "qgpu: job 7 does not run without its limits: its grant on this node has ended" in done.stderr
+
+
 def test_job_submitted_from_inside_a_governed_one_does_not_inherit_its_grant(run_dir):
     env = {
         "QGPU_GRANT_FD": "100",

@@ -29,7 +29,7 @@ def remains(live: Live, job: int) -> list[str]:
         path.name
         for node in live.nodes
         for path in (live.paths(node).run_dir / "grants").iterdir()
-        if path.name.lstrip(".").startswith(f"{job}.")
+        if path.name.lstrip(".").startswith(f"{job}.") and path.suffix != ".over"
     ]
 
 
@@ -88,7 +88,6 @@ def test_a_requeued_job_gets_a_new_grant(live: Live) -> None:
     assert_closed(live, job, times=2)
 
 
-@pytest.mark.xfail(reason="SPANK starts a task that holds a card without any grant file, ungoverned")
 def test_a_job_whose_prolog_slurm_left_out_does_not_run_ungoverned(live: Live) -> None:
     script = 'echo "run ${SLURM_RESTART_COUNT:-0} $QGPU_GRANT_FD"\nexec sleep 100'
     job = start(live, script, "--requeue", "-w", live.nodes[0])
@@ -97,10 +96,16 @@ def test_a_job_whose_prolog_slurm_left_out_does_not_run_ungoverned(live: Live) -
     live.until(
         lambda: live.queued(job) == "PENDING" and not remains(live, job), 10, "the end of the first run"
     )
-    # Its owner may take away the delay. slurmd then takes the job for one whose Prolog ran already.
+    # Its owner may take away the delay. slurmd then takes the job for one whose Prolog ran already, or for one that
+    # was killed already; if it was quick enough to forget, the Prolog runs and the job is governed.
     live.ask("scontrol", "update", f"JobId={job}", "StartTime=now", user="alice")
-    live.until(lambda: "qgpu: " in live.output(job) or "run 1" in live.output(job), 20, "the second run")
-    assert live.output(job).startswith(("qgpu: ", "run 1 100\n")), live.output(job)
+    live.until(
+        lambda: live.queued(job) == "" or "run 1" in live.output(job), 20, "the second run or its refusal"
+    )
+    told = live.output(job)
+    assert "run 1 " not in told or "run 1 100\n" in told, told
+    live.cancel(job)
+    live.wait_gone(job)
 
 
 @pytest.mark.parametrize("user", ["alice", None], ids=["alice", "root"])
@@ -156,8 +161,13 @@ def test_without_qgpud_the_node_is_drained_and_jobs_without_cards_run(live: Live
     )
     live.ask("scontrol", "release", str(requeued), user="alice")
     live.ask("scontrol", "update", f"JobId={requeued}", "StartTime=now")
-    live.until(lambda: requeued in live.grants(), 20, "the held job running after all")
-    assert live.place(requeued)[0] == node
+    # Without the two minutes that Slurm would wait, slurmd may leave the Prolog out: then the job must not run.
+    live.until(
+        lambda: requeued in live.grants() or "without its limits" in live.output(requeued),
+        20,
+        "the held job running governed, or being refused",
+    )
+    assert requeued not in live.grants() or live.place(requeued)[0] == node
     live.wait_state(late, "TIMEOUT", seconds=40)
     live.wait_gone(late)
     assert_closed(live, late)

@@ -285,3 +285,19 @@ def test_the_card_is_the_device_behind_the_configured_file() -> None:
 def test_a_card_that_cannot_be_identified(paths: list[str], indexes: list[int], sentence: str) -> None:
     with pytest.raises(IdentityError, match=sentence):
         identify(_node(*paths), indexes)
+
+
+def test_a_mark_stays_until_the_next_grant_or_its_time_is_over(store: GrantStore) -> None:
+    """SPANK refuses a job by JOBID.over that runs again without a Prolog."""
+    mark = store.directory / "4711.over"
+    store.write(GRANT)
+    store.write_blob(4711, b"x")
+    assert store.remove(4711, mark=True) and mark.exists()
+    assert not store.remove(4711, mark=True)
+    store.forget_over(mark.stat().st_mtime)
+    assert mark.exists()
+    store.write_blob(4711, b"x")
+    assert not mark.exists()
+    store.remove(4711, mark=True)
+    store.forget_over(mark.stat().st_mtime + 1)
+    assert not mark.exists()
