@@ -14,7 +14,7 @@ QG_CFLAGS := -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fPIC -fstack-protecto
              -Ienforcer/native/abi -Ienforcer/native/common
 QG_LDFLAGS := -Wl,-z,relro,-z,now -Wl,--as-needed
 
-.PHONY: all setup native test demo bench lint clean help
+.PHONY: all setup native test retest demo bench lint clean help
 all: setup native
 
 # Each native part brings its own build.mk, which adds its products to NATIVE.
@@ -44,6 +44,10 @@ native-products: $(NATIVE)
 
 test: native
 	@$(PY) -m pytest
+
+# The tests that failed in the last run, once more.
+retest: native
+	@$(PY) -m pytest --last-failed --last-failed-no-failures none
 
 demo: native
 	@$(PY) -m cli.main demo $(if $(KEEP),--keep)

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,7 +42,8 @@ def ask(
     """Register a new process for `job`: below a process called `step`, with a grant of a job, in a cgroup."""
     args = [CHILD, str(one.run_dir), str(job), str(proof_of), str(uid), cgroup]
     command = [step or sys.executable, "-c", STEP, sys.executable, *args]
-    env = os.environ | {"PYTHONPATH": f"{NATIVE}:{ROOT}"}
+    # Under another argv[0] Python does not find its virtual environment, so the packages are named as well.
+    env = os.environ | {"PYTHONPATH": f"{NATIVE}:{ROOT}:{sysconfig.get_path('purelib')}"}
     done = subprocess.run(
         command, executable=sys.executable, env=env, capture_output=True, text=True, timeout=60
     )
@@ -78,7 +80,8 @@ def test_other_names_prove_nothing(node: Arbiter, name: str) -> None:
 
 def test_own_name_proves_nothing(node: Arbiter) -> None:
     """Only ancestors count: a process may call itself what it likes."""
-    env = os.environ | {"PYTHONPATH": f"{NATIVE}:{ROOT}"}
+    # Under another argv[0] Python does not find its virtual environment, so the packages are named as well.
+    env = os.environ | {"PYTHONPATH": f"{NATIVE}:{ROOT}:{sysconfig.get_path('purelib')}"}
     command = ["slurmstepd: [55.batch]", "-c", CHILD, str(node.run_dir), "55", "0", "0", ""]
     done = subprocess.run(
         command, executable=sys.executable, env=env, capture_output=True, text=True, timeout=60
