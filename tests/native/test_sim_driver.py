@@ -233,7 +233,7 @@ def test_fork_makes_it_unusable_in_the_child(sim: Simulator) -> None:
 
 
 OPEN = "    g = Cuda(init=False)\n"
-VISIBLE = """
+LOOK = """
     n = c.c_int(-1); status = g.raw("cuInit", 0)
     if status == 0: g.call("cuDeviceGetCount", c.byref(n))
     buses = []
@@ -242,12 +242,13 @@ VISIBLE = """
         buses.append(text.value.decode())
     print(status, *buses)
     """
+VISIBLE = OPEN + LOOK
 
 
 def test_device_nodes_decide_visibility(sim: Simulator) -> None:
-    assert run(sim, OPEN + VISIBLE).split() == ["0", "0000:10:00.0", "0000:11:00.0"]
+    assert run(sim, VISIBLE).split() == ["0", "0000:10:00.0", "0000:11:00.0"]
     (sim.config.directory / "dev/qgpusim0").unlink()
-    assert run(sim, OPEN + VISIBLE).split() == ["0", "0000:11:00.0"]
+    assert run(sim, VISIBLE).split() == ["0", "0000:11:00.0"]
     node = sim.config.directory / "dev/qgpusim1"
     if os.geteuid() == 0:
         node.chmod(0)
@@ -255,9 +256,9 @@ def test_device_nodes_decide_visibility(sim: Simulator) -> None:
         for path in (sim.config.directory, *sim.config.directory.parents):
             if path.stat().st_mode & 1 == 0:
                 path.chmod(path.stat().st_mode | 0o11)
-        assert run(sim, OPEN + drop + VISIBLE).split() == ["100"]
+        assert run(sim, OPEN + drop + LOOK).split() == ["100"]
     node.unlink()
-    assert run(sim, OPEN + VISIBLE).split() == ["100"]
+    assert run(sim, VISIBLE).split() == ["100"]
 
 
 def test_cuda_visible_devices(sim: Simulator) -> None:
