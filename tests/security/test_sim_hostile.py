@@ -52,8 +52,8 @@ def sim(tmp_path: Path) -> Iterator[Simulator]:
 
 def connect(sim: Simulator) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(str(sim.config.directory / "sim.sock"))  # with a time limit a full queue would be an error
     sock.settimeout(5)
-    sock.connect(str(sim.config.directory / "sim.sock"))
     return sock
 
 
