@@ -19,7 +19,10 @@ from enforcer.layout import (
     CLASS_ONLINE,
     GRANT_ACTIVE,
     GRANT_REFUSED,
+    GRANT_VERSION,
     GRANT_WHOLE,
+    INJECT_MOUNT,
+    INJECT_PRELOAD,
     MAGIC,
     MAX_CARDS,
     POLICY_BEST_EFFORT,
@@ -30,6 +33,7 @@ from enforcer.layout import (
     GrantPage,
     MsgHead,
 )
+from gres.config import Injection
 from gres.grants import Grant, GrantCard
 
 CLASS_CODES: dict[str, int] = {"online": CLASS_ONLINE, "offline": CLASS_OFFLINE}
@@ -38,6 +42,7 @@ POLICY_CODES: dict[str, int] = {
     "fixed-share": POLICY_FIXED_SHARE,
     "burst-share": POLICY_BURST_SHARE,
 }
+INJECTION_CODES: dict[str, int] = {"preload": INJECT_PRELOAD, "mount": INJECT_MOUNT}
 STATE_CODES: dict[str, int] = {"active": GRANT_ACTIVE, "refused": GRANT_REFUSED, "whole": GRANT_WHOLE}
 
 
@@ -107,12 +112,12 @@ def pack_card(card: GrantCard) -> GrantCardPage:
     return page
 
 
-def pack_grant(grant: Grant) -> bytes:
-    """Bytes of struct qg_grant for `grant`.
+def pack_grant(grant: Grant, injection: Injection = "preload") -> bytes:
+    """Bytes of struct qg_grant for `grant`; `injection` is how SPANK brings the shim into its tasks.
 
     Raises AbiError when a number or a path does not fit; only `message` is shortened, since it is for people.
     """
-    page = GrantPage(magic=MAGIC, version=ABI_VERSION, size=ctypes.sizeof(GrantPage))
+    page = GrantPage(magic=MAGIC, version=GRANT_VERSION, size=ctypes.sizeof(GrantPage))
     page.state = _code(STATE_CODES, grant.state, "grant state")
     page.job_id = bounded(grant.job_id, 1, 2**64 - 1, "job id")
     page.uid = bounded(grant.uid, 0, 2**32 - 2, "uid")
@@ -125,6 +130,7 @@ def pack_grant(grant: Grant) -> bytes:
     page.driver_path = c_text(grant.driver_path, 256, "driver path")
     page.shim_path = c_text(grant.shim_path, 256, "shim path")
     page.message = _clip(grant.message, 512)
+    page.injection = _code(INJECTION_CODES, injection, "injection")
     for i, card in enumerate(grant.cards):
         page.cards[i] = pack_card(card)
     _require_complete(page)
@@ -145,10 +151,10 @@ def _require_complete(page: GrantPage) -> None:
 def unpack_grant(data: bytes) -> GrantPage:
     """Check and return a struct qg_grant; AbiError says what is wrong with it."""
     page = parse(GrantPage, data, "grant")
-    if (page.magic, page.version, page.size) != (MAGIC, ABI_VERSION, ctypes.sizeof(GrantPage)):
+    if (page.magic, page.version, page.size) != (MAGIC, GRANT_VERSION, ctypes.sizeof(GrantPage)):
         raise AbiError(
             f"grant has magic {page.magic:#x}, version {page.version}, size {page.size}; "
-            f"expected {MAGIC:#x}, {ABI_VERSION}, {ctypes.sizeof(GrantPage)}"
+            f"expected {MAGIC:#x}, {GRANT_VERSION}, {ctypes.sizeof(GrantPage)}"
         )
     bounded(page.state, GRANT_ACTIVE, GRANT_WHOLE, "state of the grant")
     bounded(page.ncards, 0, MAX_CARDS, "number of cards in the grant")

@@ -2,6 +2,7 @@
 
 The protocol is docs/specs/control.md. A link is used by one thread at a time. After any `ArbiterGone` the
 next call connects again; the caller then pushes everything once more with `sync` and compares `boot_id`.
+An arbiter that speaks only the former version is spoken to in that; `ArbiterLink.version` says which it is.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ import ctypes
 import errno
 import os
 import socket
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Generic, TypeVar
 
-from enforcer import abi
+from enforcer import abi, arbiter_wire
+from enforcer.arbiter_wire import CardSettings as CardSettings
+from enforcer.arbiter_wire import ProcessStats as ProcessStats
+from enforcer.arbiter_wire import TenantStats as TenantStats
+from enforcer.arbiter_wire import card_message, grant_messages
 from gres.grants import Grant
+
+T = TypeVar("T")
+_HEAD = ctypes.sizeof(abi.MsgHead)
 
 
 class ArbiterError(RuntimeError):
@@ -31,97 +39,45 @@ class ArbiterGone(ConnectionError):
     """The arbiter does not answer: not started, restarting, or stuck. Try again soon."""
 
 
-@dataclass(frozen=True)
-class CardSettings:
-    """Settings of one card. Durations as their names say; policies by name."""
-
-    uuid: str
-    idle_release_ms: int = 100
-    window_us: int = 500
-    slice_us: int = 2000
-    lease_ms: int = 10_000
-    grace_ms: int = 2000
-    policy_online: str = "burst-share"
-    policy_offline: str = "burst-share"
-    governed: bool = True
-
-
-@dataclass(frozen=True)
-class TenantStats:
-    """What the arbiter measured of one (job, card) since the grant. ns and bytes; counters only grow."""
-
-    job_id: int
-    uuid: str
-    uid: int
-    job_class: str
-    share: int
-    gate: int
-    procs: int
-    busy: bool
-    mem_cap: int
-    mem_used: int
-    mem_peak: int
-    mem_denied: int
-    launches: int
-    busy_ns: int
-    closed_preempted_ns: int
-    closed_share_ns: int
-    preemptions: int
-    gate_close_max_ns: int
-    granted_ns: int
-
-
-_CLASS_NAMES = {code: name for name, code in abi.CLASS_CODES.items()}
 _REFUSALS = {
     errno.EINVAL: "a value is out of range",
     errno.ENODEV: "the card is not known yet; send its settings first",
     errno.ENOSPC: "there is no room for more",
-    errno.ENOTSUP: "fixed-share is not supported by this version; use burst-share or best-effort",
+    errno.ENOTSUP: "this version of it does not know fixed-share; use burst-share or best-effort",
     errno.EEXIST: "the job is known with another user",
     errno.EPROTO: "it speaks another version of the protocol",
 }
 
 
-def card_message(card: CardSettings) -> abi.CtlCard:
-    """QG_CTL_CARD for these settings. Raises AbiError when one does not fit or a policy is unknown."""
-    msg = abi.CtlCard(head=abi.head(abi.CTL_CARD, abi.CtlCard))
-    msg.uuid = abi.c_text(card.uuid, abi.UUID_LEN, "card UUID")
-    for name in ("idle_release_ms", "window_us", "slice_us", "lease_ms", "grace_ms"):
-        setattr(msg, name, abi.bounded(getattr(card, name), 0, 2**32 - 1, name))
-    for name in ("policy_online", "policy_offline"):
-        policy = getattr(card, name)
-        if policy not in abi.POLICY_CODES:
-            raise abi.AbiError(
-                f"policy {policy!r} is unknown; it must be one of {', '.join(abi.POLICY_CODES)}"
-            )
-        setattr(msg, name, abi.POLICY_CODES[policy])
-    msg.flags = 0 if card.governed else abi.CARD_UNGOVERNED
-    return msg
+def _spoken(head: abi.MsgHead, data: bytes) -> bool:
+    known = abi.ABI_OLDEST <= head.version <= abi.ABI_VERSION
+    return known and (head.magic, head.size) == (abi.MAGIC, len(data))
 
 
-def grant_messages(grant: Grant) -> list[abi.CtlGrant]:
-    """One QG_CTL_GRANT per card of an active grant; none for refused and whole-card jobs."""
-    if grant.state != "active" or grant.job_class is None:
-        return []
-    messages = []
-    for card in grant.cards:
-        msg = abi.CtlGrant(head=abi.head(abi.CTL_GRANT, abi.CtlGrant))
-        msg.job_id = grant.job_id
-        msg.uid = grant.uid
-        msg.job_class = abi.CLASS_CODES[grant.job_class]
-        msg.uuid = abi.c_text(card.uuid, abi.UUID_LEN, "card UUID")
-        msg.share = card.share
-        msg.mem_cap = card.mem_cap
-        messages.append(msg)
-    return messages
+class _Memory(Generic[T]):
+    """Answers of the last list, by their bytes: what did not change is not read again, and is the same object."""
+
+    def __init__(self, parse: Callable[[bytes], T]) -> None:
+        self._parse = parse
+        self._known: dict[bytes, T] = {}
+
+    def values(self, items: list[bytes]) -> list[T]:
+        """What these messages say."""
+        known, parse = self._known, self._parse
+        found = [known.get(data) or parse(data) for data in items]
+        self._known = dict(zip(items, found, strict=True))
+        return found
 
 
-def _stats(msg: abi.CtlTenant) -> TenantStats:
-    plain = {name: getattr(msg, name) for name in TenantStats.__dataclass_fields__}
-    plain["uuid"] = msg.uuid.decode(errors="replace")
-    plain["job_class"] = _CLASS_NAMES.get(msg.job_class, f"class {msg.job_class}")
-    plain["busy"] = bool(msg.busy)
-    return TenantStats(**plain)
+def _connect(path: Path, timeout: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    sock.settimeout(timeout)
+    try:
+        sock.connect(str(path))
+    except OSError as error:
+        sock.close()
+        raise ArbiterGone(f"no arbiter at {path}: {error.strerror or error}") from error
+    return sock
 
 
 class ArbiterLink:
@@ -134,7 +90,10 @@ class ArbiterLink:
         self.path = Path(run_dir) / abi.SOCK_CONTROL
         self.timeout = timeout
         self.boot_id: int | None = None
+        self.version = abi.ABI_VERSION  # what the arbiter speaks; certain after the first answer
         self._sock: socket.socket | None = None
+        self._stats = _Memory(arbiter_wire.stats)
+        self._procs = _Memory(arbiter_wire.process)
 
     def __enter__(self) -> ArbiterLink:
         return self
@@ -161,11 +120,16 @@ class ArbiterLink:
 
     def hello(self) -> int:
         """Begin a full list of grants; returns the arbiter's boot id."""
+        self.version = abi.ABI_VERSION
         return self._command(abi.head(abi.CTL_HELLO, abi.MsgHead), "hello")
 
     def card(self, settings: CardSettings) -> None:
         """Tell the settings of one card; the same card again updates it."""
-        self._command(card_message(settings), f"the settings of card {settings.uuid}")
+        message = card_message(settings)
+        self._negotiate()
+        if self.version < 2:
+            message.flags &= abi.CARD_UNGOVERNED
+        self._command(message, f"the settings of card {settings.uuid}")
 
     def grant(self, grant: Grant) -> None:
         """Tell a grant, one command per card. Grants that are not active need no arbiter and send nothing."""
@@ -192,15 +156,62 @@ class ArbiterLink:
         return boot_id
 
     def stats(self) -> Sequence[TenantStats]:
-        """What every tenant did so far, in no particular order."""
-        self._send(abi.head(abi.CTL_STATS, abi.MsgHead))
-        tenants: list[TenantStats] = []
-        while (kind_data := self._receive())[0] == abi.CTL_TENANT:
-            tenants.append(_stats(abi.parse(abi.CtlTenant, kind_data[1], "tenant message")))
-        if kind_data[0] != abi.CTL_END:
-            raise self._gone(f"sent message type {kind_data[0]} inside the list of tenants")
-        self._note_boot(abi.parse(abi.CtlAck, kind_data[1], "end of the list"))
-        return tenants
+        """What every tenant did so far, in no particular order. One that did nothing is the same object again."""
+        return self._stats.values(self._list(abi.CTL_STATS, abi.CTL_TENANT))
+
+    def processes(self) -> list[ProcessStats]:
+        """Every registered process. An arbiter of version 1 cannot tell: an empty list."""
+        self._negotiate()
+        if self.version < 2:
+            return []
+        return self._procs.values(self._list(abi.CTL_PROCS, abi.CTL_PROC))
+
+    def gone(self, job_id: int, uuid: str, pid: int) -> None:
+        """NVML does not list this dead process any more: its memory is free. Unknown ones are no error."""
+        message = abi.CtlProcess(head=abi.head(abi.CTL_GONE, abi.CtlProcess), job_id=job_id, pid=pid)
+        message.uuid = abi.c_text(uuid, abi.UUID_LEN, "card UUID")
+        self._command_if_known(message, f"the end of process {pid}")
+
+    def overhead(self, job_id: int, uuid: str, size: int) -> None:
+        """Bytes of contexts and modules of a job's live processes on a card, to be charged beside their own word."""
+        message = abi.CtlOverhead(head=abi.head(abi.CTL_OVERHEAD, abi.CtlOverhead), job_id=job_id)
+        message.uuid = abi.c_text(uuid, abi.UUID_LEN, "card UUID")
+        message.bytes = abi.bounded(size, 0, 2**64 - 1, "overhead")
+        self._command_if_known(message, f"the overhead of job {job_id}")
+
+    def _list(self, ask: int, item: int) -> list[bytes]:
+        """Ask for a list; the raw messages of it."""
+        self._negotiate()
+        self._send(abi.head(ask, abi.MsgHead))
+        items: list[bytes] = []
+        kind, data = self._receive()
+        while kind == item:
+            items.append(data)
+            head, size = data[:_HEAD], len(data)
+            while (data := self._next()).startswith(head) and len(
+                data
+            ) == size:  # one like it: no second look
+                items.append(data)
+            kind = self._check(data)
+        if kind != abi.CTL_END:
+            raise self._gone(f"sent message type {kind} inside a list")
+        self._note_boot(abi.parse(abi.CtlAck, data, "end of the list"))
+        return items
+
+    def _command_if_known(self, message: ctypes.Structure, what: str) -> None:
+        self._negotiate()
+        if self.version >= 2:
+            self._command(message, what)
+
+    def _negotiate(self) -> None:
+        """On a new connection, before what differs between versions: which one does the arbiter speak?
+
+        An empty QG_CTL_REVOKE of job 0, which no job has, changes nothing and is answered in every version.
+        """
+        if self._sock is None:
+            self.version = abi.ABI_VERSION
+            probe = abi.CtlRevoke(head=abi.head(abi.CTL_REVOKE, abi.CtlRevoke), job_id=0)
+            self._command(probe, "the first message")
 
     def _command(self, message: ctypes.Structure, what: str) -> int:
         self._send(message)
@@ -208,6 +219,9 @@ class ArbiterLink:
         if kind != abi.CTL_ACK:
             raise self._gone(f"answered {what} with message type {kind}")
         ack = abi.parse(abi.CtlAck, data, "acknowledgement")
+        if ack.status == errno.EPROTO and ack.head.version < self.version:
+            self.version = int(ack.head.version)
+            return self._command(message, what)
         if ack.status:
             why = _REFUSALS.get(ack.status, os.strerror(ack.status))
             raise ArbiterError(f"the arbiter refused {what}: {why}", ack.status)
@@ -217,37 +231,90 @@ class ArbiterLink:
         self.boot_id = int(ack.boot_id)
         return self.boot_id
 
-    def _connect(self) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        sock.settimeout(self.timeout)
-        try:
-            sock.connect(str(self.path))
-        except OSError as error:
-            sock.close()
-            raise ArbiterGone(f"no arbiter at {self.path}: {error.strerror or error}") from error
-        return sock
-
     def _send(self, message: ctypes.Structure) -> None:
-        sock = self._sock = self._sock or self._connect()
+        sock = self._sock = self._sock or _connect(self.path, self.timeout)
+        head = message if isinstance(message, abi.MsgHead) else message.head
+        head.version = self.version
         try:
             sock.send(bytes(message))
         except OSError as error:
             raise self._gone(error.strerror or str(error)) from error
 
     def _receive(self) -> tuple[int, bytes]:
+        data = self._next()
+        return self._check(data), data
+
+    def _next(self) -> bytes:
+        """The next message, empty at the end of the connection."""
         if self._sock is None:
             raise ArbiterGone(f"the connection to {self.path} is closed")
         try:
-            data = self._sock.recv(4096)
+            try:
+                return os.read(self._sock.fileno(), 4096)  # recv() would ask first whether there is something
+            except BlockingIOError:
+                return self._sock.recv(4096)
         except OSError as error:
             raise self._gone(error.strerror or str(error)) from error
-        if len(data) < ctypes.sizeof(abi.MsgHead):
+
+    def _check(self, data: bytes) -> int:
+        """Type of a message. Raises ArbiterGone for what is none."""
+        if len(data) < _HEAD:
             raise self._gone("closed the connection")
         head = abi.MsgHead.from_buffer_copy(data)
-        if (head.magic, head.version, head.size) != (abi.MAGIC, abi.ABI_VERSION, len(data)):
+        if not _spoken(head, data):
             raise self._gone(f"sent a message of version {head.version}")
-        return int(head.type), data
+        return int(head.type)
 
     def _gone(self, why: str) -> ArbiterGone:
         self.close()
         return ArbiterGone(f"the arbiter at {self.path}: {why}")
+
+
+class DeathWatch:
+    """A connection of its own on which the arbiter reports each registered process that ends.
+
+    Its memory stays charged until `ArbiterLink.gone` names it (or 5 s passed); deaths that nobody has answered yet are
+    reported again to a new watch. An arbiter of version 1 reports nothing.
+    """
+
+    def __init__(self, run_dir: str | Path, timeout: float = 2.0) -> None:
+        """Connect and begin to watch. Raises ArbiterGone when there is no arbiter."""
+        link = ArbiterLink(run_dir, timeout)
+        link._negotiate()
+        link._command_if_known(abi.head(abi.CTL_WATCH, abi.MsgHead), "to watch processes")
+        assert link._sock is not None
+        self._sock = link._sock
+        self._sock.setblocking(False)
+
+    def __enter__(self) -> DeathWatch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        """Descriptor that becomes readable when a process ended, or the arbiter did."""
+        return self._sock.fileno()
+
+    def died(self) -> list[ProcessStats]:
+        """Processes that ended since the last call; never waits. Raises ArbiterGone when the connection ended."""
+        found: list[ProcessStats] = []
+        while True:
+            try:
+                data = self._sock.recv(4096)
+            except BlockingIOError:
+                return found
+            except OSError as error:
+                raise ArbiterGone(f"the watch of processes: {error.strerror or error}") from error
+            if data:
+                found.append(arbiter_wire.process(data))
+            elif found:
+                return found  # the end is told by the next call
+            else:
+                raise ArbiterGone("the watch of processes: the arbiter closed the connection")
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._sock.close()

@@ -7,7 +7,7 @@ here reads our own ledger, so a wrong ledger cannot make a figure look right.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -90,37 +90,59 @@ def work_ns(spans: Iterable[Span], start: int, end: int) -> int:
 
 
 def card_free_us(online: Sequence[Burst], offline: Sequence[Span]) -> list[float]:
-    """Per burst: µs from online's first launch call to the last progress of offline inside the burst."""
+    """Per burst: µs from online's first launch call to the last progress of offline inside the burst.
+
+    `offline` is of one card and in the order of time, so that its pieces do not overlap.
+    """
+    starts = [s.t_start for s in offline]
     figures = []
     for burst in online:
-        ends = [min(s.t_end, burst.end) for s in offline if s.t_end > burst.call and s.t_start < burst.end]
-        figures.append((max(ends) - burst.call) / 1000 if ends else 0.0)
+        at = bisect_left(starts, burst.end) - 1
+        last = min(offline[at].t_end, burst.end) if at >= 0 else burst.call
+        figures.append(max(0, last - burst.call) / 1000)
     return figures
 
 
 def gate_close_us(online: Sequence[Burst], gates: Sequence[GateEvent]) -> list[float]:
-    """Per burst that found the offline gate open: µs from the launch call to the stored closed gate.
+    """Per burst that found an offline gate open: µs from the launch call until every offline gate was closed for good.
 
-    A burst for which the gate never closed counts whole, so that a missing arbiter cannot look fast.
+    `gates` are those of all offline tenants of the card. A gate that opens again inside the burst counts until it
+    closes, and one that is open at the burst's end counts whole, so that a missing arbiter cannot look fast.
     """
-    figures = []
-    for burst in online:
-        before = [e for e in gates if e.t_ns <= burst.call]
-        if before and before[-1].flags & CLOSED:
-            continue
-        closings = (e.t_ns for e in gates if burst.call < e.t_ns and e.flags & CLOSED)
-        figures.append((min(next(closings, burst.end), burst.end) - burst.call) / 1000)
-    return figures
+    by_job: dict[int, list[GateEvent]] = {}
+    for event in sorted(gates, key=lambda e: e.t_ns):
+        by_job.setdefault(event.job_id, []).append(event)
+    found = ([_closed_after(burst, events) for events in by_job.values()] or [burst.end] for burst in online)
+    latest = (
+        (burst, max((t for t in times if t is not None), default=None))
+        for burst, times in zip(online, found, strict=True)
+    )
+    return [(at - burst.call) / 1000 for burst, at in latest if at is not None]
+
+
+def _closed_after(burst: Burst, events: Sequence[GateEvent]) -> int | None:
+    """When this tenant's gate was closed for the rest of the burst; None if it was closed all the time."""
+    low = bisect_right(events, burst.call, key=lambda e: e.t_ns)
+    high = bisect_left(events, burst.end, key=lambda e: e.t_ns)
+    was_open = low == 0 or not events[low - 1].flags & CLOSED
+    inside = events[low:high]
+    if not was_open and all(e.flags & CLOSED for e in inside):
+        return None
+    if not inside or not inside[-1].flags & CLOSED:
+        return burst.end
+    last_open = max((i for i, e in enumerate(inside) if not e.flags & CLOSED), default=-1)
+    return inside[last_open + 1].t_ns
 
 
 def handback_ms(online: Sequence[Burst], gates: Sequence[GateEvent], until: int) -> list[float]:
-    """Per burst: ms from the end of online's last kernel to the offline gate's opening before `until`."""
+    """Per burst: ms from the end of online's last kernel to the first offline gate's opening before `until`."""
+    openings = sorted(e.t_ns for e in gates if not e.flags & CLOSED)
     figures = []
     for number, burst in enumerate(online):
         following = online[number + 1].call if number + 1 < len(online) else until
-        opened = next((e.t_ns for e in gates if e.t_ns > burst.end and not e.flags & CLOSED), None)
-        if opened is not None and opened < following:
-            figures.append((opened - burst.end) / NS_PER_MS)
+        at = bisect_right(openings, burst.end)
+        if at < len(openings) and openings[at] < following:
+            figures.append((openings[at] - burst.end) / NS_PER_MS)
     return figures
 
 

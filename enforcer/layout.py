@@ -7,15 +7,18 @@ apart. Import these names from `enforcer.abi`. docs/specs/abi.md explains each w
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_char, c_int32, c_uint8, c_uint32, c_uint64
+from ctypes import c_char, c_int32, c_int64, c_uint8, c_uint32, c_uint64
 from typing import ClassVar
 
 MAGIC = 0x55504751
-ABI_VERSION = 1
+ABI_VERSION = 2
+ABI_OLDEST = 1
+GRANT_VERSION = 1
 UUID_LEN = 48
 MAX_CARDS = 16
 MAX_PROCS = 128
 MARKERS = 64
+LANES = 16
 PAGE = 4096
 
 SOCK_REGISTER = "enforcer.sock"
@@ -33,6 +36,8 @@ POLICY_BURST_SHARE = 3
 GRANT_ACTIVE = 1
 GRANT_REFUSED = 2
 GRANT_WHOLE = 3
+INJECT_PRELOAD = 0
+INJECT_MOUNT = 1
 
 GATE_CLOSED = 0x1
 GATE_NOTIFY = 0x2
@@ -54,7 +59,22 @@ CTL_STATS = 21
 CTL_TENANT = 22
 CTL_END = 23
 CTL_ACK = 24
+CTL_WATCH = 25
+CTL_DIED = 26
+CTL_GONE = 27
+CTL_OVERHEAD = 28
+CTL_PROCS = 29
+CTL_PROC = 30
 CARD_UNGOVERNED = 0x1
+CARD_UNGOVERNED_ONLINE = 0x2
+CARD_UNGOVERNED_OFFLINE = 0x4
+CARD_TOGETHER = 0x8
+CLOSE_BUCKETS = 16
+CTL_TENANT_V1_SIZE = 216
+TENANT_ESTIMATED = 0x1
+TENANT_PASSED_OVER = 0x2
+TENANT_UNGOVERNED = 0x4
+TENANT_SUSPENDED = 0x8
 
 
 class GrantCardPage(ctypes.Structure):
@@ -91,7 +111,8 @@ class GrantPage(ctypes.Structure):
         ("driver_path", c_char * 256),
         ("shim_path", c_char * 256),
         ("message", c_char * 512),
-        ("reserved", c_uint8 * 240),
+        ("injection", c_uint32),
+        ("reserved", c_uint8 * 236),
         ("cards", GrantCardPage * MAX_CARDS),
     ]
 
@@ -103,12 +124,13 @@ class GatePage(ctypes.Structure):
         ("magic", c_uint32),
         ("version", c_uint32),
         ("size", c_uint32),
-        ("reserved0", c_uint32),
+        ("revision", c_uint32),
         ("job_id", c_uint64),
         ("mem_cap", c_uint64),
         ("window_us", c_uint32),
         ("lease_ms", c_uint32),
-        ("pad0", c_uint8 * 24),
+        ("mem_extra", c_uint64),
+        ("pad0", c_uint8 * 16),
         ("flags", c_uint32),
         ("reserved1", c_uint32),
         ("heartbeat_ns", c_uint64),
@@ -122,6 +144,12 @@ class Marker(ctypes.Structure):
     """struct qg_marker: completion words of one stream."""
 
     _fields_: ClassVar = [("submitted", c_uint32), ("done", c_uint32)]
+
+
+class Lane(ctypes.Structure):
+    """struct qg_lane: launches of one thread, in a cache line of its own (version 2)."""
+
+    _fields_: ClassVar = [("launches", c_uint64), ("pad", c_uint8 * 56)]
 
 
 class ProcSlot(ctypes.Structure):
@@ -144,7 +172,8 @@ class ProcSlot(ctypes.Structure):
         ("reserved0", c_uint32),
         ("pad", c_uint8 * 416),
         ("markers", Marker * MARKERS),
-        ("tail", c_uint8 * (PAGE - 512 - 8 * MARKERS)),
+        ("lanes", Lane * LANES),
+        ("tail", c_uint8 * (PAGE - 1024 - 64 * LANES)),
     ]
 
 
@@ -263,7 +292,38 @@ class CtlTenant(ctypes.Structure):
         ("preemptions", c_uint64),
         ("gate_close_max_ns", c_uint64),
         ("granted_ns", c_uint64),
-        ("reserved", c_uint64 * 4),
+        ("flags", c_uint32),
+        ("policy", c_uint32),
+        ("deficit_ns", c_int64),
+        ("mem_extra", c_uint64),
+        ("closed_suspended_ns", c_uint64),
+        ("held_ns", c_uint64),
+        ("close_hist", c_uint32 * CLOSE_BUCKETS),
+    ]
+
+
+class CtlProcess(ctypes.Structure):
+    """struct qg_ctl_process: one process of a tenant (CTL_DIED, CTL_GONE, CTL_PROC)."""
+
+    _fields_: ClassVar = [
+        ("head", MsgHead),
+        ("job_id", c_uint64),
+        ("uuid", c_char * UUID_LEN),
+        ("pid", c_uint32),
+        ("uid", c_uint32),
+        ("mem_used", c_uint64),
+        ("mem_pending", c_uint64),
+    ]
+
+
+class CtlOverhead(ctypes.Structure):
+    """struct qg_ctl_overhead: bytes of contexts and modules of a tenant, as NVML counts them."""
+
+    _fields_: ClassVar = [
+        ("head", MsgHead),
+        ("job_id", c_uint64),
+        ("uuid", c_char * UUID_LEN),
+        ("bytes", c_uint64),
     ]
 
 
@@ -279,6 +339,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "qg_grant": GrantPage,
     "qg_gate_page": GatePage,
     "qg_marker": Marker,
+    "qg_lane": Lane,
     "qg_proc": ProcSlot,
     "qg_job_page": JobPage,
     "qg_msg_head": MsgHead,
@@ -289,5 +350,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "qg_ctl_revoke": CtlRevoke,
     "qg_ctl_ack": CtlAck,
     "qg_ctl_tenant": CtlTenant,
+    "qg_ctl_process": CtlProcess,
+    "qg_ctl_overhead": CtlOverhead,
     "qg_gate_event": GateEvent,
 }

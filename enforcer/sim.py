@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-import select
+import socket
 import struct
 import subprocess
 import time
@@ -18,10 +18,15 @@ from enum import IntEnum, IntFlag
 from pathlib import Path
 from typing import NamedTuple
 
+from enforcer.fdwait import readable_within
+
 _HEAD = struct.Struct("<8sIIIIQ32s")
 _RECORD = struct.Struct("<QQQIIIIIIQQ")
 _MAGIC = b"QGSIMTRC"
 _VERSION = 1
+_SIM_MAGIC, _PROTOCOL, _REQ_CONTROL, _NOT_FOUND = 0x4D495351, 2, 32, 500
+_CONTROL = struct.Struct("<IIII32x1024s")
+_ANSWER = struct.Struct("<12xiQ24x")
 
 
 class SimError(Exception):
@@ -36,6 +41,10 @@ class Kind(IntEnum):
     DTOH = 3
     DTOD = 4
     MEMSET = 5
+    PEER = 6
+
+
+_ENGINES: dict[int, str] = {Kind.HTOD: "htod", Kind.DTOH: "dtoh", Kind.PEER: "dtoh"}
 
 
 class Piece(IntFlag):
@@ -64,6 +73,11 @@ class Interval(NamedTuple):
     def duration(self) -> int:
         """Nanoseconds on the card."""
         return self.t_end - self.t_start
+
+    @property
+    def engine(self) -> str:
+        """Which engine of the card did it: compute, htod or dtoh. Those work at the same time."""
+        return _ENGINES.get(self.kind, "compute")
 
     @property
     def last(self) -> bool:
@@ -141,8 +155,13 @@ class SimConfig:
     memory_mib: int = 81920
     context_mib: int = 300
     minor_base: int = 0
-    slice_us: float = 2000
+    slice_us: float = 1000
     switch_us: float = 50
+    launch_us: float = 3
+    queue_depth: int = 1024
+    run_to_end: bool = False
+    driver_generation: int = 580
+    faults: tuple[str, ...] = ()
     ns_per_iter: float = 1.0
     trace: bool = True
     extra: tuple[str, ...] = ()
@@ -159,18 +178,23 @@ class SimConfig:
             "--minor-base": self.minor_base,
             "--slice-us": self.slice_us,
             "--switch-us": self.switch_us,
+            "--launch-us": self.launch_us,
+            "--queue-depth": self.queue_depth,
+            "--driver-generation": self.driver_generation,
             "--ns-per-iter": self.ns_per_iter,
             "--ready-fd": ready_fd,
         }
         words = [str(word) for pair in pairs.items() for word in pair]
-        return [str(binary), *words, *([] if self.trace else ["--no-trace"]), *self.extra]
+        words += [word for fault in self.faults for word in ("--fault", fault)]
+        flags = [] if self.trace else ["--no-trace"]
+        flags += ["--run-to-end"] if self.run_to_end else []
+        return [str(binary), *words, *flags, *self.extra]
 
 
 def _await_ready(fd: int, process: subprocess.Popen[bytes], seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
-        readable, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
-        if readable:
+        if readable_within(fd, deadline - time.monotonic()):
             return os.read(fd, 16) == b"READY\n"
     return False
 
@@ -226,6 +250,32 @@ class Simulator:
     def intervals(self) -> list[Interval]:
         """The trace so far (at most 0.1 s old while running)."""
         return list(read_trace(self.trace_path))
+
+    def control(self, command: str) -> int:
+        """Ask for a fault, as root: "sticky pid=P", "delay call=cuMemAlloc us=50000", "clear" and others.
+
+        docs/specs/simulator.md lists them. Returns how many contexts or processes it reached. Raises
+        SimError when the command is not understood, reaches nobody, or comes from somebody else.
+        """
+        message = _CONTROL.pack(_SIM_MAGIC, _PROTOCOL, _REQ_CONTROL, _CONTROL.size, command.encode())
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.settimeout(10)
+            directory = os.open(self.config.directory, os.O_PATH | os.O_DIRECTORY)
+            try:  # by descriptor: a directory's name may be longer than a socket's address
+                sock.connect(f"/proc/self/fd/{directory}/sim.sock")
+            finally:
+                os.close(directory)
+            sock.send(message)
+            answer = sock.recv(_ANSWER.size)
+        if len(answer) != _ANSWER.size:
+            raise SimError(f"the simulator threw out the command {command!r}")
+        status, reached = _ANSWER.unpack(answer)
+        if status == _NOT_FOUND:
+            raise SimError(f"{command!r} reached nobody: no such process uses the cards")
+        if status != 0:
+            why = "only root may ask" if status < 0 else "it is not understood"
+            raise SimError(f"the simulator refused {command!r}: {why}")
+        return int(reached)
 
     def describe(self) -> str:
         """One line for humans."""

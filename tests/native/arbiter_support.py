@@ -23,6 +23,7 @@ from gres.grants import Grant, GrantCard
 ROOT = Path(__file__).resolve().parents[2]
 ARBITER = Path(os.environ.get("QGPU_TEST_ARBITER", ROOT / "build/bin/qgpu-arbiter"))  # or a sanitized one
 ARBITER_ASAN = ROOT / "build/test/qgpu-arbiter-asan"
+ARBITER_TSAN = ROOT / "build/test/qgpu-arbiter-tsan"
 CARD = "GPU-00000000-0000-0000-0000-000000000001"
 CARD2 = "GPU-00000000-0000-0000-0000-000000000002"
 GIB = 1 << 30
@@ -69,13 +70,14 @@ class Arbiter:
     run_dir: Path
     binary: Path = ARBITER
     args: tuple[str, ...] = ()
+    prefix: tuple[str, ...] = ()  # a command that runs it
 
     def start(self) -> Arbiter:
         read, write = os.pipe()
         self.log = self.run_dir.parent / "arbiter.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [self.binary, "--run-dir", self.run_dir, "--ready-fd", str(write), *self.args],
+                [*self.prefix, self.binary, "--run-dir", self.run_dir, "--ready-fd", str(write), *self.args],
                 pass_fds=[write],
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -96,11 +98,13 @@ class Arbiter:
 
 
 @contextlib.contextmanager
-def arbiter(tmp_path: Path, *args: str, binary: Path = ARBITER) -> Iterator[Arbiter]:
+def arbiter(
+    tmp_path: Path, *args: str, binary: Path = ARBITER, prefix: tuple[str, ...] = ()
+) -> Iterator[Arbiter]:
     """An arbiter that must still be alive and end with status 0 when the test is done."""
     run_dir = tmp_path / "run"
     run_dir.mkdir(mode=0o755, exist_ok=True)
-    one = Arbiter(run_dir, binary, args).start()
+    one = Arbiter(run_dir, binary, args, prefix).start()
     try:
         yield one
         alive = one.process.poll() is None

@@ -8,7 +8,6 @@ import ctypes
 import fcntl
 import mmap
 import os
-import select
 import socket
 import struct
 import subprocess
@@ -16,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from enforcer.fdwait import readable_within, ready
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("QGPU_TEST_BUILD", ROOT / "build"))
@@ -85,20 +86,22 @@ class Page:
         return int(struct.unpack_from("<" + kind, self.map, offset)[0])
 
     def put(self, offset: int, kind: str, value: int) -> None:
-        """Writes one integer."""
-        struct.pack_into("<" + kind, self.map, offset, value)
+        """Writes one integer at once: a reader must never see half of a heartbeat."""
+        word = ctypes.c_uint64 if kind == "Q" else ctypes.c_uint32
+        word.from_buffer(self.map, offset).value = value
 
 
 class Tenant:
     """The pages of one card."""
 
-    def __init__(self, cap: int, flags: int, lease_ms: int) -> None:
+    def __init__(self, cap: int, flags: int, lease_ms: int, speaks: int = 2) -> None:
         self.gate = Page("gate", 128, SEAL | SHRINK | GROW | FUTURE_WRITE)
         self.job = Page("job", PAGE * 129, SEAL | SHRINK | GROW)
         self.doorbell = os.eventfd(0, os.EFD_NONBLOCK)
         self.asked: list[int] = []  # mem_used that each registration told
         self.slots = 0
         struct.pack_into("<4I 2Q 2I", self.gate.map, 0, MAGIC, VERSION, 128, 0, 4711, cap, 500, lease_ms)
+        self.gate.put(12, "I", speaks if speaks > 1 else 0)
         struct.pack_into("<4I", self.job.map, 0, MAGIC, VERSION, PAGE * 129, 128)
         self.set(flags)
 
@@ -117,7 +120,12 @@ class Tenant:
     def proc(self, field: str, slot: int = 0) -> int:
         """A field of a process's slot."""
         offset, kind = FIELDS[field]
-        return self.job.get(PAGE * (1 + slot) + offset, kind)
+        value = self.job.get(PAGE * (1 + slot) + offset, kind)
+        return value + sum(self.lanes(slot)) if field == "launches" else value
+
+    def lanes(self, slot: int = 0) -> list[int]:
+        """The launch counters of the threads; the last one is shared."""
+        return [self.job.get(PAGE * (1 + slot) + 1024 + 64 * lane, "Q") for lane in range(16)]
 
     def clear(self, slot: int) -> None:
         """What the arbiter does when a process died."""
@@ -127,6 +135,11 @@ class Tenant:
         """(submitted, done) of a stream."""
         at = PAGE * (1 + slot) + 512 + 8 * index
         return self.job.get(at, "I"), self.job.get(at + 4, "I")
+
+    def reach(self, index: int = 0, slot: int = 0) -> None:
+        """What the GPU does at the end of a stream's work."""
+        at = PAGE * (1 + slot) + 512 + 8 * index
+        self.job.put(at + 4, "I", self.job.get(at, "I"))
 
     def rings(self) -> int:
         """Rings since the last look."""
@@ -139,7 +152,11 @@ class Tenant:
 class FakeArbiter:
     """Answers registrations; the gates are the test's."""
 
-    def __init__(self, run_dir: Path, caps: list[int], flags: int = TRACK, lease_ms: int = 10000) -> None:
+    def __init__(
+        self, run_dir: Path, caps: list[int], flags: int = TRACK, lease_ms: int = 10000, speaks: int = 2
+    ) -> None:
+        self.hangs_up = False  # on a newer version, instead of an answer
+        self.speaks = speaks  # newest version of the messages that it understands
         self.run_dir = run_dir
         self.caps = caps
         self.flags = flags
@@ -148,12 +165,14 @@ class FakeArbiter:
         self.tenants: dict[str, Tenant] = {}
         self.clients: list[socket.socket] = []
         self.grants_seen = 0
+        self.versions: list[int] = []  # of each registration
         self.start()
 
     def start(self) -> None:
         """Fresh pages, fresh socket: as after a restart."""
         self.tenants = {
-            UUID.format(n): Tenant(cap, self.flags, self.lease_ms) for n, cap in enumerate(self.caps, 1)
+            UUID.format(n): Tenant(cap, self.flags, self.lease_ms, self.speaks)
+            for n, cap in enumerate(self.caps, 1)
         }
         self.slots: dict[int, int] = {}
         path = self.run_dir / "enforcer.sock"
@@ -182,10 +201,12 @@ class FakeArbiter:
     def run(self) -> None:
         """The thread."""
         while True:
-            ready, _, _ = select.select([self.listener, self.stop_read, *self.clients], [], [])
-            if self.stop_read in ready:
+            found = ready([self.listener.fileno(), self.stop_read, *(c.fileno() for c in self.clients)], 3600)
+            if self.stop_read in found:
                 return
-            for sock in ready:
+            for sock in [self.listener, *self.clients]:
+                if sock.fileno() not in found:
+                    continue
                 if sock is self.listener:
                     self.clients.append(sock.accept()[0])
                 elif not self.answer(sock):
@@ -205,11 +226,18 @@ class FakeArbiter:
             self.grants_seen += len(fds)
             for fd in fds:
                 os.close(fd)
+        version = struct.unpack_from("<I", data, 4)[0]
+        self.versions.append(version)
+        if version > self.speaks and self.hangs_up:
+            return False
+        if version > self.speaks:
+            sock.sendmsg([struct.pack("<4I iI Q", MAGIC, 1, 2, 288, 71, 0, 0).ljust(288, b"\0")])  # EPROTO
+            return True
         pid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         tenant = self.tenants[data[24:72].rstrip(b"\0").decode()]
         tenant.asked.append(struct.unpack_from("<Q", data, 72)[0])
         slot = self.slots.setdefault(pid, len(self.slots))
-        head = struct.pack("<4I iI Q", MAGIC, VERSION, 2, 288, self.status, slot, 0).ljust(288, b"\0")
+        head = struct.pack("<4I iI Q", MAGIC, version, 2, 288, self.status, slot, 0).ljust(288, b"\0")
         fds = array.array("i", [tenant.gate.fd, tenant.job.fd, tenant.doorbell] if not self.status else [])
         tenant.beat()
         sock.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else [])
@@ -230,7 +258,7 @@ class Probe:
 
     def answered(self, seconds: float = 0.0) -> bool:
         """True if an answer is there within the time."""
-        return bool(select.select([self.process.stdout], [], [], seconds)[0])
+        return readable_within(self.process.stdout.fileno(), seconds)
 
     def answer(self, seconds: float = 20.0) -> str:
         """The next answer."""
@@ -261,12 +289,17 @@ class Probe:
 
 
 def launch(
-    run_dir: Path, env: dict[str, str], fds: tuple[int, ...] = (), wrap: tuple[str, ...] = ()
+    run_dir: Path,
+    env: dict[str, str],
+    fds: tuple[int, ...] = (),
+    wrap: tuple[str, ...] = (),
+    shim: Path = SHIM,
 ) -> Probe:
     """Starts the probe with the shim preloaded and this environment. wrap: a command in front of it."""
-    base = {"PATH": os.environ["PATH"], "LD_PRELOAD": str(SHIM), "QGPU_TEST_STUB": str(STUB)}
+    base = {"PATH": os.environ["PATH"], "LD_PRELOAD": str(shim), "QGPU_TEST_STUB": str(STUB)}
+    twin = shim.with_name("shim-probe")  # a sanitizer's shim needs a program of the same kind
     process = subprocess.Popen(
-        [*wrap, str(PROBE)],
+        [*wrap, str(twin if twin.exists() else PROBE)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -280,10 +313,17 @@ def launch(
 
 
 @contextlib.contextmanager
-def governed(run_dir: Path, caps: list[int], wrap: tuple[str, ...] = ()) -> Iterator[Probe]:
+def governed(
+    run_dir: Path,
+    caps: list[int],
+    wrap: tuple[str, ...] = (),
+    *,
+    shim: Path = SHIM,
+    env: dict[str, str] | None = None,
+) -> Iterator[Probe]:
     """A probe with a grant in a sealed descriptor; killed at the end if it still lives."""
     fd = sealed("grant", grant_bytes(run_dir, caps))
-    probe = launch(run_dir, {"QGPU_GRANT_FD": str(fd)}, (fd,), wrap)
+    probe = launch(run_dir, {"QGPU_GRANT_FD": str(fd)} | (env or {}), (fd,), wrap, shim)
     os.close(fd)
     try:
         yield probe

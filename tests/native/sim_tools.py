@@ -51,6 +51,21 @@ def run(sim: Simulator, code: str, **more: str) -> str:
     return out
 
 
+def nvml(sim: Simulator, code: str) -> str:
+    """Run code with pynvml as n and the handle of card 0 as h; its standard output."""
+    head = "import json, os, sys, pynvml as n\nn.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", head + textwrap.dedent(code)],
+        env=client_env(sim),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

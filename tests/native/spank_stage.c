@@ -91,6 +91,26 @@ spank_err_t spank_unsetenv(spank_t sp, const char *name)
     return ESPANK_SUCCESS;
 }
 
+/* The stage has no command line of its own: options come from its environment, under their names. */
+spank_err_t spank_option_register(spank_t sp, struct spank_option *option)
+{
+    const char *given = getenv(option->name);
+
+    (void)sp;
+    if (given && option->cb(option->val, given, context == S_CTX_REMOTE) != ESPANK_SUCCESS)
+        exit(93);
+    return ESPANK_SUCCESS;
+}
+
+spank_err_t spank_job_control_setenv(spank_t sp, const char *name, const char *value, int overwrite)
+{
+    (void)sp;
+    (void)overwrite;
+    printf("request %s=%s\n", name, value);
+    fflush(stdout);
+    return ESPANK_SUCCESS;
+}
+
 const char *spank_strerror(spank_err_t err)
 {
     (void)err;
@@ -172,6 +192,7 @@ int main(int argc, char **argv)
     }
     copy_env();
     call(plugin, "slurm_spank_init", dash - 5, argv + 5);
+    call(plugin, "slurm_spank_init_post_opt", dash - 5, argv + 5);
     pid_t pid = fork();
     if (pid == 0)
         run_task(plugin, argv + dash + 1, dash - 5, argv + 5);

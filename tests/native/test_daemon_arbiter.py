@@ -15,6 +15,7 @@ from enforcer.daemon.arbiter_port import SocketArbiter
 from enforcer.daemon.fakes import FakeNode
 from enforcer.daemon.hookproto import Answer
 from enforcer.daemon.node import NodeService
+from enforcer.fdwait import readable_within
 
 ARBITER = Path(__file__).parents[2] / "build/bin/qgpu-arbiter"
 SHARE = "qgpu/1 class=online share=30 mem=12288"
@@ -57,9 +58,8 @@ def start(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
 @pytest.fixture
 def service(tmp_path: Path, start: Callable[[], subprocess.Popen[bytes]]) -> NodeService:
     node = FakeNode(tmp_path, clock=SystemClock())
-    service = node.service()
-    service.ports.arbiter = SocketArbiter(str(tmp_path / "run"), node.config)
-    return service
+    node.arbiter = SocketArbiter(str(tmp_path / "run"), node.config)  # type: ignore[assignment]
+    return node.service()
 
 
 def tenants(service: NodeService) -> list[tuple[int, str, int]]:
@@ -97,14 +97,13 @@ def test_grants_come_back_after_the_arbiter_was_killed(service, start):
 
 
 def test_descriptor_tells_the_end_of_the_arbiter(service, start):
-    import select
 
     arbiter = start()
     service.start()
     fd = service.ports.arbiter.fileno()
-    assert fd is not None and select.select([fd], [], [], 0) == ([], [], [])
+    assert fd is not None and not readable_within(fd, 0)
     arbiter.kill()
-    assert select.select([fd], [], [], 10)[0] == [fd]
+    assert readable_within(fd, 10)
 
 
 def test_grants_of_a_daemon_that_was_away_are_replaced_by_the_full_list(service, start):

@@ -6,20 +6,14 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from node_support import Chain
 
-from enforcer.ledger import read_usage
-
-BUILD = Path(__file__).parents[2] / "build"
-PARTS = ["bin/qgpu-hook", "bin/qgpu-arbiter", "bin/qgpu-simgpu", "bin/qgpu-workload", "lib/qgpu_spank.so"]
-USER = 65534
 MIB = 1 << 20
 
 pytestmark = [
@@ -27,86 +21,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes"),
     pytest.mark.timeout(120),
 ]
-
-
-class Chain:
-    """A node without slurmd: the test runs the hooks, and the stage plays slurmstepd."""
-
-    def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
-        self.directory = directory
-        self._stack = stack
-        for name in ("run", "sim"):
-            (directory / name).mkdir(mode=0o755)
-        # Jobs of another user must be able to load what is built, wherever the checkout is.
-        for part in (
-            *PARTS,
-            "sim/libcuda.so.1",
-            "sim/libnvidia-ml.so.1",
-            "shim/libcuda.so.1",
-            "test/spank_stage",
-        ):
-            copy = directory / "opt" / part
-            copy.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            copy.write_bytes((BUILD / part).read_bytes())
-            copy.chmod(0o755)
-        self.opt = directory / "opt"
-        self.config = directory / "qgpu.yaml"
-        self.config.write_text(
-            f"version: 1\ncluster: t\nrun_dir: {directory}/run\nstate_dir: {directory}/state\n"
-            f"driver: {{libcuda: {self.opt}/sim/libcuda.so.1, nvml: {self.opt}/sim/libnvidia-ml.so.1}}\n"
-            f"shim: {self.opt}/shim/libcuda.so.1\ndefault_class: offline\n"
-            "models: {h200: {memory: 80GiB, reserve: 2GiB}}\nenforcer: {ledger_interval: 200ms}\n"
-            f'nodes: [{{names: n1, model: h200, count: 2, files: "{directory}/sim/dev/qgpusim[0-1]"}}]\n'
-        )
-        self.ready("bin/qgpu-simgpu", "--dir", f"{directory}/sim", "--node", "n1", "--cards", "2")
-        self.arbiter = self.ready("bin/qgpu-arbiter", "--run-dir", f"{directory}/run")
-        self.start_qgpud()
-
-    def ready(self, part: str, *arguments: str) -> subprocess.Popen[bytes]:
-        reader, writer = os.pipe()
-        command = [str(self.opt / part), *arguments, "--ready-fd", str(writer)]
-        process = subprocess.Popen(command, pass_fds=[writer], stderr=subprocess.DEVNULL)
-        self._stack.callback(_end, process)
-        os.close(writer)
-        with os.fdopen(reader, "rb") as pipe:
-            assert pipe.read(1), f"{part} ended before it was ready"
-        return process
-
-    def start_qgpud(self) -> None:
-        log = (self.directory / "qgpud.log").open("a")
-        command = [sys.executable, "-m", "enforcer.daemon.main", "--config", str(self.config), "--node", "n1"]
-        env = os.environ | {"QGPU_SIM_DIR": f"{self.directory}/sim"}
-        self.qgpud = subprocess.Popen(command, env=env, stderr=log)
-        self._stack.callback(_end, self.qgpud)
-
-    def hook(self, kind: str, job: int, tag: str = "", gpus: str = "0") -> int:
-        env = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(USER), "SLURM_JOB_GID": str(USER)}
-        env |= {"SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": gpus, "SLURM_JOB_COMMENT": tag}
-        command = [str(self.opt / "bin/qgpu-hook"), kind, "--run-dir", f"{self.directory}/run"]
-        return subprocess.run([*command, "--deadline-ms", "10000"], env=env, timeout=30).returncode
-
-    def task(self, job: int, *options: str) -> subprocess.Popen[str]:
-        stage = [str(self.opt / "test/spank_stage"), str(self.opt / "lib/qgpu_spank.so"), "remote", str(job)]
-        work = [str(self.opt / "bin/qgpu-workload"), "--json", *options]
-        env = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1", "QGPU_SIM_DIR": f"{self.directory}/sim"}
-        env |= {"LD_LIBRARY_PATH": f"{self.opt}/sim"}
-        command = [*stage, str(USER), f"run_dir={self.directory}/run", "--", *work]
-        return subprocess.Popen(
-            command, env=env, cwd="/", text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-
-    def usage(self, job: int):
-        (row,) = read_usage(self.directory / "state/ledger.sqlite", [job])
-        return row
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture

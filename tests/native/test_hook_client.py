@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -279,3 +280,40 @@ def test_symbolic_link_to_run_dir_is_not_followed(tmp_path, run_dir, daemon):
     daemon(lambda _: b"qgpu-hook/1 0\0")
     (tmp_path / "link").symlink_to(run_dir)
     assert hook("prolog", tmp_path / "link", CARD_JOB, deadline=300).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "listens"),
+    [
+        ("prolog", b"qgpu-hook/1 0\0", True),
+        ("epilog", b"qgpu-hook/1 0\0", True),
+        ("epilog", b"qgpu-hook/1 1\0broken", True),
+        ("epilog", None, True),
+        ("epilog", None, False),
+    ],
+    ids=["prolog", "epilog", "epilog-broken", "epilog-hung", "epilog-alone"],
+)
+def test_no_command_of_slurm_is_called_but_on_a_broken_node(tmp_path, run_dir, daemon, kind, answer, listens):
+    if listens:
+        daemon(lambda _: answer)
+    scontrol, log = fake_scontrol(tmp_path)
+    done = hook(kind, run_dir, CARD_JOB, "--scontrol", str(scontrol), deadline=700)
+    assert done.returncode == 0 and not log.exists()
+
+
+def test_a_daemon_whose_queue_is_full_is_not_waited_for_beyond_the_deadline(run_dir):
+    """Stopped for long: its socket takes connections no more."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(run_dir / "hook.sock"))
+        listener.listen(0)
+        with contextlib.ExitStack() as full:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    client = full.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                    client.setblocking(False)
+                    client.connect(str(run_dir / "hook.sock"))
+            began = time.monotonic()
+            assert hook("prolog", run_dir, CARD_JOB, deadline=600).returncode == 1
+            assert hook("epilog", run_dir, CARD_JOB, deadline=600).returncode == 0
+            assert 1.0 < time.monotonic() - began < 10
+    assert (run_dir / "grants/4711.ended").exists()

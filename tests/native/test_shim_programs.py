@@ -311,8 +311,7 @@ def test_what_is_told_is_what_can_be_had(rig: Rig) -> None:
         assert call() == 0; held.append(p.value)
     left = d.free_memory(); print(left // MIB, d.try_alloc(left + 1), d.try_alloc(left) > 0)
     print(d.free_memory())
-    d.call("cuMemFreeAsync", U(held[1]), s); print(d.free_memory() == GIB)
-    d.call("cuStreamSynchronize", s)
+    d.call("cuMemFreeAsync", U(held[1]), s); d.call("cuStreamSynchronize", s); print(d.free_memory() == GIB)
     for n in range(20000): d.call("cuMemFree_v2", U(d.try_alloc(1 + n % 4096)))
     print(d.free_memory() == GIB)
     """

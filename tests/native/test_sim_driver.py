@@ -89,7 +89,8 @@ def test_two_processes_share_in_slices(sim: Simulator) -> None:
     assert end_ns - start_ns > 500_000_000
     shares = [busy[x.pid] / sum(busy.values()) for x in both]
     assert shares == pytest.approx([0.5, 0.5], abs=0.005)
-    assert max(p.duration for p in long) <= 2_000_000
+    inside = [p for p in long if p.t_start >= start_ns and p.t_end <= end_ns]
+    assert max(p.duration for p in inside) == 1_000_000  # the slice, while both have work
     assert all(a.t_end <= b.t_start for a, b in pairwise(long))
 
 
@@ -293,10 +294,11 @@ def test_streams_events_host_functions_and_words(sim: Simulator) -> None:
         g = Cuda(); s, t = g.stream(), g.stream(); e = g.event(); seen = []
         fn = c.CFUNCTYPE(None, c.c_void_p)(lambda p: (time.sleep(0.02), seen.append(p)))
         a, b = g.event(), g.event()
+        g.launch(100_000, s)  # what follows is queued before it ends, whatever the machine does
         g.call("cuEventRecord", a, s); g.launch(5000, s); g.call("cuEventRecord", e, s)
         assert g.raw("cuEventQuery", e) == 600 and g.raw("cuStreamQuery", s) == 600
         g.call("cuStreamWaitEvent", t, e, 0); g.call("cuEventRecord", b, t); g.call("cuEventSynchronize", b)
-        print(5 <= g.elapsed_ms(a, b) < 5.5)
+        print(5 <= g.elapsed_ms(a, b) < 5.001)
         g.call("cuLaunchHostFunc", s, fn, c.c_void_p(1)); g.call("cuLaunchHostFunc", s, fn, c.c_void_p(2))
         g.call("cuStreamSynchronize", s); print(seen == [1, 2], g.raw("cuStreamQuery", s) == 0)
         word = (c.c_uint32 * 1024)(); at = c.addressof(word)

@@ -16,4 +16,4 @@ def test_model_cases() -> None:
         [str(BUILD / "test/sim-model-test")], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert len([line for line in done.stdout.splitlines() if line.startswith("ok ")]) == 10
+    assert len([line for line in done.stdout.splitlines() if line.startswith("ok ")]) == 22

@@ -105,6 +105,102 @@ def test_memory_is_held_and_refusal_is_named(sim: Simulator) -> None:
     assert "3.0 GiB were refused: CUDA_ERROR_OUT_OF_MEMORY" in refused.stderr
 
 
+def lines_of(log: Path, key: str) -> list[dict[str, int]]:
+    return [line for line in map(json.loads, log.read_text().splitlines()) if key in line]
+
+
+def test_poisson_requests_come_at_times_that_a_seed_decides(sim: Simulator, tmp_path: Path) -> None:
+    words = (
+        "--poisson",
+        "200",
+        "--iters",
+        "1000",
+        "--kernels-per-request",
+        "5",
+        "--requests",
+        "60",
+        "--json",
+    )
+    dues = []
+    for name, seed in (("a", "3"), ("b", "3"), ("c", "4")):
+        log = tmp_path / name
+        work(sim, *words, "--seed", seed, "--log", str(log), "--log-requests")
+        start = lines_of(log, "started_ns")[0]["started_ns"]
+        requests = lines_of(log, "due_ns")
+        assert len(requests) == 60 and all(r["start_ns"] >= r["due_ns"] for r in requests)
+        # What is logged as the start of the open loop is a little before it, by the same few µs for all requests.
+        dues.append([r["due_ns"] - requests[0]["due_ns"] for r in requests])
+        assert requests[0]["due_ns"] > start
+    assert all(abs(x - y) <= 2000 for x, y in zip(dues[0], dues[1], strict=True))
+    assert any(abs(x - y) > 100_000 for x, y in zip(dues[0], dues[2], strict=True))
+    gaps = [b - a for a, b in zip(dues[0], dues[0][1:], strict=False)]
+    assert 2e6 < sum(gaps) / len(gaps) < 10e6  # 5 ms on average; 59 draws stay well inside
+
+
+def test_a_late_poisson_request_counts_its_wait(sim: Simulator, tmp_path: Path) -> None:
+    """At 10 requests due per execution time each waits for those before it, and that is its latency."""
+    log = tmp_path / "log"
+    words = ("--poisson", "1000", "--iters", "10000000", "--kernel-us", "10000", "--requests", "10")
+    work(sim, *words, "--log", str(log), "--log-requests", "--json")
+    latencies = [r["latency_ns"] for r in lines_of(log, "due_ns")]
+    assert latencies[-1] > 60e6 and latencies[-1] > latencies[0]
+
+
+def test_mixed_lengths_graphs_and_a_window_by_count(sim: Simulator) -> None:
+    mixed = (
+        "--kernel-us",
+        "100",
+        "--iters",
+        "100000",
+        "--kernel-mix",
+        "100,1000",
+        "--kernels-per-request",
+        "4",
+    )
+    plain = json.loads(work(sim, *mixed, "--requests", "20", "--in-flight", "2", "--json").stdout)
+    graph = json.loads(work(sim, *mixed, "--requests", "20", "--graph", "--json").stdout)
+    sim.stop()
+    for summary in (plain, graph):
+        works = [p.work for p in sim.intervals() if p.pid == summary["pid"] and p.last]
+        assert len(works) == 80 and set(works) == {100_000, 1_000_000}
+        assert summary["card_fraction"] * summary["seconds"] == pytest.approx(sum(works) / 1e9, rel=0.01)
+    of_graph = [p.work for p in sim.intervals() if p.pid == graph["pid"] and p.last]
+    assert of_graph == of_graph[:4] * 20
+
+
+def test_a_clock_of_bursts_does_not_drift(sim: Simulator, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    work(sim, "--period", "0.1", "--duty", "20", "--length", "0.75", "--iters", "1000", "--log", str(log))
+    start = lines_of(log, "started_ns")[0]["started_ns"]
+    bursts = lines_of(log, "burst")
+    offsets = [burst["start_ns"] - start - i * 100_000_000 for i, burst in enumerate(bursts)]
+    assert 4 <= len(bursts) <= 8 and all(offset >= 0 for offset in offsets)
+    assert min(offsets[3:]) < 20_000_000  # a stall delays one burst, a drift would delay all later ones
+
+
+def test_several_processes_are_several_summaries(sim: Simulator) -> None:
+    at = time.monotonic_ns() + 300_000_000
+    words = ("--procs", "3", "--requests", "5", "--iters", "1000", "--start-at", str(at), "--json")
+    summaries = [json.loads(line) for line in work(sim, *words).stdout.splitlines()]
+    assert len({s["pid"] for s in summaries}) == 3 and all(s["requests"] == 5 for s in summaries)
+    assert all(s["start_ns"] >= at for s in summaries)
+
+
+def test_terminating_the_parent_ends_all_processes(sim: Simulator) -> None:
+    process = subprocess.Popen(
+        [BINARY, "--procs", "2", "--iters", "1000", "--length", "60", "--json"],
+        env=client_env(sim),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    end = time.monotonic() + 10
+    while not any(sim.intervals()) and time.monotonic() < end:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=10)
+    assert process.returncode == 0 and len(out.splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -113,6 +209,11 @@ def test_memory_is_held_and_refusal_is_named(sim: Simulator) -> None:
         (("--streams", "1.5"), "--streams 1.5: a whole number"),
         (("--log-requests",), "--log-requests needs --log"),
         (("extra",), "extra: only options"),
+        (("--kernel-mix", "1,x"), "--kernel-mix x: a number"),
+        (("--kernel-mix", ",".join("1" * 17)), "at most 16 numbers"),
+        (("--period", "1"), "--period and --duty need each other"),
+        (("--poisson", "5", "--idle", "1"), "--poisson decides alone"),
+        (("--graph", "--in-flight", "4"), "--in-flight counts kernels"),
         (("--bogus",), "usage:"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,33 @@ def test_users_preloads_are_kept_behind_the_shim(run_dir, before, after):
     # The stage itself must not load them: it gets the variable through env(1) only in the job's environment.
     done = stage(run_dir, env={"LD_PRELOAD": before})
     assert done.seen["LD_PRELOAD_SEEN"] == after
+
+
+@pytest.fixture
+def lib():
+    """A directory that the job's user can read; tmp_path is not one."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_nvml_of_the_job_comes_with_the_shim_where_it_is_installed(run_dir, lib):
+    shim, nvml = lib / "libcuda.so.1", lib / "libnvidia-ml.so.1"
+    nvml.touch(mode=0o644)
+    put(run_dir, pack_grant(active(shim_path=str(shim))))
+    for before, after in (
+        ("", f"{shim}:{nvml}"),
+        (f"/opt/a.so:{nvml}:{shim}", f"{shim}:{nvml}:/opt/a.so"),
+        ("/opt/libnvidia-ml.so.1", f"{shim}:{nvml}:/opt/libnvidia-ml.so.1"),
+    ):
+        assert stage(run_dir, env={"LD_PRELOAD": before}).seen["LD_PRELOAD_SEEN"] == after
+    nvml.unlink()
+    assert (
+        stage(run_dir, env={"LD_PRELOAD": f"{nvml}:/opt/a.so"}).seen["LD_PRELOAD_SEEN"] == f"{shim}:/opt/a.so"
+    )
+    (run_dir / "grants/7.grant").unlink()
+    inherited = {"QGPU_GRANT_FD": "100", "LD_PRELOAD": f"{shim}:{nvml}:/opt/a.so"}
+    assert stage(run_dir, env=inherited).seen["LD_PRELOAD_SEEN"] == "/opt/a.so"
 
 
 def test_refused_job_prints_its_sentence_and_does_not_start(run_dir, tmp_path):

@@ -88,7 +88,7 @@ SPELLED = st.builds(
 SUBMISSION = st.one_of(TAME, TAME, WILD, SPELLED)
 
 
-@pytest.mark.parametrize("name", ["one", "mixed"])
+@pytest.mark.parametrize("name", ["one", "mixed", "old"])
 @settings(max_examples=400, deadline=None)
 @given(job=SUBMISSION)
 def test_python_and_lua_agree(name: str, job: Submission) -> None:
@@ -97,7 +97,7 @@ def test_python_and_lua_agree(name: str, job: Submission) -> None:
         assert lua(version, name).outcome(job) == want, version
 
 
-@pytest.mark.parametrize("name", ["one", "mixed"])
+@pytest.mark.parametrize("name", ["one", "mixed", "old"])
 @settings(max_examples=300, deadline=None)
 @given(job=SUBMISSION)
 def test_what_the_node_reads_is_what_was_decided(name: str, job: Submission) -> None:

@@ -20,7 +20,7 @@ from enforcer.sim import SimConfig, Simulator, _await_ready
 
 pytestmark = pytest.mark.native
 
-MAGIC, VERSION = 0x4D495351, 1
+MAGIC, VERSION = 0x4D495351, 2
 RING, HEAD = 192, 64  # offsets in the shared memory
 
 
@@ -150,7 +150,9 @@ def test_random_commands(sim: Simulator) -> None:
         for slot in range(count):
             wild = rng.random() < 0.1
             op = rng.randrange(2**32) if wild else rng.choice([1, 2, 3, 4, 5, 16, 17, 18, 19, 20, 21, 22])
-            stream = rng.choice([0, 1, 17, 1022, 1023, 2**31]) if wild else rng.choice([0, 17, 18, 1023])
+            stream = (
+                rng.choice([0, 1, 17, 4094, 4095, 4096, 2**31]) if wild else rng.choice([0, 17, 18, 4095])
+            )
             words = [rng.choice([0, 1, 5, 4096, 2**47, 2**64 - 1]) for _ in range(4)]
             os.pwrite(
                 memory,
@@ -190,3 +192,72 @@ def test_many_connections_are_refused_not_fatal(sim: Simulator) -> None:
     for sock in socks:
         sock.close()
     assert until(lambda: not run(sim, "print(Cuda(init=False).raw('cuInit', 0))").strip().strip("0"), 20)
+
+
+def text_request(kind: int, text: bytes, size: int = 1072, a: int = 0, b: int = 0, c: int = 0) -> bytes:
+    return struct.pack("<IIIIQQQQ", MAGIC, VERSION, kind, size, a, b, c, 0) + text.ljust(1024, b"\0")
+
+
+def test_texts_of_wrong_length_or_without_an_end_end_the_connection(sim: Simulator) -> None:
+    whole = text_request(32, b"clear")
+    for message in (
+        whole[:48],
+        whole[:1071],
+        whole + b"x",
+        text_request(32, b"x" * 1024),
+        text_request(32, b"", 48),
+    ):
+        sock = connect(sim)
+        sock.send(message)
+        assert sock.recv(4096) == b""
+        sock.close()
+
+
+def test_random_commands_in_words(sim: Simulator) -> None:
+    """The words are of the grammar, put together at random; some do what they say to processes that are not there."""
+    rng = random.Random(13)
+    verbs = [b"sticky", b"hang", b"stall", b"slice", b"delay", b"error", b"block", b"clear", b"x" * 40, b""]
+    keys = [b"pid=", b"us=", b"code=", b"times=", b"card=", b"kernels=", b"call=", b"nothing=", b"=", b""]
+    values = [
+        b"1",
+        b"0",
+        b"-1",
+        b"99999999999999999999",
+        b"cuInit",
+        b"x" * 200,
+        b"",
+        b"=",
+        b"\xff\xfe",
+        b"4294967295",
+    ]
+    sock = connect(sim)
+    for kind in (32, 33, 34):
+        for _ in range(400):
+            words = [
+                rng.choice(verbs),
+                *(rng.choice(keys) + rng.choice(values) for _ in range(rng.randrange(5))),
+            ]
+            if words[0] == b"stall" and b"us=4294967295" in words:
+                continue  # an hour without a card is what it asks for
+            sock.send(text_request(kind, b" ".join(words)[:1023], a=rng.randrange(3), b=rng.getrandbits(64)))
+            assert len(sock.recv(8192)) == 48
+    sock.send(text_request(32, b"clear"))
+    assert struct.unpack_from("<i", sock.recv(8192), 12)[0] == 0
+    sock.close()
+
+
+def test_a_process_that_scribbles_over_its_page_harms_itself(sim: Simulator) -> None:
+    rng = random.Random(17)
+    sock = connect(sim)
+    sock.send(request(1))
+    _, fds, *_ = socket.recv_fds(sock, 8192, 4)
+    for _ in range(50):
+        os.pwrite(fds[0], rng.randbytes(4096), 0)
+        sock.send(text_request(32, b"delay call=cuNothing us=1 times=1"))
+        assert struct.unpack_from("<i", sock.recv(8192), 12)[0] in (0, 2)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fds[0], 0)
+    sock.send(text_request(32, b"clear"))
+    sock.recv(8192)
+    os.close(fds[0])
+    sock.close()

@@ -15,11 +15,14 @@
 #include <stdint.h>
 
 #define QG_MAGIC 0x55504751u /* "QGPU", little endian */
-#define QG_ABI_VERSION 1u
+#define QG_ABI_VERSION 2u    /* of pages and messages; the arbiter speaks QG_ABI_OLDEST as well */
+#define QG_ABI_OLDEST 1u
+#define QG_GRANT_VERSION 1u  /* of struct qg_grant */
 #define QG_UUID_LEN 48u      /* "GPU-" or "MIG-" + 36 characters + NUL, rounded up */
 #define QG_MAX_CARDS 16u     /* cards of one job on one node */
 #define QG_MAX_PROCS 128u    /* processes of one job on one card */
 #define QG_MARKERS 64u       /* streams of one process whose completion is tracked */
+#define QG_LANES 16u         /* launch counters of one process: 15 threads have one of their own, the rest share */
 #define QG_PAGE 4096u
 
 /* File names inside run_dir. */
@@ -28,12 +31,21 @@
 #define QG_SOCK_HOOK "hook.sock"         /* prolog and epilog -> qgpud, mode 0600, SOCK_SEQPACKET */
 #define QG_GRANTS_DIR "grants"           /* JOBID.json (truth) and JOBID.grant (struct qg_grant), root-owned */
 
+/* Only in a task whose grant says QG_INJECT_MOUNT: a root-owned, read-only place in its own mount namespace. */
+#define QG_TASK_DIR "/run/qgpu-task"
+#define QG_TASK_GRANT QG_TASK_DIR "/grant" /* struct qg_grant; its driver_path is the one below */
+#define QG_TASK_REAL QG_TASK_DIR "/real"   /* the real libcuda.so.1 and libnvidia-ml.so.1 */
+
 /* Environment that SPANK sets in tasks of a qgpu job; the shim reads them, nothing else does. */
 #define QG_ENV_GRANT_FD "QGPU_GRANT_FD" /* number of the inherited, sealed memfd */
 #define QG_ENV_GRANT "QGPU_GRANT"       /* path of JOBID.grant, for children that closed their descriptors */
 
 enum qg_class { QG_CLASS_ONLINE = 1, QG_CLASS_OFFLINE = 2 };
 enum qg_policy { QG_POLICY_BEST_EFFORT = 1, QG_POLICY_FIXED_SHARE = 2, QG_POLICY_BURST_SHARE = 3 };
+enum qg_injection {
+    QG_INJECT_PRELOAD = 0, /* LD_PRELOAD in the task's environment */
+    QG_INJECT_MOUNT = 1    /* the shim is mounted over the driver's files, in a mount namespace of the task */
+};
 enum qg_grant_state {
     QG_GRANT_ACTIVE = 1,  /* governed shares: the shim is injected */
     QG_GRANT_REFUSED = 2, /* the job must not start: task_init prints message and exits */
@@ -55,7 +67,7 @@ struct qg_grant_card {
 
 struct qg_grant {
     uint32_t magic;   /* QG_MAGIC */
-    uint32_t version; /* QG_ABI_VERSION */
+    uint32_t version; /* QG_GRANT_VERSION */
     uint32_t size;    /* sizeof(struct qg_grant) */
     uint32_t state;   /* enum qg_grant_state */
     uint64_t job_id;
@@ -69,7 +81,8 @@ struct qg_grant {
     char driver_path[256]; /* absolute path of the real libcuda.so.1 */
     char shim_path[256];   /* absolute path of the shim, for LD_PRELOAD */
     char message[512];     /* refused: the sentence that the user reads */
-    uint8_t reserved[240];
+    uint32_t injection;    /* enum qg_injection; a plugin that does not know the word preloads */
+    uint8_t reserved[236];
     struct qg_grant_card cards[QG_MAX_CARDS];
 };
 
@@ -85,16 +98,19 @@ struct qg_grant {
 #define QG_GATE_WHY_SHARE 0x200u     /* it is another member's turn, or the share is used up */
 #define QG_GATE_WHY_RECOVERY 0x400u  /* the arbiter restarted and waits for tenants to come back */
 
+/* Pages grow without moving a field, so a shim of version 1 goes on under an arbiter of version 2 and the reverse. */
 struct qg_gate_page {
     uint32_t magic;
-    uint32_t version;
+    uint32_t version;  /* oldest shim that understands both pages: QG_ABI_OLDEST */
     uint32_t size;
-    uint32_t reserved0;
+    uint32_t revision; /* QG_ABI_VERSION of the arbiter; 0 from version 1: no lanes, no mem_extra */
     uint64_t job_id;
     uint64_t mem_cap; /* bytes; the shim takes the smaller of this and the grant's */
     uint32_t window_us;
     uint32_t lease_ms; /* heartbeat older than this: compute fails open */
-    uint8_t pad0[24];
+    uint64_t mem_extra; /* version 2: bytes of the job on this card that no live slot tells: contexts and modules as NVML
+                           counts them, and processes that died but still lie on the card */
+    uint8_t pad0[16];
     uint32_t flags; /* offset 64: the gate word */
     uint32_t reserved1;
     uint64_t heartbeat_ns; /* CLOCK_MONOTONIC, at least every lease_ms / 4 */
@@ -110,10 +126,17 @@ struct qg_marker {      /* one stream */
     uint32_t done;      /* last value reached, written by the GPU itself (cuStreamWriteValue32) */
 };
 
+/* Version 2: a launch counter that one thread writes without an atomic operation (all but the last lane). The arbiter
+ * makes such launches visible by membarrier(2) before it goes to sleep on the tenant. */
+struct qg_lane {
+    uint64_t launches;
+    uint8_t pad[56];
+};
+
 struct qg_proc {
     uint32_t pid;            /* as the arbiter assigned the slot; 0 = free. Set by the arbiter */
     uint32_t waiting;        /* threads that stand at the closed gate */
-    uint64_t launches;       /* incremented (seq_cst) before the gate word is read, each launch */
+    uint64_t launches;       /* incremented (seq_cst) before the gate word is read, each launch; version 2: beside lanes */
     uint64_t mem_used;       /* bytes held on this card by this process */
     uint64_t mem_pending;    /* bytes being allocated just now */
     uint64_t mem_peak;       /* largest mem_used */
@@ -127,7 +150,8 @@ struct qg_proc {
     uint32_t reserved0;
     uint8_t pad[416];
     struct qg_marker markers[QG_MARKERS]; /* offset 512 */
-    uint8_t tail[QG_PAGE - 512 - 8 * QG_MARKERS];
+    struct qg_lane lanes[QG_LANES];       /* offset 1024; version 2 */
+    uint8_t tail[QG_PAGE - 1024 - 64 * QG_LANES];
 };
 
 struct qg_job_page {
@@ -156,7 +180,13 @@ enum qg_msg_type {
     QG_CTL_STATS = 21,      /* ask */
     QG_CTL_TENANT = 22,     /* answer, one per tenant */
     QG_CTL_END = 23,        /* answer, end of list */
-    QG_CTL_ACK = 24         /* answer to 16..20 */
+    QG_CTL_ACK = 24,        /* answer to 16..20, 25, 27, 28 */
+    QG_CTL_WATCH = 25,      /* version 2; from then on this connection only receives QG_CTL_DIED */
+    QG_CTL_DIED = 26,       /* arbiter -> qgpud: a process died, its bytes stay charged until QG_CTL_GONE */
+    QG_CTL_GONE = 27,       /* qgpud -> arbiter: NVML does not list it any more */
+    QG_CTL_OVERHEAD = 28,   /* qgpud -> arbiter: bytes of contexts and modules of a tenant, from NVML */
+    QG_CTL_PROCS = 29,      /* ask */
+    QG_CTL_PROC = 30        /* answer, one per registered process, then QG_CTL_END */
 };
 
 struct qg_msg_head {
@@ -194,6 +224,9 @@ struct qg_ctl_card {
     uint32_t grace_ms;       /* after a restart offline stays closed so long, or until tenants registered */
 };
 #define QG_CARD_UNGOVERNED 0x1u
+#define QG_CARD_UNGOVERNED_ONLINE 0x2u  /* isolation none for one class: its gates stay open */
+#define QG_CARD_UNGOVERNED_OFFLINE 0x4u
+#define QG_CARD_TOGETHER 0x8u /* an offline job preempted on this card is suspended on all its cards of the node */
 
 struct qg_ctl_grant {
     struct qg_msg_head head;
@@ -218,6 +251,7 @@ struct qg_ctl_ack {
     uint64_t boot_id; /* random per start of the arbiter: qgpud sees restarts */
 };
 
+#define QG_CLOSE_BUCKETS 16u
 struct qg_ctl_tenant {
     struct qg_msg_head head;
     uint64_t job_id;
@@ -239,7 +273,35 @@ struct qg_ctl_tenant {
     uint64_t preemptions;         /* times an online tenant closed the gate while this one had work */
     uint64_t gate_close_max_ns;   /* doorbell seen -> gate closed, worst */
     uint64_t granted_ns;          /* CLOCK_MONOTONIC since when the tenant exists here */
-    uint64_t reserved[4];
+    uint32_t flags;       /* QG_TENANT_* */
+    uint32_t policy;      /* enum qg_policy that rules it */
+    int64_t deficit_ns;   /* > 0: got less than its share under contention; fixed-share: budget left */
+    uint64_t mem_extra;   /* as in the gate page */
+    uint64_t closed_suspended_ns; /* part of closed_preempted_ns: for the sake of another card of the job */
+    uint64_t held_ns; /* online: at work, or its last work is less than idle_release ago, so that offline is locked out */
+    uint32_t close_hist[QG_CLOSE_BUCKETS]; /* closings for online: bucket k took less than 2^k us, the last the rest */
+};
+#define QG_CTL_TENANT_V1_SIZE 216u /* version 1 has zeros from `flags` on, and its message ends here */
+#define QG_TENANT_ESTIMATED 0x1u  /* busy_ns was sampled, not clocked, since the last answer */
+#define QG_TENANT_PASSED_OVER 0x2u /* shows no progress (stopped, hung, lying) */
+#define QG_TENANT_UNGOVERNED 0x4u
+#define QG_TENANT_SUSPENDED 0x8u  /* for the sake of another card of its job */
+
+struct qg_ctl_process { /* QG_CTL_DIED, QG_CTL_GONE, QG_CTL_PROC */
+    struct qg_msg_head head;
+    uint64_t job_id;
+    char uuid[QG_UUID_LEN];
+    uint32_t pid;
+    uint32_t uid;
+    uint64_t mem_used; /* bytes that it held, or holds */
+    uint64_t mem_pending;
+};
+
+struct qg_ctl_overhead {
+    struct qg_msg_head head;
+    uint64_t job_id;
+    char uuid[QG_UUID_LEN];
+    uint64_t bytes;
 };
 
 /* Gate trace (qgpu-arbiter --trace FILE): fixed records, appended, for benchmarks and the demo. */
@@ -264,10 +326,15 @@ QG_PIN(struct qg_ctl_card, 96);
 QG_PIN(struct qg_ctl_grant, 96);
 QG_PIN(struct qg_ctl_revoke, 24);
 QG_PIN(struct qg_ctl_ack, 32);
-QG_PIN(struct qg_ctl_tenant, 216);
+QG_PIN(struct qg_ctl_tenant, 288);
+QG_PIN(struct qg_ctl_process, 96);
+QG_PIN(struct qg_ctl_overhead, 80);
 QG_PIN(struct qg_gate_event, 24);
 _Static_assert(offsetof(struct qg_gate_page, flags) == 64, "gate word moved");
 _Static_assert(offsetof(struct qg_proc, markers) == 512, "markers moved");
+_Static_assert(offsetof(struct qg_proc, lanes) == 1024, "lanes moved");
+_Static_assert(offsetof(struct qg_gate_page, mem_extra) == 40, "mem_extra moved");
+_Static_assert(offsetof(struct qg_ctl_tenant, held_ns) == QG_CTL_TENANT_V1_SIZE, "version 1 of the tenant moved");
 _Static_assert(offsetof(struct qg_grant, cards) == 1536, "cards moved");
 
 #endif

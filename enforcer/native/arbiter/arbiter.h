@@ -18,9 +18,15 @@
 #define AR_MAX_CARDS 64u
 #define AR_TRACE_EVENTS 16384u /* per card; a power of two */
 #define AR_MAX_PROC_CARDS QG_MAX_CARDS
+#define AR_MAX_DEAD QG_MAX_PROCS /* processes of one tenant that died and are told apart until NVML lets go of them */
+#ifndef QP_LONE_WINDOW_US
+#define QP_LONE_WINDOW_US 20000u /* of a tenant that is alone on a card */
+#endif
+#define AR_MAX_BYTES (1ull << 48) /* of one process on one card; more is garbage */
 
 struct card;
 struct tenant;
+struct job;
 
 /* epoll keys of the main thread: what kind of thing, and (as its first member) the thing */
 enum key_kind { KEY_REGISTER = 1, KEY_CONTROL, KEY_SIGNAL, KEY_CONN, KEY_PROC };
@@ -39,6 +45,8 @@ struct conn {
     pid_t pid;
     uid_t uid;
     bool registered, dead;
+    bool watches;     /* CONN_CONTROL: receives QG_CTL_DIED */
+    uint32_t version; /* of its last message */
     uint64_t since_ns, bucket_ns;
     uint32_t bucket;
 };
@@ -65,6 +73,13 @@ struct slot {
     uint64_t launches; /* highest value seen */
     uint64_t denied;   /* the same for mem_denied */
     uint64_t mem_used; /* as last read, range-checked */
+    uint64_t worked_ns; /* when it last showed work */
+};
+
+/* A process that ended, and what it held. The memory counts until NVML does not list the process any more. */
+struct dead {
+    pid_t pid;
+    uint64_t bytes, died_ns;
 };
 
 struct tenant {
@@ -83,25 +98,39 @@ struct tenant {
     struct qg_job_page *job;
     uint32_t nprocs, hi; /* live slots; one past the highest */
     struct slot slots[QG_MAX_PROCS];
+    struct job *together; /* what this job's tenants on all cards know of each other */
+
+    /* charged beside the slots (dead.c, main thread only) */
+    struct dead dead[AR_MAX_DEAD];
+    uint32_t ndead;
+    uint64_t crowd, crowd_until_ns; /* bytes of dead processes that the list had no room for */
+    uint64_t overhead;              /* contexts and modules, as qgpud read them from NVML */
 
     /* doorbell */
     bool rung, muted;
+    bool notified;    /* its gate was told to ring since the last look for launches that slipped past */
     uint64_t bell_ns; /* when the ring in progress was seen; 0 = none */
     uint64_t storm_from_ns, muted_until_ns;
     uint32_t storm_rings;
 
     /* samples */
-    bool launched, ran, pending, unmarked, standing, doubted, busy;
+    bool launched, ran, pending, unmarked, standing, doubted, stuck, busy;
+    bool ending;     /* only launches since the last look keep it busy, all of them marked and done: about to be idle */
+    bool ended;      /* the same, also where the look before said so already */
     uint64_t signature, progress_ns, opened_ns, looked_ns, full_ns;
     uint64_t discredit_until_ns, discredit_ns;
+    uint64_t unused_ns, unused_from_ns; /* open gate and somebody stood there: sum, and since when (0 = not now) */
+    uint32_t working;                   /* processes with work now, which divide the window */
     double load; /* 0..1, was it on the card at the last sample */
     uint64_t service_seen;
     uint32_t stood; /* gate word at the last booking, and what else held then */
-    bool wished, took_turns;
+    bool wished, took_turns, estimated, suspended;
 
     /* totals, monotone */
     uint64_t launches, mem_denied, mem_used, mem_peak;
-    uint64_t busy_ns, closed_preempted_ns, closed_share_ns, preemptions, close_max_ns, granted_ns;
+    uint64_t busy_ns, closed_preempted_ns, closed_share_ns, closed_suspended_ns, preemptions, close_max_ns, granted_ns;
+    uint64_t held_ns;
+    uint32_t close_hist[QG_CLOSE_BUCKETS];
 };
 
 struct trace_ring {
@@ -116,12 +145,18 @@ struct card {
     pthread_mutex_t lock;
     int epfd, timerfd, eventfd;
     bool quit;
-    uint32_t lease_ms, window_us, grace_ms;
+    uint32_t lease_ms, window_us, grace_ms, flags;
     uint32_t next_gen;
     uint64_t booked_ns; /* accounted until then */
     uint64_t armed_ns;   /* what the timer is set to */
     uint64_t wake_ns;    /* when card_step wants to run again */
+    bool ticking;        /* wake_ns is a tick: nothing happens then that could not happen a little earlier */
     uint64_t beat_ns;    /* last heartbeat */
+    uint64_t settle_ns;  /* gates were told to ring without a barrier: look for launches once more then; 0 = no */
+    bool awaits_online;  /* an online tenant lives here or is expected: what is in flight is bounded for its sake */
+    bool lone;           /* one tenant lives here and no online one is expected: its window may be large */
+    bool barrier;        /* a gate that was open has just been told to ring */
+    const struct arbiter *arbiter;
     struct tenant *tenants[QP_MAX_TENANTS];
     struct qp_card policy;
     struct trace_ring *trace; /* NULL = not traced */
@@ -141,6 +176,7 @@ struct arbiter {
     struct proc *procs;
     struct conn *conns;
     uint32_t nconns;
+    uint32_t ndead; /* entries in the lists of dead processes of all tenants */
 };
 
 /* keys of the two listeners and of the signal descriptor */
@@ -158,19 +194,36 @@ void card_step(struct card *card, uint64_t now);
 int card_add(struct card *card, struct tenant *t);
 void card_remove(struct card *card, struct tenant *t);
 void card_watch_bell(struct card *card, struct tenant *t, bool on);
+void card_fresh_bell(struct card *card, struct tenant *t, int fd); /* takes fd for its own */
 
 /* sample.c */
 void sample_quick(struct tenant *t, uint64_t now);
 void sample_full(struct tenant *t, uint64_t now);
 void sample_counters(struct tenant *t);
+void sample_lonely(struct card *card); /* sets windows anew when the first neighbour came, or the last one went */
+uint32_t sample_window(const struct tenant *t);
 void sample_classify(struct tenant *t, uint64_t now);
 bool sample_launched_since(const struct tenant *t);
+void sample_bell(struct tenant *t, uint64_t now);            /* its doorbell was rung */
+void sample_turn(struct tenant *t, bool open, uint64_t now); /* its gate was opened or closed */
 void account(struct card *card, uint64_t now);
 
+/* barrier.c: takes no lock */
+bool barrier_probe(void); /* can this kernel make what other processes stored visible to us? */
+bool barrier_issue(void); /* does it; false: it cannot, look again a moment later */
+
+/* together.c: jobs across cards. The first two: main thread; the others: the card's lock */
+struct job *job_get(uint64_t job_id);
+void job_put(struct arbiter *a, struct tenant *t);
+void together_enter(struct tenant *t);                       /* it is on its card now */
+bool together_suspended(const struct tenant *t);             /* preempted on another card? */
+void together_tell(struct card *card);                       /* right after a decision */
+
 /* gates.c */
-void gates_apply(struct card *card, uint64_t now);
+void gates_apply(struct card *card);
 void gate_store(struct card *card, struct tenant *t, uint32_t flags);
 void gates_heartbeat(struct card *card, uint64_t now);
+void gates_settings(struct tenant *t, uint64_t now); /* cap, window and lease as the job sees them */
 
 /* tenant.c: main thread only; they take the card's lock themselves */
 struct card *card_find(const struct arbiter *a, const char *uuid);
@@ -180,6 +233,15 @@ void tenant_revoke(struct arbiter *a, struct tenant *t);
 void recovery_review(struct card *card, bool list_complete);
 int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn *c, uint64_t mem_used, uint32_t *slot);
 void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot);
+
+/* dead.c: main thread only */
+void dead_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes);
+void dead_gone(struct arbiter *a, struct tenant *t, pid_t pid);
+void dead_forget(struct arbiter *a, struct tenant *t); /* the tenant ends */
+void dead_watch(struct arbiter *a, struct conn *c);    /* a new watcher: tell it what it missed */
+uint64_t dead_extra(const struct tenant *t);
+void dead_overhead(struct tenant *t, uint64_t bytes);
+int dead_sweep(struct arbiter *a, uint64_t now); /* how long to wait at most, ms, -1 = for ever */
 
 /* process.c */
 struct proc *proc_get(struct arbiter *a, pid_t pid, uid_t uid, int pidfd, int *err);
@@ -199,6 +261,10 @@ int conn_sweep(struct arbiter *a, uint64_t now); /* returns how long to wait at 
 void conn_close(struct arbiter *a, struct conn *c);
 void register_message(struct arbiter *a, struct conn *c, const void *buf, size_t len, int fd);
 bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t len);
+
+/* report.c: false when the asker does not read */
+bool report_tenants(struct arbiter *a, struct conn *c);
+bool report_processes(struct arbiter *a, struct conn *c);
 
 /* closer.c: main thread only. Descriptors that users gave us are closed by helpers, since close() may wait for them */
 bool closer_start(void);

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# The arbiter, its sanitized twin for hostile tests, and its decision as a library for property tests.
+# The arbiter; for tests: its sanitized twins, one that speaks the former version of the ABI, and its decision as a library.
 ARB_DIR := enforcer/native/arbiter
 ARB_OBJ := $(BUILD)/obj/arbiter
 ARB_SRC := $(sort $(wildcard $(ARB_DIR)/*.c)) enforcer/native/common/qg_msg.c enforcer/native/common/qg_seal.c
 ARB_HDR := $(wildcard $(ARB_DIR)/*.h) $(wildcard enforcer/native/common/*.h) enforcer/native/abi/qgpu_abi.h
 ARB_O   := $(patsubst %.c,$(ARB_OBJ)/%.o,$(notdir $(ARB_SRC)))
 
-NATIVE += $(BUILD)/bin/qgpu-arbiter $(BUILD)/test/qgpu-arbiter-asan $(BUILD)/test/libqgpu_policy.so
+NATIVE += $(BUILD)/bin/qgpu-arbiter $(BUILD)/test/qgpu-arbiter-asan $(BUILD)/test/qgpu-arbiter-tsan \
+          $(BUILD)/test/qgpu-arbiter-v1 $(BUILD)/test/libqgpu_policy.so
 
 $(ARB_OBJ)/%.o: $(ARB_DIR)/%.c $(ARB_HDR)
 	@mkdir -p $(@D)
@@ -24,6 +25,14 @@ $(BUILD)/test/qgpu-arbiter-asan: $(ARB_SRC) $(ARB_HDR)
 	@mkdir -p $(@D)
 	$(CC) -O1 -g $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -pthread $(ARB_SRC) -o $@
 
-$(BUILD)/test/libqgpu_policy.so: $(ARB_DIR)/policy.c $(ARB_HDR)
+$(BUILD)/test/qgpu-arbiter-tsan: $(ARB_SRC) $(ARB_HDR)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(QG_CFLAGS) -shared $< -o $@
+	$(CC) -O1 -g $(QG_CFLAGS) -fsanitize=thread -fno-omit-frame-pointer -pthread $(ARB_SRC) -o $@
+
+$(BUILD)/test/qgpu-arbiter-v1: $(ARB_SRC) $(ARB_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -DQG_SPEAK=1 -pthread $(ARB_SRC) -o $@ $(QG_LDFLAGS)
+
+$(BUILD)/test/libqgpu_policy.so: $(wildcard $(ARB_DIR)/policy*.c) $(ARB_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -shared $(filter %.c,$^) -o $@

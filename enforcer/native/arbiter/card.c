@@ -20,6 +20,12 @@
 #define STORM_RINGS 64u
 #define MUTE_NS (50 * QP_MS)
 #define MAX_REDO 3
+#define STANDING_LOOK_NS (10 * QP_MS) /* who stands at a closed gate and has nothing on the card changes seldom */
+#define GROUP 8u                      /* cards that one wake-up serves at most */
+#define STAGGER_NS 60000ull           /* between the ticks of two cards */
+#define LED_NS (8 * QP_MS)            /* a leader is never that late */
+#define SECOND_LOOK_NS 150000ull      /* after one that found no work but the traces of some */
+#define SETTLE_NS (1 * QP_MS)         /* without membarrier(2): a store is visible everywhere long before that */
 
 static uint64_t bell_key(const struct tenant *t) { return (uint64_t)t->gen << 16 | t->index; }
 
@@ -36,6 +42,7 @@ static void ring(struct card *card, uint64_t key, uint64_t now) {
     if (!t || bell_key(t) != key) return;
     t->rung = true;
     t->bell_ns = now;
+    sample_bell(t, now);
     if (now - t->storm_from_ns > STORM_WINDOW_NS) {
         t->storm_from_ns = now;
         t->storm_rings = 0;
@@ -80,12 +87,33 @@ static bool sample_rung(struct card *card, uint64_t now) {
     return any;
 }
 
+/* A launch may have been counted and not yet made when its tenant was looked at, so who only shows new counts is taken
+ * for busy. A second look soon tells; once, and only where the release of offline hangs on it. */
+static uint64_t second_look(const struct card *card, uint64_t now) {
+    bool ending = false, working = false;
+    for (uint32_t i = 0; i < card->policy.ntenants; i++) {
+        const struct tenant *t = card->tenants[i];
+        if (!t || t->job_class != QG_CLASS_ONLINE || !t->busy) continue;
+        ending |= t->ending;
+        working |= !t->ending;
+    }
+    return ending && !working && card->policy.preempting ? now + SECOND_LOOK_NS : QP_NEVER;
+}
+
+/* Slots are read as seldom as their tenant's state allows: each word that the job wrote costs a cache miss. */
+static bool look_due(const struct tenant *t, uint64_t now) {
+    if (t->rung) return true;
+    bool shown = t->pending || t->unmarked || t->launched;
+    if (!polled(t) && !shown) return false;
+    if (!(t->gate->flags & QG_GATE_CLOSED) || shown) return now - t->full_ns >= QP_DRAIN_POLL_NS / 2;
+    return now - t->full_ns >= STANDING_LOOK_NS || (t->doubted && now >= t->discredit_until_ns);
+}
+
 static void sample_polled(struct card *card, uint64_t now) {
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         struct tenant *t = card->tenants[i];
         if (!t) continue;
-        bool look = t->rung || polled(t) || t->pending || t->unmarked || t->launched;
-        if (t->nprocs && look) sample_full(t, now);
+        if (t->nprocs && look_due(t, now)) sample_full(t, now);
         else sample_classify(t, now);
         t->rung = false;
         t->bell_ns = 0;
@@ -94,22 +122,31 @@ static void sample_polled(struct card *card, uint64_t now) {
 
 /* Launches that slipped past a gate word while it changed make their tenant busy after all. */
 static bool slipped_past(struct card *card, uint64_t now) {
-    bool any = false;
+    bool any = false, later = card->settle_ns != 0;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         struct tenant *t = card->tenants[i];
-        if (!t || !t->nprocs || t->busy || !(t->gate->flags & QG_GATE_NOTIFY)) continue;
-        if (!sample_launched_since(t)) continue;
+        if (!t || !t->notified) continue;
+        t->notified = later;
+        if (!t->nprocs || t->busy || !(t->gate->flags & QG_GATE_NOTIFY) || !sample_launched_since(t)) continue;
         sample_quick(t, now);
         any = true;
     }
     return any;
 }
 
+/* Our words first, then theirs: see barrier.c. A kernel without membarrier(2) gets a second look instead. */
+static void order_words(struct card *card, uint64_t now) {
+    if (!card->barrier) return;
+    card->barrier = false;
+    if (!barrier_issue()) card->settle_ns = now + SETTLE_NS;
+}
+
 static void decide(struct card *card, uint64_t now) {
     for (int i = 0; i < MAX_REDO; i++) {
         qp_decide(&card->policy, now);
-        gates_apply(card, now);
-        __atomic_thread_fence(__ATOMIC_SEQ_CST);
+        gates_apply(card);
+        together_tell(card);
+        order_words(card, now);
         if (!slipped_past(card, now)) return;
     }
     card->policy.wake_ns = now + QP_DRAIN_POLL_NS; /* still moving: look again soon rather than now */
@@ -122,55 +159,106 @@ static bool anybody(const struct card *card) {
     return false;
 }
 
+/* Ticks of all cards fall on common instants, a little after each other: whoever wakes first takes the others along,
+ * and a wake-up of a sleeping thread, the dearest part of a tick, is paid once. */
+static uint64_t tick_at(const struct card *card, uint64_t at, uint64_t now) {
+    uint64_t place = (card->number % GROUP) * STAGGER_NS, grid = at / QP_TICK_NS * QP_TICK_NS + place;
+    return grid > now + QP_TICK_NS / 4 ? grid : grid + QP_TICK_NS;
+}
+
 void card_step(struct card *card, uint64_t now) {
     if (card->policy.last_ns > now) now = card->policy.last_ns;
+    if (card->settle_ns && now >= card->settle_ns) {
+        card->settle_ns = 0;
+        slipped_past(card, now);
+    }
     uint64_t odd = look_at_odd_ones(card, now);
     if (sample_rung(card, now)) decide(card, now);
     sample_polled(card, now);
+    sample_lonely(card);
     decide(card, now);
     account(card, now);
     card->wake_ns = card->policy.wake_ns < odd ? card->policy.wake_ns : odd;
     if (card->wake_ns <= now) card->wake_ns = now + QP_TICK_NS;
-    uint64_t beat = now + (uint64_t)card->lease_ms * QP_MS / 4;
-    if (anybody(card) && beat < card->wake_ns) card->wake_ns = beat;
+    bool ticking = card->wake_ns == now + QP_TICK_NS || card->wake_ns == now + QP_SOLO_TICK_NS;
+    if (ticking) card->wake_ns = tick_at(card, card->wake_ns, now);
+    uint64_t second = second_look(card, now);
+    if (second < card->wake_ns) {
+        card->wake_ns = second;
+        ticking = false;
+    }
+    __atomic_store_n(&card->ticking, ticking, __ATOMIC_RELAXED);
+    if (card->settle_ns && card->settle_ns < card->wake_ns) card->wake_ns = card->settle_ns;
+    uint64_t lease = (uint64_t)card->lease_ms * QP_MS;
+    if (now - card->beat_ns >= lease / 8) gates_heartbeat(card, now);
+    if (anybody(card) && card->beat_ns + lease / 4 < card->wake_ns) card->wake_ns = card->beat_ns + lease / 4;
 }
 
+/* Of a group of cards, the first that ticks leads: it takes the others along. */
+static bool led(const struct card *card) {
+    for (uint32_t i = card->number / GROUP * GROUP; i < card->number; i++) {
+        if (__atomic_load_n(&card->arbiter->cards[i]->ticking, __ATOMIC_RELAXED)) return true;
+    }
+    return false;
+}
+
+/* A card that is led needs its own timer only in case its leader is late; so it is seldom set. */
 static void arm(struct card *card) {
-    if (card->armed_ns == card->wake_ns) return;
+    uint64_t want = card->wake_ns;
     struct itimerspec at = {0};
-    if (card->wake_ns != QP_NEVER) {
-        at.it_value.tv_sec = (time_t)(card->wake_ns / 1000000000ull);
-        at.it_value.tv_nsec = (long)(card->wake_ns % 1000000000ull);
+    if (card->ticking && led(card)) {
+        if (card->armed_ns >= want + LED_NS / 4 && card->armed_ns <= want + LED_NS) return;
+        want += LED_NS;
+    }
+    if (card->armed_ns == want) return;
+    if (want != QP_NEVER) {
+        at.it_value.tv_sec = (time_t)(want / 1000000000ull);
+        at.it_value.tv_nsec = (long)(want % 1000000000ull);
     }
     timerfd_settime(card->timerfd, TFD_TIMER_ABSTIME, &at, NULL);
-    card->armed_ns = card->wake_ns;
+    card->armed_ns = want;
 }
 
-static void take_event(struct card *card, uint64_t key, uint64_t now) {
-    uint64_t count;
-    if (key == KEY_TIMER) {
-        if (read(card->timerfd, &count, sizeof(count)) < 0) return; /* already taken */
-        card->armed_ns = 0;
-    } else if (key == KEY_COMMAND) {
-        if (read(card->eventfd, &count, sizeof(count)) < 0) return;
-    } else {
-        ring(card, key, now);
+/* Does the ticks of the group that are due. Never two locks at once, never a wait for another card's. */
+static void take_along(struct card *card, uint64_t now) {
+    uint32_t first = card->number / GROUP * GROUP, cards = __atomic_load_n(&card->arbiter->ncards, __ATOMIC_ACQUIRE);
+    uint64_t soon = now + GROUP * STAGGER_NS;
+    for (uint32_t i = first; i < cards && i < first + GROUP; i++) {
+        struct card *other = card->arbiter->cards[i];
+        if (other == card || !__atomic_load_n(&other->ticking, __ATOMIC_RELAXED)) continue;
+        if (pthread_mutex_trylock(&other->lock) != 0) continue;
+        if (other->ticking && other->wake_ns <= soon) card_step(other, qg_now_ns());
+        arm(other);
+        pthread_mutex_unlock(&other->lock);
     }
+    pthread_mutex_lock(&card->lock);
+    arm(card); /* its leader may just have ceased to tick */
+    pthread_mutex_unlock(&card->lock);
+}
+
+/* All descriptors are watched edge-triggered, so timer and command need no read: to be awake was all they wanted. */
+static void take_event(struct card *card, uint64_t key, uint64_t now) {
+    if (key == KEY_TIMER) card->armed_ns = 0;
+    else if (key != KEY_COMMAND) ring(card, key, now);
 }
 
 static void *card_main(void *arg) {
     struct card *card = arg;
     struct epoll_event events[64];
-    bool quit = false;
+    bool quit = false, ticked_before = false;
     while (!quit) {
         int n = epoll_wait(card->epfd, events, 64, -1);
         uint64_t now = qg_now_ns();
         pthread_mutex_lock(&card->lock);
+        bool ticked = card->ticking && now >= card->wake_ns;
         for (int i = 0; i < n; i++) take_event(card, events[i].data.u64, now);
         card_step(card, now);
         arm(card);
         quit = card->quit;
+        bool resigned = ticked_before && !card->ticking; /* the group needs another leader */
+        ticked_before = card->ticking;
         pthread_mutex_unlock(&card->lock);
+        if (ticked || resigned) take_along(card, now);
     }
     return NULL;
 }
@@ -206,7 +294,7 @@ static int start_thread(struct arbiter *a, struct card *card) {
 }
 
 static int watch(int epfd, int fd, uint64_t key) {
-    struct epoll_event ev = {.events = EPOLLIN, .data.u64 = key};
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLET, .data.u64 = key};
     return epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &ev);
 }
 
@@ -225,6 +313,7 @@ struct card *card_create(struct arbiter *a, const char *uuid, int *err) {
     if (!card) return NULL;
     memcpy(card->uuid, uuid, QG_UUID_LEN);
     card->number = a->ncards;
+    card->arbiter = a;
     card->lease_ms = 10000;
     qp_init(&card->policy);
     card->wake_ns = card->armed_ns = QP_NEVER;
@@ -240,7 +329,8 @@ struct card *card_create(struct arbiter *a, const char *uuid, int *err) {
         card_free(card);
         return NULL;
     }
-    a->cards[a->ncards++] = card;
+    __atomic_store_n(&a->cards[a->ncards], card, __ATOMIC_RELEASE);
+    __atomic_store_n(&a->ncards, a->ncards + 1, __ATOMIC_RELEASE);
     return card;
 }
 
@@ -252,6 +342,24 @@ void card_stop(struct card *card) {
     pthread_join(card->thread, NULL);
 }
 
+static int add_bell(struct card *card, struct tenant *t) {
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLET, .data.u64 = bell_key(t)};
+    return epoll_ctl(card->epfd, EPOLL_CTL_ADD, t->bell_fd, &ev) == 0 ? 0 : -errno;
+}
+
+void card_fresh_bell(struct card *card, struct tenant *t, int fd) {
+    int old = t->bell_fd;
+    t->bell_fd = fd;
+    if (add_bell(card, t) != 0) {
+        t->bell_fd = old;
+        old = fd;
+    } else {
+        epoll_ctl(card->epfd, EPOLL_CTL_DEL, old, NULL); /* a job may keep it open for ever */
+        t->muted = false;
+    }
+    close(old);
+}
+
 int card_add(struct card *card, struct tenant *t) {
     uint32_t i = 0;
     while (i < QP_MAX_TENANTS && card->tenants[i]) i++;
@@ -259,11 +367,12 @@ int card_add(struct card *card, struct tenant *t) {
     t->card = card;
     t->index = i;
     t->gen = ++card->next_gen;
-    struct epoll_event ev = {.events = EPOLLIN | EPOLLET, .data.u64 = bell_key(t)};
-    if (epoll_ctl(card->epfd, EPOLL_CTL_ADD, t->bell_fd, &ev) != 0) return -errno;
+    int err = add_bell(card, t);
+    if (err) return err;
     qp_forget(&card->policy, i);
     card->tenants[i] = t;
     if (card->policy.ntenants <= i) card->policy.ntenants = i + 1;
+    together_enter(t);
     return 0;
 }
 

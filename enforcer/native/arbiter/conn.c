@@ -120,7 +120,7 @@ void conn_accept(struct arbiter *a, int listener, enum conn_kind kind) {
     for (int i = 0; i < ACCEPT_BATCH && have_spare(); i++) {
         struct ucred peer;
         socklen_t len = sizeof(peer);
-        int room = 4 << 20, fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int room = 16 << 20, fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
             if (errno == EMFILE || errno == ENFILE) refuse_one(listener);
             return;

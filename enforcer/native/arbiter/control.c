@@ -9,16 +9,31 @@
 #include "qg_msg.h"
 #include "qg_time.h"
 
+#if QG_SPEAK >= 2
+#define CARD_FLAGS (QG_CARD_UNGOVERNED | QG_CARD_UNGOVERNED_ONLINE | QG_CARD_UNGOVERNED_OFFLINE | QG_CARD_TOGETHER)
+#else
+#define CARD_FLAGS QG_CARD_UNGOVERNED
+#endif
+
 static bool policy_known(uint32_t p) { return p >= QG_POLICY_BEST_EFFORT && p <= QG_POLICY_BURST_SHARE; }
 
 static bool card_sane(const struct qg_ctl_card *m) {
     return qg_terminated(m->uuid, sizeof(m->uuid)) && m->uuid[0] && m->idle_release_ms <= 60000 && m->window_us >= 50 &&
            m->window_us <= 1000000 && m->slice_us >= 100 && m->slice_us <= 1000000 && m->lease_ms >= 100 &&
            m->lease_ms <= 600000 && m->grace_ms <= 600000 && policy_known(m->policy_online) &&
-           policy_known(m->policy_offline) && !(m->flags & ~QG_CARD_UNGOVERNED);
+           policy_known(m->policy_offline) && !(m->flags & ~CARD_FLAGS);
 }
 
-static void card_apply(struct card *card, const struct qg_ctl_card *m) {
+/* A turn in progress must not outlast a slice that just got shorter. */
+static void shorten_turns(struct qp_card *policy, uint64_t now) {
+    for (int k = 0; k < 2; k++) {
+        if (policy->cls[k].slice_end_ns > now + policy->slice_ns) policy->cls[k].slice_end_ns = now + policy->slice_ns;
+        uint64_t longest = now + QP_LONG_TURN * policy->slice_ns;
+        if (policy->cls[k].turn_end_ns > longest) policy->cls[k].turn_end_ns = longest;
+    }
+}
+
+static void card_apply(struct card *card, const struct qg_ctl_card *m, uint64_t now) {
     card->lease_ms = m->lease_ms;
     card->window_us = m->window_us;
     card->grace_ms = m->grace_ms;
@@ -27,10 +42,10 @@ static void card_apply(struct card *card, const struct qg_ctl_card *m) {
     card->policy.cls[0].policy = m->policy_online;
     card->policy.cls[1].policy = m->policy_offline;
     card->policy.ungoverned = m->flags & QG_CARD_UNGOVERNED;
+    card->flags = m->flags;
+    shorten_turns(&card->policy, now);
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
-        if (!card->tenants[i]) continue;
-        __atomic_store_n(&card->tenants[i]->gate->window_us, m->window_us, __ATOMIC_RELAXED);
-        __atomic_store_n(&card->tenants[i]->gate->lease_ms, m->lease_ms, __ATOMIC_RELAXED);
+        if (card->tenants[i]) gates_settings(card->tenants[i], now);
     }
 }
 
@@ -39,12 +54,12 @@ static int on_card(struct arbiter *a, const void *buf) {
     int err = 0;
     memcpy(&m, buf, sizeof(m));
     if (!card_sane(&m)) return EINVAL;
-    if (m.policy_online == QG_POLICY_FIXED_SHARE || m.policy_offline == QG_POLICY_FIXED_SHARE) return ENOTSUP;
     struct card *card = card_find(a, m.uuid);
     if (!card && !(card = card_create(a, m.uuid, &err))) return -err;
     pthread_mutex_lock(&card->lock);
-    card_apply(card, &m);
-    card_step(card, qg_now_ns());
+    uint64_t now = qg_now_ns();
+    card_apply(card, &m, now);
+    card_step(card, now);
     pthread_mutex_unlock(&card->lock);
     card_kick(card);
     return 0;
@@ -100,72 +115,82 @@ static void on_synced(struct arbiter *a) {
     }
 }
 
-static void fill(struct tenant *t, struct qg_ctl_tenant *m) {
-    m->job_id = t->job_id;
-    memcpy(m->uuid, t->card->uuid, sizeof(m->uuid));
-    m->uid = t->uid;
-    m->job_class = t->job_class;
-    m->share = t->share;
-    m->gate = t->gate->flags;
-    m->procs = t->nprocs;
-    m->busy = t->busy;
-    m->mem_cap = t->mem_cap;
-    m->mem_used = t->mem_used;
-    m->mem_peak = t->mem_peak;
-    m->mem_denied = t->mem_denied;
-    m->launches = t->launches;
-    m->busy_ns = t->busy_ns;
-    m->closed_preempted_ns = t->closed_preempted_ns;
-    m->closed_share_ns = t->closed_share_ns;
-    m->preemptions = t->preemptions;
-    m->gate_close_max_ns = t->close_max_ns;
-    m->granted_ns = t->granted_ns;
+static struct tenant *tenant_of(const struct arbiter *a, const char uuid[QG_UUID_LEN], uint64_t job_id) {
+    const struct card *card = qg_terminated(uuid, QG_UUID_LEN) ? card_find(a, uuid) : NULL;
+    return card ? tenant_find(card, job_id) : NULL;
 }
 
-static bool send_stats(struct arbiter *a, struct conn *c) {
-    for (uint32_t i = 0; i < a->ncards; i++) {
-        struct card *card = a->cards[i];
-        for (uint32_t k = 0; k < QP_MAX_TENANTS; k++) {
-            struct qg_ctl_tenant m = {0};
-            struct tenant *t = card->tenants[k];
-            if (!t) continue;
-            pthread_mutex_lock(&card->lock);
-            sample_counters(t);
-            fill(t, &m);
-            pthread_mutex_unlock(&card->lock);
-            qg_msg_head_init(&m.head, QG_CTL_TENANT, sizeof(m));
-            if (qg_msg_send(c->fd, &m, sizeof(m), NULL, 0) != 0) return false;
-        }
-    }
-    return true;
+/* A job that ended meanwhile is no error. */
+static void on_gone(struct arbiter *a, const void *buf) {
+    struct qg_ctl_process m;
+    memcpy(&m, buf, sizeof(m));
+    struct tenant *t = tenant_of(a, m.uuid, m.job_id);
+    if (t) dead_gone(a, t, (pid_t)m.pid);
+}
+
+static void on_overhead(struct arbiter *a, const void *buf) {
+    struct qg_ctl_overhead m;
+    memcpy(&m, buf, sizeof(m));
+    struct tenant *t = tenant_of(a, m.uuid, m.job_id);
+    if (t) dead_overhead(t, m.bytes);
 }
 
 static bool reply(struct arbiter *a, struct conn *c, uint32_t type, int status) {
     struct qg_ctl_ack ack = {.status = status, .boot_id = a->boot_id};
     qg_msg_head_init(&ack.head, type, sizeof(ack));
+    ack.head.version = c->version;
     return qg_msg_send(c->fd, &ack, sizeof(ack), NULL, 0) == 0;
+}
+
+/* How long a message of this type is; 0 = not one that may be sent to us. */
+static size_t size_of(uint32_t type, uint32_t version) {
+    switch (type) {
+    case QG_CTL_HELLO:
+    case QG_CTL_SYNCED:
+    case QG_CTL_STATS: return sizeof(struct qg_msg_head);
+    case QG_CTL_CARD: return sizeof(struct qg_ctl_card);
+    case QG_CTL_GRANT: return sizeof(struct qg_ctl_grant);
+    case QG_CTL_REVOKE: return sizeof(struct qg_ctl_revoke);
+    default: break;
+    }
+    if (version < 2) return 0;
+    switch (type) {
+    case QG_CTL_WATCH:
+    case QG_CTL_PROCS: return sizeof(struct qg_msg_head);
+    case QG_CTL_GONE: return sizeof(struct qg_ctl_process);
+    case QG_CTL_OVERHEAD: return sizeof(struct qg_ctl_overhead);
+    default: return 0;
+    }
+}
+
+static void on_revoke(struct arbiter *a, const void *buf) {
+    struct qg_ctl_revoke m;
+    memcpy(&m, buf, sizeof(m));
+    each_tenant(a, revoke_job, m.job_id);
 }
 
 bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t len) {
     struct qg_msg_head head;
-    struct qg_ctl_revoke revoke;
     if (len < sizeof(head)) return false;
     memcpy(&head, buf, sizeof(head));
-    static const size_t sizes[] = {[QG_CTL_HELLO] = sizeof(struct qg_msg_head), [QG_CTL_CARD] = sizeof(struct qg_ctl_card),
-                                   [QG_CTL_GRANT] = sizeof(struct qg_ctl_grant), [QG_CTL_REVOKE] = sizeof(revoke),
-                                   [QG_CTL_SYNCED] = sizeof(struct qg_msg_head), [QG_CTL_STATS] = sizeof(struct qg_msg_head)};
-    if (head.type < QG_CTL_HELLO || head.type > QG_CTL_STATS) return reply(a, c, QG_CTL_ACK, EPROTO);
-    if (!qg_msg_is(buf, len, head.type, sizes[head.type])) return reply(a, c, QG_CTL_ACK, EPROTO);
+    c->version = qg_msg_answer_version(buf, len);
+    size_t want = size_of(head.type, head.version);
+    if (!want || !qg_msg_is(buf, len, head.type, want)) return reply(a, c, QG_CTL_ACK, EPROTO);
     switch (head.type) {
     case QG_CTL_HELLO: on_hello(a); break;
     case QG_CTL_CARD: return reply(a, c, QG_CTL_ACK, on_card(a, buf));
     case QG_CTL_GRANT: return reply(a, c, QG_CTL_ACK, on_grant(a, buf));
-    case QG_CTL_REVOKE:
-        memcpy(&revoke, buf, sizeof(revoke));
-        each_tenant(a, revoke_job, revoke.job_id);
-        break;
+    case QG_CTL_REVOKE: on_revoke(a, buf); break;
     case QG_CTL_SYNCED: on_synced(a); break;
-    default: return send_stats(a, c) && reply(a, c, QG_CTL_END, 0);
+    case QG_CTL_GONE: on_gone(a, buf); break;
+    case QG_CTL_OVERHEAD: on_overhead(a, buf); break;
+    case QG_CTL_STATS: return report_tenants(a, c) && reply(a, c, QG_CTL_END, 0);
+    case QG_CTL_PROCS: return report_processes(a, c) && reply(a, c, QG_CTL_END, 0);
+    case QG_CTL_WATCH:
+        if (!reply(a, c, QG_CTL_ACK, 0)) return false;
+        dead_watch(a, c);
+        return true; /* it may have closed the connection already */
+    default: return false;
     }
     return reply(a, c, QG_CTL_ACK, 0);
 }

@@ -14,6 +14,13 @@ enum { MAX_WAKE = 128 }; /* more threads of one job than that wake by their own 
 
 static void wake_waiters(uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, MAX_WAKE, NULL, NULL, 0); }
 
+/* Nobody needs a barrier to see a ring that he could not miss: behind a closed gate the word is read again. */
+static void note_ring(struct card *card, struct tenant *t, uint32_t old, uint32_t flags) {
+    if (!(flags & ~old & QG_GATE_NOTIFY)) return;
+    t->notified = true;
+    if (!(old & QG_GATE_CLOSED)) card->barrier = true;
+}
+
 void gate_store(struct card *card, struct tenant *t, uint32_t flags) {
     uint32_t old = t->gate->flags; /* only the arbiter writes this page */
     if (old == flags) return;
@@ -22,11 +29,9 @@ void gate_store(struct card *card, struct tenant *t, uint32_t flags) {
     __atomic_store_n(&t->gate->changed_ns, now, __ATOMIC_RELAXED);
     bool moved = (old ^ flags) & QG_GATE_CLOSED;
     if (moved) __atomic_store_n(&t->gate->changes, t->gate->changes + 1, __ATOMIC_RELAXED);
-    if (moved && !(flags & QG_GATE_CLOSED)) {
-        wake_waiters(&t->gate->flags);
-        t->opened_ns = now;
-        if (t->standing) t->progress_ns = now; /* what stood here launches now, and was counted long ago */
-    }
+    note_ring(card, t, old, flags);
+    if (moved) sample_turn(t, !(flags & QG_GATE_CLOSED), now);
+    if (moved && !(flags & QG_GATE_CLOSED)) wake_waiters(&t->gate->flags);
     struct qg_gate_event event = {.t_ns = now, .job_id = t->job_id, .card = card->number, .flags = flags};
     trace_put(card->trace, &event);
 }
@@ -37,6 +42,9 @@ static void note_closing(struct tenant *t, uint32_t why, uint64_t bell_ns) {
     if (!bell_ns || !(why & QG_GATE_WHY_PREEMPTED)) return;
     uint64_t took = t->gate->changed_ns - bell_ns;
     if (took > t->close_max_ns) t->close_max_ns = took;
+    uint32_t bucket = 0;
+    while (bucket < QG_CLOSE_BUCKETS - 1 && took >= 1000ull << bucket) bucket++;
+    t->close_hist[bucket]++;
 }
 
 static uint32_t wanted_gate(const struct card *card, const struct tenant *t) {
@@ -52,7 +60,7 @@ static uint64_t oldest_bell(const struct card *card) {
     return bell;
 }
 
-void gates_apply(struct card *card, uint64_t now) {
+void gates_apply(struct card *card) {
     uint64_t bell_ns = oldest_bell(card);
     for (int opening = 0; opening < 2; opening++) {
         for (uint32_t i = 0; i < card->policy.ntenants; i++) {
@@ -65,7 +73,6 @@ void gates_apply(struct card *card, uint64_t now) {
             if (!opens && was_open) note_closing(t, flags & QG_GATE_WHY_MASK, bell_ns);
         }
     }
-    gates_heartbeat(card, now);
 }
 
 void gates_heartbeat(struct card *card, uint64_t now) {
@@ -73,4 +80,12 @@ void gates_heartbeat(struct card *card, uint64_t now) {
         if (card->tenants[i]) __atomic_store_n(&card->tenants[i]->gate->heartbeat_ns, now, __ATOMIC_RELEASE);
     }
     card->beat_ns = now;
+}
+
+/* A lease that gets shorter must not find an old heartbeat: that one first. */
+void gates_settings(struct tenant *t, uint64_t now) {
+    __atomic_store_n(&t->gate->heartbeat_ns, now, __ATOMIC_RELEASE);
+    __atomic_store_n(&t->gate->mem_cap, t->mem_cap, __ATOMIC_RELAXED);
+    __atomic_store_n(&t->gate->window_us, sample_window(t), __ATOMIC_RELAXED);
+    __atomic_store_n(&t->gate->lease_ms, t->card->lease_ms, __ATOMIC_RELEASE);
 }

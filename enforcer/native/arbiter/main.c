@@ -177,9 +177,11 @@ static void loop(struct arbiter *a) {
         uint64_t now = qg_now_ns();
         int wait = conn_sweep(a, now), review = closer_review(now);
         if (review >= 0 && (wait < 0 || review < wait)) wait = review;
+        int dead = dead_sweep(a, now);
+        if (dead >= 0 && (wait < 0 || dead < wait)) wait = dead;
         proc_sweep(a);
         trace_drain(a);
-        if (a->trace_fd >= 0) wait = 50;
+        if (a->trace_fd >= 0 && (wait < 0 || wait > 50)) wait = 50;
         int n = epoll_wait(a->epfd, events, 64, wait);
         for (int i = 0; i < n && more; i++) more = dispatch(a, &events[i]);
     }
@@ -203,6 +205,8 @@ int main(int argc, char **argv) {
     a.epfd = epoll_create1(EPOLL_CLOEXEC);
     if (getrandom(&a.boot_id, sizeof(a.boot_id), 0) != sizeof(a.boot_id) || a.epfd < 0) return 1;
     take_resources(&a);
+    if (!barrier_probe())
+        ar_log(&a, 1, "membarrier(2) is not usable here; idle tenants are looked at once more instead");
     if (!closer_start() || !open_run_dir(&a) || !open_trace(&a, o.trace) || !open_signals(&a) || !open_sockets(&a)) return 1;
     ar_log(&a, 2, "ready in %s", a.run_dir);
     notify_ready(o.ready_fd);

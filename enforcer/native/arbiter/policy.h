@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The decision: given what every tenant of one card shows and the time, which gates are open, and when to look
- * again. No system call, no global, no clock: the same code runs in the arbiter, in the tests and in simulations.
- * All times are nanoseconds of one monotonic clock. docs/specs/control.md explains the rules in prose.
+ * again. No system call, no global, no clock: the same code runs in the arbiter, in `qgpu simulate` and in the tests.
+ * All times are nanoseconds of one monotonic clock. docs/specs/control.md explains the rules in prose;
+ * enforcer/policylib.py mirrors these structures.
  */
 #ifndef QGPU_POLICY_H
 #define QGPU_POLICY_H
@@ -10,16 +11,27 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define QP_MAX_TENANTS 256u          /* tenants of one card */
-#define QP_NEVER UINT64_MAX          /* no wake-up needed */
+#define QP_MAX_TENANTS 256u           /* tenants of one card */
+#define QP_NEVER UINT64_MAX           /* no wake-up needed */
 #define QP_MS 1000000ull
-#define QP_TICK_NS (1 * QP_MS)       /* look again while somebody works and shares the card */
-#define QP_SOLO_TICK_NS (5 * QP_MS)  /* the same for a tenant alone on a card */
-#define QP_NOTIFY_NS (2 * QP_MS)     /* idle so long: stop polling, the next launch rings */
-#define QP_PASS_ON_NS (1 * QP_MS)    /* a holder without work for so long passes its turn on */
-#define QP_DRAIN_POLL_NS 100000ull   /* how often a closed holder is checked for its last completion */
+#define QP_TICK_NS (1 * QP_MS)        /* look again while somebody works and shares the card */
+#define QP_SOLO_TICK_NS (5 * QP_MS)   /* the same for a tenant alone on a card */
+#define QP_NOTIFY_NS (2 * QP_MS)      /* idle so long: stop polling, the next launch rings */
+#define QP_PASS_ON_NS (1 * QP_MS)     /* a holder without work for so long passes its turn on */
+#define QP_PAUSE_NS 400000ull         /* but not before it was seen without work for so long: kernels have gaps */
+#define QP_START_NS (1 * QP_MS)       /* a turn that nobody began to use by then is charged all the same */
+#define QP_DRAIN_POLL_NS 50000ull     /* a closed holder is looked at so often for its last completion, at most */
 #define QP_DRAIN_MAX_NS (100 * QP_MS) /* then the next one starts although the former never finished */
-#define QP_DEFICIT_MAX_NS (500 * (int64_t)QP_MS) /* |credit or debt| of a tenant */
+#define QP_OVERDUE_MAX 6u             /* each drain that is cut off halves the next one, so often at most: to 1.6 ms */
+#define QP_DEFICIT_MAX_NS (1000 * (int64_t)QP_MS) /* |credit or debt| of a tenant */
+#define QP_BUDGET_MAX_NS (50 * (int64_t)QP_MS)    /* fixed-share: what may be saved up */
+#define QP_MARGIN_NS (1 * QP_MS)      /* fixed-share: kept free of a window of 1 s for what is in flight at a closing */
+#define QP_LONG_TURN 10u              /* slices of a turn where only tenants wait that never let one go unused */
+#define QP_PORTION 3u                 /* fixed-share: slices of budget that are saved up before a gate opens again */
+#define QP_LONE_WINDOW_US 20000u       /* in flight of a tenant with nobody beside it: what a newcomer waits at most */
+#define QP_SHARED_WINDOW_US 4000u      /* the same of several tenants where no online one has to be waited for */
+#define QP_FIXED_WINDOW_US 2000u       /* the same under fixed-share: what is in flight comes on top of the share */
+#define QP_BINS 256u                  /* of a sliding window; 250 of them make its length */
 
 struct qp_tenant {
     /* input: who */
@@ -31,13 +43,28 @@ struct qp_tenant {
     uint32_t wants;     /* 1: work unfinished, or threads at the gate */
     uint32_t undrained; /* 1: work of it may still be on the card */
     uint32_t granted;   /* 1: the job is here, though perhaps no process of it has registered yet */
+    uint32_t free;      /* 1: isolation none for its class or job: its gate stays open; as online it still preempts */
+    uint32_t suspended; /* 1: its job is preempted on another card of the node, so it must not run here either */
+    uint64_t used_from_ns; /* when it began to use the turn it was given, by the arbiter's clock; 0 = not known */
     /* state and output */
     uint32_t gate;         /* gate word decided */
-    uint32_t charged;      /* 1: it was charged for the last interval (it held the card, or had not drained) */
     uint32_t worked;       /* 1: wanted at least once, last_work_ns is of then */
+    uint32_t flew;         /* undrained, as it was at the last decision */
+    uint32_t was_busy;     /* wants or undrained, as it was at the last decision */
+    uint32_t wished;       /* it competed for the card at the last decision */
+    uint32_t budgeted;     /* 1: budget_ns is kept (its class is fixed-share) */
+    uint32_t greedy;       /* 1: it used its last turn to the end, and has wanted the card ever since */
+    uint32_t spent;        /* 1: its budget is used up, the gate is closed until it has filled again */
     int64_t deficit_ns;    /* > 0: got less than its share */
+    int64_t budget_ns;     /* fixed-share: may use so much more now */
     uint64_t last_work_ns; /* when it last wanted */
-    uint64_t service_ns;   /* total charged under contention */
+    uint64_t idle_since_ns; /* the first look since then that found it without work; 0 = it wants */
+    uint64_t service_ns;   /* total charged (members that take turns) */
+    uint64_t used_ns;      /* charged by the last decision */
+    uint64_t drain_ns;     /* how long it usually takes from the closing of its gate to its last completion */
+    uint64_t early_ns;     /* it seldom takes less than that */
+    uint64_t tail_ns;      /* the longest such time of late: what may come on top when its gate opens */
+    uint64_t overdue;      /* how often on end its last completion did not come in time: it is waited for less and less */
 };
 
 struct qp_class {
@@ -48,14 +75,32 @@ struct qp_class {
     int32_t draining;   /* former holder whose work is awaited, or -1 */
     uint32_t contended; /* 1: one at a time since the last decision */
     uint32_t resumed;   /* 0: it was closed as a whole; a fresh slice is due */
-    uint64_t slice_end_ns;
+    uint32_t looked;    /* the draining one was seen at work since it was closed */
+    uint64_t slice_end_ns; /* the turn may end */
+    uint64_t turn_end_ns;  /* the same where all who wait are greedy */
+    uint64_t opened_ns; /* when the holder's gate was opened */
+    uint64_t use_ns;    /* when its use of the turn began, 0 = not known yet */
+    uint64_t booked_ns; /* time before this has been charged */
+    uint64_t drain_from_ns;
     uint64_t drain_until_ns;
+};
+
+/* What was used in the last second, or the last ten. */
+struct qp_window {
+    uint64_t bin; /* number of the newest */
+    uint64_t sum; /* of the newest 251 */
+    uint32_t used[QP_BINS];
+};
+
+struct qp_history {
+    struct qp_window one, ten;
 };
 
 struct qp_card {
     /* input: settings */
     uint64_t idle_release_ns;
     uint64_t slice_ns;
+    uint64_t switch_ns;         /* lost when the card goes to another tenant: charged to nobody; 0 = not known */
     uint64_t recovery_until_ns; /* offline stays closed until then; 0 = no recovery */
     uint32_t ungoverned;        /* 1: all gates open */
     uint32_t ntenants;          /* entries of tenant[] to look at, <= QP_MAX_TENANTS */
@@ -67,7 +112,9 @@ struct qp_card {
     uint64_t wake_ns; /* decide again then at the latest, or QP_NEVER */
     uint32_t preempting;
     uint32_t online_working; /* state: an online tenant had work at the last decision */
+    int32_t last_user;       /* state: who last began to use a turn, or -1 */
     struct qp_tenant tenant[QP_MAX_TENANTS];
+    struct qp_history history[QP_MAX_TENANTS]; /* state: of members of a fixed-share class */
 };
 
 /* Sets neutral state; the caller then fills in the settings. */

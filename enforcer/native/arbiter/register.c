@@ -14,7 +14,6 @@
 #define USERS 64u
 #define USER_BURST 2048u
 #define USER_PER_SECOND 1000u
-#define MAX_BYTES (1ull << 48)
 #define REFUSALS_PER_SECOND 20u
 
 /* Looking a process up costs some file reads, so each user has a budget of them. */
@@ -57,6 +56,7 @@ static void log_refusal(const struct arbiter *a, const struct conn *c, int statu
 static void answer(struct arbiter *a, struct conn *c, int status, const char *why, const struct tenant *t, uint32_t slot) {
     struct qg_registered msg = {.status = status, .slot = slot, .mem_cap = t ? t->mem_cap : 0};
     qg_msg_head_init(&msg.head, QG_MSG_REGISTERED, sizeof(msg));
+    msg.head.version = c->version;
     snprintf(msg.message, sizeof(msg.message), "%s", why);
     int fds[3] = {t ? t->gate_fd : -1, t ? t->job_fd : -1, t ? t->bell_fd : -1};
     if (status) log_refusal(a, c, status, why);
@@ -78,7 +78,7 @@ static struct tenant *find_tenant(const struct arbiter *a, const struct qg_regis
 static void join(struct arbiter *a, struct conn *c, struct tenant *t, const struct qg_register *m) {
     uint32_t slot = 0;
     int err = 0;
-    uint64_t used = m->mem_used < MAX_BYTES ? m->mem_used : 0;
+    uint64_t used = m->mem_used < AR_MAX_BYTES ? m->mem_used : 0;
     struct proc *p = proc_get(a, c->pid, c->uid, c->pidfd, &err);
     if (p) err = tenant_join(a, t, p, c, used, &slot);
     if (err == -ENOSPC) {
@@ -95,8 +95,9 @@ void register_message(struct arbiter *a, struct conn *c, const void *buf, size_t
     struct qg_register m;
     char why[200];
     int status = EPERM;
+    c->version = qg_msg_answer_version(buf, len);
     if (!qg_msg_is(buf, len, QG_MSG_REGISTER, sizeof(m))) {
-        answer(a, c, EPROTO, "the message is not a version 1 registration", NULL, 0);
+        answer(a, c, EPROTO, "the message is not a registration of a version that is spoken here", NULL, 0);
         conn_close(a, c);
         return;
     }

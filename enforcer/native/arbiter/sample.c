@@ -7,18 +7,34 @@
 #include <string.h>
 
 #include "arbiter.h"
+#include "qg_msg.h"
 
 #define MARKER_LEASE_NS (60000 * QP_MS)   /* markers without any progress for so long: hung, or lying */
 #define UNMARKED_LEASE_NS (100 * QP_MS)   /* the same for work that no marker follows */
-#define STANDING_LEASE_NS (20 * QP_MS)    /* an open gate and still standing there: stopped, or lying */
+#define STUCK_NS (2000 * QP_MS)           /* the same for an offline tenant: it gets no turns, but is charged on */
+#define STANDING_LEASE_NS (20 * QP_MS)    /* open gate, in one turn or many, and still standing there: stopped, lying */
+#define STANDING_AGAIN_NS (2 * QP_MS)     /* the same if that is not the first time */
 #define DISCREDIT_MIN_NS (100 * QP_MS)
 #define DISCREDIT_MAX_NS (1000 * QP_MS)
+#define WORKING_NS (10 * QP_MS)           /* a process that showed work so recently divides the window */
 #define MAX_WAITING 65536u                /* threads; more is garbage */
-#define MAX_BYTES (1ull << 48)            /* of one process on one card; more is garbage */
+#define MAX_LAUNCHES (1ull << 56)         /* of one counter; more is garbage */
 
 #define READ_ONCE(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
 
-static uint64_t bytes(uint64_t v) { return v < MAX_BYTES ? v : MAX_BYTES; }
+static uint64_t bytes(uint64_t v) { return v < AR_MAX_BYTES ? v : AR_MAX_BYTES; }
+
+static uint64_t launches(uint64_t v) { return v < MAX_LAUNCHES ? v : 0; }
+
+/* All counters of a process, each read once. Idle lanes cost no cache miss: nobody writes them. */
+static uint64_t total_launches(const struct qg_proc *page) {
+    uint64_t sum = launches(__atomic_load_n(&page->launches, __ATOMIC_SEQ_CST));
+#if QG_SPEAK >= 2
+    for (uint32_t i = 0; i < QG_LANES; i++)
+        sum += launches(__atomic_load_n(&page->lanes[i].launches, __ATOMIC_SEQ_CST));
+#endif
+    return sum;
+}
 
 /* Advances a total by what a counter of the job grew; a counter that falls or jumps moves nothing back. */
 static void advance(uint64_t *total, uint64_t *seen, uint64_t value) {
@@ -29,41 +45,56 @@ static void advance(uint64_t *total, uint64_t *seen, uint64_t value) {
 
 struct view {
     bool launched, pending, unmarked;
-    uint32_t waiting;
+    uint32_t waiting, working;
     uint64_t signature;
 };
 
-static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool markers) {
+static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool markers, uint64_t now) {
     struct qg_proc *page = &t->job->procs[i];
     struct slot *s = &t->slots[i];
-    uint64_t launches = __atomic_load_n(&page->launches, __ATOMIC_ACQUIRE);
+    uint64_t count = total_launches(page);
     uint32_t waiting = READ_ONCE(page->waiting);
-    if (launches != s->launches) v->launched = true;
-    advance(&t->launches, &s->launches, launches);
-    if (waiting <= MAX_WAITING) v->waiting += waiting;
-    if (!markers) return;
-    v->unmarked |= READ_ONCE(page->unmarked) != 0;
-    for (uint32_t m = 0; m < QG_MARKERS; m++) {
-        uint32_t submitted = READ_ONCE(page->markers[m].submitted), done = READ_ONCE(page->markers[m].done);
-        if ((int32_t)(submitted - done) > 0) v->pending = true;
-        v->signature = v->signature * 31 + submitted * 7ull + done;
+    bool works = count != s->launches, pending = false;
+    v->launched |= works;
+    advance(&t->launches, &s->launches, count);
+    if (waiting > MAX_WAITING) waiting = 0;
+    v->waiting += waiting;
+    if (markers) {
+        bool unmarked = READ_ONCE(page->unmarked) != 0;
+        for (uint32_t m = 0; m < QG_MARKERS; m++) {
+            uint32_t submitted = READ_ONCE(page->markers[m].submitted), done = READ_ONCE(page->markers[m].done);
+            if ((int32_t)(submitted - done) > 0) pending = true;
+            v->signature = v->signature * 31 + submitted * 7ull + done;
+        }
+        v->unmarked |= unmarked;
+        v->pending |= pending;
+        works |= unmarked || pending;
     }
+    if (works || waiting) s->worked_ns = now;
+    v->working += s->worked_ns && now - s->worked_ns < WORKING_NS;
 }
 
-static struct view look(struct tenant *t, bool markers) {
+static struct view look(struct tenant *t, bool markers, uint64_t now) {
     struct view v = {0};
     for (uint32_t i = 0; i < t->hi; i++) {
-        if (t->slots[i].proc) look_at_slot(t, i, &v, markers);
+        if (t->slots[i].proc) look_at_slot(t, i, &v, markers, now);
     }
     return v;
 }
 
+/* Adds up how long the gate was open while somebody stood there all the same, over as many turns as it takes. */
+static void count_unused(struct tenant *t, bool standing, uint64_t now) {
+    if (t->unused_from_ns && now > t->unused_from_ns) t->unused_ns += now - t->unused_from_ns;
+    t->unused_from_ns = standing && !(t->gate->flags & QG_GATE_CLOSED) ? now : 0;
+}
+
 /* Threads at an open gate that do not move earn no more turns for a while; any progress clears their name. */
 static bool believe_standing(struct tenant *t, uint32_t waiting, uint64_t now) {
-    uint64_t since = t->opened_ns > t->progress_ns ? t->opened_ns : t->progress_ns;
     t->doubted = waiting && now < t->discredit_until_ns;
+    count_unused(t, waiting && !t->doubted, now);
     if (!waiting || t->doubted) return false;
-    if ((t->gate->flags & QG_GATE_CLOSED) || now < since + STANDING_LEASE_NS) return true;
+    if (t->unused_ns < (t->discredit_ns ? STANDING_AGAIN_NS : STANDING_LEASE_NS)) return true;
+    t->unused_ns = t->unused_from_ns = 0;
     t->doubted = true;
     t->discredit_ns = t->discredit_ns ? t->discredit_ns * 2 : DISCREDIT_MIN_NS;
     if (t->discredit_ns > DISCREDIT_MAX_NS) t->discredit_ns = DISCREDIT_MAX_NS;
@@ -76,10 +107,68 @@ static bool shut_since(const struct tenant *t) {
     return (t->gate->flags & QG_GATE_CLOSED) && t->gate->changed_ns < t->looked_ns;
 }
 
+/* The tenant uses the turn that it was given since then. */
+static void begin_use(struct tenant *t, uint64_t since) {
+    struct qp_tenant *q = &t->card->policy.tenant[t->index];
+    if (!q->used_from_ns && !(t->gate->flags & QG_GATE_CLOSED)) q->used_from_ns = since;
+}
+
+/* The first ring of a turn comes from a launch that was counted when it came to the closed gate: it is work now. */
+void sample_bell(struct tenant *t, uint64_t now) {
+    bool first = !t->card->policy.tenant[t->index].used_from_ns;
+    begin_use(t, now);
+    if (first && t->standing && !(t->gate->flags & QG_GATE_CLOSED)) t->launched = t->ran = true;
+}
+
+void sample_turn(struct tenant *t, bool open, uint64_t now) {
+    if (open) {
+        t->opened_ns = now;
+        t->card->policy.tenant[t->index].used_from_ns = 0;
+        if (t->standing) t->progress_ns = now; /* what stood here launches now, and was counted long ago */
+    }
+    count_unused(t, t->standing, now);
+}
+
+/* The window is a budget of the card: processes that work at the same time divide it. Where nobody online has to be
+ * waited for it is wider, so that kernels of a millisecond queue up; who is alone gets a large one. Less under fixed-share:
+ * what is in flight when a budget is used up comes on top of the share. */
+uint32_t sample_window(const struct tenant *t) {
+    bool fixed = t->card->policy.cls[t->job_class == QG_CLASS_ONLINE ? 0 : 1].policy == QG_POLICY_FIXED_SHARE;
+    uint32_t window = t->card->window_us, wide = fixed ? QP_FIXED_WINDOW_US : QP_SHARED_WINDOW_US;
+    if (t->card->lone && !fixed) wide = QP_LONE_WINDOW_US;
+    if (!t->card->awaits_online || t->card->lone) window = window > wide ? window : wide;
+    if (!t->card->lone || fixed) window /= t->working ? t->working : 1;
+    return window ? window : 1;
+}
+
+static void set_window(struct tenant *t) {
+    uint32_t window = sample_window(t);
+    if (t->gate->window_us != window) __atomic_store_n(&t->gate->window_us, window, __ATOMIC_RELAXED);
+}
+
+void sample_lonely(struct card *card) {
+    uint32_t live = 0, online = 0, expected = 0;
+    for (uint32_t i = 0; i < card->policy.ntenants; i++) {
+        const struct qp_tenant *q = &card->policy.tenant[i];
+        live += q->live;
+        online += q->live && q->job_class == QG_CLASS_ONLINE;
+        expected += card->tenants[i] && q->granted && !q->live && q->job_class == QG_CLASS_ONLINE;
+    }
+    bool lone = live <= 1 && !expected, awaits = online || expected;
+    if (lone == card->lone && awaits == card->awaits_online) return;
+    card->lone = lone;
+    card->awaits_online = awaits;
+    for (uint32_t i = 0; i < card->policy.ntenants; i++) {
+        if (card->tenants[i]) set_window(card->tenants[i]);
+    }
+}
+
 static void take_in(struct tenant *t, const struct view *v, bool progress, uint64_t now) {
     bool ran = v->launched && !shut_since(t);
     if (ran || progress) t->progress_ns = now;
-    if (v->launched || progress) t->discredit_ns = t->discredit_until_ns = 0;
+    if (v->launched || progress)
+        t->discredit_ns = t->discredit_until_ns = t->unused_ns = t->unused_from_ns = 0;
+    if (ran || progress) begin_use(t, t->opened_ns); /* nobody rang */
     t->launched |= v->launched;
     t->ran |= ran;
     t->standing = believe_standing(t, v->waiting, now);
@@ -88,12 +177,12 @@ static void take_in(struct tenant *t, const struct view *v, bool progress, uint6
 }
 
 void sample_quick(struct tenant *t, uint64_t now) {
-    struct view v = look(t, false);
+    struct view v = look(t, false, now);
     take_in(t, &v, false, now);
 }
 
 void sample_full(struct tenant *t, uint64_t now) {
-    struct view v = look(t, true);
+    struct view v = look(t, true, now);
     bool progress = v.signature != t->signature;
     /* what a quick look found since the last full one still counts: the counters have moved on */
     t->launched = t->launched && t->looked_ns > t->full_ns;
@@ -101,8 +190,17 @@ void sample_full(struct tenant *t, uint64_t now) {
     t->signature = v.signature;
     t->pending = v.pending;
     t->unmarked = v.unmarked;
+    t->working = v.working;
+    set_window(t);
     take_in(t, &v, progress, now);
+    bool ending = t->busy && !t->pending && !t->unmarked && !t->standing;
+    t->ending = ending && !t->ended;
+    t->ended = ending;
     t->full_ns = now;
+}
+
+static uint32_t free_flag(const struct tenant *t) {
+    return t->job_class == QG_CLASS_ONLINE ? QG_CARD_UNGOVERNED_ONLINE : QG_CARD_UNGOVERNED_OFFLINE;
 }
 
 /* Turns what was seen into the inputs of the decision. */
@@ -112,13 +210,16 @@ void sample_classify(struct tenant *t, uint64_t now) {
     uint64_t window = (uint64_t)t->card->window_us * 2000;
     bool marked = t->pending && quiet < MARKER_LEASE_NS;
     bool loose = t->ran || (t->unmarked && quiet < UNMARKED_LEASE_NS);
+    t->stuck = t->pending && quiet >= STUCK_NS && t->job_class == QG_CLASS_OFFLINE;
     t->busy = t->nprocs && (marked || loose || t->standing || t->launched);
     q->live = t->nprocs > 0 && !t->revoked;
     q->granted = !t->revoked;
     q->job_class = t->job_class;
     q->share = t->share;
     q->procs = t->nprocs;
-    q->wants = t->busy;
+    q->wants = t->nprocs && ((marked && !t->stuck) || loose || t->standing || t->launched);
+    q->free = (t->card->flags & free_flag(t)) != 0;
+    q->suspended = together_suspended(t);
     /* unmarked work behind a closed gate is bounded by the window, it is not awaited for the whole lease */
     q->undrained = t->nprocs && (marked || (loose && quiet < (window > QP_MS ? window : QP_MS)));
 }
@@ -126,8 +227,7 @@ void sample_classify(struct tenant *t, uint64_t now) {
 /* Did anything pass the gate since the last sample? Read after the gate was stored (Dekker's other half). */
 bool sample_launched_since(const struct tenant *t) {
     for (uint32_t i = 0; i < t->hi; i++) {
-        if (t->slots[i].proc && __atomic_load_n(&t->job->procs[i].launches, __ATOMIC_SEQ_CST) != t->slots[i].launches)
-            return true;
+        if (t->slots[i].proc && total_launches(&t->job->procs[i]) != t->slots[i].launches) return true;
     }
     return false;
 }
@@ -145,6 +245,7 @@ void sample_counters(struct tenant *t) {
         advance(&t->mem_denied, &s->denied, READ_ONCE(page->mem_denied));
     }
     t->mem_used = used;
+    used += dead_extra(t);
     if (used > t->mem_peak) t->mem_peak = used;
 }
 
@@ -164,8 +265,19 @@ static double part_of_interval(struct tenant *t, uint64_t dt) {
 static void book_waiting(struct tenant *t, uint64_t dt) {
     uint32_t flags = t->stood;
     if (!t->wished || !(flags & QG_GATE_CLOSED)) return;
-    if (flags & QG_GATE_WHY_PREEMPTED) t->closed_preempted_ns += dt;
-    else if (flags & QG_GATE_WHY_SHARE) t->closed_share_ns += dt;
+    if (flags & QG_GATE_WHY_PREEMPTED) {
+        t->closed_preempted_ns += dt;
+        if (t->suspended) t->closed_suspended_ns += dt;
+    } else if (flags & QG_GATE_WHY_SHARE) {
+        t->closed_share_ns += dt;
+    }
+}
+
+static void book_holding(struct tenant *t, uint64_t dt, uint64_t now) {
+    const struct card *card = t->card;
+    const struct qp_tenant *q = &card->policy.tenant[t->index];
+    if (t->job_class != QG_CLASS_ONLINE || !q->worked) return;
+    if (now - q->last_work_ns < card->policy.idle_release_ns + dt) t->held_ns += dt;
 }
 
 /* Books the interval since the last call; called right after a decision, which has charged the same interval. */
@@ -181,8 +293,12 @@ void account(struct card *card, uint64_t now) {
         struct tenant *t = card->tenants[i];
         if (!t || !t->nprocs) continue;
         t->busy_ns += (uint64_t)((double)dt * part[i] / (sum > 1 ? sum : 1));
+        t->estimated |= part[i] > 0 && !t->took_turns;
         book_waiting(t, dt);
+        book_holding(t, dt, now);
         t->stood = t->gate->flags;
+        bool follows = card->policy.tenant[i].suspended && !card->policy.preempting;
+        t->suspended = follows && (t->stood & QG_GATE_WHY_PREEMPTED);
         t->wished = t->busy;
         t->took_turns = card->policy.cls[t->job_class == QG_CLASS_ONLINE ? 0 : 1].contended;
     }

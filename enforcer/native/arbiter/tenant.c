@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "arbiter.h"
+#include "qg_msg.h"
 #include "qg_seal.h"
 #include "qg_time.h"
 
@@ -29,7 +30,9 @@ struct tenant *tenant_find(const struct card *card, uint64_t job_id) {
     return NULL;
 }
 
-static void tenant_free(struct tenant *t) {
+static void tenant_free(struct arbiter *a, struct tenant *t) {
+    dead_forget(a, t);
+    job_put(a, t);
     if (t->gate) munmap(t->gate, QG_PAGE);
     if (t->job) munmap(t->job, sizeof(*t->job));
     if (t->gate_fd >= 0) close(t->gate_fd);
@@ -38,27 +41,28 @@ static void tenant_free(struct tenant *t) {
     free(t);
 }
 
-/* Settings of the card and the grant as the job sees them. */
-static void write_settings(struct tenant *t) {
-    __atomic_store_n(&t->gate->mem_cap, t->mem_cap, __ATOMIC_RELAXED);
-    __atomic_store_n(&t->gate->window_us, t->card->window_us, __ATOMIC_RELAXED);
-    __atomic_store_n(&t->gate->lease_ms, t->card->lease_ms, __ATOMIC_RELAXED);
+/* Of the page that the job may write: a newcomer must not stumble over what a sibling did to it. */
+static void write_job_header(struct tenant *t) {
+    t->job->magic = QG_MAGIC;
+    t->job->version = QG_ABI_OLDEST;
+    t->job->size = sizeof(*t->job);
+    t->job->nslots = QG_MAX_PROCS;
 }
 
 static void write_headers(struct tenant *t) {
-    t->gate->magic = t->job->magic = QG_MAGIC;
-    t->gate->version = t->job->version = QG_ABI_VERSION;
+    t->gate->magic = QG_MAGIC;
+    t->gate->version = QG_ABI_OLDEST;
+    t->gate->revision = QG_SPEAK >= 2 ? QG_SPEAK : 0;
     t->gate->size = sizeof(*t->gate);
     t->gate->job_id = t->job_id;
-    t->job->size = sizeof(*t->job);
-    t->job->nslots = QG_MAX_PROCS;
+    write_job_header(t);
     /* until the first decision: online may go, offline may not */
     t->gate->flags = QG_GATE_TRACK;
     if (t->job_class == QG_CLASS_OFFLINE) t->gate->flags |= QG_GATE_CLOSED | QG_GATE_WHY_SHARE;
     t->gate->heartbeat_ns = qg_now_ns();
 }
 
-static struct tenant *tenant_create(const struct qg_ctl_grant *g, int *err) {
+static struct tenant *tenant_create(struct arbiter *a, const struct qg_ctl_grant *g, int *err) {
     struct tenant *t = calloc(1, sizeof(*t));
     void *gate = NULL, *job = NULL;
     *err = -ENOMEM;
@@ -69,6 +73,8 @@ static struct tenant *tenant_create(const struct qg_ctl_grant *g, int *err) {
     t->granted_ns = qg_now_ns();
     *err = qg_shared_create("qgpu-gate", QG_PAGE, 1, &t->gate_fd, &gate);
     t->gate = gate;
+    t->together = job_get(g->job_id);
+    if (!t->together) *err = -ENOMEM;
     if (!*err) *err = qg_shared_create("qgpu-job", sizeof(struct qg_job_page), 0, &t->job_fd, &job);
     t->job = job;
     if (!*err) {
@@ -76,7 +82,7 @@ static struct tenant *tenant_create(const struct qg_ctl_grant *g, int *err) {
         if (t->bell_fd < 0) *err = -errno;
     }
     if (*err) {
-        tenant_free(t);
+        tenant_free(a, t);
         return NULL;
     }
     write_headers(t);
@@ -90,7 +96,7 @@ static void tenant_update(struct tenant *t, const struct qg_ctl_grant *g) {
     t->mem_cap = g->mem_cap;
     t->confirmed = true;
     t->revoked = false;
-    write_settings(t);
+    gates_settings(t, qg_now_ns());
 }
 
 /* Decides with the change in place; the thread then only has to set its timer. */
@@ -106,11 +112,12 @@ int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g) {
     struct tenant *t = tenant_find(card, g->job_id), *fresh = NULL;
     int err = 0;
     if (t && t->uid != g->uid) return -EEXIST; /* a job never changes its user */
-    if (!t && !(t = fresh = tenant_create(g, &err))) return err;
+    if (!t && !(t = fresh = tenant_create(a, g, &err))) return err;
     pthread_mutex_lock(&card->lock);
     if (fresh && (err = card_add(card, fresh)) != 0) {
         pthread_mutex_unlock(&card->lock);
-        tenant_free(fresh);
+        fresh->card = NULL;
+        tenant_free(a, fresh);
         return err;
     }
     if (fresh && !a->ever_synced) {
@@ -122,18 +129,18 @@ int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g) {
     return 0;
 }
 
-static void forget(struct tenant *t) {
+static void forget(struct arbiter *a, struct tenant *t) {
     struct card *card = t->card;
     pthread_mutex_lock(&card->lock);
     card_remove(card, t);
     step_and_unlock(card);
-    tenant_free(t);
+    tenant_free(a, t);
 }
 
 void tenant_revoke(struct arbiter *a, struct tenant *t) {
     struct card *card = t->card;
     if (t->nprocs == 0) {
-        forget(t);
+        forget(a, t);
         return;
     }
     ar_log(a, 1, "job %llu ended on %s, but %u of its processes live; their gate stays closed",
@@ -192,7 +199,13 @@ int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn
         p->slots[p->nslots].tenant = t;
         p->slots[p->nslots++].slot = (uint32_t)at;
     }
+    int bell = t->nprocs ? -1 : eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pthread_mutex_lock(&t->card->lock);
+    /* Processes before it may have left the doorbell blocking and full: then ringing it would never return. And bytes in
+     * slots that nobody has would be summed for ever. */
+    if (bell >= 0) card_fresh_bell(t->card, t, bell);
+    if (!t->nprocs) memset(t->job, 0, sizeof(*t->job));
+    write_job_header(t);
     take_slot(t, (uint32_t)at, p, c, mem_used);
     t->expected = false;
     recovery_review(t->card, a->ever_synced);
@@ -202,12 +215,21 @@ int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn
     return 0;
 }
 
+/* An allocation under way may have been granted by the driver before the process died. */
+static uint64_t held(const struct tenant *t, uint32_t slot) {
+    uint64_t pending = __atomic_load_n(&t->job->procs[slot].mem_pending, __ATOMIC_RELAXED);
+    return t->slots[slot].mem_used + (pending < AR_MAX_BYTES ? pending : AR_MAX_BYTES);
+}
+
 void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot) {
-    (void)a;
     struct card *card = t->card;
     pthread_mutex_lock(&card->lock);
     sample_counters(t);
     sample_full(t, qg_now_ns());
+    pthread_mutex_unlock(&card->lock);
+    /* before its slot is given up: what it held must not look free in between */
+    dead_add(a, t, t->slots[slot].proc->pid, t->slots[slot].proc->uid, held(t, slot));
+    pthread_mutex_lock(&card->lock);
     memset(&t->job->procs[slot], 0, sizeof(t->job->procs[slot]));
     memset(&t->slots[slot], 0, sizeof(t->slots[slot]));
     t->nprocs--;
@@ -215,5 +237,5 @@ void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot) {
     if (!t->nprocs) t->launched = t->ran = t->pending = t->unmarked = t->standing = t->busy = false;
     sample_full(t, qg_now_ns());
     step_and_unlock(card);
-    if (t->revoked && !t->nprocs) forget(t);
+    if (t->revoked && !t->nprocs) forget(a, t);
 }

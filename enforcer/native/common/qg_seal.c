@@ -44,7 +44,7 @@ const char *qg_grant_from_fd(int fd, uid_t owner, struct qg_grant *grant) {
     if (st.st_uid != owner) return "root did not make the grant";
     if (st.st_size != (off_t)sizeof(*grant)) return "the grant has a wrong size";
     if (pread(fd, grant, sizeof(*grant), 0) != (ssize_t)sizeof(*grant)) return "the grant cannot be read";
-    if (grant->magic != QG_MAGIC || grant->version != QG_ABI_VERSION || grant->size != sizeof(*grant))
+    if (grant->magic != QG_MAGIC || grant->version != QG_GRANT_VERSION || grant->size != sizeof(*grant))
         return "the grant has another version";
     if (grant->ncards > QG_MAX_CARDS) return "the grant names too many cards";
     return NULL;

@@ -1,5 +1,6 @@
 # The shim: libcuda.so.1 of the jobs.
 SHIM_DIR := enforcer/native/shim
+comma := ,
 SHIM_OBJ := $(BUILD)/obj/shim
 SHIM_GEN := $(SHIM_OBJ)/gen
 SHIM_SRC := $(wildcard $(SHIM_DIR)/*.c)
@@ -33,19 +34,67 @@ $(BUILD)/shim/libcuda.so.1: $(SHIM_O)
 	$(CC) -shared -Wl,-soname,libcuda.so.1 -Wl,--version-script=$(SHIM_GEN)/exports.map -Wl,-z,defs -Wl,-z,nodelete \
 	  -Wl,-Bsymbolic $(QG_LDFLAGS) -o $@ $(SHIM_O) -lpthread -ldl
 
-# What the shim's tests run: a program that takes orders, and the pure parts under sanitizers.
-NATIVE += $(BUILD)/test/shim-probe $(BUILD)/test/shim-unit $(BUILD)/test/shim-race
+SHIM_PROBE := $(wildcard tests/native/shim/probe*.c)
 
-$(BUILD)/test/shim-probe: tests/native/shim/probe.c bench/native/stub.h
+# Twins for tests: the shim of ABI version 1 (upgrades), and under the sanitizers with a probe of the same kind.
+# $(1) name, $(2) flags for compiling and linking.
+define SHIM_TWIN
+NATIVE += $(BUILD)/test/shim-$(1)/libcuda.so.1 $(BUILD)/test/shim-$(1)/shim-probe
+SHIM_$(1)_O := $(SHIM_SRC:$(SHIM_DIR)/%.c=$(BUILD)/obj/shim-$(1)/%.o) $(BUILD)/obj/shim-$(1)/qg_msg.o
+$(BUILD)/obj/shim-$(1)/%.o: $(SHIM_DIR)/%.c $(SHIM_GEN)/symbols.h $(wildcard $(SHIM_DIR)/*.h) enforcer/native/abi/qgpu_abi.h
+	@mkdir -p $$(@D)
+	$$(CC) $$(CFLAGS) $$(SHIM_CFLAGS) $(2) -c -o $$@ $$<
+$(BUILD)/obj/shim-$(1)/qg_msg.o: enforcer/native/common/qg_msg.c enforcer/native/common/qg_msg.h enforcer/native/abi/qgpu_abi.h
+	@mkdir -p $$(@D)
+	$$(CC) $$(CFLAGS) $$(QG_CFLAGS) -fvisibility=hidden $(2) -c -o $$@ $$<
+$(BUILD)/test/shim-$(1)/libcuda.so.1: $$(SHIM_$(1)_O) $(SHIM_OBJ)/symbols.o $(SHIM_OBJ)/exports.o
+	@mkdir -p $$(@D)
+	$$(CC) -shared $(2) -Wl,-soname,libcuda.so.1 -Wl,--version-script=$(SHIM_GEN)/exports.map -Wl,-z,nodelete \
+	  -Wl,-Bsymbolic $$(QG_LDFLAGS) -o $$@ $$^ -lpthread -ldl
+$(BUILD)/test/shim-$(1)/shim-probe: $(SHIM_PROBE) tests/native/shim/probe.h bench/native/stub.h
+	@mkdir -p $$(@D)
+	$$(CC) $$(CFLAGS) $$(QG_CFLAGS) $(filter -fsanitize%,$(2)) -Ibench/native -I$$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL \
+	  -o $$@ $(SHIM_PROBE) -ldl -lpthread
+endef
+$(eval $(call SHIM_TWIN,v1,-DQG_SPEAK=1))
+$(eval $(call SHIM_TWIN,tsan,-fsanitize=thread))
+$(eval $(call SHIM_TWIN,asan,-fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer))
+
+# What the shim's tests run: a program that takes orders, and the pure parts under sanitizers.
+NATIVE += $(BUILD)/test/shim-probe $(BUILD)/test/shim-unit $(BUILD)/test/shim-race $(BUILD)/test/early.so $(BUILD)/test/shim-cudart
+
+$(BUILD)/test/shim-cudart: tests/native/shim/cudart.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(QG_CFLAGS) -Ibench/native -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl -lpthread
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -o $@ $< -ldl
+
+$(BUILD)/test/early.so: tests/native/shim/early.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -shared -o $@ $< -ldl
+
+$(BUILD)/test/shim-probe: $(SHIM_PROBE) tests/native/shim/probe.h bench/native/stub.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -Ibench/native -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $(SHIM_PROBE) -ldl -lpthread
 
 SHIM_UNIT := tests/native/shim/unit.c $(SHIM_DIR)/ledger.c $(SHIM_DIR)/estimate.c
 $(BUILD)/test/shim-unit: $(SHIM_UNIT) $(SHIM_DIR)/ledger.h $(SHIM_DIR)/estimate.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) -o $@ $(SHIM_UNIT)
 
-SHIM_RACE := tests/native/shim/race.c $(SHIM_DIR)/memory.c $(SHIM_DIR)/jobsum.c $(SHIM_DIR)/ledger.c
+SHIM_RACE := tests/native/shim/race.c $(addprefix $(SHIM_DIR)/,memory.c books.c shares.c jobsum.c ledger.c)
 $(BUILD)/test/shim-race: $(SHIM_RACE) $(wildcard $(SHIM_DIR)/*.h) $(SHIM_GEN)/symbols.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -o $@ $(SHIM_RACE) -lpthread
+
+# One small program per group of memory calls; test_shim_memory_*.py look at the ledger after each of its steps.
+SHIM_STEPS := mem_plain mem_pool mem_graph mem_vmm mem_share
+NATIVE += $(SHIM_STEPS:%=$(BUILD)/test/shim-%)
+$(SHIM_STEPS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/%.c tests/native/shim/step.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl
+
+# The same for calls that submit work: test_shim_submit_groups.py. `task` does odd things: test_faults_*.py.
+SHIM_SUBMITS := sub_kernel sub_copy sub_fill sub_order sub_graph task evil
+NATIVE += $(SHIM_SUBMITS:%=$(BUILD)/test/shim-%)
+$(SHIM_SUBMITS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/%.c tests/native/shim/submit.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl -lpthread

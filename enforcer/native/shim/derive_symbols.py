@@ -1,11 +1,13 @@
 """Derives symbols.tsv, the one table of driver symbols, from the CUDA headers.
 
 Usage: derive_symbols.py INCLUDE_DIR TABLE
+       derive_symbols.py --hooks TABLE OBJECT...
 
 Every function that cuda.h, cudaGL.h, cudaEGL.h and cudaVDPAU.h declare, in all its versions (`_v2`, `_v3`,
 ...) and default-stream variants (`_ptds`, `_ptsz`), becomes a row: exported symbol, name to ask for,
 CUDA version since which that name means this symbol (1000 * major + 10 * minor), 1 for a per-thread default
 stream variant, and `pass` or `hook`. The last column is kept from the existing table; new symbols are `pass`.
+The second form sets the last column: a symbol that one of the object files (build/obj/shim/hook_*.o) defines is `hook`.
 Needs a C preprocessor (environment CC, default gcc). Exits 1 with a sentence when a header cannot be read.
 """
 
@@ -134,7 +136,25 @@ def main(include: Path, table: Path) -> int:
     return 0
 
 
+def set_hooks(table: Path, objects: list[str]) -> int:
+    """Writes the last column of the table as the compiled hooks say; returns the exit status."""
+    out = subprocess.run(
+        ["nm", "--defined-only", *objects], capture_output=True, text=True, check=True
+    ).stdout
+    hooks = set(re.findall(r"^\w+ T (cu[A-Z]\w*)$", out, re.M))
+    lines = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines()]
+    for fields in lines:
+        if not fields[0].startswith("#"):
+            fields[4] = "hook" if fields[0] in hooks else "pass"
+    table.write_text("".join("\t".join(fields) + "\n" for fields in lines), encoding="utf-8")
+    return 0
+
+
 if __name__ == "__main__":
+    if len(sys.argv) > 3 and sys.argv[1] == "--hooks":
+        sys.exit(set_hooks(Path(sys.argv[2]), sys.argv[3:]))
     if len(sys.argv) != 3:
-        raise SystemExit("usage: derive_symbols.py INCLUDE_DIR TABLE")
+        raise SystemExit(
+            "usage: derive_symbols.py INCLUDE_DIR TABLE, or derive_symbols.py --hooks TABLE OBJECT..."
+        )
     sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -13,6 +13,7 @@
 #include <cuda.h>
 
 #include "say.h"
+#include "shim.h"
 
 static char driver_file[256];
 static void *driver_handle;
@@ -48,6 +49,7 @@ static void *open_other(const char *path)
 
 static void open_driver(void)
 {
+    qg_load(); /* it tells where the driver is */
     if (driver_file[0]) {
         driver_handle = open_other(driver_file);
         if (!driver_handle) {

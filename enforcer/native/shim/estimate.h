@@ -9,12 +9,16 @@
 #include <stdint.h>
 
 #define QG_FUNCTIONS 4096u /* slots; more functions than this share slots, newest wins */
-#define QG_LEARN_FIRST 4u  /* launches of a new function that are all sampled */
+#define QG_LEARN_FIRST 16u /* launches of a new function that are all sampled */
+#define QG_TRUST 12u       /* samples before its estimate is believed */
 #define QG_LEARN_EACH 32u  /* afterwards each so many */
+#define QG_LONG_NS 250000u /* of functions that take longer, each QG_LEARN_LONG-th: a sample costs them nothing */
+#define QG_LEARN_LONG 4u
 
 struct qg_function {
     const void *key;
     uint64_t est_ns;   /* valid when samples > 0 */
+    uint64_t low_ns;   /* the shortest of late */
     uint32_t launches;
     uint32_t samples;
 };
@@ -30,8 +34,18 @@ struct qg_function *qg_function_of(struct qg_functions *functions, const void *k
 bool qg_function_launched(struct qg_function *function);
 
 /* Takes a sample. Of took_ns, up to gap_ns may be time in which an idle card waited for the launch. So much as is surely
- * longer than the estimate counts at once; a shorter sample counts by an eighth of the difference. */
+ * longer than the estimate counts at once; a shorter sample counts by an eighth of the difference. The least that it
+ * takes falls at once and rises slowly. */
 void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns, uint64_t gap_ns);
+
+/* What it takes at least, as far as known; 0 before the first sample. */
+uint64_t qg_function_least(const struct qg_function *function);
+
+/* The handle means another function from now on, or none. */
+void qg_function_forget(struct qg_functions *functions, const void *key);
+
+/* Few samples so far: it may take much longer than any of them. */
+bool qg_function_new(const struct qg_function *function);
 
 /* Estimate, or unknown_ns before the first sample. Never zero. */
 uint64_t qg_function_estimate(const struct qg_function *function, uint64_t unknown_ns);

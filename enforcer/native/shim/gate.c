@@ -12,9 +12,11 @@
 #include <unistd.h>
 
 #include "say.h"
+#include "waiters.h"
 #include "window.h"
 
 #define WAIT_NS 50000000      /* longest sleep before pages, heartbeat and connection are looked at again */
+#define DRAIN_NS 100000000u   /* so long a waiting thread looks for the end of what was launched before */
 #define MAX_STRIDE 15u        /* launches at most between two looks at the clock */
 #define SHORT_LOOK_DIVISOR 20 /* a look less than 1/20 ms after the last one was too early */
 #define HUNG_FACTOR 3u        /* an arbiter that keeps its connection but not its heartbeat gets so many leases */
@@ -34,7 +36,8 @@ static void ring(struct qg_card *card, struct qg_pages *pages)
 {
     static const uint64_t one = 1;
     int saved = errno;
-    if (!same_doorbell(pages) || write(pages->doorbell, &one, sizeof(one)) != (ssize_t)sizeof(one))
+    /* By number, because write() is a cancellation point and a cancelled thread must not die in here. */
+    if (!same_doorbell(pages) || syscall(SYS_write, pages->doorbell, &one, sizeof(one)) != (long)sizeof(one))
         qg_ring_by_helper(card);
     errno = saved;
 }
@@ -64,6 +67,16 @@ static bool lease_ran_out(const struct qg_pages *pages)
     return age > lease && (!qg_register_connected() || age > HUNG_FACTOR * lease);
 }
 
+bool qg_gate_arbiter_back(void)
+{
+    for (unsigned i = 0; i < QG_MAX_CARDS && __atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED); i++) {
+        struct qg_pages *pages = qg_pages_of(&qg_cards[i]);
+        if (pages && heartbeat_age_ns(pages) < (uint64_t)__atomic_load_n(&pages->gate->lease_ms, __ATOMIC_RELAXED) * 500000u)
+            return true;
+    }
+    return false;
+}
+
 static void open_for_good(void)
 {
     __atomic_store_n(&qg_compute_open, true, __ATOMIC_SEQ_CST);
@@ -72,29 +85,49 @@ static void open_for_good(void)
                "card. Its memory limit stays. Please tell your administrator.");
 }
 
-static void futex_wait(const uint32_t *word, uint32_t seen)
+static void futex_wait(const uint32_t *word, uint32_t seen, uint64_t limit_ns)
 {
-    struct timespec limit = {0, WAIT_NS};
+    struct timespec limit = {0, (long)limit_ns};
     syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, NULL, 0);
 }
 
-/* Waits until the gate of the newest pages is open. */
+/* Whoever has to wait marks what it launched before, so that its end can be seen. */
+static void show_the_end(struct qg_stream *stream, struct qg_pages *pages)
+{
+    if (QG_LIKELY(!__atomic_load_n(&pages->proc->unmarked, __ATOMIC_RELAXED)))
+        return;
+    qg_depth++;
+    qg_observe_context(stream->context->handle);
+    qg_depth--;
+}
+
+/* The next one's turn begins when what this process launched before has ended. The arbiter looks for it at intervals;
+ * a thread that waits anyway knows better when to look, and tells it. Returns how long to sleep at most. */
+static uint64_t watch_the_end(struct qg_card *card, struct qg_pages *pages, uint64_t start, bool *drains, bool *told)
+{
+    uint64_t nap = *told || qg_now_ns() - start > DRAIN_NS ? 0 : qg_window_drain_ns(card);
+    if (*drains && !nap && !*told) {
+        *told = true;
+        ring(card, pages);
+    }
+    *drains = nap;
+    return nap ? nap : WAIT_NS;
+}
+
+/* Waits until the gate of the newest pages is open. Holds nothing while it sleeps: a signal handler may jump out. */
 static void wait_closed(struct qg_card *card, struct qg_pages *pages)
 {
     uint64_t start = qg_now_ns();
-    struct qg_proc *proc = pages->proc;
-    __atomic_fetch_add(&proc->gate_waits, 1, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&proc->waiting, 1, __ATOMIC_SEQ_CST);
-    ring_once(card, pages);
+    bool drains = false, told = false;
+    struct qg_proc *first = pages->proc;
+    struct qg_pages *rung = NULL;
+    __atomic_fetch_add(&first->gate_waits, 1, __ATOMIC_RELAXED);
     for (;;) {
-        struct qg_pages *newest = qg_pages_of(card);
-        if (newest != pages) { /* registered again: stand in the new queue */
-            __atomic_fetch_add(&newest->proc->waiting, 1, __ATOMIC_SEQ_CST);
-            __atomic_fetch_sub(&proc->waiting, 1, __ATOMIC_SEQ_CST);
-            pages = newest;
-            proc = newest->proc;
+        pages = qg_pages_of(card); /* registered again: stand in the new queue */
+        qg_waiter_raise(pages->proc);
+        if (pages != rung)
             ring_once(card, pages);
-        }
+        rung = pages;
         uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
         if (!(flags & QG_GATE_CLOSED) || __atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED))
             break;
@@ -102,16 +135,18 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
             open_for_good();
             break;
         }
-        futex_wait(&pages->gate->flags, flags);
+        uint64_t limit = watch_the_end(card, pages, start, &drains, &told);
+        int slack = drains ? qg_no_slack() : 0;
+        futex_wait(&pages->gate->flags, flags, limit);
+        qg_slack_again(slack);
     }
-    __atomic_fetch_add(&proc->gate_wait_ns, qg_now_ns() - start, __ATOMIC_RELAXED);
-    __atomic_fetch_sub(&proc->waiting, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&pages->proc->gate_wait_ns, qg_now_ns() - start, __ATOMIC_RELAXED);
+    qg_waiter_lower();
 }
 
 void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work)
 {
     struct qg_card *card = stream->card;
-    qg_depth++;
     for (;;) {
         struct qg_pages *pages = qg_pages_of(card);
         if (__atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED))
@@ -121,32 +156,32 @@ void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work)
                 open_for_good();
                 break;
             }
-            __atomic_fetch_add(&qg_pages_of(card)->proc->launches, 1, __ATOMIC_SEQ_CST);
+            qg_count(qg_pages_of(card));
             continue;
         }
         uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
         if (flags & QG_GATE_NOTIFY)
             ring_once(card, pages);
         if (flags & QG_GATE_CLOSED) {
+            show_the_end(stream, pages);
             wait_closed(card, pages);
             continue;
         }
         if (!(flags & QG_GATE_WINDOW) || qg_window_enter(stream, pages, work))
             break;
     }
-    qg_depth--;
 }
 
-void qg_leave_look(struct qg_stream *stream)
+void qg_leave_look(struct qg_seen *seen, struct qg_stream *stream)
 {
     uint64_t now = qg_tick();
-    uint64_t since = now - __atomic_load_n(&stream->looked_tick, __ATOMIC_RELAXED);
-    uint32_t stride = __atomic_load_n(&stream->stride, __ATOMIC_RELAXED);
-    /* Launches that follow each other quickly need not look at the clock each time; slow ones must. */
-    stride = since < qg_ticks_per_ms / SHORT_LOOK_DIVISOR ? (stride < MAX_STRIDE ? stride * 2 + 1 : MAX_STRIDE) : 0;
-    __atomic_store_n(&stream->stride, stride, __ATOMIC_RELAXED);
-    __atomic_store_n(&stream->skip, stride, __ATOMIC_RELAXED);
-    __atomic_store_n(&stream->looked_tick, now, __ATOMIC_RELAXED);
+    if (seen->stream == stream) {
+        /* Launches that follow each other quickly need not look at the clock each time; slow ones must. */
+        bool quick = (uint32_t)(now >> 10) - seen->looked < qg_ticks_per_ms / SHORT_LOOK_DIVISOR >> 10;
+        seen->stride = !quick ? 0 : seen->stride < MAX_STRIDE ? (uint16_t)(seen->stride * 2 + 1) : MAX_STRIDE;
+        seen->skip = seen->granted = seen->stride;
+        seen->looked = (uint32_t)(now >> 10);
+    }
     if (now - __atomic_load_n(&stream->marked_tick, __ATOMIC_RELAXED) < qg_ticks_per_ms)
         return;
     struct qg_pages *pages = qg_pages_of(stream->card);

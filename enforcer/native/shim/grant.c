@@ -15,6 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "qg_root.h"
+
 #define ALL_SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
 
 static struct {
@@ -27,7 +29,7 @@ static const char *content_problem(const struct qg_grant *grant)
 {
     if (grant->magic != QG_MAGIC)
         return "it does not start with QGPU";
-    if (grant->version != QG_ABI_VERSION)
+    if (grant->version != QG_GRANT_VERSION)
         return "it has another version than this library";
     if (grant->size != sizeof(*grant))
         return "it has a wrong size";
@@ -69,7 +71,7 @@ static const char *from_descriptor(int fd, struct qg_grant *grant)
     struct stat st;
     if (fstat(fd, &st) != 0)
         return "the descriptor is closed";
-    if (st.st_uid != 0)
+    if (!qg_is_root(st.st_uid))
         return "root did not make it";
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & ALL_SEALS) != ALL_SEALS)
@@ -94,7 +96,7 @@ static const char *from_file(const char *path, struct qg_grant *grant)
     const char *problem = NULL;
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
         problem = "it is not a regular file";
-    else if (st.st_uid != 0 || (st.st_mode & (S_IWGRP | S_IWOTH)))
+    else if (!qg_is_root(st.st_uid) || (st.st_mode & (S_IWGRP | S_IWOTH)))
         problem = "others than root can write it";
     else if (st.st_size != (off_t)sizeof(*grant))
         problem = "it has a wrong size";
@@ -123,13 +125,18 @@ static bool any_qgpu_variable(void)
 
 void qg_grant_read(struct qg_grant_info *info)
 {
-    const char *number = getenv(QG_ENV_GRANT_FD);
-    const char *path = getenv(QG_ENV_GRANT);
+    /* secure_getenv: mounted, this library is also in set-user-id programs, which must not open what a user names. */
+    const char *number = secure_getenv(QG_ENV_GRANT_FD);
+    const char *path = secure_getenv(QG_ENV_GRANT);
     const char *why = NULL;
     info->mode = QG_MODE_GOVERNED;
     if (number && !(why = from_descriptor(descriptor_number(number), &info->grant)))
         return;
     if (path && *path && !(why = from_file(path, &info->grant)))
+        return;
+    /* Mounted over the driver: the grant lies where no environment is needed to find it. */
+    const char *mounted = from_file(QG_TASK_GRANT, &info->grant);
+    if (!mounted)
         return;
     info->mode = any_qgpu_variable() ? QG_MODE_BROKEN : QG_MODE_NONE;
     snprintf(info->problem, sizeof(info->problem), "%s%s: %s", path && *path ? "grant " : "grant descriptor ",

@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of copies and fills. Large ones are work like a kernel; small ones are not worth a turn. The ones without a
- * stream also wait for the work before them, so they place a marker first.
+ * Hooks of copies and fills in their present versions.
  */
-#include "gate.h"
+#include "copy.h"
 
-#define LARGE (1u << 20)
-
-static struct qg_stream *begin(CUstream stream, bool ptsz, bool waits, uint64_t bytes)
+struct qg_stream *qg_copy_begin(CUstream stream, bool ptsz, bool waits, uint64_t bytes)
 {
     if (!qg_governed || qg_depth)
         return NULL;
     if (waits)
         qg_observe_stream(stream, ptsz);
-    if (bytes < LARGE)
+    if (bytes < QG_LARGE)
         return NULL;
     struct qg_stream *entered = qg_enter(stream, ptsz, NULL, bytes);
     struct qg_pages *pages = entered ? qg_pages_of(entered->card) : NULL;
@@ -22,22 +19,12 @@ static struct qg_stream *begin(CUstream stream, bool ptsz, bool waits, uint64_t 
     return entered;
 }
 
-#define COPY(name, stream, ptsz, waits, bytes, parameters, arguments)          \
-    CUresult name parameters                                                   \
-    {                                                                          \
-        struct qg_stream *qg_stream = begin(stream, ptsz, waits, bytes);       \
-        CUresult qg_result = QG_REAL(name) arguments;                          \
-        qg_leave(qg_stream);                                                   \
-        return qg_result;                                                      \
-    }
-
-/* A name and its per-thread variant, without a stream and with one. */
-#define SYNC2(name, suffixed, bytes, parameters, arguments)                    \
-    COPY(name, NULL, false, true, bytes, parameters, arguments)                \
-    COPY(suffixed, NULL, true, true, bytes, parameters, arguments)
-#define ASYNC2(name, suffixed, bytes, parameters, arguments)                   \
-    COPY(name, s, false, false, bytes, parameters, arguments)                  \
-    COPY(suffixed, s, true, false, bytes, parameters, arguments)
+void qg_copy_end(struct qg_stream *stream, bool waits)
+{
+    qg_leave(stream);
+    if (stream && waits)
+        qg_observe_stream(stream->handle, false); /* it is over, and nobody may ever ask again */
+}
 
 SYNC2(cuMemcpy, cuMemcpy_ptds, n, (CUdeviceptr d, CUdeviceptr h, size_t n), (d, h, n))
 SYNC2(cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds, n, (CUdeviceptr d, const void *h, size_t n), (d, h, n))
@@ -65,8 +52,6 @@ ASYNC2(cuMemcpyHtoAAsync_v2, cuMemcpyHtoAAsync_v2_ptsz, n,
 ASYNC2(cuMemcpyAtoHAsync_v2, cuMemcpyAtoHAsync_v2_ptsz, n,
        (void *h, CUarray a, size_t o, size_t n, CUstream s), (h, a, o, n, s))
 
-#define AREA (c ? (uint64_t)c->WidthInBytes * c->Height : 0)
-#define SPACE (c ? (uint64_t)c->WidthInBytes * c->Height * c->Depth : 0)
 SYNC2(cuMemcpy2D_v2, cuMemcpy2D_v2_ptds, AREA, (const CUDA_MEMCPY2D *c), (c))
 SYNC2(cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds, AREA, (const CUDA_MEMCPY2D *c), (c))
 SYNC2(cuMemcpy3D_v2, cuMemcpy3D_v2_ptds, SPACE, (const CUDA_MEMCPY3D *c), (c))
@@ -92,23 +77,3 @@ SYNC2(cuMemsetD2D32_v2, cuMemsetD2D32_v2_ptds, 4 * w * h, FILL2D(unsigned int), 
 ASYNC2(cuMemsetD2D8Async, cuMemsetD2D8Async_ptsz, w * h, FILL2D_ASYNC(unsigned char), (d, p, v, w, h, s))
 ASYNC2(cuMemsetD2D16Async, cuMemsetD2D16Async_ptsz, 2 * w * h, FILL2D_ASYNC(unsigned short), (d, p, v, w, h, s))
 ASYNC2(cuMemsetD2D32Async, cuMemsetD2D32Async_ptsz, 4 * w * h, FILL2D_ASYNC(unsigned int), (d, p, v, w, h, s))
-
-/* Batches: the sum of their parts. */
-static uint64_t sum(const size_t *sizes, size_t count)
-{
-    uint64_t all = 0;
-    for (size_t i = 0; sizes && i < count; i++)
-        all += sizes[i];
-    return all;
-}
-
-#define BATCH_V1                                                                                              \
-    (CUdeviceptr * d, CUdeviceptr * e, size_t * n, size_t count, CUmemcpyAttributes * a, size_t * x, size_t y, \
-     size_t * fail, CUstream s)
-#define BATCH_V2                                                                                              \
-    (CUdeviceptr * d, CUdeviceptr * e, size_t * n, size_t count, CUmemcpyAttributes * a, size_t * x, size_t y, \
-     CUstream s)
-ASYNC2(cuMemcpyBatchAsync, cuMemcpyBatchAsync_ptsz, sum(n, count), BATCH_V1, (d, e, n, count, a, x, y, fail, s))
-ASYNC2(cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync_v2_ptsz, sum(n, count), BATCH_V2, (d, e, n, count, a, x, y, s))
-ASYNC2(cuMemcpyWithAttributesAsync, cuMemcpyWithAttributesAsync_ptsz, n,
-       (CUdeviceptr d, CUdeviceptr e, size_t n, CUmemcpyAttributes *a, CUstream s), (d, e, n, a, s))

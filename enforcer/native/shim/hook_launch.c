@@ -3,14 +3,25 @@
  * Hooks of everything that starts kernels.
  */
 #include "gate.h"
+#include "graphmem.h"
 
+/* Two functions each, so that the usual case needs no stack frame: it ends in a jump to the driver, with all arguments
+ * where the program put them. */
 #define LAUNCH(name, parameters, arguments, stream, ptsz, function)            \
-    CUresult name parameters                                                   \
+    __attribute__((noinline)) static CUresult slow_##name parameters           \
     {                                                                          \
+        if (qg_fast_default(stream, ptsz))                                     \
+            return QG_REAL(name) arguments;                                    \
         struct qg_stream *qg_stream = qg_enter(stream, ptsz, function, 0);     \
         CUresult qg_result = QG_REAL(name) arguments;                          \
         qg_leave(qg_stream);                                                   \
         return qg_result;                                                      \
+    }                                                                          \
+    CUresult name parameters                                                   \
+    {                                                                          \
+        if (QG_LIKELY(qg_fast(stream)))                                        \
+            return QG_REAL(name) arguments;                                    \
+        return slow_##name arguments;                                          \
     }
 
 #define GRID unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz
@@ -31,8 +42,24 @@ LAUNCH(cuLaunchKernelEx_ptsz, (const CUlaunchConfig *c, CUfunction f, void **p, 
 LAUNCH(cuLaunch, (CUfunction f), (f), NULL, false, f)
 LAUNCH(cuLaunchGrid, (CUfunction f, int width, int height), (f, width, height), NULL, false, f)
 LAUNCH(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream s), (f, width, height, s), s, false, f)
-LAUNCH(cuGraphLaunch, (CUgraphExec g, CUstream s), (g, s), s, false, g)
-LAUNCH(cuGraphLaunch_ptsz, (CUgraphExec g, CUstream s), (g, s), s, true, g)
+
+/* A graph with memory nodes is admitted first, like an allocation. */
+#define LAUNCH_GRAPH(name, ptsz)                                               \
+    CUresult name(CUgraphExec g, CUstream s)                                   \
+    {                                                                          \
+        uint64_t reserved;                                                     \
+        if (!qg_graph_memory_before(g, &reserved))                             \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                   \
+        bool fast = qg_fast(s) || qg_fast_default(s, ptsz);                    \
+        struct qg_stream *qg_stream = fast ? NULL : qg_enter(s, ptsz, g, 0);   \
+        CUresult qg_result = QG_REAL(name)(g, s);                              \
+        qg_leave(qg_stream);                                                   \
+        qg_graph_memory_after(g, reserved);                                    \
+        return qg_result;                                                      \
+    }
+
+LAUNCH_GRAPH(cuGraphLaunch, false)
+LAUNCH_GRAPH(cuGraphLaunch_ptsz, true)
 
 /* One launch on several cards: it passes the gate of each, in the order of the list. */
 CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags)

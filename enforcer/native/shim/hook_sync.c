@@ -3,6 +3,7 @@
  * Hooks of calls that wait for work or look at it (a marker goes in first, so that others see when it is done), of
  * captures (nothing of ours may go into one), and of the ends of streams.
  */
+#include "pools.h"
 #include "streams.h"
 
 static bool tracked(void)
@@ -10,33 +11,47 @@ static bool tracked(void)
     return qg_governed && !qg_depth;
 }
 
-#define OBSERVES_STREAM(name, ptsz, parameters, arguments, stream)             \
-    CUresult name parameters                                                   \
-    {                                                                          \
-        if (tracked())                                                         \
-            qg_observe_stream(stream, ptsz);                                   \
-        return QG_REAL(name) arguments;                                        \
+/* Streams beyond the number of marker indices could not be marked while all were busy; by now one may be at rest. */
+static CUresult waited(CUresult result)
+{
+    if (result == CUDA_SUCCESS && tracked()) {
+        qg_observe_homeless();
+        qg_pools_settled();
     }
-#define OBSERVES_CONTEXT(name, parameters, arguments, context)                 \
-    CUresult name parameters                                                   \
-    {                                                                          \
-        if (tracked())                                                         \
-            qg_observe_context(context);                                       \
-        return QG_REAL(name) arguments;                                        \
-    }
+    return result;
+}
 
-OBSERVES_STREAM(cuStreamSynchronize, false, (CUstream s), (s), s)
-OBSERVES_STREAM(cuStreamSynchronize_ptsz, true, (CUstream s), (s), s)
-OBSERVES_STREAM(cuStreamQuery, false, (CUstream s), (s), s)
-OBSERVES_STREAM(cuStreamQuery_ptsz, true, (CUstream s), (s), s)
-OBSERVES_STREAM(cuEventRecord, false, (CUevent e, CUstream s), (e, s), s)
-OBSERVES_STREAM(cuEventRecord_ptsz, true, (CUevent e, CUstream s), (e, s), s)
-OBSERVES_STREAM(cuEventRecordWithFlags, false, (CUevent e, CUstream s, unsigned int flags), (e, s, flags), s)
-OBSERVES_STREAM(cuEventRecordWithFlags_ptsz, true, (CUevent e, CUstream s, unsigned int flags), (e, s, flags), s)
-OBSERVES_CONTEXT(cuCtxSynchronize, (void), (), NULL)
-OBSERVES_CONTEXT(cuCtxSynchronize_v2, (CUcontext context), (context), context)
-OBSERVES_CONTEXT(cuEventSynchronize, (CUevent e), (e), NULL)
-OBSERVES_CONTEXT(cuEventQuery, (CUevent e), (e), NULL)
+#define LOOKS(name, before, parameters, arguments)                             \
+    CUresult name parameters                                                   \
+    {                                                                          \
+        if (tracked())                                                         \
+            before;                                                            \
+        return QG_REAL(name) arguments;                                        \
+    }
+#define WAITS(name, before, parameters, arguments)                             \
+    CUresult name parameters                                                   \
+    {                                                                          \
+        if (tracked())                                                         \
+            before;                                                            \
+        return waited(QG_REAL(name) arguments);                                \
+    }
+#define OF_STREAM qg_observe_stream(s, false)
+#define OF_THREADS_STREAM qg_observe_stream(s, true)
+
+WAITS(cuStreamSynchronize, OF_STREAM, (CUstream s), (s))
+WAITS(cuStreamSynchronize_ptsz, OF_THREADS_STREAM, (CUstream s), (s))
+WAITS(cuStreamQuery, OF_STREAM, (CUstream s), (s))
+WAITS(cuStreamQuery_ptsz, OF_THREADS_STREAM, (CUstream s), (s))
+WAITS(cuCtxSynchronize, qg_observe_context(NULL), (void), ())
+WAITS(cuCtxSynchronize_v2, qg_observe_context(context), (CUcontext context), (context))
+WAITS(cuEventSynchronize, qg_observe_context(NULL), (CUevent e), (e))
+WAITS(cuEventQuery, qg_observe_context(NULL), (CUevent e), (e))
+LOOKS(cuEventRecord, OF_STREAM, (CUevent e, CUstream s), (e, s))
+LOOKS(cuEventRecord_ptsz, OF_THREADS_STREAM, (CUevent e, CUstream s), (e, s))
+LOOKS(cuEventRecordWithFlags, OF_STREAM, (CUevent e, CUstream s, unsigned int flags), (e, s, flags))
+LOOKS(cuEventRecordWithFlags_ptsz, OF_THREADS_STREAM, (CUevent e, CUstream s, unsigned int flags), (e, s, flags))
+LOOKS(cuCtxRecordEvent, qg_observe_context(context), (CUcontext context, CUevent e), (context, e))
+LOOKS(cuGreenCtxRecordEvent, qg_observe_context(NULL), (CUgreenCtx context, CUevent e), (context, e))
 
 /* ---- captures --------------------------------------------------------------------------------------------- */
 
@@ -45,6 +60,7 @@ OBSERVES_CONTEXT(cuEventQuery, (CUevent e), (e), NULL)
     {                                                                          \
         /* Before the call: another thread must not miss it. */                \
         __atomic_add_fetch(&qg_captures, 1, __ATOMIC_SEQ_CST);                 \
+        __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);               \
         CUresult result = QG_REAL(name) arguments;                             \
         if (result != CUDA_SUCCESS)                                            \
             __atomic_sub_fetch(&qg_captures, 1, __ATOMIC_SEQ_CST);             \

@@ -96,6 +96,17 @@ void qg_job_sums(struct qg_pages *pages, uint64_t *used, uint64_t *pending)
     }
 }
 
+uint64_t qg_job_extra(const struct qg_pages *pages)
+{
+    return pages->gate->revision >= 2 ? __atomic_load_n(&pages->gate->mem_extra, __ATOMIC_ACQUIRE) : 0;
+}
+
+uint64_t qg_job_cap(const struct qg_grant_card *grant, const struct qg_pages *pages)
+{
+    uint64_t live = pages ? __atomic_load_n(&pages->gate->mem_cap, __ATOMIC_RELAXED) : UINT64_MAX;
+    return live < grant->mem_cap ? live : grant->mem_cap;
+}
+
 void qg_job_publish(struct qg_pages *pages, uint64_t used, uint64_t pending)
 {
     for (struct qg_pages *at = pages; at; at = at->before) {

@@ -7,20 +7,37 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define FIRST_SIZE 256u
+#define HUGE ((size_t)2 << 20)
 
+/* A pointer and a piece of a pool have the same home: to look for the one and then the other misses the cache once. */
 static size_t home(const struct qg_ledger *ledger, uint8_t kind, uint64_t key)
 {
+    if (kind == QG_KIND_PIECE)
+        kind = QG_KIND_POINTER;
     uint64_t hash = (key ^ ((uint64_t)kind << 56)) * 0x9e3779b97f4a7c15u;
     return (size_t)(hash >> 20) & ledger->mask;
+}
+
+/* Aligned to cache lines, and large ones to large pages: each access to a large table is a random one. */
+static struct qg_entry *new_table(size_t count)
+{
+    size_t bytes = count * sizeof(struct qg_entry);
+    struct qg_entry *slots = aligned_alloc(bytes < HUGE ? 64 : HUGE, bytes);
+    if (!slots)
+        return NULL;
+    if (bytes >= HUGE)
+        madvise(slots, bytes, MADV_HUGEPAGE);
+    return memset(slots, 0, bytes);
 }
 
 static bool grow(struct qg_ledger *ledger)
 {
     size_t old = ledger->slots ? ledger->mask + 1 : 0;
     size_t size = old ? old * 2 : FIRST_SIZE;
-    struct qg_entry *slots = calloc(size, sizeof(*slots));
+    struct qg_entry *slots = new_table(size);
     if (!slots)
         return false;
     struct qg_ledger bigger = {slots, size - 1, 0};
@@ -83,9 +100,11 @@ bool qg_ledger_remove(struct qg_ledger *ledger, enum qg_kind kind, uint64_t key,
     return true;
 }
 
+/* What dies with its context. */
 static bool belongs(const struct qg_entry *entry, uint64_t owner)
 {
-    return entry->owner == owner && (entry->kind == QG_KIND_POINTER || entry->kind == QG_KIND_ARRAY);
+    return entry->owner == owner && (entry->kind == QG_KIND_POINTER || entry->kind == QG_KIND_ARRAY ||
+                                     entry->kind == QG_KIND_EXTERNAL || entry->kind == QG_KIND_IPC);
 }
 
 void qg_ledger_change_owner(struct qg_ledger *ledger, uint64_t owner, uint64_t to)
@@ -95,18 +114,24 @@ void qg_ledger_change_owner(struct qg_ledger *ledger, uint64_t owner, uint64_t t
             ledger->slots[at].owner = to;
 }
 
-void qg_ledger_drop_owner(struct qg_ledger *ledger, uint64_t owner, uint64_t *freed)
+bool qg_ledger_next_of(struct qg_ledger *ledger, uint64_t owner, size_t *at, struct qg_entry *out)
 {
-    size_t at = 0;
-    while (ledger->slots && at <= ledger->mask) {
-        struct qg_entry *entry = &ledger->slots[at];
-        if (!belongs(entry, owner)) {
-            at++;
+    for (; ledger->slots && *at <= ledger->mask; ++*at) {
+        if (!belongs(&ledger->slots[*at], owner))
             continue;
-        }
-        freed[entry->card] += entry->size;
-        remove_at(ledger, at); /* may move another entry here: look again */
+        *out = ledger->slots[*at];
+        remove_at(ledger, *at); /* may move another entry here: the next call looks again */
+        return true;
     }
+    return false;
+}
+
+uint32_t qg_ledger_count(const struct qg_ledger *ledger, enum qg_kind kind, uint64_t owner)
+{
+    uint32_t count = 0;
+    for (size_t at = 0; ledger->slots && at <= ledger->mask; at++)
+        count += ledger->slots[at].kind == kind && ledger->slots[at].owner == owner;
+    return count;
 }
 
 void qg_ledger_clear(struct qg_ledger *ledger)

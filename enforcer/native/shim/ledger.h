@@ -11,17 +11,38 @@
 #include <stdint.h>
 
 /* Handles of different kinds may have the same number, so the kind is part of the key. */
-enum qg_kind { QG_KIND_NONE = 0, QG_KIND_POINTER = 1, QG_KIND_HANDLE = 2, QG_KIND_ARRAY = 3, QG_KIND_MAPPING = 4 };
+enum qg_kind {
+    QG_KIND_NONE = 0,
+    QG_KIND_POINTER = 1,
+    QG_KIND_HANDLE = 2,
+    QG_KIND_ARRAY = 3,
+    QG_KIND_MAPPING = 4,  /* of a handle, at an address; holds no bytes */
+    QG_KIND_POOL = 5,     /* what the driver has reserved for a memory pool */
+    QG_KIND_PIECE = 6,    /* an allocation out of a pool; holds no bytes */
+    QG_KIND_GRAPH = 7,    /* what the driver has reserved for the graphs of a card; the key is the card's index */
+    QG_KIND_EXEC = 8,     /* an executable graph with memory nodes; holds no bytes */
+    QG_KIND_EXTERNAL = 9, /* imported external memory */
+    QG_KIND_IPC = 10,     /* memory of another process, by its address here */
+    QG_KIND_ORPHAN = 12,  /* a pool that was destroyed while pieces of it live; refs counts them */
+    QG_KIND_TIE = 11      /* a use of a handle by an array or a multicast object; holds no bytes */
+};
 
-struct qg_entry {
+struct qg_entry { /* 32 bytes: two to a cache line */
     uint64_t key;
     uint64_t size;  /* bytes charged; of a mapping: bytes mapped */
-    uint64_t owner; /* context (pointer, array) or the handle that is mapped (mapping) */
-    uint32_t refs;  /* handle: creations and retains not yet released */
-    uint32_t maps;  /* handle: live mappings */
+    union {
+        uint64_t owner; /* context (pointer, array), handle (mapping, tie), pool (piece) */
+        struct {        /* of a handle */
+            uint32_t maps;    /* live mappings and ties */
+            uint32_t foreign; /* 1: made by another process */
+        };
+    };
+    uint32_t refs;  /* handle: creations and retains not yet released; ipc: opens; exec: see hook_graphmem.c */
+    uint16_t share; /* place in the list of shared memory + 1; 0: not shared */
     uint8_t kind;
     uint8_t card;
 };
+_Static_assert(sizeof(struct qg_entry) == 32, "an entry lies across two cache lines");
 
 struct qg_ledger {
     struct qg_entry *slots;
@@ -38,11 +59,14 @@ struct qg_entry *qg_ledger_find(struct qg_ledger *ledger, enum qg_kind kind, uin
 /* Copies the entry out and removes it; false if there is none. */
 bool qg_ledger_remove(struct qg_ledger *ledger, enum qg_kind kind, uint64_t key, struct qg_entry *out);
 
-/* Removes every pointer and array of a context; adds their bytes to freed[card]. */
-void qg_ledger_drop_owner(struct qg_ledger *ledger, uint64_t owner, uint64_t *freed);
+/* Takes one entry of a context out; false when it has none left. at: where to go on, 0 at first. */
+bool qg_ledger_next_of(struct qg_ledger *ledger, uint64_t owner, size_t *at, struct qg_entry *out);
 
-/* Gives every pointer and array of one owner to another. */
+/* Gives everything that a context owns to another owner. */
 void qg_ledger_change_owner(struct qg_ledger *ledger, uint64_t owner, uint64_t to);
+
+/* How many entries of a kind belong to an owner. Looks at all. */
+uint32_t qg_ledger_count(const struct qg_ledger *ledger, enum qg_kind kind, uint64_t owner);
 
 /* Forgets everything and gives the table back. */
 void qg_ledger_clear(struct qg_ledger *ledger);

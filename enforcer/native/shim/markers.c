@@ -50,7 +50,8 @@ void qg_unrelax(bool relaxed, CUstreamCaptureMode *mode)
         QG_REAL(cuThreadExchangeStreamCaptureMode)(mode);
 }
 
-/* Makes our slot's page known to the GPU in this context. Rare, so it always guards against captures elsewhere. */
+/* Makes our slot's page known to the GPU in this context, under context->lock. Rare, so it always guards against
+ * captures elsewhere. */
 static bool attach(struct qg_context *context, struct qg_proc *page)
 {
     CUstreamCaptureMode mode;
@@ -70,6 +71,23 @@ static bool attach(struct qg_context *context, struct qg_proc *page)
     return result == CUDA_SUCCESS;
 }
 
+/* The page as the GPU sees it in this context; 0: the driver cannot do it. */
+static CUdeviceptr device_page(struct qg_context *context, struct qg_proc *page)
+{
+    pthread_mutex_lock(&context->lock);
+    bool good = context->attached == page ? !context->refused : attach(context, page);
+    CUdeviceptr device = good ? context->device_page : 0;
+    pthread_mutex_unlock(&context->lock);
+    return device;
+}
+
+static void refuse(struct qg_context *context)
+{
+    pthread_mutex_lock(&context->lock);
+    context->refused = true;
+    pthread_mutex_unlock(&context->lock);
+}
+
 static CUresult write_word(CUstream stream, CUdeviceptr address, uint32_t value)
 {
     if (QG_HAVE(cuStreamWriteValue32_v2))
@@ -86,11 +104,12 @@ static void push_ring(struct qg_stream *stream)
         struct qg_ring_item *last = &stream->ring[(stream->ring_first + QG_RING - 1) % QG_RING];
         last->value = stream->value;
         last->est_ns += stream->open_ns;
+        last->low_ns += stream->open_low_ns;
     } else {
         stream->ring[(stream->ring_first + stream->ring_count++) % QG_RING] =
-            (struct qg_ring_item){stream->value, stream->open_ns};
+            (struct qg_ring_item){stream->value, stream->open_ns, stream->open_low_ns};
     }
-    stream->open_ns = 0;
+    stream->open_ns = stream->open_low_ns = 0;
 }
 
 void qg_mark(struct qg_stream *stream)
@@ -99,30 +118,31 @@ void qg_mark(struct qg_stream *stream)
     struct qg_context *context = stream->context;
     if (!pages || __atomic_load_n(&stream->dead, __ATOMIC_RELAXED))
         return;
+    if (stream->key == 2 && stream->thread != qg_this_thread())
+        return; /* its handle means another stream on this thread */
     struct qg_proc *page = pages->proc;
     CUstreamCaptureMode mode;
     qg_want_marker(stream);
     qg_depth++;
     bool relaxed = __atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) && qg_relax(&mode);
     pthread_mutex_lock(&stream->lock);
-    if (context->attached != page && !attach(context, page))
-        goto out;
-    if (context->refused || stream->dead || stream->marker < 0)
+    CUdeviceptr device = stream->dead || stream->marker < 0 ? 0 : device_page(context, page);
+    if (!device)
         goto out;
     stream->page = page;
     struct qg_marker *marker = &page->markers[stream->marker];
     qg_clear_unmarked(stream);
     uint32_t before = stream->value++;
     __atomic_store_n(&marker->submitted, stream->value, __ATOMIC_SEQ_CST);
-    CUdeviceptr word = context->device_page + (CUdeviceptr)((char *)&marker->done - (char *)page);
+    CUdeviceptr word = device + (CUdeviceptr)((char *)&marker->done - (char *)page);
     if (write_word(stream->handle, word, stream->value) == CUDA_SUCCESS) {
-        stream->marked_tick = qg_tick();
+        __atomic_store_n(&stream->marked_tick, qg_tick(), __ATOMIC_RELAXED);
         push_ring(stream);
     } else {
         /* Not supported here, or the context is in error: take it back, else the stream looks busy for ever. */
         stream->value = before;
         __atomic_store_n(&marker->submitted, before, __ATOMIC_SEQ_CST);
-        context->refused = true;
+        refuse(context);
         qg_set_unmarked(stream);
     }
 out:
@@ -133,6 +153,12 @@ out:
 
 void qg_observe_stream(CUstream handle, bool ptsz)
 {
+    if (!qg_unmarked_anywhere())
+        return;
+    if (!qg_stream_key(handle, ptsz)) { /* the legacy stream waits for the other streams of its context as well */
+        qg_observe_context(NULL);
+        return;
+    }
     struct qg_stream *stream = qg_stream_of(handle, ptsz);
     if (stream && __atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED) && !qg_stream_captures(stream))
         qg_mark(stream);
@@ -154,4 +180,22 @@ uint64_t qg_stream_inflight(struct qg_stream *stream)
     for (uint32_t i = 0; i < stream->ring_count; i++)
         sum += stream->ring[(stream->ring_first + i) % QG_RING].est_ns;
     return sum;
+}
+
+bool qg_stream_over(struct qg_stream *stream)
+{
+    /* A query of a stream, even of another one than captures, may spoil a capture. */
+    if (__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) || stream->dead ||
+        (stream->key == 2 && stream->thread != qg_this_thread()))
+        return false;
+    CUresult result = QG_REAL(cuStreamQuery)(stream->handle);
+    if (result == CUDA_ERROR_NOT_READY)
+        return false;
+    pthread_mutex_lock(&stream->lock);
+    stream->open_ns = stream->open_low_ns = 0;
+    stream->ring_count = 0;
+    pthread_mutex_unlock(&stream->lock);
+    if (result != CUDA_SUCCESS)
+        __atomic_store_n(&stream->context->broken, true, __ATOMIC_RELAXED);
+    return true;
 }

@@ -23,8 +23,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "qg_root.h"
 #include "qg_msg.h"
+#include "say.h"
+#include "shares.h"
 #include "shim.h"
+#include "waiters.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -41,17 +45,37 @@
 #define NFDS 3
 
 static struct {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    bool running;      /* a helper thread exists in this process */
-    bool attempted;    /* its first round is over */
-    bool connected;    /* atomic */
-    uint64_t started_ns;
-    int sock;
+    uint32_t changed;    /* atomic, futex: rises with attempted and with each registration */
+    bool running;        /* atomic: a helper thread exists in this process */
+    bool attempted;      /* atomic: its first round is over */
+    bool connected;      /* atomic */
+    uint64_t started_ns; /* written before running */
+    int sock;            /* the next three are the helper's, and the child's after a fork */
     dev_t dev;
     ino_t ino;
-    uint32_t ring;     /* atomic, futex: somebody could not ring */
-} reg = {.lock = PTHREAD_MUTEX_INITIALIZER, .sock = -1};
+    uint32_t ring; /* atomic: somebody could not ring */
+    int refused;   /* atomic: errno of a clear no, until a yes */
+    int last;      /* atomic: what the last round came to */
+    char why[200]; /* the first no in the arbiter's words; written before refused, once */
+} reg = {.sock = -1};
+
+static void changed(void)
+{
+    __atomic_add_fetch(&reg.changed, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &reg.changed, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+}
+
+/* Sleeps until something changed since `seen`. By number, since a cancelled thread must not die in here. False: the time
+ * is over. */
+static bool wait_change(uint32_t seen, uint64_t until_ns)
+{
+    uint64_t now = qg_now_ns();
+    if (now >= until_ns)
+        return false;
+    struct timespec limit = {(time_t)((until_ns - now) / 1000000000u), (long)((until_ns - now) % 1000000000u)};
+    syscall(SYS_futex, &reg.changed, FUTEX_WAIT_PRIVATE, seen, &limit, NULL, 0);
+    return true;
+}
 
 static bool same_file(int fd, dev_t dev, ino_t ino)
 {
@@ -73,11 +97,6 @@ bool qg_register_connected(void)
     return __atomic_load_n(&reg.connected, __ATOMIC_ACQUIRE);
 }
 
-uint64_t qg_register_started_ns(void)
-{
-    return reg.started_ns;
-}
-
 /* ---- one registration ------------------------------------------------------------------------------------- */
 
 static int connect_arbiter(void)
@@ -95,7 +114,7 @@ static int connect_arbiter(void)
     fd = move_high(fd);
     /* Only root's arbiter may tell this process what to do; run_dir is root's, and the listener must be too. */
     if (connect(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != 0) {
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || !qg_is_root(peer.uid)) {
         close(fd);
         return -1;
     }
@@ -158,7 +177,7 @@ static void *map_sealed(int fd, size_t size, int seals, int protection)
 {
     struct stat st;
     int have = fcntl(fd, F_GET_SEALS);
-    if (have < 0 || (have & seals) != seals || fstat(fd, &st) != 0 || st.st_uid != 0 || st.st_size < (off_t)size)
+    if (have < 0 || (have & seals) != seals || fstat(fd, &st) != 0 || !qg_is_root(st.st_uid) || st.st_size < (off_t)size)
         return NULL;
     void *page = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED)
@@ -170,10 +189,9 @@ static void *map_sealed(int fd, size_t size, int seals, int protection)
 static bool valid_pages(const struct qg_pages *pages)
 {
     const struct qg_gate_page *gate = pages->gate;
-    const struct qg_job_page *job = pages->job;
-    return gate && job && gate->magic == QG_MAGIC && gate->version == QG_ABI_VERSION &&
-           gate->size >= sizeof(*gate) && gate->job_id == qg_info.grant.job_id && job->magic == QG_MAGIC &&
-           job->version == QG_ABI_VERSION && pages->slot < QG_MAX_PROCS;
+    /* The job page's header says nothing: a sibling may have written over it, and its owner and seals are checked. */
+    return gate && pages->job && gate->magic == QG_MAGIC && gate->version == QG_ABI_OLDEST &&
+           gate->size >= sizeof(*gate) && gate->job_id == qg_info.grant.job_id && pages->slot < QG_MAX_PROCS;
 }
 
 static struct qg_pages *pages_from(const struct qg_registered *answer, int fds[NFDS])
@@ -196,6 +214,7 @@ static struct qg_pages *pages_from(const struct qg_registered *answer, int fds[N
         return NULL;
     }
     pages->proc = &pages->job->procs[pages->slot];
+    pages->lanes = answer->head.version >= 2 && pages->gate->revision >= 2 && qg_lanes_usable();
     pages->doorbell = move_high(fds[2]);
     fds[2] = -1;
     pages->doorbell_dev = st.st_dev;
@@ -205,27 +224,43 @@ static struct qg_pages *pages_from(const struct qg_registered *answer, int fds[N
     return pages;
 }
 
+/* Another thread may just be ringing the old doorbell. If we closed it, the program could get its number in that moment,
+ * so the number stays a doorbell for ever: the new one takes it. */
+static void keep_number(struct qg_pages *pages, const struct qg_pages *old)
+{
+    if (!old || old->doorbell == pages->doorbell || !same_file(old->doorbell, old->doorbell_dev, old->doorbell_ino) ||
+        dup3(pages->doorbell, old->doorbell, O_CLOEXEC) < 0)
+        return;
+    close(pages->doorbell);
+    pages->doorbell = old->doorbell;
+}
+
 /* The new pages take over; the old ones stay mapped, because another thread may be reading them. */
 static void adopt(struct qg_card *card, struct qg_pages *pages)
 {
     struct qg_pages *old = qg_pages_of(card);
+    keep_number(pages, old);
     qg_memory_adopt(card, pages);
-    if (old && same_file(old->doorbell, old->doorbell_dev, old->doorbell_ino) && old->doorbell != pages->doorbell)
-        close(old->doorbell);
     qg_streams_adopt(card, old);
     __atomic_store_n(&qg_compute_open, false, __ATOMIC_SEQ_CST);
-    pthread_mutex_lock(&reg.lock);
-    pthread_cond_broadcast(&reg.changed);
-    pthread_mutex_unlock(&reg.lock);
+    changed();
 }
 
-/* 0, or an errno: EAGAIN asks for another try on the same connection. */
-static int register_card(int sock, struct qg_card *card)
+static void note_refusal(int status, const char *why)
+{
+    if (!reg.why[0])
+        snprintf(reg.why, sizeof(reg.why), "%.*s", (int)sizeof(reg.why) - 1, why);
+    __atomic_store_n(&reg.refused, status, __ATOMIC_RELEASE);
+}
+
+/* 0, or an errno: EAGAIN asks for another try on the same connection, EPROTO for one in the older version. */
+static int register_card(int sock, struct qg_card *card, uint32_t version)
 {
     struct qg_register ask = {.job_id = qg_info.grant.job_id, .mem_used = qg_memory_used(card)};
     struct qg_registered answer = {.status = EPROTO};
     int fds[NFDS] = {-1, -1, -1}, grant = qg_grant_descriptor();
     qg_msg_head_init(&ask.head, QG_MSG_REGISTER, sizeof(ask));
+    ask.head.version = version;
     memcpy(ask.uuid, card->grant->uuid, sizeof(ask.uuid));
     if (qg_msg_send(sock, &ask, sizeof(ask), &grant, grant >= 0) != 0 || !wait_readable(sock, ANSWER_MS))
         return EPIPE;
@@ -237,10 +272,15 @@ static int register_card(int sock, struct qg_card *card)
         if (pages)
             adopt(card, pages);
         else
-            answer.status = EPROTO;
+            answer.status = EBADMSG;
     }
     close_all(fds, NFDS);
-    return answer.status < 0 ? -answer.status : answer.status;
+    int status = answer.status < 0 ? -answer.status : answer.status;
+    if (status == ENOSPC || status == EPERM)
+        note_refusal(status, answer.message);
+    else if (status == 0)
+        __atomic_store_n(&reg.refused, 0, __ATOMIC_RELEASE);
+    return status;
 }
 
 static void nap_ms(long ms)
@@ -249,6 +289,9 @@ static void nap_ms(long ms)
     nanosleep(&wait, NULL);
 }
 
+/* An arbiter of before version 2 says EPROTO, or hangs up on what it cannot read: then the next try speaks version 1. */
+static uint32_t speaks = QG_SPEAK;
+
 /* 0 when every visible card is registered on this connection, else why not. */
 static int register_all(int sock)
 {
@@ -256,7 +299,7 @@ static int register_all(int sock)
         int status;
         if (!qg_cards[i].visible)
             continue;
-        while ((status = register_card(sock, &qg_cards[i])) == EAGAIN)
+        while ((status = register_card(sock, &qg_cards[i], speaks)) == EAGAIN)
             nap_ms(RETRY_MS);
         if (status != 0)
             return status;
@@ -268,10 +311,8 @@ static int register_all(int sock)
 
 static void first_round_over(void)
 {
-    pthread_mutex_lock(&reg.lock);
-    reg.attempted = true;
-    pthread_cond_broadcast(&reg.changed);
-    pthread_mutex_unlock(&reg.lock);
+    __atomic_store_n(&reg.attempted, true, __ATOMIC_SEQ_CST);
+    changed();
 }
 
 static bool doorbells_are_ours(void)
@@ -284,13 +325,16 @@ static bool doorbells_are_ours(void)
     return true;
 }
 
-/* Until the arbiter hangs up, or a descriptor is lost. The arbiter never sends anything unasked. */
+/* Until the arbiter hangs up, a descriptor is lost, or an arbiter that we had given up is back: then all begins anew. The
+ * arbiter never sends anything unasked. */
 static void stand_by(int sock)
 {
     char unexpected[16];
     for (;;) {
         bool readable = wait_readable(sock, LOOK_MS);
-        if (!same_file(sock, reg.dev, reg.ino) || !doorbells_are_ours() ||
+        qg_waiters_reap();
+        qg_shares_look();
+        if (!same_file(sock, reg.dev, reg.ino) || !doorbells_are_ours() || qg_gate_arbiter_back() ||
             __atomic_exchange_n(&reg.ring, 0, __ATOMIC_SEQ_CST))
             return;
         if (!readable) {
@@ -321,15 +365,22 @@ static void *helper(void *unused)
             status = register_all(sock);
         }
         bool done = status == 0;
+        bool older = (status == EPIPE || status == EPROTO) && speaks > QG_ABI_OLDEST; /* both end the connection */
+        if (status != 0)
+            speaks = older ? QG_ABI_OLDEST : QG_SPEAK;
+        __atomic_store_n(&reg.last, status, __ATOMIC_RELEASE);
         __atomic_store_n(&reg.connected, done, __ATOMIC_RELEASE);
-        first_round_over();
-        if (done)
+        if (!older)
+            first_round_over();
+        if (done) {
             stand_by(sock);
+            speaks = QG_SPEAK; /* whoever listens next may be newer */
+        }
         __atomic_store_n(&reg.connected, false, __ATOMIC_RELEASE);
         if (sock >= 0 && same_file(sock, reg.dev, reg.ino))
             close(sock);
         reg.sock = -1;
-        nap_ms(done ? 1 : status == ENOTCONN || status == EPIPE ? RETRY_MS : REFUSED_MS);
+        nap_ms(done || older ? 1 : status == ENOTCONN || status == EPIPE ? RETRY_MS : REFUSED_MS);
     }
     return NULL;
 }
@@ -350,41 +401,58 @@ static bool start_helper(void)
     return error == 0;
 }
 
-static void deadline(struct timespec *at, uint64_t ns)
-{
-    at->tv_sec = (time_t)(ns / 1000000000u);
-    at->tv_nsec = (long)(ns % 1000000000u);
-}
-
 void qg_register_start(void)
 {
-    struct timespec until;
-    pthread_mutex_lock(&reg.lock);
-    if (!reg.running) {
-        pthread_condattr_t attributes;
-        pthread_condattr_init(&attributes);
-        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-        pthread_cond_init(&reg.changed, &attributes);
-        reg.started_ns = qg_now_ns();
-        reg.running = start_helper();
-    }
-    deadline(&until, reg.started_ns + FIRST_WAIT_NS);
-    while (reg.running && !reg.attempted)
-        if (pthread_cond_timedwait(&reg.changed, &reg.lock, &until) != 0)
+    if (__atomic_load_n(&reg.running, __ATOMIC_ACQUIRE))
+        return;
+    reg.started_ns = qg_now_ns();
+    __atomic_store_n(&reg.running, start_helper(), __ATOMIC_RELEASE);
+}
+
+void qg_register_first(void)
+{
+    while (__atomic_load_n(&reg.running, __ATOMIC_ACQUIRE)) {
+        uint32_t seen = __atomic_load_n(&reg.changed, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&reg.attempted, __ATOMIC_SEQ_CST) || !wait_change(seen, reg.started_ns + FIRST_WAIT_NS))
             break;
-    pthread_mutex_unlock(&reg.lock);
+    }
+}
+
+/* An arbiter that lives and has no room for this process: it waits as at a closed gate until a sibling ends. */
+static bool crowded_out(void)
+{
+    static bool said;
+    if (__atomic_load_n(&reg.last, __ATOMIC_ACQUIRE) != ENOSPC)
+        return false;
+    if (!__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
+        qg_say("this process waits for its turn on the card, because the arbiter of this node did not register it: %s. "
+               "Start fewer, or end some.", reg.why);
+    return true;
 }
 
 bool qg_register_wait(struct qg_card *card)
 {
-    struct timespec until;
-    pthread_mutex_lock(&reg.lock);
-    deadline(&until, reg.started_ns + START_LEASE_NS);
-    while (!qg_pages_of(card))
-        if (!reg.running || pthread_cond_timedwait(&reg.changed, &reg.lock, &until) == ETIMEDOUT)
+    while (__atomic_load_n(&reg.running, __ATOMIC_ACQUIRE)) {
+        uint32_t seen = __atomic_load_n(&reg.changed, __ATOMIC_SEQ_CST);
+        uint64_t until = crowded_out() ? qg_now_ns() + REFUSED_MS * 1000000ull : reg.started_ns + START_LEASE_NS;
+        if (qg_pages_of(card) || !wait_change(seen, until))
             break;
-    pthread_mutex_unlock(&reg.lock);
+    }
     return qg_pages_of(card) != NULL;
+}
+
+const char *qg_register_for_memory(struct qg_card *card)
+{
+    while (__atomic_load_n(&reg.running, __ATOMIC_ACQUIRE)) {
+        uint32_t seen = __atomic_load_n(&reg.changed, __ATOMIC_SEQ_CST);
+        if (qg_pages_of(card))
+            break;
+        if (__atomic_load_n(&reg.refused, __ATOMIC_ACQUIRE))
+            return reg.why;
+        if (!wait_change(seen, reg.started_ns + START_LEASE_NS))
+            break;
+    }
+    return NULL;
 }
 
 /* Our doorbell was closed by the program: the helper registers again at its next look, which rings by itself. */
@@ -405,5 +473,5 @@ void qg_register_after_fork(void)
     }
     memset(&reg, 0, sizeof(reg));
     reg.sock = -1;
-    pthread_mutex_init(&reg.lock, NULL);
+    speaks = QG_SPEAK;
 }

@@ -26,6 +26,7 @@ struct qg_pages {
     struct qg_job_page *job;
     struct qg_proc *proc; /* &job->procs[slot] */
     uint32_t slot;
+    bool lanes;   /* launches may be counted without an atomic operation */
     int doorbell; /* in the program's descriptor table */
     dev_t doorbell_dev, job_dev;
     ino_t doorbell_ino, job_ino;
@@ -57,7 +58,7 @@ extern int8_t qg_card_of_ordinal[QG_MAX_ORDINALS]; /* -1: not granted */
 extern bool qg_governed;                          /* a valid grant of shares */
 extern bool qg_compute_open;                      /* atomic: the lease ran out, gates are ignored until registered */
 extern int qg_captures;                           /* atomic: captures that were begun and not ended */
-extern unsigned qg_generation;                    /* atomic: rises when a stream or context dies */
+extern unsigned qg_generation; /* atomic: rises when a stream or context dies, a capture begins, pages change */
 
 /* Depth of our own code on this thread: hooks that the driver calls from inside are passed through. */
 extern __thread int qg_depth __attribute__((tls_model("initial-exec")));
@@ -74,6 +75,9 @@ static inline uint64_t qg_tick(void)
 }
 extern uint64_t qg_ticks_per_ms;
 
+/* start.c: reads the grant, once; the constructor, or a constructor of the program that calls CUDA before it. */
+void qg_load(void);
+
 /* start.c: everything that one successful cuInit sets in motion; at most once per process. */
 void qg_started(void);
 
@@ -82,12 +86,22 @@ struct qg_card *qg_card_by_ordinal(CUdevice ordinal);
 struct qg_card *qg_card_current(void);
 
 /* register.c */
-void qg_register_start(void);            /* starts the helper thread and waits shortly for its first answer */
+void qg_register_start(void);            /* starts the helper thread */
+void qg_register_first(void);            /* waits shortly for its first answer */
 void qg_register_after_fork(void);       /* in the child */
 bool qg_register_connected(void);
-uint64_t qg_register_started_ns(void);
 bool qg_register_wait(struct qg_card *card); /* until pages are there or the lease ran out */
+/* Waits the same way. Why the process may hold no device memory, NULL: it may (it is registered, or nobody answered). */
+const char *qg_register_for_memory(struct qg_card *card);
 void qg_ring_by_helper(struct qg_card *card);
+
+/* gate.c: gates were opened because no heart beat any more, and now it beats again */
+bool qg_gate_arbiter_back(void);
+
+/* lanes.c */
+void qg_lanes_register(void); /* asks the kernel for the barrier that plain counters need */
+bool qg_lanes_usable(void);
+void qg_lanes_after_fork(void);
 
 /* memory.c */
 void qg_memory_after_fork(void);

@@ -10,6 +10,7 @@
 
 #include "say.h"
 #include "shim.h"
+#include "waiters.h"
 #include "window.h"
 
 struct qg_grant_info qg_info;
@@ -36,6 +37,8 @@ static void after_fork(void)
     pthread_mutex_init(&start_lock, NULL);
     started = false;
     qg_depth = 0;
+    qg_lanes_after_fork();
+    qg_waiters_after_fork();
     qg_register_after_fork();
     qg_memory_after_fork();
     qg_streams_after_fork();
@@ -43,7 +46,7 @@ static void after_fork(void)
     forget_cards();
 }
 
-__attribute__((constructor)) static void load(void)
+static void load(void)
 {
     qg_grant_read(&qg_info);
     qg_governed = qg_info.mode == QG_MODE_GOVERNED && qg_info.grant.state == QG_GRANT_ACTIVE;
@@ -54,6 +57,13 @@ __attribute__((constructor)) static void load(void)
     forget_cards();
     if (qg_governed)
         pthread_atfork(NULL, NULL, after_fork);
+}
+
+static pthread_once_t load_once = PTHREAD_ONCE_INIT;
+
+__attribute__((constructor)) void qg_load(void)
+{
+    pthread_once(&load_once, load);
 }
 
 /* Compares the 32 hexadecimal digits; the prefix (GPU- or MIG-) is not part of what CUDA tells. */
@@ -122,18 +132,22 @@ static void measure_tick(void)
 
 void qg_started(void)
 {
-    if (!qg_governed || __atomic_load_n(&started, __ATOMIC_ACQUIRE))
+    if (!qg_governed)
         return;
-    pthread_mutex_lock(&start_lock);
-    if (!started) {
-        qg_depth++;
-        measure_tick();
-        find_cards();
-        qg_register_start();
-        qg_depth--;
-        __atomic_store_n(&started, true, __ATOMIC_RELEASE);
+    if (!__atomic_load_n(&started, __ATOMIC_ACQUIRE)) {
+        pthread_mutex_lock(&start_lock);
+        if (!started) {
+            qg_depth++;
+            measure_tick();
+            find_cards();
+            qg_lanes_register();
+            qg_register_start();
+            qg_depth--;
+            __atomic_store_n(&started, true, __ATOMIC_RELEASE);
+        }
+        pthread_mutex_unlock(&start_lock);
     }
-    pthread_mutex_unlock(&start_lock);
+    qg_register_first(); /* without the lock: a signal handler may jump out of any wait */
 }
 
 struct qg_card *qg_card_by_ordinal(CUdevice ordinal)

@@ -12,15 +12,18 @@
 struct qg_ring_item {
     uint32_t value;   /* marker value that ends it */
     uint64_t est_ns;  /* estimated work between the marker before and this one */
+    uint64_t low_ns;  /* what it takes at least */
 };
 
 /* A context in which markers are written. */
 struct qg_context {
     CUcontext handle;
     struct qg_card *card;      /* NULL: a card that was not granted */
+    pthread_mutex_t lock;      /* of the next three; taken under a stream's lock */
     struct qg_proc *attached;  /* page that is registered with CUDA here; NULL: none */
     CUdeviceptr device_page;   /* the same page, as the GPU sees it */
     bool refused;              /* the driver cannot do it: estimates only */
+    bool broken;               /* atomic: its calls end in errors, so nothing is in flight any more */
     struct qg_context *next;
 };
 
@@ -36,10 +39,7 @@ struct qg_stream {
 
     /* Touched on every launch. */
     bool unmarked;         /* atomic: work after the last marker */
-    uint32_t skip;         /* launches until the clock is read again */
-    uint32_t stride;
-    uint64_t marked_tick;  /* of the last marker */
-    uint64_t looked_tick;
+    uint64_t marked_tick;  /* atomic: of the last marker */
 
     /* Under lock. */
     pthread_mutex_t lock;
@@ -47,39 +47,91 @@ struct qg_stream {
     uint32_t value;        /* last marker value */
     struct qg_proc *page;  /* where it was written */
     uint64_t open_ns;      /* estimated work since the last marker (window mode) */
+    uint64_t open_low_ns;  /* what it takes at least */
     struct qg_ring_item ring[QG_RING];
     uint32_t ring_first, ring_count;
-    struct qg_stream *next;
+    struct qg_stream *next;          /* under the table's lock, like the next two */
+    struct qg_stream *homeless_next; /* work but no marker index */
+    bool homeless;
 };
 
 /* The stream's record; NULL for a stream on a card that was not granted. ptsz: handle 0 is the per-thread stream. */
 struct qg_stream *qg_stream_slow(CUstream stream, bool ptsz);
 
-struct qg_stream_cache {
+/* A stream that this thread used lately: one cache line with all that a launch looks at. */
+struct qg_seen {
     uint64_t key;
-    CUcontext context;
-    unsigned generation;
+    unsigned generation;      /* qg_generation when it was looked up; another one: look it up again */
+    unsigned fast;            /* the same if nothing but counting is to be done, else 0 */
+    uint64_t *launches;       /* this thread's counter (valid with fast) */
+    const uint32_t *gate;     /* the gate word (valid with fast) */
     struct qg_stream *stream;
+    CUcontext context;        /* of key 0 and 2, else NULL */
+    uint32_t skip;            /* launches until the clock is read again */
+    uint16_t granted;         /* what skip was when it was set: the difference passed since */
+    uint16_t stride;
+    uint32_t looked;          /* tick of the last look, in units of 1024 */
+    uint32_t attention;       /* bits of the gate word that a launch must not pass */
 };
-extern __thread struct qg_stream_cache qg_cache __attribute__((tls_model("initial-exec")));
+_Static_assert(sizeof(struct qg_seen) == 64, "one cache line");
 
-static inline struct qg_stream *qg_stream_of(CUstream stream, bool ptsz)
+#define QG_SEEN 4u
+
+struct qg_thread {
+    struct qg_seen seen[QG_SEEN];
+    int lane;             /* index into qg_proc.lanes + 1; 0: not asked for yet */
+    bool counted;         /* the launch was counted by qg_fast() */
+    uint16_t calm;        /* window mode: so many launches may pass before the next look; 0: look each time */
+    int waiter;           /* waiters.c: slot + 1; 0: none */
+} __attribute__((aligned(64)));
+extern __thread struct qg_thread qg_thread __attribute__((tls_model("initial-exec")));
+
+#define QG_SEEN_DEFAULT ((uint64_t)1 << 63) /* added to keys 0 and 2 in qg_seen, so that no handle is equal */
+
+static inline uint64_t qg_stream_key(CUstream stream, bool ptsz)
 {
     uint64_t key = (uint64_t)(uintptr_t)stream;
+    return key > 2 ? key : key == 2 || (key == 0 && ptsz) ? 2 : 0;
+}
+
+static inline struct qg_seen *qg_seen_of(uint64_t key)
+{
+    return &qg_thread.seen[(key >> 4 ^ key >> 9) % QG_SEEN];
+}
+
+/* lanes.c: index + 1 of the lane in which this thread counts (QG_LANES: the shared one); its end. */
+int qg_lane_mine(void);
+void qg_lane_release(void);
+
+/* Makes sure that thread_ended() runs for this thread. */
+uint64_t qg_this_thread(void);
+
+/* The stream's record, and in *at what this thread knows of it. */
+static inline struct qg_stream *qg_stream_seen(CUstream stream, bool ptsz, struct qg_seen **at)
+{
+    uint64_t key = qg_stream_key(stream, ptsz), shown = key > 2 ? key : QG_SEEN_DEFAULT + key;
     CUcontext context = NULL;
-    if (key <= 2) {
-        key = key == 2 || (key == 0 && ptsz) ? 2 : 0;
-        if (QG_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
-            return NULL;
-    }
-    if (QG_LIKELY(qg_cache.key == key && qg_cache.context == context && qg_cache.stream &&
-                  qg_cache.generation == __atomic_load_n(&qg_generation, __ATOMIC_ACQUIRE)))
-        return qg_cache.stream;
+    if (key <= 2 && QG_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
+        return NULL;
+    struct qg_seen *seen = *at = qg_seen_of(key);
+    if (QG_LIKELY(seen->key == shown && seen->context == context && seen->stream &&
+                  seen->generation == __atomic_load_n(&qg_generation, __ATOMIC_ACQUIRE)))
+        return seen->stream;
     return qg_stream_slow(stream, ptsz);
 }
 
+static inline struct qg_stream *qg_stream_of(CUstream stream, bool ptsz)
+{
+    struct qg_seen *seen;
+    return qg_stream_seen(stream, ptsz, &seen);
+}
+
 /* True if nothing of ours may be put into this stream: it captures (or nobody can say). */
-bool qg_stream_captures(struct qg_stream *stream);
+bool qg_stream_captures_slow(struct qg_stream *stream);
+static inline bool qg_stream_captures(struct qg_stream *stream)
+{
+    return QG_UNLIKELY(__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE)) && qg_stream_captures_slow(stream);
+}
 
 /* Around driver calls of ours that a capture of another thread would otherwise forbid, or be spoiled by. */
 bool qg_relax(CUstreamCaptureMode *mode);
@@ -94,6 +146,8 @@ void qg_mark(struct qg_stream *stream);
 /* Before a call that waits for, or looks at, work: marks what is unmarked. */
 void qg_observe_stream(CUstream stream, bool ptsz);
 void qg_observe_context(CUcontext context); /* NULL: the current one */
+void qg_observe_homeless(void);               /* streams that found no free marker index before */
+bool qg_unmarked_anywhere(void);             /* some stream has work after its last marker */
 
 void qg_stream_destroyed(CUstream stream);
 
@@ -105,7 +159,21 @@ void qg_show_unmarked(struct qg_card *card);
 /* Estimated unfinished work of one stream; under its lock. */
 uint64_t qg_stream_inflight(struct qg_stream *stream);
 
-/* Estimated unfinished work of a card; visits each of its streams. */
-uint64_t qg_inflight_ns(struct qg_card *card, struct qg_stream **oldest);
+/* The stream has work now; without a marker index it is kept on a list of its own. */
+void qg_stream_works(struct qg_stream *stream);
+
+/* Asks the driver about a stream whose markers do not move. True: its work is over (or its context is broken), and so it
+ * stands in the record now. */
+bool qg_stream_over(struct qg_stream *stream);
+
+/* Estimated unfinished work of a card; visits each stream that has some. */
+struct qg_inflight {
+    uint64_t sum_ns;
+    uint64_t first_ns;         /* estimate of what ends next in `oldest` */
+    uint64_t first_low_ns;     /* what that takes at least */
+    struct qg_stream *oldest;  /* the stream with most markers outstanding; NULL: nothing is unfinished */
+    bool unmarked;             /* no marker stands in it: its end is invisible until one does */
+};
+void qg_inflight_of(struct qg_card *card, struct qg_inflight *out);
 
 #endif

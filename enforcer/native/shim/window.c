@@ -5,8 +5,11 @@
  */
 #include "window.h"
 
+#include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "estimate.h"
 
@@ -16,6 +19,17 @@
 #define STUCK_NS 2000000u         /* no progress for so long at a full window: let it through */
 #define SPIN_NS 5000u             /* looks at the word before it sleeps */
 #define NAP_NS 20000u
+#define WAKE_EARLY_NS 50000u      /* a sleep until the expected end of work ends so long before it */
+#define LONGEST_NAP_NS 1000000u   /* the gate may close meanwhile */
+#define RESERVE_NS 100000u        /* behind what runs stands so much more: nothing is lost by a late look */
+#define LEAD_NS 100000u           /* work longer than the window is queued so long before what runs will end */
+#define PATIENT 3u                /* so many times in a row at once, then after 4, 8, ... ms */
+#define LONGEST_SHIFT 5u
+#define ROOMY_NS 5000000u         /* from such a window on not each launch is looked at: nobody waits for the card */
+#define ROOMY_PARTS 8u            /* ... but so that those between two looks fill at most this part of it */
+#define MAX_CALM 63u
+#define NEW_PARTS 8u              /* a function of which little is known fills at least this part of any window */
+#define UNKNOWN_PARTS 2u          /* such a window is not filled by one unknown function, but by so many */
 
 struct pair {
     CUevent start, end;
@@ -30,6 +44,12 @@ struct pair {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct qg_functions functions;
 static struct pair pairs[PAIRS];
+static struct progress {
+    uint64_t sum_ns;    /* unfinished at the last look */
+    uint64_t looked_ns; /* when that was */
+    uint64_t began_ns;  /* since when what runs now runs, as far as can be told */
+} progress[QG_MAX_CARDS];  /* under lock */
+static unsigned bypasses; /* under lock: let through one after the other without any progress between */
 __thread bool qg_window_open __attribute__((tls_model("initial-exec")));
 static __thread struct pair *sampling __attribute__((tls_model("initial-exec")));
 
@@ -38,6 +58,8 @@ void qg_window_after_fork(void)
     pthread_mutex_init(&lock, NULL);
     memset(&functions, 0, sizeof(functions));
     memset(pairs, 0, sizeof(pairs));
+    memset(progress, 0, sizeof(progress));
+    bypasses = 0;
     qg_window_open = false;
     sampling = NULL;
 }
@@ -71,7 +93,7 @@ static void harvest(void)
         if (result == CUDA_ERROR_NOT_READY)
             continue;
         if (result == CUDA_SUCCESS && QG_REAL(cuEventElapsedTime)(&ms, pair->start, pair->end) == CUDA_SUCCESS &&
-            ms >= 0 && undisturbed(pair))
+            ms >= 0 && pair->function && undisturbed(pair))
             qg_function_learn(&functions, pair->function, (uint64_t)(ms * 1e6f), pair->gap_ns);
         pair->state = PAIR_FREE;
     }
@@ -108,26 +130,75 @@ static struct pair *start_sample(struct qg_stream *stream, struct qg_pages *page
     return pair;
 }
 
-/* The usual timer slack of 50 us would more than double the nap; the program's own setting is put back. */
-static void nap(uint64_t waited_ns)
+/* One look at the window. */
+struct look {
+    uint64_t now, moved, last; /* when the GPU was last seen to finish something; what was unfinished at the last look */
+    uint64_t began;            /* as in progress */
+    uint64_t due;              /* what waits may be queued when what runs has run so long; 0: not before its end */
+    struct qg_inflight inflight;
+};
+
+/* How long to sleep until something may have ended; 0: it is about to. What runs takes between its least and its estimate
+ * (the same for most functions). Where more work stands behind it, its end need not be met exactly. Else it is looked for
+ * from shortly before its least on, less and less often, and exactly again at the estimate. */
+static uint64_t nap_ns(const struct look *at)
 {
-    struct timespec wait = {0, NAP_NS};
-    if (waited_ns <= SPIN_NS)
-        return;
+    uint64_t waited = at->now - at->began, low = at->inflight.first_low_ns, high = at->inflight.first_ns;
+    uint64_t behind = at->inflight.sum_ns - high, sleep_ns = NAP_NS;
+    if (waited <= SPIN_NS)
+        return 0;
+    if (at->due)
+        sleep_ns = at->due - waited;
+    else if (behind >= RESERVE_NS)
+        sleep_ns = waited < low ? low - waited : behind / 8 < RESERVE_NS ? behind / 8 : RESERVE_NS;
+    else if (waited < low)
+        sleep_ns = low - waited > WAKE_EARLY_NS ? low - waited - WAKE_EARLY_NS : 0;
+    else if (waited < high)
+        sleep_ns = high - waited <= WAKE_EARLY_NS ? 0 :
+                   high - waited - WAKE_EARLY_NS < waited / 16 ? high - waited - WAKE_EARLY_NS : waited / 16;
+    else if (waited - high > LONGEST_NAP_NS)
+        sleep_ns = (waited - high) / 16;
+    if (sleep_ns && sleep_ns < NAP_NS)
+        sleep_ns = NAP_NS;
+    return sleep_ns < LONGEST_NAP_NS ? sleep_ns : LONGEST_NAP_NS;
+}
+
+int qg_no_slack(void)
+{
     int slack = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
     prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
-    nanosleep(&wait, NULL);
+    return slack;
+}
+
+void qg_slack_again(int slack)
+{
     if (slack > 0)
         prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
+}
+
+/* By number: a cancellation point otherwise. */
+static void nap(const struct look *at)
+{
+    struct timespec wait = {0, (long)nap_ns(at)};
+    if (!wait.tv_nsec) {
+        __builtin_ia32_pause();
+        return;
+    }
+    int slack = qg_no_slack();
+    syscall(SYS_nanosleep, &wait, NULL);
+    qg_slack_again(slack);
 }
 
 /* Booked under lock, so that two threads cannot both take the last room. */
 static void book(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work, uint64_t estimate,
                  uint64_t inflight)
 {
+    uint64_t least = work->function ? qg_function_least(qg_function_of(&functions, work->function)) : estimate;
     pthread_mutex_lock(&stream->lock);
-    stream->open_ns += estimate;
+    stream->open_ns += estimate * work->times;
+    stream->open_low_ns += least * work->times;
     pthread_mutex_unlock(&stream->lock);
+    qg_stream_works(stream);
     __atomic_store_n(&pages->proc->inflight_us, (inflight + estimate) / 1000, __ATOMIC_RELAXED);
     qg_window_open = true;
     sampling = NULL;
@@ -141,41 +212,170 @@ static uint64_t estimate_of(const struct qg_work *work, uint64_t window_ns)
 {
     if (!work->function)
         return COPY_SETUP_NS + work->bytes * 1000u / COPY_BYTES_PER_US;
-    return qg_function_estimate(qg_function_of(&functions, work->function), window_ns);
+    const struct qg_function *function = qg_function_of(&functions, work->function);
+    uint64_t unknown = window_ns < ROOMY_NS ? window_ns : window_ns / UNKNOWN_PARTS;
+    uint64_t estimate = qg_function_estimate(function, unknown), few = window_ns / NEW_PARTS;
+    return qg_function_new(function) && estimate < few ? few : estimate;
+}
+
+/* A wide window: how many launches like this one may pass before the next look. */
+static uint16_t calm_after(const struct qg_work *work, uint64_t estimate, uint64_t window_ns)
+{
+    uint64_t fit = window_ns < ROOMY_NS || !work->function ? 0 : window_ns / ROOMY_PARTS / estimate;
+    return (uint16_t)(fit < MAX_CALM ? fit : MAX_CALM);
+}
+
+/* Some of them, not all: a program that repeats a pattern must not always be looked at in the same place of it. */
+void qg_window_calm(struct qg_seen *seen)
+{
+    uint32_t calm = qg_thread.calm;
+    seen->attention = QG_GATE_CLOSED | QG_GATE_NOTIFY | (calm ? 0 : QG_GATE_WINDOW);
+    if (calm)
+        seen->skip = seen->granted = (uint16_t)(calm - (calm > 1 ? (qg_tick() >> 6) % (calm / 2) : 0));
+}
+
+/* How long a full window may show no progress: what runs now may still have its whole estimate before it, and who was
+ * let through several times without any effect waits longer, or long kernels would pile up behind the first. */
+static uint64_t patience_ns(uint64_t first_ns, unsigned times)
+{
+    unsigned shift = times < PATIENT ? 0 : times - PATIENT + 1;
+    return ((uint64_t)STUCK_NS << (shift < LONGEST_SHIFT ? shift : LONGEST_SHIFT)) + first_ns;
+}
+
+static void look_at(struct look *at, struct qg_card *card)
+{
+    qg_inflight_of(card, &at->inflight);
+    at->now = qg_now_ns();
+    uint64_t sum = at->inflight.sum_ns;
+    struct progress *seen = &progress[card - qg_cards];
+    if (!sum) {
+        seen->began_ns = at->now;
+    } else if (sum < seen->sum_ns) { /* since the last look; when, is said best by how long it was to take */
+        uint64_t ended = seen->began_ns + seen->sum_ns - sum;
+        seen->began_ns = ended < seen->looked_ns ? seen->looked_ns : ended < at->now ? ended : at->now;
+    }
+    if (sum < at->last)
+        at->moved = at->now;
+    if (!sum || (sum < at->last && at->last != UINT64_MAX))
+        bypasses = 0;
+    seen->sum_ns = at->last = sum;
+    seen->looked_ns = at->now;
+    at->began = seen->began_ns;
+}
+
+/* Work too long to be queued behind what runs is queued shortly before that ends, so that the card need not wait for
+ * this thread to wake up. Only where one piece runs alone and its function always takes about as long. */
+static bool just_in_time(struct look *at, uint64_t estimate, uint64_t window_ns)
+{
+    const struct qg_inflight *now = &at->inflight;
+    uint64_t lead = estimate + LEAD_NS > window_ns ? LEAD_NS : window_ns - estimate;
+    if (!now->oldest || now->unmarked || now->sum_ns != now->first_ns || now->first_low_ns < now->first_ns / 4 * 3)
+        return false;
+    at->due = now->first_ns > lead ? now->first_ns - lead : 0;
+    return at->now - at->began >= at->due;
+}
+
+/* What is unfinished, as far as can be told: what runs has taken much longer than estimated, so will what follows. */
+static uint64_t unfinished(const struct look *at)
+{
+    uint64_t ran = at->now - at->began, first = at->inflight.first_ns, sum = at->inflight.sum_ns;
+    return first && ran > 2 * first ? (uint64_t)((double)sum / (double)first * (double)ran) : sum;
+}
+
+/* Books the work and returns true if it fits, or if nothing has moved for too long. */
+static bool fits(struct look *at, struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work,
+                 uint64_t window_ns)
+{
+    pthread_mutex_lock(&lock);
+    qg_depth++;
+    look_at(at, stream->card);
+    uint64_t estimate = estimate_of(work, window_ns), sum = at->inflight.sum_ns;
+    bool stuck = at->now - at->moved > patience_ns(at->inflight.first_ns, bypasses);
+    if (stuck && at->inflight.oldest && qg_stream_over(at->inflight.oldest)) {
+        look_at(at, stream->card);
+        sum = at->inflight.sum_ns;
+        stuck = false;
+    }
+    at->due = 0;
+    bool enter = !sum || __atomic_load_n(&stream->context->broken, __ATOMIC_RELAXED) ||
+                 unfinished(at) + estimate * work->times <= window_ns ||
+                 (work->times == 1 && just_in_time(at, estimate, window_ns));
+    stuck = stuck && !enter;
+    if (enter || stuck) {
+        if (stuck) {
+            bypasses++;
+            __atomic_fetch_add(&pages->proc->window_bypass, 1, __ATOMIC_RELAXED);
+        }
+        book(stream, pages, work, estimate, sum);
+        progress[stream->card - qg_cards].sum_ns = sum + estimate * work->times;
+        qg_thread.calm = stuck ? 0 : calm_after(work, estimate, window_ns);
+    } else if (at->now - at->moved > SPIN_NS) {
+        harvest(); /* a better estimate may make it fit */
+    }
+    qg_depth--;
+    pthread_mutex_unlock(&lock);
+    return enter || stuck;
+}
+
+/* Another look, and a marker behind work that has none: without one its end is invisible. A signal handler may leave the
+ * wait by siglongjmp, so signals come in while the thread sleeps and not while it holds a lock. */
+static bool look_again(struct look *at, struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work,
+                       uint64_t window_ns)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    struct qg_stream *oldest = at->inflight.oldest;
+    if (oldest && at->inflight.unmarked && !qg_stream_captures(oldest))
+        qg_mark(oldest);
+    bool enter = fits(at, stream, pages, work, window_ns);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return enter;
+}
+
+uint64_t qg_window_drain_ns(struct qg_card *card)
+{
+    sigset_t all, before;
+    struct look at = {.last = UINT64_MAX};
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_mutex_lock(&lock);
+    look_at(&at, card);
+    pthread_mutex_unlock(&lock);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    uint64_t sleep_ns = at.inflight.sum_ns ? nap_ns(&at) : 0;
+    return !at.inflight.sum_ns ? 0 : sleep_ns > NAP_NS ? sleep_ns : NAP_NS;
 }
 
 bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work)
 {
     uint64_t window_ns = (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 1000u;
-    uint64_t start = qg_now_ns(), moved = start, last = UINT64_MAX;
+    uint64_t start = qg_now_ns();
+    struct look at = {.now = start, .moved = start, .last = UINT64_MAX};
     qg_want_marker(stream);
-    for (;;) {
-        struct qg_stream *oldest;
-        pthread_mutex_lock(&lock);
-        uint64_t inflight = qg_inflight_ns(stream->card, &oldest), now = qg_now_ns();
-        uint64_t estimate = estimate_of(work, window_ns);
-        if (inflight < last)
-            moved = now; /* the GPU finished something */
-        last = inflight;
-        bool stuck = now - moved > STUCK_NS;
-        if (!inflight || inflight + estimate <= window_ns || stuck) {
-            if (stuck)
-                __atomic_fetch_add(&pages->proc->window_bypass, 1, __ATOMIC_RELAXED);
-            book(stream, pages, work, estimate, inflight);
-            pthread_mutex_unlock(&lock);
-            return true;
-        }
-        if (now - moved > SPIN_NS)
-            harvest(); /* a better estimate may make it fit */
-        pthread_mutex_unlock(&lock);
-        if (oldest && !oldest->ring_count && !qg_stream_captures(oldest))
-            qg_mark(oldest); /* nothing stands after its work yet: without a marker its end is invisible */
-        nap(now - start);
+    if (fits(&at, stream, pages, work, window_ns))
+        return true;
+    while (!look_again(&at, stream, pages, work, window_ns)) {
+        nap(&at);
         if (qg_pages_of(stream->card) != pages ||
             (__atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST) & (QG_GATE_CLOSED | QG_GATE_WINDOW)) !=
                 QG_GATE_WINDOW)
             return false;
     }
+    return true;
+}
+
+void qg_window_forget(const void *function)
+{
+    pthread_mutex_lock(&lock);
+    if (function)
+        qg_function_forget(&functions, function);
+    else
+        memset(&functions, 0, sizeof(functions));
+    for (unsigned i = 0; i < PAIRS; i++)
+        if (!function || pairs[i].function == function)
+            pairs[i].function = NULL; /* a sample under way is of what it was before */
+    pthread_mutex_unlock(&lock);
 }
 
 void qg_window_leave(struct qg_stream *stream)
@@ -184,15 +384,19 @@ void qg_window_leave(struct qg_stream *stream)
     qg_window_open = false;
     qg_depth++;
     if (sampling) {
-        sampling->gap_ns = qg_now_ns() - sampling->gap_ns;
+        uint64_t launched = qg_now_ns();
         bool recorded = QG_REAL(cuEventRecord)(sampling->end, stream->handle) == CUDA_SUCCESS;
         pthread_mutex_lock(&lock);
+        sampling->gap_ns = launched - sampling->gap_ns;
         sampling->state = recorded ? PAIR_PENDING : PAIR_FREE;
         pthread_mutex_unlock(&lock);
         sampling = NULL;
     }
     uint64_t quarter_ns = (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 250u;
-    if (stream->open_ns >= quarter_ns)
+    pthread_mutex_lock(&stream->lock);
+    bool due = stream->open_ns >= quarter_ns;
+    pthread_mutex_unlock(&stream->lock);
+    if (due)
         qg_mark(stream);
     qg_depth--;
 }

@@ -7,6 +7,16 @@
 /* Waits until the work fits into the window, and books it. False: the gate closed meanwhile, look again. */
 bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work);
 
+/* At a closed gate: how long to sleep until what this process has on the card may have ended. 0: it has. */
+uint64_t qg_window_drain_ns(struct qg_card *card);
+
+/* The usual timer slack of 50 us would more than double a short sleep; the program's own setting is put back. */
+int qg_no_slack(void);
+void qg_slack_again(int slack);
+
+/* What was learned of a function or graph holds no longer; NULL: of all. */
+void qg_window_forget(const void *function);
+
 void qg_window_after_fork(void);
 void qg_window_context_gone(CUcontext context);
 

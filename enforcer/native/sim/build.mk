@@ -3,9 +3,10 @@
 SIM_DIR := enforcer/native/sim
 SIM_OBJ := $(BUILD)/obj/sim
 SIM_HDR := $(wildcard $(SIM_DIR)/*.h)
-SIM_GPU_SRC := $(SIM_DIR)/sim_model.c $(wildcard $(SIM_DIR)/gpu_*.c)
+SIM_MODEL_SRC := $(SIM_DIR)/sim_model.c $(SIM_DIR)/sim_sched.c $(SIM_DIR)/sim_predict.c
+SIM_GPU_SRC := $(SIM_MODEL_SRC) $(wildcard $(SIM_DIR)/gpu_*.c)
 SIM_CU_SRC := $(SIM_DIR)/sim_client.c $(wildcard $(SIM_DIR)/cu_*.c)
-SIM_ML_SRC := $(SIM_DIR)/sim_client.c $(SIM_DIR)/ml.c
+SIM_ML_SRC := $(SIM_DIR)/sim_client.c $(wildcard $(SIM_DIR)/ml*.c)
 SIM_INC = -I$(SIM_DIR) -isystem $(CUDA_INC) -isystem $(NVML_INC) -Wno-deprecated-declarations
 SIM_SAN := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 # -Bsymbolic: a preloaded shim exports the same names; the library must keep calling itself.
@@ -15,6 +16,14 @@ SIM_SO = $(CC) $(CFLAGS) $(QG_LDFLAGS) -shared -Wl,-Bsymbolic -Wl,-soname,$(@F) 
 $(SIM_OBJ)/%.o: $(SIM_DIR)/%.c $(SIM_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) $(SIM_INC) -c $< -o $@
+
+# Every function that the library defines is a row of cuGetProcAddress's table.
+SIM_ROW_OBJ := $(filter-out %/cu_table.o %/sim_client.o,$(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o))
+$(SIM_OBJ)/cu_rows.h: $(SIM_ROW_OBJ) $(SIM_DIR)/rows.awk enforcer/native/shim/symbols.tsv
+	nm -g --defined-only $(SIM_ROW_OBJ) | awk -f $(SIM_DIR)/rows.awk enforcer/native/shim/symbols.tsv - > $@.new && mv $@.new $@
+
+$(SIM_OBJ)/cu_table.o: $(SIM_OBJ)/cu_rows.h
+$(SIM_OBJ)/cu_table.o: SIM_INC += -I$(SIM_OBJ)
 
 $(BUILD)/bin/qgpu-simgpu: $(SIM_GPU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o)
 	@mkdir -p $(@D)
@@ -29,7 +38,7 @@ $(BUILD)/sim/libnvidia-ml.so.1: $(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) $(SI
 	$(SIM_SO)
 
 # For the tests: the model alone and the whole device side under sanitizers.
-$(BUILD)/test/sim-model-test: $(SIM_DIR)/test/model_test.c $(SIM_DIR)/sim_model.c $(SIM_HDR)
+$(BUILD)/test/sim-model-test: $(SIM_DIR)/test/model_test.c $(SIM_DIR)/test/model_world.h $(SIM_MODEL_SRC) $(SIM_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(QG_CFLAGS) $(SIM_INC) $(SIM_SAN) $(filter %.c,$^) -o $@
 

@@ -14,15 +14,24 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "sim_client.h"
 #include "sim_proto.h"
 
 #define CU_SIM_VERSION 13000
 #define CU_MAX_STACK 32
 
 /* One definition of a function and of its per-thread default stream variant. */
-#define CU_BOTH(name, pt_name, impl, params, ...)                   \
-    CUresult CUDAAPI name params { return impl(__VA_ARGS__, false); } \
-    CUresult CUDAAPI pt_name params { return impl(__VA_ARGS__, true); }
+#define CU_BOTH(name, pt_name, impl, params, ...) \
+    CUresult CUDAAPI name params                  \
+    {                                             \
+        CU_TRY(cu_enter(#name));                  \
+        return impl(__VA_ARGS__, false);          \
+    }                                             \
+    CUresult CUDAAPI pt_name params               \
+    {                                             \
+        CU_TRY(cu_enter(#pt_name));               \
+        return impl(__VA_ARGS__, true);           \
+    }
 
 #define CU_TRY(expression)                   \
     do {                                     \
@@ -31,7 +40,8 @@
             return try_status;               \
     } while (0)
 
-enum cu_magic { CU_CTX = 0x43545831, CU_STREAM, CU_EVENT, CU_MODULE, CU_FUNCTION, CU_GRAPH, CU_EXEC, CU_POOL };
+enum cu_magic { CU_CTX = 0x43545831, CU_STREAM, CU_EVENT, CU_MODULE, CU_FUNCTION, CU_GRAPH, CU_EXEC, CU_POOL, CU_ARRAY,
+                CU_NODE };
 
 struct cu_device {
     struct sim_card_info info;
@@ -44,6 +54,7 @@ struct cu_state {
     int sock;
     pthread_mutex_t lock, sock_lock;
     struct sim_node node;
+    struct sim_page *page; /* faults and rules; NULL before cuInit */
     int ndevices;
     struct cu_device devices[SIM_MAX_CARDS];
 };
@@ -58,6 +69,7 @@ struct CUstream_st {
     _Atomic uint64_t last_seq, fence_seq; /* newest command, newest fence */
     struct cu_host_queue *host;           /* thread that runs host functions; made on first use */
     CUgraph capture;
+    struct cu_front *front; /* cu_capture.c */
 };
 
 struct CUctx_st {
@@ -84,16 +96,25 @@ struct CUevent_st {
     unsigned flags;
     _Atomic uint32_t rec_stream;
     _Atomic uint64_t rec_seq;
+    CUgraph capture; /* it was recorded in this one */
+    uint64_t capture_id;
+    struct cu_front *front;
 };
 
 #define CU_NAME_LEN 128
+#define CU_OLD_PARAMS 256u /* bytes of parameters that cuParamSet* keeps */
 struct CUfunc_st {
     enum cu_magic magic;
     CUmodule module;
     struct CUfunc_st *next;
-    bool is_work; /* qgpu_work(u64 iterations): the only kernel whose duration the model knows */
+    bool is_work; /* qgpu_work(u64 iterations): the kernel whose duration is its argument */
+    const struct sim_rule *rule; /* of --kernel-cost; NULL: --unknown-us */
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
     char name[CU_NAME_LEN];
+    struct { /* cu_launch_old.c */
+        uint64_t threads;
+        char params[CU_OLD_PARAMS];
+    } old;
 };
 
 struct CUmod_st {
@@ -110,7 +131,11 @@ CUresult cu_connect(void);
 CUresult cu_request(uint32_t type, uint64_t a, uint64_t b, void *answer, size_t size, int *fds, unsigned nfds);
 bool cu_server_alive(void);
 CUresult cu_not_ready(void); /* CUDA_ERROR_NOT_READY, or that the device side is gone */
-CUresult cu_ready(void); /* CUDA_SUCCESS after cuInit in this process */
+CUresult cu_ready_in(const char *function); /* CUDA_SUCCESS after cuInit in this process, and no fault asked for */
+#define cu_ready() cu_ready_in(__func__)
+
+/* Where every function of the API begins, by CU_BOTH, cu_ready() or cu_current(): faults on demand act here. */
+static inline CUresult cu_enter(const char *function) { return (CUresult)sim_fault(cu.page, function); }
 
 /* cu_handle.c */
 void *cu_handle_new(enum cu_magic kind);
@@ -127,11 +152,14 @@ bool cu_seq_done(CUcontext ctx, uint32_t slot, uint64_t seq);
 void cu_ring_bell(CUcontext ctx);
 
 /* cu_ctx.c */
-CUresult cu_current(CUcontext *ctx);
+CUresult cu_current_in(const char *function, CUcontext *ctx);
+#define cu_current(ctx) cu_current_in(__func__, ctx)
+CUresult cu_sticky(CUcontext ctx); /* the error that the context is in, CUDA_SUCCESS: none */
 CUresult cu_device_of(CUdevice dev, struct cu_device **device);
 
 /* cu_stream.c */
 CUresult cu_stream_get(CUstream handle, bool per_thread, CUstream *stream);
+CUresult cu_stream_new(CUcontext ctx, unsigned flags, CUstream *out);
 void cu_stream_setup(CUstream stream, CUcontext ctx, uint32_t slot, unsigned flags);
 
 /* cu_memory.c */
@@ -141,9 +169,29 @@ CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes);
 CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t count);
 CUresult cu_memory_address(CUdeviceptr ptr, size_t bytes, uint64_t *address);
 bool cu_memory_is_device(CUdeviceptr ptr);
+CUresult cu_memory_managed(CUdeviceptr ptr, size_t bytes); /* CUDA_SUCCESS: within one managed allocation (cu_copy2d.c) */
 
-/* cu_graph.c */
+/* cu_vmm.c */
+void cu_vmm_array_gone(const void *array);
+
+/* cu_pool.c */
+void cu_pool_settle(void); /* after a wait: what pools hold beyond their threshold goes back to the card */
+
+/* cu_graph.h, cu_capture.c */
+#define CU_EXEC_SIZE 512
+#define CU_NODE_SIZE 512
+struct cu_front;
 CUresult cu_capture(CUstream stream, const struct sim_cmd *cmd);
+CUresult cu_capture_host(CUstream stream, CUhostFn fn, void *data);
+CUresult cu_capture_record(CUevent event, CUstream stream);
+CUresult cu_capture_wait(CUstream stream, CUevent event);
+CUresult cu_capture_unsafe(void); /* of calls that may synchronise */
+bool cu_event_captured(CUevent event);
+void cu_front_drop(struct cu_front **front);
+
+/* cu_launch.c */
+CUresult cu_kernel_cmd(CUfunction f, uint64_t blocks, uint64_t threads, void **params, void **extra, struct sim_cmd *cmd);
+CUresult cu_host_call(CUstream stream, CUhostFn fn, void *data);
 
 
 #endif

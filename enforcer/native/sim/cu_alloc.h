@@ -10,11 +10,16 @@
 /* VIRTUAL: a mapping of cuMemMap. Up to MANAGED it is memory of the card. */
 enum kind { VIRTUAL, DEVICE, MANAGED, HOST, REGISTERED };
 
+/* Whose the address space of an entry is, and what its end gives back. */
+enum owner { OWN, POOLED, BORROWED }; /* POOLED: cu_pool.c; BORROWED: address space its own, memory another's */
+
 struct cu_alloc {
     CUdeviceptr base;
     uint64_t size, id;
     CUcontext ctx;
     enum kind kind;
+    enum owner owner;
+    CUmemoryPool pool; /* POOLED */
     uint8_t *shadow; /* NULL until needed */
     uint8_t *made;   /* one bit per chunk that has contents of its own */
     uint32_t fill;   /* contents of the others, a 32-bit pattern */
@@ -32,6 +37,43 @@ struct cu_alloc *cu_alloc_take(CUdeviceptr base, enum kind low, enum kind high);
 
 /* Of an entry that was taken out. */
 void cu_alloc_release(struct cu_alloc *alloc);
+
+/* cuMemAlloc and its kin: memory of the card with address space of its own. */
+CUresult cu_alloc_device(CUdeviceptr *out, size_t bytes, enum kind kind, CUcontext ctx);
+
+/* Address space with memory that somebody else keeps: an import, memory of a graph. */
+CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx);
+
+/* The context that keeps a device's memory on the device side: the primary one, or the current one. */
+CUresult cu_keeper(const struct cu_device *device, CUcontext *ctx);
+
+/* cu_pool.c. returned: the address goes back to its pool. */
+CUresult cu_pool_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream);
+CUmemoryPool cu_pool_current(CUdevice device);
+void cu_pool_returned(const struct cu_alloc *alloc);
+void cu_pool_forget(CUcontext ctx);
+CUresult cu_pool_import(CUmemoryPool *out, CUdevice device); /* a pool of another process: nothing comes out of it */
+CUdevice cu_pool_device(CUmemoryPool pool);
+
+/* Physical memory of cuMemCreate as another process gets it: a file of its contents and then this. */
+struct cu_export {
+    uint32_t magic, index; /* of the card on the node */
+    uint64_t size;
+};
+#define CU_EXPORT_PHYSICAL 0x58455051u
+#define CU_EXPORT_POOL 0x58455052u
+bool cu_export_read(int fd, uint32_t magic, struct cu_export *out, CUdevice *device);
+
+/* cu_graphmem.c: what a graph's memory nodes need of cu_graph.c. */
+CUresult cu_graphmem_capture_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream);
+CUresult cu_graphmem_capture_free(CUdeviceptr ptr, CUstream stream);
+CUresult cu_graphmem_instantiated(CUgraph graph, CUgraphExec exec);
+CUresult cu_graphmem_before_launch(CUgraphExec exec);
+void cu_graphmem_exec_gone(CUgraphExec exec);
+void cu_graphmem_graph_gone(CUgraph graph);
+size_t cu_graphmem_nodes(CUgraph graph, CUgraphNode *nodes, size_t room); /* how many there are */
+bool cu_graphmem_node_type(CUgraphNode node, CUgraphNodeType *type);
+void cu_graphmem_forget(CUcontext ctx);
 
 /* Address space; NULL if there is none. */
 void *cu_alloc_reserve(size_t size, int access);

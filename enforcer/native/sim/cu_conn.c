@@ -20,7 +20,14 @@ uint64_t cu_now(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-CUresult cu_ready(void) { return cu.initialised && !cu.forked ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED; }
+static bool is_api(const char *function) { return function[2] >= 'A' && function[2] <= 'Z'; }
+
+CUresult cu_ready_in(const char *function)
+{
+    if (!cu.initialised || cu.forked)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    return is_api(function) ? cu_enter(function) : CUDA_SUCCESS;
+}
 
 /* As with the real driver: a forked child cannot use what its parent initialised. */
 static void after_fork(void)
@@ -121,10 +128,10 @@ CUresult cu_connect(void)
     cu.sock = sim_connect();
     if (cu.sock < 0)
         return CUDA_ERROR_NO_DEVICE;
-    CUresult status = cu_request(SIM_REQ_HELLO, 0, 0, &cu.node, sizeof cu.node, NULL, 0);
-    if (status != CUDA_SUCCESS)
-        status = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
-    else
+    CUresult status = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+    if (sim_hello(cu.sock, &cu.node, &cu.page))
+        status = cu_enter("cuInit");
+    if (status == CUDA_SUCCESS)
         status = list_devices();
     if (status != CUDA_SUCCESS) {
         close(cu.sock);

@@ -17,6 +17,13 @@ static CUresult timed(uint32_t op, size_t bytes, CUstream handle, bool pt, bool 
     return wait ? cu_stream_sync(stream) : CUDA_SUCCESS;
 }
 
+/* In a capture nothing moves: cuGraphLaunch does what b and c say (cu_graphexec.c). */
+static CUresult capture(CUstream stream, uint32_t op, uint64_t bytes, uint64_t b, uint64_t c)
+{
+    struct sim_cmd cmd = {.op = op, .a = bytes, .b = b, .c = c};
+    return cu_capture(stream, &cmd);
+}
+
 static CUresult copy(uint32_t op, CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream, bool pt, bool wait)
 {
     CUstream checked;
@@ -24,6 +31,8 @@ static CUresult copy(uint32_t op, CUdeviceptr dst, CUdeviceptr src, size_t bytes
     bool to_device = op == SIM_OP_HTOD || op == SIM_OP_DTOD, from_device = op == SIM_OP_DTOH || op == SIM_OP_DTOD;
     if (bytes && ((to_device && !cu_memory_is_device(dst)) || (from_device && !cu_memory_is_device(src))))
         return CUDA_ERROR_INVALID_VALUE;
+    if (checked->capture)
+        return wait || !bytes ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : capture(checked, op, bytes, dst, src);
     CU_TRY(cu_memory_copy(dst, src, bytes));
     return timed(op, bytes, stream, pt, wait);
 }
@@ -38,6 +47,9 @@ static CUresult copy_any(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstrea
 {
     CUstream checked;
     CU_TRY(cu_stream_get(stream, pt, &checked));
+    if (checked->capture)
+        return wait || !bytes ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED :
+            capture(checked, direction(dst, src), bytes, dst, src);
     CU_TRY(cu_memory_copy(dst, src, bytes));
     return timed(direction(dst, src), bytes, stream, pt, wait);
 }
@@ -85,6 +97,8 @@ static CUresult fill(CUdeviceptr d, uint32_t value, unsigned width, size_t n, CU
 {
     CUstream checked;
     CU_TRY(cu_stream_get(stream, pt, &checked));
+    if (checked->capture && n)
+        return capture(checked, SIM_OP_MEMSET, n * width, d, value | (uint64_t)width << 32);
     CU_TRY(cu_memory_fill(d, value, width, n));
     return timed(SIM_OP_MEMSET, n * width, stream, pt, false);
 }

@@ -11,15 +11,17 @@
 static __thread CUcontext stack[CU_MAX_STACK];
 static __thread int depth;
 
-CUresult cu_current(CUcontext *ctx)
+CUresult cu_sticky(CUcontext ctx) { return (CUresult)__atomic_load_n(&ctx->shm->sticky, __ATOMIC_ACQUIRE); }
+
+CUresult cu_current_in(const char *function, CUcontext *ctx)
 {
-    CU_TRY(cu_ready());
+    CU_TRY(cu_ready_in(function));
     if (!depth || !stack[depth - 1])
         return CUDA_ERROR_INVALID_CONTEXT;
     if (!cu_handle_ok(CU_CTX, stack[depth - 1]))
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     *ctx = stack[depth - 1];
-    return CUDA_SUCCESS;
+    return cu_sticky(*ctx);
 }
 
 static CUresult push(CUcontext ctx)
@@ -189,9 +191,9 @@ CUresult CUDAAPI cuCtxGetDevice(CUdevice *dev)
 
 CUresult CUDAAPI cuCtxGetDevice_v2(CUdevice *dev, CUcontext ctx)
 {
-    CU_TRY(cu_ready());
     if (!ctx)
         return cuCtxGetDevice(dev);
+    CU_TRY(cu_ready());
     if (!cu_handle_ok(CU_CTX, ctx))
         return CUDA_ERROR_INVALID_CONTEXT;
     *dev = (CUdevice)(ctx->device - cu.devices);
@@ -207,9 +209,9 @@ CUresult CUDAAPI cuCtxSynchronize(void)
 
 CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx)
 {
-    CU_TRY(cu_ready());
     if (!ctx)
         return cuCtxSynchronize();
+    CU_TRY(cu_ready());
     return cu_handle_ok(CU_CTX, ctx) ? cu_stream_sync(&ctx->all) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
@@ -244,9 +246,10 @@ CUresult CUDAAPI cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)
 
 CUresult CUDAAPI cuCtxGetId(CUcontext ctx, unsigned long long *id)
 {
-    if (!ctx)
+    if (ctx)
+        CU_TRY(cu_ready());
+    else
         CU_TRY(cu_current(&ctx));
-    CU_TRY(cu_ready());
     if (!cu_handle_ok(CU_CTX, ctx))
         return CUDA_ERROR_INVALID_CONTEXT;
     *id = ctx->id;

@@ -19,12 +19,13 @@ static uint32_t take_slot(CUcontext ctx)
     return found;
 }
 
-static CUresult get(CUevent event)
+#define get(event) get_in(__func__, event)
+static CUresult get_in(const char *function, CUevent event)
 {
-    CU_TRY(cu_ready());
+    CU_TRY(cu_ready_in(function));
     if (!cu_handle_ok(CU_EVENT, event))
         return CUDA_ERROR_INVALID_HANDLE;
-    return cu_handle_ok(CU_CTX, event->ctx) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return cu_handle_ok(CU_CTX, event->ctx) ? cu_sticky(event->ctx) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 CUresult CUDAAPI cuEventCreate(CUevent *out, unsigned int flags)
@@ -54,6 +55,7 @@ CUresult CUDAAPI cuEventDestroy_v2(CUevent event)
         event->ctx->event_used[event->slot] = 0;
         pthread_mutex_unlock(&event->ctx->ring_lock);
     }
+    cu_front_drop(&event->front);
     cu_handle_free(CU_EVENT, event);
     return CUDA_SUCCESS;
 }
@@ -68,6 +70,9 @@ static CUresult record(CUevent event, CUstream handle, bool pt)
     CU_TRY(cu_stream_get(handle, pt, &stream));
     if (stream->ctx != event->ctx)
         return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->capture)
+        return cu_capture_record(event, stream);
+    event->capture = NULL;
     struct sim_cmd cmd = {.op = SIM_OP_EVENT, .a = event->slot};
     CU_TRY(cu_push(stream, &cmd, true, &seq));
     event->rec_stream = stream->slot;
@@ -91,6 +96,9 @@ static bool done(CUevent event)
 CUresult CUDAAPI cuEventQuery(CUevent event)
 {
     CU_TRY(get(event));
+    if (event->capture)
+        return CUDA_ERROR_CAPTURED_EVENT;
+    CU_TRY(cu_capture_unsafe());
     if (cu.lost)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
     return !event->rec_seq || done(event) ? CUDA_SUCCESS : cu_not_ready();
@@ -99,6 +107,9 @@ CUresult CUDAAPI cuEventQuery(CUevent event)
 CUresult CUDAAPI cuEventSynchronize(CUevent event)
 {
     CU_TRY(get(event));
+    if (event->capture)
+        return CUDA_ERROR_CAPTURED_EVENT;
+    CU_TRY(cu_capture_unsafe());
     return event->rec_seq ? cu_wait_event(event->ctx, event->slot, event->rec_seq) : CUDA_SUCCESS;
 }
 
@@ -127,6 +138,8 @@ static CUresult wait_event(CUstream handle, CUevent event, unsigned flags, bool 
     CU_TRY(cu_stream_get(handle, pt, &stream));
     if (flags & ~1u)
         return CUDA_ERROR_INVALID_VALUE;
+    if (stream->capture || event->capture)
+        return cu_capture_wait(stream, event);
     if (!event->rec_seq)
         return CUDA_SUCCESS;
     struct sim_cmd cmd = {.op = SIM_OP_WAIT, .a = event->ctx->id, .b = event->rec_stream, .c = event->rec_seq};

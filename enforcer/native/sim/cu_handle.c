@@ -20,7 +20,9 @@ static struct arena arenas[] = {
     {.item = sizeof(struct CUctx_st), .count = 256},      {.item = sizeof(struct CUstream_st), .count = 65536},
     {.item = sizeof(struct CUevent_st), .count = 1048576}, {.item = sizeof(struct CUmod_st), .count = 65536},
     {.item = sizeof(struct CUfunc_st), .count = 262144},   {.item = 256, .count = 65536},
-    {.item = 256, .count = 65536},                         {.item = 128, .count = 1024},
+    {.item = CU_EXEC_SIZE, .count = 65536},                {.item = 128, .count = 1024},
+    {.item = 128, .count = 65536},
+    {.item = CU_NODE_SIZE, .count = 1048576},
 };
 
 static struct arena *arena_of(enum cu_magic kind) { return &arenas[kind - CU_CTX]; }

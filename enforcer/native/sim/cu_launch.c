@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Launches. The kernel qgpu_work(u64 iterations, ...) takes iterations x ns-per-iter on the card, any other kernel a
- * fixed time; nothing is computed. Host functions run in a thread per stream.
+ * Launches. The kernel qgpu_work(u64 iterations, ...) takes iterations x ns-per-iter on the card, any other kernel what
+ * the first rule of --kernel-cost says that fits its name, else a fixed time; nothing is computed. Host functions run in a thread per stream.
  */
 #include "cu.h"
 
@@ -19,12 +19,8 @@ static uint64_t first_argument(void **params, void **extra)
     return value;
 }
 
-static CUresult launch(CUfunction f, uint64_t blocks, uint64_t threads, CUstream handle, void **params, void **extra,
-                       bool pt)
+CUresult cu_kernel_cmd(CUfunction f, uint64_t blocks, uint64_t threads, void **params, void **extra, struct sim_cmd *cmd)
 {
-    CUstream stream;
-    struct sim_cmd cmd = {.op = SIM_OP_KERNEL};
-    CU_TRY(cu_stream_get(handle, pt, &stream));
     if (!cu_handle_ok(CU_FUNCTION, f))
         return CUDA_ERROR_INVALID_HANDLE;
     if (!blocks || !threads || threads > 1024 || (params && extra))
@@ -32,9 +28,23 @@ static CUresult launch(CUfunction f, uint64_t blocks, uint64_t threads, CUstream
     if (f->is_work) {
         if (!params && !extra)
             return CUDA_ERROR_INVALID_VALUE;
-        cmd.a = first_argument(params, extra);
-        cmd.b = 1;
+        cmd->a = first_argument(params, extra);
+        cmd->b = SIM_COST_WORK;
+    } else if (f->rule) {
+        double ns = f->rule->base_ns + (double)blocks * (f->rule->block_ns + (double)threads * f->rule->thread_ns);
+        cmd->a = ns < 1e15 ? (uint64_t)ns : 1000000000000000ull;
+        cmd->b = SIM_COST_RULE;
     }
+    return CUDA_SUCCESS;
+}
+
+static CUresult launch(CUfunction f, uint64_t blocks, uint64_t threads, CUstream handle, void **params, void **extra,
+                       bool pt)
+{
+    CUstream stream;
+    struct sim_cmd cmd = {.op = SIM_OP_KERNEL};
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    CU_TRY(cu_kernel_cmd(f, blocks, threads, params, extra, &cmd));
     return cu_push(stream, &cmd, false, NULL);
 }
 
@@ -168,7 +178,7 @@ static CUresult host_call(CUstream handle, CUhostFn fn, CUstreamCallback callbac
     if (!fn && !callback)
         return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        return fn ? cu_capture_host(stream, fn, data) : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     struct host_call *call = calloc(1, sizeof *call);
     if (!call)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -178,6 +188,8 @@ static CUresult host_call(CUstream handle, CUhostFn fn, CUstreamCallback callbac
         free(call);
     return status;
 }
+
+CUresult cu_host_call(CUstream stream, CUhostFn fn, void *data) { return host_call(stream, fn, NULL, data, false); }
 
 static CUresult launch_host(CUstream stream, CUhostFn fn, void *data, bool pt)
 {

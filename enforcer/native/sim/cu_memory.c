@@ -82,7 +82,9 @@ void cu_alloc_release(struct cu_alloc *alloc)
     bool own = alloc->kind != VIRTUAL; /* else contents and addresses belong to others, cu_vmm.c */
     if (own && alloc->shadow)
         munmap(alloc->shadow, alloc->size);
-    if (own && alloc->kind != REGISTERED)
+    if (alloc->owner == POOLED)
+        cu_pool_returned(alloc);
+    else if (own && alloc->kind != REGISTERED)
         munmap((void *)alloc->base, alloc->size);
     free(alloc->made);
     free(alloc);
@@ -110,6 +112,8 @@ void cu_memory_forget(CUcontext ctx)
         if (dead)
             cu_alloc_release(dead);
     } while (dead);
+    cu_pool_forget(ctx);
+    cu_graphmem_forget(ctx);
 }
 
 /* ---- contents ------------------------------------------------------------------------------------------- */
@@ -229,14 +233,22 @@ bool cu_memory_is_device(CUdeviceptr ptr)
 
 /* ---- allocation ----------------------------------------------------------------------------------------- */
 
-static CUresult allocate(CUdeviceptr *out, size_t bytes, enum kind kind, CUcontext ctx)
+/* What can be reached through CUdeviceptr_v1 lies low. */
+static void *reserve_low(size_t size, int access)
+{
+    void *map = mmap(NULL, size, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_32BIT, -1, 0);
+    return map == MAP_FAILED ? NULL : map;
+}
+
+static CUresult allocate(CUdeviceptr *out, size_t bytes, enum kind kind, CUcontext ctx, bool low)
 {
     struct sim_rep rep, ignored;
     if (!out || !bytes)
         return CUDA_ERROR_INVALID_VALUE;
     CU_TRY(cu_request(SIM_REQ_ALLOC, ctx->id, bytes, &rep, sizeof rep, NULL, 0));
     struct cu_alloc alloc = {.size = bytes, .id = rep.a, .ctx = ctx, .kind = kind};
-    void *base = cu_alloc_reserve(bytes, kind == DEVICE ? PROT_NONE : PROT_READ | PROT_WRITE);
+    int access = kind == DEVICE ? PROT_NONE : PROT_READ | PROT_WRITE;
+    void *base = low ? reserve_low(bytes, access) : cu_alloc_reserve(bytes, access);
     alloc.base = (CUdeviceptr)base;
     if (!base || cu_alloc_insert(&alloc) != CUDA_SUCCESS) {
         if (base)
@@ -248,19 +260,82 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, enum kind kind, CUconte
     return CUDA_SUCCESS;
 }
 
+CUresult cu_alloc_device(CUdeviceptr *out, size_t bytes, enum kind kind, CUcontext ctx)
+{
+    return allocate(out, bytes, kind, ctx, false);
+}
+
+CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx)
+{
+    struct cu_alloc alloc = {.size = bytes, .ctx = ctx, .kind = DEVICE, .owner = BORROWED};
+    void *base = cu_alloc_reserve(bytes, PROT_NONE);
+    alloc.base = (CUdeviceptr)base;
+    if (!base || cu_alloc_insert(&alloc) != CUDA_SUCCESS) {
+        if (base)
+            munmap(base, bytes);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *out = alloc.base;
+    return CUDA_SUCCESS;
+}
+
+CUresult cu_keeper(const struct cu_device *device, CUcontext *ctx)
+{
+    if (device->primary && cu_handle_ok(CU_CTX, device->primary)) {
+        *ctx = device->primary;
+        return CUDA_SUCCESS;
+    }
+    CU_TRY(cu_current(ctx));
+    return (*ctx)->device == device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
 CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *ptr, size_t bytes)
 {
     CUcontext ctx;
     CU_TRY(cu_current(&ctx));
-    return allocate(ptr, bytes, DEVICE, ctx);
+    CU_TRY(cu_capture_unsafe());
+    return allocate(ptr, bytes, DEVICE, ctx, false);
+}
+
+static CUresult pitch_of(size_t *pitch, size_t width, size_t height, unsigned element, size_t *bytes)
+{
+    if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (width > SIZE_MAX - 511 || __builtin_mul_overflow((width + 511) / 512 * 512, height, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *pitch = (width + 511) / 512 * 512;
+    return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *ptr, size_t *pitch, size_t width, size_t height, unsigned int element)
 {
-    if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16))
+    size_t bytes;
+    CU_TRY(pitch_of(pitch, width, height, element, &bytes));
+    return cuMemAlloc_v2(ptr, bytes);
+}
+
+/* The first versions have pointers of 32 bits. */
+CUresult CUDAAPI cuMemAlloc(CUdeviceptr_v1 *ptr, unsigned int bytes)
+{
+    CUcontext ctx;
+    CUdeviceptr wide;
+    CU_TRY(cu_current(&ctx));
+    if (!ptr)
         return CUDA_ERROR_INVALID_VALUE;
-    *pitch = (width + 511) / 512 * 512;
-    return cuMemAlloc_v2(ptr, *pitch * height);
+    CU_TRY(allocate(&wide, bytes, DEVICE, ctx, true));
+    *ptr = (CUdeviceptr_v1)wide;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemAllocPitch(CUdeviceptr_v1 *ptr, unsigned int *pitch, unsigned int width, unsigned int height,
+                                 unsigned int element)
+{
+    size_t wide, bytes;
+    CU_TRY(pitch_of(pitch ? &wide : NULL, width, height, element, &bytes));
+    if (bytes > UINT32_MAX)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *pitch = (unsigned)wide;
+    return cuMemAlloc(ptr, (unsigned)bytes);
 }
 
 CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *ptr, size_t bytes, unsigned int flags)
@@ -268,7 +343,7 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *ptr, size_t bytes, unsigned int 
     CUcontext ctx;
     CU_TRY(cu_current(&ctx));
     return flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST ? CUDA_ERROR_INVALID_VALUE :
-        allocate(ptr, bytes, MANAGED, ctx);
+        allocate(ptr, bytes, MANAGED, ctx, false);
 }
 
 /* A real free waits for work that may use the memory. */
@@ -283,42 +358,52 @@ CUresult CUDAAPI cuMemFree_v2(CUdeviceptr ptr)
     struct cu_alloc *alloc = cu_alloc_take(ptr, DEVICE, MANAGED);
     if (!alloc)
         return CUDA_ERROR_INVALID_VALUE;
+    CUresult status = CUDA_SUCCESS;
     cu_stream_sync(&alloc->ctx->all);
-    CUresult status = cu_request(SIM_REQ_FREE, alloc->ctx->id, alloc->id, &rep, sizeof rep, NULL, 0);
+    if (alloc->owner == OWN)
+        status = cu_request(SIM_REQ_FREE, alloc->ctx->id, alloc->id, &rep, sizeof rep, NULL, 0);
     cu_alloc_release(alloc);
     return status;
 }
+
+CUresult CUDAAPI cuMemFree(CUdeviceptr_v1 ptr) { return cuMemFree_v2(ptr); }
+
+static CUresult alloc_from_pool(CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream handle, bool pt)
+{
+    CUstream stream;
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    if (!cu_handle_ok(CU_POOL, pool))
+        return CUDA_ERROR_INVALID_HANDLE;
+    return stream->capture ? cu_graphmem_capture_alloc(ptr, bytes, pool, stream)
+                           : cu_pool_alloc(ptr, bytes, pool, stream);
+}
+CU_BOTH(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz, alloc_from_pool,
+        (CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream stream), ptr, bytes, pool, stream)
 
 static CUresult alloc_async(CUdeviceptr *ptr, size_t bytes, CUstream handle, bool pt)
 {
     CUstream stream;
     CU_TRY(cu_stream_get(handle, pt, &stream));
-    if (stream->capture)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    return allocate(ptr, bytes, DEVICE, stream->ctx);
+    return alloc_from_pool(ptr, bytes, cu_pool_current((CUdevice)(stream->ctx->device - cu.devices)), handle, pt);
 }
 CU_BOTH(cuMemAllocAsync, cuMemAllocAsync_ptsz, alloc_async, (CUdeviceptr *ptr, size_t bytes, CUstream stream), ptr, bytes,
         stream)
 
-static CUresult alloc_from_pool(CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream stream, bool pt)
-{
-    return cu_handle_ok(CU_POOL, pool) ? alloc_async(ptr, bytes, stream, pt) : CUDA_ERROR_INVALID_HANDLE;
-}
-CU_BOTH(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz, alloc_from_pool,
-        (CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream stream), ptr, bytes, pool, stream)
-
-/* The card takes the memory back when the stream gets there. */
+/* The card takes the memory back when the stream gets there; a pool's memory stays with the pool. */
 static CUresult free_async(CUdeviceptr ptr, CUstream handle, bool pt)
 {
     CUstream stream;
+    CUresult status = CUDA_SUCCESS;
     CU_TRY(cu_stream_get(handle, pt, &stream));
     if (stream->capture)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        return cu_graphmem_capture_free(ptr, stream);
     struct cu_alloc *alloc = cu_alloc_take(ptr, DEVICE, MANAGED);
     if (!alloc)
         return CUDA_ERROR_INVALID_VALUE;
-    struct sim_cmd cmd = {.op = SIM_OP_FREE, .a = alloc->id};
-    CUresult status = cu_push(stream, &cmd, true, NULL);
+    if (alloc->owner == OWN) {
+        struct sim_cmd cmd = {.op = SIM_OP_FREE, .a = alloc->id};
+        status = cu_push(stream, &cmd, true, NULL);
+    }
     cu_alloc_release(alloc);
     return status;
 }
@@ -348,4 +433,15 @@ CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdevi
         *size = alloc->size;
     pthread_rwlock_unlock(&cu_alloc_lock);
     return alloc ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult CUDAAPI cuMemGetInfo(unsigned int *free_bytes, unsigned int *total)
+{
+    size_t left, all;
+    CU_TRY(cuMemGetInfo_v2(&left, &all));
+    if (free_bytes)
+        *free_bytes = left > UINT32_MAX ? UINT32_MAX : (unsigned)left;
+    if (total)
+        *total = all > UINT32_MAX ? UINT32_MAX : (unsigned)all;
+    return CUDA_SUCCESS;
 }

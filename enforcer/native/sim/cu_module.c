@@ -6,6 +6,7 @@
 #include "cu.h"
 
 #include <ctype.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,6 +67,14 @@ static bool has_entry(const char *ptx, const char *name)
     return false;
 }
 
+static const struct sim_rule *rule_of(const char *name)
+{
+    for (uint32_t i = 0; cu.page && i < cu.page->nrules && i < SIM_RULES; i++)
+        if (fnmatch(cu.page->rules[i].pattern, name, 0) == 0)
+            return &cu.page->rules[i];
+    return NULL;
+}
+
 static CUresult find(CUfunction *out, CUmodule module, const char *name)
 {
     CUresult status = CUDA_ERROR_NOT_FOUND;
@@ -83,6 +92,7 @@ static CUresult find(CUfunction *out, CUmodule module, const char *name)
     if (f) {
         f->module = module;
         f->next = module->functions;
+        f->rule = rule_of(name);
         f->is_work = module->ptx && strcmp(name, "qgpu_work") == 0;
         f->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 1024;
         f->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS] = 32;
@@ -124,10 +134,15 @@ CUresult CUDAAPI cuModuleLoadData(CUmodule *module, const void *image)
 CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int n, CUjit_option *options, void **values)
 {
     (void)n, (void)options, (void)values;
+    CU_TRY(cu_enter(__func__));
     return cuModuleLoadData(module, image);
 }
 
-CUresult CUDAAPI cuModuleLoadFatBinary(CUmodule *module, const void *image) { return cuModuleLoadData(module, image); }
+CUresult CUDAAPI cuModuleLoadFatBinary(CUmodule *module, const void *image)
+{
+    CU_TRY(cu_enter(__func__));
+    return cuModuleLoadData(module, image);
+}
 
 CUresult CUDAAPI cuModuleLoad(CUmodule *module, const char *path)
 {

@@ -24,6 +24,8 @@ static CUresult gone(const struct CUctx_st *ctx)
 {
     if (cu.lost)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    if (__atomic_load_n(&ctx->shm->sticky, __ATOMIC_ACQUIRE))
+        return (CUresult)ctx->shm->sticky;
     return __atomic_load_n(&ctx->shm->dead, __ATOMIC_ACQUIRE) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
 }
 
@@ -34,9 +36,12 @@ void cu_ring_bell(CUcontext ctx)
         cu_server_alive();
 }
 
-static bool full(CUcontext ctx) { return ctx->head - __atomic_load_n(&ctx->shm->tail, __ATOMIC_SEQ_CST) >= SIM_RING; }
+static bool full(CUcontext ctx)
+{
+    return ctx->head - __atomic_load_n(&ctx->shm->finished, __ATOMIC_SEQ_CST) >= ctx->shm->depth;
+}
 
-/* Blocks as a real launch does when the card is far behind. */
+/* Blocks as a real launch does when so many commands are in flight. */
 static CUresult wait_for_room(CUcontext ctx)
 {
     CUresult status = CUDA_SUCCESS;
@@ -67,7 +72,7 @@ CUresult cu_push(CUstream stream, const struct sim_cmd *cmd, bool bell, uint64_t
         struct sim_cmd *slot = &ctx->shm->ring[ctx->head % SIM_RING];
         *slot = *cmd;
         slot->stream = stream->slot;
-        slot->flags = stream->cmd_flags;
+        slot->flags = stream->cmd_flags | (cmd->flags & SIM_CMD_NODE);
         slot->t_submit = cu_now();
         ctx->head++;
         atomic_store_explicit(&stream->last_seq, ctx->head, memory_order_relaxed);
@@ -105,13 +110,17 @@ static CUresult wait_word(CUcontext ctx, uint64_t *done, uint32_t *gen, uint32_t
 CUresult cu_wait_seq(CUcontext ctx, uint32_t slot, uint64_t seq)
 {
     struct sim_stream_word *word = &ctx->shm->streams[slot];
-    return wait_word(ctx, &word->done_seq, &word->gen, &word->waiters, seq);
+    CUresult status = wait_word(ctx, &word->done_seq, &word->gen, &word->waiters, seq);
+    cu_pool_settle();
+    return status;
 }
 
 CUresult cu_wait_event(CUcontext ctx, uint32_t slot, uint64_t seq)
 {
     struct sim_event_word *word = &ctx->shm->events[slot];
-    return wait_word(ctx, &word->done_seq, &word->gen, &word->waiters, seq);
+    CUresult status = wait_word(ctx, &word->done_seq, &word->gen, &word->waiters, seq);
+    cu_pool_settle();
+    return status;
 }
 
 CUresult cu_fence(CUstream stream, uint64_t *seq)

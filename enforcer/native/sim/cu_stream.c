@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Streams, and memory operations in streams.
+ * Streams.
  */
 #include "cu.h"
 
@@ -28,7 +28,7 @@ CUresult cu_stream_get(CUstream handle, bool per_thread, CUstream *stream)
         if (!cu_handle_ok(CU_STREAM, handle))
             return CUDA_ERROR_INVALID_HANDLE;
         *stream = handle;
-        return cu_handle_ok(CU_CTX, handle->ctx) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        return cu_handle_ok(CU_CTX, handle->ctx) ? cu_sticky(handle->ctx) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     }
     CU_TRY(cu_current(&ctx));
     per_thread = handle == CU_STREAM_PER_THREAD || (per_thread && !handle);
@@ -53,25 +53,38 @@ static uint32_t take_slot(CUcontext ctx)
     return 0;
 }
 
+CUresult cu_stream_new(CUcontext ctx, unsigned flags, CUstream *out)
+{
+    uint32_t slot = take_slot(ctx);
+    CUstream stream = slot ? cu_handle_new(CU_STREAM) : NULL;
+    if (!stream) {
+        if (slot)
+            ctx->stream_used[slot] = 0;
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    cu_stream_setup(stream, ctx, slot, flags);
+    *out = stream;
+    return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority)
 {
     CUcontext ctx;
     CU_TRY(cu_current(&ctx));
     if (!out || flags & ~(unsigned)CU_STREAM_NON_BLOCKING)
         return CUDA_ERROR_INVALID_VALUE;
-    uint32_t slot = take_slot(ctx);
-    CUstream stream = slot ? cu_handle_new(CU_STREAM) : NULL;
-    if (!stream) {
-        ctx->stream_used[slot] = 0;
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    cu_stream_setup(stream, ctx, slot, flags);
+    CUstream stream;
+    CU_TRY(cu_stream_new(ctx, flags, &stream));
     stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
     *out = stream;
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuStreamCreate(CUstream *out, unsigned int flags) { return cuStreamCreateWithPriority(out, flags, 0); }
+CUresult CUDAAPI cuStreamCreate(CUstream *out, unsigned int flags)
+{
+    CU_TRY(cu_enter(__func__));
+    return cuStreamCreateWithPriority(out, flags, 0);
+}
 
 /* Work in flight goes on: a later stream in the same slot queues behind it. */
 CUresult CUDAAPI cuStreamDestroy_v2(CUstream handle)
@@ -179,36 +192,3 @@ static CUresult get_device(CUstream handle, CUdevice *dev, bool pt)
     return CUDA_SUCCESS;
 }
 CU_BOTH(cuStreamGetDevice, cuStreamGetDevice_ptsz, get_device, (CUstream stream, CUdevice *dev), stream, dev)
-
-/* ---- 32-bit words in memory ----------------------------------------------------------------------------- */
-
-static CUresult word_op(uint32_t op, CUstream handle, CUdeviceptr addr, cuuint32_t value, unsigned flags, bool pt)
-{
-    CUstream stream;
-    struct sim_cmd cmd = {.op = op, .b = value, .c = flags};
-    CU_TRY(cu_stream_get(handle, pt, &stream));
-    if (addr % 4)
-        return CUDA_ERROR_INVALID_VALUE;
-    CU_TRY(cu_memory_address(addr, 4, &cmd.a));
-    return cu_push(stream, &cmd, true, NULL);
-}
-
-static CUresult write32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned flags, bool pt)
-{
-    if (flags & ~(unsigned)CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER)
-        return CUDA_ERROR_INVALID_VALUE;
-    return word_op(SIM_OP_WRITE32, stream, addr, value, flags, pt);
-}
-
-static CUresult wait32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned flags, bool pt)
-{
-    if (flags & ~3u)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    return word_op(SIM_OP_WAIT32, stream, addr, value, flags, pt);
-}
-
-#define WORD_PARAMS (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
-CU_BOTH(cuStreamWriteValue32, cuStreamWriteValue32_ptsz, write32, WORD_PARAMS, stream, addr, value, flags)
-CU_BOTH(cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz, write32, WORD_PARAMS, stream, addr, value, flags)
-CU_BOTH(cuStreamWaitValue32, cuStreamWaitValue32_ptsz, wait32, WORD_PARAMS, stream, addr, value, flags)
-CU_BOTH(cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz, wait32, WORD_PARAMS, stream, addr, value, flags)

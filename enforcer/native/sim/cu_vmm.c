@@ -6,8 +6,10 @@
  */
 #include "cu_alloc.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define GRANULARITY (2ull << 20)
 
@@ -18,6 +20,8 @@ struct physical {
     uint32_t ctx_id;
     CUmemAllocationProp prop;
     uint8_t *contents;
+    int file; /* of the contents, for other processes; -1: cannot be shared */
+    bool borrowed; /* imported: its maker has it in the books of the card */
     unsigned refs, maps;
     struct physical *next;
 };
@@ -30,6 +34,11 @@ struct range {
 
 static pthread_mutex_t vmm_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct physical *physicals;
+static struct tile {
+    const void *array;
+    struct physical *physical;
+    struct tile *next;
+} *tiles;
 static struct range *ranges;
 static CUmemGenericAllocationHandle last_handle = 0x76000000;
 
@@ -39,7 +48,8 @@ static CUresult property_ok(const CUmemAllocationProp *prop, struct cu_device **
 {
     if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
-    if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || prop->requestedHandleTypes)
+    if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+        prop->requestedHandleTypes & ~(unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_NOT_SUPPORTED;
     return cu_device_of(prop->location.id, device);
 }
@@ -56,15 +66,47 @@ CUresult CUDAAPI cuMemGetAllocationGranularity(size_t *out, const CUmemAllocatio
     return CUDA_SUCCESS;
 }
 
-/* The context that keeps the memory on the device side. */
-static CUresult keeper(const struct cu_device *device, CUcontext *ctx)
+/* Contents that other processes can map: a file, with the description after them. */
+static int shared_file(uint64_t size, const struct cu_device *device)
 {
-    if (device->primary && cu_handle_ok(CU_CTX, device->primary)) {
-        *ctx = device->primary;
-        return CUDA_SUCCESS;
+    struct cu_export end = {.magic = CU_EXPORT_PHYSICAL, .index = device->info.index, .size = size};
+    int file = memfd_create("qgpu-sim-memory", MFD_CLOEXEC);
+    if (file >= 0 && (ftruncate(file, (off_t)(size + sizeof end)) != 0 ||
+                      pwrite(file, &end, sizeof end, (off_t)size) != (ssize_t)sizeof end)) {
+        close(file);
+        return -1;
     }
-    CU_TRY(cu_current(ctx));
-    return (*ctx)->device == device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    return file;
+}
+
+static struct physical *new_physical(uint64_t size, int file)
+{
+    struct physical *made = calloc(1, sizeof *made);
+    if (!made)
+        return NULL;
+    made->size = size;
+    made->file = file;
+    made->refs = 1;
+    if (file < 0) {
+        made->contents = cu_alloc_reserve(size, PROT_READ | PROT_WRITE);
+    } else {
+        void *map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+        made->contents = map == MAP_FAILED ? NULL : map;
+    }
+    if (made->contents)
+        return made;
+    free(made);
+    return NULL;
+}
+
+static CUmemGenericAllocationHandle enlist(struct physical *made)
+{
+    pthread_mutex_lock(&vmm_lock);
+    CUmemGenericAllocationHandle handle = made->handle = ++last_handle;
+    made->next = physicals;
+    physicals = made;
+    pthread_mutex_unlock(&vmm_lock);
+    return handle;
 }
 
 CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
@@ -77,27 +119,22 @@ CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, 
     if (!handle || !whole(size) || flags)
         return CUDA_ERROR_INVALID_VALUE;
     CU_TRY(property_ok(prop, &device));
-    CU_TRY(keeper(device, &ctx));
+    CU_TRY(cu_keeper(device, &ctx));
     CU_TRY(cu_request(SIM_REQ_ALLOC, ctx->id, size, &rep, sizeof rep, NULL, 0));
-    struct physical *made = calloc(1, sizeof *made);
-    if (made)
-        made->contents = cu_alloc_reserve(size, PROT_READ | PROT_WRITE);
-    if (!made || !made->contents) {
-        free(made);
+    bool shared = prop->requestedHandleTypes;
+    int file = shared ? shared_file(size, device) : -1;
+    struct physical *made = shared && file < 0 ? NULL : new_physical(size, file);
+    if (!made) {
+        if (file >= 0)
+            close(file);
         cu_request(SIM_REQ_FREE, ctx->id, rep.a, &ignored, sizeof ignored, NULL, 0);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    made->size = size;
     made->id = rep.a;
     made->ctx = ctx;
     made->ctx_id = ctx->id;
     made->prop = *prop;
-    made->refs = 1;
-    pthread_mutex_lock(&vmm_lock);
-    *handle = made->handle = ++last_handle;
-    made->next = physicals;
-    physicals = made;
-    pthread_mutex_unlock(&vmm_lock);
+    *handle = enlist(made);
     return CUDA_SUCCESS;
 }
 
@@ -127,11 +164,13 @@ static void give_back(struct physical *gone)
     struct sim_rep rep;
     if (!gone)
         return;
-    if (cu_handle_ok(CU_CTX, gone->ctx) && gone->ctx->id == gone->ctx_id) {
+    if (!gone->borrowed && cu_handle_ok(CU_CTX, gone->ctx) && gone->ctx->id == gone->ctx_id) {
         cu_stream_sync(&gone->ctx->all); /* work that was submitted may use it */
         cu_request(SIM_REQ_FREE, gone->ctx_id, gone->id, &rep, sizeof rep, NULL, 0);
     }
     munmap(gone->contents, gone->size);
+    if (gone->file >= 0)
+        close(gone->file);
     free(gone);
 }
 
@@ -160,6 +199,104 @@ CUresult CUDAAPI cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *pro
     pthread_mutex_unlock(&vmm_lock);
     return prop && physical ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
+
+/* ---- sharing ---------------------------------------------------------------------------------------------- */
+
+CUresult CUDAAPI cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
+                                              CUmemAllocationHandleType type, unsigned long long flags)
+{
+    CU_TRY(cu_ready());
+    if (!out || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    pthread_mutex_lock(&vmm_lock);
+    const struct physical *physical = physical_of(handle);
+    int file = physical && physical->file >= 0 ? fcntl(physical->file, F_DUPFD_CLOEXEC, 0) : -1;
+    pthread_mutex_unlock(&vmm_lock);
+    if (file >= 0)
+        *(int *)out = file;
+    return file >= 0 ? CUDA_SUCCESS : physical ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *from,
+                                                CUmemAllocationHandleType type)
+{
+    struct cu_export about;
+    CUdevice device;
+    int file = (int)(intptr_t)from;
+    CU_TRY(cu_ready());
+    if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+        !cu_export_read(file, CU_EXPORT_PHYSICAL, &about, &device))
+        return CUDA_ERROR_INVALID_VALUE;
+    int own = fcntl(file, F_DUPFD_CLOEXEC, 0);
+    struct physical *made = own >= 0 ? new_physical(about.size, own) : NULL;
+    if (!made) {
+        if (own >= 0)
+            close(own);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    made->borrowed = true;
+    made->prop = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                       .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                       .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
+    *handle = enlist(made);
+    return CUDA_SUCCESS;
+}
+
+/* Tiles of sparse arrays: the memory is kept until the array is destroyed, nothing can be read through them. */
+static CUresult map_tile(const CUarrayMapInfo *info)
+{
+    struct tile *tile = malloc(sizeof *tile);
+    if (!tile)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&vmm_lock);
+    struct physical *physical = physical_of(info->memHandle.memHandle);
+    if (physical) {
+        physical->maps++;
+        *tile = (struct tile){info->resource.array, physical, tiles};
+        tiles = tile;
+    }
+    pthread_mutex_unlock(&vmm_lock);
+    if (!physical)
+        free(tile);
+    return physical ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+void cu_vmm_array_gone(const void *array)
+{
+    struct physical *gone;
+    do {
+        gone = NULL;
+        pthread_mutex_lock(&vmm_lock);
+        for (struct tile **link = &tiles, *tile; (tile = *link) != NULL && !gone;) {
+            if (tile->array != array) {
+                link = &tile->next;
+                continue;
+            }
+            *link = tile->next;
+            tile->physical->maps--;
+            gone = if_unused(tile->physical);
+            free(tile);
+        }
+        pthread_mutex_unlock(&vmm_lock);
+        give_back(gone);
+    } while (gone);
+}
+
+static CUresult map_arrays(CUarrayMapInfo *list, unsigned int count, CUstream handle, bool pt)
+{
+    CUstream stream;
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    if (!list || !count)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < count; i++)
+        if (list[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP)
+            CU_TRY(map_tile(&list[i]));
+    return CUDA_SUCCESS;
+}
+CU_BOTH(cuMemMapArrayAsync, cuMemMapArrayAsync_ptsz, map_arrays,
+        (CUarrayMapInfo *list, unsigned int count, CUstream stream), list, count, stream)
 
 /* ---- addresses -------------------------------------------------------------------------------------------- */
 

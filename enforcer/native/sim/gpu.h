@@ -59,10 +59,12 @@ struct gpu_ctx {
     int bell;
     uint32_t id;
     uint64_t tail, last_submit;
+    uint64_t finished;
     struct gpu_alloc *allocs;
     uint32_t nallocs, room;
     uint64_t next_alloc, mem;
     bool hostile;
+    int sticky; /* a CUresult: nothing runs here any more */
 };
 
 struct gpu_conn {
@@ -75,16 +77,30 @@ struct gpu_conn {
     pid_t pid;
     uid_t uid;
     bool gone;
-    uint64_t past_busy; /* of contexts that it destroyed */
-    struct gpu_samples samples;
+    struct sim_page *page;  /* shared with the process; NULL before its HELLO */
+    int page_fd;
+    uint32_t hang_kernels;  /* so many of the next kernels never end */
+    uint64_t slice_ns;      /* of contexts to come; 0: the card's */
+    uint64_t linger_us;     /* so long it holds its memory, and is listed, after its end */
+    bool lingers;           /* it ended; `pidfd` is the timer of what is left */
+    uint64_t past_busy[SIM_MAX_CARDS]; /* of contexts that it destroyed */
+    struct gpu_samples samples[SIM_MAX_CARDS];
+};
+
+struct gpu_limit { /* of memory, on one card, for the processes of one cgroup */
+    struct gpu_limit *next;
+    uint32_t card;
+    uint64_t soft, hard;
+    char dir[SIM_TEXT];
 };
 
 struct gpu_config {
     const char *dir, *node, *model;
-    unsigned cards, major, minor_base, ready_fd, priority;
+    unsigned cards, major, minor_base, ready_fd, priority, depth, generation;
     uint64_t memory, context_bytes;
     double ns_per_iter, unknown_us, copy_gbs, memory_gbs;
     struct model_params params;
+    uint64_t stall_ns, stall_each_ns; /* all cards stand still for so long, so often; 0: never */
     bool trace, has_ready_fd, realtime;
 };
 
@@ -93,11 +109,13 @@ struct gpu {
     struct gpu_card cards[SIM_MAX_CARDS];
     struct gpu_conn *conns, *buried; /* buried: freed after the batch of events */
     struct gpu_ctx *table[GPU_MAX_CTX]; /* by id % GPU_MAX_CTX */
+    struct sim_page page;               /* what every new process gets */
+    struct gpu_limit *limits;
     struct gpu_watch listen_watch, timer_watch, tick_watch, signal_watch;
     struct gpu_watch bell_watch; /* of all contexts: settle() looks at every ring */
     uint32_t next_ctx, nconn, nctx;
     int epoll, listen, timer, tick, signals, dir, trace;
-    uint64_t armed_ns;
+    uint64_t armed_ns, next_stall;
     bool ticking, stop, locked;
 };
 
@@ -110,9 +128,14 @@ void gpu_ctx_destroy(struct gpu_ctx *ctx);
 struct gpu_ctx *gpu_ctx_find(struct gpu *gpu, uint32_t id);
 bool gpu_ctx_drain(struct gpu_ctx *ctx, uint64_t now); /* true: took an observable command */
 void gpu_ctx_poll_client(struct gpu_ctx *ctx);
+void gpu_ctx_poison(struct gpu_ctx *ctx, int status); /* all its work is lost, every call answers status */
+extern const struct model_hooks gpu_hooks;
+
+/* gpu_memory.c */
 int gpu_ctx_alloc(struct gpu_ctx *ctx, uint64_t bytes, uint64_t *id); /* a CUresult */
 int gpu_ctx_free(struct gpu_ctx *ctx, uint64_t id);
-extern const struct model_hooks gpu_hooks;
+bool gpu_has_room(struct gpu_conn *conn, struct gpu_card *card, uint64_t bytes);
+uint64_t gpu_conn_memory(const struct gpu_conn *conn, const struct gpu_card *card);
 
 /* gpu_card.c */
 bool gpu_card_init(struct gpu *gpu, unsigned index);
@@ -121,7 +144,7 @@ uint64_t gpu_card_next(struct gpu_card *card, uint64_t now);
 void gpu_card_sample(struct gpu_card *card, uint64_t now);
 void gpu_sample(struct gpu_samples *samples, uint64_t now, uint64_t busy);
 unsigned gpu_percent(const struct gpu_samples *samples, uint64_t now, uint64_t busy);
-uint64_t gpu_conn_busy(const struct gpu_conn *conn, const struct gpu_card *card);
+uint64_t gpu_conn_busy(const struct gpu_conn *conn, const struct gpu_card *card); /* of compute */
 
 /* gpu_conn.c */
 void gpu_accept(struct gpu *gpu);
@@ -130,8 +153,24 @@ void gpu_conn_end(struct gpu_conn *conn, const char *why);
 void gpu_reap_dead(struct gpu *gpu); /* looks at every pidfd */
 void gpu_bury(struct gpu *gpu);
 
-/* gpu_request.c */
-void gpu_request(struct gpu_conn *conn, const struct sim_req *req);
+/* gpu_request.c: text is empty where the request has none */
+void gpu_request(struct gpu_conn *conn, const struct sim_req *req, const char *text);
+
+/* gpu_page.c */
+bool gpu_page_open(struct gpu_conn *conn);
+void gpu_page_close(struct gpu_conn *conn);
+
+/* gpu_control.c: one command in words; a CUresult, *reached: contexts or processes. complain: to stderr */
+int gpu_control(struct gpu *gpu, const char *command, uint64_t *reached, bool complain);
+
+/* gpu_cost.c: rules for the duration of kernels, from a file; false: a message is on stderr */
+bool gpu_cost_read(struct sim_page *page, const char *path);
+
+/* gpu_limit.c: memory limits of cgroups, as drivers from generation 615 have them */
+int gpu_limit_set(struct gpu *gpu, const struct sim_req *req, const char *dir);
+int gpu_limit_get(struct gpu *gpu, const struct sim_req *req, const char *dir, struct sim_rep *rep);
+/* Room that the limits leave to a process; *total, *used: what it sees of the card. */
+uint64_t gpu_limit_room(struct gpu_conn *conn, const struct gpu_card *card, uint64_t *total, uint64_t *used);
 
 /* gpu_node.c: the directory, device nodes and socket; the trace */
 bool gpu_node_open(struct gpu *gpu);

@@ -80,18 +80,19 @@ void gpu_card_sync(struct gpu_card *card)
         model_advance(&card->model, gpu_now());
 }
 
-/* The ring holds what the model had no room for: perhaps something observable, perhaps a client waits for a slot. */
+/* A launch is blocked because so much is in flight; or the ring holds what the model had no room for. */
 static bool wants_room(const struct model_ctx *model)
 {
     const struct gpu_ctx *ctx = model->owner;
-    return __atomic_load_n(&ctx->shm->head, __ATOMIC_RELAXED) != ctx->tail;
+    return __atomic_load_n(&ctx->shm->space_waiters, __ATOMIC_SEQ_CST) ||
+           __atomic_load_n(&ctx->shm->head, __ATOMIC_RELAXED) != ctx->tail;
 }
 
 static bool polls_words(const struct gpu_card *card)
 {
     for (const struct model_ctx *ctx = card->model.ctxs; ctx; ctx = ctx->next)
         for (unsigned i = 0; i < ctx->nactive; i++)
-            if (model_head(ctx, ctx->active[i])->op == SIM_OP_WAIT32)
+            if (model_awaits_word(model_head(ctx, ctx->active[i])->op))
                 return true;
     return false;
 }
@@ -122,7 +123,7 @@ void gpu_sample(struct gpu_samples *samples, uint64_t now, uint64_t busy)
         samples->count++;
 }
 
-void gpu_card_sample(struct gpu_card *card, uint64_t now) { gpu_sample(&card->samples, now, card->model.busy_ns); }
+void gpu_card_sample(struct gpu_card *card, uint64_t now) { gpu_sample(&card->samples, now, card->model.busy_ns[ENG_COMPUTE]); }
 
 /* Busy percent since the oldest sample that is no older than about a second. */
 unsigned gpu_percent(const struct gpu_samples *samples, uint64_t now, uint64_t busy)
@@ -138,9 +139,9 @@ unsigned gpu_percent(const struct gpu_samples *samples, uint64_t now, uint64_t b
 
 uint64_t gpu_conn_busy(const struct gpu_conn *conn, const struct gpu_card *card)
 {
-    uint64_t busy = card ? 0 : conn->past_busy;
+    uint64_t busy = conn->past_busy[card->index];
     for (const struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
-        if (!card || ctx->card == card)
-            busy += ctx->model->busy_ns;
+        if (ctx->card == card)
+            busy += ctx->model->busy_ns[ENG_COMPUTE];
     return busy;
 }

@@ -3,6 +3,7 @@
  * Clients of the device side: accepting them, and taking everything back when their process ends. The end is the
  * pidfd (a forked child may keep the socket open) or the end of the connection (exec closes it), whatever is first.
  */
+#include <cuda.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -13,6 +14,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "gpu.h"
@@ -59,6 +61,7 @@ static struct gpu_conn *make_conn(struct gpu *gpu, int sock)
     conn->sock = sock;
     conn->pid = cred.pid;
     conn->uid = cred.uid;
+    conn->page_fd = -1;
     conn->pidfd = open_pidfd(sock, cred.pid);
     conn->mem = open_memory(cred.pid, cred.uid);
     conn->watch = (struct gpu_watch){SRC_CONN, conn};
@@ -68,6 +71,7 @@ static struct gpu_conn *make_conn(struct gpu *gpu, int sock)
 
 static void close_conn(struct gpu_conn *conn)
 {
+    gpu_page_close(conn);
     close(conn->sock);
     if (conn->pidfd >= 0)
         close(conn->pidfd);
@@ -98,10 +102,32 @@ void gpu_accept(struct gpu *gpu)
     gpu->nconn++;
 }
 
+/* A driver that takes its time with a dead process: its work is lost, its memory is held, NVML lists it. */
+static bool linger(struct gpu_conn *conn)
+{
+    struct pollfd left = {.fd = conn->pidfd, .events = POLLIN};
+    if (conn->lingers)
+        return poll(&left, 1, 0) == 0;
+    struct itimerspec due = {.it_value = {(time_t)(conn->linger_us / 1000000), (long)(conn->linger_us % 1000000) * 1000}};
+    int timer = !conn->linger_us ? -1 : timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (timer < 0)
+        return false;
+    for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next) {
+        gpu_card_sync(ctx->card);
+        gpu_ctx_poison(ctx, CUDA_ERROR_DEINITIALIZED);
+    }
+    epoll_ctl(conn->gpu->epoll, EPOLL_CTL_DEL, conn->sock, NULL);
+    close(conn->pidfd); /* the last descriptor of it: epoll forgets it */
+    conn->pidfd = timer;
+    conn->lingers = true;
+    timerfd_settime(timer, 0, &due, NULL);
+    return gpu_watch_fd(conn->gpu, timer, EPOLLIN, &conn->death);
+}
+
 void gpu_conn_end(struct gpu_conn *conn, const char *why)
 {
     struct gpu *gpu = conn->gpu;
-    if (conn->gone)
+    if (conn->gone || (!why && linger(conn)))
         return;
     conn->gone = true;
     if (why)
@@ -139,16 +165,29 @@ void gpu_reap_dead(struct gpu *gpu)
     }
 }
 
+static bool has_text(uint32_t type) { return type >= SIM_REQ_CONTROL && type <= SIM_REQ_LIMIT_GET; }
+
+static bool well_formed(const struct sim_text_req *message, ssize_t len)
+{
+    const struct sim_req *req = &message->req;
+    if (len < (ssize_t)sizeof *req)
+        return false;
+    size_t size = has_text(req->type) ? sizeof *message : sizeof *req;
+    return len == (ssize_t)size && req->magic == SIM_MAGIC && req->size == size &&
+           (!has_text(req->type) || memchr(message->text, 0, sizeof message->text));
+}
+
 void gpu_conn_readable(struct gpu_conn *conn)
 {
-    struct sim_req req;
-    ssize_t len = recv(conn->sock, &req, sizeof req, MSG_DONTWAIT | MSG_TRUNC);
+    static struct sim_text_req message; /* one thread */
+    const struct sim_req *req = &message.req;
+    ssize_t len = recv(conn->sock, &message, sizeof message, MSG_DONTWAIT | MSG_TRUNC);
     if (len < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (len <= 0)
         gpu_conn_end(conn, NULL);
-    else if (len != (ssize_t)sizeof req || req.magic != SIM_MAGIC || req.size != sizeof req)
+    else if (!well_formed(&message, len))
         gpu_conn_end(conn, "it sent something that is not a request");
     else
-        gpu_request(conn, &req);
+        gpu_request(conn, req, has_text(req->type) ? message.text : "");
 }

@@ -115,8 +115,9 @@ struct gpu_ctx *gpu_ctx_create(struct gpu_conn *conn, struct gpu_card *card, int
     /* Edge-triggered and never read: a client that drains it only misses its own wake-ups. */
     if (!ctx->model || !gpu_watch_fd(gpu, ctx->bell, EPOLLIN | EPOLLET, &gpu->bell_watch))
         goto fail;
+    ctx->model->slice_ns = conn->slice_ns;
     *ctx->shm = (struct sim_shared){.magic = SIM_MAGIC, .version = SIM_VERSION, .ctx_id = ctx->id,
-                                    .card = card->index};
+                                    .card = card->index, .depth = gpu->config.depth};
     link_ctx(ctx);
     return ctx;
 fail:
@@ -134,66 +135,29 @@ void gpu_ctx_destroy(struct gpu_ctx *ctx)
     *link = ctx->next;
     conn->nctx--;
     conn->gpu->nctx--;
-    conn->past_busy += ctx->model->busy_ns;
+    conn->past_busy[ctx->card->index] += ctx->model->busy_ns[ENG_COMPUTE];
     ctx->card->mem_used -= ctx->mem;
     __atomic_store_n(&ctx->shm->dead, 1, __ATOMIC_SEQ_CST);
     announce(&ctx->shm->space_gen, &ctx->shm->space_waiters);
     free_parts(ctx, -1);
 }
 
-/* ---- memory --------------------------------------------------------------------------------------------- */
-
-static uint64_t round_size(uint64_t bytes)
+/* Whoever waits for a stream, an event or a place in the queue learns it. */
+void gpu_ctx_poison(struct gpu_ctx *ctx, int status)
 {
-    uint64_t unit = bytes < (1u << 20) ? 4096 : 2u << 20;
-    return (bytes + unit - 1) / unit * unit;
-}
-
-static bool room_for(struct gpu_ctx *ctx)
-{
-    if (ctx->nallocs < ctx->room)
-        return true;
-    uint32_t room = ctx->room ? ctx->room * 2 : 64;
-    struct gpu_alloc *grown = room <= GPU_MAX_ALLOCS ? realloc(ctx->allocs, room * sizeof *grown) : NULL;
-    if (!grown)
-        return false;
-    ctx->allocs = grown;
-    ctx->room = room;
-    return true;
-}
-
-int gpu_ctx_alloc(struct gpu_ctx *ctx, uint64_t bytes, uint64_t *id)
-{
-    struct gpu_card *card = ctx->card;
-    const struct gpu_conn *conn = ctx->conn;
-    if (!bytes)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (bytes > card->mem_total || !room_for(ctx))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    uint64_t size = round_size(bytes);
-    if (size > card->mem_total - card->mem_used)
-        gpu_reap_dead(card->gpu); /* what a killed process held is free at once, as under a real kernel driver */
-    if (conn->gone) /* the asking process itself */
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (size > card->mem_total - card->mem_used)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    *id = ++ctx->next_alloc;
-    ctx->allocs[ctx->nallocs++] = (struct gpu_alloc){*id, size};
-    ctx->mem += size;
-    card->mem_used += size;
-    return CUDA_SUCCESS;
-}
-
-int gpu_ctx_free(struct gpu_ctx *ctx, uint64_t id)
-{
-    for (uint32_t i = ctx->nallocs; i-- > 0;) /* the youngest first: programs free what they took last */
-        if (ctx->allocs[i].id == id) {
-            ctx->mem -= ctx->allocs[i].bytes;
-            ctx->card->mem_used -= ctx->allocs[i].bytes;
-            ctx->allocs[i] = ctx->allocs[--ctx->nallocs];
-            return CUDA_SUCCESS;
-        }
-    return CUDA_ERROR_INVALID_VALUE;
+    struct sim_shared *shm = ctx->shm;
+    if (ctx->sticky)
+        return;
+    ctx->sticky = status;
+    model_ctx_abort(ctx->model);
+    ctx->finished = ctx->tail;
+    __atomic_store_n(&shm->finished, ctx->finished, __ATOMIC_RELAXED);
+    __atomic_store_n(&shm->sticky, (uint32_t)status, __ATOMIC_SEQ_CST);
+    announce(&shm->space_gen, &shm->space_waiters);
+    for (unsigned i = 0; i < SIM_STREAMS; i++)
+        announce(&shm->streams[i].gen, &shm->streams[i].waiters);
+    for (unsigned i = 0; i < SIM_EVENTS; i++)
+        announce(&shm->events[i].gen, &shm->events[i].waiters);
 }
 
 /* ---- commands in ---------------------------------------------------------------------------------------- */
@@ -203,10 +167,12 @@ static uint64_t duration(const struct gpu_config *config, const struct sim_cmd *
     double ns = 0;
     switch (cmd->op) {
     case SIM_OP_KERNEL:
-        ns = cmd->b ? (double)cmd->a * config->ns_per_iter : config->unknown_us * 1e3;
+        ns = cmd->b == SIM_COST_WORK ? (double)cmd->a * config->ns_per_iter :
+            cmd->b == SIM_COST_RULE ? (double)cmd->a : config->unknown_us * 1e3;
         break;
     case SIM_OP_HTOD:
     case SIM_OP_DTOH:
+    case SIM_OP_PEER:
         ns = COPY_LATENCY_NS + (double)cmd->a / config->copy_gbs;
         break;
     case SIM_OP_DTOD:
@@ -221,11 +187,9 @@ static uint64_t duration(const struct gpu_config *config, const struct sim_cmd *
 
 static bool valid(const struct sim_cmd *cmd)
 {
-    bool known = model_timed(cmd->op) || (cmd->op >= SIM_OP_EVENT && cmd->op <= SIM_OP_FREE);
+    bool known = model_timed(cmd->op) || (cmd->op >= SIM_OP_EVENT && cmd->op <= SIM_OP_WAIT64);
     return known && cmd->stream < SIM_STREAMS && (cmd->op != SIM_OP_EVENT || cmd->a < SIM_EVENTS);
 }
-
-static bool observable(uint32_t op) { return !model_timed(op) && op != SIM_OP_WAIT; }
 
 /* Takes one command; now bounds what the client says about its time. */
 static bool take(struct gpu_ctx *ctx, uint64_t now, bool *seen)
@@ -241,11 +205,17 @@ static bool take(struct gpu_ctx *ctx, uint64_t now, bool *seen)
         cmd.t_submit = now;
     if (cmd.t_submit < ctx->last_submit)
         cmd.t_submit = ctx->last_submit;
-    if (!model_submit(ctx->model, &cmd, ctx->tail + 1, duration(&ctx->conn->gpu->config, &cmd)))
+    uint64_t ns = duration(&ctx->conn->gpu->config, &cmd);
+    bool hangs = cmd.op == SIM_OP_KERNEL && ctx->conn->hang_kernels;
+    if (cmd.op == SIM_OP_KERNEL && cmd.b != SIM_COST_WORK)
+        cmd.a = 0; /* the trace speaks of iterations */
+    if (!ctx->sticky && !model_submit(ctx->model, &cmd, ctx->tail + 1, hangs ? MODEL_HUNG : ns))
         return false;
+    ctx->finished += ctx->sticky != 0;
+    ctx->conn->hang_kernels -= hangs;
     ctx->last_submit = cmd.t_submit;
     ctx->tail++;
-    *seen |= observable(cmd.op);
+    *seen |= model_observable(cmd.op);
     return true;
 }
 
@@ -257,12 +227,12 @@ static unsigned drain(struct gpu_ctx *ctx, uint64_t now, bool *seen)
         ctx->hostile = true;
         return 0;
     }
-    bool was_full = head - ctx->tail == SIM_RING;
     while (!ctx->hostile && ctx->tail != head && take(ctx, now, seen))
         taken++;
     if (taken) {
+        __atomic_store_n(&ctx->shm->finished, ctx->finished, __ATOMIC_SEQ_CST);
         __atomic_store_n(&ctx->shm->tail, ctx->tail, __ATOMIC_SEQ_CST);
-        if (was_full || __atomic_load_n(&ctx->shm->space_waiters, __ATOMIC_SEQ_CST))
+        if (__atomic_load_n(&ctx->shm->space_waiters, __ATOMIC_SEQ_CST))
             announce(&ctx->shm->space_gen, &ctx->shm->space_waiters);
     }
     return taken;
@@ -275,29 +245,22 @@ bool gpu_ctx_drain(struct gpu_ctx *ctx, uint64_t now)
     return seen;
 }
 
-static unsigned hook_refill(void *arg, struct model_ctx *model)
-{
-    struct gpu_card *card = arg;
-    struct gpu_ctx *ctx = model->owner;
-    bool seen = false;
-    (void)card;
-    return ctx->hostile ? 0 : drain(ctx, gpu_now(), &seen);
-}
-
 static bool word_holds(const struct gpu_ctx *ctx, const struct model_op *op)
 {
-    uint32_t have = 0, want = (uint32_t)op->b;
-    if (pread(ctx->conn->mem, &have, sizeof have, (off_t)op->a) != (ssize_t)sizeof have)
+    bool wide = op->op == SIM_OP_WAIT64;
+    uint64_t have = 0, mask = wide ? UINT64_MAX : UINT32_MAX, want = op->b & mask;
+    ssize_t size = wide ? 8 : 4;
+    if (pread(ctx->conn->mem, &have, (size_t)size, (off_t)op->a) != size) /* little endian: the low half */
         return false;
     switch (op->c & 3) {
     case CU_STREAM_WAIT_VALUE_GEQ:
-        return (int32_t)(have - want) >= 0;
+        return wide ? (int64_t)(have - want) >= 0 : (int32_t)(uint32_t)(have - want) >= 0;
     case CU_STREAM_WAIT_VALUE_EQ:
         return have == want;
     case CU_STREAM_WAIT_VALUE_AND:
         return (have & want) != 0;
     default:
-        return (have | want) != 0xffffffffu; /* NOR: ~(have | want) != 0 */
+        return (have | want) != mask; /* NOR: ~(have | want) != 0 */
     }
 }
 
@@ -309,7 +272,7 @@ void gpu_ctx_poll_client(struct gpu_ctx *ctx)
         if (head->op == SIM_OP_HOST)
             model_client_done(ctx->model, stream,
                               __atomic_load_n(&ctx->shm->streams[stream].host_done, __ATOMIC_ACQUIRE));
-        else if (head->op == SIM_OP_WAIT32 && head->t_submit <= ctx->card->model.t && word_holds(ctx, head))
+        else if (model_awaits_word(head->op) && head->t_submit <= ctx->card->model.t && word_holds(ctx, head))
             model_client_done(ctx->model, stream, head->seq);
     }
 }
@@ -328,10 +291,24 @@ static void publish_event(struct gpu_ctx *ctx, const struct model_op *op, uint64
 
 static void write_word(struct gpu_ctx *ctx, const struct model_op *op)
 {
-    uint32_t value = (uint32_t)op->b;
+    uint64_t value = op->b;
+    size_t size = op->op == SIM_OP_WRITE64 ? 8 : 4; /* little endian: the low half */
     /* A process that is dying, or an address that went away: the write is lost, as on a card. */
-    if (pwrite(ctx->conn->mem, &value, sizeof value, (off_t)op->a) != (ssize_t)sizeof value)
+    if (pwrite(ctx->conn->mem, &value, size, (off_t)op->a) != (ssize_t)size)
         return;
+}
+
+/* A blocked launch goes on when a quarter of the queue is free: a wake-up per finished kernel would cost more than it
+ * shows, and the queue never runs dry. */
+static void count_finished(struct gpu_ctx *ctx)
+{
+    uint32_t depth = ctx->conn->gpu->config.depth, free_quarter = depth / 4 ? depth / 4 : 1;
+    __atomic_store_n(&ctx->shm->finished, ++ctx->finished, __ATOMIC_SEQ_CST);
+    if (ctx->tail - ctx->finished <= depth - free_quarter &&
+        __atomic_load_n(&ctx->shm->space_waiters, __ATOMIC_SEQ_CST)) {
+        ctx->card->published = true;
+        announce(&ctx->shm->space_gen, &ctx->shm->space_waiters);
+    }
 }
 
 static void hook_done(void *arg, struct model_ctx *model, const struct model_op *op, uint64_t t)
@@ -339,14 +316,15 @@ static void hook_done(void *arg, struct model_ctx *model, const struct model_op 
     struct gpu_card *card = arg;
     struct gpu_ctx *ctx = model->owner;
     struct sim_stream_word *stream = &ctx->shm->streams[op->stream];
-    if (!observable(op->op)) {
+    count_finished(ctx);
+    if (!model_observable(op->op)) {
         __atomic_store_n(&stream->done_seq, op->seq, __ATOMIC_SEQ_CST);
         return;
     }
     card->published = true;
     if (op->op == SIM_OP_EVENT)
         publish_event(ctx, op, t);
-    else if (op->op == SIM_OP_WRITE32)
+    else if (op->op == SIM_OP_WRITE32 || op->op == SIM_OP_WRITE64)
         write_word(ctx, op);
     else if (op->op == SIM_OP_FREE)
         gpu_ctx_free(ctx, op->a);
@@ -373,4 +351,4 @@ static struct model_ctx *hook_find(void *arg, uint32_t id)
     return ctx ? ctx->model : NULL;
 }
 
-const struct model_hooks gpu_hooks = {hook_done, hook_piece, hook_refill, hook_find};
+const struct model_hooks gpu_hooks = {hook_done, hook_piece, hook_find};

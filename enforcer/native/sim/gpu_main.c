@@ -30,12 +30,19 @@ static const char usage[] =
     "  --context-mib MIB  what each context takes of it (300)\n"
     "  --major M          major of the device nodes, 240 to 254 (245; another one if a driver has it)\n"
     "  --minor-base K     minor of the first card (0)\n"
-    "  --slice-us F       time slice between contexts (2000)\n"
+    "  --slice-us F       time slice between contexts (1000)\n"
+    "  --run-to-end       a kernel is never stopped in the middle; the next context waits for its end\n"
     "  --switch-us F      cost of a change of context (50)\n"
+    "  --launch-us F      from a launch to its start, and between two starts of a context (3)\n"
+    "  --queue-depth N    commands of a context in flight at which a launch blocks, 1 to 4096 (1024)\n"
     "  --ns-per-iter F    duration of one iteration of qgpu_work (1.0)\n"
     "  --unknown-us F     duration of any other kernel (10)\n"
+    "  --kernel-cost FILE lines of a name pattern and a duration, as 'gemm_* 40us+0.2us/block'; the first match counts\n"
     "  --copy-gbs F       host to card and back, GB/s (50)\n"
     "  --memory-gbs F     within the card, GB/s (2000)\n"
+    "  --driver-generation N  580, or 615: with memory limits of cgroups (580)\n"
+    "  --fault COMMAND    as through sim.sock, for processes to come: 'delay call=cuMemAlloc us=50000'; may be repeated\n"
+    "  --stall-ms F, --stall-each-ms F  all cards stand still for so long, about so often, from 100 ms (never)\n"
     "  --no-trace         do not write DIR/trace.bin\n"
     "  --priority N       of SCHED_FIFO, 0: do not ask for it (60)\n"
     "  --ready-fd N       write READY there and close it when clients may connect\n";
@@ -80,7 +87,8 @@ static unsigned whole(const char *option, const char *text, unsigned low, unsign
 }
 
 enum option_id { O_DIR = 1, O_NODE, O_CARDS, O_MODEL, O_MEMORY, O_CONTEXT, O_MAJOR, O_MINOR, O_SLICE, O_SWITCH, O_ITER,
-              O_UNKNOWN, O_COPY, O_MEMGBS, O_TRACE, O_NO_TRACE, O_PRIORITY, O_READY, O_HELP };
+              O_UNKNOWN, O_COPY, O_MEMGBS, O_TRACE, O_NO_TRACE, O_PRIORITY, O_READY, O_HELP, O_END, O_LAUNCH, O_DEPTH, O_COST,
+              O_GENERATION, O_FAULT, O_STALL, O_STALL_EACH };
 
 static const struct option options[] = {
     {"dir", 1, NULL, O_DIR}, {"node", 1, NULL, O_NODE}, {"cards", 1, NULL, O_CARDS}, {"model", 1, NULL, O_MODEL},
@@ -88,11 +96,41 @@ static const struct option options[] = {
     {"minor-base", 1, NULL, O_MINOR}, {"slice-us", 1, NULL, O_SLICE}, {"switch-us", 1, NULL, O_SWITCH},
     {"ns-per-iter", 1, NULL, O_ITER}, {"unknown-us", 1, NULL, O_UNKNOWN}, {"copy-gbs", 1, NULL, O_COPY},
     {"memory-gbs", 1, NULL, O_MEMGBS}, {"trace", 0, NULL, O_TRACE}, {"no-trace", 0, NULL, O_NO_TRACE},
+    {"run-to-end", 0, NULL, O_END}, {"launch-us", 1, NULL, O_LAUNCH}, {"queue-depth", 1, NULL, O_DEPTH},
+    {"kernel-cost", 1, NULL, O_COST}, {"driver-generation", 1, NULL, O_GENERATION}, {"fault", 1, NULL, O_FAULT},
+    {"stall-ms", 1, NULL, O_STALL}, {"stall-each-ms", 1, NULL, O_STALL_EACH},
     {"priority", 1, NULL, O_PRIORITY}, {"ready-fd", 1, NULL, O_READY}, {"help", 0, NULL, O_HELP}, {NULL, 0, NULL, 0}};
 
-static void set_option(struct gpu_config *config, int option, const char *name, const char *arg)
+static void command(struct gpu *gpu, const char *text)
 {
+    uint64_t reached;
+    if (gpu_control(gpu, text, &reached, true) != 0)
+        exit(2);
+}
+
+static unsigned generation(const char *name, const char *arg)
+{
+    unsigned value = whole(name, arg, 580, 615);
+    if (value != 580 && value != 615)
+        refuse(name, arg, 580, 615);
+    return value;
+}
+
+static void set_option(struct gpu *gpu, int option, const char *name, const char *arg)
+{
+    struct gpu_config *config = &gpu->config;
     switch (option) {
+    case O_END: config->params.run_to_end = true; break;
+    case O_LAUNCH: config->params.launch_ns = (uint64_t)(number(name, arg, 0, 1e4) * 1e3); break;
+    case O_DEPTH: config->depth = whole(name, arg, 1, SIM_RING); break;
+    case O_COST:
+        if (!gpu_cost_read(&gpu->page, arg))
+            exit(2);
+        break;
+    case O_GENERATION: config->generation = generation(name, arg); break;
+    case O_STALL: config->stall_ns = (uint64_t)(number(name, arg, 0, 1e5) * 1e6); break;
+    case O_STALL_EACH: config->stall_each_ns = (uint64_t)(number(name, arg, 100, 1e7) * 1e6); break;
+    case O_FAULT: command(gpu, arg); break;
     case O_DIR: config->dir = arg; break;
     case O_NODE: config->node = arg; break;
     case O_CARDS: config->cards = whole(name, arg, 1, SIM_MAX_CARDS); break;
@@ -116,14 +154,16 @@ static void set_option(struct gpu_config *config, int option, const char *name, 
     }
 }
 
-static void parse(struct gpu_config *config, int argc, char **argv)
+static void parse(struct gpu *gpu, int argc, char **argv)
 {
+    struct gpu_config *config = &gpu->config;
     int option, index = 0;
     *config = (struct gpu_config){.model = "NVIDIA H200", .cards = 1, .major = 245, .memory = 81920ull << 20,
                                   .context_bytes = 300ull << 20, .ns_per_iter = 1.0, .unknown_us = 10, .copy_gbs = 50,
-                                  .memory_gbs = 2000, .params = {2000000, 50000}, .trace = true, .priority = 60};
+                                  .memory_gbs = 2000, .trace = true, .priority = 60, .depth = 1024, .generation = 580,
+                                  .params = {.slice_ns = 1000000, .switch_ns = 50000, .launch_ns = 3000}};
     while ((option = getopt_long(argc, argv, "", options, &index)) != -1)
-        set_option(config, option, options[index].name, optarg);
+        set_option(gpu, option, options[index].name, optarg);
     if (!config->dir || config->dir[0] != '/' || !config->node || !*config->node || optind != argc) {
         fputs("qgpu-simgpu: --dir (an absolute path) and --node are needed, and nothing but options\n", stderr);
         fputs(usage, stderr);
@@ -167,6 +207,16 @@ static void set_ticking(struct gpu *gpu, bool ticking)
         gpu_trace_flush(gpu);
 }
 
+static void stall(struct gpu *gpu)
+{
+    uint64_t now = gpu_now();
+    if (!gpu->config.stall_ns || !gpu->config.stall_each_ns || now < gpu->next_stall)
+        return;
+    for (unsigned i = 0; i < gpu->config.cards && gpu->next_stall; i++)
+        model_stall(&gpu->cards[i].model, gpu->config.stall_ns);
+    gpu->next_stall = now + gpu->config.stall_each_ns;
+}
+
 static void tick(struct gpu *gpu)
 {
     uint64_t ignored;
@@ -178,7 +228,9 @@ static void tick(struct gpu *gpu)
     }
     uint64_t now = gpu_now();
     for (struct gpu_conn *conn = gpu->conns; conn; conn = conn->next)
-        gpu_sample(&conn->samples, now, gpu_conn_busy(conn, NULL));
+        for (unsigned i = 0; i < gpu->config.cards && conn->ctxs; i++)
+            gpu_sample(&conn->samples[i], now, gpu_conn_busy(conn, &gpu->cards[i]));
+    stall(gpu);
     gpu_trace_flush(gpu);
 }
 
@@ -321,7 +373,7 @@ static void say_ready(const struct gpu *gpu)
 int main(int argc, char **argv)
 {
     static struct gpu gpu;
-    parse(&gpu.config, argc, argv);
+    parse(&gpu, argc, argv);
     umask(022);
     if (!gpu_node_open(&gpu) || !open_sources(&gpu)) {
         gpu_node_close(&gpu);

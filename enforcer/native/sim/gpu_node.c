@@ -144,9 +144,10 @@ void gpu_node_close(struct gpu *gpu)
 
 bool gpu_trace_open(struct gpu *gpu)
 {
-    struct sim_trace_head head = {.magic = SIM_TRACE_MAGIC, .version = SIM_TRACE_VERSION,
+    struct sim_trace_head head = {.version = SIM_TRACE_VERSION,
                                   .record_size = sizeof(struct sim_trace_rec), .ncards = gpu->config.cards,
                                   .start_ns = gpu_now()};
+    memcpy(head.magic, SIM_TRACE_MAGIC, sizeof head.magic); /* eight characters without an end */
     snprintf(head.node, sizeof head.node, "%s", gpu->config.node);
     unlinkat(gpu->dir, SIM_TRACE, 0);
     gpu->trace = openat(gpu->dir, SIM_TRACE, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_APPEND | O_CLOEXEC, 0600);

@@ -46,16 +46,20 @@ static void answer_plain(struct gpu_conn *conn, int status, uint64_t a)
 static void answer_hello(struct gpu_conn *conn)
 {
     const struct gpu_config *config = &conn->gpu->config;
-    struct sim_node node = {.ncards = config->cards, .major = config->major};
+    struct sim_node node = {.ncards = config->cards, .major = config->major, .generation = config->generation};
+    if (!gpu_page_open(conn)) {
+        gpu_conn_end(conn, "there is no memory for its page");
+        return;
+    }
     snprintf(node.node, sizeof node.node, "%s", config->node);
     snprintf(node.dir, sizeof node.dir, "%s", config->dir);
-    answer(conn, &node, sizeof node, CUDA_SUCCESS, NULL, 0);
+    answer(conn, &node, sizeof node, CUDA_SUCCESS, &conn->page_fd, 1);
 }
 
 static void answer_card(struct gpu_conn *conn, struct gpu_card *card)
 {
-    struct sim_card_info info = {.index = card->index, .minor = card->minor, .mem_total = card->mem_total,
-                                 .mem_used = card->mem_used};
+    struct sim_card_info info = {.index = card->index, .minor = card->minor};
+    gpu_limit_room(conn, card, &info.mem_total, &info.mem_used);
     snprintf(info.uuid, sizeof info.uuid, "%s", card->uuid);
     snprintf(info.name, sizeof info.name, "%s", conn->gpu->config.model);
     snprintf(info.path, sizeof info.path, "%s", card->path);
@@ -67,12 +71,10 @@ static void create_ctx(struct gpu_conn *conn, struct gpu_card *card)
     struct gpu *gpu = conn->gpu;
     int memfd;
     gpu_card_sync(card);
-    if (gpu->config.context_bytes > card->mem_total - card->mem_used)
-        gpu_reap_dead(gpu);
+    bool room = gpu_has_room(conn, card, gpu->config.context_bytes);
     if (conn->gone)
         return;
-    if (gpu->config.context_bytes > card->mem_total - card->mem_used || conn->nctx >= GPU_MAX_CTX_PROC ||
-        gpu->nctx >= GPU_MAX_CTX) {
+    if (!room || conn->nctx >= GPU_MAX_CTX_PROC || gpu->nctx >= GPU_MAX_CTX) {
         answer_plain(conn, CUDA_ERROR_OUT_OF_MEMORY, 0);
         return;
     }
@@ -118,14 +120,17 @@ static void answer_util(struct gpu_conn *asking, struct gpu_card *card)
     uint64_t now = card->model.t;
     clock_gettime(CLOCK_REALTIME, &wall);
     util.stamp_us = (uint64_t)wall.tv_sec * 1000000u + (uint64_t)wall.tv_nsec / 1000u;
-    util.busy_ns = card->model.busy_ns;
-    util.gpu_percent = gpu_percent(&card->samples, now, card->model.busy_ns);
+    util.busy_ns = card->model.busy_ns[ENG_COMPUTE];
+    util.copy_ns = card->model.busy_ns[ENG_HTOD] + card->model.busy_ns[ENG_DTOH];
+    util.switches = card->model.switches;
+    util.switch_ns = card->model.switch_ns;
+    util.gpu_percent = gpu_percent(&card->samples, now, util.busy_ns);
     util.mem_percent = (uint32_t)(card->mem_used * 100 / card->mem_total);
     for (struct gpu_conn *conn = card->gpu->conns; conn && n < SIM_MAX_PROCS; conn = conn->next)
         for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
-            if (ctx->card == card) { /* samples are of the process, over all cards: most processes use one */
+            if (ctx->card == card) {
                 util.procs[n].pid = (uint32_t)conn->pid;
-                util.procs[n++].percent = gpu_percent(&conn->samples, now, gpu_conn_busy(conn, NULL));
+                util.procs[n++].percent = gpu_percent(&conn->samples[card->index], now, gpu_conn_busy(conn, card));
                 break;
             }
     util.rep.a = n;
@@ -149,14 +154,33 @@ static void ctx_request(struct gpu_conn *conn, const struct sim_req *req)
         destroy_ctx(conn, ctx);
     } else if (req->type == SIM_REQ_ALLOC) {
         gpu_card_sync(ctx->card); /* asynchronous frees that are due count */
-        int status = gpu_ctx_alloc(ctx, req->b, &id);
+        int status = ctx->sticky ? ctx->sticky : gpu_ctx_alloc(ctx, req->b, &id);
         answer_plain(conn, status, id);
     } else {
         answer_plain(conn, gpu_ctx_free(ctx, req->b), 0);
     }
 }
 
-void gpu_request(struct gpu_conn *conn, const struct sim_req *req)
+/* Requests with a text. The control interface is for tests, memory limits are the driver's; both are root's. */
+static void text_request(struct gpu_conn *conn, const struct sim_req *req, const char *text)
+{
+    struct gpu *gpu = conn->gpu;
+    struct sim_rep rep = {0};
+    int status = SIM_EPERM;
+    bool root = conn->uid == 0 || conn->uid == geteuid();
+    if (req->type == SIM_REQ_CONTROL)
+        status = root ? gpu_control(gpu, text, &rep.a, false) : SIM_EPERM;
+    else if (gpu->config.generation < 615)
+        status = SIM_ENOSYS;
+    else if (req->type == SIM_REQ_LIMIT_GET)
+        status = gpu_limit_get(gpu, req, text, &rep);
+    else if (root)
+        status = gpu_limit_set(gpu, req, text);
+    if (!conn->gone)
+        answer(conn, &rep, sizeof rep, status, NULL, 0);
+}
+
+void gpu_request(struct gpu_conn *conn, const struct sim_req *req, const char *text)
 {
     struct gpu *gpu = conn->gpu;
     if (req->version != SIM_VERSION && req->type != SIM_REQ_HELLO) {
@@ -165,6 +189,10 @@ void gpu_request(struct gpu_conn *conn, const struct sim_req *req)
     }
     if (req->type == SIM_REQ_HELLO) {
         answer_hello(conn);
+        return;
+    }
+    if (req->type >= SIM_REQ_CONTROL && req->type <= SIM_REQ_LIMIT_GET) {
+        text_request(conn, req, text);
         return;
     }
     if (req->type == SIM_REQ_CTX_DESTROY || req->type == SIM_REQ_ALLOC || req->type == SIM_REQ_FREE) {

@@ -4,18 +4,12 @@
  * the device side, so what is reported is what the model did. Unknown functions do not exist here, as with an old
  * driver; bindings treat that as "not supported".
  */
-#define NVML_NO_UNVERSIONED_FUNC_DEFS
-#include <nvml.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "sim_client.h"
-
-struct nvmlDevice_st {
-    struct sim_card_info info;
-};
+#include "ml.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int sock = -1;
@@ -23,34 +17,48 @@ static pid_t owner;
 static unsigned references, ndevices;
 static struct nvmlDevice_st devices[SIM_MAX_CARDS];
 static struct sim_node node;
+static struct sim_page *page; /* faults on demand */
 
-#define TRY(expression)                        \
-    do {                                       \
-        nvmlReturn_t try_status = (expression); \
-        if (try_status != NVML_SUCCESS)        \
-            return try_status;                 \
-    } while (0)
-
-static nvmlReturn_t ask_locked(uint32_t type, uint64_t a, void *answer, size_t size)
+static nvmlReturn_t status_of(const struct sim_rep *rep)
 {
-    struct sim_req req = {SIM_MAGIC, SIM_VERSION, type, sizeof req, a, 0, 0, 0};
-    const struct sim_rep *rep = answer;
-    if (sock < 0 || owner != getpid() || !sim_exchange(sock, &req, answer, size, NULL, 0))
+    switch (rep->status) {
+    case 0: return NVML_SUCCESS;
+    case SIM_EPERM: return NVML_ERROR_NO_PERMISSION;
+    case SIM_ENOSYS: return NVML_ERROR_FUNCTION_NOT_FOUND;
+    case 1: return NVML_ERROR_INVALID_ARGUMENT; /* CUDA_ERROR_INVALID_VALUE */
+    default: return NVML_ERROR_UNKNOWN;
+    }
+}
+
+/* A question with a text if text is not NULL. */
+static nvmlReturn_t ask_locked(uint32_t type, const uint64_t numbers[3], const char *text, void *answer, size_t size)
+{
+    struct sim_req req = {SIM_MAGIC, SIM_VERSION, type, sizeof req, numbers[0], numbers[1], numbers[2], 0};
+    if (sock < 0 || owner != getpid() ||
+        !(text ? sim_exchange_text(sock, type, numbers, text, answer) : sim_exchange(sock, &req, answer, size, NULL, 0)))
         return NVML_ERROR_GPU_IS_LOST;
-    return rep->status ? NVML_ERROR_UNKNOWN : NVML_SUCCESS;
+    return status_of(answer);
+}
+
+static nvmlReturn_t connect_locked(void)
+{
+    sock = sim_connect();
+    owner = getpid();
+    if (sock < 0)
+        return NVML_ERROR_DRIVER_NOT_LOADED;
+    return sim_hello(sock, &node, &page) ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
 }
 
 /* The device side may have been restarted since: one new connection is tried. */
-static nvmlReturn_t ask(uint32_t type, uint64_t a, void *answer, size_t size)
+nvmlReturn_t ml_ask(uint32_t type, const uint64_t numbers[3], const char *text, void *answer, size_t size)
 {
     pthread_mutex_lock(&lock);
-    nvmlReturn_t status = references ? ask_locked(type, a, answer, size) : NVML_ERROR_UNINITIALIZED;
+    nvmlReturn_t status = references ? ask_locked(type, numbers, text, answer, size) : NVML_ERROR_UNINITIALIZED;
     if (status == NVML_ERROR_GPU_IS_LOST) {
         if (sock >= 0)
             close(sock);
-        sock = sim_connect();
-        owner = getpid();
-        status = ask_locked(type, a, answer, size);
+        if (connect_locked() == NVML_SUCCESS)
+            status = ask_locked(type, numbers, text, answer, size);
     }
     pthread_mutex_unlock(&lock);
     return status;
@@ -61,7 +69,8 @@ static nvmlReturn_t list_devices(void)
     ndevices = 0;
     for (uint32_t i = 0; i < node.ncards && i < SIM_MAX_CARDS; i++) {
         struct sim_card_info *info = &devices[ndevices].info;
-        TRY(ask_locked(SIM_REQ_CARD, i, info, sizeof *info));
+        uint64_t numbers[3] = {i, 0, 0};
+        TRY(ask_locked(SIM_REQ_CARD, numbers, NULL, info, sizeof *info));
         ndevices += sim_may_see(info);
     }
     return NVML_SUCCESS;
@@ -72,9 +81,9 @@ nvmlReturn_t nvmlInit_v2(void)
     nvmlReturn_t status = NVML_SUCCESS;
     pthread_mutex_lock(&lock);
     if (!references) {
-        sock = sim_connect();
-        owner = getpid();
-        status = sock < 0 ? NVML_ERROR_DRIVER_NOT_LOADED : ask_locked(SIM_REQ_HELLO, 0, &node, sizeof node);
+        status = connect_locked();
+        if (status == NVML_SUCCESS)
+            status = (nvmlReturn_t)sim_fault(page, "nvmlInit");
         if (status == NVML_SUCCESS)
             status = list_devices();
         if (status != NVML_SUCCESS && sock >= 0) {
@@ -109,10 +118,14 @@ nvmlReturn_t nvmlShutdown(void)
     return status;
 }
 
-static nvmlReturn_t check(nvmlDevice_t device)
+nvmlReturn_t ml_enter_in(const char *function)
 {
-    if (!references)
-        return NVML_ERROR_UNINITIALIZED;
+    return references ? (nvmlReturn_t)sim_fault(page, function) : NVML_ERROR_UNINITIALIZED;
+}
+
+nvmlReturn_t ml_check_in(const char *function, nvmlDevice_t device)
+{
+    TRY(ml_enter_in(function));
     return device >= devices && device < devices + ndevices ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
@@ -130,19 +143,21 @@ static nvmlReturn_t text(char *out, unsigned length, const char *value)
 
 nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
 {
-    return references ? text(version, length, "580.00.qgpusim") : NVML_ERROR_UNINITIALIZED;
+    TRY(ml_enter());
+    return text(version, length, node.generation < 615 ? "580.00.qgpusim" : "615.00.qgpusim");
 }
 
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 {
-    return references ? text(version, length, "13.580.00.qgpusim") : NVML_ERROR_UNINITIALIZED;
+    TRY(ml_enter());
+    return text(version, length, node.generation < 615 ? "13.580.00.qgpusim" : "13.615.00.qgpusim");
 }
 
 nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
     if (!version)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *version = 13000;
+    *version = node.generation < 615 ? 13000 : 13040; /* 580 before nvmlInit */
     return NVML_SUCCESS;
 }
 
@@ -165,8 +180,7 @@ nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int
 
 nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 {
-    if (!references)
-        return NVML_ERROR_UNINITIALIZED;
+    TRY(ml_enter());
     if (!count)
         return NVML_ERROR_INVALID_ARGUMENT;
     *count = ndevices;
@@ -177,8 +191,7 @@ nvmlReturn_t nvmlDeviceGetCount(unsigned int *count) { return nvmlDeviceGetCount
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
-    if (!references)
-        return NVML_ERROR_UNINITIALIZED;
+    TRY(ml_enter());
     if (!device || index >= ndevices)
         return NVML_ERROR_INVALID_ARGUMENT;
     *device = &devices[index];
@@ -192,8 +205,7 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device
 
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
-    if (!references)
-        return NVML_ERROR_UNINITIALIZED;
+    TRY(ml_enter());
     if (!uuid || !device)
         return NVML_ERROR_INVALID_ARGUMENT;
     for (unsigned i = 0; i < ndevices; i++)
@@ -207,8 +219,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *device)
 {
     unsigned domain, bus, slot;
-    if (!references)
-        return NVML_ERROR_UNINITIALIZED;
+    TRY(ml_enter());
     if (!id || !device || sscanf(id, "%x:%x:%x", &domain, &bus, &slot) != 3)
         return NVML_ERROR_INVALID_ARGUMENT;
     for (unsigned i = 0; i < ndevices; i++)
@@ -221,19 +232,19 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *devi
 
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
-    TRY(check(device));
+    TRY(ml_check(device));
     return text(name, length, device->info.name);
 }
 
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
 {
-    TRY(check(device));
+    TRY(ml_check(device));
     return text(uuid, length, device->info.uuid);
 }
 
 nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
 {
-    TRY(check(device));
+    TRY(ml_check(device));
     if (!minor)
         return NVML_ERROR_INVALID_ARGUMENT;
     *minor = device->info.minor;
@@ -242,7 +253,7 @@ nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
 
 nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
-    TRY(check(device));
+    TRY(ml_check(device));
     if (!index)
         return NVML_ERROR_INVALID_ARGUMENT;
     *index = (unsigned)(device - devices);
@@ -251,7 +262,7 @@ nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
-    TRY(check(device));
+    TRY(ml_check(device));
     if (!pci)
         return NVML_ERROR_INVALID_ARGUMENT;
     *pci = (nvmlPciInfo_t){.bus = 0x10 + device->info.index, .pciDeviceId = 0x233510de};
@@ -262,8 +273,8 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
 
 static nvmlReturn_t fresh(nvmlDevice_t device, struct sim_card_info *info)
 {
-    TRY(check(device));
-    return ask(SIM_REQ_CARD, device->info.index, info, sizeof *info);
+    uint64_t numbers[3] = {device->info.index, 0, 0};
+    return ml_ask(SIM_REQ_CARD, numbers, NULL, info, sizeof *info);
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
@@ -271,6 +282,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
     struct sim_card_info info;
     if (!memory)
         return NVML_ERROR_INVALID_ARGUMENT;
+    TRY(ml_check(device));
     TRY(fresh(device, &info));
     *memory = (nvmlMemory_t){.total = info.mem_total, .free = info.mem_total - info.mem_used, .used = info.mem_used};
     return NVML_SUCCESS;
@@ -281,6 +293,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     struct sim_card_info info;
     if (!memory || memory->version != nvmlMemory_v2)
         return memory ? NVML_ERROR_ARGUMENT_VERSION_MISMATCH : NVML_ERROR_INVALID_ARGUMENT;
+    TRY(ml_check(device));
     TRY(fresh(device, &info));
     memory->total = info.mem_total;
     memory->reserved = 0;
@@ -289,94 +302,10 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t list_procs(nvmlDevice_t device, struct sim_procs *procs)
-{
-    TRY(check(device));
-    TRY(ask(SIM_REQ_PROCS, device->info.index, procs, sizeof *procs));
-    if (procs->rep.a > SIM_MAX_PROCS)
-        procs->rep.a = SIM_MAX_PROCS;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
-{
-    struct sim_procs procs;
-    if (!count || (*count && !infos))
-        return NVML_ERROR_INVALID_ARGUMENT;
-    TRY(list_procs(device, &procs));
-    unsigned n = (unsigned)procs.rep.a, room = *count;
-    *count = n;
-    if (n > room)
-        return NVML_ERROR_INSUFFICIENT_SIZE;
-    for (unsigned i = 0; i < n; i++)
-        infos[i] = (nvmlProcessInfo_t){.pid = procs.procs[i].pid, .usedGpuMemory = procs.procs[i].mem,
-                                       .gpuInstanceId = 0xffffffff, .computeInstanceId = 0xffffffff};
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos)
-{
-    _Static_assert(sizeof(nvmlProcessInfo_v2_t) == sizeof(nvmlProcessInfo_t), "one layout");
-    return nvmlDeviceGetComputeRunningProcesses_v3(device, count, (nvmlProcessInfo_t *)infos);
-}
-
-static nvmlReturn_t no_procs(nvmlDevice_t device, unsigned *count)
-{
-    TRY(check(device));
-    if (!count)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *count = 0;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
-{
-    (void)infos;
-    return no_procs(device, count);
-}
-
-nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
-{
-    (void)infos;
-    return no_procs(device, count);
-}
-
-nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)
-{
-    struct sim_util util;
-    TRY(check(device));
-    if (!rates)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    TRY(ask(SIM_REQ_UTIL, device->info.index, &util, sizeof util));
-    rates->gpu = util.gpu_percent;
-    rates->memory = 0; /* traffic, not occupancy: not modelled */
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
-                                             unsigned int *count, unsigned long long last_seen)
-{
-    struct sim_util util;
-    TRY(check(device));
-    if (!count)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    TRY(ask(SIM_REQ_UTIL, device->info.index, &util, sizeof util));
-    unsigned n = util.rep.a > SIM_MAX_PROCS ? SIM_MAX_PROCS : (unsigned)util.rep.a, room = *count;
-    *count = n;
-    if (!n || util.stamp_us <= last_seen)
-        return NVML_ERROR_NOT_FOUND;
-    if (!samples || n > room)
-        return NVML_ERROR_INSUFFICIENT_SIZE;
-    for (unsigned i = 0; i < n; i++)
-        samples[i] = (nvmlProcessUtilizationSample_t){.pid = util.procs[i].pid, .timeStamp = util.stamp_us,
-                                                      .smUtil = util.procs[i].percent};
-    return NVML_SUCCESS;
-}
-
 /* Constants, so that displays have something to show; the model knows neither heat nor power. */
 nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor, unsigned int *celsius)
 {
-    TRY(check(device));
+    TRY(ml_check(device));
     if (!celsius || sensor != NVML_TEMPERATURE_GPU)
         return NVML_ERROR_INVALID_ARGUMENT;
     *celsius = 40;
@@ -385,7 +314,7 @@ nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensor
 
 nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwatts)
 {
-    TRY(check(device));
+    TRY(ml_check(device));
     if (!milliwatts)
         return NVML_ERROR_INVALID_ARGUMENT;
     *milliwatts = 100000;
@@ -394,7 +323,7 @@ nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwat
 
 nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned int *milliwatts)
 {
-    TRY(check(device));
+    TRY(ml_check(device));
     if (!milliwatts)
         return NVML_ERROR_INVALID_ARGUMENT;
     *milliwatts = 700000;
@@ -403,7 +332,7 @@ nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned int *
 
 nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mode)
 {
-    TRY(check(device));
+    TRY(ml_check(device));
     if (!mode)
         return NVML_ERROR_INVALID_ARGUMENT;
     *mode = NVML_COMPUTEMODE_DEFAULT;
@@ -412,7 +341,7 @@ nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mo
 
 nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
 {
-    TRY(check(device));
+    TRY(ml_check(device));
     if (!major || !minor)
         return NVML_ERROR_INVALID_ARGUMENT;
     *major = 9;
@@ -420,9 +349,10 @@ nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major,
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t unsupported(nvmlDevice_t device)
+#define unsupported(device) unsupported_in(__func__, device)
+static nvmlReturn_t unsupported_in(const char *function, nvmlDevice_t device)
 {
-    TRY(check(device));
+    TRY(ml_check_in(function, device));
     return NVML_ERROR_NOT_SUPPORTED;
 }
 

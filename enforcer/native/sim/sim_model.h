@@ -4,30 +4,38 @@
  * Time is what the caller says. Given the same submissions (each known before model_advance passes its t_submit)
  * the result does not depend on how often model_advance is called: a late wake-up replays the past exactly.
  *
- * The card executes one command at a time. Contexts with work take turns in slices, kernels are stopped in the
- * middle and resume; a context without ready work gives its turn away at once; a change of context costs switch_ns.
- * Within a context the ready stream head with the smallest sequence number runs next.
+ * The card has three engines that work at the same time: compute (kernels, fills, copies within the card), a copy engine
+ * for host to card, and one for card to host and card to card. Each serves one context at a time; contexts with work for
+ * it take turns in slices, and give their turn away when they have none. On compute a change of context costs switch_ns,
+ * and with run_to_end a kernel is never stopped in the middle. Within a context the ready stream head with the smallest
+ * sequence number runs next. sim_model.c holds the queues, sim_sched.c the time, sim_predict.c the next wake-up.
  */
 #ifndef QGPU_SIM_MODEL_H
 #define QGPU_SIM_MODEL_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "sim_proto.h"
 
-#define MODEL_POOL 1024u /* commands of one context that the model holds; a power of two */
+#define MODEL_POOL SIM_RING /* commands of one context that the model holds */
 #define MODEL_NEVER UINT64_MAX
+#define MODEL_HUNG (1ull << 60) /* duration of a kernel that never ends: 36 years */
+
+enum model_engine_id { ENG_COMPUTE, ENG_HTOD, ENG_DTOH, MODEL_ENGINES, ENG_NONE = MODEL_ENGINES };
 
 struct model_op {
     uint32_t op, stream, flags;
-    uint16_t next, used; /* pool links */
-    uint64_t seq, t_submit, left, work, a, b, c;
+    uint16_t next;  /* pool link */
+    uint8_t engine; /* ENG_NONE: concerns the host alone and waits for no engine */
+    uint64_t seq, t_submit, not_before, left, work, a, b, c;
 };
 
 struct model_stream {
     uint16_t head, tail; /* pool index + 1; 0 = empty */
     uint16_t active;     /* place in ctx->active + 1; 0 = not there */
+    uint8_t engine;      /* of the newest timed command: what follows it goes through the same queue of the card */
     uint64_t done_seq;
     uint64_t client_done; /* last host function or awaited word of this stream that is over */
 };
@@ -37,17 +45,20 @@ struct model_ctx {
     struct model_card *card;
     void *owner;
     uint32_t id;
-    uint32_t nops, nactive;
-    uint16_t free_op;   /* pool index + 1 */
-    uint16_t running;   /* pool index + 1 of the command on the card or stopped in the middle */
+    uint32_t nops, nactive, nhost, ncopies; /* nhost: those of ENG_NONE; ncopies: timed ones of a copy engine */
+    uint16_t free_op, fresh;       /* pool index + 1 of a used one; number of those that were ever used */
+    uint16_t running[MODEL_ENGINES]; /* pool index + 1 of the command on the engine or stopped in the middle */
     uint16_t active[SIM_STREAMS];
-    uint64_t busy_ns;
+    uint64_t slice_ns; /* 0: that of the card */
+    uint64_t next_launch; /* the front end accepts the next kernel no earlier */
+    uint64_t busy_ns[MODEL_ENGINES];
     struct model_stream streams[SIM_STREAMS];
     struct model_op pool[MODEL_POOL];
 };
 
 struct model_params {
-    uint64_t slice_ns, switch_ns;
+    uint64_t slice_ns, switch_ns, launch_ns;
+    bool run_to_end;
 };
 
 struct model_hooks {
@@ -55,32 +66,37 @@ struct model_hooks {
     void (*done)(void *arg, struct model_ctx *ctx, const struct model_op *op, uint64_t t);
     /* A piece [t0, t1) of op was executed; flags are SIM_TRACE_*. */
     void (*piece)(void *arg, struct model_ctx *ctx, const struct model_op *op, uint64_t t0, uint64_t t1, uint32_t flags);
-    /* Room became free or the context ran dry: push what waits outside. Returns the number of commands pushed. */
-    unsigned (*refill)(void *arg, struct model_ctx *ctx);
     /* The context with this id, on any card; NULL when it is gone. */
     struct model_ctx *(*find)(void *arg, uint32_t ctx_id);
+};
+
+struct model_engine {
+    struct model_ctx *cur; /* on the engine */
+    uint32_t last_id;      /* of the context that was last on it */
+    uint64_t slice_end, switch_left, piece_start;
+    bool executing;        /* cur->running[engine] executes since piece_start */
 };
 
 struct model_card {
     struct model_params params;
     struct model_hooks hooks;
     void *arg;
-    uint64_t t;          /* simulated up to here */
-    uint64_t busy_ns;
+    uint64_t t; /* simulated up to here */
+    uint64_t busy_ns[MODEL_ENGINES];
+    uint64_t switches, switch_ns; /* changes of context on compute, and what they cost */
+    uint64_t stall_end;           /* nothing on the card moves before */
     struct model_ctx *ctxs;
-    struct model_ctx *cur; /* on the card */
-    uint32_t last_id;      /* of the context that was last on it */
-    uint64_t slice_end, switch_left;
-    uint64_t piece_start;
-    bool executing;        /* cur->running executes since piece_start */
+    struct model_engine engines[MODEL_ENGINES];
 };
 
 void model_init(struct model_card *card, const struct model_params *params, const struct model_hooks *hooks, void *arg,
                 uint64_t now);
 
 struct model_ctx *model_ctx_create(struct model_card *card, uint32_t id, void *owner);
-/* Cuts the running command at card->t (advance first) and drops the rest. */
+/* Cuts the running commands at card->t (advance first) and drops the rest. */
 void model_ctx_destroy(struct model_ctx *ctx);
+/* The same, and the context stays; what is submitted from now on is the caller's to refuse. */
+void model_ctx_abort(struct model_ctx *ctx);
 
 /* False when the pool is full. duration is 0 for commands that take no time. */
 bool model_submit(struct model_ctx *ctx, const struct sim_cmd *cmd, uint64_t seq, uint64_t duration);
@@ -88,14 +104,28 @@ bool model_submit(struct model_ctx *ctx, const struct sim_cmd *cmd, uint64_t seq
 void model_client_done(struct model_ctx *ctx, uint32_t stream, uint64_t seq);
 /* The command at the head of a stream; NULL if the stream is empty. */
 const struct model_op *model_head(const struct model_ctx *ctx, uint32_t stream);
+/* Nothing on the card moves for ns from card->t on. */
+void model_stall(struct model_card *card, uint64_t ns);
 
 void model_advance(struct model_card *card, uint64_t now);
 
 /* No observable command (event, write, fence, host function, asynchronous free) ends before the returned time, as far
  * as known commands tell; MODEL_NEVER if there is none. space(ctx) true: a quarter of that pool counts as observable. */
 uint64_t model_next_wake(const struct model_card *card, bool (*space)(const struct model_ctx *ctx));
-bool model_waits_for_client(const struct model_ctx *ctx); /* a host function or WAIT32 heads a stream */
+bool model_waits_for_client(const struct model_ctx *ctx); /* a host function or an awaited word heads a stream */
 
-static inline bool model_timed(uint32_t op) { return op >= SIM_OP_KERNEL && op <= SIM_OP_MEMSET; }
+static inline bool model_timed(uint32_t op) { return op >= SIM_OP_KERNEL && op <= SIM_OP_PEER; }
+
+static inline bool model_awaits_word(uint32_t op) { return op == SIM_OP_WAIT32 || op == SIM_OP_WAIT64; }
+
+static inline bool model_observable(uint32_t op) { return !model_timed(op) && op != SIM_OP_WAIT; }
+
+/* Shared by the three files. */
+static inline struct model_op *model_at(const struct model_ctx *ctx, uint16_t link)
+{
+    return (struct model_op *)&ctx->pool[link - 1];
+}
+void model_stop_piece(struct model_card *card, unsigned engine, uint32_t flags);
+void model_finish(struct model_ctx *ctx, uint16_t link);
 
 #endif

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x4d495351u /* "QSIM", little endian */
-#define SIM_VERSION 1u
+#define SIM_VERSION 2u
 #define SIM_SOCK "sim.sock"
 #define SIM_TRACE "trace.bin"
 #define SIM_ENV_DIR "QGPU_SIM_DIR"
@@ -21,30 +21,36 @@
 
 /* ---- one context's shared memory ---------------------------------------------------------------------- */
 
-#define SIM_RING 1024u      /* commands between client and device; a power of two */
-#define SIM_STREAMS 1024u   /* stream slots of one context */
+#define SIM_RING 4096u      /* slots for commands between client and device; a power of two. The depth is less or equal */
+#define SIM_STREAMS 4096u   /* stream slots of one context */
 #define SIM_STREAM_PT 1u    /* slots 1..16: per-thread default streams */
 #define SIM_STREAM_PT_N 16u
 #define SIM_STREAM_USER 17u /* first slot of created streams */
-#define SIM_STREAM_ALL 1023u /* pseudo stream: ordered behind everything submitted before (cuCtxSynchronize) */
+#define SIM_STREAM_ALL 4095u /* pseudo stream: ordered behind everything submitted before (cuCtxSynchronize) */
 #define SIM_EVENTS 16384u   /* event slots of one context */
 
 enum sim_op {
-    SIM_OP_KERNEL = 1,  /* a = iterations (qgpu_work) or 0 = unknown kernel */
+    SIM_OP_KERNEL = 1,  /* b = enum sim_cost; a = iterations of qgpu_work, or nanoseconds */
     SIM_OP_HTOD = 2,    /* a = bytes */
     SIM_OP_DTOH = 3,
     SIM_OP_DTOD = 4,
     SIM_OP_MEMSET = 5,
+    SIM_OP_PEER = 6,    /* card to card: the copy engine of the card whose context submitted it */
     SIM_OP_EVENT = 16,  /* a = event slot */
     SIM_OP_WAIT = 17,   /* a = context id, b = stream slot, c = sequence number there */
     SIM_OP_WRITE32 = 18, /* a = address in the client, b = value */
     SIM_OP_WAIT32 = 19, /* a = address in the client, b = value, c = flags of cuStreamWaitValue32 */
     SIM_OP_FENCE = 20,  /* somebody waits for this place */
     SIM_OP_HOST = 21,   /* the client runs a host function, then stores host_done of the stream */
-    SIM_OP_FREE = 22    /* a = allocation id, freed here (cuMemFreeAsync) */
+    SIM_OP_FREE = 22,   /* a = allocation id, freed here (cuMemFreeAsync) */
+    SIM_OP_WRITE64 = 23,
+    SIM_OP_WAIT64 = 24
 };
 
+enum sim_cost { SIM_COST_DEFAULT = 0, SIM_COST_WORK = 1, SIM_COST_RULE = 2 };
+
 #define SIM_CMD_NONBLOCKING 0x1u /* stream was created with CU_STREAM_NON_BLOCKING */
+#define SIM_CMD_NODE 0x2u        /* node of a graph: its launch was paid once, by the graph */
 
 struct sim_cmd { /* sequence number = position in the ring + 1, counted from the start of the context */
     uint32_t op;
@@ -73,7 +79,9 @@ struct sim_event_word {
 struct sim_shared {
     uint32_t magic, version;
     uint32_t ctx_id, card;
-    uint64_t pad0[6];
+    uint32_t depth;     /* device, at creation: commands in flight at which the next one blocks */
+    uint32_t sticky;    /* device: the CUresult that every call answers from now on */
+    uint64_t pad0[5];
     uint64_t head;      /* client: commands written */
     uint64_t pad1[7];
     uint64_t tail;      /* device: commands taken */
@@ -81,7 +89,8 @@ struct sim_shared {
     uint32_t space_waiters; /* client */
     uint32_t dead;      /* device: context is gone */
     uint32_t need_bell; /* device: asleep; observable commands ring (client: exchange with 0) */
-    uint64_t pad2[5];
+    uint64_t finished;  /* device: commands that ended */
+    uint64_t pad2[4];
     struct sim_cmd ring[SIM_RING];
     struct sim_stream_word streams[SIM_STREAMS];
     struct sim_event_word events[SIM_EVENTS];
@@ -94,20 +103,33 @@ _Static_assert(sizeof(struct sim_event_word) == 24, "event word changed its size
 /* ---- socket (SOCK_SEQPACKET); one request, one answer -------------------------------------------------- */
 
 enum sim_req_type {
-    SIM_REQ_HELLO = 1,       /* -> struct sim_node */
+    SIM_REQ_HELLO = 1,       /* -> struct sim_node; carries the memfd of the process's struct sim_page */
     SIM_REQ_CARD = 2,        /* a = card -> struct sim_card_info */
     SIM_REQ_CTX_CREATE = 3,  /* a = card -> a = context id; carries memfd and doorbell */
     SIM_REQ_CTX_DESTROY = 4, /* a = context id */
     SIM_REQ_ALLOC = 5,       /* a = context id, b = bytes -> a = allocation id */
     SIM_REQ_FREE = 6,        /* a = context id, b = allocation id */
     SIM_REQ_PROCS = 7,       /* a = card -> up to SIM_MAX_PROCS of struct sim_proc_info */
-    SIM_REQ_UTIL = 8         /* a = card, b = last seen sample (us) -> struct sim_util */
+    SIM_REQ_UTIL = 8,        /* a = card, b = last seen sample (us) -> struct sim_util */
+    SIM_REQ_CONTROL = 32,    /* text: a command of gpu_control.c, from root only -> rep; a = what it reached */
+    SIM_REQ_LIMIT_SET = 33,  /* a = card, b = soft, c = hard limit, text: the cgroup's directory; from root only */
+    SIM_REQ_LIMIT_GET = 34   /* a = card, text -> a = soft, b = hard, c = used */
 };
 
+#define SIM_TEXT 1024u /* longest text of a request, with its end */
+
 struct sim_req {
-    uint32_t magic, version, type, size;
+    uint32_t magic, version, type, size; /* size: of the whole message, with a text that follows */
     uint64_t a, b, c, d;
 };
+
+struct sim_text_req {
+    struct sim_req req;
+    char text[SIM_TEXT];
+};
+
+#define SIM_EPERM (-1) /* status: not for this user */
+#define SIM_ENOSYS (-2) /* status: this generation of the driver does not have it */
 
 struct sim_rep {
     uint32_t magic, version, size;
@@ -117,7 +139,7 @@ struct sim_rep {
 
 struct sim_node {
     struct sim_rep rep;
-    uint32_t ncards, major;
+    uint32_t ncards, major, generation, reserved;
     char node[64];
     char dir[160];
 };
@@ -135,7 +157,7 @@ struct sim_card_info {
 struct sim_proc_info {
     uint32_t pid, contexts;
     uint64_t mem;      /* bytes with context overhead */
-    uint64_t busy_ns;  /* on the card since the process came */
+    uint64_t busy_ns;  /* of compute on the card since the process came */
 };
 
 struct sim_procs {
@@ -147,10 +169,40 @@ struct sim_util {
     struct sim_rep rep; /* a = entries in procs */
     uint32_t gpu_percent, mem_percent;
     uint64_t stamp_us;  /* CLOCK_REALTIME */
-    uint64_t busy_ns;   /* of the card, since start */
+    uint64_t busy_ns;   /* of the card's compute engine, since start */
+    uint64_t copy_ns;   /* of its copy engines */
+    uint64_t switches, switch_ns; /* changes of context, and the time that they took */
     struct {
         uint32_t pid, percent;
     } procs[SIM_MAX_PROCS];
+};
+
+/* ---- one process's page: what the device side wants its libraries to do ------------------------------- */
+
+#define SIM_FAULTS 8u
+#define SIM_RULES 64u
+#define SIM_CALL_LEN 64u
+
+enum sim_fault_kind { SIM_FAULT_NONE, SIM_FAULT_ERROR, SIM_FAULT_DELAY, SIM_FAULT_HANG };
+
+struct sim_fault {
+    char call[SIM_CALL_LEN]; /* base name of a function of libcuda or NVML, or *: any of libcuda, nvml*: any of NVML */
+    uint32_t kind, value;    /* value: the status, or microseconds */
+    int32_t left;            /* client: calls that it still hits; negative: until it is taken away */
+    uint32_t reserved;
+};
+
+struct sim_rule { /* duration of kernels whose name matches the pattern */
+    char pattern[SIM_CALL_LEN];
+    double base_ns, block_ns, thread_ns;
+};
+
+struct sim_page {
+    uint32_t magic, nrules;
+    uint32_t nfaults; /* device: entries of faults that may be in use; 0 most of the time */
+    uint32_t reserved;
+    struct sim_fault faults[SIM_FAULTS];
+    struct sim_rule rules[SIM_RULES];
 };
 
 /* ---- trace ---------------------------------------------------------------------------------------------- */

@@ -9,6 +9,6 @@ $(WORKLOAD_OBJ)/%.o: $(WORKLOAD_DIR)/%.c $(WORKLOAD_DIR)/workload.h
 
 $(BUILD)/bin/qgpu-workload: $(WORKLOAD_SRC:$(WORKLOAD_DIR)/%.c=$(WORKLOAD_OBJ)/%.o)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(QG_LDFLAGS) $^ -o $@ -ldl
+	$(CC) $(CFLAGS) $(QG_LDFLAGS) $^ -o $@ -ldl -lm
 
 NATIVE += $(BUILD)/bin/qgpu-workload

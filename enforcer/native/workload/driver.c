@@ -63,7 +63,7 @@ static void *resolve(const struct resolver *resolver, const char *name, int vers
     return function;
 }
 
-static void load(struct driver *driver)
+static void load(struct driver *driver, const struct options *options)
 {
     struct resolver resolver = {0};
     char text[256];
@@ -78,6 +78,9 @@ static void load(struct driver *driver)
         leave(EXIT_NO_DEVICE, "libcuda.so.1 has no cuGetProcAddress; a driver for CUDA 11.4 or newer is needed");
 #define X(name, version, parameters) *(void **)&driver->p_##name = resolve(&resolver, #name, version);
     DRIVER_FUNCTIONS(X)
+    if (options->graph) {
+        GRAPH_FUNCTIONS(X)
+    }
 #undef X
 }
 
@@ -112,7 +115,7 @@ void driver_open(struct driver *driver, const struct options *options)
     CUmodule module;
     CUdevice device;
     int count = 0;
-    load(driver);
+    load(driver, options);
     CUresult status = driver->p_cuInit(0);
     if (status != CUDA_SUCCESS) {
         fprintf(stderr, "qgpu-workload: no card can be used: cuInit says %s\n", driver_error(driver, status));
@@ -132,12 +135,31 @@ void driver_open(struct driver *driver, const struct options *options)
     driver_check(driver, driver->p_cuModuleGetFunction(&driver->work, module, "qgpu_work"), "finding the kernel");
     for (unsigned i = 0; i < options->streams; i++)
         driver_check(driver, driver->p_cuStreamCreate(&driver->streams[i], CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    for (uint64_t i = 0; i < options->in_flight; i++)
+        driver_check(driver, driver->p_cuEventCreate(&driver->in_flight[i], CU_EVENT_DISABLE_TIMING), "cuEventCreate");
 }
 
 CUresult driver_launch(const struct driver *driver, CUstream stream, uint64_t iterations)
 {
     void *parameters[] = {&iterations};
     return driver->p_cuLaunchKernel(driver->work, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+}
+
+/* A graph keeps the lengths that were drawn at its capture. */
+void driver_capture(struct driver *driver, const struct options *options, const struct result *result,
+                    struct draw *draw, double *graph_us)
+{
+    CUgraph graph;
+    driver_check(driver, driver->p_cuStreamBeginCapture(driver->streams[0], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+                 "cuStreamBeginCapture");
+    for (uint64_t i = 0; i < options->kernels; i++) {
+        double us = draw_kernel(draw, options);
+        *graph_us += us;
+        driver_check(driver, driver_launch(driver, driver->streams[0], kernel_iterations(options, result, us)),
+                     "capturing a kernel");
+    }
+    driver_check(driver, driver->p_cuStreamEndCapture(driver->streams[0], &graph), "cuStreamEndCapture");
+    driver_check(driver, driver->p_cuGraphInstantiateWithFlags(&driver->graph, graph, 0), "instantiating the graph");
 }
 
 void driver_take_memory(struct driver *driver, const struct options *options)

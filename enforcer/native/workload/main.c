@@ -29,7 +29,7 @@ static void report_json(const struct driver *driver, const struct options *optio
            (unsigned long long)result->bursts);
     printf("\"kernels_per_s\": %.3f, \"requests_per_s\": %.3f, \"busy_fraction\": %.5f, \"card_fraction\": %.5f, ",
            (double)result->kernels / seconds, (double)result->requests / seconds, (double)result->busy_ns / 1e9 / seconds,
-           (double)result->kernels * options->kernel_us / 1e6 / seconds);
+           result->kernel_us / 1e6 / seconds);
     if (result->nlatency)
         printf("\"latency_us\": {\"p50\": %.3f, \"p90\": %.3f, \"p99\": %.3f, \"max\": %.3f}, ",
                quantile_us(result, 0.5), quantile_us(result, 0.9), quantile_us(result, 0.99), quantile_us(result, 1));
@@ -50,13 +50,15 @@ void report(const struct driver *driver, const struct options *options, struct r
     qsort(result->latency, result->nlatency, sizeof *result->latency, by_value);
     if (options->json) {
         report_json(driver, options, result, seconds);
+        fflush(stdout);
         return;
     }
-    printf("%d on %s (%s): %llu requests, %llu kernels of %g us in %.2f s\n", (int)getpid(), driver->name, driver->uuid,
-           (unsigned long long)result->requests, (unsigned long long)result->kernels, options->kernel_us, seconds);
+    printf("%d on %s (%s): %llu requests, %llu kernels of %g us on average in %.2f s\n", (int)getpid(), driver->name, driver->uuid,
+           (unsigned long long)result->requests, (unsigned long long)result->kernels,
+           result->kernels ? result->kernel_us / (double)result->kernels : 0, seconds);
     printf("  %.1f requests/s, %.1f kernels/s, %.1f %% of a card, busy %.1f %% of the time\n",
            (double)result->requests / seconds, (double)result->kernels / seconds,
-           (double)result->kernels * options->kernel_us / seconds / 1e4, (double)result->busy_ns / 1e7 / seconds);
+           result->kernel_us / seconds / 1e4, (double)result->busy_ns / 1e7 / seconds);
     if (result->nlatency)
         printf("  latency p50 %.0f us, p90 %.0f us, p99 %.0f us, max %.0f us\n", quantile_us(result, 0.5),
                quantile_us(result, 0.9), quantile_us(result, 0.99), quantile_us(result, 1));
@@ -67,10 +69,14 @@ int main(int argc, char **argv)
     static struct driver driver;
     struct options options;
     struct result result = {0};
+    static char out[1 << 16];
     parse_options(&options, argc, argv);
+    fork_processes(&options);
     driver_open(&driver, &options);
     driver_alloc_past(&driver, &options, &result);
     driver_take_memory(&driver, &options);
+    if (options.procs > 1 && !options.progress) /* one write per summary, so that those of several processes do not mix */
+        setvbuf(stdout, out, _IOFBF, sizeof out);
     result.iterations = options.iterations ? options.iterations : driver_calibrate(&driver, options.kernel_us);
     run(&driver, &options, &result);
     report(&driver, &options, &result);

@@ -11,12 +11,21 @@ static const char usage[] =
     "Loads a card: a request is a number of kernels in one stream, then a wait for them.\n"
     "  --kernel-us F            duration of one kernel in microseconds (100)\n"
     "  --kernels-per-request N  kernels of one request (1)\n"
+    "  --kernel-mix A,B,...     durations instead of one, drawn for each kernel (at most 16)\n"
+    "  --graph                  a request is one executable graph of its kernels\n"
     "  --busy S --idle S        work so many seconds, rest so many, again (idle 0: always busy)\n"
+    "  --period S --duty P      work P percent of each period, by a clock that does not drift\n"
+    "  --poisson RATE           so many requests per second on average, at random times; the latency of a request\n"
+    "                           counts from when it was due\n"
+    "  --start-at NS            begin at this time of CLOCK_MONOTONIC, the card opened before\n"
+    "  --seed N                 of all draws (1); a process of --procs adds its number\n"
     "  --length S               stop after so many seconds (10)\n"
     "  --requests N             stop after so many requests instead\n"
     "  --warmup N               first requests that are not counted (0)\n"
     "  --streams K              spread requests over so many streams (1)\n"
     "  --no-sync-each[=M]       training style: wait only after each M requests (64)\n"
+    "  --in-flight N            wait before a launch while N kernels are not finished: a window by count\n"
+    "  --procs N                so many processes, each with its own summary (1)\n"
     "  --memory SIZE            hold so much memory, written once (512M, 24GiB)\n"
     "  --alloc-past SIZE        first allocate until refused or SIZE is reached, say which, and free it\n"
     "  --iters N                iterations of one kernel; otherwise measured with events\n"
@@ -53,6 +62,20 @@ static uint64_t whole(const char *option, const char *text, double low, double h
     return (uint64_t)value;
 }
 
+static void mix(struct options *options, const char *text)
+{
+    char one[32];
+    const char *end;
+    options->nmix = 0;
+    for (const char *at = text; at; at = *end ? end + 1 : NULL) {
+        end = at + strcspn(at, ",");
+        if (options->nmix == MAX_MIX || (size_t)(end - at) >= sizeof one)
+            refuse("kernel-mix", text, "at most 16 numbers, divided by commas, are needed");
+        snprintf(one, sizeof one, "%.*s", (int)(end - at), at);
+        options->mix[options->nmix++] = number("kernel-mix", one, 0.001, 6e7);
+    }
+}
+
 static uint64_t size(const char *option, const char *text)
 {
     static const char *const units[] = {"", "B", "K", "KIB", "M", "MIB", "G", "GIB", "T", "TIB"};
@@ -69,7 +92,7 @@ static uint64_t size(const char *option, const char *text)
 }
 
 enum id { KERNEL_US = 1, KERNELS, BUSY, IDLE, LENGTH, REQUESTS, WARMUP, STREAMS, ASYNC, MEMORY, PAST, ITERS, DEVICE, LOG,
-          LOG_REQUESTS, PROGRESS, JSON, HELP };
+          LOG_REQUESTS, PROGRESS, JSON, HELP, MIX, GRAPH, PERIOD, DUTY, POISSON, SEED, IN_FLIGHT, PROCS, START_AT };
 
 static const struct option table[] = {
     {"kernel-us", 1, NULL, KERNEL_US}, {"kernels-per-request", 1, NULL, KERNELS}, {"busy", 1, NULL, BUSY},
@@ -77,7 +100,9 @@ static const struct option table[] = {
     {"streams", 1, NULL, STREAMS}, {"no-sync-each", 2, NULL, ASYNC}, {"memory", 1, NULL, MEMORY},
     {"alloc-past", 1, NULL, PAST}, {"iters", 1, NULL, ITERS}, {"device", 1, NULL, DEVICE}, {"log", 1, NULL, LOG},
     {"log-requests", 0, NULL, LOG_REQUESTS}, {"progress", 0, NULL, PROGRESS}, {"json", 0, NULL, JSON},
-    {"help", 0, NULL, HELP}, {NULL, 0, NULL, 0}};
+    {"help", 0, NULL, HELP}, {"kernel-mix", 1, NULL, MIX}, {"graph", 0, NULL, GRAPH}, {"period", 1, NULL, PERIOD},
+    {"duty", 1, NULL, DUTY}, {"poisson", 1, NULL, POISSON}, {"seed", 1, NULL, SEED}, {"in-flight", 1, NULL, IN_FLIGHT},
+    {"procs", 1, NULL, PROCS}, {"start-at", 1, NULL, START_AT}, {NULL, 0, NULL, 0}};
 
 static void set(struct options *options, int id, const char *name, const char *arg)
 {
@@ -98,24 +123,52 @@ static void set(struct options *options, int id, const char *name, const char *a
     case LOG: options->log = arg; break;
     case LOG_REQUESTS: options->log_requests = true; break;
     case PROGRESS: options->progress = true; break;
+    case MIX: mix(options, arg); break;
+    case GRAPH: options->graph = true; break;
+    case PERIOD: options->period_s = number(name, arg, 0.001, 1e5); break;
+    case DUTY: options->duty = number(name, arg, 0.1, 100) / 100; break;
+    case POISSON: options->poisson = number(name, arg, 1e-3, 1e5); break;
+    case SEED: options->seed = whole(name, arg, 0, 9e15); break;
+    case IN_FLIGHT: options->in_flight = whole(name, arg, 1, MAX_IN_FLIGHT); break;
+    case PROCS: options->procs = (unsigned)whole(name, arg, 1, 256); break;
+    case START_AT: options->start_at = whole(name, arg, 0, 9e15); break;
     case JSON: options->json = true; break;
     case HELP: fputs(usage, stdout); exit(EXIT_OK);
     default: fputs(usage, stderr); exit(EXIT_USAGE);
     }
 }
 
+static void refuse_pair(const char *text)
+{
+    fprintf(stderr, "qgpu-workload: %s\n", text);
+    exit(EXIT_USAGE);
+}
+
+static void check_pairs(const struct options *options)
+{
+    if (options->log_requests && !options->log)
+        refuse_pair("--log-requests needs --log FILE");
+    if ((options->period_s > 0) != (options->duty > 0))
+        refuse_pair("--period and --duty need each other");
+    if (options->period_s > 0 && options->idle_s > 0)
+        refuse_pair("--period and --idle are two ways to say when to rest; give one");
+    if (options->poisson > 0 && (options->period_s > 0 || options->idle_s > 0 || options->sync_every != 1))
+        refuse_pair("--poisson decides alone when to rest and waits for each request; "
+                    "--period, --idle and --no-sync-each contradict it");
+    if (options->graph && options->in_flight)
+        refuse_pair("--in-flight counts kernels; a graph is launched as a whole");
+}
+
 void parse_options(struct options *options, int argc, char **argv)
 {
     int id, index = 0;
-    *options = (struct options){.kernel_us = 100, .busy_s = 1, .length_s = 10, .kernels = 1, .streams = 1, .sync_every = 1};
+    *options = (struct options){.kernel_us = 100, .busy_s = 1, .length_s = 10, .kernels = 1, .streams = 1,
+                                .sync_every = 1, .seed = 1, .procs = 1};
     while ((id = getopt_long(argc, argv, "", table, &index)) != -1)
         set(options, id, table[index].name, optarg);
     if (optind != argc) {
         fprintf(stderr, "qgpu-workload: %s: only options are understood; --help lists them\n", argv[optind]);
         exit(EXIT_USAGE);
     }
-    if (options->log_requests && !options->log) {
-        fputs("qgpu-workload: --log-requests needs --log FILE\n", stderr);
-        exit(EXIT_USAGE);
-    }
+    check_pairs(options);
 }

@@ -13,16 +13,22 @@
 
 enum exit_code { EXIT_OK = 0, EXIT_DRIVER = 1, EXIT_USAGE = 2, EXIT_NO_DEVICE = 3, EXIT_NO_MEMORY = 4 };
 
+#define MAX_STREAMS 256u
+#define MAX_MIX 16u        /* lengths of --kernel-mix */
+#define MAX_IN_FLIGHT 1024u
+
 struct options {
     double kernel_us, busy_s, idle_s, length_s;
-    uint64_t kernels, requests, warmup, sync_every, iterations, memory, alloc_past;
-    unsigned streams;
+    double period_s, duty; /* a fixed clock of bursts; 0: busy_s and idle_s follow each other */
+    double poisson;        /* requests per second, 0: one after another */
+    double mix[MAX_MIX];   /* lengths of kernels in microseconds, drawn for each kernel */
+    unsigned nmix;
+    uint64_t kernels, requests, warmup, sync_every, iterations, memory, alloc_past, seed, in_flight, start_at;
+    unsigned streams, procs;
     int device;
     const char *log;
-    bool has_requests, json, progress, log_requests;
+    bool has_requests, json, progress, log_requests, graph;
 };
-
-#define MAX_STREAMS 256u
 
 /* Every function that is used: base name, the CUDA version whose ABI is meant, type of the pointer. */
 #define DRIVER_FUNCTIONS(X)                                                                                   \
@@ -50,19 +56,35 @@ struct options {
     X(cuMemsetD8, 3020, (CUdeviceptr, unsigned char, size_t))                                                 \
     X(cuGetErrorName, 6000, (CUresult, const char **))
 
+/* Only resolved for --graph: a driver without them runs everything else. */
+#define GRAPH_FUNCTIONS(X)                                                           \
+    X(cuStreamBeginCapture, 10010, (CUstream, CUstreamCaptureMode))                  \
+    X(cuStreamEndCapture, 10000, (CUstream, CUgraph *))                              \
+    X(cuGraphInstantiateWithFlags, 11040, (CUgraphExec *, CUgraph, unsigned long long)) \
+    X(cuGraphLaunch, 10000, (CUgraphExec, CUstream))
+
 struct driver {
 #define X(name, version, parameters) CUresult(*p_##name) parameters;
     DRIVER_FUNCTIONS(X)
+    GRAPH_FUNCTIONS(X)
 #undef X
     CUfunction work;
+    CUgraphExec graph; /* one request, with --graph */
     CUstream streams[MAX_STREAMS];
+    CUevent in_flight[MAX_IN_FLIGHT];
     CUdeviceptr memory;
     char name[96], uuid[48];
+};
+
+/* Draws that are the same for the same seed on every machine. */
+struct draw {
+    uint64_t state;
 };
 
 struct result {
     uint64_t kernels, requests, bursts, errors, refused_at, iterations;
     uint64_t start_ns, end_ns, busy_ns; /* busy: inside bursts, from the first launch to the last completion */
+    double kernel_us;                   /* sum over all counted kernels */
     bool refused;
     char refusal[64];
     uint64_t *latency; /* ns; a random sample once it is full */
@@ -80,7 +102,19 @@ void driver_alloc_past(struct driver *driver, const struct options *options, str
 uint64_t driver_calibrate(struct driver *driver, double kernel_us); /* iterations of one kernel */
 CUresult driver_launch(const struct driver *driver, CUstream stream, uint64_t iterations);
 
-void run(const struct driver *driver, const struct options *options, struct result *result);
+void driver_capture(struct driver *driver, const struct options *options, const struct result *result,
+                    struct draw *draw, double *graph_us);
+
+void draw_seed(struct draw *draw, uint64_t seed);
+uint64_t draw_u64(struct draw *draw);
+double draw_exponential(struct draw *draw, double mean);
+double draw_kernel(struct draw *draw, const struct options *options); /* length of the next kernel in microseconds */
+uint64_t kernel_iterations(const struct options *options, const struct result *result, double kernel_us);
+
+/* Runs the program in --procs processes and returns in each of the children; the parent leaves with the worst status. */
+void fork_processes(struct options *options);
+
+void run(struct driver *driver, const struct options *options, struct result *result);
 void report(const struct driver *driver, const struct options *options, struct result *result);
 uint64_t now_ns(void);
 

@@ -18,33 +18,33 @@
 
 #include <cuda.h>
 
+#include "probe.h"
 #include "stub.h"
 
-#define SLOTS 64
+#define SLOTS 128
 
-static void *cuda;
-static struct stub_state *state;
+void *cuda;
+struct stub_state *state;
 static int (*release_markers)(int);
-static CUcontext contexts[SLOTS];
-static CUstream streams[SLOTS];
+CUcontext contexts[SLOTS];
+CUstream streams[SLOTS];
 static CUdeviceptr pointers[SLOTS];
 static CUmemGenericAllocationHandle handles[SLOTS];
 
-/* Calls a driver function through the handle that dlopen gave, as every framework does. */
-#define CALL(name) ((__typeof__(&name))dlsym(cuda, #name))
-
-static long arg(char **words, int at)
+long arg(char **words, int at)
 {
     return words[at] ? strtol(words[at], NULL, 0) : 0;
 }
 
-static int launch_on(CUstream stream, long function, long times)
+int launch_on(CUstream stream, long function, long times)
 {
     int result = 0;
     for (long i = 0; i < times && !result; i++)
         result = CALL(cuLaunchKernel)((CUfunction)(uintptr_t)function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
     return result;
 }
+
+static pthread_barrier_t together; /* all threads live from their first launch to their last */
 
 static void *launch_thread(void *times)
 {
@@ -53,6 +53,7 @@ static void *launch_thread(void *times)
     CALL(cuCtxSetCurrent)(contexts[0]);
     CUstream stream;
     CALL(cuStreamCreate)(&stream, 0);
+    pthread_barrier_wait(&together);
     for (; left > 0; left--) {
         launch_on(left % 2 ? stream : NULL, 0x10, 1);
         CUdeviceptr pointer;
@@ -66,6 +67,7 @@ static void *launch_thread(void *times)
             nanosleep(&pause, NULL);
         }
     }
+    pthread_barrier_wait(&together);
     return NULL;
 }
 
@@ -83,10 +85,12 @@ static int churn(long times)
 
 static int threads(long count, long times)
 {
-    pthread_t all[16];
-    for (long i = 0; i < count && i < 16; i++)
+    pthread_t all[64];
+    count = count < 64 ? count : 64;
+    pthread_barrier_init(&together, NULL, (unsigned)count);
+    for (long i = 0; i < count; i++)
         pthread_create(&all[i], NULL, launch_thread, (void *)(intptr_t)times);
-    for (long i = 0; i < count && i < 16; i++)
+    for (long i = 0; i < count; i++)
         pthread_join(all[i], NULL);
     return 0;
 }
@@ -256,12 +260,13 @@ static int control_command(char **w)
         return CALL(cuCtxCreate_v2)(&contexts[arg(w, 1) % SLOTS], 0, (CUdevice)arg(w, 1));
     if (!strcmp(w[0], "ctx_destroy"))
         return CALL(cuCtxDestroy_v2)(contexts[arg(w, 1) % SLOTS]);
-    return stream_command(w);
+    int more = more_command(w);
+    return more != NOT_MINE ? more : stream_command(w);
 }
 
 int main(void)
 {
-    char line[512], *words[8];
+    char line[1024], *words[24];
     const char *stub_path = getenv("QGPU_TEST_STUB");
     void *behind = stub_path ? dlopen(stub_path, RTLD_NOW) : NULL;
     cuda = dlopen("libcuda.so.1", RTLD_NOW);
@@ -276,9 +281,9 @@ int main(void)
     setvbuf(stdout, NULL, _IOLBF, 0);
     while (fgets(line, sizeof(line), stdin)) {
         int count = 0;
-        for (char *word = strtok(line, " \n"); word && count < 7; word = strtok(NULL, " \n"))
+        for (char *word = strtok(line, " \n"); word && count < 23; word = strtok(NULL, " \n"))
             words[count++] = word;
-        memset(&words[count], 0, sizeof(*words) * (size_t)(8 - count));
+        memset(&words[count], 0, sizeof(*words) * (size_t)(24 - count));
         if (count && !say_command(words))
             printf("%d\n", control_command(words));
     }

@@ -1,0 +1,159 @@
+"""What goes over arbiter.sock, as Python values: settings and grants to messages, messages to measurements."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from enforcer import abi
+from gres.grants import Grant
+
+
+@dataclass(frozen=True)
+class CardSettings:
+    """Settings of one card. Durations as their names say; policies by name.
+
+    `governed` is of the whole card, the two `ungoverned_` ones of one class; `together`: an offline job that is
+    preempted here is suspended on its other cards too. An arbiter of version 1 knows `governed` alone.
+    """
+
+    uuid: str
+    idle_release_ms: int = 100
+    window_us: int = 500
+    slice_us: int = 2000
+    lease_ms: int = 10_000
+    grace_ms: int = 2000
+    policy_online: str = "burst-share"
+    policy_offline: str = "burst-share"
+    governed: bool = True
+    ungoverned_online: bool = False
+    ungoverned_offline: bool = False
+    together: bool = True
+
+
+@dataclass(frozen=True)
+class TenantStats:
+    """What the arbiter measured of one (job, card) since the grant. ns and bytes; counters only grow.
+
+    The memory of the job on the card is mem_used (its live processes) + mem_extra (contexts, modules, dead processes);
+    mem_peak is of that sum. What stands from `policy` on is unknown to an arbiter of version 1.
+    """
+
+    job_id: int
+    uuid: str
+    uid: int
+    job_class: str
+    share: int
+    gate: int
+    procs: int
+    busy: bool
+    mem_cap: int
+    mem_used: int
+    mem_peak: int
+    mem_denied: int
+    launches: int
+    busy_ns: int
+    closed_preempted_ns: int
+    closed_share_ns: int
+    preemptions: int
+    gate_close_max_ns: int
+    granted_ns: int
+    policy: str = ""
+    deficit_ns: int = 0
+    mem_extra: int = 0
+    estimated: bool = False
+    passed_over: bool = False
+    ungoverned: bool = False
+    suspended: bool = False
+    closed_suspended_ns: int = 0
+    held_ns: int = 0
+    close_hist: tuple[int, ...] = (0,) * abi.CLOSE_BUCKETS
+
+
+@dataclass(frozen=True)
+class ProcessStats:
+    """One process of a job on a card: registered now, or (from a DeathWatch) just ended. Bytes are its own word."""
+
+    job_id: int
+    uuid: str
+    pid: int
+    uid: int
+    mem_used: int
+    mem_pending: int
+
+
+_CLASS_NAMES = {code: name for name, code in abi.CLASS_CODES.items()}
+_POLICY_NAMES = {code: name for name, code in abi.POLICY_CODES.items()}
+_FLAGS = {
+    "estimated": abi.TENANT_ESTIMATED,
+    "passed_over": abi.TENANT_PASSED_OVER,
+    "ungoverned": abi.TENANT_UNGOVERNED,
+    "suspended": abi.TENANT_SUSPENDED,
+}
+
+
+def card_message(card: CardSettings) -> abi.CtlCard:
+    """QG_CTL_CARD for these settings. Raises AbiError when one does not fit or a policy is unknown."""
+    msg = abi.CtlCard(head=abi.head(abi.CTL_CARD, abi.CtlCard))
+    msg.uuid = abi.c_text(card.uuid, abi.UUID_LEN, "card UUID")
+    for name in ("idle_release_ms", "window_us", "slice_us", "lease_ms", "grace_ms"):
+        setattr(msg, name, abi.bounded(getattr(card, name), 0, 2**32 - 1, name))
+    for name in ("policy_online", "policy_offline"):
+        policy = getattr(card, name)
+        if policy not in abi.POLICY_CODES:
+            raise abi.AbiError(
+                f"policy {policy!r} is unknown; it must be one of {', '.join(abi.POLICY_CODES)}"
+            )
+        setattr(msg, name, abi.POLICY_CODES[policy])
+    msg.flags = 0 if card.governed else abi.CARD_UNGOVERNED
+    msg.flags |= abi.CARD_UNGOVERNED_ONLINE if card.ungoverned_online else 0
+    msg.flags |= abi.CARD_UNGOVERNED_OFFLINE if card.ungoverned_offline else 0
+    msg.flags |= abi.CARD_TOGETHER if card.together else 0
+    return msg
+
+
+def grant_messages(grant: Grant) -> list[abi.CtlGrant]:
+    """One QG_CTL_GRANT per card of an active grant; none for refused and whole-card jobs."""
+    if grant.state != "active" or grant.job_class is None:
+        return []
+    messages = []
+    for card in grant.cards:
+        msg = abi.CtlGrant(head=abi.head(abi.CTL_GRANT, abi.CtlGrant))
+        msg.job_id = grant.job_id
+        msg.uid = grant.uid
+        msg.job_class = abi.CLASS_CODES[grant.job_class]
+        msg.uuid = abi.c_text(card.uuid, abi.UUID_LEN, "card UUID")
+        msg.share = card.share
+        msg.mem_cap = card.mem_cap
+        messages.append(msg)
+    return messages
+
+
+def tenant_message(data: bytes) -> abi.CtlTenant:
+    """A QG_CTL_TENANT of either version; what version 1 does not tell is zero."""
+    if len(data) == abi.CTL_TENANT_V1_SIZE:
+        data = data.ljust(ctypes.sizeof(abi.CtlTenant), b"\0")
+    return abi.parse(abi.CtlTenant, data, "tenant message")
+
+
+def stats(data: bytes) -> TenantStats:
+    """The answer about one tenant."""
+    msg = tenant_message(data)
+    special = {"uuid", "job_class", "busy", "policy", "close_hist", *_FLAGS}
+    plain = {name: getattr(msg, name) for name in TenantStats.__dataclass_fields__ if name not in special}
+    return TenantStats(
+        uuid=msg.uuid.decode(errors="replace"),
+        job_class=_CLASS_NAMES.get(msg.job_class, f"class {msg.job_class}"),
+        busy=bool(msg.busy),
+        policy=_POLICY_NAMES.get(msg.policy, ""),
+        close_hist=tuple(msg.close_hist),
+        **{name: bool(msg.flags & bit) for name, bit in _FLAGS.items()},
+        **plain,
+    )
+
+
+def process(data: bytes) -> ProcessStats:
+    """A QG_CTL_PROC or QG_CTL_DIED."""
+    msg = abi.parse(abi.CtlProcess, data, "process message")
+    uuid = msg.uuid.decode(errors="replace")
+    return ProcessStats(msg.job_id, uuid, msg.pid, msg.uid, msg.mem_used, msg.mem_pending)

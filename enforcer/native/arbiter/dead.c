@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a tenant is charged beside its live slots: contexts and modules as NVML counts them, and processes that died
+ * but may still lie on the card. qgpud, which sees NVML, is told of each death and says when the card let go; without
+ * it, or when it does not answer, the arbiter lets go by itself. Main thread only; the gate page takes one store.
+ */
+#include <string.h>
+
+#include "arbiter.h"
+#include "qg_msg.h"
+#include "qg_time.h"
+
+#define ANSWER_NS (5000 * QP_MS) /* qgpud answers within this, or the memory counts as free */
+
+static uint64_t cut(uint64_t bytes) { return bytes < AR_MAX_BYTES ? bytes : AR_MAX_BYTES; }
+
+uint64_t dead_extra(const struct tenant *t) {
+    uint64_t sum = t->overhead + t->crowd;
+    for (uint32_t i = 0; i < t->ndead; i++) sum += t->dead[i].bytes;
+    return sum;
+}
+
+static void publish(struct tenant *t) {
+#if QG_SPEAK >= 2
+    __atomic_store_n(&t->gate->mem_extra, dead_extra(t), __ATOMIC_RELEASE);
+#else
+    (void)t;
+#endif
+}
+
+static struct qg_ctl_process message(const struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes) {
+    struct qg_ctl_process m = {.job_id = t->job_id, .pid = (uint32_t)pid, .uid = uid, .mem_used = bytes};
+    memcpy(m.uuid, t->card->uuid, sizeof(m.uuid));
+    qg_msg_head_init(&m.head, QG_CTL_DIED, sizeof(m));
+    return m;
+}
+
+static void tell(struct arbiter *a, const struct qg_ctl_process *m) {
+    for (struct conn *c = a->conns; c; c = c->next) {
+        if (c->dead || !c->watches) continue;
+        /* one that does not read will come back, and be told again */
+        if (qg_msg_send(c->fd, m, sizeof(*m), NULL, 0) != 0) conn_close(a, c);
+    }
+}
+
+static void drop(struct arbiter *a, struct tenant *t, uint32_t i) {
+    t->dead[i] = t->dead[--t->ndead];
+    a->ndead--;
+}
+
+static void remember(struct arbiter *a, struct tenant *t, pid_t pid, uint64_t bytes) {
+    uint64_t now = qg_now_ns();
+    if (t->ndead < AR_MAX_DEAD) {
+        t->dead[t->ndead++] = (struct dead){.pid = pid, .bytes = bytes, .died_ns = now};
+        a->ndead++;
+        return;
+    }
+    if (!t->crowd_until_ns) a->ndead++;
+    t->crowd = cut(t->crowd + bytes);
+    t->crowd_until_ns = now + ANSWER_NS;
+}
+
+static bool watched(const struct arbiter *a) {
+    for (const struct conn *c = a->conns; c; c = c->next) {
+        if (!c->dead && c->watches) return true;
+    }
+    return false;
+}
+
+/* A process cannot have held more than its job may; what it wrote itself is a hint like any other. */
+void dead_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes) {
+    if (!watched(a)) return;
+    if (bytes > t->mem_cap) bytes = t->mem_cap;
+    if (bytes) remember(a, t, pid, bytes);
+    publish(t);
+    struct qg_ctl_process m = message(t, pid, uid, bytes);
+    tell(a, &m);
+}
+
+/* One answer lets go of one process: should the number have been given away meanwhile, the older one is meant. */
+void dead_gone(struct arbiter *a, struct tenant *t, pid_t pid) {
+    uint32_t found = t->ndead;
+    for (uint32_t i = 0; i < t->ndead; i++) {
+        if (t->dead[i].pid == pid && (found == t->ndead || t->dead[i].died_ns < t->dead[found].died_ns)) found = i;
+    }
+    if (found == t->ndead) return;
+    drop(a, t, found);
+    publish(t);
+}
+
+void dead_forget(struct arbiter *a, struct tenant *t) {
+    while (t->ndead) drop(a, t, 0);
+    if (t->crowd_until_ns) a->ndead--;
+    t->crowd = t->crowd_until_ns = 0;
+}
+
+void dead_overhead(struct tenant *t, uint64_t bytes) {
+    t->overhead = cut(bytes);
+    publish(t);
+}
+
+static void each(struct arbiter *a, void (*fn)(struct arbiter *, struct tenant *, void *), void *arg) {
+    for (uint32_t i = 0; i < a->ncards; i++) {
+        for (uint32_t k = 0; k < QP_MAX_TENANTS; k++) {
+            struct tenant *t = a->cards[i]->tenants[k];
+            if (t && (t->ndead || t->crowd_until_ns)) fn(a, t, arg);
+        }
+    }
+}
+
+static void tell_again(struct arbiter *a, struct tenant *t, void *arg) {
+    struct conn *c = arg;
+    for (uint32_t i = 0; i < t->ndead; i++) {
+        struct qg_ctl_process m = message(t, t->dead[i].pid, t->uid, t->dead[i].bytes);
+        if (!c->dead && qg_msg_send(c->fd, &m, sizeof(m), NULL, 0) != 0) conn_close(a, c);
+    }
+}
+
+void dead_watch(struct arbiter *a, struct conn *c) {
+    c->watches = true;
+    if (a->ndead) each(a, tell_again, c);
+}
+
+struct due {
+    uint64_t now, next;
+};
+
+static void let_go(struct arbiter *a, struct tenant *t, void *arg) {
+    struct due *due = arg;
+    for (uint32_t i = 0; i < t->ndead;) {
+        uint64_t until = t->dead[i].died_ns + ANSWER_NS;
+        if (until > due->now) {
+            if (until < due->next) due->next = until;
+            i++;
+            continue;
+        }
+        ar_log(a, 1, "process %d of job %llu ended 5 s ago, nobody said whether its memory is free; it counts as free now",
+               (int)t->dead[i].pid, (unsigned long long)t->job_id);
+        drop(a, t, i);
+    }
+    if (t->crowd_until_ns && t->crowd_until_ns <= due->now) {
+        t->crowd = t->crowd_until_ns = 0;
+        a->ndead--;
+    } else if (t->crowd_until_ns && t->crowd_until_ns < due->next) {
+        due->next = t->crowd_until_ns;
+    }
+    publish(t);
+}
+
+int dead_sweep(struct arbiter *a, uint64_t now) {
+    struct due due = {.now = now, .next = QP_NEVER};
+    if (!a->ndead) return -1;
+    each(a, let_go, &due);
+    return due.next == QP_NEVER ? -1 : (int)((due.next - now) / QP_MS) + 1;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Answers to qgpud's questions: what every tenant did, and which processes are registered.
+ */
+#include <string.h>
+
+#include "arbiter.h"
+#include "qg_msg.h"
+
+static uint32_t flags_of(struct tenant *t) {
+    const struct qp_tenant *q = &t->card->policy.tenant[t->index];
+    uint32_t flags = 0;
+    if (t->estimated) flags |= QG_TENANT_ESTIMATED;
+    if (t->doubted || t->stuck) flags |= QG_TENANT_PASSED_OVER;
+    if (q->free || t->card->policy.ungoverned) flags |= QG_TENANT_UNGOVERNED;
+    if (t->suspended) flags |= QG_TENANT_SUSPENDED;
+    t->estimated = false;
+    return flags;
+}
+
+static void fill(struct tenant *t, struct qg_ctl_tenant *m) {
+    const struct card *card = t->card;
+    m->job_id = t->job_id;
+    memcpy(m->uuid, card->uuid, sizeof(m->uuid));
+    m->uid = t->uid;
+    m->job_class = t->job_class;
+    m->share = t->share;
+    m->gate = t->gate->flags;
+    m->procs = t->nprocs;
+    m->busy = t->busy;
+    m->mem_cap = t->mem_cap;
+    m->mem_used = t->mem_used;
+    m->mem_peak = t->mem_peak;
+    m->mem_denied = t->mem_denied;
+    m->launches = t->launches;
+    m->busy_ns = t->busy_ns;
+    m->closed_preempted_ns = t->closed_preempted_ns;
+    m->closed_share_ns = t->closed_share_ns;
+    m->preemptions = t->preemptions;
+    m->gate_close_max_ns = t->close_max_ns;
+    m->granted_ns = t->granted_ns;
+#if QG_SPEAK >= 2
+    m->flags = flags_of(t);
+    m->policy = card->policy.cls[t->job_class == QG_CLASS_ONLINE ? 0 : 1].policy;
+    const struct qp_tenant *q = &card->policy.tenant[t->index];
+    m->deficit_ns = q->budgeted ? q->budget_ns : q->deficit_ns;
+    m->mem_extra = dead_extra(t);
+    m->closed_suspended_ns = t->closed_suspended_ns;
+    m->held_ns = t->held_ns;
+    memcpy(m->close_hist, t->close_hist, sizeof(m->close_hist));
+#else
+    (void)flags_of;
+#endif
+}
+
+static bool send_tenant(struct conn *c, struct tenant *t) {
+    struct qg_ctl_tenant m = {0};
+    size_t size = c->version >= 2 ? sizeof(m) : QG_CTL_TENANT_V1_SIZE;
+    pthread_mutex_lock(&t->card->lock);
+    sample_counters(t);
+    fill(t, &m);
+    pthread_mutex_unlock(&t->card->lock);
+    qg_msg_head_init(&m.head, QG_CTL_TENANT, size);
+    m.head.version = c->version;
+    return qg_msg_send(c->fd, &m, size, NULL, 0) == 0;
+}
+
+bool report_tenants(struct arbiter *a, struct conn *c) {
+    for (uint32_t i = 0; i < a->ncards; i++) {
+        for (uint32_t k = 0; k < QP_MAX_TENANTS; k++) {
+            struct tenant *t = a->cards[i]->tenants[k];
+            if (t && !send_tenant(c, t)) return false;
+        }
+    }
+    return true;
+}
+
+static bool send_process(struct conn *c, const struct tenant *t, uint32_t slot) {
+    const struct qg_proc *page = &t->job->procs[slot];
+    const struct proc *p = t->slots[slot].proc;
+    uint64_t used = __atomic_load_n(&page->mem_used, __ATOMIC_RELAXED);
+    uint64_t pending = __atomic_load_n(&page->mem_pending, __ATOMIC_RELAXED);
+    struct qg_ctl_process m = {.job_id = t->job_id, .pid = (uint32_t)p->pid, .uid = p->uid};
+    memcpy(m.uuid, t->card->uuid, sizeof(m.uuid));
+    m.mem_used = used < AR_MAX_BYTES ? used : AR_MAX_BYTES;
+    m.mem_pending = pending < AR_MAX_BYTES ? pending : AR_MAX_BYTES;
+    qg_msg_head_init(&m.head, QG_CTL_PROC, sizeof(m));
+    return qg_msg_send(c->fd, &m, sizeof(m), NULL, 0) == 0;
+}
+
+bool report_processes(struct arbiter *a, struct conn *c) {
+    for (const struct proc *p = a->procs; p; p = p->next) {
+        for (uint32_t i = 0; i < p->nslots && !p->dead; i++) {
+            if (!send_process(c, p->slots[i].tenant, p->slots[i].slot)) return false;
+        }
+    }
+    return true;
+}

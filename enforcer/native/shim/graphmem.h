@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory nodes of graphs, from the launch's point of view; hook_graphmem.c.
+ */
+#ifndef QG_GRAPHMEM_H
+#define QG_GRAPHMEM_H
+
+#include "shim.h"
+
+/* A launch or upload of a graph with memory nodes reserves what it may take. False: the cap refuses. */
+bool qg_graph_memory_before(CUgraphExec exec, uint64_t *reserved);
+void qg_graph_memory_after(CUgraphExec exec, uint64_t reserved);
+
+/* A memory node was made (also by an allocation in a capture): from now on graphs are looked at. */
+void qg_graph_memory_exists(void);
+
+/* The driver took back what no graph was using: the next launch may need it again. */
+void qg_graph_memory_trimmed(void);
+
+void qg_graph_memory_after_fork(void);
+
+#endif

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Hooks of what tells how much memory there is. All of it, and NVML's answers too (shim_nvml), is the cap and what the
+ * job holds in the books; the card's own numbers only where they are smaller.
+ */
+#include "charge.h"
+#include "pools.h"
+#include "shares.h"
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static void virtual_memory(struct qg_card *card, uint64_t *available, uint64_t *total)
+{
+    qg_pools_settled();
+    if (card)
+        qg_shares_tick(card);
+    uint64_t cap = card ? qg_cap(card) : 0, used = card ? qg_job_used(card) : 0;
+    *total = least(*total, cap);
+    *available = least(*available, cap > used ? cap - used : 0);
+}
+
+CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
+{
+    CUresult result = QG_REAL(cuMemGetInfo_v2)(available, total);
+    if (result == CUDA_SUCCESS && ruled()) {
+        uint64_t left = *available, all = *total;
+        virtual_memory(qg_card_current(), &left, &all);
+        *available = left;
+        *total = all;
+    }
+    return result;
+}
+
+CUresult cuMemGetInfo(unsigned int *available, unsigned int *total)
+{
+    CUresult result = QG_REAL(cuMemGetInfo)(available, total);
+    if (result == CUDA_SUCCESS && ruled()) {
+        uint64_t left = *available, all = *total;
+        virtual_memory(qg_card_current(), &left, &all);
+        *available = (unsigned int)left;
+        *total = (unsigned int)all;
+    }
+    return result;
+}
+
+CUresult cuDeviceTotalMem_v2(size_t *total, CUdevice device)
+{
+    CUresult result = QG_REAL(cuDeviceTotalMem_v2)(total, device);
+    struct qg_card *card = qg_card_by_ordinal(device);
+    if (result == CUDA_SUCCESS && ruled())
+        *total = least(*total, card ? qg_cap(card) : 0);
+    return result;
+}
+
+CUresult cuDeviceTotalMem(unsigned int *total, CUdevice device)
+{
+    CUresult result = QG_REAL(cuDeviceTotalMem)(total, device);
+    struct qg_card *card = qg_card_by_ordinal(device);
+    if (result == CUDA_SUCCESS && ruled())
+        *total = (unsigned int)least(*total, card ? qg_cap(card) : 0);
+    return result;
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * NVML's answers about memory, processes and utilisation: those of the job. Lists are asked for from the real library
+ * with room to spare, and what belongs to other jobs is left out. A device that is none of the job's answers as it is.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "nvml_shim.h"
+
+#define ROOM 1024u /* processes on one card; more than NVML ever tells */
+
+const char *nvmlErrorString(nvmlReturn_t result)
+{
+    if (qg_nvml_has(QG_SYM_nvmlErrorString))
+        return QG_REAL(nvmlErrorString)(result);
+    return result == NVML_ERROR_LIBRARY_NOT_FOUND ? "The NVIDIA library was not found" : "Unknown Error";
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------- */
+
+static unsigned long long least(unsigned long long a, unsigned long long b)
+{
+    return a < b ? a : b;
+}
+
+/* As cuMemGetInfo: the cap, and what the job has left of it, unless the card itself has less. */
+static void limit(const struct qgpu_view *view, unsigned long long *total, unsigned long long *left)
+{
+    *total = least(*total, view->cap);
+    *left = least(*left, view->cap > view->used ? view->cap - view->used : 0);
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    struct qgpu_view view;
+    nvmlReturn_t result = QG_REAL(nvmlDeviceGetMemoryInfo)(device, memory);
+    if (result == NVML_SUCCESS && qg_nvml_view(device, &view)) {
+        limit(&view, &memory->total, &memory->free);
+        memory->used = memory->total - memory->free;
+    }
+    return result;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+    struct qgpu_view view;
+    nvmlReturn_t result = QG_REAL(nvmlDeviceGetMemoryInfo_v2)(device, memory);
+    if (result == NVML_SUCCESS && qg_nvml_view(device, &view)) {
+        limit(&view, &memory->total, &memory->free);
+        memory->reserved = 0; /* of the card, not of the job */
+        memory->used = memory->total - memory->free;
+    }
+    return result;
+}
+
+/* ---- processes ---------------------------------------------------------------------------------------------- */
+
+/* Keeps the job's entries, in place; size is that of one, and its pid lies at offset. */
+static unsigned int keep_ours(const struct qgpu_view *view, void *list, unsigned int count, size_t size, size_t offset)
+{
+    unsigned int kept = 0, pid;
+    for (unsigned int i = 0; i < count; i++) {
+        char *entry = (char *)list + size * i;
+        memcpy(&pid, entry + offset, sizeof(pid));
+        if (qg_nvml_ours(view, pid))
+            memmove((char *)list + size * kept++, entry, size);
+    }
+    return kept;
+}
+
+/* NVML's manner: count is the room on the way in, the number on the way out. */
+static nvmlReturn_t hand_out(const void *list, unsigned int n, size_t size, unsigned int *count, void *out)
+{
+    unsigned int room = *count;
+    *count = n;
+    if (n > room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    if (n)
+        memcpy(out, list, size * n);
+    return NVML_SUCCESS;
+}
+
+#define PROCESSES(name, type)                                                  \
+    nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *infos)   \
+    {                                                                          \
+        struct qgpu_view view;                                                 \
+        unsigned int n = ROOM;                                                 \
+        if (!count || (*count && !infos) || !qg_nvml_view(device, &view))      \
+            return QG_REAL(name)(device, count, infos);                        \
+        type *all = calloc(ROOM, sizeof(*all));                                \
+        if (!all)                                                              \
+            return NVML_ERROR_MEMORY;                                          \
+        nvmlReturn_t result = QG_REAL(name)(device, &n, all);                  \
+        if (result == NVML_SUCCESS) {                                          \
+            n = keep_ours(&view, all, n, sizeof(*all), offsetof(type, pid));   \
+            result = hand_out(all, n, sizeof(*all), count, infos);             \
+        }                                                                      \
+        free(all);                                                             \
+        return result;                                                         \
+    }
+
+PROCESSES(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t)
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
+
+nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *list)
+{
+    struct qgpu_view view;
+    nvmlReturn_t result = QG_REAL(nvmlDeviceGetRunningProcessDetailList)(device, list);
+    if (result == NVML_SUCCESS && list->procArray && qg_nvml_view(device, &view))
+        list->numProcArrayEntries = keep_ours(&view, list->procArray, list->numProcArrayEntries,
+                                              sizeof(*list->procArray), offsetof(nvmlProcessDetail_v1_t, pid));
+    return result;
+}
+
+/* ---- utilisation -------------------------------------------------------------------------------------------- */
+
+/* Samples of the job's processes; NULL when there is nothing to filter (the answer is then the real one). */
+static nvmlReturn_t samples_of(const struct qgpu_view *view, nvmlDevice_t device, unsigned long long since,
+                               nvmlProcessUtilizationSample_t *all, unsigned int *n)
+{
+    *n = ROOM;
+    nvmlReturn_t result = QG_REAL(nvmlDeviceGetProcessUtilization)(device, all, n, since);
+    if (result == NVML_SUCCESS)
+        *n = keep_ours(view, all, *n, sizeof(*all), offsetof(nvmlProcessUtilizationSample_t, pid));
+    return result;
+}
+
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
+                                             unsigned int *count, unsigned long long since)
+{
+    struct qgpu_view view;
+    unsigned int n;
+    if (!count || !qg_nvml_view(device, &view))
+        return QG_REAL(nvmlDeviceGetProcessUtilization)(device, samples, count, since);
+    nvmlProcessUtilizationSample_t *all = calloc(ROOM, sizeof(*all));
+    if (!all)
+        return NVML_ERROR_MEMORY;
+    nvmlReturn_t result = samples_of(&view, device, since, all, &n);
+    if (result == NVML_SUCCESS && !n) {
+        *count = 0;
+        result = NVML_ERROR_NOT_FOUND;
+    } else if (result == NVML_SUCCESS && !samples) {
+        *count = n;
+        result = NVML_ERROR_INSUFFICIENT_SIZE;
+    } else if (result == NVML_SUCCESS) {
+        result = hand_out(all, n, sizeof(*all), count, samples);
+    }
+    free(all);
+    return result;
+}
+
+nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *info)
+{
+    struct qgpu_view view;
+    nvmlReturn_t result = QG_REAL(nvmlDeviceGetProcessesUtilizationInfo)(device, info);
+    if (result == NVML_SUCCESS && info->procUtilArray && qg_nvml_view(device, &view)) {
+        info->processSamplesCount = keep_ours(&view, info->procUtilArray, info->processSamplesCount,
+                                              sizeof(*info->procUtilArray),
+                                              offsetof(nvmlProcessUtilizationInfo_v1_t, pid));
+        if (!info->processSamplesCount)
+            result = NVML_ERROR_NOT_FOUND;
+    }
+    return result;
+}
+
+/* The newest sample of each process, added up. */
+static void add_up(const nvmlProcessUtilizationSample_t *all, unsigned int n, nvmlUtilization_t *rates)
+{
+    rates->gpu = rates->memory = 0;
+    for (unsigned int i = 0; i < n; i++) {
+        bool newest = true;
+        for (unsigned int k = 0; k < n && newest; k++)
+            newest = all[k].pid != all[i].pid || all[k].timeStamp < all[i].timeStamp ||
+                     (all[k].timeStamp == all[i].timeStamp && k <= i);
+        rates->gpu += newest ? all[i].smUtil : 0;
+        rates->memory += newest ? all[i].memUtil : 0;
+    }
+    rates->gpu = rates->gpu < 100 ? rates->gpu : 100;
+    rates->memory = rates->memory < 100 ? rates->memory : 100;
+}
+
+/* Where the real library does not tell processes apart (MIG), its own answer stands. */
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)
+{
+    struct qgpu_view view;
+    unsigned int n = 0;
+    nvmlReturn_t result = QG_REAL(nvmlDeviceGetUtilizationRates)(device, rates);
+    if (result != NVML_SUCCESS || !qg_nvml_view(device, &view))
+        return result;
+    nvmlProcessUtilizationSample_t *all = calloc(ROOM, sizeof(*all));
+    nvmlReturn_t told = all ? samples_of(&view, device, 0, all, &n) : NVML_ERROR_MEMORY;
+    if (told == NVML_SUCCESS || told == NVML_ERROR_NOT_FOUND)
+        add_up(all, told == NVML_SUCCESS ? n : 0, rates);
+    free(all);
+    return result;
+}

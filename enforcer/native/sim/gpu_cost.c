@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The cost model of kernels that are not qgpu_work: a file with lines "PATTERN DURATION", "#" begins a comment. A
+ * duration is a sum of terms like 40us, 0.2us/block or 3ns/thread.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu.h"
+
+static double unit(const char **at)
+{
+    static const struct {
+        const char *name;
+        double ns;
+    } units[] = {{"ns", 1}, {"us", 1e3}, {"ms", 1e6}};
+    for (unsigned i = 0; i < 3; i++)
+        if (strncmp(*at, units[i].name, 2) == 0) {
+            *at += 2;
+            return units[i].ns;
+        }
+    return 0;
+}
+
+static bool suffix(const char **at, const char *word)
+{
+    size_t len = strlen(word);
+    if (strncmp(*at, word, len) != 0)
+        return false;
+    *at += len;
+    return true;
+}
+
+static bool duration(const char *text, struct sim_rule *rule)
+{
+    for (;;) {
+        char *end;
+        double value = strtod(text, &end);
+        bool number = end != text && value >= 0 && value <= 1e9;
+        text = end;
+        value *= unit(&text);
+        if (!number || (value == 0 && *end != 'n' && *end != 'u' && *end != 'm'))
+            return false;
+        if (suffix(&text, "/block"))
+            rule->block_ns += value;
+        else if (suffix(&text, "/thread"))
+            rule->thread_ns += value;
+        else
+            rule->base_ns += value;
+        if (!*text)
+            return true;
+        if (*text++ != '+')
+            return false;
+    }
+}
+
+static bool line_of(struct sim_page *page, char *line, const char *path, unsigned number)
+{
+    char *save, *pattern, *text;
+    line[strcspn(line, "#\n")] = 0;
+    pattern = strtok_r(line, " \t", &save);
+    if (!pattern)
+        return true;
+    text = strtok_r(NULL, " \t", &save);
+    struct sim_rule rule = {.base_ns = 0};
+    if (!text || strtok_r(NULL, " \t", &save) || strlen(pattern) >= sizeof rule.pattern || !duration(text, &rule)) {
+        fprintf(stderr, "qgpu-simgpu: %s:%u: expected PATTERN DURATION, as 'gemm_* 40us+0.2us/block'\n", path, number);
+        return false;
+    }
+    if (page->nrules == SIM_RULES) {
+        fprintf(stderr, "qgpu-simgpu: %s:%u: more than %u rules\n", path, number, SIM_RULES);
+        return false;
+    }
+    snprintf(rule.pattern, sizeof rule.pattern, "%s", pattern);
+    page->rules[page->nrules++] = rule;
+    return true;
+}
+
+bool gpu_cost_read(struct sim_page *page, const char *path)
+{
+    char line[512];
+    unsigned number = 0;
+    bool ok = true;
+    FILE *file = fopen(path, "re");
+    if (!file) {
+        fprintf(stderr, "qgpu-simgpu: cannot read %s: %s\n", path, strerror(errno));
+        return false;
+    }
+    while (ok && fgets(line, sizeof line, file))
+        ok = line_of(page, line, path, ++number);
+    fclose(file);
+    return ok;
+}

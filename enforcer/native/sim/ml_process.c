@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Processes of a card in the simulator's NVML: memory, utilization, and the memory limits of driver generation 615.
+ */
+#include "ml.h"
+
+static nvmlReturn_t list_procs(nvmlDevice_t device, struct sim_procs *procs)
+{
+    uint64_t numbers[3] = {device->info.index, 0, 0};
+    TRY(ml_ask(SIM_REQ_PROCS, numbers, NULL, procs, sizeof *procs));
+    if (procs->rep.a > SIM_MAX_PROCS)
+        procs->rep.a = SIM_MAX_PROCS;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
+{
+    struct sim_procs procs;
+    if (!count || (*count && !infos))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    TRY(ml_check(device));
+    TRY(list_procs(device, &procs));
+    unsigned n = (unsigned)procs.rep.a, room = *count;
+    *count = n;
+    if (n > room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < n; i++)
+        infos[i] = (nvmlProcessInfo_t){.pid = procs.procs[i].pid, .usedGpuMemory = procs.procs[i].mem,
+                                       .gpuInstanceId = 0xffffffff, .computeInstanceId = 0xffffffff};
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos)
+{
+    _Static_assert(sizeof(nvmlProcessInfo_v2_t) == sizeof(nvmlProcessInfo_t), "one layout");
+    return nvmlDeviceGetComputeRunningProcesses_v3(device, count, (nvmlProcessInfo_t *)infos);
+}
+
+#define no_procs(device, count) no_procs_in(__func__, device, count)
+static nvmlReturn_t no_procs_in(const char *function, nvmlDevice_t device, unsigned *count)
+{
+    TRY(ml_check_in(function, device));
+    if (!count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *count = 0;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
+{
+    (void)infos;
+    return no_procs(device, count);
+}
+
+nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
+{
+    (void)infos;
+    return no_procs(device, count);
+}
+
+static nvmlReturn_t utilization(nvmlDevice_t device, struct sim_util *util)
+{
+    uint64_t numbers[3] = {device->info.index, 0, 0};
+    TRY(ml_ask(SIM_REQ_UTIL, numbers, NULL, util, sizeof *util));
+    if (util->rep.a > SIM_MAX_PROCS)
+        util->rep.a = SIM_MAX_PROCS;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)
+{
+    struct sim_util util;
+    TRY(ml_check(device));
+    if (!rates)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    TRY(utilization(device, &util));
+    rates->gpu = util.gpu_percent;
+    rates->memory = 0; /* traffic, not occupancy: not modelled */
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
+                                             unsigned int *count, unsigned long long last_seen)
+{
+    struct sim_util util;
+    TRY(ml_check(device));
+    if (!count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    TRY(utilization(device, &util));
+    unsigned n = (unsigned)util.rep.a, room = *count;
+    *count = n;
+    if (!n || util.stamp_us <= last_seen)
+        return NVML_ERROR_NOT_FOUND;
+    if (!samples || n > room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < n; i++)
+        samples[i] = (nvmlProcessUtilizationSample_t){.pid = util.procs[i].pid, .timeStamp = util.stamp_us,
+                                                      .smUtil = util.procs[i].percent};
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *info)
+{
+    struct sim_util util;
+    TRY(ml_check(device));
+    if (!info || info->version != nvmlProcessesUtilizationInfo_v1)
+        return info ? NVML_ERROR_ARGUMENT_VERSION_MISMATCH : NVML_ERROR_INVALID_ARGUMENT;
+    TRY(utilization(device, &util));
+    unsigned n = (unsigned)util.rep.a, room = info->processSamplesCount;
+    info->processSamplesCount = n;
+    if (!n || util.stamp_us <= info->lastSeenTimeStamp)
+        return NVML_ERROR_NOT_FOUND;
+    if (!info->procUtilArray || n > room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < n; i++)
+        info->procUtilArray[i] = (nvmlProcessUtilizationInfo_v1_t){.pid = util.procs[i].pid, .timeStamp = util.stamp_us,
+                                                                   .smUtil = util.procs[i].percent};
+    return NVML_SUCCESS;
+}
+
+/* ---- driver generation 615 ------------------------------------------------------------------------------- */
+
+/* As in nvml.h of CUDA 13.4; the header that this is built with is older. */
+struct set_limits {
+    const char *name_space; /* the cgroup's directory */
+    unsigned long long soft, hard;
+};
+
+struct get_limits {
+    const char *name_space;
+    unsigned long long soft, hard, used;
+};
+
+nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, const struct set_limits *limits);
+nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, struct get_limits *limits);
+
+nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, const struct set_limits *limits)
+{
+    struct sim_rep rep;
+    TRY(ml_check(device));
+    if (!limits || !limits->name_space)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    uint64_t numbers[3] = {device->info.index, limits->soft, limits->hard};
+    return ml_ask(SIM_REQ_LIMIT_SET, numbers, limits->name_space, &rep, sizeof rep);
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, struct get_limits *limits)
+{
+    struct sim_rep rep;
+    TRY(ml_check(device));
+    if (!limits || !limits->name_space)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    uint64_t numbers[3] = {device->info.index, 0, 0};
+    TRY(ml_ask(SIM_REQ_LIMIT_GET, numbers, limits->name_space, &rep, sizeof rep));
+    limits->soft = rep.a;
+    limits->hard = rep.b;
+    limits->used = rep.c;
+    return NVML_SUCCESS;
+}

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * qgpu-simulate: the arbiter's own decision (policy.h) driven by tenants that are a few numbers each. One event loop
+ * per card; kernels are not stepped one by one, so that an hour of several cards takes seconds.
+ * docs/specs/simulate.md describes the model.
+ */
+#ifndef QGPU_SIMULATE_H
+#define QGPU_SIMULATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "policy.h"
+#include "qgpu_abi.h"
+
+#define SM_MAX_KERNELS 16u
+#define SM_MAX_STOPS 16u
+#define SM_BINS 240u          /* columns of the busy profile, at most */
+#define SM_STEP_NS (10 * QP_MS) /* resolution of the sliding windows that are reported */
+#define SM_STEPS_1S 100u
+#define SM_STEPS_10S 1000u
+#define SM_BUCKETS 2048u
+
+enum load { LOAD_ENDLESS = 0, LOAD_PERIODIC = 1, LOAD_POISSON = 2 };
+enum lie { LIE_NONE = 0, LIE_BUSY = 1, LIE_IDLE = 2 };
+
+/* Where a tenant's only thread is. */
+enum state {
+    ST_AWAY = 0, /* not started, or ended */
+    ST_IDLE,     /* nothing to do */
+    ST_STANDING, /* at the closed gate */
+    ST_WAKING,   /* the gate was opened, the thread is not there yet */
+    ST_RUNNING,  /* launches without end; the card is its limit */
+    ST_DRAINING, /* the gate was closed, what is in flight goes on */
+    ST_THINKING, /* on the CPU between two kernels */
+};
+
+/* What the outside sees of it, for the timeline and the sums of waiting. */
+enum mode { MODE_AWAY = 0, MODE_IDLE, MODE_RUN, MODE_SHARE, MODE_PREEMPTED, MODE_WAKE, MODES };
+
+struct histogram {
+    uint64_t count[SM_BUCKETS], n;
+};
+
+struct queue {
+    uint64_t *at; /* arrival times, a ring */
+    uint32_t cap, head, n;
+};
+
+struct sliding {
+    uint32_t step[SM_STEPS_10S]; /* busy ns of each step */
+    uint64_t sum_1s, sum_10s, seen;
+    uint64_t max_1s, min_1s, max_10s, min_10s;
+};
+
+struct actor {
+    /* from the trace */
+    uint32_t card, job_class, share, procs, free, nkernels, nstops, per_request;
+    enum load load;
+    enum lie lie;
+    uint64_t start_ns, stop_ns, period_ns, gap_ns;
+    uint64_t kernel_ns[SM_MAX_KERNELS];
+    uint64_t stops[SM_MAX_STOPS][2];
+
+    /* now */
+    enum state state;
+    enum mode mode;
+    bool halted, launched, began;  /* SIGSTOP; launched since the last decision; since the gate was opened */
+    uint32_t gate, kernels_left, next_stop;
+    uint64_t length_ns;  /* of the kernels of this run */
+    uint64_t run_ns;     /* left of this run of equal kernels */
+    uint64_t flight_ns;  /* in flight behind a closed gate */
+    uint64_t timer_ns;   /* wake-up or end of thinking */
+    uint64_t arrival_ns; /* next request */
+    uint64_t head_ns;    /* arrival of the request in work; 0 = none */
+    uint64_t mode_since_ns, opened_ns, unused_ns, doubt_until_ns, doubt_ns, progress_ns;
+    struct queue queue;
+
+    /* results */
+    uint64_t busy_ns, mode_ns[MODES], requests, preemptions, turns, step_busy_ns;
+    double due_ns; /* what an ideal division would have given while it wanted */
+    uint64_t bins[SM_BINS];
+    struct sliding sliding;
+    struct histogram latency;
+};
+
+struct machine {
+    /* from the trace */
+    uint32_t policy[2];
+    uint64_t idle_release_ns, slice_ns, window_ns, switch_ns, timeslice_ns, arbiter_ns, tenant_ns, queue_depth;
+
+    /* now */
+    uint32_t number, nactors, nrunning;
+    struct actor **actors;
+    uint16_t running[QP_MAX_TENANTS];
+    struct qp_card *policy_card;
+    uint64_t now, decide_ns, stall_ns, step_end_ns, rng;
+    int32_t on_card; /* who ran last */
+
+    /* results */
+    uint64_t busy_ns, switches, switch_lost_ns, decisions, events;
+};
+
+struct world {
+    uint64_t seed, duration_ns;
+    uint32_t bins, ncards, nactors;
+    struct machine *cards;
+    struct actor *actors;
+    FILE *timeline;
+};
+
+/* trace.c: reads the lines that enforcer/simulate.py writes; false after a sentence on stderr */
+bool trace_read(struct world *w, FILE *in);
+void trace_free(struct world *w);
+
+/* engine.c */
+void card_run(struct world *w, struct machine *m);
+
+/* actor.c: one tenant's life. The engine calls them at the times that actor_next() names. */
+uint64_t actor_next(const struct actor *a);
+void actor_due(struct world *w, struct machine *m, struct actor *a);
+void actor_ran(struct world *w, struct machine *m, struct actor *a); /* its run or flight ended */
+void actor_gate(struct world *w, struct machine *m, struct actor *a, uint32_t gate);
+void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t);
+void actor_enter(struct world *w, struct machine *m, struct actor *a, enum state state);
+uint64_t spread(struct machine *m, uint64_t mean); /* a delay of that mean */
+void ring(struct machine *m);
+
+/* result.c */
+void latency_add(struct histogram *h, uint64_t ns);
+void sliding_step(struct actor *a);
+void world_print(const struct world *w, FILE *out);
+
+#endif

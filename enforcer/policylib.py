@@ -1,0 +1,120 @@
+"""The arbiter's decision (policy.h) as a library: its structures mirrored once, for tests and experiments.
+
+The C code is the truth; tests/unit/test_policylib.py compares every offset and constant with the header.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int32, c_int64, c_uint32, c_uint64
+from pathlib import Path
+from typing import Any, ClassVar
+
+LIBRARY = Path(__file__).resolve().parents[1] / "build/test/libqgpu_policy.so"
+
+MAX_TENANTS = 256
+NEVER = 2**64 - 1
+MS = 1_000_000
+TICK_NS = 1 * MS
+SOLO_TICK_NS = 5 * MS
+NOTIFY_NS = 2 * MS
+PASS_ON_NS = 1 * MS
+PAUSE_NS = 400_000
+START_NS = 1 * MS
+DRAIN_POLL_NS = 50_000
+DRAIN_MAX_NS = 100 * MS
+OVERDUE_MAX = 6
+DEFICIT_MAX_NS = 1000 * MS
+BUDGET_MAX_NS = 50 * MS
+MARGIN_NS = 1 * MS
+LONG_TURN = 10
+PORTION = 3
+LONE_WINDOW_US = 20_000
+SHARED_WINDOW_US = 4_000
+FIXED_WINDOW_US = 2_000
+BINS = 256
+
+
+def _fields(kind: type, names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names.split()]
+
+
+class QpTenant(ctypes.Structure):
+    """struct qp_tenant."""
+
+    _fields_: ClassVar[Any] = [
+        *_fields(c_uint32, "live job_class share procs wants undrained granted free suspended"),
+        *_fields(c_uint64, "used_from_ns"),
+        *_fields(c_uint32, "gate worked flew was_busy wished budgeted greedy spent"),
+        *_fields(c_int64, "deficit_ns budget_ns"),
+        *_fields(c_uint64, "last_work_ns idle_since_ns service_ns used_ns drain_ns early_ns tail_ns overdue"),
+    ]
+
+
+class QpClass(ctypes.Structure):
+    """struct qp_class."""
+
+    _fields_: ClassVar[Any] = [
+        *_fields(c_uint32, "policy"),
+        *_fields(c_int32, "holder draining"),
+        *_fields(c_uint32, "contended resumed looked"),
+        *_fields(
+            c_uint64, "slice_end_ns turn_end_ns opened_ns use_ns booked_ns drain_from_ns drain_until_ns"
+        ),
+    ]
+
+
+class QpWindow(ctypes.Structure):
+    """struct qp_window."""
+
+    _fields_: ClassVar[Any] = [*_fields(c_uint64, "bin sum"), ("used", c_uint32 * BINS)]
+
+
+class QpHistory(ctypes.Structure):
+    """struct qp_history."""
+
+    _fields_: ClassVar[Any] = _fields(QpWindow, "one ten")
+
+
+class QpCard(ctypes.Structure):
+    """struct qp_card."""
+
+    _fields_: ClassVar[Any] = [
+        *_fields(c_uint64, "idle_release_ns slice_ns switch_ns recovery_until_ns"),
+        *_fields(c_uint32, "ungoverned ntenants"),
+        *_fields(c_uint64, "last_ns online_busy_ns"),
+        ("cls", QpClass * 2),
+        *_fields(c_uint64, "wake_ns"),
+        *_fields(c_uint32, "preempting online_working"),
+        *_fields(c_int32, "last_user"),
+        ("tenant", QpTenant * MAX_TENANTS),
+        ("history", QpHistory * MAX_TENANTS),
+    ]
+
+
+STRUCTS: dict[str, type[ctypes.Structure]] = {
+    "qp_tenant": QpTenant,
+    "qp_class": QpClass,
+    "qp_window": QpWindow,
+    "qp_history": QpHistory,
+    "qp_card": QpCard,
+}
+
+
+class Policy:
+    """One card's decision: fill in `card`, call decide(), read the gates and `card.wake_ns`."""
+
+    def __init__(self, library: Path = LIBRARY) -> None:
+        if not library.exists():
+            raise FileNotFoundError(f"{library} is missing: run make native")
+        self._lib = ctypes.CDLL(str(library))
+        self.card = QpCard()
+        self._lib.qp_init(ctypes.byref(self.card))
+
+    def decide(self, now_ns: int) -> None:
+        """One decision at a time that does not go backwards."""
+        self._lib.qp_decide(ctypes.byref(self.card), c_uint64(now_ns))
+
+    def forget(self, index: int) -> None:
+        """Give an entry back, before another tenant gets it."""
+        self._lib.qp_forget(ctypes.byref(self.card), c_uint32(index))

@@ -1,0 +1,261 @@
+"""The trace of `qgpu simulate`: cards, their settings, and tenants that are a few numbers each.
+
+docs/specs/simulate.md describes the file. Every bad input becomes one sentence that names its place.
+"""
+
+from __future__ import annotations
+
+import difflib
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
+
+from gres.schema import Isolation, JobClass, Policy, Section, Word
+from gres.units import Duration, UnitError, parse_duration
+
+MS = 10**6
+HOUR = 3600 * 10**9
+MAX_CARDS, MAX_TENANTS, MAX_TENANTS_OF_A_CARD = 512, 8192, 256
+MAX_FILE_BYTES = 1 << 20
+MAX_KERNEL = Duration(60 * 10**9)
+Lie = Literal["busy", "idle"]
+
+
+class TraceError(ValueError):
+    """A trace that cannot be simulated; the text is a sentence for the person who wrote it."""
+
+
+def _bounded(low: Duration, high: Duration) -> Any:
+    def check(value: object) -> Duration:
+        length = parse_duration(value)
+        if not low <= length <= high:
+            raise UnitError(f"'{value}' is not between {low} and {high}")
+        return length
+
+    return BeforeValidator(check)
+
+
+Slice = Annotated[Duration, _bounded(Duration(100_000), Duration(1000 * MS))]
+Window = Annotated[Duration, _bounded(Duration(50_000), Duration(1000 * MS))]
+Delay = Annotated[Duration, _bounded(Duration(0), Duration(1000 * MS))]
+Release = Annotated[Duration, _bounded(Duration(0), Duration(60_000 * MS))]
+Kernel = Annotated[Duration, _bounded(Duration(1000), MAX_KERNEL)]
+Span = Annotated[Duration, _bounded(Duration(0), Duration(1000 * HOUR))]
+
+
+class Policies(Section):
+    """How the members of each class divide a card."""
+
+    online: Policy = "burst-share"
+    offline: Policy = "burst-share"
+
+
+class Latency(Section):
+    """Mean wake-up of the arbiter and of a tenant's thread; each one takes half of that to half more."""
+
+    arbiter: Delay = Duration(30_000)
+    tenant: Delay = Duration(40_000)
+
+
+class CardTrace(Section):
+    """One card, or `count` equal ones: the arbiter's settings for it, and what its hardware costs."""
+
+    name: Word = "card"
+    count: int = Field(default=1, ge=1, le=MAX_CARDS)
+    policy: Policies = Policies()
+    idle_release: Release = Duration(100 * MS)
+    slice: Slice = Duration(2 * MS)
+    window: Window = Duration(500_000)
+    context_switch: Delay = Duration(100_000)
+    timeslice: Slice = Duration(1 * MS)
+    queue: int = Field(default=1024, ge=1, le=100_000)
+    latency: Latency = Latency()
+
+    def names(self) -> list[str]:
+        """The name, or name0, name1, ... where there are several."""
+        return [self.name] if self.count == 1 else [f"{self.name}{i}" for i in range(self.count)]
+
+
+class Requests(Section):
+    """Requests of so many kernels each: one every so often, or at random with so many per second."""
+
+    every: Span | None = None
+    per_second: Annotated[float, Field(gt=0, le=100_000, strict=False)] | None = None
+    kernels: int | None = Field(default=None, ge=1, le=100_000_000)
+    busy: Kernel | None = None
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Requests:
+        if (self.every is None) == (self.per_second is None):
+            raise ValueError("write either every (one request each 1s, say) or per_second (random arrivals)")
+        if (self.kernels is None) == (self.busy is None):
+            raise ValueError("write either kernels (how many) or busy (how long all of them take)")
+        if self.every is not None and self.every.ns == 0:
+            raise ValueError("every must be more than 0s")
+        return self
+
+
+def _list(value: object) -> object:
+    return value if isinstance(value, list) else [value]
+
+
+class TenantTrace(Section):
+    """One job on one card, or on each card named: who it is, what it does, and how it misbehaves."""
+
+    name: Word
+    card: Annotated[list[Word], BeforeValidator(_list)] | None = None
+    count: int = Field(default=1, ge=1, le=MAX_TENANTS)
+    job_class: JobClass = Field(alias="class")
+    share: int = Field(ge=1, le=100)
+    processes: int = Field(default=1, ge=1, le=4096)
+    isolation: Isolation = "governed"
+    kernel: Annotated[list[Kernel], Field(min_length=1, max_length=16), BeforeValidator(_list)]
+    load: Literal["endless"] | Requests = "endless"
+    pause: Delay = Duration(0)
+    start: Span = Duration(0)
+    stop: Span | None = None
+    halted: list[Annotated[list[Span], Field(min_length=2, max_length=2)]] = Field(
+        default_factory=list, max_length=16
+    )
+    lies: Lie | None = None
+
+    @field_validator("load", mode="before")
+    @classmethod
+    def _load(cls, value: object) -> object:
+        if not isinstance(value, dict) and value != "endless":
+            raise ValueError(
+                f"'{value}' is not a load; write endless, or for example {{per_second: 20, kernels: 50}}"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _times(self) -> TenantTrace:
+        if self.stop is not None and self.stop <= self.start:
+            raise ValueError(f"stop {self.stop} is not after start {self.start}")
+        ends = [span.ns for pair in self.halted for span in pair]
+        if ends != sorted(ends) or len(set(ends)) != len(ends):
+            raise ValueError("halted must be pairs of rising times, for example [[10s, 20s], [30s, 31s]]")
+        return self
+
+    def kernels_per_request(self) -> int:
+        """Kernels of one request; where its length was given, as many mean kernels as come closest to it."""
+        if not isinstance(self.load, Requests):
+            return 1
+        if self.load.kernels is not None:
+            return self.load.kernels
+        assert self.load.busy is not None
+        mean = Fraction(sum(kernel.ns for kernel in self.kernel), len(self.kernel))
+        return max(1, round(self.load.busy.ns / mean))
+
+
+class Trace(Section):
+    """A whole file."""
+
+    duration: Annotated[Duration, _bounded(Duration(1 * MS), Duration(1000 * HOUR))] = Duration(10_000 * MS)
+    seed: int = Field(default=1, ge=0, le=2**32)
+    cards: list[CardTrace] = Field(default_factory=lambda: [CardTrace()], min_length=1)
+    tenants: list[TenantTrace] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names(self) -> Trace:
+        cards = self.card_names()
+        if len(cards) > MAX_CARDS:
+            raise ValueError(f"{len(cards)} cards are more than {MAX_CARDS}")
+        if len(set(cards)) != len(cards):
+            raise ValueError(f"two cards have the name '{_doubled(cards)}'")
+        names = [tenant.name for tenant in self.tenants]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two tenants have the name '{_doubled(names)}'; count: 2 makes two alike")
+        for tenant in self.tenants:
+            for card in tenant.card or []:
+                if card not in cards:
+                    raise ValueError(f"tenant '{tenant.name}' names the card '{card}'; there is {cards[:8]}")
+        self._not_too_many()
+        return self
+
+    def _not_too_many(self) -> None:
+        per_card = dict.fromkeys(self.card_names(), 0)
+        for tenant in self.tenants:
+            for card in tenant.card or per_card:
+                per_card[card] += tenant.count
+        name, most = max(per_card.items(), key=lambda item: item[1])
+        if most > MAX_TENANTS_OF_A_CARD:
+            raise ValueError(f"card '{name}' has {most} tenants; it takes at most {MAX_TENANTS_OF_A_CARD}")
+        if sum(per_card.values()) > MAX_TENANTS:
+            raise ValueError(f"{sum(per_card.values())} tenants are more than {MAX_TENANTS}")
+
+    def card_names(self) -> list[str]:
+        """Every card by name, in the order of the file."""
+        return [name for card in self.cards for name in card.names()]
+
+
+def _doubled(names: list[str]) -> str:
+    return next(name for name in names if names.count(name) > 1)
+
+
+_MODELS: dict[str, type[BaseModel]] = {
+    "cards": CardTrace,
+    "tenants": TenantTrace,
+    "policy": Policies,
+    "latency": Latency,
+    "load": Requests,
+}
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = Trace
+    for step in location[:-1]:
+        model = _MODELS.get(str(step), model)
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _sentence(error: Any) -> str:
+    # pydantic names the branch of a union on the way; it is no key of the file
+    location = tuple(step for step in error["loc"] if isinstance(step, int) or step.isidentifier())
+    location = tuple(step for step in location if step != "Requests")
+    key = ".".join(str(step) for step in location) or "the trace"
+    if error["type"] == "extra_forbidden":
+        known = _known_keys(location)
+        near = difflib.get_close_matches(str(location[-1]), known, n=1)
+        return f"{key}: there is no such key; {f'did you mean {near[0]}?' if near else f'known are {known}'}"
+    if error["type"] == "missing":
+        return f"{key}: this key is required"
+    text = str(error["msg"]).removeprefix("Value error, ")
+    return f"{key}: {text}" if error["type"] == "value_error" else f"{key}: {text} (found {error['input']!r})"
+
+
+def parse_trace(text: str, source: str = "the trace") -> Trace:
+    """Trace of a YAML (or JSON) text. Raises TraceError with one sentence per line."""
+    try:
+        data = yaml.safe_load(text)
+        if not isinstance(data, dict):
+            raise TraceError(f"{source}: the file must hold keys such as duration, cards and tenants")
+        return Trace.model_validate(data)
+    except ValidationError as error:
+        # a load that is neither form is an error of each form: one of them says enough
+        items = [item for item in error.errors() if "literal['endless']" not in item["loc"]]
+        lines = dict.fromkeys(f"{source}: {_sentence(item)}" for item in items or error.errors())
+        raise TraceError("\n".join(lines)) from None
+    except yaml.YAMLError as error:
+        raise TraceError(f"{source}: this is neither YAML nor JSON: {error}") from None
+
+
+def load_trace(path: Path) -> Trace:
+    """Read a trace. Raises TraceError with sentences, also where the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+        text = raw.decode()
+    except OSError as error:
+        raise TraceError(f"{path}: the trace cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{path}: the trace is not UTF-8 text") from None
+    if len(raw) > MAX_FILE_BYTES:
+        raise TraceError(f"{path}: the trace is larger than {MAX_FILE_BYTES} bytes")
+    return parse_trace(text, str(path))
+
+
+__all__ = ["CardTrace", "TenantTrace", "Trace", "TraceError", "load_trace", "parse_trace"]

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Physical memory by handle: it lives until its last reference, mapping and other use are gone.
+ */
+#include "step.h"
+
+static const CUmemAllocationProp here = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
+
+static void mappings(void)
+{
+    CUmemGenericAllocationHandle handle, again;
+    CUdeviceptr space;
+    REFUSED(CALL(cuMemCreate)(&handle, 258 * MIB, &here, 0));
+    MUST(CALL(cuMemCreate)(&handle, 64 * MIB, &here, 0));
+    step("created");
+    MUST(CALL(cuMemAddressReserve)(&space, 128 * MIB, 0, 0, 0));
+    MUST(CALL(cuMemMap)(space, 64 * MIB, 0, handle, 0));
+    MUST(CALL(cuMemMap)(space + 64 * MIB, 32 * MIB, 0, handle, 0));
+    MUST(CALL(cuMemRelease)(handle));
+    step("mapped_twice");
+    MUST(CALL(cuMemUnmap)(space, 64 * MIB));
+    step("unmapped_once");
+    MUST(CALL(cuMemRetainAllocationHandle)(&again, (void *)(space + 64 * MIB)));
+    MUST(CALL(cuMemUnmap)(space + 64 * MIB, 32 * MIB));
+    step("retained");
+    MUST(CALL(cuMemRelease)(again));
+    step("released");
+    MUST(CALL(cuMemAddressFree)(space, 128 * MIB));
+}
+
+static void two_handles_one_range(void)
+{
+    CUmemGenericAllocationHandle a, b;
+    CUdeviceptr space;
+    MUST(CALL(cuMemCreate)(&a, 32 * MIB, &here, 0));
+    MUST(CALL(cuMemCreate)(&b, 16 * MIB, &here, 0));
+    MUST(CALL(cuMemAddressReserve)(&space, 48 * MIB, 0, 0, 0));
+    MUST(CALL(cuMemMap)(space, 32 * MIB, 0, a, 0));
+    MUST(CALL(cuMemMap)(space + 32 * MIB, 16 * MIB, 0, b, 0));
+    MUST(CALL(cuMemRelease)(a));
+    MUST(CALL(cuMemRelease)(b));
+    step("range");
+    MUST(CALL(cuMemUnmap)(space, 48 * MIB)); /* both with one call */
+    step("range_gone");
+    MUST(CALL(cuMemAddressFree)(space, 48 * MIB));
+}
+
+static void sparse_array(void)
+{
+    CUarray array;
+    CUmemGenericAllocationHandle handle;
+    CUDA_ARRAY3D_DESCRIPTOR wanted = {.Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1,
+                                      .Flags = CUDA_ARRAY3D_SPARSE};
+    MUST(CALL(cuArray3DCreate_v2)(&array, &wanted));
+    MUST(CALL(cuMemCreate)(&handle, 4 * MIB, &here, 0));
+    CUarrayMapInfo tile = {.resourceType = CU_RESOURCE_TYPE_ARRAY, .resource.array = array,
+                           .memOperationType = CU_MEM_OPERATION_TYPE_MAP,
+                           .memHandleType = CU_MEM_HANDLE_TYPE_GENERIC, .memHandle.memHandle = handle,
+                           .deviceBitMask = 1};
+    MUST(CALL(cuMemMapArrayAsync)(&tile, 1, stream));
+    MUST(CALL(cuMemRelease)(handle));
+    step("in_array");
+    MUST(CALL(cuArrayDestroy)(array));
+    step("array_gone");
+}
+
+int main(void)
+{
+    begin();
+    mappings();
+    two_handles_one_range();
+    sparse_array();
+    return 0;
+}

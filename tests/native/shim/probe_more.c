@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Commands of the probe that do to the shim what odd programs do: any call with any arguments, waits that are left by
+ * siglongjmp or cancelled, many streams, threads that fork while others wait.
+ */
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "probe.h"
+#include "stub.h"
+
+typedef uint64_t Word;
+
+/* Any driver function: integers and pointers in the places where the x86-64 calling convention puts them. */
+static uint64_t big[512], zero[512];
+
+static Word word_of(const char *text)
+{
+    if (text[0] == 's')
+        return (Word)(uintptr_t)streams[atoi(text + 1)];
+    if (text[0] == 'c')
+        return (Word)(uintptr_t)contexts[atoi(text + 1)];
+    if (!strcmp(text, "big"))
+        return (Word)(uintptr_t)big;
+    if (!strcmp(text, "zero"))
+        return (Word)(uintptr_t)zero;
+    return strtoull(text, NULL, 0);
+}
+
+/* invoke NAME ARGUMENT...; each number of a struct that `big` points to is 4096. */
+static int invoke(char **w)
+{
+    typedef int (*any_t)(Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word, Word);
+    Word a[12] = {0};
+    any_t call;
+    *(void **)&call = dlsym(cuda, w[1]);
+    if (!call)
+        return -2;
+    for (int i = 0; i < 512; i++)
+        big[i] = 4096ull << 32 | 4096;
+    memset(zero, 0, sizeof(zero));
+    for (int i = 0; i < 12 && w[2 + i]; i++)
+        a[i] = word_of(w[2 + i]);
+    return call(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11]);
+}
+
+static sigjmp_buf back;
+
+static void jump(int number)
+{
+    (void)number;
+    siglongjmp(back, 1);
+}
+
+/* A program that gives a call some milliseconds and leaves it by siglongjmp. 1: it was left. */
+static int launch_with_timeout(long stream, long function, long ms)
+{
+    struct itimerval after = {{0, 0}, {ms / 1000, ms % 1000 * 1000}}, never = {{0, 0}, {0, 0}};
+    signal(SIGALRM, jump);
+    if (sigsetjmp(back, 1))
+        return 1;
+    setitimer(ITIMER_REAL, &after, NULL);
+    int result = launch_on(streams[stream], function, 1);
+    setitimer(ITIMER_REAL, &never, NULL);
+    return result ? -result : 0;
+}
+
+static pthread_t waiting;
+
+static void *wait_at_the_gate(void *kind)
+{
+    int before;
+    if (kind)
+        pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &before);
+    CALL(cuCtxSetCurrent)(contexts[0]);
+    launch_on(streams[0], 0x10, 1);
+    pthread_testcancel();
+    return NULL;
+}
+
+static int cancelled(void)
+{
+    void *result;
+    pthread_join(waiting, &result);
+    return result == PTHREAD_CANCELED;
+}
+
+/* many FIRST COUNT: creates streams FIRST ... and launches once into each. */
+static int many(long first, long count, long function)
+{
+    int result = 0;
+    for (long i = first; i < first + count && !result; i++) {
+        if (!streams[i])
+            result = CALL(cuStreamCreate)(&streams[i], 0);
+        if (!result)
+            result = launch_on(streams[i], function, 1);
+    }
+    return result;
+}
+
+static int fork_and_launch(void)
+{
+    int status = 0, pid = fork();
+    if (pid == 0) {
+        int result = CALL(cuInit)(0);
+        if (!result)
+            result = CALL(cuCtxCreate_v2)(&contexts[0], 0, 0);
+        _exit(result ? result : launch_on(NULL, 0x10, 3));
+    }
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+/* Calls through pointers that were fetched before the program closed its handle. */
+static int closed_handle(long times)
+{
+    __typeof__(&cuLaunchKernel) launch = CALL(cuLaunchKernel);
+    while (dlclose(cuda) == 0 && times-- > 0)
+        ;
+    return launch((CUfunction)0x10, 1, 1, 1, 1, 1, 1, 0, streams[0], NULL, NULL);
+}
+
+int more_command(char **w)
+{
+    if (!strcmp(w[0], "invoke"))
+        return invoke(w);
+    if (!strcmp(w[0], "capturing")) /* capturing STREAM YES: what the stub says of it */
+        return state->capturing = arg(w, 2) ? (Word)(uintptr_t)streams[arg(w, 1)] : 0, 0;
+    if (!strcmp(w[0], "legacy_writes"))
+        return (int)state->counts.legacy_writes;
+    if (!strcmp(w[0], "timeout")) /* timeout STREAM FUNCTION MS */
+        return launch_with_timeout(arg(w, 1), arg(w, 2), arg(w, 3));
+    if (!strcmp(w[0], "thread_waits")) /* thread_waits ASYNCHRONOUS */
+        return pthread_create(&waiting, NULL, wait_at_the_gate, (void *)arg(w, 1));
+    if (!strcmp(w[0], "cancel"))
+        return pthread_cancel(waiting);
+    if (!strcmp(w[0], "cancelled"))
+        return cancelled();
+    if (!strcmp(w[0], "many"))
+        return many(arg(w, 1), arg(w, 2), arg(w, 3));
+    if (!strcmp(w[0], "fork_launch"))
+        return fork_and_launch();
+    if (!strcmp(w[0], "dlclose"))
+        return closed_handle(arg(w, 1));
+    return NOT_MINE;
+}

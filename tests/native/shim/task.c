@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A program of a job that does one odd thing, for test_faults_*.py: `shim-task WHAT [NUMBER...]`.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "submit.h"
+
+static void say(const char *word)
+{
+    printf("%s\n", word);
+    fflush(stdout);
+}
+
+static void start(void)
+{
+    static const char ptx[] = ".version 6.3\n.target sm_75\n.visible .entry qgpu_work(.param .u64 n)\n{ ret; }\n";
+    cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    MUST(!cuda);
+    MUST(CALL(cuInit)(0));
+    MUST(CALL(cuDevicePrimaryCtxRetain)(&context, 0));
+    MUST(CALL(cuCtxSetCurrent)(context));
+    MUST(CALL(cuModuleLoadData)(&module, ptx));
+    MUST(CALL(cuModuleGetFunction)(&work, module, "qgpu_work"));
+    MUST(CALL(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+}
+
+static CUresult launch(uint64_t ns, CUstream s)
+{
+    void *params[] = {&ns};
+    return CALL(cuLaunchKernel)(work, 1, 1, 1, 1, 1, 1, 0, s, params, NULL);
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* hold MIB [launch]: "held" or "refused", then a launch if wanted ("launched"), then it stays. */
+static int hold_memory(char **words)
+{
+    CUdeviceptr at;
+    start();
+    say(CALL(cuMemAlloc_v2)(&at, strtoul(words[0], NULL, 10) * MIB) ? "refused" : "held");
+    if (words[1]) {
+        MUST(launch(1000, stream) || CALL(cuStreamSynchronize)(stream));
+        say("launched");
+    }
+    pause();
+    return 0;
+}
+
+/* churn SEED: allocates, frees and launches in a random order for ever; each byte of it is in the job's books. */
+static int churn(char **words)
+{
+    unsigned seed = (unsigned)strtoul(words[0], NULL, 10);
+    CUdeviceptr held[8] = {0};
+    start();
+    for (;;) {
+        unsigned at = (unsigned)rand_r(&seed) % 8;
+        if (held[at]) {
+            MUST(CALL(cuMemFree_v2)(held[at]));
+            held[at] = 0;
+        } else {
+            int status = CALL(cuMemAlloc_v2)(&held[at], ((size_t)1 + (unsigned)rand_r(&seed) % 64) * 2 * MIB);
+            MUST(status && status != CUDA_ERROR_OUT_OF_MEMORY);
+            held[at] = status ? 0 : held[at];
+        }
+        for (unsigned i = (unsigned)rand_r(&seed) % 4; i; i--)
+            MUST(launch(2000, stream));
+        if (rand_r(&seed) % 4 == 0)
+            MUST(CALL(cuStreamSynchronize)(stream));
+    }
+}
+
+/* close SECONDS: closes every descriptor but the first three, again and again, while it works. */
+static int close_everything(char **words)
+{
+    double until;
+    unsigned long launches = 0;
+    start();
+    until = seconds() + strtod(words[0], NULL);
+    while (seconds() < until) {
+        for (int fd = 200; fd < 1024; fd++) /* the driver's own lie below, and it cannot do without them */
+            close(fd);
+        for (int i = 0; i < 200; i++, launches++)
+            MUST(launch(10000, stream));
+        MUST(CALL(cuStreamSynchronize)(stream));
+    }
+    printf("%lu\n", launches);
+    return 0;
+}
+
+/* exec TIMES: works, then becomes itself anew. */
+static int exec_again(char **words)
+{
+    char left[16];
+    CUdeviceptr at;
+    unsigned long times = strtoul(words[0], NULL, 10);
+    start();
+    MUST(CALL(cuMemAlloc_v2)(&at, 64 * MIB));
+    for (int i = 0; i < 20; i++)
+        MUST(launch(10000, stream));
+    MUST(CALL(cuStreamSynchronize)(stream));
+    say("again");
+    snprintf(left, sizeof(left), "%lu", times - 1);
+    if (times)
+        execl("/proc/self/exe", "shim-task", "exec", left, (char *)NULL);
+    return 0;
+}
+
+/* spin ROUNDS: kernels behind a word that only a later launch, in another stream, sets. Each round fills the window. */
+static int spin_for_another(char **words)
+{
+    CUstream second;
+    void *page;
+    start();
+    MUST(CALL(cuMemHostAlloc)(&page, 4096, CU_MEMHOSTALLOC_DEVICEMAP));
+    MUST(CALL(cuMemHostGetDevicePointer_v2)(&word, page, 0));
+    MUST(CALL(cuStreamCreate)(&second, CU_STREAM_NON_BLOCKING));
+    for (unsigned long round = 1; round <= strtoul(words[0], NULL, 10); round++) {
+        MUST(CALL(cuStreamWaitValue32)(stream, word, (cuuint32_t)round, CU_STREAM_WAIT_VALUE_GEQ));
+        for (int i = 0; i < 4; i++)
+            MUST(launch(400000, stream)); /* more than a window */
+        MUST(launch(1000, second));       /* it must get through, or nobody ever writes the word */
+        MUST(CALL(cuStreamWriteValue32)(second, word, (cuuint32_t)round, 0));
+        MUST(CALL(cuStreamSynchronize)(stream));
+    }
+    say("done");
+    return 0;
+}
+
+/* fork NUMBER MIB: so many children, each holding so much; "HELD REFUSED". */
+static int forks(char **words)
+{
+    int count = atoi(words[0]), ends[2], held = 0, refused = 0;
+    pid_t children[512];
+    char answer;
+    MUST(pipe(ends));
+    for (int i = 0; i < count && i < 512; i++) {
+        children[i] = fork();
+        if (!children[i]) {
+            CUdeviceptr at;
+            start();
+            answer = CALL(cuMemAlloc_v2)(&at, strtoul(words[1], NULL, 10) * MIB) ? 'r' : 'h';
+            MUST(write(ends[1], &answer, 1) != 1);
+            pause();
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        MUST(read(ends[0], &answer, 1) != 1);
+        *(answer == 'h' ? &held : &refused) += 1;
+    }
+    printf("%d %d\n", held, refused);
+    go_on(); /* they stay until the test has looked */
+    for (int i = 0; i < count; i++)
+        kill(children[i], SIGKILL);
+    while (wait(NULL) > 0)
+        ;
+    say("over");
+    go_on();
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        int (*run)(char **);
+    } all[] = {{"hold", hold_memory}, {"churn", churn}, {"close", close_everything}, {"exec", exec_again},
+               {"spin", spin_for_another}, {"fork", forks}};
+    (void)begin, (void)announce, (void)done, (void)right, (void)look, (void)blank, (void)hold;
+    for (size_t i = 0; argc > 1 && i < sizeof(all) / sizeof(*all); i++)
+        if (!strcmp(argv[1], all[i].name))
+            return all[i].run(argv + 2);
+    return 64;
+}

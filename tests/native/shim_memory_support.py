@@ -1,0 +1,195 @@
+"""Support of test_shim_memory_*.py: programs that stop after each step, a simulated card, a ledger to look at."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import shim_support as s
+
+from enforcer.sim import SimConfig, Simulator
+
+MIB = s.MIB
+NVML = s.BUILD / "sim" / "libnvidia-ml.so.1"
+DRIVER = s.BUILD / "sim" / "libcuda.so.1"
+NVML_SHIM = s.BUILD / "shim" / "libnvidia-ml.so.1"
+CAP = 256 * MIB
+CONTEXT = 300 * MIB
+
+
+def card_uuid(sim: Simulator) -> str:
+    """UUID of the simulated card, asked in a process of its own (the library keeps its connection)."""
+    code = (
+        "import ctypes as c, sys; n = c.CDLL(sys.argv[1]); n.nvmlInit_v2(); d = c.c_void_p(); "
+        "n.nvmlDeviceGetHandleByIndex_v2(0, c.byref(d)); b = c.create_string_buffer(96); "
+        "n.nvmlDeviceGetUUID(d, b, 96); print(b.value.decode())"
+    )
+    done = subprocess.run(
+        ["python3", "-c", code, str(NVML)],
+        env=os.environ | sim.env(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def grant_for(uuid: str, run_dir: Path, cap: int) -> bytes:
+    """The grant of shim_support for the simulated card."""
+    data = s.grant_bytes(run_dir, [cap], driver=DRIVER)
+    return data.replace(s.UUID.format(1).encode().ljust(48, b"\0"), uuid.encode().ljust(48, b"\0"))
+
+
+def sanitizer_and_twin() -> str:
+    """The shim under AddressSanitizer and UBSan, in a program that is not: the sanitizer's library comes first."""
+    twin = s.BUILD / "test" / "shim-asan" / "libcuda.so.1"
+    libraries = subprocess.run(["ldd", str(twin)], capture_output=True, text=True, check=True).stdout
+    asan = next(line.split()[2] for line in libraries.splitlines() if "libasan" in line)
+    return f"{asan}:{twin}"
+
+
+class SimArbiter(s.FakeArbiter):
+    """Answers registrations for the simulated card."""
+
+    def __init__(self, run_dir: Path, uuid: str, cap: int) -> None:
+        self.uuid = uuid
+        super().__init__(run_dir, [cap])
+
+    def start(self) -> None:
+        """The tenant goes by the simulated card's name, too. Slots know their processes, as the real arbiter's do."""
+        super().start()
+        self.tenants[self.uuid] = self.tenants[s.UUID.format(1)]
+
+    def slot_of(self, pid: int) -> int:
+        """The slot of a process."""
+        return self.slots[pid]
+
+    def used(self, pid: int) -> int:
+        """Bytes that a process shows in its slot; nothing may be pending."""
+        slot = self.slot_of(pid)
+        assert self.card.proc("mem_pending", slot) == 0
+        return self.card.proc("mem_used", slot)
+
+    def name_slot(self, pid: int) -> None:
+        """Writes the pid into the process's slot."""
+        self.card.job.put(s.PAGE * (1 + self.slot_of(pid)), "I", pid)
+
+
+class Program:
+    """One of the small programs, under the shim."""
+
+    def __init__(self, node: Node, words: list[str], environment: dict[str, str]) -> None:
+        self.node = node
+        self.governed = "LD_PRELOAD" in environment
+        fd = s.sealed("grant", grant_for(node.uuid, node.run_dir, node.cap))
+        self.process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env=os.environ
+            | node.sim.env()
+            | environment
+            | {"QGPU_GRANT_FD": str(fd), "QGPU_TEST_NVML": str(NVML)},
+            pass_fds=(fd,),
+        )
+        os.close(fd)
+
+    def line(self) -> str:
+        """The next line of its output."""
+        assert self.process.stdout
+        text = self.process.stdout.readline().strip()
+        assert text, self.end()
+        return text
+
+    def at(self, name: str) -> int:
+        """Waits for a step; what the card says the process holds."""
+        words = self.line().split()
+        assert words[0] == name, words
+        if name == "begin" and self.governed:
+            self.node.arbiter.name_slot(self.process.pid)
+        return int(words[1])
+
+    def on(self) -> None:
+        """Lets it go on."""
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def used(self) -> int:
+        """What its slot says."""
+        return self.node.arbiter.used(self.process.pid)
+
+    def pass_by(self, name: str, used: int) -> None:
+        """A step, at which ledger and card both say this many bytes."""
+        truth = self.at(name)
+        assert (name, self.used() / MIB, truth / MIB) == (name, used / MIB, used / MIB)
+        self.on()
+
+    def end(self) -> str:
+        """Its end: what it said on stderr; fails if it did not end well."""
+        out, error = self.process.communicate(timeout=20)
+        assert self.process.returncode == 0, (self.process.returncode, out, error)
+        return error
+
+
+class Node:
+    """A simulated card, an arbiter, and a cap."""
+
+    def __init__(self, directory: Path, cap: int = CAP) -> None:
+        self.run_dir = directory
+        self.cap = cap
+        (directory / "sim").mkdir()
+        self.sim = Simulator.start(SimConfig(directory / "sim", "mem", trace=False), s.BUILD)
+        self.uuid = card_uuid(self.sim)
+        self.arbiter = SimArbiter(directory, self.uuid, cap)
+        self.programs: list[Program] = []
+
+    def run(self, name: str, *words: str, governed: bool = True, sanitized: bool = False) -> Program:
+        """Starts a small program, under the shim (or its sanitized twin) or as a process of no job."""
+        preload = {"LD_PRELOAD": sanitizer_and_twin() if sanitized else str(s.SHIM)} if governed else {}
+        preload |= {"ASAN_OPTIONS": "detect_leaks=0"} if sanitized else {}
+        program = Program(self, [str(s.BUILD / "test" / f"shim-{name}"), *words], preload)
+        self.programs.append(program)
+        return program
+
+    def kill(self, program: Program) -> None:
+        """Kills it, and clears its slot as the arbiter does."""
+        program.process.kill()
+        program.process.wait()
+        self.arbiter.card.clear(self.arbiter.slot_of(program.process.pid))
+
+    until = staticmethod(s.until)
+
+    def close(self) -> None:
+        """Ends everything."""
+        for program in self.programs:
+            if program.process.poll() is None:
+                program.process.kill()
+            program.process.communicate()
+        self.arbiter.stop()
+        self.sim.stop()
+
+
+@contextlib.contextmanager
+def node(directory: Path, cap: int = CAP) -> Iterator[Node]:
+    """A node for one test."""
+    running = Node(directory, cap)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def walk(directory: Path, name: str, steps: list[tuple[str, int]], sanitized: bool = False) -> str:
+    """A program from its first step to its last, each with the MiB that ledger and card must show; its stderr."""
+    with node(directory) as running:
+        program = running.run(*name.split(), sanitized=sanitized)
+        for step, used in steps:
+            program.pass_by(step, used * MIB)
+        return program.end()

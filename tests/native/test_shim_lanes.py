@@ -1,0 +1,166 @@
+"""Counting launches without an atomic operation, what stands in for it, and both versions of the ABI."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import shim_support as s
+
+pytestmark = pytest.mark.native
+CAP = [24 * s.GIB]
+V1 = s.BUILD / "test" / "shim-v1" / "libcuda.so.1"
+# Runs a command under a filter that answers membarrier(2) with ENOSYS, as an old kernel or a strict sandbox does.
+NO_MEMBARRIER = """
+import ctypes, os, struct, sys
+def step(code, jump_true, jump_false, value): return struct.pack("<HBBI", code, jump_true, jump_false, value)
+code = step(0x20, 0, 0, 0) + step(0x15, 0, 1, 324) + step(0x06, 0, 0, 0x00050000 | 38) + step(0x06, 0, 0, 0x7FFF0000)
+text = ctypes.create_string_buffer(code, len(code))
+program = struct.pack("<HxxxxxxQ", len(code) // 8, ctypes.addressof(text))
+prctl = ctypes.CDLL(None, use_errno=True).prctl
+if prctl(38, 1, 0, 0, 0) or prctl(22, 2, ctypes.c_char_p(program), 0, 0): sys.exit(77)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def arbiter(tmp_path: Path) -> Iterator[s.FakeArbiter]:
+    running = s.FakeArbiter(tmp_path, CAP)
+    yield running
+    running.stop()
+
+
+@contextlib.contextmanager
+def job(tmp_path: Path, shim: Path = s.SHIM, wrap: tuple[str, ...] = ()) -> Iterator[s.Probe]:
+    """A started probe with one stream."""
+    with s.governed(tmp_path, CAP, wrap, shim=shim) as probe:
+        s.started(probe)
+        assert probe.ask("stream 0") == 0
+        yield probe
+
+
+def counted(arbiter: s.FakeArbiter) -> tuple[int, int, int]:
+    """(in lanes of single threads, in the shared lane, in the atomic counter)."""
+    lanes = arbiter.card.lanes()
+    return sum(lanes[:15]), lanes[15], arbiter.card.job.get(s.PAGE + 8, "Q")
+
+
+def test_each_thread_counts_in_a_lane_of_its_own(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with job(tmp_path) as probe:
+        assert probe.ask("launch 0 0x10 1000") == 0
+        assert counted(arbiter) == (1000, 0, 0)
+        assert probe.ask("threads 6 500") == 0
+        assert counted(arbiter) == (4000, 0, 0)
+        assert sum(1 for lane in arbiter.card.lanes() if lane) == 7
+
+
+def test_lanes_of_threads_that_ended_are_used_again(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with job(tmp_path) as probe:
+        for _ in range(5):
+            assert probe.ask("threads 6 300") == 0
+        assert counted(arbiter) == (5 * 6 * 300, 0, 0)
+
+
+def test_threads_beyond_the_lanes_share_the_last(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with job(tmp_path) as probe:
+        assert probe.ask("threads 40 400") == 0
+        own, shared, atomic = counted(arbiter)
+    assert (own + shared, atomic) == (40 * 400, 0)
+    assert shared > 0
+
+
+def test_small_and_large_gate_words_are_seen_by_the_next_launch(
+    tmp_path: Path, arbiter: s.FakeArbiter
+) -> None:
+    """The fast path looks at the word each time: a closed gate holds the very next launch."""
+    with job(tmp_path) as probe:
+        for _ in range(20):
+            assert probe.ask("launch 0 0x10 100") == 0
+            before = arbiter.card.proc("launches")
+            arbiter.card.set(s.CLOSED | s.TRACK)
+            probe.send("launch 0 0x10 1")
+            s.until(lambda: arbiter.card.proc("waiting") == 1)
+            assert arbiter.card.proc("launches") == before + 1, "counted once, before it waits"
+            arbiter.card.set(s.TRACK)
+            assert int(probe.answer()) == 0
+
+
+def test_without_membarrier_launches_are_counted_atomically(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    script = tmp_path / "filter.py"
+    script.write_text(NO_MEMBARRIER)
+    wrap = (sys.executable, str(script))
+    if subprocess.run([*wrap, "/bin/true"], check=False).returncode == 77:
+        pytest.skip("this kernel lets nobody filter system calls")
+    with job(tmp_path, wrap=wrap) as probe:
+        assert probe.ask("launch 0 0x10 1000") == 0
+        assert probe.ask("threads 4 500") == 0
+        assert counted(arbiter) == (0, 0, 3000)
+        arbiter.card.set(s.CLOSED | s.TRACK)
+        probe.send("launch 0 0x10 1")
+        s.until(lambda: arbiter.card.proc("waiting") == 1)
+        arbiter.card.set(s.TRACK)
+        assert int(probe.answer()) == 0
+
+
+def test_forked_child_has_lanes_of_its_own(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with job(tmp_path) as probe:
+        assert probe.ask("launch 0 0x10 10") == 0
+        assert probe.ask("fork_launch") == 0
+        assert probe.ask("launch 0 0x10 10") == 0
+    assert arbiter.card.proc("launches") == 20
+    assert arbiter.card.proc("launches", slot=1) == 3
+
+
+def test_old_arbiter_is_asked_again_in_its_version(tmp_path: Path) -> None:
+    arbiter = s.FakeArbiter(tmp_path, CAP, speaks=1)
+    with job(tmp_path) as probe:
+        assert arbiter.versions == [2, 1]
+        assert probe.ask("launch 0 0x10 1000") == 0
+        assert counted(arbiter) == (0, 0, 1000)
+        arbiter.stop()
+        arbiter.speaks = 2  # the node was upgraded under the job
+        arbiter.start()
+        s.until(lambda: arbiter.card.asked == [0])
+        s.until(lambda: probe.ask("launch 0 0x10 1") == 0 and counted(arbiter)[0] > 0)
+        assert probe.finish() == ""
+    arbiter.stop()
+
+
+def test_arbiter_that_hangs_up_on_a_newer_version_is_asked_in_its_own(tmp_path: Path) -> None:
+    arbiter = s.FakeArbiter(tmp_path, CAP, speaks=1)
+    arbiter.hangs_up = True
+    with job(tmp_path) as probe:
+        s.until(lambda: arbiter.versions[-1:] == [1])
+        s.until(lambda: probe.ask("launch 0 0x10 1") == 0 and counted(arbiter)[2] > 0)
+        assert probe.finish() == ""
+    arbiter.stop()
+
+
+def test_old_shim_under_this_arbiter(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    with job(tmp_path, V1) as probe:
+        assert arbiter.versions == [1]
+        assert probe.ask("launch 0 0x10 1000") == 0
+        assert counted(arbiter) == (0, 0, 1000)
+        assert probe.finish() == ""
+
+
+def test_filter_of_the_test_really_refuses(tmp_path: Path) -> None:
+    """The control of the membarrier test: under the filter the call fails."""
+    script = tmp_path / "filter.py"
+    script.write_text(NO_MEMBARRIER)
+    ask = textwrap.dedent("""
+        import ctypes, sys
+        libc = ctypes.CDLL(None, use_errno=True)
+        sys.exit(0 if libc.syscall(324, 4, 0, 0) == -1 and ctypes.get_errno() == 38 else 1)
+    """)
+    argv = [sys.executable, str(script), sys.executable, "-c", ask]
+    code = subprocess.run(argv, env=dict(os.environ), check=False).returncode
+    if code == 77:
+        pytest.skip("this kernel lets nobody filter system calls")
+    assert code == 0

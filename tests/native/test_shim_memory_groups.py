@@ -1,0 +1,173 @@
+"""Every group of calls that take or return device memory: after each step ledger and simulated card agree.
+
+The numbers are MiB, exact: sizes are whole units of the card. A step's name says what the program has just done
+(tests/native/shim/mem_*.c).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from shim_memory_support import CONTEXT, MIB, node, walk
+
+pytestmark = pytest.mark.native
+
+POOL = """begin 0 first 32 fits 32 freed 32 waited 0 kept 64 again 64 kept_by_free 64 trimmed_nothing 64 trimmed 0
+most 224 refused 224 served 224 gave_back 228 cap_free 0 own 64 current 64 destroyed 64 gone 0 captured 0 end 0"""
+GRAPH = """begin 0 nodes 0 instantiated 0 launched 40 launched_again 40 destroyed 40 uploaded 60 refused 60 trimmed 0
+captured 0 captured_launched 30 gave_back 240 end 0"""
+VMM = """begin 0 created 64 mapped_twice 64 unmapped_once 64 retained 64 released 0 range 48 range_gone 0 in_array 4
+array_gone 0"""
+EXTERNAL = "begin 0 imported 64 buffer 64 destroyed 0 end 0"
+PLAIN = """begin 0 alloc 64 managed 96 refused 96 full 256 free 0 v1_alloc 4 v1_pitch 8 v1_free 0 pitch 2 pitch_free 0
+host 0 array 4 array_3d 36 mipmap 56 sparse 56 array_free 0"""
+
+
+def steps(text: str) -> list[tuple[str, int]]:
+    words = text.split()
+    return [(name, int(mib)) for name, mib in zip(words[::2], words[1::2], strict=True)]
+
+
+GROUPS = [("mem_pool", POOL), ("mem_graph", GRAPH), ("mem_vmm", VMM), ("mem_share external", EXTERNAL)]
+
+
+@pytest.mark.parametrize(("program", "text"), GROUPS, ids=[name for name, _ in GROUPS])
+@pytest.mark.parametrize("sanitized", [False, True], ids=["plain", "asan"])
+def test_group(tmp_path: Path, program: str, text: str, sanitized: bool) -> None:
+    error = walk(tmp_path, program, steps(text), sanitized)
+    assert error.count("qgpu: ") == 1  # each of them runs against the cap, and is told so once
+    assert "of 256.0 MiB on this card" in error
+    assert len(error.splitlines()) == 1, error  # a sanitizer would have more to say
+
+
+def test_plain_memory_and_contexts(tmp_path: Path) -> None:
+    with node(tmp_path) as running:
+        program = running.run("mem_plain")
+        for name, mib in steps(PLAIN):
+            program.pass_by(name, mib * MIB)
+        truth = program.at("second_context")
+        assert (program.used(), truth) == (
+            16 * MIB,
+            16 * MIB + CONTEXT,
+        )  # a context is NVML's to tell, not ours
+        program.on()
+        program.pass_by("context_gone", 0)
+        assert "allocation of 161.0 MiB refused" in program.end()
+
+
+@pytest.mark.parametrize("kind", ["ipc", "file"])
+def test_shared_memory_is_charged_once_and_never_lost(tmp_path: Path, kind: str) -> None:
+    with node(tmp_path) as running:
+        maker = running.run("mem_share", "make", kind, sanitized=True)
+        maker.at("begin")
+        maker.on()
+        what = maker.line()
+        assert maker.at("made") == 64 * MIB
+        words = ("mem_share", "take", kind, what, str(maker.process.pid))
+        takers = [running.run(*words, sanitized=True) for _ in range(2)]
+        for taker in takers:
+            taker.at("begin")
+            taker.on()
+            taker.at("taken")
+        assert [p.used() for p in (maker, *takers)] == [64 * MIB, 0, 0]
+        maker.on()
+        maker.at("let_go")
+        assert maker.used() == 64 * MIB  # the takers still use it: somebody of the job must pay
+        for taker in takers:
+            taker.on()
+            taker.at("closed")
+        running.until(lambda: maker.used() == 0)
+
+
+@pytest.mark.parametrize("kind", ["ipc", "file"])
+def test_user_of_a_dead_makers_memory_takes_the_charge_over(tmp_path: Path, kind: str) -> None:
+    with node(tmp_path) as running:
+        maker = running.run("mem_share", "make", kind)
+        maker.at("begin")
+        maker.on()
+        what = maker.line()
+        maker.at("made")
+        taker = running.run("mem_share", "take", kind, what, str(maker.process.pid))
+        taker.at("begin")
+        taker.on()
+        taker.at("taken")
+        running.kill(maker)
+        running.until(lambda: taker.used() == 64 * MIB)
+        taker.on()
+        taker.at("closed")
+        running.until(lambda: taker.used() == 0)
+
+
+@pytest.mark.parametrize("kind", ["ipc", "file"])
+def test_memory_from_outside_the_job_is_charged_to_who_takes_it(tmp_path: Path, kind: str) -> None:
+    with node(tmp_path) as running:
+        maker = running.run("mem_share", "make", kind, governed=False)
+        maker.at("begin")
+        maker.on()
+        what = maker.line()
+        maker.at("made")
+        taker = running.run("mem_share", "take", kind, what, str(maker.process.pid))
+        taker.at("begin")
+        taker.on()
+        taker.at("taken")
+        assert taker.used() == 64 * MIB
+        taker.on()
+        taker.at("closed")
+        assert taker.used() == 0
+        taker.on()
+        taker.at("end")
+        taker.on()
+        taker.end()
+    (tmp_path / "small").mkdir()
+    with node(tmp_path / "small", cap=63 * MIB) as running:
+        maker = running.run("mem_share", "make", kind, governed=False)
+        maker.at("begin")
+        maker.on()
+        what = maker.line()
+        maker.at("made")
+        taker = running.run("mem_share", "take", kind, what, str(maker.process.pid))
+        taker.at("begin")
+        taker.on()
+        taker.at("refused")
+        assert taker.used() == 0
+
+
+def test_what_stands_beside_the_slots_counts_and_is_waited_for(tmp_path: Path) -> None:
+    """Contexts, and a process that died: an allocation that only they hinder waits until they have left the card."""
+    with node(tmp_path) as running:
+        gate = running.arbiter.card.gate
+        gate.put(12, "I", 2)
+        gate.put(40, "Q", 200 * MIB)
+        program = running.run(
+            "mem_vmm"
+        )  # its first allocation is refused anyway, its second needs 64 of 256 MiB
+        program.at("begin")
+        started = time.monotonic()
+        released = threading.Timer(0.03, gate.put, (40, "Q", 0))
+        released.start()
+        program.on()
+        assert program.at("created") == 64 * MIB
+        assert program.used() == 64 * MIB
+        assert time.monotonic() - started >= 0.03
+        released.join()
+
+
+def test_dead_process_that_stays_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    with node(tmp_path) as running:
+        gate = running.arbiter.card.gate
+        gate.put(40, "Q", 200 * MIB)  # no such word under version 1: whatever stands there means nothing
+        program = running.run("mem_vmm")
+        program.at("begin")
+        gate.put(12, "I", 0)
+        program.on()
+        program.at("created")
+        gate.put(12, "I", 2)
+        other = running.run("mem_share", "external")
+        other.at("begin")
+        other.on()
+        output, error = other.process.communicate(timeout=20)
+        assert other.process.returncode == 3, (output, error)  # 64 beside 64 + 200 of 256: refused in the end
+        assert "allocation of 64.0 MiB refused: job 4711 holds 264.0 of 256.0 MiB" in error

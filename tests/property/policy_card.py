@@ -1,0 +1,51 @@
+"""A card whose inputs the tests set by hand, one decision at a time."""
+
+from __future__ import annotations
+
+from enforcer import abi
+from enforcer.policylib import MS, Policy, QpTenant
+
+SLICE = 2 * MS
+
+
+class Card:
+    """A card whose inputs the test sets by hand."""
+
+    def __init__(self, *tenants: tuple[int, int], policy: int = abi.POLICY_BURST_SHARE) -> None:
+        self.lib = Policy()
+        self.raw = self.lib.card
+        self.raw.idle_release_ns, self.raw.slice_ns = 100 * MS, SLICE
+        self.raw.ntenants = len(tenants)
+        for cls in self.raw.cls:
+            cls.policy = policy
+        for i, (job_class, share) in enumerate(tenants):
+            t = self.raw.tenant[i]
+            t.live, t.granted, t.job_class, t.share, t.procs = 1, 1, job_class, share, 2
+        self.now = 1000 * MS
+
+    def __getitem__(self, i: int) -> QpTenant:
+        return self.raw.tenant[i]
+
+    def at(self, later_ns: int) -> None:
+        """Decide so much later."""
+        self.now += later_ns
+        self.lib.decide(self.now)
+        assert self.raw.wake_ns > self.now
+
+    def want(self, *who: int) -> None:
+        for i in who:
+            self[i].wants = 1
+
+    def open(self) -> list[int]:
+        return [i for i in range(self.raw.ntenants) if not self[i].gate & abi.GATE_CLOSED]
+
+    def holder(self) -> int:
+        (only,) = self.open()
+        return only
+
+    def use(self, i: int, after_ns: int = 0) -> None:
+        """The tenant begins to use its turn; the arbiter hears of it after a while."""
+        self.now += after_ns
+        self[i].used_from_ns = self.now
+        self[i].undrained = 1
+        self.at(0)

@@ -1,0 +1,204 @@
+"""Shares by the card's own clock: qgpu-simulate runs the decision against kernels, drains and late wake-ups.
+
+The truth is what the model's card executed, never what the decision charged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from enforcer.simtrace import Trace
+from enforcer.simulate import Result, TenantResult, simulate
+
+pytestmark = pytest.mark.native
+
+MIXES = {"10/90": (10, 90), "30/70": (30, 70), "25/75": (25, 75), "5x20": (20,) * 5}
+KERNELS: dict[str, tuple[list[str], ...]] = {
+    "0.1ms": (["100us"],),
+    "1ms": (["1ms"],),
+    "10ms": (["10ms"],),
+    "short-and-long": (["100us"], ["10ms"]),
+    "long-and-short": (["10ms"], ["100us"]),
+    "at-random": (["100us", "1ms", "10ms"],),
+}
+
+
+def run(tenants: list[dict[str, Any]], duration: str = "12s", seed: int = 1, **card: Any) -> Result:
+    for i, tenant in enumerate(tenants):
+        tenant.setdefault("name", f"t{i}")
+        tenant.setdefault("class", "offline")
+        tenant.setdefault("kernel", "200us")
+        tenant.setdefault("share", 50)
+    return simulate(
+        Trace.model_validate({"duration": duration, "seed": seed, "cards": [card], "tenants": tenants})
+    )
+
+
+def backlogged(shares: tuple[int, ...], kernels: tuple[list[str], ...], policy: str, **card: Any) -> Result:
+    tenants = [{"share": s, "kernel": kernels[i % len(kernels)]} for i, s in enumerate(shares)]
+    return run(tenants, policy={"online": policy, "offline": policy}, **card)
+
+
+def errors(result: Result) -> list[float]:
+    """Points of busy_i ÷ Σ busy beside the share asked."""
+    total = sum(t.busy_s for t in result.tenants)
+    asked = sum(t.share for t in result.tenants)
+    return [100 * t.busy_s / total - 100 * t.share / asked for t in result.tenants]
+
+
+def worst_second(result: Result) -> float:
+    """The same over any window of 1 s; Σ busy of a window is that of the whole run within a percent."""
+    rate = sum(t.busy_s for t in result.tenants) / result.duration_s
+    worst = 0.0
+    for t in result.tenants:
+        assert t.max_1s_percent is not None and t.min_1s_percent is not None
+        worst = max(worst, t.max_1s_percent / rate - t.share, t.share - t.min_1s_percent / rate)
+    return worst
+
+
+@pytest.mark.parametrize("switch", ["20us", "100us", "500us"])
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("mix", MIXES)
+def test_burst_share_within_a_point(mix: str, kernels: str, switch: str) -> None:
+    result = backlogged(MIXES[mix], KERNELS[kernels], "burst-share", context_switch=switch)
+    assert max(map(abs, errors(result))) <= 1.0
+    assert worst_second(result) <= 3.0
+    assert sum(t.busy_s for t in result.tenants) > 0.95 * result.duration_s, "the price is too high"
+
+
+@pytest.mark.parametrize("switch", ["20us", "100us"])
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("mix", MIXES)
+def test_fixed_share_within_a_point_of_the_wall_clock(mix: str, kernels: str, switch: str) -> None:
+    result = backlogged(MIXES[mix], KERNELS[kernels], "fixed-share", context_switch=switch)
+    longest = 1.0 if "ms" in str(KERNELS[kernels]) and "10ms" in str(KERNELS[kernels]) else 0.1
+    for t in result.tenants:
+        assert t.max_1s_percent is not None and t.max_10s_percent is not None
+        assert abs(t.got_percent - t.share) <= 1.0
+        assert t.max_10s_percent <= t.share + 1
+        assert t.max_1s_percent <= t.share + longest + 0.7
+
+
+def swapped(result: Result) -> float:
+    """Control: what the error would be had the weights been exchanged."""
+    total = sum(t.busy_s for t in result.tenants)
+    asked = [t.share for t in reversed(result.tenants)]
+    return max(abs(100 * t.busy_s / total - s) for t, s in zip(result.tenants, asked, strict=True))
+
+
+def test_the_measure_finds_wrong_weights() -> None:
+    result = backlogged((30, 70), (["1ms"],), "burst-share")
+    assert swapped(result) > 35
+    assert max(map(abs, errors(backlogged((30, 70), (["1ms"],), "best-effort", latency={})))) > 15
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(2, 100),
+    st.lists(st.sampled_from(["50us", "300us", "2ms", "10ms"]), min_size=1, max_size=3, unique=True),
+    st.integers(0, 1000),
+)
+def test_a_fixed_share_is_kept_on_an_idle_card(share: int, kernels: list[str], seed: int) -> None:
+    """Alone and backlogged: N % within a point, of no second more than N % and one kernel, of no 10 s N + 1 %."""
+    only = run([{"share": share, "kernel": kernels}], "30s", seed, policy={"offline": "fixed-share"}).tenants[
+        0
+    ]
+    assert only.max_1s_percent is not None and only.max_10s_percent is not None
+    longest = {"50us": 0.005, "300us": 0.03, "2ms": 0.2, "10ms": 1.0}
+    assert abs(only.got_percent - share) <= 1.0
+    assert only.max_1s_percent <= share + max(longest[k] for k in kernels) + 0.8
+    assert only.max_10s_percent <= share + 1
+
+
+@pytest.mark.parametrize("share", [10, 30, 60])
+def test_a_kernel_of_half_a_second_is_debited_in_full(share: int) -> None:
+    only = run([{"share": share, "kernel": "500ms"}], "120s", policy={"offline": "fixed-share"}).tenants[0]
+    assert only.max_10s_percent is not None
+    assert abs(only.got_percent - share) <= 1.0
+    assert only.max_10s_percent <= share + 1
+
+
+def test_who_stays_below_its_fixed_share_never_waits_for_a_budget() -> None:
+    tenants = [{"share": 30, "kernel": "1ms", "load": {"every": "100ms", "kernels": 12}} for _ in range(3)]
+    for t in run(tenants, "20s", policy={"offline": "fixed-share"}).tenants:
+        assert t.got_percent == pytest.approx(12, abs=0.2)
+        assert t.p99_ms is not None and t.p99_ms < 40, "three take turns"
+    alone = run([{"share": 30, "kernel": "1ms", "load": {"every": "100ms", "kernels": 12}}], "20s")
+    assert alone.tenants[0].p99_ms == pytest.approx(12, abs=0.5)
+
+
+def test_more_than_a_card_is_divided_in_proportion() -> None:
+    result = backlogged((80, 40, 40), (["200us"],), "fixed-share")
+    assert [t.got_percent for t in result.tenants] == pytest.approx([50, 25, 25], abs=1.0)
+
+
+def test_fixed_shares_below_the_card_are_all_met() -> None:
+    result = backlogged((10, 20, 30), (["100us"], ["1ms"], ["10ms"]), "fixed-share")
+    assert [t.got_percent for t in result.tenants] == pytest.approx([10, 20, 30], abs=1.0)
+
+
+def test_best_effort_is_equal_between_tenants_not_processes() -> None:
+    result = run(
+        [{"share": 10, "processes": 4}, {"share": 90, "kernel": "1ms"}], policy={"offline": "best-effort"}
+    )
+    assert errors_equal(result.tenants) <= 1.0
+
+
+def errors_equal(tenants: tuple[TenantResult, ...]) -> float:
+    total = sum(t.busy_s for t in tenants)
+    return max(abs(100 * t.busy_s / total - 100 / len(tenants)) for t in tenants)
+
+
+def test_each_class_has_a_policy_of_its_own() -> None:
+    """Online fixed at 20 % and backlogged: it never falls idle, so offline gets nothing, whatever its policy."""
+    tenants = [{"class": "online", "share": 20}, {"share": 30}, {"share": 70}]
+    online, *offline = run(tenants, policy={"online": "fixed-share", "offline": "burst-share"}).tenants
+    assert online.got_percent == pytest.approx(20, abs=1)
+    assert [t.got_percent for t in offline] == [0, 0]
+    tenants = [{"class": "online", "share": 20, "stop": "1s"}, {"share": 30}, {"share": 30}]
+    _, *offline = run(tenants, policy={"online": "burst-share", "offline": "fixed-share"}).tenants
+    for t in offline:
+        assert t.max_1s_percent is not None and 29 <= t.max_1s_percent <= 30.5, (
+            "fixed, although the card is idle"
+        )
+
+
+def test_idle_time_is_taken_and_given_back() -> None:
+    """burst-share: 30 % while the owner of 70 % sleeps is the whole card, and 30 % again when it wakes."""
+    sleeper = {"share": 70, "load": {"every": "4s", "busy": "2s"}}
+    owner, taker = run([sleeper, {"share": 30}], "40s").tenants
+    assert taker.max_1s_percent is not None and taker.min_1s_percent is not None
+    assert taker.max_1s_percent > 98
+    assert taker.min_1s_percent == pytest.approx(30, abs=3)
+    assert owner.p99_ms is not None and owner.p99_ms < 2000 / 0.7 * 1.05
+
+
+def test_a_cpu_bound_tenant_gets_what_it_can_use() -> None:
+    """1 ms of work, 3 ms of its own: it would have 25 % of an empty card, and has more than 17 % beside a hog."""
+    result = run([{"kernel": "1ms", "pause": "3ms"}, {"kernel": "200us"}])
+    assert result.tenants[0].got_percent > 17
+    assert sum(t.got_percent for t in result.tenants) > 90
+
+
+def test_a_stopped_tenant_costs_the_others_little() -> None:
+    result = run([{"share": 90, "halted": [["1s", "19s"]]}, {"share": 10}], "20s")
+    assert result.tenants[1].got_percent > 88
+
+
+@pytest.mark.parametrize("lie", ["busy", "idle"])
+def test_a_liar_gets_no_more_than_its_half(lie: str) -> None:
+    liar, honest = run([{"lies": lie}, {}]).tenants
+    assert liar.got_percent <= 50.5
+    assert honest.got_percent >= liar.got_percent - 1
+
+
+def test_offline_is_at_zero_while_online_is_busy() -> None:
+    tenants = [{"class": "online", "load": {"every": "1s", "busy": "500ms"}}, {"share": 50}, {"share": 50}]
+    result = run(tenants, "20s", idle_release="100ms")
+    online, *offline = result.tenants
+    assert online.p99_ms is not None and online.p99_ms < 500 * 1.02
+    assert sum(t.got_percent for t in offline) == pytest.approx(40, abs=1), "all but 600 ms of each second"

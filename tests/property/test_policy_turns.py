@@ -1,0 +1,278 @@
+"""Turns, charges and openings, one decision at a time: what the arbiter's inputs mean."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from policy_card import SLICE, Card
+
+from enforcer import abi
+from enforcer.policylib import (
+    LONG_TURN,
+    MS,
+    PASS_ON_NS,
+    PAUSE_NS,
+    START_NS,
+)
+
+pytestmark = pytest.mark.native
+ONLINE, OFFLINE = abi.CLASS_ONLINE, abi.CLASS_OFFLINE
+US = 1000
+
+
+def two() -> tuple[Card, int, int]:
+    """Two offline tenants that compete; who has the turn, and the other."""
+    card = Card((OFFLINE, 50), (OFFLINE, 50))
+    card.want(0, 1)
+    card.at(0)
+    first = card.holder()
+    return card, first, 1 - first
+
+
+def test_a_turn_is_opened_with_notify_and_charged_from_its_first_use() -> None:
+    card, first, other = two()
+    assert card[first].gate & abi.GATE_NOTIFY, "the first launch must ring"
+    assert not card[other].gate & abi.GATE_NOTIFY
+    card.at(300 * US)
+    assert card[first].service_ns == 0, "nothing was used yet"
+    card.use(first, after_ns=100 * US)
+    assert not card[first].gate & abi.GATE_NOTIFY, "one ring is enough"
+    card.at(700 * US)
+    assert card[first].service_ns == 700 * US
+    assert card[first].deficit_ns == -350 * US and card[other].deficit_ns == 350 * US
+
+
+def test_work_that_never_rang_is_charged_from_the_opening() -> None:
+    card, first, _ = two()
+    card.at(400 * US)
+    card[first].undrained = 1
+    card.at(200 * US)
+    assert card[first].service_ns == 600 * US
+
+
+def test_a_turn_that_nobody_uses_is_charged_after_a_millisecond() -> None:
+    card, first, _ = two()
+    assert card.raw.wake_ns == card.now + START_NS
+    card.at(START_NS)
+    card.at(500 * US)
+    assert card[first].service_ns == 500 * US
+
+
+def test_the_slice_counts_from_the_first_use() -> None:
+    card, first, other = two()
+    card.use(first, after_ns=900 * US)
+    assert card.raw.wake_ns <= card.now + 1 * MS
+    card.at(SLICE - 1 * US)
+    assert card.open() == [first]
+    card.at(1 * US)
+    assert card.open() == [], "it drains"
+    card[first].undrained = 0
+    card.at(50 * US)
+    assert card.open() == [other]
+
+
+def test_half_of_the_last_look_is_charged() -> None:
+    """The last kernel ended somewhere between two looks."""
+    card, first, _ = two()
+    card.use(first)
+    card.at(SLICE)
+    card.at(200 * US)
+    before = card[first].service_ns
+    card[first].undrained = 0
+    card.at(100 * US)
+    assert (before, card[first].service_ns) == (SLICE + 200 * US, SLICE + 250 * US)
+
+
+def test_who_rings_at_its_end_after_a_long_drain_pays_for_it() -> None:
+    """It rang when it came to the gate, and again when its last kernel ended: not halfway between the two."""
+    card, first, _ = two()
+    card.use(first)
+    card.at(SLICE)
+    card.at(50 * US)
+    card[first].undrained = 0
+    card.at(1000 * US)
+    assert card[first].service_ns == SLICE + 1000 * US
+
+
+def test_a_context_switch_is_charged_to_nobody() -> None:
+    card, first, _ = two()
+    card.raw.switch_ns = 300 * US
+    card.use(first)
+    card.at(200 * US)
+    assert card[first].service_ns == 0
+    card.at(300 * US)
+    assert card[first].service_ns == 200 * US
+
+
+def test_a_holder_without_work_passes_its_turn_on_within_a_millisecond() -> None:
+    card, first, other = two()
+    card.use(first)
+    card.at(500 * US)
+    card[first].wants = card[first].undrained = 0
+    left = card.now + PASS_ON_NS + PAUSE_NS
+    while other not in card.open():
+        assert card.now <= left, "it kept the card"
+        card.at(max(1, card.raw.wake_ns - card.now))
+    assert card.now <= left
+
+
+def length_of_turn(card: Card) -> int:
+    """Lets the holder use its turn to the end, and drain at once."""
+    who = card.holder()
+    card.use(who)
+    began = card.now
+    while card.open() == [who]:
+        card.at(card.raw.wake_ns - card.now)
+    length = card.now - began
+    card[who].undrained = 0
+    card.at(10 * US)
+    return length
+
+
+def test_turns_are_long_between_tenants_that_use_them_up_and_short_for_the_others() -> None:
+    card, _, _ = two()
+    assert length_of_turn(card) == SLICE
+    lengths = [length_of_turn(card) for _ in range(6)]
+    assert min(lengths) >= LONG_TURN * SLICE * 9 // 10
+    # one of them falls silent, comes back, and may need the card only for a moment
+    holder = card.holder()
+    other = 1 - holder
+    card.use(holder)
+    card[other].wants = 0
+    card.at(1 * MS)
+    card.at(3 * MS)
+    card.want(other)
+    card.at(0)
+    card.at(2 * SLICE)
+    assert holder not in card.open()
+
+
+def test_online_turns_are_always_short() -> None:
+    card = Card((ONLINE, 50), (ONLINE, 50))
+    card.want(0, 1)
+    card.at(0)
+    assert max(length_of_turn(card) for _ in range(8)) <= 2 * SLICE
+
+
+def test_a_drain_is_looked_at_when_it_usually_ends() -> None:
+    """Not every 50 us: after some turns with drains of 8 ms the first look comes after most of that."""
+    card, _, _ = two()
+    looks = []
+    for _ in range(60):
+        who = card.holder()
+        card.use(who)
+        while who in card.open():
+            card.at(max(1, card.raw.wake_ns - card.now))
+        closed, n = card.now, 0
+        while not card.open():
+            card[who].undrained = int(card.raw.wake_ns - closed < 8 * MS)
+            card.at(card.raw.wake_ns - card.now)
+            n += 1
+        assert card.now - closed < 8 * MS + 300 * US, "the card stood still"
+        looks.append(n)
+    assert looks[0] > 30 and max(looks[-10:]) < 16
+
+
+def test_short_drains_among_long_ones_are_not_slept_through() -> None:
+    """Drains of 0.1, 1 or 10 ms at random: the first look comes when few of them can have ended."""
+    card, _, _ = two()
+    draw, late = random.Random(1), []
+    for _ in range(200):
+        who = card.holder()
+        card.use(who)
+        while who in card.open():
+            card.at(max(1, card.raw.wake_ns - card.now))
+        closed, took = card.now, draw.choice((100 * US, MS, 10 * MS))
+        while not card.open():
+            card[who].undrained = int(card.raw.wake_ns - closed < took)
+            card.at(card.raw.wake_ns - card.now)
+        late.append(card.now - closed - took)
+    assert sum(late[100:]) / 100 < 250 * US
+
+
+def test_free_tenants_take_no_part() -> None:
+    card = Card((ONLINE, 50), (OFFLINE, 50), (OFFLINE, 50))
+    card[2].free = 1
+    card.want(0, 1, 2)
+    card.at(0)
+    assert card.open() == [0, 2] and card[1].gate & abi.GATE_WHY_PREEMPTED
+    card.at(50 * MS)
+    assert card[2].service_ns == 0 and not card[2].gate & abi.GATE_WINDOW
+
+
+def test_a_free_online_tenant_still_preempts() -> None:
+    card = Card((ONLINE, 50), (OFFLINE, 50))
+    card[0].free = 1
+    card.want(1)
+    card.at(0)
+    assert 1 in card.open()
+    card.want(0)
+    card.at(10 * MS)
+    assert card.open() == [0]
+    card[0].wants = 0
+    card.at(1 * MS)
+    card.at(100 * MS - 1)
+    assert 1 not in card.open()
+    assert card.raw.wake_ns == card.now + 1
+    card.at(1)
+    assert 1 in card.open()
+
+
+def test_a_suspended_tenant_is_closed_as_preempted_and_its_turn_goes_on() -> None:
+    card, first, other = two()
+    card.use(first)
+    card[first].suspended = 1
+    card.at(100 * US)
+    assert card[first].gate & abi.GATE_WHY_PREEMPTED and card.open() == [], "the other waits for its drain"
+    card[first].undrained = 0
+    card.at(100 * US)
+    assert card.open() == [other]
+    card[first].suspended = 0
+    card.at(10 * US)
+    assert card[first].gate & abi.GATE_WHY_SHARE
+    for _ in range(60):
+        if card.open() == [first]:
+            return
+        card[other].undrained = int(other in card.open())
+        card.at(card.raw.wake_ns - card.now)
+    pytest.fail("it never got its turn back")
+
+
+def test_a_drain_that_never_ends_is_cut_off_and_still_charged() -> None:
+    card, first, other = two()
+    card.use(first)
+    card.at(SLICE)
+    card.at(99 * MS)
+    assert card.open() == []
+    card.at(1 * MS)
+    assert card.open() == [other]
+    card.use(other)
+    before = card[first].service_ns, card[other].service_ns
+    card.at(1 * MS)
+    assert card[first].service_ns - before[0] == card[other].service_ns - before[1] == 500 * US
+
+
+def test_a_short_pause_opens_no_second_gate() -> None:
+    """The holder is between two kernels at a look, having last been seen at work more than 1 ms ago."""
+    card, first, other = two()
+    card.use(first)
+    card.at(300 * US)
+    card[first].wants = card[first].undrained = 0
+    card.at(1100 * US)
+    assert card.open() == [first], "its turn is not over, and two never run"
+    card[first].wants = card[first].undrained = 1
+    card.at(100 * US)
+    assert card.open() == [first] or card.open() == []
+    assert other not in card.open()
+
+
+def test_ungoverned_opens_everything_and_governed_again_begins_afresh() -> None:
+    card = Card((ONLINE, 50), (OFFLINE, 50), (OFFLINE, 50), policy=abi.POLICY_FIXED_SHARE)
+    card.want(0, 1, 2)
+    card.raw.ungoverned = 1
+    card.at(0)
+    assert card.open() == [0, 1, 2]
+    card.raw.ungoverned = 0
+    card.at(5 * MS)
+    assert card.open() == [0]

@@ -1,0 +1,361 @@
+"""qgpud.sock is open to everybody: floods, nonsense and silence harm nobody; a false qgpud is not believed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from enforcer.clock import SystemClock
+from enforcer.daemon import inspector
+from enforcer.daemon.arbiter import ProcessUse
+from enforcer.daemon.askproto import MAX_MESSAGE, SOCK_ASK, AskError, NoDaemonError, ask
+from enforcer.daemon.asks import MAX_RUNS, MAX_RUNS_PER_USER, Asks, Peer
+from enforcer.daemon.askserver import MAX_CLIENTS, MAX_PER_USER, PER_SECOND, _Client
+from enforcer.daemon.fakes import FakeNode
+from enforcer.daemon.server import Server
+from enforcer.nvml import GpuProcess
+from enforcer.reporting.privacy import Privacy
+from enforcer.reporting.state import NodeState
+from enforcer.reporting.viewserver import View, ViewServer
+from enforcer.reporting.viewserver import ask as view_ask
+from gres.grants import RUN_BASE, Grant, GrantCard
+
+NOBODY = 65534
+
+
+class Quiet(Server):
+    """Without signal handlers, which Python allows in the main thread only."""
+
+    def _signals(self):  # type: ignore[no-untyped-def]
+        return contextlib.nullcontext()
+
+
+@pytest.fixture
+def node() -> Iterator[FakeNode]:
+    with tempfile.TemporaryDirectory(prefix="qgpu-test-") as name:
+        Path(name).chmod(0o755)
+        node = FakeNode(Path(name), clock=SystemClock())
+        ready, made = threading.Event(), []
+
+        def serve() -> None:
+            service = node.service()
+            service.start()
+            made.append(Quiet(service, node.clock, os.geteuid()))
+            made[0].run(ready.set)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        assert ready.wait(10)
+        node.server = made[0]  # type: ignore[attr-defined]
+        yield node
+        made[0].stop()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def run_dir(node: FakeNode) -> Path:
+    return node.directory / "run"
+
+
+def connect(node: FakeNode) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(10)
+    sock.connect(str(run_dir(node) / SOCK_ASK))
+    return sock
+
+
+def status(node: FakeNode) -> dict[str, object]:
+    return ask(run_dir(node), {"op": "status"}, owner=os.geteuid())[0]
+
+
+def prolog(node: FakeNode, job: int) -> bytes:
+    text = (
+        f"qgpu-hook/1 prolog\0SLURM_JOB_ID={job}\0SLURM_JOB_UID=1000\0SLURM_JOB_GID=100\0SLURMD_NODENAME=n1\0"
+    )
+    text += "SLURM_JOB_GPUS=0\0SLURM_JOB_COMMENT=qgpu/1 class=online share=1 mem=128\0"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(10)
+        sock.connect(str(run_dir(node) / "hook.sock"))
+        sock.send(text.encode())
+        return sock.recv(70000)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"x",
+        b"[]",
+        b"null",
+        b"{}",
+        b"[" * 60000,
+        b'{"protocol": "qgpud/2", "op": "status"}',
+        b'{"protocol": "qgpud/1"}',
+        b'{"protocol": "qgpud/1", "op": {"a": 1}}',
+        b'{"protocol": "qgpud/1", "op": "run", "share": 1e309, "class": [], "mem": -1}',
+        b'{"protocol": "qgpud/1", "op": "card-set", "card": {"x": []}, "values": {"slice": null}}',
+        b"\xff" * 100,
+        b"a" * (MAX_MESSAGE + 1),
+    ],
+    ids=range(12),
+)
+def test_nonsense_is_answered_or_dropped_and_others_are_served(node, message):
+    with connect(node) as sock:
+        sock.send(message)
+        answer = json.loads(sock.recv(70000))
+    assert answer["ok"] is False and answer["error"]
+    assert status(node)["ok"] and prolog(node, 9) == b"qgpu-hook/1 0\0"
+
+
+def test_one_users_connections_are_limited_and_silence_costs_nothing(node):
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connect(node)) for _ in range(MAX_PER_USER)]
+        late = stack.enter_context(connect(node))
+        assert late.recv(10) == b"", "turned away"
+        assert prolog(node, 9) == b"qgpu-hook/1 0\0", "hooks are not concerned"
+        silent.pop().close()
+        limit = time.monotonic() + 10
+        while True:
+            try:
+                assert status(node)["ok"]
+                break
+            except AskError:
+                assert time.monotonic() < limit
+
+
+def test_flood_of_questions_does_not_keep_a_prolog_waiting(node):
+    stop = threading.Event()
+
+    def flood() -> None:
+        while not stop.is_set():
+            with contextlib.suppress(OSError, AskError):
+                ask(run_dir(node), {"op": "cards"}, owner=os.geteuid())
+
+    threads = [threading.Thread(target=flood, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    try:
+        for job in range(9, 29):
+            assert prolog(node, job) == b"qgpu-hook/1 0\0"
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(10)
+    assert set(node.arbiter.grants) == set(range(9, 29))
+
+
+def test_limits_leave_room_for_hooks_and_for_several_users():
+    assert MAX_PER_USER * 4 <= MAX_CLIENTS
+
+
+def test_client_that_leaves_without_reading_is_no_trouble(node):
+    for _ in range(50):
+        with connect(node) as sock:
+            sock.send(b'{"protocol": "qgpud/1", "op": "cards"}')
+    assert status(node)["ok"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to play")
+def test_another_user_may_look_but_change_and_run_nothing(node):
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        said = []
+        for question in (
+            {"op": "cards"},
+            {"op": "card-set", "card": "0", "values": {"slice": "1ms"}, "uid": 0},
+            {"op": "card-reset", "card": "0"},
+            {"op": "run", "share": 30, "class": "online", "mem": 1024, "card": None, "uid": 0},
+        ):
+            try:
+                ask(run_dir(node), question)
+                said.append("yes")
+            except AskError as error:
+                said.append(str(error))
+        os.write(writer, json.dumps(said).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    said = json.loads(os.read(reader, 65536))
+    assert said[0] == "yes"
+    assert said[1:3] == [f"only root may {word} a card; uid {NOBODY} asked" for word in ("change", "reset")]
+    assert said[3].startswith(f"uid {NOBODY} may not run programs without Slurm")
+    assert node.arbiter.grants == {} and str(next(iter(node.arbiter.plans.values())).slice) == "2ms"
+
+
+def test_socket_of_somebody_else_is_not_believed(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(str(tmp_path / SOCK_ASK))
+        server.listen(1)
+        with pytest.raises(AskError, match=r"is not root's; nothing was asked"):
+            ask(tmp_path, {"op": "run"}, owner=os.geteuid() + 1)
+        peer, _ = server.accept()
+        assert peer.recv(100) == b"", "not even the question was sent"
+        peer.close()
+
+
+def test_nobody_listening_is_a_sentence(tmp_path):
+    with pytest.raises(NoDaemonError, match="start it with systemctl start qgpud"):
+        ask(tmp_path, {"op": "status"})
+
+
+# ---- what one user may cost the others -------------------------------------------------------------
+
+
+def as_nobody(action: Callable[[], object]) -> object:
+    """What the action answers in a process of another user; text of an AskError or ViewError as such."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.write(writer, json.dumps(action()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(pid, 0)
+    return json.loads(data)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to play")
+def test_a_users_questions_have_a_rate_and_roots_have_none(node):
+    def ask_often() -> list[str]:
+        said = []
+        for _ in range(3 * PER_SECOND):
+            try:
+                ask(run_dir(node), {"op": "cards"})
+                said.append("yes")
+            except AskError as error:
+                said.append(str(error))
+        return said
+
+    said = as_nobody(ask_often)
+    assert isinstance(said, list)
+    assert said[:PER_SECOND] == ["yes"] * PER_SECOND
+    assert any("ask less often" in text for text in said)
+    assert [status(node)["ok"] for _ in range(3 * PER_SECOND)] == [True] * 3 * PER_SECOND
+
+
+def test_places_are_kept_for_root_whatever_users_hold(node):
+    served = node.server._asks  # type: ignore[attr-defined]
+    assert served is not None
+    peer = Peer(1, NOBODY, NOBODY, frozenset(), lambda: -1)
+    with contextlib.ExitStack() as stack:
+        for number in range(MAX_CLIENTS - MAX_PER_USER):
+            sock = stack.enter_context(socket.socket())
+            served._clients[-1 - number] = _Client(sock, peer, time.monotonic_ns())
+        assert status(node)["ok"], "the administrator is served"
+        served._clients.clear()
+
+
+def test_programs_without_slurm_are_counted(tmp_path):
+    node = FakeNode(tmp_path)
+    service = node.service()
+    service.start()
+    asks = Asks(service, owner=0)
+    grants = [replace(run_grant(RUN_BASE + n), uid=NOBODY) for n in range(MAX_RUNS_PER_USER)]
+    service.grants.update({grant.job_id: grant for grant in grants})
+    user = Peer(os.getpid(), NOBODY, NOBODY, frozenset(), lambda: os.pidfd_open(os.getpid()))
+    asks._users.add(NOBODY)
+    question = {"op": "run", "share": 5, "class": "offline", "mem": 512, "card": None}
+    refusal = asks.answer(question, user).body
+    assert f"and {MAX_RUNS_PER_USER} of one user: wait until one ends" in str(refusal["error"])
+    full = [run_grant(RUN_BASE + 1000 + n) for n in range(MAX_RUNS)]
+    service.grants.update({grant.job_id: grant for grant in full})
+    root = replace(user, uid=0, gid=0)
+    assert f"at most {MAX_RUNS} may" in str(asks.answer(question, root).body["error"])
+
+
+def run_grant(job: int) -> Grant:
+    card = GrantCard("GPU-fa4e0000-0000-0000-0000-000000000000", 0, 0, 5, 1 << 29, 80 << 30)
+    return Grant(job, 1000, 100, "n1", "active", "offline", 1, "", (card,), "/r", "/d", "/s")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a process of root's own is what asks")
+def test_a_program_that_is_gone_gets_no_grant_whoever_has_its_number_now(tmp_path):
+    node = FakeNode(tmp_path)
+    service = node.service()
+    service.start()
+    child = subprocess.Popen(["sleep", "60"])
+    pidfd = os.pidfd_open(child.pid)
+    child.kill()
+    child.wait()
+    # The number now "belongs" to this test, as after a reuse; the descriptor still is the dead one's.
+    peer = Peer(os.getpid(), 0, 0, frozenset(), lambda: pidfd)
+    question = {"op": "run", "share": 5, "class": "offline", "mem": 512, "card": None}
+    answer = Asks(service, owner=0).answer(question, peer).body
+    assert answer["error"] == "the program that asked is gone" and service.grants == {}
+    with pytest.raises(OSError):
+        os.fstat(pidfd)
+
+
+def test_a_cgroup_that_somebody_named_like_a_job_charges_and_punishes_nobody(tmp_path, monkeypatch):
+    node = FakeNode(tmp_path)
+    service = node.service()
+    service.start()
+    env = {"SLURM_JOB_ID": "9", "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100", "SLURMD_NODENAME": "n1",
+           "SLURM_JOB_GPUS": "0", "SLURM_JOB_COMMENT": "qgpu/1 class=online share=30 mem=1024"}  # fmt: skip
+    service.prolog(env)
+    uuid = node.nvml.cards()[0].uuid
+    settings = service.config.enforcer.audit.model_copy(update={"action": "kill"})
+    service.inspector.settings = settings
+    punished: list[int] = []
+    monkeypatch.setattr(inspector, "punish", lambda action, pids, *_: punished.extend(pids) or list(pids))
+    node.jobs_of_pids |= {50: 9, 51: 9}  # 51 sits in a cgroup .../user@2000.service/job_9
+    node.owners_of_pids |= {50: 1000, 51: 2000}
+    node.arbiter.procs = [ProcessUse(9, uuid, 50, 1 << 30)]
+    node.nvml.put(uuid, GpuProcess(50, 1 << 30), GpuProcess(51, 70 << 30))
+    for _ in range(6):
+        service.look_at_cards()
+    assert punished == [], "the victim's processes are not killed for the memory of another user's"
+    assert node.arbiter.overheads.get((9, uuid), 0) == 0
+    assert service.sampler.driver_memory == {(9, uuid): 1 << 30}
+
+
+# ---- view.sock --------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to play")
+def test_a_user_who_dawdles_at_view_sock_is_turned_away_and_root_is_served():
+    with tempfile.TemporaryDirectory(prefix="qgpu-test-") as name:
+        Path(name).chmod(0o755)
+        path = Path(name) / "view.sock"
+        state = NodeState("n1", 1.0, True)
+        server = ViewServer(path, View(Path(name) / "none.sqlite", Privacy(), lambda: state))
+
+        def dawdle() -> list[str]:
+            socks = []
+            for _ in range(20):
+                sock = socket.socket(socket.AF_UNIX)
+                sock.settimeout(10)
+                sock.connect(str(path))
+                socks.append(sock)
+            began = time.monotonic()
+            said = [sock.recv(1000).decode() for sock in socks]
+            return [*said, str(time.monotonic() - began)]
+
+        try:
+            said = as_nobody(dawdle)
+            assert isinstance(said, list)
+            refused = [text for text in said[:-1] if "ask less often" in text]
+            assert len(refused) >= 15, "after the first, who cost half a second, the others cost nothing"
+            began = time.monotonic()
+            assert view_ask(path, {"ask": "state"})["node"] == "n1" and time.monotonic() - began < 5
+        finally:
+            server.close()

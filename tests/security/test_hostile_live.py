@@ -1,0 +1,341 @@
+"""Hostile programs at full speed beside honest ones on the simulated card: what they may cost others, as bounds.
+
+The attacker's process is a task of a job like any other (tests/native/shim/evil.c). Judged is by the card's own trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "native"))
+from arbiter_support import (
+    ARBITER,
+    ARBITER_ASAN,
+    ARBITER_TSAN,
+    Tenant,
+    connect,
+    exchange,
+    register_message,
+    sealed,
+)
+
+from bench.rig import BUILD, MIB, Rig, wait_for
+from enforcer import abi
+from enforcer.arbiter_link import TenantStats
+from enforcer.sim import busy_ns
+
+pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
+ONLINE, EVIL, HONEST = 1, 2, 3
+ATTACKS = ("random", "ones", "zeros", "busy", "idle", "counters", "ring", "drain", "hide")
+ENDLESS = ("--length", "60", "--iters", "200000", "--no-sync-each=16")
+SETTINGS = {"idle_release_ms": 20}
+
+
+@contextlib.contextmanager
+def node(path: Path, binary: Path = ARBITER) -> Iterator[Rig]:
+    with Rig(path, settings=SETTINGS, arbiter_binary=binary) as rig:
+        rig.grant(ONLINE, "online", mem_mib=1024)
+        rig.grant(EVIL, "offline", mem_mib=1024)
+        rig.grant(HONEST, "offline", mem_mib=1024)
+        yield rig
+        assert rig.arbiter.poll() is None, (rig.directory / "arbiter.log").read_text()
+        rig.arbiter.terminate()
+        assert rig.arbiter.wait(20) == 0, (rig.directory / "arbiter.log").read_text()
+
+
+def tenant(rig: Rig, job: int) -> TenantStats:
+    return next(t for t in rig.link.stats() if t.job_id == job)
+
+
+def evil(rig: Rig, attack: str) -> subprocess.Popen[str]:
+    """The attacker, attacking."""
+    process = rig.spawn(
+        [BUILD / "test/shim-evil", attack], rig.grants[EVIL], stdin=subprocess.PIPE, bufsize=1
+    )
+    assert process.stdin and process.stdout
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert [process.stdout.readline().strip() for _ in range(2)] == ["begin", "begun"]
+    return process
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def end(process: subprocess.Popen[str]) -> str:
+    process.kill()
+    return process.communicate()[1]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attack_costs_an_equal_neighbour_no_more_than_an_equal_share(tmp_path: Path, attack: str) -> None:
+    with node(tmp_path) as rig:
+        honest = rig.workload(rig.grants[HONEST], *ENDLESS, "--memory", "256MiB")
+        wait_for("it works", lambda: tenant(rig, HONEST).launches > 100)
+        enemy = evil(rig, attack)
+        begun, used = time.monotonic_ns(), cpu_seconds(rig.arbiter.pid)
+        before = tenant(rig, HONEST), tenant(rig, EVIL)
+        time.sleep(1)
+        over = time.monotonic_ns()
+        cost = (cpu_seconds(rig.arbiter.pid) - used) / ((over - begun) / 1e9)
+        after = tenant(rig, HONEST), tenant(rig, EVIL)
+        service = rig.workload(rig.grants[ONLINE], "--requests", "10", "--iters", "100000")
+        assert rig.summary(service, 20)["requests"] == 10, "online is served"
+        time.sleep(0.15)  # the trace is flushed each 0.1 s
+        busy = busy_ns(rig.trace(), begun, over)
+        part = busy.get(honest.pid, 0) / sum(busy.values())
+        shut = (after[0].closed_share_ns - before[0].closed_share_ns) / (over - begun)
+        # The attacker spins on a processor, so the card may well be idle for part of the time.
+        assert part > 0.3, f"{attack}: the honest tenant had {part:.0%} of what the card did instead of half"
+        assert shut < 0.8, f"{attack}: the honest tenant stood at a closed gate for {shut:.0%} of the time"
+        assert cost < 0.7, f"{attack}: the arbiter used {cost:.0%} of a core"
+        for earlier, later in zip(before, after, strict=True):
+            assert later.launches >= earlier.launches and later.busy_ns >= earlier.busy_ns
+        assert after[0].mem_used == 256 * MIB and after[1].mem_used <= 1 << 48
+        end(enemy)
+        wait_for(
+            "what it wrote is gone with it",
+            lambda: (tenant(rig, EVIL).procs, tenant(rig, EVIL).mem_used) == (0, 0),
+        )
+        late = rig.workload(rig.grants[EVIL], "--requests", "5", "--iters", "100000")
+        assert rig.summary(late, 20)["requests"] == 5, "its job's next process finds clean pages"
+        assert end(honest) == ""
+
+
+@pytest.mark.parametrize("binary", [ARBITER_ASAN, ARBITER_TSAN], ids=["asan", "tsan"])
+def test_every_attack_against_a_sanitized_arbiter(tmp_path: Path, binary: Path) -> None:
+    with node(tmp_path, binary) as rig:
+        honest = rig.workload(rig.grants[HONEST], *ENDLESS)
+        for attack in ATTACKS:
+            enemy = evil(rig, attack)
+            before = tenant(rig, HONEST).launches
+            wait_for("the honest tenant goes on", lambda b=before: tenant(rig, HONEST).launches > b + 200, 20)
+            end(enemy)
+        end(honest)
+
+
+def test_several_attackers_of_one_job_harm_it_alone(tmp_path: Path) -> None:
+    with node(tmp_path) as rig:
+        honest = rig.workload(rig.grants[HONEST], *ENDLESS)
+        enemies = [evil(rig, attack) for attack in ("drain", "ring", "busy", "random")]
+        begun = time.monotonic_ns()
+        time.sleep(1)
+        over = time.monotonic_ns()
+        time.sleep(0.15)
+        busy = busy_ns(rig.trace(), begun, over)
+        part = busy.get(honest.pid, 0) / sum(busy.values())
+        assert part > 0.3, f"the honest tenant had {part:.0%} of what the card did instead of half"
+        assert busy[honest.pid] > 0.08 * (over - begun), "although all spin on the processors it gets on"
+        for process in enemies:
+            end(process)
+        end(honest)
+
+
+FLOOD = """
+import os, resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (16384, 16384))
+os.setgid(65534); os.setuid(65534)
+held, refused = [], 0
+for n in range(10000):
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); sock.settimeout(5)
+    try:
+        sock.connect(sys.argv[1]); held.append(sock)
+    except OSError:
+        refused += 1
+    if n == 5000: print("half", flush=True)
+print(len(held), refused, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ten_thousand_connections_of_one_user_keep_nobody_out(tmp_path: Path) -> None:
+    with node(tmp_path) as rig:
+        tmp_path.chmod(0o755)
+        for parent in tmp_path.parents[:2]:
+            parent.chmod(0o755)
+        before = len(list(Path(f"/proc/{rig.arbiter.pid}/fd").iterdir()))
+        flood = subprocess.Popen(
+            [sys.executable, "-c", FLOOD, str(rig.run_dir / abi.SOCK_REGISTER)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        rig.adopt(flood)
+        assert flood.stdout
+        assert flood.stdout.readline() == "half\n"
+        honest = rig.workload(rig.grants[HONEST], *ENDLESS)
+        wait_for(
+            "an honest process registers and works meanwhile", lambda: tenant(rig, HONEST).launches > 100, 5
+        )
+        made, refused = map(int, flood.stdout.readline().split())
+        assert made + refused == 10_000 and made > 1000
+        held = len(list(Path(f"/proc/{rig.arbiter.pid}/fd").iterdir())) - before
+        assert held < 800, f"{held} descriptors for one user's silent connections"
+        used, begun = cpu_seconds(rig.arbiter.pid), time.monotonic()
+        time.sleep(0.5)
+        assert (cpu_seconds(rig.arbiter.pid) - used) / (time.monotonic() - begun) < 0.5
+        end(honest)
+        flood.communicate("")
+
+
+# ---- who is it ------------------------------------------------------------------------------------------------
+
+
+def asked(rig: Rig, job: int, proof: int | None, uuid: str | None = None) -> tuple[int, str]:
+    """Status and sentence of a registration by this process."""
+    with connect(rig.run_dir) as sock:
+        answer, fds = exchange(
+            sock, register_message(job, uuid or rig.uuids[0]), () if proof is None else (proof,)
+        )
+    for fd in fds:
+        os.close(fd)
+    return answer.status, answer.message.decode()
+
+
+def test_registration_cannot_be_forged_or_replayed(tmp_path: Path) -> None:
+    with node(tmp_path, ARBITER_ASAN) as rig:
+        good = rig.sealed(rig.grants[EVIL])
+        assert asked(rig, EVIL, good)[0] == 0
+        assert asked(rig, HONEST, good)[0] == 1, "the grant of another job"
+        assert asked(rig, HONEST, None)[0] == 1, "no grant at all"
+        unsealed = sealed(abi.pack_grant(rig.grants[HONEST]), seals=0)
+        assert asked(rig, HONEST, unsealed)[0] == 1, "one that can still be written"
+        plain = os.open(rig.grant_path(HONEST), os.O_RDONLY)
+        assert asked(rig, HONEST, plain)[0] == 1, "a file"
+        short = sealed(abi.pack_grant(rig.grants[HONEST])[:-1])
+        assert asked(rig, HONEST, short)[0] == 1, "too short"
+        assert asked(rig, EVIL, good, "GPU-00000000-dead-beef-0000-000000000000")[0] == 1, (
+            "a card that is not here"
+        )
+        assert "no grant" in asked(rig, 4711, good)[1]
+        stale = rig.sealed(rig.grants[EVIL])
+        wait_for("the first registration's process is this one", lambda: tenant(rig, EVIL).procs == 1)
+        rig.grants.pop(EVIL)
+        rig.sync()
+        status, why = asked(rig, EVIL, stale)
+        assert (status, "no grant" in why) == (1, True), "the job has ended"
+        for fd in (good, unsealed, plain, short, stale):
+            os.close(fd)
+
+
+USERNS = """
+import ctypes, os, sys
+sys.path[:0] = sys.argv[4].split(os.pathsep)
+from arbiter_support import connect, exchange, register_message, sealed
+from pathlib import Path
+uid = 65534
+os.setgid(uid); os.setuid(uid)
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.prctl(4, 1, 0, 0, 0) or libc.unshare(0x10000000):
+    print("no user namespaces here"); sys.exit()
+open("/proc/self/setgroups", "w").write("deny")
+open("/proc/self/uid_map", "w").write(f"0 {uid} 1")
+open("/proc/self/gid_map", "w").write(f"0 {uid} 1")
+assert os.getuid() == 0
+forged = sealed(bytes.fromhex(sys.argv[3]))
+answer, fds = exchange(connect(Path(sys.argv[1])), register_message(int(sys.argv[2]), sys.argv[5]), (forged,))
+print(answer.status, answer.message.decode(), len(fds))
+"""
+
+
+def test_root_of_a_user_namespace_is_not_root(tmp_path: Path) -> None:
+    """It is uid 0 where it lives, and its memfd says so there; here it is an ordinary user."""
+    from dataclasses import replace
+
+    with node(tmp_path) as rig:
+        tmp_path.chmod(0o755)
+        for parent in tmp_path.parents[:2]:
+            parent.chmod(0o755)
+        theirs = replace(rig.grants[EVIL], job_id=9, uid=65534, gid=65534)
+        rig.grants[9] = theirs
+        rig.sync()
+        paths = os.pathsep.join(
+            [str(Path(__file__).resolve().parents[1] / "native"), *filter(None, sys.path)]
+        )
+        for job, want in ((HONEST, "runs as uid 65534"), (9, "")):
+            words = [str(rig.run_dir), str(job), abi.pack_grant(rig.grants[job]).hex(), paths, rig.uuids[0]]
+            done = subprocess.run(
+                [sys.executable, "-c", USERNS, *words],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            if "no user namespaces" in done.stdout:
+                pytest.skip(done.stdout.strip())
+            assert done.stdout.startswith("1 ") and done.stdout.rstrip().endswith(" 0"), (
+                done.stdout,
+                done.stderr,
+            )
+            assert want in done.stdout
+
+
+# ---- what is handed out ---------------------------------------------------------------------------------------
+
+
+def test_what_a_job_is_handed_cannot_be_turned_against_the_arbiter(tmp_path: Path) -> None:
+    """Truncated, unsealed, mapped for writing, written, punched: refused, or without any effect on others."""
+    import fcntl
+    import mmap
+
+    with node(tmp_path, ARBITER_ASAN) as rig:
+        honest = rig.workload(rig.grants[HONEST], *ENDLESS)
+        wait_for("it works", lambda: tenant(rig, HONEST).launches > 100)
+        mine = Tenant(rig.run_dir, rig.grants[EVIL], rig.uuids[0])
+        for fd in (mine.gate_fd, mine.job_fd):
+            for size in (0, 4096, 1 << 30):
+                if size != os.fstat(fd).st_size:
+                    with pytest.raises(PermissionError):
+                        os.ftruncate(fd, size)
+            with pytest.raises(PermissionError):
+                fcntl.fcntl(
+                    fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE
+                )  # a job that seals would stop the arbiter's writes
+            with contextlib.suppress(OSError):
+                again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_TRUNC)
+                os.close(again)
+            assert os.fstat(fd).st_size >= abi.PAGE
+        for attempt in (
+            lambda: os.pwrite(mine.gate_fd, b"\0" * 64, 64),
+            lambda: mmap.mmap(mine.gate_fd, abi.PAGE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE),
+        ):
+            with pytest.raises(PermissionError):
+                attempt()
+        for _ in range(200):
+            mine.job_map.madvise(mmap.MADV_REMOVE, 0, len(mine.job_map) // mmap.PAGESIZE * mmap.PAGESIZE)
+            mine.ring()
+        before = tenant(rig, HONEST).launches
+        wait_for("the honest one goes on", lambda: tenant(rig, HONEST).launches > before + 500, 10)
+        mine.close()
+        end(honest)
+
+
+def test_holder_that_is_stopped_again_and_again_takes_little_from_others(tmp_path: Path) -> None:
+    """SIGSTOP and SIGCONT in turns, as a program would that wants to keep the card without using it."""
+    import signal
+
+    with node(tmp_path) as rig:
+        honest = rig.workload(rig.grants[HONEST], *ENDLESS)
+        odd = rig.workload(rig.grants[EVIL], *ENDLESS)
+        wait_for("both work", lambda: min(tenant(rig, j).launches for j in (HONEST, EVIL)) > 100)
+        begun = time.monotonic_ns()
+        for _ in range(20):
+            odd.send_signal(signal.SIGSTOP)
+            time.sleep(0.04)
+            odd.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
+        over = time.monotonic_ns()
+        time.sleep(0.15)
+        busy = busy_ns(rig.trace(), begun, over)
+        assert busy[honest.pid] > 0.8 * busy[odd.pid], f"{busy}: less than its half"
+        assert busy[honest.pid] > 0.25 * (over - begun), "the card stands still for the stopped one"
+        end(odd)
+        end(honest)
