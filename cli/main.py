@@ -9,11 +9,21 @@ import click
 
 # Subcommand -> (module, attribute, one line for `qgpu --help`).
 COMMANDS = {
+    "metrics": ("cli.metrics", "metrics", "Metrics of this node, and rules and dashboard for them."),
+    "collect": ("cli.collect", "collect", "Merge the nodes' usage ledgers into one."),
+    "cards": ("cli.held", "cards", "This node's cards and how much of each is granted."),
+    "jobs": ("cli.held", "jobs", "Which jobs hold cards here."),
+    "top": ("cli.top", "top", "Cards and the jobs on them, live."),
+    "card": ("cli.card", "card", "Show and change how cards are shared."),
+    "job": ("cli.job", "job", "Change a running job on this node."),
     "demo": ("cli.demo.command", "demo", "Run the main job on a sandbox and check every promise."),
+    "doctor": ("cli.doctor", "doctor", "Check this node, one line per thing."),
     "plan": ("cli.plan", "plan", "Explain what a request would become."),
     "render": ("cli.render", "render", "Write Slurm's configuration from qgpu.yaml."),
     "report": ("cli.report", "report", "What jobs were granted and what they used."),
+    "run": ("cli.run", "run", "Run a program with a share of a card, without Slurm."),
     "sandbox": ("cli.sandbox.command", "sandbox", "A private Slurm cluster with simulated cards."),
+    "simulate": ("cli.simulate", "simulate_command", "What the arbiter would do to a trace of tenants."),
 }
 
 

@@ -6,7 +6,7 @@ percent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from enforcer.ledger import Usage
@@ -41,6 +41,14 @@ class GrantReport:
     share_wait_s: float | None
     ended: bool
     escaped: bool
+    held_s: float | None = None  # online: busy and idle_release
+    harvest_s: float | None = None  # offline: beside a standing online grant
+    suspended_together_s: float | None = None  # of suspended_s, for another card of the job
+    mem_mean: int | None = None
+    gate_close_max_s: float | None = None
+    granted_at: float = 0.0
+    ended_at: float | None = None
+    latency: dict[int, int] | None = None  # closings of the gate in less than 2^k microseconds
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,7 @@ class JobReport:
     share: int | None
     mem: int | None
     grants: tuple[GrantReport, ...]
+    account: str = ""
 
     def as_json(self) -> dict[str, object]:
         """Plain values for JSON."""
@@ -69,7 +78,7 @@ def _seconds(nanoseconds: int | None) -> float | None:
     return None if nanoseconds is None else nanoseconds / 1e9
 
 
-def grant_report(row: Usage, now_ns: int) -> GrantReport:
+def grant_report(row: Usage, now_ns: int, latency: dict[int, int] | None = None) -> GrantReport:
     """One row of a ledger, in the report's units."""
     wall = row.wall_ns(now_ns)
     escaped = _escaped(row)
@@ -96,6 +105,14 @@ def grant_report(row: Usage, now_ns: int) -> GrantReport:
         share_wait_s=_seconds(row.closed_share_ns),
         ended=row.ended_at is not None,
         escaped=escaped,
+        held_s=_seconds(row.held_ns) if row.job_class == "online" else None,
+        harvest_s=_seconds(row.harvest_ns),
+        suspended_together_s=_seconds(row.closed_suspended_ns),
+        mem_mean=None if blind else row.mem_mean,
+        gate_close_max_s=_seconds(row.gate_close_max_ns),
+        granted_at=row.granted_at / 1e9,
+        ended_at=_seconds(row.ended_at),
+        latency=latency,
     )
 
 
@@ -107,13 +124,22 @@ def _escaped(row: Usage) -> bool:
     return row.nvml_mem_peak > counted + UNEXPLAINED
 
 
-def build(jobs: Iterable[SacctJob], rows: Sequence[Usage], now_ns: int) -> list[JobReport]:
+Latencies = dict[tuple[int, str, int], dict[int, int] | None]
+
+
+def build(
+    jobs: Iterable[SacctJob], rows: Sequence[Usage], now_ns: int, latencies: Latencies | None = None
+) -> list[JobReport]:
     """Reports in sacct's order. `now_ns` is CLOCK_REALTIME, for grants that still stand."""
-    return [_job(job, [row for row in rows if row.job_id == job.raw_id], now_ns) for job in jobs]
+    of_job: dict[int, list[Usage]] = {}
+    for row in rows:
+        of_job.setdefault(row.job_id, []).append(row)
+    return [_job(job, of_job.get(job.raw_id, []), now_ns, latencies or {}) for job in jobs]
 
 
-def _job(job: SacctJob, rows: Sequence[Usage], now_ns: int) -> JobReport:
-    grants = tuple(grant_report(row, now_ns) for row in sorted(rows, key=lambda r: (r.granted_at, r.node)))
+def _job(job: SacctJob, rows: Sequence[Usage], now_ns: int, latencies: Latencies) -> JobReport:
+    ordered = sorted(rows, key=lambda r: (r.granted_at, r.node))
+    grants = tuple(grant_report(row, now_ns, latencies.get(row.key)) for row in ordered)
     booked = booked_class(job)
     return JobReport(
         job_id=job.job_id,
@@ -128,6 +154,7 @@ def _job(job: SacctJob, rows: Sequence[Usage], now_ns: int) -> JobReport:
         share=grants[-1].share if grants else _count(job.tres, f"gres/qgpu:{booked}"),
         mem=grants[-1].mem_cap if grants else _size(job.tres.get("gres/qgpu_mem")),
         grants=grants,
+        account=job.account,
     )
 
 
@@ -136,7 +163,7 @@ def booked_class(job: SacctJob) -> str | None:
     return next((name for name in ("online", "offline") if f"gres/qgpu:{name}" in job.tres), None)
 
 
-def _count(tres: dict[str, str], name: str) -> int | None:
+def _count(tres: Mapping[str, str], name: str) -> int | None:
     text = tres.get(name, "")
     return int(text) if text.isdigit() else None
 
@@ -185,8 +212,8 @@ def _memory_advice(job: JobReport, grant: GrantReport) -> list[str]:
         return []
     enough = max(1, -(-grant.mem_peak * 5 // (4 * GIB)))
     return [
-        f"job {job.job_id}: it held at most {_gib(grant.mem_peak)} of {_gib(grant.mem_cap)}."
-        f" --gres=qgpu:{grant.share},qgpu_mem:{enough}G would do, and may start earlier."
+        f"job {job.job_id}: it used at most {_gib(grant.mem_peak)} of {_gib(grant.mem_cap)}."
+        f" --gres=qgpu:{grant.share},qgpu_mem:{enough}G would have been enough, and may start earlier."
     ]
 
 
@@ -198,7 +225,7 @@ def _time_advice(job: JobReport, grant: GrantReport) -> list[str]:
     if grant.launches == 0:
         return [f"job {job.job_id}: it never used its card. Leave out --gres=qgpu if it does not need one."]
     suspended = (grant.suspended_s or 0) / grant.granted_s
-    if grant.job_class == "offline" and suspended > 0.5:
+    if grant.job_class == "offline" and suspended > 0.25:
         return [
             f"job {job.job_id}: online jobs suspended it for {suspended:.0%} of its time."
             " If it must not wait, ask for an online QOS with --qos."

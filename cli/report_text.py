@@ -49,6 +49,7 @@ COLUMNS: tuple[tuple[str, Cell], ...] = (
     ("SHARE%", lambda job, grant: number(grant.share if grant else job.share)),
     ("ELAPSED", lambda job, _: duration(job.elapsed_s)),
     ("BUSY_S", lambda _, grant: number(_of(grant, "busy_s"), 1)),
+    ("HELD_S", lambda _, grant: number(_of(grant, "held_s"), 1)),
     ("REACHED%", lambda _, grant: number(_of(grant, "reached"), 1)),
     ("PEAK_GIB", lambda _, grant: gib(_peak(grant))),
     ("CAP_GIB", lambda job, grant: gib(grant.mem_cap if grant else job.mem)),
@@ -64,17 +65,6 @@ def rows(reports: Iterable[JobReport]) -> list[list[str]]:
     return [[cell(job, grant) for _, cell in COLUMNS] for job, grant in pairs]
 
 
-def parsable(reports: Iterable[JobReport]) -> list[str]:
-    """Header and rows, separated by |."""
-    return ["|".join(line) for line in [[name for name, _ in COLUMNS], *rows(reports)]]
-
-
-def table(reports: Sequence[JobReport]) -> list[str]:
-    """Aligned columns: words to the left, numbers to the right."""
-    lines = [[name for name, _ in COLUMNS], *rows(reports)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(COLUMNS))]
-    return ["  ".join(_pad(text, widths[at], at) for at, text in enumerate(line)).rstrip() for line in lines]
-
-
-def _pad(text: str, width: int, at: int) -> str:
-    return text.ljust(width) if at < 5 else text.rjust(width)
+def lines(reports: Sequence[JobReport]) -> list[list[str]]:
+    """Header and rows."""
+    return [[name for name, _ in COLUMNS], *rows(reports)]

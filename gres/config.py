@@ -17,20 +17,25 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from gres.hostlist import expand
+from gres.reports import LedgerSettings, ReportSettings
 from gres.schema import (
     CLASSES,
     AbsPath,
+    CardGroup,
     ClassSettings,
     Dimension,
     DriverSettings,
     EnforcerSettings,
     HookSettings,
+    Injection,
+    Isolation,
     JobClass,
     Limits,
     LoggingSettings,
     ModelSettings,
     NodeGroup,
     Policy,
+    RunSettings,
     Section,
     SlurmSettings,
     TagField,
@@ -47,6 +52,8 @@ __all__ = [
     "DriverSettings",
     "EnforcerSettings",
     "HookSettings",
+    "Injection",
+    "Isolation",
     "JobClass",
     "Limits",
     "ModelSettings",
@@ -87,6 +94,7 @@ class Node:
     cards: tuple[CardSpec, ...]
     run_dir: str
     state_dir: str
+    injection: Injection = "preload"
 
 
 def _default_classes() -> dict[JobClass, ClassSettings]:
@@ -108,14 +116,19 @@ class Config(Section):
     shim: AbsPath = "/usr/lib/qgpu/1/libcuda.so.1"
     hook: HookSettings = HookSettings()
     spank: AbsPath = "/usr/lib/qgpu/qgpu_spank.so"
+    injection: Injection = "preload"
     qos: dict[str, JobClass] = Field(default_factory=dict)
     default_class: JobClass | None = None
     classes: dict[JobClass, ClassSettings] = Field(default_factory=_default_classes)
     models: dict[Word, ModelSettings] = Field(min_length=1)
     nodes: list[NodeGroup] = Field(min_length=1)
     limits: Limits = Limits()
+    cards: list[CardGroup] = Field(default_factory=list)
     managed_partitions: list[str] = Field(default=["*"], min_length=1)
+    run: RunSettings = RunSettings()
     enforcer: EnforcerSettings = EnforcerSettings()
+    ledger: LedgerSettings = LedgerSettings()
+    reports: ReportSettings = ReportSettings()
     logging: LoggingSettings = LoggingSettings()
 
     @field_validator("classes")
@@ -170,6 +183,21 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _cards_exist(self) -> Config:
+        counts = {name: group.count for group in self.nodes for name in expand(group.names)}
+        for entry in self.cards:
+            for name in expand(entry.nodes) if entry.nodes is not None else ():
+                if name not in counts:
+                    raise ValueError(f"cards name the node '{name}', which is not under nodes")
+                for index in entry.cards or ():
+                    if index >= counts[name]:
+                        raise ValueError(
+                            f"cards name card {index} of '{name}', which has {counts[name]} card(s);"
+                            f" write an index from 0 to {counts[name] - 1}"
+                        )
+        return self
+
+    @model_validator(mode="after")
     def _mem_fits(self) -> Config:
         largest = self.limits.max_share * min(self.models[group.model].usable for group in self.nodes) // 100
         if self.limits.min_mem > largest:
@@ -204,7 +232,8 @@ class Config(Section):
             CardSpec(index, path, group.model, model.memory, model.usable)
             for index, path in enumerate(expand(for_node(group.files, name)))
         )
-        return Node(name, group.model, cards, for_node(self.run_dir, name), for_node(self.state_dir, name))
+        run_dir, state_dir = for_node(self.run_dir, name), for_node(self.state_dir, name)
+        return Node(name, group.model, cards, run_dir, state_dir, group.injection or self.injection)
 
     def smallest_usable(self) -> int:
         """MiB that an untyped request can count on: usable memory of the smallest card that a node has."""
@@ -233,14 +262,28 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
+_NESTED: dict[tuple[str, str], type[BaseModel]] = {
+    ("Config", "classes"): ClassSettings,
+    ("Config", "models"): ModelSettings,
+    ("Config", "nodes"): NodeGroup,
+    ("Config", "cards"): CardGroup,
+}
+
+
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     """Keys that exist beside the one at `location`."""
-    model: Any = Config
+    model: type[BaseModel] = Config
     for step in location[:-1]:
-        if isinstance(model, type) and issubclass(model, BaseModel) and step in model.model_fields:
-            model = model.model_fields[str(step)].annotation
-        model = {"classes": ClassSettings, "models": ModelSettings, "nodes": NodeGroup}.get(str(step), model)
-    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+        if step not in model.model_fields:
+            continue  # the name of a class or model, or the number of a list's entry
+        inner = model.model_fields[str(step)].annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            nested = _NESTED.get((model.__name__, str(step)))
+            if nested is None:
+                return []
+            inner = nested
+        model = inner
+    return list(model.model_fields)
 
 
 def _sentence(error: Any) -> str:

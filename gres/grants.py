@@ -23,11 +23,13 @@ GrantState = Literal["active", "refused", "whole"]
 
 VERSION = 1
 MAX_CARDS = 16
+RUN_BASE = 1 << 40  # numbers of `qgpu run` begin here, beyond Slurm's 32 bits
+MAX_JOB = 2**53 - 1
 MAX_FILE_BYTES = 64 * 1024
 MAX_MESSAGE_BYTES = 511
 _UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9/-]{1,43}")
-_NAME = re.compile(r"([1-9][0-9]{0,9})\.json")
-_OVER = re.compile(r"[1-9][0-9]{0,9}\.over")
+_NAME = re.compile(r"([1-9][0-9]{0,15})\.json")
+_OVER = re.compile(r"[1-9][0-9]{0,15}\.over")
 
 
 class GrantError(ValueError):
@@ -94,7 +96,7 @@ class Grant:
     shim_path: str = ""
 
     def __post_init__(self) -> None:
-        _integer("job_id", self.job_id, 1, 2**32 - 1)
+        _integer("job_id", self.job_id, 1, MAX_JOB)
         _integer("uid", self.uid, 0, 2**32 - 2)
         _integer("gid", self.gid, 0, 2**32 - 2)
         _integer("created_ns", self.created_ns, 0, 2**63 - 1)

@@ -3,6 +3,9 @@
 slurmd sets these variables itself; but the tag passed through slurmctld and the values through a client and a
 socket, so everything is checked again. A missing tag is no error here: whether a job may have a card without
 one is the daemon's decision.
+
+Two carriers bring class, share and memory: the tag, a text that job_submit.lua wrote, and our native GRES plugins,
+which hand out the counts of slurmctld's own allocation (docs/specs/native-gres.md). The native one wins.
 """
 
 from __future__ import annotations
@@ -11,12 +14,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gres.schema import TagField
+from gres.schema import JobClass, TagField
 from gres.tag import Tag, TagError, looks_like_tag, parse_tag
+from gres.units import MIB
 
 MAX_VALUE = 4096
 MAX_GPUS = 64
+NATIVE = ("QGPU_NATIVE_CLASS", "QGPU_NATIVE_SHARE", "QGPU_NATIVE_MEM")
+_CLASSES: dict[str, JobClass] = {"online": "online", "offline": "offline"}
 _VARIABLE: dict[TagField, str] = {"extra": "SLURM_JOB_EXTRA", "comment": "SLURM_JOB_COMMENT"}
+_READ = (*_VARIABLE.values(), *NATIVE, "SLURM_JOB_GPUS", "SLURMD_NODENAME")
 
 
 class HookEnvError(ValueError):
@@ -25,7 +32,8 @@ class HookEnvError(ValueError):
 
 @dataclass(frozen=True)
 class HookJob:
-    """One job on one node, as a hook sees it. `problem` says why a tag that is there cannot be used."""
+    """One job on one node, as a hook sees it. `tag` is what was promised, whoever carried it; `problem` says why what
+    came cannot be used; `overruled` is a text that says otherwise than the native plugin and so does not count."""
 
     job_id: int
     uid: int
@@ -34,6 +42,11 @@ class HookJob:
     gpus: tuple[int, ...]
     tag: Tag | None
     problem: str = ""
+    overruled: str = ""
+
+
+class _NativeError(ValueError):
+    """What the native plugin handed on is no share; the text is a sentence."""
 
 
 def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int:
@@ -70,25 +83,93 @@ def _tag(env: Mapping[str, str], order: tuple[TagField, ...]) -> tuple[Tag | Non
     return None, ""
 
 
-def parse_hook_env(env: Mapping[str, str], field: TagField | None = None) -> HookJob:
+def _each_card(env: Mapping[str, str], name: str, what: str, cards: int) -> int:
+    """Part of one card in a count that Slurm keeps for all cards of the job on this node."""
+    text = env.get(name, "")
+    if not re.fullmatch(r"[1-9][0-9]{0,17}", text):
+        raise _NativeError(
+            f"Slurm allocated no {what} to it"
+            if not text
+            else f"Slurm allocated '{text[:40]}' of {what} to it"
+        )
+    if int(text) % cards:
+        raise _NativeError(
+            f"Slurm allocated {text} of {what} to it, which {cards} cards cannot have equal parts of"
+        )
+    return int(text) // cards
+
+
+def _parts(env: Mapping[str, str], said: Tag | None, gpus: int) -> int:
+    """Of how many cards Slurm's counts are the sum: a tag that agrees with the count knows it for certain, since
+    Slurm could have split one card's share over two; else as many as the job holds."""
+    if said is not None and not said.whole and env.get("QGPU_NATIVE_SHARE") == str(said.share * said.cards):
+        return said.cards
+    return max(gpus, 1)
+
+
+def _native(env: Mapping[str, str], said: Tag | None, gpus: int) -> Tag | None:
+    """What slurmctld's own allocation says, None where no native plugin spoke. Raises _NativeError."""
+    if not any(env.get(name) for name in NATIVE):
+        return None
+    cards = _parts(env, said, gpus)
+    job_class = _CLASSES.get(env.get("QGPU_NATIVE_CLASS", ""))
+    if job_class is None:
+        name = env.get("QGPU_NATIVE_CLASS", "")[:40] or "none"
+        raise _NativeError(f"the class of its qgpu is '{name}', but must be online or offline")
+    share = _each_card(env, "QGPU_NATIVE_SHARE", "qgpu", cards)
+    mem = _each_card(env, "QGPU_NATIVE_MEM", "qgpu_mem", cards)
+    if share > 100:
+        raise _NativeError(f"Slurm allocated {share} of qgpu of one card to it; the limit is 100")
+    if mem % MIB:
+        raise _NativeError(f"Slurm allocated {mem} bytes of qgpu_mem to it, which is no number of MiB")
+    return Tag(job_class, share, mem // MIB, cards)
+
+
+def _promise(
+    env: Mapping[str, str], order: tuple[TagField, ...], gpus: int, native_only: bool
+) -> tuple[Tag | None, str, str]:
+    """(tag, problem, overruled) of both carriers."""
+    said, problem = _tag(env, order)
+    try:
+        native = _native(env, said, gpus)
+    except _NativeError as error:
+        return None, str(error), ""
+    if native is not None:
+        return native, "", "" if native == said else str(said or problem)
+    if native_only and said is not None and not said.whole:
+        return None, (
+            f"it says '{said}', but a share counts here only as Slurm allocated it (slurm.native_gres), and"
+            " Slurm's qgpu plugin said nothing about this job"
+        ), ""  # fmt: skip
+    return said, problem, ""
+
+
+def parse_hook_env(
+    env: Mapping[str, str], field: TagField | None = None, native_only: bool = False
+) -> HookJob:
     """Typed view of a hook's environment.
 
-    The tag is taken from SLURM_JOB_EXTRA, else from SLURM_JOB_COMMENT; `field` restricts it to one of them.
+    The tag is taken from SLURM_JOB_EXTRA, else from SLURM_JOB_COMMENT; `field` restricts it to one of them. What the
+    native plugin says counts before any tag; with `native_only` a tag cannot promise a share at all (whole cards
+    are Slurm's own gres/gpu, of which our plugin knows nothing).
     Raises HookEnvError with a sentence when job, user or cards cannot be read.
     """
     for name, value in env.items():
-        if len(value) > MAX_VALUE and name in (*_VARIABLE.values(), "SLURM_JOB_GPUS", "SLURMD_NODENAME"):
+        if len(value) > MAX_VALUE and name in _READ:
             raise HookEnvError(f"{name} is longer than {MAX_VALUE} characters")
     node = env.get("SLURMD_NODENAME", "")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", node):
         raise HookEnvError(f"SLURMD_NODENAME is '{node[:80]}', which is not a node name")
-    tag, problem = _tag(env, ("extra", "comment") if field is None else (field,))
+    gpus = parse_gpus(env.get("SLURM_JOB_GPUS", ""))
+    order: tuple[TagField, ...] = ("extra", "comment") if field is None else (field,)
+    tag, problem, overruled = _promise(env, order, len(gpus), native_only)
     return HookJob(
         job_id=_number(env, "SLURM_JOB_ID", 1, 2**32 - 1),
         uid=_number(env, "SLURM_JOB_UID", 0, 2**32 - 2),
         gid=_number(env, "SLURM_JOB_GID", 0, 2**32 - 2),
         node=node,
-        gpus=parse_gpus(env.get("SLURM_JOB_GPUS", "")),
+        gpus=gpus,
         tag=tag,
         problem=problem,
+        overruled=overruled,
     )

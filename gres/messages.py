@@ -55,6 +55,8 @@ MESSAGES: dict[str, str] = {
     " leave it out, for example --gres=qgpu:{example}{instead}.",
     "exclusive": "--exclusive is refused together with {token}: it would take every card of the node;"
     " leave it out, or write --gres=gpu:1 --exclusive for whole cards.",
+    "whole_many": "{token} is refused: where cards are shared this version of Slurm can give one whole card per node"
+    " and only by --gres; write --gres=gpu:1, or add --exclusive, or use a partition whose cards are not shared.",
     "qos_unmapped": "QOS '{word}' has no class for {token}; the QOS with a class are {qos_list};"
     " write for example --gres={token} --qos={qos}.",
     "qos_mixed": "QOS '{word}' names both classes for {token}; write one of {qos_list},"
@@ -62,7 +64,13 @@ MESSAGES: dict[str, str] = {
     "partition": "{token} is refused: partition '{word}' has no cards that are shared;"
     " write for example --gres={token} --partition={partition}.",
     "text_long": "the {field} has {bytes} bytes, but beside qgpu's own line only {room} fit;"
-    " write a shorter one, for example --comment=test.",
+    " write a shorter one, for example --{field}=test.",
+    "cards_never": "{token} on {cards} cards is refused: on this cluster a job has a part of one card of each node,"
+    " or whole cards; write --gres=qgpu:{example}, or --gres=gpu:1 for a whole one.",
+    "cards_whole": "{token} is refused: it goes with a share of a card; write for example"
+    " --gres=qgpu:{example} --qgpu-cards={cards}.",
+    "cards_tasks": "{token} with {what} tasks per node is refused: on this cluster a share goes with one task for each"
+    " card; write --gres=qgpu:{example} --ntasks-per-node={cards} --cpus-per-task=4 and start the rest from there.",
     "kind": "job {job} cannot change from {word} to {what} while it waits: this Slurm would go on counting the old"
     " gres in its accounting; cancel it and submit it again, for example with --gres=qgpu:{example}.",
     "started": "job {job} has started: {what} of a job with cards cannot be changed any more;"

@@ -113,16 +113,17 @@ def _percent(entry: Entry, word: str, model: str | None, tables: Tables) -> int:
         raise _refuse(tables, "share_text", entry.text, word=shown(word))
     digits = word.lstrip("0") or "0"
     cards = _cards(tables, model)
+    most = 1 if tables.whole_by_shard else cards
     if len(digits) > 6:
-        raise _refuse(tables, "cards_many", entry.text, cards=cards, top=100 * cards)
+        raise _refuse(tables, "cards_many", entry.text, cards=cards, top=100 * most)
     percent = int(digits)
     if percent < tables.min_share:
         raise _refuse(tables, "share_low", entry.text)
     if percent > 100 and percent % 100:
-        up = 100 * min(percent // 100 + 1, cards)
+        up = 100 * min(percent // 100 + 1, most)
         raise _refuse(tables, "share_multiple", entry.text, up=up)
     if percent > 100 * cards:
-        raise _refuse(tables, "cards_many", entry.text, cards=cards, top=100 * cards)
+        raise _refuse(tables, "cards_many", entry.text, cards=cards, top=100 * most)
     return percent
 
 
@@ -203,8 +204,6 @@ def job_class(qos: str | None, token: str, tables: Tables) -> JobClass:
 
 
 def _check_options(job: Submission, token: str, tables: Tables) -> None:
-    if job.exclusive:
-        raise _refuse(tables, "exclusive", token)
     for name, option, instead in _OPTIONS:
         if getattr(job, name):
             raise _refuse(tables, "option", token, option=option, instead=instead)
@@ -231,6 +230,8 @@ def _decide_share(job: Submission, entries: Entries, share: _Share, tables: Tabl
         raise _refuse(tables, "share_high", token)
     mem = _mem(entries.mem[0], share, tables) if entries.mem else None
     cls = job_class(job.qos, token, tables)
+    if job.exclusive:
+        raise _refuse(tables, "exclusive", token)
     _check_options(job, token, tables)
     usable = tables.models[share.model].usable if share.model else tables.smallest
     if mem is None:
@@ -254,11 +255,45 @@ def _decide_qgpu(
         raise _refuse(tables, "gpu_and_qgpu", entry.text, other=shown(gpu[0].text))
     if share.percent < 100 or (share.percent == 100 and entries.mem):
         return _decide_share(job, entries, share, tables)
-    if entries.mem:
-        raise _refuse(tables, "mem_whole", entries.mem[0].text, other=shown(entry.text))
     cards = share.percent // 100
+    lone = tables.whole_by_shard and not job.exclusive
+    if entries.mem and not (lone and cards > 1):
+        raise _refuse(tables, "mem_whole", entries.mem[0].text, other=shown(entry.text))
+    if lone:
+        return _decide_lone(job, entry, share.model, cards, entries.rest, tables)
     own = [_typed("gpu", share.model, cards)]
     return Decision(gres=_gres(own, entries.rest), tag=Tag(), model=share.model, cards=cards)
+
+
+def _decide_lone(
+    job: Submission, entry: Entry, model: str | None, cards: int, rest: list[Entry], tables: Tables
+) -> Decision:
+    """A whole card, booked as all its shards."""
+    if cards != 1:
+        raise _refuse(tables, "whole_many", entry.text)
+    if model is not None and model not in tables.models:
+        raise _refuse(tables, "model_unknown", entry.text, word=shown(model))
+    _check_options(job, entry.text, tables)
+    return Decision(gres=_gres([_typed("shard", model, 100)], rest), tag=Tag(), model=model, cards=1)
+
+
+def _lone(gpu: list[Entry], shared: list[Entry], entries: Entries) -> tuple[Entry, str | None, int]:
+    """The entry, model and number of whole cards per node; 0 where it is more than --gres=gpu:1 can say."""
+    entry, own = (gpu[0], entries.gpu) if gpu else (shared[0], entries.shared)
+    if len(gpu) + len(shared) != 1 or own != [entry] or len(entry.parts) > 2:
+        return entry, None, 0
+    number = re.fullmatch(r"0*(1|100)", entry.parts[-1]) if entry.parts else None
+    if number:
+        model = entry.parts[0] if len(entry.parts) == 2 else None
+        return entry, model, int((number[1] == "1") == (entry.name == "gpu"))
+    named = len(entry.parts) == 1 and not re.fullmatch("[0-9]+", entry.parts[0])
+    return entry, entry.parts[0] if named else None, int(not entry.parts or named)
+
+
+def _books_whole(shared: list[Entry], entries: Entries, tables: Tables) -> bool:
+    """Whether that is what our cli_filter writes for a whole card, or what such a job was given."""
+    lone = len(shared) == 1 and shared == entries.shared and shared[0].name == "shard"
+    return tables.whole_by_shard and lone and shared[0].parts[-1:] == ("100",) and len(shared[0].parts) < 3
 
 
 def _named_as_model(gpu: list[Entry]) -> list[Entry]:
@@ -283,9 +318,14 @@ def _decide(job: Submission, tables: Tables) -> Decision:
         return _decide_qgpu(job, entries, shared, gpu, tables)
     if entries.mem:
         raise _refuse(tables, "mem_alone", entries.mem[0].text)
-    if shared and managed(job.partition, tables):
+    if not (shared or gpu) or not managed(job.partition, tables):
+        return Decision()
+    if shared and (gpu or not _books_whole(shared, entries, tables)):
         raise _refuse(tables, "by_hand", shared[0].text)
-    return Decision(tag=Tag() if gpu and managed(job.partition, tables) else None)
+    if gpu and (job.exclusive or not tables.whole_by_shard):
+        return Decision(tag=Tag())
+    entry, model, cards = _lone(gpu, shared, entries)
+    return _decide_lone(job, entry, model, cards, entries.rest, tables)
 
 
 def _clean(text: str | None) -> str | None:

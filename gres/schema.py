@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from gres.hostlist import expand
 from gres.units import Duration, parse_duration, parse_mib
@@ -13,7 +22,9 @@ from gres.units import Duration, parse_duration, parse_mib
 JobClass = Literal["online", "offline"]
 Dimension = Literal["compute", "memory"]
 Policy = Literal["best-effort", "fixed-share", "burst-share"]
+Isolation = Literal["governed", "none"]
 TagField = Literal["comment", "extra"]
+Injection = Literal["preload", "mount"]
 CLASSES: tuple[JobClass, ...] = ("online", "offline")
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
@@ -21,6 +32,24 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 Time = Annotated[Duration, BeforeValidator(parse_duration)]
 MibDown = Annotated[int, BeforeValidator(parse_mib)]
 MibUp = Annotated[int, BeforeValidator(lambda value: parse_mib(value, up=True))]
+
+
+def _between(low: Duration, high: Duration) -> Callable[[Duration], Duration]:
+    """The arbiter's own limits (docs/specs/control.md), said here in a sentence instead of by its EINVAL."""
+
+    def check(value: Duration) -> Duration:
+        if not low <= value <= high:
+            raise ValueError(f"{value} is outside {low} to {high}; write for example {low}")
+        return value
+
+    return check
+
+
+Slice = Annotated[Time, AfterValidator(_between(Duration(100_000), Duration(10**9)))]
+Window = Annotated[Time, AfterValidator(_between(Duration(50_000), Duration(10**9)))]
+IdleRelease = Annotated[Time, AfterValidator(_between(Duration(0), Duration(60 * 10**9)))]
+Lease = Annotated[Time, AfterValidator(_between(Duration(10**8), Duration(600 * 10**9)))]
+Grace = Annotated[Time, AfterValidator(_between(Duration(0), Duration(600 * 10**9)))]
 
 
 def _absolute(value: str) -> str:
@@ -54,10 +83,14 @@ class Section(BaseModel):
 
 
 class SlurmSettings(Section):
-    """Which Slurm this is; `tag_field: auto` means comment before 23.02 and extra from then on."""
+    """Which Slurm this is; `tag_field: auto` means comment before 23.02 and extra from then on. `native_gres`: our
+    GRES plugins are installed, so that a share counts only as slurmctld itself handed it out. `multi_card`: a job may
+    have equal parts of several cards of a node."""
 
     version: str = "22.05"
     tag_field: Literal["auto", "comment", "extra"] = "auto"
+    native_gres: bool = False
+    multi_card: bool = False
 
     @field_validator("version")
     @classmethod
@@ -70,6 +103,14 @@ class SlurmSettings(Section):
     def _extra_exists(self) -> SlurmSettings:
         if self.tag_field == "extra" and self.version < "23.02":
             raise ValueError(f"tag_field extra does not exist in Slurm {self.version}; use comment or auto")
+        return self
+
+    @model_validator(mode="after")
+    def _multi_card_exists(self) -> SlurmSettings:
+        if self.multi_card and self.version < "24.05":
+            raise ValueError(
+                f"multi_card needs Slurm 24.05 or later, this is {self.version}; write multi_card: false"
+            )
         return self
 
 
@@ -94,14 +135,8 @@ class ClassSettings(Section):
 
     reserves: list[Dimension] = Field(min_length=1)
     policy: Policy = "burst-share"
+    isolation: Isolation = "governed"
     overcommit: int = Field(default=100, ge=1, le=100_000)
-
-    @field_validator("policy")
-    @classmethod
-    def _implemented(cls, value: Policy) -> Policy:
-        if value == "fixed-share":
-            raise ValueError("fixed-share is not in this version; use burst-share or best-effort")
-        return value
 
     @field_validator("reserves")
     @classmethod
@@ -111,8 +146,58 @@ class ClassSettings(Section):
         return value
 
 
-class ModelSettings(Section):
-    """One model of card: its memory and what is kept back for contexts, in MiB."""
+class CardTuning(Section):
+    """What can differ from card to card; null takes the value of the next wider level."""
+
+    policy: dict[JobClass, Policy] = Field(default_factory=dict)
+    isolation: dict[JobClass, Isolation] = Field(default_factory=dict)
+    slice: Slice | None = None
+    window: Window | None = None
+    idle_release: IdleRelease | None = None
+
+    @field_validator("policy", "isolation", mode="before")
+    @classmethod
+    def _both(cls, value: object) -> object:
+        """One word counts for both classes."""
+        return dict.fromkeys(CLASSES, value) if isinstance(value, str) else value
+
+
+class CardGroup(CardTuning):
+    """Settings of certain cards: by node and index, or by UUID. Later entries win."""
+
+    nodes: str | None = None
+    cards: list[Annotated[int, Field(ge=0, le=63)]] | None = Field(default=None, min_length=1)
+    uuids: list[str] | None = Field(default=None, min_length=1)
+
+    @field_validator("uuids")
+    @classmethod
+    def _uuids(cls, value: list[str] | None) -> list[str] | None:
+        for uuid in value or ():
+            if not re.fullmatch(r"(GPU|MIG)-[A-Za-z0-9/-]{1,43}", uuid):
+                raise ValueError(f"'{uuid}' is not a UUID of a card; nvidia-smi -L prints them as GPU-...")
+        return value
+
+    @model_validator(mode="after")
+    def _some_card(self) -> CardGroup:
+        if self.uuids is not None and (self.nodes is not None or self.cards is not None):
+            raise ValueError("a card is named by uuids, or by nodes and cards, not by both; leave one out")
+        if self.uuids is None and self.nodes is None:
+            raise ValueError(
+                'no card is named; write nodes: "n[1-2]" (with cards: [0, 1] for some), or uuids: [GPU-...]'
+            )
+        if self.nodes is not None:
+            expand(self.nodes)
+        return self
+
+    def names(self, node: str, index: int, uuid: str) -> bool:
+        """Whether this entry is about that card."""
+        if self.uuids is not None:
+            return uuid in self.uuids
+        return node in expand(self.nodes or "") and (self.cards is None or index in self.cards)
+
+
+class ModelSettings(CardTuning):
+    """One model of card: its memory and what is kept back for contexts, in MiB, and settings of its cards."""
 
     memory: MibDown
     reserve: MibUp = 0
@@ -132,12 +217,13 @@ class ModelSettings(Section):
 
 
 class NodeGroup(Section):
-    """Nodes that are alike: names and device files as bracket lists."""
+    """Nodes that are alike: names and device files as bracket lists. `injection` overrides the cluster's."""
 
     names: str
     model: Word
     count: int = Field(ge=1, le=64)
     files: AbsPath
+    injection: Injection | None = None
 
     @model_validator(mode="after")
     def _lists(self) -> NodeGroup:
@@ -166,18 +252,44 @@ class Limits(Section):
         return self
 
 
+class AuditSettings(Section):
+    """What is done about a process without shim, or above its job's cap plus `slack` (MiB)."""
+
+    action: Literal["log", "stop", "kill"] = "log"
+    slack: MibUp = 512
+
+
 class EnforcerSettings(Section):
     """What qgpud and the arbiter do on a node."""
 
-    idle_release: Time = Duration(100 * 10**6)
-    window: Time = Duration(500 * 10**3)
-    slice: Time = Duration(2 * 10**6)
-    lease: Time = Duration(10 * 10**9)
-    grace: Time = Duration(2 * 10**9)
+    idle_release: IdleRelease = Duration(100 * 10**6)
+    window: Window = Duration(500 * 10**3)
+    slice: Slice = Duration(2 * 10**6)
+    lease: Lease = Duration(10 * 10**9)
+    grace: Grace = Duration(2 * 10**9)
     arbiter: AbsPath = "/usr/libexec/qgpu/qgpu-arbiter"
     nvml_interval: Time = Duration(10**9)
+    nvml_deadline: Time = Duration(2 * 10**9)
     ledger_interval: Time = Duration(2 * 10**9)
-    isolation: Literal["governed", "none"] = "governed"
+    isolation: Isolation = "governed"
+    suspend_together: bool = True
+    audit: AuditSettings = AuditSettings()
+    memory_backend: Literal["auto", "ledger", "nvml"] = "auto"
+
+
+class RunSettings(Section):
+    """Who may use `qgpu run` without Slurm, beside root."""
+
+    allow_users: list[str] = Field(default_factory=list)
+    allow_groups: list[str] = Field(default_factory=list)
+
+    @field_validator("allow_users", "allow_groups")
+    @classmethod
+    def _names(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}\$?", name):
+                raise ValueError(f"'{name}' is not the name of a user or group; write for example [alice]")
+        return value
 
 
 class LoggingSettings(Section):

@@ -33,6 +33,10 @@ class Tables:
     max_share: int
     min_mem: int
     partitions: tuple[str, ...] = field(default=())
+    # Before 23.11.5 slurmctld forgets that a card is shared when the first of several shares on it ends, and gives
+    # the whole card away beside the others: there a whole card is booked as its hundred shards.
+    whole_by_shard: bool = False
+    multi_card: bool = False  # shares are asked for per task, one task per card (qgpu_cards.lua)
 
     @property
     def smallest(self) -> int:
@@ -69,4 +73,6 @@ def tables_of(config: Config) -> Tables:
         max_share=config.limits.max_share,
         min_mem=config.limits.min_mem,
         partitions=() if "*" in managed else tuple(sorted(set(managed))),
+        whole_by_shard=config.slurm.version < "23.11.5",
+        multi_card=config.slurm.multi_card,
     )

@@ -1,6 +1,7 @@
 """The tag: one line that job_submit.lua writes into a job's comment or extra, and that the node believes.
 
     qgpu/1 class=online share=30 mem=24576
+    qgpu/1 class=offline share=30 mem=24576 cards=2
     qgpu/1 whole; what the user had written there
 
 `share` is percent of one card, `mem` is MiB of one card. The user's own text follows behind "; ". Text that a
@@ -20,7 +21,7 @@ SEPARATOR = "; "
 
 _TAG = re.compile(
     r"qgpu/1 (?:(?P<whole>whole)|class=(?P<cls>online|offline) share=(?P<share>[1-9][0-9]{0,2})"
-    r" mem=(?P<mem>[1-9][0-9]{0,9}))(?:; .*)?",
+    r" mem=(?P<mem>[1-9][0-9]{0,9})(?: cards=(?P<cards>[2-9]|1[0-6]))?)(?:; .*)?",
     re.DOTALL,
 )
 _BLANKS = " \t\r\n\v\f"
@@ -32,11 +33,13 @@ class TagError(ValueError):
 
 @dataclass(frozen=True)
 class Tag:
-    """What a job was promised: a share of one card (percent, MiB); whole cards when `job_class` is None."""
+    """What a job was promised: a share (percent, MiB) of each of `cards` cards of a node; whole cards when
+    `job_class` is None."""
 
     job_class: JobClass | None = None
     share: int = 100
     mem: int = 0
+    cards: int = 1
 
     @property
     def whole(self) -> bool:
@@ -46,7 +49,8 @@ class Tag:
     def __str__(self) -> str:
         if self.whole:
             return "qgpu/1 whole"
-        return f"qgpu/1 class={self.job_class} share={self.share} mem={self.mem}"
+        text = f"qgpu/1 class={self.job_class} share={self.share} mem={self.mem}"
+        return f"{text} cards={self.cards}" if self.cards > 1 else text
 
 
 def looks_like_tag(text: str) -> bool:
@@ -68,7 +72,12 @@ def parse_tag(text: str) -> Tag | None:
         return Tag()
     if int(match["share"]) > 100:
         raise TagError(f"the tag names a share of {match['share']}; the limit is 100")
-    return Tag("online" if match["cls"] == "online" else "offline", int(match["share"]), int(match["mem"]))
+    return Tag(
+        "online" if match["cls"] == "online" else "offline",
+        int(match["share"]),
+        int(match["mem"]),
+        int(match["cards"] or 1),
+    )
 
 
 def strip_tags(text: str) -> str:

@@ -15,8 +15,9 @@ MAX_BYTES = 2**53  # beyond this Lua's doubles are no longer exact; 8 PiB is abo
 
 _LETTERS = "kmgtp"
 _SIZE = re.compile(r"([0-9]+)([A-Za-z]*)")
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|ms|s|min|h)")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|ms|s|min|h|d)")
 _DURATION_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+_DURATION_NS["d"] = 24 * _DURATION_NS["h"]
 
 
 class UnitError(ValueError):
@@ -97,7 +98,7 @@ def parse_duration(value: object) -> Duration:
     match = _DURATION.fullmatch(str(value).strip().replace(" ", ""))
     if match is None or len(match[1]) > 15:
         raise UnitError(
-            f"'{value}' is not a duration; write a number with ns, us, ms, s, min or h, for example 100ms"
+            f"'{value}' is not a duration; write a number with ns, us, ms, s, min, h or d, for example 100ms"
         )
     return Duration(int(Fraction(match[1]) * _DURATION_NS[match[2]]))
 

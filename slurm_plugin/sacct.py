@@ -6,10 +6,14 @@ hold the separator.
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 from gres.hostlist import HostlistError, expand
 
@@ -25,6 +29,9 @@ FIELDS = (
     "AllocTRES",
     "JobName",
 )
+# Asked for as well; a recording without them is understood.
+MORE = ("Account", "Start", "End")
+ASKED = (*FIELDS[:-1], *MORE, FIELDS[-1])
 TIMEOUT_S = 60
 Runner = Callable[[Sequence[str]], str]
 
@@ -33,8 +40,7 @@ class SacctError(RuntimeError):
     """sacct could not be run or understood; the text is a sentence."""
 
 
-@dataclass(frozen=True)
-class SacctJob:
+class SacctJob(NamedTuple):
     """One job (or array task) of the accounting. `elapsed_s` is None while Slurm does not tell it."""
 
     job_id: str
@@ -45,8 +51,11 @@ class SacctJob:
     nodes: tuple[str, ...]
     qos: str
     partition: str
-    tres: dict[str, str]
+    tres: Mapping[str, str]
     name: str
+    account: str = ""
+    start: int | None = None
+    end: int | None = None
 
 
 def is_job_id(text: str) -> bool:
@@ -56,13 +65,47 @@ def is_job_id(text: str) -> bool:
 
 def command(job_ids: Sequence[str], sacct: str = "sacct") -> list[str]:
     """The sacct call for these jobs: one line per allocation, no steps."""
-    return [sacct, "-P", "-X", "-j", ",".join(job_ids), f"--format={','.join(FIELDS)}"]
+    return [sacct, "-P", "-X", "-j", ",".join(job_ids), f"--format={','.join(ASKED)}"]
+
+
+class Window(NamedTuple):
+    """Jobs that ran at any time from `since` to `until` (seconds of CLOCK_REALTIME); empty means all."""
+
+    since: int
+    until: int
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    qos: tuple[str, ...] = ()
+
+
+def window_command(window: Window, sacct: str = "sacct") -> list[str]:
+    """The sacct call for a window; -T makes Slurm itself cut times at its edges, as sreport does."""
+    words = [sacct, "-P", "-X", "-a", "-T", "-S", _local(window.since), "-E", _local(window.until)]
+    for flag, values in (("-u", window.users), ("-A", window.accounts), ("-q", window.qos)):
+        words += [flag, ",".join(values)] if values else []
+    return [*words, f"--format={','.join(ASKED)}"]
+
+
+def _local(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
+
+
+def jobs_between(window: Window, runner: Runner | None = None) -> list[SacctJob]:
+    """The jobs of a window, in sacct's order. Raises SacctError."""
+    return parse((runner or run)(window_command(window)))
 
 
 def run(arguments: Sequence[str]) -> str:
     """Run sacct. Raises SacctError with sacct's own words."""
     try:
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            arguments,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+            env={**os.environ, "SLURM_TIME_FORMAT": "%s"},
+        )
     except FileNotFoundError:
         raise SacctError(f"{arguments[0]} was not found: is Slurm's client package installed here?") from None
     except subprocess.TimeoutExpired:
@@ -83,33 +126,34 @@ def jobs(job_ids: Sequence[str], runner: Runner = run) -> list[SacctJob]:
 def parse(text: str) -> list[SacctJob]:
     """Jobs of the output of `command`. Raises SacctError when it is something else."""
     lines = text.splitlines()
-    if not lines or lines[0].split("|") != list(FIELDS):
+    header = lines[0].split("|") if lines else []
+    if header not in (list(ASKED), list(FIELDS)):
         found = lines[0][:80] if lines else "nothing"
         raise SacctError(f"sacct did not answer with the fields it was asked for, but with '{found}'")
-    return [_job(line) for line in lines[1:] if line]
+    return [_job(line, len(header)) for line in lines[1:] if line]
 
 
-def _job(line: str) -> SacctJob:
-    values = line.split("|", len(FIELDS) - 1)
-    if len(values) != len(FIELDS):
-        raise SacctError(f"sacct's line '{line[:80]}' has {len(values)} fields instead of {len(FIELDS)}")
-    row = dict(zip(FIELDS, values, strict=True))
-    if not row["JobIDRaw"].isdigit():
+def _job(line: str, count: int) -> SacctJob:
+    values = line.split("|", count - 1)
+    if len(values) != count:
+        raise SacctError(f"sacct's line '{line[:80]}' has {len(values)} fields instead of {count}")
+    if len(values) == len(FIELDS):
+        values[-1:] = ["", "", "", values[-1]]  # a recording without MORE
+    job_id, raw, user, state, elapsed, nodes, qos, partition, tres, account, start, end, name = values
+    if not raw.isdigit():
         raise SacctError(f"sacct's line '{line[:80]}' has no job number")
     return SacctJob(
-        job_id=row["JobID"],
-        raw_id=int(row["JobIDRaw"]),
-        user=row["User"],
-        state=row["State"],
-        elapsed_s=parse_elapsed(row["Elapsed"]),
-        nodes=_nodes(row["NodeList"]),
-        qos=row["QOS"],
-        partition=row["Partition"],
-        tres=parse_tres(row["AllocTRES"]),
-        name=row["JobName"],
-    )
+        job_id, int(raw), user, state, parse_elapsed(elapsed), _nodes(nodes), qos, partition, parse_tres(tres), name,
+        account, _seconds(start), _seconds(end),
+    )  # fmt: skip
 
 
+def _seconds(text: str) -> int | None:
+    """Seconds of CLOCK_REALTIME; sacct writes Unknown or None for what has not happened."""
+    return int(text) if text.isdigit() else None
+
+
+@functools.lru_cache(maxsize=4096)
 def parse_elapsed(text: str) -> int | None:
     """Seconds of [DD-]HH:MM:SS, None for anything else (sacct writes INVALID or nothing)."""
     match = re.fullmatch(r"(?:([0-9]+)-)?([0-9]{2,}):([0-9]{2}):([0-9]{2})", text)
@@ -119,12 +163,14 @@ def parse_elapsed(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def parse_tres(text: str) -> dict[str, str]:
+@functools.lru_cache(maxsize=4096)
+def parse_tres(text: str) -> Mapping[str, str]:
     """TRES by name: `cpu=1,gres/qgpu:online=30` -> {"cpu": "1", "gres/qgpu:online": "30"}."""
     pairs = (item.partition("=") for item in text.split(",") if "=" in item)
-    return {name: value for name, _, value in pairs}
+    return MappingProxyType({name: value for name, _, value in pairs})
 
 
+@functools.lru_cache(maxsize=4096)
 def _nodes(text: str) -> tuple[str, ...]:
     if text in ("", "None assigned"):
         return ()

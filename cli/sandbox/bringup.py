@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from cli.sandbox import accounting, files, namespace, nodes, services, usercli
+from cli.sandbox import accounting, files, namespace, native_gres, nodes, services, usercli
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout, check_length
 from cli.sandbox.options import SandboxOptions
@@ -26,6 +26,8 @@ def check_machine(layout: Layout, options: SandboxOptions) -> None:
         )
     services.check_programs()
     files.check_products()
+    if options.native_gres:
+        native_gres.build()  # its first time takes a minute: not while other sandboxes wait for their ports
     check_length(layout.state, options.node_names)
     _check_reachable(layout.state)
 
@@ -48,6 +50,8 @@ def prepare(layout: Layout, chosen: Plan) -> None:
         chosen.save(layout)
         files.make_directories(layout, chosen)
         files.install(layout)
+        if chosen.native_gres:
+            native_gres.install(layout)
         usercli.write(layout)
         namespace.write_accounts(layout, chosen.first_uid)
         files.write_munge_key(layout)
@@ -55,12 +59,17 @@ def prepare(layout: Layout, chosen: Plan) -> None:
         os.umask(old_umask)
 
 
+def write_slurm(layout: Layout, chosen: Plan) -> None:
+    """Slurm's configuration files."""
+    files.write_slurm(layout, chosen, native_gres.search_path(layout) if chosen.native_gres else "")
+
+
 def run(cluster: Cluster, progress: Progress) -> Cluster:
     """Start everything, in an order in which each waits only for what it needs."""
     constrained = "" if cluster.plan.cgroup != "none" else "NOT "
     progress(f"cards are {constrained}constrained: {cluster.plan.cgroup_why}")
     files.write_qgpu_yaml(cluster.layout, cluster.plan, services.slurm_version())
-    files.write_slurm(cluster.layout, cluster.plan)
+    write_slurm(cluster.layout, cluster.plan)
     with _Parallel(lambda stopped: _start_node_services(cluster, stopped)) as cards:
         progress("munge, MariaDB and slurmdbd")
         services.start_munge(cluster)
@@ -98,7 +107,7 @@ def _start_slurm(cluster: Cluster, progress: Progress) -> Cluster:
         if cluster.daemons.running(name):
             cluster.daemons.kill(name)
     cluster = Cluster(cluster.plan.without_cgroups(why), cluster.layout, cluster.daemons)
-    files.write_slurm(cluster.layout, cluster.plan)
+    write_slurm(cluster.layout, cluster.plan)
     _start_slurm_once(cluster)
     return cluster
 

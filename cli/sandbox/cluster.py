@@ -48,7 +48,7 @@ class Sandbox:
         if found is None:
             raise SandboxError(f"there is no sandbox in {state}: start one with {program()} sandbox up")
         options = SandboxOptions(
-            found.name, len(found.nodes), found.cards, found.memory_mib, found.model, state_dir=state
+            found.name, len(found.nodes), found.cards, found.memory_mib, found.model, state, found.native_gres
         )
         return cls(options)
 
@@ -61,7 +61,7 @@ class Sandbox:
         bringup.check_machine(self.layout, self.options)
         with plan.machine_lock():
             self._clear_old()
-            chosen = plan.choose(self.options)
+            chosen = plan.choose(self.options).with_slurm(services.slurm_version())
             bringup.prepare(self.layout, chosen)
             held = self._hold_state()
             self._daemons.remember("namespace", namespace.start_holder(self.layout))
@@ -279,6 +279,18 @@ class Sandbox:
         if self._daemons.running(name):
             raise SandboxError(f"{service} of {node} runs already")
         nodes.start(self._cluster(), node, service)
+
+    def restart(self, service: str) -> None:
+        """Kill a daemon of the cluster itself with SIGKILL and start it again; returns when it answers."""
+        starts = {
+            "mariadbd": services.start_database,
+            "slurmdbd": services.start_slurmdbd,
+            "slurmctld": services.start_slurmctld,
+        }
+        if service not in starts:
+            raise SandboxError(f"{service!r} is not one of {', '.join(starts)}")
+        self._daemons.kill(service, signal.SIGKILL)
+        starts[service](self._cluster())
 
     def restart_controller(self) -> None:
         """Kill slurmctld and start it again."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 from cli.program import program
-from cli.sandbox import plan, processes
+from cli.sandbox import plan, processes, tree
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
@@ -59,6 +60,19 @@ def sandbox() -> None:
     """
 
 
+def _up_in_tree(version: str, state_dir: Path | None, progress: Callable[[str], None]) -> NoReturn:
+    """The same command once more, with that Slurm's tree as the root directory."""
+    if state_dir is not None:
+        raise SandboxError(f"--state-dir cannot be combined with --slurm: a tree sees {DEFAULT_ROOT} only")
+    tree.ensure(version, progress)
+    progress(f"Slurm {tree.exact(tree.trees_root() / version)}: building the native parts for it")
+    tree.run_make(version, "native")
+    words = [str(tree.CHECKOUT / ".venv/bin/qgpu"), *sys.argv[1:]]
+    argv = tree.command(version, words)
+    sys.stdout.flush()
+    os.execvp(argv[0], argv)
+
+
 @sandbox.command()
 @_which
 @click.option("--nodes", default=2, show_default=True, help="Number of simulated nodes.")
@@ -66,8 +80,24 @@ def sandbox() -> None:
 @click.option("--memory", default="80GiB", show_default=True, help="Memory of each card.")
 @click.option("--model", default="h200", show_default=True, help="Model of the cards, as the type in Slurm.")
 @click.option("--keep-failed", is_flag=True, help="After a failure leave everything for reading the logs.")
+@click.option(
+    "--slurm",
+    metavar="VERSION",
+    help=f"Another Slurm than the machine's, in a Debian tree of its own: {', '.join(tree.RELEASES)}.",
+)
+@click.option(
+    "--native-gres", is_flag=True, help="With qgpu's native GRES plugins, built against this Slurm's source."
+)
 def up(
-    name: str, state_dir: Path | None, nodes: int, cards: int, memory: str, model: str, keep_failed: bool
+    name: str,
+    state_dir: Path | None,
+    nodes: int,
+    cards: int,
+    memory: str,
+    model: str,
+    keep_failed: bool,
+    slurm: str | None,
+    native_gres: bool,
 ) -> None:
     """Bring a sandbox up and wait until its nodes are idle."""
     begin = time.monotonic()
@@ -75,7 +105,9 @@ def up(
     def progress(text: str) -> None:
         click.echo(f"{time.monotonic() - begin:5.1f} s  {text}")
 
-    options = SandboxOptions(name, nodes, cards, parse_memory(memory), model, state_dir)
+    options = SandboxOptions(name, nodes, cards, parse_memory(memory), model, state_dir, native_gres)
+    if slurm is not None and tree.release(slurm).version != tree.here():
+        _up_in_tree(slurm, state_dir, progress)
     cluster = Sandbox(options, progress)
     cluster.up(keep_failed)
     progress(f"up: {', '.join(options.node_names)}, each with {cards} x {options.product_name}")
@@ -109,7 +141,7 @@ def status(name: str, state_dir: Path | None) -> None:
     cluster = Sandbox.existing(name, state_dir)
     chosen = cluster.plan
     running = cluster.services()
-    click.echo(f"sandbox {chosen.name} in {cluster.layout.state}: {chosen.phase}")
+    click.echo(f"sandbox {chosen.name} in {cluster.layout.state}: {chosen.phase}, Slurm {chosen.slurm}")
     click.echo(
         f"  nodes {', '.join(chosen.nodes)}, each with {chosen.cards} x {chosen.product_name}, "
         f"{chosen.memory_mib} MiB"

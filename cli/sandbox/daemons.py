@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import time
@@ -16,6 +15,7 @@ from cli.sandbox import namespace, processes, wait
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
 from cli.sandbox.processes import ProcessId
+from enforcer.fdwait import readable_within
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Daemons:
             self._spawn(name, list(argv(writer)), log, env, (writer,))
             os.close(writer)
             writer = -1
-            readable, _, _ = select.select([reader], [], [], seconds)
+            readable = readable_within(reader, seconds)
             if not readable or not os.read(reader, 1):
                 self.check(name, log)
                 raise self.failure(name, log, f"did not become ready within {seconds:g} s")

@@ -26,6 +26,7 @@ PRODUCTS = {
     "bin/qgpu-workload": "bin/qgpu-workload",
     "lib/qgpu_spank.so": "lib/qgpu_spank.so",
     "shim/libcuda.so.1": "shim/libcuda.so.1",
+    "shim/libnvidia-ml.so.1": "shim/libnvidia-ml.so.1",
     "sim/libcuda.so.1": "sim/libcuda.so.1",
     "sim/libnvidia-ml.so.1": "sim/libnvidia-ml.so.1",
 }
@@ -111,12 +112,12 @@ def write_qgpu_yaml(layout: Layout, plan: Plan, slurm_version: str) -> None:
     _write(layout.qgpu_yaml, text)
 
 
-def write_slurm(layout: Layout, plan: Plan) -> None:
-    """Write slurm.conf and what belongs to it; again after the plan has changed."""
+def write_slurm(layout: Layout, plan: Plan, plugin_dir: str = "") -> None:
+    """Write slurm.conf and what belongs to it; again after the plan has changed. `plugin_dir`: empty is Slurm's."""
     config = load_config(layout.qgpu_yaml)
     gres = {node: node_gres(config, node) for node in plan.nodes}
     environment = _environment()
-    values = {"plan": plan, "layout": layout, "host": _short_host(), "gres": gres}
+    values = {"plan": plan, "layout": layout, "host": _short_host(), "gres": gres, "plugin_dir": plugin_dir}
     modes = {"slurm.conf": 0o644, "slurmdbd.conf": 0o600, "cgroup.conf": 0o644, "task_prolog": 0o755}
     for name, mode in modes.items():
         _write(layout.etc / name, environment.get_template(f"{name}.j2").render(values), mode)

@@ -43,7 +43,8 @@ def write_accounts(layout: Layout, first_uid: int) -> None:
         uid, home = first_uid + offset, layout.home(user)
         home.mkdir(parents=True, mode=0o755)
         os.chown(home, uid, uid)
-        passwd.append(f"{user}:x:{uid}:{uid}:qgpu sandbox:{home}:/bin/bash")
+        # Not "x": there is no shadow entry, and slurmd's `su - USER` (--export=NONE) would be turned away.
+        passwd.append(f"{user}:*:{uid}:{uid}:qgpu sandbox:{home}:/bin/bash")
         group.append(f"{user}:x:{uid}:")
     layout.passwd.write_text("\n".join(passwd) + "\n")
     (layout.etc / "group").write_text("\n".join(group) + "\n")

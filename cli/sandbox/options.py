@@ -49,6 +49,7 @@ class SandboxOptions:
     memory_mib: int = 80 * 1024
     model: str = "h200"
     state_dir: Path | None = None
+    native_gres: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.name)

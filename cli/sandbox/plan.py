@@ -42,6 +42,8 @@ class Plan:
     cgroup_why: str
     phase: str = "starting"
     format: int = FORMAT
+    slurm: str = "unknown"  # version of its daemons
+    native_gres: bool = False  # with our GRES plugins
 
     @property
     def cluster(self) -> str:
@@ -77,6 +79,10 @@ class Plan:
     def with_phase(self, phase: str) -> Plan:
         """The same in another phase: starting, up or failed."""
         return replace(self, phase=phase)
+
+    def with_slurm(self, version: str) -> Plan:
+        """The same with the version of Slurm that it runs."""
+        return replace(self, slurm=version)
 
     def without_cgroups(self, why: str) -> Plan:
         """The same without task/cgroup."""
@@ -197,6 +203,7 @@ def choose(options: SandboxOptions) -> Plan:
         slot=0,
         cgroup=kind,
         cgroup_why=why,
+        native_gres=options.native_gres,
     )
     taken = {other.slot for other in running.values()}
     for slot in range(SLOTS):

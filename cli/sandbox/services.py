@@ -178,6 +178,10 @@ def start_slurmctld(cluster: Cluster) -> None:
     """The controller; waits until its port accepts connections."""
     log = cluster.layout.log("slurmctld")
     argv = ["slurmctld", "-D", "-f", str(cluster.layout.slurm_conf)]
+    saved = cluster.layout.state / "spool/slurmctld"
+    # Written at the end and every few minutes only; one that was killed before leaves a state that 26.05 refuses.
+    if (saved / "clustername").exists() and not (saved / "assoc_usage").exists():
+        argv.append("-i")
     cluster.daemons.start("slurmctld", argv, cluster.layout.log("slurmctld.out"))
     wait.until(
         lambda: wait.tcp_accepts(cluster.plan.port_ctld),

@@ -19,7 +19,8 @@ static const struct variable VARIABLES[] = {
     {"SLURM_JOB_ID", false},        {"SLURM_JOB_UID", false},       {"SLURM_JOB_GID", false},
     {"SLURM_JOB_USER", false},      {"SLURM_JOB_ACCOUNT", false},   {"SLURM_JOB_PARTITION", false},
     {"SLURM_JOB_QOS", false},       {"SLURM_JOB_COMMENT", true},    {"SLURM_JOB_EXTRA", true},
-    {"SLURM_JOB_GPUS", false},      {"SLURM_JOB_QGPU", false},      {"SLURM_JOB_RESTART_COUNT", false},
+    {"SLURM_JOB_GPUS", false},      {"SLURM_JOB_RESTART_COUNT", false},
+    {"QGPU_NATIVE_CLASS", false},   {"QGPU_NATIVE_SHARE", false},   {"QGPU_NATIVE_MEM", false},
     {"SLURM_JOB_NODELIST", true},   {"SLURM_CLUSTER_NAME", false},  {"SLURMD_NODENAME", false},
     {"SLURM_SCRIPT_CONTEXT", false}, {"CUDA_VISIBLE_DEVICES", false}, {"SLURM_JOB_EXIT_CODE", false},
 };
@@ -29,7 +30,7 @@ bool hook_env_concerns_us(void)
     const char *gpus = getenv("SLURM_JOB_GPUS");
     const char *comment = getenv("SLURM_JOB_COMMENT");
     const char *extra = getenv("SLURM_JOB_EXTRA");
-    const char *native = getenv("SLURM_JOB_QGPU");
+    const char *native = getenv("QGPU_NATIVE_SHARE");
 
     return (gpus && *gpus) || (native && *native) || (comment && strstr(comment, "qgpu/1")) ||
            (extra && strstr(extra, "qgpu/1"));

@@ -105,19 +105,20 @@ local function percent_of(entry, word, model, t)
         refuse(t, "share_text", entry.text, { word = shown(word) })
     end
     local digits, cards = word:gsub("^0+", ""), most_cards(t, model)
+    local most = t.whole_by_shard and 1 or cards
     if #digits > 6 then
-        refuse(t, "cards_many", entry.text, { cards = cards, top = 100 * cards })
+        refuse(t, "cards_many", entry.text, { cards = cards, top = 100 * most })
     end
     local percent = tonumber(digits) or 0
     if percent < t.min_share then
         refuse(t, "share_low", entry.text)
     end
     if percent > 100 and percent % 100 ~= 0 then
-        local up = 100 * math.min(math.floor(percent / 100) + 1, cards)
+        local up = 100 * math.min(math.floor(percent / 100) + 1, most)
         refuse(t, "share_multiple", entry.text, { up = up })
     end
     if percent > 100 * cards then
-        refuse(t, "cards_many", entry.text, { cards = cards, top = 100 * cards })
+        refuse(t, "cards_many", entry.text, { cards = cards, top = 100 * most })
     end
     return percent
 end
@@ -254,9 +255,6 @@ function M.managed(partition, t)
 end
 
 local function check_options(job, token, t)
-    if job.exclusive then
-        refuse(t, "exclusive", token)
-    end
     for _, option in ipairs(OPTIONS) do
         if job[option[1]] and job[option[1]] ~= "" then
             refuse(t, "option", token, { option = option[2], instead = option[3] })
@@ -271,6 +269,9 @@ local function decide_share(job, entries, share, t)
     end
     local mem = entries.mem[1] and mem_of(entries.mem[1], share, t)
     local class = M.job_class(job.qos, token, t)
+    if job.exclusive then
+        refuse(t, "exclusive", token)
+    end
     check_options(job, token, t)
     local usable = share.model and t.models[share.model].usable or t.smallest
     if not mem then
@@ -291,6 +292,43 @@ local function decide_share(job, entries, share, t)
     }
 end
 
+-- A whole card, booked as all its shards.
+local function decide_lone(job, entry, model, cards, rest, t)
+    if cards ~= 1 then
+        refuse(t, "whole_many", entry.text)
+    end
+    if model and not t.models[model] then
+        refuse(t, "model_unknown", entry.text, { word = shown(model) })
+    end
+    check_options(job, entry.text, t)
+    return { gres = joined({ typed("shard", model, 100) }, rest), tag = {} }
+end
+
+-- The entry, model and number of whole cards per node; 0 where it is more than --gres=gpu:1 can say.
+local function lone(gpu, shared, entries)
+    local entry, own = gpu[1], entries.gpu
+    if not entry then
+        entry, own = shared[1], entries.shared
+    end
+    local parts = entry.parts
+    if #gpu + #shared ~= 1 or own[1] ~= entry or #parts > 2 then
+        return entry, nil, 0
+    end
+    local number = (parts[#parts] or ""):match("^0*(1)$") or (parts[#parts] or ""):match("^0*(100)$")
+    if number then
+        return entry, #parts == 2 and parts[1] or nil, (number == "1") == (entry.name == "gpu") and 1 or 0
+    end
+    local named = #parts == 1 and not parts[1]:find("^[0-9]+$")
+    return entry, named and parts[1] or nil, (#parts == 0 or named) and 1 or 0
+end
+
+-- Whether that is what our cli_filter writes for a whole card, or what such a job was given.
+function M.books_whole(shared, entries, t)
+    local entry = shared[1]
+    return t.whole_by_shard and #shared == 1 and entries.shared[1] == entry and entry.name == "shard"
+        and entry.parts[#entry.parts] == "100" and #entry.parts < 3
+end
+
 local function decide_qgpu(job, entries, shared, gpu, t)
     local entry = entries.qgpu[1]
     if not M.managed(job.partition, t) then
@@ -304,8 +342,12 @@ local function decide_qgpu(job, entries, shared, gpu, t)
     if share.percent < 100 or (share.percent == 100 and entries.mem[1]) then
         return decide_share(job, entries, share, t)
     end
-    if entries.mem[1] then
+    local lone_card = t.whole_by_shard and not job.exclusive
+    if entries.mem[1] and not (lone_card and share.percent > 100) then
         refuse(t, "mem_whole", entries.mem[1].text, { other = shown(entry.text) })
+    end
+    if lone_card then
+        return decide_lone(job, entry, share.model, share.percent / 100, entries.rest, t)
     end
     return { gres = joined({ typed("gpu", share.model, share.percent / 100) }, entries.rest), tag = {} }
 end
@@ -353,11 +395,17 @@ local function decide_gres(job, t)
     if entries.mem[1] then
         refuse(t, "mem_alone", entries.mem[1].text)
     end
-    local managed = M.managed(job.partition, t)
-    if shared[1] and managed then
+    if not (shared[1] or gpu[1]) or not M.managed(job.partition, t) then
+        return {}
+    end
+    if shared[1] and (gpu[1] or not M.books_whole(shared, entries, t)) then
         refuse(t, "by_hand", shared[1].text)
     end
-    return { tag = gpu[1] and managed and {} or nil }
+    if gpu[1] and (job.exclusive or not t.whole_by_shard) then
+        return { tag = {} }
+    end
+    local entry, model, cards = lone(gpu, shared, entries)
+    return decide_lone(job, entry, model, cards, entries.rest, t)
 end
 
 local function clean(field)
@@ -413,8 +461,9 @@ function M.read_back(gres)
     return joined(request, entries.rest), { class = own.parts[1], share = share, mem = math.ceil(size / MIB) }
 end
 
-function M.has_gpu(job)
-    if M.parse_entries(job.gres).gpu[1] then
+function M.has_gpu(job, t)
+    local entries = M.parse_entries(job.gres)
+    if entries.gpu[1] or (not entries.qgpu[1] and M.books_whole(entries.shared, entries, t)) then
         return true
     end
     for _, spelling in ipairs(SPELLINGS) do

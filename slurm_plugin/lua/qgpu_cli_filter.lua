@@ -29,10 +29,35 @@ local function model_and_share(entry)
     return nil, nil
 end
 
+-- `gpu:1` of an srun where a whole card is booked as shard:100 (Slurm before 23.11.5); nil for anything else. In a
+-- job only where that job has such a card.
+local function whole_gres(entries, inside, shards)
+    local own = entries.gpu[1]
+    local count, model = #own.parts > 0 and own.parts[#own.parts] or "1", nil
+    if #own.parts == 2 or (#own.parts == 1 and not count:find("^[0-9]+$")) then
+        model = own.parts[1]
+        count = #own.parts == 2 and count or "1"
+    end
+    if #own.parts > 2 or entries.gpu[2] or entries.qgpu[1] or entries.mem[1] or entries.shared[1]
+        or not count:find("^0*1$") or (inside and shards ~= "100") then
+        return nil
+    end
+    local parts = { model and not inside and "shard:" .. model .. ":100" or "shard:100" }
+    for _, entry in ipairs(entries.rest) do
+        parts[#parts + 1] = entry.text
+    end
+    return table.concat(parts, ",")
+end
+
 -- gres of an srun; nil where nothing has to change or we cannot know. `inside`: in a job that exists already;
--- `shares`: that job has shards (its SLURM_SHARDS_ON_NODE says so), nil or false where it has none or it is unknown.
-function M.step_gres(gres, inside, shares)
+-- `shares`: that job has shards (its SLURM_SHARDS_ON_NODE says how many), nil or false where it has none or it is
+-- unknown. `t`: the cluster's tables, nil where they are not on this host.
+function M.step_gres(gres, inside, shares, t)
     local entries = q.parse_entries(gres)
+    local by_shard = t ~= nil and t.whole_by_shard
+    if by_shard and entries.gpu[1] then
+        return whole_gres(entries, inside, shares)
+    end
     local own = entries.qgpu[1]
     if not own or entries.qgpu[2] or entries.shared[1] or entries.gpu[1] then
         return nil
@@ -42,7 +67,9 @@ function M.step_gres(gres, inside, shares)
         return nil -- malformed: job_submit.lua or slurmctld will say so
     end
     local percent, parts = tonumber(share), {}
-    if percent >= 100 and percent % 100 == 0 and not entries.mem[1] and not shares then
+    if by_shard and percent == 100 and not entries.mem[1] and (not inside or shares == "100") then
+        parts[1] = model and not inside and "shard:" .. model .. ":100" or "shard:100"
+    elseif percent >= 100 and percent % 100 == 0 and not entries.mem[1] and not shares then
         parts[1] = "gpu:" .. (model and model .. ":" or "") .. string.format("%.0f", percent / 100)
     else
         -- In a job the type of qgpu is the class and the card is chosen: a model would only fail to match.
@@ -58,14 +85,16 @@ function M.step_gres(gres, inside, shares)
     return table.concat(parts, ",")
 end
 
+-- The cluster's tables, nil where they are not on this host.
+local function read_tables()
+    local found, t = pcall(dofile, M.tables)
+    return found and type(t) == "table" and t.schema == q.schema and t or nil
+end
+
 -- Whether job_submit.lua would refuse that gres: then it has to see what the user wrote, and says so in those words.
 -- Unknown (false) where the tables are not on this host.
-local function is_refused(gres)
-    local found, t = pcall(dofile, M.tables)
-    if not found or type(t) ~= "table" or t.schema ~= q.schema then
-        return false
-    end
-    return not q.decide({ gres = gres, qos = t.qos_names[1], partition = t.partitions[1] }, t)
+local function is_refused(gres, t)
+    return t ~= nil and not q.decide({ gres = gres, qos = t.qos_names[1], partition = t.partitions[1] }, t)
 end
 
 -- Options about whole GPUs: beside them Slurm's own client refuses our shard:1 with no word about why.
@@ -84,10 +113,15 @@ function M.pre_submit(options, _)
         return slurm.SUCCESS
     end
     local inside = os.getenv("SLURM_JOB_ID") ~= nil or tostring(options.jobid):find("^%d+$") ~= nil
-    if not inside and (asks_for_gpus(options) or is_refused(options.gres)) then
+    local t = read_tables()
+    if not inside and (asks_for_gpus(options) or is_refused(options.gres, t)) then
         return slurm.SUCCESS
     end
-    local gres = M.step_gres(options.gres, inside, inside and os.getenv("SLURM_SHARDS_ON_NODE") ~= nil)
+    local exclusive = tostring(options.exclusive)
+    if not inside and t and t.whole_by_shard and (exclusive == "exclusive" or exclusive == "true") then
+        t = nil -- a job with the node for itself holds whole cards as such
+    end
+    local gres = M.step_gres(options.gres, inside, inside and os.getenv("SLURM_SHARDS_ON_NODE"), t)
     if gres then
         options.gres = gres
     end

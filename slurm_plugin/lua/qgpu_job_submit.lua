@@ -10,10 +10,13 @@
 -- not show every tag field of a job to Lua in every version.
 local here = debug.getinfo(1, "S").source:match("^@(.*)/[^/]*$") or "."
 local q = dofile(here .. "/qgpu.lua")
+local options = dofile(here .. "/qgpu_options.lua")
+local cards = dofile(here .. "/qgpu_cards.lua")
 
 local FIELDS = { "tres_per_job", "tres_per_task", "tres_per_socket", "cpus_per_tres", "mem_per_tres", "tres_bind", "tres_freq" }
 local JOB_STATE_BASE = 256 -- JOB_STATE_BASE is 0xff: what is above are flags
 local JOB_SHARED_NONE = 0 -- --exclusive
+local NO_VAL16 = 65534
 local PENDING = 0
 local ESLURM_INVALID_GRES = 2072 -- the same in all versions; few of them name it for Lua
 
@@ -44,8 +47,9 @@ local function extra_of(record, t)
 end
 
 local function read_submission(job_desc, part_list, t)
+    local said = options.read(job_desc.spank_job_env)
     local job = {
-        gres = job_desc.gres,
+        gres = options.with_mem(job_desc.gres, said),
         qos = given(job_desc.qos) and job_desc.qos or job_desc.default_qos,
         comment = job_desc.comment,
         extra = extra_of(job_desc, t),
@@ -77,7 +81,11 @@ end
 
 local function submit(t, job_desc, part_list)
     local decision, refusal = q.decide(read_submission(job_desc, part_list, t), t)
-    if not decision then
+    if decision then
+        local said = options.read(job_desc.spank_job_env).cards
+        _, refusal = q.guarded(cards.spread, job_desc, decision, said, q, t)
+    end
+    if refusal then
         return refused(refusal)
     end
     write(job_desc, decision)
@@ -111,8 +119,11 @@ local function current(job_rec, t)
         extra = extra_of(job_rec, t),
     }
     job.request, job.tag = q.read_back(job.gres)
-    if not job.tag and q.has_gpu(job) and q.managed(job.partition, t) then
+    if not job.tag and q.has_gpu(job, t) and q.managed(job.partition, t) then
         job.tag = {}
+        -- There only a job that has its nodes for itself holds whole cards as such.
+        local entries = q.parse_entries(job.gres)
+        job.alone = t.whole_by_shard and not q.books_whole(entries.shared, entries, t)
     end
     return job
 end
@@ -120,6 +131,12 @@ end
 local function asks_gres(job_desc)
     return job_desc.gres ~= nil or job_desc.tres_per_job ~= nil or job_desc.tres_per_task ~= nil
         or job_desc.tres_per_socket ~= nil
+end
+
+-- `scontrol update OverSubscribe=yes`: a job that had its nodes for itself may get company.
+local function shares_node(job_desc)
+    local shared = job_desc.shared
+    return type(shared) == "number" and shared > JOB_SHARED_NONE and shared < NO_VAL16
 end
 
 -- The new submission that a change of gres, QOS or partition of a waiting job amounts to.
@@ -130,7 +147,7 @@ local function resubmission(job_desc, now, t)
         partition = given(job_desc.partition) and job_desc.partition or now.partition,
         comment = first_given(job_desc.comment, now.comment),
         extra = first_given(extra_of(job_desc, t), now.extra),
-        exclusive = job_desc.shared == JOB_SHARED_NONE,
+        exclusive = job_desc.shared == JOB_SHARED_NONE or (now.alone and not shares_node(job_desc)),
     }
     for _, name in ipairs(FIELDS) do
         job[name] = first_given(job_desc[name], now[name])
@@ -186,7 +203,7 @@ local function modified(job_desc, job_rec, t)
         end
         return retag(job_desc, now.tag, t)
     end
-    local moved = now.tag and (given(job_desc.qos) or given(job_desc.partition))
+    local moved = now.tag and (given(job_desc.qos) or given(job_desc.partition)) or now.alone and shares_node(job_desc)
     if not asks_gres(job_desc) and not moved then
         return retag(job_desc, now.tag, t)
     end

@@ -74,6 +74,7 @@ function M.tag_text(tag)
         return "qgpu/1 whole"
     end
     return "qgpu/1 class=" .. tag.class .. " share=" .. M.int(tag.share) .. " mem=" .. M.int(tag.mem)
+        .. (tag.cards and " cards=" .. M.int(tag.cards) or "")
 end
 
 -- ---- entries of a TRES string ----------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # qgpu_spank.so: needs libslurm-dev; good for one major.minor of Slurm. spank_stage: slurmstepd's part in the tests.
 SPANK_SRC := $(wildcard slurm_plugin/spank/*.c) slurm_plugin/common/paths.c
-SPANK_HDR := slurm_plugin/spank/spank_qgpu.h slurm_plugin/common/paths.h enforcer/native/abi/qgpu_abi.h
+SPANK_HDR := $(wildcard slurm_plugin/spank/*.h) slurm_plugin/common/paths.h enforcer/native/abi/qgpu_abi.h
 SPANK_OBJ := $(patsubst slurm_plugin/%.c,$(BUILD)/obj/spank/%.o,$(SPANK_SRC))
 
 NATIVE += $(BUILD)/lib/qgpu_spank.so $(BUILD)/test/spank_stage
@@ -17,3 +17,8 @@ $(BUILD)/lib/qgpu_spank.so: $(SPANK_OBJ) slurm_plugin/spank/spank_qgpu.lds
 $(BUILD)/test/spank_stage: tests/native/spank_stage.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -rdynamic -o $@ $< -ldl $(QG_LDFLAGS)
+
+NATIVE += $(BUILD)/test/spank_escape
+$(BUILD)/test/spank_escape: tests/native/spank_escape.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -o $@ $< -ldl $(QG_LDFLAGS)

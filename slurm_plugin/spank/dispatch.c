@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The SPANK entry points. The same shared object is loaded by srun, sbatch, salloc, slurmd and slurmstepd; only
- * slurmstepd (the remote context) starts tasks, so everywhere else nothing happens. Hooks used, in order:
+ * The SPANK entry points. The same shared object is loaded by srun, sbatch, salloc, slurmd and slurmstepd. Hooks used,
+ * in order:
  *
- *   slurm_spank_init                  slurmstepd, root      plugstack arguments
+ *   slurm_spank_init                  all                   our options; slurmstepd, root: plugstack arguments
+ *   slurm_spank_init_post_opt         srun, sbatch, salloc  the options' values go with the request
  *   slurm_spank_task_init_privileged  the task's process, root: read the grant, make the sealed descriptor
  *   slurm_spank_task_init             the task's process, the user, stdio in place: environment, or refusal
  *
@@ -17,9 +18,23 @@ static struct qg_args args;
 
 int slurm_spank_init(spank_t sp, int argc, char **argv)
 {
-    (void)sp;
-    if (spank_context() == S_CTX_REMOTE)
+    spank_context_t context = spank_context();
+
+    if (context == S_CTX_REMOTE)
         qg_args_parse(argc, argv, &args);
+    if (context == S_CTX_REMOTE || context == S_CTX_LOCAL || context == S_CTX_ALLOCATOR)
+        qg_options_register(sp);
+    return ESPANK_SUCCESS;
+}
+
+int slurm_spank_init_post_opt(spank_t sp, int argc, char **argv)
+{
+    spank_context_t context = spank_context();
+
+    (void)argc;
+    (void)argv;
+    if (context == S_CTX_LOCAL || context == S_CTX_ALLOCATOR)
+        qg_client_hand_over(sp);
     return ESPANK_SUCCESS;
 }
 

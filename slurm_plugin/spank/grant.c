@@ -41,7 +41,7 @@ static const char *grant_fault(const struct qg_grant *g, uint32_t job_id, uid_t 
 {
     if (g->magic != QG_MAGIC)
         return "it does not start with QGPU";
-    if (g->version != QG_ABI_VERSION)
+    if (g->version != QG_GRANT_VERSION)
         return "its version is another one: qgpud and this plugin are from different releases";
     if (g->size != sizeof(*g))
         return "its size field is wrong";
@@ -57,6 +57,8 @@ static const char *grant_fault(const struct qg_grant *g, uint32_t job_id, uid_t 
         return "its state is unknown";
     if (g->job_class != QG_CLASS_ONLINE && g->job_class != QG_CLASS_OFFLINE)
         return "its class is unknown";
+    if (g->injection > QG_INJECT_MOUNT)
+        return "its way of injection is unknown: qgpud and this plugin are from different releases";
     if (g->ncards < 1 || g->ncards > QG_MAX_CARDS)
         return "its number of cards is out of range";
     if (!text_ok(g->run_dir, sizeof(g->run_dir), true) || !text_ok(g->driver_path, sizeof(g->driver_path), true) ||

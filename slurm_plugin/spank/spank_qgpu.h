@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the files of the SPANK plugin share. One file per place where Slurm runs us: dispatch.c says which hook
- * runs as whom, args.c reads plugstack.conf, grant.c reads the grant as root, task.c prepares one task.
+ * What the files of the SPANK plugin share. dispatch.c says which hook runs where and as whom. options.c and client.c
+ * are about the clients (sbatch, salloc, srun), the rest about slurmstepd: args.c reads
+ * plugstack.conf, grant.c the grant as root; task.c prepares one task, by preload.c or by mounts.c.
  */
 #ifndef QGPU_SPANK_H
 #define QGPU_SPANK_H
@@ -36,6 +37,29 @@ enum qg_read qg_grant_read(const char *run_dir, uint32_t job_id, uid_t uid, stru
 
 /* Makes the sealed copy, owned by the caller's euid, as an inheritable descriptor >= 100. -1 with errno. */
 int qg_grant_seal(const struct qg_grant *grant);
+
+/* options.c: the users' options, in each context; what they said, NULL where they were not given. */
+void qg_options_register(spank_t sp);
+const char *qg_option_mem(void);
+const char *qg_option_cards(void);
+
+/* client.c: in sbatch, salloc and srun, before the request is sent. Slurm puts SPANK_ in front of the names. */
+#define QG_SPANK_MEM "QGPU_MEM"
+#define QG_SPANK_CARDS "QGPU_CARDS"
+void qg_client_hand_over(spank_t sp);
+
+#define QG_NVML_NAME "libnvidia-ml.so.1"
+
+/* mounts.c: as root; from here on the task sees the shims under all names of the driver. grant->driver_path becomes
+ * the real driver's new place; nvml is the job's NVML, or empty. False with a sentence in text. */
+bool qg_mounts_make(struct qg_grant *grant, const char *nvml, char *text, size_t size);
+
+/* preload.c: LD_PRELOAD of a task. The list with `shim` and `nvml` (may be empty) in front and ours nowhere else; with
+ * shim NULL, the list without anything that looks like ours. False: it does not fit. */
+bool qg_preload_list(const char *list, const char *shim, const char *nvml, char *out, size_t size);
+
+/* The job's view of NVML, which lies beside the shim where this release has it. Empty if it is not there. */
+void qg_nvml_beside(const char *shim, char *out, size_t size);
 
 /* task.c: both run in the task's own process, the first as root, the second as the user. */
 void qg_task_as_root(spank_t sp, const struct qg_args *args);

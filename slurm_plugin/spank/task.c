@@ -22,7 +22,8 @@ enum verdict { LEAVE_ALONE, GOVERN, REFUSE };
 static struct {
     enum verdict verdict;
     int fd;
-    char path[PATH_MAX];
+    char path[PATH_MAX]; /* of the grant, as the task may read it */
+    char nvml[sizeof(((struct qg_grant *)0)->shim_path) + sizeof(QG_NVML_NAME)];
     struct qg_grant grant;
     char sentence[PATH_MAX + 1024];
 } task;
@@ -65,6 +66,22 @@ static bool holds_card(spank_t sp)
     return false;
 }
 
+static bool reads(spank_t sp, const char *name, char *value, size_t size)
+{
+    return spank_getenv(sp, name, value, (int)size) == ESPANK_SUCCESS;
+}
+
+/* Parts of a card in a job whose note says whole cards. Only where gres_qgpu.so is installed: it always writes
+ * QGPU_ON_NODE, and where that is 0 no SLURM_SHARDS_ON_NODE of another job is left in the environment. Multiples of 100
+ * are whole cards (Slurm before 23.11.5). */
+static bool holds_parts(spank_t sp)
+{
+    char ours[16], shards[32];
+
+    return reads(sp, "QGPU_ON_NODE", ours, sizeof(ours)) && strcmp(ours, "0") == 0 &&
+           reads(sp, "SLURM_SHARDS_ON_NODE", shards, sizeof(shards)) && strtoull(shards, NULL, 10) % 100 != 0;
+}
+
 static void refuse(const char *sentence)
 {
     task.verdict = REFUSE;
@@ -93,8 +110,24 @@ static void refuse_again(uint32_t job_id, const char *why)
     refuse(text);
 }
 
+static bool put_mounts(uint32_t job_id)
+{
+    char why[PATH_MAX + 512], text[PATH_MAX + 640];
+
+    if (qg_mounts_make(&task.grant, task.nvml, why, sizeof(why))) {
+        snprintf(task.path, sizeof(task.path), "%s", QG_TASK_GRANT);
+        return true;
+    }
+    snprintf(text, sizeof(text), "the driver's files could not be covered (injection: mount): %s", why);
+    refuse_unreadable(job_id, text);
+    return false;
+}
+
 static void seal_active(uint32_t job_id)
 {
+    qg_nvml_beside(task.grant.shim_path, task.nvml, sizeof(task.nvml));
+    if (task.grant.injection == QG_INJECT_MOUNT && !put_mounts(job_id))
+        return;
     task.fd = qg_grant_seal(&task.grant);
     if (task.fd < 0) {
         char why[256];
@@ -135,31 +168,9 @@ void qg_task_as_root(spank_t sp, const struct qg_args *args)
         refuse(task.grant.message[0] ? task.grant.message : "this job was refused without a reason");
     else if (got == QG_READ_OK && task.grant.state == QG_GRANT_ACTIVE)
         seal_active(job_id);
-}
-
-/* Copies the list without the entries that equal skip (or, with skip NULL, that end in /libcuda.so.1). */
-static void without(const char *list, const char *skip, char *out, size_t size)
-{
-    size_t used = 0;
-
-    out[0] = '\0';
-    while (*list) {
-        size_t len = strcspn(list, ": ");
-        static const char tail[] = "/libcuda.so.1";
-        size_t tail_len = sizeof(tail) - 1;
-        bool drop = skip ? (len == strlen(skip) && memcmp(list, skip, len) == 0)
-                         : (len >= tail_len && memcmp(list + len - tail_len, tail, tail_len) == 0);
-
-        if (len > 0 && !drop && used + len + 2 <= size) {
-            if (used)
-                out[used++] = ':';
-            memcpy(out + used, list, len);
-            used += len;
-            out[used] = '\0';
-        }
-        list += len;
-        list += *list != '\0';
-    }
+    else if (got == QG_READ_OK && task.grant.state == QG_GRANT_WHOLE && holds_parts(sp))
+        refuse("this job holds a share of a card (gres/shard) and a note that says it has a whole card: submit it again "
+               "with --gres=qgpu:N, N percent of a card");
 }
 
 static char env_old[ENV_MAX], env_new[ENV_MAX];
@@ -173,22 +184,44 @@ static bool set_or_log(spank_t sp, const char *name, const char *value)
     return err == ESPANK_SUCCESS;
 }
 
-static bool govern(spank_t sp)
+/* Mounted, the library needs no variable, and one would only trouble containers, which have not its path. */
+static bool put_preload(spank_t sp)
 {
-    char number[16];
+    bool mounted = task.grant.injection == QG_INJECT_MOUNT;
     spank_err_t err = spank_getenv(sp, "LD_PRELOAD", env_old, sizeof(env_old));
 
     if (err == ESPANK_NOSPACE)
         return false;
     if (err != ESPANK_SUCCESS)
         env_old[0] = '\0';
-    int len = snprintf(env_new, sizeof(env_new), "%s", task.grant.shim_path);
-    without(env_old, task.grant.shim_path, env_new + len + 1, sizeof(env_new) - (size_t)len - 1);
-    if (env_new[len + 1])
-        env_new[len] = ':';
+    if (!qg_preload_list(env_old, mounted ? NULL : task.grant.shim_path, task.nvml, env_new, sizeof(env_new)))
+        return false;
+    if (env_new[0])
+        return set_or_log(sp, "LD_PRELOAD", env_new);
+    if (err == ESPANK_SUCCESS)
+        spank_unsetenv(sp, "LD_PRELOAD");
+    return true;
+}
+
+static bool govern(spank_t sp)
+{
+    char number[16];
+
     snprintf(number, sizeof(number), "%d", task.fd);
-    return set_or_log(sp, QG_ENV_GRANT_FD, number) && set_or_log(sp, QG_ENV_GRANT, task.path) &&
-           set_or_log(sp, "LD_PRELOAD", env_new);
+    return set_or_log(sp, QG_ENV_GRANT_FD, number) && set_or_log(sp, QG_ENV_GRANT, task.path) && put_preload(sp);
+}
+
+/* The options of this job are not those of a job that is submitted from inside it. */
+static void forget_options(spank_t sp)
+{
+    /* Slurm's own way to hand options to what runs in a job; a client takes all of them over as its own. */
+    static const char *const names[] = {
+        "SLURM_SPANK_" QG_SPANK_MEM, "SLURM_SPANK_" QG_SPANK_CARDS, "SLURM_SPANK__SLURM_SPANK_OPTION_qgpu_qgpu_mem",
+        "SLURM_SPANK__SLURM_SPANK_OPTION_qgpu_qgpu_cards", "_SLURM_SPANK_OPTION_qgpu_qgpu_mem",
+        "_SLURM_SPANK_OPTION_qgpu_qgpu_cards"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        spank_unsetenv(sp, names[i]);
 }
 
 /* A job that was submitted from inside a governed one inherited that one's variables: they are not its own. */
@@ -204,7 +237,8 @@ static void forget_inherited(spank_t sp)
     spank_unsetenv(sp, QG_ENV_GRANT);
     if (spank_getenv(sp, "LD_PRELOAD", env_old, sizeof(env_old)) != ESPANK_SUCCESS)
         return;
-    without(env_old, NULL, env_new, sizeof(env_new));
+    if (!qg_preload_list(env_old, NULL, "", env_new, sizeof(env_new)))
+        return;
     if (env_new[0])
         set_or_log(sp, "LD_PRELOAD", env_new);
     else
@@ -213,6 +247,7 @@ static void forget_inherited(spank_t sp)
 
 void qg_task_as_user(spank_t sp)
 {
+    forget_options(sp);
     if (task.verdict == GOVERN && !govern(sp))
         refuse("the limits of this job could not be put into its environment (is LD_PRELOAD longer than 128 KiB?)");
     if (task.verdict == LEAVE_ALONE)

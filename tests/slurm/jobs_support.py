@@ -11,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import dialect
 import yaml
 
 from cli.sandbox import wait
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.layout import NodePaths
 from gres.grants import Grant, GrantError, GrantStore
+from slurm_plugin import sacct
 
 CASES: dict[str, Any] = yaml.safe_load(
     (Path(__file__).resolve().parents[1] / "cases" / "live.yaml").read_text()
@@ -50,6 +52,7 @@ class Live:
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
         self.nodes = sandbox.node_names
+        self.dialect = dialect.of(sandbox.plan.slurm)
 
     # -- commands ------------------------------------------------------------
 
@@ -84,14 +87,30 @@ class Live:
         """Fields of `scontrol show job`, empty once slurmctld forgot it."""
         done = self.run("scontrol", "-d", "show", "job", str(job))
         fields: dict[str, str] = {}
-        for line in done.stdout.splitlines():
+        # Of a heterogeneous job and of an array there are several: each has an empty line behind it.
+        blocks = done.stdout.split("\n\n")
+        own = [block for block in blocks if block.lstrip().startswith(f"JobId={job} ")]
+        for line in (own or blocks)[0].splitlines():
             words = line.strip()
-            if words.startswith(("Comment=", "Reason=", "Command=")):
+            if words.startswith(("Comment=", "Extra=", "Reason=", "Command=")):
                 name, _, fields_value = words.partition("=")
                 fields[name] = fields_value.strip()
                 continue
             fields.update(word.split("=", 1) for word in words.split() if "=" in word)
         return fields
+
+    def tag(self, job: int) -> str | None:
+        """The field that carries the tag to the node, with what stands behind the tag."""
+        return self.job(job).get(self.dialect.field)
+
+    def gres(self, job: int) -> str:
+        """The job's gres per node, without the prefixes that Slurm shows."""
+        return self.job(job).get("TresPerNode", "").replace(self.dialect.prefix, "")
+
+    def tres(self, job: int, field: str = "AllocTRES") -> dict[str, str]:
+        """ReqTRES or AllocTRES of a job as slurmctld has it; 22.05 shows one of them as TRES."""
+        found = self.job(job)
+        return dict(sacct.parse_tres(found.get(field, found.get("TRES", ""))))
 
     def state(self, job: int) -> str:
         """RUNNING, PENDING ...; empty once slurmctld forgot it."""

@@ -120,7 +120,8 @@ def test_a_users_mistake_drains_nothing(live: Live, user: str | None) -> None:
     jobs.append(live.submit("true", "--gres=qgpu:10", "--chdir=/root"))
     # A tag that a started job's owner (or an admin) writes over stays ours.
     other = start(live, NAP)
-    live.ask("scontrol", "update", f"JobId={other}", "Comment=qgpu/1 class=online share=0", user=user)
+    forged = f"{live.dialect.field}=qgpu/1 class=online share=0"
+    live.ask("scontrol", "update", f"JobId={other}", forged, user=user)
     live.finish(*jobs)
     live.cancel(other)
     live.wait_gone(other)

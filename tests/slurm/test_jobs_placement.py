@@ -69,6 +69,22 @@ def test_a_whole_card_is_shared_with_nobody(live: Live) -> None:
     live.until(lambda: live.reason(waits) == "Resources", 10, "a whole card to wait for")
 
 
+def test_a_whole_card_is_never_one_that_still_has_a_share(live: Live) -> None:
+    """Slurm before 23.11.5 forgets that a card is shared when the first of its shares ends."""
+    node = ("-w", live.nodes[0])
+    first = running(live, "offline", "qgpu:10,qgpu_mem:1G", *node)
+    share = running(live, "offline", "qgpu:10,qgpu_mem:1G", *node)
+    assert live.place(first) == live.place(share)
+    live.cancel(first)
+    live.wait_gone(first)
+    whole = running(live, "offline", "gpu:1", *node)
+    waits = live.submit(NAP, "--gres=gpu:h200:1", *node)
+    live.until(lambda: live.reason(waits) == "Resources", 10, "a whole card to wait for")
+    assert live.place(whole) != live.place(share)
+    live.cancel(share)
+    live.wait_state(waits, "RUNNING")
+
+
 def test_a_share_per_node(live: Live) -> None:
     job = running(live, "online", "qgpu:30", "-N2")
     for name in live.nodes:

@@ -1,0 +1,136 @@
+"""Checks of Slurm's side. Without Slurm on the machine they say so, and nothing fails: `qgpu run` needs none."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from cli.doctor_result import Check
+from gres.config import Config
+
+USUAL = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf")
+NONE = "no Slurm on this machine"
+
+
+def slurm_conf() -> Path | None:
+    """slurm.conf of this machine: SLURM_CONF, what slurmd fetched, or the usual places."""
+    named = os.environ.get("SLURM_CONF")
+    cached = "/run/slurm/conf/slurm.conf"
+    for path in [named] if named else [*USUAL, cached]:
+        if Path(path).is_file():
+            return Path(path)
+    return None
+
+
+def read(path: Path, depth: int = 0) -> str:
+    """A file of Slurm's with what it includes; what cannot be read is left out."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return ""
+    included = re.findall(r"^\s*include\s+(\S+)", text, re.IGNORECASE | re.MULTILINE) if depth < 4 else []
+    found = [
+        file
+        for name in included
+        for file in sorted(path.parent.glob(name) if name[0] != "/" else _glob(name))
+    ]
+    return "\n".join([text, *(read(file, depth + 1) for file in found)])
+
+
+def _glob(name: str) -> list[Path]:
+    return list(Path("/").glob(name.lstrip("/")))
+
+
+def setting(text: str, key: str) -> str:
+    """The last value of a key in slurm.conf; empty if it is not set."""
+    found = re.findall(rf"^\s*{key}\s*=\s*(\S+)", text, re.IGNORECASE | re.MULTILINE)
+    return found[-1] if found else ""
+
+
+def plugstack(config: Config) -> Check:
+    """Whether tasks get their grant."""
+    conf = slurm_conf()
+    if conf is None:
+        return Check("spank", "ok", NONE)
+    plugin = Path(config.spank)
+    if not plugin.is_file():
+        return Check(
+            "spank", "fail", f"{plugin} is not there", "install the package, or correct spank in qgpu.yaml"
+        )
+    stack = Path(setting(read(conf), "PlugStackConfig") or conf.with_name("plugstack.conf"))
+    rows = [line.split("#")[0].split() for line in read(stack).splitlines()]
+    if not any(str(plugin) in row for row in rows):
+        todo = "add what 'qgpu render plugstack.conf' prints: without it jobs run without limits"
+        return Check("spank", "fail", f"{stack} does not name {plugin}", todo)
+    return Check("spank", "ok", f"{plugin} is in {stack}")
+
+
+def hooks(config: Config) -> Check:
+    """Whether qgpud is told of jobs."""
+    conf = slurm_conf()
+    if conf is None:
+        return Check("hooks", "ok", NONE)
+    text = read(conf)
+    if not Path(config.hook.client).is_file():
+        return Check(
+            "hooks",
+            "fail",
+            f"{config.hook.client} is not there",
+            "install the package, or correct hook.client",
+        )
+    for key in ("Prolog", "Epilog"):
+        script = setting(text, key)
+        if not script:
+            return Check("hooks", "fail", f"{conf} sets no {key}", "add what 'qgpu render slurm.conf' prints")
+        files = [Path(script), *_glob(script)]
+        if not any(config.hook.client in read(file) for file in files):
+            todo = f"call what 'qgpu render {key.lower()}' prints from it"
+            return Check("hooks", "fail", f"{key} ({script}) does not call {config.hook.client}", todo)
+    return Check("hooks", "ok", f"Prolog and Epilog call {config.hook.client}")
+
+
+def said(*command: str) -> tuple[int, str]:
+    """Exit status of a program and the last line that it said."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, str(error)
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    return done.returncode, lines[-1] if lines else ""
+
+
+def private_data(config: Config) -> Check:
+    """Whether what slurm.conf hides from other users is hidden in reports as well."""
+    conf = slurm_conf()
+    if conf is None:
+        return Check("privacy", "ok", NONE)
+    hidden = set(setting(read(conf), "PrivateData").lower().split(",")) & {"jobs", "usage"}
+    missing = sorted(hidden - set(config.reports.private_data))
+    if missing:
+        todo = f"write reports: {{private_data: [{', '.join(sorted(hidden))}]}} in qgpu.yaml"
+        return Check(
+            "privacy", "warn", f"slurm.conf hides {' and '.join(missing)} of others, qgpu shows them", todo
+        )
+    return Check("privacy", "ok", "reports hide what slurm.conf hides")
+
+
+def slurm() -> Check:
+    """Which Slurm there is."""
+    program = shutil.which("slurmd") or shutil.which("scontrol")
+    if program is None:
+        return Check("slurm", "ok", f"{NONE}; qgpu run works without it")
+    return Check("slurm", "ok", said(program, "-V")[1] or program)
+
+
+def munge() -> Check:
+    """Whether munge, which Slurm needs, answers."""
+    program = shutil.which("munge")
+    if program is None:
+        return Check("munge", "ok", "not installed; only Slurm needs it")
+    code, text = said(program, "-n")
+    if code == 0:
+        return Check("munge", "ok", "answers")
+    return Check("munge", "warn", text or "does not answer", "systemctl start munge, if Slurm is used")

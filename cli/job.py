@@ -1,0 +1,33 @@
+"""`qgpu job`: changing what a running job was granted on this node."""
+
+from __future__ import annotations
+
+import click
+
+from cli.daemon import config_option, find_daemon, node_option
+
+
+@click.group()
+def job() -> None:
+    """Change a running job on this node."""
+
+
+@job.command("class")
+@click.argument("job_id", metavar="JOBID", type=click.IntRange(min=1))
+@click.argument("job_class", metavar="CLASS", type=click.Choice(["online", "offline"]))
+@click.option("--force", is_flag=True, help="Also to a class that promises more than Slurm booked.")
+@config_option
+@node_option
+def class_(job_id: int, job_class: str, force: bool, config_path: str, node: str | None) -> None:
+    """Let the running job JOBID count as CLASS from now on, on this node. Root only.
+
+    Slurm does not change the QOS of a running job; its accounting keeps the class that was granted. A job on several
+    nodes is changed on each of them.
+    """
+    answer = find_daemon(config_path, node).ask(op="job-class", job=job_id, job_class=job_class, force=force)
+    before, after = answer["before"], answer["after"]
+    click.echo(
+        f"job {job_id} is {after} already" if before == after else f"job {job_id} was {before}, is {after}"
+    )
+    if not answer["reached"]:
+        click.echo("qgpu-arbiter is not there; it gets this when it starts", err=True)

@@ -1,0 +1,96 @@
+-- SPDX-License-Identifier: Apache-2.0
+--
+-- Clusters on which a job may have equal parts of several cards of a node (slurm.multi_card, Slurm 24.05 and later).
+-- There slurmctld has MULTIPLE_SHARING_GRES_PJ, with which it would split what is asked for per node over two cards as
+-- soon as no single card has enough. What is asked for per task it never splits; so on such a cluster every share is
+-- one per task, one task per card, never two tasks of a job on one card (docs/adr/0015, seen live on 24.11 and 26.05).
+local M = {}
+
+local NO_VAL, NO_VAL16 = 4294967294, 65534
+
+local function given(value, unset)
+    return type(value) == "number" and value > 0 and value < unset
+end
+
+-- Tasks per node that the user fixed, nil if he left it open; and the number of nodes.
+local function shape(job_desc)
+    local nodes = given(job_desc.min_nodes, NO_VAL) and job_desc.min_nodes or 1
+    if given(job_desc.ntasks_per_node, NO_VAL16) then
+        return job_desc.ntasks_per_node, nodes
+    elseif given(job_desc.num_tasks, NO_VAL) then
+        return job_desc.num_tasks / nodes, nodes
+    end
+    return nil, nodes
+end
+
+local function times(entry, count)
+    local last = entry.parts[#entry.parts]
+    return (entry.text:gsub("[0-9]+([A-Za-z]*)$", function(suffix)
+        return string.format("%.0f", tonumber(last:match("^[0-9]+")) * count) .. suffix
+    end))
+end
+
+local function words_of(cards, tasks)
+    return { cards = cards, what = string.format("%g", tasks or 0) }
+end
+
+local function check(job_desc, request, cards, q, t)
+    if cards > 1 and not t.multi_card then
+        q.refuse(t, "cards_never", request, words_of(cards))
+    end
+    local tasks, nodes = shape(job_desc)
+    -- One task is what clients say for a job without -n; for several cards it becomes one for each.
+    if tasks and tasks ~= cards and tasks * nodes > 1 then
+        q.refuse(t, "cards_tasks", request, words_of(cards, tasks))
+    end
+    return nodes
+end
+
+-- The decision for a share (q.decide), for `said` cards of each node; false: nothing changes. Sets the shape of the job.
+function M.spread(job_desc, decision, said, q, t)
+    local cards, share = tonumber(said or "1"), decision.tag and decision.tag.class
+    if not share then
+        if cards and cards > 1 then
+            q.refuse(t, "cards_whole", "--qgpu-cards=" .. said, words_of(cards))
+        end
+        return false
+    end
+    if not cards or cards < 1 or cards > 16 or cards % 1 ~= 0 then
+        q.refuse(t, "cards_never", "--qgpu-cards", words_of(2))
+    end
+    local request = "qgpu:" .. string.format("%.0f", decision.tag.share)
+    if cards == 1 and not t.multi_card then
+        return false
+    end
+    local nodes = check(job_desc, request, cards, q, t)
+    local entries, own, shard = q.parse_entries(decision.gres), {}, nil
+    for _, entry in ipairs(entries.shared) do
+        shard = entry.text
+    end
+    for _, list in ipairs({ entries.qgpu, entries.mem }) do
+        for _, entry in ipairs(list) do
+            own[#own + 1] = times(entry, cards)
+        end
+    end
+    for _, entry in ipairs(entries.rest) do
+        own[#own + 1] = entry.text
+    end
+    decision.gres = table.concat(own, ",")
+    decision.tag.cards = cards > 1 and cards or nil
+    decision[t.tag_field] = q.tagged(decision.tag, decision[t.tag_field], t)
+    job_desc.tres_per_task = "gres/" .. shard
+    job_desc.ntasks_per_node = cards
+    job_desc.num_tasks = cards * nodes
+    job_desc.bitflags = M.with_flag(job_desc.bitflags, slurm.GRES_ONE_TASK_PER_SHARING)
+    return true
+end
+
+-- Lua 5.1 has no operator for bits.
+function M.with_flag(flags, flag)
+    if math.floor((flags or 0) / flag) % 2 == 1 then
+        return flags
+    end
+    return (flags or 0) + flag
+end
+
+return M

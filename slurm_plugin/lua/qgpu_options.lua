@@ -1,0 +1,31 @@
+-- SPDX-License-Identifier: Apache-2.0
+--
+-- The options of qgpu's SPANK plugin, --qgpu-mem and --qgpu-cards, as they arrive at slurmctld: lines of the job's
+-- SPANK environment. They say no more than --gres can say, and end in it; nobody has to trust them.
+local M = {}
+
+local NAMES = { QGPU_MEM = "mem", QGPU_CARDS = "cards" }
+
+-- { mem = "12G", cards = "2" } of the list of NAME=VALUE (with Slurm's SPANK_ in front, or without); at most 32 bytes.
+function M.read(environment)
+    local found = {}
+    for _, line in pairs(environment or {}) do
+        local name, value = tostring(line):match("^([A-Z_]+)=(.*)$")
+        local key = name and NAMES[name:gsub("^SPANK_", "")]
+        if key and #value <= 32 then
+            found[key] = value
+        end
+    end
+    return found
+end
+
+-- The gres string that says the same natively.
+function M.with_mem(gres, options)
+    if not options.mem then
+        return gres
+    end
+    local mem = "qgpu_mem:" .. options.mem
+    return gres and gres ~= "" and gres .. "," .. mem or mem
+end
+
+return M

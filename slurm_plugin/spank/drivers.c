@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * See drivers.h. The cache of ld.so is read here and not by running ldconfig, which would cost each task three
+ * milliseconds. It is root's file; a damaged one must all the same not crash slurmstepd's child.
+ */
+#include "drivers.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define CACHE_MAX (64u << 20)
+#define OLD_MAGIC "ld.so-1.7.0"
+#define NEW_MAGIC "glibc-ld.so.cache1.1"
+#define MAX_DIRS 32
+
+/* The layout of glibc's sysdeps/generic/dl-cache.h, which has been the same since 2.2. */
+struct old_head {
+    char magic[sizeof(OLD_MAGIC) - 1];
+    char pad;
+    uint32_t count;
+};
+struct new_head {
+    char magic[sizeof(NEW_MAGIC) - 1];
+    uint32_t count;
+    uint32_t len_strings;
+    uint32_t flags_and_extension[2];
+    uint32_t unused[3];
+};
+struct new_entry {
+    int32_t flags;
+    uint32_t key;   /* offset of the SONAME */
+    uint32_t value; /* offset of the path */
+    uint32_t os_version;
+    uint64_t hwcap;
+};
+_Static_assert(sizeof(struct old_head) == 16 && sizeof(struct new_head) == 48 && sizeof(struct new_entry) == 24,
+               "layout of ld.so.cache");
+
+struct dirs {
+    size_t count;
+    char at[MAX_DIRS][PATH_MAX];
+};
+
+static const char *library_of(const char *name)
+{
+    if (strncmp(name, QG_CUDA, sizeof(QG_CUDA) - 1) == 0)
+        return QG_CUDA;
+    return strncmp(name, QG_NVML, sizeof(QG_NVML) - 1) == 0 ? QG_NVML : NULL;
+}
+
+static void add_dir(struct dirs *dirs, const char *file)
+{
+    const char *slash = strrchr(file, '/');
+    size_t len = slash ? (size_t)(slash - file) : 0;
+
+    if (len == 0 || len >= PATH_MAX)
+        return;
+    for (size_t i = 0; i < dirs->count; i++)
+        if (strlen(dirs->at[i]) == len && memcmp(dirs->at[i], file, len) == 0)
+            return;
+    if (dirs->count < MAX_DIRS)
+        snprintf(dirs->at[dirs->count++], PATH_MAX, "%.*s", (int)len, file);
+}
+
+static void add_file(struct qg_targets *targets, const char *name, const char *library)
+{
+    struct qg_target found = {.nvml = strcmp(library, QG_NVML) == 0};
+    struct stat st;
+
+    if (!realpath(name, found.path) || stat(found.path, &st) != 0 || !S_ISREG(st.st_mode))
+        return;
+    if (strncmp(strrchr(found.path, '/') + 1, library, strlen(library)) != 0)
+        return; /* a link to something else: nothing that this library's name should cover */
+    found.dev = st.st_dev;
+    found.ino = st.st_ino;
+    for (size_t i = 0; i < targets->count; i++)
+        if (strcmp(targets->at[i].path, found.path) == 0)
+            return;
+    if (targets->count == QG_MAX_TARGETS)
+        targets->too_many = true;
+    else
+        targets->at[targets->count++] = found;
+}
+
+static void add_matches(struct qg_targets *targets, const char *dir, const char *library)
+{
+    char pattern[PATH_MAX + 32];
+    glob_t found;
+
+    snprintf(pattern, sizeof(pattern), "%s/%s*", dir, library);
+    if (glob(pattern, GLOB_NOSORT, NULL, &found) != 0)
+        return;
+    for (size_t i = 0; i < found.gl_pathc; i++)
+        add_file(targets, found.gl_pathv[i], library);
+    globfree(&found);
+}
+
+/* A string of the cache, or NULL if it does not end inside it. */
+static const char *text_at(const char *base, size_t size, uint32_t offset)
+{
+    return offset < size && memchr(base + offset, '\0', size - offset) ? base + offset : NULL;
+}
+
+static void dirs_of_cache(const char *base, size_t size, struct dirs *dirs)
+{
+    struct old_head old;
+    struct new_head head;
+
+    if (size >= sizeof(old) && memcmp(base, OLD_MAGIC, sizeof(old.magic)) == 0) { /* before glibc 2.32: both in one */
+        memcpy(&old, base, sizeof(old));
+        size_t skip = (sizeof(old) + 12 * (size_t)old.count + 7) & ~(size_t)7;
+        if (skip >= size)
+            return;
+        base += skip;
+        size -= skip;
+    }
+    if (size < sizeof(head) || memcmp(base, NEW_MAGIC, sizeof(head.magic)) != 0)
+        return;
+    memcpy(&head, base, sizeof(head));
+    for (uint32_t i = 0; i < head.count && sizeof(head) + (i + 1ull) * sizeof(struct new_entry) <= size; i++) {
+        struct new_entry entry;
+
+        memcpy(&entry, base + sizeof(head) + i * sizeof(entry), sizeof(entry));
+        const char *name = text_at(base, size, entry.key), *path = text_at(base, size, entry.value);
+        if (name && path && path[0] == '/' && library_of(name))
+            add_dir(dirs, path);
+    }
+}
+
+static void read_cache(const char *path, struct dirs *dirs)
+{
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+    if (fd < 0)
+        return; /* a node without cache: programs find the driver by its directory alone */
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0 && st.st_size < CACHE_MAX) {
+        size_t size = (size_t)st.st_size;
+        void *base = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (base != MAP_FAILED) {
+            dirs_of_cache(base, size, dirs);
+            munmap(base, size);
+        }
+    }
+    close(fd);
+}
+
+void qg_drivers_find(const char *driver_path, const char *ld_cache, struct qg_targets *targets)
+{
+    static struct dirs dirs;
+    char real[PATH_MAX];
+
+    dirs.count = 0;
+    targets->count = 0;
+    targets->too_many = false;
+    add_dir(&dirs, driver_path);
+    if (realpath(driver_path, real))
+        add_dir(&dirs, real);
+    read_cache(ld_cache, &dirs);
+    for (size_t i = 0; i < dirs.count; i++) {
+        add_matches(targets, dirs.at[i], QG_CUDA);
+        add_matches(targets, dirs.at[i], QG_NVML);
+    }
+}

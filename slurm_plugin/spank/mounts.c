@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Injection by mounts: as root, in the task's own process, a mount namespace in which every file that a program
+ * could open as the driver is the shim. Environment, absolute paths and dlmopen() make no difference there. The
+ * namespace ends with its last process, so nothing has to be undone; the user has no right over it, and in a user
+ * namespace of his own what lies below a mount stays covered (the kernel locks inherited mounts).
+ *
+ * Slave, not private, propagation: nothing that is mounted here is seen elsewhere, but what the node mounts later
+ * (autofs, a network share that comes back) still reaches the job.
+ */
+#include "spank_qgpu.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "drivers.h"
+
+#define LD_CACHE "/etc/ld.so.cache"
+#define LD_PRELOAD_FILE "/etc/ld.so.preload"
+#define OUR_PRELOAD QG_TASK_DIR "/ld.so.preload"
+#define LIST_MAX 16384
+#define TMPFS_FLAGS (MS_NOSUID | MS_NODEV | MS_NOEXEC)
+
+struct why {
+    char *text;
+    size_t size;
+};
+
+__attribute__((format(printf, 2, 3))) static bool failed(const struct why *why, const char *format, ...)
+{
+    int err = errno;
+    va_list ap;
+
+    va_start(ap, format);
+    int len = vsnprintf(why->text, why->size, format, ap);
+    va_end(ap);
+    if (len >= 0 && (size_t)len < why->size)
+        snprintf(why->text + len, why->size - (size_t)len, ": %s", strerror(err));
+    return false;
+}
+
+static bool write_file(const char *path, const void *data, size_t size, const struct why *why)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+
+    if (fd < 0)
+        return failed(why, "%s cannot be made", path);
+    bool done = write(fd, data, size) == (ssize_t)size && fchmod(fd, 0444) == 0;
+    if (!done)
+        failed(why, "%s cannot be written", path);
+    close(fd);
+    return done;
+}
+
+static bool bind(const char *from, const char *to, const struct why *why)
+{
+    return mount(from, to, NULL, MS_BIND, NULL) == 0 || failed(why, "%s cannot be mounted over %s", from, to);
+}
+
+/* An own place in an own namespace. The empty directory stays on the node; it is the mount point of the next job. */
+static bool make_place(const struct why *why)
+{
+    struct stat st;
+
+    if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0)
+        return failed(why, "the task gets no mount namespace of its own");
+    if (mkdir(QG_TASK_DIR, 0755) != 0 && errno != EEXIST)
+        return failed(why, QG_TASK_DIR " cannot be made");
+    if (lstat(QG_TASK_DIR, &st) != 0 || !S_ISDIR(st.st_mode) || st.st_uid != 0) {
+        errno = ENOTDIR;
+        return failed(why, QG_TASK_DIR " is not a directory of root");
+    }
+    if (mount("qgpu", QG_TASK_DIR, "tmpfs", TMPFS_FLAGS, "mode=0755,size=128k,nr_inodes=16") != 0)
+        return failed(why, "no file system can be mounted at " QG_TASK_DIR);
+    return mkdir(QG_TASK_REAL, 0755) == 0 || failed(why, QG_TASK_REAL " cannot be made");
+}
+
+/* The real library, before anything covers it, under a name that the shim knows. */
+static bool keep_real(const char *library, const char *name, const struct why *why)
+{
+    char place[128];
+
+    snprintf(place, sizeof(place), QG_TASK_REAL "/%s", name);
+    return write_file(place, "", 0, why) && bind(library, place, why);
+}
+
+/* Beside the driver, as qgpu's NVML looks for it, else the first that ld.so knows; none is no fault. */
+static const char *real_nvml(const char *driver_path, const struct qg_targets *targets, char *out, size_t size)
+{
+    const char *slash = strrchr(driver_path, '/');
+
+    if (slash && snprintf(out, size, "%.*s/" QG_NVML_NAME, (int)(slash - driver_path), driver_path) < (int)size &&
+        access(out, R_OK) == 0)
+        return out;
+    for (size_t i = 0; i < targets->count; i++)
+        if (targets->at[i].nvml)
+            return targets->at[i].path;
+    return NULL;
+}
+
+static bool same_file(const struct qg_target *target, const char *path)
+{
+    struct stat st;
+
+    return stat(path, &st) == 0 && st.st_dev == target->dev && st.st_ino == target->ino;
+}
+
+static bool cover(const struct qg_targets *targets, const char *shim, const char *nvml, const struct why *why)
+{
+    for (size_t i = 0; i < targets->count; i++) {
+        const struct qg_target *target = &targets->at[i];
+        const char *ours = target->nvml ? nvml : shim;
+
+        if (*ours && !same_file(target, ours) && !bind(ours, target->path, why))
+            return false;
+    }
+    return true;
+}
+
+/* Ours, then what the node preloads anyway. */
+static bool cover_preload(const char *shim, const char *nvml, const struct why *why)
+{
+    static char list[LIST_MAX];
+    int len = snprintf(list, sizeof(list), "%s\n%s%s", shim, nvml, *nvml ? "\n" : "");
+    int fd = open(LD_PRELOAD_FILE, O_RDONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+
+    if (fd < 0)
+        return failed(why, LD_PRELOAD_FILE " cannot be made; an empty one is enough");
+    ssize_t got = read(fd, list + len, sizeof(list) - (size_t)len);
+    close(fd);
+    if (got < 0 || (size_t)got == sizeof(list) - (size_t)len) {
+        errno = got < 0 ? errno : EFBIG;
+        return failed(why, LD_PRELOAD_FILE " cannot be read");
+    }
+    return write_file(OUR_PRELOAD, list, (size_t)len + (size_t)got, why) && bind(OUR_PRELOAD, LD_PRELOAD_FILE, why);
+}
+
+bool qg_mounts_make(struct qg_grant *grant, const char *nvml, char *text, size_t size)
+{
+    static struct qg_targets targets;
+    const struct why why = {text, size};
+    char beside[sizeof(grant->driver_path) + sizeof(QG_NVML_NAME)];
+
+    qg_drivers_find(grant->driver_path, LD_CACHE, &targets);
+    if (targets.too_many || targets.count == 0) {
+        errno = targets.count ? E2BIG : ENOENT;
+        return failed(&why, "files named libcuda.so* beside %s", grant->driver_path);
+    }
+    if (!make_place(&why) || !keep_real(grant->driver_path, QG_CUDA ".1", &why))
+        return false;
+    const char *nvml_real = *nvml ? real_nvml(grant->driver_path, &targets, beside, sizeof(beside)) : NULL;
+    if (nvml_real && !keep_real(nvml_real, QG_NVML_NAME, &why))
+        return false;
+    memset(grant->driver_path, 0, sizeof(grant->driver_path));
+    snprintf(grant->driver_path, sizeof(grant->driver_path), "%s", QG_TASK_REAL "/" QG_CUDA ".1");
+    if (!write_file(QG_TASK_GRANT, grant, sizeof(*grant), &why) || !cover(&targets, grant->shim_path, nvml, &why) ||
+        !cover_preload(grant->shim_path, nvml, &why))
+        return false;
+    if (mount(NULL, QG_TASK_DIR, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | TMPFS_FLAGS, NULL) != 0)
+        return failed(&why, QG_TASK_DIR " cannot be made read-only");
+    return true;
+}

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * --qgpu-mem and --qgpu-cards. Each context registers them (srun sends what it was given to slurmstepd, which would
+ * complain about strangers); only the clients look at the values. They end in the native request, qgpu_mem and the
+ * number of cards, which job_submit.lua writes (client.c).
+ */
+#include "spank_qgpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+static char mem[32], cards[8];
+
+const char *qg_option_mem(void)
+{
+    return mem[0] ? mem : NULL;
+}
+
+const char *qg_option_cards(void)
+{
+    return cards[0] ? cards : NULL;
+}
+
+/* Number and suffix as Slurm counts them: K M G T P, also KiB and KB. A number alone would be bytes. */
+static bool is_size(const char *text)
+{
+    size_t digits = strspn(text, "0123456789");
+    const char *suffix = text + digits;
+
+    if (digits == 0 || digits > 15 || !*suffix || !strchr("KMGTPkmgtp", *suffix))
+        return false;
+    return suffix[1] == '\0' || strcasecmp(suffix + 1, "b") == 0 || strcasecmp(suffix + 1, "ib") == 0;
+}
+
+static int take_mem(int val, const char *text, int remote)
+{
+    (void)val;
+    if (remote)
+        return ESPANK_SUCCESS;
+    if (!text || strlen(text) >= sizeof(mem) || !is_size(text)) {
+        slurm_error("qgpu: --qgpu-mem=%.60s is refused: write a whole number with M, G or T, for example --qgpu-mem=12G",
+                    text ? text : "");
+        return ESPANK_BAD_ARG;
+    }
+    strcpy(mem, text);
+    return ESPANK_SUCCESS;
+}
+
+static int take_cards(int val, const char *text, int remote)
+{
+    (void)val;
+    if (remote)
+        return ESPANK_SUCCESS;
+    if (!text || !*text || strlen(text) > 2 || text[strspn(text, "0123456789")] || atoi(text) < 1 ||
+        atoi(text) > (int)QG_MAX_CARDS) {
+        slurm_error("qgpu: --qgpu-cards=%.60s is refused: write a number of cards per node from 1 to %u, for example "
+                    "--gres=qgpu:30 --qgpu-cards=2",
+                    text ? text : "", QG_MAX_CARDS);
+        return ESPANK_BAD_ARG;
+    }
+    strcpy(cards, text);
+    return ESPANK_SUCCESS;
+}
+
+static struct spank_option options[] = {
+    {.name = "qgpu-mem",
+     .arginfo = "SIZE",
+     .usage = "[qgpu] memory on each card, beside --gres=qgpu:N; the same as --gres=qgpu:N,qgpu_mem:SIZE",
+     .has_arg = 1,
+     .cb = take_mem},
+    {.name = "qgpu-cards",
+     .arginfo = "K",
+     .usage = "[qgpu] K cards of each node instead of one, N percent of each of them, beside --gres=qgpu:N",
+     .has_arg = 1,
+     .cb = take_cards},
+};
+
+void qg_options_register(spank_t sp)
+{
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++)
+        if (spank_option_register(sp, &options[i]) != ESPANK_SUCCESS)
+            slurm_error("qgpu: spank: the option --%s could not be registered", options[i].name);
+}

@@ -1,0 +1,115 @@
+"""Equal parts of several cards in one job, and that a job with a part of one card is never split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jobs_support import Live, sentence_of
+
+from cli.sandbox import files, plan
+from cli.sandbox.services import slurm_version
+
+NEW = tuple(int(part) for part in slurm_version().split(".")[:2]) >= (24, 5) if slurm_version() else False
+
+
+def _set(live: Live, text: str) -> None:
+    """Another qgpu.yaml, rendered and read by all daemons of Slurm."""
+    layout = live.sandbox.layout
+    layout.qgpu_yaml.write_text(text)
+    found = plan.load(layout)
+    assert found is not None
+    files.write_slurm(layout, found)
+    live.sandbox.restart_controller()
+    for node in live.nodes:
+        live.sandbox.kill(node, "slurmd")
+        live.sandbox.start(node, "slurmd")
+    wanted = "multi_card: true" in text
+    live.until(
+        lambda: ("MULTIPLE_SHARING_GRES_PJ" in live.ask("scontrol", "show", "config")) == wanted,
+        20,
+        "the new configuration",
+    )
+    live.until(lambda: live.ask("sinfo", "-h", "-o", "%t") == "idle", 20, "idle nodes")
+
+
+@pytest.fixture
+def several(live: Live) -> Iterator[Live]:
+    """A cluster with slurm.multi_card."""
+    if not NEW:
+        pytest.skip("needs Slurm 24.05 or later")
+    text = live.sandbox.layout.qgpu_yaml.read_text()
+    assert "slurm: {" in text
+    _set(live, text.replace("slurm: {", "slurm: {multi_card: true, "))
+    yield live
+    live.empty()
+    _set(live, text)
+
+
+def _on(live: Live, job: int) -> dict[int, int]:
+    """Card -> share, of a job's grant."""
+    return {card.index: card.share for card in live.grants()[job].cards}
+
+
+def test_two_cards_in_equal_parts(several: Live) -> None:
+    script = 'echo cards $CUDA_VISIBLE_DEVICES; srun -n2 sh -c "echo task $SLURM_NTASKS"; sleep 60'
+    job = several.submit(script, "--qos=online", "--gres=qgpu:30,qgpu_mem:4G", "--qgpu-cards=2")
+    several.wait_state(job, "RUNNING")
+    several.until(lambda: several.output(job).count("task") == 2, 20, "its step")
+    assert _on(several, job) == {0: 30, 1: 30}
+    assert {card.mem_cap for card in several.grants()[job].cards} == {4 << 30}
+    assert several.output(job).splitlines()[0] == "cards 0,1"
+    several.cancel(job)
+    several.wait_sacct(job)
+    (tres,) = several.sacct(job, "alloctres")
+    assert {"gres/qgpu=60", "gres/shard=60"} <= set(tres.split(","))
+
+
+def test_a_part_of_one_card_is_never_split(several: Live) -> None:
+    """Both cards have 40 % left, together 80: what needs 60 waits."""
+    jobs = [
+        several.submit("sleep 60", "--qos=online", "-w", several.nodes[0], "--gres=qgpu:60") for _ in "ab"
+    ]
+    for job in jobs:
+        several.wait_state(job, "RUNNING")
+    small = several.submit("sleep 60", "--qos=online", "-w", several.nodes[0], "--gres=qgpu:40")
+    several.wait_state(small, "RUNNING")
+    several.cancel(small)
+    late = several.submit("sleep 60", "--qos=online", "-w", several.nodes[0], "--gres=qgpu:60")
+    both = several.submit(
+        "sleep 60", "--qos=online", "-w", several.nodes[0], "--gres=qgpu:41", "--qgpu-cards=2"
+    )
+    several.until(lambda: several.reason(late) not in ("None", ""), 20, "slurmctld's look at the job")
+    assert several.state(late) == several.state(both) == "PENDING"
+    assert [len(_on(several, job)) for job in jobs] == [1, 1]
+    several.cancel(jobs[0])
+    several.wait_state(late, "RUNNING")
+    assert len(_on(several, late)) == 1
+    assert several.state(both) == "PENDING"
+    several.cancel(jobs[1], late)
+    several.wait_state(both, "RUNNING")
+    assert _on(several, both) == {0: 41, 1: 41}
+
+
+@pytest.mark.parametrize("client", ["srun", "salloc"])
+def test_the_other_clients(several: Live, client: str, tmp_path: Path) -> None:
+    command = ["sh", "-c", "echo got $CUDA_VISIBLE_DEVICES of $SLURM_SHARDS_ON_NODE"]
+    done = several.run(client, "-n2", "--gres=qgpu:20", "--qgpu-cards=2", *command, user="alice")
+    assert done.returncode == 0, done.stderr
+    one = several.run(client, "--gres=qgpu:20", *command, user="alice")
+    assert one.returncode == 0, one.stderr
+
+
+def test_more_tasks_than_cards_get_a_sentence(several: Live) -> None:
+    done = several.run("sbatch", "-n4", "--gres=qgpu:30", "--wrap", "true", user="alice")
+    assert done.returncode != 0
+    assert "on this cluster a share goes with one task for each card" in sentence_of(done.stderr)
+
+
+def test_without_the_setting_several_cards_get_a_sentence(live: Live) -> None:
+    done = live.run("sbatch", "--gres=qgpu:30", "--qgpu-cards=2", "--wrap", "true", user="alice")
+    assert done.returncode != 0
+    assert "qgpu:30 on 2 cards is refused: on this cluster a job has a part of one card" in sentence_of(
+        done.stderr
+    )
