@@ -14,7 +14,7 @@ QG_CFLAGS := -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fPIC -fstack-protecto
              -Ienforcer/native/abi -Ienforcer/native/common
 QG_LDFLAGS := -Wl,-z,relro,-z,now -Wl,--as-needed
 
-.PHONY: all setup native test retest demo bench lint clean help
+.PHONY: all setup native test test-matrix retest demo bench gpu gpu-bundle lint clean help
 all: setup native
 
 # Each native part brings its own build.mk, which adds its products to NATIVE.
@@ -25,7 +25,10 @@ help:
 	@echo "make demo         set up, bring up a private Slurm with simulated cards, run the main job, tear down"
 	@echo "make demo KEEP=1  the same, but leave the cluster up and say how to enter it"
 	@echo "make test         set up and run every test"
+	@echo "make test-matrix  run the live suite on each of three versions of Slurm"
 	@echo "make bench        print one line per figure and write build/bench.json"
+	@echo "make gpu          on a machine with a card, without network or Slurm: run the whole set (SIM=1: on the simulator)"
+	@echo "make gpu-bundle   make build/gpu-bundle, which that machine needs if it has no network"
 	@echo "make lint         ruff, mypy, layering and size rules"
 	@echo "make native       build the C parts into build/"
 
@@ -37,13 +40,17 @@ $(BUILD)/.setup: tools/setup.sh pyproject.toml
 
 native: setup
 	@$(MAKE) --no-print-directory -q native-products 2>/dev/null || echo "building the native parts into $(BUILD)/"
-	@$(MAKE) --no-print-directory -s native-products
+	@flock $(BUILD)/.native.lock $(MAKE) --no-print-directory -s native-products
 
 .PHONY: native-products
 native-products: $(NATIVE)
 
 test: native
 	@$(PY) -m pytest
+
+# The live suite on every version of Slurm that a sandbox can have; the machine's own is in `make test` already.
+test-matrix: native
+	@$(PY) -m cli.sandbox.matrix
 
 # The tests that failed in the last run, once more.
 retest: native
@@ -54,6 +61,15 @@ demo: native
 
 bench: native
 	@$(PY) -m bench --json $(BUILD)/bench.json
+
+# On a machine with a card; neither setup nor network (docs/measurements/README.md). PART="works shares" ONLY=word QUICK=1
+# BUDGET=seconds AGAIN=1 LIST=1 SIM=1 choose; the same command again goes on where the last one stopped.
+gpu:
+	@bench/gpu/make.sh $(if $(SIM),--sim) $(if $(QUICK),--quick) $(if $(AGAIN),--again) $(if $(LIST),--list) \
+	  $(PART:%=--part %) $(if $(ONLY),--only "$(ONLY)") $(if $(BUDGET),--budget $(BUDGET)) $(if $(RESULTS),--results $(RESULTS))
+
+gpu-bundle: native
+	@bench/gpu/bundle.sh $(PYTHONS)
 
 lint: setup
 	@$(VENV)/bin/ruff check .

@@ -15,15 +15,21 @@ from typing import Any
 
 import click
 
-from bench import hook, overhead, preempt, sweep
+from bench import accounting, controls, cost, harvest, hook, overhead, preempt, release, shares, sweep
 from bench.figures import Figure
 from bench.rig import BUILD, Rig
 
 SCENARIOS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "hook": hook.figures,
+    "accounting": accounting.figures,
     "overhead": overhead.figures,
+    "shares": shares.figures,
     "preempt": preempt.figures,
+    "harvest": harvest.figures,
+    "cost": cost.figures,
+    "controls": controls.figures,
     "sweep": sweep.figures,
+    "release": release.figures,
 }
 
 

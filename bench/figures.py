@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured value with its target.
+    """A measured value with its target; None: reported, without a promise.
 
     `sense` says which side of the target is good. A control is measured with the mechanism switched off and
     must come out short, which shows that the bench can tell the difference. `spread` is what the same figure
-    did over the runs.
+    did over the runs; `detail` goes into the record only.
     """
 
     name: str
     value: float
     unit: str
-    target: float
+    target: float | None
     sense: Literal["<=", ">="]
     runs: int
     spread: str = ""
     simulated: bool = True
     control: bool = False
+    detail: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def met(self) -> bool:
         """Whether the value is on the good side of the target."""
+        if self.target is None:
+            return True
         return self.value <= self.target if self.sense == "<=" else self.value >= self.target
 
     @property
     def verdict(self) -> str:
         """ok or short; for a control: short as it must be, or a warning that the bench is blind."""
+        if self.target is None:
+            return "reported"
         if self.control:
             return "BLIND (must be short)" if self.met else "short, as a control must be"
         return "ok" if self.met else "short"
@@ -41,8 +47,9 @@ class Figure:
         """The figure as one line of text."""
         kind = "simulated" if self.simulated else "measured"
         spread = f"  {self.spread}" if self.spread else ""
+        target = "no target" if self.target is None else f"target {self.sense} {self.target:g}"
         return (
-            f"{self.name:<34} {self.value:>12.3f} {self.unit:<6} target {self.sense} {self.target:<8g} "
+            f"{self.name:<34} {self.value:>12.3f} {self.unit:<6} {target:<18} "
             f"{self.verdict:<28} runs={self.runs} {kind}{spread}"
         )
 

@@ -1,29 +1,31 @@
-"""Preemption, hand-back and harvest on the simulator, judged by the simulator's own trace.
+"""Preemption and hand-back on the simulator, judged by the simulator's own trace.
 
-An offline job submits 200 µs kernels without pause; an online job alternates work and silence. The control is
-the same with governing switched off, and its figures must come out short.
+16 offline jobs take turns with 200 µs kernels without pause; an online job alternates work and silence. Meanwhile qgpud
+serves the node, reads NVML ten times as often as by default, and somebody asks the arbiter for all figures 20 times a
+second.
 """
 
 from __future__ import annotations
 
 import statistics
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from bench.daemons import polled, start_qgpud
 from bench.figures import Figure
-from bench.rig import Rig, wait_for
+from bench.rig import Rig
+from bench.scene import Actor, admit, endless, kernels, play, rig
 from enforcer import evaluate as ev
 from enforcer.gatetrace import Gate
 from enforcer.sim import Interval
-from gres.grants import Grant
 
-RELEASE_NS = 100 * ev.NS_PER_MS
-KERNEL = ("--kernel-us", "200", "--iters", "200000", "--kernels-per-request", "5")
-ONLINE_JOB, OFFLINE_JOB = 101, 102
+RELEASE_MS = 100
+ONLINE_JOB, OFFLINE_JOB = 101, 201
+BUSY_S, IDLE_S = 0.15, 0.25
+TENANTS = 16
+POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -35,105 +37,74 @@ class Episodes:
     gates: Sequence[Gate]
     start: int
     end: int
-    latency_p99_us: float
+    latencies_us: Sequence[float]
+    harvest: float
+
+
+def offline_jobs(count: int, *lengths_us: float, **more: Any) -> list[Actor]:
+    """Jobs with endless kernels of this length and equal shares."""
+    share = max(1, 30 // count)
+    return [
+        Actor(OFFLINE_JOB + i, "offline", share, (*endless(*lengths_us), "--seed", str(i)), **more)
+        for i in range(count)
+    ]
+
+
+def online_job(*pattern: str, kernel_us: float = 200, per_request: int = 5, card: int = 0) -> Actor:
+    """The online job with a pattern of load."""
+    args = (*kernels(kernel_us), "--kernels-per-request", str(per_request), *pattern)
+    return Actor(ONLINE_JOB + card, "online", 60, args, card=card)
 
 
 def beside(
-    governed: bool, count: int, busy: float, idle: float, sim: Sequence[str] = (), offline_us: int = 200
+    offline: Sequence[Actor],
+    count: int,
+    company: Callable[[Rig], AbstractContextManager[object]] | None = None,
+    **options: Any,
 ) -> Episodes:
-    """Run `count` online bursts beside an offline job of kernels of offline_us on one card."""
-    training = (
-        "--kernel-us",
-        f"{offline_us}",
-        "--iters",
-        f"{offline_us * 1000}",
-        "--kernels-per-request",
-        "5",
+    """Run `count` online bursts beside these offline jobs on one card, in whatever company the node has meanwhile."""
+    online = online_job("--busy", f"{BUSY_S}", "--idle", f"{IDLE_S}")
+    actors = [online, *offline]
+    with rig(**options) as node:
+        admit(node, actors)
+        with company(node) if company else nullcontext():
+            scene = play(node, actors, count * (BUSY_S + IDLE_S))
+    jobs = [actor.job_id for actor in offline]
+    release = RELEASE_MS * ev.NS_PER_MS
+    return Episodes(
+        scene.whole_bursts(online.job_id, release // 2),
+        scene.of(*jobs),
+        scene.gates_of(*jobs),
+        scene.start,
+        scene.end,
+        scene.latencies_us(online.job_id),
+        ev.harvest_ratio(
+            scene.bursts(online.job_id, release // 2), scene.of(*jobs), scene.start, scene.end, release
+        ),
     )
-    length = count * (busy + idle)
-    with (
-        tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work,
-        Rig(Path(work), governed=governed, sim_options=sim) as rig,
-    ):
-        offline_grant = rig.grant(OFFLINE_JOB, "offline", 30)
-        online_grant = rig.grant(ONLINE_JOB, "online", 60)
-        offline = rig.workload(offline_grant, *training, "--no-sync-each", "--length", f"{length + 3}")
-        wait_for("the offline job's first work", lambda: bool(rig.trace()), 20)
-        start = time.monotonic_ns()
-        online = rig.workload(
-            online_grant,
-            *KERNEL,
-            "--log",
-            f"{work}/online.log",
-            "--busy",
-            f"{busy}",
-            "--idle",
-            f"{idle}",
-            "--length",
-            f"{length}",
-        )
-        told = rig.summary(online)
-        end = time.monotonic_ns()
-        rig.summary(offline)
-        return _episodes(rig, online.pid, offline.pid, start, end, told)
 
 
-def _episodes(rig: Rig, online: int, offline: int, start: int, end: int, told: dict[str, Any]) -> Episodes:
-    spans = rig.trace()
-    gates = [g for g in rig.gates() if g.job_id == OFFLINE_JOB]
-    calls = [entry["start_ns"] for entry in rig.logged("online.log") if "burst" in entry]
-    driven = ev.bursts(ev.select(spans, 0, [online]), RELEASE_NS // 2)
-    found = ev.with_calls(driven, calls, RELEASE_NS // 2)
-    return Episodes(found, ev.select(spans, 0, [offline]), gates, start, end, told["latency_us"]["p99"])
+@contextmanager
+def busy_daemons(node: Rig) -> Iterator[None]:
+    """qgpud serves the node, ten times as curious as by default, and somebody polls the arbiter."""
+    start_qgpud(node, nvml_interval_ms=100, ledger_interval_ms=200)
+    with polled(node.run_dir, POLL_S):
+        yield
 
 
-def alone(seconds: float, busy: float, idle: float) -> float:
-    """Online's p99 latency in µs without a neighbour, the shim in place."""
-    with tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work, Rig(Path(work)) as rig:
-        grant: Grant = rig.grant(ONLINE_JOB, "online", 60)
-        run = rig.workload(grant, *KERNEL, "--busy", f"{busy}", "--idle", f"{idle}", "--length", f"{seconds}")
-        p99: float = rig.summary(run)["latency_us"]["p99"]
-        return p99
-
-
-def _spread(values: Sequence[float], unit: str) -> str:
-    return f"(median {statistics.median(values):.1f}, max {max(values):.1f} {unit})"
-
-
-def judged(run: Episodes, control: bool) -> Iterator[Figure]:
-    """The figures of one run."""
-    prefix = "control_ungoverned_" if control else ""
-    closes = ev.gate_close_us(run.online, run.gates)
-    frees = ev.card_free_us(run.online, run.offline)
-    ratio = ev.harvest_ratio(run.online, run.offline, run.start, run.online[-1].end, RELEASE_NS)
-    episodes = len(run.online)
-
-    def figure(name: str, values: Sequence[float], target: float, unit: str) -> Figure:
-        p99 = ev.percentile(values, 99)
-        return Figure(
-            prefix + name, p99, unit, target, "<=", episodes, _spread(values, unit), control=control
-        )
-
-    yield figure("gate_close_us_p99", closes, 1000, "us")
-    yield figure("card_free_us_p99", frees, 2000, "us")
-    if not control:
-        yield figure("handback_ms_p99", ev.handback_ms(run.online, run.gates, run.end), 105, "ms")
-        yield Figure("harvest_ratio", ratio, "", 0.95, ">=", episodes)
-
-
-def p99_ratio(pairs: int, seconds: float) -> Figure:
-    """Online's p99 beside an offline neighbour over its p99 alone, in interleaved pairs."""
-    ratios = []
-    for _ in range(pairs):
-        single = alone(seconds, 0.5, 0.5)
-        shared = beside(True, int(seconds), 0.5, 0.5).latency_p99_us
-        ratios.append(shared / single)
-    spread = "pairs " + " ".join(f"{r:.3f}" for r in ratios)
-    return Figure("online_p99_ratio", statistics.median(ratios), "", 1.10, "<=", pairs, spread)
+def spread(values: Sequence[float], unit: str, note: str = "") -> str:
+    """p50 and max in words."""
+    return f"(p50 {statistics.median(values):.1f}, max {max(values):.1f} {unit}{note})"
 
 
 def figures(quick: bool) -> Iterator[Figure]:
-    """All figures of this scenario."""
-    yield from judged(beside(True, 15 if quick else 100, 0.15, 0.25), control=False)
-    yield from judged(beside(False, 5 if quick else 10, 0.15, 0.25), control=True)
-    yield p99_ratio(1 if quick else 5, 4 if quick else 6)
+    """gate_close, card_free and hand-back with 16 offline tenants and loaded daemons."""
+    run = beside(offline_jobs(TENANTS, 200), 15 if quick else 120, busy_daemons)
+    note = f"; {TENANTS} offline tenants"
+    for name, values, target, unit in (
+        ("gate_close_us_p99", ev.gate_close_us(run.online, run.gates), 200, "us"),
+        ("card_free_us_p99", ev.card_free_us(run.online, run.offline), 1000, "us"),
+        ("handback_ms_p99", ev.handback_ms(run.online, run.gates, run.end), 102, "ms"),
+    ):
+        value = ev.percentile(values, 99)
+        yield Figure(name, value, unit, target, "<=", len(values), spread(values, unit, note))

@@ -23,7 +23,7 @@ from enforcer import abi
 from enforcer.arbiter_link import ArbiterLink, CardSettings
 from enforcer.gatetrace import Gate, read_gates
 from enforcer.nvml import PynvmlNvml
-from enforcer.sim import Interval, read_trace
+from enforcer.sim import Interval, SimConfig, Simulator, read_trace
 from gres.config import JobClass
 from gres.grants import Grant, GrantCard
 
@@ -50,8 +50,10 @@ class Rig:
     cards: int = 1
     governed: bool = True
     settings: dict[str, Any] = field(default_factory=dict)
+    card_settings: dict[int, dict[str, Any]] = field(default_factory=dict)
     sim_options: Sequence[str] = ()
-    _running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    arbiter_binary: Path = BUILD / "bin/qgpu-arbiter"
+    _running: list[subprocess.Popen[Any]] = field(default_factory=list)
 
     @property
     def sim_dir(self) -> Path:
@@ -111,6 +113,10 @@ class Rig:
             raise RuntimeError(f"{argv[0]} ended before it was ready; read {self.directory / log}")
         return process
 
+    def adopt(self, process: subprocess.Popen[Any]) -> None:
+        """End this process with the rig."""
+        self._running.append(process)
+
     def start_card(self) -> None:
         """Start the device side of all cards."""
         argv: list[str | Path] = [BUILD / "bin/qgpu-simgpu", "--dir", self.sim_dir, "--node", "rig"]
@@ -119,8 +125,8 @@ class Rig:
 
     def start_arbiter(self) -> None:
         """Start the arbiter and tell it the cards; a second start is a restart after a crash."""
-        argv = [
-            BUILD / "bin/qgpu-arbiter",
+        argv: list[str | Path] = [
+            self.arbiter_binary,
             "--run-dir",
             self.run_dir,
             "--trace",
@@ -131,6 +137,10 @@ class Rig:
         self.grants: dict[int, Grant] = getattr(self, "grants", {})
         self.sync()
 
+    def fault(self, command: str) -> int:
+        """A fault of the simulated driver on demand (docs/specs/simulator.md)."""
+        return Simulator(SimConfig(self.sim_dir, "rig"), BUILD, self.card_process).control(command)
+
     def scheduling_policy(self) -> str:
         """The scheduling policy that the arbiter's card threads obtained, as it logged it."""
         found = re.search(
@@ -140,7 +150,8 @@ class Rig:
 
     def sync(self) -> None:
         """Push the settings of all cards and all grants."""
-        cards = [CardSettings(u, governed=self.governed, **self.settings) for u in self.uuids]
+        own = (self.settings | self.card_settings.get(i, {}) for i in range(self.cards))
+        cards = [CardSettings(u, governed=self.governed, **s) for u, s in zip(self.uuids, own, strict=True)]
         self.link.sync(cards, self.grants.values())
 
     def nvml(self) -> PynvmlNvml:
@@ -154,11 +165,17 @@ class Rig:
             return [card.uuid for card in sorted(nvml.cards(), key=lambda card: card.minor)]
 
     def grant(
-        self, job_id: int, job_class: JobClass, share: int = 50, mem_mib: int = 8192, card: int = 0
+        self,
+        job_id: int,
+        job_class: JobClass,
+        share: int = 50,
+        mem_mib: int = 8192,
+        card: int | Sequence[int] = 0,
     ) -> Grant:
-        """Grant a share of a card to a job of root, known to the arbiter and as JOBID.grant."""
+        """Grant a share of a card (or of each of several) to a job of root, known to the arbiter and as JOBID.grant."""
         total = CARD_MIB * MIB
-        cards = (GrantCard(self.uuids[card], card, card, share, mem_mib * MIB, total),)
+        chosen = (card,) if isinstance(card, int) else tuple(card)
+        cards = tuple(GrantCard(self.uuids[c], c, c, share, mem_mib * MIB, total) for c in chosen)
         grant = Grant(
             job_id,
             os.getuid(),
@@ -211,7 +228,7 @@ class Rig:
                 env=env,
                 pass_fds=fds,
                 text=True,
-                stdin=subprocess.DEVNULL,
+                stdin=options.pop("stdin", subprocess.DEVNULL),
                 stdout=options.pop("stdout", subprocess.PIPE),
                 stderr=options.pop("stderr", subprocess.PIPE),
                 **options,
@@ -219,7 +236,7 @@ class Rig:
         finally:
             for fd in fds:
                 os.close(fd)
-        self._running.append(process)  # type: ignore[arg-type]
+        self.adopt(process)
         return process
 
     def workload(self, grant: Grant | None, *args: str, **options: Any) -> subprocess.Popen[str]:
@@ -234,6 +251,14 @@ class Rig:
             raise RuntimeError(f"the workload ended with status {process.returncode}: {err.strip()}")
         summary: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
         return summary
+
+    @staticmethod
+    def summaries(process: subprocess.Popen[str], seconds: float = 120) -> list[dict[str, Any]]:
+        """The same for a workload of several processes (--procs): one summary of each."""
+        out, err = process.communicate(timeout=seconds)
+        if process.returncode:
+            raise RuntimeError(f"the workload ended with status {process.returncode}: {err.strip()}")
+        return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
     def logged(self, name: str) -> list[dict[str, Any]]:
         """The lines of a workload's log in the rig's directory."""

@@ -4,11 +4,16 @@
  * timed in short alternating runs, so that frequency and neighbours hit both alike; the figure is the median of the
  * differences.
  *
- * Usage: launch-bench [--live N] [--pairs N]; needs root (only root can make a grant). Prints `name value` lines.
+ * With 8 threads each thread has a stream of its own and is timed by its own processor time, so that a machine with
+ * fewer processors gives the cost of a call and not that of waiting for a processor.
+ *
+ * Usage: launch-bench [--live N] [--pairs N] [--window-us N]; needs root (only root can make a grant). Prints `name value`
+ * lines. With --window-us the gate is in window mode, kernels take 10 us, and only launches are timed.
  */
 #include <dlfcn.h>
 #include <libgen.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,10 +27,12 @@
 
 #include "mini_arbiter.h"
 #include "qg_time.h"
+#include "stub.h"
 
 #define CALLS 2000 /* per run */
 #define CAP ((uint64_t)40 << 30)
 #define MAX_PAIRS 4096
+#define THREADS 8
 
 typedef CUresult (*launch_t)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                              CUstream, void **, void **);
@@ -85,6 +92,68 @@ static void figure(const char *name, const char *direct_name, double (*timed)(co
     printf("%s %.1f\n", direct_name, median(base, pairs));
 }
 
+static uint64_t thread_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static double thread_launches(launch_t launch, CUstream stream)
+{
+    uint64_t start = thread_ns();
+    for (int i = 0; i < CALLS; i++)
+        launch((CUfunction)0x10, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+    return (double)(thread_ns() - start) / CALLS;
+}
+
+struct worker {
+    const struct api *shim, *direct;
+    CUresult (*set)(CUcontext), (*create)(CUstream *, unsigned int);
+    CUcontext context;
+    pthread_barrier_t *start;
+    double *difference;
+    int pairs;
+};
+
+static void *launch_worker(void *of)
+{
+    struct worker *w = of;
+    CUstream stream = NULL;
+    w->set(w->context);
+    w->create(&stream, 0);
+    thread_launches(w->shim->launch, stream);
+    pthread_barrier_wait(w->start);
+    for (int i = 0; i < w->pairs; i++) {
+        double through = i % 2 ? thread_launches(w->shim->launch, stream) : 0;
+        double base = thread_launches(w->direct->launch, stream);
+        w->difference[i] = (i % 2 ? through : thread_launches(w->shim->launch, stream)) - base;
+    }
+    return NULL;
+}
+
+/* All threads at once; the stub counts nothing meanwhile, because its one counter would be what they wait for. */
+static void figure_of_threads(struct worker w, int pairs, int *counting)
+{
+    static double difference[THREADS * MAX_PAIRS];
+    pthread_t threads[THREADS];
+    struct worker workers[THREADS];
+    pthread_barrier_t start;
+    pthread_barrier_init(&start, NULL, THREADS);
+    *counting = 0;
+    for (int i = 0; i < THREADS; i++) {
+        workers[i] = w;
+        workers[i].start = &start;
+        workers[i].pairs = pairs;
+        workers[i].difference = &difference[i * pairs];
+        pthread_create(&threads[i], NULL, launch_worker, &workers[i]);
+    }
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    *counting = 1;
+    printf("launch_overhead_ns_8t %.1f\n", median(difference, THREADS * pairs));
+}
+
 static struct api from(void *handle)
 {
     struct api api = {(launch_t)dlsym(handle, "cuLaunchKernel"), (alloc_t)dlsym(handle, "cuMemAlloc_v2"),
@@ -106,7 +175,7 @@ static int registered(void)
 }
 
 /* Inside the "job": the shim is preloaded. */
-static int measure(const char *stub_path, int live, int pairs)
+static int measure(const char *stub_path, int live, int pairs, int window_us)
 {
     CUresult (*init)(unsigned int);
     CUresult (*create)(CUcontext *, unsigned int, CUdevice);
@@ -135,7 +204,16 @@ static int measure(const char *stub_path, int live, int pairs)
         fprintf(stderr, "launch-bench: the shim did not register with the benchmark's arbiter\n");
         return 1;
     }
+    struct stub_state *stub = dlsym(stub_handle, "stub");
+    if (window_us) {
+        stub->elapsed_ms = 0.01f;
+        figure("launch_window_overhead_ns", "launch_window_direct_ns", time_launches, &shim, &direct, pairs);
+        return 0;
+    }
     figure("launch_overhead_ns", "launch_direct_ns", time_launches, &shim, &direct, pairs);
+    struct worker worker = {.shim = &shim, .direct = &direct, .create = stream, .context = context};
+    *(void **)&worker.set = dlsym(shim_handle, "cuCtxSetCurrent");
+    figure_of_threads(worker, (pairs + 3) / 4, &stub->counting);
     shim.stream = NULL;
     figure("launch_default_stream_overhead_ns", "launch_default_stream_direct_ns", time_launches, &shim, &direct,
            pairs);
@@ -147,12 +225,12 @@ static int measure(const char *stub_path, int live, int pairs)
     return 0;
 }
 
-static int setup_and_exec(char **argv, const char *build, const char *stub_path)
+static int setup_and_exec(char **argv, const char *build, const char *stub_path, int window_us)
 {
     char dir[] = "/tmp/qgpu-bench-XXXXXX", path[PATH_MAX + 64], number[16];
     if (!mkdtemp(dir))
         return 1;
-    int arbiter = mini_arbiter(dir, CAP), grant = mini_grant(dir, stub_path, CAP), status = 0;
+    int arbiter = mini_arbiter(dir, CAP, (uint32_t)window_us), grant = mini_grant(dir, stub_path, CAP), status = 0;
     if (arbiter < 0 || grant < 0 || geteuid() != 0) {
         fprintf(stderr, "launch-bench: needs root, because only root can make a grant that the shim believes\n");
         return 1;
@@ -178,23 +256,25 @@ static int setup_and_exec(char **argv, const char *build, const char *stub_path)
 
 int main(int argc, char **argv)
 {
-    int live = 10000, pairs = 401;
+    int live = 100000, pairs = 401, window_us = 0;
     char self[PATH_MAX] = "", stub_path[PATH_MAX + 32], *inside = getenv("QGPU_BENCH_STUB");
     for (int i = 1; i + 1 < argc; i += 2) {
         if (!strcmp(argv[i], "--live"))
             live = atoi(argv[i + 1]);
         if (!strcmp(argv[i], "--pairs"))
             pairs = atoi(argv[i + 1]);
+        if (!strcmp(argv[i], "--window-us"))
+            window_us = atoi(argv[i + 1]);
     }
-    if (pairs < 1 || pairs > MAX_PAIRS || live < 0) {
-        fprintf(stderr, "launch-bench: --pairs takes 1 to %d, --live 0 or more\n", MAX_PAIRS);
+    if (pairs < 1 || pairs > MAX_PAIRS || live < 0 || window_us < 0) {
+        fprintf(stderr, "launch-bench: --pairs takes 1 to %d, --live and --window-us 0 or more\n", MAX_PAIRS);
         return 2;
     }
     if (inside)
-        return measure(inside, live, pairs);
+        return measure(inside, live, pairs, window_us);
     if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0)
         return 1;
     char *here = dirname(self);
     snprintf(stub_path, sizeof(stub_path), "%s/stub/libcuda.so.1", here);
-    return setup_and_exec(argv, dirname(here), stub_path);
+    return setup_and_exec(argv, dirname(here), stub_path, window_us);
 }

@@ -24,7 +24,7 @@
 
 int mini_grant(const char *run_dir, const char *driver, uint64_t mem_cap)
 {
-    struct qg_grant grant = {.magic = QG_MAGIC, .version = QG_ABI_VERSION, .size = sizeof(grant)};
+    struct qg_grant grant = {.magic = QG_MAGIC, .version = QG_GRANT_VERSION, .size = sizeof(grant)};
     grant.state = QG_GRANT_ACTIVE;
     grant.job_id = 1;
     grant.job_class = QG_CLASS_OFFLINE;
@@ -52,7 +52,7 @@ static int listen_in(const char *run_dir)
     return fd;
 }
 
-static void serve(int listener, uint64_t mem_cap)
+static void serve(int listener, uint64_t mem_cap, uint32_t window_us)
 {
     struct qg_gate_page *gate;
     struct qg_job_page *job;
@@ -63,13 +63,14 @@ static void serve(int listener, uint64_t mem_cap)
         qg_shared_create("job", sizeof(*job), 0, &fds[1], (void **)&job) != 0)
         _exit(1);
     fds[2] = eventfd(0, EFD_NONBLOCK);
-    *gate = (struct qg_gate_page){.magic = QG_MAGIC, .version = QG_ABI_VERSION, .size = sizeof(*gate), .job_id = 1};
+    *gate = (struct qg_gate_page){.magic = QG_MAGIC, .version = QG_ABI_OLDEST, .size = sizeof(*gate), .job_id = 1};
     gate->mem_cap = mem_cap;
-    gate->window_us = 500;
+    gate->window_us = window_us ? window_us : 500;
     gate->lease_ms = 10000;
-    gate->flags = QG_GATE_TRACK;
+    gate->revision = QG_ABI_VERSION;
+    gate->flags = QG_GATE_TRACK | (window_us ? QG_GATE_WINDOW : 0);
     job->magic = QG_MAGIC;
-    job->version = QG_ABI_VERSION;
+    job->version = QG_ABI_OLDEST;
     job->size = sizeof(*job);
     job->nslots = QG_MAX_PROCS;
     int client = accept(listener, NULL, NULL);
@@ -84,7 +85,7 @@ static void serve(int listener, uint64_t mem_cap)
     _exit(0);
 }
 
-int mini_arbiter(const char *run_dir, uint64_t mem_cap)
+int mini_arbiter(const char *run_dir, uint64_t mem_cap, uint32_t window_us)
 {
     int listener = listen_in(run_dir);
     if (listener < 0)
@@ -92,7 +93,7 @@ int mini_arbiter(const char *run_dir, uint64_t mem_cap)
     int pid = fork();
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        serve(listener, mem_cap);
+        serve(listener, mem_cap, window_us);
     }
     close(listener);
     return pid;

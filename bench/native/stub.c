@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cuda.h>
@@ -15,7 +16,7 @@
 #define HELD 4096u
 #define EXPORT __attribute__((visibility("default")))
 
-EXPORT struct stub_state stub = {.version = 13050, .elapsed_ms = 0.1f, .device_count = 1};
+EXPORT struct stub_state stub = {.version = 13050, .elapsed_ms = 0.1f, .device_count = 1, .counting = 1};
 
 static __thread CUcontext current;
 static char contexts[64][16]; /* handles of the contexts: device d has handle contexts[d] */
@@ -26,6 +27,12 @@ static struct {
 } held[HELD];
 static unsigned held_first, held_count;
 
+static void count(uint64_t *calls)
+{
+    if (__atomic_load_n(&stub.counting, __ATOMIC_RELAXED))
+        __atomic_fetch_add(calls, 1, __ATOMIC_RELAXED);
+}
+
 static int device_of(CUcontext context)
 {
     return (int)(((char *)context - contexts[0]) / (long)sizeof(contexts[0]));
@@ -34,7 +41,7 @@ static int device_of(CUcontext context)
 CUresult cuInit(unsigned int flags)
 {
     (void)flags;
-    stub.counts.inits++;
+    count(&stub.counts.inits);
     return CUDA_SUCCESS;
 }
 
@@ -56,17 +63,23 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal)
     return ordinal >= 0 && ordinal < stub.device_count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-/* GPU-00000000-0000-0000-0000-0000000000NN with NN = ordinal + 1. */
+/* GPU-00000000-0000-0000-0000-0000000000NN with NN = ordinal + 1, or the digit at that place of the environment's
+ * QGPU_STUB_CARDS, as if CUDA_VISIBLE_DEVICES had put the cards in another order. */
 CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 {
+    const char *order = getenv("QGPU_STUB_CARDS");
     memset(uuid, 0, sizeof(*uuid));
-    uuid->bytes[15] = (char)(device + 1);
+    uuid->bytes[15] = order ? order[device] - '0' : (char)(device + 1);
     return CUDA_SUCCESS;
 }
 
+/* With QGPU_STUB_MIG the devices are instances of one card, whose UUID is what version 1 tells. */
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 {
-    return cuDeviceGetUuid_v2(uuid, device);
+    CUresult result = cuDeviceGetUuid_v2(uuid, device);
+    if (getenv("QGPU_STUB_MIG"))
+        uuid->bytes[15] = (char)0xff;
+    return result;
 }
 
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
@@ -117,7 +130,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 
 static CUresult allocate(uint64_t *out, size_t size)
 {
-    stub.counts.allocs++;
+    count(&stub.counts.allocs);
     if (stub.refuse_allocs)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *out = __atomic_fetch_add(&next_handle, (size + 511) & ~(size_t)511, __ATOMIC_RELAXED);
@@ -159,7 +172,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
 CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     (void)pointer;
-    stub.counts.frees++;
+    count(&stub.counts.frees);
     return CUDA_SUCCESS;
 }
 
@@ -205,7 +218,7 @@ CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
 
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
 {
-    stub.counts.queries++;
+    count(&stub.counts.queries);
     *status = stub.capturing && stub.capturing == (uint64_t)(uintptr_t)stream ? CU_STREAM_CAPTURE_STATUS_ACTIVE
                                                                                : CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
@@ -222,8 +235,20 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
 {
     (void)event;
     (void)stream;
-    stub.counts.event_records++;
+    count(&stub.counts.event_records);
     return CUDA_SUCCESS;
+}
+
+CUresult cuEventQuery(CUevent event)
+{
+    (void)event;
+    return stub.hold ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+
+CUresult cuStreamQuery(CUstream stream)
+{
+    (void)stream;
+    return stub.hold ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
 CUresult cuEventElapsedTime(float *ms, CUevent start, CUevent end)
@@ -239,7 +264,7 @@ CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned int flags)
     (void)pointer;
     (void)size;
     (void)flags;
-    stub.counts.registers++;
+    count(&stub.counts.registers);
     return CUDA_SUCCESS;
 }
 
@@ -252,9 +277,10 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsign
 
 CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags)
 {
-    (void)stream;
     (void)flags;
-    stub.counts.writes++;
+    count(&stub.counts.writes);
+    if (!stream || stream == CU_STREAM_LEGACY)
+        count(&stub.counts.legacy_writes);
     if (stub.refuse_writes)
         return CUDA_ERROR_NOT_SUPPORTED;
     if (!stub.hold) {
@@ -282,7 +308,7 @@ CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned
                         unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **p, void **e)
 {
     (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream, (void)p, (void)e;
-    stub.counts.launches++;
+    count(&stub.counts.launches);
     return CUDA_SUCCESS;
 }
 
@@ -296,28 +322,28 @@ CUresult cuLaunchKernel_ptsz(CUfunction f, unsigned int gx, unsigned int gy, uns
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **p, void **e)
 {
     (void)config, (void)f, (void)p, (void)e;
-    stub.counts.launches++;
+    count(&stub.counts.launches);
     return CUDA_SUCCESS;
 }
 
 CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream)
 {
     (void)graph, (void)stream;
-    stub.counts.graph_launches++;
+    count(&stub.counts.graph_launches);
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr d, const void *h, size_t n, CUstream stream)
 {
     (void)d, (void)h, (void)n, (void)stream;
-    stub.counts.copies++;
+    count(&stub.counts.copies);
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr d, const void *h, size_t n)
 {
     (void)d, (void)h, (void)n;
-    stub.counts.copies++;
+    count(&stub.counts.copies);
     return CUDA_SUCCESS;
 }
 
@@ -347,10 +373,22 @@ static void *newest(const char *name, cuuint64_t flags)
     return found;
 }
 
-CUresult cuGetProcAddress_v2(const char *name, void **found, int version, cuuint64_t flags,
-                             CUdriverProcAddressQueryResult *status)
+/* For tests of who asks for what: a line per query in the file that QGPU_STUB_QUERIES names, with the file of the
+ * code that asked. */
+static void record_query(const char *name, int version, cuuint64_t flags, void *caller)
 {
-    (void)version;
+    const char *path = getenv("QGPU_STUB_QUERIES");
+    FILE *file = path ? fopen(path, "a") : NULL;
+    Dl_info by = {0};
+    if (!file)
+        return;
+    dladdr(caller, &by);
+    fprintf(file, "%s %d %llu %s\n", *name ? name : "-", version, (unsigned long long)flags, by.dli_fname);
+    fclose(file);
+}
+
+static CUresult answer_query(const char *name, void **found, cuuint64_t flags, CUdriverProcAddressQueryResult *status)
+{
     *found = *name ? newest(name, flags) : NULL;
     if (!strcmp(name, "cuNewInDriver14")) /* a name that no table knows */
         *found = (void *)&cuInit;
@@ -359,7 +397,15 @@ CUresult cuGetProcAddress_v2(const char *name, void **found, int version, cuuint
     return *found ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
+CUresult cuGetProcAddress_v2(const char *name, void **found, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *status)
+{
+    record_query(name, version, flags, __builtin_return_address(0));
+    return answer_query(name, found, flags, status);
+}
+
 CUresult cuGetProcAddress(const char *name, void **found, int version, cuuint64_t flags)
 {
-    return cuGetProcAddress_v2(name, found, version, flags, NULL);
+    record_query(name, version, flags, __builtin_return_address(0));
+    return answer_query(name, found, flags, NULL);
 }

@@ -9,11 +9,12 @@
 #include <stdint.h>
 
 struct stub_counts {
-    uint64_t launches, graph_launches, copies, writes, registers, event_records, allocs, frees, inits, queries;
+    uint64_t launches, graph_launches, copies, writes, registers, event_records, allocs, frees, inits, queries, legacy_writes;
 };
 
 struct stub_state {
     struct stub_counts counts;
+    int counting;        /* 0: counts nothing, so that threads do not meet at the counters */
     int hold;            /* 1: markers are kept back until stub_release() */
     int refuse_writes;   /* 1: cuStreamWriteValue32 answers NOT_SUPPORTED */
     int version;         /* of cuDriverGetVersion and cuGetProcAddress */

@@ -147,5 +147,5 @@ def test_damaged_grants_are_named(offset: int, value: bytes, why: str) -> None:
 
 
 def test_short_grant_is_refused() -> None:
-    with pytest.raises(abi.AbiError, match="has 3583 bytes; version 1 of it has 3584"):
+    with pytest.raises(abi.AbiError, match=r"has 3583 bytes; version . of it has 3584"):
         abi.unpack_grant(abi.pack_grant(ACTIVE)[:-1])

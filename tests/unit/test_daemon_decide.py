@@ -59,8 +59,16 @@ def test_share_becomes_an_active_grant():
 
 
 def test_two_cards_each_get_the_share():
-    found = grant(ask("qgpu/1 class=offline share=50 mem=1024", "0,1"))
+    found = grant(ask("qgpu/1 class=offline share=50 mem=1024 cards=2", "0,1"))
     assert [(card.index, card.share, card.mem_cap) for card in found.cards] == [(0, 50, GIB), (1, 50, GIB)]
+
+
+@pytest.mark.parametrize(("cards", "given"), [("", "0,1"), (" cards=2", "0")])
+def test_a_job_on_more_or_fewer_cards_than_promised_does_not_run(cards: str, given: str) -> None:
+    """Slurm split what was to be on one card, or gave one where two were meant: twice the share, or half."""
+    found = ask(f"qgpu/1 class=offline share=50 mem=1024{cards}", given)
+    assert isinstance(found, Grant) and found.state == "refused"
+    assert "MULTIPLE_SHARING_GRES_PJ" in found.message
 
 
 def test_whole_cards_are_granted_in_full_and_without_class():

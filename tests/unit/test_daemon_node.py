@@ -303,42 +303,6 @@ def test_grants_directory_that_cannot_be_written_is_a_broken_node(node, service)
     assert service.grants == {}
 
 
-def test_audit_says_an_unregistered_process_once_and_after_three_looks(node, service, lines):
-    service.prolog(env())
-    node.arbiter.count(9, uuid(node), procs=1)
-    node.jobs_of_pids.update({50: 9, 51: 9})
-    node.nvml.put(uuid(node), GpuProcess(50, 3 * GIB), GpuProcess(51, GIB))
-    service.poll_arbiter()
-    for _ in range(2):
-        service.look_at_cards()
-    assert lines("event=audit") == []
-    for _ in range(3):
-        service.look_at_cards()
-    (said,) = lines("event=audit")
-    assert "audit-unregistered" in said and "job=9" in said and "pid=51" in said
-    assert rows(node)[0].nvml_mem_peak == 4 * GIB
-
-
-def test_audit_says_a_process_of_no_job(node, service, lines):
-    service.prolog(env())
-    node.nvml.put(uuid(node), GpuProcess(77, None))
-    for _ in range(4):
-        service.look_at_cards()
-    (said,) = lines("event=audit")
-    assert "audit-stranger" in said and "pid=77" in said and "job=" not in said
-
-
-def test_audit_is_content_with_a_registered_tenant(node, service, lines):
-    service.prolog(env())
-    node.arbiter.count(9, uuid(node), procs=1)
-    node.jobs_of_pids[50] = 9
-    node.nvml.put(uuid(node), GpuProcess(50, GIB))
-    service.poll_arbiter()
-    for _ in range(5):
-        service.look_at_cards()
-    assert lines("event=audit") == []
-
-
 def test_failing_nvml_is_said_once_and_the_audit_goes_on_when_it_is_back(node, service, lines):
     service.prolog(env())
     node.nvml.failure = "gone"

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from enforcer.daemon.arbiter_port import card_settings
 from enforcer.daemon.audit import PATIENCE, Finding, Patience
 from enforcer.daemon.driver import BrokenNodeError, find_driver
 from enforcer.daemon.log import _Formatter, line
 from enforcer.daemon.notify import notify
 from enforcer.daemon.procs import boot_time_ns, job_of_cgroup, job_of_pid
+from gres.cardplan import plan_card
+from gres.config import parse_config
 
 
 @pytest.mark.parametrize(
@@ -141,10 +144,34 @@ def test_notify_reaches_systemd_and_is_silent_without(tmp_path, monkeypatch):
         assert systemd.recv(100) == b"READY=1"
 
 
-def test_finding_is_said_once_and_again_after_it_was_gone():
-    finding = Finding("stranger", "GPU-1", 5, None)
+@pytest.mark.parametrize("kind", sorted(PATIENCE))
+def test_finding_is_said_once_and_again_after_it_was_gone(kind):
+    looks = PATIENCE[kind]
+    finding = Finding(kind, "GPU-1", 5, figures={"mem": 1})
+    again = Finding(kind, "GPU-1", 5, figures={"mem": 2})  # other figures are the same finding
     patience = Patience()
-    said = [patience.ripe([finding]) for _ in range(PATIENCE + 3)]
-    assert said == [[]] * (PATIENCE - 1) + [[finding]] + [[]] * 3
+    said = [patience.ripe([finding if look % 2 else again]) for look in range(looks + 3)]
+    assert said == [[]] * (looks - 1) + [[finding]] + [[]] * 3
     patience.ripe([])
-    assert [patience.ripe([finding]) for _ in range(PATIENCE)][-1] == [finding]
+    assert [patience.ripe([finding]) for _ in range(looks)][-1] == [finding]
+
+
+@pytest.mark.parametrize(
+    ("more", "flags"),
+    [
+        ("", (True, False, False, True)),
+        ("classes: {online: {reserves: [memory], isolation: none}}", (True, True, False, True)),
+        ("cards: [{nodes: n1, isolation: {offline: none}}]", (True, False, True, True)),
+        ("cards: [{nodes: n1, isolation: none}]", (False, True, True, True)),
+        ("enforcer: {isolation: none, suspend_together: false}", (False, True, True, False)),
+    ],
+)
+def test_card_is_told_to_the_arbiter_as_the_configuration_says(more, flags):
+    text = (
+        "version: 1\ncluster: c\ndefault_class: offline\nmodels: {h200: {memory: 80GiB}}\n"
+        "nodes: [{names: n1, model: h200, count: 1, files: /dev/nvidia0}]\n"
+    )
+    config = parse_config(text + more)
+    told = card_settings(config, "GPU-1", plan_card(config, config.node("n1"), 0, "GPU-1"))
+    assert (told.governed, told.ungoverned_online, told.ungoverned_offline, told.together) == flags
+    assert (told.window_us, told.slice_us, told.idle_release_ms) == (500, 2000, 100)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gres.config import Config, ConfigError, load_config, parse_config
 from gres.hostlist import HostlistError, expand
+from gres.schema import AuditSettings, EnforcerSettings
 from gres.units import Duration, UnitError, format_mib, parse_duration, parse_mib, parse_size
 from slurm_plugin.render import NAMES, RenderError, lua_literal, node_gres, render
 
@@ -195,8 +198,10 @@ def test_gres_conf_has_one_line_per_card_and_matches_the_node_line(config: Confi
     text = render("gres.conf", config)
     assert "NodeName=n[1-2] Name=gpu Type=h200 File=/dev/nvidia[0-1]\n" in text
     assert [line for line in text.splitlines() if "Name=shard" in line] == [
-        f"NodeName=n[1-2] Name=shard Count=100 File=/dev/nvidia{card}" for card in (0, 1)
+        f"NodeName=n[1-2] Name=shard Type=h200 Count=100 File=/dev/nvidia{card}" for card in (0, 1)
     ]
+    newer = config.model_copy(update={"slurm": config.slurm.model_copy(update={"version": "24.11"})})
+    assert "Name=shard Count=100 File=" in render("gres.conf", newer)
     assert "Name=qgpu Type=offline Count=800 Flags=CountOnly" in text
     assert (
         node_gres(config, "n1") == "gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,qgpu_mem:156G"
@@ -207,7 +212,7 @@ def test_gres_conf_has_one_line_per_card_and_matches_the_node_line(config: Confi
 def test_device_files_that_depend_on_the_node_give_lines_per_node() -> None:
     text = render("gres.conf", parse_config(SMALL))
     assert "NodeName=n1 Name=gpu Type=h200 File=/dev/n1/gpu[0-1]\n" in text
-    assert "NodeName=n2 Name=shard Count=100 File=/dev/n2/gpu1\n" in text
+    assert "NodeName=n2 Name=shard Type=h200 Count=100 File=/dev/n2/gpu1\n" in text
     assert "%n" not in text
 
 
@@ -243,9 +248,69 @@ def test_lua_strings_survive_any_byte() -> None:
     assert (lua_literal(None), lua_literal(True), lua_literal(7)) == ("nil", "true", "7")
 
 
-def test_a_policy_that_the_arbiter_lacks_is_refused_before_any_job_meets_it(tmp_path: Path) -> None:
-    text = EXAMPLE.read_text().replace("policy: burst-share", "policy: fixed-share", 1)
-    path = tmp_path / "qgpu.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match="fixed-share is not in this version; use burst-share"):
-        load_config(path)
+@pytest.mark.parametrize("policy", ["best-effort", "fixed-share", "burst-share"])
+def test_every_policy_is_accepted_for_a_class(policy: str) -> None:
+    config = parse_config(SMALL + f"classes: {{online: {{reserves: [memory], policy: {policy}}}}}")
+    assert config.classes["online"].policy == policy
+    assert config.classes["offline"].policy == "burst-share"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("cards: [{nodes: n9}]", "cards name the node 'n9', which is not under nodes"),
+        ("cards: [{nodes: n1, cards: [2]}]", "which has 2 card(s); write an index from 0 to 1"),
+        ("cards: [{uuids: [card0]}]", "cards.0.uuids: 'card0' is not a UUID of a card"),
+        ("cards: [{policy: best-effort}]", "cards.0: no card is named; write nodes"),
+        ("cards: [{nodes: n1, uuids: [GPU-1]}]", "not by both; leave one out"),
+        ("cards: [{nodes: n1, slise: 1ms}]", "cards.0.slise: there is no such key; did you mean slice?"),
+        ("cards: [{nodes: n1, policy: {online: fair}}]", "cards.0.policy.online"),
+        ("cards: [{nodes: n1, slice: 1us}]", "1us is outside 100us to 1s; write for example 100us"),
+        ("enforcer: {window: 2s}", "enforcer.window: 2s is outside 50us to 1s"),
+        ("enforcer: {lease: 1ms}", "enforcer.lease: 1ms is outside 100ms to 10min"),
+        (
+            "enforcer: {audit: {acton: log}}",
+            "enforcer.audit.acton: there is no such key; did you mean action?",
+        ),
+        ("enforcer: {audit: {action: scancel}}", "enforcer.audit.action"),
+        ("enforcer: {memory_backend: dmem}", "enforcer.memory_backend"),
+        ("enforcer: {suspend_together: maybe}", "enforcer.suspend_together"),
+        ("run: {allow_users: ['a b']}", "'a b' is not the name of a user or group"),
+        ("run: {allow_user: [a]}", "run.allow_user: there is no such key; did you mean allow_users?"),
+        ("classes: {online: {reserves: [memory], isolation: half}}", "classes.online.isolation"),
+    ],
+)
+def test_cards_and_policies_that_cannot_be_are_refused_with_a_sentence(change: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_config(SMALL + change)
+    assert sentence in str(error.value)
+
+
+SPEC = Path(__file__).resolve().parents[2] / "docs" / "specs" / "config.md"
+FRAGMENTS = re.findall(r"```yaml\n# (valid|invalid): (.*)\n((?:.*\n)*?)```", SPEC.read_text())
+
+
+def merged(fragment: str) -> str:
+    """SMALL with the keys of a fragment in place of its own."""
+    keys = {**yaml.safe_load(SMALL.replace("/dev/%n/gpu", "/dev/nvidia")), **yaml.safe_load(fragment)}
+    return str(yaml.safe_dump(keys, sort_keys=False))
+
+
+def test_the_specification_has_examples_of_both_kinds() -> None:
+    assert {kind for kind, _, _ in FRAGMENTS} == {"valid", "invalid"} and len(FRAGMENTS) >= 6
+
+
+@pytest.mark.parametrize(("kind", "sentence", "fragment"), FRAGMENTS)
+def test_examples_of_the_specification_are_true(kind: str, sentence: str, fragment: str) -> None:
+    if kind == "valid":
+        assert parse_config(merged(fragment))
+        return
+    with pytest.raises(ConfigError) as error:
+        parse_config(merged(fragment))
+    assert sentence in str(error.value)
+
+
+def test_every_key_is_in_the_specification() -> None:
+    text = SPEC.read_text()
+    for name in (*Config.model_fields, *EnforcerSettings.model_fields, *AuditSettings.model_fields):
+        assert re.search(rf"[`.]{name}\b", text), f"docs/specs/config.md does not name {name}"

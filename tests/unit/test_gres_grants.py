@@ -175,6 +175,7 @@ def test_a_long_message_is_cut_at_a_character() -> None:
     [
         ("qgpu/1 class=online share=30 mem=24576", Tag("online", 30, 24576)),
         ("qgpu/1 class=offline share=100 mem=1; mine; too\nsecond", Tag("offline", 100, 1)),
+        ("qgpu/1 class=offline share=30 mem=1 cards=16; mine", Tag("offline", 30, 1, 16)),
         ("qgpu/1 whole", Tag()),
         ("qgpu/1 whole; x", Tag()),
         ("", None),
@@ -198,6 +199,10 @@ def test_tags(text: str, tag: Tag | None) -> None:
         "qgpu/1 class=online share=1 mem=0",
         "qgpu/1 class=online share=01 mem=1",
         "qgpu/1 class=online share=1 mem=1 more=2",
+        "qgpu/1 class=online share=1 mem=1 cards=1",
+        "qgpu/1 class=online share=1 mem=1 cards=17",
+        "qgpu/1 class=online share=1 mem=1 cards=02",
+        "qgpu/1 whole cards=2",
         "qgpu/",
         "qgpu/1 class=online share=1 mem=99999999999",
     ],

@@ -23,14 +23,15 @@ from slurm_plugin.render import render
 FAKE_SLURM = b"""
 local os_env = {}
 messages = {}
-slurm = { SUCCESS = 0, ERROR = -1, ESLURM_INVALID_GRES = 2072 }
+slurm = { SUCCESS = 0, ERROR = -1, ESLURM_INVALID_GRES = 2072, GRES_ONE_TASK_PER_SHARING = 2 ^ 38 }
 function slurm.log_user(fmt, ...) messages[#messages + 1] = string.format(fmt, ...) end
 os.getenv = function(name) return os_env[name] end
 function set_env(name, value) os_env[name] = value end
 local KNOWN = {}
 for name in ("gres qos default_qos comment partition shared tres_per_job tres_per_task tres_per_socket "
     .. "tres_per_node cpus_per_tres mem_per_tres tres_bind tres_freq job_state job_id type "
-    .. "jobid gpus gpus-per-node gpus-per-socket gpus-per-task cpus-per-gpu gpu-bind gpu-freq"):gmatch("%S+") do
+    .. "jobid gpus gpus-per-node gpus-per-socket gpus-per-task cpus-per-gpu gpu-bind gpu-freq exclusive "
+    .. "spank_job_env min_nodes num_tasks ntasks_per_node bitflags"):gmatch("%S+") do
     KNOWN[name] = true
 end
 function record(values, has_extra)
@@ -42,7 +43,8 @@ function record(values, has_extra)
             return values[name]
         end,
         __newindex = function(_, name, value)
-            assert(type(value) == "string", "only strings are written: " .. name)
+            local count = ({ num_tasks = 1, ntasks_per_node = 1, bitflags = 1 })[name]
+            assert(type(value) == (count and "number" or "string"), "of another type: " .. name)
             written[name] = value
         end,
     })
@@ -54,13 +56,15 @@ end
 class Slurm:
     """One rendered pair of scripts in one Lua version."""
 
-    def __init__(self, version: str, name: str, tmp_path: Path) -> None:
+    def __init__(self, version: str, name: str, tmp_path: Path, **slurm: Any) -> None:
         module = importlib.import_module(f"lupa.{version}")
         self.lua = module.LuaRuntime(encoding="utf-8", unpack_returned_tuples=True)
         self.lua.execute(FAKE_SLURM.decode())
         self.has_extra = cluster(name).slurm.version >= "23.02"
         for file in ("qgpu_tables.lua", "job_submit.lua", "cli_filter.lua"):
-            text = render(file, cluster(name), etc_dir=str(tmp_path), lua_dir=str(LUA_DIR))
+            config = cluster(name)
+            config = config.model_copy(update={"slurm": config.slurm.model_copy(update=slurm)})
+            text = render(file, config, etc_dir=str(tmp_path), lua_dir=str(LUA_DIR))
             (tmp_path / file).write_text(text)
         for file in ("job_submit.lua", "cli_filter.lua"):
             self.lua.eval("dofile")(str(tmp_path / file))
@@ -99,6 +103,11 @@ class Slurm:
 @pytest.fixture(params=LUA_VERSIONS)
 def one(request: pytest.FixtureRequest, tmp_path: Path) -> Slurm:
     return Slurm(request.param, "one", tmp_path)
+
+
+@pytest.fixture(params=LUA_VERSIONS)
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Slurm:
+    return Slurm(request.param, "old", tmp_path)
 
 
 @pytest.fixture(params=LUA_VERSIONS)
@@ -208,13 +217,13 @@ def test_a_waiting_job_may_ask_for_something_else(one: Slurm) -> None:
     [
         ({"qos": "offline"}, "from online to offline"),
         ({"gres": "tmpdisk:1G"}, "from online to no cards"),
-        ({"gres": "gres:qgpu:200"}, "from online to whole cards"),
+        ({"gres": "gres:qgpu:100"}, "from online to whole cards"),
     ],
 )
 def test_22_05_would_count_both_kinds_so_a_waiting_job_keeps_its_own(
-    one: Slurm, change: dict[str, str], words: str
+    old: Slurm, change: dict[str, str], words: str
 ) -> None:
-    code, written, said = one.modify(JOB30, **change)
+    code, written, said = old.modify({**JOB30, "partition": "gpu"}, **change)
     assert (code, written) == (2072, {})
     assert f"job 7 cannot change {words} while it waits" in said
 

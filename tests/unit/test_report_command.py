@@ -94,6 +94,7 @@ def test_granted_against_used(ledger, call):
         "SHARE%": "30",
         "ELAPSED": "00:01:40",
         "BUSY_S": "27.0",
+        "HELD_S": "-",
         "REACHED%": "27.0",
         "PEAK_GIB": "8.0",
         "CAP_GIB": "12.0",

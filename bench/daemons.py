@@ -1,0 +1,103 @@
+"""qgpud beside a rig's arbiter, pressure on both, and what they cost in CPU time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.rig import BUILD, CARD_MIB, Rig, wait_for
+from enforcer import abi
+from enforcer.arbiter_link import ArbiterLink
+from gres.grants import GrantStore
+
+READY = "serving"
+
+
+def config_text(rig: Rig, nvml_interval_ms: int = 1000, ledger_interval_ms: int = 2000) -> str:
+    """qgpu.yaml for this rig, with its settings of cards."""
+    told: dict[str, Any] = rig.settings
+    policy = {c: told.get(f"policy_{c}", "burst-share") for c in ("online", "offline")}
+    reserves = {"online": "[compute, memory]", "offline": "[memory]"}
+    classes = ", ".join(f"{c}: {{reserves: {reserves[c]}, policy: {policy[c]}}}" for c in policy)
+    files = (
+        f"{rig.sim_dir}/dev/qgpusim[0-{rig.cards - 1}]" if rig.cards > 1 else f"{rig.sim_dir}/dev/qgpusim0"
+    )
+    return (
+        f"version: 1\ncluster: rig\nrun_dir: {rig.run_dir}\nstate_dir: {rig.directory}/state\n"
+        f"driver: {{libcuda: {rig.driver}, nvml: {BUILD}/sim/libnvidia-ml.so.1}}\nshim: {rig.shim}\n"
+        f"default_class: offline\nclasses: {{{classes}}}\nmodels: {{sim: {{memory: {CARD_MIB}MiB, reserve: 0MiB}}}}\n"
+        f"enforcer: {{idle_release: {told.get('idle_release_ms', 100)}ms, window: {told.get('window_us', 500)}us, "
+        f"slice: {told.get('slice_us', 2000)}us, nvml_interval: {nvml_interval_ms}ms, "
+        f"ledger_interval: {ledger_interval_ms}ms}}\n"
+        f'nodes: [{{names: rig, model: sim, count: {rig.cards}, files: "{files}"}}]\n'
+    )
+
+
+def start_qgpud(rig: Rig, **intervals: int) -> subprocess.Popen[bytes]:
+    """The real daemon on the rig's node. It finds the grants that exist now; later ones are not its own."""
+    store = GrantStore(rig.run_dir / abi.GRANTS_DIR)
+    for grant in rig.grants.values():
+        store.write(grant)
+    config = rig.directory / "qgpu.yaml"
+    config.write_text(config_text(rig, **intervals), encoding="utf-8")
+    log = rig.directory / "qgpud.log"
+    command = [sys.executable, "-m", "enforcer.daemon.main", "--config", str(config), "--node", "rig"]
+    with log.open("ab") as out:
+        env = os.environ | {"QGPU_SIM_DIR": str(rig.sim_dir)}
+        process = subprocess.Popen(command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+    rig.adopt(process)
+
+    def serves() -> bool:
+        if process.poll() is not None:
+            raise RuntimeError(f"qgpud ended: {log.read_text()[-2000:]}")
+        return READY in log.read_text()
+
+    wait_for("qgpud's first word", serves, 20)
+    return process
+
+
+@contextlib.contextmanager
+def polled(run_dir: Path, each_s: float) -> Iterator[Callable[[], int]]:
+    """Ask the arbiter for all its figures again and again; yields how often it has answered so far."""
+    stop = threading.Event()
+    answers = 0
+
+    def poll() -> None:
+        nonlocal answers
+        with ArbiterLink(run_dir) as link:
+            while not stop.wait(each_s):
+                link.stats()
+                answers += 1
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    try:
+        yield lambda: answers
+    finally:
+        stop.set()
+        thread.join()
+
+
+def cpu_ns(pid: int) -> int:
+    """CPU time of all threads of a process so far, from the scheduler's own account."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            total += int((task / "schedstat").read_text().split()[0])
+    return total
+
+
+def cpu_percent(pids: Sequence[int], seconds: float) -> list[float]:
+    """Percent of one core that each process uses during the next seconds."""
+    before = [cpu_ns(pid) for pid in pids]
+    start = time.monotonic_ns()
+    time.sleep(seconds)
+    wall = time.monotonic_ns() - start
+    return [100 * (cpu_ns(pid) - b) / wall for pid, b in zip(pids, before, strict=True)]

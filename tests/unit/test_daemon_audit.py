@@ -1,0 +1,281 @@
+"""The audit: what NVML sees against grants and registered processes, and what is done to whom."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from enforcer.daemon.arbiter import ProcessUse
+from enforcer.daemon.audit import Registered, audit
+from enforcer.daemon.fakes import GIB, FakeNode
+from enforcer.daemon.node import NodeService
+from enforcer.daemon.punish import punish
+from enforcer.ledger import read_usage
+from enforcer.nvml import CardUsage, GpuProcess
+from gres.grants import Grant, GrantCard
+
+MIB = 1 << 20
+U = "GPU-1"
+SHARE = "qgpu/1 class=online share=30 mem=12288"
+
+
+def grant(job: int = 9, cap: int = 12 * GIB, state: str = "active", uid: int = 1000) -> Grant:
+    card = GrantCard(U, 0, 0, 30, cap, 80 * GIB)
+    return Grant(job, uid, uid, "n1", state, "online" if state == "active" else None, cards=(card,))  # type: ignore[arg-type]
+
+
+def look(processes, registered=(), grants=None, used=None, dead=(), jobs=None, after=None):
+    seen = [GpuProcess(pid, mem) for pid, mem in processes]
+    total = sum(mem or 0 for _, mem in processes) if used is None else used
+    listed = [ProcessUse(9, U, pid, mem) for pid, mem in registered]
+    later = listed if after is None else [ProcessUse(9, U, pid, mem) for pid, mem in after]
+    return audit(
+        {U: CardUsage(tuple(seen), total)},
+        [grant()] if grants is None else grants,
+        Registered(listed, later, frozenset((U, pid) for pid in dead)),
+        (jobs or dict.fromkeys(range(50, 60), 9)).get,
+        512 * MIB,
+    )
+
+
+def kinds(found) -> list[tuple[str, int | None]]:
+    return sorted((finding.kind, finding.pid) for finding in found.findings)
+
+
+def test_registered_processes_within_their_cap_are_nothing_to_say():
+    found = look([(50, 3 * GIB), (51, GIB)], [(50, 2 * GIB), (51, GIB)])
+    assert kinds(found) == [] and found.memory == {(9, U): 4 * GIB}
+
+
+def test_process_that_never_registered_is_named():
+    assert kinds(look([(50, GIB), (51, GIB)], [(50, GIB)])) == [("unregistered", 51)]
+
+
+def test_process_of_no_job_or_of_a_job_without_this_card_is_a_stranger():
+    assert kinds(look([(77, None), (78, 5)], jobs={78: 10})) == [("stranger", 77), ("stranger", 78)]
+
+
+def test_arbiters_word_names_the_job_of_a_process_that_proc_does_not():
+    assert kinds(look([(70, GIB)], [(70, GIB)])) == [], "a daemonised child of qgpu run has no ancestor left"
+
+
+def test_above_the_cap_counts_only_beyond_the_slack():
+    assert kinds(look([(50, 12 * GIB + 500 * MIB)], [(50, 12 * GIB)])) == []
+    (finding,) = look([(50, 7 * GIB), (51, 6 * GIB)], [(50, 7 * GIB), (51, 5 * GIB)]).findings
+    assert (finding.kind, finding.job_id, finding.pids) == ("over", 9, (50, 51))
+    assert finding.figures == {"mem": 13 * GIB, "mem_cap": 12 * GIB}
+
+
+def test_whole_card_jobs_are_measured_but_not_judged():
+    found = look([(50, 79 * GIB)], grants=[grant(cap=80 * GIB, state="whole")])
+    assert kinds(found) == [] and found.memory == {(9, U): 79 * GIB} and found.overhead == {}
+
+
+@pytest.mark.parametrize(("used", "said"), [(2 * GIB, True), (100 * MIB, True), (GIB + 400 * MIB, False)])
+def test_card_whose_total_is_not_the_sum_of_its_processes_is_said(used, said):
+    assert kinds(look([(50, GIB)], [(50, GIB)], used=used)) == ([("unaccounted", None)] if said else [])
+
+
+def test_total_is_not_compared_where_the_driver_hides_a_process():
+    assert kinds(look([(50, None)], [(50, GIB)], used=5 * GIB)) == []
+
+
+def test_overhead_is_what_no_shim_counts():
+    assert look([(50, 3 * GIB)], [(50, 2 * GIB)]).overhead == {(9, U): GIB}
+    assert look([(50, GIB)], [(50, 2 * GIB)]).overhead == {(9, U): 0}, "never negative"
+    assert look([], [(50, GIB)]).overhead == {(9, U): 0}
+
+
+def test_process_without_shim_is_charged_in_full_to_its_job():
+    assert look([(50, 3 * GIB), (51, GIB)], [(50, 2 * GIB)]).overhead == {(9, U): 2 * GIB}
+
+
+def test_moment_in_which_a_process_allocates_is_no_overhead():
+    found = look([(50, 4 * GIB)], [(50, 2 * GIB)], after=[(50, 4 * GIB)])
+    assert found.overhead == {}
+
+
+def test_dead_process_is_neither_a_finding_nor_overhead():
+    found = look([(50, GIB), (51, GIB)], [(50, GIB)], dead=[51])
+    assert kinds(found) == [] and found.overhead == {(9, U): 0}
+
+
+def test_without_a_list_nobody_is_unregistered_and_nothing_charged():
+    seen = {U: CardUsage((GpuProcess(50, GIB),), GIB)}
+    found = audit(seen, [grant()], Registered(None, None), {50: 9}.get, 0)
+    assert kinds(found) == [] and found.overhead == {}
+
+
+# ---- as it runs ----------------------------------------------------------------------------------
+
+
+def env(job: int = 9) -> dict[str, str]:
+    base = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100"}
+    return base | {"SLURMD_NODENAME": "n1", "SLURM_JOB_COMMENT": SHARE, "SLURM_JOB_GPUS": "0"}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> FakeNode:
+    return FakeNode(tmp_path)
+
+
+@pytest.fixture
+def service(node: FakeNode) -> NodeService:
+    service = node.service()
+    service.start()
+    service.prolog(env())
+    return service
+
+
+@pytest.fixture
+def lines(caplog):
+    log = logging.getLogger("qgpud")
+    log.propagate = True
+    caplog.set_level(logging.DEBUG, "qgpud")
+    return lambda word: [record.getMessage() for record in caplog.records if word in record.getMessage()]
+
+
+def uuid(node: FakeNode) -> str:
+    return node.nvml.cards()[0].uuid
+
+
+def test_unregistered_process_is_said_once_after_three_looks(node, service, lines):
+    node.jobs_of_pids.update({50: 9, 51: 9})
+    node.arbiter.procs = [ProcessUse(9, uuid(node), 50, 2 * GIB)]
+    node.nvml.put(uuid(node), GpuProcess(50, 3 * GIB), GpuProcess(51, GIB), busy={51: 40})
+    for _ in range(2):
+        service.look_at_cards()
+    assert lines("event=audit") == []
+    for _ in range(10):
+        service.look_at_cards()
+    (said,) = lines("event=audit")
+    assert "audit-unregistered job=9" in said and "pid=51" in said and "busy_percent=40" in said
+    (row,) = read_usage(node.directory / "state/ledger.sqlite", [9])
+    assert row.nvml_mem_peak == 4 * GIB
+    assert node.arbiter.overheads == {(9, uuid(node)): 2 * GIB}
+
+
+def test_nothing_is_said_of_a_process_that_is_gone_already(node, service, lines):
+    service.inspector.alive = lambda pid: False
+    node.nvml.put(uuid(node), GpuProcess(77, GIB))
+    for _ in range(5):
+        service.look_at_cards()
+    assert lines("event=audit") == []
+
+
+def test_overhead_is_told_again_to_a_new_arbiter_and_to_a_job_that_came_again(node, service):
+    node.jobs_of_pids[50] = 9
+    node.arbiter.procs = [ProcessUse(9, uuid(node), 50, GIB)]
+    node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
+    service.look_at_cards()
+    for again in (
+        lambda: (node.arbiter.restart(), service.lose_arbiter("x"), service.reach_arbiter()),
+        lambda: (service.epilog(env()), service.prolog(env())),
+    ):
+        node.arbiter.overheads.clear()
+        service.look_at_cards()
+        assert node.arbiter.overheads == {}, "it was told already"
+        again()
+        service.look_at_cards()
+        assert node.arbiter.overheads == {(9, uuid(node)): GIB}
+
+
+def test_dead_process_is_let_go_when_the_driver_does_not_list_it(node, service):
+    dead = ProcessUse(9, uuid(node), 50, GIB)
+    node.nvml.put(uuid(node), GpuProcess(50, GIB))
+    node.arbiter.deaths = [dead]
+    service.inspector.take_deaths()
+    assert service.inspector.waiting and "gone 9 50" not in node.arbiter.calls
+    node.nvml.put(uuid(node))
+    service.inspector.look_for_dead()
+    assert "gone 9 50" in node.arbiter.calls and not service.inspector.waiting
+
+
+def test_dead_process_is_not_let_go_on_the_word_of_a_driver_that_fails(node, service):
+    node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
+    node.nvml.failure = "gone"
+    service.inspector.take_deaths()
+    assert "gone 9 50" not in node.arbiter.calls and service.inspector.waiting
+    node.nvml.failure = None
+    service.inspector.look_for_dead()
+    assert "gone 9 50" in node.arbiter.calls
+
+
+def test_lost_card_does_not_end_the_look_at_the_others(node, service, lines):
+    service.prolog(env(10) | {"SLURM_JOB_GPUS": "1"})
+    other = node.nvml.cards()[1].uuid
+    node.nvml.lose(uuid(node))
+    node.nvml.put(other, GpuProcess(77, 1))
+    for _ in range(3):
+        service.look_at_cards()
+    assert len(lines("audit-stranger")) == 1 and lines("nvml-failed") == []
+
+
+# ---- signals, to real processes ------------------------------------------------------------------
+
+
+def child() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "60"])
+
+
+def test_kill_reaches_the_jobs_process_and_nobody_elses():
+    mine, other, stranger = child(), child(), child()
+    try:
+        job = {mine.pid: 9, other.pid: 10}
+        pids = (mine.pid, other.pid, stranger.pid, 1, 2**22 + 1)
+        assert punish("kill", pids, grant(uid=os.getuid()), job.get) == [mine.pid]
+        assert mine.wait(10) == -signal.SIGKILL
+        assert other.poll() is None and stranger.poll() is None
+    finally:
+        for process in (mine, other, stranger):
+            process.kill()
+            process.wait()
+
+
+def test_process_of_another_user_is_left_alone_even_in_the_jobs_cgroup():
+    process = child()
+    try:
+        assert punish("kill", [process.pid], grant(uid=os.getuid() + 1), {process.pid: 9}.get) == []
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_stop_stops_and_the_administrator_can_look():
+    process = child()
+    try:
+        assert punish("stop", [process.pid], grant(uid=os.getuid()), {process.pid: 9}.get) == [process.pid]
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(("action", "hit"), [("log", False), ("kill", True)])
+def test_action_of_the_configuration_is_taken_once_and_said(node, tmp_path, lines, action, hit):
+    service = node.service()
+    settings = service.config.enforcer.audit.model_copy(update={"action": action})
+    service.inspector.settings = settings
+    service.start()
+    service.prolog(env() | {"SLURM_JOB_UID": str(os.getuid())})
+    process = child()
+    try:
+        node.jobs_of_pids[process.pid], node.owners_of_pids[process.pid] = 9, os.getuid()
+        node.nvml.put(uuid(node), GpuProcess(process.pid, GIB))
+        for _ in range(4):
+            service.look_at_cards()
+        (said,) = lines("audit-unregistered")
+        assert (f"action=kill signalled={process.pid}" in said) is hit
+        if hit:
+            assert process.wait(10) == -signal.SIGKILL
+        assert (process.poll() is not None) is hit
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,192 @@
+"""The driver's own memory limits per cgroup, on a faked driver of generation 615 and a faked cgroup tree."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from enforcer.daemon.fakes import GIB, FakeNode
+from enforcer.daemon.hookproto import Answer
+from enforcer.daemon.memory_backend import MemoryBackend, cgroup2_root, job_cgroups
+from enforcer.daemon.node import NodeService
+from enforcer.daemon.nvmlworker import NvmlInline, NvmlStuckError
+from enforcer.nvml import UNLIMITED, FakeNvml
+
+SHARE = "qgpu/1 class=online share=30 mem=12288"
+MOUNTS = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
+OLD = "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
+
+
+def env(job: int = 9) -> dict[str, str]:
+    base = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100"}
+    return base | {"SLURMD_NODENAME": "n1", "SLURM_JOB_COMMENT": SHARE, "SLURM_JOB_GPUS": "0"}
+
+
+def tree(root: Path, job: int, *tasks: str) -> Path:
+    top = root / f"system.slice/n1_slurmstepd.scope/job_{job}"
+    for task in tasks or ("",):
+        (top / task).mkdir(parents=True, exist_ok=True)
+    return top
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> FakeNode:
+    node = FakeNode(tmp_path)
+    node.nvml.version = "615.12.01"
+    return node
+
+
+def service_of(node: FakeNode, root: Path | None, setting: str = "auto") -> NodeService:
+    service = node.service()
+    service.memory = MemoryBackend(setting, service.nvml, root)  # type: ignore[arg-type]
+    service.start()
+    return service
+
+
+def test_unified_hierarchy_is_found_only_when_it_is_alone(tmp_path):
+    (tmp_path / "new").write_text(MOUNTS)
+    (tmp_path / "old").write_text(OLD)
+    assert cgroup2_root(tmp_path / "new") == Path("/sys/fs/cgroup")
+    assert cgroup2_root(tmp_path / "old") is None
+    assert cgroup2_root(tmp_path / "none") is None
+
+
+def test_cgroups_of_a_job_are_its_own_and_the_leaves(tmp_path):
+    top = tree(tmp_path, 9, "step_0/user/task_0", "step_0/user/task_1", "step_0/slurm")
+    tree(tmp_path, 90)
+    assert job_cgroups(tmp_path, 9) == [
+        top,
+        top / "step_0/slurm",
+        top / "step_0/user/task_0",
+        top / "step_0/user/task_1",
+    ]
+
+
+def test_limits_are_set_when_the_cgroups_appear_and_taken_away_at_the_epilog(node, tmp_path):
+    service = service_of(node, tmp_path)
+    assert service.memory.strength == "hard"
+    assert service.prolog(env()) == Answer(0)
+    service.limit_memory()
+    assert node.nvml.limits == {}, "slurmstepd has not made the cgroup yet"
+    top = tree(tmp_path, 9, "step_0/user/task_0")
+    service.limit_memory()
+    card = node.nvml.cards()[0].uuid
+    leaf = top / "step_0/user/task_0"
+    assert node.nvml.limits == {(card, str(p)): (0, 12 * GIB) for p in (top, leaf)}, "soft stays 0"
+    later = tree(tmp_path, 9, "step_1/user/task_0") / "step_1/user/task_0"
+    service.limit_memory()
+    assert (card, str(later)) in node.nvml.limits
+    service.epilog(env())
+    assert node.nvml.limits == {}
+
+
+def test_limits_that_were_there_before_come_back(node, tmp_path):
+    service = service_of(node, tmp_path)
+    service.prolog(env())
+    top, card = tree(tmp_path, 9), node.nvml.cards()[0].uuid
+    node.nvml.limits[card, str(top)] = (0, 40 * GIB)
+    service.limit_memory()
+    assert node.nvml.limits[card, str(top)] == (0, 12 * GIB)
+    service.epilog(env())
+    assert node.nvml.limits[card, str(top)] == (0, 40 * GIB)
+
+
+def test_cgroup_that_slurm_removed_is_left_in_peace(node, tmp_path):
+    service = service_of(node, tmp_path)
+    service.prolog(env())
+    top = tree(tmp_path, 9)
+    service.limit_memory()
+    top.rmdir()
+    asked: list[int] = []
+    node.nvml.before = lambda: asked.append(1)
+    service.epilog(env())
+    assert asked == []
+
+
+def test_each_cgroup_is_limited_once(node, tmp_path):
+    service = service_of(node, tmp_path)
+    service.prolog(env())
+    tree(tmp_path, 9, "step_0/user/task_0")
+    service.limit_memory()
+    asked: list[int] = []
+    node.nvml.before = lambda: asked.append(1)
+    service.limit_memory()
+    assert asked == []
+
+
+def test_failure_is_said_once_and_the_shim_goes_on(node, tmp_path, caplog):
+    logging.getLogger("qgpud").propagate = True
+    service = service_of(node, tmp_path)
+    service.prolog(env())
+    tree(tmp_path, 9, "a", "b")
+    node.nvml.failure = "No Permission"
+    for _ in range(3):
+        service.limit_memory()
+    assert sum("event=memory-limit-failed" in r.getMessage() for r in caplog.records) == 1
+    assert 9 in service.grants
+
+
+def test_driver_that_hung_for_a_while_gets_the_limits_when_it_is_back(node, tmp_path):
+    service = service_of(node, tmp_path)
+    service.prolog(env())
+    tree(tmp_path, 9)
+
+    def hang() -> None:
+        raise NvmlStuckError("no answer")
+
+    node.nvml.before = hang
+    service.limit_memory()
+    node.nvml.before = lambda: None
+    service.limit_memory()
+    assert len(node.nvml.limits) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "root", "why"),
+    [
+        ("580.65.06", True, "driver 580.65.06 has no limits per cgroup; 615 is the first"),
+        ("615.1", False, "need cgroup version 2 alone"),
+        ("garbage", True, "driver garbage has no limits"),
+    ],
+)
+def test_node_without_limits_says_why_and_relies_on_the_shim(node, tmp_path, version, root, why):
+    node.nvml.version = version
+    service = service_of(node, tmp_path if root else None)
+    assert service.memory.strength == "cooperative" and why in service.memory.check().why
+    assert service.prolog(env()) == Answer(0)
+    tree(tmp_path, 9)
+    service.limit_memory()
+    assert node.nvml.limits == {}
+
+
+def test_configuration_that_demands_limits_refuses_a_node_without(node, tmp_path):
+    node.nvml.version = "580.65.06"
+    service = service_of(node, tmp_path, "nvml")
+    answer = service.prolog(env())
+    assert answer is not None and answer.status == 1
+    assert "enforcer.memory_backend is nvml, but driver 580.65.06 has no limits" in answer.message
+
+
+def test_configuration_can_leave_the_drivers_limits_alone(node, tmp_path):
+    service = service_of(node, tmp_path, "ledger")
+    service.prolog(env())
+    tree(tmp_path, 9)
+    service.limit_memory()
+    assert node.nvml.limits == {} and service.memory.strength == "cooperative"
+
+
+def test_driver_that_comes_later_is_asked_again(tmp_path):
+    nvml = FakeNvml.with_cards(1, GIB)
+    nvml.version, nvml.failure = "615.12.01", "Driver Not Loaded"
+    backend = MemoryBackend("auto", NvmlInline(lambda: nvml), tmp_path)
+    assert not backend.check().hard
+    nvml.failure = None
+    assert backend.check().hard
+
+
+def test_largest_number_is_what_the_fake_calls_no_limit(tmp_path):
+    nvml = FakeNvml.with_cards(1, GIB)
+    nvml.version = "615.12.01"
+    assert nvml.memory_limits(nvml.cards()[0].uuid, str(tmp_path)).hard == UNLIMITED

@@ -1,0 +1,178 @@
+"""qgpu doctor's looks at files, and what qgpu run puts into an environment; no daemon, no driver."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cli import doctor_slurm, doctor_system
+from cli.doctor import doctor, table
+from cli.doctor_result import Check
+from cli.main import main
+from cli.run import environment, preload
+from cli.run_private import config_text, device_files, find_part
+from enforcer.nvml import FakeNvml
+from gres.config import Config, parse_config
+from slurm_plugin.render import render
+
+BASE = """
+version: 1
+cluster: c
+default_class: offline
+models: {{h200: {{memory: 80GiB}}}}
+nodes: [{{names: n1, model: h200, count: 1, files: /dev/nvidia0}}]
+spank: {directory}/qgpu_spank.so
+hook: {{client: {directory}/qgpu-hook}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    for name in ("qgpu_spank.so", "qgpu-hook"):
+        (tmp_path / name).touch()
+    config = parse_config(BASE.format(directory=tmp_path))
+    (tmp_path / "slurm.conf").write_text(
+        f"ClusterName=c\nProlog={tmp_path}/prolog\ninclude {tmp_path}/more.conf\n"
+    )
+    (tmp_path / "more.conf").write_text(f"  epilog = {tmp_path}/epilog.d/*\n")
+    (tmp_path / "epilog.d").mkdir()
+    (tmp_path / "prolog").write_text(render("prolog", config, etc_dir=str(tmp_path)))
+    (tmp_path / "epilog.d/50-qgpu").write_text(render("epilog", config, etc_dir=str(tmp_path)))
+    (tmp_path / "plugstack.conf").write_text("include plugstack.d/*\n")
+    (tmp_path / "plugstack.d").mkdir()
+    (tmp_path / "plugstack.d/qgpu.conf").write_text(render("plugstack.conf", config))
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    return config
+
+
+def test_what_qgpu_render_writes_is_found_through_includes_and_globs(config):
+    assert doctor_slurm.plugstack(config).status == "ok", doctor_slurm.plugstack(config)
+    assert doctor_slurm.hooks(config).status == "ok", doctor_slurm.hooks(config)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "check", "words"),
+    [
+        (lambda d: (d / "plugstack.d/qgpu.conf").unlink(), "plugstack", "does not name"),
+        (lambda d: (d / "plugstack.d/qgpu.conf").write_text(f"# {d}/qgpu_spank.so\n"), "plugstack", "does not name"),
+        (lambda d: (d / "qgpu_spank.so").unlink(), "plugstack", "is not there"),
+        (lambda d: (d / "more.conf").unlink(), "hooks", "sets no Epilog"),
+        (lambda d: (d / "prolog").write_text("exit 0\n"), "hooks", "Prolog"),
+        (lambda d: (d / "qgpu-hook").unlink(), "hooks", "is not there"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_named_with_what_to_do(config, tmp_path, break_it, check, words):
+    break_it(tmp_path)
+    found = getattr(doctor_slurm, check)(config)
+    assert found.status == "fail" and words in found.text and found.todo
+
+
+def test_what_slurm_hides_and_qgpu_shows_is_named(config, tmp_path):
+    assert doctor_slurm.private_data(config).status == "ok"
+    with (tmp_path / "slurm.conf").open("a") as file:
+        file.write("PrivateData=jobs,nodes\n")
+    found = doctor_slurm.private_data(config)
+    assert found.status == "warn" and "private_data: [jobs]" in found.todo
+    told = parse_config(BASE.format(directory=tmp_path) + "reports: {private_data: [jobs]}\n")
+    assert doctor_slurm.private_data(told).status == "ok"
+
+
+def test_machine_without_slurm_is_no_fault(config, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", "/nonexistent")
+    assert doctor_slurm.plugstack(config).status == doctor_slurm.hooks(config).status == "ok"
+
+
+def test_shim_that_others_could_change_or_that_is_no_library_is_a_fault(tmp_path):
+    shim = tmp_path / "libcuda.so.1"
+    assert "No such file" in doctor_system.shim_fault(shim)
+    shim.write_bytes(b"no library")
+    shim.chmod(0o666)
+    assert "writable by it alone" in doctor_system.shim_fault(shim)
+    shim.chmod(0o600)
+    if os.geteuid() == 0:
+        assert doctor_system.shim_fault(shim) == "users cannot read it"
+        shim.chmod(0o644)
+        assert "it does not load: " in doctor_system.shim_fault(shim)
+
+
+def test_policies_of_the_arbiters_threads_are_read_from_proc(tmp_path):
+    process = tmp_path / str(os.getpid())
+    (process / "task" / str(os.getpid())).mkdir(parents=True)
+    (process / "cmdline").write_bytes(b"/x/qgpu-arbiter\0--run-dir\0/run/a\0")
+    assert doctor_system.arbiter_policies("/run/a", tmp_path) == {"SCHED_OTHER"}
+    assert doctor_system.arbiter_policies("/run/b", tmp_path) is None
+
+
+def test_table_has_one_line_per_check_and_the_way_out():
+    text = table([Check("a", "ok", "fine"), Check("longer", "fail", "broken", "mend it")])
+    assert text.splitlines() == ["ok    a       fine", "FAIL  longer  broken -> mend it"]
+
+
+def test_exit_status_is_one_when_something_fails(tmp_path):
+    done = CliRunner().invoke(doctor, ["--config", str(tmp_path / "none.yaml")])
+    assert done.exit_code == 1 and done.output.startswith("FAIL  config")
+
+
+# ---- qgpu run ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("", "/s"), ("/a.so", "/s:/a.so"), ("/a.so /b.so:/s", "/s:/a.so:/b.so"), ("::", "/s")],
+)
+def test_shim_stands_in_front_of_ld_preload_once(old, new):
+    assert preload("/s", old) == new
+
+
+def test_environment_keeps_what_is_not_ours():
+    answer = {"path": "/r/grants/1.grant", "shim": "/s", "uuid": "GPU-1"}
+    old = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "3"}
+    assert environment(answer, 100, old) == {
+        "PATH": "/bin",
+        "QGPU_GRANT_FD": "100",
+        "QGPU_GRANT": "/r/grants/1.grant",
+        "LD_PRELOAD": "/s",
+        "CUDA_VISIBLE_DEVICES": "GPU-1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["--mem", "8X", "--", "true"], 125, "--mem: '8X' is not a size"),
+        (["--mem", "8", "--", "true"], 125, "--mem 8 is less than 1M; a number without a unit counts bytes"),
+        (["--share", "x", "--", "true"], 2, "'x' is not a valid integer"),
+        (["--class", "batch", "--", "true"], 2, "'batch' is not one of 'online', 'offline'"),
+        ([], 2, "Missing argument"),
+        (["--config", "/nonexistent/q.yaml", "--", "true"], 1, "the configuration cannot be read"),
+    ],
+)
+def test_bad_words_of_qgpu_run_start_nothing(words, code, sentence):
+    done = CliRunner().invoke(main, ["run", *words])
+    assert done.exit_code == code and sentence in done.output
+
+
+def test_options_behind_the_command_are_the_commands():
+    done = CliRunner().invoke(
+        main, ["run", "--config", "/nonexistent/q.yaml", "prog", "--mem", "x", "--help"]
+    )
+    assert done.exit_code == 1 and "q.yaml" in done.output
+
+
+def test_private_configuration_names_the_cards_that_nvml_sees(tmp_path, monkeypatch):
+    monkeypatch.setattr("cli.run_private.PynvmlNvml", lambda: FakeNvml.with_cards(2, 80 << 30, first_minor=3))
+    monkeypatch.setattr("cli.run_private.find_part", lambda name: f"/x/{name}")
+    monkeypatch.delenv("QGPU_SIM_DIR", raising=False)
+    node = parse_config(config_text(tmp_path)).node("local")
+    assert [card.path for card in node.cards] == ["/dev/nvidia3", "/dev/nvidia4"]
+    assert node.cards[0].usable == 80 * 1024 - 512
+    monkeypatch.setenv("QGPU_SIM_DIR", "/tmp/sim")
+    assert device_files([0, 2]) == "/tmp/sim/dev/qgpusim[0,2]"
+
+
+@pytest.mark.native
+def test_parts_are_found_in_the_checkout():
+    assert find_part("arbiter").endswith("qgpu-arbiter") and find_part("shim").endswith("libcuda.so.1")

@@ -1,0 +1,103 @@
+"""What holds for one card: levels of qgpu.yaml over each other, live changes on top, words of a command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from gres.cardplan import KEYS, CardPlanError, check_change, parse_words, plan_card
+from gres.config import parse_config
+
+TEXT = """
+version: 1
+cluster: c
+default_class: offline
+models:
+  h200: {memory: 80GiB, policy: {offline: fixed-share}, slice: 1ms}
+  l4: {memory: 24GiB}
+nodes:
+  - {names: "n[1-2]", model: h200, count: 2, files: "/dev/nvidia[0-1]"}
+  - {names: n3, model: l4, count: 1, files: /dev/nvidia0}
+cards:
+  - {nodes: "n[1-2]", window: 300us}
+  - {nodes: n2, cards: [1], policy: best-effort, isolation: {offline: none}}
+  - {uuids: [GPU-special], slice: 5ms}
+"""
+
+
+def plan(node: str, index: int, uuid: str = "GPU-x", **live: str):
+    config = parse_config(TEXT)
+    return plan_card(config, config.node(node), index, uuid, live)
+
+
+def test_a_card_without_entries_follows_classes_and_enforcer():
+    found = plan("n3", 0)
+    assert found.values() == {
+        "slice": "2ms",
+        "window": "500us",
+        "idle_release": "100ms",
+        "policy.online": "burst-share",
+        "policy.offline": "burst-share",
+        "isolation.online": "governed",
+        "isolation.offline": "governed",
+    }
+    assert found.sources["slice"] == "enforcer.slice" and found.sources["policy.online"] == "classes.online"
+
+
+def test_model_then_cards_then_later_cards_win():
+    first = plan("n1", 0)
+    assert (str(first.slice), str(first.window), first.policy["offline"]) == ("1ms", "300us", "fixed-share")
+    assert first.sources["slice"] == "models.h200" and first.sources["window"] == "cards[0]"
+    second = plan("n2", 1)
+    assert second.policy == {"online": "best-effort", "offline": "best-effort"}
+    assert second.governed("online") and not second.governed("offline") and second.governed(None)
+    assert plan("n2", 0).governed("offline"), "the entry names card 1 alone"
+    assert str(plan("n1", 1, "GPU-special").slice) == "5ms"
+
+
+def test_live_changes_win_over_everything_and_say_so():
+    found = plan("n2", 1, slice="700us", **{"policy.online": "fixed-share"})
+    assert (str(found.slice), found.policy["online"]) == ("700us", "fixed-share")
+    assert found.sources["slice"] == found.sources["policy.online"] == "qgpu card set"
+    assert found.sources["policy.offline"] == "cards[1]"
+
+
+def test_isolation_none_of_the_enforcer_is_both_classes():
+    config = parse_config(TEXT + "enforcer: {isolation: none}")
+    assert set(plan_card(config, config.node("n3"), 0, "GPU-x").isolation.values()) == {"none"}
+
+
+def test_values_of_a_plan_can_be_set_again():
+    values = plan("n2", 1).values()
+    assert check_change(values) == values and set(values) == set(KEYS)
+
+
+def test_one_word_counts_for_both_classes():
+    assert parse_words(["policy=fixed-share", "slice=1ms"]) == {
+        "policy.online": "fixed-share",
+        "policy.offline": "fixed-share",
+        "slice": "1ms",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "nothing to change; write KEY=VALUE, for example slice=1ms"),
+        (["slice"], "'slice' is not KEY=VALUE; write for example slice=1ms"),
+        (["slice="], "'slice=' is not KEY=VALUE"),
+        (["slise=1ms"], "there is no setting 'slise' of a card; known are slice, window"),
+        (["lease=1s"], "there is no setting 'lease'"),
+        (["slice=1ms", "slice=2ms"], "slice is given twice, as 1ms and as 2ms"),
+        (["slice=5"], "slice=5 is refused: '5' is not a duration"),
+        (["slice=1us"], "slice=1us is refused: 1us is outside 100us to 1s; write for example 100us"),
+        (["window=2s"], "window=2s is refused: 2s is outside 50us to 1s"),
+        (["idle_release=2min"], "2min is outside 0ns to 1min"),
+        (["policy.online=fair"], "'best-effort', 'fixed-share' or 'burst-share'"),
+        (["policy.batch=best-effort"], "there is no setting 'policy.batch'"),
+        (["isolation=off"], "isolation.online=off is refused"),
+    ],
+)
+def test_bad_words_are_refused_with_a_sentence(words, sentence):
+    with pytest.raises(CardPlanError) as error:
+        parse_words(words)
+    assert sentence in str(error.value)

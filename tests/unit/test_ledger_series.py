@@ -1,0 +1,300 @@
+"""The ledger over time: series, cards, memory's mean, latencies, retention, the bound on its size, old schemas."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from enforcer.ledger import CardSample, Ledger, Sample
+from enforcer.ledger_prune import Limits, prune, used_bytes
+from enforcer.ledger_read import (
+    card_series,
+    latency_of,
+    read_usage,
+    reading,
+    series_of,
+    usage_between,
+    usage_of_jobs,
+)
+from enforcer.ledger_schema import COARSE_S, FINE_S, Point, Usage, migrations
+from gres.grants import Grant, GrantCard
+
+SECOND = 10**9
+DAY = 86400
+START = 1_700_000_100  # a multiple of 300
+CARD = GrantCard("GPU-00000000-0000-0000-0000-000000000001", 0, 0, 30, 1000, 4000)
+KEEP_ALL = Limits(365 * DAY, 1 << 40)
+
+
+def grant(job: int = 9, created: int = START) -> Grant:
+    return Grant(job, 1000, 100, "n1", "active", "online", created * SECOND, "", (CARD,), "/r", "/d", "/s")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
+def ledger(path: Path) -> Ledger:
+    return Ledger(path)
+
+
+def sample(job: int = 9, **more: object) -> Sample:
+    return replace(Sample(job, CARD.uuid, 1, 5), **more)  # type: ignore[arg-type]
+
+
+def points(path: Path, job: int = 9) -> list[Point]:
+    with reading(path) as database:
+        ((row, _),) = usage_of_jobs(database, [job])
+        return series_of(database, row)
+
+
+def settle(ledger: Ledger, limits: Limits, now_s: int) -> int:
+    """Prune until nothing is left to do."""
+    steps = 1
+    while prune(ledger, limits, now_s * SECOND):
+        steps += 1
+        assert steps < 10_000
+    return steps
+
+
+def test_samples_fall_into_buckets_of_ten_seconds(ledger, path):
+    ledger.open_grant(grant())
+    for second, busy, used in ((2, 1, 50), (4, 3, 90), (12, 10, 70)):
+        ledger.record([sample(busy_ns=busy, launches=second, mem_used=used)], (START + second) * SECOND)
+    assert points(path) == [
+        Point(START, FINE_S, 3, 0, 0, 4, 90),
+        Point(START + 10, FINE_S, 7, 0, 0, 8, 70),
+    ]
+
+
+def test_bucket_that_was_not_sampled_is_absent_and_idle_one_is_zero(ledger, path):
+    ledger.open_grant(grant())
+    ledger.record([sample(mem_used=0)], START * SECOND)
+    ledger.record([sample()], (START + 40) * SECOND)
+    assert points(path) == [Point(START, FINE_S, 0, 0, 0, 0, 0), Point(START + 40, FINE_S, 0, 0, 0, 0, None)]
+
+
+def test_mean_of_memory_is_weighted_by_time_and_gaps_count_nothing(ledger, path):
+    ledger.open_grant(grant())
+    mib = 1 << 20
+    assert read_usage(path, [9])[0].mem_mean is None
+    for second, used in ((0, 900), (1, 100), (4, 300), (100, 500), (101, 100)):
+        ledger.record([sample(mem_used=used * mib)], (START + second) * SECOND)
+    assert read_usage(path, [9])[0].mem_mean == (100 * 1 + 300 * 3 + 100 * 1) * mib // 5
+
+
+def test_look_that_changed_nothing_is_not_written_twice_in_a_bucket(ledger, path):
+    ledger.open_grant(grant())
+    mib = 1 << 20
+    written = []
+    for second in range(0, 20):
+        ledger.record(
+            [sample(mem_used=100 * mib, busy_ns=0 if second < 17 else 5)], (START + second) * SECOND
+        )
+        written.append(ledger.db.total_changes)
+    steps = [at for at in range(1, 20) if written[at] != written[at - 1]]
+    assert steps == [10, 17], "a new bucket, and a change"
+    row = read_usage(path, [9])[0]
+    assert (row.mem_mean, row.mem_seen_ms, row.busy_ns) == (100 * mib, 17_000, 5)
+
+
+def test_change_of_memory_counts_from_when_it_was_seen(ledger, path):
+    ledger.open_grant(grant())
+    for second, used in ((0, 10), (1, 10), (2, 10), (3, 40)):
+        ledger.record([sample(mem_used=used << 20)], (START + second) * SECOND)
+    assert read_usage(path, [9])[0].mem_mean == ((10 * 2 + 40) << 20) // 3
+
+
+def test_latencies_are_summed_over_a_restart_of_the_arbiter(ledger, path):
+    ledger.open_grant(grant())
+    with reading(path) as database:
+        assert latency_of(database, 1) is None
+    ledger.record([sample(close_hist=(0, 2, 1))], START * SECOND)
+    ledger.record([sample(close_hist=(0, 5, 1))], START * SECOND)
+    ledger.record([sample(boot_id=2, close_hist=(1, 0, 1))], START * SECOND)
+    with reading(path) as database:
+        assert latency_of(database, 1) == {0: 1, 1: 5, 2: 2}
+
+
+def test_suspended_time_is_null_until_an_arbiter_tells_it(ledger, path):
+    ledger.open_grant(grant())
+    ledger.record([sample()], START * SECOND)
+    assert read_usage(path, [9])[0].closed_suspended_ns is None
+    for value in (5, 9):
+        ledger.record([sample(closed_suspended_ns=value)], START * SECOND)
+    assert read_usage(path, [9])[0].closed_suspended_ns == 9
+
+
+def test_harvest_is_offlines_time_beside_a_standing_online_grant(ledger, path):
+    off = replace(grant(1), job_class="offline")
+    ledger.open_grant(off)
+    ledger.record([sample(1, busy_ns=5)], START * SECOND)
+    assert read_usage(path, [1])[0].harvest_ns == 0
+    ledger.open_grant(grant(2))
+    ledger.record([sample(1, busy_ns=12), sample(2, busy_ns=3, held_ns=4)], START * SECOND)
+    ledger.end(2, "epilog", START * SECOND)
+    ledger.record([sample(1, busy_ns=100)], START * SECOND)
+    (below,), (above,) = read_usage(path, [1]), read_usage(path, [2])
+    assert (below.busy_ns, below.harvest_ns, below.held_ns) == (100, 7, None)
+    assert (above.harvest_ns, above.held_ns) == (None, 4)
+
+
+def test_whole_cards_have_the_mean_of_what_was_said(ledger, path):
+    for second, util, used in ((0, 50, 10), (1, None, 30), (2, 100, None), (11, None, 5)):
+        ledger.record_cards("n1", [CardSample(CARD.uuid, 0, util, used)], (START + second) * SECOND)
+    ledger.record_cards("n1", [CardSample("GPU-x", None, None, None)], START * SECOND)
+    with reading(path) as database:
+        found = card_series(database, START, START + 60)
+    assert [(p.at, p.util, p.mem_used) for p in found] == [(START, 75.0, 30), (START + 10, None, 5)]
+    assert card_is_not_zero_where_memory_is_unknown(ledger, path)
+
+
+def card_is_not_zero_where_memory_is_unknown(ledger: Ledger, path: Path) -> bool:
+    for _ in range(2):
+        ledger.record_cards("n1", [CardSample("GPU-y", None, 1, None)], START * SECOND)
+    with reading(path) as database:
+        return [p.mem_used for p in card_series(database, START, START + 1) if p.uuid == "GPU-y"] == [None]
+
+
+def test_after_a_day_buckets_are_of_five_minutes_and_nothing_is_lost(ledger, path):
+    ledger.open_grant(grant())
+    for second in range(0, 700, 5):
+        ledger.record([sample(busy_ns=second, launches=second, mem_used=second)], (START + second) * SECOND)
+        ledger.record_cards("n1", [CardSample(CARD.uuid, 0, 40, second)], (START + second) * SECOND)
+    settle(ledger, KEEP_ALL, START + DAY + 299)
+    assert {p.step for p in points(path)} == {FINE_S}
+    settle(ledger, KEEP_ALL, START + DAY + 650)
+    found = points(path)
+    assert [p.at for p in found if p.step == COARSE_S] == [START, START + 300]
+    assert sum(p.busy_ns for p in found) == 695 and max(p.mem_used or 0 for p in found) == 695
+    with reading(path) as database:
+        cards = card_series(database, START, START + 600)
+    assert [(p.step, p.util, p.mem_used) for p in cards] == [(COARSE_S, 40.0, 295), (COARSE_S, 40.0, 595)]
+
+
+def test_retention_forgets_ended_grants_with_all_that_hangs_on_them(ledger, path):
+    for job in (1, 2, 3):
+        ledger.open_grant(grant(job))
+        ledger.record([sample(job, close_hist=(1,))], (START + job) * SECOND)
+    ledger.end(1, "epilog", (START + 10) * SECOND)
+    ledger.end(2, "epilog", (START + DAY) * SECOND)
+    settle(ledger, Limits(10 * DAY, 1 << 40), START + 10 * DAY + 100)
+    assert [row.job_id for row in read_usage(path, [1, 2, 3])] == [2, 3]
+    counts = {
+        t: ledger.db.execute(f"SELECT count(*) FROM {t}").fetchone()[0] for t in ("latency", "baseline")
+    }
+    assert counts == {"latency": 2, "baseline": 1}
+    assert (
+        ledger.db.execute(
+            "SELECT count(*) FROM series WHERE usage_id NOT IN (SELECT id FROM usage)"
+        ).fetchone()[0]
+        == 0
+    )
+
+
+def test_grant_that_stands_longer_than_the_retention_keeps_its_sums(ledger, path):
+    ledger.open_grant(grant())
+    ledger.record([sample(busy_ns=7)], START * SECOND)
+    settle(ledger, Limits(2 * DAY, 1 << 40), START + 5 * DAY)
+    assert read_usage(path, [9])[0].busy_ns == 7 and points(path) == []
+
+
+def test_size_is_bounded_and_the_oldest_go_first(ledger, path):
+    for job in range(1, 1501):
+        ledger.open_grant(grant(job, START + job))
+        ledger.record([sample(job, busy_ns=job)], (START + job) * SECOND)
+        ledger.end(job, "epilog", (START + job) * SECOND)
+    limit = used_bytes(ledger) // 2
+    settle(ledger, Limits(365 * DAY, limit), START + DAY // 2)
+    assert used_bytes(ledger) <= limit
+    left = [row.job_id for row in read_usage(path, range(1, 1501))]
+    assert left == list(range(left[0], 1501)) and len(left) > 100
+
+
+def test_file_does_not_grow_past_the_bound_when_pages_are_used_again(ledger, path):
+    limit = 512 * 1024
+    for job in range(1, 4001):
+        ledger.open_grant(grant(job, START + job))
+        ledger.end(job, "epilog", (START + job) * SECOND)
+        if job % 50 == 0:
+            prune(ledger, Limits(365 * DAY, limit), (START + job) * SECOND)
+    ledger.close()
+    assert path.stat().st_size < limit * 1.5
+
+
+def test_pruning_an_empty_or_full_ledger_of_standing_grants_ends(ledger):
+    assert prune(ledger, Limits(0, 0), START * SECOND) is False
+    ledger.open_grant(grant())
+    assert settle(ledger, Limits(0, 0), START + DAY) < 5
+    assert ledger.db.execute("SELECT count(*) FROM usage").fetchone()[0] == 1
+
+
+def test_window_takes_what_stood_in_it(ledger, path):
+    for job, begin, end in ((1, 0, 10), (2, 5, 30), (3, 30, 40), (4, 10, None)):
+        ledger.open_grant(grant(job, START + begin))
+        if end is not None:
+            ledger.end(job, "epilog", (START + end) * SECOND)
+    with reading(path) as database:
+        found = [
+            row.job_id for _, row in usage_between(database, (START + 10) * SECOND, (START + 30) * SECOND)
+        ]
+        nobody = list(usage_between(database, 0, 2**62, uid=4))
+    assert sorted(found) == [2, 4] and nobody == []
+
+
+def test_ledger_of_the_first_release_is_read_and_brought_up_to_date(path):
+    database = sqlite3.connect(path)
+    database.executescript(migrations()[0][1] + "PRAGMA user_version = 1;")
+    database.execute(
+        "INSERT INTO usage (job_id, node, uuid, card_index, uid, state, share, mem_cap, mem_total, granted_at,"
+        " busy_ns) VALUES (9, 'n1', ?, 0, 1000, 'active', 30, 1, 2, 5, 77)",
+        (CARD.uuid,),
+    )
+    database.execute("INSERT INTO baseline VALUES (1, '1', 5, 77, 0, 0, 0, 0, 0)")
+    database.commit()
+    database.close()
+    (old,) = read_usage(path, [9])
+    assert isinstance(old, Usage) and (old.busy_ns, old.mem_mean, old.closed_suspended_ns) == (77, None, None)
+    with reading(path) as raw:
+        assert series_of(raw, 1) == [] and latency_of(raw, 1) is None and card_series(raw, 0, 9) == []
+    new = Ledger(path)
+    new.record([sample(busy_ns=80)], START * SECOND)
+    assert read_usage(path, [9])[0].busy_ns == 80
+
+
+def test_file_and_its_helpers_are_for_root_and_its_group(path):
+    path.touch(mode=0o644)
+    path.with_name(path.name + "-wal").touch(mode=0o644)
+    ledger = Ledger(path)
+    ledger.open_grant(grant())
+    modes = {p.name: p.stat().st_mode & 0o777 for p in path.parent.iterdir()}
+    assert modes == {"ledger.sqlite": 0o640, "ledger.sqlite-wal": 0o640, "ledger.sqlite-shm": 0o640}
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(0, 400), st.integers(0, 10**9), st.booleans()), min_size=1, max_size=25
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(STEPS)
+def test_series_add_up_to_the_row_whatever_happens(tmp_path_factory, steps: list[tuple[int, int, bool]]):
+    path = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
+    ledger = Ledger(path)
+    ledger.open_grant(grant())
+    now, busy, boot = START, 0, 1
+    for pause, work, restart in steps:
+        now, boot = now + pause, boot + restart
+        busy = work if restart else busy + work
+        ledger.record([sample(boot_id=boot, busy_ns=busy)], now * SECOND)
+        prune(ledger, KEEP_ALL, (now + DAY) * SECOND)
+    row = read_usage(path, [9])[0]
+    assert sum(p.busy_ns for p in points(path)) == row.busy_ns == sum(work for _, work, _ in steps)
+    ledger.close()

@@ -1,0 +1,105 @@
+"""--qgpu-mem and --qgpu-cards inside slurmctld: what Slurm is told, and what the user reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_lua_job_submit import LUA_VERSIONS, Slurm
+
+NO_VAL, NO_VAL16 = 4294967294, 65534
+FLAG = 2**38
+OPEN = {"min_nodes": NO_VAL, "num_tasks": NO_VAL, "ntasks_per_node": NO_VAL16, "bitflags": 5}
+
+
+@pytest.fixture(params=LUA_VERSIONS)
+def several(request: pytest.FixtureRequest, tmp_path: Path) -> Slurm:
+    return Slurm(request.param, "one", tmp_path, multi_card=True)
+
+
+@pytest.fixture(params=LUA_VERSIONS)
+def single(request: pytest.FixtureRequest, tmp_path: Path) -> Slurm:
+    return Slurm(request.param, "one", tmp_path)
+
+
+def _submit(
+    slurm: Slurm, gres: str, spank: tuple[str, ...] = (), **fields: Any
+) -> tuple[dict[str, Any], str]:
+    """Fields written, or nothing and the sentence."""
+    lines = slurm.lua.table_from(dict(enumerate(spank)))
+    code, written, said = slurm.submit(
+        **(OPEN | {"gres": gres, "qos": "online", "spank_job_env": lines} | fields)
+    )
+    assert (code == 0) == (said == "")
+    return (written if code == 0 else {}), said
+
+
+def _tag(written: dict[str, Any]) -> str:
+    return str(written.get("extra") or written.get("comment"))
+
+
+@pytest.mark.parametrize("name", ["QGPU_MEM", "SPANK_QGPU_MEM"])
+def test_memory_ends_in_the_native_request(single: Slurm, name: str) -> None:
+    option = _submit(single, "gres:qgpu:30", (f"{name}=4G", "OTHER=1", "=", ""))[0]
+    assert option == _submit(single, "gres:qgpu:30,qgpu_mem:4G")[0] != _submit(single, "gres:qgpu:30")[0]
+
+
+def test_variables_of_others_and_long_ones_say_nothing(single: Slurm) -> None:
+    lines = ("QGPU_MEMORY=4G", "XQGPU_MEM=4G", "QGPU_MEM=" + "9" * 40, "QGPU_MEM")
+    assert _submit(single, "gres:qgpu:30", lines)[0] == _submit(single, "gres:qgpu:30")[0]
+
+
+def test_one_card_is_one_task(several: Slurm) -> None:
+    plain, _ = _submit(several, "gres:qgpu:30,qgpu_mem:4G")
+    assert plain["gres"] == "qgpu:online:30,qgpu_mem:4096M"
+    assert plain["tres_per_task"] == "gres/shard:30"
+    assert (plain["num_tasks"], plain["ntasks_per_node"], plain["bitflags"]) == (1, 1, FLAG + 5)
+    assert _tag(plain) == "qgpu/1 class=online share=30 mem=4096"
+    assert _submit(several, "gres:qgpu:30,qgpu_mem:4G", ("QGPU_CARDS=1",))[0] == plain
+
+
+def test_two_cards_are_two_tasks_and_count_twice(several: Slurm) -> None:
+    two, _ = _submit(several, "gres:qgpu:h200:30,qgpu_mem:4G,fast:1", ("QGPU_CARDS=2",), bitflags=FLAG)
+    assert two["gres"] == "qgpu:online:60,qgpu_mem:8192M,fast:1"
+    assert two["tres_per_task"] == "gres/shard:h200:30"
+    assert (two["num_tasks"], two["ntasks_per_node"], two["bitflags"]) == (2, 2, FLAG)
+    assert _tag(two) == "qgpu/1 class=online share=30 mem=4096 cards=2"
+
+
+@pytest.mark.parametrize(
+    ("shape", "cards", "good"),
+    [
+        ({"num_tasks": 1}, "1", True),
+        ({"num_tasks": 1}, "2", True),
+        ({"num_tasks": 4}, "1", False),
+        ({"num_tasks": 4}, "2", False),
+        ({"num_tasks": 4, "min_nodes": 2}, "2", True),
+        ({"num_tasks": 2, "min_nodes": 2}, "1", True),
+        ({"ntasks_per_node": 2}, "2", True),
+        ({"ntasks_per_node": 2}, "1", False),
+        ({"min_nodes": 2}, "2", True),
+    ],
+)
+def test_a_share_goes_with_one_task_for_each_card(
+    several: Slurm, shape: dict[str, int], cards: str, good: bool
+) -> None:
+    written, said = _submit(several, "gres:qgpu:30", (f"QGPU_CARDS={cards}",), **shape)
+    assert bool(written) == good
+    if good:
+        nodes = shape.get("min_nodes", 1)
+        assert (written["num_tasks"], written["ntasks_per_node"]) == (int(cards) * nodes, int(cards))
+    else:
+        assert f"--ntasks-per-node={cards}" in said
+
+
+@pytest.mark.parametrize("cards", ["2", "0", "17", "x", "1.5", "-1"])
+def test_elsewhere_several_cards_are_refused(single: Slurm, cards: str) -> None:
+    written, said = _submit(single, "gres:qgpu:30", (f"QGPU_CARDS={cards}",))
+    assert not written and "on this cluster a job has a part of one card of each node" in said
+
+
+def test_several_cards_go_with_a_share(several: Slurm) -> None:
+    for gres in ("gres:gpu:2", "gres:fast:1"):
+        assert "tres_per_task" not in _submit(several, gres)[0]
+    assert "goes with a share of a card" in _submit(several, "gres:gpu:2", ("QGPU_CARDS=2",))[1]

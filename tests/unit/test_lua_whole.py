@@ -1,0 +1,64 @@
+"""A whole card before Slurm 23.11.5: booked as its hundred shards by job_submit.lua, and asked for so by srun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_lua_job_submit import LUA_VERSIONS, Slurm
+
+
+@pytest.fixture(params=LUA_VERSIONS)
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Slurm:
+    return Slurm(request.param, "old", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("gres", "env", "wanted"),
+    [
+        ("gpu:1", {}, "shard:100"),
+        ("gpu", {}, "shard:100"),
+        ("gpu:h200", {}, "shard:h200:100"),
+        ("gpu:h200:1,tmpdisk:1G", {}, "shard:h200:100,tmpdisk:1G"),
+        ("qgpu:100", {}, "shard:100"),
+        ("qgpu:h200:100", {}, "shard:h200:100"),
+        ("gpu:2", {}, None),
+        ("gpu:1", {"SLURM_JOB_ID": "7", "SLURM_SHARDS_ON_NODE": "100"}, "shard:100"),
+        ("gpu:h200:1", {"SLURM_JOB_ID": "7", "SLURM_SHARDS_ON_NODE": "100"}, "shard:100"),
+        ("qgpu:100", {"SLURM_JOB_ID": "7", "SLURM_SHARDS_ON_NODE": "100"}, "shard:100"),
+        ("gpu:1", {"SLURM_JOB_ID": "7", "SLURM_SHARDS_ON_NODE": "30"}, None),
+        ("gpu:1", {"SLURM_JOB_ID": "7"}, None),
+        ("qgpu:10", {"SLURM_JOB_ID": "7", "SLURM_SHARDS_ON_NODE": "30"}, "qgpu:10,shard:1"),
+    ],
+)
+def test_srun_asks_for_a_whole_card_as_job_submit_books_it(
+    old: Slurm, gres: str, env: dict[str, str], wanted: str | None
+) -> None:
+    assert old.srun(env, gres=gres) == wanted
+
+
+def test_a_change_of_a_whole_job_keeps_its_tag(old: Slurm) -> None:
+    whole = {"job_id": 7, "job_state": 0, "partition": "gpu", "tres_per_node": "gres:shard:100"}
+    assert old.modify(whole, comment="new")[1] == {"comment": "qgpu/1 whole; new"}
+    assert old.modify(whole, gres="gpu:h200:1")[1] == {"gres": "shard:h200:100", "comment": "qgpu/1 whole"}
+    code, written, said = old.modify(whole, gres="qgpu:30", qos="online")
+    assert (code, written) == (2072, {}) and "from whole cards to" in said
+    code, _, said = old.modify({**whole, "job_state": 1}, gres="gpu:1")
+    assert code == 2072 and "job 7 has started" in said
+
+
+def test_a_job_with_the_node_for_itself_has_whole_cards_as_such(old: Slurm) -> None:
+    code, written, _ = old.submit(gres="gpu:2", shared=0, partition="gpu")
+    assert (code, written) == (0, {"comment": "qgpu/1 whole"})
+    assert old.srun({}, gres="gpu:1", exclusive="exclusive") is None
+    job = {
+        "job_id": 7,
+        "job_state": 0,
+        "partition": "gpu",
+        "tres_per_node": "gres:gpu:2",
+        "comment": "qgpu/1 whole",
+    }
+    assert old.modify(job, comment="new")[1] == {"comment": "qgpu/1 whole; new"}
+    assert old.modify(job, qos="offline", shared=65534)[0] == 0
+    code, written, said = old.modify(job, shared=1)
+    assert (code, written) == (2072, {}) and "gpu:2 is refused: where cards are shared" in said
