@@ -9,8 +9,11 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
+
+UNLIMITED = 2**64 - 1  # the fakes' NVML_DEVICE_MEMORY_LIMIT_MAX; a real driver is asked what it says
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,6 +45,34 @@ class GpuProcess:
     mem_used: int | None
 
 
+@dataclass(frozen=True)
+class CardUsage:
+    """What lies on one card. Bytes; `used` is the whole card without the driver's own reserve, `busy` is percent of
+    time per process that had a kernel since the last look (0..100), empty where the driver does not tell.
+    """
+
+    processes: tuple[GpuProcess, ...]
+    used: int | None = None
+    busy: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MemoryLimits:
+    """The driver's limits of one cgroup on one card, in bytes; without a limit `hard` is the largest number."""
+
+    soft: int
+    hard: int
+    used: int
+
+
+@dataclass(frozen=True)
+class CardLoad:
+    """What a whole card does now, whoever uses it; None where the driver does not tell (MIG: no utilisation)."""
+
+    util_percent: int | None = None
+    mem_used: int | None = None
+
+
 class Nvml(Protocol):
     """What qgpud asks the driver. Every call raises NvmlError (CardLostError for a single card)."""
 
@@ -51,6 +82,26 @@ class Nvml(Protocol):
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """Processes with a context on the card."""
+        ...
+
+    def usage(self, uuid: str, busy: bool = True) -> CardUsage:
+        """Everything the audit wants to know of one card; not what its processes did where `busy` is false."""
+        ...
+
+    def load(self, uuid: str) -> CardLoad:
+        """What the whole card does now; free of side effects, unlike `usage`."""
+        ...
+
+    def driver_version(self) -> str:
+        """Such as 580.65.06."""
+        ...
+
+    def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:
+        """Limits of a cgroup (full path of its directory) on a card. Driver 615 and later."""
+        ...
+
+    def set_memory_limits(self, uuid: str, cgroup: str, soft: int, hard: int) -> None:
+        """Set them; root only."""
         ...
 
     def close(self) -> None:
@@ -64,8 +115,14 @@ class FakeNvml:
     def __init__(self, cards: Iterable[CardInfo] = ()) -> None:
         self._cards = {card.uuid: card for card in cards}
         self._processes: dict[str, tuple[GpuProcess, ...]] = {}
+        self._used: dict[str, int] = {}
+        self._busy: dict[str, dict[int, int]] = {}
+        self.loads: dict[str, CardLoad] = {}
         self._lost: set[str] = set()
         self.failure: str | None = None
+        self.version = "580.65.06"
+        self.limits: dict[tuple[str, str], tuple[int, int]] = {}
+        self.before: Callable[[], object] = lambda: None  # runs in every call: tests hang or count here
 
     @classmethod
     def with_cards(cls, count: int, mem_total: int, first_minor: int = 0, name: str = "fake") -> FakeNvml:
@@ -77,9 +134,17 @@ class FakeNvml:
         """From now on the card does not answer."""
         self._lost.add(uuid)
 
-    def put(self, uuid: str, *processes: GpuProcess) -> None:
-        """Replace the processes on a card."""
+    def put(
+        self,
+        uuid: str,
+        *processes: GpuProcess,
+        used: int | None = None,
+        busy: dict[int, int] | None = None,
+    ) -> None:
+        """Replace the processes on a card; `used` is their sum unless it is said."""
         self._processes[uuid] = processes
+        self._used[uuid] = sum(p.mem_used or 0 for p in processes) if used is None else used
+        self._busy[uuid] = busy or {}
 
     def cards(self) -> tuple[CardInfo, ...]:
         """All cards that are not lost."""
@@ -93,10 +158,47 @@ class FakeNvml:
             raise CardLostError(f"card {uuid} does not answer: GPU is lost")
         return self._processes.get(uuid, ())
 
+    def usage(self, uuid: str, busy: bool = True) -> CardUsage:
+        """What `put` said last."""
+        did = self._busy.get(uuid, {}) if busy else {}
+        return CardUsage(self.processes(uuid), self._used.get(uuid, 0), did)
+
+    def load(self, uuid: str) -> CardLoad:
+        """As `loads` says; else the memory that `put` said."""
+        self.processes(uuid)
+        return self.loads.get(uuid, CardLoad(None, self._used.get(uuid, 0)))
+
+    def driver_version(self) -> str:
+        """As `version` says."""
+        self._check()
+        return self.version
+
+    def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:
+        """What was set, on a driver that has limits."""
+        self._check_limits(uuid, cgroup)
+        soft, hard = self.limits.get((uuid, cgroup), (0, UNLIMITED))
+        return MemoryLimits(soft, hard, 0)
+
+    def set_memory_limits(self, uuid: str, cgroup: str, soft: int, hard: int) -> None:
+        """Remember them; the cgroup must exist."""
+        self._check_limits(uuid, cgroup)
+        if (soft, hard) == (0, UNLIMITED):
+            self.limits.pop((uuid, cgroup), None)
+        else:
+            self.limits[uuid, cgroup] = (soft, hard)
+
+    def _check_limits(self, uuid: str, cgroup: str) -> None:
+        self._check()
+        if int(self.version.partition(".")[0]) < 615:
+            raise NvmlError("the NVIDIA driver does not answer through NVML: Function Not Found")
+        if uuid not in self._cards or not Path(cgroup).is_dir():
+            raise NvmlError("the NVIDIA driver does not answer through NVML: Invalid Argument")
+
     def close(self) -> None:
         """Nothing to let go of."""
 
     def _check(self) -> None:
+        self.before()
         if self.failure is not None:
             raise NvmlError(self.failure)
 
@@ -134,6 +236,7 @@ class PynvmlNvml:
                 raise NvmlError(f"driver.nvml: {library} cannot be loaded: {error}") from None
         self._nvml: Any = pynvml
         self._handles: dict[str, Any] = {}
+        self._seen_us: dict[str, int] = {}
         pynvml.nvmlInit()
 
     @_translate
@@ -158,16 +261,77 @@ class PynvmlNvml:
     @_translate
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """Processes with a compute context on the card."""
+        return self._processes(self._handle(uuid))
+
+    def _handle(self, uuid: str) -> Any:
         if uuid not in self._handles:
             self._handles[uuid] = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-        rows = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handles[uuid])
+        return self._handles[uuid]
+
+    def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
+        rows = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         return tuple(GpuProcess(int(row.pid), _memory(row.usedGpuMemory)) for row in rows)
+
+    @_translate
+    def usage(self, uuid: str, busy: bool = True) -> CardUsage:
+        """Processes, memory of the whole card, and utilisation, which old cards and drivers do not tell."""
+        handle = self._handle(uuid)
+        try:
+            info = self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
+        except self._nvml.NVMLError:
+            info = None  # before driver 510: `used` would hold the driver's own reserve as well
+        used = None if info is None else int(info.used)
+        return CardUsage(self._processes(handle), used, self._busy(uuid, handle) if busy else {})
+
+    @_translate
+    def load(self, uuid: str) -> CardLoad:
+        """Utilisation over the driver's last sample period, and memory in use."""
+        handle = self._handle(uuid)
+        try:
+            util: int | None = int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        except self._nvml.NVMLError_NotSupported:
+            util = None  # a MIG instance
+        return CardLoad(util, int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used))
+
+    def _busy(self, uuid: str, handle: Any) -> dict[int, int]:
+        try:
+            rows = self._nvml.nvmlDeviceGetProcessUtilization(handle, self._seen_us.get(uuid, 0))
+        except self._nvml.NVMLError:
+            return {}  # NOT_FOUND: nobody worked since then
+        self._seen_us[uuid] = max([int(row.timeStamp) for row in rows], default=self._seen_us.get(uuid, 0))
+        return {int(row.pid): int(row.smUtil) for row in rows}
+
+    @_translate
+    def driver_version(self) -> str:
+        """Such as 580.65.06."""
+        return _text(self._nvml.nvmlSystemGetDriverVersion())
+
+    @_translate
+    def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:
+        """Ask the driver; a binding or a library without the function is an NvmlError as well."""
+        limits = _limits(self._nvml, "c_nvmlGetMemoryLimits_v1_t")
+        limits.nameSpace = cgroup.encode()
+        self._nvml.nvmlDeviceGetMemoryLimits_v1(self._handle(uuid), limits)
+        return MemoryLimits(int(limits.softLimit), int(limits.hardLimit), int(limits.currentUsed))
+
+    @_translate
+    def set_memory_limits(self, uuid: str, cgroup: str, soft: int, hard: int) -> None:
+        """Tell the driver."""
+        limits = _limits(self._nvml, "c_nvmlSetMemoryLimits_v1_t")
+        limits.nameSpace, limits.softLimit, limits.hardLimit = cgroup.encode(), soft, hard
+        self._nvml.nvmlDeviceSetMemoryLimits_v1(self._handle(uuid), limits)
 
     @_translate
     def close(self) -> None:
         """Let go of the driver."""
         self._handles.clear()
         self._nvml.nvmlShutdown()
+
+
+def _limits(nvml: Any, name: str) -> Any:
+    if not hasattr(nvml, name):
+        raise NvmlError("nvidia-ml-py is older than 13.615 and does not know limits per cgroup: upgrade it")
+    return getattr(nvml, name)()
 
 
 def _text(value: str | bytes) -> str:

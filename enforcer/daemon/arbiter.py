@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from enforcer.ledger import Sample
+from gres.cardplan import CardPlan
 from gres.grants import Grant
 
 
@@ -33,17 +34,30 @@ class Synced:
 
 @dataclass(frozen=True)
 class Tenant:
-    """One tenant's counters, and how many of its processes are registered."""
+    """One tenant's counters, how many of its processes are registered, and what it does at this moment."""
 
     sample: Sample
     procs: int
+    gate: int = 0
+    busy: bool = False
+    suspended: bool = False
+
+
+@dataclass(frozen=True)
+class ProcessUse:
+    """One process of a tenant, and the bytes that it holds (or held) by the ledger."""
+
+    job_id: int
+    uuid: str
+    pid: int
+    mem_used: int
 
 
 class Arbiter(Protocol):
     """Every call raises ArbiterError when the arbiter is not there any more."""
 
-    def connect(self, uuids: Callable[[], Sequence[str]], grants: Sequence[Grant]) -> Synced:
-        """Connect and hand over the full list; `uuids` (of the cards) is asked only once connected."""
+    def connect(self, cards: Callable[[], Mapping[str, CardPlan]], grants: Sequence[Grant]) -> Synced:
+        """Connect and hand over the full list; `cards` (by UUID) is asked only once connected."""
         ...
 
     def grant(self, grant: Grant) -> None:
@@ -53,8 +67,32 @@ class Arbiter(Protocol):
         """
         ...
 
+    def card(self, uuid: str, plan: CardPlan) -> None:
+        """Change the settings of a card. Raises ArbiterRefusedError when it does not want them."""
+        ...
+
     def revoke(self, job_id: int) -> None:
         """The job ended."""
+        ...
+
+    def processes(self) -> list[ProcessUse] | None:
+        """Registered processes and what they hold; None where this arbiter cannot tell."""
+        ...
+
+    def overhead(self, job_id: int, uuid: str, size: int) -> None:
+        """Charge a tenant so many bytes for contexts, modules and processes without shim."""
+        ...
+
+    def gone(self, dead: ProcessUse) -> None:
+        """The driver does not list a dead process any more: its bytes are free."""
+        ...
+
+    def died(self) -> list[ProcessUse]:
+        """Processes whose death was told since the last call."""
+        ...
+
+    def watch_fileno(self) -> int | None:
+        """Descriptor that becomes readable when `died` has something; None while there is none."""
         ...
 
     def tenants(self) -> list[Tenant]:
@@ -77,7 +115,10 @@ class FakeArbiter:
         self.running = True
         self.boot_id = 1
         self.connected = False
-        self.uuids: tuple[str, ...] = ()
+        self.plans: dict[str, CardPlan] = {}
+        self.procs: list[ProcessUse] = []
+        self.deaths: list[ProcessUse] = []
+        self.overheads: dict[tuple[int, str], int] = {}
         self.grants: dict[int, Grant] = {}
         self.calls: list[str] = []
         self.refuses: dict[int, str] = {}
@@ -95,11 +136,16 @@ class FakeArbiter:
         sample = Sample(job_id, uuid, self.boot_id, tenant_since=self.boot_id)
         self._tenants[job_id, uuid] = Tenant(replace(sample, **counters), procs)
 
-    def connect(self, uuids: Callable[[], Sequence[str]], grants: Sequence[Grant]) -> Synced:
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """Cards that it was told."""
+        return tuple(self.plans)
+
+    def connect(self, cards: Callable[[], Mapping[str, CardPlan]], grants: Sequence[Grant]) -> Synced:
         """Take the full list."""
         self._check(connected=False)
         self.connected = True
-        self.uuids = tuple(uuids())
+        self.plans = dict(cards())
         self.grants = {grant.job_id: grant for grant in grants if grant.job_id not in self.refuses}
         self.calls.append("connect")
         refused = {
@@ -114,6 +160,37 @@ class FakeArbiter:
             raise ArbiterRefusedError(self.refuses[grant.job_id])
         self.grants[grant.job_id] = grant
         self.calls.append(f"grant {grant.job_id}")
+
+    def card(self, uuid: str, plan: CardPlan) -> None:
+        """Take the settings of one card."""
+        self._check()
+        self.plans[uuid] = plan
+        self.calls.append(f"card {uuid}")
+
+    def processes(self) -> list[ProcessUse] | None:
+        """What the test put into `procs`."""
+        self._check()
+        return list(self.procs)
+
+    def overhead(self, job_id: int, uuid: str, size: int) -> None:
+        """Remember it."""
+        self._check()
+        self.overheads[job_id, uuid] = size
+
+    def gone(self, dead: ProcessUse) -> None:
+        """Remember the call."""
+        self._check()
+        self.calls.append(f"gone {dead.job_id} {dead.pid}")
+
+    def died(self) -> list[ProcessUse]:
+        """What the test put into `deaths`, once."""
+        self._check()
+        found, self.deaths = self.deaths, []
+        return found
+
+    def watch_fileno(self) -> int | None:
+        """No descriptor."""
+        return None
 
     def revoke(self, job_id: int) -> None:
         """Forget one grant and its tenants."""
@@ -140,8 +217,3 @@ class FakeArbiter:
         if not self.running or (connected and not self.connected):
             self.connected = False
             raise ArbiterError("the arbiter does not answer")
-
-
-def registered(tenants: Iterable[Tenant]) -> dict[tuple[int, str], int]:
-    """Processes per (job, card)."""
-    return {(tenant.sample.job_id, tenant.sample.uuid): tenant.procs for tenant in tenants}

@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from enforcer import arbiter_link as link
 from enforcer.abi import AbiError
-from enforcer.daemon.arbiter import ArbiterError, ArbiterRefusedError, Synced, Tenant
+from enforcer.daemon.arbiter import ArbiterError, ArbiterRefusedError, ProcessUse, Synced, Tenant
+from enforcer.daemon.log import emit
 from enforcer.ledger import Sample
+from gres.cardplan import CardPlan
 from gres.config import Config
 from gres.grants import Grant
 
 TIMEOUT_S = 1.0  # the arbiter answers within microseconds; one that does not is stuck
 
 
-class _Link(link.ArbiterLink):
-    def fileno(self) -> int | None:
-        """The connection's descriptor, for a selector."""
-        return None if self._sock is None else self._sock.fileno()
+def _use(process: link.ProcessStats) -> ProcessUse:
+    return ProcessUse(process.job_id, process.uuid, process.pid, process.mem_used)
 
 
-def card_settings(config: Config, uuid: str) -> link.CardSettings:
-    """What qgpu.yaml says about every card."""
+def card_settings(config: Config, uuid: str, plan: CardPlan) -> link.CardSettings:
+    """What holds for a card, in the arbiter's words."""
     settings = config.enforcer
+    none = [job_class for job_class, value in plan.isolation.items() if value == "none"]
     return link.CardSettings(
         uuid=uuid,
-        idle_release_ms=settings.idle_release.ms,
-        window_us=settings.window.us,
-        slice_us=settings.slice.us,
+        idle_release_ms=plan.idle_release.ms,
+        window_us=plan.window.us,
+        slice_us=plan.slice.us,
         lease_ms=settings.lease.ms,
         grace_ms=settings.grace.ms,
-        policy_online=config.classes["online"].policy,
-        policy_offline=config.classes["offline"].policy,
-        governed=settings.isolation == "governed",
+        policy_online=plan.policy["online"],
+        policy_offline=plan.policy["offline"],
+        governed=len(none) < 2,
+        ungoverned_online="online" in none,
+        ungoverned_offline="offline" in none,
+        together=settings.suspend_together,
     )
 
 
-def sample_of(stats: link.TenantStats, boot_id: int) -> Sample:
+def sample_of(stats: link.TenantStats, boot_id: int, version: int = 1) -> Sample:
     """A tenant's counters as the ledger takes them."""
     return Sample(
         job_id=stats.job_id,
@@ -51,6 +57,25 @@ def sample_of(stats: link.TenantStats, boot_id: int) -> Sample:
         closed_share_ns=stats.closed_share_ns,
         mem_peak=stats.mem_peak,
         gate_close_max_ns=stats.gate_close_max_ns,
+        mem_used=stats.mem_used,
+        **_newer(stats, version),
+    )
+
+
+def _newer(stats: link.TenantStats, version: int) -> dict[str, Any]:
+    """What an arbiter of version 1 does not tell: not measured, never zero."""
+    names = ("closed_suspended_ns", "held_ns", "close_hist")
+    return {name: getattr(stats, name, None) if version >= 2 else None for name in names}
+
+
+def tenant_of(stats: link.TenantStats, boot_id: int, version: int) -> Tenant:
+    """One tenant as the daemon takes it."""
+    return Tenant(
+        sample_of(stats, boot_id, version),
+        stats.procs,
+        stats.gate,
+        stats.busy,
+        bool(getattr(stats, "suspended", False)),
     )
 
 
@@ -58,35 +83,45 @@ class SocketArbiter:
     """Implements enforcer.daemon.arbiter.Arbiter. One thread only."""
 
     def __init__(self, run_dir: str, config: Config) -> None:
-        self._link = _Link(run_dir, TIMEOUT_S)
+        self._link = link.ArbiterLink(run_dir, TIMEOUT_S)
+        self._watch: link.DeathWatch | None = None
+        self._run_dir = run_dir
         self._config = config
+        self._tenants: dict[int, tuple[link.TenantStats, int, Tenant]] = {}
 
-    def connect(self, uuids: Callable[[], Sequence[str]], grants: Sequence[Grant]) -> Synced:
+    def connect(self, cards: Callable[[], Mapping[str, CardPlan]], grants: Sequence[Grant]) -> Synced:
         """Connect and hand over the full list; what the arbiter refuses does not stop the rest."""
         refused: dict[int, str] = {}
         cards_refused: list[str] = []
+        self.close()
         try:
-            self._link.close()
             boot_id = self._link.hello()
-            told = tuple(uuids())
-            for uuid in told:
-                self._card(uuid, cards_refused)
+            told = cards()
+            for uuid, plan in told.items():
+                try:
+                    self.card(uuid, plan)
+                except ArbiterRefusedError as error:
+                    cards_refused.append(str(error))
             for grant in grants:
                 try:
                     self.grant(grant)
                 except ArbiterRefusedError as error:
                     refused[grant.job_id] = str(error)
             self._link.synced()
+            self._watch = link.DeathWatch(self._run_dir, TIMEOUT_S)
         except (link.ArbiterGone, link.ArbiterError, AbiError) as error:
-            self._link.close()
+            self.close()
             raise ArbiterError(str(error)) from None
-        return Synced(boot_id, told, refused, tuple(cards_refused))
+        return Synced(boot_id, tuple(told), refused, tuple(cards_refused))
 
-    def _card(self, uuid: str, refused: list[str]) -> None:
+    def card(self, uuid: str, plan: CardPlan) -> None:
+        """Tell the settings of a card."""
         try:
-            self._link.card(card_settings(self._config, uuid))
+            self._link.card(card_settings(self._config, uuid, plan))
+        except link.ArbiterGone as error:
+            raise ArbiterError(str(error)) from None
         except (link.ArbiterError, AbiError) as error:
-            refused.append(str(error))
+            raise ArbiterRefusedError(str(error)) from None
 
     def grant(self, grant: Grant) -> None:
         """Add or update one grant."""
@@ -112,12 +147,62 @@ class SocketArbiter:
         except (link.ArbiterGone, AbiError) as error:
             self._link.close()
             raise ArbiterError(str(error)) from None
-        return [Tenant(sample_of(stats, self._link.boot_id or 0), stats.procs) for stats in found]
+        boot_id, before, kept = self._link.boot_id or 0, self._tenants, {}
+        for stats in found:  # the link answers the same object for a tenant that did nothing; so does this
+            old = before.get(id(stats))
+            if old is None or old[0] is not stats or old[1] != boot_id:
+                old = (stats, boot_id, tenant_of(stats, boot_id, self._link.version))
+            kept[id(stats)] = old
+        self._tenants = kept
+        return [tenant for _, _, tenant in kept.values()]
+
+    def processes(self) -> list[ProcessUse] | None:
+        """Registered processes; None under an arbiter of version 1, which does not tell."""
+        try:
+            found = self._link.processes()
+        except (link.ArbiterGone, AbiError) as error:
+            self._link.close()
+            raise ArbiterError(str(error)) from None
+        return None if self._link.version < 2 else [_use(process) for process in found]
+
+    def overhead(self, job_id: int, uuid: str, size: int) -> None:
+        """Charge a tenant for what no shim counts."""
+        self._tell(lambda: self._link.overhead(job_id, uuid, size))
+
+    def gone(self, dead: ProcessUse) -> None:
+        """The driver let go of a dead process."""
+        self._tell(lambda: self._link.gone(dead.job_id, dead.uuid, dead.pid))
+
+    def _tell(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except link.ArbiterGone as error:
+            raise ArbiterError(str(error)) from None
+        except (link.ArbiterError, AbiError) as error:
+            emit(logging.DEBUG, "arbiter-refused", why=error)  # the job ended meanwhile
+
+    def died(self) -> list[ProcessUse]:
+        """Deaths since the last call."""
+        if self._watch is None:
+            return []
+        try:
+            return [_use(process) for process in self._watch.died()]
+        except (link.ArbiterGone, AbiError) as error:
+            self._watch.close()
+            self._watch = None
+            raise ArbiterError(str(error)) from None
+
+    def watch_fileno(self) -> int | None:
+        """Descriptor of the watch."""
+        return None if self._watch is None else self._watch.fileno()
 
     def fileno(self) -> int | None:
         """Descriptor of the connection."""
         return self._link.fileno()
 
     def close(self) -> None:
-        """End the connection."""
+        """End both connections."""
         self._link.close()
+        if self._watch is not None:
+            self._watch.close()
+        self._watch = None

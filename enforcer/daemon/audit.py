@@ -1,72 +1,210 @@
-"""What NVML sees against what is granted. Pure: one look at the cards in, findings and memory per job out."""
+"""What NVML sees against what is granted and registered. Pure: one look at the cards in, findings out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from enforcer.nvml import GpuProcess
-from gres.grants import Grant
+from enforcer.daemon.arbiter import ProcessUse
+from enforcer.nvml import CardUsage, GpuProcess
+from gres.grants import Grant, GrantCard
 
-# Looks in a row before a finding is said: a process registers a moment after its context appears.
-PATIENCE = 3
+# Looks in a row before a finding is said. A process registers a moment after its context appears, and memory
+# may be freed between two of our own questions.
+PATIENCE = {"stranger": 3, "unregistered": 3, "over": 2, "unaccounted": 2}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as granted. `pid` is one of the processes, to start looking with."""
+    """One thing that is not as granted. `pids` are the processes that it is about; figures are not compared.
 
-    kind: str  # stranger: no job with a grant for this card; unregistered: of such a job, but not a tenant
+    stranger: a process of no job with a grant for this card. unregistered: of such a job, without the shim.
+    over: the job holds more than its cap plus slack. unaccounted: the card holds more than its processes do.
+    """
+
+    kind: str
     uuid: str
-    pid: int
-    job_id: int | None
+    job_id: int | None = None
+    pid: int | None = None
+    pids: tuple[int, ...] = field(default=(), compare=False)
+    figures: dict[str, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
 class Look:
-    """The result of one audit: findings, and bytes per (job, card) as the driver counts them."""
+    """The result of one audit: findings, bytes per (job, card) as the driver counts them, and the part of
+    these that no shim counts. `complete`: of every tenant that part could be told.
+    """
 
     findings: frozenset[Finding]
     memory: dict[tuple[int, str], int]
+    overhead: dict[tuple[int, str], int]
+    complete: bool = True
+
+
+@dataclass(frozen=True)
+class Registered:
+    """The arbiter's list, before and after NVML was asked; `dead` are charged apart until NVML lets go.
+
+    None where there is no list: then nobody counts as unregistered, and nothing as overhead.
+    """
+
+    before: Iterable[ProcessUse] | None
+    after: Iterable[ProcessUse] | None
+    dead: frozenset[tuple[str, int]] = frozenset()
+
+
+class _Card:
+    """The look at one card."""
+
+    def __init__(self, uuid: str, usage: CardUsage, owners: dict[int, GrantCard], slack: int) -> None:
+        self.uuid, self.usage, self.owners, self.slack = uuid, usage, owners, slack
+        self.jobs: dict[int, list[GpuProcess]] = {}
+        self.findings: list[Finding] = []
+
+    def sort(
+        self,
+        known: set[tuple[int, int]],
+        job_of: Callable[[int], int | None],
+        dead: frozenset[tuple[str, int]],
+    ) -> None:
+        """Find the job of each process; the arbiter proved it for those that registered."""
+        names = {pid: job for job, pid in known}
+        for process in self.usage.processes:
+            if (self.uuid, process.pid) in dead:
+                continue
+            job = names.get(process.pid) or job_of(process.pid)
+            if job in self.owners:
+                self.jobs.setdefault(job or 0, []).append(process)
+            else:
+                figures = self._figures([process])
+                self.findings.append(
+                    Finding("stranger", self.uuid, job, process.pid, (process.pid,), figures)
+                )
+
+    def judge(self, governed: Iterable[int], known: set[tuple[int, int]] | None) -> None:
+        """Compare each governed job with its list and its cap; then the card with its processes."""
+        for job in governed:
+            found = self.jobs.get(job, [])
+            unknown = [p for p in found if known is not None and (job, p.pid) not in known]
+            for process in unknown:
+                figures = self._figures([process])
+                self.findings.append(
+                    Finding("unregistered", self.uuid, job, process.pid, (process.pid,), figures)
+                )
+            held, cap = _sum(found), self.owners[job].mem_cap
+            if held > cap + self.slack:
+                pids = tuple(process.pid for process in found)
+                self.findings.append(
+                    Finding("over", self.uuid, job, None, pids, {"mem": held, "mem_cap": cap})
+                )
+        self._totals()
+
+    def _totals(self) -> None:
+        held, used = _sum(self.usage.processes), self.usage.used
+        unknown = any(process.mem_used is None for process in self.usage.processes)
+        if used is not None and not unknown and abs(used - held) > self.slack:
+            self.findings.append(
+                Finding("unaccounted", self.uuid, figures={"mem_card": used, "mem_processes": held})
+            )
+
+    def _figures(self, processes: list[GpuProcess]) -> dict[str, int]:
+        busy = [self.usage.busy[p.pid] for p in processes if p.pid in self.usage.busy]
+        return {"mem": _sum(processes)} | ({"busy_percent": sum(busy)} if busy else {})
+
+
+def _sum(processes: Iterable[GpuProcess]) -> int:
+    return sum(process.mem_used or 0 for process in processes)
 
 
 def audit(
-    processes: Mapping[str, Iterable[GpuProcess]],
+    usage: Mapping[str, CardUsage],
     grants: Iterable[Grant],
-    registered: Mapping[tuple[int, str], int],
+    registered: Registered,
     job_of: Callable[[int], int | None],
+    slack: int,
 ) -> Look:
-    """Compare the processes per card with the grants and with how many processes each tenant registered.
-
-    The arbiter tells numbers of processes, not their ids: with more processes on the card than registered,
-    the youngest (largest pid) is named.
-    """
-    states = {(grant.job_id, card.uuid): grant.state for grant in grants for card in grant.cards}
+    """Compare what NVML says of the cards with the grants and the registered processes. `slack` is bytes."""
+    active: dict[str, set[int]] = {}
+    owners: dict[str, dict[int, GrantCard]] = {}
+    for grant in grants:
+        for card in grant.cards:
+            owners.setdefault(card.uuid, {})[grant.job_id] = card
+            if grant.state == "active":
+                active.setdefault(card.uuid, set()).add(grant.job_id)
+    before, after = _held(registered.before), _held(registered.after)
+    listed = _known((before, after))
     findings: set[Finding] = set()
     memory: dict[tuple[int, str], int] = {}
-    for uuid, found in processes.items():
-        per_job: dict[int, list[int]] = {}
-        for process in found:
-            job = job_of(process.pid)
-            if job is None or (job, uuid) not in states:
-                findings.add(Finding("stranger", uuid, process.pid, job))
-                continue
-            per_job.setdefault(job, []).append(process.pid)
-            if process.mem_used is not None:
-                memory[job, uuid] = memory.get((job, uuid), 0) + process.mem_used
-        for job, pids in per_job.items():
-            if states[job, uuid] == "active" and len(pids) > registered.get((job, uuid), 0):
-                findings.add(Finding("unregistered", uuid, max(pids), job))
-    return Look(frozenset(findings), memory)
+    overhead: dict[tuple[int, str], int] = {}
+    complete = True
+    for uuid, seen in usage.items():
+        one = _Card(uuid, seen, owners.get(uuid, {}), slack)
+        known = None if listed is None else listed.get(uuid, set())
+        one.sort(known or set(), job_of, registered.dead)
+        governed = sorted(active.get(uuid, ()))
+        one.judge(governed, known)
+        findings.update(one.findings)
+        memory |= {(job, uuid): _sum(found) for job, found in one.jobs.items()}
+        for job in governed:
+            extra = _overhead(one.jobs.get(job, []), before, after, (job, uuid))
+            complete = complete and extra is not None
+            if extra is not None:
+                overhead[job, uuid] = extra
+    return Look(frozenset(findings), memory, overhead, complete)
+
+
+Held = dict[tuple[int, str], dict[int, int]]  # bytes by process, by (job, card)
+
+
+def _held(listed: Iterable[ProcessUse] | None) -> Held | None:
+    if listed is None:
+        return None
+    held: Held = {}
+    for use in listed:
+        held.setdefault((use.job_id, use.uuid), {})[use.pid] = use.mem_used
+    return held
+
+
+def _known(lists: tuple[Held | None, Held | None]) -> dict[str, set[tuple[int, int]]] | None:
+    """(job, pid) of everybody in either list, by card."""
+    known: dict[str, set[tuple[int, int]]] = {}
+    for held in lists:
+        if held is None:
+            return None
+        for (job, uuid), pids in held.items():
+            known.setdefault(uuid, set()).update((job, pid) for pid in pids)
+    return known
+
+
+def _overhead(
+    found: list[GpuProcess], before: Held | None, after: Held | None, key: tuple[int, str]
+) -> int | None:
+    """Bytes of a tenant that the driver counts and no shim does; None while that cannot be told.
+
+    A process that allocates while we look would be charged twice, so a moment is used only when the ledger
+    said the same before and after it. A process without shim counts in full.
+    """
+    if before is None or after is None:
+        return None
+    held = after.get(key, {})
+    if before.get(key, {}) != held:
+        return None
+    return sum(max(0, p.mem_used - held.get(p.pid, 0)) for p in found if p.mem_used is not None)
 
 
 class Patience:
-    """Says each finding once, and only when it was there for PATIENCE looks in a row."""
+    """Says each finding once, and only when it was there for some looks in a row."""
 
     def __init__(self) -> None:
         self._seen: dict[Finding, int] = {}
 
     def ripe(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Findings to say now."""
+        """Findings to act upon now."""
         self._seen = {finding: self._seen.get(finding, 0) + 1 for finding in findings}
-        return [finding for finding, looks in self._seen.items() if looks == PATIENCE]
+        return [finding for finding, looks in self._seen.items() if looks == PATIENCE[finding.kind]]
+
+    @property
+    def pending(self) -> bool:
+        """Whether something was seen that is not said yet."""
+        return any(looks < PATIENCE[finding.kind] for finding, looks in self._seen.items())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from enforcer.nvml import CardInfo
+from gres.cardplan import CardPlan, plan_card
 from gres.config import Config, Node
 from gres.grants import Grant, GrantCard, GrantError, clip_message
 from gres.hookenv import HookJob
@@ -53,8 +54,10 @@ def decide(
     paths: Callable[[], Paths],
     identify: Identify,
     now_ns: int,
+    plan: Callable[[int, str], CardPlan] | None = None,
 ) -> Decision:
-    """What becomes of a job whose Prolog asks. `now_ns` is CLOCK_REALTIME.
+    """What becomes of a job whose Prolog asks. `now_ns` is CLOCK_REALTIME; `plan` gives what holds for a card by
+    index and UUID, by default what qgpu.yaml says.
 
     `cards` asks the driver and `paths` looks for its library, only when needed; both may raise (NvmlError,
     BrokenNodeError), and so may `identify` (IdentityError), which is made a `Broken` here.
@@ -68,8 +71,9 @@ def decide(
     fault = job_fault(job, node)
     if fault:
         return refused(job, fault, now_ns)
+    rules = plan or (lambda index, uuid: plan_card(config, node, index, uuid))
     try:
-        found = tuple(_granted_card(job, card, cards()) for card in identify(node, job.gpus))
+        found = tuple(_granted_card(job, card, cards(), rules) for card in identify(node, job.gpus))
     except (IdentityError, CardFaultError) as error:
         return Broken(str(error))
     assert job.tag is not None  # job_fault refuses a job without one
@@ -87,7 +91,7 @@ def job_fault(job: HookJob, node: Node) -> str:
     """What is wrong with the job itself, as a sentence for its user; empty if nothing is."""
     if job.problem:
         return (
-            f"the note that qgpu's job_submit left on job {job.job_id} cannot be used: {job.problem}."
+            f"what Slurm said about the share of job {job.job_id} cannot be used: {job.problem}."
             " Submit the job again with --gres=qgpu:30; if that repeats, tell the administrators."
         )
     if job.tag is None:
@@ -102,6 +106,12 @@ def job_fault(job: HookJob, node: Node) -> str:
             f"job {job.job_id} asked for {asked} but Slurm gave it no card on {node.name}."
             " Submit it again with --gres=qgpu:30; if that repeats, tell the administrators."
         )
+    if not job.tag.whole and len(job.gpus) != job.tag.cards:
+        return (
+            f"job {job.job_id} has a share of {job.tag.cards} card(s), but Slurm gave it parts of {len(job.gpus)} on"
+            f" {node.name}. Submit it again; if that repeats, tell the administrators: slurm.conf has"
+            " MULTIPLE_SHARING_GRES_PJ, which needs slurm.multi_card in qgpu.yaml."
+        )
     return ""
 
 
@@ -115,7 +125,9 @@ def _memory_fault(job: HookJob, tag: Tag, node: Node) -> str:
     )
 
 
-def _granted_card(job: HookJob, card: DeviceCard, present: tuple[CardInfo, ...]) -> GrantCard:
+def _granted_card(
+    job: HookJob, card: DeviceCard, present: tuple[CardInfo, ...], plan: Callable[[int, str], CardPlan]
+) -> GrantCard:
     """The card that Slurm gave, as the driver knows it now. Raises CardFaultError."""
     info = next((info for info in present if info.minor == card.minor), None)
     spec = card.spec
@@ -131,6 +143,8 @@ def _granted_card(job: HookJob, card: DeviceCard, present: tuple[CardInfo, ...])
         )
     tag = job.tag
     share, cap = (tag.share, tag.mem * MIB) if tag and not tag.whole else (100, info.mem_total)
+    if tag and not plan(spec.index, info.uuid).governed(tag.job_class):
+        cap = info.mem_total  # isolation none: the card is shared as it is, still accounted
     return GrantCard(info.uuid, card.minor, spec.index, share, min(cap, info.mem_total), info.mem_total)
 
 

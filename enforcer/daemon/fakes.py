@@ -64,6 +64,7 @@ class FakeNode:
         self.arbiter = FakeArbiter()
         self.clock: Clock = clock or FakeClock()
         self.jobs_of_pids: dict[int, int] = {}
+        self.owners_of_pids: dict[int, int] = {}
         self.booted_ns: int | None = None
 
     def service(self) -> NodeService:
@@ -75,6 +76,8 @@ class FakeNode:
             identify=fake_identify,
             job_of_pid=self.jobs_of_pids.get,
             boot_time_ns=lambda: self.booted_ns,
+            alive=lambda pid: True,
+            owner_of_pid=lambda pid: self.owners_of_pids.get(pid, 1000),
         )
         store = GrantStore(self.directory / "run" / GRANTS_DIR)
         ledger = Ledger(self.directory / "state" / FILE_NAME)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from gres.grants import Grant, GrantError, GrantMissing, GrantStore
 
+SETTLED_NS = 2 * 10**9
 _ENDED = re.compile(r"([1-9][0-9]{0,9})\.ended")
 
 
@@ -53,6 +55,28 @@ def ended_markers(directory: Path) -> list[int]:
     except OSError:
         return []
     return sorted(int(match[1]) for name in names if (match := _ENDED.fullmatch(name)))
+
+
+class MarkerWatch:
+    """Looks for markers, and reads the directory only after it changed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._read_ns: int | None = None
+
+    def look(self) -> list[int]:
+        """Jobs with a marker."""
+        try:
+            changed_ns = self._directory.stat().st_mtime_ns
+        except OSError:
+            return []
+        if changed_ns == self._read_ns:
+            return []
+        found = ended_markers(self._directory)
+        # Two changes may bear one date where the file system's clock is coarse: only an old date is believed.
+        settled = not found and time.time_ns() - changed_ns > SETTLED_NS
+        self._read_ns = changed_ns if settled else None
+        return found
 
 
 def has_marker(directory: Path, job_id: int) -> bool:

@@ -17,10 +17,12 @@ from enforcer.clock import SystemClock
 from enforcer.daemon.arbiter_port import SocketArbiter
 from enforcer.daemon.log import emit, setup
 from enforcer.daemon.node import NodeService, Ports
+from enforcer.daemon.nvmlworker import NvmlThread
 from enforcer.daemon.server import Server, ServerError
 from enforcer.layout import GRANTS_DIR
 from enforcer.ledger import FILE_NAME, Ledger, LedgerError
 from enforcer.nvml import Nvml, PynvmlNvml
+from enforcer.reporting.attach import NodeObserver
 from gres.config import Config, ConfigError, load_config
 from gres.grants import GrantError, GrantStore
 
@@ -70,7 +72,14 @@ def build(config: Config, name: str) -> Server:
     state_dir = prepare_directory(node.state_dir)
     clock = SystemClock()
     arbiter = SocketArbiter(str(run_dir), config)
-    ports = Ports(open_nvml=lambda: open_nvml(config), arbiter=arbiter, clock=clock)
+    # A third of the hook's patience at most: a Prolog must be answered while the driver hangs.
+    deadline = min(config.enforcer.nvml_deadline.seconds, config.hook.deadline.seconds / 3)
+    ports = Ports(
+        open_nvml=lambda: open_nvml(config),
+        arbiter=arbiter,
+        clock=clock,
+        caller=lambda opener: NvmlThread(opener, deadline),
+    )
     store = GrantStore(run_dir / GRANTS_DIR)
     service = NodeService(config, node, store, Ledger(state_dir / FILE_NAME), ports)
     return Server(service, clock)
@@ -84,7 +93,11 @@ def serve(config_path: str, name: str) -> None:
     os.umask(0o022)
     server = build(config, name)
     server.service.start()
+    observer = NodeObserver.of(server.service, server.clock)
+    observer.start()
+    server.observe = observer.tick
     server.run(lambda: emit(logging.INFO, "serving", node=name, socket=server.path))
+    observer.close()
     server.service.ledger.close()
     os.close(lock)
 

@@ -8,26 +8,32 @@ by the server.
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from enforcer.abi import AbiError, pack_grant
 from enforcer.clock import Clock
 from enforcer.daemon import grantdir
-from enforcer.daemon.arbiter import Arbiter, ArbiterError, ArbiterRefusedError, Tenant, registered
-from enforcer.daemon.audit import Patience, audit
-from enforcer.daemon.decide import Broken, Identify, Ignore, Paths, decide, same_promise
-from enforcer.daemon.driver import BrokenNodeError, find_driver
+from enforcer.daemon.arbiter import Arbiter, ArbiterError, ArbiterRefusedError
+from enforcer.daemon.cardview import CardView
+from enforcer.daemon.decide import Broken, Identify, Ignore, decide, same_promise
+from enforcer.daemon.driver import BrokenNodeError
 from enforcer.daemon.hookproto import Answer
+from enforcer.daemon.inspector import Inspector
+from enforcer.daemon.livecards import LiveCards
 from enforcer.daemon.log import emit
-from enforcer.daemon.procs import boot_time_ns, job_of_pid
+from enforcer.daemon.memory_backend import MemoryBackend, cgroup2_root
+from enforcer.daemon.nvmlworker import NvmlCaller, NvmlInline
+from enforcer.daemon.procs import alive, ancestors, boot_time_ns, job_of_pid, owner_of
+from enforcer.daemon.runs import RunWatch, is_run
+from enforcer.daemon.sampling import Sampler
 from enforcer.ledger import Ledger
-from enforcer.nvml import CardInfo, GpuProcess, Nvml, NvmlError
+from enforcer.nvml import Nvml, NvmlError
+from gres.cardplan import CardPlan
 from gres.config import Config, Node
 from gres.grants import Grant, GrantError, GrantStore
 from gres.hookenv import HookEnvError, parse_hook_env
-from gres.identity import IdentityError, identify
+from gres.identity import identify
 
 # slurmd forgets a job within minutes; until then a requeued one may come without a Prolog.
 OVER_KEPT_S = 6 * 3600
@@ -43,6 +49,9 @@ class Ports:
     identify: Identify = identify
     job_of_pid: Callable[[int], int | None] = job_of_pid
     boot_time_ns: Callable[[], int | None] = boot_time_ns
+    caller: Callable[[Callable[[], Nvml]], NvmlCaller] = NvmlInline
+    alive: Callable[[int], bool] = alive
+    owner_of_pid: Callable[[int], int | None] = owner_of
 
 
 @dataclass
@@ -56,13 +65,46 @@ class NodeService:
     ports: Ports
     grants: dict[int, Grant] = field(default_factory=dict)
     connected: bool = False
-    _nvml: Nvml | None = None
-    _nvml_failed: bool = False
-    _tenants: list[Tenant] = field(default_factory=list)
+    nvml: NvmlCaller = field(init=False)
+    view: CardView = field(init=False)
+    live: LiveCards = field(init=False)
+    sampler: Sampler = field(init=False)
+    inspector: Inspector = field(init=False)
+    memory: MemoryBackend = field(init=False)
+    runs: RunWatch = field(init=False)
+    markers: grantdir.MarkerWatch = field(init=False)
     _refusals: dict[int, str] = field(default_factory=dict)
     _cards_told: frozenset[str] = frozenset()
-    _cards_unknown: str = ""
-    _patience: Patience = field(default_factory=Patience)
+
+    def __post_init__(self) -> None:
+        settings = self.config.enforcer
+        self.nvml = self.ports.caller(self.ports.open_nvml)
+        self.view = CardView(self.config, self.node, self.nvml, self.ports.identify)
+        self.live = LiveCards(self.config, self.node)
+        self.sampler = Sampler(self.ledger, self.ports.arbiter, self.ports.clock)
+        self.runs = RunWatch(self.store.directory)
+        self.markers = grantdir.MarkerWatch(self.store.directory)
+        self.memory = MemoryBackend(settings.memory_backend, self.nvml, cgroup2_root())
+        self.inspector = Inspector(
+            settings.audit,
+            self.nvml,
+            self.ports.arbiter,
+            lambda: self.grants,
+            self._job_of,
+            lambda: self.connected,
+            self.sampler.memory,
+            self.ports.alive,
+        )
+
+    def _job_of(self, pid: int) -> int | None:
+        """The job of a process, by what root made.
+
+        A user whom systemd delegated cgroups to may name one job_N. His processes must not count as the job's: they
+        would be charged to it, and it be punished for them.
+        """
+        job = self.ports.job_of_pid(pid) or self.runs.job_of(ancestors(pid))
+        grant = None if job is None else self.grants.get(job)
+        return job if grant is None or self.ports.owner_of_pid(pid) == grant.uid else None
 
     # ---- start -----------------------------------------------------------------------------------
 
@@ -79,10 +121,13 @@ class NodeService:
                 set_aside=f"{bad.job_id}.json.bad",
             )
         for grant in self.grants.values():
-            self._in_ledger(self.ledger.open_grant, grant)
+            self.sampler.note(self.ledger.open_grant, grant)
         self._end_before_boot()
         self.reach_arbiter()  # before the markers: it may still hold the last counters of those jobs
         self.take_markers()
+        for job_id in self.runs.resume(self.grants):
+            self.end(job_id, "exit")
+        self.memory.check()
         emit(logging.INFO, "started", node=self.node.name, grants=len(self.grants), damaged=len(damaged))
 
     def _end_before_boot(self) -> None:
@@ -94,7 +139,7 @@ class NodeService:
 
     def take_markers(self) -> None:
         """End the jobs whose Epilog could not tell us."""
-        for job_id in grantdir.ended_markers(self.store.directory):
+        for job_id in self.markers.look():
             self.end(job_id, "marker")
 
     # ---- hooks -----------------------------------------------------------------------------------
@@ -102,15 +147,20 @@ class NodeService:
     def prolog(self, env: Mapping[str, str]) -> Answer | None:
         """Answer of a Prolog; None: the grant is written, but the arbiter must come back before it counts."""
         try:
-            job = parse_hook_env(env, self.config.tag_field)
+            job = parse_hook_env(env, self.config.tag_field, self.config.slurm.native_gres)
+            if job.overruled:
+                emit(
+                    logging.WARNING, "tag-overruled", job=job.job_id, said=job.overruled, counts=str(job.tag)
+                )
             decision = decide(
                 job,
                 self.node,
                 self.config,
-                self.cards,
-                self.paths,
+                self.view.cards,
+                self.view.paths,
                 self.ports.identify,
                 self.ports.clock.realtime_ns(),
+                self.plan,
             )
         except (HookEnvError, NvmlError, BrokenNodeError) as error:
             decision = Broken(str(error))
@@ -119,9 +169,14 @@ class NodeService:
         if isinstance(decision, Broken):
             emit(logging.ERROR, "node-broken", job=env.get("SLURM_JOB_ID"), why=decision.reason)
             return Answer(1, decision.reason)
-        return self._admit(decision)
+        unfit = self.memory.fault() if decision.state == "active" else ""
+        if unfit:
+            emit(logging.ERROR, "node-broken", job=decision.job_id, why=unfit)
+            return Answer(1, unfit)
+        return self.admit(decision)
 
-    def _admit(self, grant: Grant) -> Answer | None:
+    def admit(self, grant: Grant) -> Answer | None:
+        """Make a grant count: files, ledger, arbiter. None: the arbiter must come back first."""
         if grantdir.has_marker(self.store.directory, grant.job_id):
             self.end(grant.job_id, "marker")  # of its run before the requeue: it must not end this one
         old = self.grants.get(grant.job_id)
@@ -130,7 +185,7 @@ class NodeService:
         elif old is not None:
             self.end(old.job_id, "replaced")
         try:
-            blob = pack_grant(grant)
+            blob = pack_grant(grant, self.node.injection)
             self.store.write(grant)
             self.store.write_blob(grant.job_id, blob)
         except (AbiError, GrantError, OSError) as error:
@@ -139,9 +194,10 @@ class NodeService:
             self.store_remove(grant.job_id, mark=False)
             return Answer(1, reason)
         self.grants[grant.job_id] = grant
-        self._in_ledger(self.ledger.open_grant, grant)
+        self.sampler.note(self.ledger.open_grant, grant)
         self._log_grant(grant)
-        return Answer(0) if grant.state != "active" else self._tell_arbiter(grant)
+        self._warn_if_crowded(grant)
+        return Answer(0) if grant.state != "active" else self.tell_arbiter(grant)
 
     def _log_grant(self, grant: Grant) -> None:
         if grant.state == "refused":
@@ -159,7 +215,17 @@ class NodeService:
                 mem_cap=card.mem_cap,
             )
 
-    def _tell_arbiter(self, grant: Grant) -> Answer | None:
+    def _warn_if_crowded(self, grant: Grant) -> None:
+        """Slurm knows nothing of `qgpu run` and may give away what such a program holds."""
+        for card in grant.cards:
+            others = [
+                (g.job_id, c.mem_cap) for g in self.grants.values() for c in g.cards if c.uuid == card.uuid
+            ]
+            runs = [job_id for job_id, _ in others if is_run(job_id)]
+            if runs and sum(cap for _, cap in others) > card.mem_total:
+                emit(logging.WARNING, "card-crowded", job=grant.job_id, card=card.uuid, runs=len(runs))
+
+    def tell_arbiter(self, grant: Grant) -> Answer | None:
         """Answer once the arbiter has the grant, None while there is no arbiter."""
         if not self._cards_told.issuperset(card.uuid for card in grant.cards):
             self.connected = False  # the driver came after us: the arbiter needs the list with these cards
@@ -206,6 +272,9 @@ class NodeService:
     def end(self, job_id: int, reason: str) -> None:
         """End a grant: last counters first, since the arbiter forgets a tenant that is revoked."""
         grant = self.grants.pop(job_id, None)
+        self.memory.release(job_id)
+        self.inspector.ended(job_id)
+        self.runs.drop(job_id)
         if grant is not None and grant.state == "active" and self.connected:
             self.poll_arbiter()
         if grant is not None and grant.state == "active" and self.connected:
@@ -215,8 +284,12 @@ class NodeService:
                 self.lose_arbiter(str(error))
         ended = grantdir.marker_time_ns(self.store.directory, job_id) if reason == "marker" else None
         now = self.ports.clock.realtime_ns()
-        self._in_ledger(self.ledger.end, job_id, reason, now if ended is None else min(ended, now))
-        over = reason in ("epilog", "marker") and (grant is None or grant.state != "whole")
+        self.sampler.note(self.ledger.end, job_id, reason, now if ended is None else min(ended, now))
+        over = (
+            not is_run(job_id)
+            and reason in ("epilog", "marker")
+            and (grant is None or grant.state != "whole")
+        )
         removed = self.store_remove(job_id, mark=over)
         grantdir.drop_marker(self.store.directory, job_id)
         if grant is not None or removed:
@@ -231,43 +304,6 @@ class NodeService:
             emit(logging.ERROR, "grant-not-removed", job=job_id, why=error)
             return False
 
-    # ---- the driver ------------------------------------------------------------------------------
-
-    def nvml(self) -> Nvml:
-        """NVML, opened when first needed and again after it failed. Raises NvmlError."""
-        if self._nvml is None:
-            self._nvml = self.ports.open_nvml()
-        return self._nvml
-
-    def cards(self) -> tuple[CardInfo, ...]:
-        """Cards that answer now. A driver that was reloaded gets a second try. Raises NvmlError."""
-        try:
-            return self.nvml().cards()
-        except NvmlError:
-            self._nvml = None
-            return self.nvml().cards()
-
-    def paths(self) -> Paths:
-        """What grants say about this node. Raises BrokenNodeError."""
-        shim = self.config.shim.replace("%n", self.node.name)
-        configured = self.config.driver.libcuda.replace("%n", self.node.name)
-        return Paths(self.node.run_dir, find_driver(configured, shim), shim)
-
-    def card_uuids(self) -> list[str]:
-        """Cards of this node: those that qgpu.yaml names and NVML sees, and those of standing grants."""
-        found = [card.uuid for grant in self.grants.values() for card in grant.cards]
-        why = ""
-        try:
-            by_minor = {info.minor: info.uuid for info in self.cards()}
-            named = self.ports.identify(self.node, range(len(self.node.cards)))
-            found = [by_minor[card.minor] for card in named if card.minor in by_minor] + found
-        except (NvmlError, IdentityError) as error:
-            why = str(error)
-        if why and why != self._cards_unknown:
-            emit(logging.WARNING, "cards-unknown", why=why)
-        self._cards_unknown = why
-        return list(dict.fromkeys(found))
-
     # ---- the arbiter -----------------------------------------------------------------------------
 
     def reach_arbiter(self) -> bool:
@@ -275,8 +311,9 @@ class NodeService:
         if self.connected:
             return True
         active = [grant for grant in self.grants.values() if grant.state == "active"]
+        self.inspector.forget()
         try:
-            synced = self.ports.arbiter.connect(self.card_uuids, active)
+            synced = self.ports.arbiter.connect(self.plans, active)
         except ArbiterError as error:
             emit(logging.DEBUG, "arbiter-absent", why=error)
             return False
@@ -293,51 +330,33 @@ class NodeService:
         if self.connected:
             emit(logging.WARNING, "arbiter-lost", why=why)
         self.connected = False
-        self._tenants = []
+        self.sampler.tenants = []
 
     def poll_arbiter(self) -> None:
         """Take the tenants' counters into the ledger."""
         if not self.connected:
             return
         try:
-            self._tenants = self.ports.arbiter.tenants()
+            self.sampler.poll()
         except ArbiterError as error:
             self.lose_arbiter(str(error))
-            return
-        samples = [tenant.sample for tenant in self._tenants]
-        self._in_ledger(self.ledger.record, samples, self.ports.clock.realtime_ns())
 
-    # ---- audit and ledger ------------------------------------------------------------------------
+    # ---- cards -----------------------------------------------------------------------------------
+
+    def plan(self, index: int, uuid: str) -> CardPlan:
+        """What holds for a card now."""
+        return self.live.plan(uuid, index)
+
+    def plans(self) -> dict[str, CardPlan]:
+        """What holds for each card of the node that the arbiter must know."""
+        return {
+            uuid: self.plan(self.view.index(uuid), uuid) for uuid in self.view.uuids(self.grants.values())
+        }
 
     def look_at_cards(self) -> None:
-        """Compare NVML's processes with the grants; note memory; say what is wrong once."""
-        processes = self._processes()
-        if processes is None:
-            return
-        look = audit(processes, self.grants.values(), registered(self._tenants), self.ports.job_of_pid)
-        for (job_id, uuid), used in look.memory.items():
-            self._in_ledger(self.ledger.record_memory, job_id, uuid, used)
-        findings = look.findings if self.connected else ()  # without the arbiter nobody counts as registered
-        for found in self._patience.ripe(findings):
-            emit(logging.WARNING, f"audit-{found.kind}", job=found.job_id, card=found.uuid, pid=found.pid)
+        """Begin an audit of all cards that hold a grant."""
+        self.inspector.look()
 
-    def _processes(self) -> dict[str, tuple[GpuProcess, ...]] | None:
-        uuids = {card.uuid for grant in self.grants.values() for card in grant.cards}
-        if not uuids:
-            return None
-        try:
-            found = {uuid: self.nvml().processes(uuid) for uuid in sorted(uuids)}
-        except NvmlError as error:
-            if not self._nvml_failed:
-                emit(logging.ERROR, "nvml-failed", why=error)
-            self._nvml_failed, self._nvml = True, None
-            return None
-        self._nvml_failed = False
-        return found
-
-    def _in_ledger(self, action: Callable[..., object], *arguments: object) -> None:
-        """The ledger is for people to read: a full disk must not stop a job."""
-        try:
-            action(*arguments)
-        except sqlite3.Error as error:
-            emit(logging.ERROR, "ledger-failed", ledger=self.ledger.path, why=error)
+    def limit_memory(self) -> None:
+        """Put the driver's limits on the cgroups of jobs that appeared since the last time."""
+        self.memory.apply(self.grants.values())

@@ -36,6 +36,49 @@ def _parent_and_uids(proc: Path, pid: int) -> tuple[int, set[int]] | None:
         return None
 
 
+def uids_of(pid: int, proc: Path = PROC) -> set[int] | None:
+    """The four user ids of a process as a set; None if it is gone."""
+    facts = _parent_and_uids(proc, pid)
+    return None if facts is None else facts[1]
+
+
+def owner_of(pid: int, proc: Path = PROC) -> int | None:
+    """The real user of a process, who started it whatever a setuid file made of it; None if it is gone."""
+    match = re.search(rb"^Uid:\s+([0-9]+)", _read(proc / str(pid) / "status"), re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def ancestors(pid: int, proc: Path = PROC) -> list[int]:
+    """The process itself, its parent and so on, up to init."""
+    found: list[int] = []
+    while pid > 1 and len(found) < MAX_DEPTH:
+        found.append(pid)
+        facts = _parent_and_uids(proc, pid)
+        if facts is None:
+            break
+        pid = facts[0]
+    return found
+
+
+def start_ticks(pid: int, proc: Path = PROC) -> int | None:
+    """When a process began (clock ticks since boot), which with its number names it for ever; None if gone."""
+    stat = _read(proc / str(pid) / "stat").rpartition(b")")[2].split()
+    return int(stat[19]) if len(stat) > 19 and stat[0] not in (b"Z", b"X") else None
+
+
+def alive(pid: int, proc: Path = PROC) -> bool:
+    """Whether the process exists and is not a zombie."""
+    return start_ticks(pid, proc) is not None
+
+
+def cgroup_v2_of(pid: int, proc: Path = PROC) -> str | None:
+    """Path of the process's cgroup below the unified hierarchy; None where there is none."""
+    for line in _read(proc / str(pid) / "cgroup").decode(errors="replace").splitlines():
+        if line.startswith("0::/"):
+            return line[3:]
+    return None
+
+
 def job_of_pid(pid: int, proc: Path = PROC) -> int | None:
     """The job of a process: by its cgroup, else by a root-owned slurmstepd among its ancestors."""
     job = job_of_cgroup(_read(proc / str(pid) / "cgroup").decode(errors="replace"))

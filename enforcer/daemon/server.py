@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from enforcer.clock import Clock
+from enforcer.daemon.askproto import SOCK_ASK
+from enforcer.daemon.asks import Asks
+from enforcer.daemon.askserver import AskServer
 from enforcer.daemon.hookproto import (
     MAX_MESSAGE,
     Answer,
@@ -35,6 +38,9 @@ MAX_CLIENTS = 256
 CLIENT_SILENCE_NS = 10 * 10**9  # a client that connected and says nothing
 RETRY_NS = 200 * 10**6  # to the arbiter, while it is away
 WATCHDOG_NS = 5 * 10**9
+OBSERVE_NS = 10**9  # live state and metrics
+DEAD_NS = 50 * 10**6  # how often the driver is asked about processes that died (only while there are any)
+CGROUPS_NS = 250 * 10**6  # how often cgroups of jobs are looked for, where the driver has limits for them
 T = TypeVar("T")
 F = TypeVar("F")
 
@@ -45,11 +51,12 @@ class ServerError(RuntimeError):
 
 @dataclass
 class Timer:
-    """Calls `action` each `every_ns`, late rather than twice."""
+    """Calls `action` each `every_ns` while it is `wanted`, late rather than twice. An unwanted one wakes nobody."""
 
     every_ns: int
     action: Callable[[], object]
     due_ns: int = 0
+    wanted: Callable[[], bool] = lambda: True
 
 
 @dataclass
@@ -62,21 +69,23 @@ class Client:
     until_ns: int = 0
 
 
-def listen(path: Path) -> socket.socket:
-    """hook.sock, listening, for root alone. Raises ServerError when something else is in its place."""
+def listen(path: Path, umask: int = 0o177) -> socket.socket:
+    """A listening socket, for root alone unless `umask` says otherwise. Raises ServerError when something else
+    is in its place.
+    """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise ServerError(f"{path} exists and is not a socket: remove it")
         path.unlink()
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    umask = os.umask(0o177)
+    before = os.umask(umask)
     try:
         server.bind(str(path))
     except OSError as error:
         server.close()
         raise ServerError(f"{path} cannot be made: {error.strerror}") from None
     finally:
-        os.umask(umask)
+        os.umask(before)
     server.listen(128)
     return server
 
@@ -94,10 +103,12 @@ class Server:
     service: NodeService
     clock: Clock
     owner: int = 0
+    observe: Callable[[], object] | None = None
     timers: list[Timer] = field(default_factory=list)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _clients: dict[int, Client] = field(default_factory=dict)
-    _arbiter_fd: int | None = None
+    _watched: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _asks: AskServer | None = None
     _stopping: bool = False
 
     @property
@@ -109,6 +120,9 @@ class Server:
         """Serve until stopped. `ready` is called when hooks can ask."""
         server = listen(self.path)
         self._selector.register(server, selectors.EVENT_READ, self._accept)
+        asks = listen(self.path.with_name(SOCK_ASK), 0o111)
+        self._asks = AskServer(Asks(self.service, self.owner), self.clock, self._selector, self._watch)
+        self._selector.register(asks, selectors.EVENT_READ, self._asks.accept)
         self._add_timers()
         with self._signals():
             notify(f"READY=1\nSTATUS=serving {self.service.node.name}")
@@ -116,7 +130,7 @@ class Server:
             while not self._stopping:
                 self._step()
         notify("STOPPING=1")
-        self._shut(server)
+        self._shut(server, asks)
 
     def stop(self) -> None:
         """Leave the loop after the current step."""
@@ -127,7 +141,13 @@ class Server:
         self._every(settings.nvml_interval, self.service.look_at_cards)
         self._every(settings.ledger_interval, self.service.poll_arbiter)
         self._every(settings.ledger_interval, self.service.take_markers)
-        self.timers.append(Timer(RETRY_NS, self._keep_arbiter))
+        if self.observe is not None:
+            self.timers.append(Timer(OBSERVE_NS, self.observe))
+        service = self.service
+        self.timers.append(Timer(RETRY_NS, service.reach_arbiter, wanted=lambda: not service.connected))
+        dead = Timer(DEAD_NS, service.inspector.look_for_dead, wanted=lambda: service.inspector.waiting)
+        limits = Timer(CGROUPS_NS, service.limit_memory, wanted=lambda: service.memory.wanted(service.grants))
+        self.timers += [dead, limits]
         self.timers.append(Timer(WATCHDOG_NS, lambda: notify("WATCHDOG=1")))
 
     def _every(self, interval: Duration, action: Callable[[], object]) -> None:
@@ -136,11 +156,13 @@ class Server:
     def _step(self) -> None:
         for timer in self.timers:
             now = self.clock.monotonic_ns()
-            if timer.due_ns <= now:
-                timer.due_ns = now + timer.every_ns
+            if timer.due_ns <= now and timer.wanted():
+                timer.due_ns = (
+                    now // timer.every_ns + 1
+                ) * timer.every_ns  # one wake for all of the same pace
                 guarded(timer.action, None)
-        self._watch_arbiter()
-        wait = min(timer.due_ns for timer in self.timers) - self.clock.monotonic_ns()
+        self._watch()
+        wait = min(timer.due_ns for timer in self.timers if timer.wanted()) - self.clock.monotonic_ns()
         for key, _ in self._selector.select(max(wait, 0) / 10**9):
             guarded(functools.partial(key.data, key.fileobj), None)
         self._settle()
@@ -217,6 +239,8 @@ class Server:
     def _settle(self) -> None:
         """Answer the Prologs that waited for the arbiter; drop clients that say nothing."""
         now = self.clock.monotonic_ns()
+        if self._asks is not None:
+            self._asks.sweep()
         for client in list(self._clients.values()):
             if client.job_id is None:
                 if now - client.since_ns > CLIENT_SILENCE_NS:
@@ -230,26 +254,50 @@ class Server:
 
     # ---- the arbiter -----------------------------------------------------------------------------
 
-    def _keep_arbiter(self) -> None:
-        if not self.service.connected:
-            self.service.reach_arbiter()
+    def _watch(self) -> None:
+        """Have the selector tell when the arbiter, NVML's thread or a program of `qgpu run` has something.
 
-    def _watch_arbiter(self) -> None:
-        """Have the selector tell when the arbiter's connection ends."""
-        now = self.service.ports.arbiter.fileno() if self.service.connected else None
-        if now == self._arbiter_fd:
-            return
-        if self._arbiter_fd is not None:
-            with contextlib.suppress(KeyError, ValueError, OSError):
-                self._selector.unregister(self._arbiter_fd)
-        if now is not None:
-            self._selector.register(now, selectors.EVENT_READ, self._arbiter_spoke)
-        self._arbiter_fd = now
+        A descriptor that was closed and opened again may have the same number: the inode tells them apart.
+        """
+        wanted = self._sources()
+        for name in [name for name in self._watched if name not in wanted]:
+            self._unwatch(name)
+        for name, (fd, action) in wanted.items():
+            key = (fd, os.fstat(fd).st_ino)
+            if self._watched.get(name) == key:
+                continue
+            self._unwatch(name)
+            with contextlib.suppress(KeyError):  # a number that was closed and is ours again
+                self._selector.unregister(fd)
+            self._selector.register(fd, selectors.EVENT_READ, action)
+            self._watched[name] = key
+
+    def _sources(self) -> dict[str, tuple[int, Callable[[object], object]]]:
+        service, found = self.service, dict[str, tuple[int, Callable[[object], object]]]()
+        arbiter, nvml = service.ports.arbiter, service.nvml.fileno()
+        if service.connected and (fd := arbiter.fileno()) is not None:
+            found["arbiter"] = (fd, self._arbiter_spoke)
+        if service.connected and (fd := arbiter.watch_fileno()) is not None:
+            found["deaths"] = (fd, lambda _: service.inspector.take_deaths())
+        if nvml is not None:
+            found["nvml"] = (nvml, lambda _: service.nvml.collect())
+        for job_id, pidfd in service.runs.pidfds.items():
+            found[f"run {job_id}"] = (pidfd, functools.partial(self._program_ended, job_id))
+        return found
+
+    def _unwatch(self, name: str) -> None:
+        fd, _ = self._watched.pop(name, (-1, 0))
+        with contextlib.suppress(KeyError, ValueError, OSError):
+            self._selector.unregister(fd)
+
+    def _program_ended(self, job_id: int, _: object) -> None:
+        self._unwatch(f"run {job_id}")
+        self.service.end(job_id, "exit")
 
     def _arbiter_spoke(self, _: object) -> None:
         """Between questions it says nothing: readable means gone, or out of step."""
-        self._selector.unregister(self._arbiter_fd or 0)
-        self._arbiter_fd = None
+        self._unwatch("arbiter")
+        self._unwatch("deaths")
         self.service.lose_arbiter("the connection ended")
         self.service.reach_arbiter()
 
@@ -277,11 +325,14 @@ class Server:
             reader.close()
             writer.close()
 
-    def _shut(self, server: socket.socket) -> None:
+    def _shut(self, *servers: socket.socket) -> None:
         """Last counters into the ledger; grants and gates stay as they are for the next start."""
-        self._selector.unregister(server)
-        server.close()
-        self.path.unlink(missing_ok=True)
+        for server in servers:
+            self._selector.unregister(server)
+            Path(server.getsockname()).unlink(missing_ok=True)
+            server.close()
+        if self._asks is not None:
+            self._asks.close()
         for client in list(self._clients.values()):
             self._drop(client)
         guarded(self.service.poll_arbiter, None)

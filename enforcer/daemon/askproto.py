@@ -1,0 +1,82 @@
+"""qgpud/1: what `qgpu card`, `qgpu run` and `qgpu doctor` ask a running qgpud (docs/specs/daemon.md).
+
+One JSON object per message over run_dir/qgpud.sock, which everybody may connect to: SO_PEERCRED says who asks.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+SOCK_ASK = "qgpud.sock"
+PROTOCOL = "qgpud/1"
+MAX_MESSAGE = 65536
+SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
+
+
+class AskError(RuntimeError):
+    """qgpud is not there, is not root's, or said no; the text is a sentence."""
+
+
+class NoDaemonError(AskError):
+    """Nobody answers at the socket."""
+
+
+def encode(body: dict[str, Any]) -> bytes:
+    """One message."""
+    return json.dumps({"protocol": PROTOCOL, **body}).encode()
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """The object of one message. Raises AskError."""
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        body = None
+    if len(data) > MAX_MESSAGE or not isinstance(body, dict) or body.get("protocol") != PROTOCOL:
+        raise AskError(f"the message is not one JSON object of {PROTOCOL}")
+    return body
+
+
+def ask(
+    run_dir: str | Path, body: dict[str, Any], timeout: float = 15.0, owner: int = 0
+) -> tuple[dict[str, Any], list[int]]:
+    """Ask qgpud; its answer and the descriptors that came with it. Raises AskError.
+
+    `owner` is the uid that must answer: a user's own socket in some directory is not believed.
+    """
+    path = Path(run_dir) / SOCK_ASK
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
+        sock.settimeout(timeout)
+        try:
+            sock.connect(str(path))
+            peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            if int.from_bytes(peer[4:8], "little") != owner:
+                raise AskError(f"what answers at {path} is not root's; nothing was asked")
+            sock.send(encode(body))
+            data, fds = _receive(sock)
+        except OSError as error:
+            raise NoDaemonError(
+                f"qgpud does not answer at {path} ({error.strerror or error}): start it with systemctl start qgpud"
+            ) from None
+    if not data:
+        raise AskError(f"qgpud ended the connection at {path} without an answer; its log has the reason")
+    answer = decode(data)
+    if not answer.get("ok"):
+        for fd in fds:
+            os.close(fd)
+        raise AskError(str(answer.get("error", "qgpud refused without a reason")))
+    return answer, fds
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    data, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, payload in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    return data, list(fds)

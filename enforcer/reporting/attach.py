@@ -1,0 +1,108 @@
+"""Connects an Observer with a running NodeService: once a second the arbiter and the driver are asked, and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from enforcer.clock import Clock
+from enforcer.daemon.node import NodeService
+from enforcer.nvml import CardInfo, CardLoad, CardLostError, Nvml, NvmlError
+from enforcer.reporting.observer import Observer
+from enforcer.reporting.state import Card, Seen
+from gres.identity import IdentityError
+
+LIST_NS = 60 * 10**9  # the list of cards is expensive to ask for, and hardly ever changes
+SLACK_NS = 500 * 10**6
+
+# Card and load, in the driver's order; a card that does not answer has no load.
+Looked = list[tuple[CardInfo, CardLoad | None]]
+
+
+def look_at(nvml: Nvml, known: list[CardInfo] | None) -> Looked:
+    """All cards with what they do now; the list of them is asked for where none is known. In the driver's thread."""
+    found: Looked = []
+    for info in nvml.cards() if known is None else known:
+        try:
+            found.append((info, nvml.load(info.uuid)))
+        except CardLostError:
+            found.append((info, None))
+    return found
+
+
+@dataclass
+class NodeObserver:
+    """`tick` once a second; `start` and `close` around it."""
+
+    service: NodeService
+    observer: Observer
+    _known: list[CardInfo] = field(default_factory=list)
+    _looked_ns: int = 0
+    _listed_ns: int = 0
+    _indexes: dict[int, int] = field(default_factory=dict)  # minor number -> Slurm's index
+
+    @classmethod
+    def of(cls, service: NodeService, clock: Clock) -> NodeObserver:
+        """Made from what the service is made of."""
+        return cls(service, Observer(service.config, service.node, service.ledger, clock))
+
+    def start(self) -> None:
+        """Open what others read from."""
+        self.observer.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self.observer.close()
+
+    def tick(self, force: bool = False) -> None:
+        """Called each second: looks when somebody watches (or `force`), else as often as the ledger is written.
+
+        The driver answers when it can, and then the state is shown.
+        """
+        now = self.observer.clock.monotonic_ns()
+        pace = 0 if self.observer.watched() else self.service.config.enforcer.ledger_interval.ns
+        if not force and now - self._looked_ns < pace - SLACK_NS:
+            return
+        self._looked_ns = now
+        if force or now - self.service.sampler.polled_ns > SLACK_NS:
+            self.service.poll_arbiter()
+        known = None if now - self._listed_ns > LIST_NS else self._known
+        if known is None:
+            self._listed_ns = now
+        self.service.nvml.start(lambda nvml: look_at(nvml, known), self._show)
+
+    def _show(self, found: Looked | NvmlError) -> None:
+        pairs: Looked = [(info, None) for info in self._known] if isinstance(found, NvmlError) else found
+        self._known = [info for info, _ in pairs]
+        if any(load is None for _, load in pairs):
+            self._listed_ns = 0  # a card is lost, or the driver failed: ask for the list again
+        if any(info.minor not in self._indexes for info in self._known):
+            self._identify()
+        tenants = None
+        if self.service.connected:
+            tenants = [
+                Seen(t.sample, t.procs, t.gate, t.busy, t.suspended) for t in self.service.sampler.tenants
+            ]
+        self.observer.look(self.service.grants.values(), tenants, list(self._cards(pairs)))
+
+    def _cards(self, pairs: Looked) -> Iterable[Card]:
+        memory = self.service.sampler.driver_memory
+        for number, (info, load) in enumerate(pairs):
+            yield Card(
+                uuid=info.uuid,
+                index=self._indexes.get(info.minor),
+                name=info.name,
+                mem_total=info.mem_total,
+                mem_used=None if load is None else load.mem_used,
+                util=None if load is None else load.util_percent,
+                driver_index=number,
+                jobs={job: used for (job, uuid), used in memory.items() if uuid == info.uuid},
+            )
+
+    def _identify(self) -> None:
+        node = self.service.node
+        try:
+            named = self.service.ports.identify(node, range(len(node.cards)))
+        except IdentityError:
+            return  # said by the service already
+        self._indexes = {card.minor: card.spec.index for card in named}

@@ -1,0 +1,296 @@
+"""Prometheus metrics of one node, from its live state. docs/specs/metrics.md lists them.
+
+A collector: nothing is kept between scrapes, so a job that ended leaves no stale series. Without `job_labels`
+tenants are summed per card and class, which keeps the number of series fixed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from enforcer.reporting.state import CardState, NodeState, TenantState, write
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_SCRAPES = 16
+PLACE_S = 0.2
+FRESH_S = 0.5
+CARD_LABELS = ("node", "uuid", "card")
+# A tenant's counter -> (metric, unit, help).
+COUNTERS: dict[str, tuple[str, float, str]] = {
+    "busy_ns": ("qgpu_busy_seconds", 1e-9, "Time on the card; tenants divide it, so sums never exceed the wall time."),
+    "launches": ("qgpu_launches", 1, "Kernel launches."),
+    "denied": ("qgpu_denied_allocations", 1, "Allocations refused at the memory cap."),
+    "preemptions": ("qgpu_preemptions", 1, "Times an online job took the card."),
+    "closed_preempted_ns": ("qgpu_preempted_seconds", 1e-9, "Time it wanted to work while online jobs held the card."),
+    "closed_share_ns": ("qgpu_throttled_seconds", 1e-9, "Time it wanted to work and it was not its turn."),
+}  # fmt: skip
+STATES = ("running", "preempted", "throttled", "suspended", "idle", "waiting", "whole", "unknown")
+
+
+class NodeCollector(Collector):
+    """Answers a scrape from the last live state; `user_of` names uids where jobs are labelled."""
+
+    def __init__(
+        self,
+        state: Callable[[], NodeState | None],
+        job_labels: bool,
+        now: Callable[[], float],
+        user_of: Callable[[int], str] = str,
+    ) -> None:
+        self._state = state
+        self._job_labels = job_labels
+        self._now = now
+        self._user_of = user_of
+        self._sums: dict[tuple[str, str, str], dict[str, int]] = {}
+        self._last: dict[tuple[str, int], dict[str, int]] | None = None
+        self._taken: object = None
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything known now."""
+        state = self._state()
+        up = GaugeMetricFamily("qgpu_arbiter_up", "Whether the arbiter answers.", labels=["node"])
+        age = GaugeMetricFamily(
+            "qgpu_state_age_seconds", "How old these figures are; alerts watch it.", labels=["node"]
+        )
+        if state is not None:
+            up.add_metric([state.node], float(state.arbiter))
+            age.add_metric([state.node], max(0.0, self._now() - state.at))
+        yield from (up, age)
+        if state is not None:
+            yield from self._cards(state)
+            yield from self._gauges(state)
+            yield from self._counters(state)
+
+    # ---- cards -----------------------------------------------------------------------------------
+
+    def _cards(self, state: NodeState) -> Iterator[Metric]:
+        def family(name: str, text: str, value: Callable[[CardState], float | None]) -> Metric:
+            metric = GaugeMetricFamily(name, text, labels=CARD_LABELS)
+            for card in state.cards:
+                found = value(card)
+                if found is not None:  # not measured is no sample, never a zero
+                    metric.add_metric(_card(state, card), found)
+            return metric
+
+        yield family("qgpu_card_memory_total_bytes", "Memory of the card.", lambda c: c.mem_total)
+        yield family("qgpu_card_memory_used_bytes", "Memory in use, by NVML.", lambda c: c.mem_used)
+        yield family(
+            "qgpu_card_utilization_ratio", "By NVML.", lambda c: None if c.util is None else c.util / 100
+        )
+        yield family("qgpu_card_tenants", "Grants on the card.", lambda c: len(c.tenants))
+        yield family("qgpu_card_whole", "1: an exclusive job holds it, monitored and not governed.",
+                     lambda c: float(any(t.state == "whole" for t in c.tenants)))  # fmt: skip
+
+    # ---- tenants ---------------------------------------------------------------------------------
+
+    @property
+    def _labels(self) -> tuple[str, ...]:
+        return (*CARD_LABELS, "class", *(("job", "user") if self._job_labels else ()))
+
+    def _key(self, state: NodeState, card: CardState, tenant: TenantState) -> list[str]:
+        who = [str(tenant.job_id), self._user_of(tenant.uid)] if self._job_labels else []
+        return [*_card(state, card), tenant.job_class or "whole", *who]
+
+    def _gauges(self, state: NodeState) -> Iterator[Metric]:
+        labels = self._labels
+        granted = GaugeMetricFamily(
+            "qgpu_granted_ratio", "Share of the card that was granted.", labels=labels
+        )
+        now = GaugeMetricFamily(
+            "qgpu_used_ratio", "Share of the card used since the last look.", labels=labels
+        )
+        cap = GaugeMetricFamily("qgpu_memory_cap_bytes", "Memory granted.", labels=labels)
+        used = GaugeMetricFamily("qgpu_memory_used_bytes", "Memory held by jobs.", labels=labels)
+        count = GaugeMetricFamily(
+            "qgpu_tenants", "Tenants by what they mostly did.", labels=[*labels, "state"]
+        )
+        sums: dict[tuple[str, ...], list[float | None]] = {}
+        states: dict[tuple[str, ...], int] = {}
+        for card, tenant in _tenants(state):
+            key = tuple(self._key(state, card, tenant))
+            values = (tenant.share / 100, _over(tenant.share_now, 100), tenant.mem_cap, tenant.mem_used)
+            sums[key] = [_plus(a, b) for a, b in zip(sums.get(key, [None] * 4), values, strict=True)]
+            at = (*key, tenant.state)
+            states[at] = states.get(at, 0) + 1
+        for key, found in sums.items():
+            for metric, value in zip((granted, now, cap, used), found, strict=True):
+                if value is not None:
+                    metric.add_metric(list(key), value)
+        for key, number in states.items():
+            count.add_metric(list(key), number)
+        yield from (granted, now, cap, used, count)
+
+    def _counters(self, state: NodeState) -> Iterator[Metric]:
+        """Per job as the arbiter counts; per class as sums that go on when jobs end."""
+        if self._job_labels:
+            rows = [
+                (self._key(state, card, tenant), tenant.counters)
+                for card, tenant in _tenants(state)
+                if tenant.counters is not None
+            ]
+        else:
+            rows = [([state.node, *key], counters) for key, counters in self._sums.items()]
+        for name, (metric, unit, text) in COUNTERS.items():
+            family = CounterMetricFamily(metric, text, labels=self._labels)
+            for labels, counters in rows:
+                family.add_metric(labels, counters.get(name, 0) * unit)
+            yield family
+
+    def take(self, state: NodeState) -> None:
+        """Add what happened since the last state to the sums per card and class.
+
+        The first state is where counting begins: what was before a restart was counted before it.
+        """
+        if state.cards is self._taken:
+            return  # nothing happened
+        self._taken = state.cards
+        sums = {key: dict(counters) for key, counters in self._sums.items()}
+        last: dict[tuple[str, int], dict[str, int]] = {}
+        standing = set()
+        for card, tenant in _tenants(state):
+            key = (card.uuid, tenant.job_id)
+            standing.add(key)
+            if tenant.counters is None:
+                continue
+            into = sums.setdefault((card.uuid, _index(card), tenant.job_class or "whole"), {})
+            before = tenant.counters if self._last is None else self._last.get(key, {})
+            for name in COUNTERS:
+                new, old = tenant.counters.get(name, 0), before.get(name, 0)
+                into[name] = into.get(name, 0) + (new - old if new >= old else new)
+            last[key] = tenant.counters
+        # While the arbiter is away a tenant has no counters; what it had said must not count twice.
+        kept = {key: value for key, value in (self._last or {}).items() if key in standing}
+        self._last = kept | last
+        self._sums = sums  # in one step: a scrape runs in another thread
+
+
+def _tenants(state: NodeState) -> Iterable[tuple[CardState, TenantState]]:
+    return ((card, tenant) for card in state.cards for tenant in card.tenants)
+
+
+def _index(card: CardState) -> str:
+    return "" if card.index is None else str(card.index)
+
+
+def _card(state: NodeState, card: CardState) -> list[str]:
+    return [state.node, card.uuid, _index(card)]
+
+
+def _over(value: float | None, by: float) -> float | None:
+    return None if value is None else value / by
+
+
+def _plus(a: float | None, b: float | None) -> float | None:
+    """Sum of what was measured."""
+    return b if a is None else a if b is None else a + b
+
+
+def text_of(families: Iterable[Metric]) -> bytes:
+    """The text format 0.0.4, as prometheus-client writes it (a test compares); many times faster with many jobs."""
+    lines: list[str] = []
+    known: dict[tuple[tuple[str, str], ...], str] = {}
+    for family in families:
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        lines.append(f"# HELP {name} {_escape(family.documentation, quotes=False)}")
+        lines.append(f"# TYPE {name} {family.type}")
+        for sample in family.samples:
+            key = tuple(sample.labels.items())
+            labels = known.get(key)
+            if labels is None:
+                labels = known[key] = ",".join(f'{k}="{_escape(v)}"' for k, v in sorted(key))
+            braces = f"{{{labels}}}" if labels else ""
+            lines.append(f"{sample.name}{braces} {_number(sample.value)}")
+    return ("\n".join(lines) + "\n").encode()
+
+
+_number: Callable[[float], str] = floatToGoString
+
+
+def _escape(text: str, quotes: bool = True) -> str:
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace('"', '\\"') if quotes else text
+
+
+class _Quiet(WSGIRequestHandler):
+    timeout = 2
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing for each scrape."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread per scrape, a few at a time: one that dawdles keeps a place, not the port."""
+
+    request_queue_size = 32
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._places = threading.BoundedSemaphore(MAX_SCRAPES)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin to answer; turned away when all places stay taken."""
+        if self._places.acquire(timeout=PLACE_S):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """One scrape."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+
+class Publisher:
+    """The node's metrics at a loopback port, in a textfile, or both. `update` once per look."""
+
+    def __init__(self, collector: NodeCollector, port: int = 0, textfile: Path | None = None) -> None:
+        """Raises OSError when the port is taken."""
+        self.collector = collector
+        self._textfile = textfile
+        self._server: WSGIServer | None = None
+        self._lock, self._text, self._made = threading.Lock(), b"", float("-inf")
+        if port:
+            self._server = make_server("127.0.0.1", port, self._answer, _Server, _Quiet)
+            threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+
+    def text(self) -> bytes:
+        """What a scrape gets."""
+        return text_of(self.collector.collect())
+
+    def _body(self) -> bytes:
+        """The same for all who ask within half a second: the port is open to every process of the machine."""
+        with self._lock:
+            if time.monotonic() - self._made >= FRESH_S:
+                self._text, self._made = self.text(), time.monotonic()
+            return self._text
+
+    def _answer(self, _: dict[str, Any], start: Callable[..., object]) -> list[bytes]:
+        body = self._body()
+        start("200 OK", [("Content-Type", CONTENT_TYPE), ("Content-Length", str(len(body)))])
+        return [body]
+
+    def update(self, state: NodeState) -> None:
+        """A new state is there."""
+        self.collector.take(state)
+        if self._textfile is not None:
+            write(self._textfile, self.text().decode(), 0o644)
+
+    def close(self) -> None:
+        """Stop answering."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()

@@ -1,0 +1,31 @@
+"""Who may see whose jobs. Pure. Follows Slurm's PrivateData as qgpu.yaml repeats it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """`private` holds words of PrivateData: `jobs` hides live state and use, `usage` hides use alone."""
+
+    private: frozenset[str] = frozenset()
+    admins: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, private: Iterable[str], admins: Iterable[int] = ()) -> Privacy:
+        """From the configured words and the uids of admins."""
+        return cls(frozenset(private), frozenset(admins))
+
+    def is_admin(self, asker: int) -> bool:
+        """Whether this uid sees everything."""
+        return asker == 0 or asker in self.admins
+
+    def sees_live(self, asker: int, owner: int) -> bool:
+        """Whether the asker may see that a job of the owner holds a card now."""
+        return "jobs" not in self.private or asker == owner or self.is_admin(asker)
+
+    def sees_use(self, asker: int, owner: int) -> bool:
+        """Whether the asker may see what a job of the owner used."""
+        return not self.private or asker == owner or self.is_admin(asker)

@@ -1,0 +1,320 @@
+"""The live state of a node: what `qgpu top`, `jobs`, `cards` and the metrics show. docs/specs/state.md.
+
+Pure, but for `write` and `read`. None means not measured, 0 measured and zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from enforcer import layout
+from enforcer.ledger_schema import Sample
+from enforcer.reporting.privacy import Privacy
+from gres.grants import Grant
+
+VERSION = 1
+FILE_NAME = "state.json"
+MAX_BYTES = 4 << 20
+# Below this part of the time since the last look a tenant counts as idle.
+IDLE = 0.01
+
+
+class StateError(ValueError):
+    """There is no usable live state; the text is a sentence."""
+
+
+@dataclass(frozen=True)
+class TenantState:
+    """One job on one card. `share_now` and the rates are of the time since the last look."""
+
+    job_id: int
+    uid: int
+    job_class: str | None
+    state: str  # running, preempted, throttled, suspended, idle, waiting (no program yet), whole, unknown
+    share: int
+    share_now: float | None
+    mem_used: int | None
+    mem_cap: int
+    procs: int | None
+    launches_per_s: float | None
+    granted_at: float
+    counters: dict[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class CardState:
+    """One card with its tenants. `util` is the driver's figure for the whole card."""
+
+    uuid: str
+    index: int | None
+    name: str
+    mem_total: int | None
+    mem_used: int | None
+    util: int | None
+    driver_index: int | None = None
+    tenants: tuple[TenantState, ...] = ()
+
+    @property
+    def granted_online(self) -> int:
+        """Percent that online jobs were promised."""
+        return sum(t.share for t in self.tenants if t.job_class == "online")
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """One node at `at` (seconds of CLOCK_REALTIME)."""
+
+    node: str
+    at: float
+    arbiter: bool
+    cards: tuple[CardState, ...] = ()
+
+    def to_json(self) -> str:
+        """One line of JSON with the format's version."""
+        return _compact({"version": VERSION, **vars(self)})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> NodeState:
+        """Raises StateError for anything else; unknown keys of a newer qgpu are passed over."""
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise StateError(f"the live state is not JSON: {error}") from None
+        return cls.of(data)
+
+    @classmethod
+    def of(cls, data: object) -> NodeState:
+        """The same of JSON that was read already."""
+        try:
+            if not isinstance(data, dict) or data.get("version") != VERSION:
+                raise StateError(f"the live state has not the version {VERSION} that this qgpu reads")
+            cards = tuple(
+                CardState(**_known(CardState, card | {"tenants": tuple(_tenant(t) for t in card["tenants"])}))
+                for card in data["cards"]
+            )
+            return cls(str(data["node"]), float(data["at"]), bool(data["arbiter"]), cards)
+        except StateError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise StateError(f"the live state cannot be read: {type(error).__name__}: {error}") from None
+
+    def visible_to(self, asker: int, privacy: Privacy) -> NodeState:
+        """Without the tenants that the asker may not see; whole cards stay."""
+        cards = tuple(
+            replace(card, tenants=tuple(t for t in card.tenants if privacy.sees_live(asker, t.uid)))
+            for card in self.cards
+        )
+        return replace(self, cards=cards)
+
+
+class Encoder:
+    """Text of successive states; cards that are the same object as before are not written anew."""
+
+    def __init__(self) -> None:
+        self._cards: tuple[CardState, ...] | None = None
+        self._text = ""
+
+    def text(self, state: NodeState) -> str:
+        """The same as `state.to_json()`."""
+        if state.cards is not self._cards:
+            self._cards, self._text = state.cards, _compact(state.cards)
+        head = _compact({"version": VERSION, **vars(state), "cards": 0})
+        return f"{head.removesuffix('0}')}{self._text}}}"
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), default=vars)
+
+
+def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(kind)}
+    return {name: value for name, value in data.items() if name in names}
+
+
+def _tenant(data: Mapping[str, Any]) -> TenantState:
+    return TenantState(**_known(TenantState, data))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One tenant as the arbiter describes it at one look."""
+
+    sample: Sample
+    procs: int = 0
+    gate: int = 0
+    busy: bool = False
+    suspended: bool = False
+
+
+@dataclass(frozen=True)
+class Card:
+    """One card as NVML describes it at one look."""
+
+    uuid: str
+    index: int | None
+    name: str = ""
+    mem_total: int | None = None
+    mem_used: int | None = None
+    util: int | None = None
+    driver_index: int | None = None  # NVML's order; `index` is Slurm's
+    jobs: Mapping[int, int] = field(default_factory=dict)  # memory per job, as the driver counts
+
+
+@dataclass
+class Watcher:
+    """Turns successive looks into states; keeps the last look for rates."""
+
+    _before: dict[tuple[int, str], tuple[Sample, int]] = field(default_factory=dict)
+    # Tenants of which nothing changed over two looks: their state is the same again.
+    _steady: dict[tuple[int, str], tuple[tuple[Grant, Seen | None, int | None], TenantState]] = field(
+        default_factory=dict
+    )
+
+    def same(self, monotonic_ns: int) -> None:
+        """A look that found everything as it was: what comes next is measured from here."""
+        self._before = {key: (sample, monotonic_ns) for key, (sample, _) in self._before.items()}
+
+    def look(
+        self,
+        node: str,
+        grants: Iterable[Grant],
+        tenants: Sequence[Seen] | None,
+        cards: Sequence[Card],
+        monotonic_ns: int,
+        realtime_ns: int,
+    ) -> NodeState:
+        """The node's state now; `tenants` is None while the arbiter does not answer."""
+        seen = {(t.sample.job_id, t.sample.uuid): t for t in tenants or ()}
+        known = {card.uuid: card for card in cards}
+        rows: dict[str, list[TenantState]] = {card.uuid: [] for card in cards}
+        steady = {}
+        for grant in sorted(grants, key=lambda g: (g.job_class != "online", g.job_id)):
+            for at in grant.cards if grant.state != "refused" else ():
+                key = (grant.job_id, at.uuid)
+                tenant, before = seen.get(key), self._before.get(key)
+                card = known.setdefault(at.uuid, Card(at.uuid, at.index, mem_total=at.mem_total))
+                basis = (grant, tenant, card.jobs.get(grant.job_id))
+                kept = self._steady.get(key)
+                if kept is not None and kept[0][0] is grant and kept[0][1:] == basis[1:]:
+                    state = kept[1]
+                else:
+                    state = tenant_state(grant, at.uuid, tenant, before, monotonic_ns, basis[2])
+                if tenant is not None and before is not None and before[0] == tenant.sample:
+                    steady[key] = (basis, state)
+                rows.setdefault(at.uuid, []).append(state)
+        self._steady = steady
+        self._before = {key: (tenant.sample, monotonic_ns) for key, tenant in seen.items()}
+        order = sorted(known.values(), key=lambda c: (c.index is None, c.index or 0, c.uuid))
+        found = tuple(
+            CardState(
+                c.uuid, c.index, c.name, c.mem_total, c.mem_used, c.util, c.driver_index, tuple(rows[c.uuid])
+            )
+            for c in order
+        )
+        return NodeState(node, realtime_ns / 1e9, tenants is not None, found)
+
+
+def tenant_state(
+    grant: Grant,
+    uuid: str,
+    seen: Seen | None,
+    before: tuple[Sample, int] | None,
+    now_ns: int,
+    driver_bytes: int | None,
+) -> TenantState:
+    """The state of one job on one card; `before` is its last sample with the time of that look."""
+    card = next(c for c in grant.cards if c.uuid == uuid)
+    plain = TenantState(
+        job_id=grant.job_id,
+        uid=grant.uid,
+        job_class=grant.job_class,
+        state="whole" if grant.state == "whole" else "unknown",
+        share=card.share,
+        share_now=None,
+        mem_used=driver_bytes if grant.state == "whole" else None,
+        mem_cap=card.mem_cap,
+        procs=None,
+        launches_per_s=None,
+        granted_at=grant.created_ns / 1e9,
+    )
+    if seen is None or grant.state != "active":
+        return plain
+    sample = seen.sample
+    gained = _since(sample, before, now_ns)
+    return replace(
+        plain,
+        state=_word(seen, gained),
+        share_now=None if gained is None else min(100.0, 100 * gained["busy_ns"]),
+        mem_used=sample.mem_used,
+        procs=seen.procs,
+        launches_per_s=None if gained is None else gained["launches"] * 1e9,
+        counters={name: getattr(sample, name) for name in SHOWN},
+    )
+
+
+SHOWN = ("busy_ns", "launches", "denied", "preemptions", "closed_preempted_ns", "closed_share_ns", "mem_peak")
+
+
+def _since(sample: Sample, before: tuple[Sample, int] | None, now_ns: int) -> dict[str, float] | None:
+    """What each counter gained per nanosecond since the last look; None if there was none of this tenant."""
+    if before is None:
+        return None
+    old, then_ns = before
+    same = (old.boot_id, old.tenant_since) == (sample.boot_id, sample.tenant_since)
+    if not same or now_ns <= then_ns:
+        return None
+    names = ("busy_ns", "launches", "closed_preempted_ns", "closed_share_ns")
+    gained = {name: getattr(sample, name) - getattr(old, name) for name in names}
+    if min(gained.values()) < 0:
+        return None
+    return {name: value / (now_ns - then_ns) for name, value in gained.items()}
+
+
+def _word(seen: Seen, gained: dict[str, float] | None) -> str:
+    """What the tenant mostly did since the last look; turns are shorter than a look, so the moment tells little."""
+    if seen.suspended:
+        return "suspended"
+    if seen.procs == 0:
+        return "waiting"
+    if gained is not None:
+        kinds = {"running": "busy_ns", "preempted": "closed_preempted_ns", "throttled": "closed_share_ns"}
+        word = max(kinds, key=lambda kind: gained[kinds[kind]])
+        if gained[kinds[word]] >= IDLE:
+            return word
+    if seen.gate & layout.GATE_CLOSED and seen.busy:
+        return "preempted" if seen.gate & layout.GATE_WHY_PREEMPTED else "throttled"
+    return "running" if seen.busy and gained is None else "idle"
+
+
+def write(path: Path, text: str, mode: int) -> None:
+    """Replace a file in one step; readers see the old or the new one, whole. No fsync: it is gone at boot."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            os.fchmod(fd, mode)
+            file.write(text)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+
+
+def read(path: Path) -> NodeState:
+    """The live state in that file. Raises StateError; PermissionError where only qgpud may answer."""
+    try:
+        with path.open("rb") as file:
+            return NodeState.from_json(file.read(MAX_BYTES))
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise StateError(f"{path}: no live state: {error.strerror}; is qgpud running on this node?") from None
