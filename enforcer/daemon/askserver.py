@@ -17,6 +17,7 @@ from enforcer.clock import Clock
 from enforcer.daemon.askproto import MAX_MESSAGE, SO_PEERPIDFD, AskError, decode, encode
 from enforcer.daemon.asks import Asks, Peer, Reply
 from enforcer.daemon.log import emit
+from enforcer.daemon.packets import receive
 from enforcer.rate import Rate
 
 MAX_CLIENTS = 128
@@ -91,12 +92,9 @@ class AskServer:
         client = self._clients.get(sock.fileno())
         if client is None:
             return
-        try:
-            data = sock.recv(MAX_MESSAGE + 1)
-        except BlockingIOError:
+        data = receive(sock, MAX_MESSAGE)
+        if data is None:
             return
-        except OSError:
-            data = b""
         try:
             if data:
                 self._send(client, self._reply(client, data))

@@ -31,6 +31,7 @@ from enforcer.daemon.hookproto import (
 from enforcer.daemon.log import emit
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.notify import notify
+from enforcer.daemon.packets import receive
 from enforcer.layout import SOCK_HOOK
 from gres.units import Duration
 
@@ -186,12 +187,9 @@ class Server:
         client = self._clients.get(sock.fileno())
         if client is None:
             return
-        try:
-            data = sock.recv(MAX_MESSAGE + 1)
-        except BlockingIOError:
+        data = receive(sock, MAX_MESSAGE)
+        if data is None:
             return
-        except OSError:
-            data = b""
         if not data or client.job_id is not None:
             self._drop(client)  # gone, or talking while its question is still open
             return

@@ -7,10 +7,9 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator
 
 import pytest
-from node_support import BUILD, as_nobody, chains, end, until, work
+from node_support import BUILD, as_nobody, end, until, work
 
 from enforcer.sim import SimConfig, Simulator
 
@@ -21,12 +20,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes"),
     pytest.mark.timeout(180),
 ]
-
-
-@pytest.fixture
-def start() -> Iterator:
-    with chains() as make:
-        yield make
 
 
 # ---- the audit -----------------------------------------------------------------------------------

@@ -6,11 +6,10 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_support import BUILD, Chain, chains, end, until, work
+from node_support import BUILD, Chain, end, until, work
 
 from enforcer.arbiter_link import TenantStats
 from enforcer.sim import SimConfig, Simulator
@@ -21,12 +20,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes"),
     pytest.mark.timeout(180),
 ]
-
-
-@pytest.fixture
-def start() -> Iterator:
-    with chains() as make:
-        yield make
 
 
 def configured(chain: Chain, enforcer: str) -> None:

@@ -6,11 +6,10 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_support import as_nobody, chains, end, grants, until, work
+from node_support import as_nobody, end, grants, until, work
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -19,12 +18,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes"),
     pytest.mark.timeout(180),
 ]
-
-
-@pytest.fixture
-def start() -> Iterator:
-    with chains() as make:
-        yield make
 
 
 # ---- qgpu run ------------------------------------------------------------------------------------
