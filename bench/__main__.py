@@ -15,18 +15,33 @@ from typing import Any
 
 import click
 
-from bench import accounting, controls, cost, harvest, hook, overhead, preempt, release, shares, sweep
+from bench import (
+    accounting,
+    controls,
+    cost,
+    hardware,
+    harvest,
+    hook,
+    overhead,
+    preempt,
+    release,
+    shares,
+    submit,
+    sweep,
+)
 from bench.figures import Figure
 from bench.rig import BUILD, Rig
 
 SCENARIOS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "hook": hook.figures,
+    "submit": submit.figures,
     "accounting": accounting.figures,
     "overhead": overhead.figures,
     "shares": shares.figures,
     "preempt": preempt.figures,
     "harvest": harvest.figures,
     "cost": cost.figures,
+    "hardware": hardware.figures,
     "controls": controls.figures,
     "sweep": sweep.figures,
     "release": release.figures,

@@ -33,9 +33,10 @@ def config_text(rig: Rig, nvml_interval_ms: int = 1000, ledger_interval_ms: int 
         f"version: 1\ncluster: rig\nrun_dir: {rig.run_dir}\nstate_dir: {rig.directory}/state\n"
         f"driver: {{libcuda: {rig.driver}, nvml: {BUILD}/sim/libnvidia-ml.so.1}}\nshim: {rig.shim}\n"
         f"default_class: offline\nclasses: {{{classes}}}\nmodels: {{sim: {{memory: {CARD_MIB}MiB, reserve: 0MiB}}}}\n"
-        f"enforcer: {{idle_release: {told.get('idle_release_ms', 100)}ms, window: {told.get('window_us', 500)}us, "
+        f"enforcer: {{idle_release: {told.get('idle_release_ms', 100)}ms, window: {told.get('window_us', 400)}us, "
         f"slice: {told.get('slice_us', 2000)}us, nvml_interval: {nvml_interval_ms}ms, "
-        f"ledger_interval: {ledger_interval_ms}ms}}\n"
+        f"ledger_interval: {ledger_interval_ms}ms, "
+        f"hardware: {{enabled: {'off' if rig.hardware is None else 'on'}}}}}\n"
         f'nodes: [{{names: rig, model: sim, count: {rig.cards}, files: "{files}"}}]\n'
     )
 

@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -21,15 +21,17 @@ from typing import Any
 
 from enforcer import abi
 from enforcer.arbiter_link import ArbiterLink, CardSettings
+from enforcer.arbiter_wire import HardwareSettings
 from enforcer.gatetrace import Gate, read_gates
 from enforcer.nvml import PynvmlNvml
-from enforcer.sim import Interval, SimConfig, Simulator, read_trace
+from enforcer.sim import Interval, SimConfig, Simulator, control_device, read_trace
 from gres.config import JobClass
 from gres.grants import Grant, GrantCard
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
 MIB = 1 << 20
 CARD_MIB = 81_920
+DRIVER = 580  # generation that the simulator plays
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -52,6 +54,7 @@ class Rig:
     settings: dict[str, Any] = field(default_factory=dict)
     card_settings: dict[int, dict[str, Any]] = field(default_factory=dict)
     sim_options: Sequence[str] = ()
+    hardware: Mapping[str, Any] | None = None  # settings of hardware preemption; None: gating alone
     arbiter_binary: Path = BUILD / "bin/qgpu-arbiter"
     _running: list[subprocess.Popen[Any]] = field(default_factory=list)
 
@@ -153,6 +156,18 @@ class Rig:
         own = (self.settings | self.card_settings.get(i, {}) for i in range(self.cards))
         cards = [CardSettings(u, governed=self.governed, **s) for u, s in zip(self.uuids, own, strict=True)]
         self.link.sync(cards, self.grants.values())
+        if self.hardware is not None:
+            self.order_hardware(**self.hardware)
+
+    def order_hardware(self, **settings: Any) -> None:
+        """Hardware preemption on all cards, as qgpud orders it. RuntimeError where the simulator offers none."""
+        device = control_device(self.sim_dir)
+        if device is None:
+            raise RuntimeError("the simulator offers no control device here: no hardware preemption")
+        common = {"enabled": True, "driver_major": DRIVER, "ctl_dev": device[0], "ctl_ino": device[1]}
+        for uuid in self.uuids:
+            if not self.link.hardware(HardwareSettings(uuid, **(common | settings))):
+                raise RuntimeError("this arbiter knows nothing of hardware preemption")
 
     def nvml(self) -> PynvmlNvml:
         """NVML of this node's simulated driver; close it when done."""

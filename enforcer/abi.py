@@ -1,7 +1,7 @@
 """The native ABI (enforcer/native/abi/qgpu_abi.h) as seen from Python.
 
-The structures themselves are in enforcer/layout.py and offered again here. On top stand `pack_grant` and
-`unpack_grant` for the content of ``run_dir/grants/JOBID.grant``, and what the arbiter's socket needs.
+The structures themselves are in enforcer/layout.py and layout_hw.py and offered again here. On top stand `pack_grant`
+and `unpack_grant` for the content of ``run_dir/grants/JOBID.grant``, and what the arbiter's socket needs.
 
 Nothing here does I/O. Memory is in bytes, times in nanoseconds unless a name says otherwise. What does not
 fit into its field is an `AbiError` with a sentence: a truncated path would be a wrong path.
@@ -33,6 +33,7 @@ from enforcer.layout import (
     GrantPage,
     MsgHead,
 )
+from enforcer.layout_hw import *  # noqa: F403
 from gres.config import Injection
 from gres.grants import Grant, GrantCard
 

@@ -18,9 +18,11 @@ from typing import Generic, TypeVar
 
 from enforcer import abi, arbiter_wire
 from enforcer.arbiter_wire import CardSettings as CardSettings
+from enforcer.arbiter_wire import HardwareSettings as HardwareSettings
+from enforcer.arbiter_wire import HardwareTenant as HardwareTenant
 from enforcer.arbiter_wire import ProcessStats as ProcessStats
 from enforcer.arbiter_wire import TenantStats as TenantStats
-from enforcer.arbiter_wire import card_message, grant_messages
+from enforcer.arbiter_wire import card_message, grant_messages, hardware_message
 from gres.grants import Grant
 
 T = TypeVar("T")
@@ -45,6 +47,7 @@ _REFUSALS = {
     errno.ENOSPC: "there is no room for more",
     errno.ENOTSUP: "this version of it does not know fixed-share; use burst-share or best-effort",
     errno.EEXIST: "the job is known with another user",
+    errno.EBUSY: "control calls of the driver hang there",
     errno.EPROTO: "it speaks another version of the protocol",
 }
 
@@ -131,6 +134,24 @@ class ArbiterLink:
             message.flags &= abi.CARD_UNGOVERNED
         self._command(message, f"the settings of card {settings.uuid}")
 
+    def hardware(self, settings: HardwareSettings) -> bool:
+        """Tell the settings of hardware preemption of one card; False: this arbiter knows nothing of it.
+
+        ArbiterError with ENOTSUP: this card or driver cannot be preempted by hardware; it is off there.
+        """
+        message = hardware_message(settings)
+        self._negotiate()
+        try:
+            self._command(message, f"hardware preemption of card {settings.uuid}")
+        except ArbiterError as error:
+            if error.errno == errno.ENOTSUP:
+                why = f"card {settings.uuid} with driver {settings.driver_major} cannot be preempted by hardware"
+                raise ArbiterError(f"the arbiter refused: {why}", error.errno) from None
+            if error.errno != errno.EPROTO:
+                raise
+            return False
+        return True
+
     def grant(self, grant: Grant) -> None:
         """Tell a grant, one command per card. Grants that are not active need no arbiter and send nothing."""
         for message in grant_messages(grant):
@@ -166,6 +187,17 @@ class ArbiterLink:
             return []
         return self._procs.values(self._list(abi.CTL_PROCS, abi.CTL_PROC))
 
+    def hardware_tenants(self) -> list[HardwareTenant]:
+        """What hardware preemption did with every tenant; empty where the arbiter knows nothing of it."""
+        self._negotiate()
+        if self.version < 2:
+            return []
+        try:
+            items = self._list(abi.CTL_HWSTATS, abi.CTL_HWTENANT)
+        except ArbiterError:
+            return []
+        return [arbiter_wire.hardware_tenant(data) for data in items]
+
     def gone(self, job_id: int, uuid: str, pid: int) -> None:
         """NVML does not list this dead process any more: its memory is free. Unknown ones are no error."""
         message = abi.CtlProcess(head=abi.head(abi.CTL_GONE, abi.CtlProcess), job_id=job_id, pid=pid)
@@ -193,6 +225,8 @@ class ArbiterLink:
             ) == size:  # one like it: no second look
                 items.append(data)
             kind = self._check(data)
+        if kind == abi.CTL_ACK and not items:
+            raise ArbiterError("the arbiter does not know this question", errno.EPROTO)
         if kind != abi.CTL_END:
             raise self._gone(f"sent message type {kind} inside a list")
         self._note_boot(abi.parse(abi.CtlAck, data, "end of the list"))

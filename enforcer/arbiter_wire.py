@@ -19,7 +19,7 @@ class CardSettings:
 
     uuid: str
     idle_release_ms: int = 100
-    window_us: int = 500
+    window_us: int = 400
     slice_us: int = 2000
     lease_ms: int = 10_000
     grace_ms: int = 2000
@@ -82,6 +82,45 @@ class ProcessStats:
     mem_pending: int
 
 
+@dataclass(frozen=True)
+class HardwareSettings:
+    """Hardware preemption of one card (docs/specs/hardware.md). ctl_rdev 0: a simulated control device."""
+
+    uuid: str
+    enabled: bool = False
+    method: str = "auto"
+    actor: str = "auto"
+    weights: bool = False
+    driver_major: int = 0
+    period_us: int = 10_000
+    ctl_dev: int = 0
+    ctl_ino: int = 0
+    ctl_rdev: int = 0
+
+
+@dataclass(frozen=True)
+class HardwareTenant:
+    """What hardware preemption did with one (job, card). Counters only grow; `why` says it for state failed."""
+
+    job_id: int
+    uuid: str
+    state: str
+    actor: str
+    method: str
+    ngroups: int
+    stops: int
+    continues: int
+    failures: int
+    stopped_ns: int
+    stop_max_ns: int
+    stop_hist: tuple[int, ...]
+    last_status: int
+    why: str
+
+
+_METHODS = ("auto", "schedule", "disable", "timeslice")
+_ACTORS = ("auto", "arbiter", "shim")
+_STATES = ("none", "ready", "stopped", "failed")
 _CLASS_NAMES = {code: name for name, code in abi.CLASS_CODES.items()}
 _POLICY_NAMES = {code: name for name, code in abi.POLICY_CODES.items()}
 _FLAGS = {
@@ -148,6 +187,46 @@ def stats(data: bytes) -> TenantStats:
         policy=_POLICY_NAMES.get(msg.policy, ""),
         close_hist=tuple(msg.close_hist),
         **{name: bool(msg.flags & bit) for name, bit in _FLAGS.items()},
+        **plain,
+    )
+
+
+def _place(word: str, words: tuple[str, ...], what: str) -> int:
+    if word not in words:
+        raise abi.AbiError(f"{what} {word!r} is unknown; it must be one of {', '.join(words)}")
+    return words.index(word)
+
+
+def _word(code: int, words: tuple[str, ...]) -> str:
+    return words[code] if code < len(words) else str(code)
+
+
+def hardware_message(card: HardwareSettings) -> abi.CtlHardware:
+    """QG_CTL_HARDWARE for these settings. Raises AbiError when one does not fit."""
+    msg = abi.CtlHardware(head=abi.head(abi.CTL_HARDWARE, abi.CtlHardware))
+    msg.uuid = abi.c_text(card.uuid, abi.UUID_LEN, "card UUID")
+    msg.enabled, msg.weights = card.enabled, card.weights
+    msg.method = _place(card.method, _METHODS, "method")
+    msg.actor = _place(card.actor, _ACTORS, "actor")
+    for name in ("driver_major", "period_us"):
+        setattr(msg, name, abi.bounded(getattr(card, name), 0, 2**32 - 1, name))
+    for name in ("ctl_dev", "ctl_ino", "ctl_rdev"):
+        setattr(msg, name, abi.bounded(getattr(card, name), 0, 2**64 - 1, name))
+    return msg
+
+
+def hardware_tenant(data: bytes) -> HardwareTenant:
+    """The answer about one tenant."""
+    msg = abi.parse(abi.CtlHwTenant, data, "hardware message")
+    special = {"uuid", "state", "actor", "method", "stop_hist", "why"}
+    plain = {name: getattr(msg, name) for name in HardwareTenant.__dataclass_fields__ if name not in special}
+    return HardwareTenant(
+        uuid=msg.uuid.decode(errors="replace"),
+        state=_word(msg.state, _STATES),
+        actor=_word(msg.actor, _ACTORS),
+        method=_word(msg.method, _METHODS),
+        stop_hist=tuple(msg.stop_hist),
+        why=msg.why.decode(errors="replace"),
         **plain,
     )
 

@@ -26,12 +26,19 @@ DRAIN_MAX_NS = 100 * MS
 OVERDUE_MAX = 6
 DEFICIT_MAX_NS = 1000 * MS
 BUDGET_MAX_NS = 50 * MS
-MARGIN_NS = 1 * MS
+MARGIN_NS = 2 * MS
 LONG_TURN = 10
+CROWD_TURN = 7
+CROWD_MOST = 8
+MANY_TURN = 8
 PORTION = 3
 LONE_WINDOW_US = 20_000
 SHARED_WINDOW_US = 4_000
 FIXED_WINDOW_US = 2_000
+HOLD_NS = 1 * MS
+DEEP_TAIL_NS = 3 * MS
+DEEP_WINDOW_US = 24_000
+DEEP_ROOM_NS = 14 * MS
 BINS = 256
 
 
@@ -45,7 +52,9 @@ class QpTenant(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         *_fields(c_uint32, "live job_class share procs wants undrained granted free suspended"),
         *_fields(c_uint64, "used_from_ns"),
-        *_fields(c_uint32, "gate worked flew was_busy wished budgeted greedy spent"),
+        *_fields(
+            c_uint32, "gate worked flew was_busy wished wanted budgeted greedy drains heavy roomy spent"
+        ),
         *_fields(c_int64, "deficit_ns budget_ns"),
         *_fields(c_uint64, "last_work_ns idle_since_ns service_ns used_ns drain_ns early_ns tail_ns overdue"),
     ]
@@ -55,9 +64,10 @@ class QpClass(ctypes.Structure):
     """struct qp_class."""
 
     _fields_: ClassVar[Any] = [
-        *_fields(c_uint32, "policy"),
+        *_fields(c_uint32, "policy sliced"),
         *_fields(c_int32, "holder draining"),
-        *_fields(c_uint32, "contended resumed looked"),
+        *_fields(c_uint32, "contended resumed looked rivals"),
+        *_fields(c_int64, "weights"),
         *_fields(
             c_uint64, "slice_end_ns turn_end_ns opened_ns use_ns booked_ns drain_from_ns drain_until_ns"
         ),
@@ -82,9 +92,9 @@ class QpCard(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         *_fields(c_uint64, "idle_release_ns slice_ns switch_ns recovery_until_ns"),
         *_fields(c_uint32, "ungoverned ntenants"),
-        *_fields(c_uint64, "last_ns online_busy_ns"),
+        *_fields(c_uint64, "last_ns preempt_from_ns online_busy_ns"),
         ("cls", QpClass * 2),
-        *_fields(c_uint64, "wake_ns"),
+        *_fields(c_uint64, "wake_ns due_ns"),
         *_fields(c_uint32, "preempting online_working"),
         *_fields(c_int32, "last_user"),
         ("tenant", QpTenant * MAX_TENANTS),

@@ -24,9 +24,10 @@ _HEAD = struct.Struct("<8sIIIIQ32s")
 _RECORD = struct.Struct("<QQQIIIIIIQQ")
 _MAGIC = b"QGSIMTRC"
 _VERSION = 1
-_SIM_MAGIC, _PROTOCOL, _REQ_CONTROL, _NOT_FOUND = 0x4D495351, 2, 32, 500
+_SIM_MAGIC, _PROTOCOL, _REQ_CONTROL_ID, _REQ_CONTROL, _NOT_FOUND = 0x4D495351, 2, 10, 32, 500
+_REQUEST = struct.Struct("<IIII32x")
 _CONTROL = struct.Struct("<IIII32x1024s")
-_ANSWER = struct.Struct("<12xiQ24x")
+_ANSWER = struct.Struct("<12xiQQ16x")
 
 
 class SimError(Exception):
@@ -164,6 +165,14 @@ class SimConfig:
     faults: tuple[str, ...] = ()
     ns_per_iter: float = 1.0
     trace: bool = True
+    preempt: str = "cilp"
+    preempt_us: float = 100
+    block_us: float = 0
+    control_us: float = 0
+    control_log: Path | None = None
+    driver_version: str = ""
+    client_per_context: bool = False
+    mig: int = 0
     extra: tuple[str, ...] = ()
 
     def command(self, binary: Path, ready_fd: int) -> list[str]:
@@ -182,12 +191,20 @@ class SimConfig:
             "--queue-depth": self.queue_depth,
             "--driver-generation": self.driver_generation,
             "--ns-per-iter": self.ns_per_iter,
+            "--preempt": self.preempt,
+            "--preempt-us": self.preempt_us,
+            "--block-us": self.block_us,
+            "--control-us": self.control_us,
             "--ready-fd": ready_fd,
         }
         words = [str(word) for pair in pairs.items() for word in pair]
         words += [word for fault in self.faults for word in ("--fault", fault)]
         flags = [] if self.trace else ["--no-trace"]
         flags += ["--run-to-end"] if self.run_to_end else []
+        flags += ["--client-per-context"] if self.client_per_context else []
+        flags += ["--mig", str(self.mig)] if self.mig else []
+        flags += ["--control-log", str(self.control_log)] if self.control_log else []
+        flags += ["--driver-version", self.driver_version] if self.driver_version else []
         return [str(binary), *words, *flags, *self.extra]
 
 
@@ -197,6 +214,30 @@ def _await_ready(fd: int, process: subprocess.Popen[bytes], seconds: float) -> b
         if readable_within(fd, deadline - time.monotonic()):
             return os.read(fd, 16) == b"READY\n"
     return False
+
+
+def _exchange(directory: str | Path, message: bytes) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(10)
+        handle = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+        try:  # by descriptor: a directory's name may be longer than a socket's address
+            sock.connect(f"/proc/self/fd/{handle}/sim.sock")
+        finally:
+            os.close(handle)
+        sock.send(message)
+        return sock.recv(_ANSWER.size)
+
+
+def control_device(directory: str | Path) -> tuple[int, int] | None:
+    """Ask the simulator that serves directory (QGPU_SIM_DIR) for its control device: (st_dev, st_ino).
+
+    A descriptor with both is an open file of it. None: it has none. Raises OSError when nobody serves there.
+    """
+    answer = _exchange(directory, _REQUEST.pack(_SIM_MAGIC, _PROTOCOL, _REQ_CONTROL_ID, _REQUEST.size))
+    if len(answer) != _ANSWER.size:
+        return None  # one that is older than the question
+    status, device, inode = _ANSWER.unpack(answer)
+    return (int(device), int(inode)) if status == 0 else None
 
 
 @dataclass
@@ -258,24 +299,20 @@ class Simulator:
         SimError when the command is not understood, reaches nobody, or comes from somebody else.
         """
         message = _CONTROL.pack(_SIM_MAGIC, _PROTOCOL, _REQ_CONTROL, _CONTROL.size, command.encode())
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-            sock.settimeout(10)
-            directory = os.open(self.config.directory, os.O_PATH | os.O_DIRECTORY)
-            try:  # by descriptor: a directory's name may be longer than a socket's address
-                sock.connect(f"/proc/self/fd/{directory}/sim.sock")
-            finally:
-                os.close(directory)
-            sock.send(message)
-            answer = sock.recv(_ANSWER.size)
+        answer = _exchange(self.config.directory, message)
         if len(answer) != _ANSWER.size:
             raise SimError(f"the simulator threw out the command {command!r}")
-        status, reached = _ANSWER.unpack(answer)
+        status, reached, _ = _ANSWER.unpack(answer)
         if status == _NOT_FOUND:
             raise SimError(f"{command!r} reached nobody: no such process uses the cards")
         if status != 0:
             why = "only root may ask" if status < 0 else "it is not understood"
             raise SimError(f"the simulator refused {command!r}: {why}")
         return int(reached)
+
+    def control_device(self) -> tuple[int, int] | None:
+        """The control device that programs have open: (st_dev, st_ino), None where this machine allows none."""
+        return control_device(self.config.directory)
 
     def describe(self) -> str:
         """One line for humans."""

@@ -5,7 +5,6 @@ docs/specs/simulate.md describes the file. Every bad input becomes one sentence 
 
 from __future__ import annotations
 
-import difflib
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +13,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from gres.schema import Isolation, JobClass, Policy, Section, Word
+from gres.sentences import fault_sentence
 from gres.units import Duration, UnitError, parse_duration
 
 MS = 10**6
@@ -68,7 +68,7 @@ class CardTrace(Section):
     policy: Policies = Policies()
     idle_release: Release = Duration(100 * MS)
     slice: Slice = Duration(2 * MS)
-    window: Window = Duration(500_000)
+    window: Window = Duration(400_000)
     context_switch: Delay = Duration(100_000)
     timeslice: Slice = Duration(1 * MS)
     queue: int = Field(default=1024, ge=1, le=100_000)
@@ -217,14 +217,7 @@ def _sentence(error: Any) -> str:
     location = tuple(step for step in error["loc"] if isinstance(step, int) or step.isidentifier())
     location = tuple(step for step in location if step != "Requests")
     key = ".".join(str(step) for step in location) or "the trace"
-    if error["type"] == "extra_forbidden":
-        known = _known_keys(location)
-        near = difflib.get_close_matches(str(location[-1]), known, n=1)
-        return f"{key}: there is no such key; {f'did you mean {near[0]}?' if near else f'known are {known}'}"
-    if error["type"] == "missing":
-        return f"{key}: this key is required"
-    text = str(error["msg"]).removeprefix("Value error, ")
-    return f"{key}: {text}" if error["type"] == "value_error" else f"{key}: {text} (found {error['input']!r})"
+    return fault_sentence(error, key, _known_keys(location))
 
 
 def parse_trace(text: str, source: str = "the trace") -> Trace:

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import click
 
 from bench.figures import Figure
 from bench.gpu import cost, faults, memory, plots, preempt, probe, shares, works
-from bench.gpu.experiments import own
+from bench.gpu.experiments import hold, own, product, stops
 from bench.gpu.items import Item
 from bench.gpu.node import Node, wait_for
 from bench.gpu.place import BUILD, ROOT, Place
@@ -33,7 +34,9 @@ PARTS = {
     "preempt": preempt.items,
     "shares": shares.items,
     "faults": faults.items,
-    "experiments": own.items,
+    "experiments": lambda place: chain.from_iterable(
+        part.items(place) for part in (own, stops, hold, product)
+    ),
 }
 ASKED_FOR = {"experiments"}  # runs only when it is named
 AGAIN = 4

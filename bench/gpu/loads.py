@@ -11,14 +11,15 @@ from typing import Any
 
 from bench.gpu.node import Node, NodeError, Way
 from bench.gpu.place import BUILD
-from bench.gpu.truth import Piece, Work, alone, read_spans, read_stamps
+from bench.gpu.truth import Piece, Work, alone, merged, read_spans, read_stamps
 from enforcer.sim import read_trace
 
+NODES = 20
+LONG_US = 100_000
 START_S, TAIL_S = 0.5, 0.7  # not counted: after the common start, before the end
 LATE_S = 0.4
 LEADS = (1, 2, 4)
 SOLO_S = 2.0
-NODES = 20
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Load:
     name: str
     kind: str
     us: float = 100
+    beat: bool = False  # its kernels say when they were off the card in their midst
+    nodes: int = NODES
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -94,13 +97,15 @@ def _model(load: Load, player: Player) -> list[str | Path]:
     argv: list[str | Path] = [BUILD / "bin/qgpu-workload", "--json", "--kernel-us", f"{load.us:g}"]
     argv += ["--iters", str(round(load.us * 1000))]
     if load.kind == "graph":
-        argv += ["--graph", "--kernels-per-request", str(NODES)]
+        argv += ["--graph", "--kernels-per-request", str(load.nodes)]
     elif load.kind in ("train", "infer"):
         argv += ["--kernel-mix", f"20,100,{load.us:g},1000", "--kernels-per-request", "20"]
     else:
         argv += ["--kernels-per-request", "5"]
     if player.busy:
         return [*argv, "--busy", f"{player.busy}", "--idle", f"{player.idle}", "--log-requests"]
+    if load.us * (load.nodes if load.kind == "graph" else 1) >= LONG_US:  # else it ends long after its time
+        return [*argv, "--no-sync-each=1", *([] if load.kind == "graph" else ["--in-flight", "1"])]
     return [*argv, "--no-sync-each=1000000"]
 
 
@@ -111,7 +116,8 @@ def _real(node: Node, load: Load, player: Player) -> list[str | Path]:
         return [*node.place.script("torch_work"), "--mode", load.kind, *pattern]
     iters = max(1, round(load.us * 1000 / ns_per_iter(node)))
     argv: list[str | Path] = [node.place.program("tenant"), "--kind", load.kind, "--iters", str(iters)]
-    argv += ["--nodes", str(NODES)] if load.kind == "graph" else []
+    argv += ["--nodes", str(load.nodes)] if load.kind == "graph" else []
+    argv += ["--beat"] if load.beat else []
     return [*argv, *(["--per-request", "5", *pattern] if pattern else [])]
 
 
@@ -136,7 +142,9 @@ def _pieces(node: Node, name: str, player: Player, told: Mapping[str, Any]) -> l
         trace = read_trace(node.directory / "sim/trace.bin")
         return [Piece(i.t_start, i.t_end, i.t_submit, i.pid) for i in trace if i.pid == told["pid"]]
     stamps, _ = _files(node, name)
-    return read_spans(stamps) if "torch" in player.load.needs else read_stamps(stamps)
+    if "torch" in player.load.needs:
+        return read_spans(stamps)
+    return merged(read_stamps(stamps)) if player.load.beat else read_stamps(stamps)
 
 
 def _log(node: Node, name: str) -> list[dict[str, int]]:

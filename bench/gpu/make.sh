@@ -5,7 +5,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 bundle=$root/build/gpu-bundle
 parts="bin/qgpu-arbiter bin/qgpu-workload bin/qgpu-simgpu shim/libcuda.so.1 shim/libnvidia-ml.so.1 sim/libcuda.so.1
-    sim/libnvidia-ml.so.1 test/launch-bench test/own test/stub/libcuda.so.1"
+    sim/libnvidia-ml.so.1 test/launch-bench test/own test/stops test/stub/libcuda.so.1"
 if [ "${1:-}" = --parts ]; then echo "$parts"; exit; fi
 cd "$root"
 mkdir -p build

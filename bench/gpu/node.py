@@ -111,7 +111,7 @@ class Node:
             f"qos: {{}}\ndefault_class: offline\n"
             f"models: {{card: {{memory: {self.card.mem_total >> 20}MiB, reserve: 512MiB}}}}\n"
             f'nodes: [{{names: {NAME}, model: card, count: 1, files: "{files}"}}]\n'
-            f"enforcer: {{arbiter: {BUILD}/bin/qgpu-arbiter, ledger_interval: 500ms}}\n"
+            f"enforcer: {{arbiter: {BUILD}/bin/qgpu-arbiter, ledger_interval: 500ms, hardware: {{enabled: off}}}}\n"
         )
 
     # ---- daemons --------------------------------------------------------------------------------

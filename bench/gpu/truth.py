@@ -60,6 +60,17 @@ def read_stamps(path: Path) -> list[Piece]:
     return [Piece(host(a), host(b), 0, pid) for a, b in pairs if a and b]
 
 
+def merged(pieces: Sequence[Piece]) -> list[Piece]:
+    """The stretches in which any block of a program made progress: what overlaps is one."""
+    found: list[Piece] = []
+    for piece in sorted(pieces):
+        if found and piece.t_start <= found[-1].t_end:
+            found[-1] = found[-1]._replace(t_end=max(found[-1].t_end, piece.t_end))
+        else:
+            found.append(piece)
+    return found
+
+
 def read_spans(path: Path) -> list[Piece]:
     """The steps of a PyTorch program."""
     told = json.loads(path.read_text())

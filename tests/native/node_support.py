@@ -35,7 +35,7 @@ MIB = 1 << 20
 class Chain:
     """A node without slurmd: the test runs the hooks, and the stage plays slurmstepd."""
 
-    def __init__(self, directory: Path, stack: contextlib.ExitStack, more: str = "") -> None:
+    def __init__(self, directory: Path, stack: contextlib.ExitStack, more: str = "", mig: int = 0) -> None:
         self.directory = directory
         self._stack = stack
         for name in ("run", "sim"):
@@ -54,14 +54,18 @@ class Chain:
             copy.chmod(0o755)
         self.opt = directory / "opt"
         self.config = directory / "qgpu.yaml"
+        dev = f"{directory}/sim/dev/qgpusim"
+        cards = [f"{dev}-card{i // mig},{dev}-gi{i},{dev}{i}" for i in range(2)] if mig else []
+        named = f"instances: {cards}" if mig else f'files: "{dev}[0-1]"'
         self.config.write_text(
             f"version: 1\ncluster: t\nrun_dir: {directory}/run\nstate_dir: {directory}/state\n"
             f"driver: {{libcuda: {self.opt}/sim/libcuda.so.1, nvml: {self.opt}/sim/libnvidia-ml.so.1}}\n"
             f"shim: {self.opt}/shim/libcuda.so.1\ndefault_class: offline\n"
             "models: {h200: {memory: 80GiB, reserve: 2GiB}}\nenforcer: {ledger_interval: 200ms}\n"
-            f'nodes: [{{names: n1, model: h200, count: 2, files: "{directory}/sim/dev/qgpusim[0-1]"}}]\n{more}'
+            f"nodes: [{{names: n1, model: h200, count: 2, {named}}}]\n{more}"
         )
-        self.ready("bin/qgpu-simgpu", "--dir", f"{directory}/sim", "--node", "n1", "--cards", "2")
+        cut = ["--mig", str(mig)] if mig else []
+        self.ready("bin/qgpu-simgpu", "--dir", f"{directory}/sim", "--node", "n1", "--cards", "2", *cut)
         self.arbiter = self.ready("bin/qgpu-arbiter", "--run-dir", f"{directory}/run")
         self.start_qgpud()
 
@@ -157,8 +161,8 @@ def chains() -> Iterator[Callable[..., Chain]]:
     with tempfile.TemporaryDirectory(prefix="qgpu-test-") as name, contextlib.ExitStack() as stack:
         Path(name).chmod(0o755)
 
-        def make(more: str = "") -> Chain:
-            chain = Chain(Path(name), stack, more)
+        def make(more: str = "", mig: int = 0) -> Chain:
+            chain = Chain(Path(name), stack, more, mig)
             chain.serving()
             return chain
 

@@ -25,10 +25,11 @@ STUB = BUILD / "test" / "stub" / "libcuda.so.1"
 PROBE = BUILD / "test" / "shim-probe"
 
 MAGIC, VERSION, PAGE = 0x55504751, 1, 4096
-CLOSED, NOTIFY, TRACK, WINDOW = 1, 2, 4, 8
+CLOSED, NOTIFY, TRACK, WINDOW, HOLD = 1, 2, 4, 8, 16
 ACTIVE, WHOLE = 1, 3
 GIB, MIB = 1 << 30, 1 << 20
 OUT_OF_MEMORY = 2
+CAP = [24 * GIB]  # of most tests: one card, more than any of them asks for by accident
 SEAL, SHRINK, GROW, WRITE, FUTURE_WRITE = 1, 2, 4, 8, 16
 F_ADD_SEALS = 1033
 UUID = "GPU-00000000-0000-0000-0000-0000000000{:02x}"
@@ -52,14 +53,22 @@ def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
         time.sleep(0.002)
 
 
-def grant_bytes(run_dir: Path, caps: list[int], *, state: int = ACTIVE, driver: Path = STUB) -> bytes:
+def grant_bytes(
+    run_dir: Path,
+    caps: list[int],
+    *,
+    state: int = ACTIVE,
+    driver: Path = STUB,
+    uuids: list[str] | None = None,
+    injection: int = 0,
+) -> bytes:
     """A struct qg_grant for job 4711 with one card per cap."""
     head = struct.pack("<4I Q 4I Q", MAGIC, VERSION, 1536 + 128 * 16, state, 4711, 0, 0, 2, len(caps), 1)
     strings = [(b"n1", 64), (bytes(run_dir), 160), (bytes(driver), 256), (bytes(SHIM), 256), (b"", 512)]
     body = head + b"".join(text.ljust(size, b"\0") for text, size in strings)
-    body = body.ljust(1536, b"\0")
+    body = (body + struct.pack("<I", injection)).ljust(1536, b"\0")
     for number, cap in enumerate(caps, 1):
-        uuid = UUID.format(number).encode().ljust(48, b"\0")
+        uuid = (uuids[number - 1] if uuids else UUID.format(number)).encode().ljust(48, b"\0")
         body += (uuid + struct.pack("<4I 2Q", 0, 0, 30, 0, cap, 80 * GIB)).ljust(128, b"\0")
     return body.ljust(1536 + 128 * 16, b"\0")
 
@@ -153,8 +162,15 @@ class FakeArbiter:
     """Answers registrations; the gates are the test's."""
 
     def __init__(
-        self, run_dir: Path, caps: list[int], flags: int = TRACK, lease_ms: int = 10000, speaks: int = 2
+        self,
+        run_dir: Path,
+        caps: list[int],
+        flags: int = TRACK,
+        lease_ms: int = 10000,
+        speaks: int = 2,
+        uuids: list[str] | None = None,
     ) -> None:
+        self.uuids = uuids or [UUID.format(n) for n in range(1, len(caps) + 1)]
         self.hangs_up = False  # on a newer version, instead of an answer
         self.speaks = speaks  # newest version of the messages that it understands
         self.run_dir = run_dir
@@ -171,8 +187,8 @@ class FakeArbiter:
     def start(self) -> None:
         """Fresh pages, fresh socket: as after a restart."""
         self.tenants = {
-            UUID.format(n): Tenant(cap, self.flags, self.lease_ms, self.speaks)
-            for n, cap in enumerate(self.caps, 1)
+            uuid: Tenant(cap, self.flags, self.lease_ms, self.speaks)
+            for uuid, cap in zip(self.uuids, self.caps, strict=True)
         }
         self.slots: dict[int, int] = {}
         path = self.run_dir / "enforcer.sock"
@@ -196,7 +212,7 @@ class FakeArbiter:
     @property
     def card(self) -> Tenant:
         """The first card."""
-        return self.tenants[UUID.format(1)]
+        return self.tenants[self.uuids[0]]
 
     def run(self) -> None:
         """The thread."""
@@ -331,6 +347,15 @@ def governed(
         if probe.process.poll() is None:
             probe.process.kill()
         probe.process.wait()
+
+
+def learned(arbiter: FakeArbiter, probe: Probe, kernel_us: int, launches: int = 5) -> None:
+    """In window mode, and the function 0x10 was seen to take `kernel_us` in so many launches."""
+    assert probe.ask(f"elapsed_us {kernel_us}") == 0
+    arbiter.card.set(WINDOW | TRACK)
+    for _ in range(launches):
+        assert probe.ask("launch 0 0x10 1") == 0
+        assert probe.ask("sync 0") == 0
 
 
 def started(probe: Probe, device: int = 0) -> Probe:

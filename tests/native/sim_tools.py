@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -73,3 +74,13 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
             return True
         time.sleep(0.001)
     return condition()
+
+
+def uuids(sim: Simulator) -> list[str]:
+    """Of the simulated cards."""
+    code = """
+    handles = [n.nvmlDeviceGetHandleByIndex(i) for i in range(n.nvmlDeviceGetCount())]
+    print(json.dumps([n.nvmlDeviceGetUUID(handle) for handle in handles]))
+    """
+    found: list[str] = json.loads(nvml(sim, code))
+    return found

@@ -11,26 +11,38 @@ import pytest
 from arbiter_support import CARD, Arbiter, Tenant, arbiter, grant, settings, tenant_stats, wait_for
 from test_arbiter_registration import child
 
+from enforcer import abi
 from enforcer.arbiter_link import ArbiterGone, DeathWatch, ProcessStats
 from enforcer.fdwait import readable_within
 
 pytestmark = pytest.mark.native
 MIB = 1 << 20
 HERE = Path(__file__).resolve().parent
+# Nearly as many as there are slots; together more than one list of the dead holds.
+FIRST, SECOND = 126, 10
 BURST = """
 import os, sys
 sys.path.insert(0, {here!r})
 from arbiter_support import Tenant, grant
 from pathlib import Path
-gate, opened = os.pipe()
-for _ in range(100):
+(held, hold), (go, start), (told, tell) = os.pipe(), os.pipe(), os.pipe()
+for number in range({first} + {second}):
     if os.fork() == 0:
-        os.close(opened)
+        os.close(hold), os.close(start)
+        if number >= {first}:
+            os.read(go, 1)
         Tenant(Path({run_dir!r}), grant(1), mem_used=1000)
-        os.read(gate, 1)
+        os.write(tell, b"x")
+        os.read(held, 1)
         os._exit(0)
-os.close(opened)
-for _ in range(100):
+for _ in range({first}):
+    os.read(told, 1)
+os.close(hold)
+for _ in range({first}):
+    assert os.wait()[1] == 0
+sys.stdin.readline()
+os.close(start)
+for _ in range({second}):
     assert os.wait()[1] == 0
 """
 HELD = 123456  # what child() says it holds
@@ -53,7 +65,7 @@ def test_overhead_is_charged_and_replaced(tmp_path: Path) -> None:
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings()], [mine])
         tenant = Tenant(one.run_dir, mine, mem_used=5 * MIB)
-        assert (tenant.gate.revision, tenant.gate.mem_extra) == (2, 0)
+        assert (tenant.gate.revision, tenant.gate.mem_extra) == (abi.GATE_REVISION, 0)
         link.overhead(1, CARD, 300 * MIB)
         assert tenant.gate.mem_extra == 300 * MIB
         stats = tenant_stats(link, 1)
@@ -144,15 +156,18 @@ def test_many_deaths_at_once(tmp_path: Path) -> None:
         link.sync([settings()], [mine])
         tenant = Tenant(one.run_dir, mine)
         told: list[ProcessStats] = []
-        for _ in range(2):
-            code = BURST.format(here=str(HERE), run_dir=str(one.run_dir))
-            subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-        wait_for(lambda: told.extend(watch.died()) or len(told) == 200, "each death is reported")
-        assert tenant.gate.mem_extra == 200 * 1000
+        code = BURST.format(here=str(HERE), run_dir=str(one.run_dir), first=FIRST, second=SECOND)
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True) as crowd:
+            wait_for(lambda: told.extend(watch.died()) or len(told) == FIRST, "each death is reported", 60)
+            # the others wait ready to register: of the 5 s that the first have, little goes by
+            crowd.communicate("go\n", timeout=60)
+        wait_for(lambda: told.extend(watch.died()) or len(told) == FIRST + SECOND, "and the others")
+        assert crowd.returncode == 0
+        assert tenant.gate.mem_extra == (FIRST + SECOND) * 1000
         for death in told:
             link.gone(death.job_id, death.uuid, death.pid)
         left = tenant.gate.mem_extra
-        assert left == 72 * 1000, "128 are told apart, the others go together after 5 s"
+        assert left == (FIRST + SECOND - 128) * 1000, "128 are told apart, the others go together after 5 s"
         wait_for(lambda: tenant.gate.mem_extra == 0, "all are let go of")
 
 

@@ -67,7 +67,7 @@ def status_of(one: Arbiter, message: bytes, *proof: int) -> tuple[int, str]:
 
 
 def test_pages_say_what_they_are(tmp_path: Path) -> None:
-    mine = grant(9, "online", 30, 3 << 30)
+    mine = grant(9, "offline", 30, 3 << 30)
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings(window_us=700, lease_ms=9000)], [mine, grant(10, "online")])
         tenant = Tenant(one.run_dir, mine, mem_used=5000)
@@ -78,7 +78,7 @@ def test_pages_say_what_they_are(tmp_path: Path) -> None:
         assert (tenant.slot.pid, tenant.slot.mem_used) == (os.getpid(), 5000)
         assert tenant.answer.mem_cap == 3 << 30
         stats = tenant_stats(link, 9)
-        assert (stats.mem_used, stats.mem_peak, stats.procs, stats.job_class) == (5000, 5000, 1, "online")
+        assert (stats.mem_used, stats.mem_peak, stats.procs, stats.job_class) == (5000, 5000, 1, "offline")
         link.revoke(10)
         assert tenant.gate.window_us == 20_000, "alone on the card, and nobody is expected"
 

@@ -191,6 +191,24 @@ def test_window_is_wide_where_nobody_online_has_to_be_waited_for(tmp_path: Path)
         wait_for(lambda: first.gate.window_us == 9000, "a wider one is left as it is")
 
 
+def test_window_of_online_is_no_smaller_for_its_own_sake(tmp_path: Path) -> None:
+    """The card's window bounds what online waits for; what online itself queues up delays other online tenants only."""
+    mine, other, batch = grant(1, "online"), grant(2, "online"), grant(3)
+    with arbiter(tmp_path) as one, one.link() as link:
+        link.sync([settings(window_us=500)], [mine, batch])
+        online, offline = Tenant(one.run_dir, mine), Tenant(one.run_dir, batch)
+        wait_for(
+            lambda: (online.gate.window_us, offline.gate.window_us) == (20_000, 500), "one online tenant"
+        )
+        link.grant(other)
+        wait_for(
+            lambda: (online.gate.window_us, offline.gate.window_us) == (SHARED_WINDOW_US, 500),
+            "a second one may start at any time and waits for the first",
+        )
+        link.revoke(other.job_id)
+        wait_for(lambda: online.gate.window_us == 20_000, "it is gone")
+
+
 def run_in_child(one, mine):  # type: ignore[no-untyped-def]
     """A second process of the job; returns how to command it: work (a kernel that never ends), quit."""
     import subprocess

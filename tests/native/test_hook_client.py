@@ -108,9 +108,11 @@ def test_prolog_passes_the_whitelisted_environment_and_takes_the_answer(run_dir,
     assert not any(v.startswith((b"SPANK", b"PATH")) for v in variables)
 
 
+@pytest.mark.parametrize("comment", ["my simulation", "qgpu/1 whole", "qgpu/1 whole; mine"])
 @pytest.mark.parametrize("kind", ["prolog", "epilog"])
-def test_job_without_card_and_tag_does_not_need_the_daemon(tmp_path, kind):
-    env = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n1", "SLURM_JOB_COMMENT": "my simulation"}
+def test_job_without_card_and_share_does_not_need_the_daemon(tmp_path, kind, comment):
+    """A job with --exclusive is tagged for whole cards also where there is neither card nor daemon."""
+    env = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n1", "SLURM_JOB_COMMENT": comment}
     done = hook(kind, tmp_path / "does-not-exist", env)
     assert (done.returncode, done.stderr) == (0, "")
 

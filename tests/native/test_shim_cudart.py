@@ -11,7 +11,6 @@ import pytest
 import shim_support as s
 
 pytestmark = pytest.mark.native
-CAP = [24 * s.GIB]
 TABLE = s.ROOT / "enforcer" / "native" / "shim" / "symbols.tsv"
 DRIVER = 13050  # what the stub is
 PER_THREAD = 2
@@ -39,8 +38,8 @@ def runtime() -> Path:
 def queries(tmp_path_factory: pytest.TempPathFactory) -> list[Query]:
     """All that the runtime asks for at its first call, in order."""
     path = tmp_path_factory.mktemp("cudart")
-    arbiter = s.FakeArbiter(path, CAP)
-    fd = s.sealed("grant", s.grant_bytes(path, CAP))
+    arbiter = s.FakeArbiter(path, s.CAP)
+    fd = s.sealed("grant", s.grant_bytes(path, s.CAP))
     env = {"PATH": os.environ["PATH"], "LD_PRELOAD": str(s.SHIM), "QGPU_GRANT_FD": str(fd)}
     env["QGPU_STUB_QUERIES"] = str(path / "queries")
     done = subprocess.run(
@@ -81,9 +80,9 @@ def test_it_asks_for_several_versions_of_one_name(queries: list[Query]) -> None:
 
 
 def test_each_query_gets_its_hook_or_the_drivers_function(tmp_path: Path, queries: list[Query]) -> None:
-    arbiter = s.FakeArbiter(tmp_path, CAP)
+    arbiter = s.FakeArbiter(tmp_path, s.CAP)
     wrong, hooked = [], 0
-    with s.governed(tmp_path, CAP) as probe:
+    with s.governed(tmp_path, s.CAP) as probe:
         for query in sorted(set(queries)):
             answer = probe.text(f"proc {query.name} {query.version} {query.flags}")
             want = expected(query)

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import shim_support as s
 
 pytestmark = pytest.mark.native
-CAP = [24 * s.GIB]
-
-
-@pytest.fixture
-def arbiter(tmp_path: Path) -> Iterator[s.FakeArbiter]:
-    running = s.FakeArbiter(tmp_path, CAP)
-    yield running
-    running.stop()
-
-
-@pytest.fixture
-def probe(tmp_path: Path, arbiter: s.FakeArbiter) -> Iterator[s.Probe]:
-    with s.governed(tmp_path, CAP) as running:
-        s.started(running)
-        assert running.ask("stream 0") == 0
-        yield running
 
 
 def test_closed_gate_holds_until_it_opens(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
@@ -191,11 +174,7 @@ def test_capture_is_left_alone(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
 
 def window(arbiter: s.FakeArbiter, probe: s.Probe, kernel_us: int) -> None:
     """A window of 500 us and a function whose duration has been learned."""
-    assert probe.ask(f"elapsed_us {kernel_us}") == 0
-    arbiter.card.set(s.WINDOW | s.TRACK)
-    for _ in range(18):  # the last ones are learned from when the next are launched
-        assert probe.ask("launch 0 0x10 1") == 0
-        assert probe.ask("sync 0") == 0
+    s.learned(arbiter, probe, kernel_us, 18)  # the last ones are learned from when the next are launched
     arbiter.card.gate.put(32, "I", 500)
     assert probe.ask("hold 1") == 0
 
@@ -242,6 +221,19 @@ def test_unknown_function_fills_the_window(arbiter: s.FakeArbiter, probe: s.Prob
     assert arbiter.card.proc("window_bypass") == 1
 
 
+def test_what_follows_the_first_launch_is_held(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    """Online after a pause: its first launch goes, the next one when the arbiter says so, or 2 ms later."""
+    arbiter.card.gate.put(32, "I", 20_000)
+    arbiter.card.set(s.NOTIFY | s.HOLD | s.WINDOW | s.TRACK)
+    assert probe.ask("hold 1") == 0
+    started = time.monotonic()
+    assert probe.ask("launch 0 0x10 2") == 0
+    assert time.monotonic() - started >= 0.002, "nobody ended the hold"
+    assert arbiter.card.rings() >= 1 and arbiter.card.proc("window_bypass") == 0, "it did not wait for room"
+    arbiter.card.set(s.HOLD | s.WINDOW | s.TRACK)
+    assert probe.ask("launch 0 0x10 5") == 0, "held once for each ring"
+
+
 def test_gate_that_closes_at_a_full_window_holds(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     window(arbiter, probe, 400)
     assert probe.ask("launch 0 0x10 1") == 0
@@ -271,28 +263,46 @@ def test_long_kernel_is_queued_shortly_before_the_end_of_what_runs(
     assert arbiter.card.proc("launches") == launches + 3
 
 
-def test_kernels_of_any_length_are_not_queued_by_the_clock(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    """A function that takes now 20 and now 2 ms: nobody can say when what runs will end."""
-    assert probe.ask("elapsed_us 2000") == 0
-    arbiter.card.set(s.WINDOW | s.TRACK)
-    for _ in range(2):
-        assert probe.ask("launch 0 0x10 1") == 0
-        assert probe.ask("sync 0") == 0
+def test_kernels_of_uncertain_length_are_queued_when_what_runs_has_run_its_longest(
+    arbiter: s.FakeArbiter, probe: s.Probe
+) -> None:
+    """A function that takes now 20 and now 2 ms: not after 2 ms, but shortly before 20; and one of them, not more."""
+    s.learned(arbiter, probe, 2000, 2)
     window(arbiter, probe, 20000)
     bypassed = arbiter.card.proc("window_bypass")
+    started = time.monotonic()
     assert probe.ask("launch 0 0x10 2") == 0
-    assert arbiter.card.proc("window_bypass") == bypassed + 1
+    assert time.monotonic() - started > 0.015
+    assert arbiter.card.proc("window_bypass") == bypassed
+    assert probe.ask("launch 0 0x10 1") == 0
+    assert arbiter.card.proc("window_bypass") == bypassed + 1, "a third stands until what runs is overdue"
+
+
+@pytest.mark.parametrize(("why", "counts"), [(0x200, True), (0x100, False)], ids=["turn", "preempted"])
+def test_sample_of_a_kernel_that_ran_when_the_gate_closed(
+    arbiter: s.FakeArbiter, probe: s.Probe, why: int, counts: bool
+) -> None:
+    """For a turn the others wait until it ended: without such samples only short ones count. Online does not wait."""
+    s.learned(arbiter, probe, 10, 2)
+    assert probe.ask("launch 0 0x10 1") == 0  # the sample; those before it are taken in
+    probe.ask("elapsed_us 50000")
+    arbiter.card.gate.put(88, "Q", 1)
+    arbiter.card.set(s.CLOSED | why | s.WINDOW | s.TRACK)
+    probe.send("launch 0 0x10 1")
+    assert not probe.answered(0.05)
+    arbiter.card.gate.put(88, "Q", 2)
+    arbiter.card.set(s.WINDOW | s.TRACK)
+    assert int(probe.answer()) == 0 and probe.ask("sync 0") == 0 and probe.ask("hold 1") == 0
+    assert probe.ask("elapsed_us 10") == 0
+    assert probe.ask("launch 0 0x10 1") == 0
+    assert (arbiter.card.proc("inflight_us") > 20_000) == counts
 
 
 def test_a_new_function_may_take_longer_than_its_first_launches(
     arbiter: s.FakeArbiter, probe: s.Probe
 ) -> None:
     """Known from three launches that took 10 us: eight of them fill the window all the same, not fifty."""
-    assert probe.ask("elapsed_us 10") == 0
-    arbiter.card.set(s.WINDOW | s.TRACK)
-    for _ in range(3):
-        assert probe.ask("launch 0 0x10 1") == 0
-        assert probe.ask("sync 0") == 0
+    s.learned(arbiter, probe, 10, 3)
     assert probe.ask("hold 1") == 0
     bypassed = arbiter.card.proc("window_bypass")
     assert probe.ask("launch 0 0x10 8") == 0

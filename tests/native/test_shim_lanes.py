@@ -14,7 +14,6 @@ import pytest
 import shim_support as s
 
 pytestmark = pytest.mark.native
-CAP = [24 * s.GIB]
 V1 = s.BUILD / "test" / "shim-v1" / "libcuda.so.1"
 # Runs a command under a filter that answers membarrier(2) with ENOSYS, as an old kernel or a strict sandbox does.
 NO_MEMBARRIER = """
@@ -29,17 +28,10 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-@pytest.fixture
-def arbiter(tmp_path: Path) -> Iterator[s.FakeArbiter]:
-    running = s.FakeArbiter(tmp_path, CAP)
-    yield running
-    running.stop()
-
-
 @contextlib.contextmanager
 def job(tmp_path: Path, shim: Path = s.SHIM, wrap: tuple[str, ...] = ()) -> Iterator[s.Probe]:
     """A started probe with one stream."""
-    with s.governed(tmp_path, CAP, wrap, shim=shim) as probe:
+    with s.governed(tmp_path, s.CAP, wrap, shim=shim) as probe:
         s.started(probe)
         assert probe.ask("stream 0") == 0
         yield probe
@@ -118,7 +110,7 @@ def test_forked_child_has_lanes_of_its_own(tmp_path: Path, arbiter: s.FakeArbite
 
 
 def test_old_arbiter_is_asked_again_in_its_version(tmp_path: Path) -> None:
-    arbiter = s.FakeArbiter(tmp_path, CAP, speaks=1)
+    arbiter = s.FakeArbiter(tmp_path, s.CAP, speaks=1)
     with job(tmp_path) as probe:
         assert arbiter.versions == [2, 1]
         assert probe.ask("launch 0 0x10 1000") == 0
@@ -133,7 +125,7 @@ def test_old_arbiter_is_asked_again_in_its_version(tmp_path: Path) -> None:
 
 
 def test_arbiter_that_hangs_up_on_a_newer_version_is_asked_in_its_own(tmp_path: Path) -> None:
-    arbiter = s.FakeArbiter(tmp_path, CAP, speaks=1)
+    arbiter = s.FakeArbiter(tmp_path, s.CAP, speaks=1)
     arbiter.hangs_up = True
     with job(tmp_path) as probe:
         s.until(lambda: arbiter.versions[-1:] == [1])

@@ -5,25 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import shim_support as s
 
 pytestmark = pytest.mark.native
-CAP = [24 * s.GIB]
-
-
-@pytest.fixture
-def arbiter(tmp_path: Path) -> Iterator[s.FakeArbiter]:
-    running = s.FakeArbiter(tmp_path, CAP)
-    yield running
-    running.stop()
 
 
 def test_registration_shows_the_grant(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
-    with s.governed(tmp_path, CAP) as probe:
+    with s.governed(tmp_path, s.CAP) as probe:
         assert probe.ask("init") == 0
         assert arbiter.card.asked == [0], "registered when cuInit returns"
         assert arbiter.grants_seen == 1
@@ -32,7 +23,7 @@ def test_registration_shows_the_grant(tmp_path: Path, arbiter: s.FakeArbiter) ->
 
 
 def test_forked_child_is_its_own_process(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
-    with s.governed(tmp_path, CAP) as probe:
+    with s.governed(tmp_path, s.CAP) as probe:
         s.started(probe)
         assert probe.ask(f"alloc 0 {20 * s.GIB}") == 0
         assert probe.ask(f"fork {5 * s.GIB}") == s.OUT_OF_MEMORY, "parent and child share the job's cap"
@@ -47,7 +38,7 @@ def test_forked_child_is_its_own_process(tmp_path: Path, arbiter: s.FakeArbiter)
 def test_program_that_closes_every_descriptor(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
     """Its own file, which now has all our numbers, must stay empty, and we must come back."""
     theirs = tmp_path / "theirs"
-    with s.governed(tmp_path, CAP) as probe:
+    with s.governed(tmp_path, s.CAP) as probe:
         s.started(probe)
         assert probe.ask(f"alloc 0 {s.GIB}") == 0
         assert probe.ask(f"closeall {theirs}") == 0
@@ -61,7 +52,7 @@ def test_program_that_closes_every_descriptor(tmp_path: Path, arbiter: s.FakeArb
 
 
 def test_lost_doorbell_alone_is_replaced(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
-    with s.governed(tmp_path, CAP) as probe:
+    with s.governed(tmp_path, s.CAP) as probe:
         s.started(probe)
         links = Path(f"/proc/{probe.process.pid}/fd").iterdir()
         bells = [int(fd.name) for fd in links if "eventfd" in str(fd.readlink())]
@@ -74,8 +65,8 @@ def test_lost_doorbell_alone_is_replaced(tmp_path: Path, arbiter: s.FakeArbiter)
 
 
 def test_waiting_launch_survives_a_restart(tmp_path: Path) -> None:
-    arbiter = s.FakeArbiter(tmp_path, CAP)
-    with s.governed(tmp_path, CAP) as probe:
+    arbiter = s.FakeArbiter(tmp_path, s.CAP)
+    with s.governed(tmp_path, s.CAP) as probe:
         s.started(probe)
         arbiter.card.set(s.CLOSED | s.TRACK)
         probe.send("launch 0 0x10 1")
@@ -93,8 +84,8 @@ def test_waiting_launch_survives_a_restart(tmp_path: Path) -> None:
 
 
 def test_compute_fails_open_after_the_lease_memory_does_not(tmp_path: Path) -> None:
-    arbiter = s.FakeArbiter(tmp_path, CAP, lease_ms=300)
-    with s.governed(tmp_path, CAP) as probe:
+    arbiter = s.FakeArbiter(tmp_path, s.CAP, lease_ms=300)
+    with s.governed(tmp_path, s.CAP) as probe:
         s.started(probe)
         arbiter.card.set(s.CLOSED | s.TRACK)
         arbiter.stop()
@@ -111,8 +102,8 @@ def test_compute_fails_open_after_the_lease_memory_does_not(tmp_path: Path) -> N
 
 def test_stale_heartbeat_alone_keeps_the_gate(tmp_path: Path) -> None:
     """The connection lives: a slow arbiter is not a dead one (until it is three leases late)."""
-    arbiter = s.FakeArbiter(tmp_path, CAP, lease_ms=400)
-    with s.governed(tmp_path, CAP) as probe:
+    arbiter = s.FakeArbiter(tmp_path, s.CAP, lease_ms=400)
+    with s.governed(tmp_path, s.CAP) as probe:
         s.started(probe)
         arbiter.card.set(s.CLOSED | s.TRACK)
         probe.send("launch 0 0x10 1")
@@ -122,8 +113,8 @@ def test_stale_heartbeat_alone_keeps_the_gate(tmp_path: Path) -> None:
 
 
 def test_governed_again_after_failing_open(tmp_path: Path) -> None:
-    arbiter = s.FakeArbiter(tmp_path, CAP, lease_ms=200)
-    with s.governed(tmp_path, CAP) as probe:
+    arbiter = s.FakeArbiter(tmp_path, s.CAP, lease_ms=200)
+    with s.governed(tmp_path, s.CAP) as probe:
         s.started(probe)
         arbiter.card.set(s.CLOSED | s.TRACK)
         arbiter.stop()
@@ -141,7 +132,7 @@ def test_governed_again_after_failing_open(tmp_path: Path) -> None:
 
 def test_again_is_asked_again(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
     arbiter.status = 11  # EAGAIN: grants not loaded yet
-    with s.governed(tmp_path, CAP) as probe:
+    with s.governed(tmp_path, s.CAP) as probe:
         s.started(probe)
         probe.send("launch 0 0x10 1")
         assert not probe.answered(0.3), "unregistered compute waits"
@@ -154,7 +145,7 @@ def test_refusal_of_the_arbiter_lets_nothing_through_before_the_lease(
     tmp_path: Path, arbiter: s.FakeArbiter
 ) -> None:
     arbiter.status = 1  # EPERM
-    with s.governed(tmp_path, CAP) as probe:
+    with s.governed(tmp_path, s.CAP) as probe:
         s.started(probe)
         assert probe.ask(f"alloc 0 {25 * s.GIB}") == s.OUT_OF_MEMORY
         probe.send("launch 0 0x10 1")
@@ -169,7 +160,7 @@ def test_page_that_could_be_pulled_away_is_refused(tmp_path: Path, arbiter: s.Fa
     loose = s.Page(page, len(good.map), s.SEAL)
     loose.map[:] = good.map[:]
     setattr(arbiter.card, page, loose)
-    with s.governed(tmp_path, CAP) as probe:
+    with s.governed(tmp_path, s.CAP) as probe:
         s.started(probe)
         probe.send("launch 0 0x10 1")
         assert not probe.answered(0.3)
@@ -185,7 +176,7 @@ def test_valgrind_finds_nothing(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
     orders = ["init", "ctx 0", "stream 0", f"alloc 0 {s.GIB}", "launch 0 0x10 200", "sync 0", "free 0"]
     orders += ["threads 2 300", "fork 4096", "churn 100", "create 0 4096", "map 0 0x100000 4096", "release 0"]
     orders += ["unmap 0x100000 4096", "capture 0", "launch 0 0x10 5", "end_capture 0", "ctx_sync"]
-    with s.governed(tmp_path, CAP, wrap) as probe:
+    with s.governed(tmp_path, s.CAP, wrap) as probe:
         for order in orders:
             probe.send(order)
             assert int(probe.answer(60)) == 0, order
@@ -226,7 +217,7 @@ def refused(probe: s.Probe) -> str:
 
 @pytest.mark.parametrize("seals", [0, s.SEAL, s.SEAL | s.SHRINK | s.GROW])
 def test_unsealed_descriptor_is_not_believed(tmp_path: Path, arbiter: s.FakeArbiter, seals: int) -> None:
-    fd = s.sealed("grant", s.grant_bytes(tmp_path, CAP), seals)
+    fd = s.sealed("grant", s.grant_bytes(tmp_path, s.CAP), seals)
     probe = s.launch(tmp_path, {"QGPU_GRANT_FD": str(fd)}, (fd,), IN_USUAL_PLACE)
     os.close(fd)
     error = refused(probe)
@@ -237,7 +228,7 @@ def test_unsealed_descriptor_is_not_believed(tmp_path: Path, arbiter: s.FakeArbi
 
 
 def test_descriptor_of_another_user_is_not_believed(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
-    fd = s.sealed("grant", s.grant_bytes(tmp_path, CAP))
+    fd = s.sealed("grant", s.grant_bytes(tmp_path, s.CAP))
     os.fchown(fd, 12345, 0)
     probe = s.launch(tmp_path, {"QGPU_GRANT_FD": str(fd)}, (fd,), IN_USUAL_PLACE)
     os.close(fd)
@@ -257,7 +248,7 @@ def test_without_any_grant_everything_passes(tmp_path: Path, arbiter: s.FakeArbi
 def file_grant(tmp_path: Path, mode: int = 0o644, content: bytes | None = None) -> Path:
     """A grant file."""
     path = tmp_path / "4711.grant"
-    path.write_bytes(s.grant_bytes(tmp_path, CAP) if content is None else content)
+    path.write_bytes(s.grant_bytes(tmp_path, s.CAP) if content is None else content)
     path.chmod(mode)
     return path
 
@@ -273,7 +264,7 @@ def test_grant_file_for_children_that_closed_the_descriptor(tmp_path: Path, arbi
 
 @pytest.mark.parametrize("fault", ["mode", "owner", "symlink", "size", "magic", "version", "fifo", "missing"])
 def test_grant_file_is_distrusted(tmp_path: Path, arbiter: s.FakeArbiter, fault: str) -> None:
-    good = s.grant_bytes(tmp_path, CAP)
+    good = s.grant_bytes(tmp_path, s.CAP)
     path = file_grant(tmp_path)
     if fault == "mode":
         path.chmod(0o666)
@@ -301,7 +292,7 @@ def test_grant_file_is_distrusted(tmp_path: Path, arbiter: s.FakeArbiter, fault:
 
 
 def test_whole_card_grant_is_not_governed(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
-    fd = s.sealed("grant", s.grant_bytes(tmp_path, CAP, state=s.WHOLE))
+    fd = s.sealed("grant", s.grant_bytes(tmp_path, s.CAP, state=s.WHOLE))
     probe = s.launch(tmp_path, {"QGPU_GRANT_FD": str(fd)}, (fd,))
     os.close(fd)
     s.started(probe)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,6 @@ import shim_support as s
 
 pytestmark = pytest.mark.native
 GIB, MIB = s.GIB, s.MIB
-
-
-@pytest.fixture
-def arbiter(tmp_path: Path) -> Iterator[s.FakeArbiter]:
-    running = s.FakeArbiter(tmp_path, [24 * GIB])
-    yield running
-    running.stop()
 
 
 def test_unit_under_sanitizers() -> None:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from shim_memory_support import CONTEXT, MIB, node, walk
+from shim_memory_support import CONTEXT, MIB, Node, Program, node, walk
 
 pytestmark = pytest.mark.native
 
@@ -58,20 +58,35 @@ def test_plain_memory_and_contexts(tmp_path: Path) -> None:
         assert "allocation of 161.0 MiB refused" in program.end()
 
 
+def shared(
+    running: Node, kind: str, *, governed: bool = True, sanitized: bool = False
+) -> tuple[Program, str]:
+    """A program that made 64 MiB to be shared, and how others may name it."""
+    maker = running.run("mem_share", "make", kind, governed=governed, sanitized=sanitized)
+    maker.at("begin")
+    maker.on()
+    what = maker.line()
+    assert maker.at("made") == 64 * MIB
+    return maker, what
+
+
+def taken(
+    running: Node, kind: str, what: str, maker: Program, step: str = "taken", *, sanitized: bool = False
+) -> Program:
+    """A second program, at the step after it asked for the maker's memory."""
+    words = ("mem_share", "take", kind, what, str(maker.process.pid))
+    taker = running.run(*words, sanitized=sanitized)
+    taker.at("begin")
+    taker.on()
+    taker.at(step)
+    return taker
+
+
 @pytest.mark.parametrize("kind", ["ipc", "file"])
 def test_shared_memory_is_charged_once_and_never_lost(tmp_path: Path, kind: str) -> None:
     with node(tmp_path) as running:
-        maker = running.run("mem_share", "make", kind, sanitized=True)
-        maker.at("begin")
-        maker.on()
-        what = maker.line()
-        assert maker.at("made") == 64 * MIB
-        words = ("mem_share", "take", kind, what, str(maker.process.pid))
-        takers = [running.run(*words, sanitized=True) for _ in range(2)]
-        for taker in takers:
-            taker.at("begin")
-            taker.on()
-            taker.at("taken")
+        maker, what = shared(running, kind, sanitized=True)
+        takers = [taken(running, kind, what, maker, sanitized=True) for _ in range(2)]
         assert [p.used() for p in (maker, *takers)] == [64 * MIB, 0, 0]
         maker.on()
         maker.at("let_go")
@@ -85,15 +100,8 @@ def test_shared_memory_is_charged_once_and_never_lost(tmp_path: Path, kind: str)
 @pytest.mark.parametrize("kind", ["ipc", "file"])
 def test_user_of_a_dead_makers_memory_takes_the_charge_over(tmp_path: Path, kind: str) -> None:
     with node(tmp_path) as running:
-        maker = running.run("mem_share", "make", kind)
-        maker.at("begin")
-        maker.on()
-        what = maker.line()
-        maker.at("made")
-        taker = running.run("mem_share", "take", kind, what, str(maker.process.pid))
-        taker.at("begin")
-        taker.on()
-        taker.at("taken")
+        maker, what = shared(running, kind)
+        taker = taken(running, kind, what, maker)
         running.kill(maker)
         running.until(lambda: taker.used() == 64 * MIB)
         taker.on()
@@ -104,15 +112,8 @@ def test_user_of_a_dead_makers_memory_takes_the_charge_over(tmp_path: Path, kind
 @pytest.mark.parametrize("kind", ["ipc", "file"])
 def test_memory_from_outside_the_job_is_charged_to_who_takes_it(tmp_path: Path, kind: str) -> None:
     with node(tmp_path) as running:
-        maker = running.run("mem_share", "make", kind, governed=False)
-        maker.at("begin")
-        maker.on()
-        what = maker.line()
-        maker.at("made")
-        taker = running.run("mem_share", "take", kind, what, str(maker.process.pid))
-        taker.at("begin")
-        taker.on()
-        taker.at("taken")
+        maker, what = shared(running, kind, governed=False)
+        taker = taken(running, kind, what, maker)
         assert taker.used() == 64 * MIB
         taker.on()
         taker.at("closed")
@@ -123,15 +124,8 @@ def test_memory_from_outside_the_job_is_charged_to_who_takes_it(tmp_path: Path, 
         taker.end()
     (tmp_path / "small").mkdir()
     with node(tmp_path / "small", cap=63 * MIB) as running:
-        maker = running.run("mem_share", "make", kind, governed=False)
-        maker.at("begin")
-        maker.on()
-        what = maker.line()
-        maker.at("made")
-        taker = running.run("mem_share", "take", kind, what, str(maker.process.pid))
-        taker.at("begin")
-        taker.on()
-        taker.at("refused")
+        maker, what = shared(running, kind, governed=False)
+        taker = taken(running, kind, what, maker, "refused")
         assert taker.used() == 0
 
 

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import shim_support as s
 
 pytestmark = pytest.mark.native
-CAP = [24 * s.GIB]
 EARLY = s.BUILD / "test" / "early.so"
-
-
-@pytest.fixture
-def arbiter(tmp_path: Path) -> Iterator[s.FakeArbiter]:
-    running = s.FakeArbiter(tmp_path, CAP)
-    yield running
-    running.stop()
-
-
-@pytest.fixture
-def probe(tmp_path: Path, arbiter: s.FakeArbiter) -> Iterator[s.Probe]:
-    with s.governed(tmp_path, CAP) as running:
-        s.started(running)
-        assert running.ask("stream 0") == 0
-        yield running
 
 
 # ---- waits that are left ------------------------------------------------------------------------------------
@@ -59,11 +42,7 @@ def test_jump_out_twice_and_return_at_once(arbiter: s.FakeArbiter, probe: s.Prob
 
 def test_jump_out_of_a_full_window(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     """No lock stays taken, the thread stays governed, and the window is what it was."""
-    assert probe.ask("elapsed_us 400") == 0
-    arbiter.card.set(s.WINDOW | s.TRACK)
-    for _ in range(5):
-        assert probe.ask("launch 0 0x10 1") == 0
-        assert probe.ask("sync 0") == 0
+    s.learned(arbiter, probe, 400)
     assert probe.ask("hold 1") == 0
     assert probe.ask("launch 0 0x10 1") == 0
     left = [probe.ask("timeout 0 0x10 1") for _ in range(20)]
@@ -151,11 +130,7 @@ def test_hundred_streams_at_once(arbiter: s.FakeArbiter, probe: s.Probe) -> None
 
 def test_window_bounds_a_hundred_streams(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     """Five kernels of 100 us fit into 500 us, however many streams they come from."""
-    assert probe.ask("elapsed_us 100") == 0
-    arbiter.card.set(s.WINDOW | s.TRACK)
-    for _ in range(5):
-        assert probe.ask("launch 0 0x10 1") == 0
-        assert probe.ask("sync 0") == 0
+    s.learned(arbiter, probe, 100)
     assert probe.ask("hold 1") == 0
     before = probe.counts()["launches"]
     probe.send("many 1 100 0x10")
@@ -171,11 +146,7 @@ def test_window_bounds_a_hundred_streams(arbiter: s.FakeArbiter, probe: s.Probe)
 
 def test_long_kernels_do_not_pile_up_in_the_window(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     """A kernel known to take 200 ms makes no progress for 200 ms: that is not what the 2 ms are for."""
-    assert probe.ask("elapsed_us 200000") == 0
-    arbiter.card.set(s.WINDOW | s.TRACK)
-    for _ in range(5):
-        assert probe.ask("launch 0 0x10 1") == 0
-        assert probe.ask("sync 0") == 0
+    s.learned(arbiter, probe, 200000)
     assert probe.ask("hold 1") == 0
     assert probe.ask("launch 0 0x10 1") == 0
     bypassed = arbiter.card.proc("window_bypass")
@@ -194,7 +165,7 @@ def test_long_kernels_do_not_pile_up_in_the_window(arbiter: s.FakeArbiter, probe
 
 def test_library_whose_constructor_uses_cuda_before_ours(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
     """Preloaded after the shim it is initialised before it; cap and registration hold all the same."""
-    with s.governed(tmp_path, CAP, env={"LD_PRELOAD": f"{s.SHIM} {EARLY}"}) as probe:
+    with s.governed(tmp_path, s.CAP, env={"LD_PRELOAD": f"{s.SHIM} {EARLY}"}) as probe:
         assert probe.ask("init") == 0
         assert arbiter.card.asked == [0]
         assert arbiter.card.proc("mem_used") == s.MIB
@@ -232,10 +203,10 @@ def test_cards_are_known_by_uuid_in_any_order(tmp_path: Path, order: str) -> Non
 
 def test_mig_instance_is_known_by_its_own_uuid(tmp_path: Path) -> None:
     """Two instances of one card: version 1 of the query names the card, so only version 2 tells them apart."""
-    arbiter = s.FakeArbiter(tmp_path, CAP)
+    arbiter = s.FakeArbiter(tmp_path, s.CAP)
     uuid = s.UUID.format(1).replace("GPU-", "MIG-")
     arbiter.tenants[uuid] = arbiter.tenants.pop(s.UUID.format(1))
-    content = s.grant_bytes(tmp_path, CAP).replace(s.UUID.format(1).encode(), uuid.encode())
+    content = s.grant_bytes(tmp_path, s.CAP).replace(s.UUID.format(1).encode(), uuid.encode())
     fd = s.sealed("grant", content)
     env = {"QGPU_GRANT_FD": str(fd), "QGPU_STUB_CARDS": "21", "QGPU_STUB_MIG": "1"}
     probe = s.launch(tmp_path, env, (fd,))

@@ -11,7 +11,6 @@ import pytest
 import shim_support as s
 
 pytestmark = pytest.mark.native
-CAP = [24 * s.GIB]
 OPTIONS = {
     "TSAN_OPTIONS": "exitcode=66 die_after_fork=0",
     "ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0",
@@ -55,8 +54,8 @@ def move(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
 
 @pytest.mark.parametrize("kind", ["tsan", "asan"])
 def test_sanitizer_finds_nothing(tmp_path: Path, kind: str) -> None:
-    arbiter = s.FakeArbiter(tmp_path, CAP)
-    with s.governed(tmp_path, CAP, shim=twin(kind), env=OPTIONS) as probe:
+    arbiter = s.FakeArbiter(tmp_path, s.CAP)
+    with s.governed(tmp_path, s.CAP, shim=twin(kind), env=OPTIONS) as probe:
         for command in BEFORE:
             order(probe, command)
         for window_us in (500, 20000):

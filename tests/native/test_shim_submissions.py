@@ -14,7 +14,6 @@ import pytest
 import shim_support as s
 
 pytestmark = pytest.mark.native
-CAP = [24 * s.GIB]
 TABLE = s.ROOT / "enforcer" / "native" / "shim" / "symbols.tsv"
 LARGE = 1 << 21
 GRID = "1 1 1 1 1 1 0"
@@ -129,8 +128,8 @@ def test_every_submission_is_tried_below() -> None:
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[s.FakeArbiter, s.Probe]]:
     path: Path = tmp_path_factory.mktemp("bed")
-    arbiter = s.FakeArbiter(path, CAP)
-    with s.governed(path, CAP) as probe:
+    arbiter = s.FakeArbiter(path, s.CAP)
+    with s.governed(path, s.CAP) as probe:
         s.started(probe)
         assert probe.ask("stream 0") == 0
         yield arbiter, probe

@@ -123,9 +123,9 @@ def test_kill_frees_memory_and_cuts_the_kernel(sim: Simulator) -> None:
         sim,
         """
         g = Cuda(); g.alloc(1 << 30); g.launch(5_000_000)
-        child = os.fork()  # keeps the socket open: the end of the connection never comes
-        if child == 0: time.sleep(60)
-        print(child, flush=True); g.call("cuCtxSynchronize")
+        import sim_rm; child = os.fork()  # it keeps the socket open, and the file that would keep the memory not
+        if not child: [os.close(f) for f in sim_rm.files()] + [print(os.getpid(), flush=True), time.sleep(60)]
+        g.call("cuCtxSynchronize")
         """,
     )
     assert victim.stdout

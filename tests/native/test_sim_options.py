@@ -103,7 +103,21 @@ def test_kernels_cost_what_the_rules_say(begin: Callable[..., Simulator], tmp_pa
 
 
 @pytest.mark.parametrize(
-    "text", ["x", "x 5", "x us", "x 5us/warp", "x 5us 6us", "x 5us+", "x -1us", "y" * 70 + " 1us"]
+    "text",
+    [
+        "x",
+        "x 5",
+        "x us",
+        "x 5us/warp",
+        "x 5us 6us",
+        "x 5us stop=",
+        "x 5us stop=1",
+        "x 5us stop=1us 2",
+        "x 5us stop=0us",
+        "x 5us+",
+        "x -1us",
+        "y" * 70 + " 1us",
+    ],
 )
 def test_rules_that_mean_nothing_are_refused(tmp_path: Path, text: str) -> None:
     make("build/bin/qgpu-simgpu")

@@ -27,7 +27,7 @@ pytestmark = [
 # What a task sees: its environment, and the facts of the descriptor that it was given.
 PROBE = """
 import fcntl, json, os
-names = ("LD_PRELOAD_SEEN", "QGPU_GRANT_FD", "QGPU_GRANT")
+names = ("LD_PRELOAD_SEEN", "QGPU_GRANT_FD", "QGPU_GRANT", "CUDA_VISIBLE_DEVICES")
 out = {n: os.environ.get(n) for n in names}
 fd = os.environ.get("QGPU_GRANT_FD")
 if fd is not None:
@@ -120,6 +120,27 @@ def test_active_grant_reaches_the_task_sealed_and_owned_by_root(run_dir):
     assert seen["readable"] and not seen["writable"]
     assert bytes.fromhex(seen["data"]) == blob
     assert unpack_grant(bytes.fromhex(seen["data"])).job_id == 7
+
+
+MIG = tuple(
+    GrantCard(f"MIG-00000000-0000-0000-0000-00000000000{n}", 0, n, 30, 4 << 30, 20 << 30) for n in (1, 2)
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "0"),
+        ({"cards": MIG[1:]}, MIG[1].uuid),
+        ({"cards": MIG[1:], "state": "whole", "job_class": None}, MIG[1].uuid),
+        ({"cards": MIG}, "0"),
+    ],
+)
+def test_a_mig_instance_is_named_by_its_uuid(run_dir, changes, told):
+    """Slurm's index would mean a card to CUDA; one card, or several instances, stay as Slurm said."""
+    put(run_dir, pack_grant(active(**changes)))
+    done = stage(run_dir, env={"CUDA_VISIBLE_DEVICES": "0"})
+    assert done.seen["CUDA_VISIBLE_DEVICES"] == told
 
 
 @pytest.mark.parametrize(

@@ -92,3 +92,49 @@ def test_a_change_of_policy_starts_with_an_empty_record() -> None:
     card.raw.cls[1].policy = FIXED
     card.at(1 * MS)
     assert card.open() == [0]
+
+
+def test_a_full_bucket_breaks_the_limit_of_no_second() -> None:
+    """50 ms were saved up: they are spent only as far as the use of the last second leaves room."""
+    card = fixed_alone(50)
+    card[0].wants = card[0].undrained = 0
+    card.at(3000 * MS)
+    card.want(0)
+    card.use(0)
+    before, used = card[0].service_ns, [card[0].service_ns]
+    for _ in range(400):
+        run_alone(card, 10 * MS)
+        used.append(card[0].service_ns)
+    assert max(b - a for a, b in zip(used, used[100:], strict=False)) <= 500 * MS
+    assert 0.98 * 2000 * MS <= used[-1] - before <= 2000 * MS
+
+
+def test_who_waits_for_its_budget_keeps_its_credit() -> None:
+    """Spent tenants that want the card are entitled to their part of what others use meanwhile."""
+    card = Card((OFFLINE, 20), (OFFLINE, 20), policy=FIXED)
+    card.want(0, 1)
+    card.at(0)
+    first = card.holder()
+    other = 1 - first
+    card[other].spent, card[other].budgeted, card[other].budget_ns = 1, 1, -50 * MS
+    card.use(first)
+    for _ in range(4):
+        card.at(1 * MS)
+    assert card[other].spent and card[other].deficit_ns > MS
+    assert card[first].deficit_ns + card[other].deficit_ns == pytest.approx(0, abs=10)
+
+
+def test_the_card_does_not_stand_still_while_all_budgets_fill() -> None:
+    """Two that wait both lack a turn's worth: the first that has a millisecond begins."""
+    card = Card((OFFLINE, 50), (OFFLINE, 50), policy=FIXED)
+    card.want(0, 1)
+    card.at(0)
+    for i in (0, 1):
+        card[i].spent, card[i].budgeted, card[i].budget_ns = 1, 1, -(1 + i) * MS
+    waited = 0
+    card.at(0)
+    while not card.open():
+        waited += card.raw.wake_ns - card.now
+        card.at(card.raw.wake_ns - card.now)
+    assert card.open() == [0]
+    assert waited == pytest.approx(4 * MS, abs=0.2 * MS)

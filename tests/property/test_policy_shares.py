@@ -17,6 +17,7 @@ from enforcer.simulate import Result, TenantResult, simulate
 pytestmark = pytest.mark.native
 
 MIXES = {"10/90": (10, 90), "30/70": (30, 70), "25/75": (25, 75), "5x20": (20,) * 5}
+MORE_MIXES = {"50/50": (50, 50), "5/10/85": (5, 10, 85), "16x6": (6,) * 16}
 KERNELS: dict[str, tuple[list[str], ...]] = {
     "0.1ms": (["100us"],),
     "1ms": (["1ms"],),
@@ -38,9 +39,16 @@ def run(tenants: list[dict[str, Any]], duration: str = "12s", seed: int = 1, **c
     )
 
 
-def backlogged(shares: tuple[int, ...], kernels: tuple[list[str], ...], policy: str, **card: Any) -> Result:
+def backlogged(
+    shares: tuple[int, ...],
+    kernels: tuple[list[str], ...],
+    policy: str,
+    seed: int = 1,
+    duration: str = "12s",
+    **card: Any,
+) -> Result:
     tenants = [{"share": s, "kernel": kernels[i % len(kernels)]} for i, s in enumerate(shares)]
-    return run(tenants, policy={"online": policy, "offline": policy}, **card)
+    return run(tenants, duration, seed, policy={"online": policy, "offline": policy}, **card)
 
 
 def errors(result: Result) -> list[float]:
@@ -94,6 +102,36 @@ def test_the_measure_finds_wrong_weights() -> None:
     result = backlogged((30, 70), (["1ms"],), "burst-share")
     assert swapped(result) > 35
     assert max(map(abs, errors(backlogged((30, 70), (["1ms"],), "best-effort", latency={})))) > 15
+
+
+@pytest.mark.parametrize("kernels", ["0.1ms", "10ms", "at-random"])
+@pytest.mark.parametrize("mix", MORE_MIXES)
+def test_burst_share_of_uneven_and_of_many_tenants(mix: str, kernels: str) -> None:
+    shares = MORE_MIXES[mix]
+    result = backlogged(shares, KERNELS[kernels], "burst-share", context_switch="50us")
+    rate, asked = sum(t.busy_s for t in result.tenants) / result.duration_s, sum(shares)
+    assert max(map(abs, errors(result))) <= 1.0
+    for t in result.tenants:
+        assert t.max_1s_percent is not None and t.min_1s_percent is not None
+        assert t.max_1s_percent / rate - 100 * t.share / asked <= 3.0
+        assert 100 * t.share / asked - t.min_1s_percent / rate <= 3.0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("kernels", ["1ms", "10ms", "at-random"])
+@pytest.mark.parametrize("mix", MIXES | MORE_MIXES)
+def test_fixed_share_of_a_card_that_is_all_given_away(mix: str, kernels: str, seed: int) -> None:
+    """What is lost is lost to somebody, but nobody falls far behind in any second while others overdraw theirs."""
+    shares = (MIXES | MORE_MIXES)[mix]
+    result = backlogged(
+        shares, KERNELS[kernels], "fixed-share", context_switch="50us", seed=seed, duration="30s"
+    )
+    kernel = 0.1 if kernels == "1ms" else 1.0
+    for t in result.tenants:
+        assert t.max_1s_percent is not None and t.min_1s_percent is not None
+        assert -1.0 <= t.got_percent - t.share <= 1.0
+        assert t.max_1s_percent <= t.share + kernel
+        assert t.min_1s_percent >= t.share - 3.0
 
 
 @settings(max_examples=30, deadline=None)

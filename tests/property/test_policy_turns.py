@@ -9,7 +9,10 @@ from policy_card import SLICE, Card
 
 from enforcer import abi
 from enforcer.policylib import (
+    CROWD_TURN,
+    DEEP_ROOM_NS,
     LONG_TURN,
+    MANY_TURN,
     MS,
     PASS_ON_NS,
     PAUSE_NS,
@@ -276,3 +279,94 @@ def test_ungoverned_opens_everything_and_governed_again_begins_afresh() -> None:
     card.raw.ungoverned = 0
     card.at(5 * MS)
     assert card.open() == [0]
+
+
+def long_turn(shares: tuple[int, ...], tail_ns: int) -> Card:
+    """Offline tenants that always use their turns to the end, one of them at the beginning of its turn."""
+    card = Card(*((OFFLINE, share) for share in shares))
+    card.want(*range(len(shares)))
+    for i in range(len(shares)):
+        card[i].greedy, card[i].tail_ns = 1, tail_ns
+    card.at(0)
+    card.use(card.holder())
+    return card
+
+
+def roomy_for(card: Card) -> int:
+    """How long, in ms, kernels may queue up deep in this turn."""
+    holder, ms = card.holder(), 0
+    while card.open() == [holder]:
+        ms += card[holder].roomy
+        card.at(1 * MS)
+    return ms
+
+
+def test_kernels_of_any_length_queue_up_in_the_middle_of_a_long_turn_only() -> None:
+    """As long as more of the turn is left than may be in flight; not near its end, where they would prolong it."""
+    room = DEEP_ROOM_NS // MS
+    card = long_turn((90, 10), 10 * MS)
+    holder, ms, roomy = card.holder(), 0, []
+    card[holder].deficit_ns = 90 * MS  # lasts 90 ms and more: 10 % of what it uses is due to it all the same
+    while card.open() == [holder]:
+        ms += 1
+        if card[holder].roomy:
+            roomy.append(ms)
+        card.at(1 * MS)
+    assert ms >= 90
+    assert roomy[0] <= 2 and len(roomy) > ms // 2
+    assert room - 2 <= ms - roomy[-1] <= room + LONG_TURN * SLICE // MS, (
+        "it stays for whole turns, so longer than is sure"
+    )
+    assert roomy_for(long_turn((90, 10), 1 * MS)) == 0, "short kernels fit as it is"
+    assert roomy_for(long_turn((20,) * 5, 10 * MS)) <= LONG_TURN * SLICE // MS - room + 1, (
+        "only its beginning"
+    )
+
+
+def test_a_newcomer_ends_the_deep_queue_at_once() -> None:
+    card = long_turn((80, 10, 10), 10 * MS)
+    holder = card.holder()
+    card[holder].deficit_ns = 500 * MS
+    other = next(i for i in range(3) if i != holder)
+    card.at(1 * MS)
+    assert card[holder].roomy
+    card[other].greedy = 0
+    card.at(1 * MS)
+    assert not card[holder].roomy
+
+
+def test_long_turns_are_shorter_for_small_shares_and_among_many() -> None:
+    """10 slices of two tenants, 7 of more; half for less than a quarter of an equal part."""
+
+    def length(shares: tuple[int, ...]) -> list[float]:
+        card = long_turn(shares, 0)
+        found = [0.0] * len(shares)
+        card.at(1 * MS)
+        card.at(1 * MS)
+        for i in range(len(shares)):
+            cls = card.raw.cls[1]
+            cls.holder, cls.draining, cls.use_ns = i, -1, 0
+            for j in range(len(shares)):
+                card[j].undrained, card[j].gate = int(i == j), 0 if i == j else abi.GATE_CLOSED
+                card[j].drain_ns, card[j].deficit_ns, card[j].greedy = 0, 0, 1
+            cls.opened_ns = card[i].used_from_ns = card.now
+            card.at(1000)
+            found[i] = (cls.turn_end_ns - cls.use_ns) / SLICE
+        return found
+
+    assert length((50, 50)) == [LONG_TURN, LONG_TURN]
+    assert length((10, 90)) == [LONG_TURN / 2, LONG_TURN]
+    assert length((20,) * 5) == [CROWD_TURN] * 5
+    assert length((6,) * 16) == [MANY_TURN] * 16
+    assert length((5, 10, 85)) == [CROWD_TURN / 2, pytest.approx(CROWD_TURN * 0.6), CROWD_TURN]
+
+
+def test_no_turns_where_the_hardware_keeps_the_shares() -> None:
+    card = Card((OFFLINE, 30), (OFFLINE, 70))
+    card.want(0, 1)
+    card.raw.cls[1].sliced = 1
+    card.at(0)
+    assert card.open() == [0, 1]
+    card.raw.cls[1].policy = abi.POLICY_FIXED_SHARE
+    card.at(1 * MS)
+    assert len(card.open()) == 1, "a limit is kept by turns all the same"

@@ -1,136 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The driver's control calls on channel groups of this very process, seen and asked (gpu.md D). The executable exports `ioctl`, so
- * that libcuda's own calls pass through here and tell the handles; questions are put with those handles only.
+ * The driver's control calls on channel groups of this very process, seen (rm_own.c) and asked. Questions are put with own handles only.
  * Reads, with two exceptions: `slice` sets the time slice of its own groups and puts it back, `pause` takes its own groups off the
  * card for some milliseconds and puts them back. Never a card, a runlist, an engine, or a handle that is not in its own table.
- * usage: own sniff|ask|outsider|slice US|pause MS
+ * usage: own sniff|record|ask|outsider|slice US|pause MS; QGPU_OWN_RECORD=FILE keeps every call (docs/specs/rm-recording.md)
  */
 #include <cuda.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-enum { FREE = 0x29, CONTROL = 0x2a, ALLOC = 0x2b, DUP = 0x34 };
-enum { CLASS_TSG = 0xa06c, CLASS_SUBDEVICE = 0x2080, CLASS_ROOT = 0x0, CLASS_ROOT_CLIENT = 0x41 };
-#define GPFIFO_SCHEDULE 0xa06c0101u
-#define SET_TIMESLICE 0xa06c0103u
-#define GET_TIMESLICE 0xa06c0104u
-#define GET_INFO 0xa06c0106u
+#include "rm_own.h"
 
-/* Layouts as published with the open kernel modules; declared here, so that nothing of theirs is needed. */
-struct rm_alloc {
-    uint32_t root, parent, object, class_id;
-    uint64_t params;
-    uint32_t params_size, status;
-};
-struct rm_alloc64 {
-    uint32_t root, parent, object, class_id;
-    uint64_t params, rights;
-    uint32_t params_size, flags, status, pad;
-};
-struct rm_control {
-    uint32_t client, object, cmd, flags;
-    uint64_t params;
-    uint32_t params_size, status;
-};
-struct rm_free {
-    uint32_t root, parent, object, status;
-};
-
-struct handle {
-    uint32_t client, parent, object, class_id, engine;
-    int fd;
-    bool freed;
-};
-
-static struct handle seen[4096];
-static unsigned count, calls[256], other_sizes;
-static bool quiet;
-
-static struct handle *find(uint32_t client, uint32_t object)
-{
-    for (unsigned i = 0; i < count; i++)
-        if (seen[i].client == client && seen[i].object == object && !seen[i].freed)
-            return &seen[i];
-    return NULL;
-}
-
-static void note(int fd, const struct rm_alloc *a)
-{
-    if (count == sizeof seen / sizeof *seen)
-        return;
-    struct handle h = {.client = a->root, .parent = a->parent, .object = a->object, .class_id = a->class_id, .fd = fd};
-    if (a->class_id == CLASS_ROOT || a->class_id == CLASS_ROOT_CLIENT)
-        h.client = a->object;
-    if (a->class_id == CLASS_TSG && a->params) /* hObjectError, hObjectEccError, hVASpace, engineType */
-        memcpy(&h.engine, (const char *)(uintptr_t)a->params + 12, sizeof h.engine);
-    seen[count++] = h;
-}
-
-static void watch(int fd, unsigned long request, void *arg)
-{
-    unsigned number = request & 0xff, size = request >> 16 & 0x3fff;
-    if ((request >> 8 & 0xff) != 'F')
-        return;
-    calls[number]++;
-    if (number == ALLOC && (size == sizeof(struct rm_alloc) || size == sizeof(struct rm_alloc64))) {
-        const struct rm_alloc *a = arg; /* both begin alike; the status is at another place */
-        uint32_t status = size == sizeof *a ? a->status : ((const struct rm_alloc64 *)arg)->status;
-        if (status == 0)
-            note(fd, a);
-    } else if (number == ALLOC || (number == CONTROL && size != sizeof(struct rm_control))) {
-        other_sizes++;
-    } else if (number == FREE && size == sizeof(struct rm_free)) {
-        struct handle *h = find(((struct rm_free *)arg)->root, ((struct rm_free *)arg)->object);
-        if (h)
-            h->freed = true;
-    }
-}
-
-__attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, ...)
-{
-    va_list list;
-    va_start(list, request);
-    void *arg = va_arg(list, void *);
-    va_end(list);
-    int result = (int)syscall(SYS_ioctl, fd, request, arg);
-    int error = errno;
-    if (result == 0 && !quiet)
-        watch(fd, request, arg);
-    errno = error;
-    return result;
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-/* The status of the driver, or 0xffff0000 + errno where the call itself failed. */
 static uint32_t control(int fd, const struct handle *h, uint32_t cmd, void *params, uint32_t size, uint64_t *took)
 {
-    struct rm_control c = {.client = h->client, .object = h->object, .cmd = cmd, .params = (uintptr_t)params,
-                           .params_size = size};
-    uint64_t start = now_ns();
-    long result = syscall(SYS_ioctl, fd, _IOWR('F', CONTROL, struct rm_control), &c);
-    if (took)
-        *took = now_ns() - start;
-    return result ? 0xffff0000u + (uint32_t)errno : c.status;
+    return own_control(fd, h->client, h->object, cmd, params, size, took);
 }
 
 static void die(const char *what, int code)
@@ -139,10 +30,12 @@ static void die(const char *what, int code)
     exit(3);
 }
 
+static void *library;
+
 /* A context of our own with a stream and one finished piece of work, so that its groups exist. */
 static void open_context(void)
 {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library)
         die("libcuda.so.1 cannot be loaded", 0);
 #define F(name) __typeof__(&name) p_##name = (__typeof__(&name))dlsym(library, #name)
@@ -162,42 +55,43 @@ static void open_context(void)
         die("a context", status);
 }
 
-static void tell_classes(void)
+/* The context's end is part of a recording. */
+static void leave_context(void)
 {
-    for (unsigned i = 0; i < count; i++) {
-        unsigned same = 0, live = 0;
-        bool first = true;
-        for (unsigned k = 0; k < count; k++)
-            if (seen[k].class_id == seen[i].class_id) {
-                first = first && k >= i;
-                same++;
-                live += !seen[k].freed;
-            }
-        if (first)
-            printf("{\"class\": \"0x%x\", \"allocated\": %u, \"live\": %u}\n", seen[i].class_id, same, live);
-    }
-    printf("{\"calls\": {\"alloc\": %u, \"control\": %u, \"free\": %u, \"dup\": %u}, \"other_sizes\": %u}\n", calls[ALLOC],
-           calls[CONTROL], calls[FREE], calls[DUP], other_sizes);
+    __typeof__(&cuDevicePrimaryCtxRelease) release =
+        (__typeof__(release))dlsym(library, "cuDevicePrimaryCtxRelease_v2");
+    int status = release ? (int)release(0) : -1;
+    if (status)
+        die("leaving the context", status);
 }
 
-static int groups(struct handle **found, int room)
+static void tell_classes(void)
 {
-    int n = 0;
-    for (unsigned i = 0; i < count && n < room; i++)
-        if (seen[i].class_id == CLASS_TSG && !seen[i].freed)
-            found[n++] = &seen[i];
-    return n;
+    for (unsigned i = 0; i < own_count; i++) {
+        unsigned same = 0, live = 0;
+        bool first = true;
+        for (unsigned k = 0; k < own_count; k++)
+            if (own_seen[k].class_id == own_seen[i].class_id) {
+                first = first && k >= i;
+                same++;
+                live += !own_seen[k].freed;
+            }
+        if (first)
+            printf("{\"class\": \"0x%x\", \"allocated\": %u, \"live\": %u}\n", own_seen[i].class_id, same, live);
+    }
+    printf("{\"calls\": {\"alloc\": %u, \"control\": %u, \"free\": %u, \"dup\": %u}, \"other_sizes\": %u}\n", own_calls[RM_ESC_ALLOC],
+           own_calls[RM_ESC_CONTROL], own_calls[RM_ESC_FREE], own_calls[RM_ESC_DUP], own_other_sizes);
 }
 
 static void ask(void)
 {
     struct handle *group[64];
-    int n = groups(group, 64);
+    int n = own_groups(group, 64);
     for (int i = 0; i < n; i++) {
         uint64_t slice_us = 0, took;
         uint32_t id = 0;
-        uint32_t a = control(group[i]->fd, group[i], GET_TIMESLICE, &slice_us, sizeof slice_us, &took);
-        uint32_t b = control(group[i]->fd, group[i], GET_INFO, &id, sizeof id, NULL);
+        uint32_t a = control(group[i]->fd, group[i], RM_GROUP_GET_TIMESLICE, &slice_us, sizeof slice_us, &took);
+        uint32_t b = control(group[i]->fd, group[i], RM_GROUP_GET_INFO, &id, sizeof id, NULL);
         printf("{\"group\": \"0x%x\", \"engine\": %u, \"get_timeslice\": \"0x%x\", \"us\": %llu, \"took_ns\": %llu, "
                "\"get_info\": \"0x%x\", \"tsg\": %u}\n", group[i]->object, group[i]->engine, a,
                (unsigned long long)slice_us, (unsigned long long)took, b, id);
@@ -207,14 +101,14 @@ static void ask(void)
 static void slice(uint64_t us)
 {
     struct handle *group[64];
-    int n = groups(group, 64);
+    int n = own_groups(group, 64);
     for (int i = 0; i < n; i++) {
         uint64_t before = 0, wanted = us, after = 0, took;
-        if (control(group[i]->fd, group[i], GET_TIMESLICE, &before, sizeof before, NULL))
+        if (control(group[i]->fd, group[i], RM_GROUP_GET_TIMESLICE, &before, sizeof before, NULL))
             continue; /* never set what cannot be read, and so not be put back */
-        uint32_t set = control(group[i]->fd, group[i], SET_TIMESLICE, &wanted, sizeof wanted, &took);
-        control(group[i]->fd, group[i], GET_TIMESLICE, &after, sizeof after, NULL);
-        uint32_t back = control(group[i]->fd, group[i], SET_TIMESLICE, &before, sizeof before, NULL);
+        uint32_t set = control(group[i]->fd, group[i], RM_GROUP_SET_TIMESLICE, &wanted, sizeof wanted, &took);
+        control(group[i]->fd, group[i], RM_GROUP_GET_TIMESLICE, &after, sizeof after, NULL);
+        uint32_t back = control(group[i]->fd, group[i], RM_GROUP_SET_TIMESLICE, &before, sizeof before, NULL);
         printf("{\"group\": \"0x%x\", \"engine\": %u, \"before_us\": %llu, \"set\": \"0x%x\", \"took_ns\": %llu, "
                "\"after_us\": %llu, \"put_back\": \"0x%x\"}\n", group[i]->object, group[i]->engine,
                (unsigned long long)before, set, (unsigned long long)took, (unsigned long long)after, back);
@@ -224,12 +118,12 @@ static void slice(uint64_t us)
 static void pause_groups(unsigned ms)
 {
     struct handle *group[64];
-    int n = groups(group, 64);
+    int n = own_groups(group, 64);
     uint32_t off[64];
     uint8_t stop[3] = {0, 0, 0}, go[3] = {1, 0, 0}; /* bEnable, bSkipSubmit, bSkipEnable */
     uint64_t took;
     for (int i = 0; i < n; i++) {
-        off[i] = control(group[i]->fd, group[i], GPFIFO_SCHEDULE, stop, sizeof stop, &took);
+        off[i] = control(group[i]->fd, group[i], RM_GROUP_SCHEDULE, stop, sizeof stop, &took);
         printf("{\"group\": \"0x%x\", \"stop\": \"0x%x\", \"took_ns\": %llu}\n", group[i]->object, off[i],
                (unsigned long long)took);
     }
@@ -237,7 +131,7 @@ static void pause_groups(unsigned ms)
     for (int i = 0; i < n; i++)
         if (off[i] == 0)
             printf("{\"group\": \"0x%x\", \"continue\": \"0x%x\"}\n", group[i]->object,
-                   control(group[i]->fd, group[i], GPFIFO_SCHEDULE, go, sizeof go, NULL));
+                   control(group[i]->fd, group[i], RM_GROUP_SCHEDULE, go, sizeof go, NULL));
 }
 
 struct letter {
@@ -276,7 +170,7 @@ static void outside(int socket)
         uint32_t id = 0;
         uint64_t took = 0;
         uint32_t status = ways[i].fd < 0 ? 0xffff0000u + (uint32_t)taken_errno
-                                         : control(ways[i].fd, &letter.group, GET_INFO, &id, sizeof id, &took);
+                                         : control(ways[i].fd, &letter.group, RM_GROUP_GET_INFO, &id, sizeof id, &took);
         printf("{\"from_outside\": \"%s\", \"status\": \"0x%x\", \"tsg\": %u, \"took_ns\": %llu}\n", ways[i].how, status, id,
                (unsigned long long)took);
     }
@@ -287,7 +181,7 @@ static void outside(int socket)
 static void outsider(int socket, pid_t child)
 {
     struct handle *group[1];
-    if (groups(group, 1) != 1)
+    if (own_groups(group, 1) != 1)
         die("no channel group of this process was seen", 0);
     struct letter letter = {*group[0], group[0]->fd, getpid()};
     char room[CMSG_SPACE(sizeof(int))] = {0};
@@ -315,9 +209,14 @@ int main(int argc, char **argv)
         if (child == 0)
             outside(pair[1]);
     }
+    own_record_open();
     open_context();
-    quiet = true;
-    if (!strcmp(what, "sniff"))
+    struct handle *any[1];
+    bool some = own_groups(any, 1) == 1;
+    if (!strcmp(what, "record"))
+        leave_context();
+    own_quiet = true;
+    if (!strcmp(what, "sniff") || !strcmp(what, "record"))
         tell_classes();
     else if (!strcmp(what, "ask"))
         ask();
@@ -328,9 +227,8 @@ int main(int argc, char **argv)
     else if (!strcmp(what, "pause") && value >= 1 && value <= 1000)
         pause_groups((unsigned)value);
     else {
-        fprintf(stderr, "usage: own sniff|ask|outsider|slice US|pause MS\n");
+        fprintf(stderr, "usage: own sniff|record|ask|outsider|slice US|pause MS\n");
         return 2;
     }
-    struct handle *any[1];
-    return groups(any, 1) ? 0 : 4;
+    return some ? 0 : 4;
 }

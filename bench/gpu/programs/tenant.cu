@@ -2,7 +2,8 @@
  *
  * A tenant that proves when it had the card: each of its kernels writes the card's own clock (globaltimer) when its first block
  * starts and when its last block ends. The work of a kernel is a number of steps, not a length of time, so a kernel that was
- * taken off the card in the middle takes longer by its stamps and counts no more work.
+ * taken off the card in the middle takes longer by its stamps and counts no more work. With --beat each block looks at the
+ * clock all the time instead and notes every stretch between two pauses, so that progress in the middle of a kernel is seen.
  */
 #include "common.cuh"
 
@@ -15,7 +16,7 @@ struct Options {
     uint64_t iters = 20000, start_at = 0, room = 1u << 20, in_flight = 32, per_request = 1, launch_cost = 0;
     double length = 5, busy = 0, idle = 0;
     int blocks = 0, threads = 128, n = 1024, nodes = 20;
-    bool calibrate = false;
+    bool calibrate = false, beat = false;
 };
 
 /* Kernels of a tenant follow each other in one stream, so one set of tickets serves them all; a graph needs no index. */
@@ -60,6 +61,48 @@ __global__ void spin(uint64_t iters, Stamps *s)
     if (x == 0)
         sink = x;
     leave(s);
+}
+
+const uint64_t CHUNK = 256, LOOK = 64, PAUSE_NS = 20000;
+
+__device__ void note(Stamps *s, uint64_t begin, uint64_t end)
+{
+    unsigned long long at = atomicAdd(&s->cursor, 1);
+    if (at < s->room) {
+        s->rec[2 * at] = begin;
+        s->rec[2 * at + 1] = end;
+    }
+}
+
+/* `leave`: ends a kernel that would go on for ever. */
+__global__ void beat(uint64_t iters, Stamps *s, volatile unsigned *leave)
+{
+    __shared__ unsigned end;
+    uint64_t x = clock64(), begin = card_ns(), last = begin;
+    if (threadIdx.x == 0)
+        end = 0;
+    for (uint64_t done = 0; done < iters; done += CHUNK) {
+        for (uint64_t i = 0; i < CHUNK; i++)
+            x = x * 6364136223846793005u + 1442695040888963407u;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            uint64_t now = card_ns();
+            if (now - last > PAUSE_NS) {
+                note(s, begin, last);
+                begin = now;
+            }
+            last = now;
+            if (done / CHUNK % LOOK == 0)
+                end = *leave;
+        }
+        __syncthreads();
+        if (end)
+            break;
+    }
+    if (x == 0)
+        sink = x;
+    if (threadIdx.x == 0)
+        note(s, begin, last);
 }
 
 const int TILE = 32;
@@ -141,6 +184,7 @@ struct Tenant {
     cudaStream_t stream;
     Stamps *stamps, host;
     float *a = nullptr, *b = nullptr, *c = nullptr;
+    volatile unsigned *leave = nullptr;
     cudaGraphExec_t graph = nullptr;
     std::vector<cudaEvent_t> window;
     uint64_t launched = 0, requests = 0;
@@ -152,6 +196,8 @@ struct Tenant {
             matmul<<<dim3(o.n / TILE, o.n / TILE), dim3(TILE, TILE), 0, stream>>>(a, b, c, o.n, stamps);
         else if (o.kind == "graph" && !as_node)
             CHECK(cudaGraphLaunch(graph, stream));
+        else if (o.beat)
+            beat<<<o.blocks, o.threads, 0, stream>>>(o.iters, stamps, leave);
         else
             spin<<<o.blocks, o.threads, 0, stream>>>(o.iters, stamps);
         if (!as_node)
@@ -169,6 +215,8 @@ struct Tenant {
         host = {0, 0, 0, o.room, nullptr};
         CHECK(cudaMalloc(&host.rec, o.room * 16));
         CHECK(cudaMalloc(&stamps, sizeof host));
+        CHECK(cudaHostAlloc((void **)&leave, sizeof *leave, cudaHostAllocMapped));
+        *leave = o.kind == "persistent"; /* the first one only loads the code */
         reset();
         if (o.kind == "matmul") {
             size_t size = (size_t)o.n * o.n;
@@ -185,6 +233,7 @@ struct Tenant {
         kernel();
         nothing<<<1, 1, 0, stream>>>();
         CHECK(cudaStreamSynchronize(stream));
+        *leave = 0;
         reset();
     }
 
@@ -314,6 +363,11 @@ static void work(Tenant &tenant, std::vector<double> &latency)
     const Options &o = tenant.options;
     FILE *log = o.log.empty() ? nullptr : fopen(o.log.c_str(), "w");
     uint64_t end = now_ns() + (uint64_t)(o.length * 1e9);
+    if (o.kind == "persistent") {
+        tenant.launch();
+        sleep_until(end);
+        *tenant.leave = 1;
+    }
     while (now_ns() < end) {
         if (o.busy <= 0) {
             tenant.launch();
@@ -334,6 +388,10 @@ static Options parse(int argc, char **argv)
         std::string name = argv[i];
         if (name == "--calibrate") {
             o.calibrate = true;
+            continue;
+        }
+        if (name == "--beat") {
+            o.beat = true;
             continue;
         }
         if (++i == argc) {
@@ -360,6 +418,10 @@ static Options parse(int argc, char **argv)
             fprintf(stderr, "tenant: %s is unknown\n", name.c_str());
             exit(2);
         }
+    }
+    if (o.kind == "persistent") {
+        o.beat = true;
+        o.iters = UINT64_MAX / 2;
     }
     return o;
 }

@@ -17,12 +17,15 @@
 #define QG_MAGIC 0x55504751u /* "QGPU", little endian */
 #define QG_ABI_VERSION 2u    /* of pages and messages; the arbiter speaks QG_ABI_OLDEST as well */
 #define QG_ABI_OLDEST 1u
+#define QG_GATE_REVISION 3u  /* what the gate page of this arbiter says in `revision` */
 #define QG_GRANT_VERSION 1u  /* of struct qg_grant */
 #define QG_UUID_LEN 48u      /* "GPU-" or "MIG-" + 36 characters + NUL, rounded up */
 #define QG_MAX_CARDS 16u     /* cards of one job on one node */
 #define QG_MAX_PROCS 128u    /* processes of one job on one card */
 #define QG_MARKERS 64u       /* streams of one process whose completion is tracked */
 #define QG_LANES 16u         /* launch counters of one process: 15 threads have one of their own, the rest share */
+#define QG_MAX_GROUPS 32u    /* channel groups of one RM client on one card */
+#define QG_MAX_CHANNELS 64u  /* channels of the same */
 #define QG_PAGE 4096u
 
 /* File names inside run_dir. */
@@ -93,6 +96,8 @@ struct qg_grant {
 #define QG_GATE_NOTIFY 0x2u    /* the arbiter sleeps on this tenant: ring the doorbell, then go on */
 #define QG_GATE_TRACK 0x4u     /* keep completion markers (nearly always set) */
 #define QG_GATE_WINDOW 0x8u    /* bound the estimated in-flight work to window_us */
+#define QG_GATE_HOLD 0x10u     /* beside online: the first launch goes, the next ones wait (2 ms at most, without a ring) until
+                                  the bit is gone: what offline has on the card ends first. A shim may ignore it */
 #define QG_GATE_WHY_MASK 0xf00u
 #define QG_GATE_WHY_PREEMPTED 0x100u /* an online tenant of the card is busy */
 #define QG_GATE_WHY_SHARE 0x200u     /* it is another member's turn, or the share is used up */
@@ -103,7 +108,7 @@ struct qg_gate_page {
     uint32_t magic;
     uint32_t version;  /* oldest shim that understands both pages: QG_ABI_OLDEST */
     uint32_t size;
-    uint32_t revision; /* QG_ABI_VERSION of the arbiter; 0 from version 1: no lanes, no mem_extra */
+    uint32_t revision; /* 0 from version 1: no lanes, no mem_extra; 2: both; 3: and QG_MSG_GROUPS is understood */
     uint64_t job_id;
     uint64_t mem_cap; /* bytes; the shim takes the smaller of this and the grant's */
     uint32_t window_us;
@@ -172,6 +177,9 @@ struct qg_job_page {
 enum qg_msg_type {
     QG_MSG_REGISTER = 1,    /* tenant -> arbiter; may carry the sealed grant memfd */
     QG_MSG_REGISTERED = 2,  /* arbiter -> tenant; carries gate page, job page, doorbell (in this order) */
+    QG_MSG_GROUPS = 3,      /* tenant -> arbiter, after 2: the process's channel groups; carries the control device */
+    QG_MSG_ACT = 4,         /* arbiter -> tenant: do this to your own groups of that card (the fallback: the shim acts) */
+    QG_MSG_ACTED = 5,       /* tenant -> arbiter: what came of it */
     QG_CTL_HELLO = 16,      /* qgpud -> arbiter: forget which grants are confirmed, a full list follows */
     QG_CTL_CARD = 17,       /* settings of one card */
     QG_CTL_GRANT = 18,      /* one (job, card); the same again updates it */
@@ -186,7 +194,10 @@ enum qg_msg_type {
     QG_CTL_GONE = 27,       /* qgpud -> arbiter: NVML does not list it any more */
     QG_CTL_OVERHEAD = 28,   /* qgpud -> arbiter: bytes of contexts and modules of a tenant, from NVML */
     QG_CTL_PROCS = 29,      /* ask */
-    QG_CTL_PROC = 30        /* answer, one per registered process, then QG_CTL_END */
+    QG_CTL_PROC = 30,       /* answer, one per registered process, then QG_CTL_END */
+    QG_CTL_HARDWARE = 31,   /* qgpud -> arbiter: settings of hardware preemption of one card */
+    QG_CTL_HWSTATS = 32,    /* ask */
+    QG_CTL_HWTENANT = 33    /* answer, one per tenant, then QG_CTL_END */
 };
 
 struct qg_msg_head {
@@ -304,6 +315,78 @@ struct qg_ctl_overhead {
     uint64_t bytes;
 };
 
+/* ---- hardware preemption (docs/specs/hardware.md); only between a shim and an arbiter that both know it ------ */
+
+/* All that the process has below one RM client on one card, each time anew; it takes the place of what was told of this
+ * client before. ngroups 0: nothing is left. Everything in it is a hint until the driver itself confirmed it. */
+struct qg_groups {
+    struct qg_msg_head head;
+    uint64_t job_id;
+    char uuid[QG_UUID_LEN];
+    uint32_t client, device, subdevice; /* RM handles; the descriptor that comes along made the client */
+    uint32_t ngroups, nchannels;
+    uint32_t flags; /* QG_GROUPS_* */
+    struct {
+        uint32_t handle, engine;
+    } groups[QG_MAX_GROUPS];
+    struct {
+        uint32_t handle, group;
+    } channels[QG_MAX_CHANNELS];
+};
+#define QG_GROUPS_LOST 0x1u  /* more than fits, or something that could not be followed: do not stop by hardware */
+#define QG_GROUPS_LEAVE 0x2u /* a context of it is about to be destroyed: continue it, and leave it alone from now on */
+#define QG_GROUPS_MORE_CHANNELS 0x4u /* channels that did not fit: DISABLE would not stop all of it */
+
+enum qg_action { QG_ACT_CONTINUE = 0, QG_ACT_STOP = 1, QG_ACT_SLICE = 2, QG_ACT_TELL = 3 };
+/* TELL: send QG_MSG_GROUPS of this card anew; not answered otherwise. serial 0: not answered at all. */
+struct qg_act { /* QG_MSG_ACT and its answer QG_MSG_ACTED */
+    struct qg_msg_head head;
+    char uuid[QG_UUID_LEN];
+    uint32_t action; /* enum qg_action */
+    uint32_t method; /* enum qg_hw_method */
+    uint64_t value;  /* microseconds of a slice */
+    uint64_t serial; /* the answer repeats it */
+    uint32_t status; /* of the answer: NV_STATUS of the first command that failed, or 0 */
+    uint32_t count;  /* of the answer: groups acted on */
+};
+
+enum qg_hw_method {
+    QG_HW_AUTO = 0,      /* the first below that the self-test passes with */
+    QG_HW_SCHEDULE = 1,  /* GPFIFO_SCHEDULE of each group, then PREEMPT */
+    QG_HW_DISABLE = 2,   /* FIFO_DISABLE_CHANNELS of the subdevice, own channels only */
+    QG_HW_TIMESLICE = 3  /* the shortest slice: weakest, stops nothing by itself */
+};
+struct qg_ctl_hardware {
+    struct qg_msg_head head;
+    char uuid[QG_UUID_LEN];
+    uint32_t enabled;
+    uint32_t method;       /* enum qg_hw_method */
+    uint32_t actor;        /* enum qg_hw_actor; AUTO: the arbiter, where it cannot the shim */
+    uint32_t weights;      /* 1: shares by time slices of the groups instead of turns */
+    uint32_t driver_major; /* as NVML says; outside the known range the backend stays off */
+    uint32_t period_us;    /* weights: slices of all tenants add up to this */
+    uint64_t ctl_dev, ctl_ino, ctl_rdev; /* the control device; rdev 0: a simulated one, told by the other two */
+};
+enum qg_hw_actor { QG_HW_ACTOR_AUTO = 0, QG_HW_ACTOR_ARBITER = 1, QG_HW_ACTOR_SHIM = 2 };
+enum qg_hw_state {
+    QG_HW_NONE = 0,   /* no group is known */
+    QG_HW_READY = 1,  /* the self-test passed */
+    QG_HW_STOPPED = 2,
+    QG_HW_FAILED = 3  /* gating alone; `why` says it */
+};
+struct qg_ctl_hwtenant {
+    struct qg_msg_head head;
+    uint64_t job_id;
+    char uuid[QG_UUID_LEN];
+    uint32_t state, actor, method, ngroups;
+    uint64_t stops, continues, failures;
+    uint64_t stopped_ns;                    /* sum of the time that it was stopped */
+    uint64_t stop_max_ns;                   /* gate closed -> last command answered, worst */
+    uint32_t stop_hist[QG_CLOSE_BUCKETS];   /* the same; bucket k took less than 2^k us */
+    uint32_t last_status, reserved;
+    char why[128];
+};
+
 /* Gate trace (qgpu-arbiter --trace FILE): fixed records, appended, for benchmarks and the demo. */
 struct qg_gate_event {
     uint64_t t_ns; /* CLOCK_MONOTONIC, taken right after the gate word was stored */
@@ -330,6 +413,10 @@ QG_PIN(struct qg_ctl_tenant, 288);
 QG_PIN(struct qg_ctl_process, 96);
 QG_PIN(struct qg_ctl_overhead, 80);
 QG_PIN(struct qg_gate_event, 24);
+QG_PIN(struct qg_groups, 864);
+QG_PIN(struct qg_act, 96);
+QG_PIN(struct qg_ctl_hardware, 112);
+QG_PIN(struct qg_ctl_hwtenant, 328);
 _Static_assert(offsetof(struct qg_gate_page, flags) == 64, "gate word moved");
 _Static_assert(offsetof(struct qg_proc, markers) == 512, "markers moved");
 _Static_assert(offsetof(struct qg_proc, lanes) == 1024, "lanes moved");

@@ -22,14 +22,16 @@
 #ifndef QP_LONE_WINDOW_US
 #define QP_LONE_WINDOW_US 20000u /* of a tenant that is alone on a card */
 #endif
+#define AR_MAX_WATCHED 8u /* tenants of one card that are looked at in a tick without a decision */
 #define AR_MAX_BYTES (1ull << 48) /* of one process on one card; more is garbage */
 
 struct card;
 struct tenant;
 struct job;
+struct hw;
 
 /* epoll keys of the main thread: what kind of thing, and (as its first member) the thing */
-enum key_kind { KEY_REGISTER = 1, KEY_CONTROL, KEY_SIGNAL, KEY_CONN, KEY_PROC };
+enum key_kind { KEY_REGISTER = 1, KEY_CONTROL, KEY_SIGNAL, KEY_CONN, KEY_PROC, KEY_HARDWARE };
 struct key {
     enum key_kind kind;
 };
@@ -74,6 +76,7 @@ struct slot {
     uint64_t denied;   /* the same for mem_denied */
     uint64_t mem_used; /* as last read, range-checked */
     uint64_t worked_ns; /* when it last showed work */
+    uint64_t held_ns, reached; /* its groups stand still since then (0 = they do not), and what they had reached by then */
 };
 
 /* A process that ended, and what it held. The memory counts until NVML does not list the process any more. */
@@ -114,6 +117,7 @@ struct tenant {
     uint32_t storm_rings;
 
     /* samples */
+    bool frozen; /* has work that hardware keeps from going on: it wants the card, and is not on it */
     bool launched, ran, pending, unmarked, standing, doubted, stuck, busy;
     bool ending;     /* only launches since the last look keep it busy, all of them marked and done: about to be idle */
     bool ended;      /* the same, also where the look before said so already */
@@ -151,15 +155,23 @@ struct card {
     uint64_t armed_ns;   /* what the timer is set to */
     uint64_t wake_ns;    /* when card_step wants to run again */
     bool ticking;        /* wake_ns is a tick: nothing happens then that could not happen a little earlier */
+    uint64_t tick_ns;    /* from one tick to the next */
+    uint64_t due_ns;     /* no tick before it needs a decision while those who work go on working (quiet.c) */
+    uint64_t loud_ns;    /* from then on a tick takes one all the same */
+    uint64_t quiet_ns;   /* the last tick that took none; 0 = the last did */
+    uint32_t nwatched;   /* who is looked at then */
+    uint16_t watched[AR_MAX_WATCHED];
     uint64_t beat_ns;    /* last heartbeat */
     uint64_t settle_ns;  /* gates were told to ring without a barrier: look for launches once more then; 0 = no */
     bool awaits_online;  /* an online tenant lives here or is expected: what is in flight is bounded for its sake */
     bool lone;           /* one tenant lives here and no online one is expected: its window may be large */
+    bool lone_online;    /* no second online tenant lives here or is expected: nobody waits for the end of an online one */
     bool barrier;        /* a gate that was open has just been told to ring */
     const struct arbiter *arbiter;
     struct tenant *tenants[QP_MAX_TENANTS];
     struct qp_card policy;
     struct trace_ring *trace; /* NULL = not traced */
+    struct hw *hw;            /* NULL = hardware preemption was never on */
 };
 
 struct arbiter {
@@ -207,6 +219,11 @@ bool sample_launched_since(const struct tenant *t);
 void sample_bell(struct tenant *t, uint64_t now);            /* its doorbell was rung */
 void sample_turn(struct tenant *t, bool open, uint64_t now); /* its gate was opened or closed */
 void account(struct card *card, uint64_t now);
+
+/* quiet.c */
+bool quiet_tick(struct card *card, uint64_t now);    /* a tick is due: true if a look at who works was all it needed */
+void quiet_catch_up(struct card *card);              /* before anything changes: the books of the ticks left out */
+void quiet_after(struct card *card, uint64_t due_ns, uint64_t now); /* a step is over: who is looked at until the next */
 
 /* barrier.c: takes no lock */
 bool barrier_probe(void); /* can this kernel make what other processes stored visible to us? */
@@ -271,6 +288,25 @@ bool closer_start(void);
 void closer_close(int fd);
 void closer_hang_up(int sock);     /* a connection: its peer sees the end at once */
 int closer_review(uint64_t now);   /* wakes helpers that are stuck; how long to wait at most, ms, -1 = for ever */
+
+/* hardware preemption (hw.h). hw_review.c: the card's lock */
+void hw_review(struct card *card, uint64_t now);           /* right after gates were moved */
+bool hw_held(const struct tenant *t, uint32_t slot);       /* all groups of that process stand still */
+uint32_t hw_window(const struct tenant *t);                /* shares by time slices: what must be in flight for that */
+bool hw_watches(const struct tenant *t);                   /* work behind its closed gate is to be noticed */
+void hw_escaped(const struct tenant *t);                   /* although they do, it made progress */
+/* the others: main thread, without the card's lock */
+void hw_groups(struct arbiter *a, struct conn *c, const void *buf, size_t len, int *fd); /* may take fd for its own */
+void hw_acted(struct arbiter *a, struct conn *c, const void *buf, size_t len);
+void hw_process_left(struct arbiter *a, const struct tenant *t, uint32_t slot);
+void hw_connection_ended(struct arbiter *a, const struct tenant *t, uint32_t slot);
+void hw_tenant_revoked(struct arbiter *a, const struct tenant *t);
+void hw_tenant_new(struct card *card, uint32_t index);
+void hw_tenant_changed(const struct tenant *t); /* its share, perhaps */
+int hw_settings(struct arbiter *a, const void *buf);       /* 0 or an errno */
+bool hw_report(struct arbiter *a, struct conn *c);
+void hw_attend(struct arbiter *a, struct key *key);
+void hw_finish(struct arbiter *a);
 
 /* trace.c */
 int trace_open(const char *path);

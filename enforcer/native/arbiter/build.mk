@@ -2,8 +2,8 @@
 # The arbiter; for tests: its sanitized twins, one that speaks the former version of the ABI, and its decision as a library.
 ARB_DIR := enforcer/native/arbiter
 ARB_OBJ := $(BUILD)/obj/arbiter
-ARB_SRC := $(sort $(wildcard $(ARB_DIR)/*.c)) enforcer/native/common/qg_msg.c enforcer/native/common/qg_seal.c
-ARB_HDR := $(wildcard $(ARB_DIR)/*.h) $(wildcard enforcer/native/common/*.h) enforcer/native/abi/qgpu_abi.h
+ARB_SRC := $(sort $(wildcard $(ARB_DIR)/*.c)) enforcer/native/common/qg_msg.c enforcer/native/common/qg_rm.c enforcer/native/common/qg_seal.c
+ARB_HDR := $(wildcard $(ARB_DIR)/*.h) $(wildcard enforcer/native/common/*.h) enforcer/native/abi/qgpu_abi.h enforcer/native/abi/qgpu_rm.h
 ARB_O   := $(patsubst %.c,$(ARB_OBJ)/%.o,$(notdir $(ARB_SRC)))
 
 NATIVE += $(BUILD)/bin/qgpu-arbiter $(BUILD)/test/qgpu-arbiter-asan $(BUILD)/test/qgpu-arbiter-tsan \

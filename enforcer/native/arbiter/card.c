@@ -103,8 +103,10 @@ static uint64_t second_look(const struct card *card, uint64_t now) {
 /* Slots are read as seldom as their tenant's state allows: each word that the job wrote costs a cache miss. */
 static bool look_due(const struct tenant *t, uint64_t now) {
     if (t->rung) return true;
+    /* it may have launched between its last look and the closing: what runs for long is stopped at once, or seen late */
+    if (hw_watches(t) && t->gate->changed_ns > t->full_ns) return true;
     bool shown = t->pending || t->unmarked || t->launched;
-    if (!polled(t) && !shown) return false;
+    if (!polled(t) && !shown) return hw_watches(t) && now - t->full_ns >= STANDING_LOOK_NS;
     if (!(t->gate->flags & QG_GATE_CLOSED) || shown) return now - t->full_ns >= QP_DRAIN_POLL_NS / 2;
     return now - t->full_ns >= STANDING_LOOK_NS || (t->doubted && now >= t->discredit_until_ns);
 }
@@ -145,6 +147,7 @@ static void decide(struct card *card, uint64_t now) {
     for (int i = 0; i < MAX_REDO; i++) {
         qp_decide(&card->policy, now);
         gates_apply(card);
+        if (card->hw) hw_review(card, now);
         together_tell(card);
         order_words(card, now);
         if (!slipped_past(card, now)) return;
@@ -166,8 +169,46 @@ static uint64_t tick_at(const struct card *card, uint64_t at, uint64_t now) {
     return grid > now + QP_TICK_NS / 4 ? grid : grid + QP_TICK_NS;
 }
 
+static uint64_t sooner(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+/* When to be here again; `due`: something else than the policy asks for that. */
+static void set_wake(struct card *card, uint64_t due, uint64_t now) {
+    uint64_t second = second_look(card, now), lease = (uint64_t)card->lease_ms * QP_MS;
+    card->wake_ns = sooner(card->policy.wake_ns, due);
+    if (card->wake_ns <= now) card->wake_ns = now + QP_TICK_NS;
+    card->tick_ns = card->wake_ns - now;
+    bool ticking = card->tick_ns == QP_TICK_NS || card->tick_ns == QP_SOLO_TICK_NS;
+    if (ticking) card->wake_ns = tick_at(card, card->wake_ns, now);
+    if (second < card->wake_ns) {
+        card->wake_ns = second;
+        ticking = false;
+    }
+    __atomic_store_n(&card->ticking, ticking, __ATOMIC_RELAXED);
+    if (card->settle_ns && card->settle_ns < card->wake_ns) card->wake_ns = card->settle_ns;
+    uint64_t beat = anybody(card) ? card->beat_ns + lease / 4 : QP_NEVER;
+    card->wake_ns = sooner(card->wake_ns, beat);
+    due = sooner(sooner(due, card->policy.due_ns), sooner(second, beat));
+    quiet_after(card, card->settle_ns ? sooner(due, card->settle_ns) : due, now);
+}
+
+/* A tick that needed no decision: the next one, or what is due before. */
+static bool step_quietly(struct card *card, uint64_t now) {
+    if (!quiet_tick(card, now)) return false;
+    card->wake_ns = tick_at(card, now + card->tick_ns, now);
+    if (card->wake_ns > card->due_ns) {
+        card->wake_ns = card->due_ns;
+        __atomic_store_n(&card->ticking, false, __ATOMIC_RELAXED);
+    }
+    return true;
+}
+
+static void tick(struct card *card, uint64_t now) {
+    if (!step_quietly(card, now)) card_step(card, now);
+}
+
 void card_step(struct card *card, uint64_t now) {
     if (card->policy.last_ns > now) now = card->policy.last_ns;
+    if (card->quiet_ns) quiet_catch_up(card);
     if (card->settle_ns && now >= card->settle_ns) {
         card->settle_ns = 0;
         slipped_past(card, now);
@@ -178,20 +219,8 @@ void card_step(struct card *card, uint64_t now) {
     sample_lonely(card);
     decide(card, now);
     account(card, now);
-    card->wake_ns = card->policy.wake_ns < odd ? card->policy.wake_ns : odd;
-    if (card->wake_ns <= now) card->wake_ns = now + QP_TICK_NS;
-    bool ticking = card->wake_ns == now + QP_TICK_NS || card->wake_ns == now + QP_SOLO_TICK_NS;
-    if (ticking) card->wake_ns = tick_at(card, card->wake_ns, now);
-    uint64_t second = second_look(card, now);
-    if (second < card->wake_ns) {
-        card->wake_ns = second;
-        ticking = false;
-    }
-    __atomic_store_n(&card->ticking, ticking, __ATOMIC_RELAXED);
-    if (card->settle_ns && card->settle_ns < card->wake_ns) card->wake_ns = card->settle_ns;
-    uint64_t lease = (uint64_t)card->lease_ms * QP_MS;
-    if (now - card->beat_ns >= lease / 8) gates_heartbeat(card, now);
-    if (anybody(card) && card->beat_ns + lease / 4 < card->wake_ns) card->wake_ns = card->beat_ns + lease / 4;
+    if (now - card->beat_ns >= (uint64_t)card->lease_ms * QP_MS / 8) gates_heartbeat(card, now);
+    set_wake(card, odd, now);
 }
 
 /* Of a group of cards, the first that ticks leads: it takes the others along. */
@@ -227,7 +256,7 @@ static void take_along(struct card *card, uint64_t now) {
         struct card *other = card->arbiter->cards[i];
         if (other == card || !__atomic_load_n(&other->ticking, __ATOMIC_RELAXED)) continue;
         if (pthread_mutex_trylock(&other->lock) != 0) continue;
-        if (other->ticking && other->wake_ns <= soon) card_step(other, qg_now_ns());
+        if (other->ticking && other->wake_ns <= soon) tick(other, qg_now_ns());
         arm(other);
         pthread_mutex_unlock(&other->lock);
     }
@@ -251,8 +280,13 @@ static void *card_main(void *arg) {
         uint64_t now = qg_now_ns();
         pthread_mutex_lock(&card->lock);
         bool ticked = card->ticking && now >= card->wake_ns;
-        for (int i = 0; i < n; i++) take_event(card, events[i].data.u64, now);
-        card_step(card, now);
+        bool alone = ticked; /* nothing but the timer woke us */
+        for (int i = 0; i < n; i++) {
+            take_event(card, events[i].data.u64, now);
+            alone &= events[i].data.u64 == KEY_TIMER;
+        }
+        if (alone) tick(card, now);
+        else card_step(card, now);
         arm(card);
         quit = card->quit;
         bool resigned = ticked_before && !card->ticking; /* the group needs another leader */
@@ -370,6 +404,7 @@ int card_add(struct card *card, struct tenant *t) {
     int err = add_bell(card, t);
     if (err) return err;
     qp_forget(&card->policy, i);
+    hw_tenant_new(card, i);
     card->tenants[i] = t;
     if (card->policy.ntenants <= i) card->policy.ntenants = i + 1;
     together_enter(t);

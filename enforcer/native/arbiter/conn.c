@@ -158,17 +158,24 @@ static bool may_speak(struct conn *c) {
 }
 
 void conn_ready(struct arbiter *a, struct conn *c, uint32_t events) {
-    char buf[512];
+    union {
+        char bytes[1024]; /* the longest message there is, and more */
+        struct qg_msg_head head;
+    } buf;
     int fd = -1;
     if (c->dead) return;
-    ssize_t got = qg_msg_recv_from_user(c->fd, buf, sizeof(buf), &fd, closer_close);
+    ssize_t got = qg_msg_recv_from_user(c->fd, buf.bytes, sizeof(buf), &fd, closer_close);
     if (got == -EAGAIN && !(events & (EPOLLHUP | EPOLLERR))) return;
     if (got <= 0 || !may_speak(c)) {
         conn_close(a, c);
     } else if (c->kind == CONN_CONTROL) {
-        if (!control_message(a, c, buf, (size_t)got)) conn_close(a, c);
+        if (!control_message(a, c, buf.bytes, (size_t)got)) conn_close(a, c);
     } else {
-        register_message(a, c, buf, (size_t)got, fd);
+        switch ((size_t)got < sizeof(buf.head) ? 0 : buf.head.type) {
+        case QG_MSG_GROUPS: hw_groups(a, c, buf.bytes, (size_t)got, &fd); break;
+        case QG_MSG_ACTED: hw_acted(a, c, buf.bytes, (size_t)got); break;
+        default: register_message(a, c, buf.bytes, (size_t)got, fd); break;
+        }
     }
     if (fd >= 0) closer_close(fd);
 }

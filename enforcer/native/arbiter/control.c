@@ -156,7 +156,9 @@ static size_t size_of(uint32_t type, uint32_t version) {
     if (version < 2) return 0;
     switch (type) {
     case QG_CTL_WATCH:
+    case QG_CTL_HWSTATS:
     case QG_CTL_PROCS: return sizeof(struct qg_msg_head);
+    case QG_CTL_HARDWARE: return sizeof(struct qg_ctl_hardware);
     case QG_CTL_GONE: return sizeof(struct qg_ctl_process);
     case QG_CTL_OVERHEAD: return sizeof(struct qg_ctl_overhead);
     default: return 0;
@@ -186,6 +188,8 @@ bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t 
     case QG_CTL_OVERHEAD: on_overhead(a, buf); break;
     case QG_CTL_STATS: return report_tenants(a, c) && reply(a, c, QG_CTL_END, 0);
     case QG_CTL_PROCS: return report_processes(a, c) && reply(a, c, QG_CTL_END, 0);
+    case QG_CTL_HARDWARE: return reply(a, c, QG_CTL_ACK, hw_settings(a, buf));
+    case QG_CTL_HWSTATS: return hw_report(a, c) && reply(a, c, QG_CTL_END, 0);
     case QG_CTL_WATCH:
         if (!reply(a, c, QG_CTL_ACK, 0)) return false;
         dead_watch(a, c);

@@ -31,7 +31,7 @@ void gate_store(struct card *card, struct tenant *t, uint32_t flags) {
     if (moved) __atomic_store_n(&t->gate->changes, t->gate->changes + 1, __ATOMIC_RELAXED);
     note_ring(card, t, old, flags);
     if (moved) sample_turn(t, !(flags & QG_GATE_CLOSED), now);
-    if (moved && !(flags & QG_GATE_CLOSED)) wake_waiters(&t->gate->flags);
+    if ((moved && !(flags & QG_GATE_CLOSED)) || (old & ~flags & QG_GATE_HOLD)) wake_waiters(&t->gate->flags);
     struct qg_gate_event event = {.t_ns = now, .job_id = t->job_id, .card = card->number, .flags = flags};
     trace_put(card->trace, &event);
 }

@@ -165,6 +165,7 @@ static bool dispatch(struct arbiter *a, const struct epoll_event *ev) {
     case KEY_CONTROL: conn_accept(a, a->control_fd, CONN_CONTROL); break;
     case KEY_CONN: conn_ready(a, (struct conn *)key, ev->events); break;
     case KEY_PROC: proc_died(a, (struct proc *)key); break;
+    case KEY_HARDWARE: hw_attend(a, key); break;
     case KEY_SIGNAL: return false;
     }
     return true;
@@ -190,6 +191,7 @@ static void loop(struct arbiter *a) {
 /* Gate words stay as they are: open ones open, closed ones closed, until the successor takes over. */
 static void finish(struct arbiter *a) {
     for (uint32_t i = 0; i < a->ncards; i++) card_stop(a->cards[i]);
+    hw_finish(a);
     trace_drain(a);
     ar_log(a, 2, "ended; gates stay as they are until the next start");
 }

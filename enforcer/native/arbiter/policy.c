@@ -88,12 +88,37 @@ static uint32_t count_competing(const struct qp_card *c, const struct side *m, u
 /* Must members of this class run one at a time now? */
 static bool contended(const struct qp_card *c, int k, const struct side m[2], uint64_t now) {
     if (fixed(&c->cls[k])) return m[k].n > 0; /* its use is measured and limited also when it is alone */
-    if (m[k].runnable < 2) return false;
+    if (c->cls[k].sliced || m[k].runnable < 2) return false;
     if (k == OFFLINE && m[ONLINE].registered) return true; /* a bounded window for online's sake */
     if (count_competing(c, &m[k], now) < 2) return false;
     if (c->cls[k].policy != QG_POLICY_BEST_EFFORT) return true;
     for (uint32_t j = 0; j < m[k].n; j++) { /* one context each: the card itself divides equally */
         if (c->tenant[m[k].at[j]].procs > 1) return true;
+    }
+    return false;
+}
+
+/* Online came: notes when, and who is still on the card, and learns who stays there for long. */
+static void watch_drains(struct qp_card *c, const struct side *m, uint64_t now) {
+    bool fresh = c->preempting && !c->preempt_from_ns;
+    c->preempt_from_ns = !c->preempting ? 0 : fresh ? now : c->preempt_from_ns;
+    bool late = c->preempting && now >= c->preempt_from_ns + QP_HOLD_NS;
+    for (uint32_t j = 0; j < m->n; j++) {
+        struct qp_tenant *t = &c->tenant[m->at[j]];
+        if (fresh) t->drains = t->undrained;
+        if (!c->preempting || !t->drains || (t->undrained && !late)) continue;
+        t->heavy = t->undrained;
+        t->drains = 0;
+    }
+}
+
+/* Does online's second launch wait? The card divides its time between contexts, so it would come back to what offline
+ * left there in the middle of online's work. Nobody waits for work that is known to take long. */
+static bool holding(const struct qp_card *c, const struct side *m, uint64_t now) {
+    if (!c->preempting || now >= c->preempt_from_ns + QP_HOLD_NS) return false;
+    for (uint32_t j = 0; j < m->n; j++) {
+        const struct qp_tenant *t = &c->tenant[m->at[j]];
+        if (t->undrained && !t->heavy) return true;
     }
     return false;
 }
@@ -113,6 +138,7 @@ static void arbitrate(struct qp_card *c, int k, const struct side m[2], uint64_t
     }
     s->contended = turns;
     s->resumed = 1;
+    qp_make_room(c, k, &m[k], now);
 }
 
 static void close_class(struct qp_card *c, int k, const struct side *m, uint32_t why) {
@@ -135,8 +161,10 @@ static bool awaited(const struct qp_card *c, uint32_t i, int k) {
 }
 
 /* Bits beside CLOSED: track always; bound what is in flight always (a lone tenant's window is wide, but there is one:
- * else a newcomer would wait for a thousand kernels); ring after idleness and at the first launch of a turn. */
-static void decorate(struct qp_card *c, uint64_t now) {
+ * else a newcomer would wait for a thousand kernels); ring after idleness and at the first launch of a turn; online at
+ * once where offline may run, and then its second launch waits for what offline has on the card. */
+static void decorate(struct qp_card *c, const struct side m[2], uint64_t now) {
+    bool at_risk = !c->preempting && m[OFFLINE].n, held = holding(c, &m[OFFLINE], now);
     for (uint32_t i = 0; i < c->ntenants; i++) {
         struct qp_tenant *t = &c->tenant[i];
         if (!t->live) continue;
@@ -146,8 +174,11 @@ static void decorate(struct qp_card *c, uint64_t now) {
         else if (governed && t->suspended) t->gate = QG_GATE_CLOSED | QG_GATE_WHY_PREEMPTED;
         t->gate |= QG_GATE_TRACK;
         if (governed) t->gate |= QG_GATE_WINDOW;
-        bool idle = !t->wants && !t->undrained && now - t->last_work_ns >= QP_NOTIFY_NS;
-        if (!(t->gate & QG_GATE_CLOSED) && (idle || awaited(c, i, k))) t->gate |= QG_GATE_NOTIFY;
+        if (t->gate & QG_GATE_CLOSED) continue;
+        bool first = at_risk && k == ONLINE, idle = !t->wants && !t->undrained;
+        idle = idle && (first || now - t->last_work_ns >= QP_NOTIFY_NS);
+        if (idle || awaited(c, i, k)) t->gate |= QG_GATE_NOTIFY;
+        if (governed && k == ONLINE && ((first && idle) || held)) t->gate |= QG_GATE_HOLD;
     }
 }
 
@@ -168,22 +199,26 @@ static uint64_t silence_wake(const struct qp_card *c, int k, const struct side *
     return wake;
 }
 
-static uint64_t next_wake(const struct qp_card *c, const struct side m[2], bool recovering, uint64_t now) {
+static uint64_t next_wake(struct qp_card *c, const struct side m[2], bool recovering, uint64_t now) {
     bool offline = m[OFFLINE].registered > 0;
-    uint64_t wake = QP_NEVER, tick = QP_TICK_NS;
+    uint64_t wake = QP_NEVER, tick = QP_TICK_NS, next_tick = QP_NEVER;
     if (!m[ONLINE].registered && m[OFFLINE].registered < 2) tick = QP_SOLO_TICK_NS;
     for (uint32_t i = 0; i < c->ntenants; i++) {
         const struct qp_tenant *t = &c->tenant[i];
         int32_t drains = c->cls[class_of(t)].draining; /* looked at by the turns themselves */
-        if (t->live && polled(t) && (drains != (int32_t)i || !c->cls[class_of(t)].resumed)) wake = now + tick;
+        if (t->live && polled(t) && (drains != (int32_t)i || !c->cls[class_of(t)].resumed)) next_tick = now + tick;
     }
-    if (offline && c->preempting) wake = min_u64(wake, c->online_busy_ns + c->idle_release_ns);
+    uint64_t release = c->online_working ? max_u64(c->idle_release_ns, tick) : c->idle_release_ns;
+    if (offline && c->preempting) wake = min_u64(wake, c->online_busy_ns + release);
+    if (holding(c, &m[OFFLINE], now)) wake = min_u64(wake, min_u64(now + QP_DRAIN_POLL_NS, c->preempt_from_ns + QP_HOLD_NS));
     if (offline && recovering) wake = min_u64(wake, c->recovery_until_ns);
     for (int k = 0; !c->ungoverned && k < 2; k++) {
         if (k == OFFLINE && !c->cls[k].resumed) continue;
         wake = min_u64(wake, qp_turn_wake(c, k, &m[k], now));
         wake = min_u64(wake, silence_wake(c, k, &m[k], now));
     }
+    c->due_ns = wake;
+    wake = min_u64(wake, next_tick);
     return wake <= now ? now + QP_DRAIN_POLL_NS : wake;
 }
 
@@ -194,6 +229,7 @@ static void remember(struct qp_card *c, uint64_t now) {
         t->flew = t->undrained;
         t->was_busy = t->wants || t->undrained;
         t->wished = claims(t);
+        t->wanted = t->wants && !t->suspended;
     }
     c->last_ns = now;
 }
@@ -211,7 +247,8 @@ void qp_decide(struct qp_card *c, uint64_t now) {
     }
     observe(c, now);
     bool recovering = now < c->recovery_until_ns;
-    c->preempting = c->online_busy_ns && now < c->online_busy_ns + c->idle_release_ns;
+    c->preempting = c->online_working || (c->online_busy_ns && now < c->online_busy_ns + c->idle_release_ns);
+    watch_drains(c, &m[OFFLINE], now);
     if (c->ungoverned) {
         open_all(c);
     } else {
@@ -220,7 +257,7 @@ void qp_decide(struct qp_card *c, uint64_t now) {
         else if (recovering) close_class(c, OFFLINE, &m[OFFLINE], QG_GATE_WHY_RECOVERY);
         else arbitrate(c, OFFLINE, m, now);
     }
-    decorate(c, now);
+    decorate(c, m, now);
     c->wake_ns = next_wake(c, m, recovering, now);
     remember(c, now);
 }

@@ -25,12 +25,19 @@
 #define QP_OVERDUE_MAX 6u             /* each drain that is cut off halves the next one, so often at most: to 1.6 ms */
 #define QP_DEFICIT_MAX_NS (1000 * (int64_t)QP_MS) /* |credit or debt| of a tenant */
 #define QP_BUDGET_MAX_NS (50 * (int64_t)QP_MS)    /* fixed-share: what may be saved up */
-#define QP_MARGIN_NS (1 * QP_MS)      /* fixed-share: kept free of a window of 1 s for what is in flight at a closing */
+#define QP_MARGIN_NS (2 * QP_MS)      /* fixed-share: kept free of a window of 1 s for what is in flight at a closing */
 #define QP_LONG_TURN 10u              /* slices of a turn where only tenants wait that never let one go unused */
+#define QP_CROWD_TURN 7u              /* the same of three to QP_CROWD_MOST tenants */
+#define QP_CROWD_MOST 8u
+#define QP_MANY_TURN 8u               /* and of more: each has so small a share that a few long turns are all of its second */
 #define QP_PORTION 3u                 /* fixed-share: slices of budget that are saved up before a gate opens again */
 #define QP_LONE_WINDOW_US 20000u       /* in flight of a tenant with nobody beside it: what a newcomer waits at most */
 #define QP_SHARED_WINDOW_US 4000u      /* the same of several tenants where no online one has to be waited for */
 #define QP_FIXED_WINDOW_US 2000u       /* the same under fixed-share: what is in flight comes on top of the share */
+#define QP_HOLD_NS (1 * QP_MS)        /* so long online's second launch waits for the end of what offline has on the card */
+#define QP_DEEP_TAIL_NS (3 * QP_MS)    /* drains so long tell of kernels that a window does not hold two of */
+#define QP_DEEP_WINDOW_US 24000u       /* the most that may be in flight in the middle of a long turn, for two of them */
+#define QP_DEEP_ROOM_NS (14 * QP_MS)   /* ... if at least so much of it is left: what is queued begins before its end */
 #define QP_BINS 256u                  /* of a sliding window; 250 of them make its length */
 
 struct qp_tenant {
@@ -52,8 +59,12 @@ struct qp_tenant {
     uint32_t flew;         /* undrained, as it was at the last decision */
     uint32_t was_busy;     /* wants or undrained, as it was at the last decision */
     uint32_t wished;       /* it competed for the card at the last decision */
+    uint32_t wanted;       /* the same, also where its budget was used up: it is entitled all the same */
     uint32_t budgeted;     /* 1: budget_ns is kept (its class is fixed-share) */
     uint32_t greedy;       /* 1: it used its last turn to the end, and has wanted the card ever since */
+    uint32_t drains;       /* it had work on the card when online came, and it is not known yet how long that takes */
+    uint32_t heavy;        /* the last time that took longer than online is held back for it */
+    uint32_t roomy;        /* its turn lasts so much longer that kernels may queue up, however long they are */
     uint32_t spent;        /* 1: its budget is used up, the gate is closed until it has filled again */
     int64_t deficit_ns;    /* > 0: got less than its share */
     int64_t budget_ns;     /* fixed-share: may use so much more now */
@@ -70,12 +81,15 @@ struct qp_tenant {
 struct qp_class {
     /* input */
     uint32_t policy; /* enum qg_policy */
+    uint32_t sliced; /* 1: shares are kept by time slices of the hardware: no turns (not under fixed-share) */
     /* state */
     int32_t holder;     /* index, or -1 */
     int32_t draining;   /* former holder whose work is awaited, or -1 */
     uint32_t contended; /* 1: one at a time since the last decision */
     uint32_t resumed;   /* 0: it was closed as a whole; a fresh slice is due */
     uint32_t looked;    /* the draining one was seen at work since it was closed */
+    uint32_t rivals;    /* members that took part in the last interval, and the sum of their weights */
+    int64_t weights;
     uint64_t slice_end_ns; /* the turn may end */
     uint64_t turn_end_ns;  /* the same where all who wait are greedy */
     uint64_t opened_ns; /* when the holder's gate was opened */
@@ -106,10 +120,12 @@ struct qp_card {
     uint32_t ntenants;          /* entries of tenant[] to look at, <= QP_MAX_TENANTS */
     /* state */
     uint64_t last_ns;        /* of the last decision; 0 = none yet */
+    uint64_t preempt_from_ns; /* when online came; 0 = offline may run */
     uint64_t online_busy_ns; /* when online was last seen at work, or first seen without; 0 = never */
     struct qp_class cls[2];  /* [0] online, [1] offline */
     /* output */
     uint64_t wake_ns; /* decide again then at the latest, or QP_NEVER */
+    uint64_t due_ns;  /* the same if those who work now go on working: only looks at them come before */
     uint32_t preempting;
     uint32_t online_working; /* state: an online tenant had work at the last decision */
     int32_t last_user;       /* state: who last began to use a turn, or -1 */

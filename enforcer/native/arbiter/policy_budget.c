@@ -11,7 +11,8 @@
 #define SPAN 250u             /* bins of a window's length */
 #define ONE_BIN (4 * QP_MS)   /* 250 of them: 1 s */
 #define TEN_BIN (40 * QP_MS)  /* 250 of them: 10 s */
-#define RECHECK_NS (2 * QP_MS) /* a window that is full is looked at again */
+#define LEAST_NS QP_MS       /* a turn on a card that would stand still otherwise */
+#define RECHECK_NS (QP_MS / 2) /* a window that fills is looked at again no earlier */
 #define IDLE_RECHECK_NS (20 * QP_MS) /* the same where nobody waits for it */
 #define SETTLED_NS (1000000 * QP_MS)
 
@@ -43,6 +44,18 @@ static uint64_t used_in(struct qp_window *w, uint64_t width, uint64_t now) {
     slide(w, width, now);
     uint64_t oldest = w->used[(w->bin - SPAN) % QP_BINS];
     return w->sum - oldest * (now - w->bin * width) / width;
+}
+
+/* When no more than `most` of it is left, if nothing is used until then. */
+static uint64_t falls_to(struct qp_window *w, uint64_t width, uint64_t now, uint64_t most) {
+    uint64_t used = used_in(w, width, now), from = now;
+    for (uint64_t bin = w->bin; used > most && bin < w->bin + SPAN; from = ++bin * width) {
+        uint64_t oldest = w->used[(bin - SPAN) % QP_BINS], left = (bin + 1) * width - from;
+        uint64_t falls = oldest * left / width;
+        if (falls >= used - most) return from + ((used - most) * width + oldest - 1) / oldest;
+        used -= falls;
+    }
+    return from;
 }
 
 /* What the gate opens for at least: some slices, or less where that would be too much of one second. */
@@ -77,14 +90,37 @@ void qp_budget_book(struct qp_card *c, uint32_t index, uint64_t now, uint64_t pa
     put(&h->ten, TEN_BIN, now, used);
 }
 
-/* Nothing to limit at 100 %: the clock itself does. */
-static bool over_a_window(struct qp_card *c, uint32_t i, uint64_t now, uint64_t one_more, uint64_t ten_more) {
+static uint64_t above_zero(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
+
+/* When so much more fits into both windows. Nothing to limit at 100 %: the clock itself does. Ten seconds without use
+ * allow anything, or a kernel that is longer than the limit would never run. */
+static uint64_t fits_at(struct qp_card *c, uint32_t i, uint64_t now, uint64_t one_more, uint64_t ten_more) {
     const struct qp_tenant *t = &c->tenant[i];
     struct qp_history *h = &c->history[i];
-    if (t->share >= 100) return false;
-    if (used_in(&h->one, ONE_BIN, now) + one_more > limit_one(t)) return true;
-    uint64_t ten = used_in(&h->ten, TEN_BIN, now);
-    return ten && ten + ten_more > limit_ten(t);
+    if (t->share >= 100) return now;
+    uint64_t one = falls_to(&h->one, ONE_BIN, now, above_zero(limit_one(t), one_more));
+    return max_u64(one, falls_to(&h->ten, TEN_BIN, now, above_zero(limit_ten(t), ten_more)));
+}
+
+/* When a closed gate opens again: for a turn that is worth a change of hands; for less where the card would stand still. */
+static uint64_t reopens_at(struct qp_card *c, uint32_t i, uint64_t now, bool idle) {
+    const struct qp_tenant *t = &c->tenant[i];
+    int64_t whole = portion(c, t), enough = idle && whole > (int64_t)LEAST_NS ? (int64_t)LEAST_NS : whole;
+    int64_t lacks = enough - t->budget_ns;
+    uint64_t turn = (uint64_t)whole / QP_PORTION, filled = now;
+    if (lacks > 0) filled += ((uint64_t)lacks * 100 + t->share - 1) / t->share;
+    return max_u64(filled, fits_at(c, i, now, idle ? min_u64(turn, LEAST_NS) : turn, t->tail_ns));
+}
+
+/* Would the card stand still although several want it? One alone waits for a turn that is worth its while. */
+static bool all_spent(const struct qp_card *c, const struct side *m) {
+    uint32_t waiting = 0;
+    for (uint32_t j = 0; j < m->n; j++) {
+        const struct qp_tenant *t = &c->tenant[m->at[j]];
+        if (claims(t) || t->undrained) return false;
+        waiting += t->wants && !t->suspended;
+    }
+    return waiting > 1;
 }
 
 /* Closes at the end of the budget, opens again when it is worth a turn. */
@@ -93,9 +129,9 @@ void qp_budget_review(struct qp_card *c, const struct side *m, uint64_t now) {
         struct qp_tenant *t = &c->tenant[m->at[j]];
         begin(c, m->at[j]);
         if (!t->spent) {
-            t->spent = t->budget_ns <= 0 || over_a_window(c, m->at[j], now, 0, 0);
-        } else if (t->budget_ns >= portion(c, t)) {
-            t->spent = over_a_window(c, m->at[j], now, (uint64_t)portion(c, t) / QP_PORTION, t->tail_ns);
+            t->spent = t->budget_ns <= 0 || fits_at(c, m->at[j], now, 0, 0) > now;
+        } else {
+            t->spent = reopens_at(c, m->at[j], now, all_spent(c, m)) > now;
         }
     }
 }
@@ -104,21 +140,35 @@ void qp_budget_drop(struct qp_card *c, const struct side *m) {
     for (uint32_t j = 0; j < m->n; j++) c->tenant[m->at[j]].budgeted = c->tenant[m->at[j]].spent = 0;
 }
 
+/* How long a tenant may use the card on end from now on, as far as `most`. */
+uint64_t qp_budget_lasts(struct qp_card *c, uint32_t i, uint64_t now, uint64_t most) {
+    const struct qp_tenant *t = &c->tenant[i];
+    struct qp_window *w = &c->history[i].one;
+    if (t->share >= 100) return most;
+    most = min_u64(most, (uint64_t)(t->budget_ns > 0 ? t->budget_ns : 0) * 100 / (100 - t->share));
+    uint64_t used = used_in(w, ONE_BIN, now), full = limit_one(t), from = now;
+    for (uint64_t bin = w->bin; from < now + most && used <= full; bin++) { /* old use leaves while it goes on */
+        uint64_t step = (bin + 1) * ONE_BIN - from;
+        used += step - min_u64(used + step, w->used[(bin - SPAN) % QP_BINS] * step / ONE_BIN);
+        from += step;
+    }
+    return min_u64(most, used > full ? above_zero(from - now, used - full) : from - now);
+}
+
 /* When the holder's budget will end, or that of somebody without any will have filled. */
-uint64_t qp_budget_wake(const struct qp_card *c, int k, const struct side *m, uint64_t now) {
+uint64_t qp_budget_wake(struct qp_card *c, int k, const struct side *m, uint64_t now) {
     uint64_t wake = QP_NEVER;
     bool others = qp_best_claim(c, k, m, c->cls[k].holder) >= 0; /* then an idle holder is charged as well */
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = &c->tenant[m->at[j]];
         if (t->spent && !t->suspended) {
-            int64_t lacks = portion(c, t) - t->budget_ns;
-            uint64_t recheck = t->wants ? RECHECK_NS : IDLE_RECHECK_NS;
-            uint64_t fill = lacks > 0 ? ((uint64_t)lacks * 100 + t->share - 1) / t->share : recheck;
-            wake = min_u64(wake, now + fill);
+            uint64_t opens = reopens_at(c, m->at[j], now, all_spent(c, m));
+            if (!t->wants) opens = max_u64(opens, now + IDLE_RECHECK_NS);
+            wake = min_u64(wake, max_u64(opens, now + QP_DRAIN_POLL_NS));
         } else if (c->cls[k].holder == (int32_t)m->at[j] && t->share < 100 && (t->wants || t->undrained || others)) {
             uint64_t empty = (uint64_t)(t->budget_ns > 1 ? t->budget_ns - 1 : 0) * 100 / (100 - t->share) + 1;
             uint64_t used = c->history[m->at[j]].one.sum, full = limit_one(t); /* a little early rather than late */
-            empty = min_u64(empty, used < full ? full - used + 1 : RECHECK_NS / 4);
+            empty = min_u64(empty, used < full ? full - used + 1 : RECHECK_NS);
             wake = min_u64(wake, now + max_u64(empty, QP_DRAIN_POLL_NS));
         }
     }

@@ -38,13 +38,15 @@ static inline bool claims(const struct qp_tenant *t) { return t->wants && !t->su
 /* policy_turns.c: who used the card since the last decision, and whose turn it is now */
 void qp_charge(struct qp_card *c, int k, const struct side *m, uint64_t now);
 int32_t qp_take_turns(struct qp_card *c, int k, const struct side *m, uint64_t now);
-uint64_t qp_turn_wake(const struct qp_card *c, int k, const struct side *m, uint64_t now);
+uint64_t qp_turn_wake(struct qp_card *c, int k, const struct side *m, uint64_t now);
+void qp_make_room(struct qp_card *c, int k, const struct side *m, uint64_t now);
 int32_t qp_best_claim(const struct qp_card *c, int k, const struct side *m, int32_t except);
 
 /* policy_budget.c: fixed-share */
 void qp_budget_book(struct qp_card *c, uint32_t index, uint64_t now, uint64_t passed, uint64_t used);
 void qp_budget_review(struct qp_card *c, const struct side *m, uint64_t now);
 void qp_budget_drop(struct qp_card *c, const struct side *m);
-uint64_t qp_budget_wake(const struct qp_card *c, int k, const struct side *m, uint64_t now);
+uint64_t qp_budget_lasts(struct qp_card *c, uint32_t i, uint64_t now, uint64_t most);
+uint64_t qp_budget_wake(struct qp_card *c, int k, const struct side *m, uint64_t now);
 
 #endif

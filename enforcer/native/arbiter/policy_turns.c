@@ -13,12 +13,22 @@ static int64_t clamp_deficit(int64_t v) {
     return v < -QP_DEFICIT_MAX_NS ? -QP_DEFICIT_MAX_NS : v;
 }
 
+/* Who has less than half an equal part comes in shorter turns and more often: else the others would see all of its part in
+ * one stretch. */
+static uint64_t long_turn(const struct qp_card *c, const struct qp_class *s) {
+    uint64_t longest = QP_LONG_TURN * c->slice_ns;
+    if (s->rivals > 2) longest = (s->rivals > QP_CROWD_MOST ? QP_MANY_TURN : QP_CROWD_TURN) * c->slice_ns;
+    if (s->rivals < 2) return longest;
+    uint64_t fair = longest * (uint64_t)weight(s, &c->tenant[s->holder]) * s->rivals / (uint64_t)s->weights;
+    return max_u64(longest / 2, min_u64(2 * fair, longest));
+}
+
 /* A slice begins. Who waits, in the offline class or for a budget, for a turn that it will use to the end gains nothing
  * by a short one, and changing hands costs. What drains after the closing is part of the turn. */
 static void set_slice(struct qp_card *c, int k, uint64_t from) {
     struct qp_class *s = &c->cls[k];
     bool may_last = k == OFFLINE || fixed(s);
-    uint64_t longer = QP_LONG_TURN * c->slice_ns, drain = c->tenant[s->holder].drain_ns;
+    uint64_t longer = long_turn(c, s), drain = c->tenant[s->holder].drain_ns;
     s->slice_end_ns = from + c->slice_ns;
     s->turn_end_ns = may_last ? from + longer - min_u64(drain, longer / 2) : s->slice_end_ns;
 }
@@ -79,17 +89,21 @@ static void settle_absent(struct qp_tenant *t, int64_t part) {
 
 /* Everyone who took part is entitled to its weight of what was used; users are debited. */
 static void settle(struct qp_card *c, int k, const struct side *m, uint64_t total, uint64_t dt) {
-    const struct qp_class *s = &c->cls[k];
+    struct qp_class *s = &c->cls[k];
     int64_t sum = 0;
+    s->rivals = 0;
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = &c->tenant[m->at[j]];
-        if (t->used_ns || t->wished) sum += weight(s, t);
+        if (!t->used_ns && !t->wanted) continue;
+        sum += weight(s, t);
+        s->rivals++;
     }
+    s->weights = sum;
     for (uint32_t j = 0; j < m->n; j++) {
         struct qp_tenant *t = &c->tenant[m->at[j]];
         int64_t w = weight(s, t);
         t->service_ns += t->used_ns;
-        if (t->used_ns || t->wished) {
+        if (t->used_ns || t->wanted) {
             int64_t due = total ? (int64_t)total * w / sum : 0;
             t->deficit_ns = clamp_deficit(t->deficit_ns + due - (int64_t)t->used_ns);
         } else {
@@ -264,8 +278,36 @@ int32_t qp_take_turns(struct qp_card *c, int k, const struct side *m, uint64_t n
     return s->holder;
 }
 
+/* How much longer the holder surely has the card, if nobody comes who is not there yet: as long as its turn lasts, then
+ * until its credit per weight has fallen to that of another one. */
+static uint64_t stays_for(const struct qp_card *c, int k, const struct side *m, uint64_t now, uint64_t most) {
+    const struct qp_class *s = &c->cls[k];
+    const struct qp_tenant *h = &c->tenant[s->holder];
+    uint64_t end = end_of_turn(c, s, m), turn = end > now ? end - now : 0, credit = most;
+    for (uint32_t j = 0; j < m->n; j++) {
+        const struct qp_tenant *t = &c->tenant[m->at[j]];
+        if (t == h || !t->wants || t->suspended) continue;
+        int64_t ahead = h->deficit_ns - t->deficit_ns * weight(s, h) / weight(s, t);
+        credit = min_u64(credit, ahead > 0 ? (uint64_t)ahead : 0);
+        if (!t->greedy && !t->spent) return min_u64(turn, most);
+    }
+    return min_u64(most, max_u64(turn, credit));
+}
+
+/* In the middle of a long turn kernels may queue up even where nobody knows how long they are: the card does not wait for
+ * the program between two of them, and what is queued has ended long before the turn does. */
+void qp_make_room(struct qp_card *c, int k, const struct side *m, uint64_t now) {
+    const struct qp_class *s = &c->cls[k];
+    for (uint32_t j = 0; j < m->n; j++) c->tenant[m->at[j]].roomy = 0;
+    if (!s->contended || s->holder < 0 || s->draining >= 0) return;
+    struct qp_tenant *h = &c->tenant[s->holder];
+    uint64_t flight = QP_DEEP_WINDOW_US * 1000ull + QP_TICK_NS; /* all of that must fit into a limit */
+    if (h->tail_ns < QP_DEEP_TAIL_NS || stays_for(c, k, m, now, QP_DEEP_ROOM_NS) < QP_DEEP_ROOM_NS) return;
+    h->roomy = !fixed(s) || qp_budget_lasts(c, (uint32_t)s->holder, now, flight) >= flight;
+}
+
 /* When the turns of a class change next. */
-uint64_t qp_turn_wake(const struct qp_card *c, int k, const struct side *m, uint64_t now) {
+uint64_t qp_turn_wake(struct qp_card *c, int k, const struct side *m, uint64_t now) {
     const struct qp_class *s = &c->cls[k];
     if (!s->contended) return QP_NEVER;
     uint64_t wake = fixed(s) ? qp_budget_wake(c, k, m, now) : QP_NEVER;

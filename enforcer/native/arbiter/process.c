@@ -63,7 +63,9 @@ void proc_conn_closed(struct arbiter *a, const struct conn *c) {
     for (struct proc *p = a->procs; p; p = p->next) {
         for (uint32_t i = 0; i < p->nslots; i++) {
             struct slot *s = &p->slots[i].tenant->slots[p->slots[i].slot];
-            if (s->conn == c) s->conn = NULL;
+            if (s->conn != c) continue;
+            s->conn = NULL;
+            hw_connection_ended(a, p->slots[i].tenant, p->slots[i].slot);
         }
     }
 }

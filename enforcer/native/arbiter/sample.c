@@ -16,6 +16,7 @@
 #define STANDING_AGAIN_NS (2 * QP_MS)     /* the same if that is not the first time */
 #define DISCREDIT_MIN_NS (100 * QP_MS)
 #define DISCREDIT_MAX_NS (1000 * QP_MS)
+#define HELD_NS (1 * QP_MS)               /* words that were on their way when groups were stopped arrive within it */
 #define WORKING_NS (10 * QP_MS)           /* a process that showed work so recently divides the window */
 #define MAX_WAITING 65536u                /* threads; more is garbage */
 #define MAX_LAUNCHES (1ull << 56)         /* of one counter; more is garbage */
@@ -44,10 +45,18 @@ static void advance(uint64_t *total, uint64_t *seen, uint64_t value) {
 }
 
 struct view {
-    bool launched, pending, unmarked;
+    bool launched, pending, unmarked, frozen;
     uint32_t waiting, working;
     uint64_t signature;
 };
+
+/* What the card reaches although all groups of the process stand still tells that it continued them by itself. */
+static void watch_held(const struct tenant *t, struct slot *s, bool held, uint64_t reached, uint64_t now) {
+    if (held && s->held_ns && now - s->held_ns >= HELD_NS && reached != s->reached) hw_escaped(t);
+    if (!held) s->held_ns = 0;
+    else if (!s->held_ns) s->held_ns = now;
+    s->reached = reached;
+}
 
 static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool markers, uint64_t now) {
     struct qg_proc *page = &t->job->procs[i];
@@ -60,14 +69,18 @@ static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool mark
     if (waiting > MAX_WAITING) waiting = 0;
     v->waiting += waiting;
     if (markers) {
-        bool unmarked = READ_ONCE(page->unmarked) != 0;
+        bool unmarked = READ_ONCE(page->unmarked) != 0, held = hw_held(t, i);
+        uint64_t reached = 0;
         for (uint32_t m = 0; m < QG_MARKERS; m++) {
             uint32_t submitted = READ_ONCE(page->markers[m].submitted), done = READ_ONCE(page->markers[m].done);
             if ((int32_t)(submitted - done) > 0) pending = true;
             v->signature = v->signature * 31 + submitted * 7ull + done;
+            reached = reached * 31 + done;
         }
-        v->unmarked |= unmarked;
-        v->pending |= pending;
+        watch_held(t, s, held, reached, now);
+        v->frozen |= held && (unmarked || pending);
+        v->unmarked |= unmarked && !held;
+        v->pending |= pending && !held;
         works |= unmarked || pending;
     }
     if (works || waiting) s->worked_ns = now;
@@ -129,15 +142,28 @@ void sample_turn(struct tenant *t, bool open, uint64_t now) {
     count_unused(t, t->standing, now);
 }
 
-/* The window is a budget of the card: processes that work at the same time divide it. Where nobody online has to be
- * waited for it is wider, so that kernels of a millisecond queue up; who is alone gets a large one. Less under fixed-share:
- * what is in flight when a budget is used up comes on top of the share. */
+/* In the middle of a long turn two kernels fit even where they are long. */
+static uint32_t deep_window(const struct tenant *t, uint32_t window) {
+    const struct qp_tenant *q = &t->card->policy.tenant[t->index];
+    uint32_t two = q->roomy ? QP_DEEP_WINDOW_US : 0;
+    return two > window ? two : window;
+}
+
+/* The window is a budget of the card: processes that work at the same time divide it. It bounds how long an online tenant
+ * waits for offline ones. Where nobody online has to be waited for, and of online tenants themselves, it is wider, so that
+ * kernels of a millisecond queue up and a late wake-up of the program costs the card nothing; who is alone (an online tenant
+ * also beside offline ones) gets a large one. Less under fixed-share: what is in flight when a budget is used up comes on
+ * top of the share. */
 uint32_t sample_window(const struct tenant *t) {
-    bool fixed = t->card->policy.cls[t->job_class == QG_CLASS_ONLINE ? 0 : 1].policy == QG_POLICY_FIXED_SHARE;
-    uint32_t window = t->card->window_us, wide = fixed ? QP_FIXED_WINDOW_US : QP_SHARED_WINDOW_US;
-    if (t->card->lone && !fixed) wide = QP_LONE_WINDOW_US;
-    if (!t->card->awaits_online || t->card->lone) window = window > wide ? window : wide;
-    if (!t->card->lone || fixed) window /= t->working ? t->working : 1;
+    const struct card *card = t->card;
+    bool online = t->job_class == QG_CLASS_ONLINE, fixed = card->policy.cls[!online].policy == QG_POLICY_FIXED_SHARE;
+    bool lone = online ? card->lone_online : card->lone;
+    uint32_t window = card->window_us, wide = fixed ? QP_FIXED_WINDOW_US : QP_SHARED_WINDOW_US;
+    if (lone && !fixed) wide = QP_LONE_WINDOW_US;
+    if (online || !card->awaits_online || lone) window = window > wide ? window : wide;
+    if (!card->awaits_online) window = deep_window(t, window);
+    if (!lone || fixed) window /= t->working ? t->working : 1;
+    if ((online || !card->awaits_online) && window < hw_window(t)) window = hw_window(t);
     return window ? window : 1;
 }
 
@@ -154,9 +180,10 @@ void sample_lonely(struct card *card) {
         online += q->live && q->job_class == QG_CLASS_ONLINE;
         expected += card->tenants[i] && q->granted && !q->live && q->job_class == QG_CLASS_ONLINE;
     }
-    bool lone = live <= 1 && !expected, awaits = online || expected;
-    if (lone == card->lone && awaits == card->awaits_online) return;
+    bool lone = live <= 1 && !expected, awaits = online || expected, lone_online = online + expected <= 1;
+    if (lone == card->lone && awaits == card->awaits_online && lone_online == card->lone_online) return;
     card->lone = lone;
+    card->lone_online = lone_online;
     card->awaits_online = awaits;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         if (card->tenants[i]) set_window(card->tenants[i]);
@@ -188,6 +215,8 @@ void sample_full(struct tenant *t, uint64_t now) {
     t->launched = t->launched && t->looked_ns > t->full_ns;
     t->ran = t->ran && t->looked_ns > t->full_ns;
     t->signature = v.signature;
+    if (t->frozen && !v.frozen) t->progress_ns = now; /* it could not have made any */
+    t->frozen = v.frozen;
     t->pending = v.pending;
     t->unmarked = v.unmarked;
     t->working = v.working;
@@ -211,13 +240,13 @@ void sample_classify(struct tenant *t, uint64_t now) {
     bool marked = t->pending && quiet < MARKER_LEASE_NS;
     bool loose = t->ran || (t->unmarked && quiet < UNMARKED_LEASE_NS);
     t->stuck = t->pending && quiet >= STUCK_NS && t->job_class == QG_CLASS_OFFLINE;
-    t->busy = t->nprocs && (marked || loose || t->standing || t->launched);
+    t->busy = t->nprocs && (marked || loose || t->standing || t->launched || t->frozen);
     q->live = t->nprocs > 0 && !t->revoked;
     q->granted = !t->revoked;
     q->job_class = t->job_class;
     q->share = t->share;
     q->procs = t->nprocs;
-    q->wants = t->nprocs && ((marked && !t->stuck) || loose || t->standing || t->launched);
+    q->wants = t->nprocs && ((marked && !t->stuck) || loose || t->standing || t->launched || t->frozen);
     q->free = (t->card->flags & free_flag(t)) != 0;
     q->suspended = together_suspended(t);
     /* unmarked work behind a closed gate is bounded by the window, it is not awaited for the whole lease */

@@ -52,7 +52,7 @@ static void write_job_header(struct tenant *t) {
 static void write_headers(struct tenant *t) {
     t->gate->magic = QG_MAGIC;
     t->gate->version = QG_ABI_OLDEST;
-    t->gate->revision = QG_SPEAK >= 2 ? QG_SPEAK : 0;
+    t->gate->revision = QG_SPEAK >= 2 ? QG_GATE_REVISION : 0;
     t->gate->size = sizeof(*t->gate);
     t->gate->job_id = t->job_id;
     write_job_header(t);
@@ -126,6 +126,7 @@ int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g) {
     }
     tenant_update(t, g);
     step_and_unlock(card);
+    hw_tenant_changed(t);
     return 0;
 }
 
@@ -149,6 +150,7 @@ void tenant_revoke(struct arbiter *a, struct tenant *t) {
     t->revoked = true;
     sample_classify(t, qg_now_ns());
     step_and_unlock(card);
+    hw_tenant_revoked(a, t);
 }
 
 /* After a restart offline waits for the list of grants, then for the online tenants on it to come back. */
@@ -199,6 +201,7 @@ int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn
         p->slots[p->nslots].tenant = t;
         p->slots[p->nslots++].slot = (uint32_t)at;
     }
+    bool moved = t->slots[at].proc == p && t->slots[at].conn && t->slots[at].conn != c; /* the end of that one is not seen yet */
     int bell = t->nprocs ? -1 : eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pthread_mutex_lock(&t->card->lock);
     /* Processes before it may have left the doorbell blocking and full: then ringing it would never return. And bytes in
@@ -212,6 +215,7 @@ int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn
     t->rung = true; /* look at it in this step */
     step_and_unlock(t->card);
     *slot = (uint32_t)at;
+    if (moved) hw_connection_ended(a, t, *slot);
     return 0;
 }
 
@@ -223,6 +227,7 @@ static uint64_t held(const struct tenant *t, uint32_t slot) {
 
 void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot) {
     struct card *card = t->card;
+    hw_process_left(a, t, slot); /* what we hold of it keeps its memory on the card */
     pthread_mutex_lock(&card->lock);
     sample_counters(t);
     sample_full(t, qg_now_ns());

@@ -4,7 +4,9 @@ comma := ,
 SHIM_OBJ := $(BUILD)/obj/shim
 SHIM_GEN := $(SHIM_OBJ)/gen
 SHIM_SRC := $(wildcard $(SHIM_DIR)/*.c)
-SHIM_O := $(SHIM_SRC:$(SHIM_DIR)/%.c=$(SHIM_OBJ)/%.o) $(SHIM_OBJ)/symbols.o $(SHIM_OBJ)/exports.o $(SHIM_OBJ)/qg_msg.o
+SHIM_COMMON := qg_msg qg_rm
+SHIM_HEADERS := $(wildcard enforcer/native/abi/*.h enforcer/native/common/*.h)
+SHIM_O := $(SHIM_SRC:$(SHIM_DIR)/%.c=$(SHIM_OBJ)/%.o) $(SHIM_OBJ)/symbols.o $(SHIM_OBJ)/exports.o $(SHIM_COMMON:%=$(SHIM_OBJ)/%.o)
 # Old versions and default-stream variants are declared, and exported with default visibility.
 SHIM_CFLAGS = $(QG_CFLAGS) -I$(SHIM_GEN) -I$(SHIM_DIR) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL \
               -D__CUDA_API_PUSH_VISIBILITY_DEFAULT -fvisibility=hidden -fno-semantic-interposition -fcf-protection=branch
@@ -15,11 +17,11 @@ $(SHIM_GEN)/symbols.h: $(SHIM_DIR)/symbols.tsv $(SHIM_DIR)/generate.py
 	@mkdir -p $(SHIM_GEN)
 	python3 $(SHIM_DIR)/generate.py $(SHIM_DIR)/symbols.tsv $(SHIM_GEN)
 
-$(SHIM_OBJ)/%.o: $(SHIM_DIR)/%.c $(SHIM_GEN)/symbols.h $(wildcard $(SHIM_DIR)/*.h) enforcer/native/abi/qgpu_abi.h
+$(SHIM_OBJ)/%.o: $(SHIM_DIR)/%.c $(SHIM_GEN)/symbols.h $(wildcard $(SHIM_DIR)/*.h) $(SHIM_HEADERS)
 	@mkdir -p $(SHIM_OBJ)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -c -o $@ $<
 
-$(SHIM_OBJ)/qg_msg.o: enforcer/native/common/qg_msg.c enforcer/native/common/qg_msg.h enforcer/native/abi/qgpu_abi.h
+$(SHIM_COMMON:%=$(SHIM_OBJ)/%.o): $(SHIM_OBJ)/%.o: enforcer/native/common/%.c $(SHIM_HEADERS)
 	@mkdir -p $(SHIM_OBJ)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fvisibility=hidden -c -o $@ $<
 
@@ -40,11 +42,11 @@ SHIM_PROBE := $(wildcard tests/native/shim/probe*.c)
 # $(1) name, $(2) flags for compiling and linking.
 define SHIM_TWIN
 NATIVE += $(BUILD)/test/shim-$(1)/libcuda.so.1 $(BUILD)/test/shim-$(1)/shim-probe
-SHIM_$(1)_O := $(SHIM_SRC:$(SHIM_DIR)/%.c=$(BUILD)/obj/shim-$(1)/%.o) $(BUILD)/obj/shim-$(1)/qg_msg.o
-$(BUILD)/obj/shim-$(1)/%.o: $(SHIM_DIR)/%.c $(SHIM_GEN)/symbols.h $(wildcard $(SHIM_DIR)/*.h) enforcer/native/abi/qgpu_abi.h
+SHIM_$(1)_O := $(SHIM_SRC:$(SHIM_DIR)/%.c=$(BUILD)/obj/shim-$(1)/%.o) $(SHIM_COMMON:%=$(BUILD)/obj/shim-$(1)/%.o)
+$(BUILD)/obj/shim-$(1)/%.o: $(SHIM_DIR)/%.c $(SHIM_GEN)/symbols.h $(wildcard $(SHIM_DIR)/*.h) $(SHIM_HEADERS)
 	@mkdir -p $$(@D)
 	$$(CC) $$(CFLAGS) $$(SHIM_CFLAGS) $(2) -c -o $$@ $$<
-$(BUILD)/obj/shim-$(1)/qg_msg.o: enforcer/native/common/qg_msg.c enforcer/native/common/qg_msg.h enforcer/native/abi/qgpu_abi.h
+$(SHIM_COMMON:%=$(BUILD)/obj/shim-$(1)/%.o): $(BUILD)/obj/shim-$(1)/%.o: enforcer/native/common/%.c $(SHIM_HEADERS)
 	@mkdir -p $$(@D)
 	$$(CC) $$(CFLAGS) $$(QG_CFLAGS) -fvisibility=hidden $(2) -c -o $$@ $$<
 $(BUILD)/test/shim-$(1)/libcuda.so.1: $$(SHIM_$(1)_O) $(SHIM_OBJ)/symbols.o $(SHIM_OBJ)/exports.o
@@ -98,3 +100,24 @@ NATIVE += $(SHIM_SUBMITS:%=$(BUILD)/test/shim-%)
 $(SHIM_SUBMITS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/%.c tests/native/shim/submit.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl -lpthread
+
+# The table of the driver's objects, under sanitizers: test_shim_groups_table.py.
+SHIM_RM_UNIT := tests/native/shim/rm_unit.c $(addprefix $(SHIM_DIR)/,rm_table.c rm_view.c)
+NATIVE += $(BUILD)/test/shim-rm-unit $(BUILD)/test/shim-rm-race
+$(BUILD)/test/shim-rm-unit: $(SHIM_RM_UNIT) $(wildcard $(SHIM_DIR)/rm*.h) $(SHIM_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) -o $@ $(SHIM_RM_UNIT) -lpthread
+
+$(BUILD)/test/shim-rm-race: $(SHIM_RM_UNIT) $(wildcard $(SHIM_DIR)/rm*.h) $(SHIM_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=thread -I$(SHIM_DIR) -o $@ $(SHIM_RM_UNIT) -lpthread
+
+# ioctl() as programs use it: test_shim_groups_calls.py.
+NATIVE += $(BUILD)/test/shim-calls $(BUILD)/test/early-calls.so
+$(BUILD)/test/shim-calls: tests/native/shim/calls.c $(SHIM_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -o $@ $<
+
+$(BUILD)/test/early-calls.so: tests/native/shim/calls.c $(SHIM_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -DEARLY -shared -o $@ $<

@@ -12,6 +12,7 @@
 
 #include <cuda.h>
 
+#include "rm.h"
 #include "say.h"
 #include "shim.h"
 
@@ -47,7 +48,7 @@ static void *open_other(const char *path)
     return handle;
 }
 
-static void open_driver(void)
+static void find_driver(void)
 {
     qg_load(); /* it tells where the driver is */
     if (driver_file[0]) {
@@ -61,6 +62,13 @@ static void open_driver(void)
     }
     for (size_t i = 0; !driver_handle && i < sizeof(usual_places) / sizeof(usual_places[0]); i++)
         driver_handle = open_other(usual_places[i]);
+}
+
+static void open_driver(void)
+{
+    find_driver();
+    if (qg_governed)
+        qg_rm_driver_opened(driver_handle);
 }
 
 static CUresult no_driver(void)

@@ -119,8 +119,10 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
 {
     uint64_t start = qg_now_ns();
     bool drains = false, told = false;
+    struct qg_pages *entered = pages, *rung = NULL;
     struct qg_proc *first = pages->proc;
-    struct qg_pages *rung = NULL;
+    uint64_t changes = __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED);
+    bool turn = true;
     __atomic_fetch_add(&first->gate_waits, 1, __ATOMIC_RELAXED);
     for (;;) {
         pages = qg_pages_of(card); /* registered again: stand in the new queue */
@@ -135,6 +137,7 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
             open_for_good();
             break;
         }
+        turn = turn && (flags & QG_GATE_WHY_MASK) == QG_GATE_WHY_SHARE;
         uint64_t limit = watch_the_end(card, pages, start, &drains, &told);
         int slack = drains ? qg_no_slack() : 0;
         futex_wait(&pages->gate->flags, flags, limit);
@@ -142,6 +145,15 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
     }
     __atomic_fetch_add(&pages->proc->gate_wait_ns, qg_now_ns() - start, __ATOMIC_RELAXED);
     qg_waiter_lower();
+    if (turn && pages == entered && __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED) == changes + 1)
+        qg_window_after_turn(pages, changes - 1, changes + 1);
+}
+
+void qg_gate_wait(struct qg_card *card)
+{
+    struct qg_pages *pages = qg_pages_of(card);
+    if (pages && !__atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED))
+        wait_closed(card, pages);
 }
 
 void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work)
@@ -160,6 +172,8 @@ void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work)
             continue;
         }
         uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
+        if ((flags & QG_GATE_NOTIFY) && (flags & QG_GATE_HOLD))
+            qg_window_pause_ends(card, pages);
         if (flags & QG_GATE_NOTIFY)
             ring_once(card, pages);
         if (flags & QG_GATE_CLOSED) {

@@ -9,8 +9,6 @@
 
 #include "streams.h"
 
-#define QG_GATE_ATTENTION (QG_GATE_CLOSED | QG_GATE_NOTIFY | QG_GATE_WINDOW)
-
 /* What a submission is, for the estimate of its duration. */
 struct qg_work {
     const void *function; /* CUfunction or CUgraphExec; NULL for a copy */
@@ -20,6 +18,9 @@ struct qg_work {
 
 /* The slow half of qg_enter: rings, waits at a closed gate, waits for room in the window. */
 void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work);
+
+/* Waits while the card's gate is closed, as a launch does. */
+void qg_gate_wait(struct qg_card *card);
 
 /* The slow half of qg_leave in window mode. */
 void qg_window_leave(struct qg_stream *stream);

@@ -105,7 +105,7 @@ def main(table: Path, out: Path) -> int:
         "symbols.h": header(version, symbols),
         "symbols.c": source(rows, symbols),
         "exports.S": assembler(rows, symbols),
-        "exports.map": f"{{\n  global:\n{exports}    qgpu_*;\n  local: *;\n}};\n",
+        "exports.map": f"{{\n  global:\n{exports}    qgpu_*;\n    ioctl;\n  local: *;\n}};\n",
         "stub_exports.S": stub(symbols),
     }
     out.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,6 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +24,7 @@
 
 #include "qg_root.h"
 #include "qg_msg.h"
+#include "rm.h"
 #include "say.h"
 #include "shares.h"
 #include "shim.h"
@@ -35,7 +35,6 @@
 #endif
 
 #define FIRST_FD 200           /* our descriptors lie at or above it */
-#define HELPER_STACK (128 * 1024)
 #define FIRST_WAIT_NS 500000000u  /* cuInit waits so long for the first registration */
 #define START_LEASE_NS 10000000000u /* no arbiter for so long after cuInit: compute goes on without it */
 #define ANSWER_MS 2000         /* the arbiter answers within this, or we start over */
@@ -325,15 +324,19 @@ static bool doorbells_are_ours(void)
     return true;
 }
 
-/* Until the arbiter hangs up, a descriptor is lost, or an arbiter that we had given up is back: then all begins anew. The
- * arbiter never sends anything unasked. */
+/* Until the arbiter hangs up, a descriptor is lost, or an arbiter that we had given up is back: then all begins anew. What
+ * the arbiter sends unasked is about channel groups. */
 static void stand_by(int sock)
 {
-    char unexpected[16];
+    union {
+        struct qg_act act;
+        char bytes[256];
+    } message;
     for (;;) {
         bool readable = wait_readable(sock, LOOK_MS);
         qg_waiters_reap();
         qg_shares_look();
+        qg_rm_look();
         if (!same_file(sock, reg.dev, reg.ino) || !doorbells_are_ours() || qg_gate_arbiter_back() ||
             __atomic_exchange_n(&reg.ring, 0, __ATOMIC_SEQ_CST))
             return;
@@ -342,9 +345,11 @@ static void stand_by(int sock)
             if (poll(&look, 1, 0) > 0 && (look.revents & (POLLHUP | POLLERR | POLLNVAL)))
                 return;
         } else {
-            ssize_t got = recv(sock, unexpected, sizeof(unexpected), MSG_DONTWAIT);
+            ssize_t got = recv(sock, message.bytes, sizeof(message), MSG_DONTWAIT);
             if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
                 return;
+            if (got > 0)
+                qg_rm_received(&message, (size_t)got);
         }
     }
 }
@@ -373,7 +378,9 @@ static void *helper(void *unused)
         if (!older)
             first_round_over();
         if (done) {
+            qg_rm_connected(sock, reg.dev, reg.ino);
             stand_by(sock);
+            qg_rm_disconnected();
             speaks = QG_SPEAK; /* whoever listens next may be newer */
         }
         __atomic_store_n(&reg.connected, false, __ATOMIC_RELEASE);
@@ -385,28 +392,12 @@ static void *helper(void *unused)
     return NULL;
 }
 
-static bool start_helper(void)
-{
-    sigset_t all, before;
-    pthread_attr_t attributes;
-    pthread_t thread;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, HELPER_STACK);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all); /* the program's signals are for the program's threads */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&thread, &attributes, helper, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-    return error == 0;
-}
-
 void qg_register_start(void)
 {
     if (__atomic_load_n(&reg.running, __ATOMIC_ACQUIRE))
         return;
     reg.started_ns = qg_now_ns();
-    __atomic_store_n(&reg.running, start_helper(), __ATOMIC_RELEASE);
+    __atomic_store_n(&reg.running, qg_thread_start(helper), __ATOMIC_RELEASE);
 }
 
 void qg_register_first(void)

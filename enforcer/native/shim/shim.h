@@ -77,6 +77,7 @@ extern uint64_t qg_ticks_per_ms;
 
 /* start.c: reads the grant, once; the constructor, or a constructor of the program that calls CUDA before it. */
 void qg_load(void);
+bool qg_thread_start(void *(*body)(void *)); /* thread.c */
 
 /* start.c: everything that one successful cuInit sets in motion; at most once per process. */
 void qg_started(void);
@@ -110,6 +111,9 @@ uint64_t qg_memory_used(struct qg_card *card);
 void qg_memory_context_ends(CUcontext context);  /* before it is destroyed: what it holds is set apart */
 void qg_memory_context_stays(CUcontext context); /* the driver refused */
 void qg_memory_context_gone(CUcontext context);  /* gives back what was set apart */
+
+/* hook_context.c */
+void qg_primaries_after_fork(void);
 
 /* streams.c */
 void qg_streams_after_fork(void);

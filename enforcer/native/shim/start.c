@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "rm.h"
 #include "say.h"
 #include "shim.h"
 #include "waiters.h"
@@ -40,6 +41,8 @@ static void after_fork(void)
     qg_lanes_after_fork();
     qg_waiters_after_fork();
     qg_register_after_fork();
+    qg_rm_after_fork();
+    qg_primaries_after_fork();
     qg_memory_after_fork();
     qg_streams_after_fork();
     qg_window_after_fork();
@@ -55,6 +58,7 @@ static void load(void)
     if (qg_info.mode == QG_MODE_GOVERNED && !qg_governed)
         qg_info.mode = QG_MODE_NONE; /* whole cards: nothing to govern */
     forget_cards();
+    qg_rm_watch(qg_governed);
     if (qg_governed)
         pthread_atfork(NULL, NULL, after_fork);
 }

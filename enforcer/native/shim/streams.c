@@ -313,7 +313,7 @@ static void remember(struct qg_stream *stream, uint64_t key, CUcontext context, 
     seen->stride = stride;
     seen->skip = skip;
     seen->granted = (uint16_t)skip;
-    seen->attention = QG_GATE_CLOSED | QG_GATE_NOTIFY | QG_GATE_WINDOW;
+    seen->attention = QG_GATE_ATTENTION;
     if (!pages || !pages->lanes || __atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE))
         return;
     int lane = qg_lane_mine();

@@ -7,6 +7,9 @@
 
 #include "shim.h"
 
+#define QG_GATE_STOPS (QG_GATE_CLOSED | QG_GATE_NOTIFY | QG_GATE_HOLD) /* no launch passes these unseen */
+#define QG_GATE_ATTENTION (QG_GATE_STOPS | QG_GATE_WINDOW)
+
 #define QG_RING 16u /* outstanding markers with an estimate, per stream (window mode) */
 
 struct qg_ring_item {

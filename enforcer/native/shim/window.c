@@ -5,6 +5,7 @@
  */
 #include "window.h"
 
+#include <linux/futex.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -21,8 +22,11 @@
 #define NAP_NS 20000u
 #define WAKE_EARLY_NS 50000u      /* a sleep until the expected end of work ends so long before it */
 #define LONGEST_NAP_NS 1000000u   /* the gate may close meanwhile */
+#define SOON_NS 25000u            /* work of uncertain length often ends right after its least */
 #define RESERVE_NS 100000u        /* behind what runs stands so much more: nothing is lost by a late look */
 #define LEAD_NS 100000u           /* work longer than the window is queued so long before what runs will end */
+#define HOLD_NS 150000u           /* beside offline work so much goes before the arbiter said that the card is free */
+#define LONGEST_HOLD_NS 2000000u  /* an arbiter that lives tells sooner */
 #define PATIENT 3u                /* so many times in a row at once, then after 4, 8, ... ms */
 #define LONGEST_SHIFT 5u
 #define ROOMY_NS 5000000u         /* from such a window on not each launch is looked at: nobody waits for the card */
@@ -49,6 +53,11 @@ static struct progress {
     uint64_t looked_ns; /* when that was */
     uint64_t began_ns;  /* since when what runs now runs, as far as can be told */
 } progress[QG_MAX_CARDS];  /* under lock */
+static struct hold {
+    uint64_t seen;     /* qg_gate_page.changed_ns of the word that asked for the ring */
+    uint64_t began_ns; /* when that was seen */
+    uint64_t spent_ns; /* estimated work let through since */
+} holds[QG_MAX_CARDS]; /* under lock */
 static unsigned bypasses; /* under lock: let through one after the other without any progress between */
 __thread bool qg_window_open __attribute__((tls_model("initial-exec")));
 static __thread struct pair *sampling __attribute__((tls_model("initial-exec")));
@@ -59,6 +68,7 @@ void qg_window_after_fork(void)
     memset(&functions, 0, sizeof(functions));
     memset(pairs, 0, sizeof(pairs));
     memset(progress, 0, sizeof(progress));
+    memset(holds, 0, sizeof(holds));
     bypasses = 0;
     qg_window_open = false;
     sampling = NULL;
@@ -73,7 +83,8 @@ void qg_window_context_gone(CUcontext context)
     pthread_mutex_unlock(&lock);
 }
 
-/* A gate that closed meanwhile means that others were on the card in turns with us: such a sample says nothing. */
+/* A gate that closed meanwhile may mean that others were on the card at the same time: such a sample says nothing. (Turns
+ * are no such case: who threw those samples away would learn of short kernels only.) */
 static bool undisturbed(const struct pair *pair)
 {
     return pair->changes == __atomic_load_n(&pair->pages->gate->changes, __ATOMIC_RELAXED);
@@ -134,9 +145,18 @@ static struct pair *start_sample(struct qg_stream *stream, struct qg_pages *page
 struct look {
     uint64_t now, moved, last; /* when the GPU was last seen to finish something; what was unfinished at the last look */
     uint64_t began;            /* as in progress */
+    uint32_t flags;            /* the gate word */
+    bool closed;               /* the gate closed meanwhile */
+    bool held;                 /* other work on the card ends first */
     uint64_t due;              /* what waits may be queued when what runs has run so long; 0: not before its end */
     struct qg_inflight inflight;
 };
+
+/* What runs now may end long before its estimate. */
+static bool uncertain(const struct qg_inflight *now)
+{
+    return now->first_low_ns < now->first_ns / 4 * 3;
+}
 
 /* How long to sleep until something may have ended; 0: it is about to. What runs takes between its least and its estimate
  * (the same for most functions). Where more work stands behind it, its end need not be met exactly. Else it is looked for
@@ -147,17 +167,22 @@ static uint64_t nap_ns(const struct look *at)
     uint64_t behind = at->inflight.sum_ns - high, sleep_ns = NAP_NS;
     if (waited <= SPIN_NS)
         return 0;
-    if (at->due)
+    bool sure = !uncertain(&at->inflight);
+    if (at->due && sure)
         sleep_ns = at->due - waited;
     else if (behind >= RESERVE_NS)
         sleep_ns = waited < low ? low - waited : behind / 8 < RESERVE_NS ? behind / 8 : RESERVE_NS;
     else if (waited < low)
         sleep_ns = low - waited > WAKE_EARLY_NS ? low - waited - WAKE_EARLY_NS : 0;
+    else if (!sure && waited < low + SOON_NS)
+        sleep_ns = 0;
     else if (waited < high)
         sleep_ns = high - waited <= WAKE_EARLY_NS ? 0 :
                    high - waited - WAKE_EARLY_NS < waited / 16 ? high - waited - WAKE_EARLY_NS : waited / 16;
     else if (waited - high > LONGEST_NAP_NS)
         sleep_ns = (waited - high) / 16;
+    if (at->due > waited && sleep_ns > at->due - waited)
+        sleep_ns = at->due - waited;
     if (sleep_ns && sleep_ns < NAP_NS)
         sleep_ns = NAP_NS;
     return sleep_ns < LONGEST_NAP_NS ? sleep_ns : LONGEST_NAP_NS;
@@ -176,16 +201,23 @@ void qg_slack_again(int slack)
         prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
 }
 
-/* By number: a cancellation point otherwise. */
-static void nap(const struct look *at)
+/* By number: a cancellation point otherwise. Who is held back is woken by the arbiter, or by the end of its own work. */
+static void nap(const struct look *at, const uint32_t *word)
 {
     struct timespec wait = {0, (long)nap_ns(at)};
+    if (at->held && !at->inflight.sum_ns)
+        wait.tv_nsec = NAP_NS;
+    if (at->closed)
+        return;
     if (!wait.tv_nsec) {
         __builtin_ia32_pause();
         return;
     }
     int slack = qg_no_slack();
-    syscall(SYS_nanosleep, &wait, NULL);
+    if (at->held)
+        syscall(SYS_futex, word, FUTEX_WAIT, at->flags, &wait, NULL, 0);
+    else
+        syscall(SYS_nanosleep, &wait, NULL);
     qg_slack_again(slack);
 }
 
@@ -229,7 +261,7 @@ static uint16_t calm_after(const struct qg_work *work, uint64_t estimate, uint64
 void qg_window_calm(struct qg_seen *seen)
 {
     uint32_t calm = qg_thread.calm;
-    seen->attention = QG_GATE_CLOSED | QG_GATE_NOTIFY | (calm ? 0 : QG_GATE_WINDOW);
+    seen->attention = QG_GATE_STOPS | (calm ? 0 : QG_GATE_WINDOW);
     if (calm)
         seen->skip = seen->granted = (uint16_t)(calm - (calm > 1 ? (qg_tick() >> 6) % (calm / 2) : 0));
 }
@@ -264,12 +296,13 @@ static void look_at(struct look *at, struct qg_card *card)
 }
 
 /* Work too long to be queued behind what runs is queued shortly before that ends, so that the card need not wait for
- * this thread to wake up. Only where one piece runs alone and its function always takes about as long. */
+ * this thread to wake up. Only where one piece runs alone; what has run almost as long as its function ever takes ends soon,
+ * however short it is at other times. */
 static bool just_in_time(struct look *at, uint64_t estimate, uint64_t window_ns)
 {
     const struct qg_inflight *now = &at->inflight;
     uint64_t lead = estimate + LEAD_NS > window_ns ? LEAD_NS : window_ns - estimate;
-    if (!now->oldest || now->unmarked || now->sum_ns != now->first_ns || now->first_low_ns < now->first_ns / 4 * 3)
+    if (!now->oldest || now->unmarked || now->sum_ns != now->first_ns || !now->first_low_ns)
         return false;
     at->due = now->first_ns > lead ? now->first_ns - lead : 0;
     return at->now - at->began >= at->due;
@@ -280,6 +313,13 @@ static uint64_t unfinished(const struct look *at)
 {
     uint64_t ran = at->now - at->began, first = at->inflight.first_ns, sum = at->inflight.sum_ns;
     return first && ran > 2 * first ? (uint64_t)((double)sum / (double)first * (double)ran) : sum;
+}
+
+/* Beside offline work the first launch after a pause goes, so that the card has it at once, and what follows waits until
+ * that work is over: the arbiter tells. What passes meanwhile lasts about as long as it takes to be told. */
+static bool held_back(const struct hold *hold, const struct look *at, uint64_t cost)
+{
+    return hold->spent_ns && hold->spent_ns + cost > HOLD_NS && at->now - hold->began_ns < LONGEST_HOLD_NS;
 }
 
 /* Books the work and returns true if it fits, or if nothing has moved for too long. */
@@ -297,15 +337,22 @@ static bool fits(struct look *at, struct qg_stream *stream, struct qg_pages *pag
         stuck = false;
     }
     at->due = 0;
+    struct hold *hold = &holds[stream->card - qg_cards];
+    at->flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
+    at->closed = at->flags & QG_GATE_CLOSED;
+    at->held = at->flags & QG_GATE_HOLD && held_back(hold, at, estimate * work->times);
     bool enter = !sum || __atomic_load_n(&stream->context->broken, __ATOMIC_RELAXED) ||
                  unfinished(at) + estimate * work->times <= window_ns ||
                  (work->times == 1 && just_in_time(at, estimate, window_ns));
-    stuck = stuck && !enter;
+    enter = enter && !at->closed && !at->held;
+    stuck = stuck && !enter && !at->closed && !at->held;
     if (enter || stuck) {
         if (stuck) {
             bypasses++;
             __atomic_fetch_add(&pages->proc->window_bypass, 1, __ATOMIC_RELAXED);
         }
+        if (at->flags & QG_GATE_HOLD)
+            hold->spent_ns += estimate * work->times;
         book(stream, pages, work, estimate, sum);
         progress[stream->card - qg_cards].sum_ns = sum + estimate * work->times;
         qg_thread.calm = stuck ? 0 : calm_after(work, estimate, window_ns);
@@ -356,13 +403,32 @@ bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const str
     if (fits(&at, stream, pages, work, window_ns))
         return true;
     while (!look_again(&at, stream, pages, work, window_ns)) {
-        nap(&at);
+        nap(&at, &pages->gate->flags);
         if (qg_pages_of(stream->card) != pages ||
             (__atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST) & (QG_GATE_CLOSED | QG_GATE_WINDOW)) !=
                 QG_GATE_WINDOW)
             return false;
     }
     return true;
+}
+
+void qg_window_pause_ends(struct qg_card *card, const struct qg_pages *pages)
+{
+    uint64_t changed = __atomic_load_n(&pages->gate->changed_ns, __ATOMIC_RELAXED);
+    struct hold *hold = &holds[card - qg_cards];
+    pthread_mutex_lock(&lock);
+    if (hold->seen != changed)
+        *hold = (struct hold){.seen = changed, .began_ns = qg_now_ns()};
+    pthread_mutex_unlock(&lock);
+}
+
+void qg_window_after_turn(const struct qg_pages *pages, uint64_t before, uint64_t after)
+{
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < PAIRS; i++)
+        if (pairs[i].pages == pages && pairs[i].changes == before)
+            pairs[i].changes = after;
+    pthread_mutex_unlock(&lock);
 }
 
 void qg_window_forget(const void *function)

@@ -2,9 +2,9 @@
 # The simulated driver: the device side, and the two libraries that programs load.
 SIM_DIR := enforcer/native/sim
 SIM_OBJ := $(BUILD)/obj/sim
-SIM_HDR := $(wildcard $(SIM_DIR)/*.h)
+SIM_HDR := $(wildcard $(SIM_DIR)/*.h) enforcer/native/abi/qgpu_rm.h
 SIM_MODEL_SRC := $(SIM_DIR)/sim_model.c $(SIM_DIR)/sim_sched.c $(SIM_DIR)/sim_predict.c
-SIM_GPU_SRC := $(SIM_MODEL_SRC) $(wildcard $(SIM_DIR)/gpu_*.c)
+SIM_GPU_SRC := $(SIM_MODEL_SRC) $(wildcard $(SIM_DIR)/gpu_*.c) $(wildcard $(SIM_DIR)/rm_*.c)
 SIM_CU_SRC := $(SIM_DIR)/sim_client.c $(wildcard $(SIM_DIR)/cu_*.c)
 SIM_ML_SRC := $(SIM_DIR)/sim_client.c $(wildcard $(SIM_DIR)/ml*.c)
 SIM_INC = -I$(SIM_DIR) -isystem $(CUDA_INC) -isystem $(NVML_INC) -Wno-deprecated-declarations
@@ -39,6 +39,10 @@ $(BUILD)/sim/libnvidia-ml.so.1: $(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) $(SI
 
 # For the tests: the model alone and the whole device side under sanitizers.
 $(BUILD)/test/sim-model-test: $(SIM_DIR)/test/model_test.c $(SIM_DIR)/test/model_world.h $(SIM_MODEL_SRC) $(SIM_HDR)
+	@mkdir -p $(@D)
+	$(CC) $(QG_CFLAGS) $(SIM_INC) $(SIM_SAN) $(filter %.c,$^) -o $@
+
+$(BUILD)/test/sim-preempt-test: $(SIM_DIR)/test/preempt_test.c $(SIM_DIR)/test/model_world.h $(SIM_MODEL_SRC) $(SIM_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(QG_CFLAGS) $(SIM_INC) $(SIM_SAN) $(filter %.c,$^) -o $@
 

@@ -43,8 +43,15 @@
 enum cu_magic { CU_CTX = 0x43545831, CU_STREAM, CU_EVENT, CU_MODULE, CU_FUNCTION, CU_GRAPH, CU_EXEC, CU_POOL, CU_ARRAY,
                 CU_NODE };
 
+#define CU_GROUPS 3u /* of a context: compute, host to card, card to host */
+
+struct cu_rm_place { /* objects of the control device that stand for a card, cu_rm.c */
+    uint32_t client, device, subdevice, memory_device;
+};
+
 struct cu_device {
     struct sim_card_info info;
+    struct cu_rm_place rm;
     CUcontext primary;
     unsigned primary_refs, primary_flags;
 };
@@ -55,6 +62,10 @@ struct cu_state {
     pthread_mutex_t lock, sock_lock;
     struct sim_node node;
     struct sim_page *page; /* faults and rules; NULL before cuInit */
+    struct {
+        int fd; /* of the control device; -1: there is none */
+        uint32_t client, memory_client;
+    } rm;
     int ndevices;
     struct cu_device devices[SIM_MAX_CARDS];
 };
@@ -87,6 +98,11 @@ struct CUctx_st {
     uint8_t stream_used[SIM_STREAMS];
     uint8_t event_used[SIM_EVENTS];
     CUmemoryPool pool;
+    struct {
+        bool own_client;
+        struct cu_rm_place place;
+        uint32_t groups[CU_GROUPS], space, memory_space;
+    } rm;
 };
 
 struct CUevent_st {
@@ -129,6 +145,7 @@ struct CUmod_st {
 uint64_t cu_now(void);
 CUresult cu_connect(void);
 CUresult cu_request(uint32_t type, uint64_t a, uint64_t b, void *answer, size_t size, int *fds, unsigned nfds);
+CUresult cu_bind_groups(uint32_t ctx, uint32_t client, const uint32_t groups[CU_GROUPS]);
 bool cu_server_alive(void);
 CUresult cu_not_ready(void); /* CUDA_ERROR_NOT_READY, or that the device side is gone */
 CUresult cu_ready_in(const char *function); /* CUDA_SUCCESS after cuInit in this process, and no fault asked for */
@@ -136,6 +153,12 @@ CUresult cu_ready_in(const char *function); /* CUDA_SUCCESS after cuInit in this
 
 /* Where every function of the API begins, by CU_BOTH, cu_ready() or cu_current(): faults on demand act here. */
 static inline CUresult cu_enter(const char *function) { return (CUresult)sim_fault(cu.page, function); }
+
+/* cu_rm.c */
+CUresult cu_rm_open(void);
+void cu_rm_close(void);
+CUresult cu_rm_context(CUcontext ctx);
+void cu_rm_context_gone(CUcontext ctx);
 
 /* cu_handle.c */
 void *cu_handle_new(enum cu_magic kind);

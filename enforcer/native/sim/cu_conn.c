@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-struct cu_state cu = {.sock = -1, .lock = PTHREAD_MUTEX_INITIALIZER, .sock_lock = PTHREAD_MUTEX_INITIALIZER};
+struct cu_state cu = {.sock = -1, .rm = {.fd = -1}, .lock = PTHREAD_MUTEX_INITIALIZER, .sock_lock = PTHREAD_MUTEX_INITIALIZER};
 
 uint64_t cu_now(void)
 {
@@ -36,16 +36,29 @@ static void after_fork(void)
         cu.forked = true;
 }
 
-CUresult cu_request(uint32_t type, uint64_t a, uint64_t b, void *answer, size_t size, int *fds, unsigned nfds)
+static CUresult exchange(const struct sim_req *req, void *answer, size_t size, int *fds, unsigned nfds)
 {
-    struct sim_req req = {SIM_MAGIC, SIM_VERSION, type, sizeof req, a, b, 0, 0};
     struct sim_rep *rep = answer;
     pthread_mutex_lock(&cu.sock_lock);
-    bool ok = !cu.lost && cu.sock >= 0 && sim_exchange(cu.sock, &req, answer, size, fds, nfds);
+    bool ok = !cu.lost && cu.sock >= 0 && sim_exchange(cu.sock, req, answer, size, fds, nfds);
     if (!ok)
         cu.lost = true;
     pthread_mutex_unlock(&cu.sock_lock);
     return ok ? (CUresult)rep->status : CUDA_ERROR_DEVICE_UNAVAILABLE;
+}
+
+CUresult cu_request(uint32_t type, uint64_t a, uint64_t b, void *answer, size_t size, int *fds, unsigned nfds)
+{
+    struct sim_req req = {SIM_MAGIC, SIM_VERSION, type, sizeof req, a, b, 0, 0};
+    return exchange(&req, answer, size, fds, nfds);
+}
+
+CUresult cu_bind_groups(uint32_t ctx, uint32_t client, const uint32_t groups[CU_GROUPS])
+{
+    struct sim_rep rep;
+    struct sim_req req = {SIM_MAGIC, SIM_VERSION, SIM_REQ_CTX_GROUPS, sizeof req, ctx | (uint64_t)client << 32, groups[0],
+                          groups[1], groups[2]};
+    return exchange(&req, &rep, sizeof rep, NULL, 0);
 }
 
 bool cu_server_alive(void)
@@ -69,7 +82,7 @@ CUresult cu_not_ready(void)
 static int by_name(const struct cu_device *all, int n, const char *token, size_t len)
 {
     char *end;
-    if (len >= 5 && strncmp(token, "GPU-", 4) == 0) {
+    if (len >= 5 && (strncmp(token, "GPU-", 4) == 0 || strncmp(token, "MIG-", 4) == 0)) {
         for (int i = 0; i < n; i++)
             if (strncmp(all[i].info.uuid, token, len) == 0)
                 return i;
@@ -133,6 +146,8 @@ CUresult cu_connect(void)
         status = cu_enter("cuInit");
     if (status == CUDA_SUCCESS)
         status = list_devices();
+    if (status == CUDA_SUCCESS)
+        status = cu_rm_open();
     if (status != CUDA_SUCCESS) {
         close(cu.sock);
         cu.sock = -1;

@@ -53,6 +53,18 @@ static CUresult map_shared(CUcontext ctx, struct cu_device *device)
     return CUDA_SUCCESS;
 }
 
+/* The mapping stays: a thread may still look at a destroyed context. */
+static CUresult remove_from_card(CUcontext ctx)
+{
+    struct sim_rep rep;
+    CUresult status = cu_request(SIM_REQ_CTX_DESTROY, ctx->id, 0, &rep, sizeof rep, NULL, 0);
+    cu_rm_context_gone(ctx);
+    cu_memory_forget(ctx);
+    close(ctx->bell);
+    cu_handle_free(CU_CTX, ctx);
+    return status;
+}
+
 static CUresult create(CUcontext *out, unsigned flags, struct cu_device *device)
 {
     CUcontext ctx = cu_handle_new(CU_CTX);
@@ -71,20 +83,19 @@ static CUresult create(CUcontext *out, unsigned flags, struct cu_device *device)
     for (unsigned i = 0; i < SIM_STREAM_PT_N; i++)
         cu_stream_setup(&ctx->per_thread[i], ctx, SIM_STREAM_PT + i, 0);
     ctx->next_stream = SIM_STREAM_USER;
+    status = cu_rm_context(ctx);
+    if (status != CUDA_SUCCESS) {
+        remove_from_card(ctx);
+        return status;
+    }
     *out = ctx;
     return CUDA_SUCCESS;
 }
 
-/* The mapping stays: a thread may still look at a destroyed context. */
 static CUresult destroy(CUcontext ctx)
 {
-    struct sim_rep rep;
     cu_stream_sync(&ctx->all);
-    CUresult status = cu_request(SIM_REQ_CTX_DESTROY, ctx->id, 0, &rep, sizeof rep, NULL, 0);
-    cu_memory_forget(ctx);
-    close(ctx->bell);
-    cu_handle_free(CU_CTX, ctx);
-    return status;
+    return remove_from_card(ctx);
 }
 
 static CUresult create_current(CUcontext *out, unsigned flags, CUdevice dev)

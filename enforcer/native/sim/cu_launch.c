@@ -34,6 +34,7 @@ CUresult cu_kernel_cmd(CUfunction f, uint64_t blocks, uint64_t threads, void **p
         double ns = f->rule->base_ns + (double)blocks * (f->rule->block_ns + (double)threads * f->rule->thread_ns);
         cmd->a = ns < 1e15 ? (uint64_t)ns : 1000000000000000ull;
         cmd->b = SIM_COST_RULE;
+        cmd->c = (uint64_t)f->rule->stop_ns;
     }
     return CUDA_SUCCESS;
 }

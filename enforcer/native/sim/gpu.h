@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "rm.h"
 #include "sim_model.h"
 #include "sim_proto.h"
 
@@ -22,7 +23,8 @@
 struct gpu_conn; /* one connection = one process that opened the driver or NVML */
 struct gpu;
 
-enum gpu_source { SRC_LISTEN, SRC_TIMER, SRC_TICK, SRC_SIGNAL, SRC_CONN, SRC_DEATH, SRC_BELL };
+enum gpu_source { SRC_LISTEN, SRC_TIMER, SRC_TICK, SRC_SIGNAL, SRC_CONN, SRC_DEATH, SRC_BELL, SRC_CONTROL,
+                  SRC_OPENER };
 
 struct gpu_watch { /* what an epoll event points at */
     enum gpu_source source;
@@ -55,6 +57,7 @@ struct gpu_ctx {
     struct gpu_conn *conn;
     struct gpu_card *card;
     struct model_ctx *model;
+    struct rm_group *groups[MODEL_ENGINES]; /* that carry its work; NULL: it runs without */
     struct sim_shared *shm;
     int bell;
     uint32_t id;
@@ -82,6 +85,8 @@ struct gpu_conn {
     uint32_t hang_kernels;  /* so many of the next kernels never end */
     uint64_t slice_ns;      /* of contexts to come; 0: the card's */
     uint64_t linger_us;     /* so long it holds its memory, and is listed, after its end */
+    struct rm_file *control; /* its open file of the control device */
+    bool wants_control;      /* it waits for one */
     bool lingers;           /* it ended; `pidfd` is the timer of what is left */
     uint64_t past_busy[SIM_MAX_CARDS]; /* of contexts that it destroyed */
     struct gpu_samples samples[SIM_MAX_CARDS];
@@ -95,11 +100,12 @@ struct gpu_limit { /* of memory, on one card, for the processes of one cgroup */
 };
 
 struct gpu_config {
-    const char *dir, *node, *model;
-    unsigned cards, major, minor_base, ready_fd, priority, depth, generation;
+    const char *dir, *node, *model, *driver; /* driver: its version */
+    unsigned cards, major, minor_base, ready_fd, priority, depth, generation, mig;
     uint64_t memory, context_bytes;
     double ns_per_iter, unknown_us, copy_gbs, memory_gbs;
     struct model_params params;
+    uint64_t control_ns; /* what a command takes that the card executes */
     uint64_t stall_ns, stall_each_ns; /* all cards stand still for so long, so often; 0: never */
     bool trace, has_ready_fd, realtime;
 };
@@ -111,6 +117,8 @@ struct gpu {
     struct gpu_ctx *table[GPU_MAX_CTX]; /* by id % GPU_MAX_CTX */
     struct sim_page page;               /* what every new process gets */
     struct gpu_limit *limits;
+    struct rm rm;
+    struct gpu_watch control_watch, opener_watch;
     struct gpu_watch listen_watch, timer_watch, tick_watch, signal_watch;
     struct gpu_watch bell_watch; /* of all contexts: settle() looks at every ring */
     uint32_t next_ctx, nconn, nctx;
@@ -155,6 +163,7 @@ void gpu_bury(struct gpu *gpu);
 
 /* gpu_request.c: text is empty where the request has none */
 void gpu_request(struct gpu_conn *conn, const struct sim_req *req, const char *text);
+void gpu_answer_file(struct gpu_conn *conn, int fd); /* of the control device; -1: there is none */
 
 /* gpu_page.c */
 bool gpu_page_open(struct gpu_conn *conn);

@@ -20,14 +20,14 @@ static uint64_t mix(uint64_t x)
 }
 
 /* The same node name and index give the same UUID after each restart, as a real card keeps its own. */
-static void make_uuid(char *uuid, const char *node, unsigned index)
+static void make_uuid(char *uuid, const char *kind, const char *node, unsigned index)
 {
     uint64_t hash = 0xcbf29ce484222325ull;
     for (const char *c = node; *c; c++)
         hash = (hash ^ (unsigned char)*c) * 0x100000001b3ull;
     uint64_t hi = mix(hash ^ index), lo = mix(hi);
-    snprintf(uuid, SIM_UUID_LEN, "GPU-%08x-%04x-%04x-%04x-%012llx", (unsigned)(hi >> 32), (unsigned)(hi >> 16 & 0xffff),
-             (unsigned)(hi & 0xffff), (unsigned)(lo >> 48), (unsigned long long)(lo & 0xffffffffffffull));
+    snprintf(uuid, SIM_UUID_LEN, "%s-%08x-%04x-%04x-%04x-%012llx", kind, (unsigned)(hi >> 32),
+             (unsigned)(hi >> 16 & 0xffff), (unsigned)(hi & 0xffff), (unsigned)(lo >> 48), (unsigned long long)(lo & 0xffffffffffffull));
 }
 
 bool gpu_card_init(struct gpu *gpu, unsigned index)
@@ -43,7 +43,7 @@ bool gpu_card_init(struct gpu *gpu, unsigned index)
     card->index = index;
     card->minor = gpu->config.minor_base + index;
     card->mem_total = gpu->config.memory;
-    make_uuid(card->uuid, gpu->config.node, index);
+    make_uuid(card->uuid, gpu->config.mig ? "MIG" : "GPU", gpu->config.node, index);
     model_init(&card->model, &gpu->config.params, &gpu_hooks, card, gpu_now());
     return true;
 }

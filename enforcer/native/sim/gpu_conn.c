@@ -102,14 +102,25 @@ void gpu_accept(struct gpu *gpu)
     gpu->nconn++;
 }
 
-/* A driver that takes its time with a dead process: its work is lost, its memory is held, NVML lists it. */
+/* A driver that takes its time with a dead process, or somebody else who holds its file of the control device: its work is
+ * lost, its memory is held, NVML lists it. */
 static bool linger(struct gpu_conn *conn)
 {
     struct pollfd left = {.fd = conn->pidfd, .events = POLLIN};
-    if (conn->lingers)
-        return poll(&left, 1, 0) == 0;
+    if (conn->gpu->stop)
+        return false;
+    if (conn->lingers) {
+        if (conn->linger_us && poll(&left, 1, 0) == 0)
+            return true;
+        if (conn->control && conn->linger_us)
+            epoll_ctl(conn->gpu->epoll, EPOLL_CTL_DEL, conn->pidfd, NULL); /* from now on its file decides */
+        conn->linger_us = 0;
+        return conn->control != NULL;
+    }
+    if (conn->control)
+        gpu_fuse_drain(&conn->gpu->rm.fuse); /* usually it went with the process */
     struct itimerspec due = {.it_value = {(time_t)(conn->linger_us / 1000000), (long)(conn->linger_us % 1000000) * 1000}};
-    int timer = !conn->linger_us ? -1 : timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    int timer = !conn->linger_us && !conn->control ? -1 : timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (timer < 0)
         return false;
     for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next) {
@@ -130,6 +141,7 @@ void gpu_conn_end(struct gpu_conn *conn, const char *why)
     if (conn->gone || (!why && linger(conn)))
         return;
     conn->gone = true;
+    rm_forget(conn);
     if (why)
         fprintf(stderr, "qgpu-simgpu: process %d was thrown off the cards: %s\n", (int)conn->pid, why);
     for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
@@ -157,6 +169,7 @@ void gpu_bury(struct gpu *gpu)
 
 void gpu_reap_dead(struct gpu *gpu)
 {
+    rm_drain(gpu);
     for (struct gpu_conn *conn = gpu->conns, *next; conn; conn = next) {
         struct pollfd fd = {.fd = conn->pidfd, .events = POLLIN};
         next = conn->next;

@@ -9,9 +9,11 @@
  *   delay call=NAME us=U [times=K] [pid=P]    the function takes that much longer
  *   error call=NAME code=C [times=K] [pid=P]  the function answers code and does nothing
  *   block call=NAME [times=K] [pid=P]  the function does not return until "clear"
- *   clear [pid=P]                      no delay, error or block any more
- * NAME is a function of libcuda or NVML without its version suffix, "*" any of libcuda, "nvml*" any of NVML. Without a
- * pid: every process that is there or comes.
+ *   errno call=rm.NAME code=C [times=K] [pid=P]  the ioctl fails with that errno
+ *   clear [pid=P]                      no delay, error, errno or block any more
+ * NAME is a function of libcuda or NVML without its version suffix, "*" any of libcuda, "nvml*" any of NVML, "rm.NAME" a
+ * call of the control device (rm_fault.c), "rm.*" any of those. Without a pid: every process that is there or comes; of
+ * calls of the control device: the caller, or the process that the open file belongs to.
  */
 #include <cuda.h>
 #include <stdio.h>
@@ -29,7 +31,7 @@ struct words {
 static bool number(const char *text, uint64_t *value)
 {
     char *end;
-    *value = strtoull(text, &end, 10);
+    *value = strtoull(text, &end, strncmp(text, "0x", 2) == 0 ? 16 : 10);
     return end != text && !*end && *text != '-' && *value <= 0xffffffffffull;
 }
 
@@ -102,6 +104,8 @@ static void clear_faults(struct sim_page *page)
 static int on_pages(struct gpu *gpu, const struct words *words, const struct sim_fault *fault, uint64_t *reached)
 {
     bool ok = true;
+    if (!fault)
+        rm_fault_clear(gpu, words->has_pid ? (uint32_t)words->pid : 0);
     if (!words->has_pid) {
         if (fault)
             ok = add_fault(&gpu->page, fault);
@@ -122,9 +126,30 @@ static int on_pages(struct gpu *gpu, const struct words *words, const struct sim
     return words->has_pid && !*reached ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
 }
 
+/* Calls of the control device are this process's own: nothing has to be told to anybody. */
+static int on_ioctls(struct gpu *gpu, const struct words *words, uint64_t *reached)
+{
+    struct rm_fault fault = {.left = words->times ? (int64_t)words->times : -1, .pid = (uint32_t)words->pid,
+                             .value = words->has_us ? words->us : words->code};
+    const char *verb = words->verb;
+    fault.kind = strcmp(verb, "delay") == 0 && words->has_us ? RM_FAULT_DELAY :
+        strcmp(verb, "error") == 0 && words->has_code        ? RM_FAULT_STATUS :
+        strcmp(verb, "errno") == 0 && words->has_code        ? RM_FAULT_ERRNO :
+        strcmp(verb, "block") == 0                           ? RM_FAULT_HANG :
+                                                               RM_FAULT_NONE;
+    if (!fault.kind || !rm_call_exists(words->call) || fault.value > 3600000000u ||
+        (fault.kind == RM_FAULT_ERRNO && (!fault.value || fault.value > 4095)))
+        return CUDA_ERROR_INVALID_VALUE;
+    snprintf(fault.call, sizeof fault.call, "%s", words->call);
+    *reached = 1;
+    return rm_fault_add(&gpu->rm, &fault) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 static int on_calls(struct gpu *gpu, const struct words *words, uint64_t *reached)
 {
     struct sim_fault fault = {.left = words->times ? (int32_t)words->times : -1};
+    if (strncmp(words->call, "rm.", 3) == 0)
+        return on_ioctls(gpu, words, reached);
     if (strcmp(words->verb, "delay") == 0 && words->has_us) {
         fault.kind = SIM_FAULT_DELAY;
         fault.value = (uint32_t)words->us;
@@ -149,7 +174,7 @@ static void on_contexts(struct gpu_conn *conn, const struct words *words, uint64
         if (strcmp(words->verb, "sticky") == 0)
             gpu_ctx_poison(ctx, words->has_code ? (int)words->code : CUDA_ERROR_ILLEGAL_ADDRESS);
         else if (strcmp(words->verb, "slice") == 0)
-            ctx->model->slice_ns = words->us * 1000;
+            model_set_slice(ctx->model, ENG_COMPUTE, words->us * 1000);
         ++*reached;
     }
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The cost model of kernels that are not qgpu_work: a file with lines "PATTERN DURATION", "#" begins a comment. A
- * duration is a sum of terms like 40us, 0.2us/block or 3ns/thread.
+ * duration is a sum of terms like 40us, 0.2us/block or 3ns/thread. A third word "stop=5us" says how
+ * long a block takes: the grain of --preempt cta.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -56,6 +57,20 @@ static bool duration(const char *text, struct sim_rule *rule)
     }
 }
 
+static bool stop(const char *text, struct sim_rule *rule)
+{
+    char *end;
+    if (!text)
+        return true;
+    if (!suffix(&text, "stop="))
+        return false;
+    rule->stop_ns = strtod(text, &end);
+    bool number = end != text && rule->stop_ns > 0 && rule->stop_ns <= 1e9;
+    text = end;
+    rule->stop_ns *= unit(&text);
+    return number && rule->stop_ns >= 1 && !*text;
+}
+
 static bool line_of(struct sim_page *page, char *line, const char *path, unsigned number)
 {
     char *save, *pattern, *text;
@@ -65,8 +80,9 @@ static bool line_of(struct sim_page *page, char *line, const char *path, unsigne
         return true;
     text = strtok_r(NULL, " \t", &save);
     struct sim_rule rule = {.base_ns = 0};
-    if (!text || strtok_r(NULL, " \t", &save) || strlen(pattern) >= sizeof rule.pattern || !duration(text, &rule)) {
-        fprintf(stderr, "qgpu-simgpu: %s:%u: expected PATTERN DURATION, as 'gemm_* 40us+0.2us/block'\n", path, number);
+    if (!text || strlen(pattern) >= sizeof rule.pattern || !duration(text, &rule) ||
+        !stop(strtok_r(NULL, " \t", &save), &rule) || strtok_r(NULL, " \t", &save)) {
+        fprintf(stderr, "qgpu-simgpu: %s:%u: expected PATTERN DURATION [stop=DURATION], as 'gemm_* 40us+0.2us/block'\n", path, number);
         return false;
     }
     if (page->nrules == SIM_RULES) {

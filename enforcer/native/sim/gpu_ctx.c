@@ -86,6 +86,7 @@ static void free_parts(struct gpu_ctx *ctx, int memfd)
 {
     if (ctx->id)
         ctx->conn->gpu->table[ctx->id % GPU_MAX_CTX] = NULL;
+    rm_unbind(ctx);
     if (ctx->model)
         model_ctx_destroy(ctx->model);
     if (ctx->shm)
@@ -115,7 +116,7 @@ struct gpu_ctx *gpu_ctx_create(struct gpu_conn *conn, struct gpu_card *card, int
     /* Edge-triggered and never read: a client that drains it only misses its own wake-ups. */
     if (!ctx->model || !gpu_watch_fd(gpu, ctx->bell, EPOLLIN | EPOLLET, &gpu->bell_watch))
         goto fail;
-    ctx->model->slice_ns = conn->slice_ns;
+    ctx->model->slice_ns[ENG_COMPUTE] = conn->slice_ns;
     *ctx->shm = (struct sim_shared){.magic = SIM_MAGIC, .version = SIM_VERSION, .ctx_id = ctx->id,
                                     .card = card->index, .depth = gpu->config.depth};
     link_ctx(ctx);

@@ -17,6 +17,7 @@
 #include "gpu.h"
 
 #define TRACE_BUFFER 2048u
+#define SIM_MIG_MINORS "mig-minors" /* as /proc/driver/nvidia-caps/mig-minors */
 
 static struct sim_trace_rec buffer[TRACE_BUFFER];
 static unsigned buffered;
@@ -60,7 +61,12 @@ static void remove_leftovers(struct gpu *gpu)
     for (unsigned i = 0; i < SIM_MAX_CARDS; i++) {
         snprintf(name, sizeof name, "dev/qgpusim%u", i);
         unlinkat(gpu->dir, name, 0);
+        snprintf(name, sizeof name, "dev/qgpusim-card%u", i);
+        unlinkat(gpu->dir, name, 0);
+        snprintf(name, sizeof name, "dev/qgpusim-gi%u", i);
+        unlinkat(gpu->dir, name, 0);
     }
+    unlinkat(gpu->dir, SIM_MIG_MINORS, 0);
     unlinkat(gpu->dir, "dev", AT_REMOVEDIR);
 }
 
@@ -88,21 +94,46 @@ static unsigned unused_major(unsigned wanted)
     return wanted;
 }
 
-static bool make_device(struct gpu *gpu, const struct gpu_card *card)
+static bool make_node(struct gpu *gpu, const char *kind, unsigned index, unsigned minor)
 {
     char name[32];
-    snprintf(name, sizeof name, "dev/qgpusim%u", card->index);
-    dev_t device = makedev(gpu->config.major, card->minor);
-    if (mknodat(gpu->dir, name, S_IFCHR | 0666, device) != 0) {
+    snprintf(name, sizeof name, "dev/qgpusim%s%u", kind, index);
+    if (mknodat(gpu->dir, name, S_IFCHR | 0666, makedev(gpu->config.major, minor)) != 0) {
         if (errno != EPERM || geteuid() == 0)
-            return complain("make the device node", card->path);
+            return complain("make the device node", name);
         /* Without root: a plain file whose mode decides as well who sees the card. */
         int fd = openat(gpu->dir, name, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
         if (fd < 0)
-            return complain("make", card->path);
+            return complain("make", name);
         close(fd);
     }
-    return fchmodat(gpu->dir, name, 0666, 0) == 0 || complain("chmod", card->path);
+    return fchmodat(gpu->dir, name, 0666, 0) == 0 || complain("chmod", name);
+}
+
+static bool make_device(struct gpu *gpu, const struct gpu_card *card)
+{
+    unsigned first = card->index - (gpu->config.mig ? card->index % gpu->config.mig : 0);
+    if (!make_node(gpu, "", card->index, card->minor))
+        return false;
+    return !gpu->config.mig || (make_node(gpu, "-gi", card->index, card->minor + SIM_MIG_GI_MINOR) &&
+                                (card->index != first || make_node(gpu, "-card", first / gpu->config.mig,
+                                                                   card->minor + SIM_MIG_CARD_MINOR)));
+}
+
+/* GPU instances count from 1 and have one compute instance each, of number 0. */
+static bool make_minors(struct gpu *gpu)
+{
+    unsigned mig = gpu->config.mig;
+    int fd = openat(gpu->dir, SIM_MIG_MINORS, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
+    if (!file)
+        return complain("make", SIM_MIG_MINORS);
+    for (unsigned i = 0; i < gpu->config.cards; i++) {
+        unsigned card = gpu->cards[i - i % mig].minor + SIM_MIG_CARD_MINOR, minor = gpu->cards[i].minor;
+        fprintf(file, "gpu%u/gi%u/access %u\ngpu%u/gi%u/ci0/access %u\n", card, i % mig + 1, minor + SIM_MIG_GI_MINOR, card,
+                i % mig + 1, minor);
+    }
+    return (fclose(file) == 0 && fchmodat(gpu->dir, SIM_MIG_MINORS, 0644, 0) == 0) || complain("write", SIM_MIG_MINORS);
 }
 
 static bool make_socket(struct gpu *gpu)
@@ -129,6 +160,8 @@ bool gpu_node_open(struct gpu *gpu)
     for (unsigned i = 0; i < gpu->config.cards; i++)
         if (!gpu_card_init(gpu, i) || !make_device(gpu, &gpu->cards[i]))
             return false;
+    if (gpu->config.mig && !make_minors(gpu))
+        return false;
     return (!gpu->config.trace || gpu_trace_open(gpu)) && make_socket(gpu);
 }
 

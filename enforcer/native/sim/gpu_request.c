@@ -43,15 +43,38 @@ static void answer_plain(struct gpu_conn *conn, int status, uint64_t a)
     answer(conn, &rep, sizeof rep, status, NULL, 0);
 }
 
+void gpu_answer_file(struct gpu_conn *conn, int fd)
+{
+    struct sim_rep rep = {0};
+    answer(conn, &rep, sizeof rep, fd >= 0 ? CUDA_SUCCESS : SIM_ENOSYS, &fd, fd >= 0);
+}
+
+static void answer_control_id(struct gpu_conn *conn)
+{
+    const struct gpu_fuse *fuse = &conn->gpu->rm.fuse;
+    struct sim_rep rep = {.a = fuse->st_dev, .b = fuse->st_ino};
+    answer(conn, &rep, sizeof rep, fuse->device >= 0 ? CUDA_SUCCESS : SIM_ENOSYS, NULL, 0);
+}
+
+static void bind_groups(struct gpu_conn *conn, const struct sim_req *req)
+{
+    const uint32_t groups[MODEL_ENGINES] = {(uint32_t)req->b, (uint32_t)req->c, (uint32_t)req->d};
+    struct gpu_ctx *ctx = gpu_ctx_find(conn->gpu, (uint32_t)req->a);
+    bool ok = ctx && ctx->conn == conn && rm_bind(ctx, conn->control, (uint32_t)(req->a >> 32), groups);
+    answer_plain(conn, ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE, 0);
+}
+
 static void answer_hello(struct gpu_conn *conn)
 {
     const struct gpu_config *config = &conn->gpu->config;
-    struct sim_node node = {.ncards = config->cards, .major = config->major, .generation = config->generation};
+    struct sim_node node = {.ncards = config->cards, .major = config->major, .generation = config->generation,
+                            .mig = config->mig};
     if (!gpu_page_open(conn)) {
         gpu_conn_end(conn, "there is no memory for its page");
         return;
     }
     snprintf(node.node, sizeof node.node, "%s", config->node);
+    snprintf(node.driver, sizeof node.driver, "%s", config->driver);
     snprintf(node.dir, sizeof node.dir, "%s", config->dir);
     answer(conn, &node, sizeof node, CUDA_SUCCESS, &conn->page_fd, 1);
 }
@@ -197,6 +220,18 @@ void gpu_request(struct gpu_conn *conn, const struct sim_req *req, const char *t
     }
     if (req->type == SIM_REQ_CTX_DESTROY || req->type == SIM_REQ_ALLOC || req->type == SIM_REQ_FREE) {
         ctx_request(conn, req);
+        return;
+    }
+    if (req->type == SIM_REQ_CONTROL_FILE) {
+        rm_request_file(conn);
+        return;
+    }
+    if (req->type == SIM_REQ_CONTROL_ID) {
+        answer_control_id(conn);
+        return;
+    }
+    if (req->type == SIM_REQ_CTX_GROUPS) {
+        bind_groups(conn, req);
         return;
     }
     if (req->a >= gpu->config.cards) {

@@ -14,8 +14,8 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int sock = -1;
 static pid_t owner;
-static unsigned references, ndevices;
-static struct nvmlDevice_st devices[SIM_MAX_CARDS];
+static unsigned references, ndevices, ncards;
+static struct nvmlDevice_st devices[2 * SIM_MAX_CARDS]; /* ncards cards, then, with MIG, their instances */
 static struct sim_node node;
 static struct sim_page *page; /* faults on demand */
 
@@ -64,16 +64,49 @@ nvmlReturn_t ml_ask(uint32_t type, const uint64_t numbers[3], const char *text, 
     return status;
 }
 
+/* A card of MIG instances: seen whether or not its instances are. */
+static void add_card(const struct sim_card_info *first)
+{
+    struct nvmlDevice_st *card = &devices[ndevices++];
+    *card = (struct nvmlDevice_st){.info = *first, .parts = true};
+    memcpy(card->info.uuid, "GPU-", 4);
+    card->info.minor += SIM_MIG_CARD_MINOR;
+    card->info.mem_total *= node.mig;
+    card->info.index /= node.mig;
+}
+
 static nvmlReturn_t list_devices(void)
 {
     ndevices = 0;
-    for (uint32_t i = 0; i < node.ncards && i < SIM_MAX_CARDS; i++) {
-        struct sim_card_info *info = &devices[ndevices].info;
+    for (uint32_t i = 0; node.mig && i < node.ncards && i < SIM_MAX_CARDS; i += node.mig) {
+        struct sim_card_info first;
         uint64_t numbers[3] = {i, 0, 0};
-        TRY(ask_locked(SIM_REQ_CARD, numbers, NULL, info, sizeof *info));
-        ndevices += sim_may_see(info);
+        TRY(ask_locked(SIM_REQ_CARD, numbers, NULL, &first, sizeof first));
+        add_card(&first);
     }
+    ncards = ndevices;
+    for (uint32_t i = 0; i < node.ncards && i < SIM_MAX_CARDS; i++) {
+        struct nvmlDevice_st *device = &devices[ndevices];
+        uint64_t numbers[3] = {i, 0, 0};
+        memset(device, 0, sizeof *device);
+        TRY(ask_locked(SIM_REQ_CARD, numbers, NULL, &device->info, sizeof device->info));
+        if (node.mig) {
+            device->card = &devices[i / node.mig];
+            device->gi = i % node.mig + 1;
+        }
+        ndevices += sim_may_see(&device->info);
+    }
+    if (!node.mig)
+        ncards = ndevices;
     return NVML_SUCCESS;
+}
+
+nvmlDevice_t ml_instance(nvmlDevice_t card, unsigned index)
+{
+    for (unsigned i = ncards; i < ndevices; i++)
+        if (devices[i].card == card && devices[i].gi == index + 1)
+            return &devices[i];
+    return NULL;
 }
 
 nvmlReturn_t nvmlInit_v2(void)
@@ -129,6 +162,18 @@ nvmlReturn_t ml_check_in(const char *function, nvmlDevice_t device)
     return device >= devices && device < devices + ndevices ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
+nvmlReturn_t ml_check_work_in(const char *function, nvmlDevice_t device)
+{
+    TRY(ml_check_in(function, device));
+    return device->parts ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
+}
+
+nvmlReturn_t ml_check_whole_in(const char *function, nvmlDevice_t device)
+{
+    TRY(ml_check_work_in(function, device));
+    return device->gi ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
+}
+
 static nvmlReturn_t text(char *out, unsigned length, const char *value)
 {
     if (!out)
@@ -144,13 +189,15 @@ static nvmlReturn_t text(char *out, unsigned length, const char *value)
 nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
 {
     TRY(ml_enter());
-    return text(version, length, node.generation < 615 ? "580.00.qgpusim" : "615.00.qgpusim");
+    return text(version, length, node.driver);
 }
 
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 {
     TRY(ml_enter());
-    return text(version, length, node.generation < 615 ? "13.580.00.qgpusim" : "13.615.00.qgpusim");
+    char whole[sizeof node.driver + 3];
+    snprintf(whole, sizeof whole, "13.%s", node.driver);
+    return text(version, length, whole);
 }
 
 nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
@@ -183,7 +230,7 @@ nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
     TRY(ml_enter());
     if (!count)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *count = ndevices;
+    *count = ncards;
     return NVML_SUCCESS;
 }
 
@@ -192,7 +239,7 @@ nvmlReturn_t nvmlDeviceGetCount(unsigned int *count) { return nvmlDeviceGetCount
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
     TRY(ml_enter());
-    if (!device || index >= ndevices)
+    if (!device || index >= ncards)
         return NVML_ERROR_INVALID_ARGUMENT;
     *device = &devices[index];
     return NVML_SUCCESS;
@@ -222,7 +269,7 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *devi
     TRY(ml_enter());
     if (!id || !device || sscanf(id, "%x:%x:%x", &domain, &bus, &slot) != 3)
         return NVML_ERROR_INVALID_ARGUMENT;
-    for (unsigned i = 0; i < ndevices; i++)
+    for (unsigned i = 0; i < ncards; i++)
         if (!domain && !slot && bus == 0x10 + devices[i].info.index) {
             *device = &devices[i];
             return NVML_SUCCESS;
@@ -247,6 +294,8 @@ nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
     TRY(ml_check(device));
     if (!minor)
         return NVML_ERROR_INVALID_ARGUMENT;
+    if (device->gi)
+        return NVML_ERROR_NOT_SUPPORTED; /* its files are capabilities */
     *minor = device->info.minor;
     return NVML_SUCCESS;
 }
@@ -256,7 +305,7 @@ nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
     TRY(ml_check(device));
     if (!index)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *index = (unsigned)(device - devices);
+    *index = device->gi ? device->gi - 1 : (unsigned)(device - devices);
     return NVML_SUCCESS;
 }
 
@@ -282,7 +331,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
     struct sim_card_info info;
     if (!memory)
         return NVML_ERROR_INVALID_ARGUMENT;
-    TRY(ml_check(device));
+    TRY(ml_check_work(device));
     TRY(fresh(device, &info));
     *memory = (nvmlMemory_t){.total = info.mem_total, .free = info.mem_total - info.mem_used, .used = info.mem_used};
     return NVML_SUCCESS;
@@ -293,7 +342,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     struct sim_card_info info;
     if (!memory || memory->version != nvmlMemory_v2)
         return memory ? NVML_ERROR_ARGUMENT_VERSION_MISMATCH : NVML_ERROR_INVALID_ARGUMENT;
-    TRY(ml_check(device));
+    TRY(ml_check_work(device));
     TRY(fresh(device, &info));
     memory->total = info.mem_total;
     memory->reserved = 0;
@@ -354,12 +403,6 @@ static nvmlReturn_t unsupported_in(const char *function, nvmlDevice_t device)
 {
     TRY(ml_check_in(function, device));
     return NVML_ERROR_NOT_SUPPORTED;
-}
-
-nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
-{
-    (void)current, (void)pending;
-    return unsupported(device);
 }
 
 nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t *mode)

@@ -10,8 +10,12 @@
 
 #include "sim_client.h"
 
+/* A card, or with MIG a card or an instance of one. */
 struct nvmlDevice_st {
-    struct sim_card_info info;
+    struct sim_card_info info; /* of a card with MIG: of its first instance, but for what ml.c sets */
+    struct nvmlDevice_st *card; /* an instance's card */
+    unsigned gi;               /* an instance's GPU instance, from 1 on; 0: a card */
+    bool parts;                /* a card with MIG: what it does is told of its instances only */
 };
 
 #define TRY(expression)                        \
@@ -24,6 +28,14 @@ struct nvmlDevice_st {
 /* Where every function begins: it is refused before nvmlInit, and faults on demand act. */
 nvmlReturn_t ml_enter_in(const char *function);
 nvmlReturn_t ml_check_in(const char *function, nvmlDevice_t device);
+/* ml_mig.c: the instance of that number of a card, NULL where there is none. */
+nvmlDevice_t ml_instance(nvmlDevice_t card, unsigned index);
+/* Like ml_check, and not for a card with MIG. */
+nvmlReturn_t ml_check_work_in(const char *function, nvmlDevice_t device);
+/* Like ml_check, and for neither of both: no utilisation and no limits of cgroups with MIG. */
+nvmlReturn_t ml_check_whole_in(const char *function, nvmlDevice_t device);
+#define ml_check_whole(device) ml_check_whole_in(__func__, device)
+#define ml_check_work(device) ml_check_work_in(__func__, device)
 #define ml_enter() ml_enter_in(__func__)
 #define ml_check(device) ml_check_in(__func__, device)
 

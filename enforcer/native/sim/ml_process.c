@@ -18,7 +18,7 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsign
     struct sim_procs procs;
     if (!count || (*count && !infos))
         return NVML_ERROR_INVALID_ARGUMENT;
-    TRY(ml_check(device));
+    TRY(ml_check_work(device));
     TRY(list_procs(device, &procs));
     unsigned n = (unsigned)procs.rep.a, room = *count;
     *count = n;
@@ -39,7 +39,7 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsign
 #define no_procs(device, count) no_procs_in(__func__, device, count)
 static nvmlReturn_t no_procs_in(const char *function, nvmlDevice_t device, unsigned *count)
 {
-    TRY(ml_check_in(function, device));
+    TRY(ml_check_work_in(function, device));
     if (!count)
         return NVML_ERROR_INVALID_ARGUMENT;
     *count = 0;
@@ -70,7 +70,7 @@ static nvmlReturn_t utilization(nvmlDevice_t device, struct sim_util *util)
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)
 {
     struct sim_util util;
-    TRY(ml_check(device));
+    TRY(ml_check_whole(device));
     if (!rates)
         return NVML_ERROR_INVALID_ARGUMENT;
     TRY(utilization(device, &util));
@@ -83,7 +83,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
                                              unsigned int *count, unsigned long long last_seen)
 {
     struct sim_util util;
-    TRY(ml_check(device));
+    TRY(ml_check_whole(device));
     if (!count)
         return NVML_ERROR_INVALID_ARGUMENT;
     TRY(utilization(device, &util));
@@ -102,7 +102,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
 nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *info)
 {
     struct sim_util util;
-    TRY(ml_check(device));
+    TRY(ml_check_whole(device));
     if (!info || info->version != nvmlProcessesUtilizationInfo_v1)
         return info ? NVML_ERROR_ARGUMENT_VERSION_MISMATCH : NVML_ERROR_INVALID_ARGUMENT;
     TRY(utilization(device, &util));
@@ -137,7 +137,7 @@ nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, struct get_limits
 nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, const struct set_limits *limits)
 {
     struct sim_rep rep;
-    TRY(ml_check(device));
+    TRY(ml_check_whole(device));
     if (!limits || !limits->name_space)
         return NVML_ERROR_INVALID_ARGUMENT;
     uint64_t numbers[3] = {device->info.index, limits->soft, limits->hard};
@@ -147,7 +147,7 @@ nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, const struct set_
 nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, struct get_limits *limits)
 {
     struct sim_rep rep;
-    TRY(ml_check(device));
+    TRY(ml_check_whole(device));
     if (!limits || !limits->name_space)
         return NVML_ERROR_INVALID_ARGUMENT;
     uint64_t numbers[3] = {device->info.index, 0, 0};

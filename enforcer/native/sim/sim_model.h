@@ -40,6 +40,9 @@ struct model_stream {
     uint64_t client_done; /* last host function or awaited word of this stream that is over */
 };
 
+/* Where a kernel of compute can be taken off: at its end (wait for idle), between its blocks, anywhere. */
+enum model_preempt { PREEMPT_AS_CARD, PREEMPT_AT_END, PREEMPT_BLOCK, PREEMPT_ANYWHERE };
+
 struct model_ctx {
     struct model_ctx *next; /* of the card, in order of creation */
     struct model_card *card;
@@ -49,7 +52,9 @@ struct model_ctx {
     uint16_t free_op, fresh;       /* pool index + 1 of a used one; number of those that were ever used */
     uint16_t running[MODEL_ENGINES]; /* pool index + 1 of the command on the engine or stopped in the middle */
     uint16_t active[SIM_STREAMS];
-    uint64_t slice_ns; /* 0: that of the card */
+    uint64_t slice_ns[MODEL_ENGINES]; /* 0: that of the card */
+    enum model_preempt preempt;
+    bool held[MODEL_ENGINES]; /* not for this engine until it is let go */
     uint64_t next_launch; /* the front end accepts the next kernel no earlier */
     uint64_t busy_ns[MODEL_ENGINES];
     struct model_stream streams[SIM_STREAMS];
@@ -58,7 +63,10 @@ struct model_ctx {
 
 struct model_params {
     uint64_t slice_ns, switch_ns, launch_ns;
-    bool run_to_end;
+    bool run_to_end;            /* always; else as a context says, else as preempt says */
+    enum model_preempt preempt; /* PREEMPT_AS_CARD: anywhere */
+    uint64_t preempt_ns;        /* anywhere: from the order to the end of the running command's piece */
+    uint64_t block_ns;          /* of kernels that do not say it (sim_cmd.c); 0: a kernel is one block */
 };
 
 struct model_hooks {
@@ -74,6 +82,7 @@ struct model_engine {
     struct model_ctx *cur; /* on the engine */
     uint32_t last_id;      /* of the context that was last on it */
     uint64_t slice_end, switch_left, piece_start;
+    uint64_t stop_at; /* cur is held: what it runs leaves the engine then */
     bool executing;        /* cur->running[engine] executes since piece_start */
 };
 
@@ -104,6 +113,14 @@ bool model_submit(struct model_ctx *ctx, const struct sim_cmd *cmd, uint64_t seq
 void model_client_done(struct model_ctx *ctx, uint32_t stream, uint64_t seq);
 /* The command at the head of a stream; NULL if the stream is empty. */
 const struct model_op *model_head(const struct model_ctx *ctx, uint32_t stream);
+/* From card->t on (advance first) the context is not for the engine, or again: a running command leaves it after what its
+ * preemption takes (lenient: with the end of its slice) and goes on later where it was. */
+void model_hold(struct model_ctx *ctx, unsigned engine, bool hold, bool lenient);
+/* The context's slice ends as soon as its command can be taken off the engine: then, 0: nothing of it is there. */
+uint64_t model_expire(struct model_ctx *ctx, unsigned engine);
+void model_set_slice(struct model_ctx *ctx, unsigned engine, uint64_t ns); /* at once */
+/* Until when the engine executes the held context at the latest; 0: it does not. */
+uint64_t model_leaves(const struct model_ctx *ctx, unsigned engine);
 /* Nothing on the card moves for ns from card->t on. */
 void model_stall(struct model_card *card, uint64_t ns);
 
@@ -124,6 +141,12 @@ static inline bool model_observable(uint32_t op) { return !model_timed(op) && op
 static inline struct model_op *model_at(const struct model_ctx *ctx, uint16_t link)
 {
     return (struct model_op *)&ctx->pool[link - 1];
+}
+/* The context is held, and yet something of it is on the engine for a while. */
+static inline bool model_leaving(const struct model_card *card, unsigned engine)
+{
+    const struct model_engine *eng = &card->engines[engine];
+    return eng->cur && eng->cur->held[engine] && eng->cur->running[engine] && card->t < eng->stop_at;
 }
 void model_stop_piece(struct model_card *card, unsigned engine, uint32_t flags);
 void model_finish(struct model_ctx *ctx, uint16_t link);

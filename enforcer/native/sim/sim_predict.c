@@ -64,6 +64,13 @@ static bool waits_for_client(const struct model_ctx *ctx, const struct model_op 
     return (op->op == SIM_OP_HOST || model_awaits_word(op->op)) && ctx->streams[op->stream].client_done < op->seq;
 }
 
+/* The engine does nothing for the context until that is let go. */
+static bool held(const struct model_ctx *ctx, unsigned engine)
+{
+    return engine < MODEL_ENGINES && ctx->held[engine] &&
+           !(ctx->card->engines[engine].cur == ctx && model_leaving(ctx->card, engine));
+}
+
 /* Earliest end of the stream's first observable command if the context had the compute engine from t on. *sum: its
  * work. */
 static uint64_t stream_wake(const struct model_ctx *ctx, uint16_t link, uint64_t t, uint64_t *sum)
@@ -75,9 +82,11 @@ static uint64_t stream_wake(const struct model_ctx *ctx, uint16_t link, uint64_t
         const struct model_op *op = model_at(ctx, link);
         uint64_t from = op->engine == ENG_COMPUTE && op->not_before < t ? t : op->not_before;
         at = add(from > at ? from : at, op->left);
-        *sum = add(*sum, op->left);
+        *sum = add(*sum, held(ctx, op->engine) ? 0 : op->left);
         if (first && waits_for_client(ctx, op))
             return MODEL_NEVER; /* not for time */
+        if (held(ctx, op->engine))
+            return MODEL_NEVER;
         if (op->op == SIM_OP_WAIT || model_observable(op->op))
             ahead = max64(ahead, work_ahead(ctx, op)); /* what two of them wait for may be the same work */
         if (!model_observable(op->op))
@@ -96,7 +105,7 @@ static uint64_t ctx_wake(const struct model_ctx *ctx, uint64_t t, bool space)
         best = min64(best, stream_wake(ctx, ctx->streams[ctx->active[i]].head, t, &sum));
         total = add(total, sum);
     }
-    return space && ctx->nactive ? min64(best, add(t, total / (ctx->nops < 16 ? 16 : 4))) : best;
+    return space && total ? min64(best, add(t, total / (ctx->nops < 16 ? 16 : 4))) : best;
 }
 
 /* Other contexts can have the compute engine no earlier than this. */
@@ -104,9 +113,11 @@ static uint64_t cur_yields(const struct model_card *card)
 {
     const struct model_engine *eng = &card->engines[ENG_COMPUTE];
     const struct model_ctx *cur = eng->cur;
-    uint16_t link = cur ? cur->running[ENG_COMPUTE] : 0;
+    uint16_t link = cur && !held(cur, ENG_COMPUTE) ? cur->running[ENG_COMPUTE] : 0;
     if (!link)
         return card->t;
+    if (model_leaving(card, ENG_COMPUTE))
+        return min64(eng->stop_at, add(card->t, model_at(cur, link)->left));
     uint64_t t = add(card->t, eng->switch_left);
     if (card->params.run_to_end)
         return add(t, model_at(cur, link)->left);

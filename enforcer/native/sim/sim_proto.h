@@ -17,6 +17,12 @@
 #define SIM_TRACE "trace.bin"
 #define SIM_ENV_DIR "QGPU_SIM_DIR"
 #define SIM_MAX_CARDS 16u
+
+/* MIG: an instance's device node is the file of its compute instance. Its GPU instance and its card have nodes beside it,
+ * whose minor numbers are so much higher; the card's is that of its first instance. */
+#define SIM_MIG_MOST 7u
+#define SIM_MIG_GI_MINOR (1u << 18)
+#define SIM_MIG_CARD_MINOR (1u << 19)
 #define SIM_UUID_LEN 48u
 
 /* ---- one context's shared memory ---------------------------------------------------------------------- */
@@ -30,7 +36,7 @@
 #define SIM_EVENTS 16384u   /* event slots of one context */
 
 enum sim_op {
-    SIM_OP_KERNEL = 1,  /* b = enum sim_cost; a = iterations of qgpu_work, or nanoseconds */
+    SIM_OP_KERNEL = 1,  /* b = enum sim_cost; a = iterations of qgpu_work, or nanoseconds; c = ns of a block, 0: as the card says */
     SIM_OP_HTOD = 2,    /* a = bytes */
     SIM_OP_DTOH = 3,
     SIM_OP_DTOD = 4,
@@ -111,6 +117,9 @@ enum sim_req_type {
     SIM_REQ_FREE = 6,        /* a = context id, b = allocation id */
     SIM_REQ_PROCS = 7,       /* a = card -> up to SIM_MAX_PROCS of struct sim_proc_info */
     SIM_REQ_UTIL = 8,        /* a = card, b = last seen sample (us) -> struct sim_util */
+    SIM_REQ_CONTROL_FILE = 9, /* -> rep, carries an open file of the control device; SIM_ENOSYS: there is none */
+    SIM_REQ_CONTROL_ID = 10, /* -> a = st_dev, b = st_ino of that file */
+    SIM_REQ_CTX_GROUPS = 11, /* a = context id | client << 32, b, c, d = the groups of compute, host to card, card to host */
     SIM_REQ_CONTROL = 32,    /* text: a command of gpu_control.c, from root only -> rep; a = what it reached */
     SIM_REQ_LIMIT_SET = 33,  /* a = card, b = soft, c = hard limit, text: the cgroup's directory; from root only */
     SIM_REQ_LIMIT_GET = 34   /* a = card, text -> a = soft, b = hard, c = used */
@@ -139,8 +148,10 @@ struct sim_rep {
 
 struct sim_node {
     struct sim_rep rep;
-    uint32_t ncards, major, generation, reserved;
+    uint32_t ncards, major, generation;
+    uint32_t mig; /* 0, or the "cards" are MIG instances: so many following each other are of one card */
     char node[64];
+    char driver[64]; /* its version */
     char dir[160];
 };
 
@@ -195,12 +206,15 @@ struct sim_fault {
 struct sim_rule { /* duration of kernels whose name matches the pattern */
     char pattern[SIM_CALL_LEN];
     double base_ns, block_ns, thread_ns;
+    double stop_ns; /* it can be taken off the card that often, see --preempt cta; 0: as the card says */
 };
+
+#define SIM_OPTION_CLIENT_PER_CONTEXT 1u /* of the control device: not one of the process */
 
 struct sim_page {
     uint32_t magic, nrules;
     uint32_t nfaults; /* device: entries of faults that may be in use; 0 most of the time */
-    uint32_t reserved;
+    uint32_t options; /* SIM_OPTION_*: of libcuda */
     struct sim_fault faults[SIM_FAULTS];
     struct sim_rule rules[SIM_RULES];
 };

@@ -70,14 +70,38 @@ static uint16_t pick(const struct model_ctx *ctx, unsigned engine, enum pick wha
 
 static uint16_t pick_next(const struct model_ctx *ctx, unsigned engine, uint64_t *soonest)
 {
+    if (ctx->held[engine])
+        return ctx->card->engines[engine].cur == ctx && model_leaving(ctx->card, engine) ? ctx->running[engine] : 0;
     return ctx->running[engine] ? ctx->running[engine] : pick(ctx, engine, PICK_ANY, soonest);
 }
 
 /* ---- who is on an engine -------------------------------------------------------------------------------- */
 
-static uint64_t slice_of(const struct model_card *card, const struct model_ctx *ctx)
+static uint64_t slice_of(const struct model_card *card, const struct model_ctx *ctx, unsigned engine)
 {
-    return ctx->slice_ns ? ctx->slice_ns : card->params.slice_ns;
+    return ctx->slice_ns[engine] ? ctx->slice_ns[engine] : card->params.slice_ns;
+}
+
+static enum model_preempt preempts(const struct model_ctx *ctx, unsigned engine, const struct model_op *op)
+{
+    const struct model_params *params = &ctx->card->params;
+    if (engine != ENG_COMPUTE)
+        return PREEMPT_ANYWHERE;
+    if (params->run_to_end)
+        return PREEMPT_AT_END;
+    enum model_preempt mode = ctx->preempt ? ctx->preempt : params->preempt;
+    return op->op == SIM_OP_KERNEL && mode ? mode : PREEMPT_ANYWHERE;
+}
+
+/* Work of the running command up to the next place where it can be stopped; 0: here. */
+static uint64_t to_stop(const struct model_ctx *ctx, unsigned engine)
+{
+    const struct model_op *op = model_at(ctx, ctx->running[engine]);
+    enum model_preempt mode = preempts(ctx, engine, op);
+    uint64_t block = op->c ? op->c : ctx->card->params.block_ns;
+    if (mode == PREEMPT_ANYWHERE)
+        return 0;
+    return mode == PREEMPT_BLOCK && block ? op->left % block : op->left;
 }
 
 static struct model_ctx *next_ctx(struct model_card *card, unsigned engine, struct model_ctx *after, uint64_t *soonest)
@@ -102,15 +126,19 @@ static void switch_to(struct model_card *card, unsigned engine, struct model_ctx
     eng->cur = ctx;
     eng->switch_left = costs ? card->params.switch_ns : 0;
     eng->last_id = ctx->id;
-    eng->slice_end = card->t + eng->switch_left + slice_of(card, ctx);
+    eng->stop_at = 0;
+    eng->slice_end = card->t + eng->switch_left + slice_of(card, ctx, engine);
     card->switches += costs;
 }
 
-/* A kernel that began under run_to_end keeps the engine, however long its slice is over. */
-static bool unstoppable(const struct model_card *card, unsigned engine)
+/* A kernel that can be stopped at its end only, or between its blocks, keeps the engine until then, however long its
+ * slice is over. So does what has been told to leave and takes its time. */
+static uint64_t unstoppable(const struct model_card *card, unsigned engine)
 {
     const struct model_ctx *cur = card->engines[engine].cur;
-    return engine == ENG_COMPUTE && card->params.run_to_end && cur && cur->running[engine];
+    if (model_leaving(card, engine))
+        return card->engines[engine].stop_at - card->t;
+    return cur && cur->running[engine] ? to_stop(cur, engine) : 0;
 }
 
 /* Decides who is on the engine at card->t. Returns the command to run, 0 if nothing is ready. */
@@ -119,6 +147,8 @@ static uint16_t schedule(struct model_card *card, unsigned engine, uint64_t *soo
     struct model_engine *eng = &card->engines[engine];
     struct model_ctx *cur = eng->cur, *other;
     uint16_t link = cur ? pick_next(cur, engine, soonest) : 0, timeless;
+    if (!link)
+        model_stop_piece(card, engine, 0); /* it has been taken off */
     if (link && (card->t < eng->slice_end || eng->switch_left || unstoppable(card, engine)))
         return link;
     /* What takes no time and is due belongs to the turn that ends here. */
@@ -131,7 +161,7 @@ static uint16_t schedule(struct model_card *card, unsigned engine, uint64_t *soo
         return pick_next(other, engine, soonest);
     }
     if (link)
-        eng->slice_end = card->t + slice_of(card, cur);
+        eng->slice_end = card->t + slice_of(card, cur, engine);
     return link;
 }
 
@@ -180,15 +210,15 @@ static bool settle_engine(struct model_card *card, unsigned engine, uint64_t *ne
         return false;
     }
     /* Commands that take no time run beside a kernel of their context. */
-    uint16_t timeless = pick(eng->cur, engine, PICK_TIMELESS, next);
+    uint16_t timeless = eng->cur->held[engine] ? 0 : pick(eng->cur, engine, PICK_TIMELESS, next);
     const struct model_op *op = model_at(eng->cur, link);
     if (timeless || !op->left) {
         model_finish(eng->cur, timeless ? timeless : link);
         return true;
     }
     uint64_t from = eng->cur->running[engine] ? 0 : start_time(eng->cur, op);
-    if (!unstoppable(card, engine) || eng->slice_end > card->t)
-        *next = min64(*next, eng->slice_end);
+    uint64_t keeps = unstoppable(card, engine);
+    *next = min64(*next, eng->slice_end > card->t && !eng->cur->held[engine] ? eng->slice_end : card->t + keeps);
     if (from > card->t) {
         *next = min64(*next, from);
         return false;
@@ -252,6 +282,57 @@ void model_stall(struct model_card *card, uint64_t ns)
     for (unsigned e = 0; e < MODEL_ENGINES; e++) {
         model_stop_piece(card, e, 0);
         card->engines[e].slice_end += ns;
+        card->engines[e].stop_at += card->engines[e].stop_at ? ns : 0;
     }
     card->stall_end = card->t + ns;
+}
+
+/* ---- orders from outside ------------------------------------------------------------------------------------ */
+
+static uint64_t preempted_at(const struct model_ctx *ctx, unsigned engine)
+{
+    const struct model_op *op = model_at(ctx, ctx->running[engine]);
+    bool anywhere = preempts(ctx, engine, op) == PREEMPT_ANYWHERE;
+    return ctx->card->t + (anywhere ? ctx->card->params.preempt_ns : to_stop(ctx, engine));
+}
+
+void model_hold(struct model_ctx *ctx, unsigned engine, bool hold, bool lenient)
+{
+    struct model_card *card = ctx->card;
+    struct model_engine *eng = &card->engines[engine];
+    bool runs = eng->cur == ctx && eng->executing;
+    if (hold && runs) {
+        uint64_t at = preempted_at(ctx, engine);
+        if (lenient && at < eng->slice_end)
+            at = eng->slice_end;
+        if (!ctx->held[engine] || at < eng->stop_at)
+            eng->stop_at = at;
+    }
+    ctx->held[engine] = hold;
+}
+
+uint64_t model_expire(struct model_ctx *ctx, unsigned engine)
+{
+    struct model_engine *eng = &ctx->card->engines[engine];
+    if (eng->cur != ctx || !eng->executing)
+        return 0;
+    uint64_t at = preempted_at(ctx, engine);
+    eng->slice_end = min64(eng->slice_end, at);
+    return min64(at, ctx->card->t + model_at(ctx, ctx->running[engine])->left);
+}
+
+void model_set_slice(struct model_ctx *ctx, unsigned engine, uint64_t ns)
+{
+    struct model_engine *eng = &ctx->card->engines[engine];
+    ctx->slice_ns[engine] = ns;
+    if (eng->cur == ctx)
+        eng->slice_end = min64(eng->slice_end, ctx->card->t + eng->switch_left + slice_of(ctx->card, ctx, engine));
+}
+
+uint64_t model_leaves(const struct model_ctx *ctx, unsigned engine)
+{
+    const struct model_engine *eng = &ctx->card->engines[engine];
+    if (eng->cur != ctx || !eng->executing || !model_leaving(ctx->card, engine))
+        return 0;
+    return min64(eng->stop_at, ctx->card->t + model_at(ctx, ctx->running[engine])->left);
 }

@@ -128,6 +128,33 @@ static int closed_handle(long times)
     return launch((CUfunction)0x10, 1, 1, 1, 1, 1, 1, 0, streams[0], NULL, NULL);
 }
 
+static void *make_contexts(void *times)
+{
+    long bad = 0;
+    for (long i = (long)(intptr_t)times; i > 0; i--) {
+        CUcontext context;
+        bad += CALL(cuCtxCreate_v2)(&context, 0, 0) != CUDA_SUCCESS || CALL(cuCtxDestroy_v2)(context) != CUDA_SUCCESS;
+    }
+    return (void *)(intptr_t)bad;
+}
+
+static int contexts_at_once(long threads, long times)
+{
+    pthread_t all[16];
+    void *bad;
+    int sum = 0;
+    if (threads > 16)
+        return -3;
+    for (long i = 0; i < threads; i++)
+        if (pthread_create(&all[i], NULL, make_contexts, (void *)(intptr_t)times))
+            return -4;
+    for (long i = 0; i < threads; i++) {
+        pthread_join(all[i], &bad);
+        sum += (int)(intptr_t)bad;
+    }
+    return sum;
+}
+
 int more_command(char **w)
 {
     if (!strcmp(w[0], "invoke"))
@@ -148,6 +175,8 @@ int more_command(char **w)
         return many(arg(w, 1), arg(w, 2), arg(w, 3));
     if (!strcmp(w[0], "fork_launch"))
         return fork_and_launch();
+    if (!strcmp(w[0], "contexts")) /* contexts THREADS TIMES: each makes and destroys so many */
+        return contexts_at_once(arg(w, 1), arg(w, 2));
     if (!strcmp(w[0], "dlclose"))
         return closed_handle(arg(w, 1));
     return NOT_MINE;

@@ -142,7 +142,7 @@ static struct world *random_run(uint64_t seed, struct model_params params, bool 
     uint64_t state = seed, at = 0, last[4][32] = {0};
     for (uint32_t i = 0; i < 3; i++)
         ctxs[i] = model_ctx_create(&w->card, i + 1, NULL);
-    ctxs[2]->slice_ns = 450 * US;
+    ctxs[2]->slice_ns[ENG_COMPUTE] = 450 * US;
     for (unsigned i = 0; i < 900; i++) {
         struct model_ctx *ctx = ctxs[next_random(&state) % 3];
         uint32_t stream = next_random(&state) % 4 ? 17 + next_random(&state) % 3 : 0;
@@ -181,7 +181,8 @@ static void expect_one_at_a_time(const struct world *w)
 static void test_replay(void)
 {
     for (uint64_t seed = 1; seed <= 40; seed++) {
-        struct model_params params = {300 * US, 7 * US, seed % 3 * 2 * US, seed % 2};
+        struct model_params params = {.slice_ns = 300 * US, .switch_ns = 7 * US, .launch_ns = seed % 3 * 2 * US,
+                                      .run_to_end = seed % 2};
         struct world *once = random_run(seed, params, false), *often = random_run(seed, params, true);
         EXPECT(once->npieces == often->npieces && once->ndone == often->ndone && once->ndone == 900);
         EXPECT(memcmp(once->pieces, often->pieces, once->npieces * sizeof once->pieces[0]) == 0);
@@ -197,7 +198,8 @@ static void test_replay(void)
 static void test_prediction_is_a_lower_bound(void)
 {
     for (uint64_t seed = 100; seed < 120; seed++) {
-        struct world *w = random_run(seed, (struct model_params){300 * US, 7 * US, 3 * US, seed % 2}, false);
+        struct world *w = random_run(seed, (struct model_params){.slice_ns = 300 * US, .switch_ns = 7 * US,
+                                                                    .launch_ns = 3 * US, .run_to_end = seed % 2}, false);
         uint64_t base = w->card.t;
         for (uint32_t i = 0; i < 60; i++) {
             uint32_t op = random_ops[(seed + i * 7) % 10];
@@ -245,7 +247,7 @@ static void test_slice_of_one_context(void)
 {
     struct world *w = make(MS, 0);
     struct model_ctx *a = model_ctx_create(&w->card, 1, NULL), *b = model_ctx_create(&w->card, 2, NULL);
-    a->slice_ns = 2 * MS;
+    a->slice_ns[ENG_COMPUTE] = 2 * MS;
     put(w, a, SIM_OP_KERNEL, 17, 0, 1000 * MS);
     put(w, b, SIM_OP_KERNEL, 17, 0, 1000 * MS);
     model_advance(&w->card, 300 * MS);

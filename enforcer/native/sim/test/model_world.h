@@ -61,7 +61,7 @@ static struct world *make_with(struct model_params params)
     return w;
 }
 
-static struct world *make(uint64_t slice, uint64_t change)
+static inline struct world *make(uint64_t slice, uint64_t change)
 {
     return make_with((struct model_params){.slice_ns = slice, .switch_ns = change});
 }
