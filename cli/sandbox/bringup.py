@@ -8,12 +8,16 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from cli.program import program
 from cli.sandbox import accounting, files, namespace, native_gres, nodes, services, usercli
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout, check_length
 from cli.sandbox.options import SandboxOptions
 from cli.sandbox.plan import Plan
 from cli.sandbox.services import Cluster
+from gres.config import SlurmSettings
 
 Progress = Callable[[str], None]
 
@@ -25,11 +29,22 @@ def check_machine(layout: Layout, options: SandboxOptions) -> None:
             "a sandbox needs root: its daemons start jobs as other users and make device files"
         )
     services.check_programs()
+    _check_slurm(options)
     files.check_products()
     if options.native_gres:
         native_gres.build()  # its first time takes a minute: not while other sandboxes wait for their ports
     check_length(layout.state, options.node_names)
     _check_reachable(layout.state)
+
+
+def _check_slurm(options: SandboxOptions) -> None:
+    """What this Slurm cannot do is said before anything is made."""
+    version = services.slurm_version()
+    try:
+        SlurmSettings(version=version, multi_card=options.multi_card, placement=options.placement)
+    except ValidationError as error:
+        why = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise SandboxError(f"{why}; other versions: {program()} sandbox up --slurm 24.11") from None
 
 
 def _check_reachable(state: Path) -> None:

@@ -48,8 +48,9 @@ class Sandbox:
         if found is None:
             raise SandboxError(f"there is no sandbox in {state}: start one with {program()} sandbox up")
         options = SandboxOptions(
-            found.name, len(found.nodes), found.cards, found.memory_mib, found.model, state, found.native_gres
-        )
+            found.name, len(found.nodes), found.cards, found.memory_mib, found.model, state, found.native_gres,
+            found.injection, found.multi_card, found.placement, found.mig,
+        )  # fmt: skip
         return cls(options)
 
     # -- whole ------------------------------------------------------------
@@ -291,11 +292,14 @@ class Sandbox:
             raise SandboxError(f"{service!r} is not one of {', '.join(starts)}")
         self._daemons.kill(service, signal.SIGKILL)
         starts[service](self._cluster())
+        if service == "slurmctld":
+            services.await_registration(self._cluster())
 
     def restart_controller(self) -> None:
-        """Kill slurmctld and start it again."""
+        """End slurmctld and start it again; returns when it knows the nodes' cards."""
         self._daemons.kill("slurmctld", signal.SIGTERM)
         services.start_slurmctld(self._cluster())
+        services.await_registration(self._cluster())
 
     def _cluster(self) -> Cluster:
         return Cluster(self.plan, self.layout, self._daemons)

@@ -16,7 +16,8 @@ from cli.sandbox import plan, processes, tree
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
-from cli.sandbox.options import DEFAULT_ROOT, SandboxOptions, check_name, parse_memory
+from cli.sandbox.options import DEFAULT_ROOT, Placement, SandboxOptions, check_name, parse_memory
+from gres.config import Injection
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,7 +67,7 @@ def _up_in_tree(version: str, state_dir: Path | None, progress: Callable[[str], 
         raise SandboxError(f"--state-dir cannot be combined with --slurm: a tree sees {DEFAULT_ROOT} only")
     tree.ensure(version, progress)
     progress(f"Slurm {tree.exact(tree.trees_root() / version)}: building the native parts for it")
-    tree.run_make(version, "native")
+    tree.run_make(version, "native-live")
     words = [str(tree.CHECKOUT / ".venv/bin/qgpu"), *sys.argv[1:]]
     argv = tree.command(version, words)
     sys.stdout.flush()
@@ -88,6 +89,26 @@ def _up_in_tree(version: str, state_dir: Path | None, progress: Callable[[str], 
 @click.option(
     "--native-gres", is_flag=True, help="With qgpu's native GRES plugins, built against this Slurm's source."
 )
+@click.option(
+    "--injection",
+    type=click.Choice(["preload", "mount"]),
+    default="preload",
+    show_default=True,
+    help="How tasks get the shim.",
+)
+@click.option(
+    "--multi-card", is_flag=True, help="Jobs may have parts of several cards (Slurm 24.05 or later)."
+)
+@click.option(
+    "--placement",
+    type=click.Choice(["binpack", "spread"]),
+    default="binpack",
+    show_default=True,
+    help="Whether shares fill a card first; spread needs Slurm 23.11 or later.",
+)
+@click.option(
+    "--mig", default=0, help="The cards are MIG instances, so many of each card (Slurm 23.11 or later)."
+)
 def up(
     name: str,
     state_dir: Path | None,
@@ -98,6 +119,10 @@ def up(
     keep_failed: bool,
     slurm: str | None,
     native_gres: bool,
+    injection: Injection,
+    multi_card: bool,
+    placement: Placement,
+    mig: int,
 ) -> None:
     """Bring a sandbox up and wait until its nodes are idle."""
     begin = time.monotonic()
@@ -105,7 +130,19 @@ def up(
     def progress(text: str) -> None:
         click.echo(f"{time.monotonic() - begin:5.1f} s  {text}")
 
-    options = SandboxOptions(name, nodes, cards, parse_memory(memory), model, state_dir, native_gres)
+    options = SandboxOptions(
+        name,
+        nodes,
+        cards,
+        parse_memory(memory),
+        model,
+        state_dir,
+        native_gres,
+        injection,
+        multi_card,
+        placement,
+        mig,
+    )
     if slurm is not None and tree.release(slurm).version != tree.here():
         _up_in_tree(slurm, state_dir, progress)
     cluster = Sandbox(options, progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -98,8 +99,13 @@ def _environment() -> jinja2.Environment:
 
 
 def _card_files(layout: Layout, plan: Plan) -> str:
+    """What qgpu.yaml says of a node's cards, or of the MIG instances that stand for them."""
+    base = f"{layout.state}/sim/%n/dev/qgpusim"
+    if plan.mig:
+        entries = [f"{base}-card{i // plan.mig},{base}-gi{i},{base}{i}" for i in range(plan.cards)]
+        return f"instances: {json.dumps(entries)}"
     numbers = "0" if plan.cards == 1 else f"[0-{plan.cards - 1}]"
-    return f"{layout.state}/sim/%n/dev/qgpusim{numbers}"
+    return f'files: "{base}{numbers}"'
 
 
 def write_qgpu_yaml(layout: Layout, plan: Plan, slurm_version: str) -> None:
@@ -118,7 +124,13 @@ def write_slurm(layout: Layout, plan: Plan, plugin_dir: str = "") -> None:
     gres = {node: node_gres(config, node) for node in plan.nodes}
     environment = _environment()
     values = {"plan": plan, "layout": layout, "host": _short_host(), "gres": gres, "plugin_dir": plugin_dir}
-    modes = {"slurm.conf": 0o644, "slurmdbd.conf": 0o600, "cgroup.conf": 0o644, "task_prolog": 0o755}
+    modes = {
+        "slurm.conf": 0o644,
+        "slurmdbd.conf": 0o600,
+        "cgroup.conf": 0o644,
+        "task_prolog": 0o755,
+        "unkillable": 0o755,
+    }
     for name, mode in modes.items():
         _write(layout.etc / name, environment.get_template(f"{name}.j2").render(values), mode)
     for name, (file, mode) in RENDERED.items():

@@ -2,11 +2,14 @@
 
 Each version runs in its tree (tree.py); the machine's own without one. The result names the exact version. One that
 cannot be had is reported as *not run*, with the reason, and never as passed. Results go to build/matrix.json.
+
+`--again` is for shared machines that stall now and then: what failed is run once more, alone, and the result says so.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -23,7 +26,21 @@ from cli.sandbox.errors import SandboxError
 
 # What depends on the version of Slurm: the live suite, SPANK built against its headers, its Lua.
 SUITE = ("tests/slurm", "tests/native/test_spank_plugin.py", "tests/native/test_hook_client.py")
+# Where the time is short: what has differed from one version of Slurm to the next.
+SUBSET = (
+    "tests/slurm/test_surface.py",
+    "tests/slurm/test_jobs_placement.py",
+    "tests/slurm/test_several_cards.py",
+    "tests/slurm/test_mig.py",
+    "tests/slurm/test_native_gres.py",
+    "tests/slurm/test_api_clients.py",
+    "tests/slurm/test_spank_options.py",
+    "tests/native/test_spank_plugin.py",
+    "tests/native/test_hook_client.py",
+)
 RESULT = tree.CHECKOUT / "build/matrix.json"
+CACHE = "cache_dir=build/.pytest_cache"  # in a tree `build` is that version's own
+NEEDED, NEEDED_SUBSET = 12 * 60, 7 * 60  # seconds for one version, its tree included (docs/sandbox.md)
 
 
 @dataclass(frozen=True)
@@ -41,24 +58,29 @@ class Result:
         return f"Slurm {self.version:<6} {self.exact or '-':<14} {self.outcome:<8} {self.seconds:>4} s  {self.said}"
 
 
-def run(version: str, arguments: Sequence[str]) -> Result:
+def run(version: str, arguments: Sequence[str], again: bool = False, suite: Sequence[str] = SUITE) -> Result:
     """Run the suite on one version; its output goes to this program's."""
     begin = time.monotonic()
 
     def done(exact: str, outcome: str, said: str) -> Result:
         return Result(version, exact, outcome, round(time.monotonic() - begin), said)
 
-    pytest = [".venv/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITE, *arguments]
+    pytest = [".venv/bin/python", "-m", "pytest", "-q", "-o", CACHE, *suite, *arguments]
     try:
         exact = _obtain(version)
     except SandboxError as error:
         return done("", "not run", str(error))
     try:
-        argv = _prepared(version, pytest)
+        _prepare(version)
     except SandboxError as error:
         return done(exact, "failed", str(error))
     print(f"--- Slurm {version} ({exact})", flush=True)
-    said, status = _tee(argv)
+    said, status = _tee(_argv(version, pytest))
+    if status == 1 and again:
+        print(f"--- Slurm {version}: what failed is run once more, alone", flush=True)
+        more, status = _tee(_argv(version, [*pytest, "--last-failed", "--last-failed-no-failures=none"]))
+        said = f"{said}; those that failed once more, alone: {more}"
+    said = said if suite is SUITE else f"{said} (subset)"
     return done(exact, "passed" if status == 0 else "failed", said)
 
 
@@ -69,12 +91,15 @@ def _obtain(version: str) -> str:
     return tree.exact(tree.ensure(version, print))
 
 
-def _prepared(version: str, pytest: list[str]) -> list[str]:
-    """The words that run the suite on that version. SandboxError when the product does not build for it."""
-    if version == tree.here():
-        return pytest
-    tree.run_make(version, "native")
-    return tree.command(version, pytest)
+def _prepare(version: str) -> None:
+    """Build what the suite needs. SandboxError when the product does not build for that version."""
+    if version != tree.here():
+        tree.run_make(version, "native-live")
+
+
+def _argv(version: str, command: list[str]) -> list[str]:
+    """The words that run a command of the checkout with that version."""
+    return command if version == tree.here() else tree.command(version, command)
 
 
 def _tee(argv: Sequence[str]) -> tuple[str, int]:
@@ -85,9 +110,33 @@ def _tee(argv: Sequence[str]) -> tuple[str, int]:
     ) as child:
         assert child.stdout is not None
         for line in child.stdout:
-            sys.stdout.write(line)
+            print(line, end="", flush=True)
             last = line.strip() or last
     return re.sub(r"^=+ | =+$", "", last), child.returncode
+
+
+def choose(left: float, others: int) -> Sequence[str]:
+    """What is run in `left` seconds when `others` versions follow: all, the subset, or nothing."""
+    if left - NEEDED >= NEEDED_SUBSET * others:
+        return SUITE
+    return SUBSET if left >= NEEDED_SUBSET else ()
+
+
+def run_all(
+    versions: Sequence[str], arguments: Sequence[str], again: bool, seconds: float | None
+) -> list[Result]:
+    """One after the other; what does not fit into the time is not begun."""
+    end = math.inf if seconds is None else time.monotonic() + seconds
+    results = []
+    for number, version in enumerate(versions, 1):
+        left = end - time.monotonic()
+        suite = choose(left, len(versions) - number)
+        if not suite:
+            why = f"{max(left, 0):.0f} s of the time were left, the subset needs {NEEDED_SUBSET} s"
+            results.append(Result(version, "", "not run", 0, why))
+            continue
+        results.append(run(version, arguments, again, suite))
+    return results
 
 
 @click.command()
@@ -98,11 +147,17 @@ def _tee(argv: Sequence[str]) -> tuple[str, int]:
     type=click.Choice(sorted(tree.RELEASES)),
     help="Only this version; repeatable.",
 )
+@click.option("--others", is_flag=True, help="Only versions other than the machine's own.")
+@click.option("--again", is_flag=True, help="Run what failed once more, alone.")
+@click.option("--seconds", type=float, help="Begin no version that would not end within that time.")
 @click.argument("arguments", nargs=-1)
-def main(versions: tuple[str, ...], arguments: tuple[str, ...]) -> None:
+def main(
+    versions: tuple[str, ...], others: bool, again: bool, seconds: float | None, arguments: tuple[str, ...]
+) -> None:
     """Run the live suite on each version of Slurm; ARGUMENTS go to pytest."""
     os.chdir(tree.CHECKOUT)
-    results = [run(version, arguments) for version in versions or tuple(sorted(tree.RELEASES))]
+    wanted = versions or tuple(name for name in sorted(tree.RELEASES) if not others or name != tree.here())
+    results = run_all(wanted, arguments, again, seconds)
     Path(RESULT).write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
     for result in results:
         click.echo(result.line())

@@ -61,12 +61,17 @@ def install(layout: Layout) -> None:
         target.chmod(0o755)
 
 
-def search_path(layout: Layout) -> str:
-    """Value of PluginDir in slurm.conf: Slurm's own plugins, then ours."""
+def own_plugin_dir() -> Path:
+    """Where the plugins of this machine's Slurm are."""
     own = sorted(_MULTIARCH.glob("*/slurm-wlm/gres_gpu.so"))
     if not own:
         raise SandboxError(f"Slurm's own plugins are not in {_MULTIARCH}/*/slurm-wlm; run: make setup")
-    return f"{own[0].parent}:{plugin_dir(layout)}"
+    return own[0].parent
+
+
+def search_path(layout: Layout) -> str:
+    """Value of PluginDir in slurm.conf: Slurm's own plugins, then ours."""
+    return f"{own_plugin_dir()}:{plugin_dir(layout)}"
 
 
 def _run(argv: list[str]) -> str:

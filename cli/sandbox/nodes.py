@@ -34,6 +34,7 @@ def _simgpu(cluster: Cluster, node: str) -> None:
     def argv(fd: int) -> list[str]:
         words = [f"{cluster.layout.opt}/bin/qgpu-simgpu", "--dir", str(paths.sim_dir), "--node", node]
         words += ["--cards", str(plan.cards), "--model", plan.product_name, "--memory", str(plan.memory_mib)]
+        words += ["--mig", str(plan.mig)] if plan.mig else []
         return [*words, "--major", "245", "--minor-base", str(plan.minor_base(node)), "--ready-fd", str(fd)]
 
     cluster.daemons.start_ready(f"{node}.simgpu", argv, paths.log("simgpu"), {})

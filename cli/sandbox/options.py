@@ -6,14 +6,17 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from cli.sandbox.errors import SandboxError
-from gres.config import CLASSES
+from gres.config import CLASSES, Injection
 from gres.units import UnitError, parse_mib
 
+Placement = Literal["binpack", "spread"]
 DEFAULT_ROOT = Path("/var/lib/qgpu-sandbox")
 MAX_NODES = 16
 MAX_CARDS = 16
+MAX_MIG = 7
 MIN_MEMORY_MIB = 4 * 1024
 MAX_MEMORY_MIB = 1024 * 1024
 
@@ -50,12 +53,21 @@ class SandboxOptions:
     model: str = "h200"
     state_dir: Path | None = None
     native_gres: bool = False
+    injection: Injection = "preload"
+    multi_card: bool = False
+    placement: Placement = "binpack"
+    mig: int = 0  # the "cards" are MIG instances, so many of each card
 
     def __post_init__(self) -> None:
         check_name(self.name)
         _check_count("--nodes", "nodes", self.nodes, MAX_NODES)
         _check_count("--cards", "cards per node", self.cards, MAX_CARDS)
         _check_memory(self.memory_mib)
+        if self.mig and not (1 <= self.mig <= MAX_MIG and self.cards % self.mig == 0):
+            raise SandboxError(
+                f"--mig {self.mig} does not work with --cards {self.cards}: a card has 1 to {MAX_MIG} instances, and"
+                " --cards, which are all instances of a node, is a multiple of that"
+            )
         if self.model in CLASSES:
             raise SandboxError(
                 f"the card model cannot be called {self.model!r}: that is a class of jobs; use for example h200"

@@ -15,7 +15,8 @@ from pathlib import Path
 from cli.sandbox import cgroups, namespace, processes
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
-from cli.sandbox.options import MAX_CARDS, MAX_NODES, SandboxOptions
+from cli.sandbox.options import MAX_CARDS, MAX_NODES, Placement, SandboxOptions
+from gres.config import Injection
 
 FORMAT = 1
 # A slot is a block of ports, uids and device minors. Below the usual ephemeral range (32768) and above the
@@ -44,6 +45,10 @@ class Plan:
     format: int = FORMAT
     slurm: str = "unknown"  # version of its daemons
     native_gres: bool = False  # with our GRES plugins
+    injection: Injection = "preload"
+    multi_card: bool = False
+    placement: Placement = "binpack"
+    mig: int = 0
 
     @property
     def cluster(self) -> str:
@@ -204,6 +209,10 @@ def choose(options: SandboxOptions) -> Plan:
         cgroup=kind,
         cgroup_why=why,
         native_gres=options.native_gres,
+        injection=options.injection,
+        multi_card=options.multi_card,
+        placement=options.placement,
+        mig=options.mig,
     )
     taken = {other.slot for other in running.values()}
     for slot in range(SLOTS):

@@ -214,6 +214,22 @@ def await_nodes(cluster: Cluster, seconds: float = 30) -> None:
     wait.until(idle, seconds, f"all nodes becoming idle (read {layout.log('slurmctld')}, {logs})", watch)
 
 
+def await_registration(cluster: Cluster, seconds: float = 30) -> None:
+    """Wait until a new slurmctld has heard of every node whose slurmd runs.
+
+    A node whose jobs all end before that is idle in its eyes, but of its cards it knows only the number: up to
+    23.11 sbatch refuses shares then, later a job starts without a card (docs/admins.md)."""
+    wanted = {node for node in cluster.plan.nodes if cluster.daemons.running(f"{node}.slurmd")}
+
+    def heard() -> bool:
+        lines = run(cluster, ["scontrol", "-o", "show", "node"]).stdout.splitlines()
+        known = {line.split(" ")[0] for line in lines if "SlurmdStartTime=None" not in line}
+        return {f"NodeName={node}" for node in wanted} <= known
+
+    log = cluster.layout.log("slurmctld")
+    wait.until(heard, seconds, f"the nodes' registration with slurmctld (read {log})")
+
+
 def run(cluster: Cluster, argv: list[str]) -> subprocess.CompletedProcess[str]:
     """A Slurm command as root inside the sandbox."""
     return subprocess.run(

@@ -159,7 +159,8 @@ def command(version: str, argv: Sequence[str], progress: Callable[[str], None] =
 def run_make(version: str, target: str, progress: Callable[[str], None] = lambda _: None) -> None:
     """Run a make target of the checkout in a tree; its output goes to a log beside the tree."""
     log = trees_root() / f"{version}.make.log"
-    argv = command(version, ["make", "--no-print-directory", target], progress)
+    jobs = f"-j{len(os.sched_getaffinity(0))}"
+    argv = command(version, ["make", "--no-print-directory", jobs, target], progress)
     with log.open("wb") as out:
         if subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False).returncode:
             raise SandboxError(f"make {target} failed for Slurm {version}; read {log}: {_last(log)}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jobs_support import Live
+from jobs_support import Live, alone
 
+from cli.sandbox import files
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.options import DEFAULT_ROOT, SandboxOptions
 
@@ -32,21 +34,27 @@ def _remove_abandoned() -> None:
             Sandbox(SandboxOptions(state.name)).down()
 
 
+def keep_logs(cluster: Sandbox) -> None:
+    """The daemons' logs of a sandbox in which a test failed, below build/failed: it is gone when somebody looks."""
+    target = files.build_dir() / "failed" / cluster.options.name
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(cluster.layout.state / "log", target)
+    print(f"the logs of the sandbox are in {target}")
+
+
 @pytest.fixture(scope="session")
-def sandbox() -> Iterator[Sandbox]:
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     """A running sandbox of two nodes with two 80 GiB cards each, shared by all live tests."""
     _remove_abandoned()
     cluster = Sandbox(SandboxOptions(f"t{os.getpid()}"), progress=print)
     cluster.up()
     yield cluster
+    if request.session.testsfailed:
+        keep_logs(cluster)
     cluster.down()
 
 
 @pytest.fixture
 def live(sandbox: Sandbox) -> Iterator[Live]:
     """The shared sandbox with an empty queue before and after the test, and no node out of service."""
-    found = Live(sandbox)
-    found.empty()
-    yield found
-    found.empty()
-    assert not found.drained(), "the test left a node out of service"
+    yield from alone(Live(sandbox))

@@ -6,7 +6,7 @@ import json
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,14 @@ class Live:
         """Wait until the job is in one of these states."""
         self.until(lambda: self.state(job) in states, seconds, f"job {job} becoming {' or '.join(states)}")
 
+    def wait_requeued(self, job: int) -> None:
+        """Wait until a job whose Prolog failed is back in the queue, held: what is done to it before may get lost."""
+        self.until(
+            lambda: self.queued(job) == "PENDING" and self.reason(job).startswith("launch_failed"),
+            20,
+            f"job {job} being requeued and held",
+        )
+
     def wait_gone(self, job: int, seconds: float = 30) -> None:
         """Wait until the job has ended and its epilogs ran (completing jobs still hold their node)."""
         self.until(
@@ -163,9 +171,14 @@ class Live:
                     continue  # ended meanwhile
         return found
 
+    def grant(self, job: int) -> Grant:
+        """A job's standing grant, once its Prolog has made it: Slurm calls the job running a moment before."""
+        self.until(lambda: job in self.grants(), 20, f"the grant of job {job}")
+        return self.grants()[job]
+
     def place(self, job: int) -> tuple[str, int]:
         """Node and index of the one card that a job holds."""
-        grant = self.grants()[job]
+        grant = self.grant(job)
         assert len(grant.cards) == 1, grant
         return grant.node, grant.cards[0].index
 
@@ -210,9 +223,27 @@ class Live:
 
     # -- between tests ------------------------------------------------------------
 
+    def repaired(self) -> str:
+        """Nodes that were out of service, with the reasons; they take jobs again: the next test is not to blame."""
+        found = self.drained()
+        for node in self.nodes if found else ():
+            self.restore(node)
+        return found
+
     def empty(self) -> None:
         """No job is left, on no node: what each test begins and ends with."""
         if self.ask("squeue", "-h", "-o", "%i"):
             for user in ("alice", "bob"):
                 self.run("scancel", "-u", user)
         self.until(lambda: not self.ask("squeue", "-h", "-o", "%i"), 30, "an empty queue")
+
+
+def alone(live: Live) -> Iterator[Live]:
+    """One test's turn with a cluster: an empty queue before and after, and a failure if it left a node drained."""
+    live.empty()
+    yield live
+    try:
+        live.empty()
+    finally:
+        left = live.repaired()
+    assert not left, f"the test left a node out of service: {left}"

@@ -37,6 +37,7 @@ def test_a_daemon_that_hangs(live: Live) -> None:
         lambda: _files(live, node, ends) <= {".over"}, 15, "the grant of the job that ended being reaped"
     )
     assert stays in live.grants()
+    live.wait_requeued(new)
     live.cancel(new, stays)
     live.until(lambda: not live.queued(new), 20, "the new job gone")
     live.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")

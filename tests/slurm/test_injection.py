@@ -58,17 +58,22 @@ def injection(request: pytest.FixtureRequest, live: Live) -> Iterator[str]:
     """Nodes whose jobs get the shim in that way."""
     yaml = live.sandbox.layout.qgpu_yaml
     text = yaml.read_text()
-    yaml.write_text(f"{text}injection: {request.param}\n")
-    _restart(live)
-    yield request.param
-    live.empty()
-    yaml.write_text(text)
-    _restart(live)
+    changed, found = re.subn(r"(?m)^injection: .*$", f"injection: {request.param}", text)
+    assert found == 1
+    try:
+        yaml.write_text(changed)
+        _restart(live)
+        yield request.param
+        live.empty()
+    finally:
+        yaml.write_text(text)
+        _restart(live)
 
 
 def _restart(live: Live) -> None:
     for node in live.nodes:
-        live.stop_qgpud(node)
+        if live.sandbox.services()[f"{node}.qgpud"]:
+            live.stop_qgpud(node)
         live.sandbox.start(node, "qgpud")
 
 

@@ -99,7 +99,7 @@ def test_a_started_job_keeps_its_card_and_class(live: Live) -> None:
         refused(live, job, change, f"job {job} has started")
     assert update(live, job, f"{live.dialect.field}=qgpu/1 whole; note") == ""
     assert (live.gres(job), live.tag(job)) == (before[0], f"{before[1]}; note")
-    assert live.grants()[job].job_class == "online"
+    assert live.grant(job).job_class == "online"
 
 
 def test_what_plan_says_is_what_slurm_holds(live: Live) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from jobs_support import Live, together, work
@@ -38,10 +39,12 @@ def promised(live: Live) -> Counter[str]:
 def test_twenty_jobs_outlive_the_death_of(live: Live, service: str) -> None:
     go = live.sandbox.layout.home("alice") / "go"
     go.unlink(missing_ok=True)
-    script = "until [ -e go ]; do sleep 0.1; done; " + work("--requests", "20")
+    script = "echo up; until [ -e go ]; do sleep 0.1; done; " + work("--requests", "20")
     options = ("--qos=offline", "--gres=qgpu:20,qgpu_mem:15G")
     jobs = together(lambda: live.submit(script, *options) for _ in range(20))
     live.until(lambda: set(jobs) <= set(live.grants()), 30, "twenty grants")
+    # A slurmd that is killed before it could tell of its Prolog leaves a job that waits for that for ever (26.05).
+    live.until(lambda: all(live.output(job).startswith("up") for job in jobs), 30, "twenty scripts")
     before = {job: live.place(job) for job in jobs}
     saved, now = live.sandbox.layout.state / "spool/slurmctld/job_state", time.time()
     live.ask("scontrol", "update", f"JobId={jobs[0]}", "Comment=saved")
@@ -112,3 +115,61 @@ def test_a_job_may_be_cancelled_in_each_phase(live: Live) -> None:
     live.until(lambda: not live.grants(), 10, "no grant being left")
     for node in live.nodes:
         assert [row for row in read_usage(live.paths(node).ledger, early) if row.ended_at is None] == []
+
+
+def test_jobs_span_a_restart_of_slurmctld(live: Live) -> None:
+    """One runs and starts a step afterwards, one waits, two are held: grants and tags stay, and stay protected."""
+    go = live.sandbox.layout.home("alice") / "go"
+    go.unlink(missing_ok=True)
+    gres = ("--qos=online", "--gres=qgpu:60,qgpu_mem:8G", "-w", live.nodes[0])
+    step = "until [ -e go ]; do sleep 0.1; done; srun -n1 bash -c 'echo step $QGPU_GRANT_FD'"
+    runs, other = live.submit(step, *gres), live.submit("exec sleep 100", *gres)
+    granted = {job: live.grant(job) for job in (runs, other)}
+    waits = live.submit("echo waited $QGPU_GRANT_FD", *gres)
+    held, array = live.submit("true", "-H", *gres), live.submit("true", "-H", "--array=1-2", *gres)
+    live.until(lambda: live.reason(waits) == "Resources", 20, f"job {waits} waiting")
+    before = {job: (live.gres(job), live.tag(job)) for job in (runs, other, waits, held, array)}
+    assert set(before.values()) == {
+        ("qgpu:online:60,shard:60,qgpu_mem:8192M", "qgpu/1 class=online share=60 mem=8192")
+    }
+    live.sandbox.restart_controller()
+    assert {job: (live.gres(job), live.tag(job)) for job in before} == before
+    assert {job: live.grant(job) for job in granted} == granted
+    live.ask("scontrol", "update", f"JobId={held}", f"{live.dialect.field}=qgpu/1 whole; mine", user="alice")
+    assert live.tag(held) == f"{before[held][1]}; mine"
+    live.cancel(other)
+    assert live.finish(waits) == ["waited 100\n"]
+    go.write_text("")
+    assert live.finish(runs) == ["step 100\n"]
+    live.ask("scontrol", "release", str(array), user="alice")
+    live.until(lambda: live.queued(array) == "", 30, "the end of the array")
+    live.cancel(held)
+
+
+def in_prolog(job: int) -> bool:
+    """Whether our Prolog's client runs for a job on this machine."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if b"prolog" in words and words[0].endswith(b"qgpu-hook"):
+                return f"SLURM_JOB_ID={job}".encode() in (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # ended meanwhile
+    return False
+
+
+def test_a_job_that_is_cancelled_in_its_prolog_leaves_nothing(live: Live) -> None:
+    """qgpud stands still for a while: the Prolog waits for it, and comes too late for a job that is gone."""
+    node = live.nodes[0]
+    live.sandbox.kill(node, "qgpud", signal.SIGSTOP)
+    try:
+        job = live.submit("echo ran; sleep 100", "--gres=qgpu:10,qgpu_mem:1G", "-w", node)
+        live.until(lambda: in_prolog(job), 10, f"the Prolog of job {job}")
+        live.cancel(job, user="alice")
+    finally:
+        live.sandbox.kill(node, "qgpud", signal.SIGCONT)
+    live.wait_gone(job)
+    assert (live.state(job), live.output(job)) == ("CANCELLED", "")
+    live.until(lambda: not live.grants(), 20, "no grant being left")
+    assert [row for row in read_usage(live.paths(node).ledger, [job]) if row.ended_at is None] == []
+    assert live.finish(live.submit("echo next", "--gres=qgpu:10", "-w", node)) == ["next\n"]

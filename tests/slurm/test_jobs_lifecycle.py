@@ -53,8 +53,8 @@ def test_the_ways_to_end(live: Live) -> None:
     done = live.submit(work("--length", "0.3"), "--gres=qgpu:10,qgpu_mem:1G")
     failed = live.submit("exit 3", "--gres=qgpu:10,qgpu_mem:1G")
     cancelled = start(live, NAP)
-    live.until(lambda: cancelled in live.grants(), 10, "the grant")
-    assert cancelled in tenants(live, live.grants()[cancelled].node)
+    node = live.grant(cancelled).node
+    live.until(lambda: cancelled in tenants(live, node), 10, "the arbiter knowing it")  # the file comes first
     live.cancel(cancelled, user="alice")
     live.finish(done, failed, cancelled)
     assert [live.state(job) for job in (done, failed, cancelled)] == ["COMPLETED", "FAILED", "CANCELLED"]
@@ -73,7 +73,7 @@ def test_a_requeued_job_gets_a_new_grant(live: Live) -> None:
     job = start(live, f"echo up; {NAP}", "--requeue")
     live.until(lambda: job in live.grants(), 10, "the first grant")
     live.until(lambda: "up" in live.output(job), 10, "the first run")
-    first = live.grants()[job].created_ns
+    first = live.grant(job).created_ns
     live.ask("scontrol", "requeue", str(job), user="alice")
     live.wait_state(job, "PENDING")
     live.until(lambda: not remains(live, job), 10, "the end of the first grant")
@@ -82,7 +82,7 @@ def test_a_requeued_job_gets_a_new_grant(live: Live) -> None:
     (other,) = set(live.nodes) - {rows(live, job)[0].node}
     live.ask("scontrol", "update", f"JobId={job}", "StartTime=now", f"ReqNodeList={other}")
     live.until(lambda: job in live.grants() and live.state(job) == "RUNNING", 20, "the second run")
-    assert live.grants()[job].created_ns > first
+    assert live.grant(job).created_ns > first
     live.cancel(job)
     live.wait_gone(job)
     assert_closed(live, job, times=2)
@@ -150,8 +150,7 @@ def test_without_qgpud_the_node_is_drained_and_jobs_without_cards_run(live: Live
         assert reason.startswith("qgpu: qgpud on this node does not answer")
         assert f"nodename={node} state=resume" in reason
         assert reason.endswith(f"|{node}")
-        live.until(lambda: live.reason(requeued).startswith("launch_failed"), 10, "the job being held")
-        live.wait_state(requeued, "PENDING")
+        live.wait_requeued(requeued)
         live.wait_state(cancelled, "CANCELLED")
         assert live.state(elsewhere) == "RUNNING"
         assert {requeued, cancelled}.isdisjoint(live.grants())

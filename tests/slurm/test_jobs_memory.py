@@ -50,7 +50,8 @@ def test_concurrent_steps_share_the_cap(live: Live) -> None:
     job = live.submit(CONCURRENT.format(first=first, second=second), *options)
     (text,) = live.finish(job)
     assert "second=4" in text
-    assert any(f"job {job} holds 3.0 of 4.0 GiB" in line for line in refusals(text)), text
+    # What the driver keeps for the contexts counts as soon as the audit has seen it.
+    assert any(re.search(rf"job {job} holds 3\.[0-6] of 4\.0 GiB", line) for line in refusals(text)), text
 
 
 def test_the_neighbour_on_the_card_goes_on(live: Live) -> None:

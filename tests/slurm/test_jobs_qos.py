@@ -117,5 +117,5 @@ def test_a_running_job_changes_its_class_on_the_node(live: Live) -> None:
     assert said == f"job {first} was online, is offline"
     live.finish(offline, seconds=20)  # an online neighbour that never rests would have kept it waiting
     assert live.state(offline) == "COMPLETED"
-    assert live.grants()[first].job_class == "offline"
+    assert live.grant(first).job_class == "offline"
     assert live.tres(first)["gres/qgpu:online"] == "40"

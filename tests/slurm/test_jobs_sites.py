@@ -5,24 +5,36 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import pytest
 from jobs_support import Live, sentence_of
 
 from cli.sandbox import files, services
+from gres.config import ConfigError, parse_config
 
 NAP = "exec sleep 100"
+MPS = {"Name=": "Name=mps", "shard": "mps:"}  # how such an entry of a node begins with mps in its place
+
+
+def _as_rendered(_: Path) -> None:
+    return
 
 
 @contextmanager
-def site(live: Live, edit: Callable[[str], str]) -> Iterator[None]:
-    """The sandbox with another qgpu.yaml, all daemons that read it started anew."""
+def site(
+    live: Live, edit: Callable[[str], str], after: Callable[[Path], None] = _as_rendered
+) -> Iterator[None]:
+    """The sandbox with another qgpu.yaml, all daemons that read it started anew; `after` may change the rendered
+    files of that directory first."""
     sandbox = live.sandbox
     path = sandbox.layout.qgpu_yaml
     before = path.read_text()
 
-    def use(text: str) -> None:
+    def use(text: str, further: Callable[[Path], None] = _as_rendered) -> None:
         path.write_text(text)
         files.write_slurm(sandbox.layout, sandbox.plan)
+        further(sandbox.layout.etc)
         for node in live.nodes:
             for service in ("slurmd", "qgpud"):
                 sandbox.kill(node, service)
@@ -35,7 +47,7 @@ def site(live: Live, edit: Callable[[str], str]) -> Iterator[None]:
     changed = edit(before)
     assert changed != before
     try:
-        use(changed)
+        use(changed, after)
         yield
     finally:
         live.empty()
@@ -76,36 +88,28 @@ def test_what_online_reserves_decides_who_shares_a_card(live: Live) -> None:
         assert placed(live) == MEMORY
 
 
-@contextmanager
-def select_parameter(live: Live, word: str) -> Iterator[None]:
-    """One more word in SelectTypeParameters of slurm.conf."""
-    path = live.sandbox.layout.slurm_conf
-    before = path.read_text()
-    changed = re.sub(r"^(SelectTypeParameters=\S+)", rf"\1,{word}", before, flags=re.MULTILINE)
-    assert changed != before
-    try:
-        path.write_text(changed)
-        live.sandbox.restart_controller()
-        services.await_nodes(live.sandbox._cluster())
-        yield
-    finally:
-        live.empty()
-        path.write_text(before)
-        live.sandbox.restart_controller()
-        services.await_nodes(live.sandbox._cluster())
+def spread(text: str) -> str:
+    return text.replace("placement: binpack", "placement: spread")
 
 
-def test_shares_are_packed_and_spread_where_slurm_is_told_so(live: Live) -> None:
-    def cards() -> set[int]:
-        jobs = [running(live, "offline", "qgpu:10,qgpu_mem:1G", "-w", live.nodes[0]) for _ in range(2)]
-        return {live.place(job)[1] for job in jobs}
+def test_shares_are_packed_or_spread_as_qgpu_yaml_says(live: Live) -> None:
+    def cards(memory: str) -> list[int]:
+        jobs = [running(live, "offline", f"qgpu:10,qgpu_mem:{memory}", "-w", live.nodes[0]) for _ in range(4)]
+        return [live.place(job)[1] for job in jobs]
 
-    assert cards() == {0}
+    assert cards("30G") == [0, 0, 1, 1]  # two fit on a card
     live.empty()
     if live.dialect.before("23.11"):
-        return  # there is no such word
-    with select_parameter(live, "LL_SHARED_GRES"):
-        assert cards() == {0, 1}
+        with pytest.raises(ConfigError, match=r"placement spread needs Slurm 23\.11"):
+            parse_config(spread(live.sandbox.layout.qgpu_yaml.read_text()))
+        return
+    with site(live, spread):
+        assert "LL_SHARED_GRES" in live.ask("scontrol", "show", "config")
+        assert cards("30G") == [0, 1, 0, 1]
+        live.empty()
+        held = running(live, "offline", "qgpu:10,qgpu_mem:40G", "-w", live.nodes[0])
+        free = 1 - live.place(held)[1]
+        assert cards("8G") == [free] * 4, "the card with the most left"
 
 
 def mixed(text: str) -> str:
@@ -124,7 +128,7 @@ def test_models_of_two_sizes_in_one_partition(live: Live) -> None:
         assert live.place(running(live, "online", "qgpu:h200:30"))[0] == big
         assert live.place(running(live, "online", "qgpu:half:30"))[0] == half
         untyped = running(live, "online", "qgpu:30")
-        assert live.grants()[untyped].cards[0].mem_cap == 11673 << 20  # 30 % of the smallest card
+        assert live.grant(untyped).cards[0].mem_cap == 11673 << 20  # 30 % of the smallest card
         large = running(live, "offline", "qgpu:h200:10,qgpu_mem:50G")
         assert live.place(large)[0] == big
         done = live.run("sbatch", "--gres=qgpu:10,qgpu_mem:50G", "--wrap=true", user="alice")
@@ -133,10 +137,12 @@ def test_models_of_two_sizes_in_one_partition(live: Live) -> None:
         assert "one card has 38912M to share" in sentence_of(done.stderr)
 
 
-def test_a_card_without_a_valid_tag_is_refused_on_the_node_and_nothing_drains(live: Live) -> None:
-    def one_partition(text: str) -> str:
-        return text.replace('managed_partitions: ["*"]', "managed_partitions: [gpu]")
+def one_partition(text: str) -> str:
+    """Other partitions than gpu are not managed."""
+    return text.replace('managed_partitions: ["*"]', "managed_partitions: [gpu]")
 
+
+def test_a_card_without_a_valid_tag_is_refused_on_the_node_and_nothing_drains(live: Live) -> None:
     with site(live, one_partition):
         live.ask("scontrol", "create", "PartitionName=free", f"Nodes={','.join(live.nodes)}", "MaxTime=10")
         tag = "qgpu/1 class=online share=100 mem=79872"
@@ -153,4 +159,37 @@ def test_a_card_without_a_valid_tag_is_refused_on_the_node_and_nothing_drains(li
             assert "PAYLOAD" not in text and "without a grant" in text
         assert live.drained() == ""
         assert not set(jobs) & {job for job, grant in live.grants().items() if grant.state != "refused"}
+        live.ask("scontrol", "delete", "PartitionName=free")
+
+
+def test_mps_on_a_node_makes_no_ungoverned_tenant(live: Live) -> None:
+    """The second node has Slurm's mps where the first has shards. What asks for it is refused, by job_submit in
+    managed partitions and by the node in others."""
+    first, second = live.nodes
+
+    def with_mps(etc: Path) -> None:
+        for name in ("slurm.conf", "slurm-qgpu.conf", "gres.conf"):
+            lines = (etc / name).read_text().splitlines()
+            changed = [
+                re.sub(r"Name=shard Type=\S+|shard:\w+:", lambda found: MPS[found[0][:5]], line)
+                if line.startswith(f"NodeName={second} ")
+                else line.replace("GresTypes=gpu,", "GresTypes=gpu,mps,")
+                for line in lines
+            ]
+            (etc / name).write_text("\n".join(changed) + "\n")
+
+    with site(live, one_partition, with_mps):
+        for client in (["sbatch", "--wrap=true"], ["srun", "true"], ["salloc", "true"]):
+            done = live.run(client[0], "--gres=mps:30", *client[1:], user="alice")
+            assert done.returncode != 0
+            assert sentence_of(done.stderr).startswith("mps:30 is refused: "), done.stderr
+        live.ask("scontrol", "create", "PartitionName=free", f"Nodes={second}", "MaxTime=10")
+        jobs = [
+            live.submit("echo PAYLOAD", "-p", "free", "--gres=mps:30", *words)
+            for words in ([], ["--comment=qgpu/1 whole"], [f"{live.dialect.option}=qgpu/1 whole"])
+        ]
+        for text in live.finish(*jobs):
+            assert "PAYLOAD" not in text and "without a grant" in text
+        assert live.drained() == ""
+        assert live.place(running(live, "online", "qgpu:30"))[0] == first
         live.ask("scontrol", "delete", "PartitionName=free")

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from jobs_support import Live
+from jobs_support import Live, alone
 
-from cli.sandbox import native_gres, wait
+from cli.sandbox import native_gres, services, wait
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.options import SandboxOptions
@@ -43,10 +43,7 @@ def native() -> Iterator[Live]:
 @pytest.fixture
 def live(native: Live) -> Iterator[Live]:
     """That sandbox with an empty queue."""
-    native.empty()
-    yield native
-    native.empty()
-    assert not native.drained()
+    yield from alone(native)
 
 
 def _log(live: Live, name: str) -> str:
@@ -56,8 +53,7 @@ def _log(live: Live, name: str) -> str:
 def _running(live: Live, job: int) -> Grant:
     """The job's grant, once its Prolog has made it."""
     live.wait_state(job, "RUNNING")
-    live.until(lambda: job in live.grants(), 20, f"the grant of job {job}")
-    return live.grants()[job]
+    return live.grant(job)
 
 
 def _promise(grant: Grant) -> tuple[str, str | None, list[tuple[int, int]]]:
@@ -96,6 +92,14 @@ def test_a_whole_card_stays_whole(live: Live) -> None:
     live.cancel(job)
 
 
+@pytest.mark.parametrize("gres", [(), ("--gres=gpu:2",)], ids=["no gres", "gpu:2"])
+def test_a_job_with_the_node_for_itself_has_its_cards(live: Live, gres: tuple[str, ...]) -> None:
+    """Slurm allocates the counts of both classes to it as well, which are no share."""
+    grant = _running(live, job := live.submit("sleep 60", "--exclusive", *gres))
+    assert (grant.state, grant.job_class, len(grant.cards)) == ("whole", None, 2), grant
+    live.cancel(job)
+
+
 def test_variables_of_job_step_and_task(live: Live) -> None:
     steps = (
         VARIABLES,
@@ -130,7 +134,7 @@ def test_reconfigure_while_a_job_runs_changes_nothing(live: Live) -> None:
     live.ask("scontrol", "reconfigure")
     second = live.submit("sleep 60", "--qos=offline", "--gres=qgpu:20,qgpu_mem:8G")
     assert _promise(_running(live, second)) == ("active", "offline", [(20, 8192)])
-    assert _promise(live.grants()[first]) == ("active", "online", [(30, 8192)])
+    assert _promise(live.grant(first)) == ("active", "online", [(30, 8192)])
     live.cancel(first, second)
     live.wait_gone(first)
     live.until(lambda: not live.grants(), 20, "the end of both grants")
@@ -218,10 +222,12 @@ def _another_micro(plugin: Path) -> None:
 
 
 def _restart_slurm(live: Live) -> None:
-    live.sandbox.restart_controller()
     for node in live.nodes:
         live.sandbox.kill(node, "slurmd", signal.SIGTERM)
+    live.sandbox.restart_controller()
+    for node in live.nodes:
         live.sandbox.start(node, "slurmd")
+    services.await_registration(live.sandbox._cluster())
     wait.until(lambda: live.ask("sinfo", "-h", "-o", "%T") == "idle", 30, "an idle node")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jobs_support import Live, sentence_of
 
-from cli.sandbox import files, plan
+from cli.sandbox import files, plan, services
 from cli.sandbox.services import slurm_version
 
 NEW = tuple(int(part) for part in slurm_version().split(".")[:2]) >= (24, 5) if slurm_version() else False
@@ -21,10 +21,12 @@ def _set(live: Live, text: str) -> None:
     found = plan.load(layout)
     assert found is not None
     files.write_slurm(layout, found)
-    live.sandbox.restart_controller()
     for node in live.nodes:
         live.sandbox.kill(node, "slurmd")
+    live.sandbox.restart_controller()
+    for node in live.nodes:
         live.sandbox.start(node, "slurmd")
+    services.await_registration(live.sandbox._cluster())
     wanted = "multi_card: true" in text
     live.until(
         lambda: ("MULTIPLE_SHARING_GRES_PJ" in live.ask("scontrol", "show", "config")) == wanted,
@@ -40,8 +42,8 @@ def several(live: Live) -> Iterator[Live]:
     if not NEW:
         pytest.skip("needs Slurm 24.05 or later")
     text = live.sandbox.layout.qgpu_yaml.read_text()
-    assert "slurm: {" in text
-    _set(live, text.replace("slurm: {", "slurm: {multi_card: true, "))
+    assert "multi_card: false" in text
+    _set(live, text.replace("multi_card: false", "multi_card: true"))
     yield live
     live.empty()
     _set(live, text)
@@ -49,7 +51,7 @@ def several(live: Live) -> Iterator[Live]:
 
 def _on(live: Live, job: int) -> dict[int, int]:
     """Card -> share, of a job's grant."""
-    return {card.index: card.share for card in live.grants()[job].cards}
+    return {card.index: card.share for card in live.grant(job).cards}
 
 
 def test_two_cards_in_equal_parts(several: Live) -> None:
@@ -58,12 +60,40 @@ def test_two_cards_in_equal_parts(several: Live) -> None:
     several.wait_state(job, "RUNNING")
     several.until(lambda: several.output(job).count("task") == 2, 20, "its step")
     assert _on(several, job) == {0: 30, 1: 30}
-    assert {card.mem_cap for card in several.grants()[job].cards} == {4 << 30}
+    assert {card.mem_cap for card in several.grant(job).cards} == {4 << 30}
     assert several.output(job).splitlines()[0] == "cards 0,1"
     several.cancel(job)
     several.wait_sacct(job)
     (tres,) = several.sacct(job, "alloctres")
     assert {"gres/qgpu=60", "gres/shard=60"} <= set(tres.split(","))
+
+
+WHICH = (
+    "import ctypes; c = ctypes.CDLL('libcuda.so.1'); c.cuInit(0); d = ctypes.c_int();"
+    " c.cuDeviceGet(ctypes.byref(d), 0); u = (ctypes.c_char * 16)();"
+    " c.cuDeviceGetUuid(u, d); print('card', bytes(u).hex())"
+)
+
+
+def test_the_native_spelling_is_the_same_and_each_task_has_a_card_of_its_own(several: Live) -> None:
+    script = f'echo "env $SLURM_TRES_PER_TASK"; srun python3 -c "{WHICH}"; sleep 60'
+    words = ("-N1", "-n2", "--qos=online", "--tres-per-task=gres/qgpu:30,gres/qgpu_mem:4G")
+    job = several.submit(script, *words)
+    several.until(lambda: several.output(job).count("card") == 2, 20, "its step")
+    assert _on(several, job) == {0: 30, 1: 30}
+    first, *cards = several.output(job).splitlines()
+    assert first == "env gres/shard:30" and len(set(cards)) == 2, cards
+    assert several.tag(job) == "qgpu/1 class=online share=30 mem=4096 cards=2"
+    several.cancel(job)
+    for count in ("1", "2"):
+        alone = several.run("srun", "-N1", f"-n{count}", "--tres-per-task=gres/qgpu:30", "true", user="alice")
+        assert f"--qgpu-cards={count}, or use sbatch" in sentence_of(alone.stderr)
+    if several.dialect.before("26.05"):
+        return  # there salloc hands its own words on to srun, whose tasks then have one card (docs/specs/request.md)
+    given = several.run("salloc", *words, "srun", "python3", "-c", WHICH, user="alice")
+    assert len({line for line in given.stdout.splitlines() if line.startswith("card ")}) == 2, given.stderr
+    few = several.run("sbatch", "--gres=qgpu:30", "--qgpu-cards=3", "--wrap=true", user="alice")
+    assert "no node has more than 2 such card(s)" in sentence_of(few.stderr)
 
 
 def test_a_part_of_one_card_is_never_split(several: Live) -> None:

@@ -81,6 +81,8 @@ def assert_booked(live: Live, job: int, wanted: dict[str, Any]) -> None:
     del wanted["state"]
     if "gpu" in wanted and live.dialect.lone_whole:
         wanted["shard"] = 100 * wanted.pop("gpu")
+    if "alone" in wanted:  # never as shards
+        wanted["gpu"] = wanted.pop("alone")
     found = booked(live, job)
     for name, count in wanted.items():
         same = (
@@ -91,8 +93,8 @@ def assert_booked(live: Live, job: int, wanted: dict[str, Any]) -> None:
         assert same, (name, count, found)
 
 
-def assert_places(case: dict[str, Any], seen: list[Seen]) -> None:
-    """Which labels were on which cards."""
+def assert_places(case: dict[str, Any], seen: list[Seen], nodes: list[str]) -> None:
+    """Which labels were on which cards and nodes."""
     where: dict[str, set[tuple[str, str]]] = {}
     for line in seen:
         where.setdefault(line.label, set()).add((line.node, line.which))
@@ -100,6 +102,8 @@ def assert_places(case: dict[str, Any], seen: list[Seen]) -> None:
         assert len(set.union(*(where[label] for label in case["same"]))) == 1, seen
     for label in case.get("apart", ()):
         assert all(where[label].isdisjoint(where[other]) for other in case["apart"] if other != label), seen
+    for label, node in case.get("where", {}).items():
+        assert {name for name, _ in where[label]} == {nodes[node]}, seen
     if "nodes" in case:
         assert len({line.node for line in seen}) == case["nodes"]
 
@@ -113,7 +117,7 @@ def test_surface(live: Live, case: dict[str, Any]) -> None:
         live.ask(*(word.replace("{node}", live.nodes[0]) for word in command))
     try:
         before = newest(live)
-        script = f"export PATH=$HOME:$PATH; cd $HOME; {case['do']}"
+        script = f"export PATH=$HOME:$PATH; cd $HOME; {case['do'].replace('{node}', live.nodes[0])}"
         done = live.run("bash", "-c", script, user="alice")
         # --test-only uses numbers up as well
         jobs = [job for job in range(before + 1, newest(live)) if live.job(job)]
@@ -126,7 +130,7 @@ def test_surface(live: Live, case: dict[str, Any]) -> None:
     seen = [Seen(*[*line.split(), "-"][1:6]) for line in text.splitlines() if line.startswith("SEE ")]
     found = Counter(f"{line.label} {line.state} {line.cards}" for line in seen)
     assert found == Counter(case["seen"]), text
-    assert_places(case, seen)
+    assert_places(case, seen, live.nodes)
     if "jobs" in case:
         assert len(jobs) == len(case["jobs"]), text
         for job, wanted in zip(jobs, case["jobs"], strict=True):
