@@ -19,6 +19,8 @@ all: setup native
 
 # Each native part brings its own build.mk, which adds its products to NATIVE.
 NATIVE :=
+# Test programs of the suite that runs on every version of Slurm (cli/sandbox/matrix.py).
+LIVE_TESTS := $(BUILD)/test/spank_stage $(BUILD)/test/spank_escape
 include $(sort $(wildcard enforcer/native/*/build.mk slurm_plugin/*/build.mk gres/native/build.mk bench/*/build.mk))
 
 help:
@@ -42,8 +44,12 @@ native: setup
 	@$(MAKE) --no-print-directory -q native-products 2>/dev/null || echo "building the native parts into $(BUILD)/"
 	@flock $(BUILD)/.native.lock $(MAKE) --no-print-directory -s native-products
 
-.PHONY: native-products
+.PHONY: native-products native-live
 native-products: $(NATIVE)
+
+# The part that the live suite needs: in the tree of another Slurm nothing else is built.
+native-live: setup
+	@flock $(BUILD)/.native.lock $(MAKE) --no-print-directory -s $(filter-out $(BUILD)/test/%,$(NATIVE)) $(LIVE_TESTS)
 
 test: native
 	@$(PY) -m pytest

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import click
 
 from cli.daemon import config_option, find_daemon, node_option
+from enforcer.nvml import CardInfo, NvmlError, PynvmlNvml
 from gres.cardplan import CardPlanError, parse_words
+from gres.mig import Capability, MigError, files_of, read_minors
 from gres.units import format_mib
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
@@ -31,6 +34,31 @@ def _sharing(settings: dict[str, str]) -> str:
     return ", ".join(parts)
 
 
+def instance_lines(cards: Sequence[CardInfo], minors: Mapping[int, Capability]) -> list[str]:
+    """The MIG instances as a list for `nodes[].instances`, ordered as gres.conf then has them. Raises MigError."""
+    found = sorted((card for card in cards if card.instance is not None), key=lambda card: card.place)
+    return [
+        f'  - "{files_of(minors, card.place)}"  # {card.name}, {format_mib(card.mem_total >> 20)}, {card.uuid}'
+        for card in found
+    ]
+
+
+@card.command()
+@click.option("--nvml", "library", default="auto", show_default=True, help="Path of libnvidia-ml.so.1.")
+def instances(library: str) -> None:
+    """Print the MIG instances of this machine as `instances` of a node in qgpu.yaml."""
+    try:
+        nvml = PynvmlNvml(library)
+        cards = nvml.cards()
+        nvml.close()
+        lines = instance_lines(cards, read_minors() if any(card.instance for card in cards) else {})
+    except (NvmlError, MigError) as error:
+        raise click.ClickException(str(error)) from None
+    if not lines:
+        raise click.ClickException("this machine has no MIG instance; nvidia-smi mig -lgi lists them")
+    click.echo("\n".join(["instances:", *lines]))
+
+
 @card.command("list")
 @config_option
 @node_option
@@ -50,6 +78,27 @@ def list_(config_path: str, node: str | None, as_json: bool) -> None:
         )
 
 
+def hardware_words(told: dict[str, Any]) -> str:
+    """What holds for one card, and what each of its tenants came to, in words."""
+    if not told["enabled"]:
+        return f"off because {told['why']}"
+    if not told["tenants"]:
+        return "on; no tenant has been tried yet"
+    rows = [_tenant_words(row) for row in told["tenants"]]
+    return "on; " + "; ".join(rows)
+
+
+def _tenant_words(row: dict[str, Any]) -> str:
+    how = f"by {row['method']} through the {row['actor']}"
+    words = {
+        "none": "has no channel group yet",
+        "ready": f"ready {how}",
+        "stopped": f"stopped {how}",
+        "failed": f"gating alone because {row['why'] or 'the driver refused'}",
+    }
+    return f"job {row['job']} {words.get(row['state'], row['state'])}, {row['stops']} stop(s)"
+
+
 def _show(one: dict[str, Any]) -> None:
     click.echo(f"card {one['index']}  {one['uuid']}  {one['name']}")
     for key, value in one["settings"].items():
@@ -57,6 +106,8 @@ def _show(one: dict[str, Any]) -> None:
         if source == "qgpu card set":
             source += ", saved" if key in one["saved"] else ", until qgpud restarts"
         click.echo(f"  {key:<18} {value:<12} {source}")
+    if one.get("hardware"):
+        click.echo(f"  hardware preemption: {hardware_words(one['hardware'])}")
 
 
 @card.command()
@@ -96,7 +147,7 @@ def _changed(answer: dict[str, Any], what: str) -> None:
 def set_(card_name: str, words: tuple[str, ...], save: bool, config_path: str, node: str | None) -> None:
     """Change settings of CARD at once, for running jobs as well. Root only.
 
-    Keys: slice, window, idle_release, policy, isolation; policy and isolation with .online or .offline for one
+    Keys: slice, window, idle_release, hardware, policy, isolation; the last two with .online or .offline for one
     class. Without --save a change counts until qgpud restarts, also through restarts of the arbiter.
     """
     try:

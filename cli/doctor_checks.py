@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
-from cli import doctor_slurm, doctor_system
+from cli import doctor_gres, doctor_slurm, doctor_system
+from cli.card import hardware_words
 from cli.daemon import node_name
 from cli.doctor_result import Check
 from enforcer.daemon.askproto import AskError, ask
@@ -46,11 +47,14 @@ def examine(config_path: str, node: str | None) -> list[Check]:
             lambda: _qgpud(known, config),
             lambda: _arbiter(known, config),
             lambda: _memory(known),
+            lambda: _hardware(known),
             *steps,
         ]
     steps.append(doctor_system.cgroups)
     if config is not None:
         steps += [
+            lambda: doctor_gres.gres_conf(config, known.node, known.cards),
+            lambda: doctor_gres.native_plugins(config),
             lambda: doctor_slurm.plugstack(config),
             lambda: doctor_slurm.hooks(config),
             lambda: doctor_slurm.private_data(config),
@@ -96,11 +100,11 @@ def _cards(known: Known, config: Config) -> Check:
         named = identify(node, range(len(node.cards)))
     except IdentityError as error:
         return Check("cards", "fail", str(error), "correct files under nodes in qgpu.yaml")
-    by_minor = {card.minor: card for card in known.cards}
+    by_place = {card.place: card for card in known.cards}
     for card in named:
-        info = by_minor.get(card.minor)
+        info = by_place.get(card.place)
         if info is None:
-            text = f"card {card.spec.index} ({card.spec.path}) is not seen by NVML"
+            text = f"card {card.spec.index} ({','.join(card.spec.paths)}) is not seen by NVML"
             return Check("cards", "fail", text, "look for Xid errors, or correct nodes in qgpu.yaml")
         if info.mem_total < card.spec.usable * MIB:
             text = f"card {card.spec.index} has {format_mib(info.mem_total // MIB)}, not {format_mib(card.spec.memory)}"
@@ -110,7 +114,8 @@ def _cards(known: Known, config: Config) -> Check:
         return Check(
             "cards", "warn", f"{spare} card(s) of this node are not in qgpu.yaml", "add them to nodes"
         )
-    return Check("cards", "ok", f"{len(named)} as in qgpu.yaml")
+    kind = "MIG instance(s)" if any(card.instance for card in named) else ""
+    return Check("cards", "ok", " ".join(filter(None, (f"{len(named)}", kind, "as in qgpu.yaml"))))
 
 
 def _shim(known: Known, config: Config) -> Check:
@@ -155,6 +160,23 @@ def _arbiter(known: Known, config: Config) -> Check:
         return Check("arbiter", "ok", "reached, its card threads run with SCHED_FIFO")
     todo = "LimitRTPRIO=99 and CAP_SYS_NICE for its unit; with RT_GROUP_SCHED not in a child cpu cgroup"
     return Check("arbiter", "warn", "reached, but without real-time scheduling: gates close late", todo)
+
+
+def _hardware(known: Known) -> Check:
+    """One line for all cards; what fails for a tenant is a warning, since gating remains."""
+    told = cast("dict[str, dict[str, Any]]", known.daemon.get("hardware") or {})
+    if not told:
+        return Check(
+            "hardware", "ok", "hardware preemption is off: qgpud has told the arbiter of no card yet"
+        )
+    texts = list(dict.fromkeys(hardware_words(card) for card in told.values()))
+    if len(texts) > 1:
+        texts = [f"{uuid}: {hardware_words(card)}" for uuid, card in told.items()]
+    text = "hardware preemption is " + "; ".join(texts)
+    if any(row["state"] == "failed" for card in told.values() for row in card["tenants"]):
+        todo = "kernels that run are not stopped; docs/specs/hardware.md explains each reason"
+        return Check("hardware", "warn", text, todo)
+    return Check("hardware", "ok", text)
 
 
 def _memory(known: Known) -> Check:

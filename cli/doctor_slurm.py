@@ -102,6 +102,21 @@ def said(*command: str) -> tuple[int, str]:
     return done.returncode, lines[-1] if lines else ""
 
 
+def said_all(*command: str) -> str:
+    """Everything that a program said; empty if it failed."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def shown(text: str, key: str) -> str:
+    """A value of what `scontrol show config` prints; empty if it is not there."""
+    found = re.search(rf"^{key}\s*= (.*)$", text, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
 def private_data(config: Config) -> Check:
     """Whether what slurm.conf hides from other users is hidden in reports as well."""
     conf = slurm_conf()

@@ -17,6 +17,7 @@ COMMANDS = {
     "card": ("cli.card", "card", "Show and change how cards are shared."),
     "job": ("cli.job", "job", "Change a running job on this node."),
     "demo": ("cli.demo.command", "demo", "Run the main job on a sandbox and check every promise."),
+    "extend": ("cli.extend", "extend", "Give suspended offline jobs their time back."),
     "doctor": ("cli.doctor", "doctor", "Check this node, one line per thing."),
     "plan": ("cli.plan", "plan", "Explain what a request would become."),
     "render": ("cli.render", "render", "Write Slurm's configuration from qgpu.yaml."),

@@ -11,9 +11,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from gres.cards import decide_cards
 from gres.config import Config, ConfigError, NodeGroup, load_config
 from gres.hostlist import expand
-from gres.request import Decision, RequestError, Submission, decide
+from gres.request import Decision, RequestError, Submission
 from gres.tables import tables_of
 from gres.units import MIB
 
@@ -45,6 +46,9 @@ class Plan:
             "mem_mib": tag.mem if tag and shared else None,
             "mem_bytes": tag.mem * MIB if tag and shared else None,
             "shards": self.decision.shards or None,
+            "cards_per_node": tag.cards if tag and shared else None,
+            "tres_per_task": self.decision.tres_per_task,
+            "tasks_per_node": self.decision.tasks_per_node or None,
             "whole_cards": self.decision.cards or None,
             "model": self.decision.model,
             "nodes": list(self.nodes),
@@ -54,7 +58,8 @@ class Plan:
 
 def _fits(group: NodeGroup, decision: Decision, config: Config) -> bool:
     """Whether an empty node of this group could take the request."""
-    if decision.model not in (None, group.model) or decision.cards > group.count:
+    cards = max(decision.cards, decision.tag.cards if decision.tag else 0)
+    if decision.model not in (None, group.model) or cards > group.count:
         return False
     mem = decision.tag.mem if decision.tag else 0
     return mem <= config.models[group.model].usable
@@ -63,7 +68,7 @@ def _fits(group: NodeGroup, decision: Decision, config: Config) -> bool:
 def make_plan(job: Submission, config: Config) -> Plan:
     """Decide a submission and find its nodes. Raises RequestError with the sentence for the user."""
     tables = tables_of(config)
-    decision = decide(job, tables)
+    decision = decide_cards(job, tables)
     groups = [group for group in config.nodes if _fits(group, decision, config)]
     count = sum(len(expand(group.names)) for group in groups)
     gres = job.gres or "" if decision.gres is None else decision.gres
@@ -73,9 +78,17 @@ def make_plan(job: Submission, config: Config) -> Plan:
     return Plan(decision, gres, tables.tag_field, tuple(group.names for group in groups), count, note)
 
 
+def _cards(count: int) -> str:
+    return "one card's" if count == 1 else f"each of {count} cards'"
+
+
 def _rows(plan: Plan) -> list[tuple[str, str]]:
     tag = plan.decision.tag
+    found = plan.decision
     rows = [("Slurm is asked for", plan.gres or "(nothing)")]
+    if found.tres_per_task:
+        rows.append(("for each task", f"{found.tres_per_task}, one task for each card"))
+        rows.append(("tasks", f"{found.tasks_per_node} per node, {found.tasks} in all"))
     if tag is None:
         return [*rows, ("qgpu", "has no part in this request")]
     if tag.whole:
@@ -83,8 +96,11 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
     else:
         rows += [
             ("class", f"{tag.job_class}{plan.class_note}"),
-            ("share", f"{tag.share} % of one card's compute"),
-            ("memory cap", f"{tag.mem} MiB ({tag.mem * MIB} bytes) of one card"),
+            ("share", f"{tag.share} % of {_cards(tag.cards)} compute"),
+            (
+                "memory cap",
+                f"{tag.mem} MiB ({tag.mem * MIB} bytes) of {'one' if tag.cards == 1 else 'each'} card",
+            ),
             ("reserved", f"{plan.decision.shards} of the card's 100 shards"),
         ]
     names = ",".join(plan.nodes)
@@ -116,25 +132,41 @@ def read_config(path: str) -> Config:
 
 @click.command()
 @click.option(
-    "--gres", required=True, help="What --gres of sbatch would say, for example qgpu:30,qgpu_mem:12G."
+    "--gres", default=None, help="What --gres of sbatch would say, for example qgpu:30,qgpu_mem:12G."
 )
+@click.option("--qgpu-mem", default=None, help="Memory on each card, as the option of sbatch.")
+@click.option("--qgpu-cards", default=None, help="Cards of each node, as the option of sbatch.")
+@click.option(
+    "--tres-per-task", default=None, help="The native spelling of several cards, for example gres/qgpu:30."
+)
+@click.option("-N", "--nodes", type=click.IntRange(1), default=None, help="Nodes of the job.")
+@click.option("-n", "--ntasks", type=click.IntRange(1), default=None, help="Tasks of the job.")
+@click.option("--ntasks-per-node", type=click.IntRange(1), default=None, help="Tasks on each node.")
 @click.option("--qos", default=None, help="The job's QOS, which decides the class.")
 @click.option("--partition", default=None, help="The job's partition; by default one that is managed.")
 @click.option("--comment", default=None, help="The job's own comment.")
 @click.option("--config", "config_path", default=DEFAULT_CONFIG, show_default=True, envvar="QGPU_CONFIG")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
-    gres: str, qos: str | None, partition: str | None, comment: str | None, config_path: str, as_json: bool
-) -> None:
+    gres: str | None, qgpu_mem: str | None, qgpu_cards: str | None, tres_per_task: str | None, nodes: int | None,
+    ntasks: int | None, ntasks_per_node: int | None, qos: str | None, partition: str | None, comment: str | None,
+    config_path: str, as_json: bool,
+) -> None:  # fmt: skip
     """Show what a request becomes: rewrite, reservation, memory, class, and the nodes it could ever run on.
 
     Nothing is submitted. Exits 1 with the sentence that sbatch would print where the request is refused.
     """
+    if not gres and not tres_per_task and not qgpu_mem:
+        raise click.UsageError("say what the job asks for, for example --gres=qgpu:30")
     config = read_config(config_path)
     if partition is None:
         partition = next(iter(tables_of(config).partitions), None)
     try:
-        found = make_plan(Submission(gres=gres, qos=qos, partition=partition, comment=comment), config)
+        job = Submission(
+            gres=gres, qos=qos, partition=partition, comment=comment, tres_per_task=tres_per_task,
+            qgpu_mem=qgpu_mem, cards=qgpu_cards, nodes=nodes, tasks=ntasks, tasks_per_node=ntasks_per_node,
+        )  # fmt: skip
+        found = make_plan(job, config)
     except RequestError as error:
         if as_json:
             click.echo(json.dumps({"accepted": False, "rule": error.key, "message": str(error)}))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from cli import ledgers, report_groups
+from cli import extensions, ledgers, report_groups
 from cli.ledgers import Found, Place, Question
 from cli.output import fail, form_of, show, user_name
 from cli.report_model import JobReport, advice, build
@@ -21,7 +21,7 @@ from cli.report_text import lines
 from gres.config import ConfigError, load_config
 from gres.grants import RUN_BASE
 from gres.units import UnitError, parse_duration
-from slurm_plugin import sacct
+from slurm_plugin import accounting, sacct
 
 DEFAULT_CONFIG = "/etc/qgpu/qgpu.yaml"
 DEFAULT_SINCE = "1d"
@@ -131,18 +131,19 @@ def without_slurm(ids: Sequence[int], found: Found) -> list[sacct.SacctJob]:
     return jobs
 
 
-def report_jobs(asked: Asked, where: Sequence[Place]) -> int:
+def report_jobs(asked: Asked, where: Sequence[Place], given: Path | None = None) -> int:
     """Jobs by number; the exit status."""
     runs = [number for text in asked.job_ids if (number := run_id(text)) is not None]
     slurm = [text for text in asked.job_ids if run_id(text) is None]
-    known = sacct.jobs(slurm)
+    known = accounting.choose().jobs(slurm) if slurm else []
     ids = [*(job.raw_id for job in known), *runs]
     detailed = asked.html is not None or asked.form == "json"
     found = ledgers.read(where, Question(jobs=ids, series=detailed))
     known += without_slurm(runs, found)
     latencies = {row.usage.key: row.latency for row in found.rows}
-    reports = build(known, [row.usage for row in found.rows], time.time_ns(), latencies)
-    notes = found.problems + missing_nodes(reports, where)
+    done, problems = extensions.known(given)
+    reports = build(known, [row.usage for row in found.rows], time.time_ns(), latencies, done)
+    notes = found.problems + problems + missing_nodes(reports, where)
     if asked.html is not None:
         from cli.report_html import write_jobs
 
@@ -178,7 +179,7 @@ def report_window(asked: Asked, where: Sequence[Place]) -> int:
     if since >= until:
         fail("report", "--since is not before --until")
     window = sacct.Window(since, until, asked.users, asked.accounts, asked.qos)
-    jobs = sacct.jobs_between(window)
+    jobs = accounting.choose().between(window)
     question = Question(since_ns=since * 10**9, until_ns=until * 10**9, series=asked.html is not None)
     found = ledgers.read(where, question)
     by = asked.by or "user"
@@ -234,8 +235,10 @@ def report(
     asked = Asked(job_ids, users, accounts, qos, since, until, by, form, html)
     check(asked)
     try:
-        where = [Place(path) for path in ledger_files] or ledgers.places(load_config(config))
-        status = report_jobs(asked, where) if job_ids else report_window(asked, where)
+        loaded = None if ledger_files else load_config(config)
+        where = ledgers.places(loaded) if loaded else [Place(path) for path in ledger_files]
+        given = extensions.place(loaded) if loaded else None
+        status = report_jobs(asked, where, given) if job_ids else report_window(asked, where)
     except (ConfigError, sacct.SacctError, OSError) as error:
         fail("report", str(error))
     sys.exit(status)

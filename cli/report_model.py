@@ -7,9 +7,10 @@ percent.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from enforcer.ledger import Usage
+from gres.extension import Given
 from gres.units import UnitError, parse_size
 from slurm_plugin.sacct import SacctJob
 
@@ -68,6 +69,9 @@ class JobReport:
     mem: int | None
     grants: tuple[GrantReport, ...]
     account: str = ""
+    # By how much `qgpu extend` lengthened the last run, and how often it requeued the job; None: it never looked.
+    extended_s: int | None = None
+    requeued: int | None = None
 
     def as_json(self) -> dict[str, object]:
         """Plain values for JSON."""
@@ -128,13 +132,22 @@ Latencies = dict[tuple[int, str, int], dict[int, int] | None]
 
 
 def build(
-    jobs: Iterable[SacctJob], rows: Sequence[Usage], now_ns: int, latencies: Latencies | None = None
+    jobs: Iterable[SacctJob],
+    rows: Sequence[Usage],
+    now_ns: int,
+    latencies: Latencies | None = None,
+    given: Mapping[int, Given] | None = None,
 ) -> list[JobReport]:
     """Reports in sacct's order. `now_ns` is CLOCK_REALTIME, for grants that still stand."""
     of_job: dict[int, list[Usage]] = {}
     for row in rows:
         of_job.setdefault(row.job_id, []).append(row)
-    return [_job(job, of_job.get(job.raw_id, []), now_ns, latencies or {}) for job in jobs]
+    found = [_job(job, of_job.get(job.raw_id, []), now_ns, latencies or {}) for job in jobs]
+    return [_with_given(job, (given or {}).get(job.raw_id)) for job in found]
+
+
+def _with_given(job: JobReport, given: Given | None) -> JobReport:
+    return job if given is None else replace(job, extended_s=given.given_s, requeued=given.requeued)
 
 
 def _job(job: SacctJob, rows: Sequence[Usage], now_ns: int, latencies: Latencies) -> JobReport:
@@ -186,7 +199,26 @@ def _more_memory(cap: int) -> str:
 
 def advice(job: JobReport) -> list[str]:
     """Sentences that name the flag to change; empty where nothing stands out."""
-    return [line for grant in job.grants for line in _grant_advice(job, grant)]
+    return [
+        *_limit_advice(job),
+        *(line for grant in job.grants for line in _grant_advice(job, grant)),
+    ]
+
+
+def _limit_advice(job: JobReport) -> list[str]:
+    """What was done about the time that online jobs took."""
+    lines = []
+    if job.extended_s:
+        lines.append(
+            f"job {job.job_id}: its time limit was extended by {job.extended_s // 60} min for the time that online"
+            " jobs suspended it."
+        )
+    if job.requeued:
+        lines.append(
+            f"job {job.job_id}: it was requeued {job.requeued} time(s), since online jobs suspended it for longer than"
+            " its QOS allows. If it must not wait, ask for an online QOS with --qos."
+        )
+    return lines
 
 
 def _grant_advice(job: JobReport, grant: GrantReport) -> list[str]:

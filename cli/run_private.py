@@ -71,6 +71,10 @@ def config_text(directory: Path) -> str:
     nvml.close()
     if not cards:
         raise StartError("the driver sees no card on this machine; nvidia-smi -L lists them")
+    if any(card.instance for card in cards):
+        raise StartError(
+            "this machine has MIG instances: write qgpu.yaml (qgpu card instances helps), name it by --config"
+        )
     memory = min(card.mem_total for card in cards) >> 20
     files = device_files([card.minor for card in cards])
     return (

@@ -16,7 +16,7 @@ GIB = 1 << 30
 HEADER = ("NODE", "CARD", "JOBID", "USER", "CLASS", "STATE", "SHARE%", "NOW%", "MEM_GIB", "CAP_GIB", "PROCS")
 LEFT = 6
 COLOURS = {
-    "running": "green", "preempted": "red", "suspended": "red", "throttled": "yellow", "idle": "dim",
+    "running": "green", "preempted": "red", "stopped": "red", "suspended": "red", "throttled": "yellow", "idle": "dim",
     "waiting": "dim", "whole": "cyan", "unknown": "magenta",
 }  # fmt: skip
 BLOCKS = " ▏▎▍▌▋▊▉█"

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from gres.mig import Instance, Place
+
 UNLIMITED = 2**64 - 1  # the fakes' NVML_DEVICE_MEMORY_LIMIT_MAX; a real driver is asked what it says
 
 P = ParamSpec("P")
@@ -27,14 +29,31 @@ class CardLostError(NvmlError):
     """One card does not answer any more (fallen off the bus, or being reset)."""
 
 
+class NvmlFaultError(NvmlError):
+    """What does not pass by itself: no driver, no library, a library of another version than the kernel module, no
+    permission, a card that wants a reset. Whatever else NVML says may be gone in a second."""
+
+
+# NVML's codes for that (nvml.h): NO_PERMISSION, DRIVER_NOT_LOADED, IRQ_ISSUE, LIBRARY_NOT_FOUND, RESET_REQUIRED,
+# OPERATING_SYSTEM, LIB_RM_VERSION_MISMATCH.
+FAULTS = frozenset({4, 9, 11, 12, 16, 17, 18})
+
+
 @dataclass(frozen=True)
 class CardInfo:
-    """One card as the driver reports it. `minor` is that of its device file, `mem_total` is bytes."""
+    """One card as the driver reports it. `minor` is that of its device file, `mem_total` is bytes; a MIG instance is a
+    card of its own, with the minor of the card that it is a part of."""
 
     uuid: str
     minor: int
     name: str
     mem_total: int
+    instance: Instance | None = None
+
+    @property
+    def place(self) -> Place:
+        """What gres.conf's device files lead to."""
+        return Place(self.minor, self.instance)
 
 
 @dataclass(frozen=True)
@@ -120,6 +139,7 @@ class FakeNvml:
         self.loads: dict[str, CardLoad] = {}
         self._lost: set[str] = set()
         self.failure: str | None = None
+        self.fault: str | None = None  # the same, of the kind that does not pass
         self.version = "580.65.06"
         self.limits: dict[tuple[str, str], tuple[int, int]] = {}
         self.before: Callable[[], object] = lambda: None  # runs in every call: tests hang or count here
@@ -201,6 +221,8 @@ class FakeNvml:
         self.before()
         if self.failure is not None:
             raise NvmlError(self.failure)
+        if self.fault is not None:
+            raise NvmlFaultError(self.fault)
 
 
 def _translate(function: Callable[P, R]) -> Callable[P, R]:
@@ -215,7 +237,8 @@ def _translate(function: Callable[P, R]) -> Callable[P, R]:
         except pynvml.NVMLError_GpuIsLost as error:
             raise CardLostError(f"a card does not answer: {error}") from None
         except pynvml.NVMLError as error:
-            raise NvmlError(f"the NVIDIA driver does not answer through NVML: {error}") from None
+            kind = NvmlFaultError if error.value in FAULTS else NvmlError
+            raise kind(f"the NVIDIA driver does not answer through NVML: {error}") from None
 
     return wrapped
 
@@ -233,7 +256,7 @@ class PynvmlNvml:
             try:
                 ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
             except OSError as error:
-                raise NvmlError(f"driver.nvml: {library} cannot be loaded: {error}") from None
+                raise NvmlFaultError(f"driver.nvml: {library} cannot be loaded: {error}") from None
         self._nvml: Any = pynvml
         self._handles: dict[str, Any] = {}
         self._seen_us: dict[str, int] = {}
@@ -241,22 +264,30 @@ class PynvmlNvml:
 
     @_translate
     def cards(self) -> tuple[CardInfo, ...]:
-        """All cards that answer, in NVML's order; a lost one is left out."""
-        found = [self._card(index) for index in range(self._nvml.nvmlDeviceGetCount())]
-        return tuple(card for card in found if card is not None)
+        """All cards that answer, in NVML's order; a lost one is left out. In place of a card in MIG mode stand its
+        instances, which may be none."""
+        return tuple(
+            card for index in range(self._nvml.nvmlDeviceGetCount()) for card in self._cards_at(index)
+        )
 
-    def _card(self, index: int) -> CardInfo | None:
+    def _cards_at(self, index: int) -> list[CardInfo]:
         nvml = self._nvml
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
             minor = int(nvml.nvmlDeviceGetMinorNumber(handle))
-            total = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-            name = _text(nvml.nvmlDeviceGetName(handle))
+            found = mig_handles(nvml, handle)
+            if found is None:
+                return [self._card(handle, minor)]
+            return [self._card(each, minor, instance) for each, instance in found]
         except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_NotFound):
-            return None
+            return []
+
+    def _card(self, handle: Any, minor: int, instance: Instance | None = None) -> CardInfo:
+        uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
+        total = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        name = _text(self._nvml.nvmlDeviceGetName(handle))
         self._handles[uuid] = handle
-        return CardInfo(uuid, minor, name, total)
+        return CardInfo(uuid, minor, name, total, instance)
 
     @_translate
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
@@ -326,6 +357,25 @@ class PynvmlNvml:
         """Let go of the driver."""
         self._handles.clear()
         self._nvml.nvmlShutdown()
+
+
+def mig_handles(nvml: Any, card: Any) -> list[tuple[Any, Instance]] | None:
+    """Handles of the MIG instances of a card; None where it is not in MIG mode. Places without one are passed over."""
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(card)
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+        return None  # a card, or a driver, without MIG
+    if current != nvml.NVML_DEVICE_MIG_ENABLE:
+        return None
+    found = []
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(card)):
+        try:
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index)
+        except nvml.NVMLError_NotFound:
+            continue
+        gi, ci = nvml.nvmlDeviceGetGpuInstanceId(handle), nvml.nvmlDeviceGetComputeInstanceId(handle)
+        found.append((handle, Instance(int(gi), int(ci))))
+    return found
 
 
 def _limits(nvml: Any, name: str) -> Any:

@@ -13,12 +13,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from gres.config import CLASSES, Config, Isolation, JobClass, Node, Policy
-from gres.schema import CardTuning
+from gres.schema import CardTuning, Switch
 from gres.units import Duration
 
 TIMES = ("slice", "window", "idle_release")
 PER_CLASS = ("policy", "isolation")
-KEYS = (*TIMES, *(f"{name}.{job_class}" for name in PER_CLASS for job_class in CLASSES))
+PLAIN = (*TIMES, "hardware")
+KEYS = (*PLAIN, *(f"{name}.{job_class}" for name in PER_CLASS for job_class in CLASSES))
 
 
 class CardPlanError(ValueError):
@@ -35,6 +36,7 @@ class CardPlan:
     policy: dict[JobClass, Policy]
     isolation: dict[JobClass, Isolation]
     sources: dict[str, str]
+    hardware: Switch = "auto"
 
     def value(self, key: str) -> str:
         """The value of one of KEYS as text that `parse_change` reads."""
@@ -52,7 +54,7 @@ class CardPlan:
 
 def _flat(tuning: CardTuning) -> dict[str, str]:
     """The keys that a level sets, as text."""
-    found = {name: str(getattr(tuning, name)) for name in TIMES if getattr(tuning, name) is not None}
+    found = {name: str(getattr(tuning, name)) for name in PLAIN if getattr(tuning, name) is not None}
     for name in PER_CLASS:
         found |= {f"{name}.{job_class}": value for job_class, value in getattr(tuning, name).items()}
     return found
@@ -60,6 +62,7 @@ def _flat(tuning: CardTuning) -> dict[str, str]:
 
 def _wide(config: Config) -> dict[str, str]:
     found = {name: str(getattr(config.enforcer, name)) for name in TIMES}
+    found["hardware"] = config.enforcer.hardware.enabled
     for job_class in CLASSES:
         settings = config.classes[job_class]
         off = config.enforcer.isolation == "none"
@@ -74,6 +77,7 @@ def plan_card(
     """What holds for the card with that index and UUID of the node. `live` are checked changes."""
     values = _wide(config)
     sources = {key: f"classes.{key.partition('.')[2]}" if "." in key else f"enforcer.{key}" for key in values}
+    sources["hardware"] = "enforcer.hardware"
     levels: list[tuple[str, Mapping[str, str]]] = [
         (f"models.{node.model}", _flat(config.models[node.model])),
         *(
@@ -89,7 +93,13 @@ def plan_card(
     tuning = _tuning(values)
     assert tuning.slice is not None and tuning.window is not None and tuning.idle_release is not None
     return CardPlan(
-        tuning.slice, tuning.window, tuning.idle_release, tuning.policy, tuning.isolation, sources
+        tuning.slice,
+        tuning.window,
+        tuning.idle_release,
+        tuning.policy,
+        tuning.isolation,
+        sources,
+        tuning.hardware or "auto",
     )
 
 
@@ -124,7 +134,7 @@ def check_change(changes: Mapping[str, str]) -> dict[str, str]:
 
 
 def _keys() -> str:
-    return ", ".join((*TIMES, *(f"{name}[.online|.offline]" for name in PER_CLASS)))
+    return ", ".join((*PLAIN, *(f"{name}[.online|.offline]" for name in PER_CLASS)))
 
 
 def parse_words(words: list[str]) -> dict[str, str]:

@@ -6,7 +6,6 @@ misspelt limit must not silently become the default. `%n` in a path stands for t
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -38,9 +37,11 @@ from gres.schema import (
     RunSettings,
     Section,
     SlurmSettings,
+    SuspendedSettings,
     TagField,
     Word,
 )
+from gres.sentences import fault_sentence
 
 __all__ = [
     "CLASSES",
@@ -61,6 +62,7 @@ __all__ = [
     "NodeGroup",
     "Policy",
     "SlurmSettings",
+    "SuspendedSettings",
     "TagField",
     "for_node",
     "load_config",
@@ -76,13 +78,20 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class CardSpec:
-    """One configured card of a node; `index` is its place in gres.conf, memory figures are MiB."""
+    """One configured card of a node; `index` is its place in gres.conf, memory figures are MiB. A MIG instance has the
+    path of its card, and in `caps` those of its two capability files."""
 
     index: int
     path: str
     model: str
     memory: int
     usable: int
+    caps: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All its device files."""
+        return (self.path, *self.caps)
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,7 @@ class Config(Section):
     injection: Injection = "preload"
     qos: dict[str, JobClass] = Field(default_factory=dict)
     default_class: JobClass | None = None
+    suspended: dict[str, SuspendedSettings] = Field(default_factory=dict)
     classes: dict[JobClass, ClassSettings] = Field(default_factory=_default_classes)
     models: dict[Word, ModelSettings] = Field(min_length=1)
     nodes: list[NodeGroup] = Field(min_length=1)
@@ -169,6 +179,17 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _suspended_offline(self) -> Config:
+        for name in self.suspended:
+            found = self.qos.get(name) or self.default_class
+            if found != "offline":
+                word = f"is {found}" if found else "has no class"
+                raise ValueError(
+                    f"suspended names the QOS '{name}', which {word}: only offline jobs are suspended"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _nodes_fit(self) -> Config:
         seen: set[str] = set()
         for group in self.nodes:
@@ -195,6 +216,17 @@ class Config(Section):
                             f"cards name card {index} of '{name}', which has {counts[name]} card(s);"
                             f" write an index from 0 to {counts[name] - 1}"
                         )
+        return self
+
+    @model_validator(mode="after")
+    def _instances_can_be_shared(self) -> Config:
+        """Before 23.11 slurmd takes the files of a MIG instance for cards of their own as soon as there are shards."""
+        for group in self.nodes:
+            if group.instances is not None and self.slurm.version < "23.11":
+                raise ValueError(
+                    f"nodes '{group.names}' have MIG instances, which Slurm can share from 23.11 on, but this is"
+                    f" {self.slurm.version}; correct slurm.version, or leave these nodes out"
+                )
         return self
 
     @model_validator(mode="after")
@@ -229,8 +261,8 @@ class Config(Section):
     def _node(self, name: str, group: NodeGroup) -> Node:
         model = self.models[group.model]
         cards = tuple(
-            CardSpec(index, path, group.model, model.memory, model.usable)
-            for index, path in enumerate(expand(for_node(group.files, name)))
+            CardSpec(index, paths[0], group.model, model.memory, model.usable, paths[1:])
+            for index, paths in enumerate(group.card_files(name))
         )
         run_dir, state_dir = for_node(self.run_dir, name), for_node(self.state_dir, name)
         return Node(name, group.model, cards, run_dir, state_dir, group.injection or self.injection)
@@ -267,6 +299,7 @@ _NESTED: dict[tuple[str, str], type[BaseModel]] = {
     ("Config", "models"): ModelSettings,
     ("Config", "nodes"): NodeGroup,
     ("Config", "cards"): CardGroup,
+    ("Config", "suspended"): SuspendedSettings,
 }
 
 
@@ -289,14 +322,7 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
 def _sentence(error: Any) -> str:
     location = tuple(error["loc"])
     key = ".".join(str(step) for step in location if step != "[key]") or "the file"
-    if error["type"] == "extra_forbidden":
-        known = _known_keys(location)
-        near = difflib.get_close_matches(str(location[-1]), known, n=1)
-        return f"{key}: there is no such key; {f'did you mean {near[0]}?' if near else f'known are {known}'}"
-    if error["type"] == "missing":
-        return f"{key}: this key is required"
-    text = str(error["msg"]).removeprefix("Value error, ")
-    return f"{key}: {text}" if error["type"] == "value_error" else f"{key}: {text} (found {error['input']!r})"
+    return fault_sentence(error, key, _known_keys(location))
 
 
 def parse_config(text: str, source: str = "qgpu.yaml") -> Config:

@@ -199,35 +199,48 @@ class GrantStore:
 
     def write(self, grant: Grant) -> None:
         """Write the truth (JOBID.json, mode 0600), durable when this returns."""
-        self._put(f"{grant.job_id}.json", grant.to_json().encode(), 0o600)
+        with self._open() as directory:
+            self._put(directory, f"{grant.job_id}.json", grant.to_json().encode(), 0o600)
+            os.fsync(directory)
+
+    def write_both(self, grant: Grant, blob: bytes) -> None:
+        """Both forms, the truth first, durable on return; a Prolog waits for it, so the directory is synced once."""
+        with self._open() as directory:
+            self._put(directory, f"{grant.job_id}.json", grant.to_json().encode(), 0o600)
+            self._put_blob(directory, grant.job_id, blob)
 
     def write_blob(self, job_id: int, blob: bytes) -> None:
         """Write the binary form (JOBID.grant, mode 0644), durable on return. Write it after the JSON."""
-        self._put(f"{job_id}.grant", blob, 0o644)
-        with self._open() as directory, contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{job_id}.over", dir_fd=directory)
+        with self._open() as directory:
+            self._put_blob(directory, job_id, blob)
 
-    def _put(self, name: str, data: bytes, mode: int) -> None:
+    def _put_blob(self, directory: int, job_id: int, blob: bytes) -> None:
+        self._put(directory, f"{job_id}.grant", blob, 0o644)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{job_id}.over", dir_fd=directory)
+        os.fsync(directory)
+
+    def _put(self, directory: int, name: str, data: bytes, mode: int) -> None:
+        """Replace a file in one step; its content is durable, its name once the directory is synced."""
         if len(data) > MAX_FILE_BYTES:
             raise GrantError(f"{name} would have {len(data)} bytes; the limit is {MAX_FILE_BYTES}")
         temporary = f".{name}.{os.getpid()}.tmp"
-        with self._open() as directory:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=directory)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(temporary, flags, 0o600, dir_fd=directory)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fchmod(file.fileno(), mode)  # not the umask's choice
+                if data:
+                    os.fsync(file.fileno())
+            os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=directory)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(temporary, flags, 0o600, dir_fd=directory)
-            try:
-                with os.fdopen(fd, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fchmod(file.fileno(), mode)  # not the umask's choice
-                    os.fsync(file.fileno())
-                os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-            except BaseException:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(temporary, dir_fd=directory)
-                raise
-            os.fsync(directory)
+            raise
 
     def read(self, job_id: int) -> Grant:
         """The grant of a job. Raises GrantMissing if there is none, GrantError if it cannot be trusted."""
@@ -293,10 +306,10 @@ class GrantStore:
         with self._open() as directory:
             found = [name for name in names if _exists(name, directory)]
             if mark:
-                self._put(f"{job_id}.over", b"", 0o644)  # first: no task may start in between
+                self._put(directory, f"{job_id}.over", b"", 0o644)  # first: no task may start in between
             for name in found:
                 os.unlink(name, dir_fd=directory)
-            if found:
+            if found or mark:
                 os.fsync(directory)
         return bool(found)
 

@@ -111,6 +111,8 @@ def _native(env: Mapping[str, str], said: Tag | None, gpus: int) -> Tag | None:
     """What slurmctld's own allocation says, None where no native plugin spoke. Raises _NativeError."""
     if not any(env.get(name) for name in NATIVE):
         return None
+    if said is not None and said.whole and set(env.get("QGPU_NATIVE_CLASS", "").split(",")) == set(_CLASSES):
+        return None  # --exclusive: Slurm allocated all there is. SPANK refuses a task that has shards all the same
     cards = _parts(env, said, gpus)
     job_class = _CLASSES.get(env.get("QGPU_NATIVE_CLASS", ""))
     if job_class is None:

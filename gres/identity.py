@@ -2,17 +2,18 @@
 
 SLURM_JOB_GPUS follows the order of gres.conf, which `qgpu render` writes from the same qgpu.yaml; CUDA's and
 NVML's orders are others. The minor number of the device file is what NVML can be asked for, and NVML knows
-the UUID.
+the UUID. For a MIG instance the two capability files say which instance of that card it is (gres/mig.py).
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from gres.config import CardSpec, Node
+from gres.mig import Capability, Instance, MigError, Place, instance_of, read_minors
 
 
 class IdentityError(ValueError):
@@ -21,11 +22,17 @@ class IdentityError(ValueError):
 
 @dataclass(frozen=True)
 class DeviceCard:
-    """A configured card with the device number of its file."""
+    """A configured card with the device number of its file, and which MIG instance of that card it is."""
 
     spec: CardSpec
     major: int
     minor: int
+    instance: Instance | None = None
+
+    @property
+    def place(self) -> Place:
+        """What NVML knows it by."""
+        return Place(self.minor, self.instance)
 
 
 def device_number(path: str) -> tuple[int, int]:
@@ -39,8 +46,21 @@ def device_number(path: str) -> tuple[int, int]:
     return os.major(info.st_rdev), os.minor(info.st_rdev)
 
 
-def identify(node: Node, indexes: Iterable[int]) -> tuple[DeviceCard, ...]:
-    """The cards of `node` with these indexes, in this order.
+def _device_card(spec: CardSpec, minors: Callable[[], Mapping[int, Capability]]) -> DeviceCard:
+    major, minor = device_number(spec.path)
+    if not spec.caps:
+        return DeviceCard(spec, major, minor)
+    gi, ci = (device_number(path)[1] for path in spec.caps)
+    try:
+        return DeviceCard(spec, major, minor, instance_of(minors(), minor, gi, ci))
+    except MigError as error:
+        raise IdentityError(f"card {spec.index} ({','.join(spec.paths)}): {error}") from None
+
+
+def identify(
+    node: Node, indexes: Iterable[int], minors: Callable[[], Mapping[int, Capability]] = read_minors
+) -> tuple[DeviceCard, ...]:
+    """The cards of `node` with these indexes, in this order. `minors` reads the driver's capability numbers.
 
     Raises IdentityError for an index that is not configured and for two files that are one device.
     """
@@ -51,8 +71,8 @@ def identify(node: Node, indexes: Iterable[int]) -> tuple[DeviceCard, ...]:
                 f"Slurm gave card {index}, but qgpu.yaml names {len(node.cards)} card(s) for {node.name}"
             )
         spec = node.cards[index]
-        number = device_number(spec.path)
-        if any((card.major, card.minor) == number for card in cards):
+        found = _device_card(spec, minors)
+        if any((card.major, card.place) == (found.major, found.place) for card in cards):
             raise IdentityError(f"{spec.path} on {node.name} is the same device as another card's file")
-        cards.append(DeviceCard(spec, *number))
+        cards.append(found)
     return tuple(cards)

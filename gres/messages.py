@@ -67,6 +67,10 @@ MESSAGES: dict[str, str] = {
     " write a shorter one, for example --{field}=test.",
     "cards_never": "{token} on {cards} cards is refused: on this cluster a job has a part of one card of each node,"
     " or whole cards; write --gres=qgpu:{example}, or --gres=gpu:1 for a whole one.",
+    "cards_few": "{token} on {cards} cards is refused: no node has more than {top} such card(s);"
+    " write --gres=qgpu:{share} --qgpu-cards={top}.",
+    "cards_srun": "{token} for each task is refused for srun alone: Slurm would not bind its tasks to a card each;"
+    " write srun --gres=qgpu:{example} --qgpu-cards={cards}, or use sbatch or salloc with --tres-per-task.",
     "cards_whole": "{token} is refused: it goes with a share of a card; write for example"
     " --gres=qgpu:{example} --qgpu-cards={cards}.",
     "cards_tasks": "{token} with {what} tasks per node is refused: on this cluster a share goes with one task for each"

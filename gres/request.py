@@ -42,7 +42,11 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True)
 class Submission:
-    """The fields of a job submission that matter here, under Slurm's names; None where not given."""
+    """The fields of a job submission that matter here, under Slurm's names; None where not given.
+
+    `qgpu_mem` and `cards` are the options of the SPANK plugin as they were written, `nodes` and the two numbers of
+    tasks the shape of the job; `decide` looks at none of these five, `gres.cards` does.
+    """
 
     gres: str | None = None
     qos: str | None = None
@@ -57,13 +61,19 @@ class Submission:
     tres_bind: str | None = None
     tres_freq: str | None = None
     exclusive: bool = False
+    qgpu_mem: str | None = None
+    cards: str | None = None
+    nodes: int | None = None
+    tasks: int | None = None
+    tasks_per_node: int | None = None
 
 
 @dataclass(frozen=True)
 class Decision:
     """What becomes of an accepted submission. Fields that stay as they are are None.
 
-    `shards` is what Slurm books on the card, `cards` the number of whole cards per node (0 for a share).
+    `shards` is what Slurm books on the card, `cards` the number of whole cards per node (0 for a share). The last three
+    are set where shares are asked for per task (slurm.multi_card).
     """
 
     gres: str | None = None
@@ -73,6 +83,9 @@ class Decision:
     model: str | None = None
     shards: int = 0
     cards: int = 0
+    tres_per_task: str | None = None
+    tasks_per_node: int = 0
+    tasks: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,8 @@ class _Share:
     percent: int
 
 
-def _refuse(tables: Tables, key: str, token: str, **words: object) -> RequestError:
+def refuse(tables: Tables, key: str, token: str, **words: object) -> RequestError:
+    """The refusal `key`, with the words that every sentence may use and those of this one."""
     common = {
         "token": shown(token),
         "min": tables.min_share,
@@ -100,7 +114,7 @@ def _refuse(tables: Tables, key: str, token: str, **words: object) -> RequestErr
     return RequestError(key, sentence(key, {name: str(word) for name, word in {**common, **words}.items()}))
 
 
-def _cards(tables: Tables, model: str | None) -> int:
+def most_cards(tables: Tables, model: str | None) -> int:
     """The most cards (of a model) that one node has."""
     return max(table.cards for name, table in tables.models.items() if model in (None, name))
 
@@ -108,35 +122,35 @@ def _cards(tables: Tables, model: str | None) -> int:
 def _percent(entry: Entry, word: str, model: str | None, tables: Tables) -> int:
     """The number of a qgpu entry, checked against everything but max_share."""
     if word == "" or word in tables.models:
-        raise _refuse(tables, "share_missing", entry.text)
+        raise refuse(tables, "share_missing", entry.text)
     if not re.fullmatch(r"[0-9]+", word):
-        raise _refuse(tables, "share_text", entry.text, word=shown(word))
+        raise refuse(tables, "share_text", entry.text, word=shown(word))
     digits = word.lstrip("0") or "0"
-    cards = _cards(tables, model)
+    cards = most_cards(tables, model)
     most = 1 if tables.whole_by_shard else cards
     if len(digits) > 6:
-        raise _refuse(tables, "cards_many", entry.text, cards=cards, top=100 * most)
+        raise refuse(tables, "cards_many", entry.text, cards=cards, top=100 * most)
     percent = int(digits)
     if percent < tables.min_share:
-        raise _refuse(tables, "share_low", entry.text)
+        raise refuse(tables, "share_low", entry.text)
     if percent > 100 and percent % 100:
         up = 100 * min(percent // 100 + 1, most)
-        raise _refuse(tables, "share_multiple", entry.text, up=up)
+        raise refuse(tables, "share_multiple", entry.text, up=up)
     if percent > 100 * cards:
-        raise _refuse(tables, "cards_many", entry.text, cards=cards, top=100 * most)
+        raise refuse(tables, "cards_many", entry.text, cards=cards, top=100 * most)
     return percent
 
 
 def _share(entry: Entry, tables: Tables) -> _Share:
     parts = entry.parts
     if parts and parts[0] in CLASSES:
-        raise _refuse(tables, "class_by_hand", entry.text)
+        raise refuse(tables, "class_by_hand", entry.text)
     if len(parts) < 2:
         return _Share(entry, None, _percent(entry, parts[0] if parts else "", None, tables))
     if len(parts) > 2:
-        raise _refuse(tables, "parts", entry.text)
+        raise refuse(tables, "parts", entry.text)
     if parts[0] not in tables.models:
-        raise _refuse(tables, "model_unknown", entry.text, word=shown(parts[0]))
+        raise refuse(tables, "model_unknown", entry.text, word=shown(parts[0]))
     return _Share(entry, parts[0], _percent(entry, parts[1], parts[0], tables))
 
 
@@ -148,9 +162,9 @@ def _with_marker(share: _Share, shared: list[Entry], tables: Tables) -> _Share:
             entry.name == "shard" and len(shared) == 1 and entry.parts[-1:] == ("1",) and len(entry.parts) < 3
         )
         if not fits or (share.model and model != share.model):
-            raise _refuse(tables, "by_hand", entry.text)
+            raise refuse(tables, "by_hand", entry.text)
         if model is not None and model not in tables.models:
-            raise _refuse(tables, "model_unknown", entry.text, word=shown(model))
+            raise refuse(tables, "model_unknown", entry.text, word=shown(model))
         share = replace(share, model=model)
     return share
 
@@ -170,9 +184,9 @@ def _mem(entry: Entry, share: _Share, tables: Tables) -> int:
     word = ":".join(entry.parts)
     size = _bytes(word)
     if size is None:
-        raise _refuse(tables, "mem_text", entry.text, word=shown(word))
+        raise refuse(tables, "mem_text", entry.text, word=shown(word))
     if size < tables.min_mem * MIB:
-        raise _refuse(tables, "mem_low", entry.text, share=share.percent)
+        raise refuse(tables, "mem_low", entry.text, share=share.percent)
     mem = -(-size // MIB)
     usable = tables.models[share.model].usable if share.model else tables.smallest
     if mem <= usable:
@@ -186,10 +200,10 @@ def _mem_high(entry: Entry, share: _Share, mem: int, tables: Tables) -> RequestE
     fitting = [name for usable, name in sizes if usable >= mem]
     if not share.model and fitting:
         words = {"usable": sizes[0][0], "model": fitting[0], "share": share.percent}
-        return _refuse(tables, "mem_high_untyped", entry.text, **words)
+        return refuse(tables, "mem_high_untyped", entry.text, **words)
     model = share.model or (sizes[-1][1] if sizes[-1][0] > sizes[0][0] else None)
     usable = tables.models[model].usable if model else sizes[0][0]
-    return _refuse(tables, "mem_high", entry.text, usable=usable, ask=_typed("qgpu", model, share.percent))
+    return refuse(tables, "mem_high", entry.text, usable=usable, ask=_typed("qgpu", model, share.percent))
 
 
 def job_class(qos: str | None, token: str, tables: Tables) -> JobClass:
@@ -197,16 +211,16 @@ def job_class(qos: str | None, token: str, tables: Tables) -> JobClass:
     names = [name for name in (qos or "").split(",") if name] or ["(none)"]
     found = {tables.qos.get(name) or tables.default_class for name in names}
     if None in found:
-        raise _refuse(tables, "qos_unmapped", token, word=shown(qos or "(none)"))
+        raise refuse(tables, "qos_unmapped", token, word=shown(qos or "(none)"))
     if len(found) > 1:
-        raise _refuse(tables, "qos_mixed", token, word=shown(qos or ""))
+        raise refuse(tables, "qos_mixed", token, word=shown(qos or ""))
     return "online" if "online" in found else "offline"
 
 
 def _check_options(job: Submission, token: str, tables: Tables) -> None:
     for name, option, instead in _OPTIONS:
         if getattr(job, name):
-            raise _refuse(tables, "option", token, option=option, instead=instead)
+            raise refuse(tables, "option", token, option=option, instead=instead)
 
 
 def managed(partition: str | None, tables: Tables) -> bool:
@@ -227,17 +241,17 @@ def _typed(name: str, model: str | None, count: object) -> str:
 def _decide_share(job: Submission, entries: Entries, share: _Share, tables: Tables) -> Decision:
     token = share.entry.text
     if share.percent > tables.max_share:
-        raise _refuse(tables, "share_high", token)
+        raise refuse(tables, "share_high", token)
     mem = _mem(entries.mem[0], share, tables) if entries.mem else None
     cls = job_class(job.qos, token, tables)
     if job.exclusive:
-        raise _refuse(tables, "exclusive", token)
+        raise refuse(tables, "exclusive", token)
     _check_options(job, token, tables)
     usable = tables.models[share.model].usable if share.model else tables.smallest
     if mem is None:
         mem = default_mem(share.percent, usable)
         if mem < tables.min_mem:
-            raise _refuse(tables, "mem_default_low", token, mem=mem)
+            raise refuse(tables, "mem_default_low", token, mem=mem)
     booked = shards(share.percent, mem, usable, tables.compute[cls])
     own = [f"qgpu:{cls}:{share.percent}", _typed("shard", share.model, booked), f"qgpu_mem:{mem}M"]
     tag = Tag(cls, share.percent, mem)
@@ -249,16 +263,16 @@ def _decide_qgpu(
 ) -> Decision:
     entry = entries.qgpu[0]
     if not managed(job.partition, tables):
-        raise _refuse(tables, "partition", entry.text, word=shown(job.partition or "(default)"))
+        raise refuse(tables, "partition", entry.text, word=shown(job.partition or "(default)"))
     share = _with_marker(_share(entry, tables), shared, tables)
     if gpu:
-        raise _refuse(tables, "gpu_and_qgpu", entry.text, other=shown(gpu[0].text))
+        raise refuse(tables, "gpu_and_qgpu", entry.text, other=shown(gpu[0].text))
     if share.percent < 100 or (share.percent == 100 and entries.mem):
         return _decide_share(job, entries, share, tables)
     cards = share.percent // 100
     lone = tables.whole_by_shard and not job.exclusive
     if entries.mem and not (lone and cards > 1):
-        raise _refuse(tables, "mem_whole", entries.mem[0].text, other=shown(entry.text))
+        raise refuse(tables, "mem_whole", entries.mem[0].text, other=shown(entry.text))
     if lone:
         return _decide_lone(job, entry, share.model, cards, entries.rest, tables)
     own = [_typed("gpu", share.model, cards)]
@@ -270,9 +284,9 @@ def _decide_lone(
 ) -> Decision:
     """A whole card, booked as all its shards."""
     if cards != 1:
-        raise _refuse(tables, "whole_many", entry.text)
+        raise refuse(tables, "whole_many", entry.text)
     if model is not None and model not in tables.models:
-        raise _refuse(tables, "model_unknown", entry.text, word=shown(model))
+        raise refuse(tables, "model_unknown", entry.text, word=shown(model))
     _check_options(job, entry.text, tables)
     return Decision(gres=_gres([_typed("shard", model, 100)], rest), tag=Tag(), model=model, cards=1)
 
@@ -305,23 +319,25 @@ def _decide(job: Submission, tables: Tables) -> Decision:
     entries = parse_entries(job.gres)
     spelled = [(parse_entries(getattr(job, name)), option) for name, option in _SPELLINGS]
     for entry in _named_as_model(entries.gpu):
-        raise _refuse(tables, "spelling", entry.text, option="--gpus-per-node")
+        raise refuse(tables, "spelling", entry.text, option="--gpus-per-node")
     for found, option in spelled:
         for entry in (*found.qgpu, *found.mem, *_named_as_model(found.gpu)):
-            raise _refuse(tables, "spelling", entry.text, option=option)
+            raise refuse(tables, "spelling", entry.text, option=option)
     for name, group in (("qgpu", entries.qgpu), ("qgpu_mem", entries.mem)):
         if len(group) > 1:
-            raise _refuse(tables, "doubled", group[1].text, name=name)
+            raise refuse(tables, "doubled", group[1].text, name=name)
     shared = [entry for found in (entries, *(found for found, _ in spelled)) for entry in found.shared]
     gpu = [entry for found in (entries, *(found for found, _ in spelled)) for entry in found.gpu]
     if entries.qgpu:
         return _decide_qgpu(job, entries, shared, gpu, tables)
     if entries.mem:
-        raise _refuse(tables, "mem_alone", entries.mem[0].text)
-    if not (shared or gpu) or not managed(job.partition, tables):
+        raise refuse(tables, "mem_alone", entries.mem[0].text)
+    if not managed(job.partition, tables):
         return Decision()
+    if not (shared or gpu):  # with --exclusive Slurm gives the job all cards of its nodes
+        return Decision(tag=Tag() if job.exclusive else None)
     if shared and (gpu or not _books_whole(shared, entries, tables)):
-        raise _refuse(tables, "by_hand", shared[0].text)
+        raise refuse(tables, "by_hand", shared[0].text)
     if gpu and (job.exclusive or not tables.whole_by_shard):
         return Decision(tag=Tag())
     entry, model, cards = _lone(gpu, shared, entries)
@@ -333,12 +349,13 @@ def _clean(text: str | None) -> str | None:
     return strip_tags(text) if text and looks_like_tag(text) else None
 
 
-def _tagged(tag: Tag, text: str | None, tables: Tables) -> str:
+def tagged(tag: Tag, text: str | None, tables: Tables) -> str:
+    """The tag field's new content. Raises RequestError where the user's text leaves no room."""
     new = with_tag(tag, text or "")
     if len(new.encode("utf-8", "surrogateescape")) > MAX_FIELD_BYTES:
         size = len(strip_tags(text or "").encode("utf-8", "surrogateescape"))
         room = MAX_FIELD_BYTES - len(str(tag)) - len(SEPARATOR)
-        raise _refuse(tables, "text_long", "", field=tables.tag_field, bytes=size, room=room)
+        raise refuse(tables, "text_long", "", field=tables.tag_field, bytes=size, room=room)
     return new
 
 
@@ -347,5 +364,5 @@ def decide(job: Submission, tables: Tables) -> Decision:
     decision = _decide(job, tables)
     fields = {"comment": _clean(job.comment), "extra": _clean(job.extra)}
     if decision.tag is not None:
-        fields[tables.tag_field] = _tagged(decision.tag, getattr(job, tables.tag_field), tables)
+        fields[tables.tag_field] = tagged(decision.tag, getattr(job, tables.tag_field), tables)
     return replace(decision, comment=fields["comment"], extra=fields["extra"])

@@ -25,7 +25,11 @@ Policy = Literal["best-effort", "fixed-share", "burst-share"]
 Isolation = Literal["governed", "none"]
 TagField = Literal["comment", "extra"]
 Injection = Literal["preload", "mount"]
+Switch = Literal["auto", "on", "off"]
+HardwareMethod = Literal["auto", "schedule", "disable", "timeslice"]
+HardwareActor = Literal["auto", "arbiter", "shim"]
 CLASSES: tuple[JobClass, ...] = ("online", "offline")
+INSTANCE_FILES = 3  # of a MIG instance: the card's, the GPU instance's capability and the compute instance's
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
@@ -50,6 +54,8 @@ Window = Annotated[Time, AfterValidator(_between(Duration(50_000), Duration(10**
 IdleRelease = Annotated[Time, AfterValidator(_between(Duration(0), Duration(60 * 10**9)))]
 Lease = Annotated[Time, AfterValidator(_between(Duration(10**8), Duration(600 * 10**9)))]
 Grace = Annotated[Time, AfterValidator(_between(Duration(0), Duration(600 * 10**9)))]
+# YAML reads a bare on or off as a truth value.
+OnOff = Annotated[Switch, BeforeValidator(lambda v: ("off", "on")[v] if isinstance(v, bool) else v)]
 
 
 def _absolute(value: str) -> str:
@@ -84,13 +90,15 @@ class Section(BaseModel):
 
 class SlurmSettings(Section):
     """Which Slurm this is; `tag_field: auto` means comment before 23.02 and extra from then on. `native_gres`: our
-    GRES plugins are installed, so that a share counts only as slurmctld itself handed it out. `multi_card`: a job may
+    GRES plugins are installed, so that a share counts only as slurmctld itself handed it out. `placement`: shares fill
+    the first card of a node that fits, or go to the one with the most left. `multi_card`: a job may
     have equal parts of several cards of a node."""
 
     version: str = "22.05"
     tag_field: Literal["auto", "comment", "extra"] = "auto"
     native_gres: bool = False
     multi_card: bool = False
+    placement: Literal["binpack", "spread"] = "binpack"
 
     @field_validator("version")
     @classmethod
@@ -103,6 +111,15 @@ class SlurmSettings(Section):
     def _extra_exists(self) -> SlurmSettings:
         if self.tag_field == "extra" and self.version < "23.02":
             raise ValueError(f"tag_field extra does not exist in Slurm {self.version}; use comment or auto")
+        return self
+
+    @model_validator(mode="after")
+    def _spread_exists(self) -> SlurmSettings:
+        if self.placement == "spread" and self.version < "23.11":
+            raise ValueError(
+                f"placement spread needs Slurm 23.11 or later, this is {self.version}, which always fills the first"
+                " card that fits; write placement: binpack"
+            )
         return self
 
     @model_validator(mode="after")
@@ -154,6 +171,7 @@ class CardTuning(Section):
     slice: Slice | None = None
     window: Window | None = None
     idle_release: IdleRelease | None = None
+    hardware: OnOff | None = None
 
     @field_validator("policy", "isolation", mode="before")
     @classmethod
@@ -217,23 +235,53 @@ class ModelSettings(CardTuning):
 
 
 class NodeGroup(Section):
-    """Nodes that are alike: names and device files as bracket lists. `injection` overrides the cluster's."""
+    """Nodes that are alike: names and device files as bracket lists. `files` has one file per card; where the cards are
+    MIG instances, `instances` has one list per instance: the files of the card, of its GPU instance and of the compute
+    instance. `injection` overrides the cluster's."""
 
     names: str
     model: Word
     count: int = Field(ge=1, le=64)
-    files: AbsPath
+    files: AbsPath | None = None
+    instances: list[AbsPath] | None = Field(default=None, min_length=1)
     injection: Injection | None = None
+
+    def card_files(self, node: str) -> list[tuple[str, ...]]:
+        """Device files of each card of a node, in Slurm's order; several for a MIG instance."""
+        if self.instances is not None:
+            return [tuple(expand(entry.replace("%n", node))) for entry in self.instances]
+        return [(path,) for path in expand((self.files or "").replace("%n", node))]
 
     @model_validator(mode="after")
     def _lists(self) -> NodeGroup:
-        found = len(expand(self.files))
-        if found != self.count:
+        if (self.files is None) == (self.instances is None):
+            raise ValueError(
+                'the cards are named by files: "/dev/nvidia[0-3]", or by instances where they are MIG instances:'
+                " write one of both"
+            )
+        found = len(self.card_files(""))
+        if found != self.count and self.files is not None:
             raise ValueError(f"files '{self.files}' names {found} device files, but count is {self.count}")
+        if found != self.count:
+            raise ValueError(f"instances has {found} entries, but count is {self.count}")
+        self._check_instances()
         for name in expand(self.names):
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", name):
                 raise ValueError(f"'{name}' is not a node name")
         return self
+
+    def _check_instances(self) -> None:
+        seen: set[tuple[str, ...]] = set()
+        for entry in self.instances or ():
+            paths = tuple(expand(entry))
+            if len(paths) != INSTANCE_FILES or not all(path.startswith("/") for path in paths):
+                raise ValueError(
+                    f"instances has '{entry}', which are not three absolute paths; write for example"
+                    " /dev/nvidia0,/dev/nvidia-caps/nvidia-cap[21-22], as qgpu card instances prints them"
+                )
+            if paths in seen:
+                raise ValueError(f"instances has '{entry}' twice")
+            seen.add(paths)
 
 
 class Limits(Section):
@@ -259,11 +307,21 @@ class AuditSettings(Section):
     slack: MibUp = 512
 
 
+class HardwareSettings(Section):
+    """Preemption by the driver's control calls (docs/specs/hardware.md). `auto`: simulated cards only, until the
+    experiments ran on a real one. `weights`: shares by the groups' time slices instead of turns."""
+
+    enabled: OnOff = "auto"
+    method: HardwareMethod = "auto"
+    actor: HardwareActor = "auto"
+    weights: bool = False
+
+
 class EnforcerSettings(Section):
     """What qgpud and the arbiter do on a node."""
 
     idle_release: IdleRelease = Duration(100 * 10**6)
-    window: Window = Duration(500 * 10**3)
+    window: Window = Duration(400 * 10**3)
     slice: Slice = Duration(2 * 10**6)
     lease: Lease = Duration(10 * 10**9)
     grace: Grace = Duration(2 * 10**9)
@@ -275,6 +333,23 @@ class EnforcerSettings(Section):
     suspend_together: bool = True
     audit: AuditSettings = AuditSettings()
     memory_backend: Literal["auto", "ledger", "nvml"] = "auto"
+    hardware: HardwareSettings = HardwareSettings()
+
+
+class SuspendedSettings(Section):
+    """What offline jobs of a QOS get for time that online jobs took: their time limit grows by it, up to the
+    partition's; after `max_suspended` in one run they are requeued."""
+
+    extend_time: bool = False
+    max_suspended: Time | None = None
+
+    @model_validator(mode="after")
+    def _something(self) -> SuspendedSettings:
+        if not self.extend_time and self.max_suspended is None:
+            raise ValueError("nothing is asked for; write extend_time: true, or max_suspended: 4h, or both")
+        if self.max_suspended is not None and self.max_suspended.seconds < 1:
+            raise ValueError(f"max_suspended {self.max_suspended} is below 1s; write for example 4h")
+        return self
 
 
 class RunSettings(Section):

@@ -37,40 +37,41 @@ class RenderError(ValueError):
 
 @dataclass(frozen=True)
 class GresGroup:
-    """Nodes whose lines in gres.conf and slurm.conf are the same. `mem` is a Slurm count with its unit."""
+    """Nodes whose lines in gres.conf and slurm.conf are the same. `mem` is a Slurm count with its unit; `files` is the
+    bracket list of whole cards, None where the cards are MIG instances."""
 
     names: str
     model: str
-    files: str
-    paths: tuple[str, ...]
+    files: str | None
+    cards: tuple[tuple[str, ...], ...]
     counts: dict[str, int]
     mem: str
 
     @property
     def gres(self) -> str:
         """Value of Gres= on the NodeName line."""
-        cards = len(self.paths)
+        cards = len(self.cards)
         counts = "".join(f",qgpu:{name}:{count}" for name, count in self.counts.items())
         return f"gpu:{self.model}:{cards},shard:{self.model}:{100 * cards}{counts},qgpu_mem:{self.mem}"
 
 
-def _group(config: Config, group: NodeGroup, names: str, paths: str) -> GresGroup:
+def _group(config: Config, group: NodeGroup, names: str, node: str) -> GresGroup:
     counts: dict[str, int] = {
         name: settings.overcommit * group.count for name, settings in config.classes.items()
     }
     mem = format_mib(config.models[group.model].usable * group.count)
-    return GresGroup(names, group.model, paths, tuple(expand(paths)), counts, mem)
+    files = None if group.files is None else for_node(group.files, node)
+    return GresGroup(names, group.model, files, tuple(group.card_files(node)), counts, mem)
 
 
 def gres_groups(config: Config) -> list[GresGroup]:
     """One group per entry of `nodes`, or one per node where the device files depend on the node's name."""
     groups: list[GresGroup] = []
     for group in config.nodes:
-        if "%n" in group.files:
-            names = expand(group.names)
-            groups += [_group(config, group, name, for_node(group.files, name)) for name in names]
+        if "%n" in "".join([group.files or "", *(group.instances or ())]):
+            groups += [_group(config, group, name, name) for name in expand(group.names)]
         else:
-            groups.append(_group(config, group, group.names, group.files))
+            groups.append(_group(config, group, group.names, ""))
     return groups
 
 

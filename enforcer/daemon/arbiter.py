@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from enforcer.daemon.hardware import HardwareOrder, HardwareUse
 from enforcer.ledger import Sample
 from gres.cardplan import CardPlan
 from gres.grants import Grant
@@ -41,6 +42,7 @@ class Tenant:
     gate: int = 0
     busy: bool = False
     suspended: bool = False
+    hardware: HardwareUse | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,14 @@ class Arbiter(Protocol):
 
     def card(self, uuid: str, plan: CardPlan) -> None:
         """Change the settings of a card. Raises ArbiterRefusedError when it does not want them."""
+        ...
+
+    def hardware(self, order: HardwareOrder) -> str:
+        """Order hardware preemption of one card, or its end. Empty, or why this arbiter does not do it."""
+        ...
+
+    def hardware_uses(self) -> list[HardwareUse]:
+        """What came of it, per tenant."""
         ...
 
     def revoke(self, job_id: int) -> None:
@@ -116,6 +126,9 @@ class FakeArbiter:
         self.boot_id = 1
         self.connected = False
         self.plans: dict[str, CardPlan] = {}
+        self.orders: dict[str, HardwareOrder] = {}
+        self.uses: list[HardwareUse] = []
+        self.hardware_refusal = ""
         self.procs: list[ProcessUse] = []
         self.deaths: list[ProcessUse] = []
         self.overheads: dict[tuple[int, str], int] = {}
@@ -166,6 +179,18 @@ class FakeArbiter:
         self._check()
         self.plans[uuid] = plan
         self.calls.append(f"card {uuid}")
+
+    def hardware(self, order: HardwareOrder) -> str:
+        """Remember it."""
+        self._check()
+        if not self.hardware_refusal:
+            self.orders[order.uuid] = order
+        return self.hardware_refusal
+
+    def hardware_uses(self) -> list[HardwareUse]:
+        """What the test put into `uses`."""
+        self._check()
+        return list(self.uses)
 
     def processes(self) -> list[ProcessUse] | None:
         """What the test put into `procs`."""

@@ -9,6 +9,7 @@ from typing import Any
 from enforcer import arbiter_link as link
 from enforcer.abi import AbiError
 from enforcer.daemon.arbiter import ArbiterError, ArbiterRefusedError, ProcessUse, Synced, Tenant
+from enforcer.daemon.hardware import HardwareOrder, HardwareUse
 from enforcer.daemon.log import emit
 from enforcer.ledger import Sample
 from gres.cardplan import CardPlan
@@ -39,6 +40,39 @@ def card_settings(config: Config, uuid: str, plan: CardPlan) -> link.CardSetting
         ungoverned_online="online" in none,
         ungoverned_offline="offline" in none,
         together=settings.suspend_together,
+    )
+
+
+def hardware_settings(order: HardwareOrder) -> link.HardwareSettings:
+    """An order in the arbiter's words."""
+    return link.HardwareSettings(
+        uuid=order.uuid,
+        enabled=order.enabled,
+        method=order.method,
+        actor=order.actor,
+        weights=order.weights,
+        driver_major=order.driver_major,
+        ctl_dev=order.device.dev,
+        ctl_ino=order.device.ino,
+        ctl_rdev=order.device.rdev,
+    )
+
+
+def hardware_use(tenant: link.HardwareTenant) -> HardwareUse:
+    """What the arbiter says of one tenant, as the daemon takes it."""
+    return HardwareUse(
+        job_id=tenant.job_id,
+        uuid=tenant.uuid,
+        state=tenant.state,
+        method=tenant.method,
+        actor=tenant.actor,
+        groups=tenant.ngroups,
+        stops=tenant.stops,
+        failures=tenant.failures,
+        stopped_ns=tenant.stopped_ns,
+        stop_max_ns=tenant.stop_max_ns,
+        stop_hist=tenant.stop_hist,
+        why=tenant.why,
     )
 
 
@@ -122,6 +156,24 @@ class SocketArbiter:
             raise ArbiterError(str(error)) from None
         except (link.ArbiterError, AbiError) as error:
             raise ArbiterRefusedError(str(error)) from None
+
+    def hardware(self, order: HardwareOrder) -> str:
+        """Order hardware preemption of one card, or its end. Empty, or why this arbiter does not do it."""
+        try:
+            known = self._link.hardware(hardware_settings(order))
+        except link.ArbiterGone as error:
+            raise ArbiterError(str(error)) from None
+        except (link.ArbiterError, AbiError) as error:
+            return str(error)
+        return "" if known else "this qgpu-arbiter knows nothing of it; upgrade it"
+
+    def hardware_uses(self) -> list[HardwareUse]:
+        """What came of it, per tenant."""
+        try:
+            return [hardware_use(tenant) for tenant in self._link.hardware_tenants()]
+        except (link.ArbiterGone, AbiError) as error:
+            self._link.close()
+            raise ArbiterError(str(error)) from None
 
     def grant(self, grant: Grant) -> None:
         """Add or update one grant."""

@@ -106,7 +106,14 @@ class Asks:
                 "grants": len(service.grants),
                 "memory": service.memory.strength,
                 "memory_why": memory.why,
+                "hardware": self._hardware(),
             }
+        )
+
+    def _hardware(self) -> dict[str, dict[str, object]]:
+        service = self._service
+        return service.hardware.describe(
+            [t.hardware for t in service.sampler.tenants if t.hardware is not None]
         )
 
     def _offers(self) -> list[Offer]:
@@ -139,6 +146,7 @@ class Asks:
             "settings": plan.values(),
             "sources": plan.sources,
             "saved": sorted(service.live.saved.get(offer.info.uuid, {})),
+            "hardware": self._hardware().get(offer.info.uuid),
         }
 
     # ---- live settings ---------------------------------------------------------------------------
@@ -218,7 +226,7 @@ class Asks:
         except ArbiterError as error:
             self._service.lose_arbiter(str(error))
             return False
-        return True
+        return self._service.order_hardware({uuid: plan})
 
     # ---- programs without Slurm ------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The node's cards as the daemon knows them: NVML's answer, or the last one while NVML does not answer in time."""
+"""The node's cards as the daemon knows them: NVML's answer, or the last one while NVML hangs or fails for a while."""
 
 from __future__ import annotations
 
@@ -6,31 +6,39 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from enforcer.clock import Clock, SystemClock
 from enforcer.daemon.decide import Identify, Paths
 from enforcer.daemon.driver import find_driver
 from enforcer.daemon.log import emit
 from enforcer.daemon.nvmlworker import NvmlCaller, NvmlStuckError
-from enforcer.nvml import CardInfo, NvmlError
+from enforcer.nvml import CardInfo, NvmlError, NvmlFaultError
 from gres.config import Config, Node
 from gres.grants import Grant
 from gres.identity import IdentityError
 
+# So long errors that may pass are bridged with what was seen last; then the node is broken.
+PASSING_NS = 300 * 10**9
+
 
 @dataclass
 class CardView:
-    """Cards of one node; `identify` maps Slurm's index to a minor number."""
+    """Cards of one node; `identify` maps Slurm's index to a place."""
 
     config: Config
     node: Node
     nvml: NvmlCaller
     identify: Identify
+    clock: Clock = field(default_factory=SystemClock)
     _known: tuple[CardInfo, ...] = ()
     _indexes: dict[str, int] = field(default_factory=dict)
     _unknown: str = ""
     _stuck: bool = False
+    _failing_since: int | None = None
 
     def cards(self) -> tuple[CardInfo, ...]:
-        """Cards that answer now; those of the last answer while the driver hangs. Raises NvmlError."""
+        """Cards that answer now; those of the last answer while the driver hangs, or fails in a way that may pass.
+
+        Raises NvmlError where there was no such answer, NvmlFaultError for what does not pass."""
         try:
             self._known = self.nvml.call(lambda nvml: nvml.cards())
         except NvmlStuckError as error:
@@ -39,9 +47,22 @@ class CardView:
             self._stuck = True
             if not self._known:
                 raise
+        except NvmlFaultError:
+            raise
+        except NvmlError as error:
+            self._bridge(error)
         else:
-            self._stuck = False
+            self._stuck, self._failing_since = False, None
         return self._known
+
+    def _bridge(self, error: NvmlError) -> None:
+        """Go on with the cards of the last answer, or raise `error`."""
+        now = self.clock.monotonic_ns()
+        if self._failing_since is None:
+            self._failing_since = now
+            emit(logging.ERROR, "nvml-failing", why=error, known=len(self._known))
+        if not self._known or now - self._failing_since > PASSING_NS:
+            raise error
 
     def paths(self) -> Paths:
         """What grants say about this node. Raises BrokenNodeError."""
@@ -66,9 +87,9 @@ class CardView:
 
     def configured(self) -> list[tuple[int, CardInfo]]:
         """Index and driver's view of each configured card that answers. Raises NvmlError, IdentityError."""
-        by_minor = {info.minor: info for info in self.cards()}
+        by_place = {info.place: info for info in self.cards()}
         named = self.identify(self.node, range(len(self.node.cards)))
-        return [(card.spec.index, by_minor[card.minor]) for card in named if card.minor in by_minor]
+        return [(card.spec.index, by_place[card.place]) for card in named if card.place in by_place]
 
     def index(self, uuid: str) -> int:
         """Slurm's index of a card that `uuids` named; 0 for one that it did not."""

@@ -24,7 +24,8 @@ Identify = Callable[[Node, Iterable[int]], tuple[DeviceCard, ...]]
 
 @dataclass(frozen=True)
 class Ignore:
-    """The job holds no card and claims none."""
+    """The job holds no card and claims no share. Whole cards are Slurm's own affair: a job with its nodes for itself
+    (--exclusive) is tagged for them wherever it runs."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def decide(
         return Broken(
             f"the prolog of job {job.job_id} ran for node {job.node}, but this qgpud serves {node.name}"
         )
-    if not job.gpus and job.tag is None and not job.problem:
+    if not job.gpus and (job.tag is None or job.tag.whole) and not job.problem:
         return Ignore()
     fault = job_fault(job, node)
     if fault:
@@ -101,9 +102,8 @@ def job_fault(job: HookJob, node: Node) -> str:
             " with --gres=gpu:1."
         )
     if not job.gpus:
-        asked = "whole cards" if job.tag.whole else f"qgpu:{job.tag.share}"
         return (
-            f"job {job.job_id} asked for {asked} but Slurm gave it no card on {node.name}."
+            f"job {job.job_id} asked for qgpu:{job.tag.share} but Slurm gave it no card on {node.name}."
             " Submit it again with --gres=qgpu:30; if that repeats, tell the administrators."
         )
     if not job.tag.whole and len(job.gpus) != job.tag.cards:
@@ -129,12 +129,14 @@ def _granted_card(
     job: HookJob, card: DeviceCard, present: tuple[CardInfo, ...], plan: Callable[[int, str], CardPlan]
 ) -> GrantCard:
     """The card that Slurm gave, as the driver knows it now. Raises CardFaultError."""
-    info = next((info for info in present if info.minor == card.minor), None)
+    info = next((info for info in present if info.place == card.place), None)
     spec = card.spec
     if info is None:
+        gone = f"none with minor number {card.minor}"
+        if card.instance is not None:
+            gone += f" and GPU instance {card.instance.gi} with compute instance {card.instance.ci}"
         raise CardFaultError(
-            f"card {spec.index} ({spec.path}) does not answer: NVML sees {len(present)} card(s),"
-            f" none with minor number {card.minor}"
+            f"card {spec.index} ({spec.path}) does not answer: NVML sees {len(present)} card(s), {gone}"
         )
     if info.mem_total < spec.usable * MIB:
         raise CardFaultError(
@@ -167,7 +169,7 @@ def _grant(job: HookJob, tag: Tag, cards: tuple[GrantCard, ...], paths: Paths, n
         return Broken(f"the grant of job {job.job_id} cannot be made: {error}")
 
 
-def refused(job: HookJob, sentence: str, now_ns: int) -> Grant:
+def refused(job: HookJob | Grant, sentence: str, now_ns: int) -> Grant:
     """A grant that starts nothing and tells the user why."""
     return Grant(
         job_id=job.job_id,
@@ -178,6 +180,27 @@ def refused(job: HookJob, sentence: str, now_ns: int) -> Grant:
         created_ns=now_ns,
         message=clip_message(sentence),
     )
+
+
+def overbooked(grant: Grant, others: Iterable[Grant]) -> str:
+    """Whether a card would be promised away twice, as a sentence for the job's user; empty where all is well.
+
+    Slurm's shards keep the sum of all caps within the card, unless a job's gres was written by somebody who went
+    around job_submit. Whatever he holds then, what others are promised must not come from the same memory. A cap of
+    the whole card is none (isolation `none`).
+    """
+    found = [held for other in others if other.job_id != grant.job_id for held in other.cards]
+    standing = [held for held in found if held.mem_cap < held.mem_total]
+    for card in grant.cards:
+        caps = sum(held.mem_cap for held in standing if held.uuid == card.uuid)
+        if caps and caps + card.mem_cap > card.mem_total > card.mem_cap:
+            own, held_by_all, size = (format_mib(n // MIB) for n in (card.mem_cap, caps, card.mem_total))
+            return (
+                f"job {grant.job_id} is promised {own} of card {card.index} of {grant.node},"
+                f" but {held_by_all} of its {size} belong to other jobs: a job's"
+                " gres did not pass qgpu's job_submit plugin. Submit it again; tell the administrators."
+            )
+    return ""
 
 
 def same_promise(old: Grant, new: Grant) -> bool:

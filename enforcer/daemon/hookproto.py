@@ -34,6 +34,13 @@ class Answer:
     message: str = ""
 
 
+@dataclass(frozen=True)
+class Later:
+    """No answer yet: what stands in the way may pass, so the question is to be tried again."""
+
+    why: str
+
+
 def _variable(raw: bytes) -> tuple[str, str]:
     name, sign, value = raw.decode(errors="replace").partition("=")
     if not sign or not re.fullmatch(r"[A-Z][A-Z0-9_]{0,63}", name):

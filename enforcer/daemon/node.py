@@ -16,14 +16,15 @@ from enforcer.clock import Clock
 from enforcer.daemon import grantdir
 from enforcer.daemon.arbiter import Arbiter, ArbiterError, ArbiterRefusedError
 from enforcer.daemon.cardview import CardView
-from enforcer.daemon.decide import Broken, Identify, Ignore, decide, same_promise
+from enforcer.daemon.decide import Broken, Identify, Ignore, decide, overbooked, refused, same_promise
 from enforcer.daemon.driver import BrokenNodeError
-from enforcer.daemon.hookproto import Answer
+from enforcer.daemon.hardware import HardwareView
+from enforcer.daemon.hookproto import Answer, Later
 from enforcer.daemon.inspector import Inspector
 from enforcer.daemon.livecards import LiveCards
 from enforcer.daemon.log import emit
 from enforcer.daemon.memory_backend import MemoryBackend, cgroup2_root
-from enforcer.daemon.nvmlworker import NvmlCaller, NvmlInline
+from enforcer.daemon.nvmlworker import NvmlCaller, NvmlInline, NvmlStuckError
 from enforcer.daemon.procs import alive, ancestors, boot_time_ns, job_of_pid, owner_of
 from enforcer.daemon.runs import RunWatch, is_run
 from enforcer.daemon.sampling import Sampler
@@ -37,6 +38,7 @@ from gres.identity import identify
 
 # slurmd forgets a job within minutes; until then a requeued one may come without a Prolog.
 OVER_KEPT_S = 6 * 3600
+FORGET_NS = 60 * 10**9
 
 
 @dataclass
@@ -71,20 +73,26 @@ class NodeService:
     sampler: Sampler = field(init=False)
     inspector: Inspector = field(init=False)
     memory: MemoryBackend = field(init=False)
+    hardware: HardwareView = field(init=False)
     runs: RunWatch = field(init=False)
     markers: grantdir.MarkerWatch = field(init=False)
     _refusals: dict[int, str] = field(default_factory=dict)
     _cards_told: frozenset[str] = frozenset()
+    _forget_due_ns: int = 0
 
     def __post_init__(self) -> None:
         settings = self.config.enforcer
         self.nvml = self.ports.caller(self.ports.open_nvml)
-        self.view = CardView(self.config, self.node, self.nvml, self.ports.identify)
+        self.view = CardView(self.config, self.node, self.nvml, self.ports.identify, self.ports.clock)
         self.live = LiveCards(self.config, self.node)
         self.sampler = Sampler(self.ledger, self.ports.arbiter, self.ports.clock)
         self.runs = RunWatch(self.store.directory)
         self.markers = grantdir.MarkerWatch(self.store.directory)
         self.memory = MemoryBackend(settings.memory_backend, self.nvml, cgroup2_root())
+        self.hardware = HardwareView(
+            settings.hardware, lambda: self.nvml.call(lambda nvml: nvml.driver_version())
+        )
+        self.sampler.hardware = self.hardware.wanted
         self.inspector = Inspector(
             settings.audit,
             self.nvml,
@@ -144,8 +152,9 @@ class NodeService:
 
     # ---- hooks -----------------------------------------------------------------------------------
 
-    def prolog(self, env: Mapping[str, str]) -> Answer | None:
-        """Answer of a Prolog; None: the grant is written, but the arbiter must come back before it counts."""
+    def prolog(self, env: Mapping[str, str]) -> Answer | Later | None:
+        """Answer of a Prolog; None: the grant is written, but the arbiter must come back before it counts; Later:
+        the driver fails in a way that may pass, and nothing is known of the cards yet."""
         try:
             job = parse_hook_env(env, self.config.tag_field, self.config.slurm.native_gres)
             if job.overruled:
@@ -162,18 +171,32 @@ class NodeService:
                 self.ports.clock.realtime_ns(),
                 self.plan,
             )
-        except (HookEnvError, NvmlError, BrokenNodeError) as error:
+        except (HookEnvError, NvmlStuckError, BrokenNodeError) as error:
             decision = Broken(str(error))
+        except NvmlError as error:
+            return Later(str(error))
         if isinstance(decision, Ignore):
             return Answer(0)
         if isinstance(decision, Broken):
-            emit(logging.ERROR, "node-broken", job=env.get("SLURM_JOB_ID"), why=decision.reason)
-            return Answer(1, decision.reason)
+            return self.broken(env, decision.reason)
         unfit = self.memory.fault() if decision.state == "active" else ""
         if unfit:
             emit(logging.ERROR, "node-broken", job=decision.job_id, why=unfit)
             return Answer(1, unfit)
-        return self.admit(decision)
+        return self.admit(self._within_the_card(decision))
+
+    def _within_the_card(self, grant: Grant) -> Grant:
+        """The grant, or its refusal where its card has not that much left. Programs of `qgpu run` are not Slurm's."""
+        others = [
+            other for other in self.grants.values() if other.state == "active" and not is_run(other.job_id)
+        ]
+        why = overbooked(grant, others) if grant.state == "active" else ""
+        return refused(grant, why, grant.created_ns) if why else grant
+
+    def broken(self, env: Mapping[str, str], reason: str) -> Answer:
+        """The node cannot serve: the Prolog fails, and Slurm drains it with this reason."""
+        emit(logging.ERROR, "node-broken", job=env.get("SLURM_JOB_ID"), why=reason)
+        return Answer(1, reason)
 
     def admit(self, grant: Grant) -> Answer | None:
         """Make a grant count: files, ledger, arbiter. None: the arbiter must come back first."""
@@ -186,8 +209,7 @@ class NodeService:
             self.end(old.job_id, "replaced")
         try:
             blob = pack_grant(grant, self.node.injection)
-            self.store.write(grant)
-            self.store.write_blob(grant.job_id, blob)
+            self.store.write_both(grant, blob)
         except (AbiError, GrantError, OSError) as error:
             reason = f"the grant of job {grant.job_id} cannot be written to {self.store.directory}: {error}"
             emit(logging.ERROR, "node-broken", job=grant.job_id, why=reason)
@@ -298,11 +320,18 @@ class NodeService:
     def store_remove(self, job_id: int, mark: bool) -> bool:
         """Remove the job's files; a directory that cannot be written is logged, not raised."""
         try:
-            self.store.forget_over(self.ports.clock.realtime_ns() / 1e9 - OVER_KEPT_S)
+            self._forget_over()
             return self.store.remove(job_id, mark)
         except (GrantError, OSError) as error:
             emit(logging.ERROR, "grant-not-removed", job=job_id, why=error)
             return False
+
+    def _forget_over(self) -> None:
+        """Drop old marks of ended jobs; not each time, since a busy node has thousands to look at."""
+        now = self.ports.clock.realtime_ns()
+        if now >= self._forget_due_ns:
+            self._forget_due_ns = now + FORGET_NS
+            self.store.forget_over(now / 1e9 - OVER_KEPT_S)
 
     # ---- the arbiter -----------------------------------------------------------------------------
 
@@ -322,7 +351,7 @@ class NodeService:
         emit(logging.INFO, "arbiter-synced", boot=f"{synced.boot_id:016x}", grants=len(active))
         for why in (*synced.refused.values(), *synced.cards_refused):
             emit(logging.ERROR, "arbiter-refused", why=why)
-        return True
+        return self.order_hardware({uuid: self.plan(self.view.index(uuid), uuid) for uuid in synced.uuids})
 
     def lose_arbiter(self, why: str) -> None:
         """Note that the connection ended; gates keep their state until it is back."""
@@ -340,6 +369,15 @@ class NodeService:
             self.sampler.poll()
         except ArbiterError as error:
             self.lose_arbiter(str(error))
+
+    def order_hardware(self, plans: Mapping[str, CardPlan]) -> bool:
+        """Tell the arbiter where it may stop kernels by hardware; whether it is still there."""
+        try:
+            for uuid, why in self.hardware.tell(plans, self.ports.arbiter.hardware):
+                emit(logging.INFO, "hardware", card=uuid, enabled=not why, why=why or None)
+        except ArbiterError as error:
+            self.lose_arbiter(str(error))
+        return self.connected
 
     # ---- cards -----------------------------------------------------------------------------------
 

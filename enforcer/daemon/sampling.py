@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from enforcer.clock import Clock
 from enforcer.daemon.arbiter import Arbiter, Tenant
@@ -23,13 +23,25 @@ class Sampler:
     tenants: list[Tenant] = field(default_factory=list)
     polled_ns: int = 0
     driver_memory: dict[tuple[int, str], int] = field(default_factory=dict)
+    hardware: Callable[[], bool] = lambda: False  # whether it is worth to ask for
 
     def poll(self) -> None:
         """Take the tenants' counters into the ledger. Raises ArbiterError when the arbiter is gone."""
-        self.tenants = self.arbiter.tenants()
+        self.tenants = self._with_hardware(self.arbiter.tenants())
         self.polled_ns = self.clock.monotonic_ns()
         samples = [tenant.sample for tenant in self.tenants]
         self.note(self.ledger.record, samples, self.clock.realtime_ns())
+
+    def _with_hardware(self, tenants: list[Tenant]) -> list[Tenant]:
+        if not self.hardware() or not tenants:
+            return tenants
+        uses = {(use.job_id, use.uuid): use for use in self.arbiter.hardware_uses()}
+        return [
+            replace(tenant, hardware=uses[tenant.sample.job_id, tenant.sample.uuid])
+            if (tenant.sample.job_id, tenant.sample.uuid) in uses
+            else tenant
+            for tenant in tenants
+        ]
 
     def memory(self, memory: dict[tuple[int, str], int]) -> None:
         """Note memory per (job, card) as the driver counts it."""

@@ -23,6 +23,7 @@ from enforcer.daemon.askserver import AskServer
 from enforcer.daemon.hookproto import (
     MAX_MESSAGE,
     Answer,
+    Later,
     ProtocolError,
     Request,
     format_answer,
@@ -62,12 +63,14 @@ class Timer:
 
 @dataclass
 class Client:
-    """One connection of a hook; `job_id` is set while its Prolog waits for the arbiter."""
+    """One connection of a hook; `job_id` is set while its Prolog waits for the arbiter, `request` while it waits for
+    the driver."""
 
     sock: socket.socket
     since_ns: int
     job_id: int | None = None
     until_ns: int = 0
+    request: Request | None = None
 
 
 def listen(path: Path, umask: int = 0o177) -> socket.socket:
@@ -146,6 +149,10 @@ class Server:
             self.timers.append(Timer(OBSERVE_NS, self.observe))
         service = self.service
         self.timers.append(Timer(RETRY_NS, service.reach_arbiter, wanted=lambda: not service.connected))
+        waits = Timer(
+            RETRY_NS, self._ask_again, wanted=lambda: any(c.request for c in self._clients.values())
+        )
+        self.timers.append(waits)
         dead = Timer(DEAD_NS, service.inspector.look_for_dead, wanted=lambda: service.inspector.waiting)
         limits = Timer(CGROUPS_NS, service.limit_memory, wanted=lambda: service.memory.wanted(service.grants))
         self.timers += [dead, limits]
@@ -190,7 +197,7 @@ class Server:
         data = receive(sock, MAX_MESSAGE)
         if data is None:
             return
-        if not data or client.job_id is not None:
+        if not data or client.job_id is not None or client.request is not None:
             self._drop(client)  # gone, or talking while its question is still open
             return
         self._question(client, data)
@@ -203,18 +210,36 @@ class Server:
             self._answer(client, Answer(1, str(error)))
             return
         began = self.clock.monotonic_ns()
-        fallback = Answer(1, f"qgpud failed in the {request.kind} of this job: its log has the reason")
-        answer = guarded(functools.partial(self._handle, request), fallback)
+        client.until_ns = began + self._patience_ns()
+        answer = self._try(client, request)
         if answer is None:
-            client.job_id = int(request.env["SLURM_JOB_ID"])
-            client.until_ns = began + self._patience_ns()
             return
         took = (self.clock.monotonic_ns() - began) // 1000
         job = request.env.get("SLURM_JOB_ID")
         emit(logging.DEBUG, request.kind, job=job, status=answer.status, us=took)
         self._answer(client, answer)
 
-    def _handle(self, request: Request) -> Answer | None:
+    def _try(self, client: Client, request: Request) -> Answer | None:
+        """The answer, or None while the client has to wait: for the driver, then maybe for the arbiter."""
+        fallback = Answer(1, f"qgpud failed in the {request.kind} of this job: its log has the reason")
+        answer = guarded(functools.partial(self._handle, request), fallback)
+        client.request = None
+        if isinstance(answer, Later) and self.clock.monotonic_ns() < client.until_ns:
+            client.request = request
+            return None
+        if isinstance(answer, Later):
+            return self.service.broken(request.env, answer.why)
+        if answer is None:
+            client.job_id = int(request.env["SLURM_JOB_ID"])
+        return answer
+
+    def _ask_again(self) -> None:
+        for client in list(self._clients.values()):
+            answer = self._try(client, client.request) if client.request is not None else None
+            if answer is not None:
+                self._answer(client, answer)
+
+    def _handle(self, request: Request) -> Answer | Later | None:
         if request.kind == "epilog":
             return self.service.epilog(request.env)
         return self.service.prolog(request.env)
@@ -241,7 +266,7 @@ class Server:
             self._asks.sweep()
         for client in list(self._clients.values()):
             if client.job_id is None:
-                if now - client.since_ns > CLIENT_SILENCE_NS:
+                if client.request is None and now - client.since_ns > CLIENT_SILENCE_NS:
                     self._drop(client)
             elif client.job_id not in self.service.grants:
                 self._answer(client, Answer(1, f"the grant of job {client.job_id} was ended while it waited"))

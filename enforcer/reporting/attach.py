@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from enforcer.clock import Clock
+from enforcer.daemon.arbiter import Tenant
 from enforcer.daemon.node import NodeService
 from enforcer.nvml import CardInfo, CardLoad, CardLostError, Nvml, NvmlError
 from enforcer.reporting.observer import Observer
 from enforcer.reporting.state import Card, Seen
 from gres.identity import IdentityError
+from gres.mig import Place
 
 LIST_NS = 60 * 10**9  # the list of cards is expensive to ask for, and hardly ever changes
 SLACK_NS = 500 * 10**6
@@ -30,6 +32,13 @@ def look_at(nvml: Nvml, known: list[CardInfo] | None) -> Looked:
     return found
 
 
+def seen_of(tenant: Tenant) -> Seen:
+    """A tenant of the daemon as the live state takes it."""
+    use = tenant.hardware
+    plain = Seen(tenant.sample, tenant.procs, tenant.gate, tenant.busy, tenant.suspended)
+    return plain if use is None else replace(plain, hardware=use.state, hardware_counters=use.counters())
+
+
 @dataclass
 class NodeObserver:
     """`tick` once a second; `start` and `close` around it."""
@@ -39,7 +48,7 @@ class NodeObserver:
     _known: list[CardInfo] = field(default_factory=list)
     _looked_ns: int = 0
     _listed_ns: int = 0
-    _indexes: dict[int, int] = field(default_factory=dict)  # minor number -> Slurm's index
+    _indexes: dict[Place, int] = field(default_factory=dict)  # -> Slurm's index
 
     @classmethod
     def of(cls, service: NodeService, clock: Clock) -> NodeObserver:
@@ -76,13 +85,11 @@ class NodeObserver:
         self._known = [info for info, _ in pairs]
         if any(load is None for _, load in pairs):
             self._listed_ns = 0  # a card is lost, or the driver failed: ask for the list again
-        if any(info.minor not in self._indexes for info in self._known):
+        if any(info.place not in self._indexes for info in self._known):
             self._identify()
         tenants = None
         if self.service.connected:
-            tenants = [
-                Seen(t.sample, t.procs, t.gate, t.busy, t.suspended) for t in self.service.sampler.tenants
-            ]
+            tenants = [seen_of(tenant) for tenant in self.service.sampler.tenants]
         self.observer.look(self.service.grants.values(), tenants, list(self._cards(pairs)))
 
     def _cards(self, pairs: Looked) -> Iterable[Card]:
@@ -90,7 +97,7 @@ class NodeObserver:
         for number, (info, load) in enumerate(pairs):
             yield Card(
                 uuid=info.uuid,
-                index=self._indexes.get(info.minor),
+                index=self._indexes.get(info.place),
                 name=info.name,
                 mem_total=info.mem_total,
                 mem_used=None if load is None else load.mem_used,
@@ -105,4 +112,4 @@ class NodeObserver:
             named = self.service.ports.identify(node, range(len(node.cards)))
         except IdentityError:
             return  # said by the service already
-        self._indexes = {card.minor: card.spec.index for card in named}
+        self._indexes = {card.place: card.spec.index for card in named}

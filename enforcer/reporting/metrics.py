@@ -14,10 +14,16 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from enforcer.layout import CLOSE_BUCKETS
 from enforcer.reporting.state import CardState, NodeState, TenantState, write
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -34,7 +40,15 @@ COUNTERS: dict[str, tuple[str, float, str]] = {
     "closed_preempted_ns": ("qgpu_preempted_seconds", 1e-9, "Time it wanted to work while online jobs held the card."),
     "closed_share_ns": ("qgpu_throttled_seconds", 1e-9, "Time it wanted to work and it was not its turn."),
 }  # fmt: skip
-STATES = ("running", "preempted", "throttled", "suspended", "idle", "waiting", "whole", "unknown")
+# The same of hardware preemption; only where it is used.
+HARDWARE: dict[str, tuple[str, float, str]] = {
+    "hw_stops": ("qgpu_hardware_stops", 1, "Times the groups of a tenant were stopped in the middle of their work."),
+    "hw_failures": ("qgpu_hardware_failures", 1, "Times that failed; gating alone remained."),
+    "hw_stopped_ns": ("qgpu_hardware_stopped_seconds", 1e-9, "Time that groups were stopped."),
+}  # fmt: skip
+BUCKETS = tuple(f"hw_le_{bucket}" for bucket in range(CLOSE_BUCKETS))
+SUMMED = (*COUNTERS, *HARDWARE, *BUCKETS)
+STATES = ("running", "preempted", "stopped", "throttled", "suspended", "idle", "waiting", "whole", "unknown")
 
 
 class NodeCollector(Collector):
@@ -145,6 +159,7 @@ class NodeCollector(Collector):
             for labels, counters in rows:
                 family.add_metric(labels, counters.get(name, 0) * unit)
             yield family
+        yield from _hardware(self._labels, [(key, found) for key, found in rows if "hw_stops" in found])
 
     def take(self, state: NodeState) -> None:
         """Add what happened since the last state to the sums per card and class.
@@ -164,7 +179,9 @@ class NodeCollector(Collector):
                 continue
             into = sums.setdefault((card.uuid, _index(card), tenant.job_class or "whole"), {})
             before = tenant.counters if self._last is None else self._last.get(key, {})
-            for name in COUNTERS:
+            for name in SUMMED:
+                if name not in COUNTERS and name not in tenant.counters:
+                    continue  # no hardware preemption: no series, rather than zeros
                 new, old = tenant.counters.get(name, 0), before.get(name, 0)
                 into[name] = into.get(name, 0) + (new - old if new >= old else new)
             last[key] = tenant.counters
@@ -172,6 +189,36 @@ class NodeCollector(Collector):
         kept = {key: value for key, value in (self._last or {}).items() if key in standing}
         self._last = kept | last
         self._sums = sums  # in one step: a scrape runs in another thread
+
+
+def _hardware(labels: tuple[str, ...], rows: list[tuple[list[str], dict[str, int]]]) -> Iterator[Metric]:
+    """Stops by hardware and how long they took, of the tenants that have it."""
+    if not rows:
+        return
+    for name, (metric, unit, text) in HARDWARE.items():
+        family = CounterMetricFamily(metric, text, labels=labels)
+        for key, counters in rows:
+            family.add_metric(key, counters.get(name, 0) * unit)
+        yield family
+    took = HistogramMetricFamily(
+        "qgpu_hardware_stop_seconds",
+        "From the closing of the gate to the driver's last answer.",
+        labels=labels,
+    )
+    for key, counters in rows:
+        took.add_metric(key, _cumulated(counters), sum_value=None)
+    yield took
+
+
+def _cumulated(counters: dict[str, int]) -> list[tuple[str, float]]:
+    """Bucket k counts what took less than 2^k us, the last one the rest."""
+    found: list[tuple[str, float]] = []
+    total = 0
+    for power, name in enumerate(BUCKETS):
+        total += counters.get(name, 0)
+        bound = "+Inf" if power == len(BUCKETS) - 1 else _number(2**power / 1e6)
+        found.append((bound, float(total)))
+    return found
 
 
 def _tenants(state: NodeState) -> Iterable[tuple[CardState, TenantState]]:

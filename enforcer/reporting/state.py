@@ -36,7 +36,7 @@ class TenantState:
     job_id: int
     uid: int
     job_class: str | None
-    state: str  # running, preempted, throttled, suspended, idle, waiting (no program yet), whole, unknown
+    state: str  # running, preempted, stopped, throttled, suspended, idle, waiting (no program yet), whole, unknown
     share: int
     share_now: float | None
     mem_used: int | None
@@ -45,6 +45,7 @@ class TenantState:
     launches_per_s: float | None
     granted_at: float
     counters: dict[str, int] | None = None
+    hardware: str | None = None  # none, ready, stopped or failed; null where it is not used
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,8 @@ class Seen:
     gate: int = 0
     busy: bool = False
     suspended: bool = False
+    hardware: str | None = None
+    hardware_counters: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -254,7 +257,8 @@ def tenant_state(
         mem_used=sample.mem_used,
         procs=seen.procs,
         launches_per_s=None if gained is None else gained["launches"] * 1e9,
-        counters={name: getattr(sample, name) for name in SHOWN},
+        counters={name: getattr(sample, name) for name in SHOWN} | dict(seen.hardware_counters),
+        hardware=seen.hardware,
     )
 
 
@@ -286,7 +290,9 @@ def _word(seen: Seen, gained: dict[str, float] | None) -> str:
         kinds = {"running": "busy_ns", "preempted": "closed_preempted_ns", "throttled": "closed_share_ns"}
         word = max(kinds, key=lambda kind: gained[kinds[kind]])
         if gained[kinds[word]] >= IDLE:
-            return word
+            return "stopped" if word == "preempted" and seen.hardware == "stopped" else word
+    if seen.hardware == "stopped":
+        return "stopped"
     if seen.gate & layout.GATE_CLOSED and seen.busy:
         return "preempted" if seen.gate & layout.GATE_WHY_PREEMPTED else "throttled"
     return "running" if seen.busy and gained is None else "idle"

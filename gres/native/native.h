@@ -10,9 +10,7 @@
 #include <stdint.h>
 
 #include "compat.h"
-
-/* The classes as they travel to the node. */
-enum qgn_class { QGN_NONE = 0, QGN_ONLINE = 1, QGN_OFFLINE = 2, QGN_OTHER = 15 };
+#include "pack.h"
 
 struct qgn_kind {
     const char *gres;          /* name in gres.conf */
@@ -25,20 +23,6 @@ struct qgn_kind {
 };
 
 extern const struct qgn_kind qgn_kind;
-
-/*
- * The number that slurmctld (or slurmd, from the signed credential) hands to the node for each gres of a job. The
- * structure has no field for the Type, so the class is in the high bits of the count, which nobody but this plugin
- * reads: bits 60..63 say that it is packed so, 56..59 are the class, 0..55 the count.
- */
-#define QGN_COUNT_BITS 56
-#define QGN_COUNT_MASK ((UINT64_C(1) << QGN_COUNT_BITS) - 1)
-#define QGN_PACKED UINT64_C(0xA)
-
-uint64_t qgn_pack(uint64_t count, const char *type);
-bool qgn_unpack(uint64_t packed, uint64_t *count, enum qgn_class *type);
-const char *qgn_class_name(enum qgn_class type);
-enum qgn_class qgn_class_of(const char *type);
 
 /* Of the records of gres.conf merged with slurm.conf: those of one gres. */
 uint64_t qgn_sum(list_t *records, const char *gres);

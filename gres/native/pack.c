@@ -2,7 +2,7 @@
  *
  * Class and count in one number.
  */
-#include "native.h"
+#include "pack.h"
 
 #include <string.h>
 

@@ -25,6 +25,15 @@ static const struct variable VARIABLES[] = {
     {"SLURM_SCRIPT_CONTEXT", false}, {"CUDA_VISIBLE_DEVICES", false}, {"SLURM_JOB_EXIT_CODE", false},
 };
 
+/* Whether a field has a tag that promises a share. That of whole cards says nothing where the job holds no card: jobs
+ * with --exclusive have it on every node. */
+static bool promises(const char *field)
+{
+    const char *tag = field ? strstr(field, "qgpu/1") : NULL;
+
+    return tag && strncmp(tag, "qgpu/1 whole", sizeof("qgpu/1 whole") - 1) != 0;
+}
+
 bool hook_env_concerns_us(void)
 {
     const char *gpus = getenv("SLURM_JOB_GPUS");
@@ -32,8 +41,7 @@ bool hook_env_concerns_us(void)
     const char *extra = getenv("SLURM_JOB_EXTRA");
     const char *native = getenv("QGPU_NATIVE_SHARE");
 
-    return (gpus && *gpus) || (native && *native) || (comment && strstr(comment, "qgpu/1")) ||
-           (extra && strstr(extra, "qgpu/1"));
+    return (gpus && *gpus) || (native && *native) || promises(comment) || promises(extra);
 }
 
 /* Appends NAME=VALUE and its NUL; returns the new length, unchanged if it was left out. */

@@ -13,6 +13,7 @@ local M = {
     looks_like_tag = text.looks_like_tag,
     strip_tags = text.strip_tags,
     tag_text = text.tag_text,
+    parse_entry = text.parse_entry,
     parse_entries = text.parse_entries,
 }
 
@@ -96,6 +97,8 @@ local function most_cards(t, model)
     end
     return most
 end
+
+M.most_cards = most_cards
 
 local function percent_of(entry, word, model, t)
     if word == "" or t.models[word] then
@@ -289,6 +292,7 @@ local function decide_share(job, entries, share, t)
     return {
         gres = joined(own, entries.rest),
         tag = { class = class, share = share.percent, mem = mem },
+        model = share.model,
     }
 end
 
@@ -395,8 +399,11 @@ local function decide_gres(job, t)
     if entries.mem[1] then
         refuse(t, "mem_alone", entries.mem[1].text)
     end
-    if not (shared[1] or gpu[1]) or not M.managed(job.partition, t) then
+    if not M.managed(job.partition, t) then
         return {}
+    end
+    if not (shared[1] or gpu[1]) then
+        return { tag = job.exclusive and {} or nil } -- Slurm gives such a job all cards of its nodes
     end
     if shared[1] and (gpu[1] or not M.books_whole(shared, entries, t)) then
         refuse(t, "by_hand", shared[1].text)

@@ -34,9 +34,15 @@ local function words_of(cards, tasks)
     return { cards = cards, what = string.format("%g", tasks or 0) }
 end
 
-local function check(job_desc, request, cards, q, t)
+local function check(job_desc, decision, cards, q, t)
+    local share = decision.tag.share
+    local request = "qgpu:" .. string.format("%.0f", share)
     if cards > 1 and not t.multi_card then
         q.refuse(t, "cards_never", request, words_of(cards))
+    end
+    local top = q.most_cards(t, decision.model)
+    if cards > top then
+        q.refuse(t, "cards_few", request, { cards = cards, top = top, share = share })
     end
     local tasks, nodes = shape(job_desc)
     -- One task is what clients say for a job without -n; for several cards it becomes one for each.
@@ -46,8 +52,63 @@ local function check(job_desc, request, cards, q, t)
     return nodes
 end
 
+local OURS = { qgpu = true, qgpu_mem = true, shard = true, mps = true }
+
+-- What in a TRES string is none of ours, as the user wrote it; nil if nothing is.
+function M.rest_of(tres, q)
+    local rest = {}
+    for piece in (tres or ""):gmatch("[^,]+") do
+        if not OURS[q.parse_entry(piece).name] then
+            rest[#rest + 1] = piece
+        end
+    end
+    return rest[1] and table.concat(rest, ",") or nil
+end
+
+-- What clients write for themselves beside --tres-per-task, `gres/qgpu:per_task:30+...`, without what is about our gres;
+-- nil if nothing is left.
+local function bind_of(bind, q)
+    local rest = {}
+    for piece in (bind or ""):gmatch("[^+]+") do
+        local entry = q.parse_entry(piece)
+        if not (OURS[entry.name] and entry.parts[1] == "per_task") then
+            rest[#rest + 1] = piece
+        end
+    end
+    return rest[1] and table.concat(rest, "+") or nil
+end
+
+-- `--tres-per-task=gres/qgpu:30` with K tasks per node says what `--gres=qgpu:30 --qgpu-cards=K` does. Changes the
+-- submission (the strings of read_submission) so, and returns K as text; `said` where there is nothing of the kind.
+function M.native(job_desc, job, said, q, t)
+    local found = t.multi_card and q.parse_entries(job.tres_per_task)
+    if not found or not found.qgpu[1] or q.parse_entries(job.gres).qgpu[1] then
+        return said
+    end
+    local tasks = shape(job_desc) or 1
+    local text = string.format("%g", tasks)
+    if tasks % 1 ~= 0 or (said and said ~= text) then
+        q.refuse(t, "cards_tasks", found.qgpu[1].text, { cards = said or 2, what = text })
+    end
+    -- The mark of our cli_filter: a stand-alone srun, which asks for job and step in one string. 26.05 would bind all
+    -- tasks of the step to the first card, 24.11 refuses the step in words that tell nobody anything.
+    if found.shared[1] then
+        q.refuse(t, "cards_srun", found.qgpu[1].text, { cards = text })
+    end
+    local gres = { job.gres and job.gres ~= "" and job.gres or nil }
+    for _, list in ipairs({ found.qgpu, found.mem, found.shared }) do
+        for _, entry in ipairs(list) do
+            gres[#gres + 1] = entry.text
+        end
+    end
+    job.gres, job.tres_per_task = table.concat(gres, ","), M.rest_of(job.tres_per_task, q)
+    job.tres_bind = bind_of(job.tres_bind, q)
+    return text
+end
+
 -- The decision for a share (q.decide), for `said` cards of each node; false: nothing changes. Sets the shape of the job.
 function M.spread(job_desc, decision, said, q, t)
+    local tres_per_task = job_desc.tres_per_task
     local cards, share = tonumber(said or "1"), decision.tag and decision.tag.class
     if not share then
         if cards and cards > 1 then
@@ -58,11 +119,10 @@ function M.spread(job_desc, decision, said, q, t)
     if not cards or cards < 1 or cards > 16 or cards % 1 ~= 0 then
         q.refuse(t, "cards_never", "--qgpu-cards", words_of(2))
     end
-    local request = "qgpu:" .. string.format("%.0f", decision.tag.share)
     if cards == 1 and not t.multi_card then
         return false
     end
-    local nodes = check(job_desc, request, cards, q, t)
+    local nodes = check(job_desc, decision, cards, q, t)
     local entries, own, shard = q.parse_entries(decision.gres), {}, nil
     for _, entry in ipairs(entries.shared) do
         shard = entry.text
@@ -78,7 +138,15 @@ function M.spread(job_desc, decision, said, q, t)
     decision.gres = table.concat(own, ",")
     decision.tag.cards = cards > 1 and cards or nil
     decision[t.tag_field] = q.tagged(decision.tag, decision[t.tag_field], t)
-    job_desc.tres_per_task = "gres/" .. shard
+    job_desc.tres_per_task = table.concat({ "gres/" .. shard, M.rest_of(tres_per_task, q) }, ",")
+    -- sbatch put it into the job's environment too, where srun would read it.
+    local environment = job_desc.environment
+    if environment and environment.SLURM_TRES_PER_TASK then
+        environment.SLURM_TRES_PER_TASK = job_desc.tres_per_task
+    end
+    if job_desc.tres_bind then
+        job_desc.tres_bind = "" -- of what the client asked for; each step binds anew
+    end
     job_desc.ntasks_per_node = cards
     job_desc.num_tasks = cards * nodes
     job_desc.bitflags = M.with_flag(job_desc.bitflags, slurm.GRES_ONE_TASK_PER_SHARING)

@@ -108,8 +108,29 @@ local function asks_for_gpus(options)
     return false
 end
 
+-- --tres-per-task of an srun, where parts of several cards may be asked for so (slurm.multi_card): the card hangs on
+-- shard there too. nil where nothing has to change.
+function M.step_tres(tres, inside)
+    local entries = q.parse_entries(tres)
+    local own = entries.qgpu[1]
+    if not own or entries.qgpu[2] or entries.shared[1] then
+        return nil
+    end
+    local model = model_and_share(own)
+    return tres .. ",gres/shard:" .. (model and not inside and model .. ":" or "") .. "1"
+end
+
 function M.pre_submit(options, _)
-    if options.type ~= "srun" or not options.gres then
+    if options.type ~= "srun" then
+        return slurm.SUCCESS
+    end
+    local several = not options.gres and read_tables()
+    local tres = several and several.multi_card and options["tres-per-task"]
+    local changed = type(tres) == "string" and M.step_tres(tres, os.getenv("SLURM_JOB_ID") ~= nil)
+    if changed then
+        options["tres-per-task"] = changed
+    end
+    if not options.gres then
         return slurm.SUCCESS
     end
     local inside = os.getenv("SLURM_JOB_ID") ~= nil or tostring(options.jobid):find("^%d+$") ~= nil

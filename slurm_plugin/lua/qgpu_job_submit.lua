@@ -62,7 +62,7 @@ local function read_submission(job_desc, part_list, t)
     for _, name in ipairs(FIELDS) do
         job[name] = job_desc[name]
     end
-    return job
+    return job, said
 end
 
 local function write(job_desc, decision)
@@ -80,10 +80,14 @@ local function refused(refusal)
 end
 
 local function submit(t, job_desc, part_list)
-    local decision, refusal = q.decide(read_submission(job_desc, part_list, t), t)
+    local job, said = read_submission(job_desc, part_list, t)
+    local found, refusal = q.guarded(cards.native, job_desc, job, said.cards or false, q, t)
+    local decision
+    if not refusal then
+        decision, refusal = q.decide(job, t)
+    end
     if decision then
-        local said = options.read(job_desc.spank_job_env).cards
-        _, refusal = q.guarded(cards.spread, job_desc, decision, said, q, t)
+        _, refusal = q.guarded(cards.spread, job_desc, decision, found or nil, q, t)
     end
     if refusal then
         return refused(refusal)
@@ -119,11 +123,17 @@ local function current(job_rec, t)
         extra = extra_of(job_rec, t),
     }
     job.request, job.tag = q.read_back(job.gres)
-    if not job.tag and q.has_gpu(job, t) and q.managed(job.partition, t) then
+    if job.tag or not q.managed(job.partition, t) then
+        return job
+    end
+    if q.has_gpu(job, t) then
         job.tag = {}
         -- There only a job that has its nodes for itself holds whole cards as such.
         local entries = q.parse_entries(job.gres)
         job.alone = t.whole_by_shard and not q.books_whole(entries.shared, entries, t)
+    elseif given(job[t.tag_field]) and q.looks_like_tag(job[t.tag_field]) then
+        -- --exclusive without gres: Slurm shows Lua no more of it than our own tag, which nobody else can write.
+        job.tag, job.alone, job.uncounted = {}, true, true
     end
     return job
 end
@@ -189,7 +199,7 @@ end
 -- Slurm 22.05 keeps the count of a TRES that leaves a waiting job and books it beside the new one (seen live: an
 -- offline job moved to an online QOS had both counts in AllocTRES), so that limits and reports would be wrong.
 local function refuse_other_kind(job_rec, now, tag, t)
-    if now.tag and not t.has_extra and kind(now.tag) ~= kind(tag) then
+    if now.tag and not now.uncounted and not t.has_extra and kind(now.tag) ~= kind(tag) then
         local words = { job = tostring(job_rec.job_id or ""), word = kind(now.tag), what = kind(tag) }
         q.refuse(t, "kind", "", words)
     end

@@ -203,12 +203,24 @@ static bool put_preload(spank_t sp)
     return true;
 }
 
+/* Slurm names a MIG instance by its UUID only where it detected it itself: the index that the lines of gres.conf give
+ * means a card to CUDA. A process uses one instance, so a job with several keeps what Slurm says per task. */
+static bool put_instance(spank_t sp)
+{
+    const struct qg_grant *grant = &task.grant;
+
+    if (grant->ncards != 1 || strncmp(grant->cards[0].uuid, "MIG-", 4) != 0)
+        return true;
+    return set_or_log(sp, "CUDA_VISIBLE_DEVICES", grant->cards[0].uuid);
+}
+
 static bool govern(spank_t sp)
 {
     char number[16];
 
     snprintf(number, sizeof(number), "%d", task.fd);
-    return set_or_log(sp, QG_ENV_GRANT_FD, number) && set_or_log(sp, QG_ENV_GRANT, task.path) && put_preload(sp);
+    return set_or_log(sp, QG_ENV_GRANT_FD, number) && set_or_log(sp, QG_ENV_GRANT, task.path) && put_preload(sp) &&
+           put_instance(sp);
 }
 
 /* The options of this job are not those of a job that is submitted from inside it. */
@@ -250,8 +262,11 @@ void qg_task_as_user(spank_t sp)
     forget_options(sp);
     if (task.verdict == GOVERN && !govern(sp))
         refuse("the limits of this job could not be put into its environment (is LD_PRELOAD longer than 128 KiB?)");
-    if (task.verdict == LEAVE_ALONE)
+    if (task.verdict == LEAVE_ALONE) {
         forget_inherited(sp);
+        if (task.grant.state == QG_GRANT_WHOLE)
+            put_instance(sp);
+    }
     if (task.verdict != REFUSE)
         return;
     dprintf(STDERR_FILENO, "qgpu: %s\n", task.sentence);

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from enforcer import abi, layout
+from enforcer import abi, layout, layout_hw
 from gres.grants import Grant, GrantCard
 
 HEADER = Path(__file__).resolve().parents[2] / "enforcer/native/abi/qgpu_abi.h"
+STRUCTS = layout.STRUCTS | layout_hw.HW_STRUCTS
 PROBE = """
 #include <stdio.h>
 #include "qgpu_abi.h"
@@ -45,7 +46,7 @@ def constants() -> dict[str, int | str]:
     """The constants of the mirror, as PREFIX-less names."""
     return {
         name: value
-        for name, value in vars(layout).items()
+        for name, value in (vars(layout) | vars(layout_hw)).items()
         if re.fullmatch(r"[A-Z][A-Z0-9_]+", name) and isinstance(value, (int, str))
     }
 
@@ -60,7 +61,7 @@ def probe(tmp_path: Path, lines: list[str]) -> list[str]:
 
 def test_every_offset_and_size(tmp_path: Path) -> None:
     lines, expected = [], []
-    for name, cls in layout.STRUCTS.items():
+    for name, cls in STRUCTS.items():
         lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
         expected.append(f"{name} {ctypes.sizeof(cls)}")
         for field, *_ in cls._fields_:
@@ -75,7 +76,7 @@ def test_every_offset_and_size(tmp_path: Path) -> None:
 
 def test_every_structure_of_the_header_is_mirrored() -> None:
     declared = set(re.findall(r"^struct (\w+) \{", HEADER.read_text(), re.MULTILINE))
-    assert declared == set(layout.STRUCTS)
+    assert declared == set(STRUCTS)
 
 
 def test_every_constant(tmp_path: Path) -> None:

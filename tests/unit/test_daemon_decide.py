@@ -77,8 +77,10 @@ def test_whole_cards_are_granted_in_full_and_without_class():
     assert [card.mem_cap for card in found.cards] == [80 * GIB] * 2
 
 
-def test_job_without_card_and_tag_is_none_of_our_business():
-    assert ask("just text") == Ignore()
+@pytest.mark.parametrize("comment", ["just text", "qgpu/1 whole", "qgpu/1 whole; mine"])
+def test_job_without_card_and_share_is_none_of_our_business(comment):
+    """Whole cards are in the tag of every job with --exclusive, wherever it runs."""
+    assert ask(comment) == Ignore()
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,6 @@ def test_job_without_card_and_tag_is_none_of_our_business():
         ("", "0", ["without a grant", "--gres=qgpu:30", "--gres=gpu:1"]),
         ("about my job", "0", ["without a grant"]),
         ("qgpu/1 class=online share=30 mem=12288", "", ["asked for qgpu:30", "no card on n1"]),
-        ("qgpu/1 whole", "", ["asked for whole cards", "no card on n1"]),
         ("qgpu/1 class=best share=30 mem=1", "0", ["cannot be used", "not of the form"]),
         ("qgpu/1 class=online share=101 mem=1", "0", ["cannot be used", "share of 101"]),
         ("qgpu/1 class=online share=30 mem=12288, sneaky", "0", ["cannot be used"]),

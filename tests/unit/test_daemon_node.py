@@ -11,7 +11,7 @@ import pytest
 from enforcer.abi import unpack_grant
 from enforcer.clock import FakeClock
 from enforcer.daemon.fakes import GIB, FakeNode
-from enforcer.daemon.hookproto import Answer
+from enforcer.daemon.hookproto import Answer, Later
 from enforcer.daemon.node import NodeService
 from enforcer.ledger import Usage, read_usage
 from enforcer.nvml import GpuProcess
@@ -124,10 +124,48 @@ def test_broken_node_is_status_one_with_the_reason(node, service):
 
 
 def test_driver_that_is_gone_is_a_broken_node_but_not_for_jobs_without_card(node, service):
-    node.nvml.failure = "the NVIDIA driver does not answer through NVML: Driver Not Loaded"
-    answer = service.prolog(env())
-    assert answer is not None and (answer.status, answer.message) == (1, node.nvml.failure)
+    node.nvml.fault = "the NVIDIA driver does not answer through NVML: Driver Not Loaded"
+    assert service.prolog(env()) == Later(node.nvml.fault)
+    assert service.broken(env(), node.nvml.fault) == Answer(1, node.nvml.fault)
     assert service.prolog(env(3, "text", "")) == Answer(0)
+
+
+def test_an_error_that_may_pass_is_bridged_with_the_cards_of_the_last_answer(node, service, lines):
+    assert service.prolog(env()) == Answer(0)
+    node.nvml.failure = "the NVIDIA driver does not answer through NVML: Unknown Error"
+    for job in (10, 11):
+        assert service.prolog(env(job)) == Answer(0)
+    assert node.arbiter.grants[10].cards == node.arbiter.grants[9].cards
+    assert len(lines("event=nvml-failing")) == 1, "said once"
+    node.nvml.failure = None
+    assert service.prolog(env(12)) == Answer(0)
+    node.nvml.failure = "again"
+    node.clock.advance(10**6)  # how long it worked does not count against it
+    assert service.prolog(env(13)) == Answer(0)
+    assert len(lines("event=nvml-failing")) == 2
+    node.clock.advance(301)
+    assert service.prolog(env(14)) == Later("again"), "what does not pass is a broken node in the end"
+
+
+def test_a_card_is_never_promised_twice_even_where_slurm_booked_too_little(node, service):
+    """Whoever goes around job_submit can have 1 shard and a promise of 70 GiB; nobody else gets the same memory."""
+    big, small = "qgpu/1 class=offline share=10 mem=71680", "qgpu/1 class=online share=30 mem=12288"
+    assert service.prolog(env(9, big)) == Answer(0)
+    assert service.prolog(env(10, small)) == Answer(0)
+    refused = service.grants[10]
+    assert (refused.state, node.arbiter.grants.keys()) == ("refused", {9})
+    assert "did not pass qgpu's job_submit plugin" in refused.message and "70G of its 80G" in refused.message
+    assert service.prolog(env(9, big)) == Answer(0), "the same Prolog again"
+    assert service.grants[9].state == "active"
+    assert service.prolog(env(11, small, "1")) == Answer(0) and service.grants[11].state == "active"
+    service.epilog(env(9))
+    assert service.prolog(env(12, small)) == Answer(0) and service.grants[12].state == "active"
+
+
+def test_a_fault_that_does_not_pass_is_not_bridged(node, service):
+    assert service.prolog(env()) == Answer(0)
+    node.nvml.fault = "Driver/library version mismatch"
+    assert service.prolog(env(10)) == Later(node.nvml.fault)
 
 
 def test_missing_libcuda_is_a_broken_node(node, service):

@@ -107,9 +107,9 @@ def test_bug_in_an_action_is_delivered_as_an_error_and_the_worker_lives(driver):
 # ---- in the daemon -------------------------------------------------------------------------------
 
 
-def env(job: int = 9) -> dict[str, str]:
+def env(job: int = 9, comment: str = "qgpu/1 class=online share=30 mem=12288") -> dict[str, str]:
     base = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100"}
-    return base | {"SLURMD_NODENAME": "n1", "SLURM_JOB_COMMENT": SHARE, "SLURM_JOB_GPUS": "0"}
+    return base | {"SLURMD_NODENAME": "n1", "SLURM_JOB_COMMENT": comment, "SLURM_JOB_GPUS": "0"}
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_prolog_is_answered_from_the_last_known_cards_while_the_driver_hangs(nod
     driver.hang()
     began = time.monotonic()
     for job in range(9, 19):
-        assert service.prolog(env(job)) == Answer(0)
+        assert service.prolog(env(job, "qgpu/1 class=online share=30 mem=1024")) == Answer(0)
         service.look_at_cards()
     assert time.monotonic() - began < 5, "ten prologs, of which one waited for the deadline"
     assert set(node.arbiter.grants) == set(range(9, 19))

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,13 @@ def ask(path: Path, message: bytes, timeout: float = 10) -> bytes:
         sock.connect(str(path))
         sock.send(message)
         return sock.recv(70000)
+
+
+def until(done: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
 
 
 class Running:
@@ -95,6 +103,27 @@ def run() -> Iterator[Callable[..., Running]]:
     yield start
     for item in started:
         item.stop()
+
+
+def test_a_prolog_waits_for_a_driver_that_fails_for_a_moment_and_others_are_served(run, tmp_path):
+    node = FakeNode(tmp_path, deadline="30s", clock=SystemClock())
+    node.nvml.fault = "Driver Not Loaded"
+    running = run(node)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask, running.path, question("prolog"), 30)
+        until(lambda: any(client.request for client in list(running.server._clients.values())))
+        assert ask(running.path, question("prolog", 3, "text", "")) == format_answer(Answer(0))
+        assert not waiting.done()
+        node.nvml.fault = None
+        assert waiting.result(30) == format_answer(Answer(0))
+    assert 9 in node.arbiter.grants
+
+
+def test_a_driver_that_does_not_come_back_is_a_broken_node_within_the_deadline(run, node):
+    node.nvml.fault = "Driver Not Loaded"
+    began = time.monotonic()
+    assert ask(run(node).path, question("prolog")) == format_answer(Answer(1, "Driver Not Loaded"))
+    assert time.monotonic() - began >= 0.9, "it was tried again until nine tenths of the deadline"
 
 
 def test_prolog_and_epilog_over_the_socket(node, run):

@@ -33,8 +33,9 @@ def test_a_card_without_entries_follows_classes_and_enforcer():
     found = plan("n3", 0)
     assert found.values() == {
         "slice": "2ms",
-        "window": "500us",
+        "window": "400us",
         "idle_release": "100ms",
+        "hardware": "auto",
         "policy.online": "burst-share",
         "policy.offline": "burst-share",
         "isolation.online": "governed",

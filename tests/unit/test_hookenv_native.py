@@ -100,6 +100,20 @@ def test_an_allocation_that_is_no_share_is_refused_in_words_and_no_tag_helps(
     assert says in job.problem
 
 
+@pytest.mark.parametrize("classes", ["online,offline", "offline,online"])
+def test_a_job_with_the_node_for_itself_has_all_there_is(classes: str) -> None:
+    """The tag of whole cards then counts: our job_submit wrote it. Without it, such counts are no share."""
+    env = ENV | {
+        "QGPU_NATIVE_CLASS": classes,
+        "QGPU_NATIVE_SHARE": "200,800",
+        "QGPU_NATIVE_MEM": "163577856000",
+    }
+    job = parse_hook_env(env | {"SLURM_JOB_COMMENT": "qgpu/1 whole"}, native_only=True)
+    assert (job.tag, job.problem) == (Tag(), "")
+    for note in ("", FORGED):
+        assert parse_hook_env(env | {"SLURM_JOB_COMMENT": note}, native_only=True).problem
+
+
 def test_a_value_of_absurd_length_is_not_read() -> None:
     with pytest.raises(HookEnvError, match="QGPU_NATIVE_CLASS"):
         parse_hook_env(ENV | native("x" * 5000, 1, 1))

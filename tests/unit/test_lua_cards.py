@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_lua_job_submit import LUA_VERSIONS, Slurm
+from test_lua_job_submit import LUA_VERSIONS, Slurm, cluster
+
+from gres.cards import decide_cards
+from gres.request import RequestError, Submission
+from gres.tables import Tables, tables_of
 
 NO_VAL, NO_VAL16 = 4294967294, 65534
 FLAG = 2**38
@@ -91,6 +95,101 @@ def test_a_share_goes_with_one_task_for_each_card(
         assert (written["num_tasks"], written["ntasks_per_node"]) == (int(cards) * nodes, int(cards))
     else:
         assert f"--ntasks-per-node={cards}" in said
+
+
+@pytest.mark.parametrize("cards", ["3", "16"])
+def test_more_cards_than_a_node_has_are_refused(several: Slurm, cards: str) -> None:
+    written, said = _submit(several, "gres:qgpu:h200:30", (f"QGPU_CARDS={cards}",))
+    assert not written
+    assert f"qgpu:30 on {cards} cards is refused: no node has more than 2 such card(s)" in said
+    assert "--gres=qgpu:30 --qgpu-cards=2" in said
+
+
+def test_the_native_spelling_says_the_same(several: Slurm) -> None:
+    option, _ = _submit(several, "gres:qgpu:30,qgpu_mem:4G", ("QGPU_CARDS=2",), num_tasks=2)
+    environment = several.lua.table_from({"SLURM_TRES_PER_TASK": "gres/qgpu:30"})
+    native, _ = _submit(
+        several, "", tres_per_task="gres/qgpu:30,gres/qgpu_mem:4G", num_tasks=2, environment=environment
+    )
+    assert native == option
+    assert environment["SLURM_TRES_PER_TASK"] == "gres/shard:30"
+    bound, _ = _submit(
+        several, "", tres_per_task="gres/qgpu:30", num_tasks=2, tres_bind="gres/qgpu:per_task:30"
+    )
+    assert bound["tres_bind"] == "", "what the client wrote for itself does not outlive what it asked for"
+    typed, _ = _submit(
+        several, "gres:fast:1", tres_per_task="cpu:4,gres/qgpu:h200:30,gres/slow:2", num_tasks=2
+    )
+    assert typed["tres_per_task"] == "gres/shard:h200:30,cpu:4,gres/slow:2"
+    assert typed["gres"] == "qgpu:online:60,qgpu_mem:47922M,fast:1"
+
+
+def test_the_native_spelling_is_one_card_for_a_job_without_tasks(several: Slurm) -> None:
+    assert _submit(several, "", tres_per_task="gres/qgpu:30")[0] == _submit(several, "gres:qgpu:30")[0]
+
+
+def _tables(**slurm: Any) -> Tables:
+    config = cluster("one")
+    return tables_of(config.model_copy(update={"slurm": config.slurm.model_copy(update=slurm)}))
+
+
+SHAPES: list[dict[str, int]] = [
+    {}, {"tasks": 1}, {"tasks": 2}, {"tasks": 4, "nodes": 2}, {"tasks": 3, "nodes": 2}, {"tasks_per_node": 2},
+    {"nodes": 2},
+]  # fmt: skip
+ASKED: list[dict[str, str]] = [
+    *({"gres": "qgpu:30", "cards": cards} for cards in ("1", "2", "3", "0", "17", "x")),
+    {"gres": "qgpu:30"},
+    {"gres": "qgpu:h200:30,fast:2", "cards": "2", "qgpu_mem": "4G"},
+    {"gres": "gpu:2", "cards": "2"},
+    {"gres": "gpu:1"},
+    {"gres": "fast:1"},
+    {"tres_per_task": "gres/qgpu:30"},
+    {"tres_per_task": "gres/qgpu:h200:30,cpu=2", "qgpu_mem": "3G"},
+    {
+        "tres_per_task": "gres/qgpu:30,gres/qgpu_mem:4G",
+        "tres_bind": "gres/qgpu:per_task:30+gres/qgpu_mem:per_task:4294967296",
+    },
+    {"tres_per_task": "gres/qgpu:30", "tres_bind": "gres/qgpu:per_task:30+gpu:closest"},
+    {"gres": "qgpu:30", "tres_bind": "gres/qgpu:per_task:30"},
+    {"tres_per_task": "gres/qgpu:30,gres/shard:1"},
+    {"tres_per_task": "gres/qgpu:30", "cards": "2"},
+    {"tres_per_task": "gres/qgpu:30", "gres": "qgpu:10"},
+    {"gres": "qgpu:130", "cards": "2"},
+]
+NAMES = {"tasks": "num_tasks", "nodes": "min_nodes", "tasks_per_node": "ntasks_per_node"}
+
+
+@pytest.mark.parametrize("multi_card", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+def test_python_decides_the_same(
+    tmp_path: Path, asked: dict[str, str], shape: dict[str, int], multi_card: bool
+) -> None:
+    slurm = Slurm("lua51", "one", tmp_path, multi_card=multi_card)
+    names = {"cards": "QGPU_CARDS", "qgpu_mem": "QGPU_MEM"}
+    spank = tuple(f"{name}={asked[key]}" for key, name in names.items() if key in asked)
+    fields: dict[str, Any] = {key: value for key, value in asked.items() if key not in names}
+    written, said = _submit(
+        slurm, fields.pop("gres", ""), spank, **fields, **{NAMES[key]: value for key, value in shape.items()}
+    )
+    job = Submission(qos="online", **asked, **shape)  # type: ignore[arg-type]
+    try:
+        found = decide_cards(job, _tables(multi_card=multi_card))
+    except RequestError as error:
+        assert said == f"qgpu: {error}"
+        return
+    assert not said
+    wanted = {
+        "gres": found.gres,
+        "comment": found.comment,
+        "tres_per_task": found.tres_per_task,
+        "ntasks_per_node": found.tasks_per_node or None,
+        "num_tasks": found.tasks or None,
+    }
+    assert {name: value for name, value in wanted.items() if value is not None} == {
+        name: value for name, value in written.items() if name not in ("bitflags", "tres_bind")
+    }
 
 
 @pytest.mark.parametrize("cards", ["2", "0", "17", "x", "1.5", "-1"])

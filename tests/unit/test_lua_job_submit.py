@@ -30,8 +30,8 @@ function set_env(name, value) os_env[name] = value end
 local KNOWN = {}
 for name in ("gres qos default_qos comment partition shared tres_per_job tres_per_task tres_per_socket "
     .. "tres_per_node cpus_per_tres mem_per_tres tres_bind tres_freq job_state job_id type "
-    .. "jobid gpus gpus-per-node gpus-per-socket gpus-per-task cpus-per-gpu gpu-bind gpu-freq exclusive "
-    .. "spank_job_env min_nodes num_tasks ntasks_per_node bitflags"):gmatch("%S+") do
+    .. "jobid gpus gpus-per-node gpus-per-socket gpus-per-task cpus-per-gpu gpu-bind gpu-freq exclusive tres-per-task "
+    .. "spank_job_env environment min_nodes num_tasks ntasks_per_node bitflags"):gmatch("%S+") do
     KNOWN[name] = true
 end
 function record(values, has_extra)

@@ -62,3 +62,19 @@ def test_a_job_with_the_node_for_itself_has_whole_cards_as_such(old: Slurm) -> N
     assert old.modify(job, qos="offline", shared=65534)[0] == 0
     code, written, said = old.modify(job, shared=1)
     assert (code, written) == (2072, {}) and "gpu:2 is refused: where cards are shared" in said
+
+
+@pytest.mark.parametrize("tables", ["old", "mixed"])
+@pytest.mark.parametrize("lua", LUA_VERSIONS)
+def test_a_job_with_the_node_for_itself_that_asks_for_no_card(lua: str, tables: str, tmp_path: Path) -> None:
+    """Slurm gives it all cards of the node all the same; its tag stays, and goes when it gets company."""
+    slurm = Slurm(lua, tables, tmp_path)
+    field, qos = ("comment", "online") if tables == "old" else ("extra", "prod")
+    assert slurm.submit(shared=0, partition="gpu")[:2] == (0, {field: "qgpu/1 whole"})
+    assert slurm.submit(shared=65534, partition="gpu")[:2] == (0, {})
+    job = {"job_id": 7, "job_state": 0, "partition": "gpu", "qos": qos, field: "qgpu/1 whole"}
+    assert slurm.modify(job, **{field: "new"})[1] == {field: "qgpu/1 whole; new"}
+    assert slurm.modify(job, **{field: "qgpu/1 class=online share=9 mem=9"})[1] == {field: "qgpu/1 whole"}
+    assert slurm.modify(job, shared=1)[:2] == (0, {field: ""})
+    code, _, said = slurm.modify(job, gres="qgpu:30")
+    assert code == 2072 and "--exclusive is refused together with qgpu:30" in said

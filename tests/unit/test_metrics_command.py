@@ -16,9 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from cli.metrics import metrics
 from enforcer.clock import SystemClock
 from enforcer.daemon.fakes import FakeNode
+from enforcer.daemon.hardware import ControlDevice, HardwareUse
 from enforcer.nvml import CardLoad
 from enforcer.reporting.attach import NodeObserver
-from enforcer.reporting.metrics import COUNTERS, STATES
+from enforcer.reporting.metrics import COUNTERS, HARDWARE, STATES
 from gres.config import parse_config
 
 CONFIG = """version: 1
@@ -37,8 +38,9 @@ KNOWN = {
          "qgpu_card_memory_total_bytes"], CARD_LABELS),
     **dict.fromkeys(
         ["qgpu_granted_ratio", "qgpu_used_ratio", "qgpu_memory_cap_bytes", "qgpu_memory_used_bytes",
-         *(f"{metric}_total" for metric, _, _ in COUNTERS.values())], CARD_LABELS | {"class"}),
+         *(f"{metric}_total" for metric, _, _ in (COUNTERS | HARDWARE).values())], CARD_LABELS | {"class"}),
     "qgpu_tenants": CARD_LABELS | {"class", "state"},
+    "qgpu_hardware_stop_seconds_bucket": CARD_LABELS | {"class", "le"},
 }  # fmt: skip
 
 
@@ -111,7 +113,9 @@ def test_every_metric_in_the_table_is_really_exported(tmp_path, config):
     node.config = parse_config(
         config.read_text() + "driver: {libcuda: " + str(tmp_path / "libcuda.so.1") + "}\n"
     )
+    node.nvml.version = "580.1"
     service = node.service()
+    service.hardware.control = lambda: ControlDevice(1, 2)
     service.start()
     service.prolog(
         {"SLURM_JOB_ID": "9", "SLURM_JOB_UID": "0", "SLURM_JOB_GID": "0", "SLURMD_NODENAME": "n1",
@@ -120,6 +124,7 @@ def test_every_metric_in_the_table_is_really_exported(tmp_path, config):
     uuid = node.nvml.cards()[0].uuid
     node.nvml.loads[uuid] = CardLoad(42, 5)
     node.arbiter.count(9, uuid, mem_used=7)
+    node.arbiter.uses = [HardwareUse(9, uuid, "ready", stop_hist=(1,) * 16)]
     observer = NodeObserver.of(service, node.clock)
     observer.tick(force=True)
     observer.tick(force=True)

@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from cli.top import top
 from cli.top_view import bar
 from enforcer.clock import SystemClock
 from enforcer.daemon.fakes import GIB, FakeNode
+from enforcer.fdwait import readable_within
 from enforcer.nvml import CardLoad
 from enforcer.reporting.attach import NodeObserver
 
@@ -207,12 +207,12 @@ def test_live_view_redraws_on_a_terminal_and_ends_on_interrupt(rig):
     try:
         until = time.monotonic() + 30
         while seen.count(b"online") < 6 and time.monotonic() < until:
-            if select.select([leader], [], [], 1)[0]:
+            if readable_within(leader, 1):
                 seen += os.read(leader, 65536)
         process.send_signal(signal.SIGINT)
         drained = time.monotonic() + 10
         while process.poll() is None and time.monotonic() < drained:
-            if select.select([leader], [], [], 0.2)[0]:
+            if readable_within(leader, 0.2):
                 try:
                     seen += os.read(leader, 65536)
                 except OSError:

@@ -1,0 +1,77 @@
+"""What slurmctld says about running jobs and partitions, and the two things that are asked of it: more time, a requeue.
+
+Texts of squeue and scontrol, the same in 22.05, 24.11 and 26.05, and pure parsers of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from gres.extension import RunningJob
+from slurm_plugin.sacct import Runner, SacctError, run
+
+FORMAT = "%A|%q|%l|%S|%P"
+
+
+def jobs_command() -> list[str]:
+    """Jobs that hold their cards now; run with SLURM_TIME_FORMAT=%s."""
+    return ["squeue", "-h", "-t", "RUNNING,SUSPENDED", "-o", FORMAT]
+
+
+def partitions_command() -> list[str]:
+    """All partitions, one per line."""
+    return ["scontrol", "-o", "show", "partition"]
+
+
+def extend_command(job_id: int, limit_s: int) -> list[str]:
+    """Set the time limit; whole minutes."""
+    return ["scontrol", "update", f"JobId={job_id}", f"TimeLimit={limit_s // 60}"]
+
+
+def requeue_command(job_id: int) -> list[str]:
+    """Put the job back into the queue."""
+    return ["scontrol", "requeue", str(job_id)]
+
+
+def parse_limit(text: str) -> int | None:
+    """Seconds of [DD-]HH:MM:SS or MM:SS; None for UNLIMITED. Raises SacctError."""
+    if text in ("UNLIMITED", "INFINITE"):
+        return None
+    match = re.fullmatch(r"(?:(?:([0-9]+)-)?([0-9]+):)?([0-9]{1,2}):([0-9]{2})", text)
+    if match is None:
+        raise SacctError(f"Slurm says '{text[:40]}' where a time limit should be")
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def parse_partitions(text: str) -> dict[str, int | None]:
+    """Longest time limit of each partition in seconds, None for unlimited."""
+    found = {}
+    for line in text.splitlines():
+        words = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        if "PartitionName" in words:
+            found[words["PartitionName"]] = parse_limit(words.get("MaxTime", "UNLIMITED"))
+    return found
+
+
+def parse_jobs(text: str, partitions: Mapping[str, int | None]) -> list[RunningJob]:
+    """Jobs of the output of `jobs_command`. Raises SacctError when it is something else."""
+    jobs = []
+    for line in text.splitlines():
+        values = line.split("|")
+        if len(values) != 5 or not values[0].isdigit():
+            raise SacctError(
+                f"squeue did not answer with the fields it was asked for, but with '{line[:80]}'"
+            )
+        number, qos, limit, start, partition = values
+        if start.isdigit():  # one that ended meanwhile has none
+            most = partitions.get(partition)
+            jobs.append(RunningJob(int(number), qos, int(start), parse_limit(limit), most))
+    return jobs
+
+
+def running(qos: Sequence[str], runner: Runner = run) -> list[RunningJob]:
+    """Running jobs of these QOS. Raises SacctError."""
+    partitions = parse_partitions(runner(partitions_command()))
+    return [job for job in parse_jobs(runner(jobs_command()), partitions) if job.qos in qos]
