@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import contextlib
 import logging
 import os
 import selectors
@@ -17,7 +16,7 @@ from enforcer.clock import Clock
 from enforcer.daemon.askproto import MAX_MESSAGE, SO_PEERPIDFD, AskError, decode, encode
 from enforcer.daemon.asks import Asks, Peer, Reply
 from enforcer.daemon.log import emit
-from enforcer.daemon.packets import receive
+from enforcer.daemon.packets import hang_up, receive
 from enforcer.rate import Rate
 
 MAX_CLIENTS = 128
@@ -123,10 +122,7 @@ class AskServer:
                 os.close(fd)
 
     def _drop(self, client: _Client) -> None:
-        self._clients.pop(client.sock.fileno(), None)
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(client.sock)
-        client.sock.close()
+        hang_up(client.sock, self._clients, self._selector)
 
     def sweep(self) -> None:
         """Drop those who say nothing."""

@@ -32,7 +32,7 @@ from enforcer.daemon.hookproto import (
 from enforcer.daemon.log import emit
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.notify import notify
-from enforcer.daemon.packets import receive
+from enforcer.daemon.packets import hang_up, receive
 from enforcer.layout import SOCK_HOOK
 from gres.units import Duration
 
@@ -254,10 +254,7 @@ class Server:
         self._drop(client)
 
     def _drop(self, client: Client) -> None:
-        self._clients.pop(client.sock.fileno(), None)
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(client.sock)
-        client.sock.close()
+        hang_up(client.sock, self._clients, self._selector)
 
     def _settle(self) -> None:
         """Answer the Prologs that waited for the arbiter; drop clients that say nothing."""

@@ -40,6 +40,15 @@ def prepared(here: Node) -> tuple[Program, Program]:
     return online, offline
 
 
+def preempted(here: Node) -> tuple[Program, Program]:
+    """The same in the middle of a long kernel of the latter, which was stopped for the former."""
+    online, offline = prepared(here)
+    offline.ask(f"peer.work({LONG_US})")
+    online.ask("peer.tenant.begin() and peer.tenant.ring()")
+    here.becomes(2, "stopped")
+    return online, offline
+
+
 @pytest.mark.parametrize("method", ["schedule", "disable", "timeslice", "auto"])
 def test_a_kernel_that_already_runs_is_stopped_and_goes_on(tmp_path: Path, method: str) -> None:
     with node(tmp_path) as here:
@@ -85,10 +94,8 @@ def test_who_has_no_work_is_not_stopped_until_it_shows_some(tmp_path: Path) -> N
 
 def test_what_is_told_while_the_tenant_stands_still_is_stopped_too(tmp_path: Path) -> None:
     with node(tmp_path) as here:
-        online, offline = prepared(here)
-        offline.ask(f"peer.work({LONG_US})")
-        online.ask("peer.tenant.begin() and peer.tenant.ring()")
-        first = here.becomes(2, "stopped")
+        online, offline = preempted(here)
+        first = here.tenant(2)
         for _ in range(3):
             offline.ask("peer.tell()")
         assert runs_on(offline, 0.15)
@@ -101,10 +108,7 @@ def test_what_is_told_while_the_tenant_stands_still_is_stopped_too(tmp_path: Pat
 
 def test_leaving_continues_and_is_answered(tmp_path: Path) -> None:
     with node(tmp_path) as here:
-        online, offline = prepared(here)
-        offline.ask(f"peer.work({LONG_US})")
-        online.ask("peer.tenant.begin() and peer.tenant.ring()")
-        here.becomes(2, "stopped")
+        online, offline = preempted(here)
         offline.ask("peer.tell(abi.GROUPS_LEAVE)")
         order = offline.ask("peer.order()")
         assert order == {
@@ -125,10 +129,7 @@ def test_leaving_continues_and_is_answered(tmp_path: Path) -> None:
 
 def test_a_process_that_dies_is_let_go_of_at_once(tmp_path: Path) -> None:
     with node(tmp_path) as here:
-        online, offline = prepared(here)
-        offline.ask(f"peer.work({LONG_US})")
-        online.ask("peer.tenant.begin() and peer.tenant.ring()")
-        here.becomes(2, "stopped")
+        online, offline = preempted(here)
         assert here.descriptors() == 1
         offline.kill()
         a.wait_for(lambda: here.descriptors() == 0, "the descriptor of the dead process is closed")
@@ -142,10 +143,7 @@ def test_a_process_that_dies_is_let_go_of_at_once(tmp_path: Path) -> None:
 
 def test_switching_it_off_continues_at_once_and_on_again_asks(tmp_path: Path) -> None:
     with node(tmp_path) as here:
-        online, offline = prepared(here)
-        offline.ask(f"peer.work({LONG_US})")
-        online.ask("peer.tenant.begin() and peer.tenant.ring()")
-        here.becomes(2, "stopped")
+        online, offline = preempted(here)
         here.hardware(enabled=False)
         ends(offline)
         assert here.tenant(2).state == "none"
@@ -160,10 +158,7 @@ def test_switching_it_off_continues_at_once_and_on_again_asks(tmp_path: Path) ->
 
 def test_the_end_of_the_job_continues_and_lets_go(tmp_path: Path) -> None:
     with node(tmp_path) as here:
-        online, offline = prepared(here)
-        offline.ask(f"peer.work({LONG_US})")
-        online.ask("peer.tenant.begin() and peer.tenant.ring()")
-        here.becomes(2, "stopped")
+        _online, offline = preempted(here)
         here.link.revoke(2)
         ends(offline)
         a.wait_for(lambda: here.descriptors() == 0, "the descriptor is closed")
@@ -174,10 +169,7 @@ def test_the_end_of_the_job_continues_and_lets_go(tmp_path: Path) -> None:
 
 def test_the_arbiter_continues_everything_before_it_ends(tmp_path: Path) -> None:
     with node(tmp_path) as here:
-        online, offline = prepared(here)
-        offline.ask(f"peer.work({LONG_US})")
-        online.ask("peer.tenant.begin() and peer.tenant.ring()")
-        here.becomes(2, "stopped")
+        _online, offline = preempted(here)
         assert here.arbiter.stop() == 0
         ends(offline)
         here.arbiter.start()
@@ -185,10 +177,7 @@ def test_the_arbiter_continues_everything_before_it_ends(tmp_path: Path) -> None
 
 def test_a_successor_first_continues_what_its_predecessor_stopped(tmp_path: Path) -> None:
     with node(tmp_path) as here:
-        online, offline = prepared(here)
-        offline.ask(f"peer.work({LONG_US})")
-        online.ask("peer.tenant.begin() and peer.tenant.ring()")
-        here.becomes(2, "stopped")
+        _online, offline = preempted(here)
         here.arbiter.stop(signal.SIGKILL)
         assert runs_on(offline, 0.15), "nobody continued it, as no shim is here"
         here.arbiter.start()
