@@ -1,4 +1,4 @@
-"""Checks the rules that no stock linter knows: who may import whom, and how long a thing may be.
+"""Checks the rules that no stock linter knows: who may import whom, how long a thing may be, and one name a test file.
 
 Exit status 1 and one line per fault. Run by `make lint` and by the tests.
 """
@@ -68,8 +68,18 @@ def c_faults(path: Path) -> Iterator[str]:
             start = 0
 
 
+def twin_faults(tests: Path) -> Iterator[str]:
+    """Test files of one name: pytest imports by the name alone and would collect neither of them."""
+    seen: dict[str, Path] = {}
+    for path in sorted(tests.rglob("test_*.py")):
+        other = seen.setdefault(path.name, path)
+        if other != path:
+            yield f"{path}: {other} has the same name, pytest can collect only one of them"
+
+
 def faults() -> Iterator[str]:
     """All faults of the tree."""
+    yield from twin_faults(ROOT / "tests")
     for package in (*PACKAGES, "tests", "tools"):
         for path in sorted((ROOT / package).rglob("*.py")):
             yield from python_faults(path)
