@@ -73,7 +73,7 @@ def make_plan(job: Submission, config: Config) -> Plan:
     count = sum(len(expand(group.names)) for group in groups)
     gres = job.gres or "" if decision.gres is None else decision.gres
     note = ""
-    if job.qos is not None and job.qos not in tables.qos:
+    if job.qos is not None and job.qos.lower() not in tables.qos:
         note = f" (by default: qgpu.yaml maps no QOS {job.qos!r}; whether Slurm has it is not known here)"
     return Plan(decision, gres, tables.tag_field, tuple(group.names for group in groups), count, note)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -70,6 +70,7 @@ __all__ = [
 ]
 
 MAX_CONFIG_BYTES = 1 << 20
+V = TypeVar("V")
 
 
 class ConfigError(ValueError):
@@ -104,6 +105,14 @@ class Node:
     run_dir: str
     state_dir: str
     injection: Injection = "preload"
+
+
+def _lowered(value: dict[str, V]) -> dict[str, V]:
+    """Slurm keeps QOS names in lower case and reads them in either."""
+    found = {name.lower(): item for name, item in value.items()}
+    if len(found) < len(value):
+        raise ValueError("names a QOS twice: to Slurm upper and lower case are the same")
+    return found
 
 
 def _default_classes() -> dict[JobClass, ClassSettings]:
@@ -160,7 +169,12 @@ class Config(Section):
         for name in value:
             if not re.fullmatch(r"[A-Za-z0-9_.@+-]{1,64}", name):
                 raise ValueError(f"'{name}' is not a QOS name")
-        return value
+        return _lowered(value)
+
+    @field_validator("suspended")
+    @classmethod
+    def _suspended_names(cls, value: dict[str, SuspendedSettings]) -> dict[str, SuspendedSettings]:
+        return _lowered(value)
 
     @field_validator("managed_partitions")
     @classmethod

@@ -77,6 +77,10 @@ MESSAGES: dict[str, str] = {
     " card; write --gres=qgpu:{example} --ntasks-per-node={cards} --cpus-per-task=4 and start the rest from there.",
     "kind": "job {job} cannot change from {word} to {what} while it waits: this Slurm would go on counting the old"
     " gres in its accounting; cancel it and submit it again, for example with --gres=qgpu:{example}.",
+    "cards_update": "job {job} waits for its cards as they are: on this cluster neither gres, class nor partition"
+    " of a share can be changed; cancel it and submit it again, for example with --gres=qgpu:{example}.",
+    "qos_none": "the class of job {job} comes from its QOS, so an update has to name one of {qos_list};"
+    " write for example --qos={qos} --gres=qgpu:{example}.",
     "started": "job {job} has started: {what} of a job with cards cannot be changed any more;"
     " cancel it and submit it again, for example with --gres=qgpu:{example}.",
 }

@@ -209,7 +209,9 @@ def _mem_high(entry: Entry, share: _Share, mem: int, tables: Tables) -> RequestE
 def job_class(qos: str | None, token: str, tables: Tables) -> JobClass:
     """Class of a QOS (or of a list of them). Raises RequestError if it has none, or two."""
     names = [name for name in (qos or "").split(",") if name] or ["(none)"]
-    found = {tables.qos.get(name) or tables.default_class for name in names}
+    found = {
+        tables.qos.get(name.lower()) or tables.default_class for name in names
+    }  # to Slurm Online is online
     if None in found:
         raise refuse(tables, "qos_unmapped", token, word=shown(qos or "(none)"))
     if len(found) > 1:
@@ -335,7 +337,7 @@ def _decide(job: Submission, tables: Tables) -> Decision:
     if not managed(job.partition, tables):
         return Decision()
     if not (shared or gpu):  # with --exclusive Slurm gives the job all cards of its nodes
-        return Decision(tag=Tag() if job.exclusive else None)
+        return Decision(tag=Tag(node=True) if job.exclusive else None)
     if shared and (gpu or not _books_whole(shared, entries, tables)):
         raise refuse(tables, "by_hand", shared[0].text)
     if gpu and (job.exclusive or not tables.whole_by_shard):

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Sequence
 from typing import Any
+
+# What was found may be as large as the file, or in YAML, by aliases of aliases, far larger.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 160, 160, 160
+
+
+def shown(value: object) -> str:
+    """A value as a sentence names it: a text as it is, all else as Python writes it, cut short."""
+    return value[:160] if isinstance(value, str) else _SHORT.repr(value)
 
 
 def fault_sentence(error: Any, key: str, known: Sequence[str]) -> str:
@@ -15,4 +25,8 @@ def fault_sentence(error: Any, key: str, known: Sequence[str]) -> str:
     if error["type"] == "missing":
         return f"{key}: this key is required"
     text = str(error["msg"]).removeprefix("Value error, ")
-    return f"{key}: {text}" if error["type"] == "value_error" else f"{key}: {text} (found {error['input']!r})"
+    return (
+        f"{key}: {text}"
+        if error["type"] == "value_error"
+        else f"{key}: {text} (found {_SHORT.repr(error['input'])})"
+    )

@@ -36,6 +36,7 @@ class Tables:
     # Before 23.11.5 slurmctld forgets that a card is shared when the first of several shares on it ends, and gives
     # the whole card away beside the others: there a whole card is booked as its hundred shards.
     whole_by_shard: bool = False
+    assoc_qos: bool = False  # slurmctld tells Lua which QOS an association may use
     multi_card: bool = False  # shares are asked for per task, one task per card (qgpu_cards.lua)
 
     @property
@@ -74,5 +75,6 @@ def tables_of(config: Config) -> Tables:
         min_mem=config.limits.min_mem,
         partitions=() if "*" in managed else tuple(sorted(set(managed))),
         whole_by_shard=config.slurm.version < "23.11.5",
+        assoc_qos=config.slurm.version >= "24.11",
         multi_card=config.slurm.multi_card,
     )

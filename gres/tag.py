@@ -3,10 +3,12 @@
     qgpu/1 class=online share=30 mem=24576
     qgpu/1 class=offline share=30 mem=24576 cards=2
     qgpu/1 whole; what the user had written there
+    qgpu/1 node
 
-`share` is percent of one card, `mem` is MiB of one card. The user's own text follows behind "; ". Text that a
-user wrote in front is never a tag: slurmctld's Lua strips it (`strip_tags`), the node accepts only the exact
-form (docs/specs/tag.md).
+`whole`: whole cards were asked for, so each node of the job has some; `node`: the job has its nodes for itself, with
+what cards they have. `share` is percent of one card, `mem` is MiB of one card. The user's own text follows behind
+"; ". Text that a user wrote in front is never a tag: slurmctld's Lua strips it (`strip_tags`), the node accepts only
+the exact form (docs/specs/tag.md).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ MAX_FIELD_BYTES = 1024  # what slurmctld accepts in comment and extra
 SEPARATOR = "; "
 
 _TAG = re.compile(
-    r"qgpu/1 (?:(?P<whole>whole)|class=(?P<cls>online|offline) share=(?P<share>[1-9][0-9]{0,2})"
+    r"qgpu/1 (?:(?P<whole>whole)|(?P<node>node)|class=(?P<cls>online|offline) share=(?P<share>[1-9][0-9]{0,2})"
     r" mem=(?P<mem>[1-9][0-9]{0,9})(?: cards=(?P<cards>[2-9]|1[0-6]))?)(?:; .*)?",
     re.DOTALL,
 )
@@ -34,12 +36,13 @@ class TagError(ValueError):
 @dataclass(frozen=True)
 class Tag:
     """What a job was promised: a share (percent, MiB) of each of `cards` cards of a node; whole cards when
-    `job_class` is None."""
+    `job_class` is None, and with `node` all that its nodes have, perhaps none."""
 
     job_class: JobClass | None = None
     share: int = 100
     mem: int = 0
     cards: int = 1
+    node: bool = False
 
     @property
     def whole(self) -> bool:
@@ -48,7 +51,7 @@ class Tag:
 
     def __str__(self) -> str:
         if self.whole:
-            return "qgpu/1 whole"
+            return "qgpu/1 node" if self.node else "qgpu/1 whole"
         text = f"qgpu/1 class={self.job_class} share={self.share} mem={self.mem}"
         return f"{text} cards={self.cards}" if self.cards > 1 else text
 
@@ -68,8 +71,8 @@ def parse_tag(text: str) -> Tag | None:
         if looks_like_tag(text):
             raise TagError(f"the tag '{text[:80]}' is not of the form 'qgpu/1 class=... share=... mem=...'")
         return None
-    if match["whole"]:
-        return Tag()
+    if match["whole"] or match["node"]:
+        return Tag(node=bool(match["node"]))
     if int(match["share"]) > 100:
         raise TagError(f"the tag names a share of {match['share']}; the limit is 100")
     return Tag(

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from gres.sentences import shown
+
 MIB = 1024 * 1024
 MAX_BYTES = 2**53  # beyond this Lua's doubles are no longer exact; 8 PiB is above any card
 
@@ -57,7 +59,7 @@ def parse_size(text: str) -> int:
 def parse_mib(value: object, *, up: bool = False) -> int:
     """MiB of a configured size; a bare number counts MiB. Rounds down, or up where `up` is set."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise UnitError(f"'{value}' is not a size; write for example 80GiB, or a whole number of MiB")
+        raise UnitError(f"'{shown(value)}' is not a size; write for example 80GiB, or a whole number of MiB")
     text = str(value).strip()
     size = parse_size(text + "M" if text.isdigit() else text)
     return -(-size // MIB) if up else size // MIB
@@ -95,10 +97,12 @@ def parse_duration(value: object) -> Duration:
     """Duration of "100ms", "500us", "2s", "1.5s". A bare number is refused: its unit would be a guess."""
     if isinstance(value, Duration):
         return value
-    match = _DURATION.fullmatch(str(value).strip().replace(" ", ""))
+    # What is no text is not written out as text: YAML's aliases of aliases could make it endless.
+    text = value if isinstance(value, str) else shown(value)
+    match = _DURATION.fullmatch(text.strip().replace(" ", ""))
     if match is None or len(match[1]) > 15:
         raise UnitError(
-            f"'{value}' is not a duration; write a number with ns, us, ms, s, min, h or d, for example 100ms"
+            f"'{shown(value)}' is not a duration; write a number with ns, us, ms, s, min, h or d, for example 100ms"
         )
     return Duration(int(Fraction(match[1]) * _DURATION_NS[match[2]]))
 

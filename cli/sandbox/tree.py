@@ -9,6 +9,7 @@ native parts are built against that Slurm and that C library. Needs root.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -141,7 +142,8 @@ def command(version: str, argv: Sequence[str], progress: Callable[[str], None] =
             "other versions of Slurm need a source checkout: the native parts are built for each"
         )
     tree = ensure(version, progress)
-    own = tree / "var/lib/qgpu-tree"
+    # A virtual environment names its checkout in many places: each checkout has one of its own in the tree.
+    own = tree / "var/lib/qgpu-tree" / hashlib.sha256(os.fsencode(CHECKOUT)).hexdigest()[:12]
     binds = {Path("/root"): Path("/root"), CHECKOUT: CHECKOUT, DEFAULT_ROOT: DEFAULT_ROOT}
     for name in ("build", ".venv"):
         (CHECKOUT / name).mkdir(exist_ok=True)

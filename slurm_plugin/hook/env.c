@@ -25,13 +25,14 @@ static const struct variable VARIABLES[] = {
     {"SLURM_SCRIPT_CONTEXT", false}, {"CUDA_VISIBLE_DEVICES", false}, {"SLURM_JOB_EXIT_CODE", false},
 };
 
-/* Whether a field has a tag that promises a share. That of whole cards says nothing where the job holds no card: jobs
- * with --exclusive have it on every node. */
+/* Whether a field begins with a tag that promises a card. That of a job with its nodes for itself does not, nor does
+ * what a user wrote further behind: else a comment would make the Prolog of any node depend on qgpud. */
 static bool promises(const char *field)
 {
-    const char *tag = field ? strstr(field, "qgpu/1") : NULL;
+    const char *tag = field ? field + strspn(field, " \t\n\r\v\f") : "";
 
-    return tag && strncmp(tag, "qgpu/1 whole", sizeof("qgpu/1 whole") - 1) != 0;
+    return strncmp(tag, "qgpu/1", sizeof("qgpu/1") - 1) == 0 &&
+           strncmp(tag, "qgpu/1 node", sizeof("qgpu/1 node") - 1) != 0;
 }
 
 bool hook_env_concerns_us(void)

@@ -215,7 +215,7 @@ function M.job_class(qos, token, t)
     for _, name in ipairs(split((qos or ""), ",")) do
         if name ~= "" then
             count = count + 1
-            local class = t.qos[name] or t.default_class
+            local class = t.qos[name] or t.qos[name:lower()] or t.default_class -- to Slurm Online is online
             if not class then
                 refuse(t, "qos_unmapped", token, { word = shown(qos) })
             end
@@ -403,7 +403,7 @@ local function decide_gres(job, t)
         return {}
     end
     if not (shared[1] or gpu[1]) then
-        return { tag = job.exclusive and {} or nil } -- Slurm gives such a job all cards of its nodes
+        return { tag = job.exclusive and { node = true } or nil } -- Slurm gives such a job all cards of its nodes
     end
     if shared[1] and (gpu[1] or not M.books_whole(shared, entries, t)) then
         refuse(t, "by_hand", shared[1].text)

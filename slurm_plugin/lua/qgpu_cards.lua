@@ -153,6 +153,23 @@ function M.spread(job_desc, decision, said, q, t)
     return true
 end
 
+-- The tag of a job whose gres per node (the sum over its cards) reads as `tag`; `field` is what carries its tag now, which
+-- only we write. Without this a new comment would promise one card what was booked on several.
+function M.of_each(tag, field)
+    local cards = tonumber((field or ""):match("^qgpu/1 class=%a+ share=%d+ mem=%d+ cards=(%d+)"))
+    if not cards or cards < 2 or tag.share % cards ~= 0 or tag.mem % cards ~= 0 then
+        return tag
+    end
+    return { class = tag.class, share = tag.share / cards, mem = tag.mem / cards, cards = cards }
+end
+
+-- A waiting job whose shards are asked for per task is not judged again: its counts are of another shape by now.
+function M.check_update(job_rec, q, t)
+    if t.multi_card and q.parse_entries(job_rec.tres_per_task).shared[1] then
+        q.refuse(t, "cards_update", "", { job = tostring(job_rec.job_id or "") })
+    end
+end
+
 -- Lua 5.1 has no operator for bits.
 function M.with_flag(flags, flag)
     if math.floor((flags or 0) / flag) % 2 == 1 then

@@ -46,11 +46,31 @@ local function extra_of(record, t)
     return t.has_extra and record.extra or nil
 end
 
+-- Slurm's rules for a job without --qos, of which Lua is told the first alone: the default of the association (that of
+-- the default partition, where an association has one, so Lua's question must name it), its only QOS, `normal`.
+local function default_qos(job_desc, part_list, t)
+    local partition = not given(job_desc.partition) and default_partition(part_list)
+    if partition then
+        job_desc.partition = partition
+    end
+    local found = job_desc.default_qos
+    local only = not given(found) and t.assoc_qos and job_desc.assoc_qos
+    if partition then
+        job_desc.partition = ""
+    end
+    if only and given(only) and not only:find(",") then
+        found = only
+    end
+    return given(found) and found or t.qos.normal and "normal" or nil
+end
+
 local function read_submission(job_desc, part_list, t)
     local said = options.read(job_desc.spank_job_env)
+    local gres = options.with_mem(job_desc.gres, said)
+    local shares = given(gres) or given(job_desc.tres_per_task) -- where a share can be: only these jobs have a class
     local job = {
-        gres = options.with_mem(job_desc.gres, said),
-        qos = given(job_desc.qos) and job_desc.qos or job_desc.default_qos,
+        gres = gres,
+        qos = given(job_desc.qos) and job_desc.qos or shares and default_qos(job_desc, part_list, t) or nil,
         comment = job_desc.comment,
         extra = extra_of(job_desc, t),
         partition = job_desc.partition,
@@ -93,6 +113,10 @@ local function submit(t, job_desc, part_list)
         return refused(refusal)
     end
     write(job_desc, decision)
+    -- The class was taken from this QOS: so the job has it, or Slurm refuses it to this user.
+    if decision.tag and decision.tag.class and job_desc.qos == nil and job.qos then
+        job_desc.qos = job.qos
+    end
     return slurm.SUCCESS
 end
 
@@ -123,7 +147,11 @@ local function current(job_rec, t)
         extra = extra_of(job_rec, t),
     }
     job.request, job.tag = q.read_back(job.gres)
-    if job.tag or not q.managed(job.partition, t) then
+    if job.tag then
+        job.tag = cards.of_each(job.tag, job[t.tag_field])
+        return job
+    end
+    if not q.managed(job.partition, t) then
         return job
     end
     if q.has_gpu(job, t) then
@@ -133,7 +161,7 @@ local function current(job_rec, t)
         job.alone = t.whole_by_shard and not q.books_whole(entries.shared, entries, t)
     elseif given(job[t.tag_field]) and q.looks_like_tag(job[t.tag_field]) then
         -- --exclusive without gres: Slurm shows Lua no more of it than our own tag, which nobody else can write.
-        job.tag, job.alone, job.uncounted = {}, true, true
+        job.tag, job.alone, job.uncounted = { node = true }, true, true
     end
     return job
 end
@@ -213,10 +241,14 @@ local function modified(job_desc, job_rec, t)
         end
         return retag(job_desc, now.tag, t)
     end
+    if now.tag and now.tag.class and job_desc.qos == "" then
+        q.refuse(t, "qos_none", "", { job = tostring(job_rec.job_id or "") }) -- Slurm's default, which nobody tells us
+    end
     local moved = now.tag and (given(job_desc.qos) or given(job_desc.partition)) or now.alone and shares_node(job_desc)
     if not asks_gres(job_desc) and not moved then
         return retag(job_desc, now.tag, t)
     end
+    cards.check_update(job_rec, q, t)
     local decision, refusal = q.decide(resubmission(job_desc, now, t), t)
     if not decision then
         error({ qgpu = true, key = refusal.key, text = refusal.text }, 0)
@@ -237,14 +269,43 @@ local function modify(t, job_desc, job_rec)
     return slurm.SUCCESS
 end
 
+-- ---- faults of our own ---------------------------------------------------------------------------------------
+
+local function about_cards(job_desc)
+    local asks = job_desc.shared == JOB_SHARED_NONE or given(job_desc.gres)
+    for _, name in ipairs(FIELDS) do
+        asks = asks or given(job_desc[name])
+    end
+    return asks
+end
+
+-- Whether an update is about what we would judge, or about a text that may carry our tag.
+local function about_tags(job_desc, t)
+    return about_cards(job_desc) or shares_node(job_desc) or asks_gres(job_desc) or job_desc.qos ~= nil
+        or job_desc.partition ~= nil or job_desc.comment ~= nil or extra_of(job_desc, t) ~= nil
+end
+
+-- fn(t, job_desc, ...). slurmctld takes a job as it is when its script fails: one that is about cards is refused instead.
+local function closed(matters, fn, t, job_desc, ...)
+    local done, code = pcall(fn, t, job_desc, ...)
+    if done then
+        return code
+    end
+    slurm.log_error("%s", "qgpu: job_submit.lua failed: " .. tostring(code))
+    if not matters(job_desc, t) then
+        return slurm.SUCCESS
+    end
+    return refused({ text = "this cannot be judged, by a fault that is not yours; tell your administrators to read slurmctld's log." })
+end
+
 return function(tables_path)
     local t = load_tables(tables_path or (here .. "/qgpu_tables.lua"))
     return {
         submit = function(job_desc, part_list, _)
-            return submit(t, job_desc, part_list)
+            return closed(about_cards, submit, t, job_desc, part_list)
         end,
         modify = function(job_desc, job_rec, _, _)
-            return modify(t, job_desc, job_rec)
+            return closed(about_tags, modify, t, job_desc, job_rec)
         end,
     }
 end

@@ -71,7 +71,7 @@ end
 
 function M.tag_text(tag)
     if not tag.class then
-        return "qgpu/1 whole"
+        return tag.node and "qgpu/1 node" or "qgpu/1 whole"
     end
     return "qgpu/1 class=" .. tag.class .. " share=" .. M.int(tag.share) .. " mem=" .. M.int(tag.mem)
         .. (tag.cards and " cards=" .. M.int(tag.cards) or "")

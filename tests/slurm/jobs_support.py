@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import dialect
+import psutil
 import yaml
 
 from cli.sandbox import wait
@@ -153,9 +156,21 @@ class Live:
             raise AssertionError(f"{error}\n{queue}{self.drained()}") from None
 
     def cancel(self, *jobs: int, user: str | None = None) -> None:
-        """scancel; as root unless a user is named."""
+        """scancel; as root unless a user is named. What is being launched is launched first."""
+        self.launched()
         if jobs:
             self.ask("scancel", *map(str, jobs), user=user)
+
+    def launched(self, seconds: float = 3) -> None:
+        """Wait until the step daemons of running jobs have started what they run, for a while at most.
+
+        On Slurm 24.11 a kill that came sooner was not enough for a step now and then, and 60 s later slurmd drained its
+        node ("Kill task failed": docs/sandbox.md).
+        """
+        jobs = set(self.ask("squeue", "-h", "-t", "R", "-o", "%A").split())
+        end = time.monotonic() + seconds
+        while jobs and not _started(jobs) and time.monotonic() < end:
+            time.sleep(0.02)
 
     # -- nodes ------------------------------------------------------------
 
@@ -233,9 +248,25 @@ class Live:
     def empty(self) -> None:
         """No job is left, on no node: what each test begins and ends with."""
         if self.ask("squeue", "-h", "-o", "%i"):
+            self.launched()
             for user in ("alice", "bob"):
                 self.run("scancel", "-u", user)
         self.until(lambda: not self.ask("squeue", "-h", "-o", "%i"), 30, "an empty queue")
+
+
+def _started(jobs: set[str]) -> bool:
+    """Each job has a step daemon, the extern step's at least, and each of these has a child that is none itself."""
+    found: dict[int, str] = {}
+    parents: set[int] = set()
+    for process in psutil.process_iter(["pid", "ppid", "cmdline"]):
+        title = " ".join(process.info["cmdline"] or ())
+        if step := re.match(r"slurmstepd: \[(\d+)\.", title):
+            found[process.info["pid"]] = step[1]
+        else:
+            parents.add(process.info["ppid"])
+    return all(job in found.values() for job in jobs) and all(
+        pid in parents for pid, job in found.items() if job in jobs
+    )
 
 
 def alone(live: Live) -> Iterator[Live]:

@@ -15,7 +15,7 @@ from enforcer.arbiter_wire import HardwareTenant
 from enforcer.sim import Interval, control_device, read_trace
 
 KERNEL_NS = 500_000_000
-KERNELS = 6
+KERNELS = 14  # so long that online comes in their midst on a slow machine too
 OFFLINE = f"qgpu-workload --json --kernel-us 500000 --iters {KERNEL_NS} --requests {KERNELS} --kernels-per-request 1"
 ONLINE = "qgpu-workload --json --kernel-us 500 --iters 500000 --busy 0.05 --idle 0.25 --length 2"
 BOUND_MS = 50  # a tenth of what is left of such a kernel on average, and far above a stall of this machine

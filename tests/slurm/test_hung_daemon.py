@@ -19,6 +19,7 @@ def test_a_daemon_that_hangs(live: Live) -> None:
     ends, stays = (live.submit("sleep 100", "--gres=qgpu:10", "-w", node) for _ in "ab")
     for job in (ends, stays):
         live.wait_state(job, "RUNNING")
+    live.launched(20)  # Slurm calls a job running before its Prolog has ended
     live.sandbox.kill(node, "qgpud", signal.SIGSTOP)
     try:
         began = time.monotonic()

@@ -37,6 +37,54 @@ def test_a_default_qos_decides_the_class(live: Live, whose: tuple[str, str]) -> 
     live.until(lambda: class_of(live) == "offline", 5, "the old default being known")
 
 
+def qos_of(live: Live, *options: str) -> str:
+    """QOS (24.11 shows it as it was typed) and class of a job of alice; Slurm's words where it refuses the job."""
+    done = live.run("sbatch", "-H", "--parsable", "--gres=qgpu:10", *options, "--wrap=true", user="alice")
+    if done.returncode != 0:
+        return done.stderr.strip().rpartition(": ")[2]
+    job = int(done.stdout)
+    tag = live.tag(job) or ""
+    return f"{live.job(job)['QOS'].lower()} {tag.partition('class=')[2].split(' ')[0]}"
+
+
+@contextmanager
+def accounts(live: Live) -> Iterator[None]:
+    """alice in `parts`, where the partition gpu has an association of its own, and in `only`, with one QOS."""
+    live.ask("sacctmgr", "-i", "add", "account", "parts", "only")
+    user = ("sacctmgr", "-i", "add", "user", "alice")
+    try:
+        live.ask(*user, "account=parts", "qos=offline,online", "defaultqos=online")
+        live.ask(*user, "account=parts", "partition=gpu", "qos=offline", "defaultqos=offline")
+        live.ask(*user, "account=only", "qos=online")
+        known = [("-A", "only", "--qos=online"), ("-A", "parts", "--qos=offline")]
+        live.until(
+            lambda: all("line" in qos_of(live, *words) for words in known), 10, "the accounts being known"
+        )
+        yield
+    finally:
+        live.run("scancel", "-u", "alice")
+        live.run("sacctmgr", "-i", "delete", "account", "parts", "only")
+
+
+def test_qos_and_class_are_the_same_whoever_chose(live: Live) -> None:
+    assert qos_of(live, "--qos=OnLine") == "online online"
+    with accounts(live):
+        # Lua's default is that of the association without a partition: online, which is not for this partition.
+        assert qos_of(live, "-A", "parts") == "offline offline"
+        assert qos_of(live, "-A", "parts", "-p", "gpu") == "offline offline"
+        assert qos_of(live, "-A", "parts", "--qos=online") == "Invalid qos specification"
+        if not live.dialect.before("24.11"):
+            assert qos_of(live, "-A", "only") == "online online"
+
+
+def test_a_waiting_share_keeps_its_qos_where_none_is_named(live: Live) -> None:
+    job = live.submit("true", "-H", "--qos=online", "--gres=qgpu:10")
+    done = live.run("scontrol", "update", f"JobId={job}", "QOS=", user="alice")
+    assert done.returncode != 0
+    assert live.job(job)["QOS"] == "online"
+    assert "class=online" in (live.tag(job) or "")
+
+
 def test_a_partitions_qos_is_for_its_limits_and_not_the_class(live: Live) -> None:
     live.ask("scontrol", "update", "PartitionName=gpu", "QOS=online")
     try:

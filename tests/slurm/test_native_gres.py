@@ -164,6 +164,8 @@ FORGERIES = (
     Forgery("qgpu:offline:10,shard:10,qgpu_mem:8G", "", ("active", "offline")),
     Forgery("shard:10", "qgpu/1 class=online share=100 mem=70000", None, "only as Slurm allocated it"),
     Forgery("shard:10", "qgpu/1 whole", None, "a note that says it has a whole card"),
+    # what slurmctld makes of --gres=gpu:1 where it has just been restarted and knows no card of the node
+    Forgery("gpu:0", "qgpu/1 whole", None, "asked for whole cards, but Slurm gave it no card"),
     Forgery("qgpu:offline:10,shard:10", "qgpu/1 class=online share=9 mem=9", None, "allocated no qgpu_mem"),
     Forgery("qgpu_mem:8G,shard:10", "qgpu/1 class=online share=9 mem=9", None, "class of its qgpu is 'none'"),
     Forgery("qgpu:offline:9,qgpu:online:9,shard:9,qgpu_mem:8G", "", None, "must be online or offline"),

@@ -68,6 +68,20 @@ def test_two_cards_in_equal_parts(several: Live) -> None:
     assert {"gres/qgpu=60", "gres/shard=60"} <= set(tres.split(","))
 
 
+def test_a_text_of_its_owner_brings_no_card_more(several: Live) -> None:
+    """The tag is written anew behind each text: with what one card of the job has, not with the sum."""
+    job = several.submit("sleep 60", "-H", "--qos=online", "--gres=qgpu:30,qgpu_mem:4G", "--qgpu-cards=2")
+    field, tag = several.dialect.field, several.tag(job)
+    assert tag == "qgpu/1 class=online share=30 mem=4096 cards=2"
+    several.ask("scontrol", "update", f"JobId={job}", f"{field}=mine", user="alice")
+    assert several.tag(job) == f"{tag}; mine"
+    done = several.run("scontrol", "update", f"JobId={job}", "QOS=offline", user="alice")
+    assert "neither gres, class nor partition of a share can be changed" in sentence_of(done.stderr)
+    several.ask("scontrol", "release", str(job))
+    several.wait_state(job, "RUNNING")
+    assert _on(several, job) == {0: 30, 1: 30}
+
+
 WHICH = (
     "import ctypes; c = ctypes.CDLL('libcuda.so.1'); c.cuInit(0); d = ctypes.c_int();"
     " c.cuDeviceGet(ctypes.byref(d), 0); u = (ctypes.c_char * 16)();"

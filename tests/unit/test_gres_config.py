@@ -314,3 +314,10 @@ def test_every_key_is_in_the_specification() -> None:
     text = SPEC.read_text()
     for name in (*Config.model_fields, *EnforcerSettings.model_fields, *AuditSettings.model_fields):
         assert re.search(rf"[`.]{name}\b", text), f"docs/specs/config.md does not name {name}"
+
+
+def test_qos_names_are_in_lower_case_as_slurm_keeps_them() -> None:
+    found = parse_config(SMALL + "qos: {Batch: offline}\nsuspended: {BATCH: {extend_time: true}}\n")
+    assert (found.qos, list(found.suspended)) == ({"batch": "offline"}, ["batch"])
+    with pytest.raises(ConfigError, match="upper and lower case are the same"):
+        parse_config(SMALL + "qos: {Batch: offline, batch: online}\n")

@@ -202,3 +202,34 @@ def test_several_cards_go_with_a_share(several: Slurm) -> None:
     for gres in ("gres:gpu:2", "gres:fast:1"):
         assert "tres_per_task" not in _submit(several, gres)[0]
     assert "goes with a share of a card" in _submit(several, "gres:gpu:2", ("QGPU_CARDS=2",))[1]
+
+
+TAG2 = "qgpu/1 class=online share=30 mem=4096 cards=2"
+ON_TWO = {
+    "job_id": 7,
+    "qos": "online",
+    "tres_per_node": "gres/qgpu:online:60,gres/qgpu_mem:8192M",
+    "tres_per_task": "gres/shard:30",
+    "comment": TAG2,
+}
+
+
+@pytest.mark.parametrize("state", [0, 1])
+def test_a_new_comment_promises_no_card_what_was_booked_on_several(several: Slurm, state: int) -> None:
+    """Seen live: 60 % and 8 GiB of one card by `scontrol update extra=`, then"""
+    job = {**ON_TWO, "job_state": state}
+    assert several.modify(job, comment="new")[1] == {"comment": f"{TAG2}; new"}
+    forged = "qgpu/1 class=online share=60 mem=8192 cards=1"
+    assert several.modify(job, comment=f"{forged}; x")[1] == {"comment": f"{TAG2}; x"}
+    # a field of other numbers than the allocation's says nothing
+    odd = {**job, "comment": TAG2.replace("cards=2", "cards=7")}
+    assert several.modify(odd, comment="")[1] == {"comment": "qgpu/1 class=online share=60 mem=8192"}
+
+
+@pytest.mark.parametrize("change", [{"gres": "qgpu:10"}, {"qos": "offline"}, {"partition": "other"}])
+def test_a_waiting_share_stays_as_it_is_where_cards_go_with_tasks(
+    several: Slurm, change: dict[str, str]
+) -> None:
+    code, written, said = several.modify({**ON_TWO, "job_state": 0}, **change)
+    assert (code, written) == (2072, {})
+    assert "neither gres, class nor partition of a share can be changed" in said

@@ -61,6 +61,8 @@ def test_the_table_is_large_and_reaches_every_sentence() -> None:
         "text_long",
         "started",
         "kind",
+        "qos_none",
+        "cards_update",
         "cards_never",
         "cards_few",
         "cards_srun",

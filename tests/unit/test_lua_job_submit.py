@@ -24,11 +24,13 @@ FAKE_SLURM = b"""
 local os_env = {}
 messages = {}
 slurm = { SUCCESS = 0, ERROR = -1, ESLURM_INVALID_GRES = 2072, GRES_ONE_TASK_PER_SHARING = 2 ^ 38 }
+errors = {}
+function slurm.log_error(fmt, ...) errors[#errors + 1] = string.format(fmt, ...) end
 function slurm.log_user(fmt, ...) messages[#messages + 1] = string.format(fmt, ...) end
 os.getenv = function(name) return os_env[name] end
 function set_env(name, value) os_env[name] = value end
 local KNOWN = {}
-for name in ("gres qos default_qos comment partition shared tres_per_job tres_per_task tres_per_socket "
+for name in ("gres qos default_qos assoc_qos comment partition shared tres_per_job tres_per_task tres_per_socket "
     .. "tres_per_node cpus_per_tres mem_per_tres tres_bind tres_freq job_state job_id type "
     .. "jobid gpus gpus-per-node gpus-per-socket gpus-per-task cpus-per-gpu gpu-bind gpu-freq exclusive tres-per-task "
     .. "spank_job_env environment min_nodes num_tasks ntasks_per_node bitflags"):gmatch("%S+") do
@@ -347,7 +349,7 @@ def test_a_standalone_srun_ends_as_the_same_job_as_without_the_filter(one: Slurm
 )
 def test_an_enormous_comment_does_not_hold_up_slurmctld(one: Slurm, text: str) -> None:
     """Under 2 s where a quadratic way would take minutes: slurmctld holds its locks meanwhile."""
-    start = time.monotonic()
+    start = time.process_time()  # what slurmctld would compute, not what this machine had to wait for
     one.submit(gres="qgpu:30", qos="online", comment=text)
     one.submit(gres="gres:" * 200_000 + "qgpu:30" + "," * 100_000, qos="online", comment="x")
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2

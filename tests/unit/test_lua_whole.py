@@ -70,11 +70,11 @@ def test_a_job_with_the_node_for_itself_that_asks_for_no_card(lua: str, tables: 
     """Slurm gives it all cards of the node all the same; its tag stays, and goes when it gets company."""
     slurm = Slurm(lua, tables, tmp_path)
     field, qos = ("comment", "online") if tables == "old" else ("extra", "prod")
-    assert slurm.submit(shared=0, partition="gpu")[:2] == (0, {field: "qgpu/1 whole"})
+    assert slurm.submit(shared=0, partition="gpu")[:2] == (0, {field: "qgpu/1 node"})
     assert slurm.submit(shared=65534, partition="gpu")[:2] == (0, {})
-    job = {"job_id": 7, "job_state": 0, "partition": "gpu", "qos": qos, field: "qgpu/1 whole"}
-    assert slurm.modify(job, **{field: "new"})[1] == {field: "qgpu/1 whole; new"}
-    assert slurm.modify(job, **{field: "qgpu/1 class=online share=9 mem=9"})[1] == {field: "qgpu/1 whole"}
+    job = {"job_id": 7, "job_state": 0, "partition": "gpu", "qos": qos, field: "qgpu/1 node"}
+    assert slurm.modify(job, **{field: "new"})[1] == {field: "qgpu/1 node; new"}
+    assert slurm.modify(job, **{field: "qgpu/1 class=online share=9 mem=9"})[1] == {field: "qgpu/1 node"}
     assert slurm.modify(job, shared=1)[:2] == (0, {field: ""})
     code, _, said = slurm.modify(job, gres="qgpu:30")
     assert code == 2072 and "--exclusive is refused together with qgpu:30" in said

@@ -74,7 +74,7 @@ def test_a_tree_that_came_out_with_another_version_is_no_tree(
 def test_the_command_binds_a_build_of_its_own_over_the_checkouts(root: Path) -> None:
     made(root, "24.11")
     words = tree.command("24.11", ["make", "native"])
-    own = root / "24.11/var/lib/qgpu-tree"
+    (own,) = (root / "24.11/var/lib/qgpu-tree").iterdir()
     assert words[:5] == ["unshare", "--mount", "--propagation", "private", "--"]
     assert words[-2:] == ["make", "native"] and "QGPU_TREE=24.11" in words
     binds = words[words.index(str(tree.CHECKOUT)) + 1 : words.index("--", 5)]
