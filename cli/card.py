@@ -9,7 +9,8 @@ from typing import Any, cast
 import click
 
 from cli.daemon import config_option, find_daemon, node_option
-from enforcer.nvml import CardInfo, NvmlError, PynvmlNvml
+from enforcer.nvml import CardInfo, NvmlError
+from enforcer.nvml_driver import PynvmlNvml
 from gres.cardplan import CardPlanError, parse_words
 from gres.mig import Capability, MigError, files_of, read_minors
 from gres.units import format_mib

@@ -13,7 +13,8 @@ from cli.daemon import node_name
 from cli.doctor_result import Check
 from enforcer.daemon.askproto import AskError, ask
 from enforcer.daemon.driver import BrokenNodeError, find_driver
-from enforcer.nvml import CardInfo, NvmlError, PynvmlNvml
+from enforcer.nvml import CardInfo, NvmlError
+from enforcer.nvml_driver import PynvmlNvml
 from gres.config import Config, ConfigError, load_config
 from gres.identity import IdentityError, identify
 from gres.units import MIB, format_mib

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,18 +44,30 @@ def fail(text: str, status: int = NOT_STARTED) -> NoReturn:
     sys.exit(status)
 
 
+def inherited(fd: int) -> int:
+    """The descriptor without close-on-exec: the command inherits it. High, where the limit of open files allows."""
+    try:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD, FIRST_FD)
+    except OSError:
+        os.set_inheritable(fd, True)
+        return fd
+    os.close(fd)
+    return high
+
+
 def become(run_dir: str, question: dict[str, Any], command: tuple[str, ...]) -> NoReturn:
     """Ask for the grant and become the command: same process, so signals and exit status are its own."""
+    if not command[0]:
+        fail("the command is empty; write for example -- ./train.py", 127)
     try:
         answer, fds = ask(run_dir, {"op": "run", **question})
     except AskError as error:
         fail(str(error))
     if len(fds) != 1:
         fail("qgpud sent no grant along; is it of another version?")
-    high = fcntl.fcntl(fds[0], fcntl.F_DUPFD, FIRST_FD)  # without close-on-exec: the command inherits it
-    os.close(fds[0])
+    fd = inherited(fds[0])
     try:
-        os.execvpe(command[0], command, environment(answer, high, dict(os.environ)))
+        os.execvpe(command[0], command, environment(answer, fd, dict(os.environ)))
     except FileNotFoundError:
         fail(f"{command[0]}: there is no such program", 127)
     except OSError as error:
@@ -75,7 +89,30 @@ def mib_of(text: str | None) -> int | None:
     return size >> 20
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+class RunCommand(click.Command):
+    """As env(1): whatever is wrong before the command starts ends with NOT_STARTED, never with a status of its own."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Read the command line."""
+        with _not_started():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it."""
+        with _not_started():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _not_started() -> Iterator[None]:
+    try:
+        yield
+    except click.ClickException as error:
+        error.show()
+        sys.exit(NOT_STARTED)
+
+
+@click.command(cls=RunCommand, context_settings={"allow_interspersed_args": False})
 @click.option("--share", type=int, default=100, show_default=True, help="Percent of the card's compute.")
 @click.option(
     "--class",

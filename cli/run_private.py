@@ -23,7 +23,8 @@ from typing import Any, NoReturn
 from cli.daemon import node_name
 from cli.run import NOT_STARTED, become, fail
 from enforcer.fdwait import readable_within, ready
-from enforcer.nvml import NvmlError, PynvmlNvml
+from enforcer.nvml import NvmlError
+from enforcer.nvml_driver import PynvmlNvml
 from gres.config import Config, ConfigError, load_config
 from gres.units import Duration
 

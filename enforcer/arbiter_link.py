@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from typing import Generic, TypeVar
 
 from enforcer import abi, arbiter_wire
 from enforcer.arbiter_wire import CardSettings as CardSettings
+from enforcer.arbiter_wire import HardwareCard as HardwareCard
 from enforcer.arbiter_wire import HardwareSettings as HardwareSettings
 from enforcer.arbiter_wire import HardwareTenant as HardwareTenant
 from enforcer.arbiter_wire import ProcessStats as ProcessStats
@@ -57,6 +59,11 @@ def _spoken(head: abi.MsgHead, data: bytes) -> bool:
     return known and (head.magic, head.size) == (abi.MAGIC, len(data))
 
 
+def _hardware(data: bytes) -> HardwareTenant | HardwareCard:
+    card = abi.MsgHead.from_buffer_copy(data).type == abi.CTL_HWCARD
+    return arbiter_wire.hardware_card(data) if card else arbiter_wire.hardware_tenant(data)
+
+
 class _Memory(Generic[T]):
     """Answers of the last list, by their bytes: what did not change is not read again, and is the same object."""
 
@@ -94,9 +101,11 @@ class ArbiterLink:
         self.timeout = timeout
         self.boot_id: int | None = None
         self.version = abi.ABI_VERSION  # what the arbiter speaks; certain after the first answer
+        self._packs = True  # the same: whether it knows CTL_LIST
         self._sock: socket.socket | None = None
         self._stats = _Memory(arbiter_wire.stats)
         self._procs = _Memory(arbiter_wire.process)
+        self._hardware = _Memory(_hardware)
 
     def __enter__(self) -> ArbiterLink:
         return self
@@ -120,6 +129,7 @@ class ArbiterLink:
         if self._sock is not None:
             self._sock.close()
             self._sock = None
+            self._packs = True  # its successor may be another release
 
     def hello(self) -> int:
         """Begin a full list of grants; returns the arbiter's boot id."""
@@ -189,14 +199,20 @@ class ArbiterLink:
 
     def hardware_tenants(self) -> list[HardwareTenant]:
         """What hardware preemption did with every tenant; empty where the arbiter knows nothing of it."""
+        return self.hardware_use()[0]
+
+    def hardware_use(self) -> tuple[list[HardwareTenant], list[HardwareCard]]:
+        """The same, and whether it goes on as ordered on each card; an older arbiter tells nothing of that."""
         self._negotiate()
         if self.version < 2:
-            return []
+            return [], []
         try:
-            items = self._list(abi.CTL_HWSTATS, abi.CTL_HWTENANT)
+            items = self._list(abi.CTL_HWSTATS, abi.CTL_HWTENANT, abi.CTL_HWCARD)
         except ArbiterError:
-            return []
-        return [arbiter_wire.hardware_tenant(data) for data in items]
+            return [], []
+        found = self._hardware.values(items)
+        tenants = [item for item in found if isinstance(item, HardwareTenant)]
+        return tenants, [item for item in found if isinstance(item, HardwareCard)]
 
     def gone(self, job_id: int, uuid: str, pid: int) -> None:
         """NVML does not list this dead process any more: its memory is free. Unknown ones are no error."""
@@ -211,26 +227,44 @@ class ArbiterLink:
         message.bytes = abi.bounded(size, 0, 2**64 - 1, "overhead")
         self._command_if_known(message, f"the overhead of job {job_id}")
 
-    def _list(self, ask: int, item: int) -> list[bytes]:
-        """Ask for a list; the raw messages of it."""
+    def _list(self, ask: int, *kinds: int) -> list[bytes]:
+        """Ask for a list of messages of these kinds; the raw messages of it."""
         self._negotiate()
-        self._send(abi.head(ask, abi.MsgHead))
+        packed = self._packs and self.version >= 2
+        self._send(
+            abi.CtlList(abi.head(abi.CTL_LIST, abi.CtlList), ask) if packed else abi.head(ask, abi.MsgHead)
+        )
         items: list[bytes] = []
-        kind, data = self._receive()
-        while kind == item:
-            items.append(data)
-            head, size = data[:_HEAD], len(data)
-            while (data := self._next()).startswith(head) and len(
-                data
-            ) == size:  # one like it: no second look
-                items.append(data)
-            kind = self._check(data)
+        while (end := self._packet(self._next(), kinds, items)) is None:
+            pass
+        kind, data = end
+        if kind == abi.CTL_ACK and packed and not items:
+            self._packs = False  # an arbiter that sends each message by itself
+            return self._list(ask, *kinds)
         if kind == abi.CTL_ACK and not items:
             raise ArbiterError("the arbiter does not know this question", errno.EPROTO)
         if kind != abi.CTL_END:
             raise self._gone(f"sent message type {kind} inside a list")
         self._note_boot(abi.parse(abi.CtlAck, data, "end of the list"))
         return items
+
+    def _packet(self, data: bytes, kinds: tuple[int, ...], items: list[bytes]) -> tuple[int, bytes] | None:
+        """Add the messages of one packet to `items`; the first of another kind, which ends the list."""
+        at, size, head = 0, 0, b""
+        while True:
+            one = data[at : at + size]
+            if size and one.startswith(head) and len(one) == size:  # like the one before: no second look
+                items.append(one)
+                at += size
+                continue
+            if at and at == len(data):
+                return None
+            size = int.from_bytes(data[at + _HEAD - 4 : at + _HEAD], sys.byteorder)
+            one = data[at : at + size] if size else data[at:]
+            head = one[:_HEAD]
+            kind = self._check(one)
+            if kind not in kinds:
+                return kind, one
 
     def _command_if_known(self, message: ctypes.Structure, what: str) -> None:
         self._negotiate()
@@ -284,9 +318,10 @@ class ArbiterLink:
             raise ArbiterGone(f"the connection to {self.path} is closed")
         try:
             try:
-                return os.read(self._sock.fileno(), 4096)  # recv() would ask first whether there is something
+                # recv() would ask first whether there is something
+                return os.read(self._sock.fileno(), abi.LIST_BYTES)
             except BlockingIOError:
-                return self._sock.recv(4096)
+                return self._sock.recv(abi.LIST_BYTES)
         except OSError as error:
             raise self._gone(error.strerror or str(error)) from error
 

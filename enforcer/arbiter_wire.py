@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from dataclasses import dataclass
+from typing import Any
 
 from enforcer import abi
 from gres.grants import Grant
@@ -118,17 +120,51 @@ class HardwareTenant:
     why: str
 
 
+@dataclass(frozen=True)
+class HardwareCard:
+    """Whether the arbiter still does on one card what it was ordered; `hung`: calls that never came back."""
+
+    uuid: str
+    ordered: bool
+    on: bool
+    hung: int
+
+
 _METHODS = ("auto", "schedule", "disable", "timeslice")
 _ACTORS = ("auto", "arbiter", "shim")
 _STATES = ("none", "ready", "stopped", "failed")
 _CLASS_NAMES = {code: name for name, code in abi.CLASS_CODES.items()}
 _POLICY_NAMES = {code: name for name, code in abi.POLICY_CODES.items()}
-_FLAGS = {
-    "estimated": abi.TENANT_ESTIMATED,
-    "passed_over": abi.TENANT_PASSED_OVER,
-    "ungoverned": abi.TENANT_UNGOVERNED,
-    "suspended": abi.TENANT_SUSPENDED,
-}
+# of the fields estimated, passed_over, ungoverned and suspended of TenantStats, which stand in this order
+_FLAG_BITS = (
+    abi.TENANT_ESTIMATED,
+    abi.TENANT_PASSED_OVER,
+    abi.TENANT_UNGOVERNED,
+    abi.TENANT_SUSPENDED,
+)
+_CODES: dict[Any, str] = {ctypes.c_uint32: "I", ctypes.c_uint64: "Q", ctypes.c_int64: "q"}
+
+
+def _format(kind: type[ctypes.Structure]) -> str:
+    """The same layout in struct's words; none of our messages has holes."""
+    text = ""
+    fields: Any = kind._fields_
+    for _, field in fields:
+        if issubclass(field, ctypes.Structure):
+            text += _format(field)
+        elif issubclass(field, ctypes.Array):
+            text += f"{field._length_}{'s' if field._type_ is ctypes.c_char else _CODES[field._type_]}"
+        else:
+            text += _CODES[field]
+    return text
+
+
+_TENANT = struct.Struct(f"={_format(abi.CtlTenant)}")
+_PROCESS = struct.Struct(f"={_format(abi.CtlProcess)}")
+
+
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode(errors="replace")
 
 
 def card_message(card: CardSettings) -> abi.CtlCard:
@@ -168,27 +204,34 @@ def grant_messages(grant: Grant) -> list[abi.CtlGrant]:
     return messages
 
 
-def tenant_message(data: bytes) -> abi.CtlTenant:
-    """A QG_CTL_TENANT of either version; what version 1 does not tell is zero."""
-    if len(data) == abi.CTL_TENANT_V1_SIZE:
-        data = data.ljust(ctypes.sizeof(abi.CtlTenant), b"\0")
-    return abi.parse(abi.CtlTenant, data, "tenant message")
-
-
 def stats(data: bytes) -> TenantStats:
-    """The answer about one tenant."""
-    msg = tenant_message(data)
-    special = {"uuid", "job_class", "busy", "policy", "close_hist", *_FLAGS}
-    plain = {name: getattr(msg, name) for name in TenantStats.__dataclass_fields__ if name not in special}
-    return TenantStats(
-        uuid=msg.uuid.decode(errors="replace"),
-        job_class=_CLASS_NAMES.get(msg.job_class, f"class {msg.job_class}"),
-        busy=bool(msg.busy),
-        policy=_POLICY_NAMES.get(msg.policy, ""),
-        close_hist=tuple(msg.close_hist),
-        **{name: bool(msg.flags & bit) for name, bit in _FLAGS.items()},
-        **plain,
-    )
+    """The answer about one tenant, in either version; what version 1 does not tell is zero.
+
+    Read hundreds of times a second on a busy node, so by one `unpack` in the order of struct qg_ctl_tenant.
+    """
+    if len(data) == abi.CTL_TENANT_V1_SIZE:
+        data = data.ljust(_TENANT.size, b"\0")
+    if len(data) != _TENANT.size:
+        abi.parse(abi.CtlTenant, data, "tenant message")  # says what is wrong with it
+    value = _TENANT.unpack(data)
+    flags, policy, deficit_ns, mem_extra, suspended_ns, held_ns = value[23:29]
+    fields: list[Any] = [
+        value[4],
+        _text(value[5]),
+        value[6],
+        _CLASS_NAMES.get(value[7]) or f"class {value[7]}",
+        *value[8:11],
+        bool(value[11]),
+        *value[12:23],
+        _POLICY_NAMES.get(policy, ""),
+        deficit_ns,
+        mem_extra,
+        *(flags & bit != 0 for bit in _FLAG_BITS),
+        suspended_ns,
+        held_ns,
+        value[29:],
+    ]
+    return TenantStats(*fields)
 
 
 def _place(word: str, words: tuple[str, ...], what: str) -> int:
@@ -233,6 +276,13 @@ def hardware_tenant(data: bytes) -> HardwareTenant:
 
 def process(data: bytes) -> ProcessStats:
     """A QG_CTL_PROC or QG_CTL_DIED."""
-    msg = abi.parse(abi.CtlProcess, data, "process message")
-    uuid = msg.uuid.decode(errors="replace")
-    return ProcessStats(msg.job_id, uuid, msg.pid, msg.uid, msg.mem_used, msg.mem_pending)
+    if len(data) != _PROCESS.size:
+        abi.parse(abi.CtlProcess, data, "process message")  # says what is wrong with it
+    job_id, uuid, pid, uid, used, pending = _PROCESS.unpack(data)[4:]
+    return ProcessStats(job_id, _text(uuid), pid, uid, used, pending)
+
+
+def hardware_card(data: bytes) -> HardwareCard:
+    """The answer about one card."""
+    msg = abi.parse(abi.CtlHwCard, data, "card message")
+    return HardwareCard(msg.uuid.decode(errors="replace"), bool(msg.ordered), bool(msg.on), msg.hung)

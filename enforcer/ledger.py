@@ -12,25 +12,38 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
+from enforcer.ledger_gains import (
+    Baseline,
+    HeldCard,
+    Writes,
+    baseline_of,
+    card_rows,
+    closings,
+    counter_deltas,
+    gains,
+    optional_gains,
+)
 from enforcer.ledger_read import read_usage
 from enforcer.ledger_schema import (
     COUNTERS,
     FILE_NAME,
     FINE_S,
     MIB,
-    OPTIONAL,
     PEAKS,
     CardSample,
     LedgerError,
     Sample,
     Usage,
     fit,
+    fitted,
     migrations,
 )
-from enforcer.ledger_sql import ADD, ADD_SERIES, BASE, KEEP, TOUCH
+from enforcer.ledger_sql import ADD_CARD, ADD_SERIES, BASE, TOUCH
 from enforcer.ledger_sync import Syncer
 from gres.grants import Grant
 
@@ -43,23 +56,8 @@ MODE = 0o640  # others ask qgpud, which follows PrivateData
 # Between two samples further apart than this nobody knows what was held.
 MAX_GAP_NS = 10 * 10**9
 BUCKET_NS = FINE_S * 10**9
-_SERIES = ("busy_ns", "closed_preempted_ns", "closed_share_ns", "launches")
-
-
-@dataclass(frozen=True)
-class _Baseline:
-    """What a tenant had said last: the row of `baseline`."""
-
-    boot_id: str
-    tenant_since: int
-    counters: tuple[int, ...]
-    optional: tuple[int | None, ...]
-    close_hist: tuple[int, ...] | None
-    sampled_at: int | None
-
-    def same(self, sample: Sample) -> bool:
-        """Whether the sample goes on counting where this one stood."""
-        return self.boot_id == str(sample.boot_id) and self.tenant_since == fit(sample.tenant_since)
+_SERIES = tuple(map(COUNTERS.index, ("busy_ns", "closed_preempted_ns", "closed_share_ns", "launches")))
+_PEAKS = attrgetter(*PEAKS)
 
 
 class Ledger:
@@ -70,8 +68,9 @@ class Ledger:
         self.path = Path(path)
         self._rows: dict[tuple[int, str], int] = {}
         self._online: frozenset[str] | None = None  # cards with a standing online grant; None: to be asked
-        self._baselines: dict[int, _Baseline] = {}
+        self._baselines: dict[int, Baseline] = {}
         self._nvml_peaks: dict[int, int] = {}
+        self._cards: dict[tuple[str, str], HeldCard] = {}
         self._said: dict[int, tuple[Sample, int]] = {}  # the last look at each open row, written or not
         self._syncer = Syncer(self.path.with_name(self.path.name + "-wal"))
         try:
@@ -183,12 +182,12 @@ class Ledger:
         next to nothing.
         """
         changed: list[Sample] = []
-        same: list[tuple[int, Sample, _Baseline]] = []
+        same: list[tuple[int, Sample, Baseline]] = []
         for sample in samples:
             row = self._rows.get((sample.job_id, sample.uuid))
             said = None if row is None else self._said.get(row)
             before = None if row is None else self._baselines.get(row)
-            if row is None or said is None or before is None or said[0] != sample:
+            if row is None or said is None or before is None or not (said[0] is sample or said[0] == sample):
                 changed.append(sample)
             elif (before.sampled_at or 0) // BUCKET_NS != now_ns // BUCKET_NS:
                 same.append((row, sample, before))
@@ -198,14 +197,17 @@ class Ledger:
             return
         with self.transaction():
             self._touch(same, now_ns)
+            writes = Writes()
             for sample in changed:
                 row = self._open_row(sample.job_id, sample.uuid)
                 if row is not None:
-                    self._add(row, sample, now_ns)
+                    self._add(row, sample, now_ns, writes)
                     self._said[row] = (sample, now_ns)
+            for statement, rows in writes.all():
+                self.db.executemany(statement, rows)
         self._syncer.kick()
 
-    def _touch(self, same: Sequence[tuple[int, Sample, _Baseline]], now_ns: int) -> None:
+    def _touch(self, same: Sequence[tuple[int, Sample, Baseline]], now_ns: int) -> None:
         """A new bucket for tenants of which nothing changed: they were looked at, and held what they held."""
         usage, series = [], []
         at = now_ns // 10**9 // FINE_S * FINE_S
@@ -233,52 +235,54 @@ class Ledger:
             self._nvml_peaks[row] = nvml_bytes
 
     def record_cards(self, node: str, cards: Iterable[CardSample], now_ns: int) -> None:
-        """Note what whole cards did; a card that says nothing makes no entry."""
+        """Note what whole cards did; a card that says nothing makes no entry.
+
+        What a card says again and again is counted here, and written when it says something else or its bucket ends.
+        """
         at = now_ns // 10**9 // FINE_S * FINE_S
-        with self.transaction():
-            for card in cards:
-                if card.util_percent is None and card.mem_used is None:
-                    continue
-                said = int(card.util_percent is not None)
-                memory = None if card.mem_used is None else fit(card.mem_used)
-                self.db.execute(
-                    "INSERT INTO card_series (step, at, uuid, node, card_index, samples, util_percent, mem_used)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET samples = samples + excluded.samples,"
-                    " util_percent = CASE WHEN excluded.util_percent IS NULL THEN util_percent"
-                    " ELSE coalesce(util_percent, 0) + excluded.util_percent END,"
-                    " mem_used = max(coalesce(mem_used, excluded.mem_used), coalesce(excluded.mem_used, mem_used))",
-                    (FINE_S, at, card.uuid, node, card.card_index, said, card.util_percent, memory),
-                )
+        rows: list[tuple[Any, ...]] = []
+        for card in cards:
+            if card.util_percent is None and card.mem_used is None:
+                continue
+            held = self._cards.get((node, card.uuid))
+            if held is not None and held.at == at and held.sample == card:
+                held.more += 1
+                continue
+            rows += card_rows(node, held)
+            self._cards[node, card.uuid] = held = HeldCard(card, at, 1)
+            rows += card_rows(node, held)
+        self._write_cards(rows)
 
-    def _add(self, row: int, sample: Sample, now_ns: int) -> None:
+    def _write_cards(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            with self.transaction():
+                self.db.executemany(ADD_CARD, rows)
+
+    def _add(self, row: int, sample: Sample, now_ns: int, writes: Writes) -> None:
         before = self._baseline(row)
-        deltas = dict(zip(COUNTERS, counter_deltas(sample, before), strict=True))
-        peaks = [fit(getattr(sample, name)) for name in PEAKS]
-        harvest = deltas["busy_ns"] if sample.uuid in self._with_online() else 0
-        more = [*_optional_gains(sample, before), *self._memory_gains(row, sample, before, now_ns)]
+        now = baseline_of(sample, before, now_ns)
+        known = before if before is not None and before.same(sample) else None
+        gained = gains(now.counters, None if known is None else known.counters)
+        busy = gained[COUNTERS.index("busy_ns")]
+        harvest = busy if sample.uuid in self._with_online() else 0
+        optional = optional_gains(now.optional, () if known is None else known.optional)
+        more = [*optional, *self._memory_gains(row, sample, before, now_ns)]
         twice = [value for value in more for _ in range(2)]
-        self.db.execute(ADD, [*deltas.values(), *peaks, harvest, *twice, now_ns, row])
-        self._add_latency(row, sample, before)
-        self._add_series(row, sample, deltas, now_ns)
-        self._keep_baseline(row, sample, now_ns)
-
-    def _add_latency(self, row: int, sample: Sample, before: _Baseline | None) -> None:
-        if sample.close_hist is None:
-            return
-        known = before.close_hist if before is not None and before.same(sample) else None
-        if known == sample.close_hist:
-            return
-        for bucket, count in enumerate(sample.close_hist):
-            old = known[bucket] if known is not None and bucket < len(known) else 0
-            if gained := _gained(fit(count), old):
-                self.db.execute(
-                    "INSERT INTO latency VALUES (?, ?, ?)"
-                    " ON CONFLICT DO UPDATE SET count = count + excluded.count",
-                    (row, bucket, gained),
-                )
+        peaks = fitted(_PEAKS(sample))
+        writes.usage.append((*gained, *peaks, harvest, *twice, now_ns, row))
+        memory = None if sample.mem_used is None else fit(sample.mem_used)
+        at = now_ns // 10**9 // FINE_S * FINE_S
+        writes.series.append((row, FINE_S, at, *(min(gained[i], 2**53) for i in _SERIES), memory))
+        if now.close_hist is not None and (known is None or known.close_hist != now.close_hist):
+            old = (() if known is None else known.close_hist) or ()
+            writes.latency += closings(row, now.close_hist, old)
+        writes.baseline.append(
+            (row, now.boot_id, now.tenant_since, *now.counters, *now.optional, now.hist_text, now_ns)
+        )
+        self._baselines[row] = now
 
     def _memory_gains(
-        self, row: int, sample: Sample, before: _Baseline | None, now_ns: int
+        self, row: int, sample: Sample, before: Baseline | None, now_ns: int
     ) -> tuple[int | None, int | None]:
         """Memory held times the time since the last write (MiB x ms), and that time; for the mean."""
         if sample.mem_used is None or before is None or before.sampled_at is None:
@@ -293,14 +297,7 @@ class Ledger:
             held, seen = held + min(sample.mem_used, 2**50) // MIB * took, seen + took
         return (held, seen) if seen else (None, None)
 
-    def _add_series(self, row: int, sample: Sample, deltas: dict[str, int], now_ns: int) -> None:
-        at = now_ns // 10**9 // FINE_S * FINE_S
-        memory = None if sample.mem_used is None else fit(sample.mem_used)
-        self.db.execute(
-            ADD_SERIES, (row, FINE_S, at, *(min(deltas[name], 2**53) for name in _SERIES), memory)
-        )
-
-    def _baseline(self, row: int) -> _Baseline | None:
+    def _baseline(self, row: int) -> Baseline | None:
         if row in self._baselines:
             return self._baselines[row]
         found = self.db.execute(
@@ -310,37 +307,14 @@ class Ledger:
             return None
         split = 2 + len(COUNTERS)
         hist = None if found[-2] is None else tuple(json.loads(found[-2]))
-        return _Baseline(found[0], found[1], found[2:split], found[split:-2], hist, found[-1])
-
-    def _keep_baseline(self, row: int, sample: Sample, now_ns: int) -> None:
-        optional = tuple(
-            None if getattr(sample, name) is None else fit(getattr(sample, name)) for name in OPTIONAL
-        )
-        hist = None if sample.close_hist is None else tuple(fit(count) for count in sample.close_hist)
-        kept = _Baseline(
-            boot_id=str(sample.boot_id),
-            tenant_since=fit(sample.tenant_since),
-            counters=tuple(fit(getattr(sample, name)) for name in COUNTERS),
-            optional=optional,
-            close_hist=hist,
-            sampled_at=now_ns,
-        )
-        self.db.execute(
-            KEEP,
-            (
-                row,
-                kept.boot_id,
-                kept.tenant_since,
-                *kept.counters,
-                *optional,
-                None if hist is None else json.dumps(hist),
-                now_ns,
-            ),
-        )
-        self._baselines[row] = kept
+        return Baseline(found[0], found[1], found[2:split], found[split:-2], hist, found[-2], found[-1])
 
     def close(self) -> None:
         """Close the file; everything committed is on it."""
+        with contextlib.suppress(sqlite3.Error):
+            self._write_cards(
+                [row for (node, _), held in self._cards.items() for row in card_rows(node, held)]
+            )
         self._syncer.close()
         self.db.close()
 
@@ -355,31 +329,3 @@ def _make(path: Path) -> None:
     for helper in ("-wal", "-shm"):  # of a release that left them open to all
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + helper).chmod(MODE)
-
-
-def counter_deltas(sample: Sample, before: _Baseline | Sequence[int | str] | None) -> list[int]:
-    """What each counter gained since `before` (boot_id, tenant_since, counters), None if there was nothing.
-
-    Another start of the arbiter, another tenant, or a counter that ran backwards counts from zero again.
-    """
-    now = [fit(getattr(sample, name)) for name in COUNTERS]
-    if before is None:
-        return now
-    if not isinstance(before, _Baseline):
-        counters = tuple(int(value) for value in before[2:])
-        before = _Baseline(str(before[0]), int(before[1]), counters, (), None, None)
-    if not before.same(sample):
-        return now
-    return [_gained(new, old) for new, old in zip(now, before.counters, strict=True)]
-
-
-def _optional_gains(sample: Sample, before: _Baseline | None) -> Iterator[int | None]:
-    """What the optional counters gained; None where the arbiter does not tell."""
-    known = before.optional if before is not None and before.same(sample) else (None,) * len(OPTIONAL)
-    for name, old in zip(OPTIONAL, known, strict=True):
-        value = getattr(sample, name)
-        yield None if value is None else _gained(fit(value), old or 0)
-
-
-def _gained(new: int, old: int) -> int:
-    return new - old if new >= old else new

@@ -150,3 +150,8 @@ def migrations() -> list[tuple[int, str]]:
 def fit(value: int) -> int:
     """SQLite's integers are signed 64-bit; nothing real is larger."""
     return min(max(value, 0), 2**63 - 1)
+
+
+def fitted(values: tuple[int, ...]) -> tuple[int, ...]:
+    """The same of several."""
+    return values if values and min(values) >= 0 and max(values) < 2**63 else tuple(map(fit, values))

@@ -29,3 +29,11 @@ ADD_SERIES = (
     " mem_used = max(coalesce(mem_used, excluded.mem_used), coalesce(excluded.mem_used, mem_used))"
 )
 KEEP = f"INSERT OR REPLACE INTO baseline ({', '.join(BASE)}) VALUES ({', '.join('?' * len(BASE))})"
+ADD_LATENCY = "INSERT INTO latency VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET count = count + excluded.count"
+ADD_CARD = (
+    "INSERT INTO card_series (step, at, uuid, node, card_index, samples, util_percent, mem_used)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET samples = samples + excluded.samples,"
+    " util_percent = CASE WHEN excluded.util_percent IS NULL THEN util_percent"
+    " ELSE coalesce(util_percent, 0) + excluded.util_percent END,"
+    " mem_used = max(coalesce(mem_used, excluded.mem_used), coalesce(excluded.mem_used, mem_used))"
+)

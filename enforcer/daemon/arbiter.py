@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from enforcer.daemon.hardware import HardwareOrder, HardwareUse
+from enforcer.daemon.hardware import HardwareOrder, HardwareTold, HardwareUse
 from enforcer.ledger import Sample
 from gres.cardplan import CardPlan
 from gres.grants import Grant
@@ -77,8 +77,8 @@ class Arbiter(Protocol):
         """Order hardware preemption of one card, or its end. Empty, or why this arbiter does not do it."""
         ...
 
-    def hardware_uses(self) -> list[HardwareUse]:
-        """What came of it, per tenant."""
+    def hardware_uses(self) -> HardwareTold:
+        """What came of it, per tenant and per card."""
         ...
 
     def revoke(self, job_id: int) -> None:
@@ -128,6 +128,7 @@ class FakeArbiter:
         self.plans: dict[str, CardPlan] = {}
         self.orders: dict[str, HardwareOrder] = {}
         self.uses: list[HardwareUse] = []
+        self.hung: dict[str, int] = {}
         self.hardware_refusal = ""
         self.procs: list[ProcessUse] = []
         self.deaths: list[ProcessUse] = []
@@ -187,10 +188,10 @@ class FakeArbiter:
             self.orders[order.uuid] = order
         return self.hardware_refusal
 
-    def hardware_uses(self) -> list[HardwareUse]:
-        """What the test put into `uses`."""
+    def hardware_uses(self) -> HardwareTold:
+        """What the test put into `uses` and `hung`."""
         self._check()
-        return list(self.uses)
+        return HardwareTold(list(self.uses), dict(self.hung))
 
     def processes(self) -> list[ProcessUse] | None:
         """What the test put into `procs`."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from enforcer import arbiter_link as link
 from enforcer.abi import AbiError
 from enforcer.daemon.arbiter import ArbiterError, ArbiterRefusedError, ProcessUse, Synced, Tenant
-from enforcer.daemon.hardware import HardwareOrder, HardwareUse
+from enforcer.daemon.hardware import HardwareOrder, HardwareTold, HardwareUse
 from enforcer.daemon.log import emit
 from enforcer.ledger import Sample
 from gres.cardplan import CardPlan
@@ -77,7 +76,8 @@ def hardware_use(tenant: link.HardwareTenant) -> HardwareUse:
 
 
 def sample_of(stats: link.TenantStats, boot_id: int, version: int = 1) -> Sample:
-    """A tenant's counters as the ledger takes them."""
+    """A tenant's counters as the ledger takes them. What version 1 does not tell is not measured, never zero."""
+    newer = version >= 2
     return Sample(
         job_id=stats.job_id,
         uuid=stats.uuid,
@@ -92,14 +92,10 @@ def sample_of(stats: link.TenantStats, boot_id: int, version: int = 1) -> Sample
         mem_peak=stats.mem_peak,
         gate_close_max_ns=stats.gate_close_max_ns,
         mem_used=stats.mem_used,
-        **_newer(stats, version),
+        closed_suspended_ns=stats.closed_suspended_ns if newer else None,
+        held_ns=stats.held_ns if newer else None,
+        close_hist=stats.close_hist if newer else None,
     )
-
-
-def _newer(stats: link.TenantStats, version: int) -> dict[str, Any]:
-    """What an arbiter of version 1 does not tell: not measured, never zero."""
-    names = ("closed_suspended_ns", "held_ns", "close_hist")
-    return {name: getattr(stats, name, None) if version >= 2 else None for name in names}
 
 
 def tenant_of(stats: link.TenantStats, boot_id: int, version: int) -> Tenant:
@@ -109,7 +105,7 @@ def tenant_of(stats: link.TenantStats, boot_id: int, version: int) -> Tenant:
         stats.procs,
         stats.gate,
         stats.busy,
-        bool(getattr(stats, "suspended", False)),
+        stats.suspended,
     )
 
 
@@ -167,13 +163,15 @@ class SocketArbiter:
             return str(error)
         return "" if known else "this qgpu-arbiter knows nothing of it; upgrade it"
 
-    def hardware_uses(self) -> list[HardwareUse]:
-        """What came of it, per tenant."""
+    def hardware_uses(self) -> HardwareTold:
+        """What came of it, per tenant and per card."""
         try:
-            return [hardware_use(tenant) for tenant in self._link.hardware_tenants()]
+            tenants, cards = self._link.hardware_use()
         except (link.ArbiterGone, AbiError) as error:
             self._link.close()
             raise ArbiterError(str(error)) from None
+        off = {card.uuid: card.hung for card in cards if card.ordered and not card.on}
+        return HardwareTold([hardware_use(tenant) for tenant in tenants], off)
 
     def grant(self, grant: Grant) -> None:
         """Add or update one grant."""

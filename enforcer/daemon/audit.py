@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from enforcer.daemon.arbiter import ProcessUse
@@ -12,6 +12,7 @@ from gres.grants import Grant, GrantCard
 # Looks in a row before a finding is said. A process registers a moment after its context appears, and memory
 # may be freed between two of our own questions.
 PATIENCE = {"stranger": 3, "unregistered": 3, "over": 2, "unaccounted": 2}
+SUSPICIOUS = 30  # ten looks at processes without the shim, each for less than our patience
 
 
 @dataclass(frozen=True)
@@ -194,17 +195,42 @@ def _overhead(
 
 
 class Patience:
-    """Says each finding once, and only when it was there for some looks in a row."""
+    """Says each finding once, and only when it was there for some looks in a row.
+
+    A job that changes its processes is not given patience anew each time: once it had one or another without the
+    shim in ten looks or so, each further one is found at first sight.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[Finding, int] = {}
+        self._said: set[Finding] = set()
+        self._suspicion: dict[tuple[int | None, str], int] = {}
 
-    def ripe(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Findings to act upon now."""
-        self._seen = {finding: self._seen.get(finding, 0) + 1 for finding in findings}
-        return [finding for finding, looks in self._seen.items() if looks == PATIENCE[finding.kind]]
+    def ripe(self, findings: Iterable[Finding], unable: Collection[Finding] = ()) -> list[Finding]:
+        """Findings to act upon now. `unable`: those of them that cannot help it; their patience begins anew."""
+        before = self._seen
+        self._seen = {f: 0 if f in unable else before.get(f, 0) + 1 for f in findings}
+        self._said &= self._seen.keys()
+        self._suspect(
+            {(f.job_id, f.uuid) for f in self._seen if f.kind == "unregistered" and f not in unable}
+        )
+        due = [finding for finding, looks in self._seen.items() if looks >= self._needed(finding)]
+        fresh = [finding for finding in due if finding not in self._said]
+        self._said.update(fresh)
+        return fresh
+
+    def _suspect(self, found: set[tuple[int | None, str]]) -> None:
+        """A look with such a process counts three times as much as one without: pauses do not make up for it."""
+        before = self._suspicion
+        scores = {key: before.get(key, 0) + (3 if key in found else -1) for key in before.keys() | found}
+        self._suspicion = {key: min(score, SUSPICIOUS + 9) for key, score in scores.items() if score > 0}
+
+    def _needed(self, finding: Finding) -> int:
+        suspicion = self._suspicion.get((finding.job_id, finding.uuid), 0)
+        shifty = finding.kind == "unregistered" and suspicion >= SUSPICIOUS
+        return 1 if shifty else PATIENCE[finding.kind]
 
     @property
     def pending(self) -> bool:
         """Whether something was seen that is not said yet."""
-        return any(looks < PATIENCE[finding.kind] for finding, looks in self._seen.items())
+        return not self._said >= self._seen.keys()

@@ -24,8 +24,7 @@ Identify = Callable[[Node, Iterable[int]], tuple[DeviceCard, ...]]
 
 @dataclass(frozen=True)
 class Ignore:
-    """The job holds no card and claims no share. Whole cards are Slurm's own affair: a job with its nodes for itself
-    (--exclusive) is tagged for them wherever it runs."""
+    """The job holds no card and claims none: one with its nodes for itself (--exclusive) has those that there are."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def decide(
         return Broken(
             f"the prolog of job {job.job_id} ran for node {job.node}, but this qgpud serves {node.name}"
         )
-    if not job.gpus and (job.tag is None or job.tag.whole) and not job.problem:
+    if not job.gpus and (job.tag is None or job.tag.node) and not job.problem:
         return Ignore()
     fault = job_fault(job, node)
     if fault:
@@ -103,8 +102,9 @@ def job_fault(job: HookJob, node: Node) -> str:
         )
     if not job.gpus:
         return (
-            f"job {job.job_id} asked for qgpu:{job.tag.share} but Slurm gave it no card on {node.name}."
-            " Submit it again with --gres=qgpu:30; if that repeats, tell the administrators."
+            f"job {job.job_id} asked for {'whole cards' if job.tag.whole else f'qgpu:{job.tag.share}'}, but Slurm"
+            f" gave it no card on {node.name}. Submit it again with --gres={'gpu:1' if job.tag.whole else 'qgpu:30'};"
+            " if that repeats, tell the administrators."
         )
     if not job.tag.whole and len(job.gpus) != job.tag.cards:
         return (

@@ -13,11 +13,12 @@ from pathlib import Path
 from enforcer.clock import Clock, FakeClock, SystemClock
 from enforcer.daemon.arbiter import FakeArbiter
 from enforcer.daemon.log import setup
-from enforcer.daemon.node import NodeService, Ports
+from enforcer.daemon.node import NodeService
+from enforcer.daemon.ports import Ports
 from enforcer.daemon.server import Server
 from enforcer.layout import GRANTS_DIR
 from enforcer.ledger import FILE_NAME, Ledger
-from enforcer.nvml import FakeNvml
+from enforcer.nvml_fake import FakeNvml
 from gres.config import Config, Node, parse_config
 from gres.grants import GrantStore
 from gres.identity import DeviceCard, IdentityError
@@ -66,6 +67,7 @@ class FakeNode:
         self.jobs_of_pids: dict[int, int] = {}
         self.owners_of_pids: dict[int, int] = {}
         self.booted_ns: int | None = None
+        self._services: list[NodeService] = []
 
     def service(self) -> NodeService:
         """A new daemon on the same directory, as after a restart."""
@@ -81,7 +83,20 @@ class FakeNode:
         )
         store = GrantStore(self.directory / "run" / GRANTS_DIR)
         ledger = Ledger(self.directory / "state" / FILE_NAME)
-        return NodeService(self.config, self.config.node("n1"), store, ledger, ports)
+        self._services.append(NodeService(self.config, self.config.node("n1"), store, ledger, ports))
+        return self._services[-1]
+
+    def retire(self, service: NodeService) -> None:
+        """Give back what a daemon of this node holds open; in the thread that made it, as its ledger demands."""
+        self._services.remove(service)
+        for job_id in list(service.runs.pidfds):
+            service.runs.drop(job_id)
+        service.ledger.close()
+
+    def close(self) -> None:
+        """The same for all that are left."""
+        for service in list(self._services):
+            self.retire(service)
 
 
 def main() -> None:

@@ -78,6 +78,15 @@ class HardwareUse:
         return found | {f"hw_le_{bucket}": count for bucket, count in enumerate(self.stop_hist)}
 
 
+@dataclass(frozen=True)
+class HardwareTold:
+    """What the arbiter says of all tenants, and of cards that it left to their gates although it was ordered to use
+    hardware there: how many calls of the driver hang on each."""
+
+    uses: list[HardwareUse]
+    hung: Mapping[str, int] = field(default_factory=dict)
+
+
 def _simulated(sim_dir: str) -> ControlDevice:
     try:
         found = control_device(sim_dir)
@@ -152,6 +161,17 @@ class HardwareView:
             if before is None or (before.enabled, before.why) != (order.enabled, order.why):
                 changed.append((order.uuid, order.why))
             self.orders[order.uuid] = order
+        return changed
+
+    def note_off(self, hung: Mapping[str, int]) -> list[tuple[str, str]]:
+        """The arbiter says where it gave hardware preemption up since it was ordered; what is new: card, and why."""
+        changed = []
+        for uuid, calls in hung.items():
+            order = self.orders.get(uuid)
+            if order is not None and order.enabled:
+                why = f"the arbiter gave it up: {calls} control calls of the driver hang there"
+                self.orders[uuid] = replace(order, enabled=False, why=why)
+                changed.append((uuid, why))
         return changed
 
     def wanted(self) -> bool:

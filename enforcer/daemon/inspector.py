@@ -7,7 +7,8 @@ process.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -15,7 +16,9 @@ from enforcer.daemon.arbiter import Arbiter, ArbiterError, ProcessUse
 from enforcer.daemon.audit import Finding, Patience, Registered, audit
 from enforcer.daemon.log import emit
 from enforcer.daemon.nvmlworker import NvmlCaller
+from enforcer.daemon.procs import stopped
 from enforcer.daemon.punish import punish
+from enforcer.layout import MAX_PROCS
 from enforcer.nvml import CardLostError, CardUsage, Nvml, NvmlError
 from gres.grants import Grant
 from gres.schema import AuditSettings
@@ -44,7 +47,9 @@ class Inspector:
     connected: Callable[[], bool]
     memory: Callable[[dict[tuple[int, str], int]], object]
     alive: Callable[[int], bool]
+    stopped: Callable[[int], bool] = stopped
     _patience: Patience = field(default_factory=Patience)
+    _granted: tuple[tuple[Grant, ...], list[str]] = ((), [])
     _looking: bool = False
     _settled: object = None
     _glances: int = 0
@@ -57,7 +62,7 @@ class Inspector:
 
     def look(self) -> None:
         """Begin a look at all cards with a grant; the rest happens when NVML has answered."""
-        uuids = sorted({card.uuid for grant in self.grants().values() for card in grant.cards})
+        uuids = self._granted_cards()
         stuck = self.nvml.stuck()
         if stuck is not None:
             self._failing(stuck)
@@ -65,6 +70,13 @@ class Inspector:
             return
         self._looking = True
         self.nvml.start(lambda nvml: _usage(nvml, uuids, busy=False), self._glanced)
+
+    def _granted_cards(self) -> list[str]:
+        """Cards with a grant, found anew only after grants came or went."""
+        grants = tuple(self.grants().values())
+        if grants != self._granted[0]:
+            self._granted = grants, sorted({card.uuid for grant in grants for card in grant.cards})
+        return self._granted[1]
 
     def _basis(self, found: Usage) -> object:
         """All that the outcome hangs on, but for the arbiter's list."""
@@ -102,10 +114,19 @@ class Inspector:
         self._charge(look.overhead)
         # A process that ended while we looked is nobody to be found.
         standing = [f for f in look.findings if not f.pids or any(self.alive(pid) for pid in f.pids)]
-        for finding in self._patience.ripe(standing):
+        crowded = _crowded(registered.after or ())
+        for finding in self._patience.ripe(standing, {f for f in standing if self._unable(f, crowded)}):
             self._say(finding)
         if look.complete and not self._patience.pending and not self._dead:
             self._settled = self._basis(found)
+
+    def _unable(self, finding: Finding, crowded: Container[tuple[int, str]]) -> bool:
+        """Whether it cannot register at present: stopped since before the arbiter started anew, or one process more
+        than its job may have on a card, which waits. Not if its kernels run, which would show as busy."""
+        if finding.kind != "unregistered" or finding.figures.get("busy_percent"):
+            return False
+        waits = (finding.job_id or 0, finding.uuid) in crowded
+        return waits or all(self.stopped(pid) for pid in finding.pids)
 
     def _failing(self, why: NvmlError) -> None:
         if not self._failed:
@@ -196,6 +217,12 @@ class Inspector:
         except ArbiterError:
             return
         emit(logging.DEBUG, "gone", job=dead.job_id, card=dead.uuid, pid=dead.pid, mem=dead.mem_used)
+
+
+def _crowded(registered: Iterable[ProcessUse]) -> set[tuple[int, str]]:
+    """Tenants with as many processes as the arbiter takes."""
+    counts = Counter((process.job_id, process.uuid) for process in registered)
+    return {tenant for tenant, count in counts.items() if count >= MAX_PROCS}
 
 
 def _usage(nvml: Nvml, uuids: Iterable[str], busy: bool = True) -> Usage:

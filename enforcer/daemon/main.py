@@ -5,6 +5,7 @@ qgpud(8).
 from __future__ import annotations
 
 import fcntl
+import gc
 import logging
 import os
 import socket
@@ -16,12 +17,14 @@ import click
 from enforcer.clock import SystemClock
 from enforcer.daemon.arbiter_port import SocketArbiter
 from enforcer.daemon.log import emit, setup
-from enforcer.daemon.node import NodeService, Ports
+from enforcer.daemon.node import NodeService
 from enforcer.daemon.nvmlworker import NvmlThread
+from enforcer.daemon.ports import Ports
 from enforcer.daemon.server import Server, ServerError
 from enforcer.layout import GRANTS_DIR
 from enforcer.ledger import FILE_NAME, Ledger, LedgerError
-from enforcer.nvml import Nvml, PynvmlNvml
+from enforcer.nvml import Nvml
+from enforcer.nvml_driver import PynvmlNvml
 from enforcer.reporting.attach import NodeObserver
 from gres.config import Config, ConfigError, load_config
 from gres.grants import GrantError, GrantStore
@@ -96,6 +99,8 @@ def serve(config_path: str, name: str) -> None:
     observer = NodeObserver.of(server.service, server.clock)
     observer.start()
     server.observe = observer.tick
+    gc.collect()
+    gc.freeze()  # modules and configuration never go: no later collection has to look at them again
     server.run(lambda: emit(logging.INFO, "serving", node=name, socket=server.path))
     observer.close()
     server.service.ledger.close()

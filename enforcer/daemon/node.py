@@ -8,15 +8,15 @@ by the server.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from enforcer.abi import AbiError, pack_grant
-from enforcer.clock import Clock
 from enforcer.daemon import grantdir
-from enforcer.daemon.arbiter import Arbiter, ArbiterError, ArbiterRefusedError
+from enforcer.daemon.admission import say_grant, within_the_card
+from enforcer.daemon.arbiter import ArbiterError, ArbiterRefusedError
 from enforcer.daemon.cardview import CardView
-from enforcer.daemon.decide import Broken, Identify, Ignore, decide, overbooked, refused, same_promise
+from enforcer.daemon.decide import Broken, Ignore, decide, same_promise
 from enforcer.daemon.driver import BrokenNodeError
 from enforcer.daemon.hardware import HardwareView
 from enforcer.daemon.hookproto import Answer, Later
@@ -24,36 +24,21 @@ from enforcer.daemon.inspector import Inspector
 from enforcer.daemon.livecards import LiveCards
 from enforcer.daemon.log import emit
 from enforcer.daemon.memory_backend import MemoryBackend, cgroup2_root
-from enforcer.daemon.nvmlworker import NvmlCaller, NvmlInline, NvmlStuckError
-from enforcer.daemon.procs import alive, ancestors, boot_time_ns, job_of_pid, owner_of
+from enforcer.daemon.nvmlworker import NvmlCaller, NvmlStuckError
+from enforcer.daemon.ports import Ports
+from enforcer.daemon.procs import ancestors
 from enforcer.daemon.runs import RunWatch, is_run
 from enforcer.daemon.sampling import Sampler
 from enforcer.ledger import Ledger
-from enforcer.nvml import Nvml, NvmlError
+from enforcer.nvml import NvmlError
 from gres.cardplan import CardPlan
 from gres.config import Config, Node
 from gres.grants import Grant, GrantError, GrantStore
 from gres.hookenv import HookEnvError, parse_hook_env
-from gres.identity import identify
 
 # slurmd forgets a job within minutes; until then a requeued one may come without a Prolog.
 OVER_KEPT_S = 6 * 3600
 FORGET_NS = 60 * 10**9
-
-
-@dataclass
-class Ports:
-    """Everything outside that the service touches; tests put fakes here."""
-
-    open_nvml: Callable[[], Nvml]
-    arbiter: Arbiter
-    clock: Clock
-    identify: Identify = identify
-    job_of_pid: Callable[[int], int | None] = job_of_pid
-    boot_time_ns: Callable[[], int | None] = boot_time_ns
-    caller: Callable[[Callable[[], Nvml]], NvmlCaller] = NvmlInline
-    alive: Callable[[int], bool] = alive
-    owner_of_pid: Callable[[int], int | None] = owner_of
 
 
 @dataclass
@@ -92,7 +77,7 @@ class NodeService:
         self.hardware = HardwareView(
             settings.hardware, lambda: self.nvml.call(lambda nvml: nvml.driver_version())
         )
-        self.sampler.hardware = self.hardware.wanted
+        self.sampler.hardware, self.sampler.hardware_off = self.hardware.wanted, self._hardware_off
         self.inspector = Inspector(
             settings.audit,
             self.nvml,
@@ -183,15 +168,7 @@ class NodeService:
         if unfit:
             emit(logging.ERROR, "node-broken", job=decision.job_id, why=unfit)
             return Answer(1, unfit)
-        return self.admit(self._within_the_card(decision))
-
-    def _within_the_card(self, grant: Grant) -> Grant:
-        """The grant, or its refusal where its card has not that much left. Programs of `qgpu run` are not Slurm's."""
-        others = [
-            other for other in self.grants.values() if other.state == "active" and not is_run(other.job_id)
-        ]
-        why = overbooked(grant, others) if grant.state == "active" else ""
-        return refused(grant, why, grant.created_ns) if why else grant
+        return self.admit(within_the_card(decision, self.grants.values()))
 
     def broken(self, env: Mapping[str, str], reason: str) -> Answer:
         """The node cannot serve: the Prolog fails, and Slurm drains it with this reason."""
@@ -217,35 +194,8 @@ class NodeService:
             return Answer(1, reason)
         self.grants[grant.job_id] = grant
         self.sampler.note(self.ledger.open_grant, grant)
-        self._log_grant(grant)
-        self._warn_if_crowded(grant)
+        say_grant(grant, self.grants.values())
         return Answer(0) if grant.state != "active" else self.tell_arbiter(grant)
-
-    def _log_grant(self, grant: Grant) -> None:
-        if grant.state == "refused":
-            emit(logging.WARNING, "refused", job=grant.job_id, uid=grant.uid, why=grant.message)
-        for card in grant.cards:
-            emit(
-                logging.INFO,
-                "grant",
-                job=grant.job_id,
-                uid=grant.uid,
-                state=grant.state,
-                job_class=grant.job_class,
-                card=card.uuid,
-                share=card.share,
-                mem_cap=card.mem_cap,
-            )
-
-    def _warn_if_crowded(self, grant: Grant) -> None:
-        """Slurm knows nothing of `qgpu run` and may give away what such a program holds."""
-        for card in grant.cards:
-            others = [
-                (g.job_id, c.mem_cap) for g in self.grants.values() for c in g.cards if c.uuid == card.uuid
-            ]
-            runs = [job_id for job_id, _ in others if is_run(job_id)]
-            if runs and sum(cap for _, cap in others) > card.mem_total:
-                emit(logging.WARNING, "card-crowded", job=grant.job_id, card=card.uuid, runs=len(runs))
 
     def tell_arbiter(self, grant: Grant) -> Answer | None:
         """Answer once the arbiter has the grant, None while there is no arbiter."""
@@ -378,6 +328,11 @@ class NodeService:
         except ArbiterError as error:
             self.lose_arbiter(str(error))
         return self.connected
+
+    def _hardware_off(self, hung: Mapping[str, int]) -> None:
+        """The arbiter left cards to their gates."""
+        for uuid, why in self.hardware.note_off(hung):
+            emit(logging.ERROR, "hardware", card=uuid, enabled=False, why=why)
 
     # ---- cards -----------------------------------------------------------------------------------
 

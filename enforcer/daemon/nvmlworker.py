@@ -123,11 +123,12 @@ class NvmlThread:
     def __init__(self, open_nvml: Callable[[], Nvml], deadline_s: float) -> None:
         self._deadline = deadline_s
         self._driver = _Driver(open_nvml)
-        self._todo: queue.SimpleQueue[_Task] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._open_tasks: list[_Task] = []
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        threading.Thread(target=self._work, name="nvml", daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name="nvml", daemon=True)
+        self._thread.start()
 
     def call(self, action: Callable[[Nvml], T]) -> T:
         """Run it in the worker and wait for it, at most the deadline."""
@@ -186,9 +187,13 @@ class NvmlThread:
         self._todo.put(task)
         return task
 
+    def close(self) -> None:
+        """End the worker, when the call that it is in has ended. Nothing may be asked afterwards."""
+        self._todo.put(None)
+        self._thread.join(self._deadline)
+
     def _work(self) -> None:
-        while True:
-            task = self._todo.get()
+        while task := self._todo.get():
             try:
                 task.result = self._driver.run(task.action)
             except Exception as error:  # our own bug must reach the loop, not end the only worker
@@ -197,6 +202,7 @@ class NvmlThread:
             self._ready.put(task)
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_write(self._wake, 1)
+        os.close(self._wake)
 
 
 def _as_nvml(error: Exception) -> NvmlError:

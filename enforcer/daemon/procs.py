@@ -60,10 +60,20 @@ def ancestors(pid: int, proc: Path = PROC) -> list[int]:
     return found
 
 
+def _stat(pid: int, proc: Path) -> list[bytes]:
+    """Fields of /proc/PID/stat from the state on; empty if it is gone."""
+    return _read(proc / str(pid) / "stat").rpartition(b")")[2].split()
+
+
 def start_ticks(pid: int, proc: Path = PROC) -> int | None:
     """When a process began (clock ticks since boot), which with its number names it for ever; None if gone."""
-    stat = _read(proc / str(pid) / "stat").rpartition(b")")[2].split()
+    stat = _stat(pid, proc)
     return int(stat[19]) if len(stat) > 19 and stat[0] not in (b"Z", b"X") else None
+
+
+def stopped(pid: int, proc: Path = PROC) -> bool:
+    """Whether it is stopped: by a signal, a suspended job, or a debugger."""
+    return _stat(pid, proc)[:1] in ([b"T"], [b"t"])
 
 
 def alive(pid: int, proc: Path = PROC) -> bool:

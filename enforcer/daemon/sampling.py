@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from enforcer.clock import Clock
@@ -24,6 +24,7 @@ class Sampler:
     polled_ns: int = 0
     driver_memory: dict[tuple[int, str], int] = field(default_factory=dict)
     hardware: Callable[[], bool] = lambda: False  # whether it is worth to ask for
+    hardware_off: Callable[[Mapping[str, int]], object] = lambda _: None  # cards where the arbiter gave it up
 
     def poll(self) -> None:
         """Take the tenants' counters into the ledger. Raises ArbiterError when the arbiter is gone."""
@@ -35,7 +36,10 @@ class Sampler:
     def _with_hardware(self, tenants: list[Tenant]) -> list[Tenant]:
         if not self.hardware() or not tenants:
             return tenants
-        uses = {(use.job_id, use.uuid): use for use in self.arbiter.hardware_uses()}
+        told = self.arbiter.hardware_uses()
+        if told.hung:
+            self.hardware_off(told.hung)
+        uses = {(use.job_id, use.uuid): use for use in told.uses}
         return [
             replace(tenant, hardware=uses[tenant.sample.job_id, tenant.sample.uuid])
             if (tenant.sample.job_id, tenant.sample.uuid) in uses

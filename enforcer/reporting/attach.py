@@ -49,6 +49,9 @@ class NodeObserver:
     _looked_ns: int = 0
     _listed_ns: int = 0
     _indexes: dict[Place, int] = field(default_factory=dict)  # -> Slurm's index
+    _seen: dict[int, tuple[Tenant, Seen]] = field(
+        default_factory=dict
+    )  # of the last look, by the tenant's id()
 
     @classmethod
     def of(cls, service: NodeService, clock: Clock) -> NodeObserver:
@@ -70,7 +73,8 @@ class NodeObserver:
         """
         now = self.observer.clock.monotonic_ns()
         pace = 0 if self.observer.watched() else self.service.config.enforcer.ledger_interval.ns
-        if not force and now - self._looked_ns < pace - SLACK_NS:
+        fresh = self._looked_ns < self.service.sampler.polled_ns  # counters that nobody has shown yet
+        if not force and not fresh and now - self._looked_ns < pace - SLACK_NS:
             return
         self._looked_ns = now
         if force or now - self.service.sampler.polled_ns > SLACK_NS:
@@ -89,11 +93,22 @@ class NodeObserver:
             self._identify()
         tenants = None
         if self.service.connected:
-            tenants = [seen_of(tenant) for tenant in self.service.sampler.tenants]
+            tenants = self._tenants()
         self.observer.look(self.service.grants.values(), tenants, list(self._cards(pairs)))
 
+    def _tenants(self) -> list[Seen]:
+        """What the arbiter said last; a tenant that did nothing since is the same object, and so is its view."""
+        before, kept = self._seen, {}
+        for tenant in self.service.sampler.tenants:
+            old = before.get(id(tenant))
+            kept[id(tenant)] = old if old is not None and old[0] is tenant else (tenant, seen_of(tenant))
+        self._seen = kept
+        return [seen for _, seen in kept.values()]
+
     def _cards(self, pairs: Looked) -> Iterable[Card]:
-        memory = self.service.sampler.driver_memory
+        memory: dict[str, dict[int, int]] = {}
+        for (job, uuid), used in self.service.sampler.driver_memory.items():
+            memory.setdefault(uuid, {})[job] = used
         for number, (info, load) in enumerate(pairs):
             yield Card(
                 uuid=info.uuid,
@@ -103,7 +118,7 @@ class NodeObserver:
                 mem_used=None if load is None else load.mem_used,
                 util=None if load is None else load.util_percent,
                 driver_index=number,
-                jobs={job: used for (job, uuid), used in memory.items() if uuid == info.uuid},
+                jobs=memory.get(info.uuid, {}),
             )
 
     def _identify(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from daemon_support import hook_env
 
 from enforcer.abi import unpack_grant
 from enforcer.daemon.asks import Asks, Peer, Reply
@@ -24,18 +25,6 @@ ME = os.getuid()
 def peer(uid: int = ME, groups: frozenset[int] = frozenset(), pid: int | None = None) -> Peer:
     number = os.getpid() if pid is None else pid
     return Peer(number, uid, os.getgid(), groups, lambda: os.pidfd_open(number))
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> FakeNode:
-    return FakeNode(tmp_path)
-
-
-@pytest.fixture
-def service(node: FakeNode) -> NodeService:
-    service = node.service()
-    service.start()
-    return service
 
 
 @pytest.fixture
@@ -59,8 +48,7 @@ def run(asks: Asks, who: Peer | None = None, **question: Any) -> dict[str, Any]:
 
 
 def env(job: int = 9, comment: str = "qgpu/1 class=online share=60 mem=40960") -> dict[str, str]:
-    base = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100"}
-    return base | {"SLURMD_NODENAME": "n1", "SLURM_JOB_COMMENT": comment, "SLURM_JOB_GPUS": "0"}
+    return hook_env(job, comment)
 
 
 # ---- cards ---------------------------------------------------------------------------------------

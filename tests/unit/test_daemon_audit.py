@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
+from daemon_support import hook_env as env
 
 from enforcer.daemon.arbiter import ProcessUse
 from enforcer.daemon.audit import Registered, audit
 from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.node import NodeService
+from enforcer.daemon.procs import stopped
 from enforcer.daemon.punish import punish
 from enforcer.ledger import read_usage
 from enforcer.nvml import CardUsage, GpuProcess
@@ -21,7 +21,6 @@ from gres.grants import Grant, GrantCard
 
 MIB = 1 << 20
 U = "GPU-1"
-SHARE = "qgpu/1 class=online share=30 mem=12288"
 
 
 def grant(job: int = 9, cap: int = 12 * GIB, state: str = "active", uid: int = 1000) -> Grant:
@@ -114,30 +113,10 @@ def test_without_a_list_nobody_is_unregistered_and_nothing_charged():
 # ---- as it runs ----------------------------------------------------------------------------------
 
 
-def env(job: int = 9) -> dict[str, str]:
-    base = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100"}
-    return base | {"SLURMD_NODENAME": "n1", "SLURM_JOB_COMMENT": SHARE, "SLURM_JOB_GPUS": "0"}
-
-
 @pytest.fixture
-def node(tmp_path: Path) -> FakeNode:
-    return FakeNode(tmp_path)
-
-
-@pytest.fixture
-def service(node: FakeNode) -> NodeService:
-    service = node.service()
-    service.start()
+def service(service: NodeService) -> NodeService:
     service.prolog(env())
     return service
-
-
-@pytest.fixture
-def lines(caplog):
-    log = logging.getLogger("qgpud")
-    log.propagate = True
-    caplog.set_level(logging.DEBUG, "qgpud")
-    return lambda word: [record.getMessage() for record in caplog.records if word in record.getMessage()]
 
 
 def uuid(node: FakeNode) -> str:
@@ -216,6 +195,55 @@ def test_lost_card_does_not_end_the_look_at_the_others(node, service, lines):
     assert len(lines("audit-stranger")) == 1 and lines("nvml-failed") == []
 
 
+def test_stopped_process_cannot_register_with_a_new_arbiter_and_is_not_punished_for_it(node, service, lines):
+    """`scontrol suspend`, and meanwhile qgpu-arbiter is upgraded: patience begins when the job goes on."""
+    stopped = {50}
+    service.inspector.stopped = stopped.__contains__
+    node.jobs_of_pids.update({50: 9, 51: 9})
+    node.nvml.put(uuid(node), GpuProcess(50, GIB), GpuProcess(51, GIB), busy={51: 40})
+    for _ in range(5):
+        service.look_at_cards()
+    assert ["pid=51" in line for line in lines("audit-unregistered")] == [True]
+    stopped.clear()
+    for _ in range(2):
+        service.look_at_cards()
+    assert len(lines("audit-unregistered")) == 1
+    service.look_at_cards()
+    assert len(lines("audit-unregistered")) == 2, "it goes on without the shim"
+    stopped.update((50, 51))
+    for _ in range(2):
+        service.look_at_cards()
+    stopped.clear()
+    for _ in range(5):
+        service.look_at_cards()
+    assert len(lines("audit-unregistered")) == 2, "whom the administrator lets go on is not found again"
+
+
+def test_one_process_more_than_a_job_may_have_waits_and_is_not_punished(node, service, lines):
+    """The arbiter answers ENOSPC (registration.md): it has the shim, and no place yet."""
+    node.jobs_of_pids.update(dict.fromkeys(range(1000, 1130), 9))
+    node.arbiter.procs = [ProcessUse(9, uuid(node), pid, 0) for pid in range(1000, 1128)]
+    node.nvml.put(uuid(node), *(GpuProcess(pid, MIB) for pid in range(1000, 1130)), busy={1129: 30})
+    for _ in range(5):
+        service.look_at_cards()
+    assert ["pid=1129" in line for line in lines("audit-unregistered")] == [True], (
+        "and who is at work is found"
+    )
+    del node.arbiter.procs[0]
+    for _ in range(3):
+        service.look_at_cards()
+    assert any("pid=1128" in line for line in lines("audit-unregistered")), "a place is free: it has no shim"
+
+
+def test_stopped_process_whose_kernels_run_on_is_found(node, service, lines):
+    service.inspector.stopped = lambda pid: True
+    node.jobs_of_pids[50] = 9
+    node.nvml.put(uuid(node), GpuProcess(50, GIB), busy={50: 90})
+    for _ in range(3):
+        service.look_at_cards()
+    assert len(lines("audit-unregistered")) == 1
+
+
 # ---- signals, to real processes ------------------------------------------------------------------
 
 
@@ -251,8 +279,9 @@ def test_stop_stops_and_the_administrator_can_look():
     process = child()
     try:
         assert punish("stop", [process.pid], grant(uid=os.getuid()), {process.pid: 9}.get) == [process.pid]
+        assert not stopped(os.getpid())
         _, status = os.waitpid(process.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
+        assert os.WIFSTOPPED(status) and stopped(process.pid)
     finally:
         process.kill()
         process.wait()

@@ -8,7 +8,8 @@ import pytest
 
 from enforcer.daemon.decide import Broken, Decision, Ignore, Paths, decide, same_promise
 from enforcer.daemon.fakes import GIB, fake_identify
-from enforcer.nvml import CardInfo, FakeNvml
+from enforcer.nvml import CardInfo
+from enforcer.nvml_fake import FakeNvml
 from gres.config import parse_config
 from gres.grants import Grant
 from gres.hookenv import parse_hook_env
@@ -72,14 +73,15 @@ def test_a_job_on_more_or_fewer_cards_than_promised_does_not_run(cards: str, giv
 
 
 def test_whole_cards_are_granted_in_full_and_without_class():
+    assert ask("qgpu/1 node", "0-1") == ask("qgpu/1 whole", "0-1")
     found = grant(ask("qgpu/1 whole", "0-1"))
     assert (found.state, found.job_class) == ("whole", None)
     assert [card.mem_cap for card in found.cards] == [80 * GIB] * 2
 
 
-@pytest.mark.parametrize("comment", ["just text", "qgpu/1 whole", "qgpu/1 whole; mine"])
+@pytest.mark.parametrize("comment", ["just text", "qgpu/1 node", "qgpu/1 node; mine"])
 def test_job_without_card_and_share_is_none_of_our_business(comment):
-    """Whole cards are in the tag of every job with --exclusive, wherever it runs."""
+    """A job with --exclusive is tagged so wherever it runs, also where there is no card."""
     assert ask(comment) == Ignore()
 
 
@@ -89,6 +91,7 @@ def test_job_without_card_and_share_is_none_of_our_business(comment):
         ("", "0", ["without a grant", "--gres=qgpu:30", "--gres=gpu:1"]),
         ("about my job", "0", ["without a grant"]),
         ("qgpu/1 class=online share=30 mem=12288", "", ["asked for qgpu:30", "no card on n1"]),
+        ("qgpu/1 whole", "", ["asked for whole cards", "no card on n1", "--gres=gpu:1"]),
         ("qgpu/1 class=best share=30 mem=1", "0", ["cannot be used", "not of the form"]),
         ("qgpu/1 class=online share=101 mem=1", "0", ["cannot be used", "share of 101"]),
         ("qgpu/1 class=online share=30 mem=12288, sneaky", "0", ["cannot be used"]),

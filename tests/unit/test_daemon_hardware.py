@@ -116,16 +116,15 @@ def test_the_order_carries_what_the_arbiter_must_know() -> None:
     assert (order.driver_major, order.device) == (580, REAL)
 
 
-def service_of(tmp_path: Path, device: ControlDevice = SIM) -> tuple[FakeNode, Any]:
-    node = FakeNode(tmp_path)
+def service_of(node: FakeNode, device: ControlDevice = SIM) -> tuple[FakeNode, Any]:
     node.nvml.version = "580.95.05"
     service = node.service()
     service.hardware.control = lambda: device
     return node, service
 
 
-def test_the_arbiter_is_told_with_the_list_and_again_after_its_restart(tmp_path: Path) -> None:
-    node, service = service_of(tmp_path)
+def test_the_arbiter_is_told_with_the_list_and_again_after_its_restart(node: FakeNode) -> None:
+    node, service = service_of(node)
     service.start()
     uuids = {card.uuid for card in node.nvml.cards()}
     assert set(node.arbiter.orders) == uuids and all(order.enabled for order in node.arbiter.orders.values())
@@ -135,8 +134,8 @@ def test_the_arbiter_is_told_with_the_list_and_again_after_its_restart(tmp_path:
     assert service.reach_arbiter() and set(node.arbiter.orders) == uuids
 
 
-def test_an_older_arbiter_does_without(tmp_path: Path) -> None:
-    node, service = service_of(tmp_path)
+def test_an_older_arbiter_does_without(node: FakeNode) -> None:
+    node, service = service_of(node)
     node.arbiter.hardware_refusal = "this qgpu-arbiter knows nothing of it; upgrade it"
     service.start()
     assert service.connected and not service.hardware.wanted()
@@ -144,15 +143,15 @@ def test_an_older_arbiter_does_without(tmp_path: Path) -> None:
     assert {card["why"] for card in told.values()} == {node.arbiter.hardware_refusal}
 
 
-def test_an_arbiter_that_is_lost_in_between_is_an_arbiter_lost(tmp_path: Path) -> None:
-    node, service = service_of(tmp_path)
+def test_an_arbiter_that_is_lost_in_between_is_an_arbiter_lost(node: FakeNode) -> None:
+    node, service = service_of(node)
     service.start()
     node.arbiter.running = False
     assert service.order_hardware(service.plans()) is False and not service.connected
 
 
-def test_a_live_change_reaches_the_arbiter_and_is_undone_by_reset(tmp_path: Path) -> None:
-    node, service = service_of(tmp_path)
+def test_a_live_change_reaches_the_arbiter_and_is_undone_by_reset(node: FakeNode) -> None:
+    node, service = service_of(node)
     service.start()
     asks = Asks(service, os.getuid())
     me = Peer(os.getpid(), os.getuid(), os.getgid(), frozenset(), lambda: -1)
@@ -172,8 +171,8 @@ USE = HardwareUse(
 )
 
 
-def test_only_a_node_that_uses_it_asks_for_it(tmp_path: Path) -> None:
-    node, service = service_of(tmp_path)
+def test_only_a_node_that_uses_it_asks_for_it(node: FakeNode) -> None:
+    node, service = service_of(node)
     service.start()
     uuid = node.nvml.cards()[0].uuid
     node.arbiter.count(12, uuid)
@@ -187,6 +186,23 @@ def test_only_a_node_that_uses_it_asks_for_it(tmp_path: Path) -> None:
     node.arbiter.uses = [replace(USE, uuid=uuid, stops=99)]
     service.poll_arbiter()
     assert all(tenant.hardware is None for tenant in service.sampler.tenants)
+
+
+def test_a_card_that_the_arbiter_gave_up_is_said_to_be_off(
+    node: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    node, service = service_of(node)
+    service.start()
+    uuid = node.nvml.cards()[0].uuid
+    node.arbiter.count(12, uuid)
+    assert service.hardware.describe([])[uuid]["enabled"] is True
+    node.arbiter.hung = {uuid: 8, "GPU-unknown": 1}
+    with caplog.at_level("ERROR", logger="qgpud"):
+        service.poll_arbiter()
+        service.poll_arbiter()
+    shown = service.hardware.describe([])[uuid]
+    assert shown["enabled"] is False and "8 control calls of the driver hang" in str(shown["why"])
+    assert sum("gave it up" in record.getMessage() for record in caplog.records) == 1, "said once"
 
 
 def test_a_stopped_tenant_is_shown_as_stopped() -> None:

@@ -6,22 +6,17 @@ import logging
 from pathlib import Path
 
 import pytest
+from daemon_support import hook_env as env
 
 from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.hookproto import Answer
 from enforcer.daemon.memory_backend import MemoryBackend, cgroup2_root, job_cgroups
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.nvmlworker import NvmlInline, NvmlStuckError
-from enforcer.nvml import UNLIMITED, FakeNvml
+from enforcer.nvml_fake import UNLIMITED, FakeNvml
 
-SHARE = "qgpu/1 class=online share=30 mem=12288"
 MOUNTS = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
 OLD = "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
-
-
-def env(job: int = 9) -> dict[str, str]:
-    base = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100"}
-    return base | {"SLURMD_NODENAME": "n1", "SLURM_JOB_COMMENT": SHARE, "SLURM_JOB_GPUS": "0"}
 
 
 def tree(root: Path, job: int, *tasks: str) -> Path:
@@ -32,8 +27,7 @@ def tree(root: Path, job: int, *tasks: str) -> Path:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> FakeNode:
-    node = FakeNode(tmp_path)
+def node(node: FakeNode) -> FakeNode:
     node.nvml.version = "615.12.01"
     return node
 

@@ -2,51 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from pathlib import Path
 
 import pytest
+from daemon_support import hook_env as env
 
 from enforcer.abi import unpack_grant
 from enforcer.clock import FakeClock
 from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.hookproto import Answer, Later
-from enforcer.daemon.node import NodeService
 from enforcer.ledger import Usage, read_usage
 from enforcer.nvml import GpuProcess
-
-SHARE = "qgpu/1 class=online share=30 mem=12288"
-
-
-def env(job: int = 9, comment: str = SHARE, gpus: str = "0") -> dict[str, str]:
-    base = {
-        "SLURM_JOB_ID": str(job),
-        "SLURM_JOB_UID": "1000",
-        "SLURM_JOB_GID": "100",
-        "SLURMD_NODENAME": "n1",
-    }
-    return base | {"SLURM_JOB_COMMENT": comment, "SLURM_JOB_GPUS": gpus}
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> FakeNode:
-    return FakeNode(tmp_path)
-
-
-@pytest.fixture
-def service(node: FakeNode) -> NodeService:
-    service = node.service()
-    service.start()
-    return service
-
-
-@pytest.fixture
-def lines(caplog):
-    log = logging.getLogger("qgpud")
-    log.propagate = True
-    caplog.set_level(logging.DEBUG, "qgpud")
-    return lambda word: [record.getMessage() for record in caplog.records if word in record.getMessage()]
 
 
 def rows(node: FakeNode, job: int = 9) -> list[Usage]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
+from daemon_support import hook_env as env
 
 from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.hookproto import Answer
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.nvmlworker import NvmlStuckError, NvmlThread
 from enforcer.fdwait import readable_within
-from enforcer.nvml import CardLostError, FakeNvml, NvmlError
+from enforcer.nvml import CardLostError, Nvml, NvmlError
+from enforcer.nvml_fake import FakeNvml
 
-SHARE = "qgpu/1 class=online share=30 mem=12288"
-DEADLINE = 0.05
+DEADLINE = 0.5  # s; a driver that answers must do so within it, also on a machine that stalls
 
 
 class Hanging:
@@ -44,6 +44,21 @@ def driver() -> Iterator[Hanging]:
     hanging.go()
 
 
+@pytest.fixture
+def threads(driver: Hanging) -> Iterator[Callable[..., NvmlThread]]:
+    """Makes workers; each ends after the test, when its driver goes on."""
+    made: list[NvmlThread] = []
+
+    def make(opener: Callable[[], Nvml], deadline: float) -> NvmlThread:
+        made.append(NvmlThread(opener, deadline))
+        return made[-1]
+
+    yield make
+    driver.go()
+    for worker in made:
+        worker.close()
+
+
 def until(condition) -> None:
     limit = time.monotonic() + 10
     while not condition():
@@ -51,8 +66,8 @@ def until(condition) -> None:
         time.sleep(0.002)
 
 
-def test_call_gives_the_result_and_passes_errors_on(driver):
-    worker = NvmlThread(lambda: driver.nvml, 10)
+def test_call_gives_the_result_and_passes_errors_on(driver, threads):
+    worker = threads(lambda: driver.nvml, 10)
     assert len(worker.call(lambda nvml: nvml.cards())) == 2
     with pytest.raises(CardLostError, match="GPU-none"):
         worker.call(lambda nvml: nvml.processes("GPU-none"))
@@ -61,19 +76,19 @@ def test_call_gives_the_result_and_passes_errors_on(driver):
         worker.call(lambda nvml: nvml.cards())
 
 
-def test_driver_that_was_reloaded_is_opened_again(driver):
+def test_driver_that_was_reloaded_is_opened_again(driver, threads):
     old = FakeNvml.with_cards(1, GIB)
     old.failure = "Driver Not Loaded"
     opened = [old, driver.nvml]
-    worker = NvmlThread(lambda: opened.pop(0), 10)
+    worker = threads(lambda: opened.pop(0), 10)
     assert len(worker.call(lambda nvml: nvml.cards())) == 2
 
 
-def test_call_that_hangs_ends_at_the_deadline_and_the_next_fails_at_once(driver):
-    worker = NvmlThread(lambda: driver.nvml, DEADLINE)
+def test_call_that_hangs_ends_at_the_deadline_and_the_next_fails_at_once(driver, threads):
+    worker = threads(lambda: driver.nvml, DEADLINE)
     worker.call(lambda nvml: nvml.cards())
     driver.hang()
-    with pytest.raises(NvmlStuckError, match=r"has not answered NVML for 0\.05 s"):
+    with pytest.raises(NvmlStuckError, match=r"has not answered NVML for 0\.5 s"):
         worker.call(lambda nvml: nvml.cards())
     ran = []
     with pytest.raises(NvmlStuckError):
@@ -84,8 +99,8 @@ def test_call_that_hangs_ends_at_the_deadline_and_the_next_fails_at_once(driver)
     assert len(worker.call(lambda nvml: nvml.cards())) == 2
 
 
-def test_started_call_wakes_the_loop_and_is_delivered_in_its_thread(driver):
-    worker = NvmlThread(lambda: driver.nvml, 10)
+def test_started_call_wakes_the_loop_and_is_delivered_in_its_thread(driver, threads):
+    worker = threads(lambda: driver.nvml, 10)
     found: list[object] = []
     assert worker.start(lambda nvml: nvml.cards(), lambda r: found.append((len(r), threading.get_ident())))
     assert readable_within(worker.fileno(), 10)
@@ -95,8 +110,8 @@ def test_started_call_wakes_the_loop_and_is_delivered_in_its_thread(driver):
     assert not readable_within(worker.fileno(), 0)
 
 
-def test_bug_in_an_action_is_delivered_as_an_error_and_the_worker_lives(driver):
-    worker = NvmlThread(lambda: driver.nvml, 10)
+def test_bug_in_an_action_is_delivered_as_an_error_and_the_worker_lives(driver, threads):
+    worker = threads(lambda: driver.nvml, 10)
     found: list[object] = []
     worker.start(lambda nvml: 1 // 0, found.append)
     until(lambda: (worker.collect(), found)[1])
@@ -107,28 +122,22 @@ def test_bug_in_an_action_is_delivered_as_an_error_and_the_worker_lives(driver):
 # ---- in the daemon -------------------------------------------------------------------------------
 
 
-def env(job: int = 9, comment: str = "qgpu/1 class=online share=30 mem=12288") -> dict[str, str]:
-    base = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100"}
-    return base | {"SLURMD_NODENAME": "n1", "SLURM_JOB_COMMENT": comment, "SLURM_JOB_GPUS": "0"}
-
-
 @pytest.fixture
-def node(tmp_path: Path, driver: Hanging) -> FakeNode:
-    node = FakeNode(tmp_path)
+def node(node: FakeNode, driver: Hanging) -> FakeNode:
     node.nvml = driver.nvml
     return node
 
 
-def service_of(node: FakeNode) -> NodeService:
+@pytest.fixture
+def service(node: FakeNode, threads: Callable[..., NvmlThread]) -> NodeService:
     real = node.service()
-    real.ports.caller = lambda opener: NvmlThread(opener, DEADLINE)
+    real.ports.caller = lambda opener: threads(opener, DEADLINE)
     real.__post_init__()
     return real
 
 
-def test_prolog_is_answered_from_the_last_known_cards_while_the_driver_hangs(node, driver, caplog):
+def test_prolog_is_answered_from_the_last_known_cards_while_the_driver_hangs(node, service, driver, caplog):
     logging.getLogger("qgpud").propagate = True
-    service = service_of(node)
     service.start()
     driver.hang()
     began = time.monotonic()
@@ -140,17 +149,15 @@ def test_prolog_is_answered_from_the_last_known_cards_while_the_driver_hangs(nod
     assert sum("event=nvml-stuck" in r.getMessage() for r in caplog.records) == 1, "said once"
 
 
-def test_prolog_without_known_cards_is_a_broken_node_within_the_deadline(node, driver):
+def test_prolog_without_known_cards_is_a_broken_node_within_the_deadline(service, driver):
     driver.hang()
-    service = service_of(node)
     service.start()
     answer = service.prolog(env())
     assert answer is not None and answer.status == 1 and "has not answered NVML" in answer.message
 
 
-def test_audit_goes_on_when_the_driver_is_back(node, driver, caplog):
+def test_audit_goes_on_when_the_driver_is_back(node, service, driver, caplog):
     logging.getLogger("qgpud").propagate = True
-    service = service_of(node)
     service.start()
     service.prolog(env())
     driver.hang()

@@ -69,7 +69,7 @@ def qgpud(tmp_path: Path) -> Iterator[Qgpud]:
     yield daemon
     if daemon.process is not None and daemon.process.poll() is None:
         daemon.process.kill()
-        daemon.process.wait()
+        daemon.process.communicate()
 
 
 def test_ready_serving_and_a_clean_end(qgpud):

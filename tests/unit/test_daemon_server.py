@@ -13,24 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from daemon_support import SHARE, Serving, hook_env
 
 from enforcer.clock import SystemClock
 from enforcer.daemon.fakes import FakeNode
 from enforcer.daemon.hookproto import Answer, ProtocolError, format_answer, parse_request
-from enforcer.daemon.server import Server, ServerError, guarded, listen
-
-SHARE = "qgpu/1 class=online share=30 mem=12288"
+from enforcer.daemon.server import ServerError, guarded, listen
 
 
 def question(kind: str, job: int = 9, comment: str = SHARE, gpus: str = "0") -> bytes:
-    values = {
-        "SLURM_JOB_ID": job,
-        "SLURM_JOB_UID": 1000,
-        "SLURM_JOB_GID": 100,
-        "SLURMD_NODENAME": "n1",
-        "SLURM_JOB_COMMENT": comment,
-        "SLURM_JOB_GPUS": gpus,
-    }
+    values = hook_env(job, comment, gpus)
     return b"".join(
         part.encode() + b"\0" for part in [f"qgpu-hook/1 {kind}", *(f"{k}={v}" for k, v in values.items())]
     )
@@ -51,53 +43,18 @@ def until(done: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.01)
 
 
-class Running:
-    """A server in a thread (signals stay with the main thread, so it is told to stop)."""
-
-    def __init__(self, node: FakeNode, owner: int = os.geteuid()) -> None:
-        self.node = node
-        ready = threading.Event()
-        # SQLite objects belong to the thread that made them: everything is made there.
-        self._thread = threading.Thread(target=self._run, args=(ready, owner), daemon=True)
-        self._thread.start()
-        assert ready.wait(10)
-
-    def _run(self, ready: threading.Event, owner: int) -> None:
-        service = self.node.service()
-        service.start()
-        self.server = Quiet(service, self.node.clock, owner)
-        self.server.run(ready.set)
-
-    @property
-    def path(self) -> Path:
-        return self.server.path
-
-    def stop(self) -> None:
-        self.server.stop()
-        self._thread.join(10)
-        assert not self._thread.is_alive()
-
-
-class Quiet(Server):
-    """Without signal handlers, which Python allows in the main thread only."""
-
-    def _signals(self):  # type: ignore[no-untyped-def]
-        import contextlib
-
-        return contextlib.nullcontext()
+@pytest.fixture
+def node(tmp_path: Path, nodes: Callable[..., FakeNode]) -> FakeNode:
+    return nodes(tmp_path, deadline="3s", clock=SystemClock())
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> FakeNode:
-    return FakeNode(tmp_path, deadline="1s", clock=SystemClock())
+def run(nodes: object) -> Iterator[Callable[..., Serving]]:
+    """Has a node served; ends before the node does."""
+    started: list[Serving] = []
 
-
-@pytest.fixture
-def run() -> Iterator[Callable[..., Running]]:
-    started: list[Running] = []
-
-    def start(node: FakeNode, owner: int = os.geteuid()) -> Running:
-        started.append(Running(node, owner))
+    def start(node: FakeNode, owner: int = os.geteuid()) -> Serving:
+        started.append(Serving(node, owner))
         return started[-1]
 
     yield start
@@ -105,8 +62,8 @@ def run() -> Iterator[Callable[..., Running]]:
         item.stop()
 
 
-def test_a_prolog_waits_for_a_driver_that_fails_for_a_moment_and_others_are_served(run, tmp_path):
-    node = FakeNode(tmp_path, deadline="30s", clock=SystemClock())
+def test_a_prolog_waits_for_a_driver_that_fails_for_a_moment_and_others_are_served(run, nodes, tmp_path):
+    node = nodes(tmp_path, deadline="30s", clock=SystemClock())
     node.nvml.fault = "Driver Not Loaded"
     running = run(node)
     with ThreadPoolExecutor(1) as pool:
@@ -123,7 +80,7 @@ def test_a_driver_that_does_not_come_back_is_a_broken_node_within_the_deadline(r
     node.nvml.fault = "Driver Not Loaded"
     began = time.monotonic()
     assert ask(run(node).path, question("prolog")) == format_answer(Answer(1, "Driver Not Loaded"))
-    assert time.monotonic() - began >= 0.9, "it was tried again until nine tenths of the deadline"
+    assert time.monotonic() - began >= 2.7, "it was tried again until nine tenths of the deadline"
 
 
 def test_prolog_and_epilog_over_the_socket(node, run):
@@ -140,10 +97,10 @@ def test_socket_is_for_its_owner_alone(node, run):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to play")
-def test_another_user_is_turned_away_even_if_the_socket_lets_him(run):
+def test_another_user_is_turned_away_even_if_the_socket_lets_him(run, nodes):
     with tempfile.TemporaryDirectory(prefix="qgpu-test-") as name:
         Path(name).chmod(0o755)
-        node = FakeNode(Path(name), clock=SystemClock())
+        node = nodes(Path(name), clock=SystemClock())
         running = run(node)
         running.path.chmod(0o666)
         pid = os.fork()
@@ -199,7 +156,7 @@ def test_others_are_served_while_a_prolog_waits(node, run):
         waiting.connect(str(running.path))
         waiting.send(question("prolog"))
         assert (
-            ask(running.path, question("prolog", 10, "qgpu/1 whole", "1"), timeout=0.8) == b"qgpu-hook/1 0\0"
+            ask(running.path, question("prolog", 10, "qgpu/1 whole", "1"), timeout=2.4) == b"qgpu-hook/1 0\0"
         )
 
 
@@ -209,7 +166,7 @@ def test_arbiter_that_stays_away_breaks_the_node_before_the_hooks_deadline(node,
     node.arbiter.running = False
     began = time.monotonic()
     answer = ask(running.path, question("prolog"))
-    assert time.monotonic() - began < 1.0, "the client's deadline is 1 s"
+    assert time.monotonic() - began < 3, "the client's deadline is 3 s"
     assert answer.startswith(b"qgpu-hook/1 1\0") and b"qgpu-arbiter on this node does not answer" in answer
 
 

@@ -156,6 +156,33 @@ def test_finding_is_said_once_and_again_after_it_was_gone(kind):
     assert [patience.ripe([finding]) for _ in range(looks)][-1] == [finding]
 
 
+def _unregistered(pid: int, job: int = 5) -> Finding:
+    return Finding("unregistered", "GPU-1", job, pid, (pid,))
+
+
+@pytest.mark.parametrize("pause", [0, 1, 2])
+def test_changing_ones_processes_wins_no_patience(pause):
+    """Two looks for each process, then another one, with a pause of some looks in between."""
+    patience = Patience()
+    said = []
+    for pid in range(100, 150):
+        for found in ([_unregistered(pid)] * 2, [None] * pause):
+            said += [patience.ripe([f] if f else []) for f in found]
+    told = [finding for look in said for finding in look]
+    assert told and told[0].pid < 150 - 20
+    assert [f.pid for f in told] == list(range(told[0].pid, 150)), "from then on each one, and once"
+    other = _unregistered(7, job=6)
+    assert patience.ripe([other]) == [] and patience.ripe([other]) == [], "another job has its own patience"
+
+
+def test_now_and_then_a_process_that_is_just_starting_is_no_suspicion():
+    patience = Patience()
+    for pid in range(1000):
+        assert patience.ripe([_unregistered(pid)]) == []
+        for _ in range(4):
+            assert patience.ripe([]) == []
+
+
 @pytest.mark.parametrize(
     ("more", "flags"),
     [

@@ -14,7 +14,7 @@ from cli.doctor_result import Check
 from cli.main import main
 from cli.run import environment, preload
 from cli.run_private import config_text, device_files, find_part
-from enforcer.nvml import FakeNvml
+from enforcer.nvml_fake import FakeNvml
 from gres.config import Config, parse_config
 from slurm_plugin.render import render
 
@@ -144,10 +144,10 @@ def test_environment_keeps_what_is_not_ours():
     [
         (["--mem", "8X", "--", "true"], 125, "--mem: '8X' is not a size"),
         (["--mem", "8", "--", "true"], 125, "--mem 8 is less than 1M; a number without a unit counts bytes"),
-        (["--share", "x", "--", "true"], 2, "'x' is not a valid integer"),
-        (["--class", "batch", "--", "true"], 2, "'batch' is not one of 'online', 'offline'"),
-        ([], 2, "Missing argument"),
-        (["--config", "/nonexistent/q.yaml", "--", "true"], 1, "the configuration cannot be read"),
+        (["--share", "x", "--", "true"], 125, "'x' is not a valid integer"),
+        (["--class", "batch", "--", "true"], 125, "'batch' is not one of 'online', 'offline'"),
+        ([], 125, "Missing argument"),
+        (["--config", "/nonexistent/q.yaml", "--", "true"], 125, "the configuration cannot be read"),
     ],
 )
 def test_bad_words_of_qgpu_run_start_nothing(words, code, sentence):
@@ -159,7 +159,7 @@ def test_options_behind_the_command_are_the_commands():
     done = CliRunner().invoke(
         main, ["run", "--config", "/nonexistent/q.yaml", "prog", "--mem", "x", "--help"]
     )
-    assert done.exit_code == 1 and "q.yaml" in done.output
+    assert done.exit_code == 125 and "q.yaml" in done.output
 
 
 def test_private_configuration_names_the_cards_that_nvml_sees(tmp_path, monkeypatch):

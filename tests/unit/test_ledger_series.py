@@ -163,6 +163,25 @@ def card_is_not_zero_where_memory_is_unknown(ledger: Ledger, path: Path) -> bool
         return [p.mem_used for p in card_series(database, START, START + 1) if p.uuid == "GPU-y"] == [None]
 
 
+def card_row(path: Path, at: int) -> tuple[int, int] | None:
+    with reading(path) as database:
+        query = "SELECT samples, util_percent FROM card_series WHERE at = ? AND uuid = ?"
+        found: tuple[int, int] | None = database.execute(query, (at, CARD.uuid)).fetchone()
+        return found
+
+
+def test_what_a_card_repeats_is_written_at_a_change_and_at_the_end_of_its_bucket(ledger, path):
+    said = [(0, 50), (1, 50), (2, 50), (3, 80), (4, 80), (11, 80), (12, 80)]
+    rows = []
+    for second, util in said:
+        ledger.record_cards("n1", [CardSample(CARD.uuid, 0, util, 7)], (START + second) * SECOND)
+        rows.append(card_row(path, START))
+    assert rows == [(1, 50), (1, 50), (1, 50), (4, 230), (4, 230), (5, 310), (5, 310)]
+    assert card_row(path, START + 10) == (1, 80)
+    ledger.close()
+    assert card_row(path, START + 10) == (2, 160), "nothing that was seen is lost by a stop"
+
+
 def test_after_a_day_buckets_are_of_five_minutes_and_nothing_is_lost(ledger, path):
     ledger.open_grant(grant())
     for second in range(0, 700, 5):

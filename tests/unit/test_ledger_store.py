@@ -7,6 +7,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -168,7 +169,7 @@ def test_reader_sees_committed_rows_while_the_writer_has_the_file(ledger, path):
 def test_failed_transaction_leaves_nothing_behind(ledger, path, monkeypatch):
     ledger.open_grant(grant())
     ledger.open_grant(grant(job=10))
-    monkeypatch.setattr(module, "PEAKS", ("no_such_column",))
+    monkeypatch.setattr(module, "_PEAKS", attrgetter("no_such_column"))
     with pytest.raises(AttributeError):
         ledger.record([sample(busy_ns=4)], 200)
     monkeypatch.undo()

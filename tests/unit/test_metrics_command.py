@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cli.metrics import metrics
 from enforcer.clock import SystemClock
-from enforcer.daemon.fakes import FakeNode
 from enforcer.daemon.hardware import ControlDevice, HardwareUse
 from enforcer.nvml import CardLoad
 from enforcer.reporting.attach import NodeObserver
@@ -108,8 +107,8 @@ def test_dashboard_is_a_dashboard(config):
             assert legend <= (set(re.findall(r"\w+", grouped[0])) if grouped else KNOWN[names[0]])
 
 
-def test_every_metric_in_the_table_is_really_exported(tmp_path, config):
-    node = FakeNode(tmp_path, clock=SystemClock())
+def test_every_metric_in_the_table_is_really_exported(tmp_path, config, nodes):
+    node = nodes(tmp_path, clock=SystemClock())
     node.config = parse_config(
         config.read_text() + "driver: {libcuda: " + str(tmp_path / "libcuda.so.1") + "}\n"
     )

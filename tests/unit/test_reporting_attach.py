@@ -57,6 +57,7 @@ def watched(tmp_path: Path):
     found = Watched(tmp_path)
     yield found
     found.observer.close()
+    found.node.close()
 
 
 def test_state_follows_grants_counters_and_the_driver(watched):
@@ -87,6 +88,12 @@ def test_each_tick_reaches_the_ledger(watched):
     assert found == {watched.uuids[0]: (42.0, 0), watched.uuids[1]: (None, 1)}
 
 
+def write_ledger_each(watched: Watched, seconds: int) -> None:
+    config = watched.service.config
+    enforcer = config.enforcer.model_copy(update={"ledger_interval": Duration(seconds * 10**9)})
+    watched.service.config = config.model_copy(update={"enforcer": enforcer})
+
+
 def test_looks_are_rare_while_nobody_watches(watched):
     def looked() -> float:
         watched.tick()
@@ -96,16 +103,23 @@ def test_looks_are_rare_while_nobody_watches(watched):
 
     looks = [looked() for _ in range(10)]  # the fake node writes its ledger each 100 ms
     assert len(set(looks)) == 10
-    watched.service.config = watched.service.config.model_copy(
-        update={
-            "enforcer": watched.service.config.enforcer.model_copy(
-                update={"ledger_interval": Duration(4 * 10**9)}
-            )
-        }
-    )
+    write_ledger_each(watched, 4)
     assert 2 <= len({looked() for _ in range(10)}) <= 3
     ask(watched.run_dir / "view.sock", {"ask": "state"})
     assert len({watched.tick().at for _ in range(8)}) == 8, "each second for ten seconds after a question"
+
+
+def test_a_look_shows_the_counters_that_the_ledger_just_took_and_asks_for_no_others(watched):
+    """With looks a second beside the ledger's samples, the arbiter would be asked twice as often."""
+    asked = []
+    write_ledger_each(watched, 2)
+    for second in range(12):
+        watched.clock.advance(1)
+        if second % 2:
+            watched.service.poll_arbiter()
+        watched.observer.tick()
+        asked.append(watched.node.arbiter.calls.count("stats"))
+    assert asked[-1] - asked[1] == 5, "once each 2 s, whichever came first"
 
 
 def test_list_of_cards_is_asked_for_once_a_minute(watched):

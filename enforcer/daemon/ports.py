@@ -1,0 +1,29 @@
+"""Everything outside that the node's service touches; tests put fakes here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from enforcer.clock import Clock
+from enforcer.daemon.arbiter import Arbiter
+from enforcer.daemon.decide import Identify
+from enforcer.daemon.nvmlworker import NvmlCaller, NvmlInline
+from enforcer.daemon.procs import alive, boot_time_ns, job_of_pid, owner_of
+from enforcer.nvml import Nvml
+from gres.identity import identify
+
+
+@dataclass
+class Ports:
+    """The node's surroundings."""
+
+    open_nvml: Callable[[], Nvml]
+    arbiter: Arbiter
+    clock: Clock
+    identify: Identify = identify
+    job_of_pid: Callable[[int], int | None] = job_of_pid
+    boot_time_ns: Callable[[], int | None] = boot_time_ns
+    caller: Callable[[Callable[[], Nvml]], NvmlCaller] = NvmlInline
+    alive: Callable[[int], bool] = alive
+    owner_of_pid: Callable[[int], int | None] = owner_of

@@ -1,0 +1,196 @@
+"""NVML of the real driver (or the simulated one), through nvidia-ml-py."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from enforcer.nvml import (
+    CardInfo,
+    CardLoad,
+    CardLostError,
+    CardUsage,
+    GpuProcess,
+    MemoryLimits,
+    NvmlError,
+    NvmlFaultError,
+)
+from gres.mig import Instance
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# NVML's codes for that (nvml.h): NO_PERMISSION, DRIVER_NOT_LOADED, IRQ_ISSUE, LIBRARY_NOT_FOUND, RESET_REQUIRED,
+# OPERATING_SYSTEM, LIB_RM_VERSION_MISMATCH.
+FAULTS = frozenset({4, 9, 11, 12, 16, 17, 18})
+
+
+def _translate(function: Callable[P, R]) -> Callable[P, R]:
+    """Turn every NVMLError into our own exception, so that nobody else needs pynvml."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        import pynvml
+
+        try:
+            return function(*args, **kwargs)
+        except pynvml.NVMLError_GpuIsLost as error:
+            raise CardLostError(f"a card does not answer: {error}") from None
+        except pynvml.NVMLError as error:
+            kind = NvmlFaultError if error.value in FAULTS else NvmlError
+            raise kind(f"the NVIDIA driver does not answer through NVML: {error}") from None
+
+    return wrapped
+
+
+class PynvmlNvml:
+    """The real driver (or the simulated one) through nvidia-ml-py."""
+
+    @_translate
+    def __init__(self, library: str = "auto") -> None:
+        """`library` is an absolute path of libnvidia-ml.so.1, or "auto" for the loader's search path."""
+        import pynvml
+
+        if library != "auto":
+            # pynvml asks the loader for libnvidia-ml.so.1, and one of that SONAME is loaded already then.
+            try:
+                ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+            except OSError as error:
+                raise NvmlFaultError(f"driver.nvml: {library} cannot be loaded: {error}") from None
+        self._nvml: Any = pynvml
+        self._handles: dict[str, Any] = {}
+        self._seen_us: dict[str, int] = {}
+        pynvml.nvmlInit()
+
+    @_translate
+    def cards(self) -> tuple[CardInfo, ...]:
+        """All cards that answer, in NVML's order; a lost one is left out. In place of a card in MIG mode stand its
+        instances, which may be none."""
+        return tuple(
+            card for index in range(self._nvml.nvmlDeviceGetCount()) for card in self._cards_at(index)
+        )
+
+    def _cards_at(self, index: int) -> list[CardInfo]:
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            minor = int(nvml.nvmlDeviceGetMinorNumber(handle))
+            found = mig_handles(nvml, handle)
+            if found is None:
+                return [self._card(handle, minor)]
+            return [self._card(each, minor, instance) for each, instance in found]
+        except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_NotFound):
+            return []
+
+    def _card(self, handle: Any, minor: int, instance: Instance | None = None) -> CardInfo:
+        uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
+        total = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        name = _text(self._nvml.nvmlDeviceGetName(handle))
+        self._handles[uuid] = handle
+        return CardInfo(uuid, minor, name, total, instance)
+
+    @_translate
+    def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
+        """Processes with a compute context on the card."""
+        return self._processes(self._handle(uuid))
+
+    def _handle(self, uuid: str) -> Any:
+        if uuid not in self._handles:
+            self._handles[uuid] = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+        return self._handles[uuid]
+
+    def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
+        rows = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        return tuple(GpuProcess(int(row.pid), _memory(row.usedGpuMemory)) for row in rows)
+
+    @_translate
+    def usage(self, uuid: str, busy: bool = True) -> CardUsage:
+        """Processes, memory of the whole card, and utilisation, which old cards and drivers do not tell."""
+        handle = self._handle(uuid)
+        try:
+            info = self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
+        except self._nvml.NVMLError:
+            info = None  # before driver 510: `used` would hold the driver's own reserve as well
+        used = None if info is None else int(info.used)
+        return CardUsage(self._processes(handle), used, self._busy(uuid, handle) if busy else {})
+
+    @_translate
+    def load(self, uuid: str) -> CardLoad:
+        """Utilisation over the driver's last sample period, and memory in use."""
+        handle = self._handle(uuid)
+        try:
+            util: int | None = int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        except self._nvml.NVMLError_NotSupported:
+            util = None  # a MIG instance
+        return CardLoad(util, int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used))
+
+    def _busy(self, uuid: str, handle: Any) -> dict[int, int]:
+        try:
+            rows = self._nvml.nvmlDeviceGetProcessUtilization(handle, self._seen_us.get(uuid, 0))
+        except self._nvml.NVMLError:
+            return {}  # NOT_FOUND: nobody worked since then
+        self._seen_us[uuid] = max([int(row.timeStamp) for row in rows], default=self._seen_us.get(uuid, 0))
+        return {int(row.pid): int(row.smUtil) for row in rows}
+
+    @_translate
+    def driver_version(self) -> str:
+        """Such as 580.65.06."""
+        return _text(self._nvml.nvmlSystemGetDriverVersion())
+
+    @_translate
+    def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:
+        """Ask the driver; a binding or a library without the function is an NvmlError as well."""
+        limits = _limits(self._nvml, "c_nvmlGetMemoryLimits_v1_t")
+        limits.nameSpace = cgroup.encode()
+        self._nvml.nvmlDeviceGetMemoryLimits_v1(self._handle(uuid), limits)
+        return MemoryLimits(int(limits.softLimit), int(limits.hardLimit), int(limits.currentUsed))
+
+    @_translate
+    def set_memory_limits(self, uuid: str, cgroup: str, soft: int, hard: int) -> None:
+        """Tell the driver."""
+        limits = _limits(self._nvml, "c_nvmlSetMemoryLimits_v1_t")
+        limits.nameSpace, limits.softLimit, limits.hardLimit = cgroup.encode(), soft, hard
+        self._nvml.nvmlDeviceSetMemoryLimits_v1(self._handle(uuid), limits)
+
+    @_translate
+    def close(self) -> None:
+        """Let go of the driver."""
+        self._handles.clear()
+        self._nvml.nvmlShutdown()
+
+
+def mig_handles(nvml: Any, card: Any) -> list[tuple[Any, Instance]] | None:
+    """Handles of the MIG instances of a card; None where it is not in MIG mode. Places without one are passed over."""
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(card)
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+        return None  # a card, or a driver, without MIG
+    if current != nvml.NVML_DEVICE_MIG_ENABLE:
+        return None
+    found = []
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(card)):
+        try:
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index)
+        except nvml.NVMLError_NotFound:
+            continue
+        gi, ci = nvml.nvmlDeviceGetGpuInstanceId(handle), nvml.nvmlDeviceGetComputeInstanceId(handle)
+        found.append((handle, Instance(int(gi), int(ci))))
+    return found
+
+
+def _limits(nvml: Any, name: str) -> Any:
+    if not hasattr(nvml, name):
+        raise NvmlError("nvidia-ml-py is older than 13.615 and does not know limits per cgroup: upgrade it")
+    return getattr(nvml, name)()
+
+
+def _text(value: str | bytes) -> str:
+    """Older drivers' bindings answer bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _memory(value: int | None) -> int | None:
+    """NVML says all ones for "not available"."""
+    return None if value is None or value >= 2**63 else int(value)
