@@ -8,7 +8,10 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
+import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -19,33 +22,43 @@ from bench import (
     accounting,
     controls,
     cost,
+    giveaway,
     hardware,
     harvest,
     hook,
+    mixes,
     overhead,
     preempt,
     release,
     shares,
+    simulate,
     submit,
     sweep,
+    window,
 )
 from bench.figures import Figure
 from bench.rig import BUILD, Rig
 
-SCENARIOS: dict[str, Callable[[bool], Iterator[Figure]]] = {
+Scenario = Callable[[bool], Iterator[Figure]]
+SCENARIOS: dict[str, Scenario] = {
     "hook": hook.figures,
     "submit": submit.figures,
     "accounting": accounting.figures,
     "overhead": overhead.figures,
     "shares": shares.figures,
+    "mixes": mixes.figures,
     "preempt": preempt.figures,
     "harvest": harvest.figures,
     "cost": cost.figures,
+    "giveaway": giveaway.figures,
     "hardware": hardware.figures,
+    "simulate": simulate.figures,
     "controls": controls.figures,
     "sweep": sweep.figures,
     "release": release.figures,
 }
+ON_DEMAND: dict[str, Scenario] = {"window": window.figures}
+LENGTHS = "All scenarios take about 27 minutes on two cores, with --quick 8; `window` takes 8. Nothing else should run."
 
 
 def machine_noise() -> dict[str, Any]:
@@ -70,23 +83,69 @@ def describe(noise: dict[str, Any]) -> str:
     )
 
 
-@click.command()
+@dataclass
+class Run:
+    """Everything that one call of this program measured."""
+
+    figures: list[Figure] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, scenario: Scenario, quick: bool) -> None:
+        """Run a scenario. One that fails says so and does not take away what the others found."""
+        began = time.monotonic()
+        try:
+            for figure in scenario(quick):
+                click.echo(figure.line())
+                self.figures.append(figure)
+        except Exception as error:
+            self.failed[name] = f"{type(error).__name__}: {error}"
+            click.echo(f"FAILED {name}: {self.failed[name]}")
+            traceback.print_exc()
+        self.seconds[name] = round(time.monotonic() - began, 1)
+        click.echo(f"-- {name}: {self.seconds[name]:.0f} s")
+
+    @property
+    def blind(self) -> bool:
+        """Whether a control met its target."""
+        return any(figure.verdict.startswith("BLIND") for figure in self.figures)
+
+    @property
+    def status(self) -> int:
+        """Exit status: a figure that is short is a result, no failure."""
+        return 3 if self.blind else 1 if self.failed else 0
+
+    def summary(self) -> str:
+        """How many figures are short, by name."""
+        short = [figure.name for figure in self.figures if figure.verdict == "short"]
+        judged = sum(figure.target is not None and not figure.control for figure in self.figures)
+        return f"{len(short)} of {judged} judged figures short{': ' if short else ''}{', '.join(short)}"
+
+
+@click.command(epilog=LENGTHS)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all figures to this file.")
-@click.option("--only", multiple=True, type=click.Choice(sorted(SCENARIOS)), help="Run only these scenarios.")
-@click.option("--quick", is_flag=True, help="Fewer runs: for a look, not for a record.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(sorted(SCENARIOS | ON_DEMAND)),
+    help="Run only these scenarios. " + ", ".join(ON_DEMAND) + ": only when named.",
+)
+@click.option("--quick", is_flag=True, help="Fewer and shorter runs: for a look, not for a record.")
 def main(json_path: Path | None, only: tuple[str, ...], quick: bool) -> None:
-    """Measure qgpu on this machine."""
+    """Measure qgpu on this machine, without a card. docs/measurements/README.md says how each figure is made.
+
+    Exit status: 0, whatever the figures are; 1, a scenario failed; 3, a control met its target: the bench is blind.
+    """
     before = machine_noise()
     policy = arbiter_policy()
     click.echo(describe(before))
     click.echo(f"arbiter: card threads run with policy {policy}")
-    figures: list[Figure] = []
+    run = Run()
     for name in only or SCENARIOS:
-        for figure in SCENARIOS[name](quick):
-            click.echo(figure.line())
-            figures.append(figure)
+        run.add(name, (SCENARIOS | ON_DEMAND)[name], quick)
     after = machine_noise()
     click.echo("afterwards " + describe(after))
+    click.echo(run.summary())
     if json_path:
         record = {
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -94,11 +153,14 @@ def main(json_path: Path | None, only: tuple[str, ...], quick: bool) -> None:
             "arbiter_policy": policy,
             "noise_before": before,
             "noise_after": after,
-            "figures": [f.record() for f in figures],
+            "figures": [f.record() for f in run.figures],
+            "seconds": run.seconds,
+            "failed": run.failed,
         }
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    sys.exit(3 if any(f.verdict.startswith("BLIND") for f in figures) else 0)
+    sys.exit(run.status)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,8 @@
 8 cards with 16 tenants each. The tenants are not programs but one light process that registers for every grant and
 moves the words of the pages as shims do (bench/tenants/light_tenants.c): the daemons see 128 tenants that all have
 work, or none. Half of each card's tenants are offline; with online at work offline never gets a turn, so "busy" is
-measured with 16 offline tenants per card, who all take turns, the dearer case.
+measured with 16 offline tenants per card, who all take turns, the dearer case. Both daemons run as their services do,
+so without the gate trace.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def daemon_cpu(mode: str, rounds: int, seconds: float) -> tuple[list[float], lis
     """Percent of one core of arbiter and of qgpud, in each round, while 128 tenants are `busy` or `idle`."""
     with (
         tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work,
-        Rig(Path(work), cards=CARDS) as rig,
+        Rig(Path(work), cards=CARDS, traced=False) as rig,
     ):
         jobs = range(1000, 1000 + CARDS * TENANTS)
         for job in jobs:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,9 @@ from gres.grants import GrantStore
 READY = "serving"
 
 
-def config_text(rig: Rig, nvml_interval_ms: int = 1000, ledger_interval_ms: int = 2000) -> str:
+def config_text(
+    rig: Rig, nvml_interval_ms: int = 1000, ledger_interval_ms: int = 2000, metrics_port: int = 0
+) -> str:
     """qgpu.yaml for this rig, with its settings of cards."""
     told: dict[str, Any] = rig.settings
     policy = {c: told.get(f"policy_{c}", "burst-share") for c in ("online", "offline")}
@@ -32,6 +36,7 @@ def config_text(rig: Rig, nvml_interval_ms: int = 1000, ledger_interval_ms: int 
     return (
         f"version: 1\ncluster: rig\nrun_dir: {rig.run_dir}\nstate_dir: {rig.directory}/state\n"
         f"driver: {{libcuda: {rig.driver}, nvml: {BUILD}/sim/libnvidia-ml.so.1}}\nshim: {rig.shim}\n"
+        f"reports: {{metrics: {{port: {metrics_port}, job_labels: true}}}}\n"
         f"default_class: offline\nclasses: {{{classes}}}\nmodels: {{sim: {{memory: {CARD_MIB}MiB, reserve: 0MiB}}}}\n"
         f"enforcer: {{idle_release: {told.get('idle_release_ms', 100)}ms, window: {told.get('window_us', 400)}us, "
         f"slice: {told.get('slice_us', 2000)}us, nvml_interval: {nvml_interval_ms}ms, "
@@ -65,25 +70,57 @@ def start_qgpud(rig: Rig, **intervals: int) -> subprocess.Popen[bytes]:
 
 
 @contextlib.contextmanager
-def polled(run_dir: Path, each_s: float) -> Iterator[Callable[[], int]]:
-    """Ask the arbiter for all its figures again and again; yields how often it has answered so far."""
+def _again(each_s: float, act: Callable[[], int]) -> Iterator[Callable[[], int]]:
+    """Do it again and again in a thread; yields the sum of what it returned so far."""
     stop = threading.Event()
-    answers = 0
+    total = 0
 
-    def poll() -> None:
-        nonlocal answers
-        with ArbiterLink(run_dir) as link:
-            while not stop.wait(each_s):
-                link.stats()
-                answers += 1
+    def repeat() -> None:
+        nonlocal total
+        while not stop.wait(each_s):
+            total += act()
 
-    thread = threading.Thread(target=poll)
+    thread = threading.Thread(target=repeat)
     thread.start()
     try:
-        yield lambda: answers
+        yield lambda: total
     finally:
         stop.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def polled(run_dir: Path, each_s: float) -> Iterator[Callable[[], int]]:
+    """Ask the arbiter for all its figures again and again; yields how often it has answered so far."""
+    with ArbiterLink(run_dir) as link:
+
+        def poll() -> int:
+            link.stats()
+            return 1
+
+        with _again(each_s, poll) as answers:
+            yield answers
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def scraped(port: int, each_s: float) -> contextlib.AbstractContextManager[Callable[[], int]]:
+    """Read qgpud's metrics again and again, as Prometheus does; yields how many samples came so far."""
+
+    def scrape() -> int:
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page,
+        ):
+            return int(page.read().count(b"\nqgpu_"))
+        return 0
+
+    return _again(each_s, scrape)
 
 
 def cpu_ns(pid: int) -> int:

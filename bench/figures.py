@@ -49,7 +49,7 @@ class Figure:
         spread = f"  {self.spread}" if self.spread else ""
         target = "no target" if self.target is None else f"target {self.sense} {self.target:g}"
         return (
-            f"{self.name:<34} {self.value:>12.3f} {self.unit:<6} {target:<18} "
+            f"{self.name:<42} {self.value:>12.3f} {self.unit:<6} {target:<18} "
             f"{self.verdict:<28} runs={self.runs} {kind}{spread}"
         )
 

@@ -1,8 +1,8 @@
 """Preemption and hand-back on the simulator, judged by the simulator's own trace.
 
 16 offline jobs take turns with 200 µs kernels without pause; an online job alternates work and silence. Meanwhile qgpud
-serves the node, reads NVML ten times as often as by default, and somebody asks the arbiter for all figures 20 times a
-second.
+serves the node, reads NVML (and so audits) ten times as often as by default, somebody asks the arbiter for all figures
+and somebody reads qgpud's metrics 20 times a second each.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from bench.daemons import polled, start_qgpud
+from bench.daemons import free_port, polled, scraped, start_qgpud
 from bench.figures import Figure
 from bench.rig import Rig
-from bench.scene import Actor, admit, endless, kernels, play, rig
+from bench.scene import Actor, Scene, admit, endless, kernels, play, rig
 from enforcer import evaluate as ev
 from enforcer.gatetrace import Gate
 from enforcer.sim import Interval
@@ -69,6 +70,11 @@ def beside(
         admit(node, actors)
         with company(node) if company else nullcontext():
             scene = play(node, actors, count * (BUSY_S + IDLE_S))
+    return episodes(scene, online, offline)
+
+
+def episodes(scene: Scene, online: Actor, offline: Sequence[Actor]) -> Episodes:
+    """What a scene says about its online job and these offline jobs."""
     jobs = [actor.job_id for actor in offline]
     release = RELEASE_MS * ev.NS_PER_MS
     return Episodes(
@@ -86,10 +92,13 @@ def beside(
 
 @contextmanager
 def busy_daemons(node: Rig) -> Iterator[None]:
-    """qgpud serves the node, ten times as curious as by default, and somebody polls the arbiter."""
-    start_qgpud(node, nvml_interval_ms=100, ledger_interval_ms=200)
-    with polled(node.run_dir, POLL_S):
+    """qgpud serves the node, ten times as curious as by default; somebody polls the arbiter, somebody reads metrics."""
+    port = free_port()
+    start_qgpud(node, nvml_interval_ms=100, ledger_interval_ms=200, metrics_port=port)
+    with polled(node.run_dir, POLL_S), scraped(port, POLL_S) as samples:
         yield
+        if not samples():
+            raise RuntimeError("nobody could read qgpud's metrics: it was not under load")
 
 
 def spread(values: Sequence[float], unit: str, note: str = "") -> str:
@@ -108,3 +117,15 @@ def figures(quick: bool) -> Iterator[Figure]:
     ):
         value = ev.percentile(values, 99)
         yield Figure(name, value, unit, target, "<=", len(values), spread(values, unit, note))
+    yield from paid(run)
+
+
+def paid(run: Episodes) -> Iterator[Figure]:
+    """The price of sharing in online's pauses: changes of process, and what of the allowed time nobody used."""
+    release = RELEASE_MS * ev.NS_PER_MS
+    allowed = ev.allowed_ns(run.online, run.start, run.end, release)
+    changes = sum(a.pid != b.pid for a, b in pairwise(run.offline)) * 1e9 / allowed
+    note = f"(in what policy allows offline; {TENANTS} offline tenants)"
+    yield Figure("preempt_switches_per_s", changes, "1/s", None, "<=", len(run.online), note)
+    lost = 100 * (1 - run.harvest)
+    yield Figure("preempt_lost_percent", lost, "%", None, "<=", len(run.online), note)

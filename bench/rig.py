@@ -23,7 +23,7 @@ from enforcer import abi
 from enforcer.arbiter_link import ArbiterLink, CardSettings
 from enforcer.arbiter_wire import HardwareSettings
 from enforcer.gatetrace import Gate, read_gates
-from enforcer.nvml import PynvmlNvml
+from enforcer.nvml_driver import PynvmlNvml
 from enforcer.sim import Interval, SimConfig, Simulator, control_device, read_trace
 from gres.config import JobClass
 from gres.grants import Grant, GrantCard
@@ -55,6 +55,7 @@ class Rig:
     card_settings: dict[int, dict[str, Any]] = field(default_factory=dict)
     sim_options: Sequence[str] = ()
     hardware: Mapping[str, Any] | None = None  # settings of hardware preemption; None: gating alone
+    traced: bool = True  # the arbiter's gate trace, an instrument: it is written 20 times a second
     arbiter_binary: Path = BUILD / "bin/qgpu-arbiter"
     _running: list[subprocess.Popen[Any]] = field(default_factory=list)
 
@@ -132,9 +133,9 @@ class Rig:
             self.arbiter_binary,
             "--run-dir",
             self.run_dir,
-            "--trace",
-            self.directory / "gates.bin",
         ]
+        if self.traced:
+            argv += ["--trace", self.directory / "gates.bin"]
         self.arbiter = self._daemon(argv, "arbiter.log")
         self.link = ArbiterLink(self.run_dir)
         self.grants: dict[int, Grant] = getattr(self, "grants", {})

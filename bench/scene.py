@@ -44,7 +44,10 @@ def endless(*lengths_us: float) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Actor:
-    """One job: its grant, and what its program does. `share` is what it is judged by, `granted` what it gets."""
+    """One job: its grant, and what its program does. `share` is what it is judged by, `granted` what it gets.
+
+    Its program begins `after_s` seconds after the others and works `for_s` (0: to the end of the run).
+    """
 
     job_id: int
     job_class: JobClass
@@ -55,6 +58,8 @@ class Actor:
     shim: bool = True
     preload: str = ""
     procs: int = 1
+    after_s: float = 0.0
+    for_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,9 @@ def _start(node: Rig, actor: Actor, grant: Grant, begin: int, seconds: float) ->
     env = {"CUDA_VISIBLE_DEVICES": node.uuids[actor.card]}
     if actor.preload:
         env["LD_PRELOAD"] = f"{node.shim} {BUILD / 'test' / actor.preload}"
-    common = ("--length", f"{seconds + MARGIN_S}", "--procs", str(actor.procs), "--start-at", str(begin))
+    begin += int(actor.after_s * 1e9)
+    length = actor.for_s or seconds + MARGIN_S - actor.after_s
+    common = ("--length", f"{length}", "--procs", str(actor.procs), "--start-at", str(begin))
     log = ("--log", str(_log(node, actor.job_id)), "--log-requests")
     return node.workload(grant if actor.shim else None, *actor.args, *common, *log, env=env)
 
@@ -143,7 +150,8 @@ def play(node: Rig, actors: Sequence[Actor], seconds: float) -> Scene:
     for job in running:
         node.link.revoke(job)
         node.grants.pop(job)
-    late = max(s["start_ns"] for summaries in told.values() for s in summaries) - begin
+    due = {a.job_id: begin + int(a.after_s * 1e9) for a in actors}
+    late = max(s["start_ns"] - due[job] for job, summaries in told.items() for s in summaries)
     if late > int(START_S * 1e9):
         raise RuntimeError(f"a program began {late / 1e9:.2f} s late; the machine is too busy to measure")
     start = begin + int(START_S * 1e9)

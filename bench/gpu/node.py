@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from bench.gpu.place import BUILD, ROOT, Place, loaded_driver
 from enforcer.arbiter_link import ArbiterGone, ArbiterLink, ProcessStats, TenantStats
-from enforcer.nvml import PynvmlNvml
+from enforcer.nvml_driver import PynvmlNvml
 
 Way = Literal["plain", "qgpu", "mps"]
 NAME = "local"

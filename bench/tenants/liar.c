@@ -5,34 +5,11 @@
  * trace must show whether anybody believed it.
  */
 #include <pthread.h>
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
 
-#include "qgpu_abi.h"
+#include "own_page.h"
 
 #define EACH_NS 50000
-
-/* The job page of this process, found as any program could: by its name in the list of mappings. */
-static struct qg_job_page *find_page(void)
-{
-    char line[512];
-    struct qg_job_page *page = NULL;
-    FILE *maps = fopen("/proc/self/maps", "r");
-    while (maps && !page && fgets(line, sizeof line, maps)) {
-        unsigned long start, end;
-        if (!strstr(line, " rw-s ") || sscanf(line, "%lx-%lx", &start, &end) != 2 ||
-            end - start < sizeof(struct qg_job_page))
-            continue;
-        struct qg_job_page *there = (struct qg_job_page *)start;
-        if (strstr(line, "/memfd:") && there->magic == QG_MAGIC && there->nslots == QG_MAX_PROCS)
-            page = there;
-    }
-    if (maps)
-        fclose(maps);
-    return page;
-}
 
 static void lie(struct qg_proc *proc)
 {
@@ -46,14 +23,10 @@ static void lie(struct qg_proc *proc)
 static void *liar(void *unused)
 {
     const struct timespec pause = {0, EACH_NS};
-    struct qg_job_page *page = NULL;
     struct qg_proc *own = NULL;
     for (;;) {
         nanosleep(&pause, NULL);
-        page = page ? page : find_page();
-        for (unsigned i = 0; page && !own && i < QG_MAX_PROCS; i++)
-            if (page->procs[i].pid == (uint32_t)getpid())
-                own = &page->procs[i];
+        own = own ? own : own_slot();
         if (own)
             lie(own);
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import simulate
 from bench.daemons import cpu_ns
 from bench.rig import BUILD, Rig, wait_for
 from bench.scene import Actor, endless, play
@@ -64,3 +65,21 @@ def test_a_scene_is_what_the_card_executed(tmp_path: Path) -> None:
     assert scene.served[601].within(scene.start, scene.end) > 0
     assert all(b.call >= scene.start and b.end <= scene.end for b in scene.whole_bursts(603, 1_000_000))
     assert scene.latencies_us(603) and scene.gates_of(601)
+
+
+def test_a_visitor_works_only_while_it_is_there(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        actors = [
+            Actor(611, "offline", 50, endless(1000)),
+            Actor(612, "offline", 50, endless(1000), after_s=0.9, for_s=0.3),
+        ]
+        scene = play(rig, actors, 1.5)
+    begin, own = scene.start - 500_000_000, scene.of(612)
+    assert own and own[0].t_submit >= begin + 900_000_000
+    assert own[-1].t_submit <= begin + 1_300_000_000, "it launches for 0.3 s"
+    assert scene.of(611)[-1].t_end > begin + 1_900_000_000
+
+
+def test_the_traces_of_the_simulation_are_understood() -> None:
+    assert all(simulate.took(tenants, 1) > 0 for tenants in simulate.NODES.values())
+    assert all(sum(int(t["count"]) for t in tenants) == 16 for tenants in simulate.NODES.values())

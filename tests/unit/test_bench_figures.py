@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from bench import harvest, release, shares, where
-from bench.daemons import config_text
+from bench.daemons import config_text, free_port, scraped
 from bench.figures import Figure
-from bench.rig import Rig
+from bench.rig import Rig, wait_for
 from bench.scene import Scene, kernels
 from enforcer import shares as sh
 from enforcer.gatetrace import Gate
@@ -116,12 +118,26 @@ def test_bursts_begin_with_the_programs_own_calls_and_whole_ones_lie_inside() ->
 
 def test_harvest_is_judged_where_policy_allows_something() -> None:
     found = {
-        "a": harvest.Outcome(0.5, 0.98, 0.49, [1.04, 1.0, 9.0]),
-        "b": harvest.Outcome(0.01, 0.2, 0.002, [1.1, 1.1, 0.2]),
+        "a": harvest.Outcome(0.5, 0.98, 0.49, 1.04),
+        "b": harvest.Outcome(0.01, 0.2, 0.002, 1.1),
     }
     ratio, p99 = harvest.judged(found)
     assert ratio.detail == {"a": 0.98} and ratio.verdict == "ok"
     assert p99.value == pytest.approx(1.1) and p99.verdict == "short" and "worst at b" in p99.spread
+    assert "no pause to speak of at b" in ratio.spread
+
+
+def test_the_p99_ratio_is_over_all_requests_of_the_run() -> None:
+    """5 of 200 requests are late by a tenth; in no order of them is the ratio anything else."""
+
+    def lines(late: int) -> list[dict[str, int]]:
+        return [{"due_ns": i * MS, "latency_ns": 5500 if i < late else 5000} for i in range(200)]
+
+    both = scene([], 0, 200 * MS, lines(5))
+    both.logged[8].extend(lines(0))  # type: ignore[attr-defined]
+    assert harvest.p99_ratio(both, 7, 8) == pytest.approx(1.1)
+    both.logged[7][4]["latency_ns"] = both.logged[7][3]["latency_ns"] = both.logged[7][2]["latency_ns"] = 5000
+    assert harvest.p99_ratio(both, 7, 8) == 1.0, "2 of 200 are beyond p99"
 
 
 def test_every_pattern_of_the_promise_is_run() -> None:
@@ -134,8 +150,8 @@ def test_every_pattern_of_the_promise_is_run() -> None:
 
 def test_the_plot_is_an_svg_and_the_same_each_time(tmp_path: Path) -> None:
     outcomes = [
-        harvest.Outcome(0.5, 0.9, 0.45, [1.0]),
-        harvest.Outcome(0.4, 0.9, 0.4, [0.9]),
+        harvest.Outcome(0.5, 0.9, 0.45, 1.0),
+        harvest.Outcome(0.4, 0.9, 0.4, 0.9),
     ]
     for name in ("one.svg", "two.svg"):
         assert release.draw({"Poisson 5/s": outcomes}, (0, 100), tmp_path / name)
@@ -150,7 +166,8 @@ def test_kernel_options() -> None:
 
 def test_the_daemons_configuration_is_valid(tmp_path: Path) -> None:
     rig = Rig(tmp_path, cards=2, settings={"policy_offline": "fixed-share", "slice_us": 3000})
-    config = parse_config(config_text(rig, nvml_interval_ms=100))
+    config = parse_config(config_text(rig, nvml_interval_ms=100, metrics_port=9100))
+    assert config.reports.metrics.port == 9100
     assert (
         config.classes["offline"].policy == "fixed-share" and config.classes["online"].policy == "burst-share"
     )
@@ -176,3 +193,23 @@ def test_idle_time_is_split_at_the_opening_of_the_next_gate() -> None:
     }
     rows = list(where.timeline(told, 19.5, 22.5))
     assert [row.split(maxsplit=1)[1] for row in rows] == ["ends 7 #0", "gate 7 0x20d", "gate 8 0x4"]
+
+
+def test_metrics_are_really_read_while_they_are_scraped() -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"# HELP\nqgpu_arbiter_up 1\nqgpu_tenants 2\n")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with scraped(server.server_address[1], 0.001) as samples:
+            wait_for("two scrapes", lambda: samples() >= 4)
+        server.shutdown()
+    with scraped(free_port(), 0.001) as samples:
+        pass
+    assert samples() == 0, "nobody answers there"

@@ -81,6 +81,9 @@ static void load(struct driver *driver, const struct options *options)
     if (options->graph) {
         GRAPH_FUNCTIONS(X)
     }
+    if (options->copy) {
+        COPY_FUNCTIONS(X)
+    }
 #undef X
 }
 
@@ -143,6 +146,24 @@ CUresult driver_launch(const struct driver *driver, CUstream stream, uint64_t it
 {
     void *parameters[] = {&iterations};
     return driver->p_cuLaunchKernel(driver->work, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+}
+
+void driver_open_copies(struct driver *driver, const struct options *options)
+{
+    for (int i = 0; options->copy && i < 2; i++) {
+        driver_check(driver, driver->p_cuMemAlloc(&driver->copies[i].card, options->copy), "--copy: cuMemAlloc");
+        driver_check(driver, driver->p_cuMemAllocHost(&driver->copies[i].host, options->copy), "--copy: cuMemAllocHost");
+        driver_check(driver, driver->p_cuStreamCreate(&driver->copies[i].stream, CU_STREAM_NON_BLOCKING),
+                     "cuStreamCreate");
+    }
+}
+
+void driver_copy(const struct driver *driver, uint64_t bytes)
+{
+    driver_check(driver, driver->p_cuMemcpyHtoDAsync(driver->copies[0].card, driver->copies[0].host, bytes,
+                                                     driver->copies[0].stream), "copying to the card");
+    driver_check(driver, driver->p_cuMemcpyDtoHAsync(driver->copies[1].host, driver->copies[1].card, bytes,
+                                                     driver->copies[1].stream), "copying from the card");
 }
 
 /* A graph keeps the lengths that were drawn at its capture. */

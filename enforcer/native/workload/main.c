@@ -75,6 +75,7 @@ int main(int argc, char **argv)
     driver_open(&driver, &options);
     driver_alloc_past(&driver, &options, &result);
     driver_take_memory(&driver, &options);
+    driver_open_copies(&driver, &options);
     if (options.procs > 1 && !options.progress) /* one write per summary, so that those of several processes do not mix */
         setvbuf(stdout, out, _IOFBF, sizeof out);
     result.iterations = options.iterations ? options.iterations : driver_calibrate(&driver, options.kernel_us);

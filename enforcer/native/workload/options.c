@@ -13,6 +13,7 @@ static const char usage[] =
     "  --kernels-per-request N  kernels of one request (1)\n"
     "  --kernel-mix A,B,...     durations instead of one, drawn for each kernel (at most 16)\n"
     "  --graph                  a request is one executable graph of its kernels\n"
+    "  --gap S                  so many seconds of other work (asleep) after each request, also where it was not waited for\n"
     "  --busy S --idle S        work so many seconds, rest so many, again (idle 0: always busy)\n"
     "  --period S --duty P      work P percent of each period, by a clock that does not drift\n"
     "  --poisson RATE           so many requests per second on average, at random times; the latency of a request\n"
@@ -24,6 +25,7 @@ static const char usage[] =
     "  --warmup N               first requests that are not counted (0)\n"
     "  --streams K              spread requests over so many streams (1)\n"
     "  --no-sync-each[=M]       training style: wait only after each M requests (64)\n"
+    "  --copy SIZE              with each request also copy so much to the card and back, in streams of their own\n"
     "  --in-flight N            wait before a launch while N kernels are not finished: a window by count\n"
     "  --procs N                so many processes, each with its own summary (1)\n"
     "  --memory SIZE            hold so much memory, written once (512M, 24GiB)\n"
@@ -92,7 +94,7 @@ static uint64_t size(const char *option, const char *text)
 }
 
 enum id { KERNEL_US = 1, KERNELS, BUSY, IDLE, LENGTH, REQUESTS, WARMUP, STREAMS, ASYNC, MEMORY, PAST, ITERS, DEVICE, LOG,
-          LOG_REQUESTS, PROGRESS, JSON, HELP, MIX, GRAPH, PERIOD, DUTY, POISSON, SEED, IN_FLIGHT, PROCS, START_AT };
+          LOG_REQUESTS, PROGRESS, JSON, HELP, MIX, GRAPH, PERIOD, DUTY, POISSON, SEED, IN_FLIGHT, PROCS, START_AT, COPY, GAP };
 
 static const struct option table[] = {
     {"kernel-us", 1, NULL, KERNEL_US}, {"kernels-per-request", 1, NULL, KERNELS}, {"busy", 1, NULL, BUSY},
@@ -102,7 +104,8 @@ static const struct option table[] = {
     {"log-requests", 0, NULL, LOG_REQUESTS}, {"progress", 0, NULL, PROGRESS}, {"json", 0, NULL, JSON},
     {"help", 0, NULL, HELP}, {"kernel-mix", 1, NULL, MIX}, {"graph", 0, NULL, GRAPH}, {"period", 1, NULL, PERIOD},
     {"duty", 1, NULL, DUTY}, {"poisson", 1, NULL, POISSON}, {"seed", 1, NULL, SEED}, {"in-flight", 1, NULL, IN_FLIGHT},
-    {"procs", 1, NULL, PROCS}, {"start-at", 1, NULL, START_AT}, {NULL, 0, NULL, 0}};
+    {"procs", 1, NULL, PROCS}, {"start-at", 1, NULL, START_AT},
+    {"copy", 1, NULL, COPY}, {"gap", 1, NULL, GAP}, {NULL, 0, NULL, 0}};
 
 static void set(struct options *options, int id, const char *name, const char *arg)
 {
@@ -132,6 +135,8 @@ static void set(struct options *options, int id, const char *name, const char *a
     case IN_FLIGHT: options->in_flight = whole(name, arg, 1, MAX_IN_FLIGHT); break;
     case PROCS: options->procs = (unsigned)whole(name, arg, 1, 256); break;
     case START_AT: options->start_at = whole(name, arg, 0, 9e15); break;
+    case COPY: options->copy = size(name, arg); break;
+    case GAP: options->gap_s = number(name, arg, 0, 1e6); break;
     case JSON: options->json = true; break;
     case HELP: fputs(usage, stdout); exit(EXIT_OK);
     default: fputs(usage, stderr); exit(EXIT_USAGE);

@@ -82,6 +82,9 @@ static void wait_all(struct state *state)
     for (unsigned i = 0; i < n; i++)
         driver_check(state->driver, state->driver->p_cuStreamSynchronize(state->driver->streams[i]),
                      "waiting for the card");
+    for (unsigned i = 0; state->options->copy && i < 2; i++)
+        driver_check(state->driver, state->driver->p_cuStreamSynchronize(state->driver->copies[i].stream),
+                     "waiting for a copy");
     state->unsynced = 0;
 }
 
@@ -123,6 +126,8 @@ static void request(struct state *state, uint64_t due)
     uint64_t start = now_ns();
     if (!state->burst_start)
         state->burst_start = start;
+    if (options->copy)
+        driver_copy(state->driver, options->copy);
     double us = submit(state, stream);
     state->done++;
     state->unsynced++;
@@ -192,6 +197,8 @@ static void burst(struct state *state, uint64_t until)
         request(state, 0);
         measure_from_here(state);
         progress(state, now);
+        if (state->options->gap_s > 0)
+            rest_until(now_ns() + (uint64_t)(state->options->gap_s * 1e9), state->deadline);
     }
     end_burst(state, before);
 }

@@ -19,11 +19,12 @@ enum exit_code { EXIT_OK = 0, EXIT_DRIVER = 1, EXIT_USAGE = 2, EXIT_NO_DEVICE = 
 
 struct options {
     double kernel_us, busy_s, idle_s, length_s;
+    double gap_s;          /* away from the card after each request */
     double period_s, duty; /* a fixed clock of bursts; 0: busy_s and idle_s follow each other */
     double poisson;        /* requests per second, 0: one after another */
     double mix[MAX_MIX];   /* lengths of kernels in microseconds, drawn for each kernel */
     unsigned nmix;
-    uint64_t kernels, requests, warmup, sync_every, iterations, memory, alloc_past, seed, in_flight, start_at;
+    uint64_t kernels, requests, warmup, sync_every, iterations, memory, alloc_past, seed, in_flight, start_at, copy;
     unsigned streams, procs;
     int device;
     const char *log;
@@ -63,16 +64,28 @@ struct options {
     X(cuGraphInstantiateWithFlags, 11040, (CUgraphExec *, CUgraph, unsigned long long)) \
     X(cuGraphLaunch, 10000, (CUgraphExec, CUstream))
 
+/* Only resolved for --copy. */
+#define COPY_FUNCTIONS(X)                                                            \
+    X(cuMemAllocHost, 3020, (void **, size_t))                                       \
+    X(cuMemcpyHtoDAsync, 3020, (CUdeviceptr, const void *, size_t, CUstream))        \
+    X(cuMemcpyDtoHAsync, 3020, (void *, CUdeviceptr, size_t, CUstream))
+
 struct driver {
 #define X(name, version, parameters) CUresult(*p_##name) parameters;
     DRIVER_FUNCTIONS(X)
     GRAPH_FUNCTIONS(X)
+    COPY_FUNCTIONS(X)
 #undef X
     CUfunction work;
     CUgraphExec graph; /* one request, with --graph */
     CUstream streams[MAX_STREAMS];
     CUevent in_flight[MAX_IN_FLIGHT];
     CUdeviceptr memory;
+    struct {
+        CUdeviceptr card;
+        void *host;
+        CUstream stream;
+    } copies[2]; /* to the card and back, with --copy */
     char name[96], uuid[48];
 };
 
@@ -102,6 +115,8 @@ void driver_alloc_past(struct driver *driver, const struct options *options, str
 uint64_t driver_calibrate(struct driver *driver, double kernel_us); /* iterations of one kernel */
 CUresult driver_launch(const struct driver *driver, CUstream stream, uint64_t iterations);
 
+void driver_open_copies(struct driver *driver, const struct options *options);
+void driver_copy(const struct driver *driver, uint64_t bytes); /* both ways, beside whatever runs */
 void driver_capture(struct driver *driver, const struct options *options, const struct result *result,
                     struct draw *draw, double *graph_us);
 

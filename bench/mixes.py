@@ -1,0 +1,211 @@
+"""Shares where tenants are not alike: copies beside kernels, several processes, many tenants, some that come and go.
+
+The table of `shares` has tenants that all do the same. Here each line is one run of ten seconds, judged by the same
+judge and the same targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from bench.figures import Figure
+from bench.scene import Actor, Scene, endless, play, rig
+from bench.shares import SWITCH_US, TARGET, TARGET_1S, Errors, judge
+from enforcer import shares as sh
+
+OFFLINE_BESIDE_ONLINE = 0.1  # percent of the time in which online always has work
+COPY_GBS = (
+    1  # so slow that a copy of COPY takes as long as a kernel, and the machine's CPUs are not the limit
+)
+COPY = "1MiB"
+LONGEST_JUDGED_1S_US = 10_000
+TOGETHER = 2  # cards at the same time: kernels of a millisecond leave the CPUs idle
+
+
+@dataclass(frozen=True)
+class Mix:
+    """One run: tenants on one card under a policy. `visitors` come and go, everybody else always has work."""
+
+    name: str
+    policy: str
+    actors: Sequence[Actor]
+    longest_us: float = 1000
+
+    @property
+    def figure(self) -> str:
+        """The name of its figure."""
+        return "mix_error_" + self.name.replace("/", "_").replace(" ", "_")
+
+    @property
+    def shares(self) -> dict[int, float]:
+        """Weights by which it is judged."""
+        equal = self.policy == "best-effort"
+        return {a.job_id: 1.0 if equal else float(a.share) for a in self.actors if a.share}
+
+    @property
+    def fluctuates(self) -> bool:
+        """Whether somebody comes later or leaves earlier."""
+        return any(a.after_s or a.for_s for a in self.actors)
+
+
+def tenants(shares: Sequence[int], *lengths_us: float, job_class: str = "offline") -> list[Actor]:
+    """Tenants with these shares and kernels, always at work."""
+    return [
+        Actor(200 + i, job_class, share, (*endless(*lengths_us), "--seed", str(i)))  # type: ignore[arg-type]
+        for i, share in enumerate(shares)
+    ]
+
+
+def copying(actor: Actor) -> Actor:
+    """The same tenant with a copy each way beside each kernel."""
+    args = (*actor.args, "--kernels-per-request", "1", "--copy", COPY)
+    return Actor(actor.job_id, actor.job_class, actor.share, args)
+
+
+def processes(actor: Actor, count: int) -> Actor:
+    """The same tenant in so many processes."""
+    return Actor(actor.job_id, actor.job_class, actor.share, actor.args, procs=count)
+
+
+def visitors(seconds: float) -> list[Actor]:
+    """30 and 70 stay; two with 50 come one after the other, one with 25 comes and goes while the first is there."""
+    tenth = seconds / 10
+    stays = tenants((30, 70), 1000)
+    when = {210: (50, 2, 3), 211: (50, 6, 2), 212: (25, 3, 1)}
+    come = [
+        Actor(job, "offline", share, endless(1000), after_s=0.5 + at * tenth, for_s=length * tenth)
+        for job, (share, at, length) in when.items()
+    ]
+    return [*stays, *come]
+
+
+def mixes(seconds: float) -> list[Mix]:
+    """All runs, by name."""
+    small, large = tenants((30, 70), 1000)
+    equal = tenants((50, 50), 1000)
+    found = [
+        Mix("best-effort 4 processes beside 1", "best-effort", [processes(equal[0], 4), equal[1]]),
+        Mix("30/70 the 30 in 4 processes", "burst-share", [processes(small, 4), large]),
+        Mix("30/70 the 30 copies", "burst-share", [copying(small), large]),
+        Mix("30/70 the 70 copies", "burst-share", [small, copying(large)]),
+        Mix("tenants come and go", "burst-share", visitors(seconds)),
+        Mix("30/70 online", "burst-share", tenants((30, 70), 1000, job_class="online")),
+    ]
+    for policy in ("burst-share", "fixed-share"):
+        word = policy.removesuffix("-share")
+        found += [
+            Mix(f"16x6 1 ms {word}", policy, tenants((6,) * 16, 1000)),
+            Mix(f"5/10/85 1 ms {word}", policy, tenants((5, 10, 85), 1000)),
+            Mix(f"5/10/85 mixed {word}", policy, tenants((5, 10, 85), 100, 1000, 10_000), 10_000),
+            Mix(f"30/70 30 ms {word}", policy, tenants((30, 70), 30_000), 30_000),
+        ]
+    return found
+
+
+def due_points(
+    shares: Mapping[int, float], present: Mapping[int, tuple[int, int]], start: int, end: int
+) -> dict[int, float]:
+    """Percent of [start, end) that weights give each tenant when each has work only while it is present."""
+    edges = sorted({start, end, *(min(max(t, start), end) for pair in present.values() for t in pair)})
+    due = dict.fromkeys(shares, 0.0)
+    for low, high in pairwise(edges):
+        there = [job for job, (come, go) in present.items() if come <= low and go >= high]
+        weight = sum(shares[job] for job in there)
+        for job in there:
+            due[job] += 100 * (high - low) / (end - start) * shares[job] / weight
+    return due
+
+
+def presence(scene: Scene, job: int) -> tuple[int, int]:
+    """From a job's first submission to the end of its last kernel."""
+    own = scene.of(job)
+    return min(span.t_submit for span in own), max(span.t_end for span in own)
+
+
+def come_and_go(scene: Scene, shares: Mapping[int, float]) -> float:
+    """Share error in points over the run where some have work only at times."""
+    span = (scene.start, scene.end)
+    due = due_points(shares, {job: presence(scene, job) for job in shares}, *span)
+    busy = {job: scene.served[job].within(*span) for job in shares}
+    return max(abs(100 * busy[job] / sum(busy.values()) - due[job]) for job in shares)
+
+
+def on_card(mix: Mix, card: int) -> Mix:
+    """The same mix on another card of a node."""
+    actors = [replace(a, job_id=a.job_id + 100 * card, card=card) for a in mix.actors]
+    return replace(mix, actors=actors)
+
+
+def with_own_changes(scene: Scene, jobs: Iterable[int]) -> Scene:
+    """The same scene with changes of context among processes of one job counted as time of that job.
+
+    It is the driver that changes between them, inside the job's own turn; the arbiter shares out turns.
+    """
+    owner = {pid: job for job in jobs for pid in scene.pids[job]}
+    spans = scene.of(*jobs)
+    joined = [
+        after._replace(t_start=before.t_end)
+        if before.pid != after.pid
+        and owner[before.pid] == owner[after.pid]
+        and 0 <= after.t_start - before.t_end <= SWITCH_US * 1000
+        else after
+        for before, after in pairwise(spans)
+    ]
+    return replace(scene, served=sh.services([*spans[:1], *joined], {job: scene.pids[job] for job in jobs}))
+
+
+def run(together: Sequence[Mix], seconds: float) -> list[tuple[float, Errors | None, float]]:
+    """Each of these mixes on a card of its own: its error over all of the run, and what else a steady mix says."""
+    placed = [on_card(mix, card) for card, mix in enumerate(together)]
+    options = ("--switch-us", str(SWITCH_US), "--copy-gbs", str(COPY_GBS))
+    policies = {card: {"policy_offline": mix.policy} for card, mix in enumerate(placed)}
+    with rig(cards=len(placed), card_settings=policies, sim_options=options) as node:
+        scene = play(node, [actor for mix in placed for actor in mix.actors], seconds)
+    found: list[tuple[float, Errors | None, float]] = []
+    for mix in placed:
+        seen = with_own_changes(scene, mix.shares)
+        steady = None if mix.fluctuates else judge(seen, mix.shares, mix.policy, mix.longest_us)
+        total = steady.total if steady else come_and_go(scene, mix.shares)
+        executed = judge(scene, mix.shares, mix.policy, mix.longest_us).total if steady else total
+        found.append((total, steady, executed))
+    return found
+
+
+def beside_online(seconds: float) -> Figure:
+    """What an offline job gets while one of two online jobs always has work: nothing."""
+    offline = Actor(220, "offline", 100, endless(1000))
+    actors = [*tenants((30, 70), 1000, job_class="online"), offline]
+    with rig() as node:
+        scene = play(node, actors, seconds)
+    part = 100 * scene.served[220].within(scene.start, scene.end) / (scene.end - scene.start)
+    return Figure("offline_percent_beside_busy_online", part, "%", OFFLINE_BESIDE_ONLINE, "<=", 1)
+
+
+def line(mix: Mix, total: float, steady: Errors | None, executed: float) -> Figure:
+    """The error over all of one run."""
+    note = "(weights of those who are there)"
+    if steady:
+        note = f"(worst second {steady.worst_1s:.2f}; {steady.price.switches_per_s:.0f} changes/s; "
+        note += f"by what was executed alone {executed:.2f})"
+    return Figure(mix.figure, total, "points", TARGET, "<=", 1, note)
+
+
+def figures(quick: bool) -> Iterator[Figure]:
+    """One line per mix, and the worst second of all."""
+    seconds = 4.0 if quick else 10.0
+    within = {}
+    todo = mixes(seconds)
+    for first in range(0, len(todo), TOGETHER):
+        together = todo[first : first + TOGETHER]
+        for mix, (total, steady, executed) in zip(together, run(together, seconds), strict=True):
+            if steady and mix.longest_us <= LONGEST_JUDGED_1S_US:
+                within[mix.name] = steady.worst_1s
+            yield line(mix, total, steady, executed)
+    worst = max(within, key=lambda name: within[name])
+    note = f"(worst at {worst})"
+    yield Figure(
+        "mix_error_points_1s", within[worst], "points", TARGET_1S, "<=", len(within), note, detail=within
+    )
+    yield beside_online(seconds)
