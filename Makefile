@@ -13,6 +13,9 @@ CFLAGS  ?= -O2 -g
 QG_CFLAGS := -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fPIC -fstack-protector-strong -fno-strict-aliasing \
              -Ienforcer/native/abi -Ienforcer/native/common
 QG_LDFLAGS := -Wl,-z,relro,-z,now -Wl,--as-needed
+# Only where compiler and linker can do it; asked once, when first needed.
+QG_LTO = $(eval QG_LTO := $(shell echo 'int main(void) { return 0; }' | $(CC) -flto=auto -x c - -o /dev/null 2>/dev/null \
+         && echo -flto=auto))$(QG_LTO)
 
 .PHONY: all setup native test test-matrix retest demo bench gpu gpu-bundle lint clean help
 all: setup native

@@ -67,6 +67,8 @@ CTL_GONE = 27
 CTL_OVERHEAD = 28
 CTL_PROCS = 29
 CTL_PROC = 30
+CTL_LIST = 34
+LIST_BYTES = 32768
 CARD_UNGOVERNED = 0x1
 CARD_UNGOVERNED_ONLINE = 0x2
 CARD_UNGOVERNED_OFFLINE = 0x4
@@ -172,7 +174,8 @@ class ProcSlot(ctypes.Structure):
         ("copy_bytes", c_uint64),
         ("unmarked", c_uint32),
         ("reserved0", c_uint32),
-        ("pad", c_uint8 * 416),
+        ("ends_ns", c_uint64),
+        ("pad", c_uint8 * 408),
         ("markers", Marker * MARKERS),
         ("lanes", Lane * LANES),
         ("tail", c_uint8 * (PAGE - 1024 - 64 * LANES)),
@@ -257,6 +260,12 @@ class CtlRevoke(ctypes.Structure):
     """struct qg_ctl_revoke: the job ended."""
 
     _fields_: ClassVar = [("head", MsgHead), ("job_id", c_uint64)]
+
+
+class CtlList(ctypes.Structure):
+    """struct qg_ctl_list: ask for a list whose messages share packets."""
+
+    _fields_: ClassVar = [("head", MsgHead), ("of", c_uint32), ("reserved", c_uint32)]
 
 
 class CtlAck(ctypes.Structure):
@@ -350,6 +359,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "qg_ctl_card": CtlCard,
     "qg_ctl_grant": CtlGrant,
     "qg_ctl_revoke": CtlRevoke,
+    "qg_ctl_list": CtlList,
     "qg_ctl_ack": CtlAck,
     "qg_ctl_tenant": CtlTenant,
     "qg_ctl_process": CtlProcess,

@@ -17,6 +17,7 @@ MSG_ACTED = 5
 CTL_HARDWARE = 31
 CTL_HWSTATS = 32
 CTL_HWTENANT = 33
+CTL_HWCARD = 35
 
 GROUPS_LOST = 0x1
 GROUPS_LEAVE = 0x2
@@ -124,9 +125,23 @@ class CtlHwTenant(ctypes.Structure):
     ]
 
 
+class CtlHwCard(ctypes.Structure):
+    """struct qg_ctl_hwcard: whether hardware preemption of one card goes on as ordered."""
+
+    _fields_: ClassVar = [
+        ("head", MsgHead),
+        ("uuid", c_char * UUID_LEN),
+        ("ordered", c_uint32),
+        ("on", c_uint32),
+        ("hung", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
 HW_STRUCTS: dict[str, type[ctypes.Structure]] = {
     "qg_groups": Groups,
     "qg_act": Act,
     "qg_ctl_hardware": CtlHardware,
     "qg_ctl_hwtenant": CtlHwTenant,
+    "qg_ctl_hwcard": CtlHwCard,
 }

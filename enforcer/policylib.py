@@ -20,25 +20,40 @@ SOLO_TICK_NS = 5 * MS
 NOTIFY_NS = 2 * MS
 PASS_ON_NS = 1 * MS
 PAUSE_NS = 400_000
+REST_NS = 100_000
+RESTING = 3
+LATE = 4
+SOON_NS = 1_200_000
+WARY_NS = 1000 * MS
+PAUSES_NS = 1000 * MS
 START_NS = 1 * MS
 DRAIN_POLL_NS = 50_000
 DRAIN_MAX_NS = 100 * MS
+DRAIN_LEAST_NS = 25 * MS
+DRAIN_TAILS = 8
 OVERDUE_MAX = 6
+KEEP_NS = 5 * MS
 DEFICIT_MAX_NS = 1000 * MS
 BUDGET_MAX_NS = 50 * MS
 MARGIN_NS = 2 * MS
 LONG_TURN = 10
 CROWD_TURN = 7
-CROWD_MOST = 8
-MANY_TURN = 8
 PORTION = 3
 LONE_WINDOW_US = 20_000
 SHARED_WINDOW_US = 4_000
 FIXED_WINDOW_US = 2_000
+FIXED_MOST_US = 5_000
 HOLD_NS = 1 * MS
 DEEP_TAIL_NS = 3 * MS
 DEEP_WINDOW_US = 24_000
 DEEP_ROOM_NS = 14 * MS
+LEAD_NS = 150_000
+OVERLAP_NS = 1_500_000
+LATE_LOOK_NS = 200_000
+UNEVEN = 16
+UNEVEN_LOOKS = 16
+MISS = 64
+MISSES_MAX = 4 * MISS
 BINS = 256
 
 
@@ -51,12 +66,17 @@ class QpTenant(ctypes.Structure):
 
     _fields_: ClassVar[Any] = [
         *_fields(c_uint32, "live job_class share procs wants undrained granted free suspended"),
-        *_fields(c_uint64, "used_from_ns"),
+        *_fields(c_uint64, "ends_ns used_from_ns silent_ns"),
         *_fields(
-            c_uint32, "gate worked flew was_busy wished wanted budgeted greedy drains heavy roomy spent"
+            c_uint32,
+            "gate worked flew was_busy wished wanted budgeted greedy drains heavy roomy resting away spent"
+            " uneven misses",
         ),
         *_fields(c_int64, "deficit_ns budget_ns"),
-        *_fields(c_uint64, "last_work_ns idle_since_ns service_ns used_ns drain_ns early_ns tail_ns overdue"),
+        *_fields(
+            c_uint64,
+            "last_work_ns idle_since_ns paused_ns service_ns used_ns drain_ns early_ns tail_ns overdue",
+        ),
     ]
 
 
@@ -66,10 +86,11 @@ class QpClass(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         *_fields(c_uint32, "policy sliced"),
         *_fields(c_int32, "holder draining"),
-        *_fields(c_uint32, "contended resumed looked rivals"),
+        *_fields(c_uint32, "contended resumed looked wary rivals"),
         *_fields(c_int64, "weights"),
         *_fields(
-            c_uint64, "slice_end_ns turn_end_ns opened_ns use_ns booked_ns drain_from_ns drain_until_ns"
+            c_uint64,
+            "slice_end_ns turn_end_ns opened_ns use_ns booked_ns foreseen_ns drain_from_ns drain_until_ns cut_off_ns",
         ),
     ]
 
@@ -95,7 +116,7 @@ class QpCard(ctypes.Structure):
         *_fields(c_uint64, "last_ns preempt_from_ns online_busy_ns"),
         ("cls", QpClass * 2),
         *_fields(c_uint64, "wake_ns due_ns"),
-        *_fields(c_uint32, "preempting online_working"),
+        *_fields(c_uint32, "preempting online_working awaits_online"),
         *_fields(c_int32, "last_user"),
         ("tenant", QpTenant * MAX_TENANTS),
         ("history", QpHistory * MAX_TENANTS),

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from gres.schema import Isolation, JobClass, Policy, Section, Word
-from gres.sentences import fault_sentence
+from gres.sentences import fault_sentence, shown
 from gres.units import Duration, UnitError, parse_duration
 
 MS = 10**6
@@ -83,7 +83,7 @@ class Requests(Section):
     """Requests of so many kernels each: one every so often, or at random with so many per second."""
 
     every: Span | None = None
-    per_second: Annotated[float, Field(gt=0, le=100_000, strict=False)] | None = None
+    per_second: Annotated[float, Field(ge=0.001, le=100_000, strict=False)] | None = None
     kernels: int | None = Field(default=None, ge=1, le=100_000_000)
     busy: Kernel | None = None
 
@@ -127,7 +127,7 @@ class TenantTrace(Section):
     def _load(cls, value: object) -> object:
         if not isinstance(value, dict) and value != "endless":
             raise ValueError(
-                f"'{value}' is not a load; write endless, or for example {{per_second: 20, kernels: 50}}"
+                f"'{shown(value)}' is not a load; write endless, or for example {{per_second: 20, kernels: 50}}"
             )
         return value
 
@@ -139,6 +139,10 @@ class TenantTrace(Section):
         if ends != sorted(ends) or len(set(ends)) != len(ends):
             raise ValueError("halted must be pairs of rising times, for example [[10s, 20s], [30s, 31s]]")
         return self
+
+    def labels(self) -> list[str]:
+        """The name, or name0, name1, ... where there are several on a card."""
+        return [self.name] if self.count == 1 else [f"{self.name}{i}" for i in range(self.count)]
 
     def kernels_per_request(self) -> int:
         """Kernels of one request; where its length was given, as many mean kernels as come closest to it."""
@@ -173,6 +177,13 @@ class Trace(Section):
             for card in tenant.card or []:
                 if card not in cards:
                     raise ValueError(f"tenant '{tenant.name}' names the card '{card}'; there is {cards[:8]}")
+            if len(set(tenant.card or [])) != len(tenant.card or []):
+                raise ValueError(f"tenant '{tenant.name}' names a card twice; count: 2 makes two alike")
+        labels = [label for tenant in self.tenants for label in tenant.labels()]
+        if len(set(labels)) != len(labels):
+            raise ValueError(
+                f"two tenants are called '{_doubled(labels)}', one of them by its count; rename one"
+            )
         self._not_too_many()
         return self
 
@@ -217,6 +228,8 @@ def _sentence(error: Any) -> str:
     location = tuple(step for step in error["loc"] if isinstance(step, int) or step.isidentifier())
     location = tuple(step for step in location if step != "Requests")
     key = ".".join(str(step) for step in location) or "the trace"
+    if error["type"] == "string_type" and isinstance(error["input"], bool):
+        return f"{key}: YAML reads on, off, yes and no as truth values; write it in quotes, or another name"
     return fault_sentence(error, key, _known_keys(location))
 
 
@@ -232,6 +245,8 @@ def parse_trace(text: str, source: str = "the trace") -> Trace:
         items = [item for item in error.errors() if "literal['endless']" not in item["loc"]]
         lines = dict.fromkeys(f"{source}: {_sentence(item)}" for item in items or error.errors())
         raise TraceError("\n".join(lines)) from None
+    except RecursionError:
+        raise TraceError(f"{source}: brackets are nested too deeply to be a trace") from None
     except yaml.YAMLError as error:
         raise TraceError(f"{source}: this is neither YAML nor JSON: {error}") from None
 

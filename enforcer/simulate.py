@@ -91,9 +91,7 @@ def placed(trace: Trace) -> list[Placed]:
     result = []
     for tenant in trace.tenants:
         for name in tenant.card or cards:
-            for i in range(tenant.count):
-                label = tenant.name if tenant.count == 1 else f"{tenant.name}{i}"
-                result.append(Placed(label, cards.index(name), tenant))
+            result += [Placed(label, cards.index(name), tenant) for label in tenant.labels()]
     return result
 
 

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,6 +147,11 @@ def exchange(
     return abi.parse(abi.Registered, data, "answer"), list(received)
 
 
+def close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
 class Tenant:
     """One process (this one) as a tenant of one card."""
 
@@ -158,6 +164,7 @@ class Tenant:
         os.close(proof)
         assert self.answer.status == 0, self.answer.message
         self.gate_fd, self.job_fd, self.bell_fd = fds
+        self._ended = weakref.finalize(self, close_all, fds)  # by whoever forgets to close it
         self.gate_map = mmap.mmap(self.gate_fd, abi.PAGE, mmap.MAP_SHARED, mmap.PROT_READ)
         self.job_map = mmap.mmap(self.job_fd, ctypes.sizeof(abi.JobPage))
         self.job = abi.JobPage.from_buffer(self.job_map)
@@ -202,8 +209,7 @@ class Tenant:
 
     def close(self) -> None:
         self.sock.close()
-        for fd in (self.gate_fd, self.job_fd, self.bell_fd):
-            os.close(fd)
+        self._ended()
 
 
 def tenant_stats(link: ArbiterLink, job_id: int, uuid: str = CARD):  # type: ignore[no-untyped-def]

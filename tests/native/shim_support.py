@@ -13,6 +13,7 @@ import struct
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -86,6 +87,7 @@ class Page:
 
     def __init__(self, name: str, size: int, seals: int) -> None:
         self.fd = os.memfd_create(name, os.MFD_ALLOW_SEALING)
+        weakref.finalize(self, os.close, self.fd)
         os.ftruncate(self.fd, size)
         self.map = mmap.mmap(self.fd, size)
         fcntl.fcntl(self.fd, F_ADD_SEALS, seals)
@@ -107,6 +109,7 @@ class Tenant:
         self.gate = Page("gate", 128, SEAL | SHRINK | GROW | FUTURE_WRITE)
         self.job = Page("job", PAGE * 129, SEAL | SHRINK | GROW)
         self.doorbell = os.eventfd(0, os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self.doorbell)
         self.asked: list[int] = []  # mem_used that each registration told
         self.slots = 0
         struct.pack_into("<4I 2Q 2I", self.gate.map, 0, MAGIC, VERSION, 128, 0, 4711, cap, 500, lease_ms)
@@ -118,13 +121,14 @@ class Tenant:
         """The heartbeat, now."""
         self.gate.put(72, "Q", time.monotonic_ns())
 
-    def set(self, flags: int) -> None:
-        """Moves the gate and wakes who stands at it."""
+    def set(self, flags: int) -> int:
+        """Moves the gate and wakes who stands at it; how many did."""
         self.beat()
         self.gate.put(64, "I", flags)
         self.gate.put(80, "Q", time.monotonic_ns())
         address = ctypes.addressof(ctypes.c_char.from_buffer(self.gate.map, 64))
-        ctypes.CDLL(None).syscall(SYS_FUTEX, ctypes.c_void_p(address), FUTEX_WAKE, 1000, None, None, 0)
+        word = ctypes.c_void_p(address)
+        return ctypes.CDLL(None).syscall(SYS_FUTEX, word, FUTEX_WAKE, 1000, None, None, 0)
 
     def proc(self, field: str, slot: int = 0) -> int:
         """A field of a process's slot."""
@@ -201,11 +205,15 @@ class FakeArbiter:
         self.thread.start()
 
     def stop(self) -> None:
-        """Dies: every connection ends."""
+        """Dies: every connection ends. Once more does nothing."""
+        if not self.thread.is_alive():
+            return
         os.write(self.stop_write, b"x")
         self.thread.join()
         for sock in (self.listener, *self.clients):
             sock.close()
+        for fd in (self.stop_read, self.stop_write):
+            os.close(fd)
         self.clients = []
         (self.run_dir / "enforcer.sock").unlink(missing_ok=True)
 

@@ -248,6 +248,8 @@ def test_a_driver_that_hangs_for_everybody_is_left_alone(tmp_path: Path) -> None
         fault(here, "block call=rm.get_gid")
         programs = [here.job(job) for job in jobs]
         a.wait_for(lambda: "control calls of the driver hang" in here.log(), "it is switched off", 60)
+        (card,) = here.link.hardware_use()[1]
+        assert (card.uuid, card.ordered, card.on) == (here.cards[0], True, False) and card.hung >= 8
         assert {here.tenant(job).state for job in jobs} == {"failed"}
         with pytest.raises(ArbiterError, match="hang") as refused:
             here.hardware()

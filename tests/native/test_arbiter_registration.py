@@ -19,6 +19,7 @@ from arbiter_support import (
     Arbiter,
     Tenant,
     arbiter,
+    close_all,
     connect,
     exchange,
     grant,
@@ -249,6 +250,38 @@ def test_restart_keeps_gates_and_offline_waits_for_online(tmp_path: Path) -> Non
         assert not online_again.closed
 
 
+def test_online_that_comes_back_has_time_to_show_its_work(tmp_path: Path) -> None:
+    """When it registers nothing tells whether it is at work: it may stand between two launches."""
+    on, off = grant(1, "online"), grant(2)
+    with arbiter(tmp_path) as one, one.link() as link:
+        link.sync([settings(grace_ms=60_000)], [on, off])
+        offline = Tenant(one.run_dir, off)
+        begin = time.monotonic_ns()
+        online = Tenant(one.run_dir, on)
+        wait_for(lambda: not offline.closed, "it shows no work, so offline runs in the end", 30)
+        assert offline.gate.changed_ns - begin > 200_000_000, "that was before its next launch could be seen"
+        assert not online.closed
+
+
+def test_online_that_comes_back_shows_what_it_left_on_the_card(tmp_path: Path) -> None:
+    """A shim that takes over new pages with work under way rings, and no launch is needed to see that work."""
+    on, late, off = grant(1, "online"), grant(2, "online"), grant(3)
+    with arbiter(tmp_path) as one, one.link() as link:
+        link.sync([settings(grace_ms=60_000, idle_release_ms=60_000)], [on, late, off])
+        offline = Tenant(one.run_dir, off)
+        assert offline.flags & abi.GATE_WHY_RECOVERY
+
+        def comes_back() -> bool:
+            """Again where the machine stalls: such work is believed for 100 ms."""
+            online = Tenant(one.run_dir, on)
+            online.slot.unmarked = 1
+            online.ring()
+            return bool(offline.flags & abi.GATE_WHY_PREEMPTED)
+
+        wait_for(comes_back, "offline waits for online's work, no longer for the other tenant")
+        assert offline.closed and not offline.gate.changes
+
+
 def test_recovery_ends_after_the_grace_time(tmp_path: Path) -> None:
     on, off = grant(1, "online"), grant(2)
     with arbiter(tmp_path) as one, one.link() as link:
@@ -331,6 +364,8 @@ def test_both_cards_of_a_job_over_one_connection(tmp_path: Path) -> None:
         proof = abi.pack_grant(both)
         with connect(one.run_dir) as sock:
             for uuid in (CARD, CARD2):
-                answer, fds = exchange(sock, register_message(3, uuid), (sealed(proof),))
+                sent = sealed(proof)
+                answer, fds = exchange(sock, register_message(3, uuid), (sent,))
                 assert answer.status == 0 and len(fds) == 3
+                close_all([sent, *fds])
         assert sorted((t.uuid, t.procs) for t in link.stats()) == [(CARD, 1), (CARD2, 1)]

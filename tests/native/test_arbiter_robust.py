@@ -93,7 +93,7 @@ def test_stopped_holder_loses_its_turns(tmp_path: Path) -> None:
 
 
 def test_holder_whose_markers_never_complete(tmp_path: Path) -> None:
-    """A hung kernel: after the drain's limit the others run, it pays for all of it, and after 2 s it is passed over."""
+    """A hung kernel: after the drain's limit the others run, it pays for all of it, and soon it is passed over."""
     hung, worker = grant(1), grant(2)
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings()], [hung, worker])
@@ -108,6 +108,25 @@ def test_holder_whose_markers_never_complete(tmp_path: Path) -> None:
             bad.finish()
             wait_for(lambda: not tenant_stats(link, 1).passed_over, "its kernel ended after all")
         assert tenant_stats(link, 1).busy_ns > 50_000_000, "it had the card, and is charged for it"
+
+
+def test_who_has_long_kernels_is_not_soon_called_stuck(tmp_path: Path) -> None:
+    """One that ended after 0.3 s: the next one may take four times as long."""
+    mine = grant(1)
+    with arbiter(tmp_path) as one, one.link() as link:
+        link.sync([settings()], [mine, grant(2)])
+        tenant = Tenant(one.run_dir, mine)
+        wait_for(lambda: not tenant.closed, "open")
+        assert tenant.begin()
+        time.sleep(0.3)
+        assert tenant_stats(link, 1).passed_over, "nothing was known of it"
+        tenant.finish()
+        wait_for(lambda: not tenant_stats(link, 1).passed_over, "it ended")
+        assert tenant.begin()
+        began = time.monotonic()
+        wait_for(lambda: tenant_stats(link, 1).passed_over, "no kernel of it ever took so long", 5)
+        assert time.monotonic() - began > 1.0
+        tenant.finish()
 
 
 def test_tenant_that_always_says_it_waits(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from arbiter_support import (
     CARD2,
     Tenant,
     arbiter,
+    close_all,
     connect,
     exchange,
     grant,
@@ -328,5 +329,7 @@ def test_first_version_of_the_protocol_is_answered_in_it(tmp_path: Path) -> None
             message = bytearray(register_message(1))
             message[4] = version
             with connect(one.run_dir) as sock:
-                answer, _ = exchange(sock, bytes(message), (sealed(abi.pack_grant(mine)),))
+                proof = sealed(abi.pack_grant(mine))
+                answer, fds = exchange(sock, bytes(message), (proof,))
+                close_all([proof, *fds])
             assert (answer.status, answer.head.version) == (status, min(version, 2))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from daemon_support import hook_env as env
 
 from enforcer.clock import SystemClock
 from enforcer.daemon.arbiter_port import SocketArbiter
@@ -18,22 +19,11 @@ from enforcer.daemon.node import NodeService
 from enforcer.fdwait import readable_within
 
 ARBITER = Path(__file__).parents[2] / "build/bin/qgpu-arbiter"
-SHARE = "qgpu/1 class=online share=30 mem=12288"
 
 pytestmark = [
     pytest.mark.native,
     pytest.mark.skipif(os.geteuid() != 0, reason="the arbiter believes root alone"),
 ]
-
-
-def env(job: int = 9) -> dict[str, str]:
-    base = {
-        "SLURM_JOB_ID": str(job),
-        "SLURM_JOB_UID": "1000",
-        "SLURM_JOB_GID": "100",
-        "SLURMD_NODENAME": "n1",
-    }
-    return base | {"SLURM_JOB_COMMENT": SHARE, "SLURM_JOB_GPUS": "0"}
 
 
 @pytest.fixture
@@ -56,10 +46,13 @@ def start(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
 
 
 @pytest.fixture
-def service(tmp_path: Path, start: Callable[[], subprocess.Popen[bytes]]) -> NodeService:
-    node = FakeNode(tmp_path, clock=SystemClock())
+def service(
+    tmp_path: Path, nodes: Callable[..., FakeNode], start: Callable[[], subprocess.Popen[bytes]]
+) -> Iterator[NodeService]:
+    node = nodes(tmp_path, clock=SystemClock())
     node.arbiter = SocketArbiter(str(tmp_path / "run"), node.config)  # type: ignore[assignment]
-    return node.service()
+    yield node.service()
+    node.arbiter.close()
 
 
 def tenants(service: NodeService) -> list[tuple[int, str, int]]:

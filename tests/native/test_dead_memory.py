@@ -61,7 +61,7 @@ class Watch:
 
     SCRIPT = """
 import json, sys, time
-from enforcer.nvml import PynvmlNvml
+from enforcer.nvml_driver import PynvmlNvml
 nvml = PynvmlNvml(sys.argv[1])
 card = next(c.uuid for c in nvml.cards() if c.minor == int(sys.argv[2]))
 while True:

@@ -34,7 +34,7 @@ import json, sys
 from pathlib import Path
 from enforcer.daemon.memory_backend import MemoryBackend
 from enforcer.daemon.nvmlworker import NvmlInline
-from enforcer.nvml import PynvmlNvml
+from enforcer.nvml_driver import PynvmlNvml
 from gres.grants import Grant, GrantCard
 nvml = PynvmlNvml(sys.argv[1])
 info = nvml.cards()[0]

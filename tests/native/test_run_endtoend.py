@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,25 @@ def test_program_gets_what_spank_would_set_and_exactly_one_descriptor(start):
     assert env["LD_PRELOAD"] == f"{chain.opt}/shim/libcuda.so.1"
     assert env["CUDA_VISIBLE_DEVICES"].startswith("GPU-") and env["QGPU_GRANT"].endswith(".grant")
     assert len(re.findall(r"memfd:qgpu-grant", out)) == 1 and f" {env['QGPU_GRANT_FD']} -> " in out
+
+
+LAUNCHER = """
+import os, subprocess, sys
+if sys.argv[1] == "self":
+    os.closerange(3, 4096)
+    os.execv(sys.argv[2], sys.argv[2:])
+sys.exit(subprocess.run(sys.argv[2:]).returncode)  # which closes every descriptor
+"""
+
+
+@pytest.mark.parametrize("who", ["self", "child"])
+def test_program_whose_launcher_closes_every_descriptor_has_its_memory(start, who):
+    """torchrun, multiprocessing and the like start their workers by subprocess."""
+    chain = start()
+    load = work(chain, "--length", "0.5", "--kernel-us", "200", "--alloc-past", "4GiB")
+    code, out, err = chain.said("run", "--mem", "1G", "--", sys.executable, "-c", LAUNCHER, who, *load)
+    assert code == 0, err
+    assert json.loads(out)["alloc"] == {"bytes": GIB, "refused": True, "error": "CUDA_ERROR_OUT_OF_MEMORY"}
 
 
 @pytest.mark.parametrize(

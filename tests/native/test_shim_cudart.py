@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
@@ -34,17 +35,31 @@ def runtime() -> Path:
     return found[-1]
 
 
-@pytest.fixture(scope="module")
-def queries(tmp_path_factory: pytest.TempPathFactory) -> list[Query]:
-    """All that the runtime asks for at its first call, in order."""
+def with_runtime_inside(directory: Path, *options: str) -> Path:
+    """A program that nvcc links with the static runtime."""
+    compiler = shutil.which("nvcc")
+    if compiler is None:
+        pytest.skip("nvcc is not installed")
+    program = directory / "static"
+    source = Path(__file__).parent / "shim" / "cudart_static.cu"
+    subprocess.run([compiler, "-cudart", "static", *options, "-o", program, source], check=True)
+    return program
+
+
+KINDS = {"package": None, "static": (), "static_per_thread": ("-default-stream", "per-thread")}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def queries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Query]:
+    """All that the runtime asks for at its first call, in order: a shared library, or linked into the program."""
     path = tmp_path_factory.mktemp("cudart")
+    options = KINDS[request.param]
+    argv = [PROGRAM, runtime()] if options is None else [with_runtime_inside(path, *options)]
     arbiter = s.FakeArbiter(path, s.CAP)
     fd = s.sealed("grant", s.grant_bytes(path, s.CAP))
     env = {"PATH": os.environ["PATH"], "LD_PRELOAD": str(s.SHIM), "QGPU_GRANT_FD": str(fd)}
     env["QGPU_STUB_QUERIES"] = str(path / "queries")
-    done = subprocess.run(
-        [PROGRAM, runtime()], env=env, pass_fds=[fd], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(argv, env=env, pass_fds=[fd], capture_output=True, text=True, check=True)
     os.close(fd)
     arbiter.stop()
     assert done.stdout.startswith(f"0 {DRIVER} "), done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,13 @@ import shim_support as s
 
 pytestmark = pytest.mark.native
 TABLE = s.ROOT / "enforcer" / "native" / "shim" / "symbols.tsv"
+CLASSES = TABLE.with_name("classes.tsv")
+SMALL = Path(__file__).parent / "shim"
+LEDGER = {"allocate", "keep", "release", "context", "query"}
+HOOKED = LEDGER | {"work", "order", "look", "capture", "forget", "stream", "entry"}
+PASSED = {"nvml", "host", "build", "handle", "current", "set", "tell", "tools", "graphics"}
+# By address: the same lines as cuMulticastBindAddr(), which is tried; the stub has nothing at an address.
+UNTRIED = {"cuLogicalEndpointBindAddr"}
 DERIVE = TABLE.with_name("derive_symbols.py")
 
 
@@ -18,6 +26,12 @@ def table() -> list[list[str]]:
     """Rows of symbols.tsv."""
     lines = TABLE.read_text(encoding="utf-8").splitlines()
     return [line.split("\t") for line in lines if not line.startswith("#")]
+
+
+def function_classes() -> dict[str, str]:
+    """Name of a function -> what it is to the shim."""
+    lines = CLASSES.read_text(encoding="utf-8").splitlines()
+    return dict(line.split("\t") for line in lines if not line.startswith("#"))
 
 
 def exported(library: Path) -> set[str]:
@@ -45,10 +59,44 @@ def test_table_is_what_the_headers_say(tmp_path: Path) -> None:
     includes = sorted((s.ROOT / ".venv").glob("lib/python3*/site-packages/nvidia/cu*/include"))
     if not includes:
         pytest.skip("the CUDA headers are not installed")
-    again = tmp_path / "symbols.tsv"
-    again.write_bytes(TABLE.read_bytes())
-    subprocess.run([sys.executable, str(DERIVE), str(includes[0]), str(again)], check=True)
-    assert again.read_bytes() == TABLE.read_bytes()
+    for table in (TABLE, CLASSES):
+        (tmp_path / table.name).write_bytes(table.read_bytes())
+    again = [sys.executable, str(DERIVE), str(includes[-1]), str(tmp_path / TABLE.name)]
+    done = subprocess.run(again, check=True, capture_output=True, text=True)
+    assert done.stdout == "", "a function of the header is in no class"
+    for table in (TABLE, CLASSES):
+        assert (tmp_path / table.name).read_bytes() == table.read_bytes()
+
+
+def test_new_function_of_a_header_must_be_decided_about(tmp_path: Path) -> None:
+    """The deriving program asks, and the class that it writes is none."""
+    (tmp_path / "table").mkdir()
+    for name in ("cuda.h", "cudaGL.h", "cudaEGL.h", "cudaVDPAU.h"):
+        (tmp_path / name).write_text("")
+    header = "#define CUDA_VERSION 14000\nint cuNewThing(void);\nint cuInit(unsigned);\n"
+    (tmp_path / "cuda.h").write_text(header)
+    (tmp_path / "table" / CLASSES.name).write_bytes(CLASSES.read_bytes())
+    argv = [sys.executable, str(DERIVE), str(tmp_path), str(tmp_path / "table" / TABLE.name)]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True)
+    assert "cuNewThing is new" in done.stdout and "cuInit" not in done.stdout
+    assert "cuNewThing\t?" in (tmp_path / "table" / CLASSES.name).read_text().splitlines()
+
+
+def test_every_function_has_a_class_and_is_hooked_if_the_class_says_so() -> None:
+    classes = function_classes()
+    assert {row[1] for row in table()} == set(classes)
+    assert {name for name, kind in classes.items() if kind not in HOOKED | PASSED} == set()
+    assert [row[0] for row in table() if (row[4] == "hook") != (classes[row[1]] in HOOKED)] == []
+
+
+def test_every_call_that_touches_the_ledger_is_made_under_it() -> None:
+    """Each function of these classes is called by one of the programs whose ledger is looked at after each step."""
+    programs = "".join(path.read_text() for path in SMALL.glob("mem_*.c")) + (SMALL / "probe.c").read_text()
+    orders = (Path(__file__).parent / "test_shim_memory.py").read_text()
+    called = set(re.findall(r"CALL\((cu\w+?)(?:_v\d)?(?:_pt[sd][sz])?\)", programs))
+    called |= set(re.findall(r"invoke (cu\w+?) ", orders))
+    ledger = {name for name, kind in function_classes().items() if kind in LEDGER}
+    assert ledger - called == UNTRIED
 
 
 def test_every_row_has_a_version() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -282,6 +283,7 @@ def test_sanitizers_find_nothing(here: g.Place, kind: str) -> None:
         "ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0",
     }
     probe = s.launch(here.directory, env, (fd,), shim=s.BUILD / "test" / f"shim-{kind}" / "libcuda.so.1")
+    os.close(fd)
     here.programs.append(probe.process)
     s.started(probe)
     here.arbiter.hear(lambda: bool(here.arbiter.known()))

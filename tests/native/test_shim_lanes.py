@@ -12,20 +12,10 @@ from pathlib import Path
 
 import pytest
 import shim_support as s
+from filter_support import MEMBARRIER, without
 
 pytestmark = pytest.mark.native
 V1 = s.BUILD / "test" / "shim-v1" / "libcuda.so.1"
-# Runs a command under a filter that answers membarrier(2) with ENOSYS, as an old kernel or a strict sandbox does.
-NO_MEMBARRIER = """
-import ctypes, os, struct, sys
-def step(code, jump_true, jump_false, value): return struct.pack("<HBBI", code, jump_true, jump_false, value)
-code = step(0x20, 0, 0, 0) + step(0x15, 0, 1, 324) + step(0x06, 0, 0, 0x00050000 | 38) + step(0x06, 0, 0, 0x7FFF0000)
-text = ctypes.create_string_buffer(code, len(code))
-program = struct.pack("<HxxxxxxQ", len(code) // 8, ctypes.addressof(text))
-prctl = ctypes.CDLL(None, use_errno=True).prctl
-if prctl(38, 1, 0, 0, 0) or prctl(22, 2, ctypes.c_char_p(program), 0, 0): sys.exit(77)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
 
 
 @contextlib.contextmanager
@@ -84,9 +74,7 @@ def test_small_and_large_gate_words_are_seen_by_the_next_launch(
 
 
 def test_without_membarrier_launches_are_counted_atomically(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
-    script = tmp_path / "filter.py"
-    script.write_text(NO_MEMBARRIER)
-    wrap = (sys.executable, str(script))
+    wrap = without(tmp_path, MEMBARRIER)
     if subprocess.run([*wrap, "/bin/true"], check=False).returncode == 77:
         pytest.skip("this kernel lets nobody filter system calls")
     with job(tmp_path, wrap=wrap) as probe:
@@ -144,15 +132,26 @@ def test_old_shim_under_this_arbiter(tmp_path: Path, arbiter: s.FakeArbiter) -> 
 
 def test_filter_of_the_test_really_refuses(tmp_path: Path) -> None:
     """The control of the membarrier test: under the filter the call fails."""
-    script = tmp_path / "filter.py"
-    script.write_text(NO_MEMBARRIER)
     ask = textwrap.dedent("""
         import ctypes, sys
         libc = ctypes.CDLL(None, use_errno=True)
         sys.exit(0 if libc.syscall(324, 4, 0, 0) == -1 and ctypes.get_errno() == 38 else 1)
     """)
-    argv = [sys.executable, str(script), sys.executable, "-c", ask]
+    argv = [*without(tmp_path, MEMBARRIER), sys.executable, "-c", ask]
     code = subprocess.run(argv, env=dict(os.environ), check=False).returncode
     if code == 77:
         pytest.skip("this kernel lets nobody filter system calls")
     assert code == 0
+
+
+def test_who_stands_at_the_gate_sleeps_on_its_word(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    """And is woken when it changes. Each 50 ms it looks by itself, and is then awake for a moment."""
+    woken = 0
+    for _ in range(5):
+        arbiter.card.set(s.CLOSED | s.TRACK)
+        probe.send("launch 0 0x10 1")
+        s.until(lambda: arbiter.card.proc("waiting") == 1)
+        assert not probe.answered(0.02)
+        woken += arbiter.card.set(s.TRACK)
+        assert int(probe.answer()) == 0
+    assert woken >= 1

@@ -83,6 +83,22 @@ def test_waiting_launch_survives_a_restart(tmp_path: Path) -> None:
     arbiter.stop()
 
 
+def test_work_under_way_is_told_to_the_next_arbiter(tmp_path: Path) -> None:
+    """By a ring: until the next launch nothing else would make that arbiter look, and offline might run meanwhile."""
+    arbiter = s.FakeArbiter(tmp_path, s.CAP)
+    with s.governed(tmp_path, s.CAP) as probe:
+        s.started(probe)
+        assert probe.ask("refuse_writes 1") == 0  # no marker follows, so the work stays under way
+        assert probe.ask("launch 0 0x10 10") == 0
+        assert arbiter.card.proc("unmarked") == 1
+        arbiter.stop()
+        arbiter.start()
+        s.until(lambda: arbiter.card.rings() > 0)
+        assert arbiter.card.proc("unmarked") == 1, "shown before the ring"
+        assert probe.finish() == ""
+    arbiter.stop()
+
+
 def test_compute_fails_open_after_the_lease_memory_does_not(tmp_path: Path) -> None:
     arbiter = s.FakeArbiter(tmp_path, s.CAP, lease_ms=300)
     with s.governed(tmp_path, s.CAP) as probe:

@@ -189,3 +189,35 @@ def test_threads_leave_the_books_even(tmp_path: Path, arbiter: s.FakeArbiter) ->
         assert arbiter.card.proc("launches") == 16000
         assert arbiter.card.proc("unmarked") in (0, 1)
         assert probe.finish() == ""
+
+
+def test_what_is_bound_to_an_endpoint_is_charged_until_it_is_not(
+    arbiter: s.FakeArbiter, probe: s.Probe
+) -> None:
+    """Each device binds at the same place; one call may undo bindings that follow each other; the end undoes all."""
+
+    def used() -> int:
+        return arbiter.card.proc("mem_used") // MIB
+
+    for orders, after in (
+        ([f"create 0 {64 * MIB}", f"endpoint 0 0 0 {32 * MIB}", f"endpoint 0 0 {32 * MIB} {32 * MIB}"], 64),
+        (["release 0"], 64),
+        ([f"invoke cuLogicalEndpointUnbind 7 1 0 {64 * MIB}"], 64),  # another device's
+        ([f"invoke cuLogicalEndpointUnbind 7 0 0 {64 * MIB}"], 0),
+        ([f"create 0 {8 * MIB}", f"endpoint 0 0 0 {8 * MIB}", f"endpoint 0 1 0 {8 * MIB}", "release 0"], 8),
+        ([f"invoke cuLogicalEndpointUnbind 7 0 0 {8 * MIB}"], 8),
+        ([f"invoke cuLogicalEndpointUnbind 7 1 0 {8 * MIB}"], 0),
+        (
+            [
+                f"create 0 {8 * MIB}",
+                f"endpoint 0 0 0 {8 * MIB}",
+                f"endpoint 0 0 {8 * MIB} {8 * MIB}",
+                "release 0",
+            ],
+            8,
+        ),
+        (["invoke cuLogicalEndpointDestroy 8"], 8),
+        (["invoke cuLogicalEndpointDestroy 7"], 0),
+    ):
+        assert [probe.ask(order) for order in orders] == [0] * len(orders)
+        assert used() == after, orders

@@ -16,11 +16,16 @@ from shim_memory_support import CONTEXT, MIB, Node, Program, node, walk
 pytestmark = pytest.mark.native
 
 POOL = """begin 0 first 32 fits 32 freed 32 waited 0 kept 64 again 64 kept_by_free 64 trimmed_nothing 64 trimmed 0
-most 224 refused 224 served 224 gave_back 228 cap_free 0 own 64 current 64 destroyed 64 gone 0 captured 0 end 0"""
+most 224 refused 224 served 224 gave_back 228 cap_free 0 own 64 current 64 destroyed 64 gone 0
+by_place 64 piece_left 64 by_place_gone 0 captured 0 end 0"""
 GRAPH = """begin 0 nodes 0 instantiated 0 launched 40 launched_again 40 destroyed 40 uploaded 60 refused 60 trimmed 0
-captured 0 captured_launched 30 gave_back 240 end 0"""
-VMM = """begin 0 created 64 mapped_twice 64 unmapped_once 64 retained 64 released 0 range 48 range_gone 0 in_array 4
-array_gone 0"""
+with_params 50 with_params_gone 0 captured 0 captured_launched 30 gave_back 240 end 0"""
+VMM = """begin 0 created 64 mapped_twice 64 unmapped_once 64 retained 64 released 0 range 48 range_gone 0
+in_array 4 array_gone 0 team 0 bound 8 bound_by_address 24 bound_elsewhere 24 unbound 8 team_mapped 8 team_lives 8
+team_gone 0 second_team_gone 0"""
+GREEN = """begin 0 in_green 16 pool_in_green 56 freed_in_green 8 green_gone 8 kept_freed 0 last 20 all_gone 0
+green_again 24 reset 0"""
+COUNTED = [("detached_once", 14), ("detached", 0), ("destroyed", 0)]
 EXTERNAL = "begin 0 imported 64 buffer 64 destroyed 0 end 0"
 PLAIN = """begin 0 alloc 64 managed 96 refused 96 full 256 free 0 v1_alloc 4 v1_pitch 8 v1_free 0 pitch 2 pitch_free 0
 host 0 array 4 array_3d 36 mipmap 56 sparse 56 array_free 0"""
@@ -56,6 +61,20 @@ def test_plain_memory_and_contexts(tmp_path: Path) -> None:
         program.on()
         program.pass_by("context_gone", 0)
         assert "allocation of 161.0 MiB refused" in program.end()
+
+
+def test_green_contexts_and_usage_counts(tmp_path: Path) -> None:
+    """Green contexts' memory ends with the primary one; a context that was attached to, with its last detach."""
+    with node(tmp_path) as running:
+        program = running.run("mem_green")
+        for name, mib in steps(GREEN):
+            program.pass_by(name, mib * MIB)
+        for name, mib in COUNTED:
+            context = CONTEXT if mib else 0  # it is a second one, NVML's to tell
+            assert (name, program.at(name)) == (name, mib * MIB + context)
+            assert program.used() == mib * MIB
+            program.on()
+        assert "allocation of 240.0 MiB refused" in program.end()
 
 
 def shared(
@@ -95,6 +114,20 @@ def test_shared_memory_is_charged_once_and_never_lost(tmp_path: Path, kind: str)
             taker.on()
             taker.at("closed")
         running.until(lambda: maker.used() == 0)
+
+
+def test_what_comes_out_of_an_imported_pool_is_its_makers(tmp_path: Path) -> None:
+    """No size is told, so nothing is charged to who imports; the maker pays until its own pool is gone."""
+    with node(tmp_path) as running:
+        maker, what = shared(running, "pool", sanitized=True)
+        taker = taken(running, "pool", what, maker, sanitized=True)
+        assert [p.used() for p in (maker, taker)] == [64 * MIB, 0]
+        taker.on()
+        taker.at("closed")
+        assert [p.used() for p in (maker, taker)] == [64 * MIB, 0]
+        maker.on()
+        assert maker.at("let_go") == 0
+        assert maker.used() == 0
 
 
 @pytest.mark.parametrize("kind", ["ipc", "file"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -210,6 +211,7 @@ def test_mig_instance_is_known_by_its_own_uuid(tmp_path: Path) -> None:
     fd = s.sealed("grant", content)
     env = {"QGPU_GRANT_FD": str(fd), "QGPU_STUB_CARDS": "21", "QGPU_STUB_MIG": "1"}
     probe = s.launch(tmp_path, env, (fd,))
+    os.close(fd)
     assert probe.ask("devices 2") == 0
     assert probe.ask("init") == 0
     assert probe.ask("ctx 0") == 0

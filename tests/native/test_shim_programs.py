@@ -36,10 +36,12 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         yield running
 
 
-def python(rig: Rig, code: str, job: int = OFFLINE, **env: str) -> subprocess.Popen[str]:
+def python(
+    rig: Rig, code: str, job: int = OFFLINE, stdin: int = subprocess.DEVNULL, **env: str
+) -> subprocess.Popen[str]:
     """Python code as a task of the job."""
     argv = [sys.executable, "-c", HEAD + textwrap.dedent(code)]
-    return rig.spawn(argv, rig.grants[job], env=HELPERS | env)
+    return rig.spawn(argv, rig.grants[job], env=HELPERS | env, stdin=stdin)
 
 
 def ended(process: subprocess.Popen[str], seconds: float = 20) -> tuple[str, str]:
@@ -60,12 +62,17 @@ def tenant(rig: Rig, job: int = OFFLINE) -> TenantStats:
 
 @contextlib.contextmanager
 def busy_online(rig: Rig) -> Iterator[None]:
-    """An online tenant that works without pause: offline's gate is closed."""
+    """An online tenant that works without pause: offline's gate is closed, also where the machine stalls it."""
+    rig.settings["idle_release_ms"] = 60_000
+    rig.sync()
     process = rig.workload(rig.grants[ONLINE], "--length", "60", "--iters", "100000")
     wait_for("online works", lambda: tenant(rig, ONLINE).launches > 20)
     yield
+    assert process.poll() is None, "it worked all the while"
     process.kill()
     process.communicate()
+    del rig.settings["idle_release_ms"]
+    rig.sync()
 
 
 # ---- memory of several processes ------------------------------------------------------------------
@@ -73,7 +80,7 @@ def busy_online(rig: Rig) -> Iterator[None]:
 
 def test_two_processes_are_never_admitted_to_the_same_bytes() -> None:
     done = subprocess.run([BUILD / "test/shim-race", "1500"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, "both processes held more than half of the cap at once"
+    assert done.returncode == 0, done.stdout or "both processes held more than half of the cap at once"
     first, second = map(int, done.stdout.split())
     assert min(first, second) > 100
 
@@ -179,10 +186,8 @@ def test_signal_ends_a_program_at_the_closed_gate_at_once(rig: Rig, number: sign
         wait_for("it waits", lambda: tenant(rig).busy)
         time.sleep(0.05)
         assert process.poll() is None
-        start = time.monotonic()
         process.send_signal(number)
-        assert process.wait(2) == -number
-        assert time.monotonic() - start < 0.5
+        assert process.wait(20) == -number, "at once: its gate is not opened for it"
         process.communicate()
         wait_for("nobody waits any more", lambda: not tenant(rig).busy, 1)
 

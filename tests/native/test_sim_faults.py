@@ -132,10 +132,11 @@ def test_a_named_call_takes_longer_as_often_as_asked(sim: Simulator) -> None:
     up(other)
     alloc = 'g.raw("cuMemAlloc_v2", c.byref(c.c_uint64()), c.c_size_t(4096))'
     assert sim.control(f"delay call=cuMemAlloc us=200000 times=2 pid={process.pid}") == 1
-    answers = [say(process, alloc).split() for _ in range(3)]
-    assert [status for status, _ in answers] == ["0"] * 3
-    assert [float(seconds) >= 0.2 for _, seconds in answers] == [True, True, False]
-    assert float(say(other, alloc).split()[1]) < 0.2
+    answers = [say(process, alloc).split() for _ in range(5)]
+    assert [status for status, _ in answers] == ["0"] * 5
+    seconds = [float(took) for _, took in answers]
+    assert min(seconds[:2]) >= 0.2 > min(seconds[2:]), "the machine may stall, but not each time"
+    assert min(float(say(other, alloc).split()[1]) for _ in range(3)) < 0.2
     for name in (process, other):
         name.communicate(timeout=20)
 
@@ -149,7 +150,7 @@ def test_any_call_can_take_longer(sim: Simulator) -> None:
     for call in calls:
         assert float(say(process, call).split()[1]) >= 0.05
     assert sim.control("clear") >= 1
-    assert float(say(process, calls[2]).split()[1]) < 0.05
+    assert min(float(say(process, calls[2]).split()[1]) for _ in range(3)) < 0.05
     process.communicate(timeout=20)
 
 

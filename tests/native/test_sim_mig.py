@@ -34,7 +34,7 @@ def inventory(sim: Simulator) -> list[list[object]]:
     """What our NVML adapter sees: UUID, minor, GPU instance, compute instance, memory."""
     code = """
 import json
-from enforcer.nvml import PynvmlNvml
+from enforcer.nvml_driver import PynvmlNvml
 print(json.dumps([[c.uuid, c.minor, *(c.instance or ()), c.mem_total] for c in PynvmlNvml().cards()]))
 """
     env = client_env(sim)

@@ -12,10 +12,7 @@ from enforcer.policylib import (
     CROWD_TURN,
     DEEP_ROOM_NS,
     LONG_TURN,
-    MANY_TURN,
     MS,
-    PASS_ON_NS,
-    PAUSE_NS,
     START_NS,
 )
 
@@ -108,18 +105,6 @@ def test_a_context_switch_is_charged_to_nobody() -> None:
     assert card[first].service_ns == 200 * US
 
 
-def test_a_holder_without_work_passes_its_turn_on_within_a_millisecond() -> None:
-    card, first, other = two()
-    card.use(first)
-    card.at(500 * US)
-    card[first].wants = card[first].undrained = 0
-    left = card.now + PASS_ON_NS + PAUSE_NS
-    while other not in card.open():
-        assert card.now <= left, "it kept the card"
-        card.at(max(1, card.raw.wake_ns - card.now))
-    assert card.now <= left
-
-
 def length_of_turn(card: Card) -> int:
     """Lets the holder use its turn to the end, and drain at once."""
     who = card.holder()
@@ -177,21 +162,24 @@ def test_a_drain_is_looked_at_when_it_usually_ends() -> None:
     assert looks[0] > 30 and max(looks[-10:]) < 16
 
 
-def test_short_drains_among_long_ones_are_not_slept_through() -> None:
-    """Drains of 0.1, 1 or 10 ms at random: the first look comes when few of them can have ended."""
+@pytest.mark.parametrize("longest", [[100 * US, MS, 10 * MS], [10 * MS]])
+def test_short_drains_among_long_ones_are_not_slept_through(longest: list[int]) -> None:
+    """The rest of kernels of 0.1, 1 or 10 ms at random, or of 10 ms: found soon after its end, with few looks."""
     card, _, _ = two()
-    draw, late = random.Random(1), []
+    draw, late, looks = random.Random(1), [], 0
     for _ in range(200):
         who = card.holder()
         card.use(who)
         while who in card.open():
             card.at(max(1, card.raw.wake_ns - card.now))
-        closed, took = card.now, draw.choice((100 * US, MS, 10 * MS))
+        closed, took = card.now, draw.randrange(draw.choice(longest))
         while not card.open():
             card[who].undrained = int(card.raw.wake_ns - closed < took)
             card.at(card.raw.wake_ns - card.now)
+            looks += 1
         late.append(card.now - closed - took)
-    assert sum(late[100:]) / 100 < 250 * US
+    assert sum(late[100:]) / 100 < 150 * US and max(late[100:]) < 700 * US
+    assert looks / len(late) < 60
 
 
 def test_free_tenants_take_no_part() -> None:
@@ -323,20 +311,26 @@ def test_kernels_of_any_length_queue_up_in_the_middle_of_a_long_turn_only() -> N
     )
 
 
-def test_a_newcomer_ends_the_deep_queue_at_once() -> None:
+def deep_queue() -> tuple[Card, int, int]:
+    """The holder's kernels may queue up; and one of those who wait."""
     card = long_turn((80, 10, 10), 10 * MS)
     holder = card.holder()
     card[holder].deficit_ns = 500 * MS
     other = next(i for i in range(3) if i != holder)
     card.at(1 * MS)
     assert card[holder].roomy
+    return card, holder, other
+
+
+def test_a_newcomer_ends_the_deep_queue_at_once() -> None:
+    card, holder, other = deep_queue()
     card[other].greedy = 0
     card.at(1 * MS)
     assert not card[holder].roomy
 
 
 def test_long_turns_are_shorter_for_small_shares_and_among_many() -> None:
-    """10 slices of two tenants, 7 of more; half for less than a quarter of an equal part."""
+    """10 slices of two tenants, 7 of more; half of that for who has less than a quarter of an equal part."""
 
     def length(shares: tuple[int, ...]) -> list[float]:
         card = long_turn(shares, 0)
@@ -357,7 +351,7 @@ def test_long_turns_are_shorter_for_small_shares_and_among_many() -> None:
     assert length((50, 50)) == [LONG_TURN, LONG_TURN]
     assert length((10, 90)) == [LONG_TURN / 2, LONG_TURN]
     assert length((20,) * 5) == [CROWD_TURN] * 5
-    assert length((6,) * 16) == [MANY_TURN] * 16
+    assert length((6,) * 16) == [CROWD_TURN] * 16
     assert length((5, 10, 85)) == [CROWD_TURN / 2, pytest.approx(CROWD_TURN * 0.6), CROWD_TURN]
 
 

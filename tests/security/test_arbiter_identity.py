@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -129,3 +130,66 @@ def test_group_below_the_own_one_does_not_change_the_job(node: Arbiter, groups: 
     inner = groups / "job_55" / "step_0" / "job_56"
     assert ask(node, 55, cgroup=str(inner)) == (0, "")
     assert ask(node, 56, proof_of=56, cgroup=str(inner))[0] == errno.EPERM
+
+
+def _start_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def _program(one: Arbiter, job: int, text: str, mode: int = 0o644, uid: int = 0) -> Path:
+    path = one.run_dir / "grants" / f"{job}.run"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+    os.chown(path, uid, -1)
+    return path
+
+
+def test_a_descendant_of_the_program_with_the_grant_needs_no_descriptor(node):
+    me = os.getpid()
+    _program(node, 55, json.dumps({"pid": me, "start": _start_of(me)}))
+    assert ask(node, 55) == (0, "")
+    status, why = ask(node, 56)
+    assert status == errno.EPERM and "it sent no grant" in why, "the same process is nobody of another job"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "uid"),
+    [
+        ('{"pid": %(me)d, "start": %(late)d}', 0o644, 0),  # a later process with that number
+        ('{"pid": 1, "start": 0}', 0o644, 0),
+        ('{"pid": %(me)d}', 0o644, 0),
+        ("", 0o644, 0),
+        ("x" * 100_000, 0o644, 0),
+        ('{"pid": %(me)d, "start": %(start)d}', 0o664, 0),
+        ('{"pid": %(me)d, "start": %(start)d}', 0o644, 65534),
+    ],
+)
+def test_a_file_that_names_somebody_else_or_is_not_roots_proves_nothing(node, text, mode, uid):
+    start = _start_of(os.getpid())
+    names = {"me": os.getpid(), "start": start, "late": start + 1}
+    _program(node, 55, text % names, mode, uid)
+    status, why = ask(node, 55)
+    assert status == errno.EPERM and "it sent no grant" in why
+
+
+def test_the_child_of_another_program_proves_nothing(node):
+    with subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            _program(node, 55, json.dumps({"pid": other.pid, "start": _start_of(other.pid)}))
+            assert ask(node, 55)[0] == errno.EPERM
+        finally:
+            other.kill()
+
+
+def test_a_link_in_the_place_of_that_file_proves_nothing(node):
+    me = os.getpid()
+    path = _program(node, 55, json.dumps({"pid": me, "start": _start_of(me)}))
+    path.rename(path.with_name("real"))
+    path.symlink_to("real")
+    assert ask(node, 55)[0] == errno.EPERM
+
+
+def test_the_sealed_grant_still_proves_where_the_file_does_not(node):
+    _program(node, 55, "{}")
+    assert ask(node, 55, proof_of=55) == (0, "")

@@ -11,7 +11,8 @@ import pytest
 from cli.card import instance_lines
 from cli.doctor_gres import gres_fault, lines_of
 from enforcer.daemon.decide import Broken, Paths, decide
-from enforcer.nvml import CardInfo, mig_handles
+from enforcer.nvml import CardInfo
+from enforcer.nvml_driver import mig_handles
 from gres.config import Config, ConfigError, Node, parse_config
 from gres.grants import Grant
 from gres.hookenv import parse_hook_env

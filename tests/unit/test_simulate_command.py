@@ -50,7 +50,13 @@ REFUSED = {
     tenant(load={"every": "1s", "per_second": 2, "kernels": 5}): "write either every",
     tenant(load={"every": "1s"}): "write either kernels (how many) or busy",
     tenant(load={"every": "0s", "kernels": 1}): "every must be more than 0s",
-    tenant(load={"per_second": 0, "kernels": 1}): "greater than 0",
+    tenant(load={"per_second": 0, "kernels": 1}): "greater than or equal to 0.001",
+    tenant(load={"per_second": 1e-300, "kernels": 1}): "greater than or equal to 0.001",
+    tenant(card=["card", "card"]): "tenant 'a' names a card twice; count: 2 makes two alike",
+    MINIMAL.replace("name: a", "name: on"): "tenants.0.name: YAML reads on, off, yes and no as truth values",
+    "tenants: [{name: a1, class: offline, share: 5, kernel: 1ms},"
+    " {name: a, count: 2, class: offline, share: 5, kernel: 1ms}]": "two tenants are called 'a1'",
+    "[" * 20_000: "brackets are nested too deeply to be a trace",
     tenant(
         load={"per_second": 1, "kernel": 1}
     ): "tenants.0.load.kernel: there is no such key; did you mean kernels?",

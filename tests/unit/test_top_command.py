@@ -75,10 +75,11 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Rig:
+def rig(tmp_path: Path) -> Iterator[Rig]:
     found = Rig(tmp_path)
     found.fill()
-    return found
+    yield found
+    found.node.close()
 
 
 def table(result: Result) -> list[dict[str, str]]:
@@ -192,7 +193,9 @@ def test_users_see_what_privatedata_lets_them(open_directory, private, seen):
         os._exit(0)
     os.close(writer)
     os.waitpid(pid, 0)
-    assert os.read(reader, 100).decode().split(",") == seen
+    with os.fdopen(reader) as pipe:
+        assert pipe.read().split(",") == seen
+    rig.node.close()
 
 
 def test_live_view_redraws_on_a_terminal_and_ends_on_interrupt(rig):

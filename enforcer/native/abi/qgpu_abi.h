@@ -153,7 +153,8 @@ struct qg_proc {
     uint64_t copy_bytes;     /* bytes of gated copies */
     uint32_t unmarked;       /* 1: work was submitted after the last marker of some stream */
     uint32_t reserved0;
-    uint8_t pad[416];
+    uint64_t ends_ns;        /* CLOCK_MONOTONIC: when what it has on the card will probably have ended; 0: nobody can tell */
+    uint8_t pad[408];
     struct qg_marker markers[QG_MARKERS]; /* offset 512 */
     struct qg_lane lanes[QG_LANES];       /* offset 1024; version 2 */
     uint8_t tail[QG_PAGE - 1024 - 64 * QG_LANES];
@@ -197,7 +198,9 @@ enum qg_msg_type {
     QG_CTL_PROC = 30,       /* answer, one per registered process, then QG_CTL_END */
     QG_CTL_HARDWARE = 31,   /* qgpud -> arbiter: settings of hardware preemption of one card */
     QG_CTL_HWSTATS = 32,    /* ask */
-    QG_CTL_HWTENANT = 33    /* answer, one per tenant, then QG_CTL_END */
+    QG_CTL_HWTENANT = 33,   /* answer, one per tenant, then QG_CTL_END */
+    QG_CTL_LIST = 34,       /* ask for 21, 29 or 32: the same answers, as many to a packet as fit */
+    QG_CTL_HWCARD = 35      /* in the list of 32, one per card that was ever told 31 */
 };
 
 struct qg_msg_head {
@@ -254,6 +257,13 @@ struct qg_ctl_revoke {
     struct qg_msg_head head;
     uint64_t job_id;
 };
+
+struct qg_ctl_list {
+    struct qg_msg_head head;
+    uint32_t of; /* QG_CTL_STATS, QG_CTL_PROCS or QG_CTL_HWSTATS */
+    uint32_t reserved;
+};
+#define QG_LIST_BYTES 32768u /* a packet of it is never longer; messages follow each other, each with its own head */
 
 struct qg_ctl_ack {
     struct qg_msg_head head;
@@ -374,6 +384,14 @@ enum qg_hw_state {
     QG_HW_STOPPED = 2,
     QG_HW_FAILED = 3  /* gating alone; `why` says it */
 };
+/* Whether it goes on as ordered: a card whose control calls hang again and again is left to its gates. */
+struct qg_ctl_hwcard {
+    struct qg_msg_head head;
+    char uuid[QG_UUID_LEN];
+    uint32_t ordered, on;
+    uint32_t hung; /* calls of the driver that have not returned */
+    uint32_t reserved;
+};
 struct qg_ctl_hwtenant {
     struct qg_msg_head head;
     uint64_t job_id;
@@ -417,6 +435,8 @@ QG_PIN(struct qg_groups, 864);
 QG_PIN(struct qg_act, 96);
 QG_PIN(struct qg_ctl_hardware, 112);
 QG_PIN(struct qg_ctl_hwtenant, 328);
+QG_PIN(struct qg_ctl_hwcard, 80);
+QG_PIN(struct qg_ctl_list, 24);
 _Static_assert(offsetof(struct qg_gate_page, flags) == 64, "gate word moved");
 _Static_assert(offsetof(struct qg_proc, markers) == 512, "markers moved");
 _Static_assert(offsetof(struct qg_proc, lanes) == 1024, "lanes moved");

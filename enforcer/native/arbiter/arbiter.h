@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/epoll.h>
 #include <sys/types.h>
 
 #include "policy.h"
@@ -48,6 +49,7 @@ struct conn {
     uid_t uid;
     bool registered, dead;
     bool watches;     /* CONN_CONTROL: receives QG_CTL_DIED */
+    bool packs;       /* the same: it asked for a list whose messages share packets */
     uint32_t version; /* of its last message */
     uint64_t since_ns, bucket_ns;
     uint32_t bucket;
@@ -122,6 +124,10 @@ struct tenant {
     bool ending;     /* only launches since the last look keep it busy, all of them marked and done: about to be idle */
     bool ended;      /* the same, also where the look before said so already */
     uint64_t signature, progress_ns, opened_ns, looked_ns, full_ns;
+    uint64_t moved_ns;   /* the last look that found a sign of life: a launch, progress, somebody at the gate */
+    uint64_t longest_ns; /* it was silent for so long with work unfinished, and moved again */
+    uint64_t counted_ns; /* the last look that found a launch */
+    uint64_t expected_ns; /* how long what is in flight is to take, by the shim's word and within bounds */
     uint64_t discredit_until_ns, discredit_ns;
     uint64_t unused_ns, unused_from_ns; /* open gate and somebody stood there: sum, and since when (0 = not now) */
     uint32_t working;                   /* processes with work now, which divide the window */
@@ -163,6 +169,7 @@ struct card {
     uint16_t watched[AR_MAX_WATCHED];
     uint64_t beat_ns;    /* last heartbeat */
     uint64_t settle_ns;  /* gates were told to ring without a barrier: look for launches once more then; 0 = no */
+    uint64_t returned_ns; /* when the last online tenant came back after a restart; 0 = none did */
     bool awaits_online;  /* an online tenant lives here or is expected: what is in flight is bounded for its sake */
     bool lone;           /* one tenant lives here and no online one is expected: its window may be large */
     bool lone_online;    /* no second online tenant lives here or is expected: nobody waits for the end of an online one */
@@ -178,6 +185,7 @@ struct arbiter {
     const char *run_dir;
     int level; /* 0 error, 1 warning, 2 info, 3 debug */
     int rt_priority; /* 0 = not asked for */
+    int answer_ms;   /* qgpud says within this that a card let go of a dead process, or its memory counts as free */
     uid_t owner;     /* effective uid: root, or the tester */
     uint64_t boot_id, start_ns;
     bool synced;      /* a full list of grants was received */
@@ -228,6 +236,10 @@ void quiet_after(struct card *card, uint64_t due_ns, uint64_t now); /* a step is
 /* barrier.c: takes no lock */
 bool barrier_probe(void); /* can this kernel make what other processes stored visible to us? */
 bool barrier_issue(void); /* does it; false: it cannot, look again a moment later */
+
+/* wait.c: takes no lock */
+bool wait_has_deadline(void); /* can this kernel sleep in epoll until a moment? */
+int wait_until(int epfd, struct epoll_event *events, int room, uint64_t until_ns); /* 0: the moment came; QP_NEVER: no moment */
 
 /* together.c: jobs across cards. The first two: main thread; the others: the card's lock */
 struct job *job_get(uint64_t job_id);
@@ -280,8 +292,8 @@ void register_message(struct arbiter *a, struct conn *c, const void *buf, size_t
 bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t len);
 
 /* report.c: false when the asker does not read */
-bool report_tenants(struct arbiter *a, struct conn *c);
-bool report_processes(struct arbiter *a, struct conn *c);
+bool report_list(struct arbiter *a, struct conn *c, uint32_t of);
+bool report_put(struct conn *c, void *message, uint32_t type, size_t size); /* one item of a list */
 
 /* closer.c: main thread only. Descriptors that users gave us are closed by helpers, since close() may wait for them */
 bool closer_start(void);

@@ -6,20 +6,21 @@ ARB_SRC := $(sort $(wildcard $(ARB_DIR)/*.c)) enforcer/native/common/qg_msg.c en
 ARB_HDR := $(wildcard $(ARB_DIR)/*.h) $(wildcard enforcer/native/common/*.h) enforcer/native/abi/qgpu_abi.h enforcer/native/abi/qgpu_rm.h
 ARB_O   := $(patsubst %.c,$(ARB_OBJ)/%.o,$(notdir $(ARB_SRC)))
 
+# With QG_LTO: a tick goes through many small functions of several files; inlined, it costs about a twentieth less.
 NATIVE += $(BUILD)/bin/qgpu-arbiter $(BUILD)/test/qgpu-arbiter-asan $(BUILD)/test/qgpu-arbiter-tsan \
           $(BUILD)/test/qgpu-arbiter-v1 $(BUILD)/test/libqgpu_policy.so
 
 $(ARB_OBJ)/%.o: $(ARB_DIR)/%.c $(ARB_HDR)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(QG_CFLAGS) -pthread -c $< -o $@
+	$(CC) $(CFLAGS) $(QG_CFLAGS) $(QG_LTO) -pthread -c $< -o $@
 
 $(ARB_OBJ)/%.o: enforcer/native/common/%.c $(ARB_HDR)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(QG_CFLAGS) -pthread -c $< -o $@
+	$(CC) $(CFLAGS) $(QG_CFLAGS) $(QG_LTO) -pthread -c $< -o $@
 
 $(BUILD)/bin/qgpu-arbiter: $(ARB_O)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(ARB_O) -o $@ $(QG_LDFLAGS) -pthread
+	$(CC) $(CFLAGS) $(QG_LTO) $(ARB_O) -o $@ $(QG_LDFLAGS) -pthread
 
 $(BUILD)/test/qgpu-arbiter-asan: $(ARB_SRC) $(ARB_HDR)
 	@mkdir -p $(@D)

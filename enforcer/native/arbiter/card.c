@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -231,14 +232,8 @@ static bool led(const struct card *card) {
     return false;
 }
 
-/* A card that is led needs its own timer only in case its leader is late; so it is seldom set. */
-static void arm(struct card *card) {
-    uint64_t want = card->wake_ns;
+static void set_timer(struct card *card, uint64_t want) {
     struct itimerspec at = {0};
-    if (card->ticking && led(card)) {
-        if (card->armed_ns >= want + LED_NS / 4 && card->armed_ns <= want + LED_NS) return;
-        want += LED_NS;
-    }
     if (card->armed_ns == want) return;
     if (want != QP_NEVER) {
         at.it_value.tv_sec = (time_t)(want / 1000000000ull);
@@ -248,8 +243,29 @@ static void arm(struct card *card) {
     card->armed_ns = want;
 }
 
-/* Does the ticks of the group that are due. Never two locks at once, never a wait for another card's. */
-static void take_along(struct card *card, uint64_t now) {
+/* A card that is led needs its own timer only in case its leader is late; so it is seldom set. */
+static void arm(struct card *card) {
+    uint64_t want = card->wake_ns;
+    if (card->ticking && led(card)) {
+        if (card->armed_ns >= want + LED_NS / 4 && card->armed_ns <= want + LED_NS) return;
+        want += LED_NS;
+    }
+    set_timer(card, want);
+}
+
+/* The same by the card's own thread, which is about to sleep: until when, so that a timer need not be set. Only a timer
+ * that another thread set, and that would go off before that, is. */
+static uint64_t arm_own(struct card *card) {
+    if (!wait_has_deadline() || (card->ticking && led(card)) || (card->armed_ns && card->armed_ns < card->wake_ns)) {
+        arm(card);
+        return QP_NEVER;
+    }
+    return card->wake_ns;
+}
+
+/* Does the ticks of the group that are due. Never two locks at once, never a wait for another card's. Returns until when
+ * to sleep. */
+static uint64_t take_along(struct card *card, uint64_t now) {
     uint32_t first = card->number / GROUP * GROUP, cards = __atomic_load_n(&card->arbiter->ncards, __ATOMIC_ACQUIRE);
     uint64_t soon = now + GROUP * STAGGER_NS;
     for (uint32_t i = first; i < cards && i < first + GROUP; i++) {
@@ -261,8 +277,9 @@ static void take_along(struct card *card, uint64_t now) {
         pthread_mutex_unlock(&other->lock);
     }
     pthread_mutex_lock(&card->lock);
-    arm(card); /* its leader may just have ceased to tick */
+    uint64_t until = arm_own(card); /* its leader may just have ceased to tick */
     pthread_mutex_unlock(&card->lock);
+    return until;
 }
 
 /* All descriptors are watched edge-triggered, so timer and command need no read: to be awake was all they wanted. */
@@ -275,8 +292,10 @@ static void *card_main(void *arg) {
     struct card *card = arg;
     struct epoll_event events[64];
     bool quit = false, ticked_before = false;
+    uint64_t until = QP_NEVER;
+    prctl(PR_SET_TIMERSLACK, 1ul); /* without real time a sleep would end 50 us late */
     while (!quit) {
-        int n = epoll_wait(card->epfd, events, 64, -1);
+        int n = wait_until(card->epfd, events, 64, until);
         uint64_t now = qg_now_ns();
         pthread_mutex_lock(&card->lock);
         bool ticked = card->ticking && now >= card->wake_ns;
@@ -287,12 +306,12 @@ static void *card_main(void *arg) {
         }
         if (alone) tick(card, now);
         else card_step(card, now);
-        arm(card);
+        until = arm_own(card);
         quit = card->quit;
         bool resigned = ticked_before && !card->ticking; /* the group needs another leader */
         ticked_before = card->ticking;
         pthread_mutex_unlock(&card->lock);
-        if (ticked || resigned) take_along(card, now);
+        if (ticked || resigned) until = take_along(card, now);
     }
     return NULL;
 }

@@ -161,6 +161,7 @@ static size_t size_of(uint32_t type, uint32_t version) {
     case QG_CTL_HARDWARE: return sizeof(struct qg_ctl_hardware);
     case QG_CTL_GONE: return sizeof(struct qg_ctl_process);
     case QG_CTL_OVERHEAD: return sizeof(struct qg_ctl_overhead);
+    case QG_CTL_LIST: return sizeof(struct qg_ctl_list);
     default: return 0;
     }
 }
@@ -169,6 +170,16 @@ static void on_revoke(struct arbiter *a, const void *buf) {
     struct qg_ctl_revoke m;
     memcpy(&m, buf, sizeof(m));
     each_tenant(a, revoke_job, m.job_id);
+}
+
+static bool on_list(struct arbiter *a, struct conn *c, const void *buf) {
+    struct qg_ctl_list m;
+    memcpy(&m, buf, sizeof(m));
+    if (m.of != QG_CTL_STATS && m.of != QG_CTL_PROCS && m.of != QG_CTL_HWSTATS) return reply(a, c, QG_CTL_ACK, EINVAL);
+    c->packs = true;
+    bool sent = report_list(a, c, m.of);
+    c->packs = false;
+    return sent;
 }
 
 bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t len) {
@@ -186,10 +197,11 @@ bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t 
     case QG_CTL_SYNCED: on_synced(a); break;
     case QG_CTL_GONE: on_gone(a, buf); break;
     case QG_CTL_OVERHEAD: on_overhead(a, buf); break;
-    case QG_CTL_STATS: return report_tenants(a, c) && reply(a, c, QG_CTL_END, 0);
-    case QG_CTL_PROCS: return report_processes(a, c) && reply(a, c, QG_CTL_END, 0);
+    case QG_CTL_STATS:
+    case QG_CTL_PROCS:
+    case QG_CTL_HWSTATS: return report_list(a, c, head.type);
+    case QG_CTL_LIST: return on_list(a, c, buf);
     case QG_CTL_HARDWARE: return reply(a, c, QG_CTL_ACK, hw_settings(a, buf));
-    case QG_CTL_HWSTATS: return hw_report(a, c) && reply(a, c, QG_CTL_END, 0);
     case QG_CTL_WATCH:
         if (!reply(a, c, QG_CTL_ACK, 0)) return false;
         dead_watch(a, c);

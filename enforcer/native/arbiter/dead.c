@@ -10,7 +10,7 @@
 #include "qg_msg.h"
 #include "qg_time.h"
 
-#define ANSWER_NS (5000 * QP_MS) /* qgpud answers within this, or the memory counts as free */
+static uint64_t answer_ns(const struct arbiter *a) { return (uint64_t)a->answer_ms * QP_MS; }
 
 static uint64_t cut(uint64_t bytes) { return bytes < AR_MAX_BYTES ? bytes : AR_MAX_BYTES; }
 
@@ -57,7 +57,7 @@ static void remember(struct arbiter *a, struct tenant *t, pid_t pid, uint64_t by
     }
     if (!t->crowd_until_ns) a->ndead++;
     t->crowd = cut(t->crowd + bytes);
-    t->crowd_until_ns = now + ANSWER_NS;
+    t->crowd_until_ns = now + answer_ns(a);
 }
 
 static bool watched(const struct arbiter *a) {
@@ -128,14 +128,14 @@ struct due {
 static void let_go(struct arbiter *a, struct tenant *t, void *arg) {
     struct due *due = arg;
     for (uint32_t i = 0; i < t->ndead;) {
-        uint64_t until = t->dead[i].died_ns + ANSWER_NS;
+        uint64_t until = t->dead[i].died_ns + answer_ns(a);
         if (until > due->now) {
             if (until < due->next) due->next = until;
             i++;
             continue;
         }
-        ar_log(a, 1, "process %d of job %llu ended 5 s ago, nobody said whether its memory is free; it counts as free now",
-               (int)t->dead[i].pid, (unsigned long long)t->job_id);
+        ar_log(a, 1, "process %d of job %llu ended %d ms ago, nobody said whether its memory is free; it counts as free now",
+               (int)t->dead[i].pid, (unsigned long long)t->job_id, a->answer_ms);
         drop(a, t, i);
     }
     if (t->crowd_until_ns && t->crowd_until_ns <= due->now) {

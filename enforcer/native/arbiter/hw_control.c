@@ -137,13 +137,26 @@ static bool send_tenant(struct conn *c, struct hw *hw, const struct tenant *t) {
         fill(&m, hw, t);
         pthread_mutex_unlock(&hw->lock);
     }
-    qg_msg_head_init(&m.head, QG_CTL_HWTENANT, sizeof(m));
-    m.head.version = c->version;
-    return qg_msg_send(c->fd, &m, sizeof(m), NULL, 0) == 0;
+    return report_put(c, &m, QG_CTL_HWTENANT, sizeof(m));
+}
+
+/* Whether the card still does what was ordered; only who asks for whole packets knows this message. */
+static bool send_card(struct conn *c, const struct card *card) {
+    struct hw *hw = card->hw;
+    struct qg_ctl_hwcard m = {0};
+    if (!hw || !c->packs) return true;
+    memcpy(m.uuid, card->uuid, sizeof(m.uuid));
+    pthread_mutex_lock(&hw->lock);
+    m.ordered = hw->settings.enabled;
+    m.on = HW_LOAD(hw->on);
+    m.hung = hw->hung;
+    pthread_mutex_unlock(&hw->lock);
+    return report_put(c, &m, QG_CTL_HWCARD, sizeof(m));
 }
 
 bool hw_report(struct arbiter *a, struct conn *c) {
     for (uint32_t i = 0; i < a->ncards; i++) {
+        if (!send_card(c, a->cards[i])) return false;
         for (uint32_t k = 0; k < QP_MAX_TENANTS; k++) {
             const struct tenant *t = a->cards[i]->tenants[k];
             if (t && !send_tenant(c, a->cards[i]->hw, t)) return false;

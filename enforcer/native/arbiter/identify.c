@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Does this process belong to the job it names? Its user must be the grant's. Then, strongest first: the cgroup
- * that slurmd put it into, a root-owned slurmstepd among its ancestors, or the sealed grant that only root can make.
+ * that slurmd put it into, a root-owned slurmstepd among its ancestors, the sealed grant that only root can make, or
+ * descent from the program that qgpud gave the grant to (qgpu run).
  * docs/specs/registration.md says what each of them proves.
  */
 #include <ctype.h>
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "arbiter.h"
@@ -61,6 +63,7 @@ static pid_t parent_of(const struct arbiter *a, pid_t pid, bool *trusted) {
     char buf[4096];
     unsigned int id[4] = {1, 1, 1, 1};
     int parent = 0;
+    *trusted = false; /* also where it is gone: its number may be somebody else's next */
     if (slurp(pid, "status", buf, sizeof(buf)) <= 0) return 0;
     const char *uids = strstr(buf, "\nUid:"), *pp = strstr(buf, "\nPPid:");
     if (!uids || !pp || sscanf(uids, " Uid: %u %u %u %u", &id[0], &id[1], &id[2], &id[3]) != 4) return 0;
@@ -89,6 +92,43 @@ static uint64_t job_of_ancestors(const struct arbiter *a, pid_t pid) {
     return 0;
 }
 
+/* When a process began, in clock ticks since boot: with its number this names it for ever. 0 = gone. */
+static uint64_t start_of(pid_t pid) {
+    char buf[1024];
+    if (slurp(pid, "stat", buf, sizeof(buf)) <= 0) return 0;
+    char *at = strrchr(buf, ')'); /* the name before it may hold anything */
+    for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
+    return at ? number_ending_in(at + 1, " ") : 0;
+}
+
+/* The program that holds a grant without Slurm, from the file that qgpud keeps beside the grant. */
+static bool program_of(const struct arbiter *a, uint64_t job_id, int *pid, uint64_t *start) {
+    char path[512], buf[256];
+    struct stat st;
+    snprintf(path, sizeof(path), "%s/grants/%" PRIu64 ".run", a->run_dir, job_id);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) return false;
+    bool ours = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == a->owner && !(st.st_mode & 022);
+    ssize_t got = ours ? read(fd, buf, sizeof(buf) - 1) : -1;
+    close(fd);
+    if (got <= 0) return false;
+    buf[got] = 0;
+    return sscanf(buf, " { \"pid\" : %d , \"start\" : %" SCNu64, pid, start) == 2 && *pid > 1 && *start;
+}
+
+/* Children of Python's subprocess, of daemons and so on have no descriptor left; whose children they are is proof. */
+static bool below_program(const struct arbiter *a, pid_t pid, uint64_t job_id) {
+    int program;
+    uint64_t start;
+    bool trusted;
+    if (!program_of(a, job_id, &program, &start)) return false;
+    for (int i = 0; i < MAX_ANCESTORS && pid > 1; i++) {
+        if (pid == program) return start_of(pid) == start;
+        pid = parent_of(a, pid, &trusted);
+    }
+    return false;
+}
+
 const char *identify(const struct arbiter *a, pid_t pid, uid_t uid, uint64_t job_id, uid_t grant_uid, int grant_fd,
                      char *text, size_t cap) {
     struct qg_grant grant;
@@ -106,7 +146,7 @@ const char *identify(const struct arbiter *a, pid_t pid, uid_t uid, uint64_t job
     }
     const char *why = grant_fd < 0 ? "it sent no grant" : qg_grant_from_fd(grant_fd, a->owner, &grant);
     if (!why && (grant.job_id != job_id || grant.uid != grant_uid)) why = "the grant it sent is another job's";
-    if (!why) return NULL;
+    if (!why || below_program(a, pid, job_id)) return NULL;
     snprintf(text, cap, "process %d is in no cgroup and below no slurmstepd of job %" PRIu64 ", and %s", (int)pid,
              job_id, why);
     return text;

@@ -28,11 +28,13 @@ void qp_forget(struct qp_card *card, uint32_t index) {
 }
 
 /* Sorts the tenants by class, once. */
-static void gather(const struct qp_card *c, struct side m[2]) {
+static void gather(struct qp_card *c, struct side m[2]) {
     for (int k = 0; k < 2; k++) m[k].registered = m[k].n = m[k].runnable = 0;
+    c->awaits_online = 0;
     for (uint32_t i = 0; i < c->ntenants; i++) {
         const struct qp_tenant *t = &c->tenant[i];
         struct side *s = &m[class_of(t)];
+        if ((t->live || t->granted) && class_of(t) == ONLINE) c->awaits_online = 1;
         if (!t->live) continue;
         s->registered++;
         if (t->free) continue;
@@ -131,6 +133,7 @@ static void arbitrate(struct qp_card *c, int k, const struct side m[2], uint64_t
     if (!turns) {
         s->holder = qp_best_claim(c, k, &m[k], -1);
         s->draining = -1;
+        s->foreseen_ns = 0;
     }
     for (uint32_t j = 0; j < m[k].n; j++) {
         struct qp_tenant *t = &c->tenant[m[k].at[j]];
@@ -150,6 +153,7 @@ static void open_all(struct qp_card *c) {
     for (uint32_t i = 0; i < c->ntenants; i++) c->tenant[i].gate = 0;
     for (int k = 0; k < 2; k++) {
         c->cls[k].contended = 0;
+        c->cls[k].foreseen_ns = 0;
         c->cls[k].holder = c->cls[k].draining = -1;
     }
 }

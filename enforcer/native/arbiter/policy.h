@@ -17,27 +17,42 @@
 #define QP_TICK_NS (1 * QP_MS)        /* look again while somebody works and shares the card */
 #define QP_SOLO_TICK_NS (5 * QP_MS)   /* the same for a tenant alone on a card */
 #define QP_NOTIFY_NS (2 * QP_MS)      /* idle so long: stop polling, the next launch rings */
-#define QP_PASS_ON_NS (1 * QP_MS)     /* a holder without work for so long passes its turn on */
-#define QP_PAUSE_NS 400000ull         /* but not before it was seen without work for so long: kernels have gaps */
+#define QP_PASS_ON_NS (1 * QP_MS)     /* without work for so long, a tenant competes no more */
+#define QP_PAUSE_NS 400000ull         /* a holder that shows no sign of work for so long passes its turn on: kernels have gaps */
+#define QP_REST_NS 100000ull          /* the same of one whose last pauses were all that long */
+#define QP_RESTING 3u                 /* so many of them */
+#define QP_LATE 4u                    /* its last pause was none, its thread was late: next time half as much again */
+#define QP_SOON_NS (12 * QP_MS / 10)  /* ... which is so if it went on so soon after its last work */
+#define QP_WARY_NS (1000 * QP_MS)      /* so long after a drain of the class was cut off turns are passed on after QP_PASS_ON_NS only */
+#define QP_PAUSES_NS (1000 * QP_MS)   /* who did that is looked at as often in the turns of the time that follows */
 #define QP_START_NS (1 * QP_MS)       /* a turn that nobody began to use by then is charged all the same */
 #define QP_DRAIN_POLL_NS 50000ull     /* a closed holder is looked at so often for its last completion, at most */
 #define QP_DRAIN_MAX_NS (100 * QP_MS) /* then the next one starts although the former never finished */
+#define QP_DRAIN_LEAST_NS (25 * QP_MS) /* ... or after so many times the longest drain of late, if that is less */
+#define QP_DRAIN_TAILS 8u
+#define QP_UNEVEN 16u                  /* so many drains after one that ended unseen, the time until the first look is looked into */
+#define QP_UNEVEN_LOOKS 16u            /* ... so often at most */
 #define QP_OVERDUE_MAX 6u             /* each drain that is cut off halves the next one, so often at most: to 1.6 ms */
+#define QP_KEEP_NS (5 * QP_MS)        /* who is away for less keeps its credit */
 #define QP_DEFICIT_MAX_NS (1000 * (int64_t)QP_MS) /* |credit or debt| of a tenant */
 #define QP_BUDGET_MAX_NS (50 * (int64_t)QP_MS)    /* fixed-share: what may be saved up */
 #define QP_MARGIN_NS (2 * QP_MS)      /* fixed-share: kept free of a window of 1 s for what is in flight at a closing */
 #define QP_LONG_TURN 10u              /* slices of a turn where only tenants wait that never let one go unused */
-#define QP_CROWD_TURN 7u              /* the same of three to QP_CROWD_MOST tenants */
-#define QP_CROWD_MOST 8u
-#define QP_MANY_TURN 8u               /* and of more: each has so small a share that a few long turns are all of its second */
+#define QP_CROWD_TURN 7u              /* the same of more than two: a few long turns of one are all of its second */
 #define QP_PORTION 3u                 /* fixed-share: slices of budget that are saved up before a gate opens again */
 #define QP_LONE_WINDOW_US 20000u       /* in flight of a tenant with nobody beside it: what a newcomer waits at most */
 #define QP_SHARED_WINDOW_US 4000u      /* the same of several tenants where no online one has to be waited for */
 #define QP_FIXED_WINDOW_US 2000u       /* the same under fixed-share: what is in flight comes on top of the share */
+#define QP_FIXED_MOST_US 5000u         /* ... at most, whatever the card's settings say */
 #define QP_HOLD_NS (1 * QP_MS)        /* so long online's second launch waits for the end of what offline has on the card */
 #define QP_DEEP_TAIL_NS (3 * QP_MS)    /* drains so long tell of kernels that a window does not hold two of */
 #define QP_DEEP_WINDOW_US 24000u       /* the most that may be in flight in the middle of a long turn, for two of them */
 #define QP_DEEP_ROOM_NS (14 * QP_MS)   /* ... if at least so much of it is left: what is queued begins before its end */
+#define QP_LEAD_NS 150000ull           /* a foreseen end of the former holder's work: the next gate opens so long before */
+#define QP_OVERLAP_NS 1500000ull       /* ... if it has not come so long after it should have, it is waited for no more */
+#define QP_LATE_LOOK_NS 200000ull      /* ... and looked for so often */
+#define QP_MISS 64u                   /* an end foreseen wrongly counts so much, a right one half of it less, one that nobody went by 1 less */
+#define QP_MISSES_MAX (4 * QP_MISS)   /* ... with half of that a tenant is believed no more, until so many ends brought it below */
 #define QP_BINS 256u                  /* of a sliding window; 250 of them make its length */
 
 struct qp_tenant {
@@ -52,7 +67,9 @@ struct qp_tenant {
     uint32_t granted;   /* 1: the job is here, though perhaps no process of it has registered yet */
     uint32_t free;      /* 1: isolation none for its class or job: its gate stays open; as online it still preempts */
     uint32_t suspended; /* 1: its job is preempted on another card of the node, so it must not run here either */
+    uint64_t ends_ns;      /* when what it has on the card will have ended, as its programs foresee it; 0 = they do not */
     uint64_t used_from_ns; /* when it began to use the turn it was given, by the arbiter's clock; 0 = not known */
+    uint64_t silent_ns;    /* the look at which it last moved, if nothing of it is known to be unfinished; else 0 */
     /* state and output */
     uint32_t gate;         /* gate word decided */
     uint32_t worked;       /* 1: wanted at least once, last_work_ns is of then */
@@ -65,11 +82,16 @@ struct qp_tenant {
     uint32_t drains;       /* it had work on the card when online came, and it is not known yet how long that takes */
     uint32_t heavy;        /* the last time that took longer than online is held back for it */
     uint32_t roomy;        /* its turn lasts so much longer that kernels may queue up, however long they are */
+    uint32_t resting;      /* so many pauses on end, at most, turned out to be worth a change of hands */
+    uint32_t away;         /* 1: it passed its turn on and has not wanted the card since */
     uint32_t spent;        /* 1: its budget is used up, the gate is closed until it has filled again */
+    uint32_t uneven;       /* counts down: so many drains ago one ended long before the first look; drains differ much */
+    uint32_t misses;       /* ends that did not come as foreseen, see QP_MISS */
     int64_t deficit_ns;    /* > 0: got less than its share */
     int64_t budget_ns;     /* fixed-share: may use so much more now */
     uint64_t last_work_ns; /* when it last wanted */
     uint64_t idle_since_ns; /* the first look since then that found it without work; 0 = it wants */
+    uint64_t paused_ns;    /* when the pause began for which it last passed a turn on; 0 = never */
     uint64_t service_ns;   /* total charged (members that take turns) */
     uint64_t used_ns;      /* charged by the last decision */
     uint64_t drain_ns;     /* how long it usually takes from the closing of its gate to its last completion */
@@ -88,6 +110,7 @@ struct qp_class {
     uint32_t contended; /* 1: one at a time since the last decision */
     uint32_t resumed;   /* 0: it was closed as a whole; a fresh slice is due */
     uint32_t looked;    /* the draining one was seen at work since it was closed */
+    uint32_t wary;      /* 1: somebody's work was cut off of late */
     uint32_t rivals;    /* members that took part in the last interval, and the sum of their weights */
     int64_t weights;
     uint64_t slice_end_ns; /* the turn may end */
@@ -95,8 +118,10 @@ struct qp_class {
     uint64_t opened_ns; /* when the holder's gate was opened */
     uint64_t use_ns;    /* when its use of the turn began, 0 = not known yet */
     uint64_t booked_ns; /* time before this has been charged */
+    uint64_t foreseen_ns; /* the holder's gate was opened ahead of the draining one's end, which should come then; else 0 */
     uint64_t drain_from_ns;
     uint64_t drain_until_ns;
+    uint64_t cut_off_ns; /* when a drain was last cut off; 0 = never */
 };
 
 /* What was used in the last second, or the last ten. */
@@ -128,6 +153,7 @@ struct qp_card {
     uint64_t due_ns;  /* the same if those who work now go on working: only looks at them come before */
     uint32_t preempting;
     uint32_t online_working; /* state: an online tenant had work at the last decision */
+    uint32_t awaits_online;  /* state: an online tenant lives here, or may come at any time */
     int32_t last_user;       /* state: who last began to use a turn, or -1 */
     struct qp_tenant tenant[QP_MAX_TENANTS];
     struct qp_history history[QP_MAX_TENANTS]; /* state: of members of a fixed-share class */

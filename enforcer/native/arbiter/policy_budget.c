@@ -63,7 +63,11 @@ static int64_t portion(const struct qp_card *c, const struct qp_tenant *t) {
     return (int64_t)min_u64(QP_PORTION * c->slice_ns, t->share * 10 * QP_MS / 4);
 }
 
-static uint64_t limit_one(const struct qp_tenant *t) { return t->share * 10 * QP_MS - QP_MARGIN_NS; }
+/* What drains for longer than any window holds is one kernel, and that may come on top. */
+static uint64_t limit_one(const struct qp_tenant *t) {
+    uint64_t window = QP_FIXED_MOST_US * 1000ull + QP_TICK_NS;
+    return t->share * 10 * QP_MS - (t->tail_ns > window ? 0 : QP_MARGIN_NS);
+}
 
 static uint64_t limit_ten(const struct qp_tenant *t) { return (t->share + 1) * 100 * QP_MS - QP_MARGIN_NS; }
 

@@ -1,11 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Answers to qgpud's questions: what every tenant did, and which processes are registered.
+ * Answers to qgpud's questions: what every tenant did, and which processes are registered. A system call per tenant is
+ * most of what a question costs, so who can read them gets many messages in one packet.
  */
 #include <string.h>
 
 #include "arbiter.h"
 #include "qg_msg.h"
+
+static struct {
+    size_t used;
+    char bytes[QG_LIST_BYTES];
+} packet; /* main thread only; empty between two questions */
+
+static bool send_packet(struct conn *c) {
+    bool sent = !packet.used || qg_msg_send(c->fd, packet.bytes, packet.used, NULL, 0) == 0;
+    packet.used = 0;
+    return sent;
+}
+
+bool report_put(struct conn *c, void *message, uint32_t type, size_t size) {
+    struct qg_msg_head *head = message;
+    qg_msg_head_init(head, type, size);
+    head->version = c->version;
+    if (!c->packs) return qg_msg_send(c->fd, message, size, NULL, 0) == 0;
+    if (packet.used + size > sizeof(packet.bytes) && !send_packet(c)) return false;
+    memcpy(packet.bytes + packet.used, message, size);
+    packet.used += size;
+    return true;
+}
 
 static uint32_t flags_of(struct tenant *t) {
     const struct qp_tenant *q = &t->card->policy.tenant[t->index];
@@ -60,12 +83,10 @@ static bool send_tenant(struct conn *c, struct tenant *t) {
     sample_counters(t);
     fill(t, &m);
     pthread_mutex_unlock(&t->card->lock);
-    qg_msg_head_init(&m.head, QG_CTL_TENANT, size);
-    m.head.version = c->version;
-    return qg_msg_send(c->fd, &m, size, NULL, 0) == 0;
+    return report_put(c, &m, QG_CTL_TENANT, size);
 }
 
-bool report_tenants(struct arbiter *a, struct conn *c) {
+static bool report_tenants(struct arbiter *a, struct conn *c) {
     for (uint32_t i = 0; i < a->ncards; i++) {
         for (uint32_t k = 0; k < QP_MAX_TENANTS; k++) {
             struct tenant *t = a->cards[i]->tenants[k];
@@ -84,15 +105,28 @@ static bool send_process(struct conn *c, const struct tenant *t, uint32_t slot) 
     memcpy(m.uuid, t->card->uuid, sizeof(m.uuid));
     m.mem_used = used < AR_MAX_BYTES ? used : AR_MAX_BYTES;
     m.mem_pending = pending < AR_MAX_BYTES ? pending : AR_MAX_BYTES;
-    qg_msg_head_init(&m.head, QG_CTL_PROC, sizeof(m));
-    return qg_msg_send(c->fd, &m, sizeof(m), NULL, 0) == 0;
+    return report_put(c, &m, QG_CTL_PROC, sizeof(m));
 }
 
-bool report_processes(struct arbiter *a, struct conn *c) {
+static bool report_processes(struct arbiter *a, struct conn *c) {
     for (const struct proc *p = a->procs; p; p = p->next) {
         for (uint32_t i = 0; i < p->nslots && !p->dead; i++) {
             if (!send_process(c, p->slots[i].tenant, p->slots[i].slot)) return false;
         }
     }
     return true;
+}
+
+static bool report_items(struct arbiter *a, struct conn *c, uint32_t of) {
+    switch (of) {
+    case QG_CTL_STATS: return report_tenants(a, c);
+    case QG_CTL_PROCS: return report_processes(a, c);
+    default: return hw_report(a, c);
+    }
+}
+
+bool report_list(struct arbiter *a, struct conn *c, uint32_t of) {
+    struct qg_ctl_ack end = {.boot_id = a->boot_id};
+    packet.used = 0; /* a reader that went away may have left some */
+    return report_items(a, c, of) && report_put(c, &end, QG_CTL_END, sizeof(end)) && send_packet(c);
 }

@@ -10,18 +10,24 @@
 #include "qg_msg.h"
 
 #define MARKER_LEASE_NS (60000 * QP_MS)   /* markers without any progress for so long: hung, or lying */
-#define UNMARKED_LEASE_NS (100 * QP_MS)   /* the same for work that no marker follows */
+#define UNMARKED_LEASE_NS (100 * QP_MS)   /* the same for work that no marker follows, without a window */
+#define LOOSE_NS 200000ull                /* the same with one: so much more than it is to take */
 #define STUCK_NS (2000 * QP_MS)           /* the same for an offline tenant: it gets no turns, but is charged on */
-#define STANDING_LEASE_NS (20 * QP_MS)    /* open gate, in one turn or many, and still standing there: stopped, lying */
-#define STANDING_AGAIN_NS (2 * QP_MS)     /* the same if that is not the first time */
-#define DISCREDIT_MIN_NS (100 * QP_MS)
+#define STUCK_LEAST_NS (100 * QP_MS)      /* ... sooner if it never was silent for a quarter as long */
+#define STUCK_TIMES 4u
+#define STANDING_LEASE_NS (5 * QP_MS)     /* open gate, in one turn or many, and still standing there: stopped, lying */
+#define STANDING_AGAIN_NS (1 * QP_MS)     /* the same if that is not the first time */
+#define DISCREDIT_MIN_NS (10 * QP_MS)
 #define DISCREDIT_MAX_NS (1000 * QP_MS)
 #define HELD_NS (1 * QP_MS)               /* words that were on their way when groups were stopped arrive within it */
 #define WORKING_NS (10 * QP_MS)           /* a process that showed work so recently divides the window */
+#define MAX_AHEAD_NS (1000 * QP_MS)       /* ends that are foreseen further ahead are garbage, or of no interest yet */
 #define MAX_WAITING 65536u                /* threads; more is garbage */
 #define MAX_LAUNCHES (1ull << 56)         /* of one counter; more is garbage */
 
 #define READ_ONCE(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
+
+static uint64_t at_most(uint64_t v, uint64_t most) { return v < most ? v : most; }
 
 static uint64_t bytes(uint64_t v) { return v < AR_MAX_BYTES ? v : AR_MAX_BYTES; }
 
@@ -45,9 +51,9 @@ static void advance(uint64_t *total, uint64_t *seen, uint64_t value) {
 }
 
 struct view {
-    bool launched, pending, unmarked, frozen;
+    bool launched, pending, unmarked, frozen, unforeseen;
     uint32_t waiting, working;
-    uint64_t signature;
+    uint64_t signature, inflight_us, ends_ns;
 };
 
 /* What the card reaches although all groups of the process stand still tells that it continued them by itself. */
@@ -78,9 +84,13 @@ static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool mark
             reached = reached * 31 + done;
         }
         watch_held(t, s, held, reached, now);
+        v->inflight_us += at_most(READ_ONCE(page->inflight_us), QP_DEEP_WINDOW_US);
         v->frozen |= held && (unmarked || pending);
         v->unmarked |= unmarked && !held;
         v->pending |= pending && !held;
+        uint64_t ends = READ_ONCE(page->ends_ns);
+        if (pending && ends > v->ends_ns) v->ends_ns = ends;
+        v->unforeseen |= unmarked || (pending && (!ends || ends > now + MAX_AHEAD_NS));
         works |= unmarked || pending;
     }
     if (works || waiting) s->worked_ns = now;
@@ -130,6 +140,7 @@ static void begin_use(struct tenant *t, uint64_t since) {
 void sample_bell(struct tenant *t, uint64_t now) {
     bool first = !t->card->policy.tenant[t->index].used_from_ns;
     begin_use(t, now);
+    t->moved_ns = now;
     if (first && t->standing && !(t->gate->flags & QG_GATE_CLOSED)) t->launched = t->ran = true;
 }
 
@@ -161,6 +172,7 @@ uint32_t sample_window(const struct tenant *t) {
     uint32_t window = card->window_us, wide = fixed ? QP_FIXED_WINDOW_US : QP_SHARED_WINDOW_US;
     if (lone && !fixed) wide = QP_LONE_WINDOW_US;
     if (online || !card->awaits_online || lone) window = window > wide ? window : wide;
+    if (fixed && window > QP_FIXED_MOST_US) window = QP_FIXED_MOST_US;
     if (!card->awaits_online) window = deep_window(t, window);
     if (!lone || fixed) window /= t->working ? t->working : 1;
     if ((online || !card->awaits_online) && window < hw_window(t)) window = hw_window(t);
@@ -199,6 +211,8 @@ static void take_in(struct tenant *t, const struct view *v, bool progress, uint6
     t->launched |= v->launched;
     t->ran |= ran;
     t->standing = believe_standing(t, v->waiting, now);
+    if (v->launched) t->counted_ns = now;
+    if (v->launched || progress || t->standing) t->moved_ns = now;
     t->looked_ns = now;
     sample_classify(t, now);
 }
@@ -206,6 +220,19 @@ static void take_in(struct tenant *t, const struct view *v, bool progress, uint6
 void sample_quick(struct tenant *t, uint64_t now) {
     struct view v = look(t, false, now);
     take_in(t, &v, false, now);
+}
+
+/* A shim in window mode marks what takes longer than a quarter of the window, and says how long all that is in flight is to
+ * take; who sits in a driver call, or lies, has no more than that of its turn. */
+static bool believe_unmarked(const struct tenant *t, uint64_t now) {
+    if (!(t->gate->flags & QG_GATE_WINDOW)) return now - t->progress_ns < UNMARKED_LEASE_NS;
+    return now < t->counted_ns + t->expected_ns + LOOSE_NS || now < t->progress_ns + t->expected_ns / 4 + LOOSE_NS;
+}
+
+/* No kernel of an offline tenant ever took a quarter of that: it hangs, or lies. */
+static uint64_t stuck_after(const struct tenant *t) {
+    uint64_t after = STUCK_TIMES * at_most(t->longest_ns, STUCK_NS);
+    return at_most(after > STUCK_LEAST_NS ? after : STUCK_LEAST_NS, STUCK_NS);
 }
 
 void sample_full(struct tenant *t, uint64_t now) {
@@ -217,9 +244,12 @@ void sample_full(struct tenant *t, uint64_t now) {
     t->signature = v.signature;
     if (t->frozen && !v.frozen) t->progress_ns = now; /* it could not have made any */
     t->frozen = v.frozen;
+    if (t->pending && progress && now - t->progress_ns > t->longest_ns) t->longest_ns = now - t->progress_ns;
     t->pending = v.pending;
+    t->expected_ns = v.inflight_us * 1250; /* a quarter more: estimates are only that */
     t->unmarked = v.unmarked;
     t->working = v.working;
+    t->card->policy.tenant[t->index].ends_ns = v.unforeseen ? 0 : v.ends_ns;
     set_window(t);
     take_in(t, &v, progress, now);
     bool ending = t->busy && !t->pending && !t->unmarked && !t->standing;
@@ -238,8 +268,8 @@ void sample_classify(struct tenant *t, uint64_t now) {
     uint64_t quiet = now - t->progress_ns;
     uint64_t window = (uint64_t)t->card->window_us * 2000;
     bool marked = t->pending && quiet < MARKER_LEASE_NS;
-    bool loose = t->ran || (t->unmarked && quiet < UNMARKED_LEASE_NS);
-    t->stuck = t->pending && quiet >= STUCK_NS && t->job_class == QG_CLASS_OFFLINE;
+    bool loose = t->ran || (t->unmarked && believe_unmarked(t, now));
+    t->stuck = t->pending && quiet >= stuck_after(t) && t->job_class == QG_CLASS_OFFLINE;
     t->busy = t->nprocs && (marked || loose || t->standing || t->launched || t->frozen);
     q->live = t->nprocs > 0 && !t->revoked;
     q->granted = !t->revoked;
@@ -249,6 +279,7 @@ void sample_classify(struct tenant *t, uint64_t now) {
     q->wants = t->nprocs && ((marked && !t->stuck) || loose || t->standing || t->launched || t->frozen);
     q->free = (t->card->flags & free_flag(t)) != 0;
     q->suspended = together_suspended(t);
+    q->silent_ns = marked || t->standing || t->frozen ? 0 : t->moved_ns;
     /* unmarked work behind a closed gate is bounded by the window, it is not awaited for the whole lease */
     q->undrained = t->nprocs && (marked || (loose && quiet < (window > QP_MS ? window : QP_MS)));
 }

@@ -16,6 +16,9 @@
 #include "qg_seal.h"
 #include "qg_time.h"
 
+/* A process that lost its arbiter asks for the next one each 100 ms, and shows what it does on the card only after that. */
+#define RETURN_NS (250 * QP_MS)
+
 struct card *card_find(const struct arbiter *a, const char *uuid) {
     for (uint32_t i = 0; i < a->ncards; i++) {
         if (strncmp(a->cards[i]->uuid, uuid, QG_UUID_LEN) == 0) return a->cards[i];
@@ -153,14 +156,16 @@ void tenant_revoke(struct arbiter *a, struct tenant *t) {
     hw_tenant_revoked(a, t);
 }
 
-/* After a restart offline waits for the list of grants, then for the online tenants on it to come back. */
+/* After a restart offline waits for the list of grants, then for the online tenants on it to come back, and then a little
+ * longer: at the moment of its registration nobody knows whether a process is at work, nor whether its siblings are. */
 void recovery_review(struct card *card, bool list_complete) {
     if (!card->policy.recovery_until_ns || !list_complete) return;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         const struct tenant *t = card->tenants[i];
         if (t && t->expected && !t->nprocs && !t->revoked) return;
     }
-    card->policy.recovery_until_ns = 0;
+    uint64_t until = card->returned_ns ? card->returned_ns + RETURN_NS : 0;
+    if (until < card->policy.recovery_until_ns) card->policy.recovery_until_ns = until;
 }
 
 /* The slot this process already has, else a free one, else none. */
@@ -210,6 +215,8 @@ int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn
     if (!t->nprocs) memset(t->job, 0, sizeof(*t->job));
     write_job_header(t);
     take_slot(t, (uint32_t)at, p, c, mem_used);
+    t->progress_ns = qg_now_ns(); /* what it left on the card before may still be there */
+    if (t->expected) t->card->returned_ns = t->progress_ns;
     t->expected = false;
     recovery_review(t->card, a->ever_synced);
     t->rung = true; /* look at it in this step */

@@ -28,10 +28,14 @@ void qg_give_back(struct qg_card *card, uint64_t size)
     qg_publish(card);
 }
 
+static void free_ties(uint64_t holder);
+
 /* Under the lock: an entry is over. Memory that others of the job still use stays charged. */
 static void over(const struct qg_entry *entry)
 {
     struct qg_card *card = &qg_cards[entry->card];
+    if (entry->kind == QG_KIND_HANDLE && entry->foreign == QG_MULTICAST)
+        free_ties(entry->key); /* what was bound to it is bound no more */
     if (!entry->share || !qg_share_let_go(card, entry->share))
         qg_give_back(card, entry->size);
 }
@@ -185,7 +189,7 @@ static void maybe_gone(struct qg_entry *entry)
 void qg_handle_foreign(struct qg_card *card, uint64_t handle, uint16_t share)
 {
     struct qg_entry entry = fresh(card, QG_KIND_HANDLE, handle, 0, 0), old;
-    entry.foreign = 1;
+    entry.foreign = QG_FOREIGN;
     entry.share = share;
     pthread_mutex_lock(&qg_books_lock);
     if (qg_ledger_remove(&ledger, QG_KIND_HANDLE, handle, &old)) { /* the same memory again: the same handle */
@@ -198,11 +202,24 @@ void qg_handle_foreign(struct qg_card *card, uint64_t handle, uint16_t share)
     pthread_mutex_unlock(&qg_books_lock);
 }
 
+void qg_handle_multicast(uint64_t handle)
+{
+    struct qg_entry entry = fresh(&qg_cards[0], QG_KIND_HANDLE, handle, 0, 0);
+    entry.foreign = QG_MULTICAST;
+    pthread_mutex_lock(&qg_books_lock);
+    struct qg_entry *known = qg_ledger_find(&ledger, QG_KIND_HANDLE, handle);
+    if (known)
+        known->foreign = QG_MULTICAST;
+    else
+        qg_ledger_insert(&ledger, &entry);
+    pthread_mutex_unlock(&qg_books_lock);
+}
+
 bool qg_handle_grows(uint64_t handle, uint64_t size)
 {
     pthread_mutex_lock(&qg_books_lock);
     const struct qg_entry *entry = qg_ledger_find(&ledger, QG_KIND_HANDLE, handle);
-    bool pays = entry && entry->foreign && !entry->share && entry->size < size;
+    bool pays = entry && entry->foreign == QG_FOREIGN && !entry->share && entry->size < size;
     uint64_t more = pays ? size - entry->size : 0;
     struct qg_card *card = pays ? &qg_cards[entry->card] : NULL;
     pthread_mutex_unlock(&qg_books_lock);
@@ -252,9 +269,9 @@ bool qg_handle_last(uint64_t handle, struct qg_entry *out)
 }
 
 /* A use of a handle that keeps its memory: a mapping by its address, a tie by its holder and place. */
-static void use(enum qg_kind kind, uint64_t key, uint64_t handle, uint64_t size)
+static void use(enum qg_kind kind, uint64_t key, uint64_t handle, uint64_t size, uint32_t span)
 {
-    struct qg_entry mapping = {.key = key, .size = size, .owner = handle, .kind = (uint8_t)kind};
+    struct qg_entry mapping = {.key = key, .size = size, .owner = handle, .refs = span, .kind = (uint8_t)kind};
     pthread_mutex_lock(&qg_books_lock);
     struct qg_entry *entry = qg_ledger_find(&ledger, QG_KIND_HANDLE, handle);
     if (entry && !qg_ledger_find(&ledger, kind, key)) {
@@ -279,7 +296,7 @@ static bool unuse(enum qg_kind kind, uint64_t key, struct qg_entry *mapping)
 
 void qg_handle_map(uint64_t handle, uint64_t address, uint64_t size)
 {
-    use(QG_KIND_MAPPING, address, handle, size);
+    use(QG_KIND_MAPPING, address, handle, size, 0);
 }
 
 void qg_handle_unmap(uint64_t address, uint64_t size)
@@ -297,30 +314,41 @@ static uint64_t tie_key(uint64_t holder, uint64_t place)
     return holder * 31 + place * 0x9e3779b97f4a7c15u;
 }
 
-void qg_handle_tie(uint64_t handle, uint64_t holder, uint64_t place)
+void qg_handle_tie(uint64_t handle, uint64_t holder, uint64_t place, uint64_t span)
 {
-    use(QG_KIND_TIE, tie_key(holder, place), handle, holder);
+    use(QG_KIND_TIE, tie_key(holder, place), handle, holder, (uint32_t)(span / QG_TIE_UNIT));
 }
 
-void qg_handle_untie(uint64_t holder, uint64_t place)
+uint64_t qg_handle_untie(uint64_t holder, uint64_t place)
 {
     struct qg_entry tie;
     pthread_mutex_lock(&qg_books_lock);
-    unuse(QG_KIND_TIE, tie_key(holder, place), &tie);
+    bool was = unuse(QG_KIND_TIE, tie_key(holder, place), &tie);
     pthread_mutex_unlock(&qg_books_lock);
+    return was ? (uint64_t)tie.refs * QG_TIE_UNIT : 0;
+}
+
+/* With a tie its memory may go, which moves entries behind us: again until a whole look finds none. */
+static void free_ties(uint64_t holder)
+{
+    struct qg_entry tie;
+    bool freed;
+    do {
+        freed = false;
+        for (size_t at = 0; ledger.slots && at <= ledger.mask;) {
+            const struct qg_entry *entry = &ledger.slots[at];
+            if (entry->kind == QG_KIND_TIE && entry->size == holder)
+                freed |= unuse(QG_KIND_TIE, entry->key, &tie); /* may move another one here: look again */
+            else
+                at++;
+        }
+    } while (freed);
 }
 
 void qg_handle_free_ties(uint64_t holder)
 {
-    struct qg_entry tie;
     pthread_mutex_lock(&qg_books_lock);
-    for (size_t at = 0; ledger.slots && at <= ledger.mask;) {
-        const struct qg_entry *entry = &ledger.slots[at];
-        if (entry->kind == QG_KIND_TIE && entry->size == holder)
-            unuse(QG_KIND_TIE, entry->key, &tie); /* may move another one here: look again */
-        else
-            at++;
-    }
+    free_ties(holder);
     pthread_mutex_unlock(&qg_books_lock);
 }
 

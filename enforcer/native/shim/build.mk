@@ -87,15 +87,20 @@ $(BUILD)/test/shim-race: $(SHIM_RACE) $(wildcard $(SHIM_DIR)/*.h) $(SHIM_GEN)/sy
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -o $@ $(SHIM_RACE) -lpthread
 
+NATIVE += $(BUILD)/test/shim-green-unit
+$(BUILD)/test/shim-green-unit: tests/native/shim/green_unit.c $(SHIM_DIR)/hook_green.c $(wildcard $(SHIM_DIR)/*.h) $(SHIM_GEN)/symbols.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -o $@ $(filter %.c,$^) -lpthread
+
 # One small program per group of memory calls; test_shim_memory_*.py look at the ledger after each of its steps.
-SHIM_STEPS := mem_plain mem_pool mem_graph mem_vmm mem_share
+SHIM_STEPS := mem_plain mem_pool mem_graph mem_vmm mem_share mem_green
 NATIVE += $(SHIM_STEPS:%=$(BUILD)/test/shim-%)
 $(SHIM_STEPS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/%.c tests/native/shim/step.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl
 
 # The same for calls that submit work: test_shim_submit_groups.py. `task` does odd things: test_faults_*.py.
-SHIM_SUBMITS := sub_kernel sub_copy sub_fill sub_order sub_graph task evil
+SHIM_SUBMITS := sub_kernel sub_copy sub_fill sub_order sub_graph task evil strange
 NATIVE += $(SHIM_SUBMITS:%=$(BUILD)/test/shim-%)
 $(SHIM_SUBMITS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/%.c tests/native/shim/submit.h
 	@mkdir -p $(@D)

@@ -5,6 +5,7 @@
 #ifndef QG_CHARGE_H
 #define QG_CHARGE_H
 
+#include "contexts.h"
 #include "memory.h"
 #include "streams.h"
 
@@ -17,6 +18,12 @@ static inline bool ruled(void)
 static inline uint64_t key_of(const void *handle)
 {
     return (uint64_t)(uintptr_t)handle;
+}
+
+/* Whose end is the end of what is allocated in this context. */
+static inline uint64_t owner_of(CUcontext context)
+{
+    return key_of(qg_context_owner(context));
 }
 
 /* A call of our own into the driver. */
@@ -41,7 +48,7 @@ static inline uint64_t key_of(const void *handle)
     if (qg_result != CUDA_SUCCESS)                                            \
         qg_unreserve(qg_card, qg_size);                                       \
     else                                                                      \
-        qg_charge(qg_card, qg_size, kind, (uint64_t)(uintptr_t)(key), (uint64_t)(uintptr_t)qg_context, actual); \
+        qg_charge(qg_card, qg_size, kind, (uint64_t)(uintptr_t)(key), owner_of(qg_context), actual); \
     return qg_result
 
 /* Brackets a release. Taken out first: the address may be handed out again before the driver returns to us. */

@@ -7,6 +7,7 @@ Every function that cuda.h, cudaGL.h, cudaEGL.h and cudaVDPAU.h declare, in all 
 ...) and default-stream variants (`_ptds`, `_ptsz`), becomes a row: exported symbol, name to ask for,
 CUDA version since which that name means this symbol (1000 * major + 10 * minor), 1 for a per-thread default
 stream variant, and `pass` or `hook`. The last column is kept from the existing table; new symbols are `pass`.
+Names that classes.tsv beside the table does not have yet are added to it with `?`, for somebody to decide.
 The second form sets the last column: a symbol that one of the object files (build/obj/shim/hook_*.o) defines is `hook`.
 Needs a C preprocessor (environment CC, default gcc). Exits 1 with a sentence when a header cannot be read.
 """
@@ -121,8 +122,18 @@ def read_kinds(table: Path) -> dict[str, str]:
     return {fields[0]: fields[4] for fields in lines if not fields[0].startswith("#")}
 
 
+def add_classes(path: Path, names: set[str]) -> list[str]:
+    """Gives names that have no class the class `?`; returns them. Comments stay, names that are gone go."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    known = dict(line.split("\t") for line in lines if not line.startswith("#"))
+    head = [line for line in lines if line.startswith("#")]
+    rest = [f"{name}\t{known.get(name, '?')}" for name in sorted(names)]
+    path.write_text("\n".join(head + rest) + "\n", encoding="utf-8")
+    return sorted(names - known.keys())
+
+
 def main(include: Path, table: Path) -> int:
-    """Writes the table; returns the exit status."""
+    """Writes the table and the names of classes.tsv; returns the exit status."""
     symbols = declared_in_cuda_h(include) | set(PROFILER)
     for header in EXTRA_HEADERS:
         symbols |= declared_in_extra((include / header).read_text(encoding="utf-8"))
@@ -131,8 +142,11 @@ def main(include: Path, table: Path) -> int:
         raise SystemExit(f"cuda.h in {include} does not define CUDA_VERSION")
     lines = ["# SPDX-License-Identifier: Apache-2.0", f"# CUDA_VERSION {found[1]}"]
     lines += ["# symbol\tapi\tsince\tptsz\tkind   (written by derive_symbols.py; edit only the last column)"]
-    lines += ["\t".join(map(str, row)) for row in rows(symbols, versions(include), read_kinds(table))]
+    derived = rows(symbols, versions(include), read_kinds(table))
+    lines += ["\t".join(map(str, row)) for row in derived]
     table.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for name in add_classes(table.with_name("classes.tsv"), {row.api for row in derived}):
+        print(f"{name} is new: say in classes.tsv what it is to the shim")
     return 0
 
 

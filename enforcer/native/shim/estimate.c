@@ -4,6 +4,7 @@
 #include <string.h>
 
 #define PROBES 8u
+#define LATE_NS 40000u /* an end is seen so much later */
 
 static struct qg_function *find(struct qg_functions *functions, const void *key, bool make)
 {
@@ -43,7 +44,7 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns, uint64_t gap_ns)
+void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns, uint64_t gap_ns, bool alone)
 {
     struct qg_function *function = find(functions, key, false);
     if (!function)
@@ -59,16 +60,48 @@ void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t
         function->low_ns = took_ns;
     else
         function->low_ns += least((took_ns - function->low_ns) / 8, function->low_ns / 16);
+    uint64_t us = (took_ns - least(took_ns, gap_ns) / 2) / 1000 + 1;
+    if (alone || !function->kept)
+        function->recent_us[function->kept++ % QG_RECENT] = us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
     if (function->samples < UINT32_MAX)
         function->samples++;
+}
+
+bool qg_function_ends(const struct qg_function *function, uint64_t ran_ns, struct qg_ends *ends)
+{
+    uint64_t left[QG_RECENT];
+    unsigned count = 0;
+    ends->expected = false;
+    for (unsigned i = 0; i < QG_RECENT; i++) {
+        uint64_t took_ns = function->recent_us[i] * 1000ull;
+        if (!took_ns)
+            continue;
+        ends->expected |= took_ns < ran_ns && took_ns > ran_ns / 8 * 7;
+        if (took_ns + took_ns / 64 + LATE_NS < ran_ns)
+            continue;
+        unsigned at = count++;
+        for (; at && left[at - 1] > took_ns; at--)
+            left[at] = left[at - 1];
+        left[at] = took_ns;
+    }
+    if (function->kept < QG_TRUST) /* it may take much longer than any of them */
+        return false;
+    if (count) {
+        ends->soonest_ns = left[0];
+        ends->middle_ns = left[(count - 1) / 2];
+        ends->latest_ns = left[count - 1];
+    }
+    return count;
 }
 
 /* The key stays: an emptied slot would hide those that were put behind it. */
 void qg_function_forget(struct qg_functions *functions, const void *key)
 {
     struct qg_function *function = find(functions, key, false);
-    if (function)
-        function->samples = function->launches = 0;
+    if (function) {
+        function->samples = function->launches = function->kept = 0;
+        memset(function->recent_us, 0, sizeof(function->recent_us));
+    }
 }
 
 bool qg_function_new(const struct qg_function *function)

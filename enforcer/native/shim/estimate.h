@@ -14,6 +14,7 @@
 #define QG_LEARN_EACH 32u  /* afterwards each so many */
 #define QG_LONG_NS 250000u /* of functions that take longer, each QG_LEARN_LONG-th: a sample costs them nothing */
 #define QG_LEARN_LONG 4u
+#define QG_RECENT 24u      /* samples that are kept as they are */
 
 struct qg_function {
     const void *key;
@@ -21,6 +22,8 @@ struct qg_function {
     uint64_t low_ns;   /* the shortest of late */
     uint32_t launches;
     uint32_t samples;
+    uint32_t kept;                 /* samples that went into the next */
+    uint32_t recent_us[QG_RECENT]; /* the last of them; 0: none yet */
 };
 
 struct qg_functions {
@@ -35,11 +38,19 @@ bool qg_function_launched(struct qg_function *function);
 
 /* Takes a sample. Of took_ns, up to gap_ns may be time in which an idle card waited for the launch. So much as is surely
  * longer than the estimate counts at once; a shorter sample counts by an eighth of the difference. The least that it
- * takes falls at once and rises slowly. */
-void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns, uint64_t gap_ns);
+ * takes falls at once and rises slowly. alone: nobody else can have been on the card when it began. */
+void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns, uint64_t gap_ns, bool alone);
 
 /* What it takes at least, as far as known; 0 before the first sample. */
 uint64_t qg_function_least(const struct qg_function *function);
+
+/* What a launch that has run for ran_ns may take in all, from its last samples: the soonest, the middle and the latest of
+ * those that are left. False: it has run longer than all of them, or there are none. */
+struct qg_ends {
+    uint64_t soonest_ns, middle_ns, latest_ns;
+    bool expected; /* some took a little less than ran_ns */
+};
+bool qg_function_ends(const struct qg_function *function, uint64_t ran_ns, struct qg_ends *ends);
 
 /* The handle means another function from now on, or none. */
 void qg_function_forget(struct qg_functions *functions, const void *key);

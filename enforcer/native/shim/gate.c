@@ -54,6 +54,15 @@ static void ring_once(struct qg_card *card, struct qg_pages *pages)
     ring(card, pages);
 }
 
+/* A new arbiter looks at who rings. Work that was launched under its predecessor would else be seen with the next launch,
+ * and offline might run beside it until then. */
+void qg_gate_adopted(struct qg_card *card)
+{
+    struct qg_pages *pages = qg_pages_of(card);
+    if (__atomic_load_n(&pages->proc->unmarked, __ATOMIC_SEQ_CST))
+        ring(card, pages);
+}
+
 static uint64_t heartbeat_age_ns(const struct qg_pages *pages)
 {
     uint64_t beat = __atomic_load_n(&pages->gate->heartbeat_ns, __ATOMIC_ACQUIRE), now = qg_now_ns();
@@ -105,7 +114,7 @@ static void show_the_end(struct qg_stream *stream, struct qg_pages *pages)
  * a thread that waits anyway knows better when to look, and tells it. Returns how long to sleep at most. */
 static uint64_t watch_the_end(struct qg_card *card, struct qg_pages *pages, uint64_t start, bool *drains, bool *told)
 {
-    uint64_t nap = *told || qg_now_ns() - start > DRAIN_NS ? 0 : qg_window_drain_ns(card);
+    uint64_t nap = *told || qg_now_ns() - start > DRAIN_NS ? 0 : qg_window_drain_ns(card, pages);
     if (*drains && !nap && !*told) {
         *told = true;
         ring(card, pages);
@@ -127,8 +136,10 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
     for (;;) {
         pages = qg_pages_of(card); /* registered again: stand in the new queue */
         qg_waiter_raise(pages->proc);
-        if (pages != rung)
+        if (pages != rung) {
+            qg_window_drain_ns(card, pages); /* first, so that the arbiter finds it when it looks */
             ring_once(card, pages);
+        }
         rung = pages;
         uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
         if (!(flags & QG_GATE_CLOSED) || __atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED))

@@ -4,16 +4,19 @@
  * when it ends and takes its memory with it.
  */
 #include "charge.h"
+#include "contexts.h"
 #include "pools.h"
 #include "rm.h"
 #include "window.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-static void context_gone(CUcontext context)
+void qg_context_gone(CUcontext context)
 {
     if (!qg_governed || !context)
         return;
+    qg_greens_gone(context);
     qg_memory_context_gone(context);
     qg_pools_stale();
     qg_pools_settled();
@@ -49,11 +52,61 @@ static struct qg_card *card_of(CUcontext context)
     return card;
 }
 
+/* ---- usage counts of CUDA 2: cuCtxAttach() adds one, and the last cuCtxDetach() destroys the context --------- */
+
+static pthread_mutex_t usage_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct usage {
+    CUcontext context;
+    unsigned more; /* than the one that its creation gave it */
+    struct usage *next;
+} *usages;
+
+static void uses_begin(CUcontext context, unsigned count)
+{
+    struct usage *one;
+    pthread_mutex_lock(&usage_lock);
+    for (one = usages; one && one->context != context; one = one->next)
+        ;
+    if (!one && (one = calloc(1, sizeof(*one))) != NULL) {
+        one->context = context;
+        one->next = usages;
+        usages = one;
+    }
+    if (one)
+        one->more += count;
+    pthread_mutex_unlock(&usage_lock);
+}
+
+/* Takes one away, or all. Returns how many; 0: there was none, so this is the last. */
+static unsigned uses_end(CUcontext context, bool all)
+{
+    unsigned count = 0;
+    pthread_mutex_lock(&usage_lock);
+    for (struct usage *one = usages; one; one = one->next) {
+        if (one->context != context)
+            continue;
+        count = all || !one->more ? one->more : 1;
+        one->more -= count;
+    }
+    pthread_mutex_unlock(&usage_lock);
+    return count;
+}
+
+CUresult cuCtxAttach(CUcontext *context, unsigned int flags)
+{
+    CUresult result = QG_REAL(cuCtxAttach)(context, flags);
+    if (result == CUDA_SUCCESS && qg_governed && !qg_depth && context)
+        uses_begin(*context, 1);
+    return result;
+}
+
 /* Set apart before the call: the driver may give the same handle to another thread's new context at once. */
-#define DESTROYS(name)                                                         \
+#define DESTROYS(name, all)                                                    \
     CUresult name(CUcontext context)                                           \
     {                                                                          \
-        bool apart = qg_governed && !qg_depth && context;                      \
+        bool ours = qg_governed && !qg_depth && context;                       \
+        unsigned uses = ours ? uses_end(context, all) : 0;                     \
+        bool apart = ours && (all || !uses);                                   \
         struct qg_card *left = apart && qg_rm_any() ? card_of(context) : NULL; \
         left = qg_rm_leave(left) ? left : NULL;                                \
         if (apart)                                                             \
@@ -61,18 +114,21 @@ static struct qg_card *card_of(CUcontext context)
         CUresult result = QG_REAL(name)(context);                              \
         if (left)                                                              \
             qg_rm_left(left);                                                  \
+        if (uses && result != CUDA_SUCCESS)                                    \
+            uses_begin(context, uses);                                         \
         if (apart && result == CUDA_SUCCESS)                                   \
-            context_gone(context);                                             \
+            qg_context_gone(context);                                          \
         else if (apart)                                                        \
             qg_memory_context_stays(context);                                  \
         return result;                                                         \
     }
 
-DESTROYS(cuCtxDestroy_v2)
-DESTROYS(cuCtxDestroy)
+DESTROYS(cuCtxDestroy_v2, true)
+DESTROYS(cuCtxDestroy, true)
+DESTROYS(cuCtxDetach, false)
 
 /* The primary context's handle, while it lives. */
-static CUcontext primary(CUdevice device)
+CUcontext qg_primary(CUdevice device)
 {
     unsigned int flags;
     int active = 0;
@@ -101,14 +157,19 @@ static bool counts(CUdevice device)
     return qg_governed && !qg_depth && device >= 0 && device < QG_MAX_ORDINALS;
 }
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+void qg_primary_retained(CUdevice device, bool counted, CUresult result)
 {
-    bool counted = !qg_depth && qg_rm_making();
-    CUresult result = QG_REAL(cuDevicePrimaryCtxRetain)(context, device);
     bool ours = result == CUDA_SUCCESS && counts(device);
     if (ours)
         __atomic_add_fetch(&retained[device], 1, __ATOMIC_RELAXED);
     qg_rm_context_made(counted, ours);
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    bool counted = !qg_depth && qg_rm_making();
+    CUresult result = QG_REAL(cuDevicePrimaryCtxRetain)(context, device);
+    qg_primary_retained(device, counted, result);
     return result;
 }
 
@@ -133,22 +194,34 @@ static void released(CUdevice device, bool all)
 void qg_primaries_after_fork(void)
 {
     memset(retained, 0, sizeof(retained));
+    pthread_mutex_init(&usage_lock, NULL);
+    usages = NULL; /* the parent's */
+    qg_greens_after_fork();
+}
+
+struct qg_primary_end qg_primary_ending(CUdevice device, bool all)
+{
+    return (struct qg_primary_end){.context = qg_primary(device), .left = leave_primary(device, all)};
+}
+
+void qg_primary_ended(CUdevice device, bool all, const struct qg_primary_end *end, CUresult result)
+{
+    if (end->left)
+        qg_rm_left(end->left);
+    if (result == CUDA_SUCCESS)
+        released(device, all);
+    if (end->context && result == CUDA_SUCCESS && !primary_active(device)) {
+        qg_memory_context_ends(end->context);
+        qg_context_gone(end->context);
+    }
 }
 
 #define PRIMARY(name, all)                                                     \
     CUresult name(CUdevice device)                                             \
     {                                                                          \
-        CUcontext context = primary(device);                                   \
-        struct qg_card *left = leave_primary(device, all);                     \
+        struct qg_primary_end end = qg_primary_ending(device, all);            \
         CUresult result = QG_REAL(name)(device);                               \
-        if (left)                                                              \
-            qg_rm_left(left);                                                  \
-        if (result == CUDA_SUCCESS)                                            \
-            released(device, all);                                             \
-        if (context && result == CUDA_SUCCESS && !primary_active(device)) {    \
-            qg_memory_context_ends(context);                                   \
-            context_gone(context);                                             \
-        }                                                                      \
+        qg_primary_ended(device, all, &end, result);                           \
         return result;                                                         \
     }
 

@@ -95,8 +95,17 @@ static CUresult by_size(const struct request *r, struct qg_card *card, CUcontext
     if (result != CUDA_SUCCESS)
         qg_unreserve(card, r->size);
     else
-        qg_charge(card, r->size, QG_KIND_POINTER, *r->pointer, key_of(context), r->size);
+        qg_charge(card, r->size, QG_KIND_POINTER, *r->pointer, owner_of(context), r->size);
     return result;
+}
+
+/* Memory comes from the card of the stream, which need not be that of the current context; nor need there be one. */
+static struct qg_card *card_of_stream(const struct request *r)
+{
+    if (qg_stream_key(r->stream, ptsz(r)) <= 2)
+        return qg_card_current();
+    const struct qg_stream *stream = qg_stream_of(r->stream, ptsz(r));
+    return stream ? stream->card : NULL;
 }
 
 static CUresult allocate(const struct request *r)
@@ -104,9 +113,10 @@ static CUresult allocate(const struct request *r)
     CUcontext context = NULL;
     if (ruled() && captured(r->stream, ptsz(r)))
         qg_graph_memory_exists();
-    else if (ruled() && QG_REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS && context && r->pointer) {
+    else if (ruled() && QG_REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS && r->pointer &&
+             (context || qg_stream_key(r->stream, ptsz(r)) > 2)) {
         CUmemoryPool pool = r->pool;
-        struct qg_card *card = pool ? qg_pool_card(pool) : qg_card_current();
+        struct qg_card *card = pool ? qg_pool_card(pool) : card_of_stream(r);
         if (!pool && card)
             pool = qg_pool_current(card);
         else if (pool && !card && qg_governed)

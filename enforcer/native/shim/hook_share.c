@@ -28,7 +28,7 @@ static bool opened(CUdeviceptr pointer, struct qg_card *card, CUcontext context,
     if (!share && (DIRECT(QG_REAL(cuMemGetAddressRange_v2)(&base, &size, pointer)) != CUDA_SUCCESS ||
                    !qg_reserve(card, size)))
         return false;
-    qg_charge(card, share ? 0 : size, QG_KIND_IPC, pointer, key_of(context), share ? 0 : size);
+    qg_charge(card, share ? 0 : size, QG_KIND_IPC, pointer, owner_of(context), share ? 0 : size);
     if (share)
         qg_set_share(QG_KIND_IPC, pointer, share);
     return true;

@@ -3,6 +3,7 @@
  * Hooks of calls that wait for work or look at it (a marker goes in first, so that others see when it is done), of
  * captures (nothing of ours may go into one), and of the ends of streams.
  */
+#include "contexts.h"
 #include "pools.h"
 #include "streams.h"
 
@@ -51,7 +52,10 @@ LOOKS(cuEventRecord_ptsz, OF_THREADS_STREAM, (CUevent e, CUstream s), (e, s))
 LOOKS(cuEventRecordWithFlags, OF_STREAM, (CUevent e, CUstream s, unsigned int flags), (e, s, flags))
 LOOKS(cuEventRecordWithFlags_ptsz, OF_THREADS_STREAM, (CUevent e, CUstream s, unsigned int flags), (e, s, flags))
 LOOKS(cuCtxRecordEvent, qg_observe_context(context), (CUcontext context, CUevent e), (context, e))
-LOOKS(cuGreenCtxRecordEvent, qg_observe_context(NULL), (CUgreenCtx context, CUevent e), (context, e))
+LOOKS(cuGreenCtxRecordEvent, qg_observe_context(qg_green_context(context)), (CUgreenCtx context, CUevent e), (context, e))
+/* Not themselves a look at work, but all of the context may stand still behind them: hook_order.c. */
+LOOKS(cuCtxWaitEvent, qg_observe_context(context), (CUcontext context, CUevent e), (context, e))
+LOOKS(cuGreenCtxWaitEvent, qg_observe_context(qg_green_context(context)), (CUgreenCtx context, CUevent e), (context, e))
 
 /* ---- captures --------------------------------------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of physical memory by handle: creations, imports, and everything that keeps it alive (mappings, sparse arrays,
- * multicast objects).
+ * Hooks of physical memory by handle: creations, imports, mappings, tiles of sparse arrays. What else keeps it alive is in
+ * hook_bind.c.
  */
 #include "charge.h"
 #include "shares.h"
@@ -132,7 +132,7 @@ static void tie_arrays(const CUarrayMapInfo *list, unsigned int count)
         const CUarrayMapInfo *one = &list[i];
         uint64_t handle = one->memHandle.memHandle;
         if (one->memOperationType == CU_MEM_OPERATION_TYPE_MAP)
-            qg_handle_tie(handle, key_of(one->resource.array), handle);
+            qg_handle_tie(handle, key_of(one->resource.array), handle, 0);
     }
 }
 
@@ -148,28 +148,3 @@ static void tie_arrays(const CUarrayMapInfo *list, unsigned int count)
 
 MAPS_ARRAYS(cuMemMapArrayAsync)
 MAPS_ARRAYS(cuMemMapArrayAsync_ptsz)
-
-/* A multicast object has no memory of its own; what is bound to it lives until it is unbound. */
-#define BINDS(name, parameters, arguments)                                    \
-    CUresult name parameters                                                  \
-    {                                                                         \
-        CUresult result = QG_REAL(name) arguments;                            \
-        if (result == CUDA_SUCCESS && ruled())                                \
-            qg_handle_tie(memory, object, at);                                \
-        return result;                                                        \
-    }
-#define HANDLE CUmemGenericAllocationHandle
-
-BINDS(cuMulticastBindMem, (HANDLE object, size_t at, HANDLE memory, size_t from, size_t n, unsigned long long flags),
-      (object, at, memory, from, n, flags))
-BINDS(cuMulticastBindMem_v2,
-      (HANDLE object, CUdevice device, size_t at, HANDLE memory, size_t from, size_t n, unsigned long long flags),
-      (object, device, at, memory, from, n, flags))
-
-CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device, size_t at, size_t size)
-{
-    CUresult result = QG_REAL(cuMulticastUnbind)(object, device, at, size);
-    if (result == CUDA_SUCCESS && ruled())
-        qg_handle_untie(object, at);
-    return result;
-}

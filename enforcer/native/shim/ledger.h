@@ -27,6 +27,8 @@ enum qg_kind {
     QG_KIND_TIE = 11      /* a use of a handle by an array or a multicast object; holds no bytes */
 };
 
+enum qg_foreign { QG_OWN, QG_FOREIGN, QG_MULTICAST }; /* made here, by another process; no memory of its own */
+
 struct qg_entry { /* 32 bytes: two to a cache line */
     uint64_t key;
     uint64_t size;  /* bytes charged; of a mapping: bytes mapped */
@@ -34,14 +36,15 @@ struct qg_entry { /* 32 bytes: two to a cache line */
         uint64_t owner; /* context (pointer, array), handle (mapping, tie), pool (piece) */
         struct {        /* of a handle */
             uint32_t maps;    /* live mappings and ties */
-            uint32_t foreign; /* 1: made by another process */
+            uint32_t foreign; /* enum qg_foreign */
         };
     };
-    uint32_t refs;  /* handle: creations and retains not yet released; ipc: opens; exec: see hook_graphmem.c */
+    uint32_t refs;  /* handle: creations and retains not yet released; ipc: opens; exec: see hook_graphmem.c; tie: bytes, in QG_TIE_UNIT */
     uint16_t share; /* place in the list of shared memory + 1; 0: not shared */
     uint8_t kind;
     uint8_t card;
 };
+#define QG_TIE_UNIT 256u
 _Static_assert(sizeof(struct qg_entry) == 32, "an entry lies across two cache lines");
 
 struct qg_ledger {

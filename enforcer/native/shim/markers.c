@@ -88,11 +88,23 @@ static void refuse(struct qg_context *context)
     pthread_mutex_unlock(&context->lock);
 }
 
-static CUresult write_word(CUstream stream, CUdeviceptr address, uint32_t value)
+static CUresult write_into(CUstream stream, CUdeviceptr address, uint32_t value)
 {
     if (QG_HAVE(cuStreamWriteValue32_v2))
         return QG_REAL(cuStreamWriteValue32_v2)(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
     return QG_REAL(cuStreamWriteValue32)(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
+}
+
+/* A thread without a current context may work in a stream all the same; for us the driver may want one. */
+static CUresult write_word(const struct qg_stream *stream, CUdeviceptr address, uint32_t value)
+{
+    CUcontext popped;
+    CUresult result = write_into(stream->handle, address, value);
+    if (result != CUDA_ERROR_INVALID_CONTEXT || QG_REAL(cuCtxPushCurrent_v2)(stream->context->handle) != CUDA_SUCCESS)
+        return result;
+    result = write_into(stream->handle, address, value);
+    QG_REAL(cuCtxPopCurrent_v2)(&popped);
+    return result;
 }
 
 /* Under stream->lock: what was estimated since the last marker ends with this one. */
@@ -105,9 +117,10 @@ static void push_ring(struct qg_stream *stream)
         last->value = stream->value;
         last->est_ns += stream->open_ns;
         last->low_ns += stream->open_low_ns;
+        last->function = NULL;
     } else {
         stream->ring[(stream->ring_first + stream->ring_count++) % QG_RING] =
-            (struct qg_ring_item){stream->value, stream->open_ns, stream->open_low_ns};
+            (struct qg_ring_item){stream->value, stream->open_ns, stream->open_low_ns, stream->open_function};
     }
     stream->open_ns = stream->open_low_ns = 0;
 }
@@ -131,24 +144,46 @@ void qg_mark(struct qg_stream *stream)
         goto out;
     stream->page = page;
     struct qg_marker *marker = &page->markers[stream->marker];
+    /* Until the driver has taken the marker the work before it counts as unmarked, which is believed in for less long: a
+     * driver that takes its time over this call must not look like a long kernel. */
+    __atomic_add_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
     qg_clear_unmarked(stream);
-    uint32_t before = stream->value++;
-    __atomic_store_n(&marker->submitted, stream->value, __ATOMIC_SEQ_CST);
+    uint32_t value = ++stream->value;
     CUdeviceptr word = device + (CUdeviceptr)((char *)&marker->done - (char *)page);
-    if (write_word(stream->handle, word, stream->value) == CUDA_SUCCESS) {
+    if (write_word(stream, word, value) == CUDA_SUCCESS) {
+        __atomic_store_n(&marker->submitted, value, __ATOMIC_SEQ_CST);
         __atomic_store_n(&stream->marked_tick, qg_tick(), __ATOMIC_RELAXED);
         push_ring(stream);
     } else {
         /* Not supported here, or the context is in error: take it back, else the stream looks busy for ever. */
-        stream->value = before;
-        __atomic_store_n(&marker->submitted, before, __ATOMIC_SEQ_CST);
+        stream->value = value - 1;
         refuse(context);
         qg_set_unmarked(stream);
     }
+    __atomic_sub_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
+    qg_show_unmarked(stream->card);
 out:
     pthread_mutex_unlock(&stream->lock);
     qg_unrelax(relaxed, &mode);
     qg_depth--;
+}
+
+bool qg_stream_enter(const struct qg_stream *stream, bool *pushed)
+{
+    CUcontext current = NULL;
+    *pushed = false;
+    if (stream->key > 2)
+        return true;
+    if (QG_REAL(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current == stream->context_key)
+        return true;
+    return *pushed = QG_REAL(cuCtxPushCurrent_v2)(stream->context_key) == CUDA_SUCCESS;
+}
+
+void qg_stream_leave(bool pushed)
+{
+    CUcontext popped;
+    if (pushed)
+        QG_REAL(cuCtxPopCurrent_v2)(&popped);
 }
 
 void qg_observe_stream(CUstream handle, bool ptsz)
@@ -188,7 +223,11 @@ bool qg_stream_over(struct qg_stream *stream)
     if (__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) || stream->dead ||
         (stream->key == 2 && stream->thread != qg_this_thread()))
         return false;
+    bool pushed;
+    if (!qg_stream_enter(stream, &pushed))
+        return false;
     CUresult result = QG_REAL(cuStreamQuery)(stream->handle);
+    qg_stream_leave(pushed);
     if (result == CUDA_ERROR_NOT_READY)
         return false;
     pthread_mutex_lock(&stream->lock);

@@ -50,9 +50,12 @@ void qg_handle_unmap(uint64_t address, uint64_t size);
 void qg_handle_foreign(struct qg_card *card, uint64_t handle, uint16_t share);
 bool qg_handle_grows(uint64_t handle, uint64_t size);
 
-/* Uses of a handle by an array or a multicast object (the holder). */
-void qg_handle_tie(uint64_t handle, uint64_t holder, uint64_t place);
-void qg_handle_untie(uint64_t holder, uint64_t place);
+/* The handle is one of a multicast object: nothing of any card, but what is bound to it lives as long. */
+void qg_handle_multicast(uint64_t handle);
+
+/* Uses of a handle by an array, a multicast object or an endpoint (the holder). untie: how long it was, 0 if there is none. */
+void qg_handle_tie(uint64_t handle, uint64_t holder, uint64_t place, uint64_t span);
+uint64_t qg_handle_untie(uint64_t holder, uint64_t place);
 void qg_handle_free_ties(uint64_t holder);
 
 /* Counts another opening, or a closing, of an entry; out: what it is now. The last closing takes it out. */

@@ -2,11 +2,13 @@
  *
  * Looks at all streams of a context or card: which still lack a marker, and how much work they have in flight.
  */
+#include "contexts.h"
 #include "table.h"
 
+/* The green contexts of a primary one are waited for with it, and their events may be anybody's: they count as one. */
 static bool wants_mark(const struct qg_stream *stream, CUcontext context, uint64_t thread)
 {
-    return stream && stream->context->handle == context && (stream->key != 2 || stream->thread == thread) &&
+    return stream && qg_context_owner(stream->context->handle) == context && (stream->key != 2 || stream->thread == thread) &&
            __atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED);
 }
 
@@ -44,10 +46,15 @@ void qg_observe_context(CUcontext context)
         return;
     if (!context && (QG_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context))
         return;
-    unsigned count = unmarked_of(context, found, 4 * QG_MARKERS);
-    for (unsigned i = 0; i < count; i++)
+    unsigned count = unmarked_of(qg_context_owner(context), found, 4 * QG_MARKERS);
+    for (unsigned i = 0; i < count; i++) {
+        bool pushed;
+        if (!qg_stream_enter(found[i], &pushed))
+            continue;
         if (!qg_stream_captures(found[i]))
             qg_mark(found[i]);
+        qg_stream_leave(pushed);
+    }
 }
 
 void qg_observe_homeless(void)
@@ -67,9 +74,13 @@ static void add_inflight(struct qg_stream *stream, struct qg_inflight *out, uint
         out->oldest = stream;
         out->unmarked = !count;
         out->first_ns = count ? stream->ring[stream->ring_first].est_ns : own;
+        out->first = count ? stream->ring[stream->ring_first].function : stream->open_function;
         out->first_low_ns = count ? stream->ring[stream->ring_first].low_ns : stream->open_low_ns;
         *most = count;
     }
+    out->sum_low_ns += own ? stream->open_low_ns : 0;
+    for (uint32_t i = 0; i < count; i++)
+        out->sum_low_ns += stream->ring[(stream->ring_first + i) % QG_RING].low_ns;
     pthread_mutex_unlock(&stream->lock);
     out->sum_ns += own;
 }

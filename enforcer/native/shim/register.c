@@ -242,6 +242,7 @@ static void adopt(struct qg_card *card, struct qg_pages *pages)
     qg_memory_adopt(card, pages);
     qg_streams_adopt(card, old);
     __atomic_store_n(&qg_compute_open, false, __ATOMIC_SEQ_CST);
+    qg_gate_adopted(card);
     changed();
 }
 

@@ -98,6 +98,7 @@ void qg_ring_by_helper(struct qg_card *card);
 
 /* gate.c: gates were opened because no heart beat any more, and now it beats again */
 bool qg_gate_arbiter_back(void);
+void qg_gate_adopted(struct qg_card *card); /* new pages took over */
 
 /* lanes.c */
 void qg_lanes_register(void); /* asks the kernel for the barrier that plain counters need */

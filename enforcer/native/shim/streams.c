@@ -329,7 +329,8 @@ struct qg_stream *qg_stream_slow(CUstream stream, bool ptsz)
     uint64_t key = qg_stream_key(stream, ptsz), thread = 0;
     CUcontext current = NULL;
     unsigned generation = __atomic_load_n(&qg_generation, __ATOMIC_ACQUIRE);
-    if (QG_REAL(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || !current)
+    /* Without a current context work can be put into streams that have one. */
+    if (QG_REAL(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || (!current && key <= 2))
         return NULL;
     if (key == 2)
         thread = qg_this_thread();
@@ -418,6 +419,21 @@ void qg_streams_context_gone(CUcontext handle)
         if (record->handle == handle)
             record->handle = NULL;
     }
+    pthread_mutex_unlock(&qg_table_lock);
+}
+
+void qg_streams_green_gone(CUcontext handle)
+{
+    pthread_mutex_lock(&qg_table_lock);
+    for (size_t i = 0; i < BUCKETS; i++) {
+        for (struct qg_stream *stream = table[i]; stream; stream = stream->next)
+            if (stream->context->handle == handle && !stream->dead)
+                bury(stream);
+        unlink_dead(i);
+    }
+    for (struct qg_context *record = contexts; record; record = record->next)
+        if (record->handle == handle)
+            record->handle = NULL;
     pthread_mutex_unlock(&qg_table_lock);
 }
 

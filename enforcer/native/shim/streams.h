@@ -16,6 +16,7 @@ struct qg_ring_item {
     uint32_t value;   /* marker value that ends it */
     uint64_t est_ns;  /* estimated work between the marker before and this one */
     uint64_t low_ns;  /* what it takes at least */
+    const void *function; /* the only one launched between the two; NULL: none, or several launches */
 };
 
 /* A context in which markers are written. */
@@ -51,6 +52,7 @@ struct qg_stream {
     struct qg_proc *page;  /* where it was written */
     uint64_t open_ns;      /* estimated work since the last marker (window mode) */
     uint64_t open_low_ns;  /* what it takes at least */
+    const void *open_function; /* as in qg_ring_item */
     struct qg_ring_item ring[QG_RING];
     uint32_t ring_first, ring_count;
     struct qg_stream *next;          /* under the table's lock, like the next two */
@@ -136,6 +138,10 @@ static inline bool qg_stream_captures(struct qg_stream *stream)
     return QG_UNLIKELY(__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE)) && qg_stream_captures_slow(stream);
 }
 
+/* The handles of default streams mean those of the current context: makes it the stream's. False: it cannot be. */
+bool qg_stream_enter(const struct qg_stream *stream, bool *pushed);
+void qg_stream_leave(bool pushed);
+
 /* Around driver calls of ours that a capture of another thread would otherwise forbid, or be spoiled by. */
 bool qg_relax(CUstreamCaptureMode *mode);
 void qg_unrelax(bool relaxed, CUstreamCaptureMode *mode);
@@ -153,6 +159,7 @@ void qg_observe_homeless(void);               /* streams that found no free mark
 bool qg_unmarked_anywhere(void);             /* some stream has work after its last marker */
 
 void qg_stream_destroyed(CUstream stream);
+void qg_streams_green_gone(CUcontext context); /* its streams take no more work; what is in them goes on */
 
 /* Whether a stream has work after its last marker, and the slot's word that tells it for the whole process. */
 void qg_set_unmarked(struct qg_stream *stream);
@@ -172,8 +179,10 @@ bool qg_stream_over(struct qg_stream *stream);
 /* Estimated unfinished work of a card; visits each stream that has some. */
 struct qg_inflight {
     uint64_t sum_ns;
+    uint64_t sum_low_ns;       /* what all of it takes at least */
     uint64_t first_ns;         /* estimate of what ends next in `oldest` */
     uint64_t first_low_ns;     /* what that takes at least */
+    const void *first;         /* the function, if that is one launch of it */
     struct qg_stream *oldest;  /* the stream with most markers outstanding; NULL: nothing is unfinished */
     bool unmarked;             /* no marker stands in it: its end is invisible until one does */
 };

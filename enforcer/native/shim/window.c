@@ -13,17 +13,13 @@
 #include <unistd.h>
 
 #include "estimate.h"
+#include "nap.h"
 
 #define PAIRS 16u
 #define COPY_BYTES_PER_US 12000u  /* a cautious host link; only orders of magnitude matter */
 #define COPY_SETUP_NS 5000u
 #define STUCK_NS 2000000u         /* no progress for so long at a full window: let it through */
-#define SPIN_NS 5000u             /* looks at the word before it sleeps */
-#define NAP_NS 20000u
-#define WAKE_EARLY_NS 50000u      /* a sleep until the expected end of work ends so long before it */
-#define LONGEST_NAP_NS 1000000u   /* the gate may close meanwhile */
-#define SOON_NS 25000u            /* work of uncertain length often ends right after its least */
-#define RESERVE_NS 100000u        /* behind what runs stands so much more: nothing is lost by a late look */
+#define ALONE_NS 2000000u         /* a gate may be opened a little before the former tenant's work has ended */
 #define LEAD_NS 100000u           /* work longer than the window is queued so long before what runs will end */
 #define HOLD_NS 150000u           /* beside offline work so much goes before the arbiter said that the card is free */
 #define LONGEST_HOLD_NS 2000000u  /* an arbiter that lives tells sooner */
@@ -31,6 +27,7 @@
 #define LONGEST_SHIFT 5u
 #define ROOMY_NS 5000000u         /* from such a window on not each launch is looked at: nobody waits for the card */
 #define ROOMY_PARTS 8u            /* ... but so that those between two looks fill at most this part of it */
+#define UNMARKED_NS 250000u       /* where others wait, more than this does not stay without a marker: its end must be seen */
 #define MAX_CALM 63u
 #define NEW_PARTS 8u              /* a function of which little is known fills at least this part of any window */
 #define UNKNOWN_PARTS 2u          /* such a window is not filled by one unknown function, but by so many */
@@ -41,6 +38,7 @@ struct pair {
     const void *function;
     struct qg_pages *pages; /* and the gate's count of changes, when the start was recorded */
     uint64_t changes;
+    bool alone;      /* the gate had been open for so long that the former tenant's work had ended */
     uint64_t gap_ns; /* at the start: when; at the end: between recording the start and having launched */
     enum { PAIR_FREE, PAIR_STARTED, PAIR_PENDING } state;
 };
@@ -105,10 +103,27 @@ static void harvest(void)
             continue;
         if (result == CUDA_SUCCESS && QG_REAL(cuEventElapsedTime)(&ms, pair->start, pair->end) == CUDA_SUCCESS &&
             ms >= 0 && pair->function && undisturbed(pair))
-            qg_function_learn(&functions, pair->function, (uint64_t)(ms * 1e6f), pair->gap_ns);
+            qg_function_learn(&functions, pair->function, (uint64_t)(ms * 1e6f), pair->gap_ns, pair->alone);
         pair->state = PAIR_FREE;
     }
     qg_unrelax(relaxed, &mode);
+}
+
+/* Events belong to the context that is current, and that need not be the stream's; nor need there be one. */
+static bool make_events(struct pair *pair, CUcontext context)
+{
+    CUcontext popped;
+    if (QG_REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return false;
+    bool made = QG_REAL(cuEventCreate)(&pair->start, CU_EVENT_DEFAULT) == CUDA_SUCCESS;
+    if (made && QG_REAL(cuEventCreate)(&pair->end, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
+        QG_REAL(cuEventDestroy_v2)(pair->start);
+        made = false;
+    }
+    QG_REAL(cuCtxPopCurrent_v2)(&popped);
+    if (made)
+        pair->context = context;
+    return made;
 }
 
 /* Under lock: a free pair of this context, with the start recorded; NULL: sample some other time. */
@@ -120,13 +135,8 @@ static struct pair *start_sample(struct qg_stream *stream, struct qg_pages *page
             pair = &pairs[i];
     for (unsigned i = 0; i < PAIRS && !pair; i++)
         if (!pairs[i].context) {
-            if (QG_REAL(cuEventCreate)(&pairs[i].start, CU_EVENT_DEFAULT) != CUDA_SUCCESS)
+            if (!make_events(&pairs[i], stream->context->handle))
                 return NULL;
-            if (QG_REAL(cuEventCreate)(&pairs[i].end, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
-                QG_REAL(cuEventDestroy_v2)(pairs[i].start);
-                return NULL;
-            }
-            pairs[i].context = stream->context->handle;
             pair = &pairs[i];
         }
     if (!pair)
@@ -135,57 +145,36 @@ static struct pair *start_sample(struct qg_stream *stream, struct qg_pages *page
     if (QG_REAL(cuEventRecord)(pair->start, stream->handle) != CUDA_SUCCESS)
         return NULL;
     pair->pages = pages;
+    pair->alone = pair->gap_ns > __atomic_load_n(&pages->gate->changed_ns, __ATOMIC_RELAXED) + ALONE_NS;
     pair->changes = __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED);
     pair->function = function;
     pair->state = PAIR_STARTED;
     return pair;
 }
 
-/* One look at the window. */
-struct look {
-    uint64_t now, moved, last; /* when the GPU was last seen to finish something; what was unfinished at the last look */
-    uint64_t began;            /* as in progress */
-    uint32_t flags;            /* the gate word */
-    bool closed;               /* the gate closed meanwhile */
-    bool held;                 /* other work on the card ends first */
-    uint64_t due;              /* what waits may be queued when what runs has run so long; 0: not before its end */
-    struct qg_inflight inflight;
-};
-
-/* What runs now may end long before its estimate. */
-static bool uncertain(const struct qg_inflight *now)
+/* Under lock: a function that takes now long and now short has few lengths, most often; those that are over by now are out. */
+static void narrow(struct qg_look *at)
 {
-    return now->first_low_ns < now->first_ns / 4 * 3;
+    struct qg_inflight *now = &at->inflight;
+    struct qg_ends ends;
+    if (!now->first)
+        return;
+    bool left = qg_function_ends(qg_function_of(&functions, now->first), at->now - at->began, &ends);
+    at->expected = ends.expected;
+    if (!left)
+        return;
+    at->first_low_ns = ends.soonest_ns;
+    at->first_ns = ends.soonest_ns < ends.latest_ns / 4 * 3 ? ends.latest_ns : ends.middle_ns;
 }
 
-/* How long to sleep until something may have ended; 0: it is about to. What runs takes between its least and its estimate
- * (the same for most functions). Where more work stands behind it, its end need not be met exactly. Else it is looked for
- * from shortly before its least on, less and less often, and exactly again at the estimate. */
-static uint64_t nap_ns(const struct look *at)
+/* Says when all of it will have ended, so that the next tenant's gate opens in time. When work ends that takes now long and
+ * now short nobody knows, until it has run for so long that only its longest is left. */
+static void foresee(struct qg_pages *pages, const struct qg_look *at)
 {
-    uint64_t waited = at->now - at->began, low = at->inflight.first_low_ns, high = at->inflight.first_ns;
-    uint64_t behind = at->inflight.sum_ns - high, sleep_ns = NAP_NS;
-    if (waited <= SPIN_NS)
-        return 0;
-    bool sure = !uncertain(&at->inflight);
-    if (at->due && sure)
-        sleep_ns = at->due - waited;
-    else if (behind >= RESERVE_NS)
-        sleep_ns = waited < low ? low - waited : behind / 8 < RESERVE_NS ? behind / 8 : RESERVE_NS;
-    else if (waited < low)
-        sleep_ns = low - waited > WAKE_EARLY_NS ? low - waited - WAKE_EARLY_NS : 0;
-    else if (!sure && waited < low + SOON_NS)
-        sleep_ns = 0;
-    else if (waited < high)
-        sleep_ns = high - waited <= WAKE_EARLY_NS ? 0 :
-                   high - waited - WAKE_EARLY_NS < waited / 16 ? high - waited - WAKE_EARLY_NS : waited / 16;
-    else if (waited - high > LONGEST_NAP_NS)
-        sleep_ns = (waited - high) / 16;
-    if (at->due > waited && sleep_ns > at->due - waited)
-        sleep_ns = at->due - waited;
-    if (sleep_ns && sleep_ns < NAP_NS)
-        sleep_ns = NAP_NS;
-    return sleep_ns < LONGEST_NAP_NS ? sleep_ns : LONGEST_NAP_NS;
+    const struct qg_inflight *now = &at->inflight;
+    uint64_t behind = now->sum_ns - now->first_ns, low = now->sum_low_ns - now->first_low_ns, sum = at->first_ns + behind;
+    bool known = now->sum_ns && !now->unmarked && sum - at->first_low_ns - low <= sum / 4;
+    __atomic_store_n(&pages->proc->ends_ns, known ? at->began + sum : 0, __ATOMIC_RELAXED);
 }
 
 int qg_no_slack(void)
@@ -202,9 +191,9 @@ void qg_slack_again(int slack)
 }
 
 /* By number: a cancellation point otherwise. Who is held back is woken by the arbiter, or by the end of its own work. */
-static void nap(const struct look *at, const uint32_t *word)
+static void nap(const struct qg_look *at, const uint32_t *word)
 {
-    struct timespec wait = {0, (long)nap_ns(at)};
+    struct timespec wait = {0, (long)qg_nap_ns(at)};
     if (at->held && !at->inflight.sum_ns)
         wait.tv_nsec = NAP_NS;
     if (at->closed)
@@ -223,15 +212,23 @@ static void nap(const struct look *at, const uint32_t *word)
 
 /* Booked under lock, so that two threads cannot both take the last room. */
 static void book(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work, uint64_t estimate,
-                 uint64_t inflight)
+                 struct qg_look *at)
 {
     uint64_t least = work->function ? qg_function_least(qg_function_of(&functions, work->function)) : estimate;
     pthread_mutex_lock(&stream->lock);
+    stream->open_function = stream->open_ns || work->times != 1 ? NULL : work->function;
     stream->open_ns += estimate * work->times;
     stream->open_low_ns += least * work->times;
     pthread_mutex_unlock(&stream->lock);
     qg_stream_works(stream);
-    __atomic_store_n(&pages->proc->inflight_us, (inflight + estimate) / 1000, __ATOMIC_RELAXED);
+    __atomic_store_n(&pages->proc->inflight_us, (at->inflight.sum_ns + estimate) / 1000, __ATOMIC_RELAXED);
+    if (!at->inflight.sum_ns) {
+        at->inflight.first_ns = at->first_ns = estimate * work->times;
+        at->inflight.first_low_ns = at->first_low_ns = least * work->times;
+        at->inflight.unmarked = false; /* it will have one before its end matters */
+    }
+    at->inflight.sum_ns += estimate * work->times;
+    at->inflight.sum_low_ns += least * work->times;
     qg_window_open = true;
     sampling = NULL;
     if (work->function && qg_function_launched(qg_function_of(&functions, work->function))) {
@@ -274,7 +271,7 @@ static uint64_t patience_ns(uint64_t first_ns, unsigned times)
     return ((uint64_t)STUCK_NS << (shift < LONGEST_SHIFT ? shift : LONGEST_SHIFT)) + first_ns;
 }
 
-static void look_at(struct look *at, struct qg_card *card)
+static void look_at(struct qg_look *at, struct qg_card *card)
 {
     qg_inflight_of(card, &at->inflight);
     at->now = qg_now_ns();
@@ -293,23 +290,26 @@ static void look_at(struct look *at, struct qg_card *card)
     seen->sum_ns = at->last = sum;
     seen->looked_ns = at->now;
     at->began = seen->began_ns;
+    at->first_ns = at->inflight.first_ns;
+    at->first_low_ns = at->inflight.first_low_ns;
+    at->expected = false;
 }
 
 /* Work too long to be queued behind what runs is queued shortly before that ends, so that the card need not wait for
  * this thread to wake up. Only where one piece runs alone; what has run almost as long as its function ever takes ends soon,
  * however short it is at other times. */
-static bool just_in_time(struct look *at, uint64_t estimate, uint64_t window_ns)
+static bool just_in_time(struct qg_look *at, uint64_t estimate, uint64_t window_ns)
 {
     const struct qg_inflight *now = &at->inflight;
     uint64_t lead = estimate + LEAD_NS > window_ns ? LEAD_NS : window_ns - estimate;
-    if (!now->oldest || now->unmarked || now->sum_ns != now->first_ns || !now->first_low_ns)
+    if (!now->oldest || now->unmarked || now->sum_ns != now->first_ns || !at->first_low_ns)
         return false;
-    at->due = now->first_ns > lead ? now->first_ns - lead : 0;
+    at->due = at->first_ns > lead ? at->first_ns - lead : 0;
     return at->now - at->began >= at->due;
 }
 
 /* What is unfinished, as far as can be told: what runs has taken much longer than estimated, so will what follows. */
-static uint64_t unfinished(const struct look *at)
+static uint64_t unfinished(const struct qg_look *at)
 {
     uint64_t ran = at->now - at->began, first = at->inflight.first_ns, sum = at->inflight.sum_ns;
     return first && ran > 2 * first ? (uint64_t)((double)sum / (double)first * (double)ran) : sum;
@@ -317,13 +317,13 @@ static uint64_t unfinished(const struct look *at)
 
 /* Beside offline work the first launch after a pause goes, so that the card has it at once, and what follows waits until
  * that work is over: the arbiter tells. What passes meanwhile lasts about as long as it takes to be told. */
-static bool held_back(const struct hold *hold, const struct look *at, uint64_t cost)
+static bool held_back(const struct hold *hold, const struct qg_look *at, uint64_t cost)
 {
     return hold->spent_ns && hold->spent_ns + cost > HOLD_NS && at->now - hold->began_ns < LONGEST_HOLD_NS;
 }
 
 /* Books the work and returns true if it fits, or if nothing has moved for too long. */
-static bool fits(struct look *at, struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work,
+static bool fits(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work,
                  uint64_t window_ns)
 {
     pthread_mutex_lock(&lock);
@@ -342,8 +342,10 @@ static bool fits(struct look *at, struct qg_stream *stream, struct qg_pages *pag
     at->closed = at->flags & QG_GATE_CLOSED;
     at->held = at->flags & QG_GATE_HOLD && held_back(hold, at, estimate * work->times);
     bool enter = !sum || __atomic_load_n(&stream->context->broken, __ATOMIC_RELAXED) ||
-                 unfinished(at) + estimate * work->times <= window_ns ||
-                 (work->times == 1 && just_in_time(at, estimate, window_ns));
+                 unfinished(at) + estimate * work->times <= window_ns;
+    if (!enter)
+        narrow(at);
+    enter = enter || (work->times == 1 && just_in_time(at, estimate, window_ns));
     enter = enter && !at->closed && !at->held;
     stuck = stuck && !enter && !at->closed && !at->held;
     if (enter || stuck) {
@@ -353,12 +355,13 @@ static bool fits(struct look *at, struct qg_stream *stream, struct qg_pages *pag
         }
         if (at->flags & QG_GATE_HOLD)
             hold->spent_ns += estimate * work->times;
-        book(stream, pages, work, estimate, sum);
+        book(stream, pages, work, estimate, at);
         progress[stream->card - qg_cards].sum_ns = sum + estimate * work->times;
         qg_thread.calm = stuck ? 0 : calm_after(work, estimate, window_ns);
     } else if (at->now - at->moved > SPIN_NS) {
         harvest(); /* a better estimate may make it fit */
     }
+    foresee(pages, at);
     qg_depth--;
     pthread_mutex_unlock(&lock);
     return enter || stuck;
@@ -366,7 +369,7 @@ static bool fits(struct look *at, struct qg_stream *stream, struct qg_pages *pag
 
 /* Another look, and a marker behind work that has none: without one its end is invisible. A signal handler may leave the
  * wait by siglongjmp, so signals come in while the thread sleeps and not while it holds a lock. */
-static bool look_again(struct look *at, struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work,
+static bool look_again(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work,
                        uint64_t window_ns)
 {
     sigset_t all, before;
@@ -380,17 +383,19 @@ static bool look_again(struct look *at, struct qg_stream *stream, struct qg_page
     return enter;
 }
 
-uint64_t qg_window_drain_ns(struct qg_card *card)
+uint64_t qg_window_drain_ns(struct qg_card *card, struct qg_pages *pages)
 {
     sigset_t all, before;
-    struct look at = {.last = UINT64_MAX};
+    struct qg_look at = {.last = UINT64_MAX};
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_mutex_lock(&lock);
     look_at(&at, card);
+    narrow(&at);
+    foresee(pages, &at);
     pthread_mutex_unlock(&lock);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    uint64_t sleep_ns = at.inflight.sum_ns ? nap_ns(&at) : 0;
+    uint64_t sleep_ns = at.inflight.sum_ns ? qg_nap_ns(&at) : 0;
     return !at.inflight.sum_ns ? 0 : sleep_ns > NAP_NS ? sleep_ns : NAP_NS;
 }
 
@@ -398,7 +403,7 @@ bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const str
 {
     uint64_t window_ns = (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 1000u;
     uint64_t start = qg_now_ns();
-    struct look at = {.now = start, .moved = start, .last = UINT64_MAX};
+    struct qg_look at = {.now = start, .moved = start, .last = UINT64_MAX};
     qg_want_marker(stream);
     if (fits(&at, stream, pages, work, window_ns))
         return true;
@@ -458,9 +463,10 @@ void qg_window_leave(struct qg_stream *stream)
         pthread_mutex_unlock(&lock);
         sampling = NULL;
     }
-    uint64_t quarter_ns = (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 250u;
+    uint64_t window_ns = (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 1000u;
+    uint64_t most = window_ns >= ROOMY_NS || window_ns < 4 * UNMARKED_NS ? window_ns / 4 : UNMARKED_NS;
     pthread_mutex_lock(&stream->lock);
-    bool due = stream->open_ns >= quarter_ns;
+    bool due = stream->open_ns >= most;
     pthread_mutex_unlock(&stream->lock);
     if (due)
         qg_mark(stream);

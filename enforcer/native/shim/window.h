@@ -13,8 +13,9 @@ void qg_window_pause_ends(struct qg_card *card, const struct qg_pages *pages);
 /* The gate was closed and opened again for a turn of others, who had the card only after our work had ended. */
 void qg_window_after_turn(const struct qg_pages *pages, uint64_t before, uint64_t after);
 
-/* At a closed gate: how long to sleep until what this process has on the card may have ended. 0: it has. */
-uint64_t qg_window_drain_ns(struct qg_card *card);
+/* At a closed gate: how long to sleep until what this process has on the card may have ended (0: it has), and tells when it
+ * will. */
+uint64_t qg_window_drain_ns(struct qg_card *card, struct qg_pages *pages);
 
 /* The usual timer slack of 50 us would more than double a short sleep; the program's own setting is put back. */
 int qg_no_slack(void);

@@ -41,7 +41,7 @@
     } while (0)
 
 enum cu_magic { CU_CTX = 0x43545831, CU_STREAM, CU_EVENT, CU_MODULE, CU_FUNCTION, CU_GRAPH, CU_EXEC, CU_POOL, CU_ARRAY,
-                CU_NODE };
+                CU_NODE, CU_GREEN, CU_LINK };
 
 #define CU_GROUPS 3u /* of a context: compute, host to card, card to host */
 
@@ -81,11 +81,14 @@ struct CUstream_st {
     struct cu_host_queue *host;           /* thread that runs host functions; made on first use */
     CUgraph capture;
     struct cu_front *front; /* cu_capture.c */
+    CUgreenCtx green;       /* it was made in this one; NULL: in none */
 };
 
 struct CUctx_st {
     enum cu_magic magic;
     struct cu_device *device;
+    CUgreenCtx green; /* cu_green.c: this is no context of its own, but goes as the primary one */
+    unsigned more;    /* uses by cuCtxAttach() */
     unsigned flags;
     bool is_primary;
     uint32_t id;
@@ -117,7 +120,6 @@ struct CUevent_st {
     struct cu_front *front;
 };
 
-#define CU_NAME_LEN 128
 #define CU_OLD_PARAMS 256u /* bytes of parameters that cuParamSet* keeps */
 struct CUfunc_st {
     enum cu_magic magic;
@@ -126,7 +128,7 @@ struct CUfunc_st {
     bool is_work; /* qgpu_work(u64 iterations): the kernel whose duration is its argument */
     const struct sim_rule *rule; /* of --kernel-cost; NULL: --unknown-us */
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
-    char name[CU_NAME_LEN];
+    char *name;
     struct { /* cu_launch_old.c */
         uint64_t threads;
         char params[CU_OLD_PARAMS];
@@ -180,6 +182,12 @@ CUresult cu_current_in(const char *function, CUcontext *ctx);
 CUresult cu_sticky(CUcontext ctx); /* the error that the context is in, CUDA_SUCCESS: none */
 CUresult cu_device_of(CUdevice dev, struct cu_device **device);
 
+/* cu_green.c */
+bool cu_green_ok(CUgreenCtx green);
+CUcontext cu_green_context(CUgreenCtx green);
+CUresult cu_green_primary(CUgreenCtx green, CUcontext *primary); /* the context that it is a part of */
+CUgreenCtx cu_green_current(void);                                /* the calling thread's; NULL: none */
+
 /* cu_stream.c */
 CUresult cu_stream_get(CUstream handle, bool per_thread, CUstream *stream);
 CUresult cu_stream_new(CUcontext ctx, unsigned flags, CUstream *out);
@@ -194,8 +202,12 @@ CUresult cu_memory_address(CUdeviceptr ptr, size_t bytes, uint64_t *address);
 bool cu_memory_is_device(CUdeviceptr ptr);
 CUresult cu_memory_managed(CUdeviceptr ptr, size_t bytes); /* CUDA_SUCCESS: within one managed allocation (cu_copy2d.c) */
 
-/* cu_vmm.c */
-void cu_vmm_array_gone(const void *array);
+/* cu_vmm.c: memory by handle that is kept by an array or a multicast object (the holder) */
+CUresult cu_vmm_tie(const void *holder, uint64_t place, CUmemGenericAllocationHandle handle);
+bool cu_vmm_untie(const void *holder, uint64_t place);
+void cu_vmm_holder_gone(const void *holder);
+CUresult cu_vmm_object(CUmemGenericAllocationHandle *handle, uint64_t size); /* without memory of a card */
+bool cu_vmm_fits(CUmemGenericAllocationHandle handle, bool object, uint64_t from, uint64_t size);
 
 /* cu_pool.c */
 void cu_pool_settle(void); /* after a wait: what pools hold beyond their threshold goes back to the card */

@@ -94,7 +94,7 @@ static CUresult destroy(struct CUarray_st *array, bool mipmap)
         return CUDA_ERROR_INVALID_HANDLE;
     if (array->id && cu_handle_ok(CU_CTX, array->ctx))
         cu_request(SIM_REQ_FREE, array->ctx->id, array->id, &rep, sizeof rep, NULL, 0);
-    cu_vmm_array_gone(array);
+    cu_vmm_holder_gone(array);
     cu_handle_free(CU_ARRAY, array);
     return CUDA_SUCCESS;
 }

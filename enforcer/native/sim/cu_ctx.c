@@ -13,6 +13,15 @@ static __thread int depth;
 
 CUresult cu_sticky(CUcontext ctx) { return (CUresult)__atomic_load_n(&ctx->shm->sticky, __ATOMIC_ACQUIRE); }
 
+/* The context that does the work for this one: a green one's is the primary one. */
+static CUresult whole(CUcontext ctx, CUcontext *out)
+{
+    *out = ctx;
+    if (ctx->green)
+        CU_TRY(cu_green_primary(ctx->green, out));
+    return cu_sticky(*out);
+}
+
 CUresult cu_current_in(const char *function, CUcontext *ctx)
 {
     CU_TRY(cu_ready_in(function));
@@ -20,8 +29,12 @@ CUresult cu_current_in(const char *function, CUcontext *ctx)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (!cu_handle_ok(CU_CTX, stack[depth - 1]))
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    *ctx = stack[depth - 1];
-    return cu_sticky(*ctx);
+    return whole(stack[depth - 1], ctx);
+}
+
+CUgreenCtx cu_green_current(void)
+{
+    return depth && cu_handle_ok(CU_CTX, stack[depth - 1]) ? stack[depth - 1]->green : NULL;
 }
 
 static CUresult push(CUcontext ctx)
@@ -136,7 +149,7 @@ CUresult CUDAAPI cuCtxCreate_v4(CUcontext *ctx, CUctxCreateParams *params, unsig
 CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
 {
     CU_TRY(cu_ready());
-    if (!cu_handle_ok(CU_CTX, ctx) || ctx->is_primary)
+    if (!cu_handle_ok(CU_CTX, ctx) || ctx->is_primary || ctx->green)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (depth && stack[depth - 1] == ctx)
         depth--;
@@ -144,6 +157,31 @@ CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
 }
 
 CUresult CUDAAPI cuCtxDestroy(CUcontext ctx) { return cuCtxDestroy_v2(ctx); }
+
+CUresult CUDAAPI cuCtxAttach(CUcontext *out, unsigned int flags)
+{
+    CUcontext ctx;
+    CU_TRY(cu_current(&ctx));
+    if (!out || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (ctx->is_primary)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    ctx->more++;
+    *out = ctx;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
+{
+    CU_TRY(cu_ready());
+    if (!cu_handle_ok(CU_CTX, ctx) || ctx->is_primary || ctx->green || !depth || stack[depth - 1] != ctx)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (ctx->more) {
+        ctx->more--;
+        return CUDA_SUCCESS;
+    }
+    return cuCtxDestroy_v2(ctx);
+}
 
 CUresult CUDAAPI cuCtxPushCurrent_v2(CUcontext ctx)
 {
@@ -223,7 +261,10 @@ CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx)
     if (!ctx)
         return cuCtxSynchronize();
     CU_TRY(cu_ready());
-    return cu_handle_ok(CU_CTX, ctx) ? cu_stream_sync(&ctx->all) : CUDA_ERROR_INVALID_CONTEXT;
+    if (!cu_handle_ok(CU_CTX, ctx))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    CU_TRY(whole(ctx, &ctx));
+    return cu_stream_sync(&ctx->all);
 }
 
 CUresult CUDAAPI cuCtxGetFlags(unsigned int *flags)

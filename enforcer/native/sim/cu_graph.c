@@ -286,6 +286,15 @@ CUresult CUDAAPI cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const
     return keep(node, duplicate(&node->child, child));
 }
 
+static CUresult add_memory(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n,
+                           CUDA_MEM_ALLOC_NODE_PARAMS_v2 *params)
+{
+    CUDA_MEM_ALLOC_NODE_PARAMS wanted = {.poolProps = params->poolProps, .bytesize = params->bytesize};
+    CU_TRY(cuGraphAddMemAllocNode(out, graph, after, n, &wanted));
+    params->dptr = wanted.dptr;
+    return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n,
                                 CUgraphNodeParams *params)
 {
@@ -314,6 +323,8 @@ CUresult CUDAAPI cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNo
         return cuGraphAddChildGraphNode(out, graph, after, n, params->graph.graph);
     case CU_GRAPH_NODE_TYPE_EMPTY:
         return cuGraphAddEmptyNode(out, graph, after, n);
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+        return add_memory(out, graph, after, n, &params->alloc);
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
         return cuGraphAddMemFreeNode(out, graph, after, n, params->free.dptr);
     default:

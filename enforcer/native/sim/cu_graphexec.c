@@ -177,11 +177,12 @@ CUresult CUDAAPI cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode
 
 static CUresult with_params(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params, bool pt)
 {
-    (void)pt;
     CU_TRY(cu_ready());
     if (!params)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult status = instantiate(out, graph, params->flags);
+    if (status == CUDA_SUCCESS && params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
+        status = pt ? cuGraphUpload_ptsz(*out, params->hUploadStream) : cuGraphUpload(*out, params->hUploadStream);
     params->hErrNode_out = NULL;
     params->result_out = status == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
     return status;

@@ -22,7 +22,8 @@ static struct arena arenas[] = {
     {.item = sizeof(struct CUfunc_st), .count = 262144},   {.item = 256, .count = 65536},
     {.item = CU_EXEC_SIZE, .count = 65536},                {.item = 128, .count = 1024},
     {.item = 128, .count = 65536},
-    {.item = CU_NODE_SIZE, .count = 1048576},
+    {.item = CU_NODE_SIZE, .count = 1048576},             {.item = 256, .count = 4096},
+    {.item = 128, .count = 65536},
 };
 
 static struct arena *arena_of(enum cu_magic kind) { return &arenas[kind - CU_CTX]; }

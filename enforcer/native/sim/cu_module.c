@@ -78,7 +78,7 @@ static const struct sim_rule *rule_of(const char *name)
 static CUresult find(CUfunction *out, CUmodule module, const char *name)
 {
     CUresult status = CUDA_ERROR_NOT_FOUND;
-    if (!out || !name || !*name || strlen(name) >= CU_NAME_LEN)
+    if (!out || !name || !*name)
         return name && *name ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_FOUND;
     pthread_mutex_lock(&module->lock);
     for (CUfunction f = module->functions; f; f = f->next)
@@ -87,9 +87,12 @@ static CUresult find(CUfunction *out, CUmodule module, const char *name)
             status = CUDA_SUCCESS;
         }
     CUfunction f = NULL;
-    if (status != CUDA_SUCCESS && (!module->ptx || has_entry(module->ptx, name)))
+    char *own = NULL;
+    if (status != CUDA_SUCCESS && (!module->ptx || has_entry(module->ptx, name)) && (own = strdup(name)) != NULL)
         f = cu_handle_new(CU_FUNCTION);
-    if (f) {
+    if (!f) {
+        free(own);
+    } else {
         f->module = module;
         f->next = module->functions;
         f->rule = rule_of(name);
@@ -97,7 +100,7 @@ static CUresult find(CUfunction *out, CUmodule module, const char *name)
         f->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 1024;
         f->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS] = 32;
         f->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] = f->attributes[CU_FUNC_ATTRIBUTE_BINARY_VERSION] = 90;
-        strcpy(f->name, name);
+        f->name = own;
         module->functions = f;
         *out = f;
         status = CUDA_SUCCESS;
@@ -110,6 +113,7 @@ static CUresult unload(CUmodule module)
 {
     while (module->functions) {
         CUfunction next = module->functions->next;
+        free(module->functions->name);
         cu_handle_free(CU_FUNCTION, module->functions);
         module->functions = next;
     }

@@ -28,6 +28,8 @@ CUresult cu_stream_get(CUstream handle, bool per_thread, CUstream *stream)
         if (!cu_handle_ok(CU_STREAM, handle))
             return CUDA_ERROR_INVALID_HANDLE;
         *stream = handle;
+        if (handle->green && !cu_green_ok(handle->green))
+            return CUDA_ERROR_CONTEXT_IS_DESTROYED;
         return cu_handle_ok(CU_CTX, handle->ctx) ? cu_sticky(handle->ctx) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     }
     CU_TRY(cu_current(&ctx));
@@ -76,6 +78,7 @@ CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *out, unsigned int flags, i
     CUstream stream;
     CU_TRY(cu_stream_new(ctx, flags, &stream));
     stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+    stream->green = cu_green_current();
     *out = stream;
     return CUDA_SUCCESS;
 }
@@ -151,25 +154,29 @@ static CUresult get_priority(CUstream handle, int *priority, bool pt)
 }
 CU_BOTH(cuStreamGetPriority, cuStreamGetPriority_ptsz, get_priority, (CUstream stream, int *priority), stream, priority)
 
-static CUresult get_ctx(CUstream handle, CUcontext *ctx, bool pt)
+static CUresult get_ctx_green(CUstream handle, CUcontext *ctx, CUgreenCtx *green, bool pt)
 {
     CUstream stream;
     CU_TRY(cu_stream_get(handle, pt, &stream));
     if (!ctx)
         return CUDA_ERROR_INVALID_VALUE;
     *ctx = stream->ctx;
-    return CUDA_SUCCESS;
-}
-CU_BOTH(cuStreamGetCtx, cuStreamGetCtx_ptsz, get_ctx, (CUstream stream, CUcontext *ctx), stream, ctx)
-
-static CUresult get_ctx_green(CUstream stream, CUcontext *ctx, CUgreenCtx *green, bool pt)
-{
     if (green)
-        *green = NULL;
-    return get_ctx(stream, ctx, pt);
+        *green = handle > CU_STREAM_PER_THREAD ? stream->green : cu_green_current();
+    return CUDA_SUCCESS;
 }
 CU_BOTH(cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz, get_ctx_green, (CUstream stream, CUcontext *ctx, CUgreenCtx *green),
         stream, ctx, green)
+
+static CUresult get_ctx(CUstream stream, CUcontext *ctx, bool pt)
+{
+    CUgreenCtx green;
+    CU_TRY(get_ctx_green(stream, ctx, &green, pt));
+    if (green)
+        *ctx = cu_green_context(green);
+    return CUDA_SUCCESS;
+}
+CU_BOTH(cuStreamGetCtx, cuStreamGetCtx_ptsz, get_ctx, (CUstream stream, CUcontext *ctx), stream, ctx)
 
 static CUresult get_id(CUstream handle, unsigned long long *id, bool pt)
 {

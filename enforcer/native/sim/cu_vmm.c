@@ -22,6 +22,7 @@ struct physical {
     uint8_t *contents;
     int file; /* of the contents, for other processes; -1: cannot be shared */
     bool borrowed; /* imported: its maker has it in the books of the card */
+    bool object;   /* of a multicast team: what it shows is bound to it */
     unsigned refs, maps;
     struct physical *next;
 };
@@ -34,8 +35,9 @@ struct range {
 
 static pthread_mutex_t vmm_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct physical *physicals;
-static struct tile {
-    const void *array;
+static struct tile { /* or a binding */
+    const void *holder;
+    uint64_t place;
     struct physical *physical;
     struct tile *next;
 } *tiles;
@@ -168,6 +170,7 @@ static void give_back(struct physical *gone)
         cu_stream_sync(&gone->ctx->all); /* work that was submitted may use it */
         cu_request(SIM_REQ_FREE, gone->ctx_id, gone->id, &rep, sizeof rep, NULL, 0);
     }
+    cu_vmm_holder_gone((void *)(uintptr_t)gone->handle);
     munmap(gone->contents, gone->size);
     if (gone->file >= 0)
         close(gone->file);
@@ -244,17 +247,17 @@ CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ha
     return CUDA_SUCCESS;
 }
 
-/* Tiles of sparse arrays: the memory is kept until the array is destroyed, nothing can be read through them. */
-static CUresult map_tile(const CUarrayMapInfo *info)
+/* What an array or a multicast object keeps; nothing can be read through it. */
+CUresult cu_vmm_tie(const void *holder, uint64_t place, CUmemGenericAllocationHandle handle)
 {
     struct tile *tile = malloc(sizeof *tile);
     if (!tile)
         return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&vmm_lock);
-    struct physical *physical = physical_of(info->memHandle.memHandle);
+    struct physical *physical = physical_of(handle);
     if (physical) {
         physical->maps++;
-        *tile = (struct tile){info->resource.array, physical, tiles};
+        *tile = (struct tile){holder, place, physical, tiles};
         tiles = tile;
     }
     pthread_mutex_unlock(&vmm_lock);
@@ -263,25 +266,51 @@ static CUresult map_tile(const CUarrayMapInfo *info)
     return physical ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-void cu_vmm_array_gone(const void *array)
+/* One of the holder's, at this place or (all) anywhere. */
+static bool untie(const void *holder, uint64_t place, bool all)
 {
-    struct physical *gone;
-    do {
-        gone = NULL;
-        pthread_mutex_lock(&vmm_lock);
-        for (struct tile **link = &tiles, *tile; (tile = *link) != NULL && !gone;) {
-            if (tile->array != array) {
-                link = &tile->next;
-                continue;
-            }
-            *link = tile->next;
-            tile->physical->maps--;
-            gone = if_unused(tile->physical);
-            free(tile);
-        }
-        pthread_mutex_unlock(&vmm_lock);
-        give_back(gone);
-    } while (gone);
+    struct physical *gone = NULL;
+    pthread_mutex_lock(&vmm_lock);
+    struct tile **link = &tiles, *tile;
+    while ((tile = *link) != NULL && (tile->holder != holder || (!all && tile->place != place)))
+        link = &tile->next;
+    if (tile) {
+        *link = tile->next;
+        tile->physical->maps--;
+        gone = if_unused(tile->physical);
+        free(tile);
+    }
+    pthread_mutex_unlock(&vmm_lock);
+    give_back(gone);
+    return tile != NULL;
+}
+
+bool cu_vmm_untie(const void *holder, uint64_t place) { return untie(holder, place, false); }
+
+void cu_vmm_holder_gone(const void *holder)
+{
+    while (untie(holder, 0, true))
+        ;
+}
+
+CUresult cu_vmm_object(CUmemGenericAllocationHandle *handle, uint64_t size)
+{
+    struct physical *made = new_physical(size, -1);
+    if (!made)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    made->borrowed = made->object = true;
+    *handle = enlist(made);
+    return CUDA_SUCCESS;
+}
+
+bool cu_vmm_fits(CUmemGenericAllocationHandle handle, bool object, uint64_t from, uint64_t size)
+{
+    pthread_mutex_lock(&vmm_lock);
+    const struct physical *at = physical_of(handle);
+    bool fits = at && at->object == object && whole(size) && from % GRANULARITY == 0 && from <= at->size &&
+                size <= at->size - from;
+    pthread_mutex_unlock(&vmm_lock);
+    return fits;
 }
 
 static CUresult map_arrays(CUarrayMapInfo *list, unsigned int count, CUstream handle, bool pt)
@@ -292,7 +321,7 @@ static CUresult map_arrays(CUarrayMapInfo *list, unsigned int count, CUstream ha
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < count; i++)
         if (list[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP)
-            CU_TRY(map_tile(&list[i]));
+            CU_TRY(cu_vmm_tie(list[i].resource.array, 0, list[i].memHandle.memHandle));
     return CUDA_SUCCESS;
 }
 CU_BOTH(cuMemMapArrayAsync, cuMemMapArrayAsync_ptsz, map_arrays,

@@ -9,10 +9,14 @@
 
 /* As the arbiter's sampling has it: who stands at an open gate for so long without a launch is doubted for a while,
  * and work without any progress earns no more turns. */
-#define UNUSED_LEASE_NS (20 * QP_MS)
-#define DOUBT_MIN_NS (100 * QP_MS)
+#define UNUSED_LEASE_NS (5 * QP_MS)
+#define UNUSED_AGAIN_NS (1 * QP_MS)
+#define DOUBT_MIN_NS (10 * QP_MS)
 #define DOUBT_MAX_NS (1000 * QP_MS)
-#define STUCK_NS(class) ((class) == QG_CLASS_ONLINE ? 60000 * QP_MS : 2000 * QP_MS)
+#define STUCK_ONLINE_NS (60000 * QP_MS)
+#define STUCK_NS (2000 * QP_MS)
+#define STUCK_LEAST_NS (100 * QP_MS) /* ... sooner if its longest kernel takes less than a quarter of that */
+#define STUCK_TIMES 4u
 
 static uint64_t draw(struct machine *m) { /* xorshift64* */
     m->rng ^= m->rng >> 12;
@@ -283,12 +287,21 @@ void actor_due(struct world *w, struct machine *m, struct actor *a) {
 
 /* Who stands at an open gate and does not move earns no turns for a while. */
 static bool standing_believed(const struct machine *m, struct actor *a) {
+    uint64_t lease = a->doubt_ns ? UNUSED_AGAIN_NS : UNUSED_LEASE_NS;
     if (m->now < a->doubt_until_ns) return false;
-    if ((a->gate & QG_GATE_CLOSED) || m->now < a->opened_ns + UNUSED_LEASE_NS) return true;
+    if ((a->gate & QG_GATE_CLOSED) || m->now < a->opened_ns + lease) return true;
     a->doubt_ns = a->doubt_ns ? a->doubt_ns * 2 : DOUBT_MIN_NS;
     if (a->doubt_ns > DOUBT_MAX_NS) a->doubt_ns = DOUBT_MAX_NS;
     a->doubt_until_ns = m->now + a->doubt_ns;
     return false;
+}
+
+static uint64_t stuck_after(const struct actor *a) {
+    uint64_t longest = 0, after;
+    if (a->job_class == QG_CLASS_ONLINE) return STUCK_ONLINE_NS;
+    for (uint32_t i = 0; i < a->nkernels; i++) longest = a->kernel_ns[i] > longest ? a->kernel_ns[i] : longest;
+    after = longest < STUCK_NS / STUCK_TIMES ? STUCK_TIMES * longest : STUCK_NS;
+    return after > STUCK_LEAST_NS ? after : STUCK_LEAST_NS;
 }
 
 void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t) {
@@ -301,12 +314,16 @@ void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t) {
     if (flying) a->doubt_ns = a->doubt_until_ns = 0;
     if (a->halted && standing) standing = standing_believed(m, a);
     t->undrained = flying;
+    bool foreseen = a->state == ST_DRAINING && a->nkernels == 1 && m->nrunning == 1;
+    t->ends_ns = foreseen ? m->now + 1 + m->stall_ns + a->flight_ns : 0;
     t->wants = flying || standing || a->launched;
+    if (t->wants) a->moved_ns = m->now;
+    t->silent_ns = flying || standing || a->lie ? 0 : a->moved_ns;
     if (!(a->gate & QG_GATE_CLOSED) && a->began && !t->used_from_ns) t->used_from_ns = m->now;
     a->launched = false;
     if (a->lie == LIE_IDLE) t->wants = t->undrained = 0;
     if (a->lie == LIE_BUSY && t->live) {
         t->undrained = 1;
-        t->wants = flying || standing || m->now - a->progress_ns < STUCK_NS(a->job_class);
+        t->wants = flying || standing || m->now - a->progress_ns < stuck_after(a);
     }
 }

@@ -9,7 +9,7 @@ NATIVE += $(BUILD)/bin/qgpu-simulate $(BUILD)/test/qgpu-simulate-asan
 # In one piece: the decision is called some ten thousand times per simulated second.
 $(BUILD)/bin/qgpu-simulate: $(SIMULATE_SRC) $(SIMULATE_HDR)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -O3 -flto $(QG_CFLAGS) -Ienforcer/native/arbiter -pthread $(SIMULATE_SRC) -o $@ $(QG_LDFLAGS) -lm
+	$(CC) $(CFLAGS) -O3 $(QG_LTO) $(QG_CFLAGS) -Ienforcer/native/arbiter -pthread $(SIMULATE_SRC) -o $@ $(QG_LDFLAGS) -lm
 
 $(BUILD)/test/qgpu-simulate-asan: $(SIMULATE_SRC) $(SIMULATE_HDR)
 	@mkdir -p $(@D)

@@ -84,10 +84,36 @@ static void captured(void)
     step("end");
 }
 
+/* The same nodes by the call for all kinds of nodes, and reserved when the graph is instantiated. */
+static void uploaded_at_once(void)
+{
+    CUgraph graph;
+    CUgraphExec exec;
+    CUgraphNode node, end;
+    CUgraphNodeParams takes = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+                               .alloc = {.poolProps = node_of(0).poolProps, .bytesize = 50 * MIB}};
+    CUgraphNodeParams gives = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE};
+    CUDA_GRAPH_INSTANTIATE_PARAMS how = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, .hUploadStream = stream};
+    MUST(CALL(cuGraphCreate)(&graph, 0));
+    MUST(CALL(cuGraphAddNode)(&node, graph, NULL, 0, &takes));
+    gives.free.dptr = takes.alloc.dptr;
+    MUST(CALL(cuGraphAddNode_v2)(&end, graph, &node, NULL, 1, &gives));
+    MUST(CALL(cuGraphInstantiateWithParams)(&exec, graph, &how));
+    MUST(CALL(cuStreamSynchronize)(stream));
+    step("with_params");
+    MUST(CALL(cuGraphExecDestroy)(exec));
+    MUST(CALL(cuGraphInstantiate)(&exec, graph, NULL, NULL, 0));
+    MUST(CALL(cuGraphExecDestroy)(exec));
+    MUST(CALL(cuGraphDestroy)(graph));
+    MUST(CALL(cuDeviceGraphMemTrim)(0));
+    step("with_params_gone");
+}
+
 int main(void)
 {
     begin();
     nodes();
+    uploaded_at_once();
     captured();
     return 0;
 }

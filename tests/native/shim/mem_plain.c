@@ -4,15 +4,26 @@
  */
 #include "step.h"
 
+/* All who tell of memory tell the same. */
+static void told(size_t used)
+{
+    size_t left, all, size;
+    MUST(CALL(cuMemGetInfo_v2)(&left, &all));
+    MUST(CALL(cuDeviceTotalMem_v2)(&size, 0));
+    MUST(all != size || left != all - used);
+}
+
 static void linear(void)
 {
     CUdeviceptr pointer, other, managed;
+    told(0);
     MUST(CALL(cuMemAlloc_v2)(&pointer, 64 * MIB));
     step("alloc");
     MUST(CALL(cuMemAllocManaged)(&managed, 32 * MIB, CU_MEM_ATTACH_GLOBAL));
     step("managed");
     REFUSED(CALL(cuMemAlloc_v2)(&other, 161 * MIB));
     step("refused");
+    told(96 * MIB);
     MUST(CALL(cuMemAlloc_v2)(&other, 160 * MIB));
     step("full");
     MUST(CALL(cuMemFree_v2)(other));

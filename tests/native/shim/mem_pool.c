@@ -86,6 +86,25 @@ static void own_pool(void)
     step("gone");
 }
 
+/* The same choice of a pool by place and kind (CUDA 13). */
+static void pool_by_place(void)
+{
+    CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0};
+    CUmemPoolProps wanted = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = here};
+    CUmemoryPool own;
+    CUdeviceptr a;
+    MUST(CALL(cuMemPoolCreate)(&own, &wanted));
+    MUST(CALL(cuMemSetMemPool)(&here, CU_MEM_ALLOCATION_TYPE_PINNED, own));
+    MUST(CALL(cuMemAllocAsync)(&a, 40 * MIB, stream));
+    step("by_place");
+    MUST(CALL(cuMemSetMemPool)(&here, CU_MEM_ALLOCATION_TYPE_PINNED, pool));
+    MUST(CALL(cuMemPoolDestroy)(own));
+    step("piece_left");
+    MUST(CALL(cuMemFreeAsync)(a, stream));
+    MUST(CALL(cuStreamSynchronize)(stream));
+    step("by_place_gone");
+}
+
 static void in_a_capture(void)
 {
     CUdeviceptr a;
@@ -105,6 +124,7 @@ int main(void)
     default_pool();
     at_the_cap();
     own_pool();
+    pool_by_place();
     in_a_capture();
     step("end");
     return 0;

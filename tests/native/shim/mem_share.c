@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory between processes. `mem_share make KIND` makes 64 MiB and gives them away as KIND (ipc or file): the step
+ * Memory between processes. `mem_share make KIND` makes 64 MiB and gives them away as KIND (ipc, file or pool): the step
  * "made" is followed by what another process needs: the handle in hexadecimal, or the number of a descriptor of this
  * process. `mem_share take KIND WHAT PID` takes them. `mem_share external` imports memory of another interface.
  */
@@ -83,6 +83,55 @@ static void take_file(int number, int pid)
     step("closed");
 }
 
+/* A pool and a pointer of it by their shareable names. */
+static void make_pool(void)
+{
+    CUmemPoolProps wanted = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                             .handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                             .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
+    CUmemoryPool own;
+    CUdeviceptr pointer;
+    CUmemPoolPtrExportData name;
+    int file;
+    MUST(CALL(cuMemPoolCreate)(&own, &wanted));
+    MUST(CALL(cuMemAllocFromPoolAsync)(&pointer, SIZE, own, stream));
+    MUST(CALL(cuMemPoolExportToShareableHandle)(&file, own, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    MUST(CALL(cuMemPoolExportPointer)(&name, pointer));
+    printf("%d:", file);
+    for (size_t i = 0; i < sizeof(name); i++)
+        printf("%02x", ((unsigned char *)&name)[i]);
+    printf("\n");
+    step("made");
+    MUST(CALL(cuMemFreeAsync)(pointer, stream));
+    MUST(CALL(cuMemPoolDestroy)(own));
+    MUST(CALL(cuStreamSynchronize)(stream));
+    step("let_go");
+}
+
+static void take_pool(const char *text, int pid)
+{
+    CUmemoryPool pool;
+    CUdeviceptr pointer, none;
+    CUmemPoolPtrExportData name;
+    int process = (int)syscall(SYS_pidfd_open, pid, 0);
+    int file = (int)syscall(SYS_pidfd_getfd, process, atoi(text), 0);
+    text = strchr(text, ':') + 1;
+    for (size_t i = 0; i < sizeof(name); i++) {
+        unsigned int byte;
+        MUST(sscanf(text + 2 * i, "%2x", &byte) != 1);
+        ((unsigned char *)&name)[i] = (unsigned char)byte;
+    }
+    MUST(CALL(cuMemPoolImportFromShareableHandle)(&pool, (void *)(intptr_t)file,
+                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    MUST(CALL(cuMemPoolImportPointer)(&pointer, pool, &name));
+    step("taken");
+    MUST(CALL(cuMemAllocFromPoolAsync)(&none, MIB, pool, stream) == CUDA_SUCCESS); /* nothing comes out of it */
+    MUST(CALL(cuMemFreeAsync)(pointer, stream));
+    MUST(CALL(cuStreamSynchronize)(stream));
+    MUST(CALL(cuMemPoolDestroy)(pool));
+    step("closed");
+}
+
 static void external(void)
 {
     CUexternalMemory memory;
@@ -108,7 +157,9 @@ int main(int argc, char **argv)
     if (argc == 2 && !strcmp(argv[1], "external"))
         external();
     else if (argc == 3)
-        (!strcmp(argv[2], "ipc") ? make_ipc : make_file)();
+        (!strcmp(argv[2], "ipc") ? make_ipc : !strcmp(argv[2], "file") ? make_file : make_pool)();
+    else if (argc == 5 && !strcmp(argv[2], "pool"))
+        take_pool(argv[3], atoi(argv[4]));
     else if (argc == 5 && !strcmp(argv[2], "ipc"))
         take_ipc(argv[3]);
     else if (argc == 5)

@@ -65,11 +65,58 @@ static void sparse_array(void)
     step("array_gone");
 }
 
+static CUmemGenericAllocationHandle team(unsigned int devices)
+{
+    CUmulticastObjectProp wanted = {.numDevices = devices, .size = 64 * MIB};
+    CUmemGenericAllocationHandle object;
+    MUST(CALL(cuMulticastCreate)(&object, &wanted));
+    MUST(CALL(cuMulticastAddDevice)(object, 0));
+    return object;
+}
+
+/* What is bound outlives its handle, and its mapping. */
+static void multicast(void)
+{
+    CUmemGenericAllocationHandle object = team(1), handle, mapped;
+    CUdeviceptr space;
+    step("team");
+    MUST(CALL(cuMemCreate)(&handle, 8 * MIB, &here, 0));
+    MUST(CALL(cuMulticastBindMem)(object, 0, handle, 0, 8 * MIB, 0));
+    MUST(CALL(cuMemRelease)(handle));
+    step("bound");
+    MUST(CALL(cuMemCreate)(&mapped, 16 * MIB, &here, 0));
+    MUST(CALL(cuMemAddressReserve)(&space, 80 * MIB, 0, 0, 0));
+    MUST(CALL(cuMemMap)(space, 16 * MIB, 0, mapped, 0));
+    MUST(CALL(cuMemRelease)(mapped));
+    MUST(CALL(cuMulticastBindAddr)(object, 16 * MIB, space + 4 * MIB, 8 * MIB, 0));
+    MUST(CALL(cuMulticastBindAddr_v2)(object, 0, 32 * MIB, space, 4 * MIB, 0));
+    MUST(CALL(cuMemUnmap)(space, 16 * MIB));
+    step("bound_by_address");
+    MUST(CALL(cuMulticastUnbind)(object, 0, 16 * MIB, 8 * MIB));
+    step("bound_elsewhere");
+    MUST(CALL(cuMulticastUnbind)(object, 0, 32 * MIB, 4 * MIB));
+    step("unbound");
+    MUST(CALL(cuMemMap)(space, 64 * MIB, 0, object, 0)); /* addresses of the team cost nothing */
+    step("team_mapped");
+    MUST(CALL(cuMemRelease)(object));
+    step("team_lives");
+    MUST(CALL(cuMemUnmap)(space, 64 * MIB));
+    step("team_gone"); /* and what was still bound to it */
+    object = team(1);
+    MUST(CALL(cuMemCreate)(&handle, 8 * MIB, &here, 0));
+    MUST(CALL(cuMulticastBindMem_v2)(object, 0, 0, handle, 0, 8 * MIB, 0));
+    MUST(CALL(cuMemRelease)(handle));
+    MUST(CALL(cuMemRelease)(object));
+    step("second_team_gone");
+    MUST(CALL(cuMemAddressFree)(space, 80 * MIB));
+}
+
 int main(void)
 {
     begin();
     mappings();
     two_handles_one_range();
     sparse_array();
+    multicast();
     return 0;
 }

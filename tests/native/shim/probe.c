@@ -150,6 +150,9 @@ static int memory_command(char **w)
         size_t pitch;
         return CALL(cuMemAllocPitch_v2)(&pointers[at], &pitch, (size_t)arg(w, 2), (size_t)arg(w, 3), 4);
     }
+    if (!strcmp(w[0], "endpoint")) /* endpoint SLOT DEVICE AT SIZE: binds what "create SLOT" made to endpoint 7 */
+        return CALL(cuLogicalEndpointBindMem)(7, (int)arg(w, 2), (uint64_t)arg(w, 3), handles[at], 0,
+                                              (uint64_t)arg(w, 4), 0);
     if (!strcmp(w[0], "create"))
         return create_physical(at, arg(w, 2));
     if (!strcmp(w[0], "release"))

@@ -96,6 +96,32 @@ static bool handle_is_used_again(void)
     return good && qg_job_used(card) == 200;
 }
 
+/* What was bound to an object is over with it, wherever in the table the entries of both lie. */
+static bool bound_memory_ends(void)
+{
+    static struct qg_grant_card grant = {.mem_cap = CAP, .mem_total = CAP};
+    const uint64_t object = 0x100000, count = 190;
+    uint64_t handle = 1;
+    struct qg_card *card = &qg_cards[2];
+    qg_info.mode = QG_MODE_GOVERNED;
+    card->grant = &grant;
+    for (uint64_t round = 0; round < 50; round++) {
+        qg_handle_multicast(object);
+        for (uint64_t i = 0; i < count; i++) {
+            handle = handle * 6364136223846793005u + 1442695040888963407u;
+            qg_charge(card, 0, QG_KIND_HANDLE, handle, 0, 1);
+            qg_handle_tie(handle, object, i << 21, 1 << 21);
+            qg_handle_release(handle);
+        }
+        if (qg_job_used(card) != count)
+            return false;
+        qg_handle_release(object);
+        if (qg_job_used(card))
+            return false;
+    }
+    return true;
+}
+
 static void *shared_memory(size_t size)
 {
     void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -109,6 +135,10 @@ int main(int argc, char **argv)
     if (!handle_is_used_again()) {
         puts("memory of a new context went with the old one of the same handle");
         return 3;
+    }
+    if (!bound_memory_ends()) {
+        puts("memory that was bound to an object is charged after its end");
+        return 4;
     }
     uint64_t until = qg_now_ns() + (uint64_t)(argc > 1 ? atoi(argv[1]) : 1000) * 1000000u;
     struct shared *shared = shared_memory(sizeof(*shared));

@@ -67,18 +67,24 @@ static inline void go_on(void)
         exit(5);
 }
 
-static inline void begin(void)
+/* Context, kernel and stream, from the driver that is loaded already. */
+static inline void open_work(void)
 {
     static const char ptx[] = ".version 6.3\n.target sm_75\n.visible .entry qgpu_work(.param .u64 n)\n{ ret; }\n";
-    void *page;
-    cuda = dlopen("libcuda.so.1", RTLD_NOW);
-    MUST(!cuda);
     MUST(CALL(cuInit)(0));
     MUST(CALL(cuDevicePrimaryCtxRetain)(&context, 0));
     MUST(CALL(cuCtxSetCurrent)(context));
     MUST(CALL(cuModuleLoadData)(&module, ptx));
     MUST(CALL(cuModuleGetFunction)(&work, module, "qgpu_work"));
     MUST(CALL(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
+}
+
+static inline void begin(void)
+{
+    void *page;
+    cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    MUST(!cuda);
+    open_work();
     MUST(CALL(cuMemAlloc_v2)(&a, SIZE));
     MUST(CALL(cuMemAlloc_v2)(&b, SIZE));
     MUST(CALL(cuMemHostAlloc)(&page, 4096, CU_MEMHOSTALLOC_DEVICEMAP));

@@ -87,33 +87,33 @@ static void estimates_learn(void)
     const void *f = (const void *)0x1000;
     struct qg_function *record = qg_function_of(&functions, f);
     CHECK(qg_function_estimate(record, 500000) == 500000);
-    qg_function_learn(&functions, f, 80000, 0);
+    qg_function_learn(&functions, f, 80000, 0, true);
     CHECK(qg_function_estimate(record, 500000) == 80000);
-    qg_function_learn(&functions, f, 160000, 0); /* longer counts at once */
+    qg_function_learn(&functions, f, 160000, 0, true); /* longer counts at once */
     CHECK(qg_function_estimate(record, 500000) == 160000);
-    qg_function_learn(&functions, f, 80000, 0); /* shorter by an eighth */
+    qg_function_learn(&functions, f, 80000, 0, true); /* shorter by an eighth */
     CHECK(qg_function_estimate(record, 500000) == 150000);
-    qg_function_learn(&functions, f, 900000, 800000); /* the card may have waited 800 us for the launch: not longer */
+    qg_function_learn(&functions, f, 900000, 800000, true); /* the card may have waited 800 us for the launch: not longer */
     CHECK(qg_function_estimate(record, 500000) == 150000);
-    qg_function_learn(&functions, f, 900000, 100000); /* at least 800 us long, surely */
+    qg_function_learn(&functions, f, 900000, 100000, true); /* at least 800 us long, surely */
     CHECK(qg_function_estimate(record, 500000) == 800000);
-    qg_function_learn(&functions, f, 80000, 70000);
+    qg_function_learn(&functions, f, 80000, 70000, true);
     CHECK(qg_function_estimate(record, 500000) == 710000);
     unsigned sampled = 0;
     for (int i = 0; i < 1000; i++)
         sampled += qg_function_launched(record);
     CHECK(sampled >= 16 + 1000 / 4 - 5 && sampled <= 16 + 1000 / 4); /* of a long one, each fourth */
     CHECK(qg_function_least(record) == 80000);
-    qg_function_learn(&functions, f, 160000, 0); /* what it takes at least rises by a sixteenth */
+    qg_function_learn(&functions, f, 160000, 0, true); /* what it takes at least rises by a sixteenth */
     CHECK(qg_function_least(record) == 85000);
     CHECK(qg_function_new(record));
     for (int i = 0; i < 100; i++)
-        qg_function_learn(&functions, f, 100000, 0);
+        qg_function_learn(&functions, f, 100000, 0, true);
     CHECK(!qg_function_new(record) && qg_function_least(record) > 99000 && qg_function_estimate(record, 1) < 260000);
     for (int i = sampled = 0; i < 960; i++)
         sampled += qg_function_launched(record);
     CHECK(sampled == (qg_function_estimate(record, 1) >= QG_LONG_NS ? 240u : 30u));
-    qg_function_learn(&functions, (const void *)0x2000, 1, 0); /* unknown: ignored, not invented */
+    qg_function_learn(&functions, (const void *)0x2000, 1, 0, true); /* unknown: ignored, not invented */
     for (uintptr_t i = 1; i < 20000; i++) { /* more functions than slots */
         record = qg_function_of(&functions, (const void *)(i << 4));
         CHECK(record->key == (const void *)(i << 4));

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "nap.h"
+
+#define WAKE_EARLY_NS 50000u      /* a sleep until the expected end of work ends so long before it */
+#define LONGEST_NAP_NS 1000000u   /* the gate may close meanwhile */
+#define SOON_NS 25000u            /* work of uncertain length often ends right after its least */
+#define EXPECTED_PARTS 64u        /* about when it should end it is looked for each so many-th part of its time */
+#define VARIES_PARTS 16u          /* ... and, of a function that takes now long and now short, all the time */
+#define RESERVE_NS 100000u        /* behind what runs stands so much more: nothing is lost by a late look */
+
+uint64_t qg_nap_ns(const struct qg_look *at)
+{
+    uint64_t waited = at->now - at->began, low = at->first_low_ns, high = at->first_ns;
+    uint64_t behind = at->inflight.sum_ns - at->inflight.first_ns, sleep_ns = NAP_NS;
+    if (waited <= SPIN_NS)
+        return 0;
+    bool sure = !qg_uncertain(at);
+    if (at->due && sure)
+        sleep_ns = at->due - waited;
+    else if (behind >= RESERVE_NS)
+        sleep_ns = waited < low ? low - waited : behind / 8 < RESERVE_NS ? behind / 8 : RESERVE_NS;
+    else if (waited < low)
+        sleep_ns = low - waited > WAKE_EARLY_NS ? low - waited - WAKE_EARLY_NS : 0;
+    else if (!sure && waited < low + SOON_NS)
+        sleep_ns = 0;
+    else if (waited < high)
+        sleep_ns = high - waited <= WAKE_EARLY_NS ? 0 :
+                   high - waited - WAKE_EARLY_NS < waited / 16 ? high - waited - WAKE_EARLY_NS : waited / 16;
+    else if (waited - high > LONGEST_NAP_NS)
+        sleep_ns = (waited - high) / 16;
+    bool varies = at->inflight.first_low_ns < at->inflight.first_ns / 4 * 3 && waited >= at->inflight.first_low_ns;
+    uint64_t most = at->expected ? waited / EXPECTED_PARTS : varies ? waited / VARIES_PARTS : sleep_ns;
+    if (sleep_ns > most)
+        sleep_ns = most;
+    if (at->due > waited && sleep_ns > at->due - waited)
+        sleep_ns = at->due - waited;
+    if (sleep_ns && sleep_ns < NAP_NS)
+        sleep_ns = NAP_NS;
+    return sleep_ns < LONGEST_NAP_NS ? sleep_ns : LONGEST_NAP_NS;
+}

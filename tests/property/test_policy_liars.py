@@ -1,0 +1,149 @@
+"""Who lies about its work harms nobody: the others' shares are those that they have without it.
+
+The truth is what the model's card executed (qgpu-simulate), never what the decision charged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policy_card import Card
+
+from enforcer import abi
+from enforcer.policylib import MS
+from enforcer.simtrace import Trace
+from enforcer.simulate import TenantResult, simulate
+
+pytestmark = pytest.mark.native
+
+OFFLINE = abi.CLASS_OFFLINE
+DUTY = {
+    "name": "duty",
+    "class": "online",
+    "share": 30,
+    "kernel": "100us",
+    "load": {"every": "1s", "busy": "500ms"},
+}
+KERNELS = st.sampled_from(["100us", "1ms", "3ms", "10ms"])
+HONEST = st.lists(st.tuples(st.integers(10, 90), KERNELS), min_size=2, max_size=4)
+LIAR = st.fixed_dictionaries(
+    {"share": st.integers(1, 100), "count": st.integers(1, 3), "lies": st.sampled_from(["busy", "idle"])}
+)
+
+
+def honest(
+    tenants: list[tuple[int, str]], policy: str, online: bool, liar: dict[str, Any] | None, seed: int = 1
+) -> list[TenantResult]:
+    """What the honest ones got in 12 s."""
+    all_ = [
+        {"name": f"h{i}", "class": "offline", "share": share, "kernel": kernel}
+        for i, (share, kernel) in enumerate(tenants)
+    ]
+    if liar:
+        all_.append({"name": "liar", "class": "offline", "kernel": "1ms"} | liar)
+    result = simulate(
+        Trace.model_validate(
+            {
+                "duration": "12s",
+                "seed": seed,
+                "cards": [{"policy": {"offline": policy}}],
+                "tenants": all_ + [DUTY] * online,
+            }
+        )
+    )
+    return [t for t in result.tenants if t.name.startswith("h")]
+
+
+def parts(got: list[TenantResult]) -> list[float]:
+    total = sum(t.busy_s for t in got)
+    return [100 * t.busy_s / total for t in got]
+
+
+@settings(max_examples=40, deadline=None)
+@given(HONEST, LIAR, st.sampled_from(["burst-share", "best-effort"]), st.booleans(), st.integers(0, 99))
+def test_a_liar_does_not_move_the_shares_of_others(
+    tenants: list[tuple[int, str]], liar: dict[str, Any], policy: str, online: bool, seed: int
+) -> None:
+    """Within a point of those without it (one kernel more of 5 s, beside online, is not its doing)."""
+    without = honest(tenants, policy, online, None, seed)
+    beside = honest(tenants, policy, online, liar, seed)
+    slack = 1.0 + 0.25 * online
+    assert parts(beside) == pytest.approx(parts(without), abs=slack)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(KERNELS, min_size=2, max_size=3), LIAR, st.booleans())
+def test_a_liar_does_not_move_fixed_shares(kernels: list[str], liar: dict[str, Any], online: bool) -> None:
+    """Nor does it lift a limit: time that it pretends to use is no discount for the others."""
+    shares = (20, 40, 25)[: len(kernels)]
+    tenants = list(zip(shares, kernels, strict=True))
+    without = honest(tenants, "fixed-share", online, None)
+    beside = honest(tenants, "fixed-share", online, liar)
+    # Who hides its work runs in the part of the card that is nobody's.
+    slack = 1.2 if liar["lies"] == "busy" else 1.7
+    assert parts(beside) == pytest.approx(parts(without), abs=slack)
+    for t, share, kernel in zip(beside, shares, kernels, strict=True):
+        assert t.max_1s_percent is not None
+        assert t.max_1s_percent <= share + (1.7 if kernel == "10ms" else 1.0)
+        if not online and liar["lies"] == "busy":
+            # Each of them holds a turn for the moments in which nobody can know yet that it lies.
+            assert t.got_percent >= share - 1 - liar["count"]
+
+
+@pytest.mark.parametrize("policy", ["burst-share", "best-effort", "fixed-share"])
+def test_the_worst_that_was_seen(policy: str) -> None:
+    """Online for half of each second, a liar with a share of 50: 31:69 in the place of 10:90, once."""
+    tenants = [(10, "10ms"), (90, "100us")]
+    without = parts(honest(tenants, policy, True, None))
+    beside = parts(honest(tenants, policy, True, {"share": 50, "lies": "busy"}))
+    assert beside == pytest.approx(without, abs=1.0)
+
+
+def let_one_lie(card: Card, seconds: int, *, believed: bool) -> None:
+    """0 and 1 take turns of 10 ms in a row, 2 shows work all the time and never gets the card."""
+    for _ in range(50 * seconds):
+        for i in (0, 1):
+            cls = card.raw.cls[1]
+            cls.holder, cls.draining, cls.use_ns = i, -1, card.now
+            cls.opened_ns = card[i].used_from_ns = card.now
+            for j in (0, 1):
+                card[j].gate = 0 if i == j else abi.GATE_CLOSED
+                card[j].wants, card[j].undrained, card[j].flew = 1, int(i == j), int(i == j)
+            card[2].wants, card[2].undrained, card[2].flew = int(believed), 1, 1
+            card[2].gate = abi.GATE_CLOSED
+            card.raw.last_ns = cls.booked_ns = card.now
+            card.at(10 * MS)
+
+
+@pytest.mark.parametrize("believed", [False, True])
+def test_credits_of_others_balance_beside_a_liar(believed: bool) -> None:
+    """What it pretends to use is its own debt, up to the bound, and nobody's credit."""
+    card = Card((OFFLINE, 50), (OFFLINE, 50), (OFFLINE, 50))
+    card.want(0, 1)
+    card.at(0)
+    let_one_lie(card, 10, believed=believed)
+    assert card[0].deficit_ns + card[1].deficit_ns == pytest.approx(0, abs=1000)
+    assert abs(card[0].deficit_ns) <= 10 * MS
+    assert card[2].deficit_ns <= 0
+
+
+def test_the_bound_moves_all_claims_alike() -> None:
+    """Debts that others worked off left credit behind. At the bound nobody loses its place to another."""
+    card = Card((OFFLINE, 10), (OFFLINE, 90))
+    card.want(0, 1)
+    card.at(0)
+    first = card.holder()
+    card.use(first)
+    card[0].deficit_ns, card[1].deficit_ns = 150 * MS, 999 * MS
+    gap = 9 * card[0].deficit_ns - card[1].deficit_ns
+    cls = card.raw.cls[1]
+    for _ in range(20):
+        cls.holder, cls.use_ns = 0, card.now
+        card[0].gate, card[0].undrained, card[1].gate = 0, 1, abi.GATE_CLOSED
+        used = 2 * MS
+        card.at(used)
+        gap -= 9 * used * 9 // 10 + used * 9 // 10
+        assert 9 * card[0].deficit_ns - card[1].deficit_ns == pytest.approx(gap, abs=5000)

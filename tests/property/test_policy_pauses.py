@@ -1,0 +1,148 @@
+"""Pauses of a holder, and who gives its time away: one decision at a time."""
+
+from __future__ import annotations
+
+import pytest
+from policy_card import Card
+from test_policy_turns import deep_queue, two
+
+from enforcer.policylib import (
+    DRAIN_LEAST_NS,
+    DRAIN_MAX_NS,
+    DRAIN_POLL_NS,
+    KEEP_NS,
+    MS,
+    PASS_ON_NS,
+    PAUSE_NS,
+    RESTING,
+    SOON_NS,
+    TICK_NS,
+    WARY_NS,
+)
+
+pytestmark = pytest.mark.native
+US = 1000
+
+
+def rest_of_the_turn(card: Card, other: int, silent_ns: int) -> int:
+    """The holder has moved last at that time; how much later the other one's gate opens."""
+    first = card.holder()
+    card[first].wants = card[first].undrained = 0
+    card[first].silent_ns = silent_ns
+    card.at(0)
+    while other not in card.open():
+        assert card.now <= silent_ns + 10 * MS, "it kept the card"
+        card.at(max(1, card.raw.wake_ns - card.now))
+    return card.now - silent_ns
+
+
+def test_a_holder_without_work_passes_its_turn_on_within_a_millisecond() -> None:
+    """Also if the last look that found a launch, or the end of its work, was the one before."""
+    card, first, other = two()
+    card.use(first)
+    card[first].silent_ns = card.now + 500 * US
+    card.at(500 * US)
+    moved = card.now
+    assert card.raw.wake_ns <= moved + PAUSE_NS, (
+        "nothing of it is known to be unfinished, so it may have ended"
+    )
+    card.at(card.raw.wake_ns - card.now)
+    assert rest_of_the_turn(card, other, moved) <= PAUSE_NS + DRAIN_POLL_NS
+
+
+def test_work_on_the_card_and_threads_at_the_gate_are_no_pause() -> None:
+    card, first, _ = two()
+    card.use(first)
+    card.at(1 * MS)
+    assert card.raw.wake_ns >= card.now + TICK_NS, "no look more than before for who works on"
+    card.at(900 * US)
+    assert card.open() == [first]
+
+
+def come_back(card: Card, who: int, pause_ns: int) -> None:
+    """It wants the card again so long after it fell silent, gets it and uses it."""
+    card.now = max(card.now, card[who].paused_ns + pause_ns)
+    card.want(who)
+    card.at(0)
+    while card.open() != [who]:
+        card[1 - who].undrained = 0
+        card.at(max(1, card.raw.wake_ns - card.now))
+    card.use(who)
+
+
+def test_who_always_pauses_for_long_is_given_less_time_to_come_back() -> None:
+    card, first, other = two()
+    card.use(first)
+    for _ in range(RESTING):
+        assert PAUSE_NS <= rest_of_the_turn(card, other, card.now) < PAUSE_NS * 3 // 2
+        come_back(card, first, 5 * MS)
+    assert rest_of_the_turn(card, other, card.now) < PAUSE_NS, "its pauses are known"
+    come_back(card, first, SOON_NS - 1)
+    assert rest_of_the_turn(card, other, card.now) >= PAUSE_NS * 3 // 2, (
+        "it came back soon: that was too early"
+    )
+    come_back(card, first, 5 * MS)
+    assert PAUSE_NS <= rest_of_the_turn(card, other, card.now) < PAUSE_NS * 3 // 2
+
+
+def test_credit_outlives_a_moment_without_work_and_no_more() -> None:
+    card, first, other = two()
+    card.use(first)
+    card.at(1 * MS)
+    credit = card[other].deficit_ns
+    assert credit > 0
+    card[other].wants = 0
+    card.at(KEEP_NS - 1 * MS)
+    assert card[other].deficit_ns > 0, "its thread may only be late"
+    card.at(2 * MS)
+    assert card[other].deficit_ns == 0, "nothing is saved up for later"
+
+
+def test_who_passed_its_turn_on_is_looked_at_more_often() -> None:
+    card, first, other = two()
+    card.use(first)
+    rest_of_the_turn(card, other, card.now)
+    come_back(card, first, 5 * MS)
+    card.at(300 * US)
+    assert card.raw.wake_ns <= card.now + PAUSE_NS, "although its work is not finished"
+
+
+def test_a_drain_longer_than_ever_is_cut_off_soon() -> None:
+    """A hung kernel of a tenant whose drains are known, and one of a tenant of which nothing is known."""
+    for tail, most in (
+        (0, DRAIN_MAX_NS),
+        (1 * MS, DRAIN_LEAST_NS),
+        (5 * MS, 40 * MS),
+        (60 * MS, DRAIN_MAX_NS),
+    ):
+        card, first, other = two()
+        card.use(first)
+        card[first].tail_ns = tail
+        while card.open() == [first]:
+            card.at(card.raw.wake_ns - card.now)
+        closed = card.now
+        while card.open() != [other]:
+            card.at(card.raw.wake_ns - card.now)
+        assert card.now - closed == most, tail
+
+
+def test_no_deep_queue_where_somebody_may_come_back() -> None:
+    card, holder, other = deep_queue()
+    card[other].wants = 0
+    card.at(1 * MS)
+    assert not card[holder].roomy, "it was at work until now"
+    card[other].live = 0
+    card.at(1 * MS)
+    assert card[holder].roomy, "it left"
+
+
+def test_turns_are_passed_on_later_while_somebodys_work_had_to_be_cut_off() -> None:
+    """Beside a liar each change of hands may cost a cut-off; a second after the last one it is as before."""
+    card, first, other = two()
+    card.raw.cls[1].cut_off_ns = card.now
+    card.use(first)
+    assert PASS_ON_NS <= rest_of_the_turn(card, other, card.now) <= PASS_ON_NS + DRAIN_POLL_NS
+    card, first, other = two()
+    card.raw.cls[1].cut_off_ns = card.now - WARY_NS
+    card.use(first)
+    assert rest_of_the_turn(card, other, card.now) <= PAUSE_NS + DRAIN_POLL_NS
