@@ -1,15 +1,75 @@
-"""What every test module shares."""
+"""What every test module shares: fake nodes, and that no test leaves anything open for others to stumble over."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from left_support import Open, children, descriptors, left, left_for_good
+
+from enforcer.daemon.fakes import FakeNode
+from enforcer.daemon.node import NodeService
+
+FAILED = pytest.StashKey[bool]()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _descriptors_are_given_back() -> Iterator[None]:
-    """Ledgers and sockets in reference cycles end with their module, not when the collector happens to run."""
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Remember that the test did not pass."""
+    if call.excinfo is not None:
+        item.stash[FAILED] = True
+
+
+def opened(request: pytest.FixtureRequest) -> Open:
+    """Descriptors and processes; of tests of a live cluster only the former: its daemons come and go by themselves."""
+    live = "sandbox" in request.fixturenames or request.path.parent.name == "slurm"
+    return descriptors(), {} if live else children()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Set up before all others of the test and so ended after them: a test must give back all that it opened."""
+    before = opened(request)
     yield
-    gc.collect()
+    # The traceback of a test that failed keeps what its fixtures had: one report of it is enough.
+    if not request.node.stash.get(FAILED, False) and left(before, opened(request)):
+        (request.node.funcargs or {}).clear()  # pytest lets go of a test's fixtures only after this one
+        gc.collect()  # and what only reference cycles hold is given back as well, if late
+        if rest := left_for_good(before, lambda: opened(request)):
+            pytest.fail(f"the test leaves behind: {', '.join(rest)}", pytrace=False)
+
+
+@pytest.fixture
+def nodes() -> Iterator[Callable[..., FakeNode]]:
+    """Makes fake nodes; what their daemons hold open is given back after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(*arguments: object, **options: object) -> FakeNode:
+            return stack.enter_context(contextlib.closing(FakeNode(*arguments, **options)))  # type: ignore[arg-type]
+
+        yield make
+
+
+@pytest.fixture
+def node(tmp_path: Path, nodes: Callable[..., FakeNode]) -> FakeNode:
+    """The test's fake node."""
+    return nodes(tmp_path)
+
+
+@pytest.fixture
+def service(node: FakeNode) -> NodeService:
+    """A daemon on it that has started."""
+    service = node.service()
+    service.start()
+    return service
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
+    """The lines with a word that qgpud has logged."""
+    logging.getLogger("qgpud").propagate = True
+    caplog.set_level(logging.DEBUG, "qgpud")
+    return lambda word: [record.getMessage() for record in caplog.records if word in record.getMessage()]

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from daemon_support import Serving
 
 from enforcer.clock import SystemClock
 from enforcer.daemon import inspector
@@ -23,7 +24,6 @@ from enforcer.daemon.askproto import MAX_MESSAGE, SOCK_ASK, AskError, NoDaemonEr
 from enforcer.daemon.asks import MAX_RUNS, MAX_RUNS_PER_USER, Asks, Peer
 from enforcer.daemon.askserver import MAX_CLIENTS, MAX_PER_USER, PER_SECOND, _Client
 from enforcer.daemon.fakes import FakeNode
-from enforcer.daemon.server import Server
 from enforcer.nvml import GpuProcess
 from enforcer.reporting.privacy import Privacy
 from enforcer.reporting.state import NodeState
@@ -34,34 +34,19 @@ from gres.grants import RUN_BASE, Grant, GrantCard
 NOBODY = 65534
 
 
-class Quiet(Server):
-    """Without signal handlers, which Python allows in the main thread only."""
-
-    def _signals(self):  # type: ignore[no-untyped-def]
-        return contextlib.nullcontext()
+@pytest.fixture
+def served(nodes: Callable[..., FakeNode]) -> Iterator[Serving]:
+    """A daemon that serves in a thread, in a directory that everybody can enter."""
+    with tempfile.TemporaryDirectory(prefix="qgpu-test-") as name:
+        Path(name).chmod(0o755)
+        serving = Serving(nodes(Path(name), clock=SystemClock()))
+        yield serving
+        serving.stop()
 
 
 @pytest.fixture
-def node() -> Iterator[FakeNode]:
-    with tempfile.TemporaryDirectory(prefix="qgpu-test-") as name:
-        Path(name).chmod(0o755)
-        node = FakeNode(Path(name), clock=SystemClock())
-        ready, made = threading.Event(), []
-
-        def serve() -> None:
-            service = node.service()
-            service.start()
-            made.append(Quiet(service, node.clock, os.geteuid()))
-            made[0].run(ready.set)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        assert ready.wait(10)
-        node.server = made[0]  # type: ignore[attr-defined]
-        yield node
-        made[0].stop()
-        thread.join(10)
-        assert not thread.is_alive()
+def node(served: Serving) -> FakeNode:
+    return served.node
 
 
 def run_dir(node: FakeNode) -> Path:
@@ -167,12 +152,7 @@ def test_client_that_leaves_without_reading_is_no_trouble(node):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to play")
 def test_another_user_may_look_but_change_and_run_nothing(node):
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+    def ask_all() -> list[str]:
         said = []
         for question in (
             {"op": "cards"},
@@ -185,10 +165,10 @@ def test_another_user_may_look_but_change_and_run_nothing(node):
                 said.append("yes")
             except AskError as error:
                 said.append(str(error))
-        os.write(writer, json.dumps(said).encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    said = json.loads(os.read(reader, 65536))
+        return said
+
+    said = as_nobody(ask_all)
+    assert isinstance(said, list)
     assert said[0] == "yes"
     assert said[1:3] == [f"only root may {word} a card; uid {NOBODY} asked" for word in ("change", "reset")]
     assert said[3].startswith(f"uid {NOBODY} may not run programs without Slurm")
@@ -252,20 +232,20 @@ def test_a_users_questions_have_a_rate_and_roots_have_none(node):
     assert [status(node)["ok"] for _ in range(3 * PER_SECOND)] == [True] * 3 * PER_SECOND
 
 
-def test_places_are_kept_for_root_whatever_users_hold(node):
-    served = node.server._asks  # type: ignore[attr-defined]
-    assert served is not None
+def test_places_are_kept_for_root_whatever_users_hold(node, served):
+    asks = served.server._asks
+    assert asks is not None
     peer = Peer(1, NOBODY, NOBODY, frozenset(), lambda: -1)
     with contextlib.ExitStack() as stack:
         for number in range(MAX_CLIENTS - MAX_PER_USER):
             sock = stack.enter_context(socket.socket())
-            served._clients[-1 - number] = _Client(sock, peer, time.monotonic_ns())
+            asks._clients[-1 - number] = _Client(sock, peer, time.monotonic_ns())
         assert status(node)["ok"], "the administrator is served"
-        served._clients.clear()
+        asks._clients.clear()
 
 
-def test_programs_without_slurm_are_counted(tmp_path):
-    node = FakeNode(tmp_path)
+def test_programs_without_slurm_are_counted(tmp_path, nodes):
+    node = nodes(tmp_path)
     service = node.service()
     service.start()
     asks = Asks(service, owner=0)
@@ -288,8 +268,8 @@ def run_grant(job: int) -> Grant:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a process of root's own is what asks")
-def test_a_program_that_is_gone_gets_no_grant_whoever_has_its_number_now(tmp_path):
-    node = FakeNode(tmp_path)
+def test_a_program_that_is_gone_gets_no_grant_whoever_has_its_number_now(tmp_path, nodes):
+    node = nodes(tmp_path)
     service = node.service()
     service.start()
     child = subprocess.Popen(["sleep", "60"])
@@ -305,8 +285,8 @@ def test_a_program_that_is_gone_gets_no_grant_whoever_has_its_number_now(tmp_pat
         os.fstat(pidfd)
 
 
-def test_a_cgroup_that_somebody_named_like_a_job_charges_and_punishes_nobody(tmp_path, monkeypatch):
-    node = FakeNode(tmp_path)
+def test_a_cgroup_that_somebody_named_like_a_job_charges_and_punishes_nobody(tmp_path, nodes, monkeypatch):
+    node = nodes(tmp_path)
     service = node.service()
     service.start()
     env = {"SLURM_JOB_ID": "9", "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100", "SLURMD_NODENAME": "n1",

@@ -16,8 +16,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> FakeNode:
-    node = FakeNode(tmp_path)
+def node(node: FakeNode) -> FakeNode:
     service = node.service()
     service.start()
     base = {"SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100", "SLURMD_NODENAME": "n1"}

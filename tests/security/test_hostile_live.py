@@ -177,8 +177,11 @@ def test_ten_thousand_connections_of_one_user_keep_nobody_out(tmp_path: Path) ->
         )
         made, refused = map(int, flood.stdout.readline().split())
         assert made + refused == 10_000 and made > 1000
-        held = len(list(Path(f"/proc/{rig.arbiter.pid}/fd").iterdir())) - before
-        assert held < 800, f"{held} descriptors for one user's silent connections"
+        wait_for(
+            "one user's silent connections keep few descriptors; the closing of the others may be under way",
+            lambda: len(list(Path(f"/proc/{rig.arbiter.pid}/fd").iterdir())) - before < 800,
+            3,  # the arbiter forgets silent ones after 5
+        )
         used, begun = cpu_seconds(rig.arbiter.pid), time.monotonic()
         time.sleep(0.5)
         assert (cpu_seconds(rig.arbiter.pid) - used) / (time.monotonic() - begun) < 0.5
