@@ -115,7 +115,7 @@ class QpCard(ctypes.Structure):
         *_fields(c_uint32, "ungoverned ntenants"),
         *_fields(c_uint64, "last_ns preempt_from_ns online_busy_ns"),
         ("cls", QpClass * 2),
-        *_fields(c_uint64, "wake_ns due_ns"),
+        *_fields(c_uint64, "wake_ns due_ns soft_ns"),
         *_fields(c_uint32, "preempting online_working awaits_online"),
         *_fields(c_int32, "last_user"),
         ("tenant", QpTenant * MAX_TENANTS),

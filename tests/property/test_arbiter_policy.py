@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policy_world import OFFLINE, ONLINE, Job, World
 
 from enforcer import abi
-from enforcer.policylib import DEFICIT_MAX_NS, DRAIN_POLL_NS, MS, NEVER, QpCard
+from enforcer.policylib import DEFICIT_MAX_NS, DRAIN_POLL_NS, MS, NEVER, TICK_NS, QpCard
 
 pytestmark = pytest.mark.native
 
@@ -53,8 +53,8 @@ def closed(card: QpCard) -> list[int]:
 def test_no_gate_would_move_before_wake_ns(jobs: list[Job], offline: int, online: int) -> None:
     """As long as nothing happens: to sleep until wake_ns is as good as to look all the time.
 
-    Only a fixed-share tenant that has used up a second's share is looked at every 2 ms (20 ms if it is idle), and
-    nothing is looked at more often than every 50 us.
+    Only a fixed-share tenant that has used up a second's share is looked at every 2 ms (20 ms if it is idle),
+    nothing is looked at more often than every 50 us, and the end of a long turn (soft_ns) waits for the next tick.
     """
     world = World(jobs, offline, online)
     world.decide()
@@ -64,6 +64,9 @@ def test_no_gate_would_move_before_wake_ns(jobs: list[Job], offline: int, online
         before, wake = closed(world.card), world.card.wake_ns
         if wake == NEVER:
             wake = world.now + 5000 * MS
+        soft = world.card.soft_ns
+        assert soft == NEVER or world.card.wake_ns <= max(soft, world.now) + TICK_NS, "nobody looks after it"
+        wake = max(min(wake, soft), world.now + 1)
         copy = bytes(world.card)
         world.policy_lib.decide(wake - 1)
         after = closed(world.card)

@@ -162,6 +162,7 @@ struct card {
     uint64_t wake_ns;    /* when card_step wants to run again */
     bool ticking;        /* wake_ns is a tick: nothing happens then that could not happen a little earlier */
     uint64_t tick_ns;    /* from one tick to the next */
+    uint64_t hard_ns;    /* be here exactly then */
     uint64_t due_ns;     /* no tick before it needs a decision while those who work go on working (quiet.c) */
     uint64_t loud_ns;    /* from then on a tick takes one all the same */
     uint64_t quiet_ns;   /* the last tick that took none; 0 = the last did */

@@ -189,15 +189,16 @@ static void set_wake(struct card *card, uint64_t due, uint64_t now) {
     uint64_t beat = anybody(card) ? card->beat_ns + lease / 4 : QP_NEVER;
     card->wake_ns = sooner(card->wake_ns, beat);
     due = sooner(sooner(due, card->policy.due_ns), sooner(second, beat));
-    quiet_after(card, card->settle_ns ? sooner(due, card->settle_ns) : due, now);
+    card->hard_ns = card->settle_ns ? sooner(due, card->settle_ns) : due;
+    quiet_after(card, sooner(card->hard_ns, card->policy.soft_ns), now);
 }
 
 /* A tick that needed no decision: the next one, or what is due before. */
 static bool step_quietly(struct card *card, uint64_t now) {
     if (!quiet_tick(card, now)) return false;
     card->wake_ns = tick_at(card, now + card->tick_ns, now);
-    if (card->wake_ns > card->due_ns) {
-        card->wake_ns = card->due_ns;
+    if (card->wake_ns > card->hard_ns) {
+        card->wake_ns = card->hard_ns;
         __atomic_store_n(&card->ticking, false, __ATOMIC_RELAXED);
     }
     return true;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Absolute preemption between classes, turns inside each. See policy.h; policy_turns.c and policy_budget.c are parts.
+ * Absolute preemption between classes, turns inside each. See policy.h; policy_charge.c, policy_turns.c and policy_budget.c are parts.
  */
 #include "policy.h"
 
@@ -216,6 +216,7 @@ static uint64_t next_wake(struct qp_card *c, const struct side m[2], bool recove
     if (offline && c->preempting) wake = min_u64(wake, c->online_busy_ns + release);
     if (holding(c, &m[OFFLINE], now)) wake = min_u64(wake, min_u64(now + QP_DRAIN_POLL_NS, c->preempt_from_ns + QP_HOLD_NS));
     if (offline && recovering) wake = min_u64(wake, c->recovery_until_ns);
+    c->soft_ns = QP_NEVER;
     for (int k = 0; !c->ungoverned && k < 2; k++) {
         if (k == OFFLINE && !c->cls[k].resumed) continue;
         wake = min_u64(wake, qp_turn_wake(c, k, &m[k], now));

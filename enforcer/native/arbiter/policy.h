@@ -151,6 +151,7 @@ struct qp_card {
     /* output */
     uint64_t wake_ns; /* decide again then at the latest, or QP_NEVER */
     uint64_t due_ns;  /* the same if those who work now go on working: only looks at them come before */
+    uint64_t soft_ns; /* a long turn is over then: the first look after that is soon enough; or QP_NEVER */
     uint32_t preempting;
     uint32_t online_working; /* state: an online tenant had work at the last decision */
     uint32_t awaits_online;  /* state: an online tenant lives here, or may come at any time */

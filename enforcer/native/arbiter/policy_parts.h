@@ -35,11 +35,14 @@ static inline int64_t weight(const struct qp_class *s, const struct qp_tenant *t
 /* Takes part in the competition for the card. */
 static inline bool claims(const struct qp_tenant *t) { return t->wants && !t->suspended && !t->spent; }
 
-/* policy_turns.c: who used the card since the last decision, and whose turn it is now */
+/* policy_charge.c: who used the card since the last decision */
 void qp_charge(struct qp_card *c, int k, const struct side *m, uint64_t now);
+
+/* policy_turns.c: whose turn it is now */
 int32_t qp_take_turns(struct qp_card *c, int k, const struct side *m, uint64_t now);
 uint64_t qp_turn_wake(struct qp_card *c, int k, const struct side *m, uint64_t now);
 void qp_make_room(struct qp_card *c, int k, const struct side *m, uint64_t now);
+void qp_begin_slice(struct qp_card *c, int k, uint64_t from);
 int32_t qp_best_claim(const struct qp_card *c, int k, const struct side *m, int32_t except);
 
 /* policy_budget.c: fixed-share */
