@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -26,6 +23,7 @@ from bench import (
     hardware,
     harvest,
     hook,
+    machine,
     mixes,
     overhead,
     preempt,
@@ -37,7 +35,7 @@ from bench import (
     window,
 )
 from bench.figures import Figure
-from bench.rig import BUILD, Rig
+from bench.rig import Rig
 
 Scenario = Callable[[bool], Iterator[Figure]]
 SCENARIOS: dict[str, Scenario] = {
@@ -57,15 +55,10 @@ SCENARIOS: dict[str, Scenario] = {
     "sweep": sweep.figures,
     "release": release.figures,
 }
+# What is measured in them is a program's own time, which a neighbour on the same core would lengthen.
+LEFT_ALONE = frozenset({"hook", "submit", "accounting", "overhead", "simulate"})
 ON_DEMAND: dict[str, Scenario] = {"window": window.figures}
-LENGTHS = "All scenarios take about 27 minutes on two cores, with --quick 8; `window` takes 8. Nothing else should run."
-
-
-def machine_noise() -> dict[str, Any]:
-    """How late an idle ordinary and an idle real-time thread wake on this machine now."""
-    out = subprocess.run([BUILD / "test/wake-noise", "1000"], check=True, capture_output=True, text=True)
-    noise: dict[str, Any] = json.loads(out.stdout)
-    return noise
+LENGTHS = "All scenarios take 27 minutes on two quiet cores, with --quick 8; `window` takes 8. Nothing else should run."
 
 
 def arbiter_policy() -> str:
@@ -74,36 +67,32 @@ def arbiter_policy() -> str:
         return rig.scheduling_policy()
 
 
-def describe(noise: dict[str, Any]) -> str:
-    """The noise as one line."""
-    return (
-        f"machine: {os.cpu_count()} cores, kernel {platform.release()}, wake-up p99 "
-        f"{noise['ordinary_p99_us']:.0f} us ordinary, {noise['realtime_p99_us']:.0f} us real-time "
-        f"({noise['realtime_policy']})"
-    )
-
-
 @dataclass
 class Run:
     """Everything that one call of this program measured."""
 
     figures: list[Figure] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    stolen_percent: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, scenario: Scenario, quick: bool) -> None:
         """Run a scenario. One that fails says so and does not take away what the others found."""
-        began = time.monotonic()
+        began, before = time.monotonic(), machine.CpuTime.now()
         try:
-            for figure in scenario(quick):
-                click.echo(figure.line())
-                self.figures.append(figure)
+            with nullcontext() if name in LEFT_ALONE else machine.kept_awake():
+                for figure in scenario(quick):
+                    click.echo(figure.line())
+                    self.figures.append(figure)
         except Exception as error:
             self.failed[name] = f"{type(error).__name__}: {error}"
             click.echo(f"FAILED {name}: {self.failed[name]}")
             traceback.print_exc()
         self.seconds[name] = round(time.monotonic() - began, 1)
-        click.echo(f"-- {name}: {self.seconds[name]:.0f} s")
+        self.stolen_percent[name] = round(before.stolen_percent(machine.CpuTime.now()), 2)
+        click.echo(
+            f"-- {name}: {self.seconds[name]:.0f} s, the host took {self.stolen_percent[name]:.1f} % of the CPUs"
+        )
 
     @property
     def blind(self) -> bool:
@@ -136,15 +125,15 @@ def main(json_path: Path | None, only: tuple[str, ...], quick: bool) -> None:
 
     Exit status: 0, whatever the figures are; 1, a scenario failed; 3, a control met its target: the bench is blind.
     """
-    before = machine_noise()
+    before = machine.noise()
     policy = arbiter_policy()
-    click.echo(describe(before))
+    click.echo(machine.describe(before))
     click.echo(f"arbiter: card threads run with policy {policy}")
     run = Run()
     for name in only or SCENARIOS:
         run.add(name, (SCENARIOS | ON_DEMAND)[name], quick)
-    after = machine_noise()
-    click.echo("afterwards " + describe(after))
+    after = machine.noise()
+    click.echo("afterwards " + machine.describe(after))
     click.echo(run.summary())
     if json_path:
         record = {
@@ -155,6 +144,7 @@ def main(json_path: Path | None, only: tuple[str, ...], quick: bool) -> None:
             "noise_after": after,
             "figures": [f.record() for f in run.figures],
             "seconds": run.seconds,
+            "stolen_percent": run.stolen_percent,
             "failed": run.failed,
         }
         json_path.parent.mkdir(parents=True, exist_ok=True)

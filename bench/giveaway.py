@@ -16,9 +16,11 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bench.figures import Figure
+from bench.machine import calmest
 from bench.rig import Rig, wait_for
 from bench.scene import Actor, Scene, endless, kernels, play, rig
 from enforcer import evaluate as ev
@@ -213,7 +215,7 @@ def figures(quick: bool) -> Iterator[Figure]:
 
     def runs(cases: Mapping[str, Case]) -> dict[str, Outcome]:
         chosen = {n: c for n, c in cases.items() if not quick or n in QUICK}
-        return {n: measure(c, "burst-share", seconds) for n, c in chosen.items()}
+        return {n: calmest(partial(measure, c, "burst-share", seconds)) for n, c in chosen.items()}
 
     paused = runs(PAUSES)
     yield worst_p99(paused)

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.figures import Figure
 from bench.preempt import ONLINE_JOB, RELEASE_MS, offline_jobs, online_job
-from bench.scene import Scene, play, rig
+from bench.scene import Scene, calm_play
 from enforcer import evaluate as ev
 
 SECONDS, FEW_SECONDS = 14.0, 6.0
@@ -54,8 +54,7 @@ def measure(pattern: Sequence[str], seconds: float, release_ms: int = RELEASE_MS
     shared = online_job(*pattern, **load)
     single = online_job(*pattern, card=1, **load)
     actors = [shared, single, *offline_jobs(1, 200)]
-    with rig(cards=2, settings=settings | {"idle_release_ms": release_ms}) as node:
-        scene = play(node, actors, seconds)
+    scene = calm_play(actors, seconds, cards=2, settings=settings | {"idle_release_ms": release_ms})
     release = release_ms * ev.NS_PER_MS
     online = scene.bursts(ONLINE_JOB, max(release // 2, ev.NS_PER_MS))
     offline = scene.of(actors[2].job_id)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from bench.figures import Figure
-from bench.scene import Actor, Scene, endless, play, rig
+from bench.scene import Actor, Scene, calm_play, endless
 from bench.shares import SWITCH_US, TARGET, TARGET_1S, Errors, judge
 from enforcer import shares as sh
 
@@ -161,8 +161,8 @@ def run(together: Sequence[Mix], seconds: float) -> list[tuple[float, Errors | N
     placed = [on_card(mix, card) for card, mix in enumerate(together)]
     options = ("--switch-us", str(SWITCH_US), "--copy-gbs", str(COPY_GBS))
     policies = {card: {"policy_offline": mix.policy} for card, mix in enumerate(placed)}
-    with rig(cards=len(placed), card_settings=policies, sim_options=options) as node:
-        scene = play(node, [actor for mix in placed for actor in mix.actors], seconds)
+    actors = [actor for mix in placed for actor in mix.actors]
+    scene = calm_play(actors, seconds, cards=len(placed), card_settings=policies, sim_options=options)
     found: list[tuple[float, Errors | None, float]] = []
     for mix in placed:
         seen = with_own_changes(scene, mix.shares)
@@ -177,8 +177,7 @@ def beside_online(seconds: float) -> Figure:
     """What an offline job gets while one of two online jobs always has work: nothing."""
     offline = Actor(220, "offline", 100, endless(1000))
     actors = [*tenants((30, 70), 1000, job_class="online"), offline]
-    with rig() as node:
-        scene = play(node, actors, seconds)
+    scene = calm_play(actors, seconds)
     part = 100 * scene.served[220].within(scene.start, scene.end) / (scene.end - scene.start)
     return Figure("offline_percent_beside_busy_online", part, "%", OFFLINE_BESIDE_ONLINE, "<=", 1)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from bench.daemons import free_port, polled, scraped, start_qgpud
 from bench.figures import Figure
+from bench.machine import calmest
 from bench.rig import Rig
 from bench.scene import Actor, Scene, admit, endless, kernels, play, rig
 from enforcer import evaluate as ev
@@ -108,7 +109,7 @@ def spread(values: Sequence[float], unit: str, note: str = "") -> str:
 
 def figures(quick: bool) -> Iterator[Figure]:
     """gate_close, card_free and hand-back with 16 offline tenants and loaded daemons."""
-    run = beside(offline_jobs(TENANTS, 200), 15 if quick else 120, busy_daemons)
+    run = calmest(lambda: beside(offline_jobs(TENANTS, 200), 15 if quick else 120, busy_daemons))
     note = f"; {TENANTS} offline tenants"
     for name, values, target, unit in (
         ("gate_close_us_p99", ev.gate_close_us(run.online, run.gates), 200, "us"),

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.figures import Figure
-from bench.scene import Actor, Scene, endless, play, rig
+from bench.scene import Actor, Scene, calm_play, endless
 from enforcer import shares as sh
 
 S = 1_000_000_000
@@ -72,8 +72,8 @@ def measure(
         for card, shares in jobs.items()
         for job, share in shares.items()
     ]
-    with rig(cards=len(cards), card_settings=cards, sim_options=("--switch-us", str(SWITCH_US))) as node:
-        scene = play(node, actors, seconds)
+    options = ("--switch-us", str(SWITCH_US))
+    scene = calm_play(actors, seconds, cards=len(cards), card_settings=cards, sim_options=options)
     return [judge(scene, jobs[card], policies[card], max(lengths)) for card in cards]
 
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import click
 
+from bench.machine import kept_awake
 from bench.scene import Actor, Scene, endless, play, rig
 from bench.shares import KERNELS, MIXES, POLICIES, judge
 from enforcer import evaluate as ev
@@ -89,7 +90,7 @@ def line(name: str, values: Sequence[int], wall: int) -> str:
 def main(policy: str, shares: str, kernels: str, seconds: float, stretch: tuple[float, float] | None) -> None:
     """Run tenants that always have work on one simulated card and say where its time went."""
     actors = [Actor(200 + i, "offline", s, endless(*KERNELS[kernels])) for i, s in enumerate(MIXES[shares])]
-    with rig(settings={"policy_offline": policy}) as node:
+    with kept_awake(), rig(settings={"policy_offline": policy}) as node:
         scene = play(node, actors, seconds)
     found = judge(scene, {a.job_id: a.share for a in actors}, policy, max(KERNELS[kernels]))
     price = found.price

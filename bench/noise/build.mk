@@ -1,4 +1,7 @@
-NATIVE += $(BUILD)/test/wake-noise
+NATIVE += $(BUILD)/test/wake-noise $(BUILD)/test/keep-awake
 $(BUILD)/test/wake-noise: bench/noise/wake_noise.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) $(QG_LDFLAGS) -o $@ $<
+$(BUILD)/test/keep-awake: bench/noise/keep_awake.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) $(QG_LDFLAGS) -o $@ $< -lpthread
