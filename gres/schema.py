@@ -43,7 +43,9 @@ def _between(low: Duration, high: Duration) -> Callable[[Duration], Duration]:
 
     def check(value: Duration) -> Duration:
         if not low <= value <= high:
-            raise ValueError(f"{value} is outside {low} to {high}; write for example {low}")
+            raise ValueError(
+                f"{value} is outside {low} to {high}; write for example {low if value < low else high}"
+            )
         return value
 
     return check

@@ -303,7 +303,7 @@ class Asks:
             service.end(grant.job_id, "failed")
             raise RefusedError(f"the grant cannot be written: {error}") from None
         if answer is None:
-            raise RefusedError(service.abandon(grant.job_id).message)
+            raise RefusedError(service.abandon(grant.job_id, "run the program again").message)
         if answer.status:
             service.runs.drop(grant.job_id)
             raise RefusedError(answer.message)

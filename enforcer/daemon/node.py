@@ -222,13 +222,13 @@ class NodeService:
         self.end(job_id, "failed")
         return Answer(1, why)
 
-    def abandon(self, job_id: int) -> Answer:
-        """Give up on a Prolog whose arbiter did not come back: the node is broken."""
+    def abandon(self, job_id: int, then: str = "") -> Answer:
+        """Give up on a grant whose arbiter did not come back: the node is broken. `then`: what to do when it is back;
+        by default what a node needs whose Prolog failed."""
         self.end(job_id, "failed")
         reason = (
             f"qgpu-arbiter on this node does not answer at {self.node.run_dir}/arbiter.sock: start it"
-            " (systemctl start qgpu-arbiter), then scontrol update"
-            f" nodename={self.node.name} state=resume"
+            f" (systemctl start qgpu-arbiter), then {then or f'scontrol update nodename={self.node.name} state=resume'}"
         )
         emit(logging.ERROR, "node-broken", job=job_id, why=reason)
         return Answer(1, reason)

@@ -157,6 +157,13 @@ def test_abandoned_prolog_leaves_no_grant_and_names_the_arbiter(node, service):
     assert files(node) == set() and rows(node)[0].end_reason == "failed"
 
 
+def test_a_program_without_slurm_is_not_told_to_resume_a_node(node, service):
+    node.arbiter.running = False
+    assert service.prolog(env()) is None
+    answer = service.abandon(9, "run the program again")
+    assert answer.message.endswith("(systemctl start qgpu-arbiter), then run the program again")
+
+
 def test_arbiter_that_restarted_unnoticed_gets_the_full_list_within_the_prolog(node, service):
     service.prolog(env(8))
     node.arbiter.restart()

@@ -91,6 +91,7 @@ def test_one_word_counts_for_both_classes():
         (["slice=1ms", "slice=2ms"], "slice is given twice, as 1ms and as 2ms"),
         (["slice=5"], "slice=5 is refused: '5' is not a duration"),
         (["slice=1us"], "slice=1us is refused: 1us is outside 100us to 1s; write for example 100us"),
+        (["slice=10s"], "slice=10s is refused: 10s is outside 100us to 1s; write for example 1s"),
         (["window=2s"], "window=2s is refused: 2s is outside 50us to 1s"),
         (["idle_release=2min"], "2min is outside 0ns to 1min"),
         (["policy.online=fair"], "'best-effort', 'fixed-share' or 'burst-share'"),

@@ -204,6 +204,8 @@ def test_live_view_redraws_on_a_terminal_and_ends_on_interrupt(rig):
         [sys.executable, "-m", "cli.main", "top", "--config", str(rig.config), "--interval", "0.2"],
         stdin=follower, stdout=follower, stderr=follower,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},
+        # Where the tests were started in the background of a shell, interrupts are ignored, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     os.close(follower)
     seen = b""

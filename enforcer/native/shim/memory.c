@@ -131,7 +131,7 @@ static void say_denied(struct qg_card *card, uint64_t size, uint64_t used, uint6
     struct amount want = human(size), held = human(used), all = human(cap);
     if (!card) {
         qg_say("allocation of %.1f %s refused: this card is not part of job %llu. Use the cards in "
-               "CUDA_VISIBLE_DEVICES as Slurm set it.", want.value, want.unit, job);
+               "CUDA_VISIBLE_DEVICES as it was when the program started.", want.value, want.unit, job);
         return;
     }
     const char *why = qg_pages_of(card) ? NULL : qg_register_for_memory(card);
