@@ -51,7 +51,8 @@ def test_nvml_that_fails_stops_no_job_and_keeps_no_memory_for_long(start):
         f"{' '.join(work(chain, '--length', '60', '--memory', '900M'))} > /dev/null & first=$!; echo started; read x; "
         f"kill -9 $first; wait $first; read x; exec {' '.join(work(chain, '--length', '1', '--memory', '900M'))}"
     )
-    job = run(chain, "bash", "-c", shell)
+    # room for one with its context, in whichever order the two are charged
+    job = run(chain, "bash", "-c", shell, mem="1500M")
     fault = Simulator(SimConfig(chain.directory / "sim", "n1"), BUILD, chain.qgpud).control
     try:
         assert job.stdin and job.stdout and job.stdout.readline() == "started\n"
