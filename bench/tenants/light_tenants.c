@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include "qg_msg.h"
+#include "qg_time.h"
 
 #define TICK_NS 250000
 #define LAUNCHES_PER_TICK 5
@@ -152,6 +153,8 @@ static void step(struct tenant *tenant)
             __atomic_store_n(&marker->done, marker->submitted, __ATOMIC_RELEASE);
             __atomic_fetch_add(&tenant->proc->launches, 1, __ATOMIC_SEQ_CST);
             ring_once(tenant);
+        } else {
+            __atomic_store_n(&tenant->proc->turn_ns, qg_now_ns(), __ATOMIC_RELAXED);
         }
     }
     if (closed)

@@ -43,6 +43,7 @@ FIELDS |= {
     "window_bypass": (72, "Q"),
     "copy_bytes": (80, "Q"),
     "unmarked": (88, "I"),
+    "turn_ns": (104, "Q"),
 }
 
 

@@ -26,6 +26,7 @@ from arbiter_support import (
 )
 
 from enforcer import abi
+from enforcer.arbiter_link import ArbiterLink
 from enforcer.policylib import FIXED_WINDOW_US, SHARED_WINDOW_US
 
 pytestmark = pytest.mark.native
@@ -306,19 +307,27 @@ def test_a_turn_is_charged_from_its_ring_although_the_launch_was_counted_before(
         assert tenant.begin()
         wait_for(lambda: tenant.closed, "its share is used up")
         tenant.finish()
-        assert not tenant.begin()
-        wait_for(lambda: not tenant.closed, "it has some again")
-        before = tenant_stats(link, 1).busy_ns
-        tenant.slot.waiting = 0
-        rang = time.monotonic_ns()
-        tenant.ring()
-        wait_for(lambda: not tenant.flags & abi.GATE_NOTIFY, "the ring was heard")
-        assert tenant.begin()
-        wait_for(lambda: tenant.closed, "used up again")
-        ended = time.monotonic_ns()
-        tenant.finish()
-        wait_for(lambda: not tenant_stats(link, 1).busy, "the end was seen")
-        assert tenant_stats(link, 1).busy_ns - before > ended - rang - 1_000_000
+        lost = [lost_in_a_turn(link, tenant)]
+        while lost[-1] > 1_000_000 and len(lost) < 5:  # a machine that stands still spoils one of them, the defect all
+            lost.append(lost_in_a_turn(link, tenant))
+        assert min(lost) < 1_000_000, lost
+
+
+def lost_in_a_turn(link: ArbiterLink, tenant: Tenant) -> int:
+    """Nanoseconds between the ring and the end of the next turn that nobody was charged for."""
+    assert not tenant.begin()
+    wait_for(lambda: not tenant.closed, "it has some again")
+    before = tenant_stats(link, 1).busy_ns
+    tenant.slot.waiting = 0
+    rang = time.monotonic_ns()
+    tenant.ring()
+    wait_for(lambda: not tenant.flags & abi.GATE_NOTIFY, "the ring was heard")
+    assert tenant.begin()
+    wait_for(lambda: tenant.closed, "used up again")
+    ended = time.monotonic_ns()
+    tenant.finish()
+    wait_for(lambda: not tenant_stats(link, 1).busy, "the end was seen")
+    return ended - rang - (tenant_stats(link, 1).busy_ns - before)
 
 
 def test_first_version_of_the_protocol_is_answered_in_it(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_full_queue_blocks_and_loses_nothing(sim: Simulator) -> None:
     assert sum(p.last for p in pieces) == 6000
     assert sum(p.duration for p in pieces) == 6000 * 20_000
     waits = [b.t_start - a.t_end for a, b in pairwise(pieces[100:])]
-    assert sum(waits) < 2_000_000  # the queue never ran dry while the program kept it full
+    assert sum(wait > 0 for wait in waits) < 60  # dry only where the host stopped the program for 20 ms
 
 
 def test_kill_frees_memory_and_cuts_the_kernel(sim: Simulator) -> None:

@@ -43,6 +43,21 @@ def test_a_turn_is_opened_with_notify_and_charged_from_its_first_use() -> None:
     assert card[first].deficit_ns == -350 * US and card[other].deficit_ns == 350 * US
 
 
+@pytest.mark.parametrize("policy", [abi.POLICY_BURST_SHARE, abi.POLICY_FIXED_SHARE])
+def test_who_stood_at_the_gate_need_not_ring_where_no_budget_ends(policy: int) -> None:
+    """It says by itself when it went on, and the next tick finds that: a wake-up less for each turn."""
+    card = Card((OFFLINE, 50), (OFFLINE, 50), policy=policy)
+    card.want(0, 1)
+    card[0].stands = card[1].stands = 1
+    card.at(0)
+    first = card.holder()
+    assert bool(card[first].gate & abi.GATE_NOTIFY) == (policy == abi.POLICY_FIXED_SHARE)
+    card[first].stands = 0
+    card.use(first, after_ns=50 * US)
+    card.at(700 * US)
+    assert card[first].service_ns == 700 * US
+
+
 def test_work_that_never_rang_is_charged_from_the_opening() -> None:
     card, first, _ = two()
     card.at(400 * US)
@@ -291,7 +306,7 @@ def roomy_for(card: Card) -> int:
 
 def test_kernels_of_any_length_queue_up_in_the_middle_of_a_long_turn_only() -> None:
     """As long as more of the turn is left than may be in flight; not near its end, where they would prolong it."""
-    room = DEEP_ROOM_NS // MS
+    room = 11  # ms: the longest drain and a tick
     card = long_turn((90, 10), 10 * MS)
     holder, ms, roomy = card.holder(), 0, []
     card[holder].deficit_ns = 90 * MS  # lasts 90 ms and more: 10 % of what it uses is due to it all the same
@@ -306,9 +321,28 @@ def test_kernels_of_any_length_queue_up_in_the_middle_of_a_long_turn_only() -> N
         "it stays for whole turns, so longer than is sure"
     )
     assert roomy_for(long_turn((90, 10), 1 * MS)) == 0, "short kernels fit as it is"
+    assert roomy_for(long_turn((50, 50), 60 * MS)) <= (LONG_TURN * SLICE - DEEP_ROOM_NS) // MS + 1, "very long ones"
     assert roomy_for(long_turn((20,) * 5, 10 * MS)) <= LONG_TURN * SLICE // MS - room + 1, (
         "only its beginning"
     )
+
+
+def test_kernels_queue_up_under_a_limit_until_somebody_has_a_budget_again() -> None:
+    """Nobody else can have the card before that, however long the turn was to be."""
+    card = Card((OFFLINE, 75), (OFFLINE, 25), policy=abi.POLICY_FIXED_SHARE)
+    card.want(0, 1)
+    card.at(0)
+    for i in (0, 1):
+        card[i].tail_ns, card[i].budget_ns = 10 * MS, (50 * MS, -10 * MS)[i]
+    card.raw.cls[1].holder = 0
+    card.at(1 * MS)
+    card.use(0)
+    roomy = []
+    while card[1].spent:
+        roomy.append(card[0].roomy)
+        card.at(1 * MS)
+    assert len(roomy) > 60, "25 % of 64 ms are 16 ms: 10 of debt and a portion of 6"
+    assert roomy[1:40] == [1] * 39 and roomy[-10:] == [0] * 10, roomy
 
 
 def deep_queue() -> tuple[Card, int, int]:

@@ -154,7 +154,8 @@ struct qg_proc {
     uint32_t unmarked;       /* 1: work was submitted after the last marker of some stream */
     uint32_t reserved0;
     uint64_t ends_ns;        /* CLOCK_MONOTONIC: when what it has on the card will probably have ended; 0: nobody can tell */
-    uint8_t pad[408];
+    uint64_t turn_ns;        /* CLOCK_MONOTONIC: when a thread that stood at the closed gate first went on after it last opened */
+    uint8_t pad[400];
     struct qg_marker markers[QG_MARKERS]; /* offset 512 */
     struct qg_lane lanes[QG_LANES];       /* offset 1024; version 2 */
     uint8_t tail[QG_PAGE - 1024 - 64 * QG_LANES];

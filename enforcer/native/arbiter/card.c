@@ -76,12 +76,12 @@ static bool polled(const struct tenant *t) {
     return t->nprocs && (t->busy || t->doubted || !(t->gate->flags & (QG_GATE_NOTIFY | QG_GATE_CLOSED)));
 }
 
-/* First only what rang, so that a gate closes before anything else is read. */
+/* First only what rang of online, so that a gate closes before anything else is read. */
 static bool sample_rung(struct card *card, uint64_t now) {
     bool any = false;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         struct tenant *t = card->tenants[i];
-        if (!t || !t->rung) continue;
+        if (!t || !t->rung || t->job_class != QG_CLASS_ONLINE) continue;
         sample_quick(t, now);
         any = true;
     }

@@ -116,6 +116,9 @@ static uint64_t reopens_at(struct qp_card *c, uint32_t i, uint64_t now, bool idl
     return max_u64(filled, fits_at(c, i, now, idle ? min_u64(turn, LEAST_NS) : turn, t->tail_ns));
 }
 
+/* The same where somebody else uses the card. */
+uint64_t qp_budget_opens(struct qp_card *c, uint32_t i, uint64_t now) { return reopens_at(c, i, now, false); }
+
 /* Would the card stand still although several want it? One alone waits for a turn that is worth its while. */
 static bool all_spent(const struct qp_card *c, const struct side *m) {
     uint32_t waiting = 0;

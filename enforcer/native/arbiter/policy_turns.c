@@ -236,20 +236,26 @@ int32_t qp_take_turns(struct qp_card *c, int k, const struct side *m, uint64_t n
     return s->holder;
 }
 
-/* How much longer the holder surely has the card, if nobody comes who is not there yet: as long as its turn lasts, then
- * until its credit per weight has fallen to that of another one. */
-static uint64_t stays_for(const struct qp_card *c, int k, const struct side *m, uint64_t now, uint64_t most) {
+/* How much longer the holder surely has the card before one other: as long as its turn lasts, then until its credit per
+ * weight has fallen to that of the other, or until the other has a budget again. */
+static uint64_t stays_before(struct qp_card *c, int k, uint32_t i, uint64_t turn, uint64_t now) {
     const struct qp_class *s = &c->cls[k];
-    const struct qp_tenant *h = &c->tenant[s->holder];
-    uint64_t end = end_of_turn(c, s, m), turn = end > now ? end - now : 0, credit = most;
+    const struct qp_tenant *h = &c->tenant[s->holder], *t = &c->tenant[i];
+    if (t->spent) return max_u64(t->greedy ? turn : 0, qp_budget_opens(c, i, now) - now);
+    int64_t ahead = h->deficit_ns - t->deficit_ns * weight(s, h) / weight(s, t);
+    return t->greedy && ahead > 0 ? max_u64(turn, (uint64_t)ahead) : turn;
+}
+
+/* The same before all others, if nobody comes who is not there yet. */
+static uint64_t stays_for(struct qp_card *c, int k, const struct side *m, uint64_t now, uint64_t most) {
+    const struct qp_class *s = &c->cls[k];
+    uint64_t end = end_of_turn(c, s, m), turn = end > now ? end - now : 0;
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = &c->tenant[m->at[j]];
-        if (t == h || !t->wants || t->suspended) continue;
-        int64_t ahead = h->deficit_ns - t->deficit_ns * weight(s, h) / weight(s, t);
-        credit = min_u64(credit, ahead > 0 ? (uint64_t)ahead : 0);
-        if (!t->greedy && !t->spent) return min_u64(turn, most);
+        if (s->holder == (int32_t)m->at[j] || !t->wants || t->suspended) continue;
+        most = min_u64(most, stays_before(c, k, m->at[j], turn, now));
     }
-    return min_u64(most, max_u64(turn, credit));
+    return most;
 }
 
 /* Somebody who works now and then would find all of that before it. */
@@ -271,7 +277,8 @@ void qp_make_room(struct qp_card *c, int k, const struct side *m, uint64_t now) 
     if (!s->contended || s->holder < 0 || s->draining >= 0 || may_come_back(c, s, m, now)) return;
     struct qp_tenant *h = &c->tenant[s->holder];
     uint64_t flight = QP_DEEP_WINDOW_US * 1000ull + QP_TICK_NS; /* all of that must fit into a limit */
-    if (h->tail_ns < QP_DEEP_TAIL_NS || stays_for(c, k, m, now, QP_DEEP_ROOM_NS) < QP_DEEP_ROOM_NS) return;
+    uint64_t room = min_u64(h->tail_ns + QP_TICK_NS, QP_DEEP_ROOM_NS);
+    if (h->tail_ns < QP_DEEP_TAIL_NS || stays_for(c, k, m, now, room) < room) return;
     h->roomy = !fixed(s) || qp_budget_lasts(c, (uint32_t)s->holder, now, flight) >= flight;
 }
 

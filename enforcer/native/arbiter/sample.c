@@ -21,6 +21,7 @@
 #define DISCREDIT_MAX_NS (1000 * QP_MS)
 #define HELD_NS (1 * QP_MS)               /* words that were on their way when groups were stopped arrive within it */
 #define WORKING_NS (10 * QP_MS)           /* a process that showed work so recently divides the window */
+#define TURN_NS 20000u                    /* a thread may go on so long before the arbiter has noted when it opened the gate */
 #define MAX_AHEAD_NS (1000 * QP_MS)       /* ends that are foreseen further ahead are garbage, or of no interest yet */
 #define MAX_WAITING 65536u                /* threads; more is garbage */
 #define MAX_LAUNCHES (1ull << 56)         /* of one counter; more is garbage */
@@ -53,7 +54,7 @@ static void advance(uint64_t *total, uint64_t *seen, uint64_t value) {
 struct view {
     bool launched, pending, unmarked, frozen, unforeseen;
     uint32_t waiting, working;
-    uint64_t signature, inflight_us, ends_ns;
+    uint64_t signature, inflight_us, ends_ns, turn_ns;
 };
 
 /* What the card reaches although all groups of the process stand still tells that it continued them by itself. */
@@ -74,6 +75,8 @@ static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool mark
     advance(&t->launches, &s->launches, count);
     if (waiting > MAX_WAITING) waiting = 0;
     v->waiting += waiting;
+    uint64_t turn = READ_ONCE(page->turn_ns);
+    if (turn + TURN_NS > t->opened_ns && turn <= now && turn - 1 < v->turn_ns - 1) v->turn_ns = turn;
     if (markers) {
         bool unmarked = READ_ONCE(page->unmarked) != 0, held = hw_held(t, i);
         uint64_t reached = 0;
@@ -207,6 +210,7 @@ static void take_in(struct tenant *t, const struct view *v, bool progress, uint6
     if (ran || progress) t->progress_ns = now;
     if (v->launched || progress)
         t->discredit_ns = t->discredit_until_ns = t->unused_ns = t->unused_from_ns = 0;
+    if (v->turn_ns) begin_use(t, v->turn_ns > t->opened_ns ? v->turn_ns : t->opened_ns);
     if (ran || progress) begin_use(t, t->opened_ns); /* nobody rang */
     t->launched |= v->launched;
     t->ran |= ran;
@@ -277,6 +281,7 @@ void sample_classify(struct tenant *t, uint64_t now) {
     q->share = t->share;
     q->procs = t->nprocs;
     q->wants = t->nprocs && ((marked && !t->stuck) || loose || t->standing || t->launched || t->frozen);
+    q->stands = t->standing;
     q->free = (t->card->flags & free_flag(t)) != 0;
     q->suspended = together_suspended(t);
     q->silent_ns = marked || t->standing || t->frozen ? 0 : t->moved_ns;

@@ -123,6 +123,14 @@ static uint64_t watch_the_end(struct qg_card *card, struct qg_pages *pages, uint
     return nap ? nap : WAIT_NS;
 }
 
+/* When the turn began to be used, for the arbiter's books: the first of those who waited says it. */
+static void tell_turn(struct qg_pages *pages)
+{
+    uint64_t opened = __atomic_load_n(&pages->gate->changed_ns, __ATOMIC_RELAXED);
+    if (__atomic_load_n(&pages->proc->turn_ns, __ATOMIC_RELAXED) < opened)
+        __atomic_store_n(&pages->proc->turn_ns, qg_now_ns(), __ATOMIC_RELAXED);
+}
+
 /* Waits until the gate of the newest pages is open. Holds nothing while it sleeps: a signal handler may jump out. */
 static void wait_closed(struct qg_card *card, struct qg_pages *pages)
 {
@@ -142,6 +150,8 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
         }
         rung = pages;
         uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
+        if (!(flags & QG_GATE_CLOSED))
+            tell_turn(pages);
         if (!(flags & QG_GATE_CLOSED) || __atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED))
             break;
         if (lease_ran_out(pages)) {
