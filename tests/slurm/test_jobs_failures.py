@@ -135,7 +135,9 @@ def test_jobs_span_a_restart_of_slurmctld(live: Live) -> None:
     live.sandbox.restart_controller()
     assert {job: (live.gres(job), live.tag(job)) for job in before} == before
     assert {job: live.grant(job) for job in granted} == granted
-    live.ask("scontrol", "update", f"JobId={held}", f"{live.dialect.field}=qgpu/1 whole; mine", user="alice")
+    update = ("scontrol", "update", f"JobId={held}", f"{live.dialect.field}=qgpu/1 whole; mine")
+    # until slurmdbd has told the new slurmctld where its jobs are: "Job update not available right now"
+    live.until(lambda: live.run(*update, user="alice").returncode == 0, 30, "an update of a held job")
     assert live.tag(held) == f"{before[held][1]}; mine"
     live.cancel(other)
     assert live.finish(waits) == ["waited 100\n"]
