@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +27,6 @@ from arbiter_support import (
 )
 
 from enforcer import abi
-from enforcer.arbiter_link import ArbiterLink
 from enforcer.policylib import FIXED_WINDOW_US, SHARED_WINDOW_US
 
 pytestmark = pytest.mark.native
@@ -297,37 +297,36 @@ def test_fixed_share_closes_an_idle_card(tmp_path: Path) -> None:
         assert 0.02 < share < 0.27, share
 
 
-def test_a_turn_is_charged_from_its_ring_although_the_launch_was_counted_before(tmp_path: Path) -> None:
-    """A launch is counted when it comes to the closed gate; when the gate opens it only rings, then it is made. Alone
-    on a card the next look comes 5 ms later: half of that time used to be lost."""
+def lost_in_a_turn(directory: Path) -> int:
+    """Nanoseconds between the first ring of a turn and its end that nobody was charged for."""
+    directory.mkdir()
     mine = grant(1, share=25)
-    with arbiter(tmp_path) as one, one.link() as link:
+    with arbiter(directory) as one, one.link() as link:
         link.sync([settings(policy_offline="fixed-share")], [mine])
         tenant = Tenant(one.run_dir, mine)
         assert tenant.begin()
         wait_for(lambda: tenant.closed, "its share is used up")
         tenant.finish()
-        lost = [lost_in_a_turn(link, tenant)]
-        while lost[-1] > 1_000_000 and len(lost) < 5:  # a machine that stands still spoils one of them, the defect all
-            lost.append(lost_in_a_turn(link, tenant))
-        assert min(lost) < 1_000_000, lost
+        assert not tenant.begin()
+        wait_for(lambda: not tenant.closed, "it has some again")
+        before = tenant_stats(link, 1).busy_ns
+        tenant.slot.waiting = 0
+        rang = time.monotonic_ns()
+        tenant.ring()
+        wait_for(lambda: not tenant.flags & abi.GATE_NOTIFY, "the ring was heard")
+        assert tenant.begin()
+        wait_for(lambda: tenant.closed, "used up again")
+        ended = time.monotonic_ns()
+        tenant.finish()
+        wait_for(lambda: not tenant_stats(link, 1).busy, "the end was seen")
+        return ended - rang - (tenant_stats(link, 1).busy_ns - before)
 
 
-def lost_in_a_turn(link: ArbiterLink, tenant: Tenant) -> int:
-    """Nanoseconds between the ring and the end of the next turn that nobody was charged for."""
-    assert not tenant.begin()
-    wait_for(lambda: not tenant.closed, "it has some again")
-    before = tenant_stats(link, 1).busy_ns
-    tenant.slot.waiting = 0
-    rang = time.monotonic_ns()
-    tenant.ring()
-    wait_for(lambda: not tenant.flags & abi.GATE_NOTIFY, "the ring was heard")
-    assert tenant.begin()
-    wait_for(lambda: tenant.closed, "used up again")
-    ended = time.monotonic_ns()
-    tenant.finish()
-    wait_for(lambda: not tenant_stats(link, 1).busy, "the end was seen")
-    return ended - rang - (tenant_stats(link, 1).busy_ns - before)
+def test_a_turn_is_charged_from_its_ring_although_the_launch_was_counted_before(tmp_path: Path) -> None:
+    """A launch is counted when it comes to the closed gate; when the gate opens it only rings, then it is made. Alone
+    on a card the next look comes 5 ms later: half of that time used to be lost, each time."""
+    lost = [lost_in_a_turn(tmp_path / str(i)) for i in range(5)]
+    assert statistics.median(lost) < 1_000_000, lost  # a machine that stands still spoils one or two
 
 
 def test_first_version_of_the_protocol_is_answered_in_it(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -128,16 +129,17 @@ def test_several_attackers_of_one_job_harm_it_alone(tmp_path: Path) -> None:
     with node(tmp_path) as rig:
         honest = rig.workload(rig.grants[HONEST], *ENDLESS)
         enemies = [evil(rig, attack) for attack in ("drain", "ring", "busy", "random")]
-        parts: list[float] = []
-        while len(parts) < 5 and max(parts, default=0) < 0.3:  # the host may stop it for much of one second
+        parts, ours = [], []
+        for _ in range(3):  # the host may stop it for much of one second
             begun = time.monotonic_ns()
             time.sleep(1)
             over = time.monotonic_ns()
             time.sleep(0.15)
             busy = busy_ns(rig.trace(), begun, over)
+            ours.append(busy.get(honest.pid, 0) / (over - begun))
             parts.append(busy.get(honest.pid, 0) / sum(busy.values()))
-        assert max(parts) > 0.3, f"the honest tenant had {parts} of what the card did instead of half"
-        assert busy[honest.pid] > 0.08 * (over - begun), "although all spin on the processors it gets on"
+        assert statistics.median(parts) > 0.3, f"the honest tenant had {parts} instead of half"
+        assert statistics.median(ours) > 0.08, "although all spin on the processors it gets on"
         for process in enemies:
             end(process)
         end(honest)

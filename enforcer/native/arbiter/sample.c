@@ -65,6 +65,13 @@ static void watch_held(const struct tenant *t, struct slot *s, bool held, uint64
     s->reached = reached;
 }
 
+/* When a thread of the process went on after the gate opened last, if that was before; 0 = nobody has yet. */
+static uint64_t sooner_turn(const struct tenant *t, const struct qg_proc *page, uint64_t known, uint64_t now) {
+    uint64_t turn = READ_ONCE(page->turn_ns);
+    bool of_this = turn + TURN_NS > t->opened_ns && turn <= now;
+    return of_this && turn - 1 < known - 1 ? turn : known;
+}
+
 static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool markers, uint64_t now) {
     struct qg_proc *page = &t->job->procs[i];
     struct slot *s = &t->slots[i];
@@ -75,8 +82,7 @@ static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool mark
     advance(&t->launches, &s->launches, count);
     if (waiting > MAX_WAITING) waiting = 0;
     v->waiting += waiting;
-    uint64_t turn = READ_ONCE(page->turn_ns);
-    if (turn + TURN_NS > t->opened_ns && turn <= now && turn - 1 < v->turn_ns - 1) v->turn_ns = turn;
+    v->turn_ns = sooner_turn(t, page, v->turn_ns, now);
     if (markers) {
         bool unmarked = READ_ONCE(page->unmarked) != 0, held = hw_held(t, i);
         uint64_t reached = 0;
@@ -136,15 +142,27 @@ static bool shut_since(const struct tenant *t) {
 /* The tenant uses the turn that it was given since then. */
 static void begin_use(struct tenant *t, uint64_t since) {
     struct qp_tenant *q = &t->card->policy.tenant[t->index];
+    if (since < t->opened_ns) since = t->opened_ns;
     if (!q->used_from_ns && !(t->gate->flags & QG_GATE_CLOSED)) q->used_from_ns = since;
+}
+
+/* A ring is heard some time after its thread went on. */
+static uint64_t turn_begun(const struct tenant *t, uint64_t now) {
+    uint64_t turn = 0;
+    for (uint32_t i = 0; i < t->hi; i++) {
+        if (t->slots[i].proc) turn = sooner_turn(t, &t->job->procs[i], turn, now);
+    }
+    return turn ? turn : now;
 }
 
 /* The first ring of a turn comes from a launch that was counted when it came to the closed gate: it is work now. */
 void sample_bell(struct tenant *t, uint64_t now) {
     bool first = !t->card->policy.tenant[t->index].used_from_ns;
-    begin_use(t, now);
+    if (first) begin_use(t, turn_begun(t, now));
     t->moved_ns = now;
-    if (first && t->standing && !(t->gate->flags & QG_GATE_CLOSED)) t->launched = t->ran = true;
+    if (!first || !t->standing || (t->gate->flags & QG_GATE_CLOSED)) return;
+    t->launched = t->ran = true;
+    t->looked_ns = now; /* the next full look keeps it */
 }
 
 void sample_turn(struct tenant *t, bool open, uint64_t now) {
@@ -210,7 +228,7 @@ static void take_in(struct tenant *t, const struct view *v, bool progress, uint6
     if (ran || progress) t->progress_ns = now;
     if (v->launched || progress)
         t->discredit_ns = t->discredit_until_ns = t->unused_ns = t->unused_from_ns = 0;
-    if (v->turn_ns) begin_use(t, v->turn_ns > t->opened_ns ? v->turn_ns : t->opened_ns);
+    if (v->turn_ns) begin_use(t, v->turn_ns);
     if (ran || progress) begin_use(t, t->opened_ns); /* nobody rang */
     t->launched |= v->launched;
     t->ran |= ran;
