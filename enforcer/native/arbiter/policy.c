@@ -162,7 +162,9 @@ static void open_all(struct qp_card *c) {
  * the next look finds when it began, soon enough where no budget ends meanwhile. */
 static bool awaited(const struct qp_card *c, uint32_t i, int k) {
     const struct qp_class *s = &c->cls[k];
-    return s->contended && s->holder == (int32_t)i && !s->use_ns && (fixed(s) || !c->tenant[i].stands);
+    const struct qp_tenant *t = &c->tenant[i];
+    bool tells = t->stands || t->used_from_ns >= s->opened_ns;
+    return s->contended && s->holder == (int32_t)i && !s->use_ns && (fixed(s) || !tells);
 }
 
 /* Bits beside CLOSED: track always; bound what is in flight always (a lone tenant's window is wide, but there is one:
