@@ -177,7 +177,7 @@ static void set_wake(struct card *card, uint64_t due, uint64_t now) {
     uint64_t second = second_look(card, now), lease = (uint64_t)card->lease_ms * QP_MS;
     card->wake_ns = sooner(card->policy.wake_ns, due);
     if (card->wake_ns <= now) card->wake_ns = now + QP_TICK_NS;
-    card->tick_ns = card->wake_ns - now;
+    __atomic_store_n(&card->tick_ns, card->wake_ns - now, __ATOMIC_RELAXED);
     bool ticking = card->tick_ns == QP_TICK_NS || card->tick_ns == QP_SOLO_TICK_NS;
     if (ticking) card->wake_ns = tick_at(card, card->wake_ns, now);
     if (second < card->wake_ns) {
@@ -225,10 +225,12 @@ void card_step(struct card *card, uint64_t now) {
     set_wake(card, odd, now);
 }
 
-/* Of a group of cards, the first that ticks leads: it takes the others along. */
+/* Of a group of cards, the first that ticks leads: it takes the others along, unless it ticks more seldom than they. */
 static bool led(const struct card *card) {
     for (uint32_t i = card->number / GROUP * GROUP; i < card->number; i++) {
-        if (__atomic_load_n(&card->arbiter->cards[i]->ticking, __ATOMIC_RELAXED)) return true;
+        const struct card *other = card->arbiter->cards[i];
+        if (!__atomic_load_n(&other->ticking, __ATOMIC_RELAXED)) continue;
+        if (__atomic_load_n(&other->tick_ns, __ATOMIC_RELAXED) <= card->tick_ns) return true;
     }
     return false;
 }
@@ -292,8 +294,8 @@ static void take_event(struct card *card, uint64_t key, uint64_t now) {
 static void *card_main(void *arg) {
     struct card *card = arg;
     struct epoll_event events[64];
-    bool quit = false, ticked_before = false;
-    uint64_t until = QP_NEVER;
+    bool quit = false;
+    uint64_t until = QP_NEVER, beat_before = QP_NEVER;
     prctl(PR_SET_TIMERSLACK, 1ul); /* without real time a sleep would end 50 us late */
     while (!quit) {
         int n = wait_until(card->epfd, events, 64, until);
@@ -309,8 +311,9 @@ static void *card_main(void *arg) {
         else card_step(card, now);
         until = arm_own(card);
         quit = card->quit;
-        bool resigned = ticked_before && !card->ticking; /* the group needs another leader */
-        ticked_before = card->ticking;
+        uint64_t beat = card->ticking ? card->tick_ns : QP_NEVER;
+        bool resigned = beat > beat_before; /* the group may need another leader */
+        beat_before = beat;
         pthread_mutex_unlock(&card->lock);
         if (ticked || resigned) until = take_along(card, now);
     }

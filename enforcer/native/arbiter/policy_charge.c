@@ -16,7 +16,7 @@ static int64_t clamp_deficit(int64_t v) {
 /* When the holder began to use its turn, as far as that can be said by now; 0 = it has not. */
 static uint64_t use_start(const struct qp_card *c, const struct qp_class *s, uint64_t now) {
     const struct qp_tenant *t = &c->tenant[s->holder];
-    if (t->used_from_ns >= s->opened_ns && t->used_from_ns <= now) return t->used_from_ns;
+    if (t->used_from_ns >= s->opened_ns && t->used_from_ns <= now) return min_u64(t->used_from_ns, s->opened_ns + QP_START_NS);
     if (t->undrained) return s->opened_ns; /* it is at work and never rang */
     return t->wants && now >= s->opened_ns + QP_START_NS ? s->opened_ns + QP_START_NS : 0;
 }

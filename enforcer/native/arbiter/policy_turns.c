@@ -277,8 +277,7 @@ void qp_make_room(struct qp_card *c, int k, const struct side *m, uint64_t now) 
     if (!s->contended || s->holder < 0 || s->draining >= 0 || may_come_back(c, s, m, now)) return;
     struct qp_tenant *h = &c->tenant[s->holder];
     uint64_t flight = QP_DEEP_WINDOW_US * 1000ull + QP_TICK_NS; /* all of that must fit into a limit */
-    uint64_t room = fixed(s) ? min_u64(h->tail_ns + QP_TICK_NS, QP_DEEP_ROOM_NS) : QP_DEEP_ROOM_NS;
-    if (h->tail_ns < QP_DEEP_TAIL_NS || stays_for(c, k, m, now, room) < room) return;
+    if (h->tail_ns < QP_DEEP_TAIL_NS || stays_for(c, k, m, now, QP_DEEP_ROOM_NS) < QP_DEEP_ROOM_NS) return;
     h->roomy = !fixed(s) || qp_budget_lasts(c, (uint32_t)s->holder, now, flight) >= flight;
 }
 

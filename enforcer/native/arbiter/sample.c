@@ -146,23 +146,14 @@ static void begin_use(struct tenant *t, uint64_t since) {
     if (!q->used_from_ns && !(t->gate->flags & QG_GATE_CLOSED)) q->used_from_ns = since;
 }
 
-/* A ring is heard some time after its thread went on. */
-static uint64_t turn_begun(const struct tenant *t, uint64_t now) {
-    uint64_t turn = 0;
-    for (uint32_t i = 0; i < t->hi; i++) {
-        if (t->slots[i].proc) turn = sooner_turn(t, &t->job->procs[i], turn, now);
-    }
-    return turn ? turn : now;
-}
-
 /* The first ring of a turn comes from a launch that was counted when it came to the closed gate: it is work now. */
 void sample_bell(struct tenant *t, uint64_t now) {
     bool first = !t->card->policy.tenant[t->index].used_from_ns;
-    if (first) begin_use(t, turn_begun(t, now));
+    begin_use(t, now);
     t->moved_ns = now;
     if (!first || !t->standing || (t->gate->flags & QG_GATE_CLOSED)) return;
     t->launched = t->ran = true;
-    t->looked_ns = now; /* the next full look keeps it */
+    t->looked_ns = now > t->full_ns ? now : t->full_ns + 1; /* the next full look keeps it */
 }
 
 void sample_turn(struct tenant *t, bool open, uint64_t now) {
@@ -223,12 +214,21 @@ void sample_lonely(struct card *card) {
     }
 }
 
+/* A thread that stood at the gate went on: the launch that was counted there is made now, and it is as good as a ring. */
+static void go_on(struct tenant *t, uint64_t turn) {
+    if (t->card->policy.tenant[t->index].used_from_ns || (t->gate->flags & QG_GATE_CLOSED)) return;
+    begin_use(t, turn);
+    t->launched = t->ran = true;
+    if (t->progress_ns < turn) t->progress_ns = turn;
+    if (t->moved_ns < turn) t->moved_ns = turn;
+}
+
 static void take_in(struct tenant *t, const struct view *v, bool progress, uint64_t now) {
     bool ran = v->launched && !shut_since(t);
     if (ran || progress) t->progress_ns = now;
     if (v->launched || progress)
         t->discredit_ns = t->discredit_until_ns = t->unused_ns = t->unused_from_ns = 0;
-    if (v->turn_ns) begin_use(t, v->turn_ns);
+    if (v->turn_ns) go_on(t, v->turn_ns);
     if (ran || progress) begin_use(t, t->opened_ns); /* nobody rang */
     t->launched |= v->launched;
     t->ran |= ran;

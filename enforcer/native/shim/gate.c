@@ -131,8 +131,7 @@ static void tell_turn(struct qg_pages *pages)
         __atomic_store_n(&pages->proc->turn_ns, qg_now_ns(), __ATOMIC_RELAXED);
 }
 
-/* Waits until the gate of the newest pages is open. Whoever's turn just ended has work on the card, for which the arbiter
- * waits: it is told of the end of that, not of a thread that stands here meanwhile. Holds nothing while it sleeps: a signal handler may jump out. */
+/* Waits until the gate of the newest pages is open. Holds nothing while it sleeps: a signal handler may jump out. */
 static void wait_closed(struct qg_card *card, struct qg_pages *pages)
 {
     uint64_t start = qg_now_ns();
@@ -145,13 +144,12 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
     for (;;) {
         pages = qg_pages_of(card); /* registered again: stand in the new queue */
         qg_waiter_raise(pages->proc);
-        uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
         if (pages != rung) {
-            drains = qg_window_drain_ns(card, pages); /* first, so that the arbiter finds it when it looks */
-            if (!drains || (flags & QG_GATE_WHY_MASK) != QG_GATE_WHY_SHARE)
-                ring_once(card, pages);
+            qg_window_drain_ns(card, pages); /* first, so that the arbiter finds it when it looks */
+            ring_once(card, pages);
         }
         rung = pages;
+        uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
         if (!(flags & QG_GATE_CLOSED))
             tell_turn(pages);
         if (!(flags & QG_GATE_CLOSED) || __atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED))

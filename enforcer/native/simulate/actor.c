@@ -127,7 +127,8 @@ static void request_done(struct machine *m, struct actor *a) {
 
 static void launch(struct world *w, struct machine *m, struct actor *a) {
     a->launched = true;
-    a->began = true;
+    if (!a->began_ns) a->rang = a->gate & QG_GATE_NOTIFY;
+    if (!a->began_ns) a->began_ns = m->now;
     if (a->gate & QG_GATE_NOTIFY) ring(m);
     actor_enter(w, m, a, ST_RUNNING);
 }
@@ -172,7 +173,7 @@ static void closed(struct world *w, struct machine *m, struct actor *a, bool pre
 static void opened(struct world *w, struct machine *m, struct actor *a) {
     a->turns++;
     a->opened_ns = m->now;
-    a->began = false;
+    a->began_ns = 0;
     if (a->halted || (a->state != ST_STANDING && a->state != ST_DRAINING)) return;
     a->timer_ns = m->now + spread(m, m->tenant_ns);
     if (a->state == ST_STANDING) actor_enter(w, m, a, ST_WAKING);
@@ -319,7 +320,8 @@ void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t) {
     t->wants = flying || standing || a->launched;
     if (t->wants) a->moved_ns = m->now;
     t->silent_ns = flying || standing || a->lie ? 0 : a->moved_ns;
-    if (!(a->gate & QG_GATE_CLOSED) && a->began && !t->used_from_ns) t->used_from_ns = m->now;
+    t->stands = standing;
+    if (!(a->gate & QG_GATE_CLOSED) && a->began_ns && !t->used_from_ns) t->used_from_ns = a->rang ? m->now : a->began_ns;
     a->launched = false;
     if (a->lie == LIE_IDLE) t->wants = t->undrained = 0;
     if (a->lie == LIE_BUSY && t->live) {
