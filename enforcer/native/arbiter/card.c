@@ -76,16 +76,22 @@ static bool polled(const struct tenant *t) {
     return t->nprocs && (t->busy || t->doubted || !(t->gate->flags & (QG_GATE_NOTIFY | QG_GATE_CLOSED)));
 }
 
-/* First only what rang of online, so that a gate closes before anything else is read. */
+static bool online_rang(const struct card *card) {
+    for (uint32_t i = 0; i < card->policy.ntenants; i++) {
+        const struct tenant *t = card->tenants[i];
+        if (t && t->rung && t->job_class == QG_CLASS_ONLINE) return true;
+    }
+    return false;
+}
+
+/* Where online rang first only what rang, so that a gate closes before anything else is read. */
 static bool sample_rung(struct card *card, uint64_t now) {
-    bool any = false;
+    if (!online_rang(card)) return false;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         struct tenant *t = card->tenants[i];
-        if (!t || !t->rung || t->job_class != QG_CLASS_ONLINE) continue;
-        sample_quick(t, now);
-        any = true;
+        if (t && t->rung) sample_quick(t, now);
     }
-    return any;
+    return true;
 }
 
 /* A launch may have been counted and not yet made when its tenant was looked at, so who only shows new counts is taken

@@ -158,13 +158,14 @@ static void open_all(struct qp_card *c) {
     }
 }
 
-/* A turn was opened and nobody knows yet when it will be used: the first launch shall say so. Of an offline tenant that stood
- * at the gate the next look finds when it began, soon enough where no budget ends meanwhile. */
+/* A turn was opened and nobody knows yet when it will be used: the first launch shall say so. Of a tenant that stood at the
+ * gate the next look finds when it began, soon enough where no budget ends meanwhile and no online tenant may come, for whom
+ * it must be known who is on the card. */
 static bool awaited(const struct qp_card *c, uint32_t i, int k) {
     const struct qp_class *s = &c->cls[k];
     const struct qp_tenant *t = &c->tenant[i];
     bool tells = t->stands || t->used_from_ns >= s->opened_ns;
-    return s->contended && s->holder == (int32_t)i && !s->use_ns && (fixed(s) || k == ONLINE || !tells);
+    return s->contended && s->holder == (int32_t)i && !s->use_ns && (fixed(s) || c->awaits_online || !tells);
 }
 
 /* Bits beside CLOSED: track always; bound what is in flight always (a lone tenant's window is wide, but there is one:
