@@ -139,19 +139,19 @@ static bool shut_since(const struct tenant *t) {
     return (t->gate->flags & QG_GATE_CLOSED) && t->gate->changed_ns < t->looked_ns;
 }
 
-/* The tenant uses the turn that it was given since then. */
-static void begin_use(struct tenant *t, uint64_t since) {
+/* The tenant uses the turn that it was given since then. False: that was known, or it has none. */
+static bool begin_use(struct tenant *t, uint64_t since) {
     struct qp_tenant *q = &t->card->policy.tenant[t->index];
-    if (since < t->opened_ns) since = t->opened_ns;
-    if (!q->used_from_ns && !(t->gate->flags & QG_GATE_CLOSED)) q->used_from_ns = since;
+    if (q->used_from_ns || (t->gate->flags & QG_GATE_CLOSED)) return false;
+    q->used_from_ns = since > t->opened_ns ? since : t->opened_ns;
+    return true;
 }
 
 /* The first ring of a turn comes from a launch that was counted when it came to the closed gate: it is work now. */
 void sample_bell(struct tenant *t, uint64_t now) {
-    bool first = !t->card->policy.tenant[t->index].used_from_ns;
-    begin_use(t, now);
+    bool first = begin_use(t, now);
     t->moved_ns = now;
-    if (!first || !t->standing || (t->gate->flags & QG_GATE_CLOSED)) return;
+    if (!first || !t->standing) return;
     t->launched = t->ran = true;
     t->looked_ns = now > t->full_ns ? now : t->full_ns + 1; /* the next full look keeps it */
 }
@@ -216,8 +216,7 @@ void sample_lonely(struct card *card) {
 
 /* A thread that stood at the gate went on: the launch that was counted there is made now, and it is as good as a ring. */
 static void go_on(struct tenant *t, uint64_t turn) {
-    if (t->card->policy.tenant[t->index].used_from_ns || (t->gate->flags & QG_GATE_CLOSED)) return;
-    begin_use(t, turn);
+    if (!begin_use(t, turn)) return;
     t->launched = t->ran = true;
     if (t->progress_ns < turn) t->progress_ns = turn;
     if (t->moved_ns < turn) t->moved_ns = turn;

@@ -150,9 +150,11 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
         }
         rung = pages;
         uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
-        if (!(flags & QG_GATE_CLOSED))
+        if (!(flags & QG_GATE_CLOSED)) {
             tell_turn(pages);
-        if (!(flags & QG_GATE_CLOSED) || __atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED))
+            break;
+        }
+        if (__atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED))
             break;
         if (lease_ran_out(pages)) {
             open_for_good();
