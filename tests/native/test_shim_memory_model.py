@@ -21,7 +21,7 @@ import shim_support as s
 
 pytestmark = pytest.mark.native
 GIB, MIB = s.GIB, s.MIB
-SCHEDULES = int(os.environ.get("QGPU_SCHEDULES", "1000"))
+SCHEDULES = int(os.environ.get("QGPU_SCHEDULES", "10000"))
 CAP = 8 * GIB
 SIZES = (1, 4096, MIB, 3 * MIB, 64 * MIB, 700 * MIB)
 PROCESSES = 4
