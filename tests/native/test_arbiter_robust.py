@@ -197,3 +197,23 @@ def test_counters_in_lanes_count(tmp_path: Path) -> None:
         online.slot.lanes[7].launches = 4
         wait_for(lambda: tenant_stats(link, 1).launches >= 8, "never back")
         assert tenant_stats(link, 1).launches < 100
+
+
+def test_who_stood_too_long_at_an_open_gate_and_then_goes_on(tmp_path: Path) -> None:
+    """Doubted, since its thread got no processor: its launch, counted long ago, is work when it is made after all."""
+    on, off = grant(1, "online"), grant(2)
+    with arbiter(tmp_path) as one, one.link() as link:
+        link.sync([settings(idle_release_ms=5)], [on, off])
+        online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
+        assert online.begin()
+        wait_for(lambda: offline.closed, "online works")
+        assert not offline.begin(), "it stands at the gate"
+        online.finish()
+        wait_for(lambda: not offline.closed, "its gate opens")
+        wait_for(lambda: tenant_stats(link, 2).passed_over, "it does not move")
+        wait_for(lambda: offline.flags & abi.GATE_NOTIFY, "nothing more is expected of it")
+        went_on = time.monotonic_ns()
+        offline.slot.turn_ns = went_on
+        offline.slot.waiting = 0
+        offline.ring()
+        wait_for(lambda: offline.gate.changed_ns > went_on, "it is looked at from now on, and need not ring")

@@ -78,6 +78,7 @@ struct slot {
     uint64_t denied;   /* the same for mem_denied */
     uint64_t mem_used; /* as last read, range-checked */
     uint64_t worked_ns; /* when it last showed work */
+    uint64_t turn_ns;  /* when it last went on after it had stood at the gate */
     uint64_t held_ns, reached; /* its groups stand still since then (0 = they do not), and what they had reached by then */
 };
 

@@ -65,11 +65,13 @@ static void watch_held(const struct tenant *t, struct slot *s, bool held, uint64
     s->reached = reached;
 }
 
-/* When a thread of the process went on after the gate opened last, if that was before; 0 = nobody has yet. */
-static uint64_t sooner_turn(const struct tenant *t, const struct qg_proc *page, uint64_t known, uint64_t now) {
+/* When a thread of the process went on after the gate opened last. Each process says it once per turn, and perhaps long after
+ * others have, or after a ring that found nothing: what it launches now was counted when it came to the gate. */
+static void look_for_turn(const struct tenant *t, const struct qg_proc *page, struct slot *s, struct view *v, uint64_t now) {
     uint64_t turn = READ_ONCE(page->turn_ns);
-    bool of_this = turn + TURN_NS > t->opened_ns && turn <= now;
-    return of_this && turn - 1 < known - 1 ? turn : known;
+    if (turn == s->turn_ns || turn + TURN_NS <= t->opened_ns || turn > now) return;
+    s->turn_ns = turn;
+    if (!v->turn_ns || turn < v->turn_ns) v->turn_ns = turn;
 }
 
 static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool markers, uint64_t now) {
@@ -82,7 +84,7 @@ static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool mark
     advance(&t->launches, &s->launches, count);
     if (waiting > MAX_WAITING) waiting = 0;
     v->waiting += waiting;
-    v->turn_ns = sooner_turn(t, page, v->turn_ns, now);
+    look_for_turn(t, page, s, v, now);
     if (markers) {
         bool unmarked = READ_ONCE(page->unmarked) != 0, held = hw_held(t, i);
         uint64_t reached = 0;
@@ -216,7 +218,7 @@ void sample_lonely(struct card *card) {
 
 /* A thread that stood at the gate went on: the launch that was counted there is made now, and it is as good as a ring. */
 static void go_on(struct tenant *t, uint64_t turn) {
-    if (!begin_use(t, turn)) return;
+    begin_use(t, turn);
     t->launched = t->ran = true;
     if (t->progress_ns < turn) t->progress_ns = turn;
     if (t->moved_ns < turn) t->moved_ns = turn;
