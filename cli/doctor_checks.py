@@ -180,14 +180,20 @@ def _hardware(known: Known) -> Check:
     return Check("hardware", "ok", text)
 
 
+def _softer(known: Known) -> str:
+    """Jobs of a hard node whose own cap is not: programs of qgpu run, and jobs that begin just now."""
+    rows = cast("list[dict[str, Any]]", known.daemon.get("memory_jobs") or [])
+    soft = sorted({row["job"] for row in rows if row["strength"] != "hard"})
+    return f", except job {', '.join(map(str, soft))}: {len(soft)} with the shim alone now" if soft else ""
+
+
 def _memory(known: Known) -> Check:
     strength: Literal["hard", "cooperative", "none"] = "none"
     if known.daemon and known.shim:
         strength = "hard" if known.daemon.get("memory") == "hard" else "cooperative"
     if strength == "hard":
-        return Check(
-            "memory caps", "ok", "hard: the driver refuses what is above the cap, whatever a program does"
-        )
+        text = "hard: the driver refuses what is above the cap, whatever a program does" + _softer(known)
+        return Check("memory caps", "ok", text)
     if strength == "cooperative":
         why = known.daemon.get("memory_why") or "the driver's own limits are not used"
         text = f"cooperative: the shim refuses; a program that goes around it is found by the audit ({why})"

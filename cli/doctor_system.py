@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from cli.doctor_result import Check
-from enforcer.daemon.memory_backend import cgroup2_root
+from enforcer.daemon.memory_probe import cgroup2_root
 
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python has no name for it
 SYS_MEMBARRIER = {"x86_64": 324, "aarch64": 283}

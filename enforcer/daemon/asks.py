@@ -98,14 +98,15 @@ class Asks:
 
     def _status(self, question: dict[str, Any], peer: Peer) -> Reply:
         service = self._service
-        memory = service.memory.check()
+        service.memory.check()
         return Reply(
             {
                 "node": service.node.name,
                 "arbiter": service.connected,
                 "grants": len(service.grants),
                 "memory": service.memory.strength,
-                "memory_why": memory.why,
+                "memory_why": service.memory.why,
+                "memory_jobs": service.memory.describe(service.grants.values()),
                 "hardware": self._hardware(),
             }
         )
@@ -235,8 +236,8 @@ class Asks:
         self._check_count(peer)
         request = _run_request(question, peer)
         service = self._service
-        if service.memory.fault():
-            raise RefusedError(service.memory.fault())
+        if unfit := service.memory.run_fault():
+            raise RefusedError(unfit)
         grant = admit(
             request,
             service.config,

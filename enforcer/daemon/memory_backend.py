@@ -6,82 +6,35 @@ The limit is put on the job's cgroup and on each leaf below it: the driver shows
 to processes of a cgroup that has the limit itself. The soft limit, which reserves memory and would leak into
 the ancestors if a cgroup were removed with it, is never raised.
 
+A limit counts when the driver has taken it, not before: each one that is refused is tried again, ever more rarely, for
+as long as its cgroup is there, and until then the job, the card and the node say cooperative.
+
 Written from NVIDIA's documentation and bindings (nvidia-ml-py 13.615); it ran against fakes, not on a 615 driver.
 """
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from enforcer.daemon.log import emit
+from enforcer.daemon.memory_probe import Probe, job_cgroups, probe
 from enforcer.daemon.nvmlworker import NvmlCaller, NvmlStuckError
 from enforcer.nvml import Nvml, NvmlError
-from gres.grants import RUN_BASE, Grant
+from gres.grants import RUN_BASE, Grant, GrantCard
 
-FIRST_DRIVER = 615
 Setting = Literal["auto", "ledger", "nvml"]
 Strength = Literal["hard", "cooperative"]
 
-
-def cgroup2_root(mounts: Path = Path("/proc/self/mounts")) -> Path | None:
-    """Where the unified hierarchy is mounted. One beside version 1 has no device memory controller."""
-    try:
-        rows = [line.split() for line in mounts.read_text().splitlines()]
-    except OSError:
-        return None
-    if any(len(row) > 2 and row[2] == "cgroup" for row in rows):
-        return None
-    return next((Path(row[1]) for row in rows if len(row) > 2 and row[2] == "cgroup2"), None)
-
-
-def job_cgroups(root: Path, job_id: int) -> list[Path]:
-    """The job's cgroup and every leaf below it, as slurmd 22.05 and later make them; empty if there is none."""
-    found: list[Path] = []
-    for job in sorted(root.glob(f"system.slice/*slurmstepd.scope/job_{job_id}")):
-        found.append(job)
-        found += [path for path in sorted(job.rglob("*")) if path.is_dir() and not _has_directory(path)]
-    return found
-
-
-def _has_directory(path: Path) -> bool:
-    try:
-        return any(entry.is_dir() for entry in path.iterdir())
-    except OSError:
-        return False
-
-
-@dataclass(frozen=True)
-class Probe:
-    """What this node offers; `why` says why not, `later` whether it may change (the driver is not there yet)."""
-
-    hard: bool
-    why: str = ""
-    later: bool = False
-
-
-def probe(nvml: Nvml, root: Path | None) -> Probe:
-    """Ask the driver, changing nothing. Raises NvmlError only where the driver itself does not answer."""
-    if root is None:
-        return Probe(False, "the limits of the driver need cgroup version 2 alone, this node has version 1")
-    version = nvml.driver_version()
-    match = re.match(r"[0-9]+", version)
-    if match is None or int(match[0]) < FIRST_DRIVER:
-        return Probe(
-            False, f"driver {version} has no limits per cgroup; {FIRST_DRIVER} is the first that has"
-        )
-    cards = nvml.cards()
-    if not cards:
-        return Probe(False, "the driver sees no card", later=True)
-    try:
-        nvml.memory_limits(cards[0].uuid, str(root))
-    except NvmlError as error:
-        return Probe(False, f"driver {version} refuses limits per cgroup: {error}")
-    return Probe(True)
+PROBE_AGAIN_NS = 60 * 10**9  # a card that took no limits is asked again, by a Prolog, so often at most
+FIRST_WAIT_NS = 500 * 10**6  # after the first refusal of a limit; doubled each time
+LONGEST_WAIT_NS = 60 * 10**9
+STUBBORN = 5  # refusals in a row of one limit (about 8 s), after which the card counts as one without
+OF_RUNS = "a program of qgpu run stays in its user's cgroup, which is not qgpud's to limit"
 
 
 @dataclass(frozen=True)
@@ -92,97 +45,213 @@ class _Limit:
 
 
 @dataclass
+class _Held:
+    """One limit as the driver has it: what was there before us and what we put there. None: nothing of ours."""
+
+    before: int | None = None
+    now: int | None = None
+    asked: bool = False
+    refusals: int = 0
+    due_ns: int = 0
+    why: str = ""
+
+
+@dataclass
 class MemoryBackend:
     """Keeps the driver's limits in step with the grants. Without support it does nothing and says why."""
 
     setting: Setting
     nvml: NvmlCaller
     root: Path | None
+    clock: Callable[[], int] = time.monotonic_ns
     _probe: Probe | None = None
-    _before: dict[_Limit, int] = field(default_factory=dict)
-    _failed: set[int] = field(default_factory=set)
+    _probe_due_ns: int = 0
+    _held: dict[_Limit, _Held] = field(default_factory=dict)
+    _failing: set[int] = field(default_factory=set)  # jobs whose refusals were said
+    _stubborn: dict[str, str] = field(default_factory=dict)  # cards that refused a real limit to the end
 
-    def check(self) -> Probe:
-        """What this node offers; asked again while the driver was not there."""
+    # ---- what this node offers -------------------------------------------------------------------
+
+    def check(self, uuids: Iterable[str] = ()) -> Probe:
+        """What this node offers; asked again while the driver was not there, and for cards that took no limits."""
         if self.setting == "ledger":
-            return Probe(False, "enforcer.memory_backend is ledger")
-        if self._probe is None or self._probe.later:
-            old = self._probe
-            try:
-                self._probe = self.nvml.call(lambda nvml: probe(nvml, self.root))
-            except NvmlError as error:
-                self._probe = Probe(False, str(error), later=True)
-            if self._probe != old:
-                name = "nvml" if self._probe.hard else "ledger"
-                emit(
-                    logging.INFO,
-                    "memory-backend",
-                    name=name,
-                    strength=self.strength,
-                    why=self._probe.why or None,
-                )
+            return Probe("enforcer.memory_backend is ledger")
+        known, now = self._probe, self.clock()
+        due = known is None or known.later or (now >= self._probe_due_ns and not known.knows(uuids))
+        if due:
+            self._probe_due_ns = now + PROBE_AGAIN_NS
+            self._ask_node()
+        assert self._probe is not None
         return self._probe
+
+    def _ask_node(self) -> None:
+        old = self._probe
+        try:
+            self._probe = self.nvml.call(lambda nvml: probe(nvml, self.root))
+        except NvmlError as error:
+            # Else what is known stands: a limit that is refused speaks for itself.
+            if old is None or old.later:
+                self._probe = Probe(str(error), later=True)
+        if self._probe != old and self._probe is not None:
+            name = "nvml" if self._probe.anywhere else "ledger"
+            why = self._probe.refusal or None
+            emit(logging.INFO, "memory-backend", name=name, strength=self.strength, why=why)
 
     @property
     def strength(self) -> Strength:
-        """How caps hold on this node: hard (the kernel refuses), or cooperative (the shim does)."""
-        return "hard" if self._probe is not None and self._probe.hard else "cooperative"
+        """How caps hold on this node: hard (the kernel refuses) only if each card takes limits and has taken all."""
+        return "cooperative" if self._probe is None or self.why else "hard"
 
-    def fault(self) -> str:
-        """Why no job may start: the configuration demands what the node does not offer. Empty if it may."""
+    @property
+    def why(self) -> str:
+        """Why this node's caps are not hard; empty if they are."""
+        if self.setting == "ledger":
+            return self.check().nowhere
+        refusal = self._probe.refusal if self._probe is not None else "the driver was not asked yet"
+        return refusal or next(iter(self._stubborn.values()), "") or next(self._refused(), "")
+
+    def _refused(self, job_id: int | None = None, uuid: str | None = None) -> Iterator[str]:
+        """Sentences about the limits that are refused now, of all jobs and cards or of one."""
+        for limit, held in self._held.items():
+            if held.why and job_id in (None, limit.job_id) and uuid in (None, limit.uuid):
+                yield f"the limit of job {limit.job_id} on card {limit.uuid} is refused: {held.why}"
+
+    def fault(self, uuids: Iterable[str]) -> str:
+        """Why no job may start on these cards: the configuration demands what they do not offer. Empty if it may."""
+        cards = list(uuids)
+        found = self.check(cards)
         if self.setting != "nvml":
             return ""
-        found = self.check()
-        return "" if found.hard else f"enforcer.memory_backend is nvml, but {found.why}"
+        reasons = (found.why(uuid) or self._stubborn.get(uuid) for uuid in cards)
+        why = next((reason for reason in reasons if reason), "")
+        return why and f"enforcer.memory_backend is nvml, but {why}"
+
+    def run_fault(self) -> str:
+        """The same for a program of `qgpu run`."""
+        demanded = self.setting == "nvml"
+        return f"enforcer.memory_backend is nvml, but {OF_RUNS}: submit it as a job" if demanded else ""
+
+    def job_strength(self, grant: Grant, card: GrantCard) -> tuple[Strength, str]:
+        """How the cap of a running job holds on one of its cards, and why it is not hard."""
+        if self.setting == "ledger" or self._probe is None:
+            return "cooperative", self.why
+        key = (grant.job_id, card.uuid)
+        mine = [held for limit, held in self._held.items() if (limit.job_id, limit.uuid) == key]
+        why = self._probe.why(card.uuid) or next(self._refused(grant.job_id, card.uuid), "")
+        if not why and grant.job_id >= RUN_BASE:
+            why = OF_RUNS
+        if not why and (not mine or any(held.now != card.mem_cap for held in mine)):
+            why = "the driver has not taken the limit yet"
+        return ("cooperative" if why else "hard"), why
+
+    def describe(self, grants: Iterable[Grant]) -> list[dict[str, object]]:
+        """How the cap of each running job holds, card by card; jobs without a cap are left out."""
+        rows: list[dict[str, object]] = []
+        for grant in grants:
+            for card in grant.cards if grant.state == "active" else ():
+                if card.mem_cap < card.mem_total:
+                    strength, why = self.job_strength(grant, card)
+                    rows.append({"job": grant.job_id, "card": card.uuid, "strength": strength, "why": why})
+        return rows
+
+    # ---- limits of jobs --------------------------------------------------------------------------
 
     def wanted(self, grants: Mapping[int, Grant]) -> bool:
         """Whether `apply` can ever have something to do with these grants."""
-        return self.root is not None and self.strength == "hard" and bool(grants)
+        return self.root is not None and self._probe is not None and self._probe.anywhere and bool(grants)
 
     def apply(self, grants: Iterable[Grant]) -> None:
-        """Set the limits of cgroups that appeared since the last time. Cheap when there is nothing to do."""
-        if self.root is None or self.strength != "hard":
+        """Set the limits that are not as the grants say: of a cgroup that appeared, a refused one, a changed cap. Cheap
+        when there is nothing to do."""
+        if self.root is None or self._probe is None or not self._probe.anywhere:
             return
         for grant in grants:
             # A program of `qgpu run` stays in its user's cgroup, which is not ours to limit.
-            if grant.state != "active" or grant.job_id >= RUN_BASE or grant.job_id in self._failed:
+            if grant.state != "active" or grant.job_id >= RUN_BASE:
                 continue
-            for cgroup in job_cgroups(self.root, grant.job_id):
+            cgroups = job_cgroups(self.root, grant.job_id)
+            self._forget_removed(grant.job_id, cgroups)
+            for cgroup in cgroups:
                 for card in grant.cards:
-                    if card.mem_cap < card.mem_total:
-                        self._set(_Limit(grant.job_id, card.uuid, cgroup), card.mem_cap)
+                    if not self._probe.why(card.uuid):
+                        self._keep(_Limit(grant.job_id, card.uuid, cgroup), card)
 
-    def _set(self, limit: _Limit, cap: int) -> None:
-        if limit in self._before:
+    def _forget_removed(self, job_id: int, there: list[Path]) -> None:
+        """A cgroup that is removed (a step ended) takes its limits along."""
+        for limit in [limit for limit in self._held if limit.job_id == job_id and limit.cgroup not in there]:
+            if not limit.cgroup.exists():
+                del self._held[limit]
+
+    def _keep(self, limit: _Limit, card: GrantCard) -> None:
+        cap = card.mem_cap if card.mem_cap < card.mem_total else None
+        held = self._held.get(limit)
+        if (None if held is None else held.now) == cap:
             return
-        self._before[limit] = cap  # until the driver says what it was, and so that it is asked once
+        held = self._held.setdefault(limit, _Held())
+        if not held.asked and self.clock() >= held.due_ns:
+            self._ask(limit, held, cap, card.mem_total)
 
-        def work(nvml: Nvml) -> int:
-            before = nvml.memory_limits(limit.uuid, str(limit.cgroup)).hard
-            nvml.set_memory_limits(limit.uuid, str(limit.cgroup), 0, cap)
-            return before
+    def _ask(self, limit: _Limit, held: _Held, cap: int | None, whole: int) -> None:
+        """Put `cap` there, or what was there before."""
+        held.asked, before = True, held.before
 
-        self.nvml.start(work, lambda result: self._was_set(limit, result))
+        def work(nvml: Nvml) -> int | NvmlError:
+            # An error is a result: one that is raised would have the library closed and opened again, for each limit.
+            try:
+                found = nvml.memory_limits(limit.uuid, str(limit.cgroup)).hard if before is None else before
+                back = whole if found == cap else found  # ours already, from before a restart
+                nvml.set_memory_limits(limit.uuid, str(limit.cgroup), 0, back if cap is None else cap)
+            except NvmlError as error:
+                return error
+            return back
 
-    def _was_set(self, limit: _Limit, result: int | NvmlError) -> None:
-        if isinstance(result, int):
-            self._before[limit] = result
-            emit(logging.DEBUG, "memory-limit", job=limit.job_id, card=limit.uuid, cgroup=limit.cgroup)
-            return
-        self._before.pop(limit, None)
+        self.nvml.start(work, lambda result: self._answered(limit, held, cap, result))
+
+    def _answered(self, limit: _Limit, held: _Held, cap: int | None, result: int | NvmlError) -> None:
+        held.asked = False
         if isinstance(result, NvmlStuckError):
             return  # said elsewhere; tried again with the next look
-        if limit.cgroup.exists() and limit.job_id not in self._failed:
-            self._failed.add(limit.job_id)
-            emit(logging.ERROR, "memory-limit-failed", job=limit.job_id, card=limit.uuid, why=result)
+        if isinstance(result, NvmlError):
+            self._note_refusal(limit, held, str(result))
+            return
+        if self._held.get(limit) is not held:  # its job ended meanwhile
+            if limit.cgroup.exists():
+                self._clear(limit, result)
+            return
+        held.before, held.now, held.why, held.refusals = result, cap, "", 0
+        self._stubborn.pop(limit.uuid, None)
+        emit(logging.DEBUG, "memory-limit", job=limit.job_id, card=limit.uuid, cgroup=limit.cgroup, cap=cap)
+        if limit.job_id in self._failing and not any(self._refused(limit.job_id)):
+            self._failing.discard(limit.job_id)
+            emit(logging.INFO, "memory-limit-late", job=limit.job_id, card=limit.uuid)
+
+    def _note_refusal(self, limit: _Limit, held: _Held, why: str) -> None:
+        if self._held.get(limit) is not held or not limit.cgroup.exists():
+            return
+        wait = min(FIRST_WAIT_NS << min(held.refusals, 10), LONGEST_WAIT_NS)
+        held.refusals, held.due_ns, held.why = held.refusals + 1, self.clock() + wait, why
+        if limit.job_id not in self._failing:
+            self._failing.add(limit.job_id)
+            text = f"{why}; the shim alone holds this job to its cap until the driver takes the limit"
+            emit(logging.ERROR, "memory-limit-failed", job=limit.job_id, card=limit.uuid, why=text)
+        if held.refusals >= STUBBORN and limit.uuid not in self._stubborn:
+            self._give_up(limit, why)
+
+    def _give_up(self, limit: _Limit, why: str) -> None:
+        """The card says that it takes limits, and does not: it counts as one without, until it takes one."""
+        text = f"card {limit.uuid} refused the limit of job {limit.job_id} {STUBBORN} times: {why}"
+        self._stubborn[limit.uuid] = f"{text}; repair it and restart qgpud"
+        if self.setting == "nvml":
+            text += "; enforcer.memory_backend is nvml, so no other job starts there"
+        emit(logging.ERROR, "memory-limit-missing", job=limit.job_id, card=limit.uuid, why=text)
 
     def release(self, job_id: int) -> None:
         """Take the job's limits away before slurmd removes its cgroups."""
-        self._failed.discard(job_id)
-        for limit in [limit for limit in self._before if limit.job_id == job_id]:
-            before = self._before.pop(limit)
-            if limit.cgroup.exists():
-                self._clear(limit, before)
+        self._failing.discard(job_id)
+        for limit in [limit for limit in self._held if limit.job_id == job_id]:
+            held = self._held.pop(limit)
+            if held.now is not None and held.before is not None and limit.cgroup.exists():
+                self._clear(limit, held.before)
 
     def _clear(self, limit: _Limit, before: int) -> None:
         def work(nvml: Nvml) -> bool:

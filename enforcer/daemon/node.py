@@ -23,7 +23,8 @@ from enforcer.daemon.hookproto import Answer, Later
 from enforcer.daemon.inspector import Inspector
 from enforcer.daemon.livecards import LiveCards
 from enforcer.daemon.log import emit
-from enforcer.daemon.memory_backend import MemoryBackend, cgroup2_root
+from enforcer.daemon.memory_backend import MemoryBackend
+from enforcer.daemon.memory_probe import cgroup2_root
 from enforcer.daemon.nvmlworker import NvmlCaller, NvmlStuckError
 from enforcer.daemon.ports import Ports
 from enforcer.daemon.procs import ancestors
@@ -73,7 +74,8 @@ class NodeService:
         self.sampler = Sampler(self.ledger, self.ports.arbiter, self.ports.clock)
         self.runs = RunWatch(self.store.directory)
         self.markers = grantdir.MarkerWatch(self.store.directory)
-        self.memory = MemoryBackend(settings.memory_backend, self.nvml, cgroup2_root())
+        clock = self.ports.clock.monotonic_ns
+        self.memory = MemoryBackend(settings.memory_backend, self.nvml, cgroup2_root(), clock)
         self.hardware = HardwareView(
             settings.hardware, lambda: self.nvml.call(lambda nvml: nvml.driver_version())
         )
@@ -164,7 +166,8 @@ class NodeService:
             return Answer(0)
         if isinstance(decision, Broken):
             return self.broken(env, decision.reason)
-        unfit = self.memory.fault() if decision.state == "active" else ""
+        cards = [card.uuid for card in decision.cards]
+        unfit = self.memory.fault(cards) if decision.state == "active" else ""
         if unfit:
             emit(logging.ERROR, "node-broken", job=decision.job_id, why=unfit)
             return Answer(1, unfit)

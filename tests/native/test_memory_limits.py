@@ -43,11 +43,11 @@ grant = Grant(9, 0, 0, "n1", "active", "offline", cards=(card,))
 backend = MemoryBackend("auto", NvmlInline(lambda: nvml), Path(sys.argv[2]))
 found = backend.check()
 backend.apply([grant])
-limits = [] if not found.hard else [nvml.memory_limits(info.uuid, sys.argv[3]).hard]
-print(json.dumps([backend.strength, found.why, limits]), flush=True)
+limits = [] if not found.anywhere else [nvml.memory_limits(info.uuid, sys.argv[3]).hard]
+print(json.dumps([backend.strength, backend.why, limits]), flush=True)
 sys.stdin.readline()
 backend.release(9)
-print(json.dumps([] if not found.hard else [nvml.memory_limits(info.uuid, sys.argv[3]).hard]), flush=True)
+print(json.dumps([] if not found.anywhere else [nvml.memory_limits(info.uuid, sys.argv[3]).hard]), flush=True)
 """
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from daemon_support import hook_env as env
+from memory_support import service_of, tree
 
 from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.hookproto import Answer
-from enforcer.daemon.memory_backend import MemoryBackend, cgroup2_root, job_cgroups
-from enforcer.daemon.node import NodeService
+from enforcer.daemon.memory_backend import MemoryBackend
+from enforcer.daemon.memory_probe import cgroup2_root, job_cgroups, own_cgroup
 from enforcer.daemon.nvmlworker import NvmlInline, NvmlStuckError
 from enforcer.nvml_fake import UNLIMITED, FakeNvml
 
@@ -19,24 +20,10 @@ MOUNTS = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
 OLD = "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
 
 
-def tree(root: Path, job: int, *tasks: str) -> Path:
-    top = root / f"system.slice/n1_slurmstepd.scope/job_{job}"
-    for task in tasks or ("",):
-        (top / task).mkdir(parents=True, exist_ok=True)
-    return top
-
-
 @pytest.fixture
 def node(node: FakeNode) -> FakeNode:
     node.nvml.version = "615.12.01"
     return node
-
-
-def service_of(node: FakeNode, root: Path | None, setting: str = "auto") -> NodeService:
-    service = node.service()
-    service.memory = MemoryBackend(setting, service.nvml, root)  # type: ignore[arg-type]
-    service.start()
-    return service
 
 
 def test_unified_hierarchy_is_found_only_when_it_is_alone(tmp_path):
@@ -148,7 +135,7 @@ def test_driver_that_hung_for_a_while_gets_the_limits_when_it_is_back(node, tmp_
 def test_node_without_limits_says_why_and_relies_on_the_shim(node, tmp_path, version, root, why):
     node.nvml.version = version
     service = service_of(node, tmp_path if root else None)
-    assert service.memory.strength == "cooperative" and why in service.memory.check().why
+    assert service.memory.strength == "cooperative" and why in service.memory.why
     assert service.prolog(env()) == Answer(0)
     tree(tmp_path, 9)
     service.limit_memory()
@@ -175,12 +162,37 @@ def test_driver_that_comes_later_is_asked_again(tmp_path):
     nvml = FakeNvml.with_cards(1, GIB)
     nvml.version, nvml.failure = "615.12.01", "Driver Not Loaded"
     backend = MemoryBackend("auto", NvmlInline(lambda: nvml), tmp_path)
-    assert not backend.check().hard
+    assert not backend.check().anywhere and backend.why == "Driver Not Loaded"
     nvml.failure = None
-    assert backend.check().hard
+    assert backend.check().anywhere and backend.strength == "hard"
 
 
 def test_largest_number_is_what_the_fake_calls_no_limit(tmp_path):
     nvml = FakeNvml.with_cards(1, GIB)
     nvml.version = "615.12.01"
     assert nvml.memory_limits(nvml.cards()[0].uuid, str(tmp_path)).hard == UNLIMITED
+
+
+def test_own_cgroup_is_what_the_kernel_tells(tmp_path):
+    told = tmp_path / "told"
+    told.write_text("12:memory:/old\n0::/qgpu.slice/qgpud.service\n")
+    assert own_cgroup(tmp_path, told) == tmp_path, "is not there"
+    own = tmp_path / "qgpu.slice/qgpud.service"
+    own.mkdir(parents=True)
+    assert own_cgroup(tmp_path, told) == own
+    told.write_text("0::/../elsewhere\n")
+    assert own_cgroup(own, told) == own_cgroup(own, tmp_path / "none") == own
+
+
+def test_limit_left_by_the_daemon_before_is_not_taken_for_the_admins(node, tmp_path):
+    service = service_of(node, tmp_path)
+    service.prolog(env())
+    top, card = tree(tmp_path, 9), node.nvml.cards()[0].uuid
+    service.limit_memory()
+    again = service_of(node, tmp_path)
+    again.limit_memory()
+    assert node.nvml.limits[card, str(top)] == (0, 12 * GIB)
+    again.epilog(env())
+    assert node.nvml.limits[card, str(top)] == (0, 80 * GIB), (
+        "the whole card, not the cap of a job that ended"
+    )

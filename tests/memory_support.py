@@ -1,0 +1,41 @@
+"""A node whose driver has memory limits per cgroup, as far as tests need one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from enforcer.daemon.fakes import FakeNode
+from enforcer.daemon.memory_backend import MemoryBackend
+from enforcer.daemon.node import NodeService
+from enforcer.nvml import NvmlError
+from enforcer.nvml_fake import FakeNvml
+
+
+def tree(root: Path, job: int, *tasks: str) -> Path:
+    top = root / f"system.slice/n1_slurmstepd.scope/job_{job}"
+    for task in tasks or ("",):
+        (top / task).mkdir(parents=True, exist_ok=True)
+    return top
+
+
+def service_of(node: FakeNode, root: Path | None, setting: str = "auto") -> NodeService:
+    service = node.service()
+    service.memory = MemoryBackend(setting, service.nvml, root, node.clock.monotonic_ns)  # type: ignore[arg-type]
+    service.start()
+    return service
+
+
+class Picky(FakeNvml):
+    """A driver that takes limits on some cards and for some cgroups only."""
+
+    def __init__(self, cards=()):  # type: ignore[no-untyped-def]
+        super().__init__(cards)
+        self.version = "615.12.01"
+        self.refuses = lambda uuid, cgroup: False
+        self.sets: list[tuple[str, str, int]] = []
+
+    def set_memory_limits(self, uuid: str, cgroup: str, soft: int, hard: int) -> None:
+        self.sets.append((uuid, cgroup, hard))
+        if self.refuses(uuid, cgroup):
+            raise NvmlError("NVML says: Not Supported")
+        super().set_memory_limits(uuid, cgroup, soft, hard)
