@@ -69,6 +69,7 @@ CTL_PROCS = 29
 CTL_PROC = 30
 CTL_LIST = 34
 LIST_BYTES = 32768
+TERMS_UNCAPPED = 0x1
 CARD_UNGOVERNED = 0x1
 CARD_UNGOVERNED_ONLINE = 0x2
 CARD_UNGOVERNED_OFFLINE = 0x4
@@ -136,7 +137,7 @@ class GatePage(ctypes.Structure):
         ("mem_extra", c_uint64),
         ("pad0", c_uint8 * 16),
         ("flags", c_uint32),
-        ("reserved1", c_uint32),
+        ("terms", c_uint32),
         ("heartbeat_ns", c_uint64),
         ("changed_ns", c_uint64),
         ("changes", c_uint64),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from enforcer.daemon.fakes import FakeNode
 from enforcer.daemon.memory_backend import MemoryBackend
 from enforcer.daemon.node import NodeService
-from enforcer.nvml import NvmlError
+from enforcer.nvml import MemoryLimits, NvmlError
 from enforcer.nvml_fake import FakeNvml
 
 
@@ -33,6 +34,10 @@ class Picky(FakeNvml):
         self.version = "615.12.01"
         self.refuses = lambda uuid, cgroup: False
         self.sets: list[tuple[str, str, int]] = []
+        self.used = 0  # by the processes of each cgroup of a job
+
+    def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:
+        return replace(super().memory_limits(uuid, cgroup), used=self.used)
 
     def set_memory_limits(self, uuid: str, cgroup: str, soft: int, hard: int) -> None:
         self.sets.append((uuid, cgroup, hard))

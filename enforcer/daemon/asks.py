@@ -106,7 +106,7 @@ class Asks:
                 "grants": len(service.grants),
                 "memory": service.memory.strength,
                 "memory_why": service.memory.why,
-                "memory_jobs": service.memory.describe(service.grants.values()),
+                "memory_jobs": service.memory.describe(service.caps.now(service.grants).values()),
                 "hardware": self._hardware(),
             }
         )
@@ -190,6 +190,7 @@ class Asks:
         """Change what holds, and tell the arbiter; if it refuses, everything is as before."""
         live, uuid = self._service.live, offer.info.uuid
         old, undo = self._service.plan(offer.index, uuid), live.snapshot(uuid)
+        self._service.caps.judged(self._service.grants)  # who has no cap now, should it come back
         try:
             action(uuid)
         except OSError as error:

@@ -29,6 +29,9 @@ class LiveCards:
         self.path = Path(node.state_dir) / FILE_NAME
         self.saved: dict[str, dict[str, str]] = self._load()
         self.live: dict[str, dict[str, str]] = {}
+        self._plans: dict[
+            tuple[str, int], CardPlan
+        ] = {}  # until something is changed: each audit asks for them
 
     def overrides(self, uuid: str) -> dict[str, str]:
         """What was changed on one card, saved and live."""
@@ -36,7 +39,10 @@ class LiveCards:
 
     def plan(self, uuid: str, index: int) -> CardPlan:
         """What holds for one card now."""
-        return plan_card(self._config, self._node, index, uuid, self.overrides(uuid))
+        key = (uuid, index)
+        if key not in self._plans:
+            self._plans[key] = plan_card(self._config, self._node, index, uuid, self.overrides(uuid))
+        return self._plans[key]
 
     def set(self, uuid: str, changes: Mapping[str, str], save: bool) -> None:
         """Change settings of one card. Raises CardPlanError, and OSError when they cannot be saved."""
@@ -48,6 +54,7 @@ class LiveCards:
             self.live[uuid] = {k: v for k, v in self.live.get(uuid, {}).items() if k not in full}
         else:
             self.live[uuid] = {**self.live.get(uuid, {}), **full}
+        self._plans.clear()
 
     def reset(self, uuid: str) -> None:
         """Forget all changes of one card. Raises OSError."""
@@ -56,10 +63,12 @@ class LiveCards:
             self._store(saved)
             self.saved = saved
         self.live.pop(uuid, None)
+        self._plans.clear()
 
     def restore(self, uuid: str, before: tuple[dict[str, str], dict[str, str]]) -> None:
         """Go back to what `snapshot` said, because the arbiter refused the change."""
         saved, live = before
+        self._plans.clear()
         if self.saved.get(uuid, {}) != saved:
             self.saved = self.saved | {uuid: saved}
             self._store(self.saved)

@@ -24,7 +24,7 @@ from typing import Literal
 from enforcer.daemon.log import emit
 from enforcer.daemon.memory_probe import Probe, job_cgroups, probe
 from enforcer.daemon.nvmlworker import NvmlCaller, NvmlStuckError
-from enforcer.nvml import Nvml, NvmlError
+from enforcer.nvml import CardLostError, Nvml, NvmlError
 from gres.grants import RUN_BASE, Grant, GrantCard
 
 Setting = Literal["auto", "ledger", "nvml"]
@@ -42,6 +42,10 @@ class _Limit:
     job_id: int
     uuid: str
     cgroup: Path
+
+
+class _HoldsMoreError(NvmlError):
+    """A limit was refused that lies below what the cgroup holds already: says nothing of the card."""
 
 
 @dataclass
@@ -197,12 +201,14 @@ class MemoryBackend:
 
         def work(nvml: Nvml) -> int | NvmlError:
             # An error is a result: one that is raised would have the library closed and opened again, for each limit.
+            used = 0
             try:
-                found = nvml.memory_limits(limit.uuid, str(limit.cgroup)).hard if before is None else before
-                back = whole if found == cap else found  # ours already, from before a restart
+                found = nvml.memory_limits(limit.uuid, str(limit.cgroup))
+                used, back = found.used, found.hard if before is None else before
+                back = whole if back == cap else back  # ours already, from before a restart
                 nvml.set_memory_limits(limit.uuid, str(limit.cgroup), 0, back if cap is None else cap)
             except NvmlError as error:
-                return error
+                return _HoldsMoreError(str(error)) if cap is not None and used > cap else error
             return back
 
         self.nvml.start(work, lambda result: self._answered(limit, held, cap, result))
@@ -212,7 +218,7 @@ class MemoryBackend:
         if isinstance(result, NvmlStuckError):
             return  # said elsewhere; tried again with the next look
         if isinstance(result, NvmlError):
-            self._note_refusal(limit, held, str(result))
+            self._note_refusal(limit, held, result)
             return
         if self._held.get(limit) is not held:  # its job ended meanwhile
             if limit.cgroup.exists():
@@ -225,17 +231,18 @@ class MemoryBackend:
             self._failing.discard(limit.job_id)
             emit(logging.INFO, "memory-limit-late", job=limit.job_id, card=limit.uuid)
 
-    def _note_refusal(self, limit: _Limit, held: _Held, why: str) -> None:
+    def _note_refusal(self, limit: _Limit, held: _Held, error: NvmlError) -> None:
         if self._held.get(limit) is not held or not limit.cgroup.exists():
             return
         wait = min(FIRST_WAIT_NS << min(held.refusals, 10), LONGEST_WAIT_NS)
-        held.refusals, held.due_ns, held.why = held.refusals + 1, self.clock() + wait, why
+        held.refusals, held.due_ns, held.why = held.refusals + 1, self.clock() + wait, str(error)
         if limit.job_id not in self._failing:
             self._failing.add(limit.job_id)
-            text = f"{why}; the shim alone holds this job to its cap until the driver takes the limit"
+            text = f"{error}; the shim alone holds this job to its cap until the driver takes the limit"
             emit(logging.ERROR, "memory-limit-failed", job=limit.job_id, card=limit.uuid, why=text)
-        if held.refusals >= STUBBORN and limit.uuid not in self._stubborn:
-            self._give_up(limit, why)
+        fit = isinstance(error, (_HoldsMoreError, CardLostError)) or limit.uuid in self._stubborn
+        if held.refusals >= STUBBORN and not fit:
+            self._give_up(limit, str(error))
 
     def _give_up(self, limit: _Limit, why: str) -> None:
         """The card says that it takes limits, and does not: it counts as one without, until it takes one."""

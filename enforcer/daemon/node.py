@@ -15,6 +15,7 @@ from enforcer.abi import AbiError, pack_grant
 from enforcer.daemon import grantdir
 from enforcer.daemon.admission import say_grant, within_the_card
 from enforcer.daemon.arbiter import ArbiterError, ArbiterRefusedError
+from enforcer.daemon.caps import Caps
 from enforcer.daemon.cardview import CardView
 from enforcer.daemon.decide import Broken, Ignore, decide, same_promise
 from enforcer.daemon.driver import BrokenNodeError
@@ -59,6 +60,7 @@ class NodeService:
     sampler: Sampler = field(init=False)
     inspector: Inspector = field(init=False)
     memory: MemoryBackend = field(init=False)
+    caps: Caps = field(init=False)
     hardware: HardwareView = field(init=False)
     runs: RunWatch = field(init=False)
     markers: grantdir.MarkerWatch = field(init=False)
@@ -71,6 +73,7 @@ class NodeService:
         self.nvml = self.ports.caller(self.ports.open_nvml)
         self.view = CardView(self.config, self.node, self.nvml, self.ports.identify, self.ports.clock)
         self.live = LiveCards(self.config, self.node)
+        self.caps = Caps(self.plan)
         self.sampler = Sampler(self.ledger, self.ports.arbiter, self.ports.clock)
         self.runs = RunWatch(self.store.directory)
         self.markers = grantdir.MarkerWatch(self.store.directory)
@@ -84,12 +87,16 @@ class NodeService:
             settings.audit,
             self.nvml,
             self.ports.arbiter,
-            lambda: self.grants,
+            lambda: self.caps.judged(self.grants),
             self._job_of,
             lambda: self.connected,
-            self.sampler.memory,
+            self._note_memory,
             self.ports.alive,
         )
+
+    def _note_memory(self, memory: dict[tuple[int, str], int]) -> None:
+        self.sampler.memory(memory)
+        self.caps.seen(memory, self.grants)
 
     def _job_of(self, pid: int) -> int | None:
         """The job of a process, by what root made.
@@ -354,5 +361,5 @@ class NodeService:
         self.inspector.look()
 
     def limit_memory(self) -> None:
-        """Put the driver's limits on the cgroups of jobs that appeared since the last time."""
-        self.memory.apply(self.grants.values())
+        """Put the driver's limits on the cgroups of jobs that appeared since the last time, as caps are now."""
+        self.memory.apply(self.caps.now(self.grants).values())

@@ -196,3 +196,24 @@ def test_limit_left_by_the_daemon_before_is_not_taken_for_the_admins(node, tmp_p
     assert node.nvml.limits[card, str(top)] == (0, 80 * GIB), (
         "the whole card, not the cap of a job that ended"
     )
+
+
+def test_limit_follows_the_isolation_of_a_live_card(node, tmp_path):
+    service = service_of(node, tmp_path)
+    service.prolog(env())
+    top, card = tree(tmp_path, 9), node.nvml.cards()[0].uuid
+    node.nvml.limits[card, str(top)] = (0, 40 * GIB)
+    service.limit_memory()
+    assert node.nvml.limits[card, str(top)] == (0, 12 * GIB)
+    service.live.set(card, {"isolation.offline": "none"}, save=False)
+    service.limit_memory()
+    assert node.nvml.limits[card, str(top)] == (0, 12 * GIB), "job 9 is online"
+    service.live.set(card, {"isolation.online": "none"}, save=False)
+    service.limit_memory()
+    assert node.nvml.limits[card, str(top)] == (0, 40 * GIB), "what was there before qgpu"
+    later = tree(tmp_path, 9, "step_1") / "step_1"
+    service.limit_memory()
+    assert (card, str(later)) not in node.nvml.limits
+    service.live.reset(card)
+    service.limit_memory()
+    assert node.nvml.limits == {(card, str(path)): (0, 12 * GIB) for path in (top, later)}

@@ -185,3 +185,17 @@ def test_doctor_says_what_the_driver_says(node, picky, tmp_path):
     node.clock.advance(1)
     service.limit_memory()
     assert look().text.startswith("hard: ") and look().text.endswith("a program does")
+
+
+def test_limit_below_what_the_job_holds_says_nothing_of_the_card(node, picky, tmp_path):
+    service = service_of(node, tmp_path, "nvml")
+    service.prolog(env())
+    tree(tmp_path, 9)
+    picky.refuses, picky.used = of_jobs, 30 * GIB  # as after isolation none was set back
+    for _ in range(2 * STUBBORN):
+        service.limit_memory()
+        node.clock.advance(61)
+    assert service.memory.strength == "cooperative" and service.prolog(env(10)) == Answer(0)
+    picky.refuses = lambda uuid, cgroup: False
+    service.limit_memory()
+    assert service.memory.strength == "hard"

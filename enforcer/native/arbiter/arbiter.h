@@ -254,6 +254,7 @@ void together_tell(struct card *card);                       /* right after a de
 void gates_apply(struct card *card);
 void gate_store(struct card *card, struct tenant *t, uint32_t flags);
 void gates_heartbeat(struct card *card, uint64_t now);
+bool gates_free(const struct tenant *t);             /* isolation none for its class: neither gate nor cap */
 void gates_settings(struct tenant *t, uint64_t now); /* cap, window and lease as the job sees them */
 
 /* tenant.c: main thread only; they take the card's lock themselves */

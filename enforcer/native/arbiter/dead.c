@@ -70,7 +70,8 @@ static bool watched(const struct arbiter *a) {
 /* A process cannot have held more than its job may; what it wrote itself is a hint like any other. */
 void dead_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes) {
     if (!watched(a)) return;
-    if (bytes > t->mem_cap) bytes = t->mem_cap;
+    if (bytes > t->mem_cap && !gates_free(t)) bytes = t->mem_cap;
+    bytes = cut(bytes);
     if (bytes) remember(a, t, pid, bytes);
     publish(t);
     struct qg_ctl_process m = message(t, pid, uid, bytes);

@@ -281,10 +281,6 @@ void sample_full(struct tenant *t, uint64_t now) {
     t->full_ns = now;
 }
 
-static uint32_t free_flag(const struct tenant *t) {
-    return t->job_class == QG_CLASS_ONLINE ? QG_CARD_UNGOVERNED_ONLINE : QG_CARD_UNGOVERNED_OFFLINE;
-}
-
 /* Turns what was seen into the inputs of the decision. */
 void sample_classify(struct tenant *t, uint64_t now) {
     struct qp_tenant *q = &t->card->policy.tenant[t->index];
@@ -301,7 +297,7 @@ void sample_classify(struct tenant *t, uint64_t now) {
     q->procs = t->nprocs;
     q->wants = t->nprocs && ((marked && !t->stuck) || loose || t->standing || t->launched || t->frozen);
     q->stands = t->standing;
-    q->free = (t->card->flags & free_flag(t)) != 0;
+    q->free = gates_free(t);
     q->suspended = together_suspended(t);
     q->silent_ns = marked || t->standing || t->frozen ? 0 : t->moved_ns;
     /* unmarked work behind a closed gate is bounded by the window, it is not awaited for the whole lease */

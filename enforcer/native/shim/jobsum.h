@@ -13,7 +13,8 @@ void qg_job_sums(struct qg_pages *pages, uint64_t *used, uint64_t *pending);
 /* What the arbiter charges the job beside its slots: contexts and modules, and processes that died. */
 uint64_t qg_job_extra(const struct qg_pages *pages);
 
-/* The cap that holds: the grant's, or the gate page's if that is smaller. pages may be NULL. */
+/* The cap that holds: the grant's, or the gate page's if that is smaller; the card's memory while the page says so.
+ * pages may be NULL. */
 uint64_t qg_job_cap(const struct qg_grant_card *grant, const struct qg_pages *pages);
 
 /* Writes this process's numbers into its slot, and into its former one while siblings may still look there. */
