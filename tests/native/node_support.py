@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,20 @@ MIB = 1 << 20
 
 
 class Chain:
-    """A node without slurmd: the test runs the hooks, and the stage plays slurmstepd."""
+    """A node without slurmd: the test runs the hooks, and the stage plays slurmstepd. `sim`: more words for the
+    simulator; `within`: a command that runs the daemons, as unshare does."""
 
-    def __init__(self, directory: Path, stack: contextlib.ExitStack, more: str = "", mig: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        stack: contextlib.ExitStack,
+        more: str = "",
+        mig: int = 0,
+        sim: Sequence[str] = (),
+        within: Sequence[str] = (),
+    ) -> None:
         self.directory = directory
+        self.within = list(within)
         self._stack = stack
         for name in ("run", "sim"):
             (directory / name).mkdir(mode=0o755)
@@ -65,13 +75,13 @@ class Chain:
             f"nodes: [{{names: n1, model: h200, count: 2, {named}}}]\n{more}"
         )
         cut = ["--mig", str(mig)] if mig else []
-        self.ready("bin/qgpu-simgpu", "--dir", f"{directory}/sim", "--node", "n1", "--cards", "2", *cut)
+        self.ready("bin/qgpu-simgpu", "--dir", f"{directory}/sim", "--node", "n1", "--cards", "2", *cut, *sim)
         self.arbiter = self.ready("bin/qgpu-arbiter", "--run-dir", f"{directory}/run")
         self.start_qgpud()
 
     def ready(self, part: str, *arguments: str) -> subprocess.Popen[bytes]:
         reader, writer = os.pipe()
-        command = [str(self.opt / part), *arguments, "--ready-fd", str(writer)]
+        command = [*self.within, str(self.opt / part), *arguments, "--ready-fd", str(writer)]
         process = subprocess.Popen(command, pass_fds=[writer], stderr=subprocess.DEVNULL)
         self._stack.callback(_end, process)
         os.close(writer)
@@ -81,7 +91,8 @@ class Chain:
 
     def start_qgpud(self) -> None:
         log = (self.directory / "qgpud.log").open("a")
-        command = [sys.executable, "-m", "enforcer.daemon.main", "--config", str(self.config), "--node", "n1"]
+        command = [*self.within, sys.executable, "-m", "enforcer.daemon.main", "--node", "n1"]
+        command += ["--config", str(self.config)]
         env = os.environ | {"QGPU_SIM_DIR": f"{self.directory}/sim"}
         self.qgpud = subprocess.Popen(command, env=env, stderr=log)
         self._stack.callback(_end, self.qgpud)
@@ -161,8 +172,8 @@ def chains() -> Iterator[Callable[..., Chain]]:
     with tempfile.TemporaryDirectory(prefix="qgpu-test-") as name, contextlib.ExitStack() as stack:
         Path(name).chmod(0o755)
 
-        def make(more: str = "", mig: int = 0) -> Chain:
-            chain = Chain(Path(name), stack, more, mig)
+        def make(more: str = "", mig: int = 0, **options: Sequence[str]) -> Chain:
+            chain = Chain(Path(name), stack, more, mig, **options)
             chain.serving()
             return chain
 
