@@ -30,7 +30,9 @@ from gres.grants import RUN_BASE, Grant, GrantCard
 Setting = Literal["auto", "ledger", "nvml"]
 Strength = Literal["hard", "cooperative"]
 
-PROBE_AGAIN_NS = 60 * 10**9  # a card that took no limits is asked again, by a Prolog, so often at most
+PROBE_AGAIN_NS = (
+    60 * 10**9
+)  # a card that took no limits is asked again, by a Prolog, so often at most; see `check`
 FIRST_WAIT_NS = 500 * 10**6  # after the first refusal of a limit; doubled each time
 LONGEST_WAIT_NS = 60 * 10**9
 STUBBORN = 5  # refusals in a row of one limit (about 8 s), after which the card counts as one without
@@ -81,8 +83,8 @@ class MemoryBackend:
         if self.setting == "ledger":
             return Probe("enforcer.memory_backend is ledger")
         known, now = self._probe, self.clock()
-        due = known is None or known.later or (now >= self._probe_due_ns and not known.knows(uuids))
-        if due:
+        soon = self.setting == "nvml" or now >= self._probe_due_ns  # a node is drained by fresh evidence only
+        if known is None or known.later or (soon and not known.knows(uuids)):
             self._probe_due_ns = now + PROBE_AGAIN_NS
             self._ask_node()
         assert self._probe is not None

@@ -85,6 +85,13 @@ def test_card_that_learns_to_take_limits_is_asked_again_by_a_prolog_each_minute(
     assert service.memory.strength == "hard" and len(picky.limits) == 1, "job 9 has it too"
 
 
+def test_node_is_not_drained_for_what_passed_meanwhile(node, picky, tmp_path):
+    picky.refuses = lambda uuid, cgroup: True
+    service = service_of(node, tmp_path, "nvml")
+    picky.refuses = lambda uuid, cgroup: False
+    assert service.prolog(env()) == Answer(0)
+
+
 def test_refused_limit_is_tried_again_ever_more_rarely(node, picky, tmp_path, caplog):
     logging.getLogger("qgpud").propagate = True
     caplog.set_level(logging.INFO, "qgpud")
