@@ -103,15 +103,37 @@ def card_free_us(online: Sequence[Burst], offline: Sequence[Span]) -> list[float
     return figures
 
 
+def that_met_offline(
+    online: Sequence[Burst], offline: Sequence[Span], gates: Sequence[GateEvent]
+) -> list[Burst]:
+    """The bursts that offline had to leave: a gate was open at the call or later, or offline progressed inside.
+
+    A request that comes while online still holds the card (less than idle release after the one before) finds it free;
+    its 0 µs would say nothing of how fast offline leaves. `offline` as in card_free_us().
+    """
+    frees = card_free_us(online, offline)
+    by_job = _by_job(gates)
+    return [
+        burst
+        for burst, free in zip(online, frees, strict=True)
+        if free > 0 or any(_closed_after(burst, events) is not None for events in by_job.values())
+    ]
+
+
+def _by_job(gates: Sequence[GateEvent]) -> dict[int, list[GateEvent]]:
+    found: dict[int, list[GateEvent]] = {}
+    for event in sorted(gates, key=lambda e: e.t_ns):
+        found.setdefault(event.job_id, []).append(event)
+    return found
+
+
 def gate_close_us(online: Sequence[Burst], gates: Sequence[GateEvent]) -> list[float]:
     """Per burst that found an offline gate open: µs from the launch call until every offline gate was closed for good.
 
     `gates` are those of all offline tenants of the card. A gate that opens again inside the burst counts until it
     closes, and one that is open at the burst's end counts whole, so that a missing arbiter cannot look fast.
     """
-    by_job: dict[int, list[GateEvent]] = {}
-    for event in sorted(gates, key=lambda e: e.t_ns):
-        by_job.setdefault(event.job_id, []).append(event)
+    by_job = _by_job(gates)
     found = ([_closed_after(burst, events) for events in by_job.values()] or [burst.end] for burst in online)
     latest = (
         (burst, max((t for t in times if t is not None), default=None))
@@ -134,30 +156,40 @@ def _closed_after(burst: Burst, events: Sequence[GateEvent]) -> int | None:
     return inside[last_open + 1].t_ns
 
 
-def handback_ms(online: Sequence[Burst], gates: Sequence[GateEvent], until: int) -> list[float]:
-    """Per burst: ms from the end of online's last kernel to the first offline gate's opening before `until`."""
+def handback_ms(
+    online: Sequence[Burst], gates: Sequence[GateEvent], until: int, release_ns: int
+) -> list[float]:
+    """Per burst that more than release_ns of pause follow: ms from its end to the opening of an offline gate.
+
+    Where no gate opened before the following burst (`until` behind the last one), all of that time counts: a card
+    that is never handed back cannot look fast. After a shorter pause nothing was due.
+    """
     openings = sorted(e.t_ns for e in gates if not e.flags & CLOSED)
+    nexts = [*(burst.call for burst in online[1:]), until]
     figures = []
-    for number, burst in enumerate(online):
-        following = online[number + 1].call if number + 1 < len(online) else until
+    for burst, following in zip(online, nexts, strict=False):
+        if following - burst.end <= release_ns:
+            continue
         at = bisect_right(openings, burst.end)
-        if at < len(openings) and openings[at] < following:
-            figures.append((openings[at] - burst.end) / NS_PER_MS)
+        back = min(openings[at], following) if at < len(openings) else following
+        figures.append((back - burst.end) / NS_PER_MS)
     return figures
+
+
+def free_stretches(online: Sequence[Burst], start: int, end: int, release_ns: int) -> list[tuple[int, int]]:
+    """The parts of [start, end) that policy allows offline: from release_ns after each burst's end to the next call.
+
+    What was before `start` is unknown: offline is allowed the time up to the first call whole.
+    """
+    edges = [start - release_ns, *(t for b in online for t in (b.call, b.end)), end]
+    gaps = zip(edges[0::2], edges[1::2], strict=True)
+    found = ((max(opened + release_ns, start), min(closed, end)) for opened, closed in gaps)
+    return [(low, high) for low, high in found if low < high]
 
 
 def allowed_ns(online: Sequence[Burst], start: int, end: int, release_ns: int) -> int:
     """What the policy allows offline inside [start, end): Σ max(0, gap - release_ns) over online's gaps."""
-    edges = [start, *(t for b in online for t in (b.call, b.end)), end]
-    gaps = zip(edges[0::2], edges[1::2], strict=True)
-    first = True
-    total = 0
-    for opened, closed in gaps:
-        low, high = max(opened, start), min(closed, end)
-        release = 0 if first else release_ns
-        total += max(0, high - low - release)
-        first = False
-    return total
+    return sum(high - low for low, high in free_stretches(online, start, end, release_ns))
 
 
 def harvest_ratio(

@@ -97,7 +97,7 @@ def pair(node: NodePaths, online: Job, offline: Job, solo_s: float) -> Pair:
         last_offline,
         ev.gate_close_us(beside, gates),
         frees,
-        ev.handback_ms(beside, gates, last_offline),
+        ev.handback_ms(beside, gates, last_offline, RELEASE_NS),
         inside / sum(b.end - b.call for b in beside),
         statistics.median(ev.harvest_by_gap(beside, theirs, RELEASE_NS)),
         ev.work_ns(theirs, solo_start, last_offline) / (last_offline - solo_start),

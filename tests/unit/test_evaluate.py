@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -60,12 +61,76 @@ def test_gate_close_skips_bursts_that_found_it_closed() -> None:
 def test_handback_is_measured_at_the_gate() -> None:
     online = [ev.Burst(0, 10 * MS), ev.Burst(300 * MS, 310 * MS)]
     gates = [G(1, 1), G(111 * MS, 4), G(300 * MS, 1), G(411 * MS, 4)]
-    assert ev.handback_ms(online, gates, 1000 * MS) == [101.0, 101.0]
+    assert ev.handback_ms(online, gates, 1000 * MS, 100 * MS) == [101.0, 101.0]
+
+
+def test_a_card_that_is_never_handed_back_counts_until_the_following_burst() -> None:
+    """The first hand-back comes, the second one not before the next burst, the last one never."""
+    online = [ev.Burst(0, 10 * MS), ev.Burst(300 * MS, 310 * MS), ev.Burst(700 * MS, 710 * MS)]
+    gates = [G(1, 1), G(111 * MS, 4), G(300 * MS, 1)]
+    assert ev.handback_ms(online, gates, 900 * MS, 100 * MS) == [101.0, 390.0, 190.0]
+    assert ev.handback_ms(online, [], 900 * MS, 100 * MS) == [290.0, 390.0, 190.0]
+    assert ev.handback_ms([], gates, 900 * MS, 100 * MS) == []
+
+
+def test_no_handback_is_due_after_a_pause_within_idle_release() -> None:
+    online = [ev.Burst(0, 10 * MS), ev.Burst(70 * MS, 80 * MS), ev.Burst(300 * MS, 310 * MS)]
+    gates = [G(1, 1), G(181 * MS, 4), G(300 * MS, 1)]
+    assert ev.handback_ms(online, gates, 400 * MS, 100 * MS) == [101.0], "the last pause ends with the run"
+
+
+def test_a_burst_that_found_the_card_free_anyway_says_nothing_of_how_fast_offline_leaves() -> None:
+    """The second request comes within idle release; the third one when the gate is open but nothing runs."""
+    online = [
+        ev.Burst(200 * MS, 210 * MS),
+        ev.Burst(270 * MS, 280 * MS),
+        ev.Burst(400 * MS, 410 * MS),
+    ]
+    gates = [G(0, 4), G(200 * MS + 50 * US, 1), G(380 * MS, 4), G(400 * MS + 40 * US, 1)]
+    offline = [S(0, 200 * MS + 300 * US, 0)]
+    met = ev.that_met_offline(online, offline, gates)
+    assert met == [online[0], online[2]]
+    assert ev.card_free_us(met, offline) == [300.0, 0.0]
+    assert ev.gate_close_us(met, gates) == ev.gate_close_us(online, gates) == [50.0, 40.0]
+
+
+def test_offline_that_runs_behind_a_closed_gate_has_not_left() -> None:
+    online = [ev.Burst(200 * MS, 210 * MS)]
+    assert ev.that_met_offline(online, [S(0, 205 * MS, 0)], [G(0, 1)]) == online
+    assert ev.that_met_offline(online, [S(0, 205 * MS, 0)], []) == online, "no arbiter, no gates"
+    assert ev.that_met_offline(online, [], [G(0, 1)]) == []
 
 
 def test_allowed_takes_release_off_each_gap_behind_a_burst() -> None:
     online = [ev.Burst(1000 * MS, 2000 * MS), ev.Burst(2050 * MS, 3000 * MS)]
     assert ev.allowed_ns(online, 0, 4000 * MS, 100 * MS) == (1000 + 0 + 900) * MS
+
+
+def test_release_that_passed_before_the_counted_time_is_not_taken_off_again() -> None:
+    """Of the 900 ms between the bursts 400 lie before `start`: the release of 100 ms had passed long before."""
+    online = [ev.Burst(0, 100 * MS), ev.Burst(1000 * MS, 1100 * MS)]
+    assert ev.allowed_ns(online, 500 * MS, 1100 * MS, 100 * MS) == 500 * MS
+    assert ev.allowed_ns(online, 150 * MS, 1100 * MS, 100 * MS) == 800 * MS, "half of it had passed"
+    assert ev.allowed_ns(online, 0, 150 * MS, 100 * MS) == 0
+    assert ev.free_stretches(online, 150 * MS, 1500 * MS, 100 * MS) == [
+        (200 * MS, 1000 * MS),
+        (1200 * MS, 1500 * MS),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_allowed_is_what_a_look_at_every_moment_says(seed: int) -> None:
+    draw = random.Random(seed)
+    edges = sorted(draw.sample(range(1, 300), 8))
+    online = [ev.Burst(*pair) for pair in zip(edges[0::2], edges[1::2], strict=True)]
+    start, release = draw.randrange(0, 200), draw.randrange(0, 40)
+    end = start + draw.randrange(1, 150)
+
+    def allowed(t: int) -> bool:
+        before = [b for b in online if b.call <= t]
+        return not before or before[-1].end + release <= t
+
+    assert ev.allowed_ns(online, start, end, release) == sum(allowed(t) for t in range(start, end))
 
 
 def test_harvest_ratio_by_hand() -> None:
