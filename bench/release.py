@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.figures import Figure
-from bench.harvest import PATTERNS, Outcome, measure
+from bench.harvest import Outcome, measure
+from bench.patterns import PATTERNS
 from bench.rig import BUILD
 
 RELEASES_MS = (0, 5, 10, 20, 50, 100)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from bench import harvest, sweep
 from bench.figures import Figure
+from bench.patterns import PATTERNS
 from enforcer import evaluate as ev
 
 WIDTHS_US = (200, 300, 350, 400, 500, 700)
@@ -43,6 +44,6 @@ def figures(quick: bool) -> Iterator[Figure]:
     for _ in range(rounds):
         for width in WIDTHS_US:
             points[width].append(sweep.measure(sweep.Point(), count, window_us=width))
-            outcomes[width].append(harvest.measure(harvest.PATTERNS[PATTERN], seconds, window_us=width))
+            outcomes[width].append(harvest.measure(PATTERNS[PATTERN], seconds, window_us=width))
     for width in WIDTHS_US:
         yield line(width, points[width], outcomes[width])

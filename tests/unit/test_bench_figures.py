@@ -13,6 +13,7 @@ import pytest
 from bench import harvest, release, shares, where
 from bench.daemons import config_text, free_port, scraped
 from bench.figures import Figure
+from bench.patterns import PATTERNS
 from bench.rig import Rig, wait_for
 from bench.scene import Scene, kernels
 from enforcer import shares as sh
@@ -127,6 +128,14 @@ def test_harvest_is_judged_where_policy_allows_something() -> None:
     assert "no pause to speak of at b" in ratio.spread
 
 
+def test_what_16_tenants_give_is_reported_without_a_target() -> None:
+    found = {"a": harvest.Outcome(0.5, 0.91, 0.4, 1.02), "b": harvest.Outcome(0.5, 0.95, 0.4, 1.2)}
+    ratio, p99 = harvest.reported(found)
+    assert (ratio.name, ratio.value, ratio.verdict) == ("harvest_ratio_16_tenants", 0.91, "reported")
+    assert (p99.name, p99.value, p99.verdict) == ("online_p99_ratio_16_tenants", 1.2, "reported")
+    assert "no target: 16 offline tenants change context" in ratio.spread
+
+
 def test_the_p99_ratio_is_over_all_requests_of_the_run() -> None:
     """5 of 200 requests are late by a tenth; in no order of them is the ratio anything else."""
 
@@ -141,11 +150,11 @@ def test_the_p99_ratio_is_over_all_requests_of_the_run() -> None:
 
 
 def test_every_pattern_of_the_promise_is_run() -> None:
-    assert set(harvest.PATTERNS) == {
+    assert set(PATTERNS) == {
         *(f"Poisson {rate}/s" for rate in (5, 20, 100)),
         *(f"{duty} % of {period} s" for duty in (10, 50, 90) for period in (1, 4)),
     }
-    assert set(harvest.QUICK) <= set(harvest.PATTERNS)
+    assert {*harvest.QUICK, *harvest.QUICK_MANY, *harvest.MANY_SECONDS, *harvest.SELDOM} <= set(PATTERNS)
 
 
 def test_the_plot_is_an_svg_and_the_same_each_time(tmp_path: Path) -> None:
