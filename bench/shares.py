@@ -128,7 +128,16 @@ def all_errors(quick: bool) -> dict[str, dict[str, Errors]]:
     return found
 
 
+def worst_of_both(found: Mapping[str, Mapping[str, Errors]], runs: int) -> Iterator[Figure]:
+    """The figures of the issue's table: the worst combination of any policy."""
+    every = {f"{key}, {policy}": e for policy, errors in found.items() for key, e in errors.items()}
+    yield _figure("share_error_points_max", {k: e.total for k, e in every.items()}, TARGET, runs)
+    yield _figure("share_error_points_1s", {k: e.worst_1s for k, e in every.items()}, TARGET_1S, runs)
+
+
 def figures(quick: bool) -> Iterator[Figure]:
     """Both policies over all combinations."""
-    for policy, found in all_errors(quick).items():
+    errors = all_errors(quick)
+    yield from worst_of_both(errors, 1)
+    for policy, found in errors.items():
         yield from figures_of(policy, found, 1)
