@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from bench import preempt
 from bench.figures import Figure
@@ -17,6 +18,10 @@ from enforcer import evaluate as ev
 
 COUNT = 8
 SWAPPED = (90, 10)
+LATE_MS, NEVER_MS = (
+    200,
+    1000,
+)  # idle release of controls, judged as if it were 100 ms; online's pauses are of 250 ms
 
 
 def _preemption(name: str, run: preempt.Episodes, gates: bool = True) -> Iterator[Figure]:
@@ -54,16 +59,39 @@ def gates_ignored(count: int) -> Iterator[Figure]:
     yield from _preemption("gates_ignored", preempt.beside(bounded, count), gates=False)
 
 
+def handed_back(name: str, release_ms: int, count: int) -> Iterator[Figure]:
+    """Offline is given the card back later than the figures allow for, or not at all in online's pauses."""
+    run = preempt.beside(preempt.offline_jobs(1, 200), count, settings={"idle_release_ms": release_ms})
+    backs = run.handbacks_ms
+    value, note = ev.percentile(backs, 99), preempt.spread(backs, "ms")
+    yield Figure(f"control_{name}_handback_ms_p99", value, "ms", 102, "<=", len(backs), note, control=True)
+    yield Figure(f"control_{name}_harvest_ratio", run.harvest, "", 0.97, ">=", len(run.online), control=True)
+
+
 def share_control(
-    name: str, shares: Sequence[int], actors: Sequence[Actor], longest_us: float, seconds: float
+    name: str,
+    shares: Sequence[int],
+    actors: Sequence[Actor],
+    longest_us: float,
+    seconds: float,
+    **options: Any,
 ) -> Figure:
     """The share error of these actors against these shares, which must be short."""
-    with rig() as node:
+    with rig(**options) as node:
         scene = play(node, actors, seconds)
     found = judge(
         scene, dict(zip((a.job_id for a in actors), shares, strict=True)), "burst-share", longest_us
     )
     return Figure(f"control_{name}_share_error_points", found.total, "points", TARGET, "<=", 1, control=True)
+
+
+def shares_ungoverned(seconds: float) -> Figure:
+    """Governing off: the driver gives each program as much, whatever it was granted."""
+    actors = [
+        Actor(321 + i, "offline", share, (*endless(1000), "--seed", str(i)))
+        for i, share in enumerate((10, 90))
+    ]
+    return share_control("ungoverned", (10, 90), actors, 1000, seconds, governed=False)
 
 
 def weights_swapped(seconds: float) -> Figure:
@@ -91,9 +119,22 @@ def window_by_count(count: int) -> Figure:
         settings={"window_us": 1_000_000},
         sim_options=("--slice-us", "100000"),
     )
-    values = [us / 1000 for us in ev.card_free_us(run.online, run.offline)]
+    return latency_by_count([us / 1000 for us in ev.card_free_us(run.online, run.offline)])
+
+
+def latency_by_count(values: Sequence[float]) -> Figure:
+    """As many kernels as the window counts, less what had run of the first one: neither fewer nor more."""
     value, note = statistics.median(values), preempt.spread(values, "kernels", f"; {COUNT} launches allowed")
-    return Figure("count_window_latency_kernels", value, "", COUNT - 1.5, ">=", len(values), note)
+    return Figure(
+        "count_window_latency_kernels",
+        value,
+        "",
+        COUNT - 1.5,
+        ">=",
+        len(values),
+        note,
+        at_most=COUNT + 0.5,
+    )
 
 
 def figures(quick: bool) -> Iterator[Figure]:
@@ -101,6 +142,9 @@ def figures(quick: bool) -> Iterator[Figure]:
     count, seconds = (5, 3.0) if quick else (10, 6.0)
     yield from ungoverned(count)
     yield from gates_ignored(count)
+    yield from handed_back("given_back_late", LATE_MS, count)
+    yield from handed_back("never_given_back", NEVER_MS, count)
+    yield shares_ungoverned(seconds)
     yield weights_swapped(seconds)
     yield busy_time_lied(seconds)
     yield window_by_count(2 * count)

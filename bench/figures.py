@@ -11,9 +11,9 @@ from typing import Any, Literal
 class Figure:
     """A measured value with its target; None: reported, without a promise.
 
-    `sense` says which side of the target is good. A control is measured with the mechanism switched off and
-    must come out short, which shows that the bench can tell the difference. `spread` is what the same figure
-    did over the runs; `detail` goes into the record only.
+    `sense` says which side of the target is good, `at_most` where the good values end on the other side. A control
+    is measured with the mechanism switched off and must come out short, which shows that the bench can tell the
+    difference. `spread` is what the same figure did over the runs; `detail` goes into the record only.
     """
 
     name: str
@@ -26,12 +26,15 @@ class Figure:
     simulated: bool = True
     control: bool = False
     detail: Mapping[str, float] = field(default_factory=dict)
+    at_most: float | None = None  # beside a target >=
 
     @property
     def met(self) -> bool:
         """Whether the value is on the good side of the target."""
         if self.target is None:
             return True
+        if self.at_most is not None and self.value > self.at_most:
+            return False
         return self.value <= self.target if self.sense == "<=" else self.value >= self.target
 
     @property
@@ -48,6 +51,8 @@ class Figure:
         kind = "simulated" if self.simulated else "measured"
         spread = f"  {self.spread}" if self.spread else ""
         target = "no target" if self.target is None else f"target {self.sense} {self.target:g}"
+        if self.at_most is not None:
+            target = f"target {self.target:g} to {self.at_most:g}"
         return (
             f"{self.name:<42} {self.value:>12.3f} {self.unit:<6} {target:<18} "
             f"{self.verdict:<28} runs={self.runs} {kind}{spread}"

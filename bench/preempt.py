@@ -47,8 +47,9 @@ Group = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Episodes:
-    """What one run of online beside offline left behind."""
+    """What one run of online beside offline left behind. `online`: its bursts inside [start, end), `bursts`: all."""
 
+    bursts: Sequence[ev.Burst]
     online: Sequence[ev.Burst]
     offline: Sequence[Interval]
     gates: Sequence[Gate]
@@ -56,6 +57,12 @@ class Episodes:
     end: int
     latencies_us: Sequence[float]
     harvest: float
+
+    @property
+    def handbacks_ms(self) -> list[float]:
+        """Per burst with a pause behind it. The last pause may end with a burst that the end of the run cut."""
+        cut = [burst.call for burst in self.bursts if burst.end > self.end]
+        return ev.handback_ms(self.online, self.gates, min([*cut, self.end]), RELEASE_NS)
 
 
 def offline_jobs(count: int, *lengths_us: float, **more: Any) -> list[Actor]:
@@ -97,16 +104,16 @@ def watched(
 def episodes(scene: Scene, online: Actor, offline: Sequence[Actor]) -> Episodes:
     """What a scene says about its online job and these offline jobs."""
     jobs = [actor.job_id for actor in offline]
+    bursts = scene.bursts(online.job_id, RELEASE_NS // 2)
     return Episodes(
+        bursts,
         scene.whole_bursts(online.job_id, RELEASE_NS // 2),
         scene.of(*jobs),
         scene.gates_of(*jobs),
         scene.start,
         scene.end,
         scene.latencies_us(online.job_id),
-        ev.harvest_ratio(
-            scene.bursts(online.job_id, RELEASE_NS // 2), scene.of(*jobs), scene.start, scene.end, RELEASE_NS
-        ),
+        ev.harvest_ratio(bursts, scene.of(*jobs), scene.start, scene.end, RELEASE_NS),
     )
 
 
@@ -163,7 +170,7 @@ def judged(runs: Mapping[str, Episodes]) -> Iterator[Figure]:
     met = {name: ev.that_met_offline(run.online, run.offline, run.gates) for name, run in runs.items()}
     frees = {name: ev.card_free_us(met[name], run.offline) for name, run in runs.items()}
     yield worst_pattern("card_free_us_p99", frees, 1000, "us")
-    backs = {name: ev.handback_ms(run.online, run.gates, run.end, RELEASE_NS) for name, run in runs.items()}
+    backs = {name: run.handbacks_ms for name, run in runs.items()}
     yield worst_pattern("handback_ms_p99", backs, 102, "ms")
 
 
@@ -183,7 +190,7 @@ def figures(quick: bool) -> Iterator[Figure]:
 
 def paid(run: Episodes) -> Iterator[Figure]:
     """The price of sharing in online's pauses: changes of process, and what of the allowed time nobody used."""
-    allowed = ev.allowed_ns(run.online, run.start, run.end, RELEASE_NS)
+    allowed = ev.allowed_ns(run.bursts, run.start, run.end, RELEASE_NS)
     changes = sum(a.pid != b.pid for a, b in pairwise(run.offline)) * 1e9 / allowed
     note = f"(in what policy allows offline; {TENANTS} offline tenants)"
     yield Figure("preempt_switches_per_s", changes, "1/s", None, "<=", len(run.online), note)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import harvest, release, shares, where
+from bench import controls, harvest, release, shares, where
 from bench.daemons import config_text, free_port, scraped
 from bench.figures import Figure
 from bench.patterns import PATTERNS
@@ -42,6 +42,16 @@ def test_sense_decides_which_side_is_good() -> None:
 def test_a_control_that_meets_its_target_is_blind() -> None:
     assert Figure("a", 1.0, "us", 2.0, "<=", 1, control=True).verdict.startswith("BLIND")
     assert Figure("a", 3.0, "us", 2.0, "<=", 1, control=True).verdict.startswith("short")
+
+
+def test_a_figure_with_two_bounds_is_short_beyond_either() -> None:
+    assert [controls.latency_by_count([kernels]).verdict for kernels in (6.0, 6.5, 8.5, 9.0)] == [
+        "short",
+        "ok",
+        "ok",
+        "short",
+    ]
+    assert "target 6.5 to 8.5" in controls.latency_by_count([7.5]).line()
 
 
 def test_line_says_simulated() -> None:
@@ -100,6 +110,18 @@ def test_the_worst_combination_is_named() -> None:
     assert (total.value, total.verdict) == (1.4, "short") and "worst at b" in total.spread
     assert figures["fixed_share_above_1s_and_a_kernel"].verdict == "ok"
     assert figures["drain_loss_percent_fixed"].value == 2 and total.detail == {"a": 0.4, "b": 1.4}
+
+
+def test_the_figures_of_the_table_are_the_worst_of_both_policies() -> None:
+    price = sh.Price(100, 3, 1)
+    found = {
+        "burst-share": {"a": shares.Errors(0.4, 3.5, 0.4, -1, price)},
+        "fixed-share": {"a": shares.Errors(0.9, 1.0, 0.1, -2, price)},
+    }
+    total, within = shares.worst_of_both(found, 1)
+    assert (total.name, total.value, total.verdict) == ("share_error_points_max", 0.9, "ok")
+    assert (within.name, within.value, within.verdict) == ("share_error_points_1s", 3.5, "short")
+    assert "worst at a, fixed-share" in total.spread and "worst at a, burst-share" in within.spread
 
 
 def test_the_full_table_of_shares_is_run() -> None:

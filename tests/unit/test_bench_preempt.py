@@ -29,7 +29,7 @@ def run(*calls_ms: int, close_us: int = 50, free_us: int = 300, back_ms: int = 1
             opened = burst.end + back_ms * MS
             gates.append(Gate(opened, preempt.OFFLINE_JOB, 0, TRACK))
     end = bursts[-1].end + 500 * MS
-    return preempt.Episodes(bursts, [*spans, offline(opened, end)], gates, 0, end, [], 1.0)
+    return preempt.Episodes(bursts, bursts, [*spans, offline(opened, end)], gates, 0, end, [], 1.0)
 
 
 def test_patterns_with_few_bursts_are_pooled() -> None:
@@ -65,6 +65,14 @@ def test_a_request_within_idle_release_is_no_burst_that_offline_had_to_leave() -
         {"Poisson p50": 300, "Poisson p99": 300, "Poisson max": 300}
     )
     assert figures["handback_ms_p99"].runs == 2
+
+
+def test_a_burst_that_the_end_of_the_run_cut_ends_the_pause_before_it() -> None:
+    """Offline does not get the card back: what counts is the pause of 250 ms, not the time to the end of the run."""
+    bursts = [ev.Burst(0, 150 * MS), ev.Burst(400 * MS, 900 * MS), ev.Burst(1200 * MS, 1300 * MS)]
+    seen = preempt.Episodes(bursts, bursts[:1], [], [], 0, 800 * MS, [], 0.0)
+    assert seen.handbacks_ms == [250.0]
+    assert preempt.Episodes(bursts[:1], bursts[:1], [], [], 0, 800 * MS, [], 0.0).handbacks_ms == [650.0]
 
 
 def test_the_patterns_of_the_issue_that_leave_offline_time_are_run() -> None:
