@@ -14,14 +14,18 @@ from bench.rig import BUILD, Rig
 TARGETS = {
     "launch_overhead_ns": 10.0,
     "launch_overhead_ns_8t": 20.0,
-    "launch_lone_overhead_ns": 10.0,
     "launch_default_stream_overhead_ns": 20.0,
     "alloc_pair_overhead_ns": 300.0,
     "alloc_pair_live_overhead_ns": 300.0,
 }
-
-
-LONE_WINDOW_US = 20000  # of a tenant that has the card to itself
+# Other states, reported: options of launch-bench, and what they are; windows as the arbiter sets them (policy.h).
+STATES: dict[str, tuple[tuple[str, ...], str]] = {
+    "window_400us": (("--window-us", "400"), "a tenant beside online; each launch looks what is in flight"),
+    "window_4000us": (("--window-us", "4000"), "tenants that share without online; the same"),
+    "kernels_100us": (("--kernel-us", "100"), "alone on the card; longer kernels, so more launches look"),
+    "isolation_none": (("--window-us", "0"), "counted only, without gate or window"),
+}
+STUB = "the stub's card is always done: no wait for room"
 
 
 def _timed(*args: str) -> dict[str, float]:
@@ -30,18 +34,31 @@ def _timed(*args: str) -> dict[str, float]:
 
 
 def _once() -> dict[str, float]:
-    """One run of the micro-benchmark: each figure is a median of interleaved pairs within the run."""
-    lone = _timed("--window-us", str(LONE_WINDOW_US))
-    return _timed() | {"launch_lone_overhead_ns": lone["launch_window_overhead_ns"]}
+    """One run of the micro-benchmark in each state; each figure is a median of interleaved pairs within the run."""
+    others = {state: _timed("--live", "-1", *args) for state, (args, _) in STATES.items()}
+    return _timed() | {
+        f"launch_overhead_ns_{state}": told["launch_overhead_ns"] for state, told in others.items()
+    }
+
+
+def _median(name: str, target: float | None, values: list[float], note: str) -> Figure:
+    spread = f"(min {min(values):.1f}, max {max(values):.1f} ns; {note})"
+    return Figure(name, statistics.median(values), "ns", target, "<=", len(values), spread, simulated=False)
+
+
+def launch_figures(told: list[dict[str, float]]) -> Iterator[Figure]:
+    """The figures over several runs: of a tenant alone on its card, and reported ones of other states."""
+    for name, target in TARGETS.items():
+        note = "alone on the card, kernels of 10 us" if name.startswith("launch") else "stub driver"
+        yield _median(name, target, [run[name] for run in told], note)
+    for state, (_, meaning) in STATES.items():
+        name = f"launch_overhead_ns_{state}"
+        yield _median(name, None, [run[name] for run in told], f"{meaning}; {STUB}")
 
 
 def launch_overhead(runs: int) -> Iterator[Figure]:
     """Nanoseconds per launch and per allocation pair, against a driver whose calls return at once."""
-    told = [_once() for _ in range(runs)]
-    for name, target in TARGETS.items():
-        values = [run[name] for run in told]
-        spread = f"(min {min(values):.1f}, max {max(values):.1f} ns)"
-        yield Figure(name, statistics.median(values), "ns", target, "<=", runs, spread, simulated=False)
+    yield from launch_figures([_once() for _ in range(runs)])
 
 
 def solo_overhead(pairs: int, seconds: float) -> Figure:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The least arbiter that lets the shim run as it does in a job: gate open, tracking on. For the micro-benchmark,
- * which must not depend on the node's real one.
+ * The least arbiter that lets the shim run as it does in a job: gate open, tracking on, and a window as the real one
+ * gives every tenant that it governs (policy.c). For the micro-benchmark, which must not depend on the node's real one.
  */
 #include "mini_arbiter.h"
 
@@ -21,6 +21,8 @@
 #include "qg_msg.h"
 #include "qg_seal.h"
 #include "qg_time.h"
+
+#define LEASE_MS 10000
 
 int mini_grant(const char *run_dir, const char *driver, uint64_t mem_cap)
 {
@@ -66,8 +68,8 @@ static void serve(int listener, uint64_t mem_cap, uint32_t window_us)
     *gate = (struct qg_gate_page){.magic = QG_MAGIC, .version = QG_ABI_OLDEST, .size = sizeof(*gate), .job_id = 1};
     gate->mem_cap = mem_cap;
     gate->window_us = window_us ? window_us : 500;
-    gate->lease_ms = 10000;
-    gate->revision = QG_ABI_VERSION;
+    gate->lease_ms = LEASE_MS;
+    gate->revision = QG_GATE_REVISION;
     gate->flags = QG_GATE_TRACK | (window_us ? QG_GATE_WINDOW : 0);
     job->magic = QG_MAGIC;
     job->version = QG_ABI_OLDEST;
@@ -75,10 +77,15 @@ static void serve(int listener, uint64_t mem_cap, uint32_t window_us)
     job->nslots = QG_MAX_PROCS;
     int client = accept(listener, NULL, NULL);
     struct pollfd wait = {.fd = client, .events = POLLIN};
-    while (poll(&wait, 1, -1) > 0 && qg_msg_recv(client, &ask, sizeof(ask), &grant) == (ssize_t)sizeof(ask)) {
+    for (;;) {
+        int ready = poll(&wait, 1, LEASE_MS / 4);
+        __atomic_store_n(&gate->heartbeat_ns, qg_now_ns(), __ATOMIC_RELAXED);
+        if (ready == 0)
+            continue;
+        if (ready < 0 || qg_msg_recv(client, &ask, sizeof(ask), &grant) != (ssize_t)sizeof(ask))
+            break;
         if (grant >= 0)
             close(grant);
-        gate->heartbeat_ns = qg_now_ns();
         qg_msg_head_init(&answer.head, QG_MSG_REGISTERED, sizeof(answer));
         qg_msg_send(client, &answer, sizeof(answer), fds, 3);
     }
