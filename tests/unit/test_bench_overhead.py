@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench import overhead
 
 
@@ -19,3 +21,21 @@ def test_the_promise_is_judged_alone_on_the_card_and_other_states_are_reported()
         figure = figures[f"launch_overhead_ns_{state}"]
         assert figure.verdict == "reported" and not figure.simulated
         assert "the stub's card is always done" in figure.spread
+
+
+def test_the_load_that_loses_most_is_the_figure() -> None:
+    found = {
+        "long": [overhead.Pair(100, 100), overhead.Pair(102, 100), overhead.Pair(101, 101)],
+        "short": [overhead.Pair(101, 100), overhead.Pair(101, 100), overhead.Pair(101, 90)],
+    }
+    figure = overhead.solo_judged(found)
+    assert (figure.value, figure.verdict, figure.runs) == (pytest.approx(1.01), "short", 3)
+    assert figure.spread.startswith("(worst at short; long: 1.0000 (1.0000 to 1.0200, noise 0.0148)")
+    assert figure.detail["short, noise"] == 0
+
+
+def test_loads_differ_in_length_waiting_and_kind_of_submission() -> None:
+    loads = overhead.SOLO_LOADS
+    assert len({" ".join(load) for load in loads.values()}) == len(loads) == 4
+    assert sum("--graph" in load for load in loads.values()) == 1
+    assert {load[1] for load in loads.values()} == {"200", "20", "5"}
