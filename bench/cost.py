@@ -1,55 +1,180 @@
 """What the daemons cost: CPU time of arbiter and qgpud on a full node, from the scheduler's account in /proc.
 
-8 cards with 16 tenants each. The tenants are not programs but one light process that registers for every grant and
-moves the words of the pages as shims do (bench/tenants/light_tenants.c): the daemons see 128 tenants that all have
-work, or none. Half of each card's tenants are offline; with online at work offline never gets a turn, so "busy" is
-measured with 16 offline tenants per card, who all take turns, the dearer case. Both daemons run as their services do,
-so without the gate trace.
+8 cards with 16 tenants each, all real programs under the real shim, each with a context, memory and kernels on its
+simulated card: so qgpud's looks at NVML and its audits find 128 processes, the arbiter their words and their doorbells.
+Metrics are read once in each round of 15 s, as Prometheus is often told to. Three states: all work (offline, so that
+all take turns: with online always at work offline never gets one, which is cheaper), all worked before and are idle
+now, and services that come and go beside offline work. Both daemons run as their services do, so without the gate trace. What
+tenants and simulator use themselves is reported and not counted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.daemons import cpu_percent, start_qgpud
+from bench.daemons import cpu_percent, free_port, scraped, start_qgpud, wakeups
 from bench.figures import Figure
-from bench.rig import BUILD, Rig
+from bench.rig import Rig, wait_for
+from bench.scene import endless, kernels
+from enforcer.nvml import CardUsage
+from gres.config import JobClass
 
 CARDS, TENANTS = 8, 16
+ONLINE = 4  # of each card's tenants, where classes are mixed
+KERNEL_US = 1000  # the shortest that the processors of a small machine can play on eight cards at once
+MEMORY, MEMORY_MIB, CAP_MIB = "256M", 256, 1024
+SCRAPE_S = 15.0
+SETTLE_S = 3.0  # behind it the rounds begin: so a scrape falls into the midst of each
+LOAD_S = 4.0  # until then all programs have opened their card
+LISTED_S = 10.0  # how long it may take until NVML tells of all of them
+WORKED_S = 1.0  # what an idle tenant did before
+TARGETS: Mapping[str, float | None] = {"busy": 10.0, "idle": 0.5, "mixed": None}
+
+WORK = endless(KERNEL_US)
+ONCE = (*WORK, "--busy", f"{WORKED_S}", "--idle", "100000")
+SERVICE = (*kernels(100), "--kernels-per-request", "50", "--poisson", "1")
 
 
-def daemon_cpu(mode: str, rounds: int, seconds: float) -> tuple[list[float], list[float]]:
-    """Percent of one core of arbiter and of qgpud, in each round, while 128 tenants are `busy` or `idle`."""
+@dataclass(frozen=True)
+class Part:
+    """What one tenant is and does."""
+
+    job_class: JobClass
+    share: int
+    args: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Round:
+    """Percent of one core that each used in one round, and how often the arbiter's threads went to sleep per second."""
+
+    arbiter: float
+    qgpud: float
+    simulator: float
+    tenants: float
+    wakeups: float
+
+    @property
+    def daemons(self) -> float:
+        """What is promised about."""
+        return self.arbiter + self.qgpud
+
+
+def parts(mode: str) -> list[Part]:
+    """The tenants of each card."""
+    if mode == "mixed":
+        offline = [Part("offline", 5, WORK)] * (TENANTS - ONLINE)
+        return [Part("online", 10, (*SERVICE, "--seed", str(n))) for n in range(ONLINE)] + offline
+    return [Part("offline", 5, WORK if mode == "busy" else ONCE)] * TENANTS
+
+
+def admit(rig: Rig, mode: str) -> dict[int, tuple[int, Part]]:
+    """A grant for each tenant; its card and what it does, by job."""
+    who = {
+        1000 + card * TENANTS + place: (card, part)
+        for card in range(CARDS)
+        for place, part in enumerate(parts(mode))
+    }
+    for job, (card, part) in who.items():
+        rig.grant(job, part.job_class, part.share, mem_mib=CAP_MIB, card=card)
+    return who
+
+
+@contextlib.contextmanager
+def at_work(rig: Rig, who: Mapping[int, tuple[int, Part]]) -> Iterator[list[int]]:
+    """All programs, which begin to work together; yields their process ids. They are killed: one that may still finish
+    what it launched, each after the other, would take minutes."""
+    common = (
+        "--memory",
+        MEMORY,
+        "--length",
+        "100000",
+        "--start-at",
+        str(time.monotonic_ns() + int(LOAD_S * 1e9)),
+    )
+    programs = [
+        rig.workload(rig.grants[job], *part.args, *common, env={"CUDA_VISIBLE_DEVICES": rig.uuids[card]})
+        for job, (card, part) in who.items()
+    ]
+    try:
+        yield [program.pid for program in programs]
+    finally:
+        for program in programs:
+            program.kill()
+
+
+def full(usage: CardUsage, pids: set[int], mode: str) -> bool:
+    """Whether NVML lists all tenants of a card, with their memory; of busy ones their use of it, of idle ones none."""
+    listed = {p.pid for p in usage.processes if p.mem_used and p.mem_used >= MEMORY_MIB << 20}
+    used = [pid for pid in pids if usage.busy.get(pid)]
+    return listed == pids and (mode != "busy" or len(used) == len(pids)) and (mode != "idle" or not used)
+
+
+def check(rig: Rig, pids: Sequence[int], mode: str) -> None:
+    """RuntimeError unless the cards are as qgpud must find them. Nobody is measured on an empty card."""
+    with contextlib.closing(rig.nvml()) as nvml:
+        for card, uuid in enumerate(rig.uuids):
+            own = set(pids[card * TENANTS : (card + 1) * TENANTS])
+            wait_for(
+                f"{TENANTS} tenants in NVML's list of card {card}",
+                lambda uuid=uuid, own=own: full(nvml.usage(uuid), own, mode),  # type: ignore[misc]
+                LISTED_S,
+            )
+    lazy = [tenant.job_id for tenant in rig.link.stats() if not tenant.launches]
+    if lazy:
+        raise RuntimeError(f"jobs {lazy} never launched anything")
+
+
+def one_round(rig: Rig, qgpud: int, pids: Sequence[int], seconds: float) -> Round:
+    """CPU time of everybody in the next seconds."""
+    before, began = wakeups(rig.arbiter.pid), time.monotonic()
+    used = cpu_percent([rig.arbiter.pid, qgpud, rig.card_process.pid, *pids], seconds)
+    woke = (wakeups(rig.arbiter.pid) - before) / (time.monotonic() - began)
+    return Round(used[0], used[1], used[2], sum(used[3:]), woke)
+
+
+def daemon_cpu(mode: str, rounds: int) -> list[Round]:
+    """What the daemons of a full node in this state use, in each round."""
     with (
         tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work,
         Rig(Path(work), cards=CARDS, traced=False) as rig,
     ):
-        jobs = range(1000, 1000 + CARDS * TENANTS)
-        for job in jobs:
-            rig.grant(job, "offline", 5, mem_mib=1024, card=(job - 1000) // TENANTS)
-        qgpud = start_qgpud(rig)
-        argv: list[str | Path] = [BUILD / "test/light-tenants", rig.run_dir, mode, *map(str, jobs)]
-        tenants = rig.spawn(argv, None, stdin=-1)
-        assert tenants.stdout is not None
-        if tenants.stdout.readline() != "ready\n":
-            raise RuntimeError(f"light-tenants failed: {tenants.communicate()[1]}")
-        time.sleep(2)
-        told = [cpu_percent([rig.arbiter.pid, qgpud.pid], seconds) for _ in range(rounds)]
-        return [t[0] for t in told], [t[1] for t in told]
+        who, port = admit(rig, mode), free_port()
+        qgpud = start_qgpud(rig, metrics_port=port)
+        with at_work(rig, who) as pids:
+            time.sleep(LOAD_S + WORKED_S + 1)
+            check(rig, pids, mode)
+            with scraped(port, SCRAPE_S) as samples:
+                time.sleep(SETTLE_S)
+                found = [one_round(rig, qgpud.pid, pids, SCRAPE_S) for _ in range(rounds)]
+                if not samples():
+                    raise RuntimeError("nobody could read qgpud's metrics")
+        return found
+
+
+def line(mode: str, found: Sequence[Round]) -> Figure:
+    """The daemons' part, and beside it everybody's."""
+    both = [one.daemons for one in found]
+    detail = {
+        name: statistics.median(getattr(one, name) for one in found)
+        for name in ("arbiter", "qgpud", "wakeups", "simulator", "tenants")
+    }
+    note = (
+        f"(arbiter {detail['arbiter']:.2f} in {detail['wakeups']:.0f} wake-ups/s, qgpud {detail['qgpud']:.2f}; max "
+        f"{max(both):.2f}; {CARDS} cards x {TENANTS} programs; not counted: they themselves {detail['tenants']:.0f}, "
+        f"simulator {detail['simulator']:.0f})"
+    )
+    name, target = f"daemon_cpu_percent_{mode}", TARGETS[mode]
+    return Figure(name, statistics.median(both), "%", target, "<=", len(found), note, detail=detail)
 
 
 def figures(quick: bool) -> Iterator[Figure]:
-    """Both states of the node."""
-    rounds, seconds = (2, 2.0) if quick else (5, 4.0)
-    for mode, target in (("busy", 10.0), ("idle", 0.5)):
-        arbiter, qgpud = daemon_cpu(mode, rounds, seconds)
-        both = [a + q for a, q in zip(arbiter, qgpud, strict=True)]
-        spread = (
-            f"(arbiter {statistics.median(arbiter):.2f}, qgpud {statistics.median(qgpud):.2f}; "
-            f"max {max(both):.2f}; {CARDS} cards x {TENANTS} light tenants)"
-        )
-        yield Figure(f"daemon_cpu_percent_{mode}", statistics.median(both), "%", target, "<=", rounds, spread)
+    """All states of the node."""
+    for mode in TARGETS:
+        yield line(mode, daemon_cpu(mode, 1 if quick else 3))

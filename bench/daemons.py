@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -129,6 +130,18 @@ def cpu_ns(pid: int) -> int:
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError):
             total += int((task / "schedstat").read_text().split()[0])
+    return total
+
+
+def wakeups(pid: int) -> int:
+    """How often threads of a process went to sleep so far."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found = re.search(
+                r"^voluntary_ctxt_switches:\s+(\d+)", (task / "status").read_text(), re.MULTILINE
+            )
+            total += int(found[1]) if found else 0
     return total
 
 

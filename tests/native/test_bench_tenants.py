@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import simulate
-from bench.daemons import cpu_ns
-from bench.rig import BUILD, Rig, wait_for
+from bench import cost, simulate
+from bench.rig import Rig, wait_for
 from bench.scene import Actor, endless, play
 
 pytestmark = [
@@ -17,39 +16,24 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a grant"),
     pytest.mark.timeout(120),
 ]
-JOBS = range(500, 520)
 
 
-def light(rig: Rig, mode: str):
-    for job in JOBS:
-        rig.grant(job, "offline", 5, mem_mib=64)
-    process = rig.spawn([BUILD / "test/light-tenants", rig.run_dir, mode, *map(str, JOBS)], None, stdin=-1)
-    assert process.stdout and process.stdout.readline() == "ready\n"
-    return process
-
-
-def test_busy_light_tenants_take_turns_and_all_advance(tmp_path: Path) -> None:
-    with Rig(tmp_path) as rig:
-        process = light(rig, "busy")
-
-        def all_ran() -> bool:
-            stats = rig.link.stats()
-            return len(stats) == len(JOBS) and all(t.procs == 1 and t.launches > 100 for t in stats)
-
-        wait_for("20 light tenants at work", all_ran, 30)
-        assert all(t.closed_share_ns > 0 for t in rig.link.stats())
-        process.stdin.close()
-        assert process.wait(10) == 0
-        wait_for("their end", lambda: all(t.procs == 0 for t in rig.link.stats()), 10)
-
-
-def test_idle_light_tenants_are_registered_and_launch_nothing(tmp_path: Path) -> None:
-    with Rig(tmp_path) as rig:
-        process = light(rig, "idle")
-        assert all(t.procs == 1 and t.launches == 0 and not t.busy for t in rig.link.stats())
-        assert cpu_ns(rig.arbiter.pid) > 0
-        process.terminate()
-        assert process.wait(10) == 0
+@pytest.mark.parametrize("mode", cost.TARGETS)
+def test_tenants_of_the_cost_scenario_are_on_their_cards(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few of them: NVML lists each with its memory; a card on which one is missing is refused."""
+    for name, value in (("CARDS", 2), ("TENANTS", 3), ("ONLINE", 1), ("LOAD_S", 0.8)):
+        monkeypatch.setattr(cost, name, value)
+    with Rig(tmp_path, cards=2) as rig:
+        who = cost.admit(rig, mode)
+        assert len(who) == 6 and {grant.cards[0].uuid for grant in rig.grants.values()} == set(rig.uuids)
+        with cost.at_work(rig, who) as pids:
+            wait_for("their work", lambda: all(t.launches for t in rig.link.stats()), 30)
+            cost.check(rig, pids, mode)
+            monkeypatch.setattr(cost, "LISTED_S", 0.1)
+            with pytest.raises(TimeoutError):
+                cost.check(rig, [pids[0] + 10_000, *pids[1:]], mode)
 
 
 def test_a_scene_is_what_the_card_executed(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""What the cost of the daemons is measured with, and what is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import cost
+from enforcer.nvml import CardUsage, GpuProcess
+
+MIB = 1 << 20
+
+
+def usage(pids: set[int], busy: dict[int, int], mem_mib: int = 556) -> CardUsage:
+    return CardUsage(tuple(GpuProcess(pid, mem_mib * MIB) for pid in pids), None, busy)
+
+
+def test_a_card_is_full_when_nvml_lists_each_tenant_with_memory_and_its_use() -> None:
+    own = {1, 2}
+    assert cost.full(usage(own, {1: 50, 2: 50}), own, "busy")
+    assert not cost.full(usage({1}, {1: 50}), own, "busy"), "one has no context"
+    assert not cost.full(usage(own, {1: 50, 2: 0}), own, "busy"), "one does nothing"
+    assert cost.full(usage(own, {}), own, "idle")
+    assert not cost.full(usage(own, {}, mem_mib=200), own, "idle"), "a context alone is no program"
+    assert not cost.full(usage(own, {1: 50}), own, "idle") and cost.full(usage(own, {1: 50}), own, "mixed")
+    assert not cost.full(usage({1, 2, 3}, {}), own, "idle")
+
+
+def test_every_state_has_so_many_tenants_per_card() -> None:
+    assert {len(cost.parts(mode)) for mode in cost.TARGETS} == {cost.TENANTS}
+    assert {part.job_class for part in cost.parts("busy")} == {"offline"}
+    assert "--idle" in cost.parts("idle")[0].args and "--idle" not in cost.parts("busy")[0].args
+    mixed = [part.job_class for part in cost.parts("mixed")]
+    assert (mixed.count("online"), mixed.count("offline")) == (cost.ONLINE, cost.TENANTS - cost.ONLINE)
+    assert all(sum(part.share for part in cost.parts(mode)) <= 100 for mode in cost.TARGETS)
+
+
+def test_only_the_daemons_count() -> None:
+    rounds = [cost.Round(7, 1, 50, 40, 2000), cost.Round(9, 1, 60, 45, 2500), cost.Round(8, 1, 50, 41, 2100)]
+    busy = cost.line("busy", rounds)
+    assert (busy.value, busy.verdict, busy.runs) == (9.0, "ok", 3)
+    assert busy.detail["simulator"] == 50 and "not counted" in busy.spread
+    assert cost.line("idle", rounds).verdict == "short"
+    assert cost.line("mixed", rounds).verdict == "reported"
+    assert busy.value == pytest.approx(busy.detail["arbiter"] + busy.detail["qgpud"])
