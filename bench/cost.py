@@ -4,8 +4,8 @@
 simulated card: so qgpud's looks at NVML and its audits find 128 processes, the arbiter their words and their doorbells.
 Metrics are read once in each round of 15 s, as Prometheus is often told to. Three states: all work (offline, so that
 all take turns: with online always at work offline never gets one, which is cheaper), all worked before and are idle
-now, and services that come and go beside offline work. Both daemons run as their services do, so without the gate trace. What
-tenants and simulator use themselves is reported and not counted.
+now, and services that come and go beside offline work. Both daemons run as their services do, so without the gate
+trace. What tenants and simulator use themselves is reported and not counted.
 """
 
 from __future__ import annotations

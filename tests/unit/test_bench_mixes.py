@@ -56,6 +56,40 @@ def test_changes_of_context_inside_a_job_are_its_own_time() -> None:
     assert seen.served[8].within(0, 700 * us) == 100 * us
 
 
+def fixed_scene(*spans: Interval) -> tuple[Scene, mixes.Mix]:
+    """A second in which job 200 (10 ms kernels) is due 30 % and job 201 (0.1 ms) is due 70 %."""
+    pids = {200: [1], 201: [2]}
+    scene = Scene(spans, [], pids, {}, {}, 0, 1000 * MS, sh.services(spans, pids))
+    return scene, mixes.unlike("x", "fixed-share", (30, 70), (10_000, 100))
+
+
+def test_one_kernel_more_is_a_kernel_of_ones_own() -> None:
+    """5 ms too much: half a kernel of the one, fifty of the other."""
+    long = mixes.above_1s(*fixed_scene(piece(0, 305, 1), piece(305, 1000, 2)))
+    assert long == pytest.approx(0.5 - 1)
+    short = mixes.above_1s(*fixed_scene(piece(0, 295, 1), piece(295, 1000, 2)))
+    assert short == pytest.approx(0.5 - 0.01)
+
+
+def test_the_bound_of_fixed_share_is_judged_apart() -> None:
+    scene, mix = fixed_scene(piece(0, 280, 1), piece(280, 995, 2))
+    seen = mixes.outcome(scene, mix)
+    figures = {f.name: f for f in mixes.over_all({mix.name: (mix, seen)})}
+    assert seen.total == pytest.approx(2)
+    assert (figures["mix_fixed_above_points"].value, figures["mix_fixed_above_points"].verdict) == (
+        1.5,
+        "short",
+    )
+    assert figures["mix_fixed_above_1s_and_a_kernel"].value == pytest.approx(1.5 - 0.01)
+    assert figures["mix_error_points_1s"].value == pytest.approx(2)
+
+
+def test_burst_share_has_no_bound_above() -> None:
+    scene, fixed = fixed_scene(piece(0, 280, 1), piece(280, 995, 2))
+    burst = mixes.unlike("x", "burst-share", (30, 70), (10_000, 100))
+    assert mixes.outcome(scene, burst).above_1s is None and mixes.outcome(scene, fixed).above_1s is not None
+
+
 def test_the_mixes_are_those_that_tenants_really_make() -> None:
     found = {mix.name: mix for mix in mixes.mixes(10)}
     assert len({mix.figure for mix in found.values()}) == len(found)
@@ -67,6 +101,16 @@ def test_the_mixes_are_those_that_tenants_really_make() -> None:
     assert "--copy" not in found["30/70 the 30 copies"].actors[1].args
     assert found["tenants come and go"].fluctuates and not four.fluctuates
     assert all(a.job_class == "online" for a in found["30/70 online"].actors)
+    long = found["30/70 10 ms beside 0.1 ms fixed"]
+    assert [(a.share, a.args[1]) for a in long.actors] == [(30, "10000"), (70, "100")]
+    assert long.kernel_us == {200: 10_000, 201: 100} and long.longest_us == 10_000
+    other = found["30/70 0.1 ms beside 10 ms burst"]
+    assert [(a.share, a.args[1]) for a in other.actors] == [(30, "100"), (70, "10000")]
+    fixed = found["30/70 online fixed"]
+    assert fixed.policy == "fixed-share" and all(a.job_class == "online" for a in fixed.actors)
+    lone = [mix for name, mix in found.items() if name.startswith("alone")]
+    assert [mix.longest_us for mix in lone] == [100, 1000, 10_000]
+    assert all(mix.policy == "fixed-share" and list(mix.shares.values()) == [25] for mix in lone)
     assert not any(" " in mix.figure or "/" in mix.figure for mix in found.values())
 
 
