@@ -2,231 +2,47 @@
 
 Every corner of the hardware's time slice, the cost of a change of context and the cost of a launch, and besides:
 other kernels, a card that stands still for 50 ms now and then, launches that stay in the driver for 50 ms. The queue
-is 1024 commands deep everywhere. Each point is one run on three cards: 16 offline tenants beside online, one offline
-tenant beside online, two tenants that share. Each promise is judged at each point, the worst is reported with its name.
+is 1024 commands deep everywhere. Each point is two runs (bench/sweeprun.py). Each promise is judged at each point, the
+worst is reported with its name.
 """
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-import threading
-import time
-from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import count as numbers
-from itertools import product
-from typing import Any, Literal, TypeVar
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 from bench.figures import Figure
-from bench.preempt import BUSY_S, IDLE_S, RELEASE_MS, TENANTS, episodes, offline_jobs, online_job
-from bench.rig import Rig
-from bench.scene import Actor, Scene, admit, endless, play, rig
-from bench.shares import TARGET, TARGET_1S, judge
+from bench.points import CORNERS, P99_RATIO, POINTS, Point
+from bench.shares import TARGET, TARGET_1S
+from bench.sweeprun import FREE_US, Further, Result, ShareErrors, measure, measure_further
 from enforcer import evaluate as ev
-from enforcer import shares as sh
-from enforcer.arbiter_link import CardSettings
-from enforcer.sim import Interval, SimError
 
-SLICES_US, SWITCHES_US, LAUNCHES_US = (500, 5000), (20, 500), (2.0, 6.0)
-STALL_US, STALL_EACH_S, CALL_EACH_S = 50_000, 0.9, 0.25
-STALL_NS = STALL_US * 1000
-GATE_US, FREE_US, HARVEST = 200, 1000, 0.97
-SHARES = {401: 30, 402: 70}
-SECOND = 1_000_000_000
-Stretch = tuple[int, int]
+GATE_US, BACK_MS, HARVEST = 200, 102, 0.97
+NEIGHBOUR = 0.97  # of the time that a tenant leaves unused, as in `giveaway`
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Point:
-    """One set of assumptions. `stalls`: of the whole card, or of a launch call of one offline tenant."""
+class Found:
+    """What a point says."""
 
-    slice_us: int = 1000
-    switch_us: int = 50
-    launch_us: float = 3
-    kernel_us: int = 200
-    stalls: Literal["", "card", "call"] = ""
+    first: Result
+    second: Further
 
     @property
-    def name(self) -> str:
-        kernels = f", kernels {self.kernel_us} us" if self.kernel_us != 200 else ""
-        stalls = f", {self.stalls} stalls 50 ms" if self.stalls else ""
-        return f"slice {self.slice_us} switch {self.switch_us} launch {self.launch_us:g} us{kernels}{stalls}"
+    def burst(self) -> dict[str, ShareErrors]:
+        """Shares under burst-share."""
+        return {"30/70": self.first.share, "25/75 mixed": self.second.mixed}
 
     @property
-    def floor_us(self) -> float:
-        """What card_free is where the driver goes to online and back in the midst of what the window let through.
-
-        It does so where its slice is shorter than what may be on the card: the window and the kernel that fills it.
-        """
-        on_card = CardSettings("").window_us + self.kernel_us
-        return self.slice_us + 2 * self.switch_us if self.slice_us < on_card else 0.0
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Options of the simulator."""
-        words = ("--slice-us", self.slice_us, "--switch-us", self.switch_us, "--launch-us", self.launch_us)
-        return (*map(str, words), "--queue-depth", "1024")
+    def sharing(self) -> dict[str, ShareErrors]:
+        """All shares."""
+        return self.burst | {"30/70 fixed": self.second.fixed}
 
 
-CORNERS = tuple(Point(*values) for values in product(SLICES_US, SWITCHES_US, LAUNCHES_US))
-POINTS = (
-    *CORNERS,
-    Point(),
-    Point(kernel_us=20),
-    Point(kernel_us=450, launch_us=6),
-    Point(stalls="card"),
-    Point(slice_us=5000, switch_us=500, launch_us=6, stalls="card"),
-    Point(stalls="call"),
-)
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one point says."""
-
-    close_us: Sequence[float]
-    free_us: Sequence[float]  # without the bursts that began while the card stood still
-    spoilt: int  # those
-    harvest: float  # of one offline tenant
-    harvest_many: float  # of 16, who also pay for changes of context among themselves
-    error: float  # by the time that a tenant held the card
-    error_1s: float
-    error_executed: float  # by what was executed: a card that stands still executes nothing
-
-
-@dataclass(frozen=True)
-class Cast:
-    """Who plays at each point."""
-
-    online: Actor
-    many: Sequence[Actor]
-    twin: Actor
-    single: Actor
-    sharing: Sequence[Actor]
-
-    @property
-    def actors(self) -> list[Actor]:
-        """All of them."""
-        return [self.online, *self.many, self.twin, self.single, *self.sharing]
-
-
-@dataclass
-class Stalls:
-    """Stalls of the cards that were ordered, as stretches of time."""
-
-    stretches: list[Stretch] = field(default_factory=list)
-
-    def meet(self, low: int, high: int) -> bool:
-        """Whether any has a moment of [low, high)."""
-        return any(begin < high and end > low for begin, end in self.stretches)
-
-    def inside(self, low: int, high: int) -> int:
-        """Nanoseconds of [low, high) that they take."""
-        return sum(max(0, min(high, end) - max(low, begin)) for begin, end in self.stretches)
-
-
-def cast(kernel_us: float) -> Cast:
-    """16 offline tenants beside online, one beside online, two that share: each on a card of its own."""
-    pattern = ("--busy", f"{BUSY_S}", "--idle", f"{IDLE_S}")
-    many = offline_jobs(TENANTS, kernel_us)
-    single = Actor(301, "offline", 30, endless(kernel_us), card=1)
-    sharing = [Actor(job, "offline", share, endless(1000), card=2) for job, share in SHARES.items()]
-    return Cast(online_job(*pattern), many, online_job(*pattern, card=1), single, sharing)
-
-
-def _order(node: Rig, kind: str, tenants: Sequence[Actor], turn: int, found: Stalls) -> None:
-    if kind == "card":
-        began = time.monotonic_ns()
-        for card in range(node.cards):
-            node.fault(f"stall us={STALL_US} card={card}")
-        found.stretches.append((began, time.monotonic_ns() + STALL_NS))
-        return
-    log = f"job{tenants[turn % len(tenants)].job_id}.log"
-    if (node.directory / log).exists() and (begun := node.logged(log)):
-        with contextlib.suppress(SimError):  # it has just ended
-            node.fault(f"delay call=cuLaunchKernel us={STALL_US} times=1 pid={begun[0]['pid']}")
-
-
-@contextmanager
-def stalled(node: Rig, kind: str, tenants: Sequence[Actor]) -> Iterator[Stalls]:
-    """Stalls of this kind again and again while inside; none for ""."""
-    stop, found = threading.Event(), Stalls()
-
-    def stall() -> None:
-        for turn in numbers():
-            if stop.wait(STALL_EACH_S if kind == "card" else CALL_EACH_S):
-                return
-            _order(node, kind, tenants, turn, found)
-
-    thread = threading.Thread(target=stall)
-    if kind:
-        thread.start()
-    try:
-        yield found
-    finally:
-        stop.set()
-        if kind:
-            thread.join()
-
-
-def held(spans: Sequence[Interval]) -> list[Interval]:
-    """The pieces of one card with a stall counted as time of the kernel that it stopped and nobody else used."""
-    joined: list[Interval] = []
-    for span in spans:
-        before = joined[-1] if joined else None
-        if (
-            before
-            and not before.last
-            and (before.pid, before.ctx, before.seq) == (span.pid, span.ctx, span.seq)
-        ):
-            joined[-1] = span._replace(t_start=before.t_start)
-        else:
-            joined.append(span)
-    return joined
-
-
-def harvest(scene: Scene, online: Actor, offline: Sequence[Actor], stalls: Stalls) -> float:
-    """harvest_ratio of these jobs, less what the card stood still in the time that policy allows them."""
-    span, release = (scene.start, scene.end), RELEASE_MS * ev.NS_PER_MS
-    bursts = scene.bursts(online.job_id, release // 2)
-    edges = [span[0] - release, *(t for b in bursts for t in (b.call, b.end)), span[1]]
-    lost = sum(
-        stalls.inside(max(opened + release, span[0]), min(closed, span[1]))
-        for opened, closed in zip(edges[0::2], edges[1::2], strict=True)
-    )
-    done = ev.work_ns(scene.of(*(a.job_id for a in offline)), *span)
-    return done / (ev.allowed_ns(bursts, *span, release) - lost)
-
-
-def share_errors(scene: Scene, jobs: Mapping[int, float]) -> tuple[float, float, float]:
-    """Points over all and in the worst second by the time held; over all by what was executed."""
-    served = sh.services(held(scene.of(*jobs)), {job: scene.pids[job] for job in jobs})
-    span = (scene.start, scene.end)
-    total = sh.worst(sh.errors(served, jobs, *span, sh.burst_rule), span[0]).points
-    within = sh.worst_window(served, jobs, span, min(SECOND, span[1] - span[0]), sh.burst_rule).points
-    return total, within, judge(scene, jobs, "burst-share", 1000).total
-
-
-def measure(point: Point, count: int, **settings: Any) -> Result:
-    """So many online bursts at this point, with these settings of the cards."""
-    who = cast(point.kernel_us)
-    with rig(cards=3, sim_options=point.options, settings=settings) as node:
-        admit(node, who.actors)
-        with stalled(node, point.stalls, who.many) as stalls:
-            scene = play(node, who.actors, count * (BUSY_S + IDLE_S))
-    run = episodes(scene, who.online, who.many)
-    fair = [b for b in run.online if not stalls.meet(b.call, b.call + FREE_US * 1000)]
-    return Result(
-        ev.gate_close_us(run.online, run.gates),
-        ev.card_free_us(fair, run.offline),
-        len(run.online) - len(fair),
-        harvest(scene, who.twin, [who.single], stalls),
-        harvest(scene, who.online, who.many, stalls),
-        *share_errors(scene, SHARES),
-    )
+Seen = Mapping[Point, Found]
 
 
 def worst(
@@ -242,6 +58,87 @@ def worst(
     return Figure(name, values[at], unit, target, sense, runs, note + ")", detail=values)
 
 
+def preemption(found: Seen) -> Iterator[Figure]:
+    """Gate, card and hand-back, with 16 tenants; harvest with one."""
+    runs, points = sum(len(seen.first.free_us) for seen in found.values()), len(found)
+    closes = {point.name: ev.percentile(seen.first.close_us, 99) for point, seen in found.items()}
+    yield worst("sweep_gate_close_us_p99", closes, "us", GATE_US, runs)
+    frees = {point.name: ev.percentile(seen.first.free_us, 99) for point, seen in found.items()}
+    calls = {point.name for point in found if point.stalls == "call"}
+    beyond = {point.name for point in found if point.floor_us > FREE_US} - calls
+    yield worst("sweep_card_free_us_p99", _without(frees, beyond | calls), "us", FREE_US, runs)
+    if beyond:
+        far = _only(frees, beyond)
+        yield worst("sweep_card_free_beyond_reach_us_p99", far, "us", FREE_US, len(far))
+    if calls:
+        inside = _only(frees, calls)
+        yield worst("sweep_call_stalls_card_free_us_p99", inside, "us", FREE_US, len(inside))
+    backs = {point.name: ev.percentile(seen.first.back_ms, 99) for point, seen in found.items()}
+    yield worst("sweep_handback_ms_p99", backs, "ms", BACK_MS, runs)
+    harvests = {point.name: seen.first.harvest for point, seen in found.items()}
+    yield worst("sweep_harvest_ratio", harvests, "", HARVEST, points, lowest=True)
+    many = {point.name: seen.first.harvest_many for point, seen in found.items()}
+    yield worst("sweep_harvest_16_tenants", many, "", None, points, lowest=True)
+
+
+def latency(found: Seen) -> Iterator[Figure]:
+    """online's p99, by the pattern in which one request of 20 finds offline; where that is beyond reach, by another."""
+    reached = {p.name: seen.second.ratio for p, seen in found.items() if not p.p99_beyond}
+    others = {
+        p.name: s.second.others for p, s in found.items() if p.p99_beyond and s.second.others is not None
+    }
+    yield worst("sweep_online_p99_ratio", reached | others, "", P99_RATIO, len(found))
+    if far := {p.name: seen.second.ratio for p, seen in found.items() if p.p99_beyond}:
+        yield worst("sweep_online_p99_beyond_reach_ratio", far, "", P99_RATIO, len(far))
+
+
+def shares(found: Seen) -> Iterator[Figure]:
+    """Both mixes under burst-share and one under fixed-share, where nobody's calls stall."""
+    steady = {point: seen for point, seen in found.items() if point.stalls != "call"}
+    even = {point: seen for point, seen in steady.items() if not point.stalls}
+    total = _each({point: seen.burst for point, seen in steady.items()}, "total")
+    yield worst("sweep_share_error_points", total, "points", TARGET, len(total))
+    seconds = _each({point: seen.burst for point, seen in even.items()}, "worst_1s")
+    yield worst("sweep_share_error_points_1s", seconds, "points", TARGET_1S, len(seconds))
+    fixed = {point: seen.second.fixed for point, seen in steady.items()}
+    errors = {point.name: seen.total for point, seen in fixed.items()}
+    yield worst("sweep_share_error_points_fixed", errors, "points", TARGET, len(errors))
+    within = {point.name: seen.worst_1s for point, seen in fixed.items() if not point.stalls}
+    yield worst("sweep_share_error_points_1s_fixed", within, "points", TARGET_1S, len(within))
+    yield from bounds({point.name: seen.second.fixed for point, seen in found.items()})
+    if cards := {point: seen.sharing for point, seen in steady.items() if point.stalls == "card"}:
+        executed = _each(cards, "executed")
+        yield worst("sweep_card_stalls_executed_error", executed, "points", None, len(executed))
+
+
+def bounds(fixed: Mapping[str, ShareErrors]) -> Iterator[Figure]:
+    """What fixed-share promises whatever happens: never more than that."""
+    above = {name: seen.above for name, seen in fixed.items()}
+    yield worst("sweep_fixed_share_above_points", above, "points", TARGET, len(above))
+    within = {name: seen.above_1s for name, seen in fixed.items()}
+    yield worst("sweep_fixed_share_above_1s_and_a_kernel", within, "points", 0.0, len(within))
+
+
+def neighbours(found: Seen) -> Iterator[Figure]:
+    """A launch call of 50 ms is its own tenant's time: what the other one of the card has."""
+    calls = {point: seen for point, seen in found.items() if point.stalls == "call"}
+    if not calls:
+        return
+    lost = _each({point: seen.sharing for point, seen in calls.items()}, "lost")
+    yield worst("sweep_call_stalls_neighbour_lost_points", lost, "points", TARGET, len(lost))
+    used = _each({point: seen.burst for point, seen in calls.items()}, "used")
+    yield worst("sweep_call_stalls_neighbour_ratio", used, "", NEIGHBOUR, len(used), lowest=True)
+
+
+def _each(found: Mapping[Point, Mapping[str, ShareErrors]], field: str) -> dict[str, float]:
+    """One field of each mix of each point, by both names."""
+    return {
+        f"{point.name}, {mix}": getattr(errors, field)
+        for point, mixes in found.items()
+        for mix, errors in mixes.items()
+    }
+
+
 def _without(values: Mapping[str, T], names: Container[str]) -> dict[str, T]:
     return {name: value for name, value in values.items() if name not in names}
 
@@ -250,34 +147,15 @@ def _only(values: Mapping[str, T], names: Container[str]) -> dict[str, T]:
     return {name: value for name, value in values.items() if name in names}
 
 
-def judged(found: Mapping[Point, Result]) -> Iterator[Figure]:
+def judged(found: Seen) -> Iterator[Figure]:
     """Each promise at its worst point, and what is reported beside it (docs/measurements/README.md says why)."""
-    runs, points = sum(len(seen.free_us) for seen in found.values()), len(found)
-    steady = {point.name: seen for point, seen in found.items() if point.stalls != "call"}
-    closes = {point.name: ev.percentile(seen.close_us, 99) for point, seen in found.items()}
-    frees = {name: ev.percentile(seen.free_us, 99) for name, seen in steady.items()}
-    yield worst("sweep_gate_close_us_p99", closes, "us", GATE_US, runs)
-    beyond = {point.name for point in found if point.floor_us > FREE_US}
-    yield worst("sweep_card_free_us_p99", _without(frees, beyond), "us", FREE_US, runs)
-    if far := _only(frees, beyond):
-        yield worst("sweep_card_free_beyond_reach_us_p99", far, "us", FREE_US, len(far))
-    yield worst("sweep_harvest_ratio", {n: s.harvest for n, s in steady.items()}, "", HARVEST, points, True)
-    yield worst("sweep_share_error_points", {n: s.error for n, s in steady.items()}, "points", TARGET, points)
-    cards = {p.name: s for p, s in found.items() if p.stalls == "card"}
-    seconds = {name: seen.error_1s for name, seen in _without(steady, cards).items()}
-    yield worst("sweep_share_error_points_1s", seconds, "points", TARGET_1S, points)
-    many = {point.name: seen.harvest_many for point, seen in found.items()}
-    yield worst("sweep_harvest_16_tenants", many, "", None, points, True)
-    if cards:
-        executed = {name: seen.error_executed for name, seen in cards.items()}
-        yield worst("sweep_card_stalls_executed_error", executed, "points", None, len(cards))
-    calls = {p.name: s for p, s in found.items() if p.stalls == "call"}
-    if calls:
-        frees = {name: ev.percentile(seen.free_us, 99) for name, seen in calls.items()}
-        yield worst("sweep_call_stalls_card_free_us_p99", frees, "us", FREE_US, len(calls))
+    for part in (preemption, latency, shares, neighbours):
+        yield from part(found)
 
 
 def figures(quick: bool) -> Iterator[Figure]:
     """Every promise over all points."""
     points, count = ((CORNERS[0], CORNERS[-1]), 8) if quick else (POINTS, 22)
-    yield from judged({point: measure(point, count) for point in points})
+    yield from judged(
+        {point: Found(measure(point, count), measure_further(point, count)) for point in points}
+    )

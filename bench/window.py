@@ -9,16 +9,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from bench import harvest, sweep
+from bench import harvest, sweeprun
 from bench.figures import Figure
 from bench.patterns import PATTERNS
+from bench.points import Point
 from enforcer import evaluate as ev
 
 WIDTHS_US = (200, 300, 350, 400, 500, 700)
 PATTERN = "10 % of 1 s"  # one request of 20 finds offline on the card: p99 is one of them
 
 
-def line(width: int, points: Sequence[sweep.Result], outcomes: Sequence[harvest.Outcome]) -> Figure:
+def line(width: int, points: Sequence[sweeprun.Result], outcomes: Sequence[harvest.Outcome]) -> Figure:
     """One width: card_free p99, and everything else beside it."""
     frees = [us for point in points for us in point.free_us]
     detail = {
@@ -27,8 +28,8 @@ def line(width: int, points: Sequence[sweep.Result], outcomes: Sequence[harvest.
         "harvest_ratio": statistics.median(point.harvest for point in points),
         "harvest_16_tenants": statistics.median(point.harvest_many for point in points),
         "online_p99_ratio": statistics.median(outcome.p99_ratio for outcome in outcomes),
-        "share_error_points": statistics.median(point.error for point in points),
-        "share_error_points_1s": statistics.median(point.error_1s for point in points),
+        "share_error_points": statistics.median(point.share.total for point in points),
+        "share_error_points_1s": statistics.median(point.share.worst_1s for point in points),
     }
     note = "(" + ", ".join(f"{name} {value:.3f}" for name, value in detail.items()) + ")"
     return Figure(
@@ -39,11 +40,11 @@ def line(width: int, points: Sequence[sweep.Result], outcomes: Sequence[harvest.
 def figures(quick: bool) -> Iterator[Figure]:
     """One line per width."""
     rounds, count, seconds = (1, 8, 6.0) if quick else (3, 20, 12.0)
-    points: dict[int, list[sweep.Result]] = {width: [] for width in WIDTHS_US}
+    points: dict[int, list[sweeprun.Result]] = {width: [] for width in WIDTHS_US}
     outcomes: dict[int, list[harvest.Outcome]] = {width: [] for width in WIDTHS_US}
     for _ in range(rounds):
         for width in WIDTHS_US:
-            points[width].append(sweep.measure(sweep.Point(), count, window_us=width))
+            points[width].append(sweeprun.measure(Point(), count, window_us=width))
             outcomes[width].append(harvest.measure(PATTERNS[PATTERN], seconds, window_us=width))
     for width in WIDTHS_US:
         yield line(width, points[width], outcomes[width])
