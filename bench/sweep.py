@@ -155,7 +155,7 @@ def judged(found: Seen) -> Iterator[Figure]:
 
 def figures(quick: bool) -> Iterator[Figure]:
     """Every promise over all points."""
-    points, count = ((CORNERS[0], CORNERS[-1]), 8) if quick else (POINTS, 22)
+    points, count = ((CORNERS[0], CORNERS[-1]), 8) if quick else (POINTS, 21)
     yield from judged(
         {point: Found(measure(point, count), measure_further(point, count)) for point in points}
     )
