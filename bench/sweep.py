@@ -105,6 +105,8 @@ def shares(found: Seen) -> Iterator[Figure]:
     yield worst("sweep_share_error_points_fixed", errors, "points", TARGET, len(errors))
     within = {point.name: seen.worst_1s for point, seen in fixed.items() if not point.stalls}
     yield worst("sweep_share_error_points_1s_fixed", within, "points", TARGET_1S, len(within))
+    spent = {point.name: seen.changes * point.switch_us / 10_000 for point, seen in fixed.items()}
+    yield worst("sweep_fixed_switch_percent", spent, "%", None, len(spent))
     yield from bounds({point.name: seen.second.fixed for point, seen in found.items()})
     if cards := {point: seen.sharing for point, seen in steady.items() if point.stalls == "card"}:
         executed = _each(cards, "executed")

@@ -49,6 +49,7 @@ class ShareErrors:
     above_1s: float  # the same in the worst second, beyond one kernel
     lost: float  # what the second one had less than its share of the time, by the time held
     used: float  # what the second one had of the time that the first one left
+    changes: float  # of process, per second
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,7 @@ def share_errors(
         above_1s=executed.above_1s,
         lost=max(0.0, list(jobs.values())[1] - 100 * second / wall),
         used=second / (wall - first),
+        changes=executed.price.switches_per_s,
     )
 
 

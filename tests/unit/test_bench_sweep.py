@@ -32,6 +32,7 @@ def scene(spans: list[Interval], end_ms: float) -> Scene:
 def errors(**different: float) -> ShareErrors:
     values = {
         "total": 0.2, "worst_1s": 2.0, "executed": 0.2, "above": 0.1, "above_1s": -0.1, "lost": 0.1, "used": 0.99,
+        "changes": 30.0,
     }  # fmt: skip
     return ShareErrors(**(values | different))
 
@@ -176,6 +177,8 @@ def test_fixed_share_mixed_kernels_and_hand_back_are_judged_at_every_point() -> 
     ):
         assert (figures[name].value, figures[name].verdict) == (value, "short"), name
         assert corner.name in figures[name].spread
+    spent = figures["sweep_fixed_switch_percent"]
+    assert (spent.value, spent.verdict) == (pytest.approx(30 * 50e-6 * 100), "reported")
 
 
 def test_online_is_judged_by_another_pattern_where_a_change_of_context_alone_is_too_much() -> None:
