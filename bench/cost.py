@@ -32,7 +32,7 @@ MEMORY, MEMORY_MIB, CAP_MIB = "256M", 256, 1024
 SCRAPE_S = 15.0
 SETTLE_S = 3.0  # behind it the rounds begin: so a scrape falls into the midst of each
 LOAD_S = 4.0  # until then all programs have opened their card
-LISTED_S = 10.0  # how long it may take until NVML tells of all of them
+LISTED_S = 20.0  # how long it may take until NVML tells of all of them
 WORKED_S = 1.0  # what an idle tenant did before
 TARGETS: Mapping[str, float | None] = {"busy": 10.0, "idle": 0.5, "mixed": None}
 
@@ -110,14 +110,14 @@ def at_work(rig: Rig, who: Mapping[int, tuple[int, Part]]) -> Iterator[list[int]
 
 
 def full(usage: CardUsage, pids: set[int], mode: str) -> bool:
-    """Whether NVML lists all tenants of a card, with their memory; of busy ones their use of it, of idle ones none."""
+    """Whether NVML lists all of them, with their memory, and tells of their use of it (idle: none)."""
     listed = {p.pid for p in usage.processes if p.mem_used and p.mem_used >= MEMORY_MIB << 20}
-    used = [pid for pid in pids if usage.busy.get(pid)]
-    return listed == pids and (mode != "busy" or len(used) == len(pids)) and (mode != "idle" or not used)
+    idle = not any(usage.busy.get(pid) for pid in pids)
+    return listed == pids and (pids <= usage.busy.keys() if mode == "busy" else idle or mode != "idle")
 
 
 def check(rig: Rig, pids: Sequence[int], mode: str) -> None:
-    """RuntimeError unless the cards are as qgpud must find them. Nobody is measured on an empty card."""
+    """TimeoutError unless the cards are as qgpud must find them: nobody is measured on an empty card."""
     with contextlib.closing(rig.nvml()) as nvml:
         for card, uuid in enumerate(rig.uuids):
             own = set(pids[card * TENANTS : (card + 1) * TENANTS])
@@ -126,9 +126,22 @@ def check(rig: Rig, pids: Sequence[int], mode: str) -> None:
                 lambda uuid=uuid, own=own: full(nvml.usage(uuid), own, mode),  # type: ignore[misc]
                 LISTED_S,
             )
-    lazy = [tenant.job_id for tenant in rig.link.stats() if not tenant.launches]
-    if lazy:
-        raise RuntimeError(f"jobs {lazy} never launched anything")
+
+
+def launches(rig: Rig) -> dict[int, int]:
+    """Of each job so far."""
+    return {tenant.job_id: tenant.launches for tenant in rig.link.stats()}
+
+
+def check_work(before: Mapping[int, int], after: Mapping[int, int], mode: str) -> None:
+    """RuntimeError where a tenant never worked, did not go on (busy), or did (idle)."""
+    wrong = [
+        job
+        for job, count in before.items()
+        if not count or (mode == "busy" and after[job] == count) or (mode == "idle" and after[job] != count)
+    ]
+    if wrong:
+        raise RuntimeError(f"tenants that should be {mode} were not: jobs {wrong}")
 
 
 def one_round(rig: Rig, qgpud: int, pids: Sequence[int], seconds: float) -> Round:
@@ -148,11 +161,13 @@ def daemon_cpu(mode: str, rounds: int) -> list[Round]:
         who, port = admit(rig, mode), free_port()
         qgpud = start_qgpud(rig, metrics_port=port)
         with at_work(rig, who) as pids:
-            time.sleep(LOAD_S + WORKED_S + 1)
+            time.sleep(LOAD_S + WORKED_S + 2)  # NVML tells of the last second
             check(rig, pids, mode)
             with scraped(port, SCRAPE_S) as samples:
                 time.sleep(SETTLE_S)
+                before = launches(rig)
                 found = [one_round(rig, qgpud.pid, pids, SCRAPE_S) for _ in range(rounds)]
+                check_work(before, launches(rig), mode)
                 if not samples():
                     raise RuntimeError("nobody could read qgpud's metrics")
         return found

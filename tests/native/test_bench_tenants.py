@@ -32,6 +32,8 @@ def test_tenants_of_the_cost_scenario_are_on_their_cards(
         assert len(who) == 6 and {grant.cards[0].uuid for grant in rig.grants.values()} == set(rig.uuids)
         with cost.at_work(rig, who) as pids:
             wait_for("their work", lambda: all(t.launches for t in rig.link.stats()), 30)
+            if mode == "idle":
+                wait_for("the end of their work", lambda: not any(t.busy for t in rig.link.stats()), 30)
             cost.check(rig, pids, mode)
             monkeypatch.setattr(cost, "LISTED_S", 0.1)
             with pytest.raises(TimeoutError):

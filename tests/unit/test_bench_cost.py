@@ -14,15 +14,34 @@ def usage(pids: set[int], busy: dict[int, int], mem_mib: int = 556) -> CardUsage
     return CardUsage(tuple(GpuProcess(pid, mem_mib * MIB) for pid in pids), None, busy)
 
 
+def full(found: CardUsage, mode: str) -> bool:
+    return cost.full(found, {1, 2}, mode)
+
+
 def test_a_card_is_full_when_nvml_lists_each_tenant_with_memory_and_its_use() -> None:
     own = {1, 2}
-    assert cost.full(usage(own, {1: 50, 2: 50}), own, "busy")
-    assert not cost.full(usage({1}, {1: 50}), own, "busy"), "one has no context"
-    assert not cost.full(usage(own, {1: 50, 2: 0}), own, "busy"), "one does nothing"
-    assert cost.full(usage(own, {}), own, "idle")
-    assert not cost.full(usage(own, {}, mem_mib=200), own, "idle"), "a context alone is no program"
-    assert not cost.full(usage(own, {1: 50}), own, "idle") and cost.full(usage(own, {1: 50}), own, "mixed")
-    assert not cost.full(usage({1, 2, 3}, {}), own, "idle")
+    assert full(usage(own, {1: 99, 2: 0}), "busy"), "less than one percent is told as none"
+    assert not full(usage({1}, {1: 50, 2: 50}), "busy"), "one has no context"
+    assert not full(usage(own, {1: 50}), "busy"), "of one no use is told"
+    assert full(usage(own, {}), "idle") and full(usage(own, {1: 0, 2: 0}), "idle")
+    assert not full(usage(own, {}, mem_mib=200), "idle"), "a context alone is no program"
+    assert not full(usage(own, {1: 50}), "idle") and full(usage(own, {1: 50}), "mixed")
+    assert not full(usage({1, 2, 3}, {}), "idle")
+
+
+@pytest.mark.parametrize(
+    ("mode", "before", "after", "right"),
+    [
+        ("busy", 5, 6, True), ("busy", 5, 5, False), ("busy", 0, 6, False), ("idle", 5, 5, True),
+        ("idle", 5, 6, False), ("idle", 0, 0, False), ("mixed", 5, 5, True), ("mixed", 5, 6, True),
+    ],
+)  # fmt: skip
+def test_tenants_do_what_they_are_measured_for(mode: str, before: int, after: int, right: bool) -> None:
+    if right:
+        cost.check_work({7: before}, {7: after}, mode)
+        return
+    with pytest.raises(RuntimeError, match="7"):
+        cost.check_work({7: before}, {7: after}, mode)
 
 
 def test_every_state_has_so_many_tenants_per_card() -> None:
