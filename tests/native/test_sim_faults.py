@@ -268,7 +268,7 @@ def test_only_root_may_ask(sim: Simulator) -> None:
         "import os, struct, socket, sys\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1])\n"
-        "s.send(struct.pack('<IIII32x1024s', 0x4D495351, 2, 32, 1072, b'clear'))\n"
+        "s.send(struct.pack('<IIII32x1024s', 0x4D495351, 3, 32, 1072, b'clear'))\n"
         "print(struct.unpack_from('<i', s.recv(64), 12)[0])"
     )
     done = subprocess.run(

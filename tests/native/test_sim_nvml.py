@@ -127,3 +127,35 @@ def test_a_reader_survives_a_restart_of_the_device_side(sim: Simulator, tmp_path
         assert reader.stdout.readline() == f"{4096 * MIB}\n"
     reader.communicate(timeout=10)
     again.stop()
+
+
+def test_every_process_of_a_card_is_listed(tmp_path: Path) -> None:
+    """More than 256, which was the end of every list once: one missing there would be taken for dead."""
+    with start(tmp_path / "sim", memory_mib=200_000, minor_base=os.getpid() % 1000 * 16) as sim:
+        process = spawn(
+            sim,
+            """
+            import signal
+            os.setpgid(0, 0)
+            ready, told = os.pipe()
+            for _ in range(300):
+                if os.fork() == 0:
+                    g, context = Cuda(init=False), c.c_void_p()
+                    g.call("cuInit", 0)
+                    g.call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
+                    os.write(told, b"+")
+                    signal.pause()
+            up = 0
+            while up < 300: up += len(os.read(ready, 300))
+            print("up", flush=True)
+            sys.stdin.readline()
+            os.killpg(0, signal.SIGKILL)
+            """,
+        )
+        listed = "len({p.pid for p in n.nvmlDeviceGet%sRunningProcesses(h)})"
+        try:
+            assert process.stdout and process.stdout.readline() == "up\n"
+            assert nvml(sim, listed % "Compute") == 300 and nvml(sim, listed % "Graphics") == 0
+        finally:
+            process.communicate("\n", timeout=20)
+        assert until(lambda: nvml(sim, listed % "Compute") == 0)

@@ -20,7 +20,7 @@ from enforcer.sim import SimConfig, Simulator, _await_ready
 
 pytestmark = pytest.mark.native
 
-MAGIC, VERSION = 0x4D495351, 2
+MAGIC, VERSION = 0x4D495351, 3
 RING, HEAD = 192, 64  # offsets in the shared memory
 
 

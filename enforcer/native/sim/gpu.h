@@ -13,7 +13,7 @@
 #include "sim_model.h"
 #include "sim_proto.h"
 
-#define GPU_MAX_CONNS 1024u
+#define GPU_MAX_CONNS 4096u
 #define GPU_MAX_CTX_PROC 64u
 #define GPU_MAX_CTX 2048u
 #define GPU_MAX_ALLOCS (1u << 20) /* of one context */
@@ -82,6 +82,7 @@ struct gpu_conn {
     bool gone;
     struct sim_page *page;  /* shared with the process; NULL before its HELLO */
     int page_fd;
+    enum sim_listed listed; /* by NVML */
     uint32_t hang_kernels;  /* so many of the next kernels never end */
     uint64_t slice_ns;      /* of contexts to come; 0: the card's */
     uint64_t linger_us;     /* so long it holds its memory, and is listed, after its end */

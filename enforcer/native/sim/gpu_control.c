@@ -5,6 +5,7 @@
  *   hang pid=P [kernels=1]             so many of its next kernels never end
  *   stall us=U [card=0]                nothing on the card moves for that long
  *   linger pid=P us=U                  it holds its memory, and NVML lists it, so long after its end
+ *   list pid=P as=KIND                 NVML lists it as compute, graphics or mps
  *   slice pid=P us=U                   its time slice, of present and coming contexts
  *   delay call=NAME us=U [times=K] [pid=P]    the function takes that much longer
  *   error call=NAME code=C [times=K] [pid=P]  the function answers code and does nothing
@@ -23,7 +24,7 @@
 #include "gpu.h"
 
 struct words {
-    char verb[16], call[SIM_CALL_LEN];
+    char verb[16], call[SIM_CALL_LEN], as[16];
     uint64_t pid, code, us, times, card, kernels;
     bool has_pid, has_code, has_us;
 };
@@ -39,6 +40,8 @@ static bool keyword(struct words *words, const char *key, const char *value)
 {
     if (strcmp(key, "call") == 0)
         return snprintf(words->call, sizeof words->call, "%s", value) < (int)sizeof words->call && *value;
+    if (strcmp(key, "as") == 0)
+        return snprintf(words->as, sizeof words->as, "%s", value) < (int)sizeof words->as;
     if (strcmp(key, "pid") == 0)
         return words->has_pid = number(value, &words->pid);
     if (strcmp(key, "code") == 0)
@@ -203,6 +206,23 @@ static int on_process(struct gpu *gpu, const struct words *words, uint64_t *reac
     return *reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
+static int list(struct gpu *gpu, const struct words *words, uint64_t *reached)
+{
+    static const char *const kinds[] = {[SIM_LISTED_COMPUTE] = "compute", [SIM_LISTED_GRAPHICS] = "graphics",
+                                        [SIM_LISTED_MPS] = "mps"};
+    unsigned kind = 0;
+    while (kind <= SIM_LISTED_MPS && strcmp(words->as, kinds[kind]) != 0)
+        kind++;
+    if (!words->has_pid || kind > SIM_LISTED_MPS)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (struct gpu_conn *conn = gpu->conns; conn; conn = conn->next)
+        if ((uint64_t)conn->pid == words->pid) {
+            conn->listed = (enum sim_listed)kind;
+            ++*reached;
+        }
+    return *reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
 static int stall(struct gpu *gpu, const struct words *words, uint64_t *reached)
 {
     if (!words->us || words->card >= gpu->config.cards)
@@ -218,6 +238,8 @@ static int execute(struct gpu *gpu, const struct words *words, uint64_t *reached
     const char *verb = words->verb;
     if (strcmp(verb, "clear") == 0)
         return on_pages(gpu, words, NULL, reached);
+    if (strcmp(verb, "list") == 0)
+        return list(gpu, words, reached);
     if (strcmp(verb, "stall") == 0)
         return stall(gpu, words, reached);
     if (strcmp(verb, "sticky") == 0 || strcmp(verb, "hang") == 0 || strcmp(verb, "slice") == 0 ||

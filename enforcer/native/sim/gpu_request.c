@@ -3,6 +3,7 @@
  * The synchronous requests of clients: identity of cards, contexts, memory, and what NVML reports.
  */
 #include <cuda.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -114,14 +115,15 @@ static void create_ctx(struct gpu_conn *conn, struct gpu_card *card)
 
 static void list_procs(struct gpu_conn *asking, struct gpu_card *card)
 {
-    struct sim_procs procs = {0};
+    static struct sim_procs procs; /* one thread serves all; what an answer does not use is not sent */
     uint32_t n = 0;
+    _Static_assert(GPU_MAX_CTX <= SIM_MAX_PROCS, "a list would be cut");
     gpu_reap_dead(card->gpu);
     if (asking->gone)
         return;
     gpu_card_sync(card);
-    for (struct gpu_conn *conn = card->gpu->conns; conn && n < SIM_MAX_PROCS; conn = conn->next) {
-        struct sim_proc_info info = {.pid = (uint32_t)conn->pid, .busy_ns = gpu_conn_busy(conn, card)};
+    for (struct gpu_conn *conn = card->gpu->conns; conn; conn = conn->next) {
+        struct sim_proc_info info = {.pid = (uint32_t)conn->pid, .listed = conn->listed, .busy_ns = gpu_conn_busy(conn, card)};
         for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
             if (ctx->card == card) {
                 info.contexts++;
@@ -130,18 +132,19 @@ static void list_procs(struct gpu_conn *asking, struct gpu_card *card)
         if (info.contexts)
             procs.procs[n++] = info;
     }
-    procs.rep.a = n;
-    answer(asking, &procs, sizeof procs, CUDA_SUCCESS, NULL, 0);
+    procs.rep = (struct sim_rep){.a = n};
+    answer(asking, &procs, (uint32_t)offsetof(struct sim_procs, procs[n]), CUDA_SUCCESS, NULL, 0);
 }
 
 static void answer_util(struct gpu_conn *asking, struct gpu_card *card)
 {
-    struct sim_util util = {0};
+    static struct sim_util util;
     struct timespec wall;
     uint32_t n = 0;
     gpu_card_sync(card);
     uint64_t now = card->model.t;
     clock_gettime(CLOCK_REALTIME, &wall);
+    util.rep = (struct sim_rep){0};
     util.stamp_us = (uint64_t)wall.tv_sec * 1000000u + (uint64_t)wall.tv_nsec / 1000u;
     util.busy_ns = card->model.busy_ns[ENG_COMPUTE];
     util.copy_ns = card->model.busy_ns[ENG_HTOD] + card->model.busy_ns[ENG_DTOH];
@@ -149,7 +152,7 @@ static void answer_util(struct gpu_conn *asking, struct gpu_card *card)
     util.switch_ns = card->model.switch_ns;
     util.gpu_percent = gpu_percent(&card->samples, now, util.busy_ns);
     util.mem_percent = (uint32_t)(card->mem_used * 100 / card->mem_total);
-    for (struct gpu_conn *conn = card->gpu->conns; conn && n < SIM_MAX_PROCS; conn = conn->next)
+    for (struct gpu_conn *conn = card->gpu->conns; conn; conn = conn->next)
         for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
             if (ctx->card == card) {
                 util.procs[n].pid = (uint32_t)conn->pid;
@@ -157,7 +160,7 @@ static void answer_util(struct gpu_conn *asking, struct gpu_card *card)
                 break;
             }
     util.rep.a = n;
-    answer(asking, &util, sizeof util, CUDA_SUCCESS, NULL, 0);
+    answer(asking, &util, (uint32_t)offsetof(struct sim_util, procs[n]), CUDA_SUCCESS, NULL, 0);
 }
 
 static void destroy_ctx(struct gpu_conn *conn, struct gpu_ctx *ctx)

@@ -34,8 +34,11 @@ static nvmlReturn_t status_of(const struct sim_rep *rep)
 static nvmlReturn_t ask_locked(uint32_t type, const uint64_t numbers[3], const char *text, void *answer, size_t size)
 {
     struct sim_req req = {SIM_MAGIC, SIM_VERSION, type, sizeof req, numbers[0], numbers[1], numbers[2], 0};
+    bool list = type == SIM_REQ_PROCS || type == SIM_REQ_UTIL;
     if (sock < 0 || owner != getpid() ||
-        !(text ? sim_exchange_text(sock, type, numbers, text, answer) : sim_exchange(sock, &req, answer, size, NULL, 0)))
+        !(text     ? sim_exchange_text(sock, type, numbers, text, answer)
+              : list ? sim_exchange_list(sock, &req, answer, size)
+                     : sim_exchange(sock, &req, answer, size, NULL, 0)))
         return NVML_ERROR_GPU_IS_LOST;
     return status_of(answer);
 }

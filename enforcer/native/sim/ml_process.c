@@ -8,26 +8,34 @@ static nvmlReturn_t list_procs(nvmlDevice_t device, struct sim_procs *procs)
 {
     uint64_t numbers[3] = {device->info.index, 0, 0};
     TRY(ml_ask(SIM_REQ_PROCS, numbers, NULL, procs, sizeof *procs));
-    if (procs->rep.a > SIM_MAX_PROCS)
-        procs->rep.a = SIM_MAX_PROCS;
-    return NVML_SUCCESS;
+    return procs->rep.a <= SIM_MAX_PROCS ? NVML_SUCCESS : NVML_ERROR_UNKNOWN; /* never a part of a list for the whole */
+}
+
+#define processes(kind, device, count, infos) processes_in(__func__, kind, device, count, infos)
+static nvmlReturn_t processes_in(const char *function, enum sim_listed kind, nvmlDevice_t device, unsigned *count,
+                                 nvmlProcessInfo_t *infos)
+{
+    struct sim_procs procs;
+    unsigned n = 0, room = count ? *count : 0;
+    if (!count || (room && !infos))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    TRY(ml_check_work_in(function, device));
+    TRY(list_procs(device, &procs));
+    for (unsigned i = 0; i < procs.rep.a; i++) {
+        const struct sim_proc_info *info = &procs.procs[i];
+        if (info->listed != kind)
+            continue;
+        if (n++ < room)
+            infos[n - 1] = (nvmlProcessInfo_t){.pid = info->pid, .usedGpuMemory = info->mem, .gpuInstanceId = 0xffffffff,
+                                               .computeInstanceId = 0xffffffff};
+    }
+    *count = n;
+    return n > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
 {
-    struct sim_procs procs;
-    if (!count || (*count && !infos))
-        return NVML_ERROR_INVALID_ARGUMENT;
-    TRY(ml_check_work(device));
-    TRY(list_procs(device, &procs));
-    unsigned n = (unsigned)procs.rep.a, room = *count;
-    *count = n;
-    if (n > room)
-        return NVML_ERROR_INSUFFICIENT_SIZE;
-    for (unsigned i = 0; i < n; i++)
-        infos[i] = (nvmlProcessInfo_t){.pid = procs.procs[i].pid, .usedGpuMemory = procs.procs[i].mem,
-                                       .gpuInstanceId = 0xffffffff, .computeInstanceId = 0xffffffff};
-    return NVML_SUCCESS;
+    return processes(SIM_LISTED_COMPUTE, device, count, infos);
 }
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos)
@@ -36,35 +44,21 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsign
     return nvmlDeviceGetComputeRunningProcesses_v3(device, count, (nvmlProcessInfo_t *)infos);
 }
 
-#define no_procs(device, count) no_procs_in(__func__, device, count)
-static nvmlReturn_t no_procs_in(const char *function, nvmlDevice_t device, unsigned *count)
-{
-    TRY(ml_check_work_in(function, device));
-    if (!count)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *count = 0;
-    return NVML_SUCCESS;
-}
-
 nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
 {
-    (void)infos;
-    return no_procs(device, count);
+    return processes(SIM_LISTED_GRAPHICS, device, count, infos);
 }
 
 nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
 {
-    (void)infos;
-    return no_procs(device, count);
+    return processes(SIM_LISTED_MPS, device, count, infos);
 }
 
 static nvmlReturn_t utilization(nvmlDevice_t device, struct sim_util *util)
 {
     uint64_t numbers[3] = {device->info.index, 0, 0};
     TRY(ml_ask(SIM_REQ_UTIL, numbers, NULL, util, sizeof *util));
-    if (util->rep.a > SIM_MAX_PROCS)
-        util->rep.a = SIM_MAX_PROCS;
-    return NVML_SUCCESS;
+    return util->rep.a <= SIM_MAX_PROCS ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
 }
 
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)

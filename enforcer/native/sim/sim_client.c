@@ -43,7 +43,8 @@ static void take_fds(struct msghdr *msg, int *fds, unsigned nfds)
             memcpy(fds, CMSG_DATA(head), nfds * sizeof(int));
 }
 
-static bool exchange(int sock, const void *message, size_t length, void *answer, size_t size, int *fds, unsigned nfds)
+static bool exchange(int sock, const void *message, size_t length, void *answer, size_t least, size_t size, int *fds,
+                     unsigned nfds)
 {
     char control[CMSG_SPACE(2 * sizeof(int))];
     struct iovec iov = {answer, size};
@@ -59,12 +60,18 @@ static bool exchange(int sock, const void *message, size_t length, void *answer,
         return false;
     if (nfds)
         take_fds(&msg, fds, nfds);
-    return rep->status || len == (ssize_t)size;
+    /* a list is as long as it has entries */
+    return rep->status || len == (ssize_t)(least < size ? rep->size : size);
 }
 
 bool sim_exchange(int sock, const struct sim_req *req, void *answer, size_t size, int *fds, unsigned nfds)
 {
-    return exchange(sock, req, sizeof *req, answer, size, fds, nfds);
+    return exchange(sock, req, sizeof *req, answer, size, size, fds, nfds);
+}
+
+bool sim_exchange_list(int sock, const struct sim_req *req, void *answer, size_t size)
+{
+    return exchange(sock, req, sizeof *req, answer, sizeof(struct sim_rep), size, NULL, 0);
 }
 
 bool sim_exchange_text(int sock, uint32_t type, const uint64_t numbers[3], const char *text, struct sim_rep *rep)
@@ -73,7 +80,7 @@ bool sim_exchange_text(int sock, uint32_t type, const uint64_t numbers[3], const
                                            numbers[2], 0}};
     if (snprintf(message.text, sizeof message.text, "%s", text) >= (int)sizeof message.text)
         return false;
-    return exchange(sock, &message, sizeof message, rep, sizeof *rep, NULL, 0);
+    return exchange(sock, &message, sizeof message, rep, sizeof *rep, sizeof *rep, NULL, 0);
 }
 
 bool sim_hello(int sock, struct sim_node *node, struct sim_page **page)

@@ -15,6 +15,8 @@ int sim_connect(void); /* to the directory that QGPU_SIM_DIR names; -1: nobody t
 bool sim_exchange(int sock, const struct sim_req *req, void *answer, size_t size, int *fds, unsigned nfds);
 bool sim_may_see(const struct sim_card_info *info);
 /* A request with a text. */
+/* The same for SIM_REQ_PROCS and SIM_REQ_UTIL, whose answers are at most so long. */
+bool sim_exchange_list(int sock, const struct sim_req *req, void *answer, size_t size);
 bool sim_exchange_text(int sock, uint32_t type, const uint64_t numbers[3], const char *text, struct sim_rep *rep);
 
 /* HELLO, and the process's page mapped; the old one, if any, stays mapped. */

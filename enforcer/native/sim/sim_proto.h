@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x4d495351u /* "QSIM", little endian */
-#define SIM_VERSION 2u
+#define SIM_VERSION 3u
 #define SIM_SOCK "sim.sock"
 #define SIM_TRACE "trace.bin"
 #define SIM_ENV_DIR "QGPU_SIM_DIR"
@@ -115,7 +115,7 @@ enum sim_req_type {
     SIM_REQ_CTX_DESTROY = 4, /* a = context id */
     SIM_REQ_ALLOC = 5,       /* a = context id, b = bytes -> a = allocation id */
     SIM_REQ_FREE = 6,        /* a = context id, b = allocation id */
-    SIM_REQ_PROCS = 7,       /* a = card -> up to SIM_MAX_PROCS of struct sim_proc_info */
+    SIM_REQ_PROCS = 7,       /* a = card -> all its processes: as long as its number of struct sim_proc_info */
     SIM_REQ_UTIL = 8,        /* a = card, b = last seen sample (us) -> struct sim_util */
     SIM_REQ_CONTROL_FILE = 9, /* -> rep, carries an open file of the control device; SIM_ENOSYS: there is none */
     SIM_REQ_CONTROL_ID = 10, /* -> a = st_dev, b = st_ino of that file */
@@ -164,20 +164,22 @@ struct sim_card_info {
     char path[192]; /* device node; whoever may open(2) it sees the card */
 };
 
-#define SIM_MAX_PROCS 256u
+#define SIM_MAX_PROCS 2048u /* of a card; as many contexts as there can be, so no list is ever cut */
+enum sim_listed { SIM_LISTED_COMPUTE, SIM_LISTED_GRAPHICS, SIM_LISTED_MPS }; /* in which of NVML's lists */
 struct sim_proc_info {
     uint32_t pid, contexts;
+    uint32_t listed, reserved; /* enum sim_listed */
     uint64_t mem;      /* bytes with context overhead */
     uint64_t busy_ns;  /* of compute on the card since the process came */
 };
 
 struct sim_procs {
-    struct sim_rep rep; /* a = number of entries */
+    struct sim_rep rep; /* a = number of entries, size: of what was sent, which ends with the last of them */
     struct sim_proc_info procs[SIM_MAX_PROCS];
 };
 
 struct sim_util {
-    struct sim_rep rep; /* a = entries in procs */
+    struct sim_rep rep; /* a = entries in procs, size as in struct sim_procs */
     uint32_t gpu_percent, mem_percent;
     uint64_t stamp_us;  /* CLOCK_REALTIME */
     uint64_t busy_ns;   /* of the card's compute engine, since start */
