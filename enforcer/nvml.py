@@ -6,7 +6,7 @@ for running qgpud without a card. Cards are keyed by UUID; memory is bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from gres.mig import Instance, Place
@@ -53,12 +53,13 @@ class GpuProcess:
 @dataclass(frozen=True)
 class CardUsage:
     """What lies on one card. Bytes; `used` is the whole card without the driver's own reserve, `busy` is percent of
-    time per process that had a kernel since the last look (0..100), empty where the driver does not tell.
+    time per process that had a kernel since the last look (0..100), None where the driver does not tell, or was not
+    asked.
     """
 
     processes: tuple[GpuProcess, ...]
     used: int | None = None
-    busy: dict[int, int] = field(default_factory=dict)
+    busy: dict[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Nvml(Protocol):
         ...
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
-        """Processes with a context on the card."""
+        """Processes with a context on the card, of any kind."""
         ...
 
     def usage(self, uuid: str, busy: bool = True) -> CardUsage:

@@ -25,6 +25,12 @@ R = TypeVar("R")
 # NVML's codes for that (nvml.h): NO_PERMISSION, DRIVER_NOT_LOADED, IRQ_ISSUE, LIBRARY_NOT_FOUND, RESET_REQUIRED,
 # OPERATING_SYSTEM, LIB_RM_VERSION_MISMATCH.
 FAULTS = frozenset({4, 9, 11, 12, 16, 17, 18})
+NOBODY = frozenset({0, 6})  # SUCCESS without a row, NOT_FOUND: no process worked since the last look
+LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+)
 
 
 def _translate(function: Callable[P, R]) -> Callable[P, R]:
@@ -93,7 +99,7 @@ class PynvmlNvml:
 
     @_translate
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
-        """Processes with a compute context on the card."""
+        """Processes with a context on the card, for computing (under MPS too) or graphics."""
         return self._processes(self._handle(uuid))
 
     def _handle(self, uuid: str) -> Any:
@@ -102,8 +108,22 @@ class PynvmlNvml:
         return self._handles[uuid]
 
     def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
-        rows = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        return tuple(GpuProcess(int(row.pid), _memory(row.usedGpuMemory)) for row in rows)
+        found: dict[int, int | None] = {}
+        for row in (row for kind in LISTS for row in self._listed(kind, handle)):
+            pid, held = int(row.pid), _memory(row.usedGpuMemory)
+            seen = found.get(pid)
+            found[pid] = held if seen is None else max(seen, held or 0)
+        return tuple(GpuProcess(pid, held) for pid, held in found.items())
+
+    def _listed(self, kind: str, handle: Any) -> list[Any]:
+        """One of NVML's lists. Compute must be there; of the others an old driver, binding or card may have none."""
+        nvml = self._nvml
+        if kind == LISTS[0]:
+            return list(getattr(nvml, kind)(handle))
+        try:
+            return list(getattr(nvml, kind)(handle))
+        except (AttributeError, nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+            return []
 
     @_translate
     def usage(self, uuid: str, busy: bool = True) -> CardUsage:
@@ -113,8 +133,10 @@ class PynvmlNvml:
             info = self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
         except self._nvml.NVMLError:
             info = None  # before driver 510: `used` would hold the driver's own reserve as well
-        used = None if info is None else int(info.used)
-        return CardUsage(self._processes(handle), used, self._busy(uuid, handle) if busy else {})
+        used, processes = None if info is None else int(info.used), self._processes(handle)
+        if not busy:
+            return CardUsage(processes, used)
+        return CardUsage(processes, used, self._busy(uuid, handle) if processes else {})
 
     @_translate
     def load(self, uuid: str) -> CardLoad:
@@ -126,13 +148,19 @@ class PynvmlNvml:
             util = None  # a MIG instance
         return CardLoad(util, int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used))
 
-    def _busy(self, uuid: str, handle: Any) -> dict[int, int]:
+    def _busy(self, uuid: str, handle: Any) -> dict[int, int] | None:
+        """Mean of the new samples, by process. Drivers were seen to tell rubbish above 100 %; it counts nothing."""
+        seen = self._seen_us.get(uuid, 0)
         try:
-            rows = self._nvml.nvmlDeviceGetProcessUtilization(handle, self._seen_us.get(uuid, 0))
-        except self._nvml.NVMLError:
-            return {}  # NOT_FOUND: nobody worked since then
-        self._seen_us[uuid] = max([int(row.timeStamp) for row in rows], default=self._seen_us.get(uuid, 0))
-        return {int(row.pid): int(row.smUtil) for row in rows}
+            rows = self._nvml.nvmlDeviceGetProcessUtilization(handle, seen)
+        except self._nvml.NVMLError as error:
+            return {} if error.value in NOBODY else None
+        self._seen_us[uuid] = max([int(row.timeStamp) for row in rows], default=seen)
+        samples: dict[int, list[int]] = {}
+        for row in rows:
+            if int(row.smUtil) <= 100 and int(row.timeStamp) > seen:
+                samples.setdefault(int(row.pid), []).append(int(row.smUtil))
+        return {pid: round(sum(own) / len(own)) for pid, own in samples.items()}
 
     @_translate
     def driver_version(self) -> str:

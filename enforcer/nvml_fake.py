@@ -27,6 +27,7 @@ class FakeNvml:
         self._processes: dict[str, tuple[GpuProcess, ...]] = {}
         self._used: dict[str, int] = {}
         self._busy: dict[str, dict[int, int]] = {}
+        self.tells_busy = True  # False: as with MIG
         self.loads: dict[str, CardLoad] = {}
         self._lost: set[str] = set()
         self.failure: str | None = None
@@ -71,7 +72,7 @@ class FakeNvml:
 
     def usage(self, uuid: str, busy: bool = True) -> CardUsage:
         """What `put` said last."""
-        did = self._busy.get(uuid, {}) if busy else {}
+        did = self._busy.get(uuid, {}) if busy and self.tells_busy else None
         return CardUsage(self.processes(uuid), self._used.get(uuid, 0), did)
 
     def load(self, uuid: str) -> CardLoad:

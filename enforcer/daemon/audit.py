@@ -110,7 +110,8 @@ class _Card:
             )
 
     def _figures(self, processes: list[GpuProcess]) -> dict[str, int]:
-        busy = [self.usage.busy[p.pid] for p in processes if p.pid in self.usage.busy]
+        told = self.usage.busy or {}
+        busy = [told[p.pid] for p in processes if p.pid in told]
         return {"mem": _sum(processes)} | ({"busy_percent": sum(busy)} if busy else {})
 
 

@@ -159,3 +159,28 @@ def test_every_process_of_a_card_is_listed(tmp_path: Path) -> None:
         finally:
             process.communicate("\n", timeout=20)
         assert until(lambda: nvml(sim, listed % "Compute") == 0)
+
+
+def test_processes_of_other_kinds_are_in_lists_of_their_own(sim: Simulator) -> None:
+    """As a driver has it; the daemon sees all of them."""
+    process = spawn(sim, 'g = Cuda(); print("up", flush=True); sys.stdin.readline()')
+    assert process.stdout and process.stdout.readline() == "up\n"
+    uuid = str(nvml(sim, "n.nvmlDeviceGetUUID(h)"))
+    lists = "[len(n.nvmlDeviceGet%sRunningProcesses(h)) for h in [h]]"
+    code = (
+        "from enforcer.nvml_driver import PynvmlNvml\n"
+        f"print([p.pid for p in PynvmlNvml().processes({uuid!r})])"
+    )
+    for kind, other in (("graphics", "Graphics"), ("mps", "MPSCompute")):
+        assert sim.control(f"list pid={process.pid} as={kind}") == 1
+        assert nvml(sim, lists % "Compute") == [0] and nvml(sim, lists % other) == [1]
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=client_env(sim),
+            cwd=BUILD.parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout == f"[{process.pid}]\n", done.stderr
+    process.communicate("\n", timeout=20)
