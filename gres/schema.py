@@ -56,6 +56,8 @@ Window = Annotated[Time, AfterValidator(_between(Duration(50_000), Duration(10**
 IdleRelease = Annotated[Time, AfterValidator(_between(Duration(0), Duration(60 * 10**9)))]
 Lease = Annotated[Time, AfterValidator(_between(Duration(10**8), Duration(600 * 10**9)))]
 Grace = Annotated[Time, AfterValidator(_between(Duration(0), Duration(600 * 10**9)))]
+BusyWindow = Annotated[Time, AfterValidator(_between(Duration(2 * 10**9), Duration(600 * 10**9)))]
+Excuse = Annotated[Time, AfterValidator(_between(Duration(0), Duration(86_400 * 10**9)))]
 # YAML reads a bare on or off as a truth value.
 OnOff = Annotated[Switch, BeforeValidator(lambda v: ("off", "on")[v] if isinstance(v, bool) else v)]
 
@@ -303,10 +305,15 @@ class Limits(Section):
 
 
 class AuditSettings(Section):
-    """What is done about a process without shim, or above its job's cap plus `slack` (MiB)."""
+    """What is done about a process without shim, about a job above its cap plus `slack` (MiB), or that did more on the
+    card than is booked, by `busy_slack` percent of a `busy_window`. `excuse`: how long processes are let be of whom
+    nobody can tell that they do nothing."""
 
     action: Literal["log", "stop", "kill"] = "log"
     slack: MibUp = 512
+    busy_window: BusyWindow = Duration(10 * 10**9)
+    busy_slack: int = Field(default=5, ge=1, le=100)
+    excuse: Excuse = Duration(300 * 10**9)
 
 
 class HardwareSettings(Section):

@@ -43,6 +43,7 @@ class Tenant:
     busy: bool = False
     suspended: bool = False
     hardware: HardwareUse | None = None
+    measured: bool = True  # busy_ns is its own; False: divided among those that the card serves side by side
 
 
 @dataclass(frozen=True)

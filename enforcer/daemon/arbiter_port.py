@@ -106,7 +106,14 @@ def tenant_of(stats: link.TenantStats, boot_id: int, version: int) -> Tenant:
         stats.gate,
         stats.busy,
         stats.suspended,
+        measured=version >= 2 and _measured(stats),
     )
+
+
+def _measured(stats: link.TenantStats) -> bool:
+    """Whether its use is its own. Without isolation, and under best-effort where nobody takes turns, the card divides
+    its time by means of its own among those who have work, and the arbiter can only halve it between them."""
+    return not stats.ungoverned and not (stats.policy == "best-effort" and stats.estimated)
 
 
 class SocketArbiter:

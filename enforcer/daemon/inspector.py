@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
 
+from enforcer.clock import Clock
 from enforcer.daemon.arbiter import Arbiter, ArbiterError, ProcessUse
-from enforcer.daemon.audit import Finding, Patience, Registered, audit
+from enforcer.daemon.audit import Finding, Look, Registered, audit
+from enforcer.daemon.busy import BusyWatch, Members
 from enforcer.daemon.log import emit
 from enforcer.daemon.nvmlworker import NvmlCaller
+from enforcer.daemon.patience import Excuses, Patience
 from enforcer.daemon.procs import stopped
-from enforcer.daemon.punish import punish
+from enforcer.daemon.sampling import Sampler
+from enforcer.daemon.warden import Warden
 from enforcer.layout import MAX_PROCS
 from enforcer.nvml import CardLostError, CardUsage, Nvml, NvmlError
 from gres.grants import Grant
@@ -26,14 +30,14 @@ from gres.units import MIB
 
 FULL_EACH = 10  # looks: so often everything is compared although the driver says what it said before
 DEAD_GIVEN_UP = 120  # looks of 50 ms: the arbiter itself lets go after 5 s
-PUNISHED = ("unregistered", "over")
 Usage = dict[str, CardUsage]
 T = TypeVar("T")
 
 
 @dataclass
 class Inspector:
-    """One look per `look` call, at most one at a time. `grants` and `connected` are asked when needed.
+    """One look per `look` call, at most one at a time. `grants`, `cards` (all of the node) and `connected` are asked
+    when needed.
 
     A look is a glance at the driver first. Only when that shows something new, or a finding or an overhead is not
     settled yet, is it compared with the arbiter's list: an idle node costs next to nothing.
@@ -44,12 +48,20 @@ class Inspector:
     arbiter: Arbiter
     grants: Callable[[], Mapping[int, Grant]]
     job_of: Callable[[int], int | None]
+    cards: Callable[[], Collection[str]]
     connected: Callable[[], bool]
-    memory: Callable[[dict[tuple[int, str], int]], object]
+    sampler: Sampler
     alive: Callable[[int], bool]
+    clock: Clock
+    weights: bool = False  # shares by the card's own time slices: nobody knows who had it
+    noted: Callable[[Mapping[tuple[int, str], int]], None] = lambda memory: None  # who else wants to know what was seen
     stopped: Callable[[int], bool] = stopped
+    warden: Warden = field(init=False)
+    busy: BusyWatch = field(init=False)
+    _excuses: Excuses = field(init=False)
     _patience: Patience = field(default_factory=Patience)
-    _granted: tuple[tuple[Grant, ...], list[str]] = ((), [])
+    _members: Members = field(default_factory=dict)
+    _granted: tuple[object, list[str], frozenset[str]] = (None, [], frozenset())
     _looking: bool = False
     _settled: object = None
     _glances: int = 0
@@ -58,25 +70,34 @@ class Inspector:
     _dead: dict[tuple[str, int], tuple[ProcessUse, int]] = field(default_factory=dict)
     _told: dict[tuple[int, str], int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        audit = self.settings
+        self.warden = Warden(audit, self.clock, self.grants, self.job_of, lambda pid: self.stopped(pid))
+        self.busy = BusyWatch(audit.busy_window.ns, audit.busy_slack)
+        self._excuses = Excuses(audit.excuse.ns)
+
     # ---- the audit -------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Begin a look at all cards with a grant; the rest happens when NVML has answered."""
-        uuids = self._granted_cards()
+        """Begin a look at the node's cards, if one is granted; the rest happens when NVML has answered."""
+        self.warden.hold()
+        uuids, granted = self._cards()
         stuck = self.nvml.stuck()
         if stuck is not None:
             self._failing(stuck)
         if self._looking or stuck is not None or not uuids:
             return
         self._looking = True
-        self.nvml.start(lambda nvml: _usage(nvml, uuids, busy=False), self._glanced)
+        self.nvml.start(lambda nvml: _usage(nvml, uuids, granted, True), self._glanced)
 
-    def _granted_cards(self) -> list[str]:
-        """Cards with a grant, found anew only after grants came or went."""
-        grants = tuple(self.grants().values())
-        if grants != self._granted[0]:
-            self._granted = grants, sorted({card.uuid for grant in grants for card in grant.cards})
-        return self._granted[1]
+    def _cards(self) -> tuple[list[str], frozenset[str]]:
+        """Cards to look at, and those of them with a grant; found anew only after grants or cards came or went. Where
+        nothing is granted, no job can be where it may not."""
+        grants, cards = tuple(self.grants().values()), self.cards()
+        if (grants, cards) != self._granted[0]:
+            granted = frozenset(card.uuid for grant in grants for card in grant.cards)
+            self._granted = (grants, cards), sorted(granted.union(cards if grants else ())), granted
+        return self._granted[1], self._granted[2]
 
     def _basis(self, found: Usage) -> object:
         """All that the outcome hangs on, but for the arbiter's list."""
@@ -88,10 +109,27 @@ class Inspector:
             return
         self._glances += 1
         if self._settled is not None and self._glances < FULL_EACH and self._basis(found) == self._settled:
-            self._looking = self._failed = False
+            self._compare_busy(found)
+            if not self.busy.over:
+                self._looking = self._failed = False
+                return
+        before, (uuids, granted) = self._processes(), self._cards()
+        busy = {
+            uuid: usage.busy for uuid, usage in found.items()
+        }  # asked again it would be of no time at all
+        self.nvml.start(
+            lambda nvml: _usage(nvml, [u for u in uuids if u in busy], granted, False),
+            lambda again: self._looked(_with_busy(again, busy), before),
+        )
+
+    def _compare_busy(self, found: Usage) -> None:
+        """What the driver saw against what the arbiter counted, for the processes that the last full look found."""
+        if self.weights:
             return
-        before, uuids = self._processes(), list(found)
-        self.nvml.start(lambda nvml: _usage(nvml, uuids), lambda again: self._looked(again, before))
+        busy = {uuid: usage.busy for uuid, usage in found.items()}
+        self.busy.take(self.clock.monotonic_ns(), busy, self._members)
+        told = [uuid for uuid, rows in busy.items() if rows is not None]
+        self.busy.book(self.sampler.polled_ns, self.sampler.tenants, told)
 
     def _processes(self) -> list[ProcessUse] | None:
         if not self.connected():
@@ -110,17 +148,37 @@ class Inspector:
         registered = Registered(before, self._processes(), frozenset(self._dead))
         slack = self.settings.slack * MIB
         look = audit(found, self.grants().values(), registered, self.job_of, slack)
-        self.memory(look.memory)
+        self.sampler.memory(look.memory)
+        self.noted(look.memory)
         self._charge(look.overhead)
-        # A process that ended while we looked is nobody to be found.
-        standing = [f for f in look.findings if not f.pids or any(self.alive(pid) for pid in f.pids)]
-        crowded = _crowded(registered.after or ())
-        for finding in self._patience.ripe(standing, {f for f in standing if self._unable(f, crowded)}):
-            self._say(finding)
+        self._members = look.members
+        self._compare_busy(found)
+        self._judge([*look.findings, *self._lied(look)], found, registered)
         if look.complete and not self._patience.pending and not self._dead:
             self._settled = self._basis(found)
 
-    def _unable(self, finding: Finding, crowded: Container[tuple[int, str]]) -> bool:
+    def _lied(self, look: Look) -> list[Finding]:
+        """Jobs whose processes did more than was booked."""
+        return [
+            Finding("busy", uuid, job, None, tuple(sorted(look.members[job, uuid])), asdict(excess))
+            for (job, uuid), excess in self.busy.over.items()
+            if look.members.get((job, uuid))
+        ]
+
+    def _judge(self, findings: Iterable[Finding], found: Usage, registered: Registered) -> None:
+        # A process that ended while we looked is nobody to be found.
+        standing = [f for f in findings if not f.pids or any(self.alive(pid) for pid in f.pids)]
+        crowded = _crowded(registered.after or ())
+        unable = {f for f in standing if self._unable(f, crowded)}
+        blind = {f for f in unable if found[f.uuid].busy is None}
+        took = self._excuses.begin(self.clock.monotonic_ns())
+        unable -= blind - self._excuses.spend(blind, took)
+        for finding in self.warden.deal(self._patience.due(standing, unable), standing):
+            self._patience.again(finding)
+            if finding.kind == "busy":
+                self.busy.forget((finding.job_id or 0, finding.uuid))
+
+    def _unable(self, finding: Finding, crowded: Collection[tuple[int, str]]) -> bool:
         """Whether it cannot register at present: stopped since before the arbiter started anew, or one process more
         than its job may have on a card, which waits. Not if its kernels run, which would show as busy."""
         if finding.kind != "unregistered" or finding.figures.get("busy_percent"):
@@ -132,23 +190,6 @@ class Inspector:
         if not self._failed:
             emit(logging.ERROR, "nvml-failed", why=why)
         self._failed = True
-
-    def _say(self, finding: Finding) -> None:
-        done: list[int] = []
-        action = self.settings.action
-        grant = self.grants().get(finding.job_id or 0)
-        if action != "log" and finding.kind in PUNISHED and grant is not None:
-            done = punish(action, finding.pids, grant, self.job_of)
-        emit(
-            logging.WARNING,
-            f"audit-{finding.kind}",
-            job=finding.job_id,
-            card=finding.uuid,
-            pid=finding.pid,
-            **finding.figures,
-            action=action if done else None,
-            signalled=",".join(map(str, done)) or None,
-        )
 
     def _charge(self, overhead: Mapping[tuple[int, str], int]) -> None:
         """Tell the arbiter what changed. A restarted one is told everything: `forget` clears what was told."""
@@ -166,10 +207,13 @@ class Inspector:
         self._settled = None
         self._told.clear()
         self._dead.clear()
+        self._excuses.renew()
 
     def ended(self, job_id: int) -> None:
         """A job's grant ended: should the job come again, its tenant begins anew."""
         self._settled = None
+        self.warden.ended(job_id)
+        self._excuses.renew(job_id)
         self._told = {key: size for key, size in self._told.items() if key[0] != job_id}
 
     # ---- the dead --------------------------------------------------------------------------------
@@ -225,10 +269,27 @@ def _crowded(registered: Iterable[ProcessUse]) -> set[tuple[int, str]]:
     return {tenant for tenant, count in counts.items() if count >= MAX_PROCS}
 
 
-def _usage(nvml: Nvml, uuids: Iterable[str], busy: bool = True) -> Usage:
-    """What lies on each card; one that fell off the bus is left out, the others are looked at."""
-    seen = ((uuid, _of_card(lambda card: nvml.usage(card, busy), uuid)) for uuid in uuids)
-    return {uuid: usage for uuid, usage in seen if usage is not None}
+def _usage(nvml: Nvml, uuids: Iterable[str], granted: Collection[str], busy: bool) -> Usage:
+    """What lies on each card; one that fell off the bus is left out, the others are looked at. One that nobody was
+    granted may fail as it likes, and what is done there matters to nobody."""
+    found: Usage = {}
+    for uuid in uuids:
+        try:
+            usage = _of_card(lambda card: nvml.usage(card, busy and card in granted), uuid)
+        except NvmlError:
+            if uuid in granted:
+                raise
+            continue
+        if usage is not None:
+            found[uuid] = usage
+    return found
+
+
+def _with_busy(found: Usage | NvmlError, busy: Mapping[str, dict[int, int] | None]) -> Usage | NvmlError:
+    """A second look with the utilisation of the first."""
+    if isinstance(found, NvmlError):
+        return found
+    return {uuid: replace(usage, busy=busy[uuid]) for uuid, usage in found.items()}
 
 
 def _pids(nvml: Nvml, uuids: Iterable[str]) -> dict[str, set[int]]:

@@ -89,14 +89,14 @@ class NodeService:
             self.ports.arbiter,
             lambda: self.caps.judged(self.grants),
             self._job_of,
+            lambda: self._cards_told,
             lambda: self.connected,
-            self._note_memory,
+            self.sampler,
             self.ports.alive,
+            self.ports.clock,
+            settings.hardware.weights,
+            lambda memory: self.caps.seen(memory, self.grants),
         )
-
-    def _note_memory(self, memory: dict[tuple[int, str], int]) -> None:
-        self.sampler.memory(memory)
-        self.caps.seen(memory, self.grants)
 
     def _job_of(self, pid: int) -> int | None:
         """The job of a process, by what root made.
@@ -357,7 +357,7 @@ class NodeService:
         }
 
     def look_at_cards(self) -> None:
-        """Begin an audit of all cards that hold a grant."""
+        """Begin an audit of the node's cards."""
         self.inspector.look()
 
     def limit_memory(self) -> None:

@@ -1,4 +1,4 @@
-"""Stop or kill processes of a job that were found on a card, and never anybody else's.
+"""Stop, kill or continue processes of a job that were found on a card, and never anybody else's.
 
 Which job a process belongs to comes from what root made: its cgroup, a root-owned slurmstepd among its
 ancestors, or descent from the process that qgpud gave a grant to. Its four user ids must all be the grant's, so a
@@ -17,7 +17,7 @@ from pathlib import Path
 from enforcer.daemon.procs import PROC, uids_of
 from gres.grants import Grant
 
-SIGNALS = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}
+SIGNALS = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL, "continue": signal.SIGCONT}
 
 
 def punish(

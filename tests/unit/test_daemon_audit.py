@@ -291,7 +291,7 @@ def test_stop_stops_and_the_administrator_can_look():
 def test_action_of_the_configuration_is_taken_once_and_said(node, tmp_path, lines, action, hit):
     service = node.service()
     settings = service.config.enforcer.audit.model_copy(update={"action": action})
-    service.inspector.settings = settings
+    service.inspector.warden.settings = settings
     service.start()
     service.prolog(env() | {"SLURM_JOB_UID": str(os.getuid())})
     process = child()

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from enforcer.daemon.arbiter_port import card_settings
-from enforcer.daemon.audit import PATIENCE, Finding, Patience
+from enforcer.daemon.audit import Finding
 from enforcer.daemon.driver import BrokenNodeError, find_driver
 from enforcer.daemon.log import _Formatter, line
 from enforcer.daemon.notify import notify
+from enforcer.daemon.patience import PATIENCE, Patience
 from enforcer.daemon.procs import boot_time_ns, job_of_cgroup, job_of_pid
 from gres.cardplan import plan_card
 from gres.config import parse_config
@@ -145,15 +146,23 @@ def test_notify_reaches_systemd_and_is_silent_without(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", sorted(PATIENCE))
-def test_finding_is_said_once_and_again_after_it_was_gone(kind):
+def test_finding_counts_after_some_looks_and_anew_after_it_was_gone(kind):
     looks = PATIENCE[kind]
     finding = Finding(kind, "GPU-1", 5, figures={"mem": 1})
     again = Finding(kind, "GPU-1", 5, figures={"mem": 2})  # other figures are the same finding
     patience = Patience()
-    said = [patience.ripe([finding if look % 2 else again]) for look in range(looks + 3)]
-    assert said == [[]] * (looks - 1) + [[finding]] + [[]] * 3
-    patience.ripe([])
-    assert [patience.ripe([finding]) for _ in range(looks)][-1] == [finding]
+    due = [patience.due([finding if look % 2 else again]) for look in range(looks + 3)]
+    assert due == [[]] * (looks - 1) + [[finding]] * 4 and not patience.pending
+    patience.due([])
+    assert [patience.due([finding]) for _ in range(looks)] == [[]] * (looks - 1) + [[finding]]
+
+
+def test_patience_begins_anew_after_a_finding_was_acted_upon():
+    finding, patience = Finding("over", "GPU-1", 5), Patience()
+    assert [patience.due([finding]) for _ in range(2)] == [[], [finding]]
+    patience.again(finding)
+    assert patience.pending
+    assert [patience.due([finding]) for _ in range(2)] == [[], [finding]]
 
 
 def _unregistered(pid: int, job: int = 5) -> Finding:
@@ -167,20 +176,20 @@ def test_changing_ones_processes_wins_no_patience(pause):
     said = []
     for pid in range(100, 150):
         for found in ([_unregistered(pid)] * 2, [None] * pause):
-            said += [patience.ripe([f] if f else []) for f in found]
-    told = [finding for look in said for finding in look]
+            said += [patience.due([f] if f else []) for f in found]
+    told = list(dict.fromkeys(finding for look in said for finding in look))
     assert told and told[0].pid < 150 - 20
-    assert [f.pid for f in told] == list(range(told[0].pid, 150)), "from then on each one, and once"
+    assert [f.pid for f in told] == list(range(told[0].pid, 150)), "from then on each one"
     other = _unregistered(7, job=6)
-    assert patience.ripe([other]) == [] and patience.ripe([other]) == [], "another job has its own patience"
+    assert patience.due([other]) == [] and patience.due([other]) == [], "another job has its own patience"
 
 
 def test_now_and_then_a_process_that_is_just_starting_is_no_suspicion():
     patience = Patience()
     for pid in range(1000):
-        assert patience.ripe([_unregistered(pid)]) == []
+        assert patience.due([_unregistered(pid)]) == []
         for _ in range(4):
-            assert patience.ripe([]) == []
+            assert patience.due([]) == []
 
 
 @pytest.mark.parametrize(

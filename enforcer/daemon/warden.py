@@ -1,0 +1,132 @@
+"""What is done about findings: said once, and the processes of a job stopped or killed, where that is the policy.
+
+A process that was stopped is kept so: its own user may send SIGCONT as well, so each look stops it again, and who is
+let go on again and again is killed. An administrator who wants it to go on says so by `qgpu job pardon`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from enforcer.clock import Clock
+from enforcer.daemon.audit import Finding
+from enforcer.daemon.log import emit
+from enforcer.daemon.procs import start_ticks, stopped
+from enforcer.daemon.punish import punish
+from gres.grants import Grant
+from gres.schema import AuditSettings
+
+PUNISHED = ("unregistered", "ungranted", "over", "busy")
+PASSING = "over"  # true as long as it is seen; the others say what a process did, which stays true of it
+AGAIN_NS = 60 * 10**9
+AGAIN_MOST = (
+    5  # so often a process may be made to go on within AGAIN_NS; scontrol and gang scheduling stay below
+)
+Mark = tuple[int, int]  # a process: its number, and when it began
+
+
+@dataclass
+class _Held:
+    finding: Finding
+    times: list[int] = field(default_factory=list)  # when it was stopped again
+
+
+@dataclass
+class Warden:
+    """Acts by `settings.action`. `job_of` and the user ids prove whose a process is, each time anew."""
+
+    settings: AuditSettings
+    clock: Clock
+    grants: Callable[[], Mapping[int, Grant]]
+    job_of: Callable[[int], int | None]
+    stopped: Callable[[int], bool] = stopped
+    _said: set[Finding] = field(default_factory=set)
+    _signalled: set[Mark] = field(default_factory=set)
+    _held: dict[Mark, _Held] = field(default_factory=dict)
+    _pardoned: set[int] = field(default_factory=set)
+
+    def deal(self, due: Iterable[Finding], standing: Iterable[Finding]) -> list[Finding]:
+        """Say what is new, act upon processes that were not dealt with yet; the findings that were acted upon."""
+        there = set(standing)
+        self._said &= there
+        self._signalled = {mark for mark in self._signalled if start_ticks(mark[0]) == mark[1]}
+        over = [m for m, h in self._held.items() if h.finding.kind == PASSING and h.finding not in there]
+        for mark in over:
+            del self._held[mark]
+        acted = []
+        for finding in due:
+            done = self._act(finding)
+            if done or finding not in self._said:
+                self._say(finding, done)
+            self._said.add(finding)
+            acted += [finding] if done else []
+        return acted
+
+    def _act(self, finding: Finding) -> list[int]:
+        """The processes that got the signal: of those that the finding is about, who did not have it before."""
+        action, grant = self.settings.action, self.grants().get(finding.job_id or 0)
+        if action == "log" or finding.kind not in PUNISHED or grant is None or grant.job_id in self._pardoned:
+            return []
+        began = {pid: start_ticks(pid) for pid in finding.pids}
+        marks = {p: (p, at) for p, at in began.items() if at is not None and (p, at) not in self._signalled}
+        done = punish(action, marks, grant, self.job_of)
+        self._signalled.update(marks[pid] for pid in done)
+        if action == "stop":
+            self._held.update({marks[pid]: _Held(finding) for pid in done})
+        return done
+
+    def _say(self, finding: Finding, done: list[int]) -> None:
+        emit(
+            logging.WARNING,
+            f"audit-{finding.kind}",
+            job=finding.job_id,
+            card=finding.uuid,
+            pid=finding.pid,
+            **finding.figures,
+            action=self.settings.action if done else None,
+            signalled=",".join(map(str, done)) or None,
+        )
+
+    # ---- the stopped -----------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Stop again whoever was let go on since the last look."""
+        for mark, held in list(self._held.items()):
+            if start_ticks(mark[0]) != mark[1]:
+                del self._held[mark]
+            elif not self.stopped(mark[0]):
+                self._stop_again(mark[0], held)
+
+    def _stop_again(self, pid: int, held: _Held) -> None:
+        grant, now = self.grants().get(held.finding.job_id or 0), self.clock.monotonic_ns()
+        held.times = [*(at for at in held.times if now - at < AGAIN_NS), now]
+        action = "kill" if len(held.times) > AGAIN_MOST else "stop"
+        if grant is None or not punish(action, [pid], grant, self.job_of):
+            return
+        emit(
+            logging.WARNING,
+            "audit-again",
+            job=grant.job_id,
+            card=held.finding.uuid,
+            pid=pid,
+            found=held.finding.kind,
+            times=len(held.times),
+            action=action,
+        )
+
+    def pardon(self, grant: Grant) -> list[int]:
+        """Do nothing more to this job as long as its grant stands; who of its stopped processes goes on."""
+        self._pardoned.add(grant.job_id)
+        held = [mark for mark, held in self._held.items() if held.finding.job_id == grant.job_id]
+        same = [pid for pid, began in held if start_ticks(pid) == began]
+        for mark in held:
+            del self._held[mark]
+        return punish("continue", same, grant, self.job_of)
+
+    def ended(self, job_id: int) -> None:
+        """The job's grant ended: nothing is known of the next one with this number."""
+        self._pardoned.discard(job_id)
+        self._said = {finding for finding in self._said if finding.job_id != job_id}
+        self._held = {mark: held for mark, held in self._held.items() if held.finding.job_id != job_id}

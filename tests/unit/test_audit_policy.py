@@ -1,0 +1,386 @@
+"""The audit's policy: work that is not booked, who is acted upon again, and who is excused for how long."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+from daemon_support import hook_env as env
+
+from enforcer.clock import FakeClock
+from enforcer.daemon.arbiter import ProcessUse, Tenant
+from enforcer.daemon.busy import BusyWatch
+from enforcer.daemon.fakes import GIB, FakeNode
+from enforcer.daemon.node import NodeService
+from enforcer.daemon.procs import stopped
+from enforcer.ledger import Sample
+from enforcer.nvml import GpuProcess, NvmlError
+
+SECOND = 10**9
+KEY = (9, "GPU-1")
+
+
+# ---- what was seen against what is booked, pure --------------------------------------------------
+
+
+class Told:
+    """A job that is looked at each second and polled each two."""
+
+    def __init__(self, window: int = 10, slack: int = 5) -> None:
+        self.watch = BusyWatch(window * SECOND, slack)
+        self.now, self.booked, self.since, self.found = 10**12, 0.0, 1, 0
+
+    def go(self, seconds: int, busy: int | None, booked: float, pid: int = 50, measured: bool = True) -> Told:
+        """So many looks at one process that works `busy` percent and is charged `booked` percent."""
+        for _ in range(seconds):
+            self.now += SECOND
+            self.booked += booked * SECOND / 100
+            rows = None if busy is None else {pid: busy}
+            self.watch.take(self.now, {"GPU-1": rows}, {KEY: frozenset([pid])})
+            if self.now // SECOND % 2 == 0:
+                sample = Sample(9, "GPU-1", 1, self.since, busy_ns=int(self.booked))
+                told = [] if busy is None else ["GPU-1"]
+                self.watch.book(self.now, [Tenant(sample, 1, measured=measured)], told)
+            self.found += bool(self.watch.over)
+        return self
+
+
+def test_job_that_does_more_than_is_booked_is_found_after_two_windows():
+    told = Told().go(13, 25, 2)
+    assert not told.found
+    (excess,) = told.go(3, 25, 2).watch.over.values()
+    assert (excess.busy_percent, excess.window_s) == (25, 10) and excess.booked_percent in (2, 3)
+
+
+def test_what_is_booked_too_much_or_a_little_too_little_is_nothing_to_say():
+    assert not Told().go(60, 60, 72).found and not Told().go(60, 24, 20).found
+
+
+def test_work_that_nvml_tells_a_second_late_is_nothing_to_say():
+    told = Told()
+    for _ in range(8):  # in bursts, at the edges of windows too
+        told.go(1, 0, 100).go(6, 100, 100).go(1, 100, 0).go(5, 0, 0)
+    assert not told.found
+
+
+def test_time_in_which_nobody_looked_is_nobodys():
+    told = Told().go(20, 50, 50)
+    told.now += 30 * SECOND
+    assert not told.go(1, 100, 3000).go(20, 50, 50).found
+
+
+def test_processes_that_change_are_one_job():
+    told = Told()
+    for pid in range(50, 90):
+        told.go(1, 30, 0, pid)
+    assert told.found
+
+
+def test_what_nobody_can_tell_is_not_compared():
+    assert not Told().go(60, None, 0).found, "MIG"
+    assert not Told().go(60, 90, 10, measured=False).found, (
+        "without isolation the card divides its time itself"
+    )
+
+
+def test_a_tenant_that_counts_from_zero_again_begins_a_new_window():
+    told = Told().go(30, 40, 40)
+    told.since, told.booked = 2, 0.0
+    assert not told.go(9, 90, 40).found
+    assert told.go(20, 90, 40).found
+
+
+def test_after_it_was_acted_upon_a_whole_window_is_looked_at_anew():
+    told = Told().go(20, 90, 10)
+    assert told.found
+    told.watch.forget(KEY)
+    told.found = 0
+    assert not told.go(12, 90, 10).found and told.go(6, 90, 10).found
+
+
+# ---- with the daemon -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(node: FakeNode) -> FakeClock:
+    assert isinstance(node.clock, FakeClock)
+    return node.clock
+
+
+@pytest.fixture
+def policed(node: FakeNode) -> Callable[[str], NodeService]:
+    """A daemon with this action, and job 9 of our own user on card 0."""
+
+    def make(action: str) -> NodeService:
+        service = node.service()
+        settings = service.config.enforcer.audit.model_copy(update={"action": action})
+        service.inspector.warden.settings = settings
+        service.start()
+        service.prolog(env(uid=os.getuid()))
+        return service
+
+    return make
+
+
+@pytest.fixture
+def child(node: FakeNode) -> Iterator[Callable[[], int]]:
+    """Makes a process of job 9."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    def make() -> int:
+        made.append(subprocess.Popen(["sleep", "60"]))
+        node.jobs_of_pids[made[-1].pid], node.owners_of_pids[made[-1].pid] = 9, os.getuid()
+        return made[-1].pid
+
+    yield make
+    for process in made:
+        process.kill()
+        process.wait()
+
+
+def card(node: FakeNode, index: int = 0) -> str:
+    return node.nvml.cards()[index].uuid
+
+
+def looks(service: NodeService, clock: FakeClock, times: int, poll: bool = False) -> None:
+    for _ in range(times):
+        clock.advance(1)
+        service.look_at_cards()
+        if poll:
+            service.poll_arbiter()
+
+
+def is_stopped(pid: int) -> bool:
+    os.waitpid(pid, os.WUNTRACED)
+    return stopped(pid)
+
+
+def test_liar_is_said_with_both_figures_and_killed(node, clock, policed, child, lines):
+    service, pid = policed("kill"), child()
+    node.arbiter.procs = [ProcessUse(9, card(node), pid, GIB)]
+    node.nvml.put(card(node), GpuProcess(pid, GIB), busy={pid: 40})
+    for second in range(20):
+        node.arbiter.count(9, card(node), busy_ns=second * SECOND // 10)
+        looks(service, clock, 1, poll=True)
+    (said,) = lines("event=audit")
+    assert "audit-busy job=9" in said and "busy_percent=40" in said and "booked_percent=1" in said
+    assert f"action=kill signalled={pid}" in said
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_work_of_an_unregistered_process_is_that_findings_affair(node, clock, policed, child, lines):
+    service, pid = policed("log"), child()
+    node.nvml.put(card(node), GpuProcess(pid, GIB), busy={pid: 90})
+    for _ in range(30):
+        node.arbiter.count(9, card(node), busy_ns=0)
+        looks(service, clock, 1, poll=True)
+    assert len(lines("audit-unregistered")) == 1 and not lines("audit-busy")
+
+
+def test_liar_is_not_looked_for_where_the_card_weighs_by_itself(node, clock, policed, child, lines):
+    service, pid = policed("log"), child()
+    service.inspector.weights = True
+    node.arbiter.procs = [ProcessUse(9, card(node), pid, GIB)]
+    node.nvml.put(card(node), GpuProcess(pid, GIB), busy={pid: 90})
+    for _ in range(30):
+        node.arbiter.count(9, card(node), busy_ns=0)
+        looks(service, clock, 1, poll=True)
+    assert not lines("event=audit")
+
+
+def test_job_above_its_cap_that_comes_again_with_new_processes_is_killed_again(
+    node, clock, policed, child, lines
+):
+    service = policed("kill")
+    for _ in range(3):
+        pid = child()
+        node.arbiter.procs = [ProcessUse(9, card(node), pid, GIB)]
+        node.nvml.put(card(node), GpuProcess(pid, 40 * GIB))
+        looks(service, clock, 2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert len(lines("audit-over")) == 3 and all("action=kill" in line for line in lines("audit-over"))
+
+
+def test_killed_process_that_the_driver_still_lists_is_said_once(node, clock, policed, child, lines):
+    service, pid = policed("kill"), child()
+    node.arbiter.procs = [ProcessUse(9, card(node), pid, GIB)]
+    node.nvml.put(card(node), GpuProcess(pid, 40 * GIB))
+    looks(service, clock, 10)
+    assert len(lines("audit-over")) == 1
+
+
+def test_above_the_cap_is_logged_once_whatever_its_processes(node, clock, policed, child, lines):
+    service = policed("log")
+    for _ in range(4):
+        node.nvml.put(card(node), GpuProcess(child(), 40 * GIB))
+        looks(service, clock, 2)
+    assert len(lines("audit-over")) == 1
+
+
+# ---- processes that were stopped -----------------------------------------------------------------
+
+
+def held(node, clock, policed, child) -> tuple[NodeService, int]:
+    service, pid = policed("stop"), child()
+    node.nvml.put(card(node), GpuProcess(pid, GIB))
+    looks(service, clock, 3)
+    assert is_stopped(pid)
+    return service, pid
+
+
+def test_stopped_process_that_its_user_lets_go_on_is_stopped_again(node, clock, policed, child, lines):
+    service, pid = held(node, clock, policed, child)
+    for times in range(1, 6):
+        os.kill(pid, signal.SIGCONT)
+        assert not stopped(pid)
+        looks(service, clock, 1)
+        assert is_stopped(pid) and len(lines("event=audit-again")) == times
+    os.kill(pid, signal.SIGCONT)
+    looks(service, clock, 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL, "the sixth time in a minute"
+    assert "times=6 action=kill" in lines("event=audit-again")[-1]
+    assert len(lines("audit-unregistered")) == 1
+
+
+def test_who_lets_it_go_on_now_and_then_does_not_get_it_killed(node, clock, policed, child):
+    service, pid = held(node, clock, policed, child)
+    for _ in range(12):  # gang scheduling resumes each 30 s
+        os.kill(pid, signal.SIGCONT)
+        clock.advance(29)
+        looks(service, clock, 1)
+        assert is_stopped(pid)
+
+
+def test_administrator_pardons_a_job(node, clock, policed, child, lines):
+    service, pid = held(node, clock, policed, child)
+    grant = service.grants[9]
+    assert service.inspector.warden.pardon(grant) == [pid] and not stopped(pid)
+    looks(service, clock, 10)
+    assert not stopped(pid) and not lines("event=audit-again")
+    other = child()
+    node.nvml.put(card(node), GpuProcess(pid, GIB), GpuProcess(other, GIB))
+    looks(service, clock, 4)
+    assert not stopped(other) and f"pid={other}" in lines("audit-unregistered")[-1], "said all the same"
+    service.epilog(env())
+    service.prolog(env(uid=os.getuid()))
+    looks(service, clock, 4)
+    assert is_stopped(other), "a pardon ends with the grant"
+
+
+def test_job_that_holds_no_more_than_its_cap_again_may_go_on(node, clock, policed, child):
+    service, pid = policed("stop"), child()
+    node.arbiter.procs = [ProcessUse(9, card(node), pid, GIB)]
+    node.nvml.put(card(node), GpuProcess(pid, 40 * GIB))
+    looks(service, clock, 2)
+    assert is_stopped(pid)
+    node.nvml.put(card(node), GpuProcess(pid, GIB))
+    looks(service, clock, 1)
+    os.kill(pid, signal.SIGCONT)
+    looks(service, clock, 5)
+    assert not stopped(pid)
+
+
+# ---- cards that a job was not granted ------------------------------------------------------------
+
+
+def test_job_on_a_card_that_it_was_not_granted_is_found_and_killed(node, clock, policed, child, lines):
+    service, pid = policed("kill"), child()
+    stranger = child()
+    del node.jobs_of_pids[stranger]
+    node.nvml.put(card(node, 1), GpuProcess(pid, GIB), GpuProcess(stranger, GIB))
+    looks(service, clock, 4)
+    (said,) = lines("event=audit")
+    assert "audit-ungranted job=9" in said and f"card={card(node, 1)}" in said and f"signalled={pid}" in said
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert os.waitpid(stranger, os.WNOHANG) == (0, 0), (
+        "on a card without grants strangers are nobody's business"
+    )
+
+
+def test_job_without_a_grant_here_is_a_stranger_on_granted_cards_only(node, clock, policed, child, lines):
+    service, pid = policed("kill"), child()
+    node.jobs_of_pids[pid] = 4711  # of Slurm's, with a whole card that qgpu does not manage
+    for index in (0, 1):
+        node.nvml.put(card(node, index), GpuProcess(pid, GIB))
+    looks(service, clock, 4)
+    (said,) = lines("event=audit")
+    assert "audit-stranger job=4711" in said and card(node) in said and "action" not in said
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+
+
+def test_nothing_is_asked_while_nothing_is_granted(node, clock, policed):
+    service = policed("log")
+    service.epilog(env())
+    asked: list[int] = []
+    node.nvml.before = lambda: asked.append(1)
+    looks(service, clock, 5)
+    assert not asked
+
+
+def test_card_without_a_grant_that_fails_is_no_failure_of_the_audit(node, clock, policed, child, lines):
+    service, pid = policed("log"), child()
+    usage = node.nvml.usage
+    broken = card(node, 1)
+
+    def failing(uuid: str, busy: bool = True):
+        if uuid == broken:
+            raise NvmlError("gone")
+        return usage(uuid, busy)
+
+    node.nvml.usage = failing
+    node.nvml.put(card(node), GpuProcess(pid, GIB))
+    looks(service, clock, 3)
+    assert len(lines("audit-unregistered")) == 1 and not lines("nvml-failed")
+
+
+# ---- excuses -------------------------------------------------------------------------------------
+
+
+def excused_for(service: NodeService, clock: FakeClock, lines, most: int) -> int:
+    for second in range(most):
+        if lines("audit-unregistered"):
+            return second
+        looks(service, clock, 1)
+    return most
+
+
+def test_stopped_process_is_excused_for_a_while_where_utilisation_is_not_told(
+    node, clock, policed, child, lines
+):
+    service, pid = policed("log"), child()
+    service.inspector.stopped = {pid}.__contains__
+    node.nvml.put(card(node), GpuProcess(pid, GIB))
+    assert excused_for(service, clock, lines, 900) == 900, "NVML says that it does nothing"
+    node.nvml.tells_busy = False
+    assert 300 <= excused_for(service, clock, lines, 900) < 310
+
+
+def test_another_process_behind_decoys_has_no_excuse_of_its_own(node, clock, policed, lines):
+    """A job with as many registered processes as it may have: the 129th is not excused anew with each number."""
+    service = policed("log")
+    node.nvml.tells_busy = False
+    node.jobs_of_pids.update(dict.fromkeys(range(10_000, 20_000), 9))
+    node.owners_of_pids.update(dict.fromkeys(range(10_000, 20_000), os.getuid()))
+    decoys = range(10_000, 10_128)
+    node.arbiter.procs = [ProcessUse(9, card(node), pid, 0) for pid in decoys]
+    for second in range(340):
+        more = 11_000 + second // 10  # a new process each ten seconds
+        node.nvml.put(card(node), *(GpuProcess(pid, 1) for pid in (*decoys, more)))
+        looks(service, clock, 1)
+        assert not lines("audit-unregistered") or second > 300
+    assert lines("audit-unregistered")
+
+
+def test_new_arbiter_is_a_new_excuse(node, clock, policed, child, lines):
+    service, pid = policed("log"), child()
+    node.nvml.tells_busy = False
+    service.inspector.stopped = {pid}.__contains__
+    node.nvml.put(card(node), GpuProcess(pid, GIB))
+    looks(service, clock, 250)
+    node.arbiter.restart()
+    service.lose_arbiter("x")
+    service.reach_arbiter()
+    assert 300 <= excused_for(service, clock, lines, 900) < 310
