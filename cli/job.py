@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import click
 
 from cli.daemon import config_option, find_daemon, node_option
@@ -31,3 +33,17 @@ def class_(job_id: int, job_class: str, force: bool, config_path: str, node: str
     )
     if not answer["reached"]:
         click.echo("qgpu-arbiter is not there; it gets this when it starts", err=True)
+
+
+@job.command()
+@click.argument("job_id", metavar="JOBID", type=click.IntRange(min=1))
+@config_option
+@node_option
+def pardon(job_id: int, config_path: str, node: str | None) -> None:
+    """Let the audit do nothing more to JOBID on this node; what it had stopped goes on. Root only.
+
+    It counts until the job's grant ends, or qgpud restarts. What the audit finds is still logged.
+    """
+    pids = cast("list[int]", find_daemon(config_path, node).ask(op="job-pardon", job=job_id)["continued"])
+    went = f", {len(pids)} process{'es' if len(pids) != 1 else ''} went on" if pids else ""
+    click.echo(f"the audit leaves job {job_id} alone from now on{went}")

@@ -78,6 +78,7 @@ class Asks:
             "card-set": self._card_set,
             "card-reset": self._card_reset,
             "job-class": self._job_class,
+            "job-pardon": self._job_pardon,
             "run": self._run,
         }
 
@@ -185,6 +186,18 @@ class Asks:
             raise RefusedError("a job's number and a class are needed, online or offline")
         done = change_class(self._service, job, cast("JobClass", job_class), question.get("force") is True)
         return Reply({"before": done.before, "after": done.after, "reached": done.reached})
+
+    def _job_pardon(self, question: dict[str, Any], peer: Peer) -> Reply:
+        self._root_only(peer, "pardon", "a job")
+        job = question.get("job")
+        grant = self._service.grants.get(job) if type(job) is int else None
+        if grant is None:
+            raise RefusedError(
+                f"no grant of a job {job!r} stands on {self._service.node.name}; see qgpu jobs"
+            )
+        pids = self._service.inspector.warden.pardon(grant)
+        emit(logging.INFO, "job-pardon", job=grant.job_id, continued=pids or None, uid=peer.uid)
+        return Reply({"continued": pids})
 
     def _change(self, offer: Offer, action: Callable[[str], None], save: bool, peer: Peer) -> Reply:
         """Change what holds, and tell the arbiter; if it refuses, everything is as before."""

@@ -140,8 +140,8 @@ def test_bad_change_is_refused_with_a_sentence(asks, question, sentence):
 
 def test_only_root_may_change_a_card_and_everybody_may_look(service):
     asks = Asks(service, 0)
-    for op in ("card-set", "card-reset"):
-        body = ask(asks, op, peer(uid=1000), card="0", values={"slice": "1ms"})
+    for op in ("card-set", "card-reset", "job-pardon"):
+        body = ask(asks, op, peer(uid=1000), card="0", values={"slice": "1ms"}, job=9)
         assert body["ok"] is False and "only root may" in body["error"]
     assert ask(asks, "cards", peer(uid=1000))["ok"] and ask(asks, "status", peer(uid=1000))["ok"]
 
@@ -343,6 +343,13 @@ def test_a_running_job_changes_class_at_the_arbiter_and_for_later_steps(node, se
     assert [row.end_reason for row in read_usage(service.ledger.path, [9])] == [None], (
         "the books stay as granted"
     )
+
+
+def test_root_pardons_a_job_that_has_a_grant(service, asks):
+    assert service.prolog(env(9)).status == 0
+    assert ask(asks, "job-pardon", job=9) == {"ok": True, "continued": []}
+    assert "no grant of a job 10 stands on n1" in ask(asks, "job-pardon", job=10)["error"]
+    assert "no grant of a job 'x'" in ask(asks, "job-pardon", job="x")["error"]
 
 
 def test_a_class_that_promises_more_than_was_booked_needs_force(service, asks):
