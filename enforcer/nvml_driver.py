@@ -26,6 +26,7 @@ R = TypeVar("R")
 # OPERATING_SYSTEM, LIB_RM_VERSION_MISMATCH.
 FAULTS = frozenset({4, 9, 11, 12, 16, 17, 18})
 NOBODY = frozenset({0, 6})  # SUCCESS without a row, NOT_FOUND: no process worked since the last look
+OTHERS_EACH = 10  # looks
 LISTS = (
     "nvmlDeviceGetComputeRunningProcesses",
     "nvmlDeviceGetGraphicsRunningProcesses",
@@ -68,6 +69,7 @@ class PynvmlNvml:
         self._nvml: Any = pynvml
         self._handles: dict[str, Any] = {}
         self._seen_us: dict[str, int] = {}
+        self._leisure: dict[str, tuple[tuple[int, ...], int, list[Any]]] = {}
         pynvml.nvmlInit()
 
     @_translate
@@ -100,20 +102,13 @@ class PynvmlNvml:
     @_translate
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """Processes with a context on the card, for computing (under MPS too) or graphics."""
-        return self._processes(self._handle(uuid))
+        handle = self._handle(uuid)
+        return _united([row for kind in LISTS for row in self._listed(kind, handle)])
 
     def _handle(self, uuid: str) -> Any:
         if uuid not in self._handles:
             self._handles[uuid] = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
         return self._handles[uuid]
-
-    def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
-        found: dict[int, int | None] = {}
-        for row in (row for kind in LISTS for row in self._listed(kind, handle)):
-            pid, held = int(row.pid), _memory(row.usedGpuMemory)
-            seen = found.get(pid)
-            found[pid] = held if seen is None else max(seen, held or 0)
-        return tuple(GpuProcess(pid, held) for pid, held in found.items())
 
     def _listed(self, kind: str, handle: Any) -> list[Any]:
         """One of NVML's lists. Compute must be there; of the others an old driver, binding or card may have none."""
@@ -125,6 +120,18 @@ class PynvmlNvml:
         except (AttributeError, nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
             return []
 
+    def _others(self, uuid: str, handle: Any, compute: list[Any]) -> list[Any]:
+        """The lists beside compute. Where they were empty they are read now and then, or when that one changed: nearly
+        always they are, and three calls for each card each second are a third of what an idle node costs."""
+        pids = tuple(row.pid for row in compute)
+        before, times, found = self._leisure.get(uuid, ((), OTHERS_EACH, []))
+        if not found and pids == before and times < OTHERS_EACH:
+            self._leisure[uuid] = pids, times + 1, found
+            return found
+        found = [row for kind in LISTS[1:] for row in self._listed(kind, handle)]
+        self._leisure[uuid] = pids, 1, found
+        return found
+
     @_translate
     def usage(self, uuid: str, busy: bool = True) -> CardUsage:
         """Processes, memory of the whole card, and utilisation, which old cards and drivers do not tell."""
@@ -133,10 +140,14 @@ class PynvmlNvml:
             info = self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
         except self._nvml.NVMLError:
             info = None  # before driver 510: `used` would hold the driver's own reserve as well
-        used, processes = None if info is None else int(info.used), self._processes(handle)
+        compute = self._listed(LISTS[0], handle)
+        used, processes = (
+            None if info is None else int(info.used),
+            compute + self._others(uuid, handle, compute),
+        )
         if not busy:
-            return CardUsage(processes, used)
-        return CardUsage(processes, used, self._busy(uuid, handle) if processes else {})
+            return CardUsage(_united(processes), used)
+        return CardUsage(_united(processes), used, self._busy(uuid, handle) if processes else {})
 
     @_translate
     def load(self, uuid: str) -> CardLoad:
@@ -217,6 +228,16 @@ def _limits(nvml: Any, name: str) -> Any:
 def _text(value: str | bytes) -> str:
     """Older drivers' bindings answer bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _united(rows: list[Any]) -> tuple[GpuProcess, ...]:
+    """Each process once, with the most memory that a list says."""
+    found: dict[int, int | None] = {}
+    for row in rows:
+        pid, held = int(row.pid), _memory(row.usedGpuMemory)
+        seen = found.get(pid)
+        found[pid] = held if seen is None else max(seen, held or 0)
+    return tuple(GpuProcess(pid, held) for pid, held in found.items())
 
 
 def _memory(value: int | None) -> int | None:

@@ -93,3 +93,23 @@ def test_old_samples_are_not_counted_again(driver):
 def test_an_empty_card_is_not_asked_who_works(driver):
     one = driver(nvmlDeviceGetComputeRunningProcesses=rows(), nvmlDeviceGetProcessUtilization=fail(999))
     assert one.usage("u").busy == {} and one.usage("u", busy=False).busy is None
+
+
+def test_lists_that_are_empty_nearly_always_are_read_now_and_then(driver):
+    asked: list[int] = []
+    graphics: list[SimpleNamespace] = []
+    computing = [SimpleNamespace(pid=50, usedGpuMemory=3)]
+    one = driver(
+        nvmlDeviceGetComputeRunningProcesses=lambda _: computing,
+        nvmlDeviceGetGraphicsRunningProcesses=lambda _: (asked.append(1), list(graphics))[1],
+    )
+    for _ in range(20):
+        one.usage("u", busy=False)
+    assert len(asked) == 2
+    computing.append(SimpleNamespace(pid=51, usedGpuMemory=3))
+    one.usage("u", busy=False)
+    assert len(asked) == 3, "who comes may be in both"
+    graphics.append(SimpleNamespace(pid=60, usedGpuMemory=1))
+    seen = [len(one.usage("u", busy=False).processes) for _ in range(20)]
+    assert seen[9:] == [3] * 11 and len(asked) > 12, "while there is one it is looked at each time"
+    assert len(one.processes("u")) == 3
