@@ -113,3 +113,21 @@ def test_lists_that_are_empty_nearly_always_are_read_now_and_then(driver):
     seen = [len(one.usage("u", busy=False).processes) for _ in range(20)]
     assert seen[9:] == [3] * 11 and len(asked) > 12, "while there is one it is looked at each time"
     assert len(one.processes("u")) == 3
+
+
+def test_utilisation_of_an_idle_card_is_read_each_third_time_until_somebody_works(driver):
+    asked: list[int] = []
+    percent = [0]
+    stamp = iter(range(1, 1000))
+
+    def answer(*_: object) -> list[SimpleNamespace]:
+        asked.append(1)
+        return [SimpleNamespace(pid=50, timeStamp=next(stamp), smUtil=percent[0])]
+
+    one = driver(nvmlDeviceGetProcessUtilization=answer)
+    for _ in range(41):
+        one.usage("u")
+    assert len(asked) == 21
+    percent[0] = 80
+    assert {50: 80} in [one.usage("u").busy for _ in range(3)]
+    assert [one.usage("u").busy for _ in range(5)] == [{50: 80}] * 5
