@@ -54,7 +54,9 @@ class Inspector:
     alive: Callable[[int], bool]
     clock: Clock
     weights: bool = False  # shares by the card's own time slices: nobody knows who had it
-    noted: Callable[[Mapping[tuple[int, str], int]], None] = lambda memory: None  # who else wants to know what was seen
+    noted: Callable[[Mapping[tuple[int, str], int]], None] = lambda memory: (
+        None
+    )  # who else wants to know what was seen
     stopped: Callable[[int], bool] = stopped
     warden: Warden = field(init=False)
     busy: BusyWatch = field(init=False)
