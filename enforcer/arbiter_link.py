@@ -216,7 +216,16 @@ class ArbiterLink:
 
     def gone(self, job_id: int, uuid: str, pid: int) -> None:
         """NVML does not list this dead process any more: its memory is free. Unknown ones are no error."""
-        message = abi.CtlProcess(head=abi.head(abi.CTL_GONE, abi.CtlProcess), job_id=job_id, pid=pid)
+        self._of_dead(abi.CTL_GONE, job_id, uuid, pid)
+
+    def listed(self, job_id: int, uuid: str, pid: int) -> None:
+        """NVML still lists this dead process: its memory stays charged. ArbiterError with EPROTO: an arbiter that lets
+        go by itself 5 s after the death.
+        """
+        self._of_dead(abi.CTL_LISTED, job_id, uuid, pid)
+
+    def _of_dead(self, kind: int, job_id: int, uuid: str, pid: int) -> None:
+        message = abi.CtlProcess(head=abi.head(kind, abi.CtlProcess), job_id=job_id, pid=pid)
         message.uuid = abi.c_text(uuid, abi.UUID_LEN, "card UUID")
         self._command_if_known(message, f"the end of process {pid}")
 
@@ -342,8 +351,9 @@ class ArbiterLink:
 class DeathWatch:
     """A connection of its own on which the arbiter reports each registered process that ends.
 
-    Its memory stays charged until `ArbiterLink.gone` names it (or 5 s passed); deaths that nobody has answered yet are
-    reported again to a new watch. An arbiter of version 1 reports nothing.
+    Its memory stays charged until `ArbiterLink.gone` names it, or neither that nor `ArbiterLink.listed` did for a
+    minute; deaths of which nobody said that the memory is free are reported again to a new watch. An arbiter of
+    version 1 reports nothing.
     """
 
     def __init__(self, run_dir: str | Path, timeout: float = 2.0) -> None:

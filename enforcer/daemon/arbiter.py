@@ -98,6 +98,10 @@ class Arbiter(Protocol):
         """The driver does not list a dead process any more: its bytes are free."""
         ...
 
+    def listed(self, dead: ProcessUse) -> None:
+        """The driver still lists a dead process: its bytes stay charged. To be said again within a minute."""
+        ...
+
     def died(self) -> list[ProcessUse]:
         """Processes whose death was told since the last call."""
         ...
@@ -208,6 +212,11 @@ class FakeArbiter:
         """Remember the call."""
         self._check()
         self.calls.append(f"gone {dead.job_id} {dead.pid}")
+
+    def listed(self, dead: ProcessUse) -> None:
+        """Remember the call."""
+        self._check()
+        self.calls.append(f"listed {dead.job_id} {dead.pid}")
 
     def died(self) -> list[ProcessUse]:
         """What the test put into `deaths`, once."""

@@ -133,6 +133,8 @@ class SocketArbiter:
         self.close()
         try:
             boot_id = self._link.hello()
+            # before the first grant: memory of processes that die unwatched would be free at once
+            self._watch = link.DeathWatch(self._run_dir, TIMEOUT_S)
             told = cards()
             for uuid, plan in told.items():
                 try:
@@ -145,7 +147,6 @@ class SocketArbiter:
                 except ArbiterRefusedError as error:
                     refused[grant.job_id] = str(error)
             self._link.synced()
-            self._watch = link.DeathWatch(self._run_dir, TIMEOUT_S)
         except (link.ArbiterGone, link.ArbiterError, AbiError) as error:
             self.close()
             raise ArbiterError(str(error)) from None
@@ -229,6 +230,10 @@ class SocketArbiter:
     def gone(self, dead: ProcessUse) -> None:
         """The driver let go of a dead process."""
         self._tell(lambda: self._link.gone(dead.job_id, dead.uuid, dead.pid))
+
+    def listed(self, dead: ProcessUse) -> None:
+        """The driver still has a dead process."""
+        self._tell(lambda: self._link.listed(dead.job_id, dead.uuid, dead.pid))
 
     def _tell(self, action: Callable[[], None]) -> None:
         try:

@@ -43,7 +43,8 @@ class Look:
 
 @dataclass(frozen=True)
 class Registered:
-    """The arbiter's list, before and after NVML was asked; `dead` are charged apart until NVML lets go.
+    """The arbiter's list, before and after NVML was asked; `dead` are charged apart until NVML lets go. `orphans`
+    died under a former arbiter, whose successor knows nothing of them: they count as what their job holds.
 
     None where there is no list: then nobody counts as unregistered, and nothing as overhead.
     """
@@ -51,6 +52,7 @@ class Registered:
     before: Iterable[ProcessUse] | None
     after: Iterable[ProcessUse] | None
     dead: frozenset[tuple[str, int]] = frozenset()
+    orphans: Mapping[tuple[str, int], int] = field(default_factory=dict)  # job of (card, pid)
 
 
 class _Card:
@@ -150,8 +152,9 @@ def audit(
     complete = True
     for uuid, seen in usage.items():
         one = _Card(uuid, seen, owners.get(uuid, {}), slack)
-        known = None if listed is None else listed.get(uuid, set())
-        one.sort(names, job_of, jobs, registered.dead)
+        orphans = {(job, pid) for (card, pid), job in registered.orphans.items() if card == uuid}
+        known = None if listed is None else listed.get(uuid, set()) | orphans
+        one.sort(names | {pid: job for job, pid in orphans}, job_of, jobs, registered.dead)
         governed = sorted(active.get(uuid, ()))
         one.judge(governed, known)
         findings.update(one.findings)

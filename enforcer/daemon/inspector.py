@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
 
@@ -29,7 +30,9 @@ from gres.schema import AuditSettings
 from gres.units import MIB
 
 FULL_EACH = 10  # looks: so often everything is compared although the driver says what it said before
-DEAD_GIVEN_UP = 120  # looks of 50 ms: the arbiter itself lets go after 5 s
+DEAD_SOON = 40  # looks at a dead process, 50 ms apart; from then on one each second
+DEAD_EACH = 20  # looks after which the arbiter is told that it is still there
+DEAD_SAID = 44  # after so many it is worth a line in the log
 Usage = dict[str, CardUsage]
 T = TypeVar("T")
 
@@ -70,6 +73,8 @@ class Inspector:
     _asking: bool = False
     _failed: bool = False
     _dead: dict[tuple[str, int], tuple[ProcessUse, int]] = field(default_factory=dict)
+    _orphans: dict[tuple[str, int], int] = field(default_factory=dict)
+    _dead_ticks: int = 0
     _told: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,7 +152,9 @@ class Inspector:
             self._failing(found)
             return
         self._failed = False
-        registered = Registered(before, self._processes(), frozenset(self._dead))
+        listed = {(uuid, process.pid) for uuid, usage in found.items() for process in usage.processes}
+        self._orphans = {key: job for key, job in self._orphans.items() if key in listed}
+        registered = Registered(before, self._processes(), frozenset(self._dead), self._orphans)
         slack = self.settings.slack * MIB
         look = audit(found, self.grants().values(), registered, self.job_of, slack)
         self.sampler.memory(look.memory)
@@ -208,6 +215,8 @@ class Inspector:
         """The arbiter started anew, or is another one: nothing was told to it yet."""
         self._settled = None
         self._told.clear()
+        # Those that it still knows it tells again; the others nobody charges but we.
+        self._orphans |= {key: dead.job_id for key, (dead, _) in self._dead.items()}
         self._dead.clear()
         self._excuses.renew()
 
@@ -217,6 +226,7 @@ class Inspector:
         self.warden.ended(job_id)
         self._excuses.renew(job_id)
         self._told = {key: size for key, size in self._told.items() if key[0] != job_id}
+        self._orphans = {key: job for key, job in self._orphans.items() if job != job_id}
 
     # ---- the dead --------------------------------------------------------------------------------
 
@@ -225,6 +235,7 @@ class Inspector:
         try:
             for dead in self.arbiter.died():
                 self._dead[dead.uuid, dead.pid] = (dead, 0)
+                self._orphans.pop((dead.uuid, dead.pid), None)
                 self._settled = None
         except ArbiterError:
             return
@@ -236,8 +247,12 @@ class Inspector:
         return bool(self._dead)
 
     def look_for_dead(self) -> None:
-        """Ask the driver whether it still lists them."""
+        """Ask the driver whether it still lists them; seldom once all of them have been there for long."""
         if self._asking or not self._dead:
+            return
+        self._dead_ticks += 1
+        fresh = any(looks < DEAD_SOON for _, looks in self._dead.values())
+        if not fresh and self._dead_ticks % DEAD_EACH:
             return
         uuids = sorted({uuid for uuid, _ in self._dead})
         self._asking = True
@@ -250,11 +265,13 @@ class Inspector:
             listed = None if isinstance(found, NvmlError) else found.get(uuid)
             if listed is not None and pid not in listed:
                 self._let_go(dead)
-            elif looks >= DEAD_GIVEN_UP:
-                self._dead.pop(key)
+                continue
+            self._dead[key] = (dead, looks + 1)
+            if listed is not None and (looks >= DEAD_SOON or looks % DEAD_EACH == 0):
+                with suppress(ArbiterError):
+                    self.arbiter.listed(dead)
+            if looks == DEAD_SAID:
                 emit(logging.WARNING, "dead-on-card", job=dead.job_id, card=uuid, pid=pid, mem=dead.mem_used)
-            else:
-                self._dead[key] = (dead, looks + 1)
 
     def _let_go(self, dead: ProcessUse) -> None:
         self._dead.pop((dead.uuid, dead.pid))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -105,20 +106,60 @@ def test_dead_process_stays_charged_until_the_card_lets_go(tmp_path: Path) -> No
         assert tenant.gate.mem_extra == 0, "an answer that comes twice takes nothing twice"
 
 
-def test_without_a_watcher_memory_is_free_at_once(tmp_path: Path) -> None:
+def test_memory_is_free_at_once_where_nobody_ever_watched(tmp_path: Path) -> None:
+    """As under a qgpud of version 1, which will never say that it is."""
     mine = grant(1)
-    with arbiter(tmp_path) as one, one.link() as link:
+    with arbiter(tmp_path, *UNHURRIED) as one, one.link() as link:
         link.sync([settings()], [mine])
         tenant = Tenant(one.run_dir, mine)
-        DeathWatch(one.run_dir).close()
         kill(child(one, 1, "offline"))
         wait_for(lambda: tenant_stats(link, 1).procs == 1, "the slot is free")
         assert tenant.gate.mem_extra == 0
 
 
+def test_while_the_watcher_is_away_memory_stays_charged(tmp_path: Path) -> None:
+    mine = grant(1)
+    with arbiter(tmp_path, *UNHURRIED) as one, one.link() as link:
+        link.sync([settings()], [mine])
+        tenant = Tenant(one.run_dir, mine)
+        DeathWatch(one.run_dir).close()
+        process = child(one, 1, "offline")
+        kill(process)
+        wait_for(lambda: tenant_stats(link, 1).procs == 1, "the slot is free")
+        assert tenant.gate.mem_extra == HELD
+        with DeathWatch(one.run_dir) as back:
+            assert ended(back).pid == process.pid
+        link.gone(1, CARD, process.pid)
+        assert tenant.gate.mem_extra == 0
+
+
+def test_as_long_as_the_card_lists_it_a_dead_process_stays_charged(tmp_path: Path) -> None:
+    """Of two that died, one is named again and again for three times as long as the other is kept."""
+    mine = grant(1)
+    with (
+        arbiter(tmp_path, "--answer-ms", "1000") as one,
+        one.link() as link,
+        DeathWatch(one.run_dir) as watch,
+    ):
+        link.sync([settings()], [mine])
+        tenant = Tenant(one.run_dir, mine)
+        named, other = child(one, 1, "offline"), child(one, 1, "offline")
+        for process in (named, other):
+            kill(process)
+            ended(watch)
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            link.listed(1, CARD, named.pid)
+            time.sleep(0.05)
+        link.listed(1, CARD, other.pid)
+        link.listed(7, CARD, named.pid)
+        assert tenant.gate.mem_extra == HELD, "of the other nobody said anything"
+        wait_for(lambda: tenant.gate.mem_extra == 0, "nobody names it any more")
+
+
 def test_a_watcher_that_never_answers_and_one_that_comes_later(tmp_path: Path) -> None:
     mine = grant(1)
-    with arbiter(tmp_path) as one, one.link() as link:
+    with arbiter(tmp_path, "--answer-ms", "3000") as one, one.link() as link:
         link.sync([settings()], [mine])
         tenant = Tenant(one.run_dir, mine)
         with DeathWatch(one.run_dir) as watch:
@@ -163,16 +204,21 @@ def many_deaths(one: Arbiter, watch: DeathWatch) -> list[ProcessStats]:
 
 
 def test_many_deaths_at_once(tmp_path: Path) -> None:
-    """More than one list holds, died in one moment: each is told and charged, and 128 are told apart."""
+    """More than one list holds, died in one moment: each is told and charged; 128 are told apart, the others end
+    together, with the last of them."""
     mine = grant(1)
     with arbiter(tmp_path, *UNHURRIED) as one, one.link() as link, DeathWatch(one.run_dir) as watch:
         link.sync([settings()], [mine])
         tenant = Tenant(one.run_dir, mine)
         told = many_deaths(one, watch)
         assert tenant.gate.mem_extra == (FIRST + SECOND) * 1000
-        for death in told:
+        for death in told[:-1]:
             link.gone(death.job_id, death.uuid, death.pid)
-        assert tenant.gate.mem_extra == (FIRST + SECOND - 128) * 1000, "the others are let go of together"
+        assert tenant.gate.mem_extra == (FIRST + SECOND - 128) * 1000, (
+            "one of the others is still on the card"
+        )
+        link.gone(1, CARD, told[-1].pid)
+        assert tenant.gate.mem_extra == 0
 
 
 def test_many_dead_that_nobody_answers_for_are_let_go(tmp_path: Path) -> None:

@@ -175,6 +175,47 @@ def test_dead_process_is_let_go_when_the_driver_does_not_list_it(node, service):
     assert "gone 9 50" in node.arbiter.calls and not service.inspector.waiting
 
 
+def test_arbiter_hears_of_a_dead_process_as_long_as_the_driver_lists_it(node, service, lines):
+    node.nvml.put(uuid(node), GpuProcess(50, GIB))
+    node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
+    service.inspector.take_deaths()
+    assert node.arbiter.calls.count("listed 9 50") == 1
+    for _ in range(20 * 600):  # ten minutes
+        service.inspector.look_for_dead()
+    told = node.arbiter.calls.count("listed 9 50")
+    assert 590 <= told <= 610 and service.inspector.waiting, "once a second, and it is never given up"
+    assert len(lines("dead-on-card")) == 1
+    node.nvml.failure = "gone"
+    for _ in range(60):
+        service.inspector.look_for_dead()
+    assert node.arbiter.calls.count("listed 9 50") == told, (
+        "a driver that fails does not say that it is there"
+    )
+    node.nvml.failure = None
+    node.nvml.put(uuid(node))
+    for _ in range(20):
+        service.inspector.look_for_dead()
+    assert "gone 9 50" in node.arbiter.calls and not service.inspector.waiting
+
+
+def test_dead_process_that_a_new_arbiter_does_not_know_counts_as_overhead_of_its_job(node, service, lines):
+    node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
+    node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
+    service.inspector.take_deaths()
+    service.look_at_cards()
+    assert node.arbiter.overheads == {}, "the arbiter charges it itself"
+    node.arbiter.restart()
+    service.lose_arbiter("x")
+    service.reach_arbiter()
+    for _ in range(4):
+        service.look_at_cards()
+    assert node.arbiter.overheads == {(9, uuid(node)): 2 * GIB}
+    node.nvml.put(uuid(node))
+    service.look_at_cards()
+    assert node.arbiter.overheads == {(9, uuid(node)): 0}
+    assert not [line for line in lines("audit-stranger") + lines("audit-unregistered") if "pid=50" in line]
+
+
 def test_dead_process_is_not_let_go_on_the_word_of_a_driver_that_fails(node, service):
     node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
     node.nvml.failure = "gone"

@@ -193,7 +193,7 @@ enum qg_msg_type {
     QG_CTL_STATS = 21,      /* ask */
     QG_CTL_TENANT = 22,     /* answer, one per tenant */
     QG_CTL_END = 23,        /* answer, end of list */
-    QG_CTL_ACK = 24,        /* answer to 16..20, 25, 27, 28 */
+    QG_CTL_ACK = 24,        /* answer to 16..20, 25, 27, 28, 36 */
     QG_CTL_WATCH = 25,      /* version 2; from then on this connection only receives QG_CTL_DIED */
     QG_CTL_DIED = 26,       /* arbiter -> qgpud: a process died, its bytes stay charged until QG_CTL_GONE */
     QG_CTL_GONE = 27,       /* qgpud -> arbiter: NVML does not list it any more */
@@ -204,7 +204,8 @@ enum qg_msg_type {
     QG_CTL_HWSTATS = 32,    /* ask */
     QG_CTL_HWTENANT = 33,   /* answer, one per tenant, then QG_CTL_END */
     QG_CTL_LIST = 34,       /* ask for 21, 29 or 32: the same answers, as many to a packet as fit */
-    QG_CTL_HWCARD = 35      /* in the list of 32, one per card that was ever told 31 */
+    QG_CTL_HWCARD = 35,     /* in the list of 32, one per card that was ever told 31 */
+    QG_CTL_LISTED = 36      /* qgpud -> arbiter: NVML still lists this dead process: its bytes stay charged */
 };
 
 struct qg_msg_head {
@@ -312,7 +313,7 @@ struct qg_ctl_tenant {
 #define QG_TENANT_UNGOVERNED 0x4u
 #define QG_TENANT_SUSPENDED 0x8u  /* for the sake of another card of its job */
 
-struct qg_ctl_process { /* QG_CTL_DIED, QG_CTL_GONE, QG_CTL_PROC */
+struct qg_ctl_process { /* QG_CTL_DIED, QG_CTL_GONE, QG_CTL_LISTED, QG_CTL_PROC */
     struct qg_msg_head head;
     uint64_t job_id;
     char uuid[QG_UUID_LEN];

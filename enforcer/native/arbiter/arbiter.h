@@ -86,6 +86,7 @@ struct slot {
 struct dead {
     pid_t pid;
     uint64_t bytes, died_ns;
+    uint64_t heard_ns; /* its death, or the last word since then that NVML lists it */
 };
 
 struct tenant {
@@ -109,7 +110,8 @@ struct tenant {
     /* charged beside the slots (dead.c, main thread only) */
     struct dead dead[AR_MAX_DEAD];
     uint32_t ndead;
-    uint64_t crowd, crowd_until_ns; /* bytes of dead processes that the list had no room for */
+    uint64_t crowd, crowd_heard_ns; /* bytes of dead processes that the list had no room for */
+    uint32_t ncrowd;                /* so many of them */
     uint64_t overhead;              /* contexts and modules, as qgpud read them from NVML */
 
     /* doorbell */
@@ -187,10 +189,11 @@ struct arbiter {
     const char *run_dir;
     int level; /* 0 error, 1 warning, 2 info, 3 debug */
     int rt_priority; /* 0 = not asked for */
-    int answer_ms;   /* qgpud says within this that a card let go of a dead process, or its memory counts as free */
+    int answer_ms;   /* not a word of qgpud about a dead process for so long: its memory counts as free */
     uid_t owner;     /* effective uid: root, or the tester */
     uint64_t boot_id, start_ns;
     bool synced;      /* a full list of grants was received */
+    bool watched;     /* somebody watched deaths since the start: a qgpud that will say when memory is free */
     bool ever_synced; /* false: this start's first list, its tenants may have lived before */
     int epfd, register_fd, control_fd, signal_fd, trace_fd, lock_fd;
     struct card *cards[AR_MAX_CARDS];
@@ -269,6 +272,7 @@ void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot);
 /* dead.c: main thread only */
 void dead_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes);
 void dead_gone(struct arbiter *a, struct tenant *t, pid_t pid);
+void dead_listed(struct tenant *t, pid_t pid);
 void dead_forget(struct arbiter *a, struct tenant *t); /* the tenant ends */
 void dead_watch(struct arbiter *a, struct conn *c);    /* a new watcher: tell it what it missed */
 uint64_t dead_extra(const struct tenant *t);

@@ -128,6 +128,13 @@ static void on_gone(struct arbiter *a, const void *buf) {
     if (t) dead_gone(a, t, (pid_t)m.pid);
 }
 
+static void on_listed(struct arbiter *a, const void *buf) {
+    struct qg_ctl_process m;
+    memcpy(&m, buf, sizeof(m));
+    struct tenant *t = tenant_of(a, m.uuid, m.job_id);
+    if (t) dead_listed(t, (pid_t)m.pid);
+}
+
 static void on_overhead(struct arbiter *a, const void *buf) {
     struct qg_ctl_overhead m;
     memcpy(&m, buf, sizeof(m));
@@ -159,7 +166,8 @@ static size_t size_of(uint32_t type, uint32_t version) {
     case QG_CTL_HWSTATS:
     case QG_CTL_PROCS: return sizeof(struct qg_msg_head);
     case QG_CTL_HARDWARE: return sizeof(struct qg_ctl_hardware);
-    case QG_CTL_GONE: return sizeof(struct qg_ctl_process);
+    case QG_CTL_GONE:
+    case QG_CTL_LISTED: return sizeof(struct qg_ctl_process);
     case QG_CTL_OVERHEAD: return sizeof(struct qg_ctl_overhead);
     case QG_CTL_LIST: return sizeof(struct qg_ctl_list);
     default: return 0;
@@ -196,6 +204,7 @@ bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t 
     case QG_CTL_REVOKE: on_revoke(a, buf); break;
     case QG_CTL_SYNCED: on_synced(a); break;
     case QG_CTL_GONE: on_gone(a, buf); break;
+    case QG_CTL_LISTED: on_listed(a, buf); break;
     case QG_CTL_OVERHEAD: on_overhead(a, buf); break;
     case QG_CTL_STATS:
     case QG_CTL_PROCS:

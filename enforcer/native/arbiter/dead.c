@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What a tenant is charged beside its live slots: contexts and modules as NVML counts them, and processes that died
- * but may still lie on the card. qgpud, which sees NVML, is told of each death and says when the card let go; without
- * it, or when it does not answer, the arbiter lets go by itself. Main thread only; the gate page takes one store.
+ * but may still lie on the card. qgpud, which sees NVML, is told of each death, says again and again that the card still
+ * holds the memory, and when it let go. While it is away, hangs, or gets no answer of the driver, the memory stays charged;
+ * a minute without a word ends that, so that a node whose qgpud never returns does not lock its jobs out for ever.
+ * Main thread only; the gate page takes one store.
  */
 #include <string.h>
 
@@ -51,25 +53,25 @@ static void drop(struct arbiter *a, struct tenant *t, uint32_t i) {
 static void remember(struct arbiter *a, struct tenant *t, pid_t pid, uint64_t bytes) {
     uint64_t now = qg_now_ns();
     if (t->ndead < AR_MAX_DEAD) {
-        t->dead[t->ndead++] = (struct dead){.pid = pid, .bytes = bytes, .died_ns = now};
+        t->dead[t->ndead++] = (struct dead){.pid = pid, .bytes = bytes, .died_ns = now, .heard_ns = now};
         a->ndead++;
         return;
     }
-    if (!t->crowd_until_ns) a->ndead++;
+    if (!t->ncrowd++) a->ndead++;
     t->crowd = cut(t->crowd + bytes);
-    t->crowd_until_ns = now + answer_ns(a);
+    t->crowd_heard_ns = now;
 }
 
-static bool watched(const struct arbiter *a) {
-    for (const struct conn *c = a->conns; c; c = c->next) {
-        if (!c->dead && c->watches) return true;
-    }
-    return false;
+static void forget_crowd(struct arbiter *a, struct tenant *t) {
+    if (t->ncrowd) a->ndead--;
+    t->ncrowd = 0;
+    t->crowd = 0;
 }
 
-/* A process cannot have held more than its job may; what it wrote itself is a hint like any other. */
+/* A process cannot have held more than its job may; what it wrote itself is a hint like any other. Under a qgpud of
+ * version 1, which never watches, nobody would ever say that the memory is free. */
 void dead_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes) {
-    if (!watched(a)) return;
+    if (!a->watched) return;
     if (bytes > t->mem_cap && !gates_free(t)) bytes = t->mem_cap;
     bytes = cut(bytes);
     if (bytes) remember(a, t, pid, bytes);
@@ -78,21 +80,34 @@ void dead_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_
     tell(a, &m);
 }
 
-/* One answer lets go of one process: should the number have been given away meanwhile, the older one is meant. */
+/* One answer lets go of one process: should the number have been given away meanwhile, the older one is meant. Who is not
+ * on the list belongs to the crowd; that is free when nobody of it is left, since it is not known who held what. */
 void dead_gone(struct arbiter *a, struct tenant *t, pid_t pid) {
     uint32_t found = t->ndead;
     for (uint32_t i = 0; i < t->ndead; i++) {
         if (t->dead[i].pid == pid && (found == t->ndead || t->dead[i].died_ns < t->dead[found].died_ns)) found = i;
     }
-    if (found == t->ndead) return;
-    drop(a, t, found);
+    if (found < t->ndead) drop(a, t, found);
+    else if (t->ncrowd == 1) forget_crowd(a, t);
+    else if (t->ncrowd) t->ncrowd--;
     publish(t);
+}
+
+/* Should two on the list have had this number, both stay: which of them the driver means nobody knows. */
+void dead_listed(struct tenant *t, pid_t pid) {
+    uint64_t now = qg_now_ns();
+    bool found = false;
+    for (uint32_t i = 0; i < t->ndead; i++) {
+        if (t->dead[i].pid != pid) continue;
+        t->dead[i].heard_ns = now;
+        found = true;
+    }
+    if (!found) t->crowd_heard_ns = now;
 }
 
 void dead_forget(struct arbiter *a, struct tenant *t) {
     while (t->ndead) drop(a, t, 0);
-    if (t->crowd_until_ns) a->ndead--;
-    t->crowd = t->crowd_until_ns = 0;
+    forget_crowd(a, t);
 }
 
 void dead_overhead(struct tenant *t, uint64_t bytes) {
@@ -104,7 +119,7 @@ static void each(struct arbiter *a, void (*fn)(struct arbiter *, struct tenant *
     for (uint32_t i = 0; i < a->ncards; i++) {
         for (uint32_t k = 0; k < QP_MAX_TENANTS; k++) {
             struct tenant *t = a->cards[i]->tenants[k];
-            if (t && (t->ndead || t->crowd_until_ns)) fn(a, t, arg);
+            if (t && (t->ndead || t->ncrowd)) fn(a, t, arg);
         }
     }
 }
@@ -118,7 +133,7 @@ static void tell_again(struct arbiter *a, struct tenant *t, void *arg) {
 }
 
 void dead_watch(struct arbiter *a, struct conn *c) {
-    c->watches = true;
+    c->watches = a->watched = true;
     if (a->ndead) each(a, tell_again, c);
 }
 
@@ -129,22 +144,19 @@ struct due {
 static void let_go(struct arbiter *a, struct tenant *t, void *arg) {
     struct due *due = arg;
     for (uint32_t i = 0; i < t->ndead;) {
-        uint64_t until = t->dead[i].died_ns + answer_ns(a);
+        uint64_t until = t->dead[i].heard_ns + answer_ns(a);
         if (until > due->now) {
             if (until < due->next) due->next = until;
             i++;
             continue;
         }
-        ar_log(a, 1, "process %d of job %llu ended %d ms ago, nobody said whether its memory is free; it counts as free now",
+        ar_log(a, 1, "process %d of job %llu ended, for %d ms nobody said whether its memory is free; it counts as free now",
                (int)t->dead[i].pid, (unsigned long long)t->job_id, a->answer_ms);
         drop(a, t, i);
     }
-    if (t->crowd_until_ns && t->crowd_until_ns <= due->now) {
-        t->crowd = t->crowd_until_ns = 0;
-        a->ndead--;
-    } else if (t->crowd_until_ns && t->crowd_until_ns < due->next) {
-        due->next = t->crowd_until_ns;
-    }
+    uint64_t until = t->crowd_heard_ns + answer_ns(a);
+    if (t->ncrowd && until <= due->now) forget_crowd(a, t);
+    else if (t->ncrowd && until < due->next) due->next = until;
     publish(t);
 }
 

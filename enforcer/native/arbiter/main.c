@@ -62,7 +62,7 @@ static bool parse(struct arbiter *a, struct options *o, int argc, char **argv) {
         {"ready-fd", 1, NULL, 'r'}, {"rt-priority", 1, NULL, 'p'}, {"help", 0, NULL, 'h'},      {"answer-ms", 1, NULL, 'a'},
         {NULL, 0, NULL, 0}};
     int c;
-    a->answer_ms = 5000;
+    a->answer_ms = 60000;
     while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
         bool ok = true;
         switch (c) {
