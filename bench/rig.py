@@ -127,8 +127,8 @@ class Rig:
         argv += ["--cards", str(self.cards), "--memory", str(CARD_MIB), *self.sim_options]
         self.card_process = self._daemon(argv, "simgpu.log")
 
-    def start_arbiter(self) -> None:
-        """Start the arbiter and tell it the cards; a second start is a restart after a crash."""
+    def start_arbiter(self, told: bool = True) -> None:
+        """Start the arbiter and tell it cards and grants; a second start is a restart after a crash."""
         argv: list[str | Path] = [
             self.arbiter_binary,
             "--run-dir",
@@ -139,7 +139,8 @@ class Rig:
         self.arbiter = self._daemon(argv, "arbiter.log")
         self.link = ArbiterLink(self.run_dir)
         self.grants: dict[int, Grant] = getattr(self, "grants", {})
-        self.sync()
+        if told:
+            self.sync()
 
     def fault(self, command: str) -> int:
         """A fault of the simulated driver on demand (docs/specs/simulator.md)."""

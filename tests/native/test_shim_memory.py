@@ -136,11 +136,18 @@ def test_two_announcements_do_not_starve(tmp_path: Path, arbiter: s.FakeArbiter)
         assert int(probe.answer()) == 0
 
 
-def test_cap_holds_before_any_registration(tmp_path: Path) -> None:
+def test_nothing_is_allocated_before_any_registration(tmp_path: Path) -> None:
+    """Each process of the job would have the whole cap; once an arbiter is there it gets its part."""
     with s.governed(tmp_path, [GIB]) as probe:  # no arbiter at all
         s.started(probe)
-        assert probe.ask(f"alloc 0 {GIB}") == 0
+        assert probe.ask("alloc 0 1") == s.OUT_OF_MEMORY
+        arbiter = s.FakeArbiter(tmp_path, [GIB])
+        s.until(lambda: probe.ask(f"alloc 0 {GIB}") == 0)
         assert probe.ask("alloc 1 1") == s.OUT_OF_MEMORY
+        assert arbiter.card.proc("mem_used") == GIB
+        error = probe.finish()
+    arbiter.stop()
+    assert "no device memory: the arbiter of this node did not register process" in error and "does not answer" in error
 
 
 def test_held_memory_is_told_when_the_arbiter_comes_back(tmp_path: Path) -> None:

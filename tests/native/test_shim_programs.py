@@ -336,13 +336,62 @@ def test_without_an_arbiter_compute_opens_once_and_memory_stays_shut(rig: Rig) -
     rig.arbiter.kill()
     rig.arbiter.wait()
     code = """
-    d = Cuda(); a = time.monotonic(); print(bool(d.try_alloc(4 * GIB + 1)), bool(d.try_alloc(4 * GIB)))
+    d = Cuda(); a = time.monotonic(); print(bool(d.try_alloc(4 * GIB)), bool(d.try_alloc(1)))
     for _ in range(50): d.launch(1)
     d.call("cuCtxSynchronize"); print(9 < time.monotonic() - a < 13, d.try_alloc(MIB))
     """
     out, err = ended(python(rig, code))
-    assert out.splitlines() == ["False True", "True 0"]
-    assert err.count("does not answer") == 1 and err.count("\n") == 2
+    assert out.splitlines() == ["False False", "True 0"]
+    first, second = sorted(err.splitlines())
+    assert "no device memory: the arbiter of this node did not register process" in first and "does not answer" in first
+    assert "does not answer; this program goes on without waiting" in second
+
+
+STEPS = """
+    d = Cuda(); print("up", d.try_alloc({before} * MIB) > 0, flush=True)
+    for line in sys.stdin: print(d.try_alloc(int(line) * MIB) > 0, flush=True)
+"""
+
+
+def asks(process: subprocess.Popen[str], mib: int) -> str:
+    """The program tries to allocate so much."""
+    assert process.stdin
+    process.stdin.write(f"{mib}\n")
+    process.stdin.flush()
+    return line(process)
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "new, and qgpud is away"])
+def test_without_an_arbiter_a_job_gets_no_more_than_its_cap(rig: Rig, how: str) -> None:
+    """ONLINE may have 1 GiB. Processes that it started before go on within that; later ones get nothing."""
+    old = python(rig, STEPS.format(before=100), ONLINE, subprocess.PIPE)
+    assert line(old) == "up True"
+    if how == "stopped":
+        rig.arbiter.send_signal(signal.SIGSTOP)
+    else:
+        rig.arbiter.kill()
+        rig.arbiter.wait()
+    if how.startswith("new"):
+        rig.start_arbiter(told=False)
+    begun = time.monotonic()
+    new = [python(rig, STEPS.format(before=900), ONLINE, subprocess.PIPE) for _ in range(3)]
+    assert [line(process) for process in new] == ["up False"] * 3
+    assert 9 < time.monotonic() - begun < 30, "it waits for an answer, but not for ever"
+    assert asks(old, 800) == "True", "who is registered goes on"
+    assert asks(old, 300) == "False", "up to the cap"
+    if how == "stopped":
+        rig.arbiter.send_signal(signal.SIGCONT)
+    else:
+        rig.start_arbiter() if how == "killed" else rig.sync()
+    wait_for("all are registered", lambda: tenant(rig, ONLINE).procs == 4)
+    assert [asks(process, 100) for process in new] == ["True", "False", "False"], "together 1000 of 1024 MiB"
+    for process in new:
+        process.kill()
+        error = process.communicate()[1]
+        assert "no device memory: the arbiter of this node did not register process" in error
+        assert ("is qgpud running" if how.startswith("new") else "does not answer") in error
+    old.kill()
+    old.communicate()
 
 
 def test_contexts_and_forks_leave_nothing_behind(rig: Rig) -> None:

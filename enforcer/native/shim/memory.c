@@ -2,7 +2,7 @@
  *
  * The cap is the job's, so admission sums over the slots of all its processes: announce the bytes as pending, sum,
  * and go on only if everything used and pending fits. Two that announce at the same time may both see too much;
- * both withdraw and try again after unequal pauses. Before a process is registered it counts itself alone.
+ * both withdraw and try again after unequal pauses. Before a process is registered it gets nothing.
  */
 #include "memory.h"
 
@@ -112,8 +112,8 @@ static struct amount human(uint64_t bytes)
     return (struct amount){(double)bytes / 1024, "KiB"};
 }
 
-/* Before it is registered a process knows nothing of its siblings, so it waits for that. If nobody answers, it counts
- * itself alone; if the answer is no, it gets nothing: each process of a crowd would have the whole cap. */
+/* Before it is registered a process knows nothing of its siblings, so it waits for that. If the answer is no, or there is
+ * none, it gets nothing: each process of a crowd would have the whole cap. */
 static bool may_hold(struct qg_card *card)
 {
     return QG_LIKELY(qg_pages_of(card) != NULL) || !qg_register_for_memory(card);

@@ -36,7 +36,7 @@
 
 #define FIRST_FD 200           /* our descriptors lie at or above it */
 #define FIRST_WAIT_NS 500000000u  /* cuInit waits so long for the first registration */
-#define START_LEASE_NS 10000000000u /* no arbiter for so long after cuInit: compute goes on without it */
+#define START_LEASE_NS 10000000000u /* no arbiter for so long after cuInit: compute goes on without it, memory is refused */
 #define ANSWER_MS 2000         /* the arbiter answers within this, or we start over */
 #define RETRY_MS 100
 #define REFUSED_MS 1000        /* a clear no will hardly become a yes, but an administrator may repair it */
@@ -299,8 +299,10 @@ static int register_all(int sock)
         int status;
         if (!qg_cards[i].visible)
             continue;
-        while ((status = register_card(sock, &qg_cards[i], speaks)) == EAGAIN)
+        while ((status = register_card(sock, &qg_cards[i], speaks)) == EAGAIN) {
+            __atomic_store_n(&reg.last, EAGAIN, __ATOMIC_RELEASE);
             nap_ms(RETRY_MS);
+        }
         if (status != 0)
             return status;
     }
@@ -433,6 +435,15 @@ bool qg_register_wait(struct qg_card *card)
     return qg_pages_of(card) != NULL;
 }
 
+/* Nobody said yes, and nobody said no. */
+static const char *unanswered(void)
+{
+    if (!__atomic_load_n(&reg.running, __ATOMIC_ACQUIRE))
+        return "this process could not start the thread that asks for it";
+    return __atomic_load_n(&reg.last, __ATOMIC_ACQUIRE) == EAGAIN ? "it was not told yet which jobs there are; is qgpud running"
+                                                                   : "it does not answer";
+}
+
 const char *qg_register_for_memory(struct qg_card *card)
 {
     while (__atomic_load_n(&reg.running, __ATOMIC_ACQUIRE)) {
@@ -444,7 +455,7 @@ const char *qg_register_for_memory(struct qg_card *card)
         if (!wait_change(seen, reg.started_ns + START_LEASE_NS))
             break;
     }
-    return NULL;
+    return qg_pages_of(card) ? NULL : unanswered();
 }
 
 /* Our doorbell was closed by the program: the helper registers again at its next look, which rings by itself. */

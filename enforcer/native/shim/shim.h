@@ -92,7 +92,7 @@ void qg_register_first(void);            /* waits shortly for its first answer *
 void qg_register_after_fork(void);       /* in the child */
 bool qg_register_connected(void);
 bool qg_register_wait(struct qg_card *card); /* until pages are there or the lease ran out */
-/* Waits the same way. Why the process may hold no device memory, NULL: it may (it is registered, or nobody answered). */
+/* Waits the same way. Why the process may hold no device memory; NULL: it is registered, so it may. */
 const char *qg_register_for_memory(struct qg_card *card);
 void qg_ring_by_helper(struct qg_card *card);
 
