@@ -394,6 +394,35 @@ def test_without_an_arbiter_a_job_gets_no_more_than_its_cap(rig: Rig, how: str) 
     old.communicate()
 
 
+@pytest.mark.parametrize("then", ["d = Cuda()", "pass"], ids=["with a card", "without"])
+def test_program_that_executes_another_stands_at_no_gate_any_more(rig: Rig, then: str) -> None:
+    """Another thread stood at the closed gate in that moment; what runs now has no work."""
+    code = f"""
+    d = Cuda()
+    def stand():
+        d.call("cuCtxSetCurrent", d.ctx)
+        while True: d.launch(1)
+    threading.Thread(target=stand, daemon=True).start()
+    sys.stdin.readline()
+    head = open("/proc/self/cmdline").read().split(chr(0))[2].split("d = Cuda()")[0]
+    body = "{then}; print('up', flush=True); time.sleep(600)"
+    os.execv(sys.executable, [sys.executable, "-c", head + body])
+    """
+    with busy_online(rig):
+        process = python(rig, code, stdin=subprocess.PIPE)
+        wait_for("a thread stands at the gate", lambda: tenant(rig).busy)
+        time.sleep(0.2)
+        assert tenant(rig).busy
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert line(process) == "up"
+        wait_for("nobody stands there any more", lambda: not tenant(rig).busy, 5)
+        assert not any(tenant(rig).busy for _ in range(200))
+    process.kill()
+    process.communicate()
+
+
 def test_contexts_and_forks_leave_nothing_behind(rig: Rig) -> None:
     code = """
     import sim_client

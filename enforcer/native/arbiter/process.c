@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "arbiter.h"
+#include "qg_time.h"
 
 enum { MAX_PROCS = 8192 };
 
@@ -60,11 +61,13 @@ void proc_died(struct arbiter *a, struct proc *p) {
 }
 
 void proc_conn_closed(struct arbiter *a, const struct conn *c) {
+    uint64_t now = qg_now_ns();
     for (struct proc *p = a->procs; p; p = p->next) {
         for (uint32_t i = 0; i < p->nslots; i++) {
             struct slot *s = &p->slots[i].tenant->slots[p->slots[i].slot];
             if (s->conn != c) continue;
             s->conn = NULL;
+            s->lost_ns = now;
             hw_connection_ended(a, p->slots[i].tenant, p->slots[i].slot);
         }
     }

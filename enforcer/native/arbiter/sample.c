@@ -20,6 +20,7 @@
 #define DISCREDIT_MIN_NS (10 * QP_MS)
 #define DISCREDIT_MAX_NS (1000 * QP_MS)
 #define HELD_NS (1 * QP_MS)               /* words that were on their way when groups were stopped arrive within it */
+#define LOST_NS (2000 * QP_MS)            /* without a connection for so long: it runs another program, whose words these are not */
 #define WORKING_NS (10 * QP_MS)           /* a process that showed work so recently divides the window */
 #define TURN_NS 20000u                    /* a thread may go on so long before the arbiter has noted when it opened the gate */
 #define MAX_AHEAD_NS (1000 * QP_MS)       /* ends that are foreseen further ahead are garbage, or of no interest yet */
@@ -78,14 +79,15 @@ static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool mark
     struct qg_proc *page = &t->job->procs[i];
     struct slot *s = &t->slots[i];
     uint64_t count = total_launches(page);
-    uint32_t waiting = READ_ONCE(page->waiting);
+    bool ours = s->conn || now - s->lost_ns < LOST_NS; /* a shim that lost its connection is back within 0.4 s */
+    uint32_t waiting = ours ? READ_ONCE(page->waiting) : 0;
     bool works = count != s->launches, pending = false;
     v->launched |= works;
     advance(&t->launches, &s->launches, count);
     if (waiting > MAX_WAITING) waiting = 0;
     v->waiting += waiting;
     look_for_turn(t, page, s, v, now);
-    if (markers) {
+    if (markers && ours) {
         bool unmarked = READ_ONCE(page->unmarked) != 0, held = hw_held(t, i);
         uint64_t reached = 0;
         for (uint32_t m = 0; m < QG_MARKERS; m++) {

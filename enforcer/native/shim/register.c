@@ -234,10 +234,23 @@ static void keep_number(struct qg_pages *pages, const struct qg_pages *old)
     pages->doorbell = old->doorbell;
 }
 
+/* The slot may have been that of the program which this process ran before it executed us: its threads stand at no gate any
+ * more, and its work is gone. The arbiter clears markers; that these words are stale only we know, since a program that merely
+ * lost its connection comes back in the same way. */
+static void begin_slot(struct qg_proc *proc)
+{
+    __atomic_store_n(&proc->waiting, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&proc->inflight_us, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&proc->ends_ns, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&proc->turn_ns, 0, __ATOMIC_RELAXED);
+}
+
 /* The new pages take over; the old ones stay mapped, because another thread may be reading them. */
 static void adopt(struct qg_card *card, struct qg_pages *pages)
 {
     struct qg_pages *old = qg_pages_of(card);
+    if (!old)
+        begin_slot(pages->proc);
     keep_number(pages, old);
     qg_memory_adopt(card, pages);
     qg_streams_adopt(card, old);
