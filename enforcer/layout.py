@@ -175,7 +175,7 @@ class ProcSlot(ctypes.Structure):
         ("window_bypass", c_uint64),
         ("copy_bytes", c_uint64),
         ("unmarked", c_uint32),
-        ("reserved0", c_uint32),
+        ("contexts", c_uint32),
         ("ends_ns", c_uint64),
         ("turn_ns", c_uint64),
         ("pad", c_uint8 * 400),

@@ -155,7 +155,7 @@ struct qg_proc {
     uint64_t window_bypass;  /* launches let through a full window after 2 ms without progress */
     uint64_t copy_bytes;     /* bytes of gated copies */
     uint32_t unmarked;       /* 1: work was submitted after the last marker of some stream */
-    uint32_t reserved0;
+    uint32_t contexts;       /* of the process on this card, in which it submitted work and which still are; 0: an older shim */
     uint64_t ends_ns;        /* CLOCK_MONOTONIC: when what it has on the card will probably have ended; 0: nobody can tell */
     uint64_t turn_ns;        /* CLOCK_MONOTONIC: when a thread that stood at the closed gate first went on after it last opened */
     uint8_t pad[400];

@@ -135,6 +135,7 @@ struct tenant {
     uint64_t discredit_until_ns, discredit_ns;
     uint64_t unused_ns, unused_from_ns; /* open gate and somebody stood there: sum, and since when (0 = not now) */
     uint32_t working;                   /* processes with work now, which divide the window */
+    uint32_t more_contexts;             /* of its processes, beside one each */
     double load; /* 0..1, was it on the card at the last sample */
     uint64_t service_seen;
     uint32_t stood; /* gate word at the last booking, and what else held then */

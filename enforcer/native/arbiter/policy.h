@@ -60,7 +60,7 @@ struct qp_tenant {
     uint32_t live;      /* 1: has a registered process; others are ignored */
     uint32_t job_class; /* enum qg_class */
     uint32_t share;     /* 1..100 */
-    uint32_t procs;     /* registered processes */
+    uint32_t procs;     /* registered processes, each of their contexts counted as one */
     /* input: what it shows now */
     uint32_t wants;     /* 1: work unfinished, or threads at the gate */
     uint32_t undrained; /* 1: work of it may still be on the card */

@@ -25,6 +25,7 @@
 #define TURN_NS 20000u                    /* a thread may go on so long before the arbiter has noted when it opened the gate */
 #define MAX_AHEAD_NS (1000 * QP_MS)       /* ends that are foreseen further ahead are garbage, or of no interest yet */
 #define MAX_WAITING 65536u                /* threads; more is garbage */
+#define MAX_CONTEXTS 64u                  /* of one process; more is garbage, and counts as so many */
 #define MAX_LAUNCHES (1ull << 56)         /* of one counter; more is garbage */
 
 #define READ_ONCE(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
@@ -54,7 +55,7 @@ static void advance(uint64_t *total, uint64_t *seen, uint64_t value) {
 
 struct view {
     bool launched, pending, unmarked, frozen, unforeseen;
-    uint32_t waiting, working;
+    uint32_t waiting, working, more_contexts;
     uint64_t signature, inflight_us, ends_ns, turn_ns;
 };
 
@@ -97,6 +98,8 @@ static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool mark
             reached = reached * 31 + done;
         }
         watch_held(t, s, held, reached, now);
+        uint64_t contexts = at_most(READ_ONCE(page->contexts), MAX_CONTEXTS);
+        v->more_contexts += contexts > 1 ? (uint32_t)contexts - 1 : 0;
         v->inflight_us += at_most(READ_ONCE(page->inflight_us), QP_DEEP_WINDOW_US);
         v->frozen |= held && (unmarked || pending);
         v->unmarked |= unmarked && !held;
@@ -274,6 +277,7 @@ void sample_full(struct tenant *t, uint64_t now) {
     t->expected_ns = v.inflight_us * 1250; /* a quarter more: estimates are only that */
     t->unmarked = v.unmarked;
     t->working = v.working;
+    t->more_contexts = v.more_contexts;
     t->card->policy.tenant[t->index].ends_ns = v.unforeseen ? 0 : v.ends_ns;
     set_window(t);
     take_in(t, &v, progress, now);
@@ -296,7 +300,7 @@ void sample_classify(struct tenant *t, uint64_t now) {
     q->granted = !t->revoked;
     q->job_class = t->job_class;
     q->share = t->share;
-    q->procs = t->nprocs;
+    q->procs = t->nprocs + t->more_contexts;
     q->wants = t->nprocs && ((marked && !t->stuck) || loose || t->standing || t->launched || t->frozen);
     q->stands = t->standing;
     q->free = gates_free(t);

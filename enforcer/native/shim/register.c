@@ -243,6 +243,7 @@ static void begin_slot(struct qg_proc *proc)
     __atomic_store_n(&proc->inflight_us, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->ends_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->turn_ns, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&proc->contexts, 0, __ATOMIC_RELAXED);
 }
 
 /* The new pages take over; the old ones stay mapped, because another thread may be reading them. */

@@ -58,6 +58,26 @@ static size_t bucket(uint64_t key, CUcontext context, uint64_t thread)
     return (size_t)(hash >> 40) % BUCKETS;
 }
 
+/* Under qg_table_lock: tells the arbiter in how many contexts this process works on the card. Each is a client of the card's
+ * own time slices, so that the card does not divide equally between processes. */
+static void show_contexts(struct qg_card *card)
+{
+    struct qg_pages *pages = qg_pages_of(card);
+    uint32_t count = 0;
+    if (!pages)
+        return;
+    for (const struct qg_context *record = contexts; record; record = record->next)
+        count += record->handle && record->card == card;
+    __atomic_store_n(&pages->proc->contexts, count, __ATOMIC_RELAXED);
+}
+
+/* Under qg_table_lock. The record of a context that is gone. */
+static void free_record(struct qg_context *record)
+{
+    record->handle = NULL;
+    show_contexts(record->card);
+}
+
 /* Under qg_table_lock. Never freed, because stream records point to them, but used again. */
 static struct qg_context *context_record(CUcontext handle, struct qg_card *card)
 {
@@ -83,6 +103,7 @@ static struct qg_context *context_record(CUcontext handle, struct qg_card *card)
     record->refused = false;
     __atomic_store_n(&record->broken, false, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&record->lock);
+    show_contexts(card);
     return record;
 }
 
@@ -417,7 +438,7 @@ void qg_streams_context_gone(CUcontext handle)
         record->attached = NULL; /* the page may have been registered through the context that is gone */
         pthread_mutex_unlock(&record->lock);
         if (record->handle == handle)
-            record->handle = NULL;
+            free_record(record);
     }
     pthread_mutex_unlock(&qg_table_lock);
 }
@@ -433,7 +454,7 @@ void qg_streams_green_gone(CUcontext handle)
     }
     for (struct qg_context *record = contexts; record; record = record->next)
         if (record->handle == handle)
-            record->handle = NULL;
+            free_record(record);
     pthread_mutex_unlock(&qg_table_lock);
 }
 
@@ -452,6 +473,7 @@ void qg_streams_adopt(struct qg_card *card, struct qg_pages *from)
         if (behind)
             qg_set_unmarked(stream);
     }
+    show_contexts(card);
     pthread_mutex_unlock(&qg_table_lock);
     qg_show_unmarked(card);
     __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST); /* threads know the old pages */
