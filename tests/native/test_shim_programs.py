@@ -394,6 +394,25 @@ def test_without_an_arbiter_a_job_gets_no_more_than_its_cap(rig: Rig, how: str) 
     old.communicate()
 
 
+def test_second_copy_of_the_shim_in_a_process_hides_no_memory(rig: Rig) -> None:
+    code = """
+    d = Cuda(); d.alloc(600 * MIB)
+    load = c.CDLL(None).dlmopen; load.restype = c.c_void_p
+    shim = os.environ["LD_PRELOAD"].split(":")[0].encode()
+    other = c.CDLL("second", handle=load(c.c_long(-1), shim, 2)) # a namespace of its own, RTLD_NOW
+    context, at = c.c_void_p(), c.c_uint64()
+    assert other.cuInit(0) == 0 and other.cuCtxCreate_v2(c.byref(context), 0, 0) == 0
+    print(other.cuMemAlloc_v2(c.byref(at), c.c_size_t(600 * MIB)), flush=True)
+    d.call("cuCtxSetCurrent", d.ctx)
+    print(d.try_alloc(600 * MIB), d.try_alloc(300 * MIB) > 0, flush=True)
+    sys.stdin.readline()
+    """
+    process = python(rig, code, ONLINE, stdin=subprocess.PIPE)
+    assert [line(process), line(process)] == ["2", "0 True"], "900 of the job's 1024 MiB"
+    assert (tenant(rig, ONLINE).mem_used >> 20, tenant(rig, ONLINE).procs) == (900, 1)
+    assert "another copy of the driver library in this process" in process.communicate("\n", timeout=20)[1]
+
+
 @pytest.mark.parametrize("then", ["d = Cuda()", "pass"], ids=["with a card", "without"])
 def test_program_that_executes_another_stands_at_no_gate_any_more(rig: Rig, then: str) -> None:
     """Another thread stood at the closed gate in that moment; what runs now has no work."""

@@ -297,6 +297,7 @@ void conn_accept(struct arbiter *a, int listener, enum conn_kind kind);
 void conn_ready(struct arbiter *a, struct conn *c, uint32_t events);
 int conn_sweep(struct arbiter *a, uint64_t now); /* returns how long to wait at most, ms, -1 = for ever */
 void conn_close(struct arbiter *a, struct conn *c);
+bool conn_alive(const struct conn *c);
 void register_message(struct arbiter *a, struct conn *c, const void *buf, size_t len, int fd);
 bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t len);
 

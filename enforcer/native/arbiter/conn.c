@@ -145,6 +145,12 @@ void conn_close(struct arbiter *a, struct conn *c) {
     if (c->pidfd >= 0) close(c->pidfd);
 }
 
+/* The other end may have hung up although we have not read so far. */
+bool conn_alive(const struct conn *c) {
+    struct pollfd pfd = {.fd = c->fd, .events = POLLRDHUP};
+    return !c->dead && poll(&pfd, 1, 0) == 0;
+}
+
 static bool may_speak(struct conn *c) {
     uint64_t now = qg_now_ns(), earned = (now - c->bucket_ns) / (1000000000ull / MESSAGES_PER_SECOND);
     if (c->kind == CONN_CONTROL) return true;

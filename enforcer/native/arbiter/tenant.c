@@ -201,12 +201,14 @@ static void take_slot(struct tenant *t, uint32_t i, struct proc *p, struct conn 
 int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn *c, uint64_t mem_used, uint32_t *slot) {
     int at = choose_slot(t, p);
     if (at < 0) return at;
+    bool moved = t->slots[at].proc == p && t->slots[at].conn && t->slots[at].conn != c; /* the end of that one is not seen yet */
+    /* Two copies of the shim in one process would write one slot, and each hide what the other holds. */
+    if (moved && conn_alive(t->slots[at].conn)) return -EBUSY;
     if (t->slots[at].proc != p) {
         if (p->nslots == AR_MAX_PROC_CARDS) return -ENOSPC;
         p->slots[p->nslots].tenant = t;
         p->slots[p->nslots++].slot = (uint32_t)at;
     }
-    bool moved = t->slots[at].proc == p && t->slots[at].conn && t->slots[at].conn != c; /* the end of that one is not seen yet */
     int bell = t->nprocs ? -1 : eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pthread_mutex_lock(&t->card->lock);
     /* Processes before it may have left the doorbell blocking and full: then ringing it would never return. And bytes in
