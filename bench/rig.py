@@ -57,6 +57,7 @@ class Rig:
     hardware: Mapping[str, Any] | None = None  # settings of hardware preemption; None: gating alone
     traced: bool = True  # the arbiter's gate trace, an instrument: it is written 20 times a second
     arbiter_binary: Path = BUILD / "bin/qgpu-arbiter"
+    arbiter_options: Sequence[str] = ()
     _running: list[subprocess.Popen[Any]] = field(default_factory=list)
 
     @property
@@ -133,6 +134,7 @@ class Rig:
             self.arbiter_binary,
             "--run-dir",
             self.run_dir,
+            *self.arbiter_options,
         ]
         if self.traced:
             argv += ["--trace", self.directory / "gates.bin"]

@@ -18,7 +18,7 @@ from enforcer import abi
 from enforcer.arbiter_link import TenantStats
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
-ONLINE, OFFLINE, NEIGHBOUR = 1, 2, 3
+ONLINE, OFFLINE, NEIGHBOUR, PEER = 1, 2, 3, 4
 ENDLESS = ("--length", "60", "--iters", "200000", "--no-sync-each=16")
 
 
@@ -115,6 +115,40 @@ def test_hung_kernel_of_an_offline_tenant_costs_others_a_bounded_time(rig: Rig) 
     wait_for("it is gone", lambda: tenant(rig).procs == 0)
     works(rig, NEIGHBOUR, "alone again", 2, 500)
     kill(well)
+
+
+def test_hung_kernel_of_an_online_tenant_takes_no_turns_of_its_peers(rig: Rig) -> None:
+    rig.grant(PEER, "online", mem_mib=1024)
+    hung, well = (rig.workload(rig.grants[job], *ENDLESS) for job in (ONLINE, PEER))
+    batch = rig.workload(rig.grants[OFFLINE], *ENDLESS)
+    for job in (ONLINE, PEER):
+        works(rig, job, "both work")
+    assert not tenant(rig, ONLINE).passed_over and closed(rig)
+    rig.fault(f"hang pid={hung.pid}")
+    wait_for("it is passed over, 2 s after its last progress", lambda: tenant(rig, ONLINE).passed_over, 15)
+    works(rig, PEER, "the other goes on without its turns", 5, 500)
+    waited = tenant(rig, PEER).closed_share_ns
+    works(rig, PEER, "the other goes on without its turns", 5, 500)
+    assert tenant(rig, PEER).closed_share_ns - waited < 20e6, "its gate stays open"
+    kill(well)
+    time.sleep(0.5)
+    assert closed(rig) and tenant(rig, OFFLINE).launches < 20, "a kernel of online may take its time"
+    kill(hung)
+    works(rig, OFFLINE, "offline has the card", 5)
+    kill(batch)
+
+
+def test_lease_of_hung_work_is_an_option(rig: Rig) -> None:
+    rig.arbiter.kill()
+    rig.arbiter.wait()
+    rig.arbiter_options = ("--hang-s", "2")
+    rig.start_arbiter()
+    service, batch = (rig.workload(rig.grants[job], *ENDLESS) for job in (ONLINE, OFFLINE))
+    works(rig, ONLINE, "online works")
+    rig.fault(f"hang pid={service.pid}")
+    works(rig, OFFLINE, "offline has the card although the hung process lives", 10)
+    kill(service)
+    kill(batch)
 
 
 def test_hung_kernel_of_an_online_tenant_ends_with_its_process(rig: Rig) -> None:

@@ -66,7 +66,7 @@ static void observe(struct qp_card *c, uint64_t now) {
         else t->greedy = 0;
         if (t->wants) t->idle_since_ns = 0;
         else if (!t->idle_since_ns) t->idle_since_ns = now;
-        working |= t->wants && class_of(t) == ONLINE;
+        working |= (t->wants || t->hung) && class_of(t) == ONLINE;
     }
     if (working || c->online_working) c->online_busy_ns = now;
     c->online_working = working;

@@ -67,6 +67,7 @@ struct qp_tenant {
     uint32_t granted;   /* 1: the job is here, though perhaps no process of it has registered yet */
     uint32_t free;      /* 1: isolation none for its class or job: its gate stays open; as online it still preempts */
     uint32_t suspended; /* 1: its job is preempted on another card of the node, so it must not run here either */
+    uint32_t hung;      /* 1: online, and its work makes no progress: no turn among its peers, offline stays closed all the same */
     uint32_t stands;    /* 1: a thread of it stands at its gate: it launches when that opens, and says when it began */
     uint64_t ends_ns;      /* when what it has on the card will have ended, as its programs foresee it; 0 = they do not */
     uint64_t used_from_ns; /* when it began to use the turn it was given, by the arbiter's clock; 0 = not known */

@@ -9,10 +9,9 @@
 #include "arbiter.h"
 #include "qg_msg.h"
 
-#define MARKER_LEASE_NS (60000 * QP_MS)   /* markers without any progress for so long: hung, or lying */
 #define UNMARKED_LEASE_NS (100 * QP_MS)   /* the same for work that no marker follows, without a window */
 #define LOOSE_NS 200000ull                /* the same with one: so much more than it is to take */
-#define STUCK_NS (2000 * QP_MS)           /* the same for an offline tenant: it gets no turns, but is charged on */
+#define STUCK_NS (2000 * QP_MS)           /* markers without progress for so long: no turns among peers, but charged on */
 #define STUCK_LEAST_NS (100 * QP_MS)      /* ... sooner if it never was silent for a quarter as long */
 #define STUCK_TIMES 4u
 #define STANDING_LEASE_NS (5 * QP_MS)     /* open gate, in one turn or many, and still standing there: stopped, lying */
@@ -257,7 +256,7 @@ static bool believe_unmarked(const struct tenant *t, uint64_t now) {
     return now < t->counted_ns + t->expected_ns + LOOSE_NS || now < t->progress_ns + t->expected_ns / 4 + LOOSE_NS;
 }
 
-/* No kernel of an offline tenant ever took a quarter of that: it hangs, or lies. */
+/* No kernel of it ever took a quarter of that: it hangs, or lies. */
 static uint64_t stuck_after(const struct tenant *t) {
     uint64_t after = STUCK_TIMES * at_most(t->longest_ns, STUCK_NS);
     return at_most(after > STUCK_LEAST_NS ? after : STUCK_LEAST_NS, STUCK_NS);
@@ -292,9 +291,11 @@ void sample_classify(struct tenant *t, uint64_t now) {
     struct qp_tenant *q = &t->card->policy.tenant[t->index];
     uint64_t quiet = now - t->progress_ns;
     uint64_t window = (uint64_t)t->card->window_us * 2000;
-    bool marked = t->pending && quiet < MARKER_LEASE_NS;
+    bool marked = t->pending && quiet < (uint64_t)t->card->arbiter->hang_s * 1000 * QP_MS;
+    bool online = t->job_class == QG_CLASS_ONLINE;
     bool loose = t->ran || (t->unmarked && believe_unmarked(t, now));
-    t->stuck = t->pending && quiet >= stuck_after(t) && t->job_class == QG_CLASS_OFFLINE;
+    /* Online has the card for as long as a kernel takes; only its peers do not wait for that. */
+    t->stuck = t->pending && quiet >= stuck_after(t) && !(online && t->card->lone_online);
     t->busy = t->nprocs && (marked || loose || t->standing || t->launched || t->frozen);
     q->live = t->nprocs > 0 && !t->revoked;
     q->granted = !t->revoked;
@@ -302,6 +303,7 @@ void sample_classify(struct tenant *t, uint64_t now) {
     q->share = t->share;
     q->procs = t->nprocs + t->more_contexts;
     q->wants = t->nprocs && ((marked && !t->stuck) || loose || t->standing || t->launched || t->frozen);
+    q->hung = online && marked && t->stuck && !q->wants;
     q->stands = t->standing;
     q->free = gates_free(t);
     q->suspended = together_suspended(t);
@@ -363,7 +365,7 @@ static void book_holding(struct tenant *t, uint64_t dt, uint64_t now) {
     const struct card *card = t->card;
     const struct qp_tenant *q = &card->policy.tenant[t->index];
     if (t->job_class != QG_CLASS_ONLINE || !q->worked) return;
-    if (now - q->last_work_ns < card->policy.idle_release_ns + dt) t->held_ns += dt;
+    if (q->hung || now - q->last_work_ns < card->policy.idle_release_ns + dt) t->held_ns += dt;
 }
 
 /* Books the interval since the last call; called right after a decision, which has charged the same interval. */
