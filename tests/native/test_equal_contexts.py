@@ -86,7 +86,9 @@ def test_four_contexts_of_a_process_get_no_more_than_one_of_another(rig: Rig) ->
     time.sleep(0.5)
     before = closings(rig)
     assert 0 < part(rig, many.pid, 2) < 0.6
-    assert closings(rig) == before, "one context each: the card divides by itself again, and no gate is closed"
+    assert closings(rig) == before, (
+        "one context each: the card divides by itself again, and no gate is closed"
+    )
     for process in (few, many):
         process.kill()
         process.communicate()

@@ -147,7 +147,10 @@ def test_nothing_is_allocated_before_any_registration(tmp_path: Path) -> None:
         assert arbiter.card.proc("mem_used") == GIB
         error = probe.finish()
     arbiter.stop()
-    assert "no device memory: the arbiter of this node did not register process" in error and "does not answer" in error
+    assert (
+        "no device memory: the arbiter of this node did not register process" in error
+        and "does not answer" in error
+    )
 
 
 def test_held_memory_is_told_when_the_arbiter_comes_back(tmp_path: Path) -> None:

@@ -343,7 +343,10 @@ def test_without_an_arbiter_compute_opens_once_and_memory_stays_shut(rig: Rig) -
     out, err = ended(python(rig, code))
     assert out.splitlines() == ["False False", "True 0"]
     first, second = sorted(err.splitlines())
-    assert "no device memory: the arbiter of this node did not register process" in first and "does not answer" in first
+    assert (
+        "no device memory: the arbiter of this node did not register process" in first
+        and "does not answer" in first
+    )
     assert "does not answer; this program goes on without waiting" in second
 
 

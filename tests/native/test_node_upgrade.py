@@ -1,0 +1,114 @@
+"""qgpud and arbiter exchanged one after the other, this version and the one before, while jobs work and come and go."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from node_support import BUILD, MIB, Chain, chains, until
+
+from enforcer.arbiter_link import ArbiterLink, TenantStats
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes"),
+    pytest.mark.timeout(180),
+]
+OLD = Path(os.environ.get("QGPU_TEST_OLD_BUILD", "")) / "bin/qgpu-arbiter"
+ARBITERS = {1: OLD if OLD.is_file() else BUILD / "test/qgpu-arbiter-v1", 2: BUILD / "bin/qgpu-arbiter"}
+FIRST, SECOND = 7, 8
+
+
+@pytest.fixture
+def chain() -> Iterator[Chain]:
+    with chains() as make:
+        yield make()
+
+
+def tenant(chain: Chain, job: int) -> TenantStats | None:
+    return next((t for t in chain.tenants() if t.job_id == job), None)
+
+
+def works(chain: Chain, job: int) -> None:
+    """The job is registered and launches."""
+    until(lambda: (found := tenant(chain, job)) and found.procs == 1)
+    before = tenant(chain, job)
+    assert before
+    until(lambda: (now := tenant(chain, job)) and now.launches > before.launches + 50)
+
+
+def restart_qgpud(chain: Chain, sig: int) -> None:
+    """The daemon ends and comes again; the jobs' arbiter hears the list once more."""
+    synced = chain.log().count("event=arbiter-synced")
+    chain.qgpud.send_signal(sig)
+    chain.qgpud.wait(10)
+    chain.start_qgpud()
+    until(lambda: chain.log().count("event=arbiter-synced") > synced)
+
+
+def exchange_arbiter(chain: Chain, version: int) -> None:
+    """An arbiter of this version follows; qgpud finds it by itself."""
+    synced = chain.log().count("event=arbiter-synced")
+    chain.arbiter.terminate()
+    chain.arbiter.wait(10)
+    (chain.opt / "bin/qgpu-arbiter").unlink()
+    (chain.opt / "bin/qgpu-arbiter").write_bytes(ARBITERS[version].read_bytes())
+    (chain.opt / "bin/qgpu-arbiter").chmod(0o755)
+    chain.arbiter = chain.ready("bin/qgpu-arbiter", "--run-dir", f"{chain.directory}/run")
+    until(lambda: chain.log().count("event=arbiter-synced") > synced)
+    with ArbiterLink(f"{chain.directory}/run") as link:
+        link.stats()
+        assert link.version == version
+
+
+def short_job(chain: Chain, job: int) -> None:
+    """A job comes, works within its cap, and goes: whoever serves this node now."""
+    assert chain.hook("prolog", job, "qgpu/1 class=offline share=20 mem=1024") == 0
+    process = chain.task(job, "--memory", "256M", "--requests", "20", "--kernel-us", "200")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and '"kernels"' in out, err
+    assert chain.hook("epilog", job) == 0
+    until(lambda: tenant(chain, job) is None)
+    until(lambda: chain.usage(job).launches > 0)
+
+
+def test_daemons_are_exchanged_under_live_jobs(chain: Chain) -> None:
+    """Each step by itself: the jobs work on, keep what they hold, and their use is booked on."""
+    assert chain.hook("prolog", FIRST, "qgpu/1 class=offline share=50 mem=4096") == 0
+    assert chain.hook("prolog", SECOND, "qgpu/1 class=offline share=30 mem=4096") == 0
+    load = ("--length", "170", "--kernel-us", "200")
+    running = {
+        FIRST: chain.task(FIRST, "--memory", "1G", *load),
+        SECOND: chain.task(SECOND, "--memory", "512M", *load),
+    }
+    steps = [
+        lambda: restart_qgpud(chain, signal.SIGTERM),
+        lambda: exchange_arbiter(chain, 1),
+        lambda: restart_qgpud(chain, signal.SIGKILL),
+        lambda: exchange_arbiter(chain, 2),
+        lambda: restart_qgpud(chain, signal.SIGKILL),
+    ]
+    try:
+        for job in running:
+            works(chain, job)
+        booked = 0
+        for number, step in enumerate(steps):
+            step()
+            for job, process in running.items():
+                works(chain, job)
+                assert process.poll() is None, process.communicate()
+            held = {job: found.mem_used // MIB for job in running if (found := tenant(chain, job))}
+            assert held == {FIRST: 1024, SECOND: 512}
+            short_job(chain, 100 + number)
+            until(lambda: chain.usage(FIRST).launches > booked, 10)
+            booked = chain.usage(FIRST).launches
+        until(lambda: all(t.mem_extra for t in chain.tenants()))  # qgpud tells contexts to the new arbiter
+    finally:
+        errors = {}
+        for job, process in running.items():
+            process.kill()
+            errors[job] = process.communicate()[1]
+    assert errors == {FIRST: "", SECOND: ""}, "the programs noticed nothing"
