@@ -1,4 +1,4 @@
-"""best-effort is equal between tenants, also where one has several contexts: each is a client of the card's own slices."""
+"""best-effort is equal between tenants, also where one has several contexts, each a client of the card's slices."""
 
 from __future__ import annotations
 

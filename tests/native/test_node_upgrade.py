@@ -103,7 +103,7 @@ def test_daemons_are_exchanged_under_live_jobs(chain: Chain) -> None:
             held = {job: found.mem_used // MIB for job in running if (found := tenant(chain, job))}
             assert held == {FIRST: 1024, SECOND: 512}
             short_job(chain, 100 + number)
-            until(lambda: chain.usage(FIRST).launches > booked, 10)
+            until(lambda most=booked: chain.usage(FIRST).launches > most, 10)
             booked = chain.usage(FIRST).launches
         until(lambda: all(t.mem_extra for t in chain.tenants()))  # qgpud tells contexts to the new arbiter
     finally:

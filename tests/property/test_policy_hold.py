@@ -151,3 +151,22 @@ def test_a_hold_is_short_and_has_a_reason(seed: int) -> None:
             assert card.now < came + HOLD_NS
             assert any(card[j].undrained and not card[j].heavy for j in offline)
             assert card.raw.wake_ns <= came + HOLD_NS
+
+
+def test_a_hung_online_tenant_gets_no_turn_of_its_peers_and_keeps_offline_out() -> None:
+    card = Card((ONLINE, 50), (ONLINE, 50), (OFFLINE, 50))
+    card[0].hung = card[0].undrained = 1
+    card.want(1, 2)
+    for _ in range(200):
+        card.at(5 * MS)
+        assert card[0].gate & abi.GATE_CLOSED, "nobody waits for its turn to end"
+        assert not card[1].gate & abi.GATE_CLOSED
+        assert card[2].gate & abi.GATE_WHY_PREEMPTED
+    card[1].wants = 0
+    for _ in range(200):
+        card.at(5 * MS)
+        assert card[2].gate & abi.GATE_WHY_PREEMPTED, "its kernel is online's, however long it takes"
+    card[0].hung = card[0].undrained = 0
+    card.at(5 * MS)
+    card.at(101 * MS)
+    assert not card[2].gate & abi.GATE_CLOSED

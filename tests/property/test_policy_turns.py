@@ -397,22 +397,3 @@ def test_no_turns_where_the_hardware_keeps_the_shares() -> None:
     card.raw.cls[1].policy = abi.POLICY_FIXED_SHARE
     card.at(1 * MS)
     assert len(card.open()) == 1, "a limit is kept by turns all the same"
-
-
-def test_a_hung_online_tenant_gets_no_turn_of_its_peers_and_keeps_offline_out() -> None:
-    card = Card((ONLINE, 50), (ONLINE, 50), (OFFLINE, 50))
-    card[0].hung = card[0].undrained = 1
-    card.want(1, 2)
-    for _ in range(200):
-        card.at(5 * MS)
-        assert card[0].gate & abi.GATE_CLOSED, "nobody waits for its turn to end"
-        assert not card[1].gate & abi.GATE_CLOSED
-        assert card[2].gate & abi.GATE_WHY_PREEMPTED
-    card[1].wants = 0
-    for _ in range(200):
-        card.at(5 * MS)
-        assert card[2].gate & abi.GATE_WHY_PREEMPTED, "its kernel is online's, however long it takes"
-    card[0].hung = card[0].undrained = 0
-    card.at(5 * MS)
-    card.at(101 * MS)
-    assert not card[2].gate & abi.GATE_CLOSED
