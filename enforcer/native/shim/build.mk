@@ -100,7 +100,7 @@ $(SHIM_STEPS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/%.
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl
 
 # The same for calls that submit work: test_shim_submit_groups.py. `task` does odd things: test_faults_*.py.
-SHIM_SUBMITS := sub_kernel sub_copy sub_fill sub_order sub_graph task evil strange
+SHIM_SUBMITS := sub_kernel sub_copy sub_fill sub_order sub_graph task evil strange slow
 NATIVE += $(SHIM_SUBMITS:%=$(BUILD)/test/shim-%)
 $(SHIM_SUBMITS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/%.c tests/native/shim/submit.h
 	@mkdir -p $(@D)

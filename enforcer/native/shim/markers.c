@@ -5,6 +5,10 @@
  */
 #include "streams.h"
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 /* ---- unmarked work ---------------------------------------------------------------------------------------- */
 
 void qg_show_unmarked(struct qg_card *card)
@@ -50,35 +54,44 @@ void qg_unrelax(bool relaxed, CUstreamCaptureMode *mode)
         QG_REAL(cuThreadExchangeStreamCaptureMode)(mode);
 }
 
-/* Makes our slot's page known to the GPU in this context, under context->lock. Rare, so it always guards against
- * captures elsewhere. */
-static bool attach(struct qg_context *context, struct qg_proc *page)
+/* Makes our slot's page known to the GPU in this context. Rare, so it always guards against captures elsewhere. Without a lock:
+ * two threads may do it at once, and the driver tells the second that it is done. */
+static CUdeviceptr attach(struct qg_context *context, struct qg_proc *page, CUcontext handle, unsigned ends)
 {
     CUstreamCaptureMode mode;
     CUcontext before = NULL, popped;
+    CUdeviceptr device = 0;
     bool relaxed = qg_relax(&mode);
     QG_REAL(cuCtxGetCurrent)(&before);
-    bool pushed = before != context->handle && QG_REAL(cuCtxPushCurrent_v2)(context->handle) == CUDA_SUCCESS;
+    bool pushed = before != handle && QG_REAL(cuCtxPushCurrent_v2)(handle) == CUDA_SUCCESS;
     CUresult result = QG_REAL(cuMemHostRegister_v2)(page, QG_PAGE,
                                                     CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
-        result = QG_REAL(cuMemHostGetDevicePointer_v2)(&context->device_page, page, 0);
+        result = QG_REAL(cuMemHostGetDevicePointer_v2)(&device, page, 0);
     if (pushed)
         QG_REAL(cuCtxPopCurrent_v2)(&popped);
     qg_unrelax(relaxed, &mode);
-    context->refused = result != CUDA_SUCCESS;
-    context->attached = page;
-    return result == CUDA_SUCCESS;
+    bool good = result == CUDA_SUCCESS;
+    pthread_mutex_lock(&context->lock);
+    if (context->ends == ends && (context->attached != page || good)) {
+        context->refused = !good;
+        context->attached = page;
+        context->device_page = device;
+    }
+    pthread_mutex_unlock(&context->lock);
+    return good ? device : 0;
 }
 
 /* The page as the GPU sees it in this context; 0: the driver cannot do it. */
 static CUdeviceptr device_page(struct qg_context *context, struct qg_proc *page)
 {
     pthread_mutex_lock(&context->lock);
-    bool good = context->attached == page ? !context->refused : attach(context, page);
-    CUdeviceptr device = good ? context->device_page : 0;
+    CUcontext handle = context->handle;
+    unsigned ends = context->ends;
+    bool known = context->attached == page;
+    CUdeviceptr device = known && !context->refused ? context->device_page : 0;
     pthread_mutex_unlock(&context->lock);
-    return device;
+    return known || !handle ? device : attach(context, page, handle, ends);
 }
 
 static void refuse(struct qg_context *context)
@@ -107,65 +120,165 @@ static CUresult write_word(const struct qg_stream *stream, CUdeviceptr address, 
     return result;
 }
 
-/* Under stream->lock: what was estimated since the last marker ends with this one. */
-static void push_ring(struct qg_stream *stream)
+/* A marker on its way into its stream, and what was estimated between the last one and this. */
+struct marking {
+    struct qg_proc *page;
+    uint32_t value;
+    uint64_t open_ns, open_low_ns;
+    const void *function;
+};
+
+/* Under stream->lock: that ends with this marker. What came while it was written is still open. */
+static void push_ring(struct qg_stream *stream, const struct marking *mark)
 {
-    if (!stream->open_ns)
+    if (!mark->open_ns)
         return;
     if (stream->ring_count == QG_RING) { /* merge into the newest: it ends later, which is the safe side */
         struct qg_ring_item *last = &stream->ring[(stream->ring_first + QG_RING - 1) % QG_RING];
-        last->value = stream->value;
-        last->est_ns += stream->open_ns;
-        last->low_ns += stream->open_low_ns;
+        last->value = mark->value;
+        last->est_ns += mark->open_ns;
+        last->low_ns += mark->open_low_ns;
         last->function = NULL;
     } else {
         stream->ring[(stream->ring_first + stream->ring_count++) % QG_RING] =
-            (struct qg_ring_item){stream->value, stream->open_ns, stream->open_low_ns, stream->open_function};
+            (struct qg_ring_item){mark->value, mark->open_ns, mark->open_low_ns, mark->function};
     }
-    stream->open_ns = stream->open_low_ns = 0;
+    stream->open_ns -= mark->open_ns;
+    stream->open_low_ns -= mark->open_low_ns;
 }
 
-void qg_mark(struct qg_stream *stream)
+/* One call of ours at a time goes into a stream: so the order of markers is that of the calls, and whoever destroys the stream
+ * knows when none does. It is made without a lock, since it may take as long as the card. foreign: not into a stream
+ * whose own thread is about to submit. False: not now; a marker, if one was wanted, comes behind. */
+static bool call_begins(struct qg_stream *stream, bool marks, bool foreign)
 {
-    struct qg_pages *pages = qg_pages_of(stream->card);
-    struct qg_context *context = stream->context;
-    if (!pages || __atomic_load_n(&stream->dead, __ATOMIC_RELAXED))
-        return;
-    if (stream->key == 2 && stream->thread != qg_this_thread())
-        return; /* its handle means another stream on this thread */
-    struct qg_proc *page = pages->proc;
-    CUstreamCaptureMode mode;
-    qg_want_marker(stream);
-    qg_depth++;
-    bool relaxed = __atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) && qg_relax(&mode);
     pthread_mutex_lock(&stream->lock);
-    CUdeviceptr device = stream->dead || stream->marker < 0 ? 0 : device_page(context, page);
-    if (!device)
-        goto out;
-    stream->page = page;
-    struct qg_marker *marker = &page->markers[stream->marker];
+    bool mine = !stream->calling && !stream->dead && !(foreign && stream->entered) && !(marks && stream->marker < 0);
+    if (mine)
+        __atomic_store_n(&stream->calling, 1, __ATOMIC_RELAXED);
+    else
+        stream->again |= marks && (stream->calling || stream->entered);
+    pthread_mutex_unlock(&stream->lock);
+    return mine;
+}
+
+/* False: another marker is wanted, and comes from the same thread. */
+static bool call_ends(struct qg_stream *stream)
+{
+    pthread_mutex_lock(&stream->lock);
+    bool again = stream->again && !stream->dead && stream->marker >= 0;
+    stream->again = false;
+    if (again) {
+        pthread_mutex_unlock(&stream->lock);
+        return false;
+    }
+    bool dead = stream->dead;
+    if (dead) { /* an index is given back under the table's lock */
+        pthread_mutex_unlock(&stream->lock);
+        qg_stream_buried(stream);
+        pthread_mutex_lock(&stream->lock);
+    }
+    __atomic_store_n(&stream->calling, 0, __ATOMIC_RELAXED);
+    bool awaited = stream->awaited;
+    pthread_mutex_unlock(&stream->lock);
+    if (awaited)
+        syscall(SYS_futex, &stream->calling, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+    return true;
+}
+
+void qg_stream_await(struct qg_stream *stream)
+{
+    while (__atomic_load_n(&stream->calling, __ATOMIC_RELAXED))
+        syscall(SYS_futex, &stream->calling, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
+    pthread_mutex_lock(&stream->lock);
+    stream->awaited--;
+    pthread_mutex_unlock(&stream->lock);
+}
+
+/* Before the call. */
+static void prepare(struct qg_stream *stream, struct marking *mark)
+{
     /* Until the driver has taken the marker the work before it counts as unmarked, which is believed in for less long: a
      * driver that takes its time over this call must not look like a long kernel. */
     __atomic_add_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
     qg_clear_unmarked(stream);
-    uint32_t value = ++stream->value;
-    CUdeviceptr word = device + (CUdeviceptr)((char *)&marker->done - (char *)page);
-    if (write_word(stream, word, value) == CUDA_SUCCESS) {
-        __atomic_store_n(&marker->submitted, value, __ATOMIC_SEQ_CST);
+    pthread_mutex_lock(&stream->lock);
+    stream->page = mark->page;
+    mark->value = ++stream->value;
+    mark->open_ns = stream->open_ns;
+    mark->open_low_ns = stream->open_low_ns;
+    mark->function = stream->open_function;
+    pthread_mutex_unlock(&stream->lock);
+}
+
+/* After it. */
+static void publish(struct qg_stream *stream, const struct marking *mark, bool taken)
+{
+    pthread_mutex_lock(&stream->lock);
+    struct qg_marker *marker = &mark->page->markers[stream->marker];
+    if (stream->dead) { /* its context ended meanwhile: nothing will write the word any more */
+        __atomic_store_n(&marker->submitted, mark->value, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&marker->done, mark->value, __ATOMIC_SEQ_CST);
+    } else if (taken) {
+        __atomic_store_n(&marker->submitted, mark->value, __ATOMIC_SEQ_CST);
         __atomic_store_n(&stream->marked_tick, qg_tick(), __ATOMIC_RELAXED);
-        push_ring(stream);
-    } else {
-        /* Not supported here, or the context is in error: take it back, else the stream looks busy for ever. */
-        stream->value = value - 1;
-        refuse(context);
+        push_ring(stream, mark);
+    } else { /* take it back, else the stream looks busy for ever */
+        stream->value = mark->value - 1;
         qg_set_unmarked(stream);
     }
+    pthread_mutex_unlock(&stream->lock);
     __atomic_sub_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
     qg_show_unmarked(stream->card);
-out:
-    pthread_mutex_unlock(&stream->lock);
-    qg_unrelax(relaxed, &mode);
+}
+
+static void mark_once(struct qg_stream *stream)
+{
+    struct marking mark = {.page = qg_pages_of(stream->card)->proc};
+    CUdeviceptr device = device_page(stream->context, mark.page);
+    if (!device)
+        return;
+    prepare(stream, &mark);
+    /* The index stays this stream's while a call goes into it. */
+    struct qg_marker *marker = &mark.page->markers[__atomic_load_n(&stream->marker, __ATOMIC_RELAXED)];
+    CUdeviceptr word = device + (CUdeviceptr)((char *)&marker->done - (char *)mark.page);
+    bool taken = write_word(stream, word, mark.value) == CUDA_SUCCESS;
+    if (!taken) /* not supported here, or the context is in error */
+        refuse(stream->context);
+    publish(stream, &mark, taken);
+}
+
+/* Its handle means another stream on this thread. */
+static bool elsewhere(const struct qg_stream *stream)
+{
+    return stream->key == 2 && stream->thread != qg_this_thread();
+}
+
+static void put_marker(struct qg_stream *stream, bool foreign)
+{
+    CUstreamCaptureMode mode;
+    if (!qg_pages_of(stream->card) || __atomic_load_n(&stream->dead, __ATOMIC_RELAXED) || elsewhere(stream))
+        return;
+    qg_want_marker(stream);
+    qg_depth++;
+    if (call_begins(stream, true, foreign)) {
+        bool relaxed = __atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) && qg_relax(&mode);
+        do
+            mark_once(stream);
+        while (!call_ends(stream));
+        qg_unrelax(relaxed, &mode);
+    }
     qg_depth--;
+}
+
+void qg_mark(struct qg_stream *stream)
+{
+    put_marker(stream, false);
+}
+
+void qg_mark_for(struct qg_stream *stream)
+{
+    put_marker(stream, true);
 }
 
 bool qg_stream_enter(const struct qg_stream *stream, bool *pushed)
@@ -196,7 +309,7 @@ void qg_observe_stream(CUstream handle, bool ptsz)
     }
     struct qg_stream *stream = qg_stream_of(handle, ptsz);
     if (stream && __atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED) && !qg_stream_captures(stream))
-        qg_mark(stream);
+        qg_mark_for(stream);
 }
 
 /* ---- window mode ------------------------------------------------------------------------------------------ */
@@ -220,21 +333,27 @@ uint64_t qg_stream_inflight(struct qg_stream *stream)
 bool qg_stream_over(struct qg_stream *stream)
 {
     /* A query of a stream, even of another one than captures, may spoil a capture. */
-    if (__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) || stream->dead ||
-        (stream->key == 2 && stream->thread != qg_this_thread()))
+    if (__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) || elsewhere(stream) || !call_begins(stream, false, true))
         return false;
-    bool pushed;
-    if (!qg_stream_enter(stream, &pushed))
-        return false;
-    CUresult result = QG_REAL(cuStreamQuery)(stream->handle);
-    qg_stream_leave(pushed);
-    if (result == CUDA_ERROR_NOT_READY)
-        return false;
+    bool pushed, over = false;
     pthread_mutex_lock(&stream->lock);
-    stream->open_ns = stream->open_low_ns = 0;
-    stream->ring_count = 0;
+    uint64_t open_ns = stream->open_ns;
     pthread_mutex_unlock(&stream->lock);
-    if (result != CUDA_SUCCESS)
-        __atomic_store_n(&stream->context->broken, true, __ATOMIC_RELAXED);
-    return true;
+    if (qg_stream_enter(stream, &pushed)) {
+        CUresult result = QG_REAL(cuStreamQuery)(stream->handle);
+        qg_stream_leave(pushed);
+        over = result != CUDA_ERROR_NOT_READY;
+        if (over && result != CUDA_SUCCESS)
+            __atomic_store_n(&stream->context->broken, true, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_lock(&stream->lock);
+    over = over && stream->open_ns == open_ns; /* else a launch came meanwhile, and was not asked about */
+    if (over) {
+        stream->open_ns = stream->open_low_ns = 0;
+        stream->ring_count = 0;
+    }
+    pthread_mutex_unlock(&stream->lock);
+    while (!call_ends(stream))
+        mark_once(stream);
+    return over;
 }

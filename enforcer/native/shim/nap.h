@@ -17,6 +17,7 @@ struct qg_look {
     uint32_t flags;            /* the gate word */
     bool closed;               /* the gate closed meanwhile */
     bool held;                 /* other work on the card ends first */
+    bool stuck;                /* nothing has moved for too long; the driver is asked about `inflight.oldest` */
     uint64_t due;              /* what waits may be queued when what runs has run so long; 0: not before its end */
     bool expected;             /* what runs ends now, if it takes as long as it did lately */
     uint64_t first_ns, first_low_ns; /* what runs takes in all, and at least, given that it runs since began */

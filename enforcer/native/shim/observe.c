@@ -12,7 +12,7 @@ static bool wants_mark(const struct qg_stream *stream, CUcontext context, uint64
            __atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED);
 }
 
-/* Streams of a context with work after their last marker. Collected first, marked after: qg_mark() calls the driver,
+/* Streams of a context with work after their last marker. Collected first, marked after: qg_mark_for() calls the driver,
  * which must not happen under qg_table_lock. */
 static unsigned unmarked_of(CUcontext context, struct qg_stream **found, unsigned room)
 {
@@ -52,7 +52,7 @@ void qg_observe_context(CUcontext context)
         if (!qg_stream_enter(found[i], &pushed))
             continue;
         if (!qg_stream_captures(found[i]))
-            qg_mark(found[i]);
+            qg_mark_for(found[i]);
         qg_stream_leave(pushed);
     }
 }

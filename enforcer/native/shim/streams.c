@@ -21,15 +21,10 @@ static struct qg_stream *table[BUCKETS];
 static struct qg_stream *rest_first, **rest_last = &rest_first; /* dead records, oldest first */
 static unsigned resting;
 static struct qg_context *contexts;
-uint64_t qg_marker_taken[QG_MAX_CARDS];                        /* bit per marker index */
-struct qg_stream *qg_marker_owner[QG_MAX_CARDS][QG_MARKERS];   /* valid where the bit is set */
-static uint32_t marker_value[QG_MAX_CARDS][QG_MARKERS];  /* last value written through the index */
 static pthread_key_t thread_key;
 static pthread_once_t thread_once = PTHREAD_ONCE_INIT;
 
 __thread struct qg_thread qg_thread __attribute__((tls_model("initial-exec")));
-unsigned qg_homeless_count; /* atomic: on all lists */
-struct qg_stream *qg_homeless[QG_MAX_CARDS]; /* streams with work and without an index */
 static __thread uint64_t thread_id __attribute__((tls_model("initial-exec")));
 unsigned qg_generation = 1;
 int qg_captures;
@@ -38,15 +33,11 @@ void qg_streams_after_fork(void)
 {
     pthread_mutex_init(&qg_table_lock, NULL);
     memset(table, 0, sizeof(table)); /* the records are the parent's; a few leaked bytes are not worth a walk */
-    memset(qg_marker_taken, 0, sizeof(qg_marker_taken));
-    memset(marker_value, 0, sizeof(marker_value));
     contexts = NULL;
     rest_first = NULL;
     rest_last = &rest_first;
     resting = 0;
-    memset(qg_marker_owner, 0, sizeof(qg_marker_owner));
-    memset(qg_homeless, 0, sizeof(qg_homeless));
-    qg_homeless_count = 0;
+    qg_indices_after_fork();
     __atomic_store_n(&qg_captures, 0, __ATOMIC_RELAXED);
     thread_id = 0;
     __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);
@@ -100,6 +91,7 @@ static struct qg_context *context_record(CUcontext handle, struct qg_card *card)
     record->card = card;
     pthread_mutex_lock(&record->lock);
     record->attached = NULL;
+    record->ends++;
     record->refused = false;
     __atomic_store_n(&record->broken, false, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&record->lock);
@@ -107,12 +99,21 @@ static struct qg_context *context_record(CUcontext handle, struct qg_card *card)
     return record;
 }
 
+/* A call into the stream has not come back although its context or thread is gone, or somebody waits for its end. */
+static bool still_used(struct qg_stream *stream)
+{
+    pthread_mutex_lock(&stream->lock);
+    bool used = stream->calling || stream->awaited;
+    pthread_mutex_unlock(&stream->lock);
+    return used;
+}
+
 /* Under qg_table_lock: an empty record. Records are never given back to the heap: a thread that just looked one up, or
  * put it on its list of streams to mark, may touch it (under its lock) after it died. */
 static struct qg_stream *blank_stream(void)
 {
     struct qg_stream *stream;
-    if (resting < REST) {
+    if (resting < REST || still_used(rest_first)) {
         stream = aligned_alloc(64, (sizeof(*stream) + 63) & ~(size_t)63); /* two threads' streams share no line */
         if (stream) {
             memset(stream, 0, sizeof(*stream));
@@ -141,102 +142,7 @@ static void lay_to_rest(struct qg_stream *stream)
     resting++;
 }
 
-static void homeless_remove(struct qg_stream *stream)
-{
-    struct qg_stream **link = &qg_homeless[stream->card - qg_cards];
-    if (!stream->homeless)
-        return;
-    while (*link != stream)
-        link = &(*link)->homeless_next;
-    *link = stream->homeless_next;
-    stream->homeless = false;
-    __atomic_fetch_sub(&qg_homeless_count, 1, __ATOMIC_RELAXED);
-}
-
-/* Under qg_table_lock: whether the stream's last marker was reached and nothing came after it. */
-static bool at_rest(struct qg_stream *stream, const struct qg_pages *pages)
-{
-    pthread_mutex_lock(&stream->lock);
-    uint32_t done = __atomic_load_n(&pages->proc->markers[stream->marker].done, __ATOMIC_ACQUIRE);
-    bool rests = done == stream->value && !__atomic_load_n(&stream->unmarked, __ATOMIC_SEQ_CST) &&
-                 !qg_stream_inflight(stream);
-    pthread_mutex_unlock(&stream->lock);
-    return rests;
-}
-
-static void release_marker(struct qg_stream *stream)
-{
-    int at = (int)(stream->card - qg_cards);
-    if (stream->marker < 0)
-        return;
-    marker_value[at][stream->marker] = stream->value;
-    qg_marker_taken[at] &= ~(1ull << stream->marker);
-    qg_marker_owner[at][stream->marker] = NULL;
-    __atomic_store_n(&stream->marker, -1, __ATOMIC_RELAXED);
-}
-
-/* Under qg_table_lock: an index whose last marker has been reached: a free one, or that of a stream at rest. -1: none. */
-static int free_marker(int at, const struct qg_pages *pages)
-{
-    for (int i = 0; i < (int)QG_MARKERS; i++)
-        if (!(qg_marker_taken[at] & (1ull << i)) &&
-            (!pages || __atomic_load_n(&pages->proc->markers[i].done, __ATOMIC_ACQUIRE) ==
-                           __atomic_load_n(&pages->proc->markers[i].submitted, __ATOMIC_RELAXED)))
-            return i; /* else a destroyed stream still runs towards it */
-    for (int i = 0; pages && i < (int)QG_MARKERS; i++) {
-        struct qg_stream *owner = qg_marker_owner[at][i];
-        if (!owner || !at_rest(owner, pages))
-            continue;
-        pthread_mutex_lock(&owner->lock);
-        release_marker(owner);
-        pthread_mutex_unlock(&owner->lock);
-        return i;
-    }
-    return -1;
-}
-
-/* Under qg_table_lock. */
-static void take_marker(struct qg_stream *stream)
-{
-    int card = (int)(stream->card - qg_cards), at = free_marker(card, qg_pages_of(stream->card));
-    if (at < 0)
-        return;
-    pthread_mutex_lock(&stream->lock);
-    stream->value = marker_value[card][at];
-    __atomic_store_n(&stream->marker, at, __ATOMIC_RELAXED);
-    pthread_mutex_unlock(&stream->lock);
-    qg_marker_taken[card] |= 1ull << at;
-    qg_marker_owner[card][at] = stream;
-    homeless_remove(stream);
-}
-
-/* Only streams that are used for work get an index: there are QG_MARKERS of them, and who rests gives its one away. */
-void qg_want_marker(struct qg_stream *stream)
-{
-    if (QG_LIKELY(__atomic_load_n(&stream->marker, __ATOMIC_RELAXED) >= 0))
-        return;
-    pthread_mutex_lock(&qg_table_lock);
-    if (stream->marker < 0 && !stream->dead)
-        take_marker(stream);
-    pthread_mutex_unlock(&qg_table_lock);
-}
-
-void qg_stream_works(struct qg_stream *stream)
-{
-    if (QG_LIKELY(__atomic_load_n(&stream->marker, __ATOMIC_RELAXED) >= 0))
-        return;
-    pthread_mutex_lock(&qg_table_lock);
-    if (stream->marker < 0 && !stream->dead && !stream->homeless) {
-        struct qg_stream **first = &qg_homeless[stream->card - qg_cards];
-        stream->homeless_next = *first;
-        stream->homeless = true;
-        __atomic_fetch_add(&qg_homeless_count, 1, __ATOMIC_RELAXED);
-        *first = stream;
-    }
-    pthread_mutex_unlock(&qg_table_lock);
-}
-
-static void bury(struct qg_stream *stream);
+static bool bury(struct qg_stream *stream, bool patient);
 static void unlink_dead(size_t at);
 
 /* A thread ended: its per-thread default streams have no further work, and its lane and its place at the gate are free. */
@@ -250,7 +156,7 @@ static void thread_ended(void *thread)
     for (size_t i = 0; i < BUCKETS; i++) {
         for (struct qg_stream *stream = table[i]; stream; stream = stream->next)
             if (stream->key == 2 && stream->thread == (uint64_t)(uintptr_t)thread && !stream->dead)
-                bury(stream);
+                bury(stream, false);
         unlink_dead(i);
     }
     pthread_mutex_unlock(&qg_table_lock);
@@ -380,16 +286,28 @@ bool qg_stream_captures_slow(struct qg_stream *stream)
 
 /* ---- ends ------------------------------------------------------------------------------------------------- */
 
-/* Under qg_table_lock. The record stays: another thread's cache may still hold it for one more call. */
-static void bury(struct qg_stream *stream)
+/* Under qg_table_lock. The record stays: another thread's cache may still hold it for one more call. patient: not while a call of
+ * ours goes into the stream, whose handle must stay good: false, and the end of that call can be waited for. Else the
+ * marker's index is given back by who makes the call. */
+static bool bury(struct qg_stream *stream, bool patient)
 {
-    pthread_mutex_lock(&stream->lock); /* a marker of another thread may just go into it */
+    pthread_mutex_lock(&stream->lock);
+    bool calling = stream->calling;
+    if (calling && patient) {
+        stream->awaited++;
+        pthread_mutex_unlock(&stream->lock);
+        return false;
+    }
     __atomic_store_n(&stream->dead, true, __ATOMIC_SEQ_CST);
     qg_clear_unmarked(stream);
-    release_marker(stream);
-    homeless_remove(stream);
+    if (!calling)
+        qg_release_marker(stream);
+    stream->open_ns = stream->open_low_ns = 0;
+    stream->ring_count = 0;
+    qg_homeless_remove(stream);
     pthread_mutex_unlock(&stream->lock);
     __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);
+    return true;
 }
 
 /* Under qg_table_lock. */
@@ -410,12 +328,21 @@ void qg_stream_destroyed(CUstream handle)
 {
     uint64_t key = (uint64_t)(uintptr_t)handle;
     size_t at = bucket(key, NULL, 0);
-    pthread_mutex_lock(&qg_table_lock);
-    for (struct qg_stream *stream = table[at]; stream; stream = stream->next)
-        if (stream->key == key && !stream->dead)
-            bury(stream);
-    unlink_dead(at);
-    pthread_mutex_unlock(&qg_table_lock);
+    struct qg_stream *busy;
+    do {
+        busy = NULL;
+        pthread_mutex_lock(&qg_table_lock);
+        for (struct qg_stream *stream = table[at]; stream && !busy; stream = stream->next) {
+            if (stream->key != key || stream->dead)
+                continue;
+            if (!bury(stream, true))
+                busy = stream;
+        }
+        unlink_dead(at);
+        pthread_mutex_unlock(&qg_table_lock);
+        if (busy)
+            qg_stream_await(busy);
+    } while (busy);
 }
 
 void qg_streams_context_gone(CUcontext handle)
@@ -427,15 +354,18 @@ void qg_streams_context_gone(CUcontext handle)
                 continue;
             /* Its work ended with the context; nothing will write the word any more. */
             struct qg_pages *pages = qg_pages_of(stream->card);
+            pthread_mutex_lock(&stream->lock);
             if (pages && stream->marker >= 0)
                 __atomic_store_n(&pages->proc->markers[stream->marker].done, stream->value, __ATOMIC_SEQ_CST);
-            bury(stream);
+            pthread_mutex_unlock(&stream->lock);
+            bury(stream, false);
         }
         unlink_dead(i);
     }
     for (struct qg_context *record = contexts; record; record = record->next) {
         pthread_mutex_lock(&record->lock);
         record->attached = NULL; /* the page may have been registered through the context that is gone */
+        record->ends++;
         pthread_mutex_unlock(&record->lock);
         if (record->handle == handle)
             free_record(record);
@@ -445,12 +375,23 @@ void qg_streams_context_gone(CUcontext handle)
 
 void qg_streams_green_gone(CUcontext handle)
 {
+    struct qg_stream *busy;
     pthread_mutex_lock(&qg_table_lock);
     for (size_t i = 0; i < BUCKETS; i++) {
-        for (struct qg_stream *stream = table[i]; stream; stream = stream->next)
-            if (stream->context->handle == handle && !stream->dead)
-                bury(stream);
+        busy = NULL;
+        for (struct qg_stream *stream = table[i]; stream && !busy; stream = stream->next) {
+            if (stream->context->handle != handle || stream->dead)
+                continue;
+            if (!bury(stream, true))
+                busy = stream;
+        }
         unlink_dead(i);
+        if (busy) { /* this bucket once more after that */
+            i--;
+            pthread_mutex_unlock(&qg_table_lock);
+            qg_stream_await(busy);
+            pthread_mutex_lock(&qg_table_lock);
+        }
     }
     for (struct qg_context *record = contexts; record; record = record->next)
         if (record->handle == handle)

@@ -23,10 +23,11 @@ struct qg_ring_item {
 struct qg_context {
     CUcontext handle;
     struct qg_card *card;      /* NULL: a card that was not granted */
-    pthread_mutex_t lock;      /* of the next three; taken under a stream's lock */
+    pthread_mutex_t lock;      /* of the next four */
     struct qg_proc *attached;  /* page that is registered with CUDA here; NULL: none */
     CUdeviceptr device_page;   /* the same page, as the GPU sees it */
     bool refused;              /* the driver cannot do it: estimates only */
+    unsigned ends;             /* how often a context ended: what was being attached meanwhile is worth nothing */
     bool broken;               /* atomic: its calls end in errors, so nothing is in flight any more */
     struct qg_context *next;
 };
@@ -45,8 +46,12 @@ struct qg_stream {
     bool unmarked;         /* atomic: work after the last marker */
     uint64_t marked_tick;  /* atomic: of the last marker */
 
-    /* Under lock. */
+    /* Under lock, which is never held across a call of the driver. */
     pthread_mutex_t lock;
+    uint32_t calling;      /* futex: a call of ours goes into the stream; no other begins, and it is not destroyed */
+    bool again;            /* a marker is wanted behind that one */
+    unsigned awaited;      /* threads that wait for the end of that call: the record stays */
+    unsigned entered;      /* launches under way that are booked already (window mode) */
     int marker;            /* index into qg_proc.markers, -1: none */
     uint32_t value;        /* last marker value */
     struct qg_proc *page;  /* where it was written */
@@ -149,8 +154,18 @@ void qg_unrelax(bool relaxed, CUstreamCaptureMode *mode);
 /* Gives the stream a marker index, if one is free. */
 void qg_want_marker(struct qg_stream *stream);
 
-/* Puts a marker after the work so far. */
+/* Puts a marker after the work so far. Where another thread is just putting one into this stream, that thread puts a second
+ * one behind it, and this one does not wait. */
 void qg_mark(struct qg_stream *stream);
+
+/* The same of a stream that another thread works in. Into whose launch is under way goes none now: the call would wait with
+ * it for a full queue. Who launches does it then. */
+void qg_mark_for(struct qg_stream *stream);
+
+/* Before a stream is destroyed, without locks: the end of a call of ours into it. The record was found under qg_table_lock,
+ * and one was added to `awaited` there. */
+void qg_stream_await(struct qg_stream *stream);
+void qg_stream_buried(struct qg_stream *stream); /* such a call came back and found it dead */
 
 /* Before a call that waits for, or looks at, work: marks what is unmarked. */
 void qg_observe_stream(CUstream stream, bool ptsz);

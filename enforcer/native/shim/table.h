@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The table of streams, for the two files that work on it: streams.c keeps it, observe.c walks over it.
+ * The table of streams, for the files that work on it: streams.c keeps it, indices.c deals out marker indices, observe.c
+ * walks over it. No call of the driver is made under its lock, nor under a stream's: either may block until the card gets on,
+ * and who then needs the lock may be the one on whom that depends.
  */
 #ifndef QG_TABLE_H
 #define QG_TABLE_H
@@ -12,5 +14,10 @@ extern uint64_t qg_marker_taken[QG_MAX_CARDS];                      /* bit per m
 extern struct qg_stream *qg_marker_owner[QG_MAX_CARDS][QG_MARKERS]; /* NULL where the bit is not set */
 extern struct qg_stream *qg_homeless[QG_MAX_CARDS];                 /* streams with work and without an index */
 extern unsigned qg_homeless_count;                                  /* atomic: on all lists */
+
+/* indices.c; the first two under qg_table_lock, qg_release_marker() under the stream's as well. */
+void qg_homeless_remove(struct qg_stream *stream);
+void qg_release_marker(struct qg_stream *stream);
+void qg_indices_after_fork(void);
 
 #endif

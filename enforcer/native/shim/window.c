@@ -12,14 +12,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "estimate.h"
 #include "nap.h"
+#include "samples.h"
 
-#define PAIRS 16u
 #define COPY_BYTES_PER_US 12000u  /* a cautious host link; only orders of magnitude matter */
 #define COPY_SETUP_NS 5000u
 #define STUCK_NS 2000000u         /* no progress for so long at a full window: let it through */
-#define ALONE_NS 2000000u         /* a gate may be opened a little before the former tenant's work has ended */
 #define LEAD_NS 100000u           /* work longer than the window is queued so long before what runs will end */
 #define HOLD_NS 150000u           /* beside offline work so much goes before the arbiter said that the card is free */
 #define LONGEST_HOLD_NS 2000000u  /* an arbiter that lives tells sooner */
@@ -32,20 +30,8 @@
 #define NEW_PARTS 8u              /* a function of which little is known fills at least this part of any window */
 #define UNKNOWN_PARTS 2u          /* such a window is not filled by one unknown function, but by so many */
 
-struct pair {
-    CUevent start, end;
-    CUcontext context; /* NULL: not created */
-    const void *function;
-    struct qg_pages *pages; /* and the gate's count of changes, when the start was recorded */
-    uint64_t changes;
-    bool alone;      /* the gate had been open for so long that the former tenant's work had ended */
-    uint64_t gap_ns; /* at the start: when; at the end: between recording the start and having launched */
-    enum { PAIR_FREE, PAIR_STARTED, PAIR_PENDING } state;
-};
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct qg_functions functions;
-static struct pair pairs[PAIRS];
+pthread_mutex_t qg_window_lock = PTHREAD_MUTEX_INITIALIZER;
+struct qg_functions qg_functions;
 static struct progress {
     uint64_t sum_ns;    /* unfinished at the last look */
     uint64_t looked_ns; /* when that was */
@@ -58,98 +44,25 @@ static struct hold {
 } holds[QG_MAX_CARDS]; /* under lock */
 static unsigned bypasses; /* under lock: let through one after the other without any progress between */
 __thread bool qg_window_open __attribute__((tls_model("initial-exec")));
-static __thread struct pair *sampling __attribute__((tls_model("initial-exec")));
+static __thread struct qg_sample *sampling __attribute__((tls_model("initial-exec")));
+static __thread struct qg_stream *entering __attribute__((tls_model("initial-exec"))); /* booked, and not launched yet */
 
 void qg_window_after_fork(void)
 {
-    pthread_mutex_init(&lock, NULL);
-    memset(&functions, 0, sizeof(functions));
-    memset(pairs, 0, sizeof(pairs));
+    pthread_mutex_init(&qg_window_lock, NULL);
+    memset(&qg_functions, 0, sizeof(qg_functions));
+    qg_samples_after_fork();
     memset(progress, 0, sizeof(progress));
     memset(holds, 0, sizeof(holds));
     bypasses = 0;
     qg_window_open = false;
     sampling = NULL;
+    entering = NULL;
 }
 
 void qg_window_context_gone(CUcontext context)
 {
-    pthread_mutex_lock(&lock);
-    for (unsigned i = 0; i < PAIRS; i++)
-        if (pairs[i].context == context)
-            memset(&pairs[i], 0, sizeof(pairs[i])); /* its events died with the context */
-    pthread_mutex_unlock(&lock);
-}
-
-/* A gate that closed meanwhile may mean that others were on the card at the same time: such a sample says nothing. (Turns
- * are no such case: who threw those samples away would learn of short kernels only.) */
-static bool undisturbed(const struct pair *pair)
-{
-    return pair->changes == __atomic_load_n(&pair->pages->gate->changes, __ATOMIC_RELAXED);
-}
-
-/* Under lock: learns from every pair whose end was reached. */
-static void harvest(void)
-{
-    float ms;
-    CUstreamCaptureMode mode;
-    bool relaxed = __atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) && qg_relax(&mode);
-    for (unsigned i = 0; i < PAIRS; i++) {
-        struct pair *pair = &pairs[i];
-        if (pair->state != PAIR_PENDING)
-            continue;
-        CUresult result = QG_REAL(cuEventQuery)(pair->end);
-        if (result == CUDA_ERROR_NOT_READY)
-            continue;
-        if (result == CUDA_SUCCESS && QG_REAL(cuEventElapsedTime)(&ms, pair->start, pair->end) == CUDA_SUCCESS &&
-            ms >= 0 && pair->function && undisturbed(pair))
-            qg_function_learn(&functions, pair->function, (uint64_t)(ms * 1e6f), pair->gap_ns, pair->alone);
-        pair->state = PAIR_FREE;
-    }
-    qg_unrelax(relaxed, &mode);
-}
-
-/* Events belong to the context that is current, and that need not be the stream's; nor need there be one. */
-static bool make_events(struct pair *pair, CUcontext context)
-{
-    CUcontext popped;
-    if (QG_REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
-        return false;
-    bool made = QG_REAL(cuEventCreate)(&pair->start, CU_EVENT_DEFAULT) == CUDA_SUCCESS;
-    if (made && QG_REAL(cuEventCreate)(&pair->end, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
-        QG_REAL(cuEventDestroy_v2)(pair->start);
-        made = false;
-    }
-    QG_REAL(cuCtxPopCurrent_v2)(&popped);
-    if (made)
-        pair->context = context;
-    return made;
-}
-
-/* Under lock: a free pair of this context, with the start recorded; NULL: sample some other time. */
-static struct pair *start_sample(struct qg_stream *stream, struct qg_pages *pages, const void *function)
-{
-    struct pair *pair = NULL;
-    for (unsigned i = 0; i < PAIRS && !pair; i++)
-        if (pairs[i].state == PAIR_FREE && pairs[i].context == stream->context->handle)
-            pair = &pairs[i];
-    for (unsigned i = 0; i < PAIRS && !pair; i++)
-        if (!pairs[i].context) {
-            if (!make_events(&pairs[i], stream->context->handle))
-                return NULL;
-            pair = &pairs[i];
-        }
-    if (!pair)
-        return NULL;
-    pair->gap_ns = qg_now_ns();
-    if (QG_REAL(cuEventRecord)(pair->start, stream->handle) != CUDA_SUCCESS)
-        return NULL;
-    pair->pages = pages;
-    pair->alone = pair->gap_ns > __atomic_load_n(&pages->gate->changed_ns, __ATOMIC_RELAXED) + ALONE_NS;
-    pair->changes = __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED);
-    pair->function = function;
-    pair->state = PAIR_STARTED;
-    return pair;
+    qg_samples_context_gone(context);
 }
 
 /* Under lock: a function that takes now long and now short has few lengths, most often; those that are over by now are out. */
@@ -159,7 +72,7 @@ static void narrow(struct qg_look *at)
     struct qg_ends ends;
     if (!now->first)
         return;
-    bool left = qg_function_ends(qg_function_of(&functions, now->first), at->now - at->began, &ends);
+    bool left = qg_function_ends(qg_function_of(&qg_functions, now->first), at->now - at->began, &ends);
     at->expected = ends.expected;
     if (!left)
         return;
@@ -210,16 +123,31 @@ static void nap(const struct qg_look *at, const uint32_t *word)
     qg_slack_again(slack);
 }
 
-/* Booked under lock, so that two threads cannot both take the last room. */
-static void book(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work, uint64_t estimate,
+/* The launch that this thread booked last has returned, or has not come about. */
+static void not_entering(void)
+{
+    if (!entering)
+        return;
+    pthread_mutex_lock(&entering->lock);
+    if (entering->entered)
+        entering->entered--;
+    pthread_mutex_unlock(&entering->lock);
+    entering = NULL;
+}
+
+/* Booked under lock, so that two threads cannot both take the last room. True: the launch shall be timed. */
+static bool book(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work, uint64_t estimate,
                  struct qg_look *at)
 {
-    uint64_t least = work->function ? qg_function_least(qg_function_of(&functions, work->function)) : estimate;
+    uint64_t least = work->function ? qg_function_least(qg_function_of(&qg_functions, work->function)) : estimate;
+    not_entering();
     pthread_mutex_lock(&stream->lock);
     stream->open_function = stream->open_ns || work->times != 1 ? NULL : work->function;
     stream->open_ns += estimate * work->times;
     stream->open_low_ns += least * work->times;
+    stream->entered++;
     pthread_mutex_unlock(&stream->lock);
+    entering = stream;
     qg_stream_works(stream);
     __atomic_store_n(&pages->proc->inflight_us, (at->inflight.sum_ns + estimate) / 1000, __ATOMIC_RELAXED);
     if (!at->inflight.sum_ns) {
@@ -230,18 +158,17 @@ static void book(struct qg_stream *stream, struct qg_pages *pages, const struct 
     at->inflight.sum_ns += estimate * work->times;
     at->inflight.sum_low_ns += least * work->times;
     qg_window_open = true;
+    if (sampling)
+        qg_sample_drop(sampling);
     sampling = NULL;
-    if (work->function && qg_function_launched(qg_function_of(&functions, work->function))) {
-        harvest();
-        sampling = start_sample(stream, pages, work->function);
-    }
+    return work->function && qg_function_launched(qg_function_of(&qg_functions, work->function));
 }
 
 static uint64_t estimate_of(const struct qg_work *work, uint64_t window_ns)
 {
     if (!work->function)
         return COPY_SETUP_NS + work->bytes * 1000u / COPY_BYTES_PER_US;
-    const struct qg_function *function = qg_function_of(&functions, work->function);
+    const struct qg_function *function = qg_function_of(&qg_functions, work->function);
     uint64_t unknown = window_ns < ROOMY_NS ? window_ns : window_ns / UNKNOWN_PARTS;
     uint64_t estimate = qg_function_estimate(function, unknown), few = window_ns / NEW_PARTS;
     return qg_function_new(function) && estimate < few ? few : estimate;
@@ -322,20 +249,15 @@ static bool held_back(const struct hold *hold, const struct qg_look *at, uint64_
     return hold->spent_ns && hold->spent_ns + cost > HOLD_NS && at->now - hold->began_ns < LONGEST_HOLD_NS;
 }
 
-/* Books the work and returns true if it fits, or if nothing has moved for too long. */
+/* Under lock: books the work and returns true if it fits, or if nothing has moved for too long and the driver was asked why.
+ * *timed: it is booked, and its launch shall be timed; or waits, and a better estimate may make it fit. */
 static bool fits(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work,
-                 uint64_t window_ns)
+                 uint64_t window_ns, bool *timed)
 {
-    pthread_mutex_lock(&lock);
-    qg_depth++;
     look_at(at, stream->card);
     uint64_t estimate = estimate_of(work, window_ns), sum = at->inflight.sum_ns;
-    bool stuck = at->now - at->moved > patience_ns(at->inflight.first_ns, bypasses);
-    if (stuck && at->inflight.oldest && qg_stream_over(at->inflight.oldest)) {
-        look_at(at, stream->card);
-        sum = at->inflight.sum_ns;
-        stuck = false;
-    }
+    bool stuck = at->now - at->moved > patience_ns(at->inflight.first_ns, bypasses), asked = at->stuck;
+    at->stuck = stuck;
     at->due = 0;
     struct hold *hold = &holds[stream->card - qg_cards];
     at->flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
@@ -347,7 +269,8 @@ static bool fits(struct qg_look *at, struct qg_stream *stream, struct qg_pages *
         narrow(at);
     enter = enter || (work->times == 1 && just_in_time(at, estimate, window_ns));
     enter = enter && !at->closed && !at->held;
-    stuck = stuck && !enter && !at->closed && !at->held;
+    stuck = stuck && asked && !enter && !at->closed && !at->held;
+    *timed = false;
     if (enter || stuck) {
         if (stuck) {
             bypasses++;
@@ -355,20 +278,37 @@ static bool fits(struct qg_look *at, struct qg_stream *stream, struct qg_pages *
         }
         if (at->flags & QG_GATE_HOLD)
             hold->spent_ns += estimate * work->times;
-        book(stream, pages, work, estimate, at);
+        *timed = book(stream, pages, work, estimate, at);
         progress[stream->card - qg_cards].sum_ns = sum + estimate * work->times;
         qg_thread.calm = stuck ? 0 : calm_after(work, estimate, window_ns);
-    } else if (at->now - at->moved > SPIN_NS) {
-        harvest(); /* a better estimate may make it fit */
+    } else {
+        *timed = at->now - at->moved > SPIN_NS;
     }
     foresee(pages, at);
-    qg_depth--;
-    pthread_mutex_unlock(&lock);
     return enter || stuck;
 }
 
-/* Another look, and a marker behind work that has none: without one its end is invisible. A signal handler may leave the
- * wait by siglongjmp, so signals come in while the thread sleeps and not while it holds a lock. */
+/* One look, and what the driver has to be asked or told after it, when nothing is locked: its calls may block. */
+static bool look(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work,
+                 uint64_t window_ns)
+{
+    bool timed;
+    pthread_mutex_lock(&qg_window_lock);
+    bool enter = fits(at, stream, pages, work, window_ns, &timed);
+    pthread_mutex_unlock(&qg_window_lock);
+    if (!timed)
+        return enter;
+    qg_depth++;
+    qg_samples_collect(stream->context->handle);
+    if (enter)
+        sampling = qg_sample_start(stream, pages, work->function);
+    qg_depth--;
+    return enter;
+}
+
+/* Another look, and a marker behind work that has none: without one its end is invisible. Where nothing moved, the driver is
+ * asked about the stream first. A signal handler may leave the wait by siglongjmp, so signals come in while the thread
+ * sleeps and not while it holds a lock. */
 static bool look_again(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work,
                        uint64_t window_ns)
 {
@@ -377,8 +317,13 @@ static bool look_again(struct qg_look *at, struct qg_stream *stream, struct qg_p
     pthread_sigmask(SIG_SETMASK, &all, &before);
     struct qg_stream *oldest = at->inflight.oldest;
     if (oldest && at->inflight.unmarked && !qg_stream_captures(oldest))
-        qg_mark(oldest);
-    bool enter = fits(at, stream, pages, work, window_ns);
+        qg_mark_for(oldest);
+    if (oldest && at->stuck) {
+        qg_depth++;
+        qg_stream_over(oldest);
+        qg_depth--;
+    }
+    bool enter = look(at, stream, pages, work, window_ns);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return enter;
 }
@@ -389,11 +334,11 @@ uint64_t qg_window_drain_ns(struct qg_card *card, struct qg_pages *pages)
     struct qg_look at = {.last = UINT64_MAX};
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&qg_window_lock);
     look_at(&at, card);
     narrow(&at);
     foresee(pages, &at);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&qg_window_lock);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     uint64_t sleep_ns = at.inflight.sum_ns ? qg_nap_ns(&at) : 0;
     return !at.inflight.sum_ns ? 0 : sleep_ns > NAP_NS ? sleep_ns : NAP_NS;
@@ -405,7 +350,7 @@ bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const str
     uint64_t start = qg_now_ns();
     struct qg_look at = {.now = start, .moved = start, .last = UINT64_MAX};
     qg_want_marker(stream);
-    if (fits(&at, stream, pages, work, window_ns))
+    if (look(&at, stream, pages, work, window_ns))
         return true;
     while (!look_again(&at, stream, pages, work, window_ns)) {
         nap(&at, &pages->gate->flags);
@@ -421,32 +366,28 @@ void qg_window_pause_ends(struct qg_card *card, const struct qg_pages *pages)
 {
     uint64_t changed = __atomic_load_n(&pages->gate->changed_ns, __ATOMIC_RELAXED);
     struct hold *hold = &holds[card - qg_cards];
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&qg_window_lock);
     if (hold->seen != changed)
         *hold = (struct hold){.seen = changed, .began_ns = qg_now_ns()};
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&qg_window_lock);
 }
 
 void qg_window_after_turn(const struct qg_pages *pages, uint64_t before, uint64_t after)
 {
-    pthread_mutex_lock(&lock);
-    for (unsigned i = 0; i < PAIRS; i++)
-        if (pairs[i].pages == pages && pairs[i].changes == before)
-            pairs[i].changes = after;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&qg_window_lock);
+    qg_samples_after_turn(pages, before, after);
+    pthread_mutex_unlock(&qg_window_lock);
 }
 
 void qg_window_forget(const void *function)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&qg_window_lock);
     if (function)
-        qg_function_forget(&functions, function);
+        qg_function_forget(&qg_functions, function);
     else
-        memset(&functions, 0, sizeof(functions));
-    for (unsigned i = 0; i < PAIRS; i++)
-        if (!function || pairs[i].function == function)
-            pairs[i].function = NULL; /* a sample under way is of what it was before */
-    pthread_mutex_unlock(&lock);
+        memset(&qg_functions, 0, sizeof(qg_functions));
+    qg_samples_forget(function);
+    pthread_mutex_unlock(&qg_window_lock);
 }
 
 void qg_window_leave(struct qg_stream *stream)
@@ -454,19 +395,14 @@ void qg_window_leave(struct qg_stream *stream)
     struct qg_pages *pages = qg_pages_of(stream->card);
     qg_window_open = false;
     qg_depth++;
-    if (sampling) {
-        uint64_t launched = qg_now_ns();
-        bool recorded = QG_REAL(cuEventRecord)(sampling->end, stream->handle) == CUDA_SUCCESS;
-        pthread_mutex_lock(&lock);
-        sampling->gap_ns = launched - sampling->gap_ns;
-        sampling->state = recorded ? PAIR_PENDING : PAIR_FREE;
-        pthread_mutex_unlock(&lock);
-        sampling = NULL;
-    }
+    if (sampling)
+        qg_sample_end(sampling, stream);
+    sampling = NULL;
+    not_entering();
     uint64_t window_ns = (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 1000u;
     uint64_t most = window_ns >= ROOMY_NS || window_ns < 4 * UNMARKED_NS ? window_ns / 4 : UNMARKED_NS;
     pthread_mutex_lock(&stream->lock);
-    bool due = stream->open_ns >= most;
+    bool due = stream->open_ns >= most || stream->again; /* or somebody wanted one while this launch was under way */
     pthread_mutex_unlock(&stream->lock);
     if (due)
         qg_mark(stream);
