@@ -60,6 +60,13 @@ class Program:
         return []
 
 
+def short_window(rig: Rig) -> None:
+    """Of 500 us, because an idle online tenant is there."""
+    rig.grant(NEIGHBOUR, "online", mem_mib=1024, card=(0, 1))
+    idle = rig.spawn([BUILD / "test/shim-task", "hold", "1"], rig.grants[NEIGHBOUR])
+    assert idle.stdout and idle.stdout.readline() == "held\n"
+
+
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("call", OURS)
 def test_call_that_does_not_return_stops_its_thread_alone(rig: Rig, call: str, where: str) -> None:
@@ -89,9 +96,30 @@ def test_call_that_does_not_return_stops_its_thread_alone(rig: Rig, call: str, w
 def test_full_queue_of_one_card_does_not_stop_the_other(rig: Rig, where: str, window_us: int) -> None:
     """It is freed by what the other does: who held a lock while it waited for room would wait for ever."""
     if window_us < 5000:
-        rig.grant(NEIGHBOUR, "online", mem_mib=1024, card=(0, 1))
-        idle = rig.spawn([BUILD / "test/shim-task", "hold", "1"], rig.grants[NEIGHBOUR])
-        assert idle.stdout and idle.stdout.readline() == "held\n"
+        short_window(rig)
     program = Program(rig, "behind", where)
     assert program.line() == "1 1"
     assert program.process.wait(10) == 0, program.process.communicate()
+
+
+def waits_with_its_end(rig: Rig) -> bool:
+    """Whether a context is kept until another's thread, whose marker for it is blocked, has come back."""
+    program = Program(rig, "ends", "contexts")
+    assert program.process.stdin and program.process.stdout
+    assert program.line() == "ready"
+    rig.fault(f"block call=cuStreamWriteValue32 times=1 pid={program.process.pid}")
+    assert program.order("") == "stands", "the other thread looks for room, and marks what has no marker"
+    program.process.stdin.write("\n")
+    waits = not readable_within(program.process.stdout.fileno(), 0.5)
+    rig.fault(f"clear pid={program.process.pid}")
+    out, err = program.process.communicate("\n", timeout=10)
+    assert (program.process.returncode, out, err) == (0, "gone\nover\n", "")
+    wait_for("nothing of it is on the card", lambda: not rig.link.stats()[0].busy)
+    return waits
+
+
+def test_context_is_not_destroyed_under_a_marker_of_another_ones_thread(rig: Rig) -> None:
+    """In a real driver its handles are pointers, and what they point to is gone with it. On a machine with much other
+    work the marker may have been the program's own; then once more."""
+    short_window(rig)
+    assert any(waits_with_its_end(rig) for _ in range(10))

@@ -109,17 +109,21 @@ CUresult cuCtxAttach(CUcontext *context, unsigned int flags)
         bool apart = ours && (all || !uses);                                   \
         struct qg_card *left = apart && qg_rm_any() ? card_of(context) : NULL; \
         left = qg_rm_leave(left) ? left : NULL;                                \
-        if (apart)                                                             \
+        if (apart) {                                                           \
             qg_memory_context_ends(context);                                   \
+            qg_streams_context_ends(context);                                  \
+        }                                                                      \
         CUresult result = QG_REAL(name)(context);                              \
         if (left)                                                              \
             qg_rm_left(left);                                                  \
         if (uses && result != CUDA_SUCCESS)                                    \
             uses_begin(context, uses);                                         \
-        if (apart && result == CUDA_SUCCESS)                                   \
+        if (apart && result == CUDA_SUCCESS) {                                 \
             qg_context_gone(context);                                          \
-        else if (apart)                                                        \
+        } else if (apart) {                                                    \
             qg_memory_context_stays(context);                                  \
+            qg_streams_context_stays(context);                                 \
+        }                                                                      \
         return result;                                                         \
     }
 
@@ -173,14 +177,17 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     return result;
 }
 
-/* Before a release: the card, if this may be the last reference. `all`: a reset drops them all. */
+/* Before a release: whether this may be the last reference. `all`: a reset drops them all. */
+static bool may_be_last(CUdevice device, bool all)
+{
+    return counts(device) && (all || __atomic_load_n(&retained[device], __ATOMIC_RELAXED) <= 1);
+}
+
+/* The card, if it may be. */
 static struct qg_card *leave_primary(CUdevice device, bool all)
 {
-    if (!counts(device) || !qg_rm_any())
-        return NULL;
-    struct qg_card *card = qg_card_by_ordinal(device);
-    bool last = all || __atomic_load_n(&retained[device], __ATOMIC_RELAXED) <= 1;
-    return last && qg_rm_leave(card) ? card : NULL;
+    struct qg_card *card = may_be_last(device, all) && qg_rm_any() ? qg_card_by_ordinal(device) : NULL;
+    return qg_rm_leave(card) ? card : NULL;
 }
 
 static void released(CUdevice device, bool all)
@@ -201,7 +208,10 @@ void qg_primaries_after_fork(void)
 
 struct qg_primary_end qg_primary_ending(CUdevice device, bool all)
 {
-    return (struct qg_primary_end){.context = qg_primary(device), .left = leave_primary(device, all)};
+    struct qg_primary_end end = {.context = qg_primary(device), .left = leave_primary(device, all)};
+    if (end.context && may_be_last(device, all))
+        qg_streams_context_ends(end.context);
+    return end;
 }
 
 void qg_primary_ended(CUdevice device, bool all, const struct qg_primary_end *end, CUresult result)
@@ -210,9 +220,13 @@ void qg_primary_ended(CUdevice device, bool all, const struct qg_primary_end *en
         qg_rm_left(end->left);
     if (result == CUDA_SUCCESS)
         released(device, all);
-    if (end->context && result == CUDA_SUCCESS && !primary_active(device)) {
+    if (!end->context)
+        return;
+    if (result == CUDA_SUCCESS && !primary_active(device)) {
         qg_memory_context_ends(end->context);
         qg_context_gone(end->context);
+    } else {
+        qg_streams_context_stays(end->context);
     }
 }
 

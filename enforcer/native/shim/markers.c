@@ -153,7 +153,8 @@ static void push_ring(struct qg_stream *stream, const struct marking *mark)
 static bool call_begins(struct qg_stream *stream, bool marks, bool foreign)
 {
     pthread_mutex_lock(&stream->lock);
-    bool mine = !stream->calling && !stream->dead && !(foreign && stream->entered) && !(marks && stream->marker < 0);
+    bool good = !stream->dead && !__atomic_load_n(&stream->context->ending, __ATOMIC_RELAXED);
+    bool mine = good && !stream->calling && !(foreign && stream->entered) && !(marks && stream->marker < 0);
     if (mine)
         __atomic_store_n(&stream->calling, 1, __ATOMIC_RELAXED);
     else

@@ -118,6 +118,8 @@ void qg_primaries_after_fork(void);
 
 /* streams.c */
 void qg_streams_after_fork(void);
+void qg_streams_context_ends(CUcontext context);  /* before it is destroyed: waits for our calls into its streams */
+void qg_streams_context_stays(CUcontext context); /* the driver refused, or it was not the last reference */
 void qg_streams_context_gone(CUcontext context);
 void qg_streams_adopt(struct qg_card *card, struct qg_pages *from); /* after the new pages are published */
 

@@ -13,14 +13,13 @@
 
 #include "waiters.h"
 
-#define BUCKETS 1024u
 #define REST 64u /* dead records lie so long, counted in records, before one is used again */
 
 pthread_mutex_t qg_table_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct qg_stream *table[BUCKETS];
+struct qg_stream *qg_streams[QG_BUCKETS];
 static struct qg_stream *rest_first, **rest_last = &rest_first; /* dead records, oldest first */
 static unsigned resting;
-static struct qg_context *contexts;
+struct qg_context *qg_contexts;
 static pthread_key_t thread_key;
 static pthread_once_t thread_once = PTHREAD_ONCE_INIT;
 
@@ -32,8 +31,8 @@ int qg_captures;
 void qg_streams_after_fork(void)
 {
     pthread_mutex_init(&qg_table_lock, NULL);
-    memset(table, 0, sizeof(table)); /* the records are the parent's; a few leaked bytes are not worth a walk */
-    contexts = NULL;
+    memset(qg_streams, 0, sizeof(qg_streams)); /* the records are the parent's; a few leaked bytes are not worth a walk */
+    qg_contexts = NULL;
     rest_first = NULL;
     rest_last = &rest_first;
     resting = 0;
@@ -43,37 +42,30 @@ void qg_streams_after_fork(void)
     __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);
 }
 
-static size_t bucket(uint64_t key, CUcontext context, uint64_t thread)
+size_t qg_bucket(uint64_t key, CUcontext context, uint64_t thread)
 {
     uint64_t hash = (key ^ ((uint64_t)(uintptr_t)context << 1) ^ (thread << 40)) * 0x9e3779b97f4a7c15u;
-    return (size_t)(hash >> 40) % BUCKETS;
+    return (size_t)(hash >> 40) % QG_BUCKETS;
 }
 
 /* Under qg_table_lock: tells the arbiter in how many contexts this process works on the card. Each is a client of the card's
  * own time slices, so that the card does not divide equally between processes. */
-static void show_contexts(struct qg_card *card)
+void qg_show_contexts(struct qg_card *card)
 {
     struct qg_pages *pages = qg_pages_of(card);
     uint32_t count = 0;
     if (!pages)
         return;
-    for (const struct qg_context *record = contexts; record; record = record->next)
+    for (const struct qg_context *record = qg_contexts; record; record = record->next)
         count += record->handle && record->card == card;
     __atomic_store_n(&pages->proc->contexts, count, __ATOMIC_RELAXED);
-}
-
-/* Under qg_table_lock. The record of a context that is gone. */
-static void free_record(struct qg_context *record)
-{
-    record->handle = NULL;
-    show_contexts(record->card);
 }
 
 /* Under qg_table_lock. Never freed, because stream records point to them, but used again. */
 static struct qg_context *context_record(CUcontext handle, struct qg_card *card)
 {
     struct qg_context *record, *unused = NULL;
-    for (record = contexts; record; record = record->next) {
+    for (record = qg_contexts; record; record = record->next) {
         if (record->handle == handle)
             return record;
         if (!record->handle)
@@ -84,8 +76,8 @@ static struct qg_context *context_record(CUcontext handle, struct qg_card *card)
         return NULL;
     if (!unused) {
         pthread_mutex_init(&record->lock, NULL);
-        record->next = contexts;
-        contexts = record;
+        record->next = qg_contexts;
+        qg_contexts = record;
     }
     record->handle = handle;
     record->card = card;
@@ -93,9 +85,10 @@ static struct qg_context *context_record(CUcontext handle, struct qg_card *card)
     record->attached = NULL;
     record->ends++;
     record->refused = false;
+    __atomic_store_n(&record->ending, false, __ATOMIC_RELAXED);
     __atomic_store_n(&record->broken, false, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&record->lock);
-    show_contexts(card);
+    qg_show_contexts(card);
     return record;
 }
 
@@ -134,16 +127,13 @@ static struct qg_stream *blank_stream(void)
     return stream;
 }
 
-static void lay_to_rest(struct qg_stream *stream)
+void qg_lay_to_rest(struct qg_stream *stream)
 {
     stream->next = NULL;
     *rest_last = stream;
     rest_last = &stream->next;
     resting++;
 }
-
-static bool bury(struct qg_stream *stream, bool patient);
-static void unlink_dead(size_t at);
 
 /* A thread ended: its per-thread default streams have no further work, and its lane and its place at the gate are free. */
 static void thread_ended(void *thread)
@@ -152,14 +142,7 @@ static void thread_ended(void *thread)
     qg_lane_release();
     qg_waiter_release();
     thread_id = 0;
-    pthread_mutex_lock(&qg_table_lock);
-    for (size_t i = 0; i < BUCKETS; i++) {
-        for (struct qg_stream *stream = table[i]; stream; stream = stream->next)
-            if (stream->key == 2 && stream->thread == (uint64_t)(uintptr_t)thread && !stream->dead)
-                bury(stream, false);
-        unlink_dead(i);
-    }
-    pthread_mutex_unlock(&qg_table_lock);
+    qg_streams_thread_gone((uint64_t)(uintptr_t)thread);
 }
 
 static void make_thread_key(void)
@@ -198,9 +181,9 @@ static struct qg_stream *new_stream(uint64_t key, CUcontext current, uint64_t th
     stream->context = context;
     stream->card = context->card;
     __atomic_store_n(&stream->marker, -1, __ATOMIC_RELAXED);
-    size_t at = bucket(key, stream->context_key, thread);
-    stream->next = table[at];
-    __atomic_store_n(&table[at], stream, __ATOMIC_RELEASE);
+    size_t at = qg_bucket(key, stream->context_key, thread);
+    stream->next = qg_streams[at];
+    __atomic_store_n(&qg_streams[at], stream, __ATOMIC_RELEASE);
     return stream;
 }
 
@@ -223,7 +206,7 @@ static struct home home_of(CUstream stream, CUcontext current)
 
 static struct qg_stream *find_stream(uint64_t key, CUcontext context, uint64_t thread)
 {
-    struct qg_stream *found = table[bucket(key, context, thread)];
+    struct qg_stream *found = qg_streams[qg_bucket(key, context, thread)];
     while (found && (found->key != key || found->context_key != context || found->thread != thread || found->dead))
         found = found->next;
     return found;
@@ -282,140 +265,4 @@ bool qg_stream_captures_slow(struct qg_stream *stream)
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     return QG_REAL(cuStreamIsCapturing)(stream->handle, &status) != CUDA_SUCCESS ||
            status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
-/* ---- ends ------------------------------------------------------------------------------------------------- */
-
-/* Under qg_table_lock. The record stays: another thread's cache may still hold it for one more call. patient: not while a call of
- * ours goes into the stream, whose handle must stay good: false, and the end of that call can be waited for. Else the
- * marker's index is given back by who makes the call. */
-static bool bury(struct qg_stream *stream, bool patient)
-{
-    pthread_mutex_lock(&stream->lock);
-    bool calling = stream->calling;
-    if (calling && patient) {
-        stream->awaited++;
-        pthread_mutex_unlock(&stream->lock);
-        return false;
-    }
-    __atomic_store_n(&stream->dead, true, __ATOMIC_SEQ_CST);
-    qg_clear_unmarked(stream);
-    if (!calling)
-        qg_release_marker(stream);
-    stream->open_ns = stream->open_low_ns = 0;
-    stream->ring_count = 0;
-    qg_homeless_remove(stream);
-    pthread_mutex_unlock(&stream->lock);
-    __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);
-    return true;
-}
-
-/* Under qg_table_lock. */
-static void unlink_dead(size_t at)
-{
-    for (struct qg_stream **link = &table[at]; *link;) {
-        struct qg_stream *stream = *link;
-        if (stream->dead) {
-            *link = stream->next;
-            lay_to_rest(stream);
-        } else {
-            link = &stream->next;
-        }
-    }
-}
-
-void qg_stream_destroyed(CUstream handle)
-{
-    uint64_t key = (uint64_t)(uintptr_t)handle;
-    size_t at = bucket(key, NULL, 0);
-    struct qg_stream *busy;
-    do {
-        busy = NULL;
-        pthread_mutex_lock(&qg_table_lock);
-        for (struct qg_stream *stream = table[at]; stream && !busy; stream = stream->next) {
-            if (stream->key != key || stream->dead)
-                continue;
-            if (!bury(stream, true))
-                busy = stream;
-        }
-        unlink_dead(at);
-        pthread_mutex_unlock(&qg_table_lock);
-        if (busy)
-            qg_stream_await(busy);
-    } while (busy);
-}
-
-void qg_streams_context_gone(CUcontext handle)
-{
-    pthread_mutex_lock(&qg_table_lock);
-    for (size_t i = 0; i < BUCKETS; i++) {
-        for (struct qg_stream *stream = table[i]; stream; stream = stream->next) {
-            if (stream->context->handle != handle || stream->dead)
-                continue;
-            /* Its work ended with the context; nothing will write the word any more. */
-            struct qg_pages *pages = qg_pages_of(stream->card);
-            pthread_mutex_lock(&stream->lock);
-            if (pages && stream->marker >= 0)
-                __atomic_store_n(&pages->proc->markers[stream->marker].done, stream->value, __ATOMIC_SEQ_CST);
-            pthread_mutex_unlock(&stream->lock);
-            bury(stream, false);
-        }
-        unlink_dead(i);
-    }
-    for (struct qg_context *record = contexts; record; record = record->next) {
-        pthread_mutex_lock(&record->lock);
-        record->attached = NULL; /* the page may have been registered through the context that is gone */
-        record->ends++;
-        pthread_mutex_unlock(&record->lock);
-        if (record->handle == handle)
-            free_record(record);
-    }
-    pthread_mutex_unlock(&qg_table_lock);
-}
-
-void qg_streams_green_gone(CUcontext handle)
-{
-    struct qg_stream *busy;
-    pthread_mutex_lock(&qg_table_lock);
-    for (size_t i = 0; i < BUCKETS; i++) {
-        busy = NULL;
-        for (struct qg_stream *stream = table[i]; stream && !busy; stream = stream->next) {
-            if (stream->context->handle != handle || stream->dead)
-                continue;
-            if (!bury(stream, true))
-                busy = stream;
-        }
-        unlink_dead(i);
-        if (busy) { /* this bucket once more after that */
-            i--;
-            pthread_mutex_unlock(&qg_table_lock);
-            qg_stream_await(busy);
-            pthread_mutex_lock(&qg_table_lock);
-        }
-    }
-    for (struct qg_context *record = contexts; record; record = record->next)
-        if (record->handle == handle)
-            free_record(record);
-    pthread_mutex_unlock(&qg_table_lock);
-}
-
-/* New pages: work whose marker stands in the old page must keep the tenant busy in the new one. */
-void qg_streams_adopt(struct qg_card *card, struct qg_pages *from)
-{
-    pthread_mutex_lock(&qg_table_lock);
-    for (unsigned i = 0; from && i < QG_MARKERS; i++) {
-        uint32_t done = __atomic_load_n(&from->proc->markers[i].done, __ATOMIC_ACQUIRE);
-        struct qg_stream *stream = qg_marker_owner[card - qg_cards][i];
-        if (!stream)
-            continue;
-        pthread_mutex_lock(&stream->lock);
-        bool behind = done != stream->value;
-        pthread_mutex_unlock(&stream->lock);
-        if (behind)
-            qg_set_unmarked(stream);
-    }
-    show_contexts(card);
-    pthread_mutex_unlock(&qg_table_lock);
-    qg_show_unmarked(card);
-    __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST); /* threads know the old pages */
 }

@@ -28,6 +28,7 @@ struct qg_context {
     CUdeviceptr device_page;   /* the same page, as the GPU sees it */
     bool refused;              /* the driver cannot do it: estimates only */
     unsigned ends;             /* how often a context ended: what was being attached meanwhile is worth nothing */
+    bool ending;               /* atomic: it is just being destroyed, no call of ours begins in its streams */
     bool broken;               /* atomic: its calls end in errors, so nothing is in flight any more */
     struct qg_context *next;
 };

@@ -150,12 +150,79 @@ static void behind(bool one)
     counts();
 }
 
+static atomic_bool passed;
+
+/* A function that nobody knows yet fills a window of half a millisecond: it waits for what the other context has there. */
+static void *needs_room(void *of)
+{
+    struct card *card = of;
+    use(card, card->context);
+    launch(card, card->stream, 1000);
+    passed = true;
+    return NULL;
+}
+
+static bool stands(struct card *card)
+{
+    struct timespec while_ = {.tv_nsec = 300000000};
+    passed = false;
+    MUST(pthread_create(&card->thread, NULL, needs_room, card));
+    nanosleep(&while_, NULL);
+    return !passed;
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* A short kernel behind the word and without a marker of its own, as it is if the last one is less than a millisecond old. */
+static void unmarked_work(struct card *card, volatile uint32_t *at)
+{
+    for (double began = 0; seconds() - began > 0.0008;) {
+        *at = turn++; /* what stands there from the last time */
+        began = seconds();
+        launch(card, card->stream, 20000);
+        MUST(CALL(cuStreamSynchronize)(card->stream));
+        MUST(CALL(cuStreamWaitValue32_v2)(card->stream, word, turn, CU_STREAM_WAIT_VALUE_GEQ));
+        launch(card, card->stream, 20000);
+    }
+}
+
+/* ends: a context is destroyed while another one's thread puts a marker behind its work. That call is blocked by the test:
+ * "stands" when it is made; then a line, and the context is destroyed: "gone"; "over" at the end. */
+static void ends(bool one)
+{
+    void *page;
+    open_cards(one);
+    MUST(CALL(cuMemHostAlloc)(&page, 4096, CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE));
+    MUST(CALL(cuMemHostGetDevicePointer_v2)(&word, page, 0));
+    for (int i = 0; i < 20; i++) { /* so that its length is known */
+        launch(&cards[1], cards[1].stream, 20000);
+        MUST(CALL(cuStreamSynchronize)(cards[1].stream));
+    }
+    unmarked_work(&cards[1], page);
+    printf("ready\n");
+    go_on();
+    printf(stands(&cards[0]) ? "stands\n" : "passed\n");
+    go_on();
+    *(volatile uint32_t *)page = turn;
+    MUST(CALL(cuCtxDestroy_v2)(cards[1].context));
+    printf("gone\n");
+    fflush(stdout);
+    MUST(pthread_join(cards[0].thread, NULL));
+    printf("over\n");
+    go_on();
+}
+
 int main(int argc, char **argv)
 {
     static const struct {
         const char *name;
         void (*run)(bool one);
-    } all[] = {{"pair", pair}, {"behind", behind}};
+    } all[] = {{"pair", pair}, {"behind", behind}, {"ends", ends}};
     (void)begin, (void)announce, (void)done, (void)right, (void)look, (void)blank, (void)hold;
     for (size_t i = 0; argc > 2 && i < sizeof(all) / sizeof(*all); i++)
         if (!strcmp(argv[1], all[i].name)) {
