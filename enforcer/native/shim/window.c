@@ -398,10 +398,14 @@ void qg_window_leave(struct qg_stream *stream)
     if (sampling)
         qg_sample_end(sampling, stream);
     sampling = NULL;
-    not_entering();
+    if (entering != stream)
+        not_entering();
     uint64_t window_ns = (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 1000u;
     uint64_t most = window_ns >= ROOMY_NS || window_ns < 4 * UNMARKED_NS ? window_ns / 4 : UNMARKED_NS;
     pthread_mutex_lock(&stream->lock);
+    if (entering && stream->entered)
+        stream->entered--;
+    entering = NULL;
     bool due = stream->open_ns >= most || stream->again; /* or somebody wanted one while this launch was under way */
     pthread_mutex_unlock(&stream->lock);
     if (due)
