@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How copies and fills are hooked. Large ones are work like a kernel; small ones are not worth a turn. The ones without
- * a stream also wait for the work before them, so markers go in first.
+ * How copies and fills are hooked. Large ones are work like a kernel; small ones are not worth a turn each, but their
+ * sum is (small.c). The ones without a stream also wait for the work before them, so markers go in first.
  */
 #ifndef QG_COPY_H
 #define QG_COPY_H
@@ -10,14 +10,27 @@
 
 #define QG_LARGE (1u << 20)
 
+/* One call. How fast it is, as a power of two beyond the host link: only orders of magnitude matter. A file of hooks
+ * defines QG_PIECES (an expression) and QG_SPEED for those that follow. */
+struct qg_copied {
+    uint64_t bytes;
+    uint32_t pieces, speed;
+};
+#define QG_HOST_LINK 0u
+#define QG_ON_CARD 4u
+
 /* hook_copy.c. NULL: let through, not counted. */
-struct qg_stream *qg_copy_begin(CUstream stream, bool ptsz, bool waits, uint64_t bytes);
+struct qg_stream *qg_copy_begin(CUstream stream, bool ptsz, bool waits, struct qg_copied what);
 void qg_copy_end(struct qg_stream *stream, bool waits);
+
+/* small.c: as qg_copy_begin for a call below QG_LARGE. */
+struct qg_stream *qg_small_begin(CUstream stream, bool ptsz, struct qg_copied what);
 
 #define COPY(name, stream, ptsz, waits, bytes, parameters, arguments)                \
     CUresult name parameters                                                         \
     {                                                                                \
-        struct qg_stream *qg_stream = qg_copy_begin(stream, ptsz, waits, bytes);     \
+        struct qg_copied qg_what = {bytes, (uint32_t)(QG_PIECES), QG_SPEED};                    \
+        struct qg_stream *qg_stream = qg_copy_begin(stream, ptsz, waits, qg_what);   \
         CUresult qg_result = QG_REAL(name) arguments;                                \
         qg_copy_end(qg_stream, waits);                                               \
         return qg_result;                                                            \

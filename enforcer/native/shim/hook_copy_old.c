@@ -5,6 +5,9 @@
  */
 #include "copy.h"
 
+#define QG_PIECES 1
+#define QG_SPEED QG_HOST_LINK
+
 typedef CUdeviceptr_v1 Old;
 typedef unsigned int Size;
 
@@ -13,12 +16,8 @@ typedef unsigned int Size;
 
 SYNC(cuMemcpyHtoD, n, (Old d, const void *h, Size n), (d, h, n))
 SYNC(cuMemcpyDtoH, n, (void *h, Old d, Size n), (h, d, n))
-SYNC(cuMemcpyDtoD, n, (Old d, Old e, Size n), (d, e, n))
-SYNC(cuMemcpyDtoA, n, (CUarray a, Size o, Old d, Size n), (a, o, d, n))
-SYNC(cuMemcpyAtoD, n, (Old d, CUarray a, Size o, Size n), (d, a, o, n))
 SYNC(cuMemcpyHtoA, n, (CUarray a, Size o, const void *h, Size n), (a, o, h, n))
 SYNC(cuMemcpyAtoH, n, (void *h, CUarray a, Size o, Size n), (h, a, o, n))
-SYNC(cuMemcpyAtoA, n, (CUarray a, Size o, CUarray b, Size p, Size n), (a, o, b, p, n))
 SYNC(cuMemcpy2D, AREA, (const CUDA_MEMCPY2D_v1 *c), (c))
 SYNC(cuMemcpy2DUnaligned, AREA, (const CUDA_MEMCPY2D_v1 *c), (c))
 SYNC(cuMemcpy3D, SPACE, (const CUDA_MEMCPY3D_v1 *c), (c))
@@ -26,9 +25,17 @@ ASYNC(cuMemcpyHtoAAsync, n, (CUarray a, Size o, const void *h, Size n, CUstream 
 ASYNC(cuMemcpyAtoHAsync, n, (void *h, CUarray a, Size o, Size n, CUstream s), (h, a, o, n, s))
 ASYNC(cuMemcpyHtoDAsync, n, (Old d, const void *h, Size n, CUstream s), (d, h, n, s))
 ASYNC(cuMemcpyDtoHAsync, n, (void *h, Old d, Size n, CUstream s), (h, d, n, s))
-ASYNC(cuMemcpyDtoDAsync, n, (Old d, Old e, Size n, CUstream s), (d, e, n, s))
 ASYNC(cuMemcpy2DAsync, AREA, (const CUDA_MEMCPY2D_v1 *c, CUstream s), (c, s))
 ASYNC(cuMemcpy3DAsync, SPACE, (const CUDA_MEMCPY3D_v1 *c, CUstream s), (c, s))
+
+#undef QG_SPEED
+#define QG_SPEED QG_ON_CARD
+
+SYNC(cuMemcpyDtoD, n, (Old d, Old e, Size n), (d, e, n))
+SYNC(cuMemcpyDtoA, n, (CUarray a, Size o, Old d, Size n), (a, o, d, n))
+SYNC(cuMemcpyAtoD, n, (Old d, CUarray a, Size o, Size n), (d, a, o, n))
+SYNC(cuMemcpyAtoA, n, (CUarray a, Size o, CUarray b, Size p, Size n), (a, o, b, p, n))
+ASYNC(cuMemcpyDtoDAsync, n, (Old d, Old e, Size n, CUstream s), (d, e, n, s))
 SYNC(cuMemsetD8, n, (Old d, unsigned char v, Size n), (d, v, n))
 SYNC(cuMemsetD16, 2ull * n, (Old d, unsigned short v, Size n), (d, v, n))
 SYNC(cuMemsetD32, 4ull * n, (Old d, unsigned int v, Size n), (d, v, n))

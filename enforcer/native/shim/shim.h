@@ -50,6 +50,9 @@ struct qg_card {
     int unmarked;       /* atomic: streams with work after their last marker */
     uint64_t rung_at;   /* atomic: qg_gate_page.changed_ns of the last ring */
     uint64_t rung_tick; /* atomic: when, to ring again after a while */
+
+    uint64_t small;      /* atomic: small copies that no gate has seen, as small.c puts them */
+    uint64_t small_tick; /* atomic: when they last were a launch's worth */
 };
 
 extern struct qg_grant_info qg_info;

@@ -183,8 +183,12 @@ static int stream_command(char **w)
         return CALL(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
     if (!strcmp(w[0], "end_capture"))
         return CALL(cuStreamEndCapture)(stream, &graph);
-    if (!strcmp(w[0], "copy"))
-        return CALL(cuMemcpyHtoDAsync_v2)(0x1000, &graph, (size_t)arg(w, 2), stream);
+    if (!strcmp(w[0], "copy")) { /* copy STREAM BYTES [TIMES] */
+        int result = CALL(cuMemcpyHtoDAsync_v2)(0x1000, &graph, (size_t)arg(w, 2), stream);
+        for (long i = w[3] ? arg(w, 3) - 1 : 0; i > 0 && !result; i--)
+            result = CALL(cuMemcpyHtoDAsync_v2)(0x1000, &graph, (size_t)arg(w, 2), stream);
+        return result;
+    }
     if (!strcmp(w[0], "graph"))
         return CALL(cuGraphLaunch)((CUgraphExec)(uintptr_t)arg(w, 2), stream);
     if (!strcmp(w[0], "ctx_sync"))

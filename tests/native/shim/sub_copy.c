@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Copies: every shape, direction and version; below a MiB they pass, from there on they are work.
+ * Copies: every shape, direction and version. A small one passes; large ones, and many small ones in one call, are work.
  */
 #include "submit.h"
 
@@ -9,7 +9,8 @@
     do {                                                                       \
         if (!strcmp(kind, "held"))                                             \
             hold(s);                                                           \
-        announce(text, kind, (bytes) >= MIB, (bytes) >= MIB ? (bytes) : 0, truth ":%zu", (size_t)(bytes)); \
+        unsigned counted = strcmp(kind, "order") != 0;                         \
+        announce(text, kind, counted, counted ? (bytes) : 0, truth ":%zu", (size_t)(bytes)); \
         MUST(CALL(name)(__VA_ARGS__));                                         \
         done(s);                                                               \
     } while (0)
@@ -53,7 +54,9 @@ static void plain(void)
 
 static void small(void)
 {
-    STEP(cuMemcpyHtoD_v2, "htod_small", "order", stream, MIB - 4, "htod", b, host, MIB - 4);
+    STEP(cuMemcpyHtoD_v2, "htod_worth_a_launch", "sync", stream, MIB - 4, "htod", b, host, MIB - 4);
+    right();
+    STEP(cuMemcpyHtoD_v2, "htod_small", "order", stream, 4096, "htod", b, host, 4096);
     right();
     STEP(cuMemcpyHtoD_v2, "htod_just_large", "sync", stream, MIB, "htod", b, host, MIB);
     right();
@@ -146,6 +149,28 @@ static void batches(void)
     BATCH(cuMemcpy3DBatchAsync_v2_ptsz, 2, boxes, 0, stream);
 }
 
+/* Many pieces, of which each alone would pass. */
+static void small_batch(void)
+{
+    enum { COUNT = 32, PIECE = 4096 };
+    CUdeviceptr to[COUNT], from[COUNT];
+    size_t sizes[COUNT], first[] = {0};
+    char truth[COUNT * 16] = "";
+    CUmemcpyAttributes attributes[1] = {{.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM}};
+    for (int i = 0; i < COUNT; i++) {
+        to[i] = b + (size_t)i * PIECE;
+        from[i] = a + (size_t)i * PIECE;
+        sizes[i] = PIECE;
+        strcat(truth, i ? ",dtod:4096" : "dtod:4096");
+    }
+    hold(stream);
+    announce("small_batch", "held", 1, (size_t)COUNT * PIECE, "%s", truth);
+    MUST(CALL(cuMemcpyBatchAsync_v2)(to, from, sizes, COUNT, attributes, first, 1, stream));
+    done(stream);
+    look(b, want, (size_t)COUNT * PIECE);
+    right();
+}
+
 static void first_versions(void)
 {
     CUdeviceptr_v1 low;
@@ -189,6 +214,7 @@ int main(void)
     shapes();
     between_cards();
     batches();
+    small_batch();
     first_versions();
     return 0;
 }

@@ -3,6 +3,7 @@
  * A program of a job that does one odd thing, for test_faults_*.py: `shim-task WHAT [NUMBER...]`.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <sys/wait.h>
@@ -136,6 +137,44 @@ static int spin_for_another(char **words)
     return 0;
 }
 
+static const char *small_kind;
+
+/* Small calls one after the other, for ever: each alone is not worth a turn. */
+static void *small_loop(void *unused)
+{
+    CUstream own;
+    (void)unused;
+    MUST(CALL(cuCtxSetCurrent)(context));
+    MUST(CALL(cuStreamCreate)(&own, CU_STREAM_NON_BLOCKING));
+    for (;;) {
+        if (!strcmp(small_kind, "fill"))
+            MUST(CALL(cuMemsetD8Async)(a, 1, 4096, own));
+        else if (!strcmp(small_kind, "copy"))
+            MUST(CALL(cuMemcpyDtoDAsync_v2)(b, a, 4096, own));
+        else if (!strcmp(small_kind, "fill_now")) /* returns before it is done, whatever its name says */
+            MUST(CALL(cuMemsetD32_v2)(a, 1, 1024));
+        else
+            MUST(CALL(cuMemcpyHtoD_v2)(a, host, 4096));
+    }
+    return NULL;
+}
+
+/* small KIND THREADS. */
+static int small_calls(char **words)
+{
+    pthread_t thread;
+    small_kind = words[0];
+    start();
+    MUST(CALL(cuMemAlloc_v2)(&a, MIB));
+    MUST(CALL(cuMemAlloc_v2)(&b, MIB));
+    MUST(CALL(cuMemHostAlloc)((void **)&host, MIB, 0));
+    say("go");
+    for (int i = atoi(words[1]); i > 0; i--)
+        MUST(pthread_create(&thread, NULL, small_loop, NULL));
+    pause();
+    return 0;
+}
+
 /* fork NUMBER MIB: so many children, each holding so much; "HELD REFUSED". */
 static int forks(char **words)
 {
@@ -174,7 +213,7 @@ int main(int argc, char **argv)
         const char *name;
         int (*run)(char **);
     } all[] = {{"hold", hold_memory}, {"churn", churn}, {"close", close_everything}, {"exec", exec_again},
-               {"spin", spin_for_another}, {"fork", forks}};
+               {"spin", spin_for_another}, {"fork", forks}, {"small", small_calls}};
     (void)begin, (void)announce, (void)done, (void)right, (void)look, (void)blank, (void)hold;
     for (size_t i = 0; argc > 1 && i < sizeof(all) / sizeof(*all); i++)
         if (!strcmp(argv[1], all[i].name))
