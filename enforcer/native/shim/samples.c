@@ -190,7 +190,7 @@ void qg_samples_collect(CUcontext context)
     pthread_mutex_unlock(&qg_window_lock);
     if (!count)
         return;
-    bool relaxed = __atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) && qg_relax(&mode);
+    bool relaxed = qg_relax(&mode); /* even if nobody captures: another thread may begin to just before the driver hears us */
     for (unsigned i = 0; i < count; i++) {
         results[i] = QG_REAL(cuEventQuery)(asked[i]->end);
         if (results[i] == CUDA_SUCCESS &&

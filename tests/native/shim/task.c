@@ -137,6 +137,56 @@ static int spin_for_another(char **words)
     return 0;
 }
 
+static volatile bool captures_over;
+
+/* Kernels of a length that is learned again and again, into a window that is full most of the time. */
+static void *launches_on(void *unused)
+{
+    CUstream own;
+    (void)unused;
+    MUST(CALL(cuCtxSetCurrent)(context));
+    MUST(CALL(cuStreamCreate)(&own, CU_STREAM_NON_BLOCKING));
+    for (unsigned i = 0; !captures_over; i++) {
+        CUmodule again = NULL;
+        MUST(launch(50000 + 1000 * (i % 50), own));
+        if (i % 16 == 0) { /* forgets what was learned */
+            MUST(CALL(cuModuleLoadData)(&again, ".version 6.3\n.target sm_75\n.visible .entry other(.param .u64 n)\n{ ret; }\n"));
+            MUST(CALL(cuModuleUnload)(again));
+        }
+    }
+    MUST(CALL(cuStreamSynchronize)(own));
+    return NULL;
+}
+
+/* captures NUMBER: so many of global mode, one after the other, while another thread launches: "N spoiled". */
+static int captures(char **words)
+{
+    struct timespec pause = {0, 300000};
+    pthread_t thread;
+    CUgraph graph;
+    int spoiled = 0;
+    start();
+    say("ready");
+    go_on();
+    MUST(pthread_create(&thread, NULL, launches_on, NULL));
+    for (int i = atoi(words[0]); i > 0; i--) {
+        MUST(CALL(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        CUresult launched = launch(1000, stream);
+        nanosleep(&pause, NULL);
+        CUresult ended = CALL(cuStreamEndCapture)(stream, &graph);
+        MUST(launched != CUDA_SUCCESS && launched != CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        MUST(ended != CUDA_SUCCESS && ended != CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        spoiled += ended != CUDA_SUCCESS;
+        if (ended == CUDA_SUCCESS)
+            MUST(CALL(cuGraphDestroy)(graph));
+        nanosleep(&pause, NULL);
+    }
+    captures_over = true;
+    MUST(pthread_join(thread, NULL));
+    printf("%d spoiled\n", spoiled);
+    return 0;
+}
+
 static const char *small_kind;
 
 /* Small calls one after the other, for ever: each alone is not worth a turn. */
@@ -213,7 +263,8 @@ int main(int argc, char **argv)
         const char *name;
         int (*run)(char **);
     } all[] = {{"hold", hold_memory}, {"churn", churn}, {"close", close_everything}, {"exec", exec_again},
-               {"spin", spin_for_another}, {"fork", forks}, {"small", small_calls}};
+               {"spin", spin_for_another}, {"fork", forks}, {"small", small_calls},
+               {"captures", captures}};
     (void)begin, (void)announce, (void)done, (void)right, (void)look, (void)blank, (void)hold;
     for (size_t i = 0; argc > 1 && i < sizeof(all) / sizeof(*all); i++)
         if (!strcmp(argv[1], all[i].name))
