@@ -211,7 +211,10 @@ CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
 {
     (void)stream;
-    stub.capturing = 0;
+    if (stub.end_result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED && stub.end_result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
+        stub.capturing = 0;
+    if (stub.end_result)
+        return (CUresult)stub.end_result;
     *graph = (CUgraph)(uintptr_t)__atomic_fetch_add(&next_handle, 512, __ATOMIC_RELAXED);
     return CUDA_SUCCESS;
 }

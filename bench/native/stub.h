@@ -22,6 +22,7 @@ struct stub_state {
     float elapsed_ms;    /* of every event pair */
     int device_count;
     uint64_t capturing;  /* handle of the stream that captures; 0: none */
+    int end_result;      /* of cuStreamEndCapture; it ends the capture but for 903 and 908 (wrong stream, wrong thread) */
 };
 
 extern struct stub_state stub; /* exported by the stub */

@@ -13,6 +13,49 @@ import shim_support as s
 from bench.rig import BUILD, Rig
 
 pytestmark = pytest.mark.native
+INVALIDATED, UNMATCHED, UNJOINED, WRONG_THREAD = 901, 903, 904, 908
+
+
+def asks(probe: s.Probe, stream: int = 0) -> bool:
+    """Whether a launch still asks the driver if its stream captures."""
+    before = probe.counts()["queries"]
+    assert probe.ask(f"launch {stream} 0x10 1") == 0
+    return probe.counts()["queries"] > before
+
+
+@pytest.mark.parametrize("result", [0, INVALIDATED, UNJOINED])
+def test_a_capture_that_ended_is_over_whatever_came_of_it(probe: s.Probe, result: int) -> None:
+    assert probe.ask(f"end_result {result}") == 0
+    assert probe.ask("capture 0") == 0
+    assert asks(probe)
+    assert probe.ask("end_capture 0") == result
+    assert not asks(probe)
+
+
+@pytest.mark.parametrize("result", [UNMATCHED, WRONG_THREAD])
+def test_a_capture_that_goes_on_is_not_over(probe: s.Probe, result: int) -> None:
+    assert probe.ask(f"end_result {result}") == 0
+    assert probe.ask("capture 0") == 0
+    assert probe.ask("end_capture 0") == result
+    assert asks(probe)
+    assert probe.ask("end_result 0") == 0
+    assert probe.ask("end_capture 0") == 0
+    assert not asks(probe)
+
+
+def test_the_end_of_no_capture_ends_nobodys(probe: s.Probe) -> None:
+    assert probe.ask("stream 1") == 0
+    assert probe.ask("capture 0") == 0
+    assert probe.ask(f"end_result {UNMATCHED}") == 0
+    assert probe.ask("end_capture 1") == UNMATCHED
+    assert asks(probe, 1)
+
+
+def test_a_destroyed_stream_takes_its_capture_with_it(probe: s.Probe) -> None:
+    assert probe.ask("stream 1") == 0
+    assert probe.ask("capture 0") == 0
+    assert probe.ask("destroy 0") == 0
+    assert not asks(probe, 1)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")

@@ -59,64 +59,107 @@ LOOKS(cuGreenCtxWaitEvent, qg_observe_context(qg_green_context(context)), (CUgre
 
 /* ---- captures --------------------------------------------------------------------------------------------- */
 
-#define BEGINS(name, parameters, arguments)                                    \
+static void capture_over(void)
+{
+    int now = __atomic_load_n(&qg_captures, __ATOMIC_RELAXED);
+    while (now > 0 && !__atomic_compare_exchange_n(&qg_captures, &now, now - 1, false, __ATOMIC_SEQ_CST,
+                                                   __ATOMIC_RELAXED))
+        ;
+}
+
+/* A stream that is destroyed while it captures takes its capture with it. */
+static void capture_began(CUresult result, CUstream s, bool ptsz)
+{
+    struct qg_stream *stream = result == CUDA_SUCCESS && tracked() ? qg_stream_of(s, ptsz) : NULL;
+    if (result != CUDA_SUCCESS)
+        capture_over();
+    if (stream)
+        __atomic_store_n(&stream->began, true, __ATOMIC_RELAXED);
+}
+
+#define BEGINS(name, ptsz, parameters, arguments)                              \
     CUresult name parameters                                                   \
     {                                                                          \
         /* Before the call: another thread must not miss it. */                \
         __atomic_add_fetch(&qg_captures, 1, __ATOMIC_SEQ_CST);                 \
         __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);               \
         CUresult result = QG_REAL(name) arguments;                             \
-        if (result != CUDA_SUCCESS)                                            \
-            __atomic_sub_fetch(&qg_captures, 1, __ATOMIC_SEQ_CST);             \
+        capture_began(result, s, ptsz);                                        \
         return result;                                                         \
     }
 
-static void capture_ended(CUresult result)
+/* Whether the stream is part of a capture, be it spoiled. */
+static bool captures(CUstream s, bool ptsz)
 {
-    int now = __atomic_load_n(&qg_captures, __ATOMIC_RELAXED);
-    if (result != CUDA_SUCCESS && result != CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
-        return;
-    while (now > 0 && !__atomic_compare_exchange_n(&qg_captures, &now, now - 1, false, __ATOMIC_SEQ_CST,
-                                                   __ATOMIC_RELAXED))
-        ;
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    s = s || !ptsz ? s : CU_STREAM_PER_THREAD;
+    return __atomic_load_n(&qg_captures, __ATOMIC_RELAXED) && QG_REAL(cuStreamIsCapturing)(s, &status) == CUDA_SUCCESS &&
+           status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-#define ENDS(name, parameters, arguments)                                      \
+/* The call ends the capture whatever it answers about its result (spoiled, not joined), unless it was asked of the wrong
+ * stream or thread: then the stream captures on. */
+static void capture_ended(CUresult result, CUstream s, bool ptsz, bool captured)
+{
+    if (result != CUDA_SUCCESS && (!captured || captures(s, ptsz)))
+        return;
+    struct qg_stream *stream = tracked() ? qg_stream_of(s, ptsz) : NULL;
+    if (stream)
+        __atomic_store_n(&stream->began, false, __ATOMIC_RELAXED);
+    capture_over();
+}
+
+#define ENDS(name, ptsz, parameters, arguments)                                \
     CUresult name parameters                                                   \
     {                                                                          \
+        bool captured = captures(s, ptsz);                                     \
         CUresult result = QG_REAL(name) arguments;                             \
-        capture_ended(result);                                                 \
+        capture_ended(result, s, ptsz, captured);                              \
         return result;                                                         \
     }
 
 #define INTO_GRAPH                                                                                             \
     (CUstream s, CUgraph g, const CUgraphNode *d, const CUgraphEdgeData *e, size_t n, CUstreamCaptureMode mode)
 #define AGAIN (CUstream s, CUstreamCaptureMode mode, CUgraph g, CUgraphRecaptureCallback call, void *data)
-BEGINS(cuStreamBeginCapture, (CUstream s), (s))
-BEGINS(cuStreamBeginCapture_ptsz, (CUstream s), (s))
-BEGINS(cuStreamBeginCapture_v2, (CUstream s, CUstreamCaptureMode mode), (s, mode))
-BEGINS(cuStreamBeginCapture_v2_ptsz, (CUstream s, CUstreamCaptureMode mode), (s, mode))
-BEGINS(cuStreamBeginCaptureToGraph, INTO_GRAPH, (s, g, d, e, n, mode))
-BEGINS(cuStreamBeginCaptureToGraph_ptsz, INTO_GRAPH, (s, g, d, e, n, mode))
-BEGINS(cuStreamBeginRecaptureToGraph, AGAIN, (s, mode, g, call, data))
-BEGINS(cuStreamBeginRecaptureToGraph_ptsz, AGAIN, (s, mode, g, call, data))
-BEGINS(cuStreamBeginCaptureToCig, (CUstream s, CUstreamCigCaptureParams *p), (s, p))
-BEGINS(cuStreamBeginCaptureToCig_ptsz, (CUstream s, CUstreamCigCaptureParams *p), (s, p))
-ENDS(cuStreamEndCapture, (CUstream s, CUgraph *g), (s, g))
-ENDS(cuStreamEndCapture_ptsz, (CUstream s, CUgraph *g), (s, g))
-ENDS(cuStreamEndCaptureToCig, (CUstream s), (s))
-ENDS(cuStreamEndCaptureToCig_ptsz, (CUstream s), (s))
+BEGINS(cuStreamBeginCapture, false, (CUstream s), (s))
+BEGINS(cuStreamBeginCapture_ptsz, true, (CUstream s), (s))
+BEGINS(cuStreamBeginCapture_v2, false, (CUstream s, CUstreamCaptureMode mode), (s, mode))
+BEGINS(cuStreamBeginCapture_v2_ptsz, true, (CUstream s, CUstreamCaptureMode mode), (s, mode))
+BEGINS(cuStreamBeginCaptureToGraph, false, INTO_GRAPH, (s, g, d, e, n, mode))
+BEGINS(cuStreamBeginCaptureToGraph_ptsz, true, INTO_GRAPH, (s, g, d, e, n, mode))
+BEGINS(cuStreamBeginRecaptureToGraph, false, AGAIN, (s, mode, g, call, data))
+BEGINS(cuStreamBeginRecaptureToGraph_ptsz, true, AGAIN, (s, mode, g, call, data))
+BEGINS(cuStreamBeginCaptureToCig, false, (CUstream s, CUstreamCigCaptureParams *p), (s, p))
+BEGINS(cuStreamBeginCaptureToCig_ptsz, true, (CUstream s, CUstreamCigCaptureParams *p), (s, p))
+ENDS(cuStreamEndCapture, false, (CUstream s, CUgraph *g), (s, g))
+ENDS(cuStreamEndCapture_ptsz, true, (CUstream s, CUgraph *g), (s, g))
+ENDS(cuStreamEndCaptureToCig, false, (CUstream s), (s))
+ENDS(cuStreamEndCaptureToCig_ptsz, true, (CUstream s), (s))
 
 /* ---- ends ------------------------------------------------------------------------------------------------- */
+
+static bool destroys(CUstream s)
+{
+    bool captured = false;
+    if (tracked() && (uint64_t)(uintptr_t)s > 2) {
+        if (QG_UNLIKELY(__atomic_load_n(&qg_captures, __ATOMIC_RELAXED))) {
+            struct qg_stream *stream = qg_stream_of(s, false);
+            captured = stream && __atomic_load_n(&stream->began, __ATOMIC_RELAXED);
+        }
+        qg_observe_stream(s, false);
+        qg_stream_destroyed(s);
+    }
+    return captured;
+}
 
 #define DESTROYS(name)                                                         \
     CUresult name(CUstream s)                                                  \
     {                                                                          \
-        if (tracked() && (uint64_t)(uintptr_t)s > 2) {                         \
-            qg_observe_stream(s, false);                                       \
-            qg_stream_destroyed(s);                                            \
-        }                                                                      \
-        return QG_REAL(name)(s);                                               \
+        bool captured = destroys(s);                                           \
+        CUresult result = QG_REAL(name)(s);                                    \
+        if (captured && result == CUDA_SUCCESS)                                \
+            capture_over();                                                    \
+        return result;                                                         \
     }
 
 DESTROYS(cuStreamDestroy)

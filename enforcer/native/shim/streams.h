@@ -42,6 +42,7 @@ struct qg_stream {
     struct qg_context *context;
     struct qg_card *card;
     bool dead;             /* atomic */
+    bool began;            /* atomic: a capture began here and goes on */
 
     /* Touched on every launch. */
     bool unmarked;         /* atomic: work after the last marker */
