@@ -183,6 +183,7 @@ class FakeArbiter:
         self.flags = flags
         self.lease_ms = lease_ms
         self.status = 0
+        self.refused: dict[str, int] = {}  # cards with a status of their own
         self.tenants: dict[str, Tenant] = {}
         self.clients: list[socket.socket] = []
         self.grants_seen = 0
@@ -259,11 +260,12 @@ class FakeArbiter:
             sock.sendmsg([struct.pack("<4I iI Q", MAGIC, 1, 2, 288, 71, 0, 0).ljust(288, b"\0")])  # EPROTO
             return True
         pid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-        tenant = self.tenants[data[24:72].rstrip(b"\0").decode()]
+        uuid = data[24:72].rstrip(b"\0").decode()
+        tenant, status = self.tenants[uuid], self.refused.get(uuid, self.status)
         tenant.asked.append(struct.unpack_from("<Q", data, 72)[0])
         slot = self.slots.setdefault(pid, len(self.slots))
-        head = struct.pack("<4I iI Q", MAGIC, version, 2, 288, self.status, slot, 0).ljust(288, b"\0")
-        fds = array.array("i", [tenant.gate.fd, tenant.job.fd, tenant.doorbell] if not self.status else [])
+        head = struct.pack("<4I iI Q", MAGIC, version, 2, 288, status, slot, 0).ljust(288, b"\0")
+        fds = array.array("i", [tenant.gate.fd, tenant.job.fd, tenant.doorbell] if not status else [])
         tenant.beat()
         sock.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else [])
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -168,6 +169,36 @@ def test_refusal_of_the_arbiter_lets_nothing_through_before_the_lease(
         assert not probe.answered(0.5)
         arbiter.status = 0
         assert int(probe.answer()) == 0
+
+
+def test_refused_card_leaves_the_others_governed(tmp_path: Path) -> None:
+    """The first card of two is refused: the second has its gate and its cap, the first has neither work nor memory."""
+    caps = [s.GIB, s.GIB]
+    arbiter = s.FakeArbiter(tmp_path, caps)
+    first, second = arbiter.uuids
+    arbiter.refused[first] = errno.EPERM
+    with s.governed(tmp_path, caps) as probe:
+        assert probe.ask("devices 2") == 0
+        s.started(probe, 1)
+        assert probe.ask(f"alloc 0 {2 * s.GIB}") == s.OUT_OF_MEMORY
+        assert probe.ask(f"alloc 0 {s.MIB}") == 0
+        assert probe.ask("launch 0 0x10 3") == 0
+        assert (arbiter.tenants[second].proc("launches"), arbiter.tenants[second].proc("mem_used")) == (
+            3,
+            s.MIB,
+        )
+        assert probe.ask("ctx 0") == 0
+        assert probe.ask(f"alloc 1 {s.MIB}") == s.OUT_OF_MEMORY, "refused, and not after ten seconds"
+        asked = len(arbiter.tenants[second].asked)
+        arbiter.refused.clear()
+        s.until(lambda: probe.ask(f"alloc 1 {s.MIB}") == 0)
+        assert probe.ask("launch 0 0x10 5") == 0
+        assert (arbiter.tenants[first].proc("launches"), arbiter.tenants[first].proc("mem_used")) == (
+            5,
+            s.MIB,
+        )
+        assert len(arbiter.tenants[second].asked) == asked, "on the same connection, for that card alone"
+    arbiter.stop()
 
 
 @pytest.mark.parametrize("page", ["gate", "job"])

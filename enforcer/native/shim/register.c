@@ -12,9 +12,7 @@
 #include <linux/futex.h>
 #include <poll.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -23,6 +21,7 @@
 #include <unistd.h>
 
 #include "qg_root.h"
+#include "pages.h"
 #include "qg_msg.h"
 #include "rm.h"
 #include "say.h"
@@ -30,18 +29,13 @@
 #include "shim.h"
 #include "waiters.h"
 
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
-
-#define FIRST_FD 200           /* our descriptors lie at or above it */
 #define FIRST_WAIT_NS 500000000u  /* cuInit waits so long for the first registration */
 #define START_LEASE_NS 10000000000u /* no arbiter for so long after cuInit: compute goes on without it, memory is refused */
 #define ANSWER_MS 2000         /* the arbiter answers within this, or we start over */
 #define RETRY_MS 100
 #define REFUSED_MS 1000        /* a clear no will hardly become a yes, but an administrator may repair it */
 #define LOOK_MS 250            /* how often the helper looks whether its descriptors are still its own */
-#define NFDS 3
+#define UNASKED (-2)
 
 static struct {
     uint32_t changed;    /* atomic, futex: rises with attempted and with each registration */
@@ -53,7 +47,8 @@ static struct {
     dev_t dev;
     ino_t ino;
     uint32_t ring; /* atomic: somebody could not ring */
-    int refused;   /* atomic: errno of a clear no, until a yes */
+    int refused[QG_MAX_CARDS];     /* atomic: errno of a clear no for this card, until a yes */
+    bool registered[QG_MAX_CARDS]; /* the helper's: on this connection */
     int last;      /* atomic: what the last round came to */
     char why[200]; /* the first no in the arbiter's words; written before refused, once */
 } reg = {.sock = -1};
@@ -76,21 +71,6 @@ static bool wait_change(uint32_t seen, uint64_t until_ns)
     return true;
 }
 
-static bool same_file(int fd, dev_t dev, ino_t ino)
-{
-    struct stat st;
-    return fd >= 0 && fstat(fd, &st) == 0 && st.st_dev == dev && st.st_ino == ino;
-}
-
-static int move_high(int fd)
-{
-    int high = fcntl(fd, F_DUPFD_CLOEXEC, FIRST_FD);
-    if (high < 0)
-        return fd; /* a low limit on descriptors: better a low number than none */
-    close(fd);
-    return high;
-}
-
 bool qg_register_connected(void)
 {
     return __atomic_load_n(&reg.connected, __ATOMIC_ACQUIRE);
@@ -110,7 +90,7 @@ static int connect_arbiter(void)
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return -1;
-    fd = move_high(fd);
+    fd = qg_move_high(fd);
     /* Only root's arbiter may tell this process what to do; run_dir is root's, and the listener must be too. */
     if (connect(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
         getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || !qg_is_root(peer.uid)) {
@@ -137,8 +117,9 @@ static void close_all(int *fds, int count)
             close(fds[i]);
 }
 
-/* Receives one answer and its descriptors (exactly NFDS, or none). Number of descriptors, or -1. */
-static int receive(int sock, struct qg_registered *answer, int fds[NFDS])
+/* Receives one answer and its descriptors (exactly QG_PAGE_FDS, or none). Number of descriptors, -1, or UNASKED: it was an order
+ * about channel groups, of which some may come between. */
+static int receive(int sock, struct qg_registered *answer, int fds[QG_PAGE_FDS])
 {
     union {
         char space[CMSG_SPACE(sizeof(int) * 8)];
@@ -162,8 +143,12 @@ static int receive(int sock, struct qg_registered *answer, int fds[NFDS])
         for (int i = 0; i < here && count < 8; i++)
             memcpy(&all[count++], CMSG_DATA(part) + sizeof(int) * (size_t)i, sizeof(int));
     }
+    if (!count && qg_msg_is(answer, (size_t)got, QG_MSG_ACT, sizeof(struct qg_act))) {
+        qg_rm_received(answer, (size_t)got);
+        return UNASKED;
+    }
     if (!qg_msg_is(answer, (size_t)got, QG_MSG_REGISTERED, sizeof(*answer)) || (message.msg_flags & MSG_CTRUNC) ||
-        (count && count != NFDS)) {
+        (count && count != QG_PAGE_FDS)) {
         close_all(all, count);
         return -1;
     }
@@ -171,63 +156,11 @@ static int receive(int sock, struct qg_registered *answer, int fds[NFDS])
     return count;
 }
 
-/* Maps a page that root made and nobody can shrink. NULL if it is anything else. */
-static void *map_sealed(int fd, size_t size, int seals, int protection)
-{
-    struct stat st;
-    int have = fcntl(fd, F_GET_SEALS);
-    if (have < 0 || (have & seals) != seals || fstat(fd, &st) != 0 || !qg_is_root(st.st_uid) || st.st_size < (off_t)size)
-        return NULL;
-    void *page = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
-    if (page == MAP_FAILED)
-        return NULL;
-    madvise(page, size, MADV_DONTFORK); /* a child must not touch the parent's slot */
-    return page;
-}
-
-static bool valid_pages(const struct qg_pages *pages)
-{
-    const struct qg_gate_page *gate = pages->gate;
-    /* The job page's header says nothing: a sibling may have written over it, and its owner and seals are checked. */
-    return gate && pages->job && gate->magic == QG_MAGIC && gate->version == QG_ABI_OLDEST &&
-           gate->size >= sizeof(*gate) && gate->job_id == qg_info.grant.job_id && pages->slot < QG_MAX_PROCS;
-}
-
-static struct qg_pages *pages_from(const struct qg_registered *answer, int fds[NFDS])
-{
-    struct qg_pages *pages = calloc(1, sizeof(*pages));
-    struct stat st, job;
-    if (!pages)
-        return NULL;
-    pages->slot = answer->slot;
-    pages->gate = map_sealed(fds[0], sizeof(struct qg_gate_page),
-                             F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | F_SEAL_FUTURE_WRITE, PROT_READ);
-    pages->job = map_sealed(fds[1], sizeof(struct qg_job_page), F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL,
-                            PROT_READ | PROT_WRITE);
-    if (!valid_pages(pages) || fstat(fds[2], &st) != 0 || fstat(fds[1], &job) != 0) {
-        if (pages->gate)
-            munmap((void *)(uintptr_t)pages->gate, sizeof(struct qg_gate_page));
-        if (pages->job)
-            munmap(pages->job, sizeof(struct qg_job_page));
-        free(pages);
-        return NULL;
-    }
-    pages->proc = &pages->job->procs[pages->slot];
-    pages->lanes = answer->head.version >= 2 && pages->gate->revision >= 2 && qg_lanes_usable();
-    pages->doorbell = move_high(fds[2]);
-    fds[2] = -1;
-    pages->doorbell_dev = st.st_dev;
-    pages->doorbell_ino = st.st_ino;
-    pages->job_dev = job.st_dev;
-    pages->job_ino = job.st_ino;
-    return pages;
-}
-
 /* Another thread may just be ringing the old doorbell. If we closed it, the program could get its number in that moment,
  * so the number stays a doorbell for ever: the new one takes it. */
 static void keep_number(struct qg_pages *pages, const struct qg_pages *old)
 {
-    if (!old || old->doorbell == pages->doorbell || !same_file(old->doorbell, old->doorbell_dev, old->doorbell_ino) ||
+    if (!old || old->doorbell == pages->doorbell || !qg_same_file(old->doorbell, old->doorbell_dev, old->doorbell_ino) ||
         dup3(pages->doorbell, old->doorbell, O_CLOEXEC) < 0)
         return;
     close(pages->doorbell);
@@ -260,11 +193,11 @@ static void adopt(struct qg_card *card, struct qg_pages *pages)
     changed();
 }
 
-static void note_refusal(int status, const char *why)
+static void note_refusal(const struct qg_card *card, int status, const char *why)
 {
     if (!reg.why[0])
         snprintf(reg.why, sizeof(reg.why), "%.*s", (int)sizeof(reg.why) - 1, why);
-    __atomic_store_n(&reg.refused, status, __ATOMIC_RELEASE);
+    __atomic_store_n(&reg.refused[card - qg_cards], status, __ATOMIC_RELEASE);
 }
 
 /* 0, or an errno: EAGAIN asks for another try on the same connection, EPROTO for one in the older version. */
@@ -272,28 +205,28 @@ static int register_card(int sock, struct qg_card *card, uint32_t version)
 {
     struct qg_register ask = {.job_id = qg_info.grant.job_id, .mem_used = qg_memory_used(card)};
     struct qg_registered answer = {.status = EPROTO};
-    int fds[NFDS] = {-1, -1, -1}, grant = qg_grant_descriptor();
+    int fds[QG_PAGE_FDS] = {-1, -1, -1}, grant = qg_grant_descriptor();
     qg_msg_head_init(&ask.head, QG_MSG_REGISTER, sizeof(ask));
     ask.head.version = version;
     memcpy(ask.uuid, card->grant->uuid, sizeof(ask.uuid));
-    if (qg_msg_send(sock, &ask, sizeof(ask), &grant, grant >= 0) != 0 || !wait_readable(sock, ANSWER_MS))
-        return EPIPE;
-    int count = receive(sock, &answer, fds);
+    int count = qg_msg_send(sock, &ask, sizeof(ask), &grant, grant >= 0) == 0 ? UNASKED : -1;
+    while (count == UNASKED)
+        count = wait_readable(sock, ANSWER_MS) ? receive(sock, &answer, fds) : -1;
     if (count < 0)
         return EPIPE;
     if (answer.status == 0) {
-        struct qg_pages *pages = count == NFDS ? pages_from(&answer, fds) : NULL;
+        struct qg_pages *pages = count == QG_PAGE_FDS ? qg_pages_from(&answer, fds) : NULL;
         if (pages)
             adopt(card, pages);
         else
             answer.status = EBADMSG;
     }
-    close_all(fds, NFDS);
+    close_all(fds, QG_PAGE_FDS);
     int status = answer.status < 0 ? -answer.status : answer.status;
     if (status == ENOSPC || status == EPERM)
-        note_refusal(status, answer.message);
+        note_refusal(card, status, answer.message);
     else if (status == 0)
-        __atomic_store_n(&reg.refused, 0, __ATOMIC_RELEASE);
+        __atomic_store_n(&reg.refused[card - qg_cards], 0, __ATOMIC_RELEASE);
     return status;
 }
 
@@ -306,21 +239,55 @@ static void nap_ms(long ms)
 /* An arbiter of before version 2 says EPROTO, or hangs up on what it cannot read: then the next try speaks version 1. */
 static uint32_t speaks = QG_SPEAK;
 
-/* 0 when every visible card is registered on this connection, else why not. */
+/* Both end the connection, and the first asks for an older version. */
+static bool hung_up(int status)
+{
+    return status == EPROTO || status == EPIPE;
+}
+
+static unsigned registered(void)
+{
+    unsigned count = 0;
+    for (unsigned i = 0; i < QG_MAX_CARDS; i++)
+        count += reg.registered[i];
+    return count;
+}
+
+/* Those that are not yet. 0 when every visible card is registered on this connection, else why the first is not. A card that
+ * is refused leaves the others in peace: their work and their memory are as governed as ever. */
 static int register_all(int sock)
 {
+    int first = 0;
     for (unsigned i = 0; i < qg_info.grant.ncards; i++) {
         int status;
-        if (!qg_cards[i].visible)
+        if (!qg_cards[i].visible || reg.registered[i])
             continue;
         while ((status = register_card(sock, &qg_cards[i], speaks)) == EAGAIN) {
             __atomic_store_n(&reg.last, EAGAIN, __ATOMIC_RELEASE);
             nap_ms(RETRY_MS);
         }
-        if (status != 0)
+        if (hung_up(status))
             return status;
+        reg.registered[i] = status == 0;
+        first = first ? first : status;
     }
-    return 0;
+    return first;
+}
+
+/* Cards that were refused, asked for again. False: the connection is over. */
+static bool again(int sock)
+{
+    static uint64_t asked_ns;
+    uint64_t now = qg_now_ns();
+    if (!__atomic_load_n(&reg.last, __ATOMIC_RELAXED) || now - asked_ns < REFUSED_MS * 1000000ull)
+        return true;
+    asked_ns = now;
+    unsigned before = registered();
+    int status = register_all(sock);
+    __atomic_store_n(&reg.last, status, __ATOMIC_RELEASE);
+    if (registered() > before)
+        qg_rm_connected(sock, reg.dev, reg.ino); /* its channel groups are told */
+    return !hung_up(status);
 }
 
 /* ---- the helper thread ------------------------------------------------------------------------------------ */
@@ -335,7 +302,7 @@ static bool doorbells_are_ours(void)
 {
     for (unsigned i = 0; i < qg_info.grant.ncards; i++) {
         struct qg_pages *pages = qg_pages_of(&qg_cards[i]);
-        if (pages && !same_file(pages->doorbell, pages->doorbell_dev, pages->doorbell_ino))
+        if (pages && !qg_same_file(pages->doorbell, pages->doorbell_dev, pages->doorbell_ino))
             return false;
     }
     return true;
@@ -354,8 +321,8 @@ static void stand_by(int sock)
         qg_waiters_reap();
         qg_shares_look();
         qg_rm_look();
-        if (!same_file(sock, reg.dev, reg.ino) || !doorbells_are_ours() || qg_gate_arbiter_back() ||
-            __atomic_exchange_n(&reg.ring, 0, __ATOMIC_SEQ_CST))
+        if (!qg_same_file(sock, reg.dev, reg.ino) || !doorbells_are_ours() || qg_gate_arbiter_back() ||
+            __atomic_exchange_n(&reg.ring, 0, __ATOMIC_SEQ_CST) || !again(sock))
             return;
         if (!readable) {
             struct pollfd look = {.fd = sock, .events = POLLIN};
@@ -380,15 +347,16 @@ static void *helper(void *unused)
         struct stat st;
         int sock = connect_arbiter();
         int status = ENOTCONN;
+        memset(reg.registered, 0, sizeof(reg.registered));
         if (sock >= 0 && fstat(sock, &st) == 0) {
             reg.dev = st.st_dev;
             reg.ino = st.st_ino;
             reg.sock = sock;
             status = register_all(sock);
         }
-        bool done = status == 0;
-        bool older = (status == EPIPE || status == EPROTO) && speaks > QG_ABI_OLDEST; /* both end the connection */
-        if (status != 0)
+        bool done = status == 0 || (!hung_up(status) && registered());
+        bool older = hung_up(status) && speaks > QG_ABI_OLDEST;
+        if (!done)
             speaks = older ? QG_ABI_OLDEST : QG_SPEAK;
         __atomic_store_n(&reg.last, status, __ATOMIC_RELEASE);
         __atomic_store_n(&reg.connected, done, __ATOMIC_RELEASE);
@@ -401,7 +369,7 @@ static void *helper(void *unused)
             speaks = QG_SPEAK; /* whoever listens next may be newer */
         }
         __atomic_store_n(&reg.connected, false, __ATOMIC_RELEASE);
-        if (sock >= 0 && same_file(sock, reg.dev, reg.ino))
+        if (sock >= 0 && qg_same_file(sock, reg.dev, reg.ino))
             close(sock);
         reg.sock = -1;
         nap_ms(done || older ? 1 : status == ENOTCONN || status == EPIPE ? RETRY_MS : REFUSED_MS);
@@ -427,10 +395,12 @@ void qg_register_first(void)
 }
 
 /* An arbiter that lives and has no room for this process: it waits as at a closed gate until a sibling ends. */
-static bool crowded_out(void)
+static bool crowded_out(const struct qg_card *card)
 {
     static bool said;
-    if (__atomic_load_n(&reg.last, __ATOMIC_ACQUIRE) != ENOSPC)
+    int last = __atomic_load_n(&reg.last, __ATOMIC_ACQUIRE); /* it lives, and still refuses somebody */
+    if (!last || last == ENOTCONN || hung_up(last) ||
+        __atomic_load_n(&reg.refused[card - qg_cards], __ATOMIC_ACQUIRE) != ENOSPC)
         return false;
     if (!__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
         qg_say("this process waits for its turn on the card, because the arbiter of this node did not register it: %s. "
@@ -442,7 +412,7 @@ bool qg_register_wait(struct qg_card *card)
 {
     while (__atomic_load_n(&reg.running, __ATOMIC_ACQUIRE)) {
         uint32_t seen = __atomic_load_n(&reg.changed, __ATOMIC_SEQ_CST);
-        uint64_t until = crowded_out() ? qg_now_ns() + REFUSED_MS * 1000000ull : reg.started_ns + START_LEASE_NS;
+        uint64_t until = crowded_out(card) ? qg_now_ns() + REFUSED_MS * 1000000ull : reg.started_ns + START_LEASE_NS;
         if (qg_pages_of(card) || !wait_change(seen, until))
             break;
     }
@@ -464,7 +434,7 @@ const char *qg_register_for_memory(struct qg_card *card)
         uint32_t seen = __atomic_load_n(&reg.changed, __ATOMIC_SEQ_CST);
         if (qg_pages_of(card))
             break;
-        if (__atomic_load_n(&reg.refused, __ATOMIC_ACQUIRE))
+        if (__atomic_load_n(&reg.refused[card - qg_cards], __ATOMIC_ACQUIRE))
             return reg.why;
         if (!wait_change(seen, reg.started_ns + START_LEASE_NS))
             break;
@@ -481,11 +451,11 @@ void qg_ring_by_helper(struct qg_card *card)
 
 void qg_register_after_fork(void)
 {
-    if (reg.running && same_file(reg.sock, reg.dev, reg.ino))
+    if (reg.running && qg_same_file(reg.sock, reg.dev, reg.ino))
         close(reg.sock);
     for (unsigned i = 0; i < QG_MAX_CARDS; i++) {
         struct qg_pages *pages = qg_pages_of(&qg_cards[i]);
-        if (pages && same_file(pages->doorbell, pages->doorbell_dev, pages->doorbell_ino))
+        if (pages && qg_same_file(pages->doorbell, pages->doorbell_dev, pages->doorbell_ino))
             close(pages->doorbell);
     }
     memset(&reg, 0, sizeof(reg));

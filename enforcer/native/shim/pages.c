@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The pages of one registration: mapped after a look at who made them, and known by their identity from then on.
+ */
+#include "pages.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "qg_root.h"
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+#define FIRST_FD 200           /* our descriptors lie at or above it */
+
+bool qg_same_file(int fd, dev_t dev, ino_t ino)
+{
+    struct stat st;
+    return fd >= 0 && fstat(fd, &st) == 0 && st.st_dev == dev && st.st_ino == ino;
+}
+
+int qg_move_high(int fd)
+{
+    int high = fcntl(fd, F_DUPFD_CLOEXEC, FIRST_FD);
+    if (high < 0)
+        return fd; /* a low limit on descriptors: better a low number than none */
+    close(fd);
+    return high;
+}
+
+/* Maps a page that root made and nobody can shrink. NULL if it is anything else. */
+static void *map_sealed(int fd, size_t size, int seals, int protection)
+{
+    struct stat st;
+    int have = fcntl(fd, F_GET_SEALS);
+    if (have < 0 || (have & seals) != seals || fstat(fd, &st) != 0 || !qg_is_root(st.st_uid) || st.st_size < (off_t)size)
+        return NULL;
+    void *page = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
+        return NULL;
+    madvise(page, size, MADV_DONTFORK); /* a child must not touch the parent's slot */
+    return page;
+}
+
+static bool valid_pages(const struct qg_pages *pages)
+{
+    const struct qg_gate_page *gate = pages->gate;
+    /* The job page's header says nothing: a sibling may have written over it, and its owner and seals are checked. */
+    return gate && pages->job && gate->magic == QG_MAGIC && gate->version == QG_ABI_OLDEST &&
+           gate->size >= sizeof(*gate) && gate->job_id == qg_info.grant.job_id && pages->slot < QG_MAX_PROCS;
+}
+
+struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PAGE_FDS])
+{
+    struct qg_pages *pages = calloc(1, sizeof(*pages));
+    struct stat st, job;
+    if (!pages)
+        return NULL;
+    pages->slot = answer->slot;
+    pages->gate = map_sealed(fds[0], sizeof(struct qg_gate_page),
+                             F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | F_SEAL_FUTURE_WRITE, PROT_READ);
+    pages->job = map_sealed(fds[1], sizeof(struct qg_job_page), F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL,
+                            PROT_READ | PROT_WRITE);
+    if (!valid_pages(pages) || fstat(fds[2], &st) != 0 || fstat(fds[1], &job) != 0) {
+        if (pages->gate)
+            munmap((void *)(uintptr_t)pages->gate, sizeof(struct qg_gate_page));
+        if (pages->job)
+            munmap(pages->job, sizeof(struct qg_job_page));
+        free(pages);
+        return NULL;
+    }
+    pages->proc = &pages->job->procs[pages->slot];
+    pages->lanes = answer->head.version >= 2 && pages->gate->revision >= 2 && qg_lanes_usable();
+    pages->doorbell = qg_move_high(fds[2]);
+    fds[2] = -1;
+    pages->doorbell_dev = st.st_dev;
+    pages->doorbell_ino = st.st_ino;
+    pages->job_dev = job.st_dev;
+    pages->job_ino = job.st_ino;
+    return pages;
+}

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a registration brings: descriptors of pages and of a doorbell, believed if root made them.
+ */
+#ifndef QG_PAGES_H
+#define QG_PAGES_H
+
+#include "shim.h"
+
+#define QG_PAGE_FDS 3 /* gate page, job page, doorbell */
+
+bool qg_same_file(int fd, dev_t dev, ino_t ino);
+
+/* Where the program is unlikely to look. */
+int qg_move_high(int fd);
+
+/* NULL: they are not what they should be. Takes the doorbell's descriptor; the others stay the caller's. */
+struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PAGE_FDS]);
+
+#endif
