@@ -6,15 +6,18 @@ build directory of an older commit, whose programs then take their places.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import arbiter_support as a
 import pytest
 import shim_support as s
+from shim_memory_support import NVML_SHIM
 from test_shim_stack import OFFLINE, OFFLINE2, ONLINE, Node, stats, summary
 
 from enforcer import abi
@@ -132,6 +135,32 @@ def shared_by_weight(larger: subprocess.Popen[str], smaller: subprocess.Popen[st
 @pytest.mark.parametrize("shim", ["new", "old"])
 def test_arbiter_goes_forth_and_back_under_load(site: Site, shim: str) -> None:
     exchange(site, SHIMS[shim], [NEW_ARBITER, OLD_ARBITER, NEW_ARBITER])
+
+
+MONITOR = """
+import json, pynvml as n
+n.nvmlInit()
+card = n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0))
+print(json.dumps([card.total, card.used]))
+"""
+
+
+@pytest.mark.parametrize("arbiter", [NEW_ARBITER, OLD_ARBITER])
+def test_monitor_of_a_job_asks_either_arbiter(site: Site, arbiter: Path) -> None:
+    """A program without CUDA: the job's NVML registers by itself, and sees what the job's other process holds."""
+    site.serve(arbiter)
+    site.job(OFFLINE, SHIMS["old"], "--length", "60", "--no-sync-each=64", "--memory", "2GiB")
+    site.works(OFFLINE, "offline works")
+    fd = a.sealed(abi.pack_grant(site.grants[OFFLINE]))
+    env = site.node.env | {"LD_PRELOAD": str(NVML_SHIM), "QGPU_GRANT_FD": str(fd)}
+    done = subprocess.run(
+        [sys.executable, "-c", MONITOR], env=env, pass_fds=[fd], capture_output=True, text=True, check=False
+    )
+    os.close(fd)
+    assert done.returncode == 0, done.stderr
+    total, used = json.loads(done.stdout)
+    assert total == 8 * s.GIB
+    assert 2 * s.GIB <= used < 3 * s.GIB, "what a process without pages would not know"
 
 
 def test_new_shim_starts_under_the_old_arbiter(site: Site) -> None:

@@ -67,8 +67,9 @@ static int connect_arbiter(void)
     return fd;
 }
 
-/* The answer's descriptors: exactly three, or none are kept. */
-static bool receive(int sock, struct qg_registered *answer, int fds[NFDS])
+/* The answer, and its descriptors: exactly three where it is a yes. Its status; EPROTO also where there is none, because an
+ * arbiter may hang up on a version that it cannot read. */
+static int receive(int sock, struct qg_registered *answer, int fds[NFDS])
 {
     union {
         char space[CMSG_SPACE(sizeof(int) * NFDS)];
@@ -79,7 +80,7 @@ static bool receive(int sock, struct qg_registered *answer, int fds[NFDS])
                              .msg_controllen = sizeof(control.space)};
     struct pollfd ready = {.fd = sock, .events = POLLIN};
     if (poll(&ready, 1, ANSWER_MS) != 1)
-        return false;
+        return ETIMEDOUT;
     ssize_t got = recvmsg(sock, &message, MSG_CMSG_CLOEXEC);
     const struct cmsghdr *part = got < 0 ? NULL : CMSG_FIRSTHDR(&message);
     int count = part && part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS
@@ -87,7 +88,9 @@ static bool receive(int sock, struct qg_registered *answer, int fds[NFDS])
                     : 0;
     if (count)
         memcpy(fds, CMSG_DATA(part), sizeof(int) * (size_t)count);
-    return count == NFDS && qg_msg_is(answer, (size_t)got, QG_MSG_REGISTERED, sizeof(*answer)) && !answer->status;
+    if (got <= 0 || !qg_msg_is(answer, (size_t)got, QG_MSG_REGISTERED, sizeof(*answer)))
+        return EPROTO;
+    return answer->status ? answer->status : count == NFDS ? 0 : EBADMSG;
 }
 
 static const void *map_page(int fd, size_t size)
@@ -101,29 +104,46 @@ static const void *map_page(int fd, size_t size)
 }
 
 /* The pages of an arbiter that is gone stay mapped: few, and another thread may be reading them. */
-static bool enter(const struct qg_grant_card *card, struct qg_pages *pages)
+static bool take(const struct qg_registered *answer, const int fds[NFDS], struct qg_pages *pages)
+{
+    const struct qg_gate_page *gate = map_page(fds[0], sizeof(*gate));
+    const struct qg_job_page *job = map_page(fds[1], sizeof(*job));
+    bool good = gate && job && gate->magic == QG_MAGIC && job->magic == QG_MAGIC && answer->slot < QG_MAX_PROCS &&
+                gate->version == QG_ABI_OLDEST && gate->job_id == info.grant.job_id;
+    if (good)
+        *pages = (struct qg_pages){.gate = gate, .job = (struct qg_job_page *)(uintptr_t)job, .slot = answer->slot};
+    return good;
+}
+
+/* On a connection of its own: a no about the version ends it. 0, or an errno. */
+static int enter_in(const struct qg_grant_card *card, struct qg_pages *pages, uint32_t version)
 {
     struct qg_register ask = {.job_id = info.grant.job_id};
     struct qg_registered answer = {0};
-    int fds[NFDS] = {-1, -1, -1}, grant = qg_grant_descriptor(), sock = connect_arbiter();
-    bool good = false;
+    int fds[NFDS] = {-1, -1, -1}, grant = qg_grant_descriptor(), sock = connect_arbiter(), status = EPROTO;
     if (sock < 0)
-        return false;
+        return ENOTCONN;
     memcpy(ask.uuid, card->uuid, sizeof(ask.uuid));
     qg_msg_head_init(&ask.head, QG_MSG_REGISTER, sizeof(ask));
-    if (qg_msg_send(sock, &ask, sizeof(ask), &grant, grant >= 0) == 0 && receive(sock, &answer, fds)) {
-        const struct qg_gate_page *gate = map_page(fds[0], sizeof(*gate));
-        const struct qg_job_page *job = map_page(fds[1], sizeof(*job));
-        good = gate && job && gate->magic == QG_MAGIC && job->magic == QG_MAGIC && answer.slot < QG_MAX_PROCS &&
-               gate->version == QG_ABI_OLDEST && gate->job_id == info.grant.job_id;
-        if (good)
-            *pages = (struct qg_pages){.gate = gate, .job = (struct qg_job_page *)(uintptr_t)job, .slot = answer.slot};
-    }
+    ask.head.version = version;
+    if (qg_msg_send(sock, &ask, sizeof(ask), &grant, grant >= 0) == 0)
+        status = receive(sock, &answer, fds);
+    if (!status && !take(&answer, fds, pages))
+        status = EBADMSG;
     for (int i = 0; i < NFDS; i++)
         if (fds[i] >= 0)
             close(fds[i]);
     close(sock);
-    return good;
+    return status;
+}
+
+/* An arbiter of the version before says that it does not understand this one. */
+static bool enter(const struct qg_grant_card *card, struct qg_pages *pages)
+{
+    int status = enter_in(card, pages, QG_SPEAK);
+    for (uint32_t version = QG_SPEAK; status == EPROTO && version > QG_ABI_OLDEST;)
+        status = enter_in(card, pages, --version);
+    return !status;
 }
 
 static bool alive(const struct qg_gate_page *gate)
