@@ -390,10 +390,11 @@ static void record_query(const char *name, int version, cuuint64_t flags, void *
     fclose(file);
 }
 
-static CUresult answer_query(const char *name, void **found, cuuint64_t flags, CUdriverProcAddressQueryResult *status)
+static CUresult answer_query(const char *name, void **found, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *status)
 {
     *found = *name ? newest(name, flags) : NULL;
-    if (!strcmp(name, "cuNewInDriver14")) /* a name that no table knows */
+    if (!strcmp(name, "cuNewInDriver14") || (*found && stub.newer && version >= 14000)) /* that no table knows */
         *found = (void *)&cuInit;
     if (status)
         *status = *found ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
@@ -404,11 +405,11 @@ CUresult cuGetProcAddress_v2(const char *name, void **found, int version, cuuint
                              CUdriverProcAddressQueryResult *status)
 {
     record_query(name, version, flags, __builtin_return_address(0));
-    return answer_query(name, found, flags, status);
+    return answer_query(name, found, version, flags, status);
 }
 
 CUresult cuGetProcAddress(const char *name, void **found, int version, cuuint64_t flags)
 {
     record_query(name, version, flags, __builtin_return_address(0));
-    return answer_query(name, found, flags, NULL);
+    return answer_query(name, found, version, flags, NULL);
 }

@@ -20,6 +20,7 @@ struct stub_state {
     int version;         /* of cuDriverGetVersion and cuGetProcAddress */
     int refuse_allocs;   /* 1: the card itself is full */
     float elapsed_ms;    /* of every event pair */
+    int newer;           /* 1: from CUDA 14 on every name means another function than before */
     int device_count;
     uint64_t capturing;  /* handle of the stream that captures; 0: none */
     int end_result;      /* of cuStreamEndCapture; it ends the capture but for 903 and 908 (wrong stream, wrong thread) */

@@ -154,6 +154,29 @@ def test_newer_version_than_the_table_same_function(probe: s.Probe) -> None:
     assert probe.text("proc cuMemAlloc 14000 0") == "0 shim cuMemAlloc_v2"
 
 
+def test_newer_version_that_is_another_function(probe: s.Probe) -> None:
+    """Work passes ungoverned; what gives memory, or keeps it past its release, is not offered at all."""
+    kinds = function_classes()
+    names = {row[1] for row in table() if row[4] == "hook" and row[3] == "0" and kinds[row[1]] != "entry"}
+    assert probe.ask("version 14000") == 0
+    before = {name: probe.text(f"proc {name} 14000 0") for name in names}
+    assert probe.ask("newer 1") == 0
+    for name in sorted(names):
+        if not before[name].startswith("0 shim"):
+            continue  # the table's newest version passes through
+        refused = kinds[name] in {"allocate", "keep"}
+        expected = "500 none" if refused else "0 driver cuInit"
+        assert probe.text(f"proc {name} 14000 0") == expected, (name, kinds[name])
+    for name in (
+        "cuMipmappedArrayCreate",
+        "cuMemPoolCreate",
+        "cuGraphAddMemAllocNode",
+        "cuImportExternalMemory",
+        "cuMemMap",
+    ):
+        assert before[name].startswith("0 shim") and probe.text(f"proc {name} 14000 0") == "500 none"
+
+
 def test_dlsym_finds_hooks_without_a_dlsym_hook(probe: s.Probe) -> None:
     assert probe.text("symbol cuMemAlloc_v2") == "shim cuMemAlloc_v2"
     assert probe.text("symbol cuCtxGetLimit") == "shim cuCtxGetLimit"

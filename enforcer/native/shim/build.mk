@@ -13,7 +13,7 @@ SHIM_CFLAGS = $(QG_CFLAGS) -I$(SHIM_GEN) -I$(SHIM_DIR) -I$(CUDA_INC) -D__CUDA_AP
 
 NATIVE += $(BUILD)/shim/libcuda.so.1
 
-$(SHIM_GEN)/symbols.h: $(SHIM_DIR)/symbols.tsv $(SHIM_DIR)/generate.py
+$(SHIM_GEN)/symbols.h: $(addprefix $(SHIM_DIR)/,symbols.tsv classes.tsv generate.py)
 	@mkdir -p $(SHIM_GEN)
 	python3 $(SHIM_DIR)/generate.py $(SHIM_DIR)/symbols.tsv $(SHIM_GEN)
 

@@ -17,6 +17,7 @@ struct qg_api_row {
     int ptsz;
     int symbol;
     const void *hook;
+    int memory; /* 1: who comes by it past the hook has memory past the ledger */
 };
 
 extern const char *const qg_symbol_names[QG_NSYMBOLS];

@@ -2,8 +2,8 @@
 
 Usage: generate.py TABLE OUT_DIR
 
-Writes symbols.h (enum of symbols), symbols.c (names and the cuGetProcAddress table), exports.S (pass-throughs
-and first-call resolvers), exports.map (version script) and stub_exports.S (a driver in which every call
+Writes symbols.h (enum of symbols), symbols.c (names and the cuGetProcAddress table, with what classes.tsv beside
+TABLE says of memory), exports.S (pass-throughs and first-call resolvers), exports.map (version script) and stub_exports.S (a driver in which every call
 succeeds at once). Exits 1 with a sentence when the table is malformed.
 """
 
@@ -43,6 +43,16 @@ def read(table: Path) -> tuple[int, list[Row]]:
     return version, rows
 
 
+MEMORY = {"allocate", "keep"}  # classes of functions that nobody may have past the ledger
+
+
+def memory_functions(classes: Path) -> set[str]:
+    """Names for cuGetProcAddress of those; none where a table has no classes (NVML)."""
+    lines = classes.read_text(encoding="utf-8").splitlines() if classes.exists() else []
+    pairs = (line.split("\t") for line in lines if not line.startswith("#"))
+    return {name for name, kind in pairs if kind in MEMORY}
+
+
 def header(version: int, symbols: list[str]) -> str:
     """The enum: QG_SYM_<symbol> indexes qg_real[]."""
     body = "".join(f"    QG_SYM_{symbol} = {index},\n" for index, symbol in enumerate(symbols))
@@ -52,7 +62,7 @@ def header(version: int, symbols: list[str]) -> str:
     )
 
 
-def source(rows: list[Row], symbols: list[str]) -> str:
+def source(rows: list[Row], symbols: list[str], memory: set[str]) -> str:
     """Names by index, and the rows of cuGetProcAddress: every row of a name that has at least one hook."""
     hooked = {row.api for row in rows if row.hook}
     index = {symbol: number for number, symbol in enumerate(symbols)}
@@ -62,7 +72,7 @@ def source(rows: list[Row], symbols: list[str]) -> str:
     kept = sorted((row for row in rows if row.api in hooked), key=lambda row: (row.api, row.ptsz, row.since))
     entries = "".join(
         f'    {{"{row.api}", {row.since}, {row.ptsz}, {index[row.symbol]}, '
-        f"{row.symbol if row.hook else '0'}}},\n"
+        f"{row.symbol if row.hook else '0'}, {int(row.api in memory)}}},\n"
         for row in kept
     )
     return (
@@ -103,7 +113,7 @@ def main(table: Path, out: Path) -> int:
     exports = "".join(f"    {symbol};\n" for symbol in symbols)
     files = {
         "symbols.h": header(version, symbols),
-        "symbols.c": source(rows, symbols),
+        "symbols.c": source(rows, symbols, memory_functions(table.with_name("classes.tsv"))),
         "exports.S": assembler(rows, symbols),
         "exports.map": f"{{\n  global:\n{exports}    qgpu_*;\n    ioctl;\n  local: *;\n}};\n",
         "stub_exports.S": stub(symbols),

@@ -42,13 +42,9 @@ static const struct qg_api_row *meaning(const char *name, int version, bool ptsz
     return best;
 }
 
-static bool gives_memory(const char *name)
-{
-    return !strncmp(name, "cuMemAlloc", 10) || !strcmp(name, "cuMemCreate") || !strncmp(name, "cuArray", 7);
-}
-
 /* A version newer than our table may have another signature. If the driver still means the same function by it,
- * our hook fits; if not, work passes ungoverned, but memory is never given past the ledger. */
+ * our hook fits; if not, work passes ungoverned, but memory is never given past the ledger, nor
+ * kept beyond the release of its handle. */
 static CUresult newer_than_table(const char *name, void **found, cuuint64_t flags, const struct qg_api_row *row)
 {
     void *known = NULL;
@@ -61,7 +57,7 @@ static CUresult newer_than_table(const char *name, void **found, cuuint64_t flag
         *found = (void *)(uintptr_t)row->hook;
         return CUDA_SUCCESS;
     }
-    if (!gives_memory(name) || qg_info.mode == QG_MODE_NONE)
+    if (!row->memory || qg_info.mode == QG_MODE_NONE)
         return CUDA_SUCCESS;
     *found = NULL;
     return CUDA_ERROR_NOT_FOUND;

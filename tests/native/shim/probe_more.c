@@ -159,6 +159,8 @@ int more_command(char **w)
 {
     if (!strcmp(w[0], "invoke"))
         return invoke(w);
+    if (!strcmp(w[0], "newer"))
+        return state->newer = (int)arg(w, 1), 0;
     if (!strcmp(w[0], "end_result"))
         return state->end_result = (int)arg(w, 1), 0;
     if (!strcmp(w[0], "capturing")) /* capturing STREAM YES: what the stub says of it */
