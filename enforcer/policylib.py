@@ -17,6 +17,9 @@ NEVER = 2**64 - 1
 MS = 1_000_000
 TICK_NS = 1 * MS
 SOLO_TICK_NS = 5 * MS
+FINE_NS = 100_000
+FINE_PARTS = 8
+UNSEEN_NS = 100 * MS
 NOTIFY_NS = 2 * MS
 PASS_ON_NS = 1 * MS
 PAUSE_NS = 400_000
@@ -36,6 +39,7 @@ KEEP_NS = 5 * MS
 DEFICIT_MAX_NS = 1000 * MS
 BUDGET_MAX_NS = 50 * MS
 MARGIN_NS = 2 * MS
+LATE_NS = MS // 2
 LONG_TURN = 10
 CROWD_TURN = 7
 PORTION = 3
@@ -75,7 +79,8 @@ class QpTenant(ctypes.Structure):
         *_fields(c_int64, "deficit_ns budget_ns"),
         *_fields(
             c_uint64,
-            "last_work_ns idle_since_ns paused_ns service_ns used_ns drain_ns early_ns tail_ns overdue",
+            "last_work_ns idle_since_ns busy_since_ns paused_ns service_ns used_ns unseen_ns drain_ns early_ns"
+            " tail_ns overdue",
         ),
     ]
 
@@ -86,7 +91,7 @@ class QpClass(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         *_fields(c_uint32, "policy sliced"),
         *_fields(c_int32, "holder draining"),
-        *_fields(c_uint32, "contended resumed looked wary rivals"),
+        *_fields(c_uint32, "contended resumed looked wary stayed padding rivals"),
         *_fields(c_int64, "weights"),
         *_fields(
             c_uint64,

@@ -98,6 +98,7 @@ def test_a_full_bucket_breaks_the_limit_of_no_second() -> None:
     """50 ms were saved up: they are spent only as far as the use of the last second leaves room."""
     card = fixed_alone(50)
     card[0].wants = card[0].undrained = 0
+    card.at(card.raw.wake_ns - card.now)
     card.at(3000 * MS)
     card.want(0)
     card.use(0)

@@ -16,6 +16,7 @@ from enforcer import abi
 from enforcer.policylib import MS
 from enforcer.simtrace import Trace
 from enforcer.simulate import TenantResult, simulate
+from gres.units import parse_duration
 
 pytestmark = pytest.mark.native
 
@@ -34,10 +35,10 @@ LIAR = st.fixed_dictionaries(
 )
 
 
-def honest(
+def everybody(
     tenants: list[tuple[int, str]], policy: str, online: bool, liar: dict[str, Any] | None, seed: int = 1
-) -> list[TenantResult]:
-    """What the honest ones got in 12 s."""
+) -> tuple[TenantResult, ...]:
+    """What all got in 12 s."""
     all_ = [
         {"name": f"h{i}", "class": "offline", "share": share, "kernel": kernel}
         for i, (share, kernel) in enumerate(tenants)
@@ -54,7 +55,14 @@ def honest(
             }
         )
     )
-    return [t for t in result.tenants if t.name.startswith("h")]
+    return result.tenants
+
+
+def honest(
+    tenants: list[tuple[int, str]], policy: str, online: bool, liar: dict[str, Any] | None, seed: int = 1
+) -> list[TenantResult]:
+    """What the honest ones got in 12 s."""
+    return [t for t in everybody(tenants, policy, online, liar, seed) if t.name.startswith("h")]
 
 
 def parts(got: list[TenantResult]) -> list[float]:
@@ -86,11 +94,27 @@ def test_a_liar_does_not_move_fixed_shares(kernels: list[str], liar: dict[str, A
     slack = 1.2 if liar["lies"] == "busy" else 1.7
     assert parts(beside) == pytest.approx(parts(without), abs=slack)
     for t, share, kernel in zip(beside, shares, kernels, strict=True):
-        assert t.max_1s_percent is not None
-        assert t.max_1s_percent <= share + (1.7 if kernel == "10ms" else 1.0)
+        assert t.max_1s_percent is not None and t.max_10s_percent is not None
+        assert t.max_1s_percent <= share + parse_duration(kernel).ns / 1e7
+        assert t.max_10s_percent <= share + 1
         if not online and liar["lies"] == "busy":
             # Each of them holds a turn for the moments in which nobody can know yet that it lies.
             assert t.got_percent >= share - 1 - liar["count"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(HONEST, LIAR, st.booleans(), st.integers(0, 99))
+def test_a_limit_is_kept_beside_a_liar_and_by_one_that_shows_work(
+    tenants: list[tuple[int, str]], liar: dict[str, Any], online: bool, seed: int
+) -> None:
+    """Exactly. One that shows no work at all is bounded by nothing that the arbiter sees, but by others' turns."""
+    for t in everybody(tenants, "fixed-share", online, liar, seed):
+        if t.name == "duty" or (t.name.startswith("liar") and liar["lies"] == "idle"):
+            continue
+        kernel = tenants[int(t.name[1:])][1] if t.name.startswith("h") else "1ms"
+        assert t.max_1s_percent is not None and t.max_10s_percent is not None
+        assert t.max_1s_percent <= t.share + parse_duration(kernel).ns / 1e7
+        assert t.max_10s_percent <= t.share + 1
 
 
 @pytest.mark.parametrize("policy", ["burst-share", "best-effort", "fixed-share"])

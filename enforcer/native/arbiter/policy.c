@@ -66,6 +66,8 @@ static void observe(struct qp_card *c, uint64_t now) {
         else t->greedy = 0;
         if (t->wants) t->idle_since_ns = 0;
         else if (!t->idle_since_ns) t->idle_since_ns = now;
+        if (!t->wants && !t->undrained) t->busy_since_ns = 0;
+        else if (!t->busy_since_ns) t->busy_since_ns = now;
         working |= (t->wants || t->hung) && class_of(t) == ONLINE;
     }
     if (working || c->online_working) c->online_busy_ns = now;
@@ -169,8 +171,9 @@ static bool awaited(const struct qp_card *c, uint32_t i, int k) {
 }
 
 /* Bits beside CLOSED: track always; bound what is in flight always (a lone tenant's window is wide, but there is one:
- * else a newcomer would wait for a thousand kernels); ring after idleness and at the first launch of a turn; online at
- * once where offline may run, and then its second launch waits for what offline has on the card. */
+ * else a newcomer would wait for a thousand kernels); ring after idleness and at the first launch of a turn; at once under a
+ * limit, which must know how long each pause was, and online
+ * where offline may run, and then its second launch waits for what offline has on the card. */
 static void decorate(struct qp_card *c, const struct side m[2], uint64_t now) {
     bool at_risk = !c->preempting && m[OFFLINE].n, held = holding(c, &m[OFFLINE], now);
     for (uint32_t i = 0; i < c->ntenants; i++) {
@@ -184,7 +187,7 @@ static void decorate(struct qp_card *c, const struct side m[2], uint64_t now) {
         if (governed) t->gate |= QG_GATE_WINDOW;
         if (t->gate & QG_GATE_CLOSED) continue;
         bool first = at_risk && k == ONLINE, idle = !t->wants && !t->undrained;
-        idle = idle && (first || now - t->last_work_ns >= QP_NOTIFY_NS);
+        idle = idle && (first || fixed(&c->cls[k]) || now - t->last_work_ns >= QP_NOTIFY_NS);
         if (idle || awaited(c, i, k)) t->gate |= QG_GATE_NOTIFY;
         if (governed && k == ONLINE && ((first && idle) || held)) t->gate |= QG_GATE_HOLD;
     }
@@ -207,6 +210,13 @@ static uint64_t silence_wake(const struct qp_card *c, int k, const struct side *
     return wake;
 }
 
+/* How long after this look the next one is due. A limit counts all of an interval in which work ended, so that nobody gets
+ * around it whose kernels end right before each look: where work began just now looks are close. */
+static uint64_t until_look(const struct qp_card *c, const struct qp_tenant *t, uint64_t tick, uint64_t now) {
+    if (!t->busy_since_ns || !fixed(&c->cls[class_of(t)])) return tick;
+    return min_u64(tick, max_u64(QP_FINE_NS, (now - t->busy_since_ns) / QP_FINE_PARTS));
+}
+
 static uint64_t next_wake(struct qp_card *c, const struct side m[2], bool recovering, uint64_t now) {
     bool offline = m[OFFLINE].registered > 0;
     uint64_t wake = QP_NEVER, tick = QP_TICK_NS, next_tick = QP_NEVER;
@@ -214,7 +224,8 @@ static uint64_t next_wake(struct qp_card *c, const struct side m[2], bool recove
     for (uint32_t i = 0; i < c->ntenants; i++) {
         const struct qp_tenant *t = &c->tenant[i];
         int32_t drains = c->cls[class_of(t)].draining; /* looked at by the turns themselves */
-        if (t->live && polled(t) && (drains != (int32_t)i || !c->cls[class_of(t)].resumed)) next_tick = now + tick;
+        if (!t->live || !polled(t) || (drains == (int32_t)i && c->cls[class_of(t)].resumed)) continue;
+        next_tick = min_u64(next_tick, now + until_look(c, t, tick, now));
     }
     uint64_t release = c->online_working ? max_u64(c->idle_release_ns, tick) : c->idle_release_ns;
     if (offline && c->preempting) wake = min_u64(wake, c->online_busy_ns + release);

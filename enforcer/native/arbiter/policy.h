@@ -16,6 +16,9 @@
 #define QP_MS 1000000ull
 #define QP_TICK_NS (1 * QP_MS)        /* look again while somebody works and shares the card */
 #define QP_SOLO_TICK_NS (5 * QP_MS)   /* the same for a tenant alone on a card */
+#define QP_FINE_NS 100000ull          /* fixed-share: looks at one whose work began just now are so far apart, at least */
+#define QP_FINE_PARTS 8u              /* ... and this part of the time for which it has worked */
+#define QP_UNSEEN_NS (100 * QP_MS)    /* ... and an interval in which work began or ended counts so much at most: the arbiter was late */
 #define QP_NOTIFY_NS (2 * QP_MS)      /* idle so long: stop polling, the next launch rings */
 #define QP_PASS_ON_NS (1 * QP_MS)     /* without work for so long, a tenant competes no more */
 #define QP_PAUSE_NS 400000ull         /* a holder that shows no sign of work for so long passes its turn on: kernels have gaps */
@@ -37,6 +40,7 @@
 #define QP_DEFICIT_MAX_NS (1000 * (int64_t)QP_MS) /* |credit or debt| of a tenant */
 #define QP_BUDGET_MAX_NS (50 * (int64_t)QP_MS)    /* fixed-share: what may be saved up */
 #define QP_MARGIN_NS (2 * QP_MS)      /* fixed-share: kept free of a window of 1 s for what is in flight at a closing */
+#define QP_LATE_NS (QP_MS / 2)         /* ... for what was heard of late, in all turns of a second, where that is one long kernel */
 #define QP_LONG_TURN 10u              /* slices of a turn where only tenants wait that never let one go unused */
 #define QP_CROWD_TURN 7u              /* the same of more than two: a few long turns of one are all of its second */
 #define QP_PORTION 3u                 /* fixed-share: slices of budget that are saved up before a gate opens again */
@@ -93,9 +97,11 @@ struct qp_tenant {
     int64_t budget_ns;     /* fixed-share: may use so much more now */
     uint64_t last_work_ns; /* when it last wanted */
     uint64_t idle_since_ns; /* the first look since then that found it without work; 0 = it wants */
+    uint64_t busy_since_ns; /* the first look that found it at work, if all since then did; else 0 */
     uint64_t paused_ns;    /* when the pause began for which it last passed a turn on; 0 = never */
     uint64_t service_ns;   /* total charged (members that take turns) */
     uint64_t used_ns;      /* charged by the last decision */
+    uint64_t unseen_ns;    /* fixed-share: it may have used so much more, nobody looked meanwhile */
     uint64_t drain_ns;     /* how long it usually takes from the closing of its gate to its last completion */
     uint64_t early_ns;     /* it seldom takes less than that */
     uint64_t tail_ns;      /* the longest such time of late: what may come on top when its gate opens */
@@ -113,6 +119,8 @@ struct qp_class {
     uint32_t resumed;   /* 0: it was closed as a whole; a fresh slice is due */
     uint32_t looked;    /* the draining one was seen at work since it was closed */
     uint32_t wary;      /* 1: somebody's work was cut off of late */
+    uint32_t stayed;    /* 1: the turn before this one was the same tenant's: no change of context came between */
+    uint32_t padding;   /* no hole before weights */
     uint32_t rivals;    /* members that took part in the last interval, and the sum of their weights */
     int64_t weights;
     uint64_t slice_end_ns; /* the turn may end */

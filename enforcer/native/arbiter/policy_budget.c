@@ -14,6 +14,7 @@
 #define LEAST_NS QP_MS       /* a turn on a card that would stand still otherwise */
 #define RECHECK_NS (QP_MS / 2) /* a window that fills is looked at again no earlier */
 #define IDLE_RECHECK_NS (20 * QP_MS) /* the same where nobody waits for it */
+#define ALL_OF_IT 90u         /* percent: hardly anything of the card is left over */
 #define SETTLED_NS (1000000 * QP_MS)
 
 /* Moves a window to the time; old bins fall out. */
@@ -39,21 +40,25 @@ static void put(struct qp_window *w, uint64_t width, uint64_t now, uint64_t used
     w->sum += (uint32_t)used;
 }
 
-/* Use within the length of the window; of the oldest bin, the part that still lies in it. */
+/* Of what was used in a bin, the most that may lie in the end of it, which is so long: nobody knows when it was used. */
+static uint64_t in_the_end(const struct qp_window *w, uint64_t bin, uint64_t end) {
+    return min_u64(w->used[bin % QP_BINS], end);
+}
+
+/* Use within the length of the window, at most. */
 static uint64_t used_in(struct qp_window *w, uint64_t width, uint64_t now) {
     slide(w, width, now);
-    uint64_t oldest = w->used[(w->bin - SPAN) % QP_BINS];
-    return w->sum - oldest * (now - w->bin * width) / width;
+    uint64_t oldest = w->bin - SPAN;
+    return w->sum - w->used[oldest % QP_BINS] + in_the_end(w, oldest, (w->bin + 1) * width - now);
 }
 
 /* When no more than `most` of it is left, if nothing is used until then. */
 static uint64_t falls_to(struct qp_window *w, uint64_t width, uint64_t now, uint64_t most) {
     uint64_t used = used_in(w, width, now), from = now;
     for (uint64_t bin = w->bin; used > most && bin < w->bin + SPAN; from = ++bin * width) {
-        uint64_t oldest = w->used[(bin - SPAN) % QP_BINS], left = (bin + 1) * width - from;
-        uint64_t falls = oldest * left / width;
-        if (falls >= used - most) return from + ((used - most) * width + oldest - 1) / oldest;
-        used -= falls;
+        uint64_t in_it = bin == w->bin ? in_the_end(w, bin - SPAN, (bin + 1) * width - now) : w->used[(bin - SPAN) % QP_BINS];
+        if (in_it >= used - most) return max_u64(from, (bin + 1) * width - (in_it - (used - most)));
+        used -= in_it;
     }
     return from;
 }
@@ -63,10 +68,11 @@ static int64_t portion(const struct qp_card *c, const struct qp_tenant *t) {
     return (int64_t)min_u64(QP_PORTION * c->slice_ns, t->share * 10 * QP_MS / 4);
 }
 
-/* What drains for longer than any window holds is one kernel, and that may come on top. */
+/* What drains for longer than any window holds is one kernel, and that may come on top. What the moments add up to in which
+ * turns began unheard may not. */
 static uint64_t limit_one(const struct qp_tenant *t) {
     uint64_t window = QP_FIXED_MOST_US * 1000ull + QP_TICK_NS;
-    return t->share * 10 * QP_MS - (t->tail_ns > window ? 0 : QP_MARGIN_NS);
+    return t->share * 10 * QP_MS - (t->tail_ns > window ? QP_LATE_NS : QP_MARGIN_NS);
 }
 
 static uint64_t limit_ten(const struct qp_tenant *t) { return (t->share + 1) * 100 * QP_MS - QP_MARGIN_NS; }
@@ -81,15 +87,16 @@ static void begin(struct qp_card *c, uint32_t index) {
     memset(&c->history[index], 0, sizeof(c->history[index]));
 }
 
-void qp_budget_book(struct qp_card *c, uint32_t index, uint64_t now, uint64_t passed, uint64_t used) {
+void qp_budget_book(struct qp_card *c, uint32_t index, uint64_t now, uint64_t passed, uint64_t used,
+                    uint64_t unseen) {
     struct qp_tenant *t = &c->tenant[index];
     struct qp_history *h = &c->history[index];
     begin(c, index);
     t->budget_ns += (int64_t)(min_u64(passed, SETTLED_NS) * t->share / 100) - (int64_t)used;
     int64_t most = QP_BUDGET_MAX_NS > portion(c, t) ? QP_BUDGET_MAX_NS : portion(c, t);
     if (t->budget_ns > most) t->budget_ns = most;
-    if (!used) return;
-    used = min_u64(used, 4000 * QP_MS);
+    if (!used && !unseen) return;
+    used = min_u64(used + unseen, 4000 * QP_MS); /* the budget follows the mean, the limits what it may have been */
     put(&h->one, ONE_BIN, now, used);
     put(&h->ten, TEN_BIN, now, used);
 }
@@ -119,15 +126,17 @@ static uint64_t reopens_at(struct qp_card *c, uint32_t i, uint64_t now, bool idl
 /* The same where somebody else uses the card. */
 uint64_t qp_budget_opens(struct qp_card *c, uint32_t i, uint64_t now) { return reopens_at(c, i, now, false); }
 
-/* Would the card stand still although several want it? One alone waits for a turn that is worth its while. */
+/* Would the card stand still although several want it and all of it is theirs? Who leaves some of it alone, as one alone
+ * does, waits for a turn that is worth its while: each change of hands is charged, and nobody else needs the time. */
 static bool all_spent(const struct qp_card *c, const struct side *m) {
-    uint32_t waiting = 0;
+    uint32_t waiting = 0, shares = 0;
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = &c->tenant[m->at[j]];
         if (claims(t) || t->undrained) return false;
         waiting += t->wants && !t->suspended;
+        shares += t->wants && !t->suspended ? t->share : 0;
     }
-    return waiting > 1;
+    return waiting > 1 && shares >= ALL_OF_IT;
 }
 
 /* Closes at the end of the budget, opens again when it is worth a turn. */
@@ -156,7 +165,7 @@ uint64_t qp_budget_lasts(struct qp_card *c, uint32_t i, uint64_t now, uint64_t m
     uint64_t used = used_in(w, ONE_BIN, now), full = limit_one(t), from = now;
     for (uint64_t bin = w->bin; from < now + most && used <= full; bin++) { /* old use leaves while it goes on */
         uint64_t step = (bin + 1) * ONE_BIN - from;
-        used += step - min_u64(used + step, w->used[(bin - SPAN) % QP_BINS] * step / ONE_BIN);
+        used += step - min_u64(used + step, in_the_end(w, bin - SPAN, step));
         from += step;
     }
     return min_u64(most, used > full ? above_zero(from - now, used - full) : from - now);

@@ -25,6 +25,8 @@ static void note_use(struct qp_card *c, int k, uint64_t now) {
     struct qp_class *s = &c->cls[k];
     if (s->use_ns || !(s->use_ns = use_start(c, s, now))) return;
     s->use_ns = max_u64(s->use_ns, s->booked_ns);
+    s->stayed = c->last_user == s->holder;
+    if (s->stayed) c->tenant[s->holder].unseen_ns = min_u64(s->use_ns - s->opened_ns, QP_DRAIN_POLL_NS);
     if (c->last_user != s->holder) s->use_ns += c->switch_ns;
     c->last_user = s->holder;
     qp_begin_slice(c, k, s->use_ns);
@@ -34,12 +36,18 @@ static bool holds(const struct qp_card *c, const struct qp_class *s, uint32_t i)
     return s->holder == (int32_t)i && !(c->tenant[i].gate & QG_GATE_CLOSED);
 }
 
-/* By samples: all of an interval with work at both ends, half of one with work at one end. Who was idle and rings
- * begins now: nobody had looked at it for long. */
-static uint64_t sampled(const struct qp_tenant *t, uint64_t span, uint32_t before, uint32_t after) {
+/* By samples: all of an interval with work at both ends, half of one with work at one end, of which it may have used all.
+ * Who was idle and rings begins now, or a little before: nobody had looked at it for long. */
+static uint64_t sampled(struct qp_tenant *t, uint64_t span, uint32_t before, uint32_t after) {
     if (before && after) return span;
-    if (!before && (!after || (t->gate & (QG_GATE_NOTIFY | QG_GATE_CLOSED)))) return 0;
-    return before || after ? min_u64(span, QP_SOLO_TICK_NS) / 2 : 0;
+    if (!before && !after) return 0;
+    if (!before && (t->gate & (QG_GATE_NOTIFY | QG_GATE_CLOSED))) {
+        t->unseen_ns = t->gate & QG_GATE_CLOSED ? 0 : min_u64(span, QP_DRAIN_POLL_NS);
+        return 0;
+    }
+    uint64_t half = min_u64(span, QP_SOLO_TICK_NS) / 2;
+    t->unseen_ns = min_u64(span, QP_UNSEEN_NS) - half;
+    return half;
 }
 
 /* Two are on the card since the holder's gate was opened ahead of the former one's end. Until that should have come all
@@ -53,8 +61,9 @@ static uint64_t shared_by_two(const struct qp_card *c, const struct qp_class *s,
  * for all of that time where others wait. */
 static uint64_t used_by(struct qp_card *c, int k, uint32_t i, bool others, uint64_t now) {
     struct qp_class *s = &c->cls[k];
-    const struct qp_tenant *t = &c->tenant[i];
+    struct qp_tenant *t = &c->tenant[i];
     uint64_t two = shared_by_two(c, s, now);
+    t->unseen_ns = 0;
     if (two && s->draining == (int32_t)i && t->flew) return now - c->last_ns - two / 2;
     if (s->foreseen_ns && s->holder == (int32_t)i) return two / 2;
     bool ended = s->draining == (int32_t)i && t->flew && !t->undrained;
@@ -63,7 +72,9 @@ static uint64_t used_by(struct qp_card *c, int k, uint32_t i, bool others, uint6
         /* Looks come often then, or it rang at its end: that it ended halfway would be wrong after a long sleep. A limit errs
          * to the safe side. */
         uint64_t span = now - c->last_ns;
-        return span - min_u64(span / 2, QP_DRAIN_POLL_NS) / (fixed(s) ? 2 : 1);
+        uint64_t late = min_u64(span / 2, QP_DRAIN_POLL_NS) / (fixed(s) ? 2 : 1);
+        t->unseen_ns = s->stayed ? late : 0; /* else the change of context was charged, though nobody used it */
+        return span - late;
     }
     if (!holds(c, s, i)) return sampled(t, now - c->last_ns, t->flew, t->undrained);
     note_use(c, k, now);
@@ -162,7 +173,7 @@ static void book_budgets(struct qp_card *c, const struct qp_class *s, const stru
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = &c->tenant[m->at[j]];
         uint64_t used = left_over(c, s, m->at[j]) ? t->used_ns : (uint64_t)((double)t->used_ns * whole);
-        qp_budget_book(c, m->at[j], now, passed, used);
+        qp_budget_book(c, m->at[j], now, passed, used, t->unseen_ns);
     }
 }
 

@@ -46,7 +46,7 @@ void qp_begin_slice(struct qp_card *c, int k, uint64_t from);
 int32_t qp_best_claim(const struct qp_card *c, int k, const struct side *m, int32_t except);
 
 /* policy_budget.c: fixed-share */
-void qp_budget_book(struct qp_card *c, uint32_t index, uint64_t now, uint64_t passed, uint64_t used);
+void qp_budget_book(struct qp_card *c, uint32_t index, uint64_t now, uint64_t passed, uint64_t used, uint64_t unseen);
 void qp_budget_review(struct qp_card *c, const struct side *m, uint64_t now);
 void qp_budget_drop(struct qp_card *c, const struct side *m);
 uint64_t qp_budget_opens(struct qp_card *c, uint32_t i, uint64_t now);

@@ -3,6 +3,7 @@
  * Sums: sliding windows of one and ten seconds, latencies, and the JSON that enforcer/simulate.py reads.
  */
 #include <inttypes.h>
+#include <string.h>
 
 #include "simulate.h"
 
@@ -36,29 +37,38 @@ static uint64_t percentile(const struct histogram *h, double p) {
     return 0;
 }
 
-static void extremes(uint64_t sum, uint64_t *low, uint64_t *high, bool first) {
-    if (first || sum < *low) *low = sum;
-    if (first || sum > *high) *high = sum;
+static void slide(struct sliding *s, uint64_t busy) {
+    uint32_t *oldest = &s->step[s->seen++ % SM_STEPS];
+    s->sum += busy - *oldest;
+    *oldest = (uint32_t)busy;
+    if (s->seen < SM_STEPS) return;
+    bool first = !s->max && !s->min;
+    if (first || s->sum < s->min) s->min = s->sum;
+    if (first || s->sum > s->max) s->max = s->sum;
 }
 
-/* One more step of 10 ms ended. Windows count while the tenant is there for all of them. */
+/* The extremes stay. */
+static void start_again(struct sliding *s) {
+    if (!s->seen) return;
+    memset(s->step, 0, sizeof(s->step));
+    s->seen = s->sum = 0;
+}
+
+/* One more step ended. Windows count while the tenant is there for all of them. */
 void sliding_step(struct actor *a) {
-    struct sliding *s = &a->sliding;
+    uint64_t busy = a->step_busy_ns;
+    a->step_busy_ns = 0;
     if (a->state == ST_AWAY) {
-        if (s->seen) s->seen = s->sum_1s = s->sum_10s = 0;
-        a->step_busy_ns = 0;
+        start_again(&a->one);
+        start_again(&a->ten);
+        a->ten_busy_ns = 0;
         return;
     }
-    uint32_t at = (uint32_t)(s->seen % SM_STEPS_10S);
-    if (s->seen >= SM_STEPS_10S) s->sum_10s -= s->step[at];
-    if (s->seen >= SM_STEPS_1S) s->sum_1s -= s->step[(s->seen - SM_STEPS_1S) % SM_STEPS_10S];
-    s->step[at] = (uint32_t)a->step_busy_ns;
-    s->sum_1s += a->step_busy_ns;
-    s->sum_10s += a->step_busy_ns;
-    a->step_busy_ns = 0;
-    s->seen++;
-    if (s->seen >= SM_STEPS_1S) extremes(s->sum_1s, &s->min_1s, &s->max_1s, !s->max_1s && !s->min_1s);
-    if (s->seen >= SM_STEPS_10S) extremes(s->sum_10s, &s->min_10s, &s->max_10s, !s->max_10s && !s->min_10s);
+    slide(&a->one, busy);
+    a->ten_busy_ns += busy;
+    if (a->one.seen % SM_STEPS_TEN) return;
+    slide(&a->ten, a->ten_busy_ns);
+    a->ten_busy_ns = 0;
 }
 
 #define FIELD(name, value) fprintf(out, ",\"" name "\":%" PRIu64, (uint64_t)(value))
@@ -77,10 +87,10 @@ static void print_actor(const struct world *w, const struct actor *a, FILE *out)
     FIELD("waiting_requests", a->queue.n + (a->kernels_left || (a->run_ns && a->load != LOAD_ENDLESS)));
     FIELD("p50_ns", percentile(&a->latency, 0.5));
     FIELD("p99_ns", percentile(&a->latency, 0.99));
-    FIELD("max_1s_ns", a->sliding.max_1s);
-    FIELD("min_1s_ns", a->sliding.min_1s);
-    FIELD("max_10s_ns", a->sliding.max_10s);
-    FIELD("min_10s_ns", a->sliding.min_10s);
+    FIELD("max_1s_ns", a->one.max);
+    FIELD("min_1s_ns", a->one.min);
+    FIELD("max_10s_ns", a->ten.max);
+    FIELD("min_10s_ns", a->ten.min);
     fprintf(out, ",\"bins\":[");
     for (uint32_t i = 0; i < w->bins; i++) fprintf(out, "%s%" PRIu64, i ? "," : "", a->bins[i]);
     fprintf(out, "]}");

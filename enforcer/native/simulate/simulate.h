@@ -17,9 +17,9 @@
 #define SM_MAX_KERNELS 16u
 #define SM_MAX_STOPS 16u
 #define SM_BINS 240u          /* columns of the busy profile, at most */
-#define SM_STEP_NS (10 * QP_MS) /* resolution of the sliding windows that are reported */
-#define SM_STEPS_1S 100u
-#define SM_STEPS_10S 1000u
+#define SM_STEP_NS QP_MS      /* resolution of the sliding windows of 1 s that are reported */
+#define SM_STEPS 1000u        /* of each window */
+#define SM_STEPS_TEN 10u      /* of 1 s are one of 10 s */
 #define SM_BUCKETS 2048u
 
 enum load { LOAD_ENDLESS = 0, LOAD_PERIODIC = 1, LOAD_POISSON = 2 };
@@ -49,9 +49,8 @@ struct queue {
 };
 
 struct sliding {
-    uint32_t step[SM_STEPS_10S]; /* busy ns of each step */
-    uint64_t sum_1s, sum_10s, seen;
-    uint64_t max_1s, min_1s, max_10s, min_10s;
+    uint32_t step[SM_STEPS]; /* busy ns of each step */
+    uint64_t sum, seen, max, min;
 };
 
 struct actor {
@@ -79,10 +78,10 @@ struct actor {
     struct queue queue;
 
     /* results */
-    uint64_t busy_ns, mode_ns[MODES], requests, preemptions, turns, step_busy_ns;
+    uint64_t busy_ns, mode_ns[MODES], requests, preemptions, turns, step_busy_ns, ten_busy_ns;
     double due_ns; /* what an ideal division would have given while it wanted */
     uint64_t bins[SM_BINS];
-    struct sliding sliding;
+    struct sliding one, ten; /* the last second, the last ten */
     struct histogram latency;
 };
 
