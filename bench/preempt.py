@@ -36,10 +36,10 @@ LEAST_BURSTS = 40  # of a pattern whose p99 stands for itself
 # Seconds of each. The others of the issue leave offline no time (Poisson 100/s), or one burst in 4 s.
 SECONDS = {
     "Poisson 5/s": 15.0,
-    "Poisson 20/s": 17.0,
-    "10 % of 1 s": 17.0,
-    "50 % of 1 s": 17.0,
-    "90 % of 1 s": 3.0,
+    "Poisson 20/s": 15.0,
+    "10 % of 1 s": 16.0,
+    "50 % of 1 s": 16.0,
+    "90 % of 1 s": 2.0,
 }
 QUICK_SECONDS = {"Poisson 5/s": 5.0, "10 % of 1 s": 4.0}
 Group = Mapping[str, Sequence[float]]
