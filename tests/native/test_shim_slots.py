@@ -62,7 +62,8 @@ def test_without_an_arbiter_a_job_gets_no_more_than_its_cap(rig: Rig, how: str) 
     else:
         rig.start_arbiter() if how == "killed" else rig.sync()
     wait_for("all are registered", lambda: tenant(rig, ONLINE).procs == 4)
-    assert [asks(process, 100) for process in new] == ["True", "False", "False"], "together 1000 of 1024 MiB"
+    wait_for("the first knows it, too", lambda: asks(new[0], 100) == "True")
+    assert [asks(process, 100) for process in new] == ["False"] * 3, "together they have 1000 of 1024 MiB"
     for process in new:
         process.kill()
         error = process.communicate()[1]

@@ -74,7 +74,7 @@ struct proc {
 struct slot {
     struct proc *proc; /* NULL = free */
     struct conn *conn; /* over which it registered, NULL after that ended */
-    uint64_t lost_ns;  /* when it ended */
+    uint64_t lost_ns;  /* atomic: when it ended, 0 = it has not: written without the card's lock */
     uint64_t launches; /* highest value seen */
     uint64_t denied;   /* the same for mem_denied */
     uint64_t mem_used; /* as last read, range-checked */

@@ -67,7 +67,7 @@ void proc_conn_closed(struct arbiter *a, const struct conn *c) {
             struct slot *s = &p->slots[i].tenant->slots[p->slots[i].slot];
             if (s->conn != c) continue;
             s->conn = NULL;
-            s->lost_ns = now;
+            __atomic_store_n(&s->lost_ns, now, __ATOMIC_RELAXED);
             hw_connection_ended(a, p->slots[i].tenant, p->slots[i].slot);
         }
     }

@@ -79,7 +79,8 @@ static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool mark
     struct qg_proc *page = &t->job->procs[i];
     struct slot *s = &t->slots[i];
     uint64_t count = total_launches(page);
-    bool ours = s->conn || now - s->lost_ns < LOST_NS; /* a shim that lost its connection is back within 0.4 s */
+    uint64_t lost = READ_ONCE(s->lost_ns);
+    bool ours = !lost || now < lost + LOST_NS; /* a shim that lost its connection is back within 0.4 s */
     uint32_t waiting = ours ? READ_ONCE(page->waiting) : 0;
     bool works = count != s->launches, pending = false;
     v->launched |= works;

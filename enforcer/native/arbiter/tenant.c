@@ -194,6 +194,7 @@ static void take_slot(struct tenant *t, uint32_t i, struct proc *p, struct conn 
     }
     s->proc = p;
     s->conn = c;
+    __atomic_store_n(&s->lost_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&page->mem_used, mem_used, __ATOMIC_RELAXED);
     __atomic_store_n(&page->pid, (uint32_t)p->pid, __ATOMIC_RELEASE);
 }
