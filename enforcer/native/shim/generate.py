@@ -3,8 +3,8 @@
 Usage: generate.py TABLE OUT_DIR
 
 Writes symbols.h (enum of symbols), symbols.c (names and the cuGetProcAddress table, with what classes.tsv beside
-TABLE says of memory), exports.S (pass-throughs and first-call resolvers), exports.map (version script) and stub_exports.S (a driver in which every call
-succeeds at once). Exits 1 with a sentence when the table is malformed.
+TABLE says of memory), exports.S (pass-throughs and first-call resolvers), exports.map (version script) and
+stub_exports.S (a driver in which every call succeeds at once). Exits 1 with a sentence when the table is malformed.
 """
 
 from __future__ import annotations
