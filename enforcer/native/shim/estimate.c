@@ -4,6 +4,7 @@
 #include <string.h>
 
 #define PROBES 8u
+#define PROOF 1000u    /* then it is looked again whether it waits for others */
 #define LATE_NS 40000u /* an end is seen so much later */
 
 static struct qg_function *find(struct qg_functions *functions, const void *key, bool make)
@@ -100,8 +101,22 @@ void qg_function_forget(struct qg_functions *functions, const void *key)
     struct qg_function *function = find(functions, key, false);
     if (function) {
         function->samples = function->launches = function->kept = 0;
+        function->waits = false;
+        function->proven = 0;
         memset(function->recent_us, 0, sizeof(function->recent_us));
     }
+}
+
+void qg_function_runs(struct qg_function *function)
+{
+    function->proven = PROOF;
+    function->waits = false;
+}
+
+void qg_function_waits(struct qg_function *function)
+{
+    function->proven = 0;
+    function->waits = true;
 }
 
 bool qg_function_new(const struct qg_function *function)

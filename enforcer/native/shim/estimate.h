@@ -20,6 +20,8 @@ struct qg_function {
     const void *key;
     uint64_t est_ns;   /* valid when samples > 0 */
     uint64_t low_ns;   /* the shortest of late */
+    uint16_t proven; /* so many times more it is believed to take its time by itself */
+    bool waits;      /* it was seen to end as soon as a launch was let through: such times say nothing */
     uint32_t launches;
     uint32_t samples;
     uint32_t kept;                 /* samples that went into the next */
@@ -40,6 +42,10 @@ bool qg_function_launched(struct qg_function *function);
  * longer than the estimate counts at once; a shorter sample counts by an eighth of the difference. The least that it
  * takes falls at once and rises slowly. alone: nobody else can have been on the card when it began. */
 void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns, uint64_t gap_ns, bool alone);
+
+/* It was seen to take long while nothing was launched, or although something was let through; or to wait for just that. */
+void qg_function_runs(struct qg_function *function);
+void qg_function_waits(struct qg_function *function);
 
 /* What it takes at least, as far as known; 0 before the first sample. */
 uint64_t qg_function_least(const struct qg_function *function);

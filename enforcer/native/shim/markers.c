@@ -331,6 +331,15 @@ uint64_t qg_stream_inflight(struct qg_stream *stream)
     return sum;
 }
 
+bool qg_stream_reached(struct qg_stream *stream, uint32_t value)
+{
+    pthread_mutex_lock(&stream->lock);
+    bool gone = stream->dead || stream->marker < 0 || !stream->page;
+    bool reached = gone || (int32_t)(__atomic_load_n(&stream->page->markers[stream->marker].done, __ATOMIC_ACQUIRE) - value) >= 0;
+    pthread_mutex_unlock(&stream->lock);
+    return reached;
+}
+
 bool qg_stream_over(struct qg_stream *stream)
 {
     /* A query of a stream, even of another one than captures, may spoil a capture. */

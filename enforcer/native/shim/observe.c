@@ -78,6 +78,13 @@ static void add_inflight(struct qg_stream *stream, struct qg_inflight *out, uint
         out->first_low_ns = count ? stream->ring[stream->ring_first].low_ns : stream->open_low_ns;
         *most = count;
     }
+    const struct qg_ring_item *next = count ? &stream->ring[stream->ring_first] : NULL;
+    if (own && (next ? next->est_ns : own) > out->longest.ns) {
+        out->longest.stream = next && next->function ? stream : NULL;
+        out->longest.function = next ? next->function : NULL;
+        out->longest.ns = next ? next->est_ns : own;
+        out->longest.value = next ? next->value : 0;
+    }
     out->sum_low_ns += own ? stream->open_low_ns : 0;
     for (uint32_t i = 0; i < count; i++)
         out->sum_low_ns += stream->ring[(stream->ring_first + i) % QG_RING].low_ns;

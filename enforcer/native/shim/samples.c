@@ -13,6 +13,8 @@ struct qg_sample {
     const void *function;
     struct qg_pages *pages; /* and the gate's count of changes, when the start was recorded */
     uint64_t changes;
+    unsigned let;    /* qg_let_through and qg_booked then */
+    unsigned booked;
     bool alone;      /* the gate had been open for so long that the former tenant's work had ended */
     uint64_t gap_ns; /* at the start: when; at the end: between recording the start and having launched */
     enum { FREE, TAKEN, PENDING, ASKED } state; /* taken, asked: one thread calls the driver with it, without the lock */
@@ -140,6 +142,8 @@ struct qg_sample *qg_sample_start(const struct qg_stream *stream, struct qg_page
         sample->pages = pages;
         sample->alone = now > __atomic_load_n(&pages->gate->changed_ns, __ATOMIC_RELAXED) + ALONE_NS;
         sample->changes = __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED);
+        sample->let = qg_let_through;
+        sample->booked = qg_booked;
         sample->function = function;
     }
     pthread_mutex_unlock(&qg_window_lock);
@@ -172,7 +176,13 @@ static bool undisturbed(const struct qg_sample *sample)
     return sample->changes == __atomic_load_n(&sample->pages->gate->changes, __ATOMIC_RELAXED);
 }
 
-void qg_samples_collect(CUcontext context)
+/* A kernel that was seen to wait for launches, and waited for one that the window held back, says how long the shim took. */
+static bool waited(const struct qg_sample *sample)
+{
+    return sample->let != qg_let_through && qg_function_of(&qg_functions, sample->function)->waits;
+}
+
+void qg_samples_collect(CUcontext context, bool own)
 {
     struct qg_sample *asked[PAIRS];
     CUresult results[PAIRS];
@@ -180,6 +190,7 @@ void qg_samples_collect(CUcontext context)
     unsigned count = 0;
     CUstreamCaptureMode mode;
     pthread_mutex_lock(&qg_window_lock);
+    unsigned booked = qg_booked - own; /* before the driver is asked: a launch from now on may end what runs */
     struct group *group = group_of(context, false);
     for (unsigned i = 0; group && i < PAIRS; i++)
         if (group->samples[i].state == PENDING) {
@@ -201,7 +212,9 @@ void qg_samples_collect(CUcontext context)
     pthread_mutex_lock(&qg_window_lock);
     for (unsigned i = 0; i < count; i++) {
         struct qg_sample *sample = asked[i];
-        if (results[i] == CUDA_SUCCESS && ms[i] >= 0 && sample->function && undisturbed(sample))
+        if (results[i] == CUDA_SUCCESS && sample->function && sample->booked == booked) /* for no launch of ours, at least */
+            qg_function_runs(qg_function_of(&qg_functions, sample->function));
+        if (results[i] == CUDA_SUCCESS && ms[i] >= 0 && sample->function && undisturbed(sample) && !waited(sample))
             qg_function_learn(&qg_functions, sample->function, (uint64_t)(ms[i] * 1e6f), sample->gap_ns, sample->alone);
         give(sample, results[i] == CUDA_ERROR_NOT_READY);
     }

@@ -12,13 +12,16 @@
 /* window.c: of the window's books, of what was learned, and of the samples. Never held across a call of the driver. */
 extern pthread_mutex_t qg_window_lock;
 extern struct qg_functions qg_functions;
+extern unsigned qg_let_through; /* launches that did not fit, because nothing moved */
+extern unsigned qg_booked;      /* all that were looked at */
 
 struct qg_sample;
 
 /* Records the start before a launch. NULL: sample some other time. The driver is called, so without locks, as in the next two. */
 struct qg_sample *qg_sample_start(const struct qg_stream *stream, struct qg_pages *pages, const void *function);
 void qg_sample_end(struct qg_sample *sample, const struct qg_stream *stream); /* right after the launch */
-void qg_samples_collect(CUcontext context); /* learns from all of this context whose end was reached */
+void qg_samples_collect(CUcontext context, bool own); /* learns from all of this context whose end was reached; own: the
+                                                         caller has booked a launch, and not submitted it */
 
 void qg_sample_drop(struct qg_sample *sample); /* it was started, and there was no launch; like the next two under the lock */
 void qg_samples_forget(const void *function);  /* what is under way is of what it was before; NULL: of all */

@@ -201,8 +201,16 @@ struct qg_inflight {
     uint64_t first_low_ns;     /* what that takes at least */
     const void *first;         /* the function, if that is one launch of it */
     struct qg_stream *oldest;  /* the stream with most markers outstanding; NULL: nothing is unfinished */
+    struct {
+        struct qg_stream *stream; /* NULL: that is the one of no known function, or without a marker */
+        const void *function;
+        uint64_t ns;
+        uint32_t value;           /* the marker that ends it */
+    } longest;                 /* of what is next to end in each stream */
     bool unmarked;             /* no marker stands in it: its end is invisible until one does */
 };
+/* This marker was reached, or the stream is no more. */
+bool qg_stream_reached(struct qg_stream *stream, uint32_t value);
 void qg_inflight_of(struct qg_card *card, struct qg_inflight *out);
 
 #endif

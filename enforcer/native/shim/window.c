@@ -12,17 +12,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "nap.h"
-#include "samples.h"
+#include "patience.h"
 
 #define COPY_BYTES_PER_US 12000u  /* a cautious host link; only orders of magnitude matter */
 #define COPY_SETUP_NS 5000u
-#define STUCK_NS 2000000u         /* no progress for so long at a full window: let it through */
 #define LEAD_NS 100000u           /* work longer than the window is queued so long before what runs will end */
 #define HOLD_NS 150000u           /* beside offline work so much goes before the arbiter said that the card is free */
 #define LONGEST_HOLD_NS 2000000u  /* an arbiter that lives tells sooner */
-#define PATIENT 3u                /* so many times in a row at once, then after 4, 8, ... ms */
-#define LONGEST_SHIFT 5u
 #define ROOMY_NS 5000000u         /* from such a window on not each launch is looked at: nobody waits for the card */
 #define ROOMY_PARTS 8u            /* ... but so that those between two looks fill at most this part of it */
 #define UNMARKED_NS 250000u       /* where others wait, more than this does not stay without a marker: its end must be seen */
@@ -32,17 +28,18 @@
 
 pthread_mutex_t qg_window_lock = PTHREAD_MUTEX_INITIALIZER;
 struct qg_functions qg_functions;
+unsigned qg_let_through, qg_booked;
 static struct progress {
     uint64_t sum_ns;    /* unfinished at the last look */
     uint64_t looked_ns; /* when that was */
     uint64_t began_ns;  /* since when what runs now runs, as far as can be told */
+    struct qg_patience patience;
 } progress[QG_MAX_CARDS];  /* under lock */
 static struct hold {
     uint64_t seen;     /* qg_gate_page.changed_ns of the word that asked for the ring */
     uint64_t began_ns; /* when that was seen */
     uint64_t spent_ns; /* estimated work let through since */
 } holds[QG_MAX_CARDS]; /* under lock */
-static unsigned bypasses; /* under lock: let through one after the other without any progress between */
 __thread bool qg_window_open __attribute__((tls_model("initial-exec")));
 static __thread struct qg_sample *sampling __attribute__((tls_model("initial-exec")));
 static __thread struct qg_stream *entering __attribute__((tls_model("initial-exec"))); /* booked, and not launched yet */
@@ -54,7 +51,6 @@ void qg_window_after_fork(void)
     qg_samples_after_fork();
     memset(progress, 0, sizeof(progress));
     memset(holds, 0, sizeof(holds));
-    bypasses = 0;
     qg_window_open = false;
     sampling = NULL;
     entering = NULL;
@@ -158,6 +154,7 @@ static bool book(struct qg_stream *stream, struct qg_pages *pages, const struct 
     at->inflight.sum_ns += estimate * work->times;
     at->inflight.sum_low_ns += least * work->times;
     qg_window_open = true;
+    qg_booked++;
     if (sampling)
         qg_sample_drop(sampling);
     sampling = NULL;
@@ -190,14 +187,6 @@ void qg_window_calm(struct qg_seen *seen)
         seen->skip = seen->granted = (uint16_t)(calm - (calm > 1 ? (qg_tick() >> 6) % (calm / 2) : 0));
 }
 
-/* How long a full window may show no progress: what runs now may still have its whole estimate before it, and who was
- * let through several times without any effect waits longer, or long kernels would pile up behind the first. */
-static uint64_t patience_ns(uint64_t first_ns, unsigned times)
-{
-    unsigned shift = times < PATIENT ? 0 : times - PATIENT + 1;
-    return ((uint64_t)STUCK_NS << (shift < LONGEST_SHIFT ? shift : LONGEST_SHIFT)) + first_ns;
-}
-
 static void look_at(struct qg_look *at, struct qg_card *card)
 {
     qg_inflight_of(card, &at->inflight);
@@ -212,8 +201,7 @@ static void look_at(struct qg_look *at, struct qg_card *card)
     }
     if (sum < at->last)
         at->moved = at->now;
-    if (!sum || (sum < at->last && at->last != UINT64_MAX))
-        bypasses = 0;
+    qg_patience_look(&seen->patience, at, seen->looked_ns, !sum || (sum < at->last && at->last != UINT64_MAX));
     seen->sum_ns = at->last = sum;
     seen->looked_ns = at->now;
     at->began = seen->began_ns;
@@ -256,7 +244,8 @@ static bool fits(struct qg_look *at, struct qg_stream *stream, struct qg_pages *
 {
     look_at(at, stream->card);
     uint64_t estimate = estimate_of(work, window_ns), sum = at->inflight.sum_ns;
-    bool stuck = at->now - at->moved > patience_ns(at->inflight.first_ns, bypasses), asked = at->stuck;
+    struct qg_patience *patience = &progress[stream->card - qg_cards].patience;
+    bool stuck = qg_patience_over(patience, at, stream), asked = at->stuck;
     at->stuck = stuck;
     at->due = 0;
     struct hold *hold = &holds[stream->card - qg_cards];
@@ -273,11 +262,12 @@ static bool fits(struct qg_look *at, struct qg_stream *stream, struct qg_pages *
     *timed = false;
     if (enter || stuck) {
         if (stuck) {
-            bypasses++;
+            qg_patience_passed(patience, at, stream, estimate * work->times);
             __atomic_fetch_add(&pages->proc->window_bypass, 1, __ATOMIC_RELAXED);
         }
         if (at->flags & QG_GATE_HOLD)
             hold->spent_ns += estimate * work->times;
+        qg_patience_used(at);
         *timed = book(stream, pages, work, estimate, at);
         progress[stream->card - qg_cards].sum_ns = sum + estimate * work->times;
         qg_thread.calm = stuck ? 0 : calm_after(work, estimate, window_ns);
@@ -299,7 +289,7 @@ static bool look(struct qg_look *at, struct qg_stream *stream, struct qg_pages *
     if (!timed)
         return enter;
     qg_depth++;
-    qg_samples_collect(stream->context->handle);
+    qg_samples_collect(stream->context->handle, enter);
     if (enter)
         sampling = qg_sample_start(stream, pages, work->function);
     qg_depth--;
