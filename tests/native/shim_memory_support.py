@@ -43,12 +43,14 @@ def grant_for(uuid: str, run_dir: Path, cap: int) -> bytes:
     return data.replace(s.UUID.format(1).encode().ljust(48, b"\0"), uuid.encode().ljust(48, b"\0"))
 
 
-def sanitizer_and_twin() -> str:
-    """The shim under AddressSanitizer and UBSan, in a program that is not: the sanitizer's library comes first."""
-    twin = s.BUILD / "test" / "shim-asan" / "libcuda.so.1"
-    libraries = subprocess.run(["ldd", str(twin)], capture_output=True, text=True, check=True).stdout
+def sanitizer_and_twin(*names: str) -> str:
+    """The shim, or these libraries of it, under AddressSanitizer and UBSan, in a program that is not: the sanitizer's
+    own library comes first.
+    """
+    twins = [s.BUILD / "test" / "shim-asan" / name for name in names or ("libcuda.so.1",)]
+    libraries = subprocess.run(["ldd", str(twins[0])], capture_output=True, text=True, check=True).stdout
     asan = next(line.split()[2] for line in libraries.splitlines() if "libasan" in line)
-    return f"{asan}:{twin}"
+    return ":".join([asan, *map(str, twins)])
 
 
 class SimArbiter(s.FakeArbiter):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import shim_support as s
-from shim_memory_support import CAP, CONTEXT, MIB, NVML, NVML_SHIM, Node, grant_for, node
+from shim_memory_support import CAP, CONTEXT, MIB, NVML, NVML_SHIM, Node, grant_for, node, sanitizer_and_twin
 
 pytestmark = pytest.mark.native
 
@@ -52,13 +52,17 @@ for line in sys.stdin:
 class Python:
     """A Python program in the job."""
 
-    def __init__(self, where: Node, code: str, governed: bool = True) -> None:
+    def __init__(self, where: Node, code: str, governed: bool = True, sanitized: bool = False) -> None:
         self.fd = s.sealed("grant", grant_for(where.uuid, where.run_dir, where.cap))
         preload = {"LD_PRELOAD": f"{NVML_SHIM}:{s.SHIM}", "QGPU_GRANT_FD": str(self.fd)} if governed else {}
+        if sanitized:
+            preload["LD_PRELOAD"] = sanitizer_and_twin("libnvidia-ml.so.1", "libcuda.so.1")
+            preload |= {"ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if sanitized else None,
             text=True,
             bufsize=1,
             env=os.environ | where.sim.env() | preload,
@@ -75,9 +79,10 @@ class Python:
         self.process.stdin.write("\n")
         return self.told()
 
-    def end(self) -> None:
-        self.process.communicate(timeout=20)
-        assert self.process.returncode == 0
+    def end(self) -> str:
+        error = self.process.communicate(timeout=20)[1]
+        assert self.process.returncode == 0, error
+        return error or ""
 
 
 def test_monitor_in_a_job_sees_the_job(tmp_path: Path) -> None:
@@ -130,6 +135,54 @@ def test_program_with_cuda_gets_the_same_from_both(tmp_path: Path) -> None:
         assert told["procs"] == {str(program.process.pid): 64 * MIB + CONTEXT}
         assert where.arbiter.card.asked == [0], "registered a second time"
         program.end()
+
+
+EVERY_LIST = MONITOR.replace("tell()\nfor", "every()\ntell()\nfor").replace(
+    "def tell():",
+    """
+def every():
+    card, said = n.nvmlDeviceGetHandleByIndex(0), set()
+    for kind in ("Compute", "Graphics", "MPSCompute"):
+        for version in ("", "_v2", "_v3"):
+            for room in (0, 1, 64):  # too small a list is told so, and nothing is written behind it
+                count, list_ = n.c_uint(room), (n.c_nvmlProcessInfo_v2_t * max(room, 1))()
+                ask = n._nvmlGetFunctionPointer(f"nvmlDeviceGet{kind}RunningProcesses{version}")
+                said.add(ask(card, n.byref(count), list_ if room else None))
+    missing = n.NVML_ERROR_FUNCTION_NOT_FOUND  # the simulated library is smaller than the real one
+    assert said - {missing} == {0, n.NVML_ERROR_INSUFFICIENT_SIZE}, said
+    for ask in (n.nvmlDeviceGetProcessesUtilizationInfo, n.nvmlDeviceGetProcessUtilization):
+        try:
+            ask(card, 0)
+        except n.NVMLError:
+            pass
+
+def tell():""",
+)
+
+
+@pytest.mark.parametrize("code", [EVERY_LIST, CUDA], ids=["monitor", "cuda"])
+def test_sanitizers_find_nothing(tmp_path: Path, code: str) -> None:
+    """A monitor that registers by itself, and a program whose shim is asked; lists of every version and size."""
+    with node(tmp_path) as where:
+        worker = where.run("mem_plain")
+        worker.at("begin")
+        worker.on()
+        worker.at("alloc")
+        program = Python(where, code, sanitized=True)
+        assert program.process.stdout
+        assert program.process.stdout.readline(), program.process.communicate()
+        where.arbiter.stop()  # pages of an arbiter that is gone
+        where.arbiter.start()
+        assert program.again()["count"] == 1
+        error = program.end()
+    assert "anitizer" not in error and "runtime error" not in error, error
+
+
+def test_the_sanitized_twin_is_instrumented() -> None:
+    """The control of the test above: a plain library would find nothing either."""
+    twin = s.BUILD / "test/shim-asan/libnvidia-ml.so.1"
+    out = subprocess.run(["nm", "-D", str(twin)], capture_output=True, text=True, check=True).stdout
+    assert "__asan_report_load8" in out and "__ubsan_handle_type_mismatch" in out
 
 
 def test_utilisation_is_the_jobs_own(tmp_path: Path) -> None:

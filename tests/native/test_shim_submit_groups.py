@@ -24,7 +24,7 @@ def test_group(tmp_path: Path, program: str) -> None:
     assert len(steps) >= GROUPS[program]
 
 
-@pytest.mark.parametrize("program", ["sub_kernel", "sub_graph"])
+@pytest.mark.parametrize("program", ["sub_kernel", "sub_graph", "sub_copy", "sub_fill"])
 def test_group_under_sanitizers(tmp_path: Path, program: str) -> None:
     with site(tmp_path, ARBITER_ASAN) as one:
         walk(one, program, sanitized=True)

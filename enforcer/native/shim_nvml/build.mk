@@ -37,3 +37,26 @@ $(BUILD)/shim/libnvidia-ml.so.1: $(NVSHIM_O)
 	@mkdir -p $(@D)
 	$(CC) -shared -Wl,-soname,libnvidia-ml.so.1 -Wl,--version-script=$(NVSHIM_GEN)/exports.map -Wl,-z,defs -Wl,-z,nodelete \
 	  -Wl,-Bsymbolic $(QG_LDFLAGS) -o $@ $(NVSHIM_O) -lpthread -ldl
+
+# The same under AddressSanitizer and UBSan: test_shim_nvml.py.
+NATIVE += $(BUILD)/test/shim-asan/libnvidia-ml.so.1
+NVSHIM_ASAN := -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+NVSHIM_ASAN_OBJ := $(BUILD)/obj/shim_nvml-asan
+NVSHIM_ASAN_O := $(NVSHIM_SRC:$(NVSHIM_DIR)/%.c=$(NVSHIM_ASAN_OBJ)/%.o) $(addprefix $(NVSHIM_ASAN_OBJ)/shared/,grant.o jobsum.o qg_msg.o)
+
+$(NVSHIM_ASAN_OBJ)/%.o: $(NVSHIM_DIR)/%.c $(NVSHIM_GEN)/symbols.h $(wildcard $(NVSHIM_DIR)/*.h enforcer/native/shim/*.h)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(NVSHIM_CFLAGS) $(NVSHIM_ASAN) -c -o $@ $<
+
+$(NVSHIM_ASAN_OBJ)/shared/%.o: enforcer/native/shim/%.c $(NVSHIM_GEN)/symbols.h $(wildcard enforcer/native/shim/*.h)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(NVSHIM_CFLAGS) $(NVSHIM_ASAN) -c -o $@ $<
+
+$(NVSHIM_ASAN_OBJ)/shared/qg_msg.o: enforcer/native/common/qg_msg.c enforcer/native/common/qg_msg.h enforcer/native/abi/qgpu_abi.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(NVSHIM_CFLAGS) $(NVSHIM_ASAN) -c -o $@ $<
+
+$(BUILD)/test/shim-asan/libnvidia-ml.so.1: $(NVSHIM_ASAN_O) $(NVSHIM_OBJ)/names.o $(NVSHIM_OBJ)/exports.o
+	@mkdir -p $(@D)
+	$(CC) -shared $(NVSHIM_ASAN) -Wl,-soname,libnvidia-ml.so.1 -Wl,--version-script=$(NVSHIM_GEN)/exports.map -Wl,-z,nodelete \
+	  -Wl,-Bsymbolic $(QG_LDFLAGS) -o $@ $^ -lpthread -ldl
