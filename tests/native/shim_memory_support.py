@@ -57,13 +57,7 @@ class SimArbiter(s.FakeArbiter):
     """Answers registrations for the simulated card."""
 
     def __init__(self, run_dir: Path, uuid: str, cap: int) -> None:
-        self.uuid = uuid
-        super().__init__(run_dir, [cap])
-
-    def start(self) -> None:
-        """The tenant goes by the simulated card's name, too. Slots know their processes, as the real arbiter's do."""
-        super().start()
-        self.tenants[self.uuid] = self.tenants[s.UUID.format(1)]
+        super().__init__(run_dir, [cap], uuids=[uuid])
 
     def slot_of(self, pid: int) -> int:
         """The slot of a process."""
