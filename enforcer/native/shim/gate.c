@@ -179,6 +179,17 @@ void qg_gate_wait(struct qg_card *card)
         wait_closed(card, pages);
 }
 
+bool qg_gate_waited(struct qg_stream *stream)
+{
+    struct qg_pages *pages = qg_pages_of(stream->card);
+    if (!pages || __atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED) ||
+        !(__atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST) & QG_GATE_CLOSED))
+        return false;
+    show_the_end(stream, pages);
+    wait_closed(stream->card, pages);
+    return true;
+}
+
 void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work)
 {
     struct qg_card *card = stream->card;

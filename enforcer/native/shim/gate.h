@@ -22,6 +22,9 @@ void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work);
 /* Waits while the card's gate is closed, as a launch does. */
 void qg_gate_wait(struct qg_card *card);
 
+/* The same for work of this stream that is not counted yet. False: the gate is open, nothing was waited for. */
+bool qg_gate_waited(struct qg_stream *stream);
+
 /* The slow half of qg_leave in window mode. */
 void qg_window_leave(struct qg_stream *stream);
 void qg_window_calm(struct qg_seen *seen);

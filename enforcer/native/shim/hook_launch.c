@@ -61,11 +61,30 @@ LAUNCH(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream s), (f,
 LAUNCH_GRAPH(cuGraphLaunch, false)
 LAUNCH_GRAPH(cuGraphLaunch_ptsz, true)
 
-/* One launch on several cards: it passes the gate of each, in the order of the list. */
+#define ROUNDS 1000u /* looks at all gates: their turns may seldom meet, but nobody waits for ever */
+
+/* While a thread waits at one card's gate another's may close again: all must be open at one look. Nothing is counted
+ * meanwhile, so that no card is kept for a launch that stands elsewhere. */
+static void wait_for_all(const CUDA_LAUNCH_PARAMS *list, unsigned int n)
+{
+    bool waited = qg_governed && !qg_depth;
+    for (unsigned int round = 0; waited && round < ROUNDS; round++) {
+        waited = false;
+        for (unsigned int i = 0; i < n; i++) {
+            struct qg_stream *stream = qg_stream_of(list[i].hStream, false);
+            if (stream && !qg_stream_captures(stream))
+                waited |= qg_gate_waited(stream);
+        }
+    }
+}
+
+/* One launch on several cards: it passes the gates of all. */
 CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags)
 {
     struct qg_stream *streams[QG_MAX_CARDS] = {0};
     unsigned int n = list && count <= QG_MAX_CARDS ? count : 0;
+    if (n > 1)
+        wait_for_all(list, n);
     for (unsigned int i = 0; i < n; i++) {
         streams[i] = qg_enter(list[i].hStream, false, list[i].function, 0);
         if (streams[i])

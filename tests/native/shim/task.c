@@ -137,6 +137,34 @@ static int spin_for_another(char **words)
     return 0;
 }
 
+/* multi: one launch on two cards when it is told to. */
+static int multi(char **words)
+{
+    static const char ptx[] = ".version 6.3\n.target sm_75\n.visible .entry qgpu_work(.param .u64 n)\n{ ret; }\n";
+    uint64_t ns = 1000;
+    void *params[] = {&ns};
+    CUcontext other;
+    CUmodule there;
+    CUfunction theirs;
+    CUstream second;
+    (void)words;
+    start();
+    MUST(CALL(cuDevicePrimaryCtxRetain)(&other, 1));
+    MUST(CALL(cuCtxSetCurrent)(other));
+    MUST(CALL(cuModuleLoadData)(&there, ptx));
+    MUST(CALL(cuModuleGetFunction)(&theirs, there, "qgpu_work"));
+    MUST(CALL(cuStreamCreate)(&second, CU_STREAM_NON_BLOCKING));
+    MUST(CALL(cuCtxSetCurrent)(context));
+    CUDA_LAUNCH_PARAMS list[] = {{work, 1, 1, 1, 1, 1, 1, 0, stream, params}, {theirs, 1, 1, 1, 1, 1, 1, 0, second, params}};
+    say("ready");
+    go_on();
+    MUST(CALL(cuLaunchCooperativeKernelMultiDevice)(list, 2, 0));
+    say("launched");
+    MUST(CALL(cuStreamSynchronize)(second));
+    MUST(CALL(cuStreamSynchronize)(stream));
+    return 0;
+}
+
 static volatile bool captures_over;
 
 /* Kernels of a length that is learned again and again, into a window that is full most of the time. */
@@ -264,7 +292,7 @@ int main(int argc, char **argv)
         int (*run)(char **);
     } all[] = {{"hold", hold_memory}, {"churn", churn}, {"close", close_everything}, {"exec", exec_again},
                {"spin", spin_for_another}, {"fork", forks}, {"small", small_calls},
-               {"captures", captures}};
+               {"captures", captures}, {"multi", multi}};
     (void)begin, (void)announce, (void)done, (void)right, (void)look, (void)blank, (void)hold;
     for (size_t i = 0; argc > 1 && i < sizeof(all) / sizeof(*all); i++)
         if (!strcmp(argv[1], all[i].name))
