@@ -112,8 +112,9 @@ def at_work(rig: Rig, who: Mapping[int, tuple[int, Part]]) -> Iterator[list[int]
 def full(usage: CardUsage, pids: set[int], mode: str) -> bool:
     """Whether NVML lists all of them, with their memory, and tells of their use of it (idle: none)."""
     listed = {p.pid for p in usage.processes if p.mem_used and p.mem_used >= MEMORY_MIB << 20}
-    idle = not any(usage.busy.get(pid) for pid in pids)
-    return listed == pids and (pids <= usage.busy.keys() if mode == "busy" else idle or mode != "idle")
+    told = usage.busy or {}
+    idle = not any(told.get(pid) for pid in pids)
+    return listed == pids and (pids <= told.keys() if mode == "busy" else idle or mode != "idle")
 
 
 def check(rig: Rig, pids: Sequence[int], mode: str) -> None:

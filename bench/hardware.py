@@ -14,8 +14,9 @@ from typing import Any
 
 from bench import shares
 from bench.figures import Figure
-from bench.harvest import PATTERNS, p99_ratio
+from bench.harvest import p99_ratio
 from bench.hwtold import Told
+from bench.patterns import PATTERNS
 from bench.preempt import OFFLINE_JOB, ONLINE_JOB, online_job, spread
 from bench.scene import Actor, Scene, admit, kernels, play, rig
 from enforcer import evaluate as ev
@@ -172,7 +173,10 @@ def weighted(quick: bool) -> Iterator[Figure]:
 def controls(quick: bool) -> Iterator[Figure]:
     """Hardware off, and commands that fail: kernels of 500 ms then end when they end, and the bench must see it."""
     count, offline = 6 if quick else 20, long_kernels(500_000)
-    pattern = {"busy_s": 0.7, "pause_s": 0.3}  # so long that a kernel which is left alone ends in it
+    pattern: dict[str, Any] = {
+        "busy_s": 0.7,
+        "pause_s": 0.3,
+    }  # so long that a kernel which is left alone ends in it
     yield _progress("control_hw_off_last_progress_us_p99", beside(offline, count, None, **pattern), True)
     failing = beside(offline, count, {"actor": "arbiter"}, True, **pattern)
     yield _progress("control_hw_failing_last_progress_us_p99", failing, True)

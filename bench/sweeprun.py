@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.harvest import PATTERNS, p99_ratio
+from bench.harvest import p99_ratio
+from bench.patterns import PATTERNS
 from bench.points import Point
 from bench.preempt import (
     BUSY_S,
@@ -192,7 +193,7 @@ def measure(point: Point, count: int, **settings: Any) -> Result:
     return Result(
         ev.gate_close_us(run.online, run.gates),
         ev.card_free_us(fair, run.offline),
-        ev.handback_ms(run.online, run.gates, run.end),
+        run.handbacks_ms,
         len(run.online) - len(fair),
         harvest(scene, who.twin, who.beside, stalls),
         harvest(scene, who.online, who.many, stalls),

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from bench.gpu.node import Node, wait_for
 from bench.gpu.place import BUILD, ROOT, Place
 from bench.gpu.record import Outcome, Results
 
-PARTS = {
+PARTS: dict[str, Callable[[Place], Iterable[Item]]] = {
     "probe": probe.items,
     "works": works.items,
     "memory": memory.items,
