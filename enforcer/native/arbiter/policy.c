@@ -170,6 +170,11 @@ static bool awaited(const struct qp_card *c, uint32_t i, int k) {
     return s->contended && s->holder == (int32_t)i && !s->use_ns && (fixed(s) || c->awaits_online || !tells);
 }
 
+/* Does a limit hold for it now? Nobody is limited at 100 %: the clock itself does. */
+static bool limited(const struct qp_card *c, const struct qp_tenant *t) {
+    return fixed(&c->cls[class_of(t)]) && !c->ungoverned && !t->free && t->share < 100;
+}
+
 /* Bits beside CLOSED: track always; bound what is in flight always (a lone tenant's window is wide, but there is one:
  * else a newcomer would wait for a thousand kernels); ring after idleness and at the first launch of a turn; at once under a
  * limit, which must know how long each pause was, and online
@@ -187,7 +192,7 @@ static void decorate(struct qp_card *c, const struct side m[2], uint64_t now) {
         if (governed) t->gate |= QG_GATE_WINDOW;
         if (t->gate & QG_GATE_CLOSED) continue;
         bool first = at_risk && k == ONLINE, idle = !t->wants && !t->undrained;
-        idle = idle && (first || fixed(&c->cls[k]) || now - t->last_work_ns >= QP_NOTIFY_NS);
+        idle = idle && (first || limited(c, t) || now - t->last_work_ns >= QP_NOTIFY_NS);
         if (idle || awaited(c, i, k)) t->gate |= QG_GATE_NOTIFY;
         if (governed && k == ONLINE && ((first && idle) || held)) t->gate |= QG_GATE_HOLD;
     }
@@ -213,7 +218,7 @@ static uint64_t silence_wake(const struct qp_card *c, int k, const struct side *
 /* How long after this look the next one is due. A limit counts all of an interval in which work ended, so that nobody gets
  * around it whose kernels end right before each look: where work began just now looks are close. */
 static uint64_t until_look(const struct qp_card *c, const struct qp_tenant *t, uint64_t tick, uint64_t now) {
-    if (!t->busy_since_ns || !fixed(&c->cls[class_of(t)])) return tick;
+    if (!t->busy_since_ns || !limited(c, t) || (t->gate & QG_GATE_CLOSED)) return tick;
     return min_u64(tick, max_u64(QP_FINE_NS, (now - t->busy_since_ns) / QP_FINE_PARTS));
 }
 
