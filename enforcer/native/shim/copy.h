@@ -10,26 +10,29 @@
 
 #define QG_LARGE (1u << 20)
 
-/* One call. How fast it is, as a power of two beyond the host link: only orders of magnitude matter. A file of hooks
- * defines QG_PIECES (an expression) and QG_SPEED for those that follow. */
+/* One call. A file of hooks defines QG_PIECES (an expression) and QG_ROUTE for those that follow. */
+enum qg_route {
+    QG_EITHER,    /* within the card or not: reckoned as the slower, by the host's link */
+    QG_HOST_LINK, /* from or to the host: without a stream, it is over when the call returns */
+    QG_ON_CARD,   /* the call returns before it is over, with a stream or without */
+};
 struct qg_copied {
     uint64_t bytes;
-    uint32_t pieces, speed;
+    uint32_t pieces;
+    enum qg_route route;
 };
-#define QG_HOST_LINK 0u
-#define QG_ON_CARD 4u
 
 /* hook_copy.c. NULL: let through, not counted. */
 struct qg_stream *qg_copy_begin(CUstream stream, bool ptsz, bool waits, struct qg_copied what);
 void qg_copy_end(struct qg_stream *stream, bool waits);
 
 /* small.c: as qg_copy_begin for a call below QG_LARGE. */
-struct qg_stream *qg_small_begin(CUstream stream, bool ptsz, struct qg_copied what);
+struct qg_stream *qg_small_begin(CUstream stream, bool ptsz, bool waits, struct qg_copied what);
 
 #define COPY(name, stream, ptsz, waits, bytes, parameters, arguments)                \
     CUresult name parameters                                                         \
     {                                                                                \
-        struct qg_copied qg_what = {bytes, (uint32_t)(QG_PIECES), QG_SPEED};                    \
+        struct qg_copied qg_what = {bytes, (uint32_t)(QG_PIECES), QG_ROUTE};                    \
         struct qg_stream *qg_stream = qg_copy_begin(stream, ptsz, waits, qg_what);   \
         CUresult qg_result = QG_REAL(name) arguments;                                \
         qg_copy_end(qg_stream, waits);                                               \

@@ -13,7 +13,7 @@ static uint64_t sum(const size_t *sizes, size_t count)
     return all;
 }
 
-#define QG_SPEED QG_HOST_LINK /* or unknown */
+#define QG_ROUTE QG_EITHER
 #define QG_PIECES count
 
 #define BATCH_V1                                                                                              \

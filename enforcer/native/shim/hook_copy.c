@@ -13,7 +13,7 @@ struct qg_stream *qg_copy_begin(CUstream stream, bool ptsz, bool waits, struct q
     if (waits)
         qg_observe_stream(stream, ptsz);
     if (what.bytes < QG_LARGE)
-        return qg_small_begin(stream, ptsz, what);
+        return qg_small_begin(stream, ptsz, waits, what);
     struct qg_stream *entered = qg_enter(stream, ptsz, NULL, what.bytes);
     struct qg_pages *pages = entered ? qg_pages_of(entered->card) : NULL;
     if (pages)
@@ -28,27 +28,31 @@ void qg_copy_end(struct qg_stream *stream, bool waits)
         qg_observe_stream(stream->handle, false); /* it is over, and nobody may ever ask again */
 }
 
-#define QG_SPEED QG_HOST_LINK /* or unknown */
+#define QG_ROUTE QG_HOST_LINK
 
-SYNC2(cuMemcpy, cuMemcpy_ptds, n, (CUdeviceptr d, CUdeviceptr h, size_t n), (d, h, n))
 SYNC2(cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds, n, (CUdeviceptr d, const void *h, size_t n), (d, h, n))
 SYNC2(cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds, n, (void *h, CUdeviceptr d, size_t n), (h, d, n))
-SYNC2(cuMemcpyPeer, cuMemcpyPeer_ptds, n,
-      (CUdeviceptr d, CUcontext dc, CUdeviceptr e, CUcontext ec, size_t n), (d, dc, e, ec, n))
 SYNC2(cuMemcpyHtoA_v2, cuMemcpyHtoA_v2_ptds, n, (CUarray a, size_t o, const void *h, size_t n), (a, o, h, n))
 SYNC2(cuMemcpyAtoH_v2, cuMemcpyAtoH_v2_ptds, n, (void *h, CUarray a, size_t o, size_t n), (h, a, o, n))
-
-ASYNC2(cuMemcpyAsync, cuMemcpyAsync_ptsz, n, (CUdeviceptr d, CUdeviceptr e, size_t n, CUstream s), (d, e, n, s))
 ASYNC2(cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz, n,
        (CUdeviceptr d, const void *h, size_t n, CUstream s), (d, h, n, s))
 ASYNC2(cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2_ptsz, n,
        (void *h, CUdeviceptr d, size_t n, CUstream s), (h, d, n, s))
-ASYNC2(cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz, n,
-       (CUdeviceptr d, CUcontext dc, CUdeviceptr e, CUcontext ec, size_t n, CUstream s), (d, dc, e, ec, n, s))
 ASYNC2(cuMemcpyHtoAAsync_v2, cuMemcpyHtoAAsync_v2_ptsz, n,
        (CUarray a, size_t o, const void *h, size_t n, CUstream s), (a, o, h, n, s))
 ASYNC2(cuMemcpyAtoHAsync_v2, cuMemcpyAtoHAsync_v2_ptsz, n,
        (void *h, CUarray a, size_t o, size_t n, CUstream s), (h, a, o, n, s))
+
+#undef QG_ROUTE
+#define QG_ROUTE QG_EITHER
+
+SYNC2(cuMemcpy, cuMemcpy_ptds, n, (CUdeviceptr d, CUdeviceptr h, size_t n), (d, h, n))
+SYNC2(cuMemcpyPeer, cuMemcpyPeer_ptds, n,
+      (CUdeviceptr d, CUcontext dc, CUdeviceptr e, CUcontext ec, size_t n), (d, dc, e, ec, n))
+
+ASYNC2(cuMemcpyAsync, cuMemcpyAsync_ptsz, n, (CUdeviceptr d, CUdeviceptr e, size_t n, CUstream s), (d, e, n, s))
+ASYNC2(cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz, n,
+       (CUdeviceptr d, CUcontext dc, CUdeviceptr e, CUcontext ec, size_t n, CUstream s), (d, dc, e, ec, n, s))
 
 SYNC2(cuMemcpy2D_v2, cuMemcpy2D_v2_ptds, AREA, (const CUDA_MEMCPY2D *c), (c))
 SYNC2(cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds, AREA, (const CUDA_MEMCPY2D *c), (c))
@@ -58,8 +62,8 @@ ASYNC2(cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz, AREA, (const CUDA_MEMCPY2D *
 ASYNC2(cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz, SPACE, (const CUDA_MEMCPY3D *c, CUstream s), (c, s))
 ASYNC2(cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz, SPACE, (const CUDA_MEMCPY3D_PEER *c, CUstream s), (c, s))
 
-#undef QG_SPEED
-#define QG_SPEED QG_ON_CARD
+#undef QG_ROUTE
+#define QG_ROUTE QG_ON_CARD
 
 SYNC2(cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds, n, (CUdeviceptr d, CUdeviceptr e, size_t n), (d, e, n))
 SYNC2(cuMemcpyDtoA_v2, cuMemcpyDtoA_v2_ptds, n, (CUarray a, size_t o, CUdeviceptr d, size_t n), (a, o, d, n))

@@ -6,7 +6,7 @@
 #include "copy.h"
 
 #define QG_PIECES 1
-#define QG_SPEED QG_HOST_LINK
+#define QG_ROUTE QG_HOST_LINK
 
 typedef CUdeviceptr_v1 Old;
 typedef unsigned int Size;
@@ -18,18 +18,22 @@ SYNC(cuMemcpyHtoD, n, (Old d, const void *h, Size n), (d, h, n))
 SYNC(cuMemcpyDtoH, n, (void *h, Old d, Size n), (h, d, n))
 SYNC(cuMemcpyHtoA, n, (CUarray a, Size o, const void *h, Size n), (a, o, h, n))
 SYNC(cuMemcpyAtoH, n, (void *h, CUarray a, Size o, Size n), (h, a, o, n))
-SYNC(cuMemcpy2D, AREA, (const CUDA_MEMCPY2D_v1 *c), (c))
-SYNC(cuMemcpy2DUnaligned, AREA, (const CUDA_MEMCPY2D_v1 *c), (c))
-SYNC(cuMemcpy3D, SPACE, (const CUDA_MEMCPY3D_v1 *c), (c))
 ASYNC(cuMemcpyHtoAAsync, n, (CUarray a, Size o, const void *h, Size n, CUstream s), (a, o, h, n, s))
 ASYNC(cuMemcpyAtoHAsync, n, (void *h, CUarray a, Size o, Size n, CUstream s), (h, a, o, n, s))
 ASYNC(cuMemcpyHtoDAsync, n, (Old d, const void *h, Size n, CUstream s), (d, h, n, s))
 ASYNC(cuMemcpyDtoHAsync, n, (void *h, Old d, Size n, CUstream s), (h, d, n, s))
+
+#undef QG_ROUTE
+#define QG_ROUTE QG_EITHER
+
+SYNC(cuMemcpy2D, AREA, (const CUDA_MEMCPY2D_v1 *c), (c))
+SYNC(cuMemcpy2DUnaligned, AREA, (const CUDA_MEMCPY2D_v1 *c), (c))
+SYNC(cuMemcpy3D, SPACE, (const CUDA_MEMCPY3D_v1 *c), (c))
 ASYNC(cuMemcpy2DAsync, AREA, (const CUDA_MEMCPY2D_v1 *c, CUstream s), (c, s))
 ASYNC(cuMemcpy3DAsync, SPACE, (const CUDA_MEMCPY3D_v1 *c, CUstream s), (c, s))
 
-#undef QG_SPEED
-#define QG_SPEED QG_ON_CARD
+#undef QG_ROUTE
+#define QG_ROUTE QG_ON_CARD
 
 SYNC(cuMemcpyDtoD, n, (Old d, Old e, Size n), (d, e, n))
 SYNC(cuMemcpyDtoA, n, (CUarray a, Size o, Old d, Size n), (a, o, d, n))

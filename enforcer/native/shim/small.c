@@ -13,6 +13,7 @@
 #define LAUNCH 360000u        /* 30 us: so much at once passes the gate */
 #define HEAVIEST (16u << 20)  /* more than any window: a list of a million pieces need not be told from a longer one */
 #define RARE_MS 10u           /* a launch's worth that took so long to gather is less than a hundredth of the card */
+#define ON_CARD_SHIFT 4u      /* so much faster is what does not leave the card: only orders of magnitude matter */
 #define BYTES_BITS 40u
 #define GRAIN 256u            /* of weights */
 #define TAKEN ((uint64_t)1 << 63)
@@ -26,7 +27,7 @@ static uint64_t weight_of(uint64_t word)
 static uint64_t word_of(struct qg_copied what)
 {
     uint64_t pieces = what.pieces < HEAVIEST / PIECE ? what.pieces : HEAVIEST / PIECE;
-    uint64_t weight = pieces * PIECE + (what.bytes >> what.speed);
+    uint64_t weight = pieces * PIECE + (what.route == QG_ON_CARD ? what.bytes >> ON_CARD_SHIFT : what.bytes);
     return weight / GRAIN << BYTES_BITS | what.bytes;
 }
 
@@ -59,12 +60,25 @@ __attribute__((noinline)) static struct qg_stream *enter(CUstream handle, bool p
     return entered;
 }
 
-struct qg_stream *qg_small_begin(CUstream handle, bool ptsz, struct qg_copied what)
+/* What is over when the call returns: a thread has one at a time under way, on an engine of its own, and waits for it as
+ * long as for the card. It stands at a closed gate; at an open one it need not be booked, nor followed by a marker, which
+ * would take longer than the copy. */
+__attribute__((noinline)) static struct qg_stream *pass_open(struct qg_stream *stream)
+{
+    while (qg_gate_waited(stream))
+        ;
+    __atomic_store_n(&stream->card->small, 0, __ATOMIC_RELAXED);
+    return NULL;
+}
+
+struct qg_stream *qg_small_begin(CUstream handle, bool ptsz, bool waits, struct qg_copied what)
 {
     struct qg_stream *stream = what.bytes ? qg_stream_of(handle, ptsz) : NULL;
     if (!stream || qg_stream_captures(stream))
         return NULL;
     struct qg_card *card = stream->card;
     uint64_t own = word_of(what), all = __atomic_add_fetch(&card->small, own, __ATOMIC_RELAXED);
-    return QG_LIKELY(weight_of(all) < LAUNCH) ? NULL : enter(handle, ptsz, card, own, all);
+    if (QG_LIKELY(weight_of(all) < LAUNCH))
+        return NULL;
+    return waits && what.route == QG_HOST_LINK ? pass_open(stream) : enter(handle, ptsz, card, own, all);
 }

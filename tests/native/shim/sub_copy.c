@@ -54,7 +54,12 @@ static void plain(void)
 
 static void small(void)
 {
-    STEP(cuMemcpyHtoD_v2, "htod_worth_a_launch", "sync", stream, MIB - 4, "htod", b, host, MIB - 4);
+    /* Worth a launch: it waits at the gate, but nothing of it is left to be counted when it returns. */
+    announce("htod_worth_a_launch", "sync", 0, 0, "htod:%zu", MIB - 4);
+    MUST(CALL(cuMemcpyHtoD_v2)(b, host, MIB - 4));
+    done(stream);
+    right();
+    STEP(cuMemcpyHtoDAsync_v2, "htod_async_worth_a_launch", "held", stream, MIB - 4, "htod", b, host, MIB - 4, stream);
     right();
     STEP(cuMemcpyHtoD_v2, "htod_small", "order", stream, 4096, "htod", b, host, 4096);
     right();
