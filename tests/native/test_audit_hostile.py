@@ -178,6 +178,7 @@ def test_program_on_a_card_that_it_was_not_granted_is_killed(start):
     job = run(chain, 10, "sh", "-c", f"{BARE} -u CUDA_VISIBLE_DEVICES {load}; echo $?")
     try:
         assert job.communicate(timeout=40)[0].strip() == "137"
+        until(lambda: said(chain, "audit-ungranted"), 10)  # it is killed first
         (line,) = said(chain, "audit-ungranted")
         assert "action=kill" in line and line.count("signalled=") == 1
         assert stranger.poll() is None and honest.poll() is None
