@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PROC = Path("/proc")
 _CGROUP = re.compile(r"/job_([0-9]{1,10})(?:/|$)", re.MULTILINE)
 _STEPD = re.compile(rb"slurmstepd: \[([0-9]{1,10})\.")
 MAX_DEPTH = 64
+GONE = (b"Z", b"X")
+STOPPED = (b"T", b"t")
 
 
 def job_of_cgroup(text: str) -> int | None:
@@ -60,20 +65,80 @@ def ancestors(pid: int, proc: Path = PROC) -> list[int]:
     return found
 
 
-def _stat(pid: int, proc: Path) -> list[bytes]:
-    """Fields of /proc/PID/stat from the state on; empty if it is gone."""
-    return _read(proc / str(pid) / "stat").rpartition(b")")[2].split()
+def _stat(process: Path) -> list[bytes]:
+    """Fields of the stat of a process or thread (its directory) from the state on; empty if it is gone."""
+    return _read(process / "stat").rpartition(b")")[2].split()
+
+
+def _live_threads(pid: int, proc: Path) -> Iterator[tuple[Path, bytes]]:
+    """Directory and state of each thread that did not end. The first one may have ended (pthread_exit) before the
+    others: the whole process then shows as a zombie."""
+    try:
+        tasks = list((proc / str(pid) / "task").iterdir())
+    except OSError:
+        return
+    for task in tasks:
+        state = _stat(task)[:1]
+        if state and state[0] not in GONE:
+            yield task, state[0]
 
 
 def start_ticks(pid: int, proc: Path = PROC) -> int | None:
     """When a process began (clock ticks since boot), which with its number names it for ever; None if gone."""
-    stat = _stat(pid, proc)
-    return int(stat[19]) if len(stat) > 19 and stat[0] not in (b"Z", b"X") else None
+    stat = _stat(proc / str(pid))
+    if len(stat) <= 19 or (stat[0] in GONE and next(_live_threads(pid, proc), None) is None):
+        return None
+    return int(stat[19])
 
 
 def stopped(pid: int, proc: Path = PROC) -> bool:
-    """Whether it is stopped: by a signal, a suspended job, or a debugger."""
-    return _stat(pid, proc)[:1] in ([b"T"], [b"t"])
+    """Whether each of its threads is stopped: by a signal, a debugger, or with its cgroup (a suspended job)."""
+    frozen = functools.cache(functools.partial(_frozen, proc))
+    threads = list(_live_threads(pid, proc))
+    return bool(threads) and all(_rests(task, state, frozen) for task, state in threads)
+
+
+def stop_waits(pid: int, proc: Path = PROC) -> bool:
+    """Whether a SIGSTOP that it got did not reach it yet: it is pending, or the kernel does not let go of the threads
+    that are not stopped (state D)."""
+    pending = re.search(rb"^ShdPnd:\s+([0-9a-f]+)", _read(proc / str(pid) / "status"), re.MULTILINE)
+    if pending and int(pending[1], 16) & 1 << (signal.SIGSTOP - 1):
+        return True
+    return all(state in (*STOPPED, b"D") for _, state in _live_threads(pid, proc))
+
+
+def _rests(task: Path, state: bytes, frozen: Callable[[bytes], bool]) -> bool:
+    """Threads may be in several cgroups, and one may be let go on by a debugger."""
+    return state in STOPPED or frozen(_read(task / "cgroup"))
+
+
+def _frozen(proc: Path, cgroups: bytes) -> bool:
+    """Whether one of these cgroups (lines of /proc/PID/cgroup) or one above is frozen, as the kernel tells it."""
+    mounts = [line.split() for line in _read(proc / "self/mounts").decode(errors="replace").splitlines()]
+    for line in cgroups.decode(errors="replace").splitlines():
+        number, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        parts = [part for part in path.split("/") if part]
+        if ".." in parts:
+            continue
+        unified = (number, names) == ("0", "")
+        if not unified and "freezer" not in names.split(","):
+            continue
+        for root in (Path(row[1]) for row in mounts if len(row) > 3 and _is_mount(row, unified)):
+            above = (root.joinpath(*parts[:depth]) for depth in range(len(parts), 0, -1))
+            if any(_tells_frozen(directory, unified) for directory in above):
+                return True
+    return False
+
+
+def _is_mount(row: list[str], unified: bool) -> bool:
+    return row[2] == "cgroup2" if unified else row[2] == "cgroup" and "freezer" in row[3].split(",")
+
+
+def _tells_frozen(directory: Path, unified: bool) -> bool:
+    if unified:
+        return b"frozen 1" in _read(directory / "cgroup.events").splitlines()
+    return _read(directory / "freezer.state").strip() == b"FROZEN"
 
 
 def alive(pid: int, proc: Path = PROC) -> bool:
@@ -81,9 +146,18 @@ def alive(pid: int, proc: Path = PROC) -> bool:
     return start_ticks(pid, proc) is not None
 
 
+def _cgroups(pid: int, proc: Path) -> str:
+    """Its /proc/PID/cgroup; of a process whose first thread ended that of one that runs, as version 1 shows the root
+    for those that ended."""
+    process = proc / str(pid)
+    if _stat(process)[:1] in ([b"Z"], [b"X"]):
+        process = next((task for task, _ in _live_threads(pid, proc)), process)
+    return _read(process / "cgroup").decode(errors="replace")
+
+
 def cgroup_v2_of(pid: int, proc: Path = PROC) -> str | None:
     """Path of the process's cgroup below the unified hierarchy; None where there is none."""
-    for line in _read(proc / str(pid) / "cgroup").decode(errors="replace").splitlines():
+    for line in _cgroups(pid, proc).splitlines():
         if line.startswith("0::/"):
             return line[3:]
     return None
@@ -91,7 +165,7 @@ def cgroup_v2_of(pid: int, proc: Path = PROC) -> str | None:
 
 def job_of_pid(pid: int, proc: Path = PROC) -> int | None:
     """The job of a process: by its cgroup, else by a root-owned slurmstepd among its ancestors."""
-    job = job_of_cgroup(_read(proc / str(pid) / "cgroup").decode(errors="replace"))
+    job = job_of_cgroup(_cgroups(pid, proc))
     if job is not None:
         return job
     for _ in range(MAX_DEPTH):
