@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enforcer.clock import Clock
 from enforcer.daemon.audit import Finding
 from enforcer.daemon.log import emit
-from enforcer.daemon.procs import start_ticks, stopped
+from enforcer.daemon.procs import start_ticks, stop_waits, stopped
 from enforcer.daemon.punish import punish
 from gres.grants import Grant
 from gres.schema import AuditSettings
@@ -31,6 +31,7 @@ Mark = tuple[int, int]  # a process: its number, and when it began
 class _Held:
     finding: Finding
     times: list[int] = field(default_factory=list)  # when it was stopped again
+    rested: bool = False  # seen stopped since the last signal
 
 
 @dataclass
@@ -42,6 +43,7 @@ class Warden:
     grants: Callable[[], Mapping[int, Grant]]
     job_of: Callable[[int], int | None]
     stopped: Callable[[int], bool] = stopped
+    stop_waits: Callable[[int], bool] = stop_waits
     _said: set[Finding] = field(default_factory=set)
     _signalled: set[Mark] = field(default_factory=set)
     _held: dict[Mark, _Held] = field(default_factory=dict)
@@ -92,15 +94,19 @@ class Warden:
     # ---- the stopped -----------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Stop again whoever was let go on since the last look."""
+        """Stop again whoever was let go on since the last look. Not one that the signal did not reach yet, which
+        nobody let go on; one that never is at rest when we look was."""
         for mark, held in list(self._held.items()):
             if start_ticks(mark[0]) != mark[1]:
                 del self._held[mark]
-            elif not self.stopped(mark[0]):
+            elif self.stopped(mark[0]):
+                held.rested = True
+            elif held.rested or not self.stop_waits(mark[0]):
                 self._stop_again(mark[0], held)
 
     def _stop_again(self, pid: int, held: _Held) -> None:
         grant, now = self.grants().get(held.finding.job_id or 0), self.clock.monotonic_ns()
+        held.rested = False
         held.times = [*(at for at in held.times if now - at < AGAIN_NS), now]
         action = "kill" if len(held.times) > AGAIN_MOST else "stop"
         if grant is None or not punish(action, [pid], grant, self.job_of):
