@@ -4,8 +4,10 @@ A job whose shim lies about its kernels is charged too little, and so takes more
 which a process had a kernel on the card; the arbiter's counter `busy_ns` is what the ledger books. Pure: figures in,
 keys of jobs out.
 
-NVML's figures are averages of about the last second. So the booked time counts from one second before the window, and a
-look later than a second after the last one is taken for one second: what is told is never more than what was.
+NVML's figures are averages of about the last second. So the booked time counts from one second before the last look
+that the window leaves out to a poll after its last look, and a look later than a second after the last one is taken for
+one second: what is told is never more than what was. Polls far apart begin anew: an arbiter that could not run books
+no more than a few seconds of what ran meanwhile.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field
 from enforcer.daemon.arbiter import Tenant
 
 SPAN_NS = 10**9  # what one of NVML's figures is the average of, at most
+LATE_NS = 2 * 10**9  # how late a poll may come: with the default pace the 4 s that the policy books of a gap
 TWICE = 2  # windows in a row, each a poll of the arbiter after the other
 Key = tuple[int, str]  # a job on a card
 Members = Mapping[Key, frozenset[int]]
@@ -34,6 +37,7 @@ class Excess:
 @dataclass(frozen=True)
 class _Point:
     at_ns: int
+    looked_ns: int  # the last look before it
     told_ns: int
     booked_ns: int
 
@@ -50,13 +54,14 @@ class _Record:
 
 
 class BusyWatch:
-    """Fed with each look; `over` says of which jobs more was seen than booked, twice."""
+    """Fed with each look: `book` what was polled before it, then `take` it; `over` says of which jobs more was seen
+    than booked, twice. `pace_ns`: from poll to poll."""
 
-    def __init__(self, window_ns: int, slack: int) -> None:
-        self._window_ns, self._slack = window_ns, slack
+    def __init__(self, window_ns: int, slack: int, pace_ns: int) -> None:
+        self._window_ns, self._slack, self._gap_ns = window_ns, slack, pace_ns + LATE_NS
         self._records: dict[Key, _Record] = {}
         self._looked_ns: int | None = None
-        self._polled_ns = 0
+        self._polled_ns = self._heard_ns = 0
         self._members: Members = {}
 
     def take(self, now_ns: int, busy: Mapping[str, Mapping[int, int] | None], members: Members) -> None:
@@ -75,10 +80,17 @@ class BusyWatch:
                 pids = members.get(key, frozenset()) | before.get(key, frozenset())
                 record.told_ns += span * min(100, sum(rows.get(pid, 0) for pid in pids)) // 100
 
+    def polled(self, now_ns: int) -> None:
+        """A poll of the arbiter, whether or not somebody looks before the next."""
+        before, self._heard_ns = self._heard_ns, now_ns
+        if now_ns - before > self._gap_ns:
+            self._records.clear()
+
     def book(self, polled_ns: int, tenants: Iterable[Tenant], told: Iterable[str]) -> None:
         """What the arbiter counted by then; the same again says nothing new. `told`: cards with utilisation."""
         if polled_ns == self._polled_ns:
             return
+        looked_ns = polled_ns if self._looked_ns is None else self._looked_ns
         self._polled_ns, before, cards = polled_ns, self._records, frozenset(told)
         self._records = {}
         for tenant in tenants:
@@ -89,13 +101,11 @@ class BusyWatch:
             record = before.get(key)
             fresh = record is None or record.since != since
             self._records[key] = record = _Record(since) if fresh or record is None else record
-            self._compare(record, _Point(polled_ns, record.told_ns, sample.busy_ns))
+            self._compare(record, _Point(polled_ns, looked_ns, record.told_ns, sample.busy_ns))
 
     def _compare(self, record: _Record, now: _Point) -> None:
         points = record.points
         points.append(now)
-        while len(points) > 2 and points[2].at_ns <= now.at_ns - self._window_ns - SPAN_NS:
-            points.popleft()
         record.excess = self._excess(points, now)
         record.over = record.over + 1 if record.excess is not None else 0
 
@@ -104,9 +114,11 @@ class BusyWatch:
         begin = next((p for p in reversed(points) if p.at_ns <= now.at_ns - self._window_ns), None)
         if begin is None:
             return None
-        earlier = [p for p in points if p.at_ns <= begin.at_ns - SPAN_NS]
+        earlier = [p for p in points if p.at_ns <= begin.looked_ns - SPAN_NS]
         if not earlier:
             return None
+        while points[0] is not earlier[-1]:
+            points.popleft()
         length = now.at_ns - begin.at_ns
         told, booked = now.told_ns - begin.told_ns, now.booked_ns - earlier[-1].booked_ns
         if told - booked <= length * self._slack // 100:
@@ -125,3 +137,7 @@ class BusyWatch:
     def forget(self, key: Key) -> None:
         """Begin anew with a job: its processes were dealt with, and what they did is not its next ones'."""
         self._records.pop(key, None)
+
+    def clear(self) -> None:
+        """Begin anew with all: another arbiter counts."""
+        self._records.clear()

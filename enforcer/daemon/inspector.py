@@ -61,6 +61,7 @@ class Inspector:
         None
     )  # who else wants to know what was seen
     stopped: Callable[[int], bool] = stopped
+    poll_ns: int = 2 * 10**9  # from one poll of the arbiter to the next
     warden: Warden = field(init=False)
     busy: BusyWatch = field(init=False)
     _excuses: Excuses = field(init=False)
@@ -80,7 +81,7 @@ class Inspector:
     def __post_init__(self) -> None:
         audit = self.settings
         self.warden = Warden(audit, self.clock, self.grants, self.job_of, lambda pid: self.stopped(pid))
-        self.busy = BusyWatch(audit.busy_window.ns, audit.busy_slack)
+        self.busy = BusyWatch(audit.busy_window.ns, audit.busy_slack, self.poll_ns)
         self._excuses = Excuses(audit.excuse.ns)
 
     # ---- the audit -------------------------------------------------------------------------------
@@ -134,9 +135,9 @@ class Inspector:
         if self.weights:
             return
         busy = {uuid: usage.busy for uuid, usage in found.items()}
-        self.busy.take(self.clock.monotonic_ns(), busy, self._members)
         told = [uuid for uuid, rows in busy.items() if rows is not None]
         self.busy.book(self.sampler.polled_ns, self.sampler.tenants, told)
+        self.busy.take(self.clock.monotonic_ns(), busy, self._members)
 
     def _processes(self) -> list[ProcessUse] | None:
         if not self.connected():
@@ -219,11 +220,13 @@ class Inspector:
         self._orphans |= {key: dead.job_id for key, (dead, _) in self._dead.items()}
         self._dead.clear()
         self._excuses.renew()
+        self.busy.clear()
 
     def ended(self, job_id: int) -> None:
         """A job's grant ended: should the job come again, its tenant begins anew."""
         self._settled = None
         self.warden.ended(job_id)
+        self._patience.ended(job_id)
         self._excuses.renew(job_id)
         self._told = {key: size for key, size in self._told.items() if key[0] != job_id}
         self._orphans = {key: job for key, job in self._orphans.items() if job != job_id}

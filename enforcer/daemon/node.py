@@ -96,6 +96,7 @@ class NodeService:
             self.ports.clock,
             settings.hardware.weights,
             lambda memory: self.caps.seen(memory, self.grants),
+            poll_ns=settings.ledger_interval.ns,
         )
 
     def _job_of(self, pid: int) -> int | None:
@@ -327,6 +328,7 @@ class NodeService:
             return
         try:
             self.sampler.poll()
+            self.inspector.busy.polled(self.sampler.polled_ns)
         except ArbiterError as error:
             self.lose_arbiter(str(error))
 

@@ -37,6 +37,11 @@ class Patience:
         if finding in self._seen:
             self._seen[finding] = 0
 
+    def ended(self, job_id: int) -> None:
+        """The job's grant ended: the next one with this number is another."""
+        self._seen = {finding: looks for finding, looks in self._seen.items() if finding.job_id != job_id}
+        self._suspicion = {key: score for key, score in self._suspicion.items() if key[0] != job_id}
+
     def _suspect(self, found: set[Tenancy]) -> None:
         """A look with such a process counts three times as much as one without: pauses do not make up for it."""
         before = self._suspicion

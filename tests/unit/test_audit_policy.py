@@ -30,20 +30,29 @@ class Told:
     """A job that is looked at each second and polled each two."""
 
     def __init__(self, window: int = 10, slack: int = 5) -> None:
-        self.watch = BusyWatch(window * SECOND, slack)
+        self.watch = BusyWatch(window * SECOND, slack, 2 * SECOND)
         self.now, self.booked, self.since, self.found = 10**12, 0.0, 1, 0
 
-    def go(self, seconds: int, busy: int | None, booked: float, pid: int = 50, measured: bool = True) -> Told:
+    def go(
+        self,
+        seconds: int,
+        busy: int | None,
+        booked: float,
+        pid: int = 50,
+        measured: bool = True,
+        polls: bool = True,
+    ) -> Told:
         """So many looks at one process that works `busy` percent and is charged `booked` percent."""
         for _ in range(seconds):
             self.now += SECOND
             self.booked += booked * SECOND / 100
             rows = None if busy is None else {pid: busy}
-            self.watch.take(self.now, {"GPU-1": rows}, {KEY: frozenset([pid])})
-            if self.now // SECOND % 2 == 0:
+            if self.now // SECOND % 2 == 0 and polls:
                 sample = Sample(9, "GPU-1", 1, self.since, busy_ns=int(self.booked))
                 told = [] if busy is None else ["GPU-1"]
+                self.watch.polled(self.now)
                 self.watch.book(self.now, [Tenant(sample, 1, measured=measured)], told)
+            self.watch.take(self.now, {"GPU-1": rows}, {KEY: frozenset([pid])})
             self.found += bool(self.watch.over)
         return self
 
@@ -99,6 +108,37 @@ def test_after_it_was_acted_upon_a_whole_window_is_looked_at_anew():
     told.watch.forget(KEY)
     told.found = 0
     assert not told.go(12, 90, 10).found and told.go(6, 90, 10).found
+
+
+@pytest.mark.parametrize("polls_s", [1.5, 1.9, 2.3, 3.0])
+@pytest.mark.parametrize("looks_s", [0.7, 1.0, 1.3])
+def test_bursts_of_an_honest_job_are_nothing_to_say_whatever_the_pace(polls_s, looks_s):
+    """Idle, then busy: the look after a poll tells of work that the poll did not know."""
+    for idle, works in [(idle, 20) for idle in range(6, 20)] + [(idle, 150) for idle in range(120, 140)]:
+        watch, busy, now = BusyWatch(10 * SECOND, 5, int(polls_s * SECOND)), 0, 0
+        ran: list[int] = []  # tenths of a second
+        look, poll, polled = looks_s, polls_s, 0
+        booked = 0
+        for tenth in range(1, 1200):
+            now = tenth * SECOND // 10
+            ran.append(int(tenth % (works + idle) >= idle))
+            busy += ran[-1] * SECOND // 10
+            if now >= poll * SECOND:
+                poll, polled, booked = poll + polls_s, now, busy
+                watch.polled(now)
+            if now >= look * SECOND:
+                look += looks_s
+                tenant = Tenant(Sample(9, "GPU-1", 1, 1, busy_ns=booked), 1, measured=True)
+                watch.book(polled, [tenant], ["GPU-1"])
+                watch.take(now, {"GPU-1": {50: 10 * sum(ran[-10:])}}, {KEY: frozenset([50])})
+            assert not watch.over, (idle, now)
+
+
+def test_time_in_which_the_arbiter_could_not_run_begins_a_new_window():
+    told = Told().go(20, 80, 80)
+    told.go(10, 80, 32, polls=False)  # a freeze, of which the policy books 4 s
+    assert not told.go(13, 80, 80).found
+    assert told.go(20, 80, 40).found
 
 
 # ---- with the daemon -----------------------------------------------------------------------------
@@ -169,6 +209,21 @@ def test_liar_is_said_with_both_figures_and_killed(node, clock, policed, child, 
     assert "audit-busy job=9" in said and "busy_percent=40" in said and "booked_percent=1" in said
     assert f"action=kill signalled={pid}" in said
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_new_arbiter_that_knows_the_tenant_begins_a_new_window(node, clock, policed, child, lines):
+    """It may have stood still for long before, and books little of that."""
+    service, pid = policed("log"), child()
+    node.arbiter.procs = [ProcessUse(9, card(node), pid, GIB)]
+    node.nvml.put(card(node), GpuProcess(pid, GIB), busy={pid: 40})
+    for second in range(12):
+        node.arbiter.count(9, card(node), busy_ns=second * SECOND // 10)
+        looks(service, clock, 1, poll=True)
+    service.inspector.forget()
+    for second in range(12, 22):
+        node.arbiter.count(9, card(node), busy_ns=second * SECOND // 10)
+        looks(service, clock, 1, poll=True)
+    assert not lines("audit-busy")
 
 
 def test_work_of_an_unregistered_process_is_that_findings_affair(node, clock, policed, child, lines):
@@ -252,6 +307,32 @@ def test_who_lets_it_go_on_now_and_then_does_not_get_it_killed(node, clock, poli
         clock.advance(29)
         looks(service, clock, 1)
         assert is_stopped(pid)
+
+
+def test_process_that_the_signal_does_not_reach_is_not_one_that_was_let_go_on(
+    node, clock, policed, child, lines
+):
+    """As in the kernel's hands (D), or thawed with the signal still pending."""
+    service, _ = held(node, clock, policed, child)
+    at_rest = False
+    service.inspector.stopped = lambda pid: at_rest
+    service.inspector.warden.stop_waits = lambda pid: True
+    looks(service, clock, 20)
+    assert not lines("event=audit-again")
+    at_rest = True
+    looks(service, clock, 1)
+    at_rest = False
+    looks(service, clock, 20)
+    (said,) = lines("event=audit-again")
+    assert "times=1 action=stop" in said, "seen at rest, and then not"
+
+
+def test_process_that_is_let_go_on_before_each_look_is_killed(node, clock, policed, child, lines):
+    service, pid = held(node, clock, policed, child)
+    for _ in range(6):  # never seen at rest: its user sends SIGCONT all the time
+        os.kill(pid, signal.SIGCONT)
+        looks(service, clock, 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
 def test_administrator_pardons_a_job(node, clock, policed, child, lines):

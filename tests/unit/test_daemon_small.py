@@ -184,6 +184,17 @@ def test_changing_ones_processes_wins_no_patience(pause):
     assert patience.due([other]) == [] and patience.due([other]) == [], "another job has its own patience"
 
 
+def test_next_job_with_the_number_has_its_own_patience():
+    patience = Patience()
+    for pid in range(100, 150):
+        patience.due([_unregistered(pid)])
+    patience.ended(5)
+    assert not patience.pending and patience.due([_unregistered(150)]) == []
+    patience.due([_unregistered(150)])
+    patience.ended(6)
+    assert patience.due([_unregistered(150)]), "of other jobs nothing is forgotten"
+
+
 def test_now_and_then_a_process_that_is_just_starting_is_no_suspicion():
     patience = Patience()
     for pid in range(1000):
