@@ -195,7 +195,7 @@ class Asks:
             raise RefusedError(
                 f"no grant of a job {job!r} stands on {self._service.node.name}; see qgpu jobs"
             )
-        pids = self._service.inspector.warden.pardon(grant)
+        pids = self._service.inspector.pardon(grant)
         emit(logging.INFO, "job-pardon", job=grant.job_id, continued=pids or None, uid=peer.uid)
         return Reply({"continued": pids})
 

@@ -70,6 +70,7 @@ class Inspector:
     _granted: tuple[object, list[str], frozenset[str]] = (None, [], frozenset())
     _looking: bool = False
     _settled: object = None
+    _seen: frozenset[int] = frozenset()  # processes on any card at the last full look
     _glances: int = 0
     _asking: bool = False
     _failed: bool = False
@@ -154,6 +155,7 @@ class Inspector:
             return
         self._failed = False
         listed = {(uuid, process.pid) for uuid, usage in found.items() for process in usage.processes}
+        self._seen = frozenset(pid for _, pid in listed)
         self._orphans = {key: job for key, job in self._orphans.items() if key in listed}
         registered = Registered(before, self._processes(), frozenset(self._dead), self._orphans)
         slack = self.settings.slack * MIB
@@ -221,6 +223,10 @@ class Inspector:
         self._dead.clear()
         self._excuses.renew()
         self.busy.clear()
+
+    def pardon(self, grant: Grant) -> list[int]:
+        """Do nothing more to this job as long as its grant stands; who of it was stopped and goes on."""
+        return self.warden.pardon(grant, self._seen)
 
     def ended(self, job_id: int) -> None:
         """A job's grant ended: should the job come again, its tenant begins anew."""

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+import random
 import selectors
 import signal
 import socket
@@ -53,12 +54,25 @@ class ServerError(RuntimeError):
 
 @dataclass
 class Timer:
-    """Calls `action` each `every_ns` while it is `wanted`, late rather than twice. An unwanted one wakes nobody."""
+    """Calls `action` each `every_ns` while it is `wanted`, late rather than twice. An unwanted one wakes nobody.
+
+    `early` (0 to 1) is drawn for each call and takes up to half an interval away, so that nobody knows the next. It is
+    never later: NVML's figures are of about a second. Without it a timer is due at whole multiples, so that all of the
+    same pace wake once.
+    """
 
     every_ns: int
     action: Callable[[], object]
     due_ns: int = 0
     wanted: Callable[[], bool] = lambda: True
+    early: Callable[[], float] | None = None
+
+    def next(self, now_ns: int) -> None:
+        """It is called now: when it is due again."""
+        if self.early is not None:
+            self.due_ns = now_ns + self.every_ns - int(self.every_ns * self.early() / 2)
+        else:
+            self.due_ns = (now_ns // self.every_ns + 1) * self.every_ns
 
 
 @dataclass
@@ -109,6 +123,7 @@ class Server:
     owner: int = 0
     observe: Callable[[], object] | None = None
     timers: list[Timer] = field(default_factory=list)
+    chance: Callable[[], float] = random.SystemRandom().random  # 0 to 1, which nobody can foretell
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _clients: dict[int, Client] = field(default_factory=dict)
     _watched: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -142,7 +157,7 @@ class Server:
 
     def _add_timers(self) -> None:
         settings = self.service.config.enforcer
-        self._every(settings.nvml_interval, self.service.look_at_cards)
+        self._every(settings.nvml_interval, self.service.look_at_cards, self.chance)
         self._every(settings.ledger_interval, self.service.poll_arbiter)
         self._every(settings.ledger_interval, self.service.take_markers)
         if self.observe is not None:
@@ -158,16 +173,16 @@ class Server:
         self.timers += [dead, limits]
         self.timers.append(Timer(WATCHDOG_NS, lambda: notify("WATCHDOG=1")))
 
-    def _every(self, interval: Duration, action: Callable[[], object]) -> None:
-        self.timers.append(Timer(max(interval.ns, 10**7), action))
+    def _every(
+        self, interval: Duration, action: Callable[[], object], early: Callable[[], float] | None = None
+    ) -> None:
+        self.timers.append(Timer(max(interval.ns, 10**7), action, early=early))
 
     def _step(self) -> None:
         for timer in self.timers:
             now = self.clock.monotonic_ns()
             if timer.due_ns <= now and timer.wanted():
-                timer.due_ns = (
-                    now // timer.every_ns + 1
-                ) * timer.every_ns  # one wake for all of the same pace
+                timer.next(now)
                 guarded(timer.action, None)
         self._watch()
         wait = min(timer.due_ns for timer in self.timers if timer.wanted()) - self.clock.monotonic_ns()

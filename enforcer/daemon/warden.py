@@ -122,14 +122,16 @@ class Warden:
             action=action,
         )
 
-    def pardon(self, grant: Grant) -> list[int]:
-        """Do nothing more to this job as long as its grant stands; who of its stopped processes goes on."""
+    def pardon(self, grant: Grant, listed: Iterable[int] = ()) -> list[int]:
+        """Do nothing more to this job as long as its grant stands; who of its stopped processes goes on. `listed`: who
+        is on a card: what qgpud stopped before it started anew is nowhere else."""
         self._pardoned.add(grant.job_id)
         held = [mark for mark, held in self._held.items() if held.finding.job_id == grant.job_id]
-        same = [pid for pid, began in held if start_ticks(pid) == began]
+        same = {pid for pid, began in held if start_ticks(pid) == began}
         for mark in held:
             del self._held[mark]
-        return punish("continue", same, grant, self.job_of)
+        same.update(pid for pid in listed if self.stopped(pid))
+        return punish("continue", sorted(same), grant, self.job_of)
 
     def ended(self, job_id: int) -> None:
         """The job's grant ended: nothing is known of the next one with this number."""

@@ -18,7 +18,7 @@ from daemon_support import SHARE, Serving, hook_env
 from enforcer.clock import SystemClock
 from enforcer.daemon.fakes import FakeNode
 from enforcer.daemon.hookproto import Answer, ProtocolError, format_answer, parse_request
-from enforcer.daemon.server import ServerError, guarded, listen
+from enforcer.daemon.server import Server, ServerError, Timer, guarded, listen
 
 
 def question(kind: str, job: int = 9, comment: str = SHARE, gpus: str = "0") -> bytes:
@@ -230,3 +230,20 @@ def test_answer_holds_one_sentence_of_bounded_length():
 def test_guarded_gives_the_fallback():
     assert guarded(lambda: 1 // 0, 5) == 5
     assert guarded(lambda: 4, 5) == 4
+
+
+def test_nobody_can_foretell_when_the_cards_are_looked_at(node):
+    chances = iter([0.0, 0.5, 1.0])
+    looks = Timer(1000, lambda: None, early=lambda: next(chances))
+    due = []
+    for _ in range(3):
+        looks.next(10_300)
+        due.append(looks.due_ns - 10_300)
+    assert due == [1000, 750, 500], "never later than the interval, never sooner than half of it"
+    plain = Timer(1000, lambda: None)
+    plain.next(10_300)
+    assert plain.due_ns == 11_000, "one wake for all of the same pace"
+    server = Server(node.service(), SystemClock())
+    server._add_timers()
+    assert [t.action for t in server.timers if t.early] == [server.service.look_at_cards]
+    assert len({server.chance() for _ in range(9)}) == 9
