@@ -40,7 +40,7 @@ def class_(job_id: int, job_class: str, force: bool, config_path: str, node: str
 @config_option
 @node_option
 def pardon(job_id: int, config_path: str, node: str | None) -> None:
-    """Let the audit do nothing more to JOBID on this node; what it had stopped goes on. Root only.
+    """Let the audit do nothing more to JOBID on this node; its stopped processes on cards go on. Root only.
 
     It counts until the job's grant ends, or qgpud restarts. What the audit finds is still logged.
     """

@@ -1,4 +1,4 @@
-"""qgpud/1: what `qgpu card`, `qgpu run` and `qgpu doctor` ask a running qgpud (docs/specs/daemon.md).
+"""qgpud/1: what `qgpu card`, `job`, `run` and `doctor` ask a running qgpud (docs/specs/daemon.md).
 
 One JSON object per message over run_dir/qgpud.sock, which everybody may connect to: SO_PEERCRED says who asks.
 """
