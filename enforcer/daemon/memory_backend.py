@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from enforcer.daemon.job_cgroups import JobCgroups
 from enforcer.daemon.log import emit
-from enforcer.daemon.memory_probe import Probe, job_cgroups, probe
+from enforcer.daemon.memory_probe import Probe, probe
 from enforcer.daemon.nvmlworker import NvmlCaller, NvmlStuckError
 from enforcer.nvml import CardLostError, Nvml, NvmlError
 from gres.grants import RUN_BASE, Grant, GrantCard
@@ -62,6 +63,18 @@ class _Held:
     why: str = ""
 
 
+@dataclass(frozen=True)
+class _Settled:
+    """What a job's limits were made from. While each is the very same, there is nothing to do."""
+
+    cgroups: tuple[Path, ...]
+    cards: tuple[GrantCard, ...]
+    probe: Probe
+
+    def holds(self, cgroups: tuple[Path, ...], cards: tuple[GrantCard, ...], probe: Probe) -> bool:
+        return self.cgroups is cgroups and self.probe is probe and self.cards == cards
+
+
 @dataclass
 class MemoryBackend:
     """Keeps the driver's limits in step with the grants. Without support it does nothing and says why."""
@@ -71,8 +84,10 @@ class MemoryBackend:
     root: Path | None
     clock: Callable[[], int] = time.monotonic_ns
     _probe: Probe | None = None
+    _jobs: JobCgroups | None = None
     _probe_due_ns: int = 0
-    _held: dict[_Limit, _Held] = field(default_factory=dict)
+    _held: dict[int, dict[_Limit, _Held]] = field(default_factory=dict)  # by job
+    _settled: dict[int, _Settled] = field(default_factory=dict)  # jobs whose limits are all as they should be
     _failing: set[int] = field(default_factory=set)  # jobs whose refusals were said
     _stubborn: dict[str, str] = field(default_factory=dict)  # cards that refused a real limit to the end
 
@@ -118,8 +133,9 @@ class MemoryBackend:
 
     def _refused(self, job_id: int | None = None, uuid: str | None = None) -> Iterator[str]:
         """Sentences about the limits that are refused now, of all jobs and cards or of one."""
-        for limit, held in self._held.items():
-            if held.why and job_id in (None, limit.job_id) and uuid in (None, limit.uuid):
+        of_jobs = list(self._held.values()) if job_id is None else [self._held.get(job_id, {})]
+        for limit, held in (pair for limits in of_jobs for pair in limits.items()):
+            if held.why and uuid in (None, limit.uuid):
                 yield f"the limit of job {limit.job_id} on card {limit.uuid} is refused: {held.why}"
 
     def fault(self, uuids: Iterable[str]) -> str:
@@ -141,8 +157,7 @@ class MemoryBackend:
         """How the cap of a running job holds on one of its cards, and why it is not hard."""
         if self.setting == "ledger" or self._probe is None:
             return "cooperative", self.why
-        key = (grant.job_id, card.uuid)
-        mine = [held for limit, held in self._held.items() if (limit.job_id, limit.uuid) == key]
+        mine = [held for limit, held in self._held.get(grant.job_id, {}).items() if limit.uuid == card.uuid]
         why = self._probe.why(card.uuid) or next(self._refused(grant.job_id, card.uuid), "")
         if not why and grant.job_id >= RUN_BASE:
             why = OF_RUNS
@@ -171,31 +186,50 @@ class MemoryBackend:
         when there is nothing to do."""
         if self.root is None or self._probe is None or not self._probe.anywhere:
             return
-        for grant in grants:
-            # A program of `qgpu run` stays in its user's cgroup, which is not ours to limit.
-            if grant.state != "active" or grant.job_id >= RUN_BASE:
-                continue
-            cgroups = job_cgroups(self.root, grant.job_id)
-            self._forget_removed(grant.job_id, cgroups)
-            for cgroup in cgroups:
-                for card in grant.cards:
-                    if not self._probe.why(card.uuid):
-                        self._keep(_Limit(grant.job_id, card.uuid, cgroup), card)
+        # A program of `qgpu run` stays in its user's cgroup, which is not ours to limit.
+        jobs = [grant for grant in grants if grant.state == "active" and grant.job_id < RUN_BASE]
+        self._jobs = self._jobs or JobCgroups(self.root)
+        there = self._jobs.look(grant.job_id for grant in jobs)
+        for grant in jobs:
+            cgroups, settled = there.get(grant.job_id, ()), self._settled.get(grant.job_id)
+            if settled is None or not settled.holds(cgroups, grant.cards, self._probe):
+                self._settle(grant, cgroups, self._probe)
 
-    def _forget_removed(self, job_id: int, there: list[Path]) -> None:
+    def _settle(self, grant: Grant, cgroups: tuple[Path, ...], probe: Probe) -> None:
+        self._forget_removed(grant.job_id, cgroups)
+        # What was a leaf when it was new has a limit too, which follows the cap.
+        held = [limit.cgroup for limit in self._held.get(grant.job_id, {})]
+        done = True
+        for cgroup in dict.fromkeys((*cgroups, *held)):
+            for card in grant.cards:
+                if not probe.why(card.uuid):
+                    done &= self._keep(_Limit(grant.job_id, card.uuid, cgroup), card)
+        if done:
+            self._settled[grant.job_id] = _Settled(cgroups, grant.cards, probe)
+        else:
+            self._settled.pop(grant.job_id, None)
+
+    def _forget_removed(self, job_id: int, there: tuple[Path, ...]) -> None:
         """A cgroup that is removed (a step ended) takes its limits along."""
-        for limit in [limit for limit in self._held if limit.job_id == job_id and limit.cgroup not in there]:
+        held, present = self._held.get(job_id, {}), set(there)
+        for limit in [limit for limit in held if limit.cgroup not in present]:
             if not limit.cgroup.exists():
-                del self._held[limit]
+                del held[limit]
 
-    def _keep(self, limit: _Limit, card: GrantCard) -> None:
+    def _keep(self, limit: _Limit, card: GrantCard) -> bool:
+        """Ask for the limit when that is due. Whether it is as it should be already."""
         cap = card.mem_cap if card.mem_cap < card.mem_total else None
-        held = self._held.get(limit)
+        limits = self._held.get(limit.job_id, {})
+        held = limits.get(limit)
         if (None if held is None else held.now) == cap:
-            return
-        held = self._held.setdefault(limit, _Held())
+            return held is None or not held.asked  # what is under way may ask for an older cap
+        held = self._held.setdefault(limit.job_id, limits).setdefault(limit, _Held())
         if not held.asked and self.clock() >= held.due_ns:
             self._ask(limit, held, cap, card.mem_total)
+        return False
+
+    def _now(self, limit: _Limit) -> _Held | None:
+        return self._held.get(limit.job_id, {}).get(limit)
 
     def _ask(self, limit: _Limit, held: _Held, cap: int | None, whole: int) -> None:
         """Put `cap` there, or what was there before."""
@@ -222,7 +256,7 @@ class MemoryBackend:
         if isinstance(result, NvmlError):
             self._note_refusal(limit, held, result)
             return
-        if self._held.get(limit) is not held:  # its job ended meanwhile
+        if self._now(limit) is not held:  # its job ended meanwhile
             if limit.cgroup.exists():
                 self._clear(limit, result)
             return
@@ -234,7 +268,7 @@ class MemoryBackend:
             emit(logging.INFO, "memory-limit-late", job=limit.job_id, card=limit.uuid)
 
     def _note_refusal(self, limit: _Limit, held: _Held, error: NvmlError) -> None:
-        if self._held.get(limit) is not held or not limit.cgroup.exists():
+        if self._now(limit) is not held or not limit.cgroup.exists():
             return
         wait = min(FIRST_WAIT_NS << min(held.refusals, 10), LONGEST_WAIT_NS)
         held.refusals, held.due_ns, held.why = held.refusals + 1, self.clock() + wait, str(error)
@@ -257,8 +291,8 @@ class MemoryBackend:
     def release(self, job_id: int) -> None:
         """Take the job's limits away before slurmd removes its cgroups."""
         self._failing.discard(job_id)
-        for limit in [limit for limit in self._held if limit.job_id == job_id]:
-            held = self._held.pop(limit)
+        self._settled.pop(job_id, None)
+        for limit, held in self._held.pop(job_id, {}).items():
             if held.now is not None and held.before is not None and limit.cgroup.exists():
                 self._clear(limit, held.before)
 

@@ -39,22 +39,6 @@ def own_cgroup(root: Path, told: Path = Path("/proc/self/cgroup")) -> Path:
     return own if ".." not in own.parts and own.is_dir() else root
 
 
-def job_cgroups(root: Path, job_id: int) -> list[Path]:
-    """The job's cgroup and every leaf below it, as slurmd 22.05 and later make them; empty if there is none."""
-    found: list[Path] = []
-    for job in sorted(root.glob(f"system.slice/*slurmstepd.scope/job_{job_id}")):
-        found.append(job)
-        found += [path for path in sorted(job.rglob("*")) if path.is_dir() and not _has_directory(path)]
-    return found
-
-
-def _has_directory(path: Path) -> bool:
-    try:
-        return any(entry.is_dir() for entry in path.iterdir())
-    except OSError:
-        return False
-
-
 @dataclass(frozen=True)
 class Probe:
     """What a node offers. `nowhere`: why no card of it takes limits; `refusals`: per UUID why that card does not, empty

@@ -12,7 +12,7 @@ from memory_support import service_of, tree
 from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.hookproto import Answer
 from enforcer.daemon.memory_backend import MemoryBackend
-from enforcer.daemon.memory_probe import cgroup2_root, job_cgroups, own_cgroup
+from enforcer.daemon.memory_probe import cgroup2_root, own_cgroup
 from enforcer.daemon.nvmlworker import NvmlInline, NvmlStuckError
 from enforcer.nvml_fake import UNLIMITED, FakeNvml
 
@@ -32,17 +32,6 @@ def test_unified_hierarchy_is_found_only_when_it_is_alone(tmp_path):
     assert cgroup2_root(tmp_path / "new") == Path("/sys/fs/cgroup")
     assert cgroup2_root(tmp_path / "old") is None
     assert cgroup2_root(tmp_path / "none") is None
-
-
-def test_cgroups_of_a_job_are_its_own_and_the_leaves(tmp_path):
-    top = tree(tmp_path, 9, "step_0/user/task_0", "step_0/user/task_1", "step_0/slurm")
-    tree(tmp_path, 90)
-    assert job_cgroups(tmp_path, 9) == [
-        top,
-        top / "step_0/slurm",
-        top / "step_0/user/task_0",
-        top / "step_0/user/task_1",
-    ]
 
 
 def test_limits_are_set_when_the_cgroups_appear_and_taken_away_at_the_epilog(node, tmp_path):
