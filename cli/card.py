@@ -86,6 +86,8 @@ def hardware_words(told: dict[str, Any]) -> str:
     if not told["tenants"]:
         return "on; no tenant has been tried yet"
     rows = [_tenant_words(row) for row in told["tenants"]]
+    if told.get("tenants_left"):
+        rows.append(f"{told['tenants_left']} more tenant(s) are not listed")
     return "on; " + "; ".join(rows)
 
 

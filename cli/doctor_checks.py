@@ -21,6 +21,8 @@ from gres.units import MIB, format_mib
 
 __all__ = ["Check", "examine"]
 
+NAMED = 10  # jobs in one line; of the others it says how many
+
 
 @dataclass
 class Known:
@@ -184,7 +186,11 @@ def _softer(known: Known) -> str:
     """Jobs of a hard node whose own cap is not: programs of qgpu run, and jobs that begin just now."""
     rows = cast("list[dict[str, Any]]", known.daemon.get("memory_jobs") or [])
     soft = sorted({row["job"] for row in rows if row["strength"] != "hard"})
-    return f", except job {', '.join(map(str, soft))}: {len(soft)} with the shim alone now" if soft else ""
+    if not soft:
+        return ""
+    count = len(soft) + cast("int", known.daemon.get("memory_jobs_left") or 0)
+    named = ", ".join(map(str, soft[:NAMED])) + (f" and {count - NAMED} more" if count > NAMED else "")
+    return f", except job {named}: {count} with the shim alone now"
 
 
 def _memory(known: Known) -> Check:

@@ -7,7 +7,7 @@ import grp
 import logging
 import os
 import pwd
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -105,9 +105,7 @@ class Asks:
                 "node": service.node.name,
                 "arbiter": service.connected,
                 "grants": len(service.grants),
-                "memory": service.memory.strength,
-                "memory_why": service.memory.why,
-                "memory_jobs": service.memory.describe(service.caps.now(service.grants).values()),
+                **service.memory.describe(service.caps.now(service.grants).values()),
                 "hardware": self._hardware(),
             }
         )
@@ -128,9 +126,10 @@ class Asks:
         return self._service.plan(offer.index, offer.info.uuid).governed(job_class)
 
     def _cards(self, question: dict[str, Any], peer: Peer) -> Reply:
-        return Reply({"cards": [self._card(offer) for offer in self._offers()]})
+        hardware = self._hardware()
+        return Reply({"cards": [self._card(offer, hardware) for offer in self._offers()]})
 
-    def _card(self, offer: Offer) -> dict[str, Any]:
+    def _card(self, offer: Offer, hardware: Mapping[str, dict[str, object]]) -> dict[str, Any]:
         service = self._service
         plan = service.plan(offer.index, offer.info.uuid)
         left = room(offer, service.grants.values(), service.config, self._governed)
@@ -148,7 +147,7 @@ class Asks:
             "settings": plan.values(),
             "sources": plan.sources,
             "saved": sorted(service.live.saved.get(offer.info.uuid, {})),
-            "hardware": self._hardware().get(offer.info.uuid),
+            "hardware": hardware.get(offer.info.uuid),
         }
 
     # ---- live settings ---------------------------------------------------------------------------
@@ -230,7 +229,7 @@ class Asks:
                 saved=save or None,
             )
         rows = [{"key": key, "before": before[key], "after": after[key]} for key in changed]
-        return Reply({"card": self._card(offer), "changed": rows, "reached": reached})
+        return Reply({"card": self._card(offer, self._hardware()), "changed": rows, "reached": reached})
 
     def _tell(self, uuid: str, plan: CardPlan) -> bool:
         """Whether the arbiter has it now; one that is away gets it with the next full list."""

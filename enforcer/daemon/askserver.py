@@ -111,10 +111,13 @@ class AskServer:
         return self._asks.answer(question, client.peer)
 
     def _send(self, client: _Client, reply: Reply) -> None:
-        fds = [] if reply.fd is None else [reply.fd]
+        message, fds = encode(reply.body), [] if reply.fd is None else [reply.fd]
+        if len(message) > MAX_MESSAGE:  # what the other side would read is no JSON
+            error = f"the answer has {len(message)} bytes, more than the {MAX_MESSAGE} of a message"
+            message = encode({"ok": False, "error": error})
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
-            client.sock.sendmsg([encode(reply.body)], rights)
+            client.sock.sendmsg([message], rights)
         except OSError as error:
             emit(logging.DEBUG, "ask-unanswered", uid=client.peer.uid, why=error)
         finally:

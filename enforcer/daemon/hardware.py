@@ -20,6 +20,7 @@ from gres.schema import HardwareSettings
 
 CONTROL = Path("/dev/nvidiactl")
 DRIVERS = range(535, 596)  # whose structures qgpu_rm.h declares; the arbiter refuses others as well
+MAX_ROWS = 128  # tenants of one answer, about 25 KiB: qgpud.sock has 64 KiB
 UNMEASURED = (
     "auto leaves real cards alone until make gpu PART=experiments was run on such a one;"
     " enforcer.hardware.enabled: on forces it"
@@ -179,13 +180,21 @@ class HardwareView:
         return any(order.enabled for order in self.orders.values())
 
     def describe(self, uses: list[HardwareUse]) -> dict[str, dict[str, object]]:
-        """Per card, for `qgpu doctor` and `qgpu card`."""
+        """Per card, for `qgpu doctor` and `qgpu card`: MAX_ROWS tenants of all cards together, those first for which it
+        failed, and how many more each card has."""
+        by_card: dict[str, list[HardwareUse]] = {uuid: [] for uuid in self.orders}
+        for use in sorted(uses, key=lambda use: use.state != "failed"):
+            if use.uuid in by_card:
+                by_card[use.uuid].append(use)
+        told: dict[str, dict[str, object]] = {}
+        room, cards = MAX_ROWS, len(self.orders)
+        # Who has fewest is asked first: what it leaves of its part is for the others.
+        for number, uuid in enumerate(sorted(by_card, key=lambda uuid: len(by_card[uuid]))):
+            rows = [_row(use) for use in by_card[uuid][: room // (cards - number)]]
+            room -= len(rows)
+            told[uuid] = {"tenants": rows, "tenants_left": len(by_card[uuid]) - len(rows)}
         return {
-            uuid: {
-                "enabled": order.enabled,
-                "why": order.why,
-                "tenants": [_row(u) for u in uses if u.uuid == uuid],
-            }
+            uuid: {"enabled": order.enabled, "why": order.why, **told[uuid]}
             for uuid, order in self.orders.items()
         }
 

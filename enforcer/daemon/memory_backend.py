@@ -37,6 +37,7 @@ PROBE_AGAIN_NS = (
 FIRST_WAIT_NS = 500 * 10**6  # after the first refusal of a limit; doubled each time
 LONGEST_WAIT_NS = 60 * 10**9
 STUBBORN = 5  # refusals in a row of one limit (about 8 s), after which the card counts as one without
+MAX_ROWS = 128  # of `describe`, about 15 KiB: an answer of qgpud.sock has 64 KiB
 OF_RUNS = "a program of qgpu run stays in its user's cgroup, which is not qgpud's to limit"
 
 
@@ -88,7 +89,7 @@ class MemoryBackend:
     _probe_due_ns: int = 0
     _held: dict[int, dict[_Limit, _Held]] = field(default_factory=dict)  # by job
     _settled: dict[int, _Settled] = field(default_factory=dict)  # jobs whose limits are all as they should be
-    _failing: set[int] = field(default_factory=set)  # jobs whose refusals were said
+    _failing: set[int] = field(default_factory=set)  # jobs whose refusals were said: no other job has any
     _stubborn: dict[str, str] = field(default_factory=dict)  # cards that refused a real limit to the end
 
     # ---- what this node offers -------------------------------------------------------------------
@@ -133,8 +134,8 @@ class MemoryBackend:
 
     def _refused(self, job_id: int | None = None, uuid: str | None = None) -> Iterator[str]:
         """Sentences about the limits that are refused now, of all jobs and cards or of one."""
-        of_jobs = list(self._held.values()) if job_id is None else [self._held.get(job_id, {})]
-        for limit, held in (pair for limits in of_jobs for pair in limits.items()):
+        jobs = sorted(self._failing) if job_id is None else [job_id]
+        for limit, held in (pair for job in jobs for pair in self._held.get(job, {}).items()):
             if held.why and uuid in (None, limit.uuid):
                 yield f"the limit of job {limit.job_id} on card {limit.uuid} is refused: {held.why}"
 
@@ -155,25 +156,50 @@ class MemoryBackend:
 
     def job_strength(self, grant: Grant, card: GrantCard) -> tuple[Strength, str]:
         """How the cap of a running job holds on one of its cards, and why it is not hard."""
+        return self._strength(grant, card, self._by_card(grant.job_id).get(card.uuid, []))
+
+    def _by_card(self, job_id: int) -> dict[str, list[_Held]]:
+        found: dict[str, list[_Held]] = {}
+        for limit, held in self._held.get(job_id, {}).items():
+            found.setdefault(limit.uuid, []).append(held)
+        return found
+
+    def _strength(self, grant: Grant, card: GrantCard, mine: list[_Held]) -> tuple[Strength, str]:
         if self.setting == "ledger" or self._probe is None:
             return "cooperative", self.why
-        mine = [held for limit, held in self._held.get(grant.job_id, {}).items() if limit.uuid == card.uuid]
-        why = self._probe.why(card.uuid) or next(self._refused(grant.job_id, card.uuid), "")
+        why = self._probe.why(card.uuid)
+        if not why and any(held.why for held in mine):
+            why = next(self._refused(grant.job_id, card.uuid), "")
         if not why and grant.job_id >= RUN_BASE:
             why = OF_RUNS
         if not why and (not mine or any(held.now != card.mem_cap for held in mine)):
             why = "the driver has not taken the limit yet"
         return ("cooperative" if why else "hard"), why
 
-    def describe(self, grants: Iterable[Grant]) -> list[dict[str, object]]:
-        """How the cap of each running job holds, card by card; jobs without a cap are left out."""
+    def describe(self, grants: Iterable[Grant]) -> dict[str, object]:
+        """How caps hold on this node, and the running jobs on whose cards a cap holds otherwise: at most MAX_ROWS rows,
+        each with the number of its reason, and how many more such jobs there are."""
+        usual, left = self.strength, 0
         rows: list[dict[str, object]] = []
+        reasons: dict[str, int] = {}
         for grant in grants:
-            for card in grant.cards if grant.state == "active" else ():
-                if card.mem_cap < card.mem_total:
-                    strength, why = self.job_strength(grant, card)
-                    rows.append({"job": grant.job_id, "card": card.uuid, "strength": strength, "why": why})
-        return rows
+            found = self._otherwise(grant, usual) if grant.state == "active" else []
+            if not found:
+                continue
+            if left or len(rows) + len(found) > MAX_ROWS:
+                left += 1
+                continue
+            for uuid, strength, why in found:
+                number = reasons.setdefault(why, len(reasons)) if why else None
+                rows.append({"job": grant.job_id, "card": uuid, "strength": strength, "why": number})
+        shown = {"memory_jobs": rows, "memory_reasons": list(reasons), "memory_jobs_left": left}
+        return {"memory": usual, "memory_why": self.why, **shown}
+
+    def _otherwise(self, grant: Grant, usual: Strength) -> list[tuple[str, Strength, str]]:
+        capped = [card for card in grant.cards if card.mem_cap < card.mem_total]
+        limits = self._by_card(grant.job_id) if capped else {}
+        held = [(card.uuid, *self._strength(grant, card, limits.get(card.uuid, []))) for card in capped]
+        return [row for row in held if row[1] != usual]
 
     # ---- limits of jobs --------------------------------------------------------------------------
 

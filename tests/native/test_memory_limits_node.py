@@ -128,6 +128,7 @@ def fault(chain: Chain, words: str) -> None:
 
 
 def strengths(chain: Chain) -> list[str]:
+    """Of the node, and of the jobs whose strength is another."""
     answer, _ = ask(chain.directory / "run", {"op": "status"})
     return [str(answer["memory"]), *(row["strength"] for row in answer["memory_jobs"])]
 
@@ -154,13 +155,13 @@ def test_driver_holds_jobs_to_their_caps_from_prolog_to_epilog(node, cgroups):
     assert chain.hook("prolog", JOB, TAG) == 0
     assert strengths(chain) == ["hard", "cooperative"], "no cgroup yet"
     first = cgroups.make(0)
-    until(lambda: strengths(chain) == ["hard", "hard"])
+    until(lambda: strengths(chain) == ["hard"])
     assert refused(chain, first)
     later = cgroups.make(1)
     until(lambda: f"cgroup={later}".replace(str(unified()), "/sys/fs/cgroup") in chain.log())
     assert refused(chain, later)
     restart(chain)
-    until(lambda: strengths(chain) == ["hard", "hard"])
+    until(lambda: strengths(chain) == ["hard"])
     assert chain.hook("epilog", JOB) == 0
     until(lambda: not refused(chain, first))
     assert strengths(chain) == ["hard"]
@@ -170,7 +171,7 @@ def test_isolation_none_lifts_the_drivers_limit_of_a_running_job(node, cgroups):
     chain = node()
     assert chain.hook("prolog", JOB, TAG) == 0
     leaf = cgroups.make(0)
-    until(lambda: strengths(chain) == ["hard", "hard"])
+    until(lambda: strengths(chain) == ["hard"])
     chain.said("card", "set", "0", "isolation.offline=none")
     until(lambda: not refused(chain, leaf))
     chain.said("card", "reset", "0")
@@ -183,10 +184,10 @@ def test_limit_that_the_driver_refuses_for_a_while_is_set_when_it_does_not(node,
     fault(chain, f"error call={SET} code=999")
     leaf = cgroups.make(0)
     until(lambda: "event=memory-limit-failed" in chain.log())
-    assert strengths(chain) == ["cooperative", "cooperative"] and not refused(chain, leaf)
+    assert strengths(chain) == ["cooperative"] and not refused(chain, leaf)
     fault(chain, "clear")
     until(lambda: "event=memory-limit-late" in chain.log())
-    assert strengths(chain) == ["hard", "hard"] and refused(chain, leaf)
+    assert strengths(chain) == ["hard"] and refused(chain, leaf)
     assert chain.log().count("event=memory-limit-failed") == 1
 
 
@@ -194,7 +195,7 @@ def test_demanded_limits_are_had_or_the_job_does_not_start(node, cgroups):
     chain = node("nvml")
     assert chain.hook("prolog", JOB, TAG) == 0
     cgroups.make(0)
-    until(lambda: strengths(chain) == ["hard", "hard"])
+    until(lambda: strengths(chain) == ["hard"])
     code, _, err = chain.said("run", "--mem", "1G", "--", "true")
     assert code == 125 and "submit it as a job" in err
     fault(chain, f"error call={SET} code=3")

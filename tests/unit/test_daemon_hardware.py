@@ -159,7 +159,8 @@ def test_a_live_change_reaches_the_arbiter_and_is_undone_by_reset(node: FakeNode
     answer = asks.answer({"op": "card-set", "card": "0", "values": {"hardware": "off"}}, me).body
     assert answer["changed"] == [{"key": "hardware", "before": "auto", "after": "off"}]
     assert not node.arbiter.orders[uuid].enabled
-    assert answer["card"]["hardware"] == {"enabled": False, "why": "qgpu card set says off", "tenants": []}
+    told = {"enabled": False, "why": "qgpu card set says off", "tenants": [], "tenants_left": 0}
+    assert answer["card"]["hardware"] == told
     asks.answer({"op": "card-reset", "card": "0"}, me)
     assert node.arbiter.orders[uuid].enabled
     refused = asks.answer({"op": "card-set", "card": "0", "values": {"hardware": "sometimes"}}, me).body

@@ -54,7 +54,9 @@ def test_each_card_speaks_for_itself(node, picky, tmp_path):
     leaf = tree(tmp_path, 9)
     service.limit_memory()
     assert picky.limits == {(good, str(leaf)): (0, 12 * GIB)}
-    assert [row["strength"] for row in service.memory.describe(service.grants.values())] == ["hard"]
+    told = service.memory.describe(service.grants.values())
+    (row,) = told["memory_jobs"]
+    assert (told["memory"], row["strength"], row["why"]) == ("cooperative", "hard", None)
 
 
 def test_card_without_limits_is_not_bothered_with_jobs(node, picky, tmp_path):
@@ -66,8 +68,9 @@ def test_card_without_limits_is_not_bothered_with_jobs(node, picky, tmp_path):
     picky.sets.clear()
     service.limit_memory()
     assert picky.sets == []
-    (row,) = service.memory.describe(service.grants.values())
-    assert row["strength"] == "cooperative" and "Not Supported" in str(row["why"])
+    grant = service.grants[9]
+    strength, why = service.memory.job_strength(grant, grant.cards[0])
+    assert strength == "cooperative" and "Not Supported" in why
 
 
 def test_card_that_learns_to_take_limits_is_asked_again_by_a_prolog_each_minute(node, picky, tmp_path):
@@ -106,8 +109,10 @@ def test_refused_limit_is_tried_again_ever_more_rarely(node, picky, tmp_path, ca
         node.clock.advance(0.25)
     assert len(picky.sets) == 7, "at 0, 0.5, 1.5, 3.5, 7.5, 15.5 and 31.5 s"
     assert service.memory.strength == "cooperative" and "Not Supported" in service.memory.why
-    (row,) = service.memory.describe(service.grants.values())
-    assert row["strength"] == "cooperative" and "limit of job 9" in str(row["why"])
+    grant = service.grants[9]
+    strength, why = service.memory.job_strength(grant, grant.cards[0])
+    assert strength == "cooperative" and "limit of job 9" in why
+    assert service.memory.describe([grant])["memory_jobs"] == [], "the node says the same"
     picky.refuses = lambda uuid, cgroup: False
     node.clock.advance(60)
     service.limit_memory()
@@ -166,8 +171,10 @@ def test_program_of_qgpu_run_never_has_the_limit(node, picky, tmp_path):
         job_id=RUN_BASE + 1, uid=0, gid=0, node="n1", state="active", job_class="offline",
         cards=(GrantCard(node.nvml.cards()[0].uuid, 0, 0, 30, GIB, 80 * GIB),),
     )  # fmt: skip
-    (row,) = service.memory.describe([grant])
-    assert row["strength"] == "cooperative" and "qgpu run stays in its user's cgroup" in str(row["why"])
+    told = service.memory.describe([grant])
+    (row,) = told["memory_jobs"]
+    assert row["strength"] == "cooperative"
+    assert "qgpu run stays in its user's cgroup" in told["memory_reasons"][row["why"]]
     assert service.memory.run_fault() == ""
     demanded = MemoryBackend("nvml", service.nvml, tmp_path)
     assert "submit it as a job" in demanded.run_fault()
