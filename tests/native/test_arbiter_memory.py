@@ -191,6 +191,29 @@ def test_dead_list_is_bounded_and_only_hurts_its_own_job(tmp_path: Path) -> None
         assert tenant_stats(link, 2).mem_extra == 0
 
 
+def test_who_held_nothing_frees_nothing_of_the_crowd(tmp_path: Path) -> None:
+    """It dies when the list is full and others are counted together: an answer for it would be taken for one of them."""
+    mine = grant(1)
+    with arbiter(tmp_path, *UNHURRIED) as one, one.link() as link, DeathWatch(one.run_dir) as watch:
+        link.sync([settings()], [mine])
+        tenant = Tenant(one.run_dir, mine)
+        nothing = "tenant.slot.mem_used = 0"
+        kill(child(one, 1, "offline", nothing))
+        assert ended(watch).mem_used == 0, "one that finds room in the list is told of, and takes a place in it"
+        told = many_deaths(one, watch)
+        full = tenant.gate.mem_extra
+        empty = [child(one, 1, "offline", nothing) for _ in range(FIRST + SECOND - 127)]
+        for process in empty:
+            kill(process)
+        wait_for(lambda: tenant_stats(link, 1).procs == 1, "their slots are free")
+        for death in watch.died():
+            link.gone(1, CARD, death.pid)
+        assert tenant.gate.mem_extra == full
+        for death in told:
+            link.gone(1, CARD, death.pid)
+        assert tenant.gate.mem_extra == 0
+
+
 def many_deaths(one: Arbiter, watch: DeathWatch) -> list[ProcessStats]:
     """What the watcher is told when more than one list holds died."""
     told: list[ProcessStats] = []

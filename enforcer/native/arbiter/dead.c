@@ -50,16 +50,20 @@ static void drop(struct arbiter *a, struct tenant *t, uint32_t i) {
     a->ndead--;
 }
 
-static void remember(struct arbiter *a, struct tenant *t, pid_t pid, uint64_t bytes) {
+/* Whoever is told of is in the list or in the crowd, so that the answer lets go of nobody else. False: it held nothing, and
+ * the list has no room. */
+static bool remember(struct arbiter *a, struct tenant *t, pid_t pid, uint64_t bytes) {
     uint64_t now = qg_now_ns();
     if (t->ndead < AR_MAX_DEAD) {
         t->dead[t->ndead++] = (struct dead){.pid = pid, .bytes = bytes, .died_ns = now, .heard_ns = now};
         a->ndead++;
-        return;
+        return true;
     }
+    if (!bytes) return false;
     if (!t->ncrowd++) a->ndead++;
     t->crowd = cut(t->crowd + bytes);
     t->crowd_heard_ns = now;
+    return true;
 }
 
 static void forget_crowd(struct arbiter *a, struct tenant *t) {
@@ -74,7 +78,7 @@ void dead_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_
     if (!a->watched) return;
     if (bytes > t->mem_cap && !gates_free(t)) bytes = t->mem_cap;
     bytes = cut(bytes);
-    if (bytes) remember(a, t, pid, bytes);
+    if (!remember(a, t, pid, bytes)) return;
     publish(t);
     struct qg_ctl_process m = message(t, pid, uid, bytes);
     tell(a, &m);
