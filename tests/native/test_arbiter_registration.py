@@ -369,3 +369,23 @@ def test_both_cards_of_a_job_over_one_connection(tmp_path: Path) -> None:
                 assert answer.status == 0 and len(fds) == 3
                 close_all([sent, *fds])
         assert sorted((t.uuid, t.procs) for t in link.stats()) == [(CARD, 1), (CARD2, 1)]
+
+
+def test_a_short_second_connection_of_a_process_is_waited_for(tmp_path: Path) -> None:
+    """The NVML library's, which a monitor's thread opens while another is in cuInit, is over in a moment; that of a
+    second copy of the shim is not. Who registers meanwhile is told to ask again, then that there is another copy."""
+    mine = grant(1)
+    message, proof = register_message(1), abi.pack_grant(mine)
+    with arbiter(tmp_path) as one, one.link() as link:
+        link.sync([settings()], [mine])
+        short = Tenant(one.run_dir, mine)
+        status, text = status_of(one, message, sealed(proof))
+        assert (status, "ask again" in text) == (errno.EAGAIN, True), text
+        short.close()
+        assert status_of(one, message, sealed(proof))[0] == 0
+        stays, began = Tenant(one.run_dir, mine), time.monotonic()
+        wait_for(lambda: status_of(one, message, sealed(proof))[0] == errno.ENOSPC, "it is older than a second")
+        assert time.monotonic() - began > 0.9
+        assert "another copy of the driver library" in status_of(one, message, sealed(proof))[1]
+        stays.close()
+        assert status_of(one, message, sealed(proof))[0] == 0

@@ -51,6 +51,7 @@ struct conn {
     bool watches;     /* CONN_CONTROL: receives QG_CTL_DIED */
     bool packs;       /* the same: it asked for a list whose messages share packets */
     uint32_t version; /* of its last message */
+    uint64_t opened_ns;
     uint64_t since_ns, bucket_ns;
     uint32_t bucket;
 };

@@ -103,7 +103,7 @@ static struct conn *conn_create(struct arbiter *a, int fd, enum conn_kind kind, 
     c->pid = peer->pid;
     c->uid = peer->uid;
     c->pidfd = kind == CONN_TENANT && peer->pid > 0 ? peer_pidfd(fd, peer->pid) : -1;
-    c->since_ns = c->bucket_ns = qg_now_ns();
+    c->opened_ns = c->since_ns = c->bucket_ns = qg_now_ns();
     c->bucket = MESSAGE_BURST;
     if ((kind == CONN_TENANT && c->pidfd < 0) || ar_watch(a, fd, &c->key) != 0) {
         if (c->pidfd >= 0) close(c->pidfd);

@@ -83,6 +83,8 @@ static void join(struct arbiter *a, struct conn *c, struct tenant *t, const stru
     if (p) err = tenant_join(a, t, p, c, used, &slot);
     if (err == -ENOSPC) {
         answer(a, c, ENOSPC, "the job has too many processes on this card", NULL, 0);
+    } else if (p && err == -EAGAIN) {
+        answer(a, c, EAGAIN, "another connection of this process has just registered it; ask again", NULL, 0);
     } else if (err == -EBUSY) {
         answer(a, c, ENOSPC, "another copy of the driver library in this process is registered already", NULL, 0);
     } else if (err) {

@@ -19,6 +19,9 @@
 /* A process that lost its arbiter asks for the next one each 100 ms, and shows what it does on the card only after that. */
 #define RETURN_NS (250 * QP_MS)
 
+/* So long the NVML library's own connection may take, which ends with its answer: the shim of that process asks again. */
+#define SHORT_NS (1000 * QP_MS)
+
 struct card *card_find(const struct arbiter *a, const char *uuid) {
     for (uint32_t i = 0; i < a->ncards; i++) {
         if (strncmp(a->cards[i]->uuid, uuid, QG_UUID_LEN) == 0) return a->cards[i];
@@ -204,7 +207,8 @@ int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn
     if (at < 0) return at;
     bool moved = t->slots[at].proc == p && t->slots[at].conn && t->slots[at].conn != c; /* the end of that one is not seen yet */
     /* Two copies of the shim in one process would write one slot, and each hide what the other holds. */
-    if (moved && conn_alive(t->slots[at].conn)) return -EBUSY;
+    if (moved && conn_alive(t->slots[at].conn))
+        return qg_now_ns() - t->slots[at].conn->opened_ns < SHORT_NS ? -EAGAIN : -EBUSY;
     if (t->slots[at].proc != p) {
         if (p->nslots == AR_MAX_PROC_CARDS) return -ENOSPC;
         p->slots[p->nslots].tenant = t;
