@@ -190,6 +190,17 @@ def test_refused_card_leaves_the_others_governed(tmp_path: Path) -> None:
         assert probe.ask("ctx 0") == 0
         assert probe.ask(f"alloc 1 {s.MIB}") == s.OUT_OF_MEMORY, "refused, and not after ten seconds"
         asked = len(arbiter.tenants[second].asked)
+        assert probe.ask("launch 0 0x10 1") == 0, "ten seconds after cuInit work goes on there as without an arbiter"
+        assert probe.ask("ctx 1") == 0
+        arbiter.tenants[second].set(s.CLOSED | s.TRACK)
+        probe.send("launch 0 0x10 1")
+        for _ in range(10):
+            assert not probe.answered(0.1), "the other card's gate is not open for that"
+            arbiter.tenants[second].beat()
+        assert len(arbiter.tenants[second].asked) == asked
+        arbiter.tenants[second].set(s.TRACK)
+        assert int(probe.answer()) == 0
+        assert probe.ask("ctx 0") == 0
         arbiter.refused.clear()
         s.until(lambda: probe.ask(f"alloc 1 {s.MIB}") == 0)
         assert probe.ask("launch 0 0x10 5") == 0
@@ -198,6 +209,7 @@ def test_refused_card_leaves_the_others_governed(tmp_path: Path) -> None:
             s.MIB,
         )
         assert len(arbiter.tenants[second].asked) == asked, "on the same connection, for that card alone"
+        assert "did not register this process on a card: " in probe.finish()
     arbiter.stop()
 
 

@@ -21,8 +21,10 @@
 #define SHORT_LOOK_DIVISOR 20 /* a look less than 1/20 ms after the last one was too early */
 #define HUNG_FACTOR 3u        /* an arbiter that keeps its connection but not its heartbeat gets so many leases */
 
-bool qg_compute_open;
-static bool said_open;
+static bool is_open(const struct qg_card *card)
+{
+    return __atomic_load_n(&card->compute_open, __ATOMIC_RELAXED);
+}
 
 static bool same_doorbell(const struct qg_pages *pages)
 {
@@ -76,20 +78,24 @@ static bool lease_ran_out(const struct qg_pages *pages)
     return age > lease && (!qg_register_connected() || age > HUNG_FACTOR * lease);
 }
 
-bool qg_gate_arbiter_back(void)
+bool qg_gate_arbiter_back(struct qg_card *card)
 {
-    for (unsigned i = 0; i < QG_MAX_CARDS && __atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED); i++) {
-        struct qg_pages *pages = qg_pages_of(&qg_cards[i]);
-        if (pages && heartbeat_age_ns(pages) < (uint64_t)__atomic_load_n(&pages->gate->lease_ms, __ATOMIC_RELAXED) * 500000u)
-            return true;
-    }
-    return false;
+    struct qg_pages *pages = is_open(card) ? qg_pages_of(card) : NULL;
+    return pages && heartbeat_age_ns(pages) < (uint64_t)__atomic_load_n(&pages->gate->lease_ms, __ATOMIC_RELAXED) * 500000u;
 }
 
-static void open_for_good(void)
+/* The process's other cards keep their gates: their arbiter may be as alive as ever. */
+static void open_for_good(struct qg_card *card)
 {
-    __atomic_store_n(&qg_compute_open, true, __ATOMIC_SEQ_CST);
-    if (!__atomic_exchange_n(&said_open, true, __ATOMIC_RELAXED))
+    static bool said[2];
+    const char *why = qg_register_refusal(card);
+    __atomic_store_n(&card->compute_open, true, __ATOMIC_SEQ_CST);
+    if (__atomic_exchange_n(&said[why != NULL], true, __ATOMIC_RELAXED))
+        return;
+    if (why)
+        qg_say("the arbiter of this node did not register this process on a card: %s. It goes on there without waiting for "
+               "its turn. Its memory limit stays. Please tell your administrator.", why);
+    else
         qg_say("the arbiter of this node does not answer; this program goes on without waiting for its turn on the "
                "card. Its memory limit stays. Please tell your administrator.");
 }
@@ -154,10 +160,10 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
             tell_turn(pages);
             break;
         }
-        if (__atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED))
+        if (is_open(card))
             break;
         if (lease_ran_out(pages)) {
-            open_for_good();
+            open_for_good(card);
             break;
         }
         turn = turn && (flags & QG_GATE_WHY_MASK) == QG_GATE_WHY_SHARE;
@@ -175,14 +181,14 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
 void qg_gate_wait(struct qg_card *card)
 {
     struct qg_pages *pages = qg_pages_of(card);
-    if (pages && !__atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED))
+    if (pages && !is_open(card))
         wait_closed(card, pages);
 }
 
 bool qg_gate_waited(struct qg_stream *stream)
 {
     struct qg_pages *pages = qg_pages_of(stream->card);
-    if (!pages || __atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED) ||
+    if (!pages || is_open(stream->card) ||
         !(__atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST) & QG_GATE_CLOSED))
         return false;
     show_the_end(stream, pages);
@@ -195,11 +201,11 @@ void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work)
     struct qg_card *card = stream->card;
     for (;;) {
         struct qg_pages *pages = qg_pages_of(card);
-        if (__atomic_load_n(&qg_compute_open, __ATOMIC_RELAXED))
+        if (is_open(card))
             break;
         if (!pages) {
             if (!qg_register_wait(card)) {
-                open_for_good();
+                open_for_good(card);
                 break;
             }
             qg_count(qg_pages_of(card));

@@ -188,7 +188,7 @@ static void adopt(struct qg_card *card, struct qg_pages *pages)
     keep_number(pages, old);
     qg_memory_adopt(card, pages);
     qg_streams_adopt(card, old);
-    __atomic_store_n(&qg_compute_open, false, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&card->compute_open, false, __ATOMIC_SEQ_CST);
     qg_gate_adopted(card);
     changed();
 }
@@ -308,6 +308,15 @@ static bool doorbells_are_ours(void)
     return true;
 }
 
+/* A card that this arbiter refuses is not registered anew all the time, though old pages of it may beat: again() asks. */
+static bool given_up_is_back(void)
+{
+    for (unsigned i = 0; i < qg_info.grant.ncards; i++)
+        if (reg.registered[i] && qg_gate_arbiter_back(&qg_cards[i]))
+            return true;
+    return false;
+}
+
 /* Until the arbiter hangs up, a descriptor is lost, or an arbiter that we had given up is back: then all begins anew. What
  * the arbiter sends unasked is about channel groups. */
 static void stand_by(int sock)
@@ -321,7 +330,7 @@ static void stand_by(int sock)
         qg_waiters_reap();
         qg_shares_look();
         qg_rm_look();
-        if (!qg_same_file(sock, reg.dev, reg.ino) || !doorbells_are_ours() || qg_gate_arbiter_back() ||
+        if (!qg_same_file(sock, reg.dev, reg.ino) || !doorbells_are_ours() || given_up_is_back() ||
             __atomic_exchange_n(&reg.ring, 0, __ATOMIC_SEQ_CST) || !again(sock))
             return;
         if (!readable) {
@@ -419,6 +428,11 @@ bool qg_register_wait(struct qg_card *card)
     return qg_pages_of(card) != NULL;
 }
 
+const char *qg_register_refusal(struct qg_card *card)
+{
+    return __atomic_load_n(&reg.refused[card - qg_cards], __ATOMIC_ACQUIRE) ? reg.why : NULL;
+}
+
 /* Nobody said yes, and nobody said no. */
 static const char *unanswered(void)
 {
@@ -434,8 +448,9 @@ const char *qg_register_for_memory(struct qg_card *card)
         uint32_t seen = __atomic_load_n(&reg.changed, __ATOMIC_SEQ_CST);
         if (qg_pages_of(card))
             break;
-        if (__atomic_load_n(&reg.refused[card - qg_cards], __ATOMIC_ACQUIRE))
-            return reg.why;
+        const char *why = qg_register_refusal(card);
+        if (why)
+            return why;
         if (!wait_change(seen, reg.started_ns + START_LEASE_NS))
             break;
     }

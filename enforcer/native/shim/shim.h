@@ -53,13 +53,14 @@ struct qg_card {
 
     uint64_t small;      /* atomic: small copies that no gate has seen, as small.c puts them */
     uint64_t small_tick; /* atomic: when they last were a launch's worth */
+
+    bool compute_open; /* atomic: the lease ran out, or nobody registers us; the gate is ignored until somebody does */
 };
 
 extern struct qg_grant_info qg_info;
 extern struct qg_card qg_cards[QG_MAX_CARDS];
 extern int8_t qg_card_of_ordinal[QG_MAX_ORDINALS]; /* -1: not granted */
 extern bool qg_governed;                          /* a valid grant of shares */
-extern bool qg_compute_open;                      /* atomic: the lease ran out, gates are ignored until registered */
 extern int qg_captures;                           /* atomic: captures that were begun and not ended */
 extern unsigned qg_generation; /* atomic: rises when a stream or context dies, a capture begins, pages change */
 
@@ -99,8 +100,11 @@ bool qg_register_wait(struct qg_card *card); /* until pages are there or the lea
 const char *qg_register_for_memory(struct qg_card *card);
 void qg_ring_by_helper(struct qg_card *card);
 
-/* gate.c: gates were opened because no heart beat any more, and now it beats again */
-bool qg_gate_arbiter_back(void);
+/* Why the arbiter did not register this process on this card; NULL: it did, or gave no clear answer. */
+const char *qg_register_refusal(struct qg_card *card);
+
+/* gate.c: the gate was opened because no heart beat any more, and now it beats again */
+bool qg_gate_arbiter_back(struct qg_card *card);
 void qg_gate_adopted(struct qg_card *card); /* new pages took over */
 
 /* lanes.c */
