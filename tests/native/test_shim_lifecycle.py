@@ -213,6 +213,36 @@ def test_refused_card_leaves_the_others_governed(tmp_path: Path) -> None:
     arbiter.stop()
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_card_that_is_to_ask_again_leaves_the_others_alone(tmp_path: Path, which: int) -> None:
+    """The other of two is registered meanwhile, and looked after: a doorbell that is lost is replaced."""
+    caps = [s.GIB, s.GIB]
+    arbiter = s.FakeArbiter(tmp_path, caps)
+    late, good = arbiter.uuids[which], arbiter.uuids[1 - which]
+    arbiter.refused[late] = errno.EAGAIN
+    with s.governed(tmp_path, caps) as probe:
+        assert probe.ask("devices 2") == 0
+        s.started(probe, 1 - which)
+        assert probe.ask("launch 0 0x10 3") == 0
+        assert arbiter.tenants[good].proc("launches") == 3
+        asked = len(arbiter.tenants[late].asked)
+        s.until(lambda: len(arbiter.tenants[late].asked) > asked + 8, 2)
+        assert len(arbiter.tenants[good].asked) == 1
+        links = Path(f"/proc/{probe.process.pid}/fd").iterdir()
+        (bell,) = [int(fd.name) for fd in links if "eventfd" in str(fd.readlink())]
+        assert probe.ask(f"close {bell}") == 0
+        s.until(lambda: len(arbiter.tenants[good].asked) == 2)
+        assert probe.ask(f"ctx {which}") == 0
+        probe.send(f"alloc 0 {s.MIB}")
+        assert not probe.answered(0.3), "it waits for the answer"
+        arbiter.refused[late] = errno.EPERM
+        assert int(probe.answer(3)) == s.OUT_OF_MEMORY, "that is the answer"
+        arbiter.refused.clear()
+        s.until(lambda: probe.ask(f"alloc 0 {s.MIB}") == 0)
+        assert len(arbiter.tenants[good].asked) == 2, "all that on one connection"
+    arbiter.stop()
+
+
 @pytest.mark.parametrize("page", ["gate", "job"])
 def test_page_that_could_be_pulled_away_is_refused(tmp_path: Path, arbiter: s.FakeArbiter, page: str) -> None:
     good = getattr(arbiter.card, page)

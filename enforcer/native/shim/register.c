@@ -197,7 +197,8 @@ static void note_refusal(const struct qg_card *card, int status, const char *why
 {
     if (!reg.why[0])
         snprintf(reg.why, sizeof(reg.why), "%.*s", (int)sizeof(reg.why) - 1, why);
-    __atomic_store_n(&reg.refused[card - qg_cards], status, __ATOMIC_RELEASE);
+    if (__atomic_exchange_n(&reg.refused[card - qg_cards], status, __ATOMIC_ACQ_REL) != status)
+        changed(); /* who waits for memory has its answer */
 }
 
 /* 0, or an errno: EAGAIN asks for another try on the same connection, EPROTO for one in the older version. */
@@ -253,25 +254,40 @@ static unsigned registered(void)
     return count;
 }
 
-/* Those that are not yet. 0 when every visible card is registered on this connection, else why the first is not. A card that
- * is refused leaves the others in peace: their work and their memory are as governed as ever. */
+/* Those that are not yet. 0 when every visible card is registered on this connection; else EAGAIN if one is to ask again soon,
+ * or why the first is not. Such a card leaves the others in peace: their work and their memory are as governed as ever. */
 static int register_all(int sock)
 {
-    int first = 0;
+    int why = 0;
     for (unsigned i = 0; i < qg_info.grant.ncards; i++) {
-        int status;
         if (!qg_cards[i].visible || reg.registered[i])
             continue;
-        while ((status = register_card(sock, &qg_cards[i], speaks)) == EAGAIN) {
-            __atomic_store_n(&reg.last, EAGAIN, __ATOMIC_RELEASE);
-            nap_ms(RETRY_MS);
-        }
+        int status = register_card(sock, &qg_cards[i], speaks);
         if (hung_up(status))
             return status;
         reg.registered[i] = status == 0;
-        first = first ? first : status;
+        if (!why || status == EAGAIN)
+            why = status;
     }
-    return first;
+    return why;
+}
+
+/* While it has no card there is nothing else to do on the connection. */
+static int first_round(int sock)
+{
+    int status;
+    while ((status = register_all(sock)) == EAGAIN && !registered()) {
+        __atomic_store_n(&reg.last, EAGAIN, __ATOMIC_RELEASE);
+        nap_ms(RETRY_MS);
+        if (!qg_same_file(sock, reg.dev, reg.ino))
+            return ENOTCONN;
+    }
+    return status;
+}
+
+static int retry_ms(void)
+{
+    return __atomic_load_n(&reg.last, __ATOMIC_RELAXED) == EAGAIN ? RETRY_MS : REFUSED_MS;
 }
 
 /* Cards that were refused, asked for again. False: the connection is over. */
@@ -279,7 +295,7 @@ static bool again(int sock)
 {
     static uint64_t asked_ns;
     uint64_t now = qg_now_ns();
-    if (!__atomic_load_n(&reg.last, __ATOMIC_RELAXED) || now - asked_ns < REFUSED_MS * 1000000ull)
+    if (!__atomic_load_n(&reg.last, __ATOMIC_RELAXED) || now - asked_ns < (uint64_t)retry_ms() * 1000000u)
         return true;
     asked_ns = now;
     unsigned before = registered();
@@ -326,7 +342,7 @@ static void stand_by(int sock)
         char bytes[256];
     } message;
     for (;;) {
-        bool readable = wait_readable(sock, LOOK_MS);
+        bool readable = wait_readable(sock, retry_ms() < LOOK_MS ? retry_ms() : LOOK_MS);
         qg_waiters_reap();
         qg_shares_look();
         qg_rm_look();
@@ -361,7 +377,7 @@ static void *helper(void *unused)
             reg.dev = st.st_dev;
             reg.ino = st.st_ino;
             reg.sock = sock;
-            status = register_all(sock);
+            status = first_round(sock);
         }
         bool done = status == 0 || (!hung_up(status) && registered());
         bool older = hung_up(status) && speaks > QG_ABI_OLDEST;
