@@ -37,11 +37,11 @@ void qg_pools_after_fork(void)
     stale = false;
 }
 
-/* Questions of ours, also while another thread captures. */
+/* Questions of ours. Another thread may begin a capture that they would spoil just before the driver hears them. */
 #define ASK(call)                                                              \
     ({                                                                         \
         CUstreamCaptureMode qg_mode;                                           \
-        bool qg_relaxed = __atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) && qg_relax(&qg_mode); \
+        bool qg_relaxed = qg_relax(&qg_mode);                                  \
         qg_depth++;                                                            \
         CUresult qg_answer = (call);                                           \
         qg_depth--;                                                            \
