@@ -58,6 +58,20 @@ def test_a_destroyed_stream_takes_its_capture_with_it(probe: s.Probe) -> None:
     assert not asks(probe, 1)
 
 
+def test_a_context_that_ends_takes_its_captures_with_it(probe: s.Probe) -> None:
+    assert probe.ask("capture 0") == 0
+    assert asks(probe)
+    assert probe.ask("ctx_destroy 0") == 0
+    assert probe.ask("ctx 0") == 0
+    assert probe.ask("stream 1") == 0
+    assert not asks(probe, 1)
+
+
+def test_a_thread_that_ends_takes_the_capture_of_its_own_stream_with_it(probe: s.Probe) -> None:
+    assert probe.ask("capture_in_thread") == 0
+    assert not asks(probe)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")
 def test_questions_of_ours_spoil_no_capture_of_another_thread(tmp_path: Path) -> None:
     """The driver takes its time over our event query, so that captures begin between what we know and what it hears."""

@@ -102,9 +102,9 @@ def test_full_queue_of_one_card_does_not_stop_the_other(rig: Rig, where: str, wi
     assert program.process.wait(10) == 0, program.process.communicate()
 
 
-def waits_with_its_end(rig: Rig) -> bool:
-    """Whether a context is kept until another's thread, whose marker for it is blocked, has come back."""
-    program = Program(rig, "ends", "contexts")
+def waits_for_it(rig: Rig, what: str, tells: str) -> bool:
+    """Whether a program waits with this until another context's thread, whose marker is blocked, has come back."""
+    program = Program(rig, what, "contexts")
     assert program.process.stdin and program.process.stdout
     assert program.line() == "ready"
     rig.fault(f"block call=cuStreamWriteValue32 times=1 pid={program.process.pid}")
@@ -113,7 +113,7 @@ def waits_with_its_end(rig: Rig) -> bool:
     waits = not readable_within(program.process.stdout.fileno(), 0.5)
     rig.fault(f"clear pid={program.process.pid}")
     out, err = program.process.communicate("\n", timeout=10)
-    assert (program.process.returncode, out, err) == (0, "gone\nover\n", "")
+    assert (program.process.returncode, out, err) == (0, f"{tells}\nover\n", "")
     wait_for("nothing of it is on the card", lambda: not rig.link.stats()[0].busy)
     return waits
 
@@ -122,4 +122,10 @@ def test_context_is_not_destroyed_under_a_marker_of_another_ones_thread(rig: Rig
     """In a real driver its handles are pointers, and what they point to is gone with it. On a machine with much other
     work the marker may have been the program's own; then once more."""
     short_window(rig)
-    assert any(waits_with_its_end(rig) for _ in range(10))
+    assert any(waits_for_it(rig, "ends", "gone") for _ in range(10))
+
+
+def test_marker_of_another_thread_comes_into_no_capture(rig: Rig) -> None:
+    """It would become a part of the program's graph, and the stream would look busy for ever."""
+    short_window(rig)
+    assert any(waits_for_it(rig, "captures", "0 nodes") for _ in range(10))

@@ -5,6 +5,48 @@
 #include "contexts.h"
 #include "table.h"
 
+/* ---- captures ---------------------------------------------------------------------------------------------- */
+
+/* A lock orders the two: who has begun a call knows of the capture (qg_captures), or is waited for here. */
+struct qg_stream *qg_capture_begins(CUstream handle, bool ptsz)
+{
+    uint64_t key = qg_stream_key(handle, ptsz), thread = key == 2 ? qg_this_thread() : 0;
+    CUcontext context = NULL;
+    bool busy = false;
+    if (key <= 2 && QG_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
+        return NULL;
+    pthread_mutex_lock(&qg_table_lock);
+    struct qg_stream *stream = qg_find_stream(key, context, thread);
+    if (stream) {
+        pthread_mutex_lock(&stream->lock);
+        stream->beginning++;
+        busy = stream->calling;
+        stream->awaited += busy;
+        pthread_mutex_unlock(&stream->lock);
+    }
+    pthread_mutex_unlock(&qg_table_lock);
+    if (busy)
+        qg_stream_await(stream);
+    return stream;
+}
+
+void qg_capture_begun(struct qg_stream *stream)
+{
+    pthread_mutex_lock(&stream->lock);
+    stream->beginning--;
+    pthread_mutex_unlock(&stream->lock);
+}
+
+void qg_capture_over(void)
+{
+    int now = __atomic_load_n(&qg_captures, __ATOMIC_RELAXED);
+    while (now > 0 && !__atomic_compare_exchange_n(&qg_captures, &now, now - 1, false, __ATOMIC_SEQ_CST,
+                                                   __ATOMIC_RELAXED))
+        ;
+}
+
+/* ---- ends -------------------------------------------------------------------------------------------------- */
+
 /* Under qg_table_lock. The record stays: another thread's cache may still hold it for one more call. patient: not while a call of
  * ours goes into the stream, whose handle must stay good: false, and the end of that call can be waited for. Else the
  * marker's index is given back by who makes the call. */
@@ -23,8 +65,11 @@ static bool bury(struct qg_stream *stream, bool patient)
         qg_release_marker(stream);
     stream->open_ns = stream->open_low_ns = 0;
     stream->ring_count = 0;
+    stream->again = false;
     qg_homeless_remove(stream);
     pthread_mutex_unlock(&stream->lock);
+    if (__atomic_exchange_n(&stream->began, false, __ATOMIC_RELAXED)) /* its capture ends with it */
+        qg_capture_over();
     __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);
     return true;
 }

@@ -59,22 +59,15 @@ LOOKS(cuGreenCtxWaitEvent, qg_observe_context(qg_green_context(context)), (CUgre
 
 /* ---- captures --------------------------------------------------------------------------------------------- */
 
-static void capture_over(void)
-{
-    int now = __atomic_load_n(&qg_captures, __ATOMIC_RELAXED);
-    while (now > 0 && !__atomic_compare_exchange_n(&qg_captures, &now, now - 1, false, __ATOMIC_SEQ_CST,
-                                                   __ATOMIC_RELAXED))
-        ;
-}
-
-/* A stream that is destroyed while it captures takes its capture with it. */
-static void capture_began(CUresult result, CUstream s, bool ptsz)
+/* A stream that ends while it captures takes its capture with it: ends.c. */
+static void capture_began(CUresult result, CUstream s, bool ptsz, struct qg_stream *known)
 {
     struct qg_stream *stream = result == CUDA_SUCCESS && tracked() ? qg_stream_of(s, ptsz) : NULL;
-    if (result != CUDA_SUCCESS)
-        capture_over();
-    if (stream)
-        __atomic_store_n(&stream->began, true, __ATOMIC_RELAXED);
+    /* Where one stood in the record already, we did not see its end. */
+    if (result != CUDA_SUCCESS || (stream && __atomic_exchange_n(&stream->began, true, __ATOMIC_RELAXED)))
+        qg_capture_over();
+    if (known)
+        qg_capture_begun(known);
 }
 
 #define BEGINS(name, ptsz, parameters, arguments)                              \
@@ -83,8 +76,9 @@ static void capture_began(CUresult result, CUstream s, bool ptsz)
         /* Before the call: another thread must not miss it. */                \
         __atomic_add_fetch(&qg_captures, 1, __ATOMIC_SEQ_CST);                 \
         __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);               \
+        struct qg_stream *known = tracked() ? qg_capture_begins(s, ptsz) : NULL; \
         CUresult result = QG_REAL(name) arguments;                             \
-        capture_began(result, s, ptsz);                                        \
+        capture_began(result, s, ptsz, known);                                 \
         return result;                                                         \
     }
 
@@ -104,9 +98,8 @@ static void capture_ended(CUresult result, CUstream s, bool ptsz, bool captured)
     if (result != CUDA_SUCCESS && (!captured || captures(s, ptsz)))
         return;
     struct qg_stream *stream = tracked() ? qg_stream_of(s, ptsz) : NULL;
-    if (stream)
-        __atomic_store_n(&stream->began, false, __ATOMIC_RELAXED);
-    capture_over();
+    if (!stream || __atomic_exchange_n(&stream->began, false, __ATOMIC_RELAXED))
+        qg_capture_over();
 }
 
 #define ENDS(name, ptsz, parameters, arguments)                                \
@@ -138,28 +131,19 @@ ENDS(cuStreamEndCaptureToCig_ptsz, true, (CUstream s), (s))
 
 /* ---- ends ------------------------------------------------------------------------------------------------- */
 
-static bool destroys(CUstream s)
+static void destroys(CUstream s)
 {
-    bool captured = false;
-    if (tracked() && (uint64_t)(uintptr_t)s > 2) {
-        if (QG_UNLIKELY(__atomic_load_n(&qg_captures, __ATOMIC_RELAXED))) {
-            struct qg_stream *stream = qg_stream_of(s, false);
-            captured = stream && __atomic_load_n(&stream->began, __ATOMIC_RELAXED);
-        }
-        qg_observe_stream(s, false);
-        qg_stream_destroyed(s);
-    }
-    return captured;
+    if (!tracked() || (uint64_t)(uintptr_t)s <= 2)
+        return;
+    qg_observe_stream(s, false);
+    qg_stream_destroyed(s);
 }
 
 #define DESTROYS(name)                                                         \
     CUresult name(CUstream s)                                                  \
     {                                                                          \
-        bool captured = destroys(s);                                           \
-        CUresult result = QG_REAL(name)(s);                                    \
-        if (captured && result == CUDA_SUCCESS)                                \
-            capture_over();                                                    \
-        return result;                                                         \
+        destroys(s);                                                           \
+        return QG_REAL(name)(s);                                               \
     }
 
 DESTROYS(cuStreamDestroy)

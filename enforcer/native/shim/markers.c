@@ -153,12 +153,14 @@ static void push_ring(struct qg_stream *stream, const struct marking *mark)
 static bool call_begins(struct qg_stream *stream, bool marks, bool foreign)
 {
     pthread_mutex_lock(&stream->lock);
-    bool good = !stream->dead && !__atomic_load_n(&stream->context->ending, __ATOMIC_RELAXED);
+    bool good = !stream->dead && !stream->beginning && !__atomic_load_n(&stream->context->ending, __ATOMIC_RELAXED);
     bool mine = good && !stream->calling && !(foreign && stream->entered) && !(marks && stream->marker < 0);
-    if (mine)
+    if (mine) {
         __atomic_store_n(&stream->calling, 1, __ATOMIC_RELAXED);
-    else
+        stream->again &= !marks; /* what was wanted until now comes with this one */
+    } else {
         stream->again |= marks && (stream->calling || stream->entered);
+    }
     pthread_mutex_unlock(&stream->lock);
     return mine;
 }
@@ -167,7 +169,7 @@ static bool call_begins(struct qg_stream *stream, bool marks, bool foreign)
 static bool call_ends(struct qg_stream *stream)
 {
     pthread_mutex_lock(&stream->lock);
-    bool again = stream->again && !stream->dead && stream->marker >= 0;
+    bool again = stream->again && !stream->dead && !stream->beginning && stream->marker >= 0;
     stream->again = false;
     if (again) {
         pthread_mutex_unlock(&stream->lock);
@@ -255,33 +257,6 @@ static bool elsewhere(const struct qg_stream *stream)
     return stream->key == 2 && stream->thread != qg_this_thread();
 }
 
-static void put_marker(struct qg_stream *stream, bool foreign)
-{
-    CUstreamCaptureMode mode;
-    if (!qg_pages_of(stream->card) || __atomic_load_n(&stream->dead, __ATOMIC_RELAXED) || elsewhere(stream))
-        return;
-    qg_want_marker(stream);
-    qg_depth++;
-    if (call_begins(stream, true, foreign)) {
-        bool relaxed = __atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) && qg_relax(&mode);
-        do
-            mark_once(stream);
-        while (!call_ends(stream));
-        qg_unrelax(relaxed, &mode);
-    }
-    qg_depth--;
-}
-
-void qg_mark(struct qg_stream *stream)
-{
-    put_marker(stream, false);
-}
-
-void qg_mark_for(struct qg_stream *stream)
-{
-    put_marker(stream, true);
-}
-
 bool qg_stream_enter(const struct qg_stream *stream, bool *pushed)
 {
     CUcontext current = NULL;
@@ -298,6 +273,45 @@ void qg_stream_leave(bool pushed)
     CUcontext popped;
     if (pushed)
         QG_REAL(cuCtxPopCurrent_v2)(&popped);
+}
+
+/* The call into the stream is ours: a marker, and another one as often as one is wanted meanwhile. Whether the stream captures is
+ * asked each time: its thread may have begun to, or have made it part of a capture, since somebody looked last. */
+static void mark_on(struct qg_stream *stream)
+{
+    CUstreamCaptureMode mode;
+    bool pushed;
+    do {
+        if (!qg_stream_enter(stream, &pushed))
+            continue;
+        if (!qg_stream_captures(stream)) {
+            bool relaxed = __atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) && qg_relax(&mode);
+            mark_once(stream);
+            qg_unrelax(relaxed, &mode);
+        }
+        qg_stream_leave(pushed);
+    } while (!call_ends(stream));
+}
+
+static void put_marker(struct qg_stream *stream, bool foreign)
+{
+    if (!qg_pages_of(stream->card) || __atomic_load_n(&stream->dead, __ATOMIC_RELAXED) || elsewhere(stream))
+        return;
+    qg_want_marker(stream);
+    qg_depth++;
+    if (call_begins(stream, true, foreign))
+        mark_on(stream);
+    qg_depth--;
+}
+
+void qg_mark(struct qg_stream *stream)
+{
+    put_marker(stream, false);
+}
+
+void qg_mark_for(struct qg_stream *stream)
+{
+    put_marker(stream, true);
 }
 
 void qg_observe_stream(CUstream handle, bool ptsz)
@@ -340,22 +354,33 @@ bool qg_stream_reached(struct qg_stream *stream, uint32_t value)
     return reached;
 }
 
+/* The call into the stream is ours, so none begins to capture in it now. A query of the legacy stream may spoil a capture of
+ * another one; of the rest a global capture of another thread may begin just before the driver hears us. */
+static bool asked_over(struct qg_stream *stream)
+{
+    CUstreamCaptureMode mode;
+    bool pushed;
+    if (__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) || !qg_stream_enter(stream, &pushed))
+        return false;
+    bool relaxed = qg_relax(&mode);
+    CUresult result = QG_REAL(cuStreamQuery)(stream->handle);
+    qg_unrelax(relaxed, &mode);
+    qg_stream_leave(pushed);
+    bool over = result != CUDA_ERROR_NOT_READY &&
+                (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+    if (over && result != CUDA_SUCCESS)
+        __atomic_store_n(&stream->context->broken, true, __ATOMIC_RELAXED);
+    return over;
+}
+
 bool qg_stream_over(struct qg_stream *stream)
 {
-    /* A query of a stream, even of another one than captures, may spoil a capture. */
     if (__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) || elsewhere(stream) || !call_begins(stream, false, true))
         return false;
-    bool pushed, over = false;
     pthread_mutex_lock(&stream->lock);
     uint64_t open_ns = stream->open_ns;
     pthread_mutex_unlock(&stream->lock);
-    if (qg_stream_enter(stream, &pushed)) {
-        CUresult result = QG_REAL(cuStreamQuery)(stream->handle);
-        qg_stream_leave(pushed);
-        over = result != CUDA_ERROR_NOT_READY;
-        if (over && result != CUDA_SUCCESS)
-            __atomic_store_n(&stream->context->broken, true, __ATOMIC_RELAXED);
-    }
+    bool over = asked_over(stream);
     pthread_mutex_lock(&stream->lock);
     over = over && stream->open_ns == open_ns; /* else a launch came meanwhile, and was not asked about */
     if (over) {
@@ -363,7 +388,7 @@ bool qg_stream_over(struct qg_stream *stream)
         stream->ring_count = 0;
     }
     pthread_mutex_unlock(&stream->lock);
-    while (!call_ends(stream))
-        mark_once(stream);
+    if (!call_ends(stream))
+        mark_on(stream);
     return over;
 }

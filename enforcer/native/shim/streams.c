@@ -92,11 +92,12 @@ static struct qg_context *context_record(CUcontext handle, struct qg_card *card)
     return record;
 }
 
-/* A call into the stream has not come back although its context or thread is gone, or somebody waits for its end. */
+/* A call into the stream has not come back although its context or thread is gone, or somebody waits for its end, or just
+ * begins a capture. */
 static bool still_used(struct qg_stream *stream)
 {
     pthread_mutex_lock(&stream->lock);
-    bool used = stream->calling || stream->awaited;
+    bool used = stream->calling || stream->awaited || stream->beginning;
     pthread_mutex_unlock(&stream->lock);
     return used;
 }
@@ -204,7 +205,7 @@ static struct home home_of(CUstream stream, CUcontext current)
     return home;
 }
 
-static struct qg_stream *find_stream(uint64_t key, CUcontext context, uint64_t thread)
+struct qg_stream *qg_find_stream(uint64_t key, CUcontext context, uint64_t thread)
 {
     struct qg_stream *found = qg_streams[qg_bucket(key, context, thread)];
     while (found && (found->key != key || found->context_key != context || found->thread != thread || found->dead))
@@ -246,12 +247,12 @@ struct qg_stream *qg_stream_slow(CUstream stream, bool ptsz)
         thread = qg_this_thread();
     CUcontext of_key = key <= 2 ? current : NULL;
     pthread_mutex_lock(&qg_table_lock);
-    struct qg_stream *found = find_stream(key, of_key, thread);
+    struct qg_stream *found = qg_find_stream(key, of_key, thread);
     pthread_mutex_unlock(&qg_table_lock);
     if (!found) {
         struct home home = home_of(stream, current);
         pthread_mutex_lock(&qg_table_lock);
-        found = find_stream(key, of_key, thread); /* another thread may have been faster */
+        found = qg_find_stream(key, of_key, thread); /* another thread may have been faster */
         if (!found)
             found = new_stream(key, current, thread, stream, &home);
         pthread_mutex_unlock(&qg_table_lock);

@@ -53,6 +53,7 @@ struct qg_stream {
     uint32_t calling;      /* futex: a call of ours goes into the stream; no other begins, and it is not destroyed */
     bool again;            /* a marker is wanted behind that one */
     unsigned awaited;      /* threads that wait for the end of that call: the record stays */
+    unsigned beginning;    /* threads that just begin a capture in it: no call of ours begins, and the record stays */
     unsigned entered;      /* launches under way that are booked already (window mode) */
     int marker;            /* index into qg_proc.markers, -1: none */
     uint32_t value;        /* last marker value */
@@ -168,6 +169,12 @@ void qg_mark_for(struct qg_stream *stream);
  * and one was added to `awaited` there. */
 void qg_stream_await(struct qg_stream *stream);
 void qg_stream_buried(struct qg_stream *stream); /* such a call came back and found it dead */
+
+/* Around a call that begins a capture, without locks: waits for the end of a call of ours into the stream, and none begins until
+ * the driver can say that it captures. NULL: the stream has no record. */
+struct qg_stream *qg_capture_begins(CUstream stream, bool ptsz);
+void qg_capture_begun(struct qg_stream *stream);
+void qg_capture_over(void); /* one that was counted in qg_captures */
 
 /* Before a call that waits for, or looks at, work: marks what is unmarked. */
 void qg_observe_stream(CUstream stream, bool ptsz);

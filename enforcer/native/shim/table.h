@@ -18,6 +18,7 @@ extern struct qg_stream *qg_marker_owner[QG_MAX_CARDS][QG_MARKERS]; /* NULL wher
 extern struct qg_stream *qg_homeless[QG_MAX_CARDS];                 /* streams with work and without an index */
 extern unsigned qg_homeless_count;                                  /* atomic: on all lists */
 
+struct qg_stream *qg_find_stream(uint64_t key, CUcontext context, uint64_t thread); /* a living one */
 size_t qg_bucket(uint64_t key, CUcontext context, uint64_t thread);
 void qg_show_contexts(struct qg_card *card);
 void qg_lay_to_rest(struct qg_stream *stream); /* a dead record, to be used again some time */

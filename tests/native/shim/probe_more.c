@@ -155,12 +155,32 @@ static int contexts_at_once(long threads, long times)
     return sum;
 }
 
+static void *begins_capture(void *current)
+{
+    int result = CALL(cuCtxSetCurrent)(current);
+    if (!result)
+        result = CALL(cuStreamBeginCapture_v2)(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    return (void *)(intptr_t)result;
+}
+
+/* A thread that ends while its own default stream captures. */
+static int captures_in_thread(void)
+{
+    pthread_t thread;
+    void *result = NULL;
+    pthread_create(&thread, NULL, begins_capture, contexts[0]);
+    pthread_join(thread, &result);
+    return (int)(intptr_t)result;
+}
+
 int more_command(char **w)
 {
     if (!strcmp(w[0], "invoke"))
         return invoke(w);
     if (!strcmp(w[0], "newer"))
         return state->newer = (int)arg(w, 1), 0;
+    if (!strcmp(w[0], "capture_in_thread"))
+        return captures_in_thread();
     if (!strcmp(w[0], "end_result"))
         return state->end_result = (int)arg(w, 1), 0;
     if (!strcmp(w[0], "capturing")) /* capturing STREAM YES: what the stub says of it */

@@ -191,9 +191,9 @@ static void unmarked_work(struct card *card, volatile uint32_t *at)
     }
 }
 
-/* ends: a context is destroyed while another one's thread puts a marker behind its work. That call is blocked by the test:
- * "stands" when it is made; then a line, and the context is destroyed: "gone"; "over" at the end. */
-static void ends(bool one)
+/* Another thread puts a marker behind the work of the second card's stream, which waits for a word in *page. That call is
+ * blocked by the test: "stands" when it is made; then a line. */
+static void marker_stands(bool one, void **page_out)
 {
     void *page;
     open_cards(one);
@@ -208,6 +208,14 @@ static void ends(bool one)
     go_on();
     printf(stands(&cards[0]) ? "stands\n" : "passed\n");
     go_on();
+    *page_out = page;
+}
+
+/* ends: meanwhile that context is destroyed: "gone"; "over" at the end. */
+static void ends(bool one)
+{
+    void *page;
+    marker_stands(one, &page);
     *(volatile uint32_t *)page = turn;
     MUST(CALL(cuCtxDestroy_v2)(cards[1].context));
     printf("gone\n");
@@ -217,12 +225,32 @@ static void ends(bool one)
     go_on();
 }
 
+/* captures: meanwhile that stream captures: "N nodes", and none of them is the program's; "over" at the end. */
+static void captures(bool one)
+{
+    void *page;
+    CUgraph graph;
+    size_t nodes = 0;
+    marker_stands(one, &page);
+    MUST(CALL(cuStreamBeginCapture_v2)(cards[1].stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    MUST(pthread_join(cards[0].thread, NULL));
+    MUST(CALL(cuStreamEndCapture)(cards[1].stream, &graph));
+    MUST(CALL(cuGraphGetNodes)(graph, NULL, &nodes));
+    printf("%zu nodes\n", nodes);
+    fflush(stdout);
+    MUST(CALL(cuGraphDestroy)(graph));
+    *(volatile uint32_t *)page = turn;
+    MUST(CALL(cuStreamSynchronize)(cards[1].stream));
+    printf("over\n");
+    go_on();
+}
+
 int main(int argc, char **argv)
 {
     static const struct {
         const char *name;
         void (*run)(bool one);
-    } all[] = {{"pair", pair}, {"behind", behind}, {"ends", ends}};
+    } all[] = {{"pair", pair}, {"behind", behind}, {"ends", ends}, {"captures", captures}};
     (void)begin, (void)announce, (void)done, (void)right, (void)look, (void)blank, (void)hold;
     for (size_t i = 0; argc > 2 && i < sizeof(all) / sizeof(*all); i++)
         if (!strcmp(argv[1], all[i].name)) {
