@@ -192,14 +192,16 @@ def test_dead_list_is_bounded_and_only_hurts_its_own_job(tmp_path: Path) -> None
 
 
 def test_who_held_nothing_frees_nothing_of_the_crowd(tmp_path: Path) -> None:
-    """It dies when the list is full and others are counted together: an answer for it would be taken for one of them."""
+    """It dies when the list is full and others are counted as one: an answer for it would be taken for another's."""
     mine = grant(1)
     with arbiter(tmp_path, *UNHURRIED) as one, one.link() as link, DeathWatch(one.run_dir) as watch:
         link.sync([settings()], [mine])
         tenant = Tenant(one.run_dir, mine)
         nothing = "tenant.slot.mem_used = 0"
         kill(child(one, 1, "offline", nothing))
-        assert ended(watch).mem_used == 0, "one that finds room in the list is told of, and takes a place in it"
+        assert ended(watch).mem_used == 0, (
+            "one that finds room in the list is told of, and takes a place in it"
+        )
         told = many_deaths(one, watch)
         full = tenant.gate.mem_extra
         empty = [child(one, 1, "offline", nothing) for _ in range(FIRST + SECOND - 127)]

@@ -384,7 +384,9 @@ def test_a_short_second_connection_of_a_process_is_waited_for(tmp_path: Path) ->
         short.close()
         assert status_of(one, message, sealed(proof))[0] == 0
         stays, began = Tenant(one.run_dir, mine), time.monotonic()
-        wait_for(lambda: status_of(one, message, sealed(proof))[0] == errno.ENOSPC, "it is older than a second")
+        wait_for(
+            lambda: status_of(one, message, sealed(proof))[0] == errno.ENOSPC, "it is older than a second"
+        )
         assert time.monotonic() - began > 0.9
         assert "another copy of the driver library" in status_of(one, message, sealed(proof))[1]
         stays.close()

@@ -190,7 +190,9 @@ def test_refused_card_leaves_the_others_governed(tmp_path: Path) -> None:
         assert probe.ask("ctx 0") == 0
         assert probe.ask(f"alloc 1 {s.MIB}") == s.OUT_OF_MEMORY, "refused, and not after ten seconds"
         asked = len(arbiter.tenants[second].asked)
-        assert probe.ask("launch 0 0x10 1") == 0, "ten seconds after cuInit work goes on there as without an arbiter"
+        assert probe.ask("launch 0 0x10 1") == 0, (
+            "ten seconds after cuInit work goes on there as without an arbiter"
+        )
         assert probe.ask("ctx 1") == 0
         arbiter.tenants[second].set(s.CLOSED | s.TRACK)
         probe.send("launch 0 0x10 1")

@@ -18,7 +18,7 @@ import pytest
 from daemon_support import Serving
 
 from enforcer.clock import SystemClock
-from enforcer.daemon import inspector
+from enforcer.daemon import warden
 from enforcer.daemon.arbiter import ProcessUse
 from enforcer.daemon.askproto import MAX_MESSAGE, SOCK_ASK, AskError, NoDaemonError, ask
 from enforcer.daemon.asks import MAX_RUNS, MAX_RUNS_PER_USER, Asks, Peer
@@ -296,7 +296,7 @@ def test_a_cgroup_that_somebody_named_like_a_job_charges_and_punishes_nobody(tmp
     settings = service.config.enforcer.audit.model_copy(update={"action": "kill"})
     service.inspector.settings = settings
     punished: list[int] = []
-    monkeypatch.setattr(inspector, "punish", lambda action, pids, *_: punished.extend(pids) or list(pids))
+    monkeypatch.setattr(warden, "punish", lambda action, pids, *_: punished.extend(pids) or list(pids))
     node.jobs_of_pids |= {50: 9, 51: 9}  # 51 sits in a cgroup .../user@2000.service/job_9
     node.owners_of_pids |= {50: 1000, 51: 2000}
     node.arbiter.procs = [ProcessUse(9, uuid, 50, 1 << 30)]
