@@ -17,10 +17,9 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
-#include "qg_root.h"
+#include "answer.h"
 #include "pages.h"
 #include "qg_msg.h"
 #include "rm.h"
@@ -35,7 +34,6 @@
 #define RETRY_MS 100
 #define REFUSED_MS 1000        /* a clear no will hardly become a yes, but an administrator may repair it */
 #define LOOK_MS 250            /* how often the helper looks whether its descriptors are still its own */
-#define UNASKED (-2)
 
 static struct {
     uint32_t changed;    /* atomic, futex: rises with attempted and with each registration */
@@ -77,84 +75,6 @@ bool qg_register_connected(void)
 }
 
 /* ---- one registration ------------------------------------------------------------------------------------- */
-
-static int connect_arbiter(void)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct ucred peer;
-    socklen_t length = sizeof(peer);
-    int written = snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", qg_info.grant.run_dir,
-                           QG_SOCK_REGISTER);
-    if (written < 0 || (size_t)written >= sizeof(address.sun_path))
-        return -1;
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return -1;
-    fd = qg_move_high(fd);
-    /* Only root's arbiter may tell this process what to do; run_dir is root's, and the listener must be too. */
-    if (connect(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || !qg_is_root(peer.uid)) {
-        close(fd);
-        return -1;
-    }
-    return fd;
-}
-
-static bool wait_readable(int fd, int timeout_ms)
-{
-    struct pollfd wait = {.fd = fd, .events = POLLIN};
-    int ready;
-    do {
-        ready = poll(&wait, 1, timeout_ms);
-    } while (ready < 0 && errno == EINTR);
-    return ready > 0 && (wait.revents & POLLIN);
-}
-
-static void close_all(int *fds, int count)
-{
-    for (int i = 0; i < count; i++)
-        if (fds[i] >= 0)
-            close(fds[i]);
-}
-
-/* Receives one answer and its descriptors (exactly QG_PAGE_FDS, or none). Number of descriptors, -1, or UNASKED: it was an order
- * about channel groups, of which some may come between. */
-static int receive(int sock, struct qg_registered *answer, int fds[QG_PAGE_FDS])
-{
-    union {
-        char space[CMSG_SPACE(sizeof(int) * 8)];
-        struct cmsghdr align;
-    } control;
-    struct iovec data = {answer, sizeof(*answer)};
-    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
-    message.msg_control = control.space;
-    message.msg_controllen = sizeof(control.space);
-    ssize_t got;
-    do {
-        got = recvmsg(sock, &message, MSG_CMSG_CLOEXEC);
-    } while (got < 0 && errno == EINTR);
-    if (got < 0)
-        return -1;
-    int count = 0, all[8];
-    for (struct cmsghdr *part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
-        if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
-            continue;
-        int here = (int)((part->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-        for (int i = 0; i < here && count < 8; i++)
-            memcpy(&all[count++], CMSG_DATA(part) + sizeof(int) * (size_t)i, sizeof(int));
-    }
-    if (!count && qg_msg_is(answer, (size_t)got, QG_MSG_ACT, sizeof(struct qg_act))) {
-        qg_rm_received(answer, (size_t)got);
-        return UNASKED;
-    }
-    if (!qg_msg_is(answer, (size_t)got, QG_MSG_REGISTERED, sizeof(*answer)) || (message.msg_flags & MSG_CTRUNC) ||
-        (count && count != QG_PAGE_FDS)) {
-        close_all(all, count);
-        return -1;
-    }
-    memcpy(fds, all, sizeof(int) * (size_t)count);
-    return count;
-}
 
 /* Another thread may just be ringing the old doorbell. If we closed it, the program could get its number in that moment,
  * so the number stays a doorbell for ever: the new one takes it. */
@@ -210,9 +130,9 @@ static int register_card(int sock, struct qg_card *card, uint32_t version)
     qg_msg_head_init(&ask.head, QG_MSG_REGISTER, sizeof(ask));
     ask.head.version = version;
     memcpy(ask.uuid, card->grant->uuid, sizeof(ask.uuid));
-    int count = qg_msg_send(sock, &ask, sizeof(ask), &grant, grant >= 0) == 0 ? UNASKED : -1;
-    while (count == UNASKED)
-        count = wait_readable(sock, ANSWER_MS) ? receive(sock, &answer, fds) : -1;
+    int count = qg_msg_send(sock, &ask, sizeof(ask), &grant, grant >= 0) == 0 ? QG_UNASKED : -1;
+    while (count == QG_UNASKED)
+        count = qg_wait_readable(sock, ANSWER_MS) ? qg_arbiter_answer(sock, &answer, fds) : -1;
     if (count < 0)
         return EPIPE;
     if (answer.status == 0) {
@@ -222,7 +142,7 @@ static int register_card(int sock, struct qg_card *card, uint32_t version)
         else
             answer.status = EBADMSG;
     }
-    close_all(fds, QG_PAGE_FDS);
+    qg_close_all(fds, QG_PAGE_FDS);
     int status = answer.status < 0 ? -answer.status : answer.status;
     if (status == ENOSPC || status == EPERM)
         note_refusal(card, status, answer.message);
@@ -342,7 +262,7 @@ static void stand_by(int sock)
         char bytes[256];
     } message;
     for (;;) {
-        bool readable = wait_readable(sock, retry_ms() < LOOK_MS ? retry_ms() : LOOK_MS);
+        bool readable = qg_wait_readable(sock, retry_ms() < LOOK_MS ? retry_ms() : LOOK_MS);
         qg_waiters_reap();
         qg_shares_look();
         qg_rm_look();
@@ -370,7 +290,7 @@ static void *helper(void *unused)
     qg_depth = 1;
     for (;;) {
         struct stat st;
-        int sock = connect_arbiter();
+        int sock = qg_arbiter_connect();
         int status = ENOTCONN;
         memset(reg.registered, 0, sizeof(reg.registered));
         if (sock >= 0 && fstat(sock, &st) == 0) {
