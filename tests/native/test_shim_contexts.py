@@ -164,3 +164,8 @@ def test_stream_of_a_green_context_waits_at_the_gate(rig: Rig) -> None:
 def test_handle_of_a_green_context_may_be_used_again_before_its_destroyer_is_back() -> None:
     done = subprocess.run([BUILD / "test/shim-green-unit"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_primary_context_that_several_threads_give_back_at_once_ends_guarded() -> None:
+    done = subprocess.run([BUILD / "test/shim-primary-unit"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -87,8 +87,10 @@ $(BUILD)/test/shim-race: $(SHIM_RACE) $(wildcard $(SHIM_DIR)/*.h) $(SHIM_GEN)/sy
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -o $@ $(SHIM_RACE) -lpthread
 
-NATIVE += $(BUILD)/test/shim-green-unit
-$(BUILD)/test/shim-green-unit: tests/native/shim/green_unit.c $(SHIM_DIR)/hook_green.c $(wildcard $(SHIM_DIR)/*.h) $(SHIM_GEN)/symbols.h
+NATIVE += $(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit
+$(BUILD)/test/shim-green-unit: tests/native/shim/green_unit.c $(SHIM_DIR)/hook_green.c
+$(BUILD)/test/shim-primary-unit: tests/native/shim/primary_unit.c $(SHIM_DIR)/hook_context.c
+$(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit: $(wildcard $(SHIM_DIR)/*.h) $(SHIM_GEN)/symbols.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -o $@ $(filter %.c,$^) -lpthread
 

@@ -26,11 +26,12 @@ void qg_greens_after_fork(void);
 
 /* Around a call that gives back a reference to a primary context (all: every one). */
 struct qg_primary_end {
-    CUcontext context;    /* NULL: there is none */
-    struct qg_card *left; /* its channel groups are stopped no more */
+    CUcontext context; /* NULL: there is none */
+    unsigned taken;    /* references that were counted, and count again if the call fails */
+    bool counted;
 };
 struct qg_primary_end qg_primary_ending(CUdevice device, bool all);
-void qg_primary_ended(CUdevice device, bool all, const struct qg_primary_end *end, CUresult result);
+void qg_primary_ended(CUdevice device, const struct qg_primary_end *end, CUresult result);
 
 /* Around a call that retains it. */
 void qg_primary_retained(CUdevice device, bool counted, CUresult result);

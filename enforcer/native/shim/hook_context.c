@@ -154,7 +154,16 @@ static bool primary_active(CUdevice device)
     return QG_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-static unsigned retained[QG_MAX_ORDINALS]; /* atomic: references that the program has to primary contexts */
+/* Of each primary context. Releases take their references away before the driver's call, each one its own, so that of several
+ * threads that release at once the one that takes the last knows it. Which of their calls the driver hears last is
+ * another matter: so what is prepared for an end stays prepared until all of them are back. */
+static struct primary {
+    pthread_mutex_t lock; /* never held across a call of the driver */
+    unsigned retained;    /* references that the program has */
+    unsigned releasing;   /* releases under way */
+    bool ended;           /* qg_streams_context_ends() was called */
+    unsigned left;        /* so often qg_rm_leave() said yes */
+} primaries[QG_MAX_ORDINALS] = {[0 ... QG_MAX_ORDINALS - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
 
 static bool counts(CUdevice device)
 {
@@ -164,8 +173,11 @@ static bool counts(CUdevice device)
 void qg_primary_retained(CUdevice device, bool counted, CUresult result)
 {
     bool ours = result == CUDA_SUCCESS && counts(device);
-    if (ours)
-        __atomic_add_fetch(&retained[device], 1, __ATOMIC_RELAXED);
+    if (ours) {
+        pthread_mutex_lock(&primaries[device].lock);
+        primaries[device].retained++;
+        pthread_mutex_unlock(&primaries[device].lock);
+    }
     qg_rm_context_made(counted, ours);
 }
 
@@ -177,30 +189,48 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     return result;
 }
 
-/* Before a release: whether this may be the last reference. `all`: a reset drops them all. */
-static bool may_be_last(CUdevice device, bool all)
+/* Before a release; `all`: a reset drops every reference. True: this may be the last one. */
+static bool release_begins(struct primary *primary, bool all, struct qg_primary_end *end)
 {
-    return counts(device) && (all || __atomic_load_n(&retained[device], __ATOMIC_RELAXED) <= 1);
+    pthread_mutex_lock(&primary->lock);
+    end->taken = all ? primary->retained : primary->retained != 0;
+    primary->retained -= end->taken;
+    primary->releasing++;
+    bool last = !primary->retained;
+    pthread_mutex_unlock(&primary->lock);
+    return last;
 }
 
-/* The card, if it may be. */
-static struct qg_card *leave_primary(CUdevice device, bool all)
+/* `gone`: the context is no more. In *was: what was prepared and is to be taken back now, by this thread. */
+static void release_ends(struct primary *primary, const struct qg_primary_end *end, bool failed, bool gone, struct primary *was)
 {
-    struct qg_card *card = may_be_last(device, all) && qg_rm_any() ? qg_card_by_ordinal(device) : NULL;
-    return qg_rm_leave(card) ? card : NULL;
+    *was = (struct primary){.ended = false};
+    pthread_mutex_lock(&primary->lock);
+    primary->retained += failed ? end->taken : 0;
+    primary->ended &= !gone;
+    if (!--primary->releasing) {
+        was->ended = primary->ended;
+        was->left = primary->left;
+        primary->ended = false;
+        primary->left = 0;
+    }
+    pthread_mutex_unlock(&primary->lock);
 }
 
-static void released(CUdevice device, bool all)
+static void prepared(struct primary *primary, bool ended, bool left)
 {
-    unsigned now = counts(device) ? __atomic_load_n(&retained[device], __ATOMIC_RELAXED) : 0;
-    while (now && !__atomic_compare_exchange_n(&retained[device], &now, all ? 0 : now - 1, false, __ATOMIC_RELAXED,
-                                               __ATOMIC_RELAXED))
-        ;
+    pthread_mutex_lock(&primary->lock);
+    primary->ended |= ended;
+    primary->left += left;
+    pthread_mutex_unlock(&primary->lock);
 }
 
 void qg_primaries_after_fork(void)
 {
-    memset(retained, 0, sizeof(retained));
+    for (unsigned i = 0; i < QG_MAX_ORDINALS; i++) {
+        memset(&primaries[i], 0, sizeof(primaries[i]));
+        pthread_mutex_init(&primaries[i].lock, NULL);
+    }
     pthread_mutex_init(&usage_lock, NULL);
     usages = NULL; /* the parent's */
     qg_greens_after_fork();
@@ -208,24 +238,34 @@ void qg_primaries_after_fork(void)
 
 struct qg_primary_end qg_primary_ending(CUdevice device, bool all)
 {
-    struct qg_primary_end end = {.context = qg_primary(device), .left = leave_primary(device, all)};
-    if (end.context && may_be_last(device, all))
+    struct qg_primary_end end = {.counted = counts(device)};
+    if (!end.counted)
+        return end;
+    struct primary *primary = &primaries[device];
+    bool last = release_begins(primary, all, &end);
+    end.context = qg_primary(device);
+    if (last)
+        prepared(primary, false, qg_rm_any() && qg_rm_leave(qg_card_by_ordinal(device)));
+    if (last && end.context) {
+        prepared(primary, true, false);
         qg_streams_context_ends(end.context);
+    }
     return end;
 }
 
-void qg_primary_ended(CUdevice device, bool all, const struct qg_primary_end *end, CUresult result)
+void qg_primary_ended(CUdevice device, const struct qg_primary_end *end, CUresult result)
 {
-    if (end->left)
-        qg_rm_left(end->left);
-    if (result == CUDA_SUCCESS)
-        released(device, all);
-    if (!end->context)
+    struct primary was;
+    if (!end->counted)
         return;
-    if (result == CUDA_SUCCESS && !primary_active(device)) {
+    bool gone = end->context && result == CUDA_SUCCESS && !primary_active(device);
+    release_ends(&primaries[device], end, result != CUDA_SUCCESS, gone, &was);
+    for (struct qg_card *card = was.left ? qg_card_by_ordinal(device) : NULL; card && was.left; was.left--)
+        qg_rm_left(card);
+    if (gone) {
         qg_memory_context_ends(end->context);
         qg_context_gone(end->context);
-    } else {
+    } else if (was.ended && end->context) {
         qg_streams_context_stays(end->context);
     }
 }
@@ -235,7 +275,7 @@ void qg_primary_ended(CUdevice device, bool all, const struct qg_primary_end *en
     {                                                                          \
         struct qg_primary_end end = qg_primary_ending(device, all);            \
         CUresult result = QG_REAL(name)(device);                               \
-        qg_primary_ended(device, all, &end, result);                           \
+        qg_primary_ended(device, &end, result);                                \
         return result;                                                         \
     }
 

@@ -120,6 +120,6 @@ CUresult cuGreenCtxDestroy(CUgreenCtx handle)
     CUresult result = QG_REAL(cuGreenCtxDestroy)(handle);
     if (apart && result != CUDA_SUCCESS)
         enlist(&one);
-    qg_primary_ended(one.device, false, &end, result);
+    qg_primary_ended(one.device, &end, result);
     return result;
 }

@@ -35,9 +35,9 @@ struct qg_primary_end qg_primary_ending(CUdevice device, bool all)
     return (struct qg_primary_end){0};
 }
 
-void qg_primary_ended(CUdevice device, bool all, const struct qg_primary_end *end, CUresult result)
+void qg_primary_ended(CUdevice device, const struct qg_primary_end *end, CUresult result)
 {
-    (void)device, (void)all, (void)end;
+    (void)device, (void)end;
     ended += result == CUDA_SUCCESS;
 }
 
