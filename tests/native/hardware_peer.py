@@ -9,6 +9,7 @@ import array
 import ctypes as c
 import os
 import socket
+import time
 from pathlib import Path
 
 import sim_rm
@@ -27,12 +28,23 @@ class Peer:
         self.cuda = Cuda(card)
         self.job, self.uuid, self.run_dir = job, cards[card], Path(run_dir)
         self.grant = grant(job, kind, 50, 8 * GIB, *cards)
+        self.tenant: Tenant | None = None
         self.register()
         self.learn()
 
     def register(self) -> None:
-        """With the arbiter that serves now."""
-        self.tenant = Tenant(self.run_dir, self.grant, self.uuid)
+        """With the arbiter that serves now, over a new connection; the end of the one before may be news to it."""
+        if self.tenant is not None:
+            self.tenant.close()
+        limit = time.monotonic() + 5
+        while True:
+            try:
+                self.tenant = Tenant(self.run_dir, self.grant, self.uuid)
+                return
+            except AssertionError as error:
+                if b"ask again" not in str(error).encode() or time.monotonic() > limit:
+                    raise
+            time.sleep(0.05)
 
     def learn(self) -> None:
         """Looks at what hangs below the client, as the driver tells it."""
