@@ -91,8 +91,8 @@ def test_call_that_does_not_return_stops_its_thread_alone(rig: Rig, call: str, w
     assert (program.process.returncode, err) == (0, ""), (program.process.returncode, out, err)
 
 
-# Not two contexts of one card with the wide window: there a marker for the other one may wait in its full queue, one run in
-# ten (docs/specs/shim.md).
+# Not two contexts of one card with the wide window: there a marker for the other one may wait in its full queue, one
+# run in ten (docs/specs/shim.md).
 @pytest.mark.parametrize(("where", "window_us"), [("cards", 20000), ("cards", 500), ("contexts", 500)])
 def test_full_queue_of_one_card_does_not_stop_the_other(rig: Rig, where: str, window_us: int) -> None:
     """It is freed by what the other does: who held a lock while it waited for room would wait for ever."""
