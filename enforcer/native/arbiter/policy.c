@@ -177,8 +177,8 @@ static bool limited(const struct qp_card *c, const struct qp_tenant *t) {
 
 /* Bits beside CLOSED: track always; bound what is in flight always (a lone tenant's window is wide, but there is one:
  * else a newcomer would wait for a thousand kernels); ring after idleness and at the first launch of a turn; at once under a
- * limit, which must know how long each pause was, and online
- * where offline may run, and then its second launch waits for what offline has on the card. */
+ * limit, which must know how long each pause was, and online where offline may run, and then its second launch waits for
+ * what offline has on the card. */
 static void decorate(struct qp_card *c, const struct side m[2], uint64_t now) {
     bool at_risk = !c->preempting && m[OFFLINE].n, held = holding(c, &m[OFFLINE], now);
     for (uint32_t i = 0; i < c->ntenants; i++) {

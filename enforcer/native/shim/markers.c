@@ -257,7 +257,8 @@ static bool elsewhere(const struct qg_stream *stream)
     return stream->key == 2 && stream->thread != qg_this_thread();
 }
 
-bool qg_stream_enter(const struct qg_stream *stream, bool *pushed)
+/* The handles of default streams mean those of the current context: makes it the stream's. False: it cannot be. */
+static bool enter_context(const struct qg_stream *stream, bool *pushed)
 {
     CUcontext current = NULL;
     *pushed = false;
@@ -268,7 +269,7 @@ bool qg_stream_enter(const struct qg_stream *stream, bool *pushed)
     return *pushed = QG_REAL(cuCtxPushCurrent_v2)(stream->context_key) == CUDA_SUCCESS;
 }
 
-void qg_stream_leave(bool pushed)
+static void leave_context(bool pushed)
 {
     CUcontext popped;
     if (pushed)
@@ -282,14 +283,14 @@ static void mark_on(struct qg_stream *stream)
     CUstreamCaptureMode mode;
     bool pushed;
     do {
-        if (!qg_stream_enter(stream, &pushed))
+        if (!enter_context(stream, &pushed))
             continue;
         if (!qg_stream_captures(stream)) {
             bool relaxed = __atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) && qg_relax(&mode);
             mark_once(stream);
             qg_unrelax(relaxed, &mode);
         }
-        qg_stream_leave(pushed);
+        leave_context(pushed);
     } while (!call_ends(stream));
 }
 
@@ -323,7 +324,7 @@ void qg_observe_stream(CUstream handle, bool ptsz)
         return;
     }
     struct qg_stream *stream = qg_stream_of(handle, ptsz);
-    if (stream && __atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED) && !qg_stream_captures(stream))
+    if (stream && __atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED))
         qg_mark_for(stream);
 }
 
@@ -360,12 +361,12 @@ static bool asked_over(struct qg_stream *stream)
 {
     CUstreamCaptureMode mode;
     bool pushed;
-    if (__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) || !qg_stream_enter(stream, &pushed))
+    if (__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) || !enter_context(stream, &pushed))
         return false;
     bool relaxed = qg_relax(&mode);
     CUresult result = QG_REAL(cuStreamQuery)(stream->handle);
     qg_unrelax(relaxed, &mode);
-    qg_stream_leave(pushed);
+    leave_context(pushed);
     bool over = result != CUDA_ERROR_NOT_READY &&
                 (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
     if (over && result != CUDA_SUCCESS)

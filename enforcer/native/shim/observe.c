@@ -47,14 +47,8 @@ void qg_observe_context(CUcontext context)
     if (!context && (QG_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context))
         return;
     unsigned count = unmarked_of(qg_context_owner(context), found, 4 * QG_MARKERS);
-    for (unsigned i = 0; i < count; i++) {
-        bool pushed;
-        if (!qg_stream_enter(found[i], &pushed))
-            continue;
-        if (!qg_stream_captures(found[i]))
-            qg_mark_for(found[i]);
-        qg_stream_leave(pushed);
-    }
+    for (unsigned i = 0; i < count; i++)
+        qg_mark_for(found[i]);
 }
 
 void qg_observe_homeless(void)

@@ -146,10 +146,6 @@ static inline bool qg_stream_captures(struct qg_stream *stream)
     return QG_UNLIKELY(__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE)) && qg_stream_captures_slow(stream);
 }
 
-/* The handles of default streams mean those of the current context: makes it the stream's. False: it cannot be. */
-bool qg_stream_enter(const struct qg_stream *stream, bool *pushed);
-void qg_stream_leave(bool pushed);
-
 /* Around driver calls of ours that a capture of another thread would otherwise forbid, or be spoiled by. */
 bool qg_relax(CUstreamCaptureMode *mode);
 void qg_unrelax(bool relaxed, CUstreamCaptureMode *mode);

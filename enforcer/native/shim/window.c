@@ -296,18 +296,6 @@ static bool look(struct qg_look *at, struct qg_stream *stream, struct qg_pages *
     return enter;
 }
 
-/* A marker behind work of any stream of the card. A default stream's handle means that of the current context: a word written
- * into another one's would come too soon, and be overwritten by an older one later. */
-static void mark_oldest(struct qg_stream *oldest)
-{
-    bool pushed;
-    if (!qg_stream_enter(oldest, &pushed))
-        return;
-    if (!qg_stream_captures(oldest))
-        qg_mark_for(oldest);
-    qg_stream_leave(pushed);
-}
-
 /* Another look, and a marker behind work that has none: without one its end is invisible. Where nothing moved, the driver is
  * asked about the stream first. A signal handler may leave the wait by siglongjmp, so signals come in while the thread
  * sleeps and not while it holds a lock. */
@@ -319,7 +307,7 @@ static bool look_again(struct qg_look *at, struct qg_stream *stream, struct qg_p
     pthread_sigmask(SIG_SETMASK, &all, &before);
     struct qg_stream *oldest = at->inflight.oldest;
     if (oldest && at->inflight.unmarked)
-        mark_oldest(oldest);
+        qg_mark_for(oldest);
     if (oldest && at->stuck) {
         qg_depth++;
         qg_stream_over(oldest);
