@@ -11,12 +11,15 @@ from enforcer.policylib import (
     DRAIN_MAX_NS,
     DRAIN_POLL_NS,
     KEEP_NS,
+    LATE_PAUSE_NS,
     MS,
     PASS_ON_NS,
     PAUSE_NS,
+    REST_NS,
     RESTING,
     SOON_NS,
     TICK_NS,
+    TOLD_LOOK_NS,
     WARY_NS,
 )
 
@@ -74,15 +77,15 @@ def test_who_always_pauses_for_long_is_given_less_time_to_come_back() -> None:
     card, first, other = two()
     card.use(first)
     for _ in range(RESTING):
-        assert PAUSE_NS <= rest_of_the_turn(card, other, card.now) < PAUSE_NS * 3 // 2
+        assert PAUSE_NS <= rest_of_the_turn(card, other, card.now) < LATE_PAUSE_NS
         come_back(card, first, 5 * MS)
     assert rest_of_the_turn(card, other, card.now) < PAUSE_NS, "its pauses are known"
     come_back(card, first, SOON_NS - 1)
-    assert rest_of_the_turn(card, other, card.now) >= PAUSE_NS * 3 // 2, (
+    assert rest_of_the_turn(card, other, card.now) >= LATE_PAUSE_NS, (
         "it came back soon: that was too early"
     )
     come_back(card, first, 5 * MS)
-    assert PAUSE_NS <= rest_of_the_turn(card, other, card.now) < PAUSE_NS * 3 // 2
+    assert PAUSE_NS <= rest_of_the_turn(card, other, card.now) < LATE_PAUSE_NS
 
 
 def test_credit_outlives_a_moment_without_work_and_no_more() -> None:
@@ -105,6 +108,38 @@ def test_who_passed_its_turn_on_is_looked_at_more_often() -> None:
     come_back(card, first, 5 * MS)
     card.at(300 * US)
     assert card.raw.wake_ns <= card.now + PAUSE_NS, "although its work is not finished"
+
+
+def test_work_that_is_foreseen_is_looked_at_when_it_may_have_ended() -> None:
+    """Each look wakes a sleeping thread; but an end that was foreseen too late is found soon all the same."""
+    card, first, other = two()
+    card.use(first)
+    rest_of_the_turn(card, other, card.now)
+    come_back(card, first, 5 * MS)
+    card[first].silent_ns = 0
+    card.at(300 * US)
+    for ahead, most in ((4 * MS, 3 * MS), (1 * MS, 750 * US), (PAUSE_NS, PAUSE_NS + REST_NS)):
+        card[first].ends_ns = card.now + ahead
+        card.at(0)
+        assert card.raw.due_ns == card.now + most
+        assert card.raw.wake_ns <= card.now + TICK_NS, "ticks find it, however much it foresees"
+    assert rest_of_the_turn(card, other, card.now) < PAUSE_NS + LATE_PAUSE_NS
+
+
+def test_who_stands_at_its_gate_tells_when_its_work_has_ended() -> None:
+    """It is looked at all the same, in case that the thread there is late, but seldom."""
+    card, first, _ = two()
+    card.use(first)
+    card[first].early_ns, card[first].uneven = 400 * US, 1
+    while card.open() == [first]:
+        card.at(card.raw.wake_ns - card.now)
+    card.at(10 * US)
+    assert card.raw.wake_ns < card.now + TOLD_LOOK_NS, "nobody stands there: nobody tells"
+    card[first].stands = 1
+    for _ in range(3):
+        card.at(0)
+        assert card.raw.wake_ns == card.now + TOLD_LOOK_NS
+        card.at(TOLD_LOOK_NS)
 
 
 def test_a_drain_longer_than_ever_is_cut_off_soon() -> None:

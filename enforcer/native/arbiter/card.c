@@ -314,7 +314,7 @@ static void *card_main(void *arg) {
             alone &= events[i].data.u64 == KEY_TIMER;
         }
         if (alone) tick(card, now);
-        else card_step(card, now);
+        else if (n > 0 || now >= card->wake_ns) card_step(card, now); /* else another thread took this card along */
         until = arm_own(card);
         quit = card->quit;
         uint64_t beat = card->ticking ? card->tick_ns : QP_NEVER;

@@ -22,9 +22,10 @@
 #define QP_NOTIFY_NS (2 * QP_MS)      /* idle so long: stop polling, the next launch rings */
 #define QP_PASS_ON_NS (1 * QP_MS)     /* without work for so long, a tenant competes no more */
 #define QP_PAUSE_NS 400000ull         /* a holder that shows no sign of work for so long passes its turn on: kernels have gaps */
+#define QP_LATE_PAUSE_NS 500000ull    /* the same where its last pause was none (QP_LATE), and between two looks for one */
 #define QP_REST_NS 100000ull          /* the same of one whose last pauses were all that long */
 #define QP_RESTING 3u                 /* so many of them */
-#define QP_LATE 4u                    /* its last pause was none, its thread was late: next time half as much again */
+#define QP_LATE 4u                    /* its last pause was none, its thread was late: next time QP_LATE_PAUSE_NS */
 #define QP_SOON_NS (12 * QP_MS / 10)  /* ... which is so if it went on so soon after its last work */
 #define QP_WARY_NS (1000 * QP_MS)      /* so long after a drain of the class was cut off turns are passed on after QP_PASS_ON_NS only */
 #define QP_PAUSES_NS (1000 * QP_MS)   /* who did that is looked at as often in the turns of the time that follows */
@@ -34,7 +35,8 @@
 #define QP_DRAIN_LEAST_NS (25 * QP_MS) /* ... or after so many times the longest drain of late, if that is less */
 #define QP_DRAIN_TAILS 8u
 #define QP_UNEVEN 16u                  /* so many drains after one that ended unseen, the time until the first look is looked into */
-#define QP_UNEVEN_LOOKS 16u            /* ... so often at most */
+#define QP_UNEVEN_LOOKS 8u             /* ... so often at most */
+#define QP_TOLD_LOOK_NS 500000ull      /* the same of a tenant that stands at its gate, and rings when its work has ended */
 #define QP_OVERDUE_MAX 6u             /* each drain that is cut off halves the next one, so often at most: to 1.6 ms */
 #define QP_KEEP_NS (5 * QP_MS)        /* who is away for less keeps its credit */
 #define QP_DEFICIT_MAX_NS (1000 * (int64_t)QP_MS) /* |credit or debt| of a tenant */
@@ -72,7 +74,7 @@ struct qp_tenant {
     uint32_t free;      /* 1: isolation none for its class or job: its gate stays open; as online it still preempts */
     uint32_t suspended; /* 1: its job is preempted on another card of the node, so it must not run here either */
     uint32_t hung;      /* 1: online, and its work makes no progress: no turn among its peers, offline stays closed all the same */
-    uint32_t stands;    /* 1: a thread of it stands at its gate: it launches when that opens, and says when it began */
+    uint32_t stands;    /* 1: a thread of it stands at its gate: it launches when that opens, says when it began, and rings when what it launched before has ended */
     uint64_t ends_ns;      /* when what it has on the card will have ended, as its programs foresee it; 0 = they do not */
     uint64_t used_from_ns; /* when it began to use the turn it was given, by the arbiter's clock; 0 = not known */
     uint64_t silent_ns;    /* the look at which it last moved, if nothing of it is known to be unfinished; else 0 */
@@ -161,7 +163,7 @@ struct qp_card {
     /* output */
     uint64_t wake_ns; /* decide again then at the latest, or QP_NEVER */
     uint64_t due_ns;  /* the same if those who work now go on working: only looks at them come before */
-    uint64_t soft_ns; /* a long turn is over then: the first look after that is soon enough; or QP_NEVER */
+    uint64_t soft_ns; /* a long turn is over then, or is charged from then: the first look after that is soon enough; or QP_NEVER */
     uint32_t preempting;
     uint32_t online_working; /* state: an online tenant had work at the last decision */
     uint32_t awaits_online;  /* state: an online tenant lives here, or may come at any time */

@@ -69,7 +69,7 @@ static uint64_t end_of_turn(const struct qp_card *c, const struct qp_class *s, c
  * each change of hands may cost a cut-off again, and its programs may keep the processors from this one's: longer. */
 static uint64_t pause_of(const struct qp_class *s, const struct qp_tenant *h) {
     if (s->wary) return QP_PASS_ON_NS;
-    return h->resting == QP_LATE ? QP_PAUSE_NS * 3 / 2 : h->resting < QP_RESTING ? QP_PAUSE_NS : QP_REST_NS;
+    return h->resting == QP_LATE ? QP_LATE_PAUSE_NS : h->resting < QP_RESTING ? QP_PAUSE_NS : QP_REST_NS;
 }
 
 /* When a holder that shows no work passes its turn on. Launches that a look found came before it, so that the pause has
@@ -87,11 +87,14 @@ static void judge_pause(struct qp_tenant *t, uint64_t now) {
 }
 
 /* The next look that may find that the holder has nothing to do: where nothing of it is known to be unfinished, or where it
- * makes pauses. */
+ * makes pauses. Not before what it has on the card will have ended, where its programs foresee that; they may foresee too
+ * much, so that most of it is waited for first. Ticks look at it anyway, so that a lie gains nothing. */
 static uint64_t pause_look(const struct qp_class *s, const struct qp_tenant *h, uint64_t now) {
     if (h->silent_ns || !h->wants) return max_u64(pass_on_at(s, h), now + QP_DRAIN_POLL_NS);
     if (!h->paused_ns || now - h->paused_ns >= QP_PAUSES_NS) return QP_NEVER;
-    uint64_t used = now - max_u64(s->use_ns, s->opened_ns), least = min_u64(pause_of(s, h), QP_PAUSE_NS);
+    uint64_t ahead = h->ends_ns > now ? h->ends_ns - now : 0;
+    if (ahead) return now + (ahead > QP_PAUSE_NS ? ahead / 4 * 3 : ahead + QP_REST_NS);
+    uint64_t used = now - max_u64(s->use_ns, s->opened_ns), least = min_u64(pause_of(s, h), QP_LATE_PAUSE_NS);
     return now + max_u64(least, min_u64(used / 4, QP_PAUSE_NS));
 }
 
@@ -129,9 +132,11 @@ static void learn_drain(struct qp_tenant *t, uint64_t took, bool looked) {
     t->tail_ns = max_u64(took, t->tail_ns - t->tail_ns / 8);
 }
 
-/* When the draining tenant is looked at next: seldom until it may have ended, then the more often the sooner that was. */
+/* When the draining tenant is looked at next: seldom until it may have ended, then the more often the sooner that was. Of one
+ * that stands at its gate the end is told, by the thread that stands there: it is looked for in case that this one is late. */
 static uint64_t drain_look(const struct qp_class *s, const struct qp_tenant *t, uint64_t now) {
     uint64_t first = s->drain_from_ns + first_after(t), waited = now - s->drain_from_ns;
+    if (t->stands) return max_u64(first, now + QP_TOLD_LOOK_NS);
     if (now >= first) return now + max_u64(QP_DRAIN_POLL_NS, min_u64(waited / 32, QP_TICK_NS));
     return t->uneven ? min_u64(first, now + max_u64(first_after(t) / QP_UNEVEN_LOOKS, QP_DRAIN_POLL_NS)) : first;
 }
@@ -287,16 +292,20 @@ uint64_t qp_turn_wake(struct qp_card *c, int k, const struct side *m, uint64_t n
     if (!s->contended) return QP_NEVER;
     uint64_t wake = fixed(s) ? qp_budget_wake(c, k, m, now) : QP_NEVER;
     if (s->draining >= 0) {
-        uint64_t next = drain_look(s, &c->tenant[s->draining], now);
+        const struct qp_tenant *d = &c->tenant[s->draining];
+        uint64_t next = drain_look(s, d, now);
         uint64_t early = early_at(c, k, s), until = waits_until(s);
         if (s->foreseen_ns) return min_u64(wake, min_u64(max_u64(now + QP_LATE_LOOK_NS, s->foreseen_ns), until));
-        if (early > now && early != QP_NEVER) next = max_u64(next, now + QP_LATE_LOOK_NS);
+        if (early > now && early != QP_NEVER) next = d->stands ? QP_NEVER : max_u64(next, now + QP_LATE_LOOK_NS);
         if (early > now) wake = min_u64(wake, early);
         return min_u64(wake, min_u64(next, until));
     }
     if (s->holder < 0) return wake;
     const struct qp_tenant *h = &c->tenant[s->holder];
-    if (!s->use_ns && h->wants && now < s->opened_ns + QP_START_NS) wake = min_u64(wake, s->opened_ns + QP_START_NS);
+    if (!s->use_ns && h->wants && now < s->opened_ns + QP_START_NS) {
+        if (fixed(s)) wake = min_u64(wake, s->opened_ns + QP_START_NS);
+        else c->soft_ns = min_u64(c->soft_ns, s->opened_ns + QP_START_NS); /* the next tick charges it as of then */
+    }
     if (qp_best_claim(c, k, m, s->holder) < 0) return wake;
     uint64_t end = end_of_turn(c, s, m);
     if (!fixed(s) && end > s->slice_end_ns) {
