@@ -81,9 +81,7 @@ def test_who_always_pauses_for_long_is_given_less_time_to_come_back() -> None:
         come_back(card, first, 5 * MS)
     assert rest_of_the_turn(card, other, card.now) < PAUSE_NS, "its pauses are known"
     come_back(card, first, SOON_NS - 1)
-    assert rest_of_the_turn(card, other, card.now) >= LATE_PAUSE_NS, (
-        "it came back soon: that was too early"
-    )
+    assert rest_of_the_turn(card, other, card.now) >= LATE_PAUSE_NS, "it came back soon: that was too early"
     come_back(card, first, 5 * MS)
     assert PAUSE_NS <= rest_of_the_turn(card, other, card.now) < LATE_PAUSE_NS
 
