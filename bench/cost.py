@@ -5,7 +5,8 @@ simulated card: so qgpud's looks at NVML and its audits find 128 processes, the 
 Metrics are read once in each round of 15 s, as Prometheus is often told to. Three states: all work (offline, so that
 all take turns: with online always at work offline never gets one, which is cheaper), all worked before and are idle
 now, and services that come and go beside offline work. Both daemons run as their services do, so without the gate
-trace. What tenants and simulator use themselves is reported and not counted.
+trace. What tenants and simulator use themselves is reported and not counted. Everything lies in memory: where a disk
+of the machine is slow to answer qgpud waits for it, and a daemon that waits looks cheap.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from bench.daemons import cpu_percent, free_port, scraped, start_qgpud, wakeups
 from bench.figures import Figure
-from bench.rig import Rig, wait_for
+from bench.rig import MEMORY_DIR, Rig, wait_for
 from bench.scene import endless, kernels
 from enforcer.nvml import CardUsage
 from gres.config import JobClass
@@ -156,7 +157,7 @@ def one_round(rig: Rig, qgpud: int, pids: Sequence[int], seconds: float) -> Roun
 def daemon_cpu(mode: str, rounds: int) -> list[Round]:
     """What the daemons of a full node in this state use, in each round."""
     with (
-        tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work,
+        tempfile.TemporaryDirectory(prefix="qgpu-bench-", dir=MEMORY_DIR) as work,
         Rig(Path(work), cards=CARDS, traced=False) as rig,
     ):
         who, port = admit(rig, mode), free_port()

@@ -39,7 +39,7 @@ def config_text(
         f"driver: {{libcuda: {rig.driver}, nvml: {BUILD}/sim/libnvidia-ml.so.1}}\nshim: {rig.shim}\n"
         f"reports: {{metrics: {{port: {metrics_port}, job_labels: true}}}}\n"
         f"default_class: offline\nclasses: {{{classes}}}\nmodels: {{sim: {{memory: {CARD_MIB}MiB, reserve: 0MiB}}}}\n"
-        f"enforcer: {{idle_release: {told.get('idle_release_ms', 100)}ms, window: {told.get('window_us', 400)}us, "
+        f"enforcer: {{idle_release: {told.get('idle_release_ms', 100)}ms, window: {told.get('window_us', 350)}us, "
         f"slice: {told.get('slice_us', 2000)}us, nvml_interval: {nvml_interval_ms}ms, "
         f"ledger_interval: {ledger_interval_ms}ms, "
         f"hardware: {{enabled: {'off' if rig.hardware is None else 'on'}}}}}\n"

@@ -14,14 +14,13 @@ from pathlib import Path
 import yaml
 
 from bench.figures import Figure
-from bench.rig import BUILD, CARD_MIB, Rig, wait_for
+from bench.rig import BUILD, CARD_MIB, MEMORY_DIR, Rig, wait_for
 from enforcer import abi
 from enforcer import evaluate as ev
 from gres.config import load_config
 from slurm_plugin.render import render
 
-# run_dir is /run/qgpu by default, which is in memory; the ledger is on the disk.
-RUN = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+# The ledger is on the disk.
 TAG = "qgpu/1 class=offline share=10 mem=1024"
 
 
@@ -84,7 +83,7 @@ def figures(quick: bool) -> Iterator[Figure]:
     """p95 of the prolog's and the epilog's duration."""
     runs = 20 if quick else 200
     with (
-        tempfile.TemporaryDirectory(prefix="qgpu-bench-", dir=RUN) as work,
+        tempfile.TemporaryDirectory(prefix="qgpu-bench-", dir=MEMORY_DIR) as work,
         tempfile.TemporaryDirectory(prefix="qgpu-bench-") as state,
         Rig(Path(work)) as rig,
     ):
@@ -103,6 +102,6 @@ def figures(quick: bool) -> Iterator[Figure]:
             daemon.terminate()
             daemon.wait(10)
     for name, values in zip(("prolog_ms_p95", "epilog_ms_p95"), zip(*pairs, strict=True), strict=True):
-        where = "in memory" if RUN else "on the disk"
+        where = "in memory" if MEMORY_DIR else "on the disk"
         spread = f"(median {statistics.median(values):.1f}, max {max(values):.1f} ms; run_dir {where})"
         yield Figure(name, ev.percentile(values, 95), "ms", 20, "<=", runs, spread, simulated=False)

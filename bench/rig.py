@@ -30,6 +30,8 @@ from gres.grants import Grant, GrantCard
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
 MIB = 1 << 20
+# run_dir is /run/qgpu by default, which is in memory.
+MEMORY_DIR = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 CARD_MIB = 81_920
 DRIVER = 580  # generation that the simulator plays
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
