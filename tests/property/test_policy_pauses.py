@@ -116,7 +116,7 @@ def test_work_that_is_foreseen_is_looked_at_when_it_may_have_ended() -> None:
     come_back(card, first, 5 * MS)
     card[first].silent_ns = 0
     card.at(300 * US)
-    for ahead, most in ((4 * MS, 3 * MS), (1 * MS, 750 * US), (PAUSE_NS, PAUSE_NS + REST_NS)):
+    for ahead, most in ((4 * MS, 3 * MS), (1 * MS, 1 * MS + REST_NS), (PAUSE_NS, PAUSE_NS + REST_NS)):
         card[first].ends_ns = card.now + ahead
         card.at(0)
         assert card.raw.due_ns == card.now + most

@@ -93,7 +93,7 @@ static uint64_t pause_look(const struct qp_class *s, const struct qp_tenant *h, 
     if (h->silent_ns || !h->wants) return max_u64(pass_on_at(s, h), now + QP_DRAIN_POLL_NS);
     if (!h->paused_ns || now - h->paused_ns >= QP_PAUSES_NS) return QP_NEVER;
     uint64_t ahead = h->ends_ns > now ? h->ends_ns - now : 0;
-    if (ahead) return now + (ahead > QP_PAUSE_NS ? ahead / 4 * 3 : ahead + QP_REST_NS);
+    if (ahead) return now + (ahead > QP_TICK_NS ? ahead / 4 * 3 : ahead + QP_REST_NS);
     uint64_t used = now - max_u64(s->use_ns, s->opened_ns), least = min_u64(pause_of(s, h), QP_LATE_PAUSE_NS);
     return now + max_u64(least, min_u64(used / 4, QP_PAUSE_NS));
 }
@@ -133,12 +133,14 @@ static void learn_drain(struct qp_tenant *t, uint64_t took, bool looked) {
 }
 
 /* When the draining tenant is looked at next: seldom until it may have ended, then the more often the sooner that was. Of one
- * that stands at its gate the end is told, by the thread that stands there: it is looked for in case that this one is late. */
+ * that stands at its gate the end is told, by the thread that stands there: it is looked for in case that this one is late.
+ * Not under a limit, where each part of a millisecond until it is heard of is taken from a share. */
 static uint64_t drain_look(const struct qp_class *s, const struct qp_tenant *t, uint64_t now) {
     uint64_t first = s->drain_from_ns + first_after(t), waited = now - s->drain_from_ns;
-    if (t->stands) return max_u64(first, now + QP_TOLD_LOOK_NS);
+    if (t->stands && !fixed(s)) return max_u64(first, now + QP_TOLD_LOOK_NS);
     if (now >= first) return now + max_u64(QP_DRAIN_POLL_NS, min_u64(waited / 32, QP_TICK_NS));
-    return t->uneven ? min_u64(first, now + max_u64(first_after(t) / QP_UNEVEN_LOOKS, QP_DRAIN_POLL_NS)) : first;
+    uint64_t looks = fixed(s) ? QP_LIMITED_LOOKS : QP_UNEVEN_LOOKS;
+    return t->uneven ? min_u64(first, now + max_u64(first_after(t) / looks, QP_DRAIN_POLL_NS)) : first;
 }
 
 static void pass_on(struct qp_tenant *h, uint64_t now) {
