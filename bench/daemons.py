@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.rig import BUILD, CARD_MIB, Rig, wait_for
 from enforcer import abi
-from enforcer.arbiter_link import ArbiterLink
+from enforcer.arbiter_link import ArbiterLink, CardSettings
 from gres.grants import GrantStore
 
 READY = "serving"
@@ -39,7 +39,8 @@ def config_text(
         f"driver: {{libcuda: {rig.driver}, nvml: {BUILD}/sim/libnvidia-ml.so.1}}\nshim: {rig.shim}\n"
         f"reports: {{metrics: {{port: {metrics_port}, job_labels: true}}}}\n"
         f"default_class: offline\nclasses: {{{classes}}}\nmodels: {{sim: {{memory: {CARD_MIB}MiB, reserve: 0MiB}}}}\n"
-        f"enforcer: {{idle_release: {told.get('idle_release_ms', 100)}ms, window: {told.get('window_us', 350)}us, "
+        f"enforcer: {{idle_release: {told.get('idle_release_ms', 100)}ms, "
+        f"window: {told.get('window_us', CardSettings.window_us)}us, "
         f"slice: {told.get('slice_us', 2000)}us, nvml_interval: {nvml_interval_ms}ms, "
         f"ledger_interval: {ledger_interval_ms}ms, "
         f"hardware: {{enabled: {'off' if rig.hardware is None else 'on'}}}}}\n"

@@ -20,7 +20,6 @@ from enforcer import evaluate as ev
 from gres.config import load_config
 from slurm_plugin.render import render
 
-# The ledger is on the disk.
 TAG = "qgpu/1 class=offline share=10 mem=1024"
 
 
@@ -84,7 +83,7 @@ def figures(quick: bool) -> Iterator[Figure]:
     runs = 20 if quick else 200
     with (
         tempfile.TemporaryDirectory(prefix="qgpu-bench-", dir=MEMORY_DIR) as work,
-        tempfile.TemporaryDirectory(prefix="qgpu-bench-") as state,
+        tempfile.TemporaryDirectory(prefix="qgpu-bench-") as state,  # the ledger is on the disk
         Rig(Path(work)) as rig,
     ):
         config = _config(rig, state)

@@ -37,7 +37,7 @@
 #define QP_UNEVEN 16u                  /* so many drains after one that ended unseen, the time until the first look is looked into */
 #define QP_UNEVEN_LOOKS 8u             /* ... so often at most */
 #define QP_LIMITED_LOOKS 16u           /* ... the same under fixed-share */
-#define QP_TOLD_LOOK_NS 500000ull      /* the same of a tenant that stands at its gate, and rings when its work has ended */
+#define QP_TOLD_LOOK_NS 500000ull      /* who drains and stands at its gate, and rings when its work has ended, is looked at so often at most */
 #define QP_OVERDUE_MAX 6u             /* each drain that is cut off halves the next one, so often at most: to 1.6 ms */
 #define QP_KEEP_NS (5 * QP_MS)        /* who is away for less keeps its credit */
 #define QP_DEFICIT_MAX_NS (1000 * (int64_t)QP_MS) /* |credit or debt| of a tenant */
