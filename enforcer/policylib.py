@@ -83,7 +83,7 @@ class QpTenant(ctypes.Structure):
         *_fields(
             c_uint64,
             "last_work_ns idle_since_ns busy_since_ns paused_ns service_ns used_ns unseen_ns drain_ns early_ns"
-            " tail_ns overdue",
+            " tail_ns overdue cut_off_ns",
         ),
     ]
 
@@ -94,7 +94,7 @@ class QpClass(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         *_fields(c_uint32, "policy sliced"),
         *_fields(c_int32, "holder draining"),
-        *_fields(c_uint32, "contended resumed looked wary stayed padding rivals"),
+        *_fields(c_uint32, "contended resumed looked wary stayed bare rivals"),
         *_fields(c_int64, "weights"),
         *_fields(
             c_uint64,
@@ -126,6 +126,7 @@ class QpCard(ctypes.Structure):
         *_fields(c_uint64, "wake_ns due_ns soft_ns"),
         *_fields(c_uint32, "preempting online_working awaits_online"),
         *_fields(c_int32, "last_user"),
+        *_fields(c_uint32, "again padding"),
         ("tenant", QpTenant * MAX_TENANTS),
         ("history", QpHistory * MAX_TENANTS),
     ]
@@ -151,7 +152,14 @@ class Policy:
         self._lib.qp_init(ctypes.byref(self.card))
 
     def decide(self, now_ns: int) -> None:
-        """One decision at a time that does not go backwards."""
+        """A decision at a time that does not go backwards; where it asks for a look, that finds nothing new."""
+        self.decide_once(now_ns)
+        if self.card.again:
+            self.card.again = 0
+            self.decide_once(now_ns)
+
+    def decide_once(self, now_ns: int) -> None:
+        """The same up to the look that `card.again` may ask for."""
         self._lib.qp_decide(ctypes.byref(self.card), c_uint64(now_ns))
 
     def forget(self, index: int) -> None:

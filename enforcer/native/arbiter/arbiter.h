@@ -228,6 +228,7 @@ void card_fresh_bell(struct card *card, struct tenant *t, int fd); /* takes fd f
 /* sample.c */
 void sample_quick(struct tenant *t, uint64_t now);
 void sample_full(struct tenant *t, uint64_t now);
+void sample_behind(struct tenant *t, uint64_t now);
 void sample_counters(struct tenant *t);
 void sample_lonely(struct card *card); /* sets windows anew when the first neighbour came, or the last one went */
 uint32_t sample_window(const struct tenant *t);

@@ -54,6 +54,17 @@ static void drop_strangers(struct qp_card *c) {
     }
 }
 
+/* What it had on the card when its drain was cut off has ended after all, no later than the longest kernel is awaited: it was
+ * no lie. The next drain is awaited as long, else work that shares the card would be cut off again and again. */
+static void believe(struct qp_tenant *t, uint64_t now) {
+    if (!t->cut_off_ns || t->undrained) return;
+    uint64_t took = now - t->cut_off_ns;
+    t->cut_off_ns = 0;
+    if (took > QP_DRAIN_MAX_NS) return;
+    t->tail_ns = max_u64(t->tail_ns, took);
+    t->overdue = 0;
+}
+
 /* Notes who works; a tenant seen for the first time counts as idle since now. Online counts as idle since the first
  * look that found it so: its last kernel may have ended right before, and the release must never come early. */
 static void observe(struct qp_card *c, uint64_t now) {
@@ -61,6 +72,7 @@ static void observe(struct qp_card *c, uint64_t now) {
     for (uint32_t i = 0; i < c->ntenants; i++) {
         struct qp_tenant *t = &c->tenant[i];
         if (!t->live) continue;
+        believe(t, now);
         if (t->wants || !t->last_work_ns) t->last_work_ns = now;
         if (t->wants) t->worked = 1;
         else t->greedy = 0;

@@ -109,6 +109,7 @@ struct qp_tenant {
     uint64_t early_ns;     /* it seldom takes less than that */
     uint64_t tail_ns;      /* the longest such time of late: what may come on top when its gate opens */
     uint64_t overdue;      /* how often on end its last completion did not come in time: it is waited for less and less */
+    uint64_t cut_off_ns;   /* when the gate closed whose drain was cut off, until its work has ended or it opens again; else 0 */
 };
 
 struct qp_class {
@@ -123,7 +124,7 @@ struct qp_class {
     uint32_t looked;    /* the draining one was seen at work since it was closed */
     uint32_t wary;      /* 1: somebody's work was cut off of late */
     uint32_t stayed;    /* 1: the turn before this one was the same tenant's: no change of context came between */
-    uint32_t padding;   /* no hole before weights */
+    uint32_t bare;      /* the draining one showed nothing on the card when its gate was closed */
     uint32_t rivals;    /* members that took part in the last interval, and the sum of their weights */
     int64_t weights;
     uint64_t slice_end_ns; /* the turn may end */
@@ -169,6 +170,9 @@ struct qp_card {
     uint32_t online_working; /* state: an online tenant had work at the last decision */
     uint32_t awaits_online;  /* state: an online tenant lives here, or may come at any time */
     int32_t last_user;       /* state: who last began to use a turn, or -1 */
+    uint32_t again;          /* output: a gate closed behind nothing on the card, and a launch may have passed it since the inputs
+                                were read: once it is closed, read them again, set this to 0 and decide again */
+    uint32_t padding;        /* no hole before tenant */
     struct qp_tenant tenant[QP_MAX_TENANTS];
     struct qp_history history[QP_MAX_TENANTS]; /* state: of members of a fixed-share class */
 };

@@ -183,19 +183,26 @@ static bool hand_over(struct qp_card *c, int k, const struct side *m, uint64_t n
         s->draining = s->holder;
         s->holder = -1;
         s->looked = 0;
+        s->bare = !c->tenant[s->draining].undrained && !(c->tenant[s->draining].gate & QG_GATE_CLOSED);
+        c->again |= s->bare;
         s->drain_from_ns = now;
         s->drain_until_ns = now + drain_most(&c->tenant[s->draining]);
     }
     if (s->draining < 0) return false;
     struct qp_tenant *d = &c->tenant[s->draining];
+    if (s->bare && c->again) return true;
+    s->bare = s->bare && !d->undrained;
     if (d->undrained && now < waits_until(s)) {
         if (now > s->drain_from_ns) s->looked = 1;
         return true;
     }
     bool overlapped = s->foreseen_ns;
     judge_end(s, d);
-    if (now > s->drain_from_ns) learn_drain(d, now - s->drain_from_ns, s->looked);
-    if (d->undrained && !overlapped) s->cut_off_ns = now;
+    if (now > s->drain_from_ns && !s->bare) learn_drain(d, now - s->drain_from_ns, s->looked);
+    if (d->undrained && !overlapped) {
+        s->cut_off_ns = now;
+        d->cut_off_ns = s->drain_from_ns;
+    }
     /* Hung, or lying about its work: it shall not take from others what it cannot be charged for in full. */
     d->overdue = !d->undrained ? 0 : overlapped ? d->overdue : d->overdue < QP_OVERDUE_MAX ? d->overdue + 1 : QP_OVERDUE_MAX;
     s->draining = -1;
@@ -204,7 +211,8 @@ static bool hand_over(struct qp_card *c, int k, const struct side *m, uint64_t n
 
 static void begin_turn(struct qp_card *c, int k, uint64_t now) {
     struct qp_class *s = &c->cls[k];
-    const struct qp_tenant *h = &c->tenant[s->holder];
+    struct qp_tenant *h = &c->tenant[s->holder];
+    h->cut_off_ns = 0;
     bool goes_on = !(h->gate & QG_GATE_CLOSED) && h->undrained; /* it ran alone until now */
     s->opened_ns = now;
     s->use_ns = goes_on ? now : 0;

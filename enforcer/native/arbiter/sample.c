@@ -287,6 +287,18 @@ void sample_full(struct tenant *t, uint64_t now) {
     t->full_ns = now;
 }
 
+/* A look behind a gate that was closed a moment ago. What the last one found still counts. */
+void sample_behind(struct tenant *t, uint64_t now) {
+    bool launched = t->launched, ran = t->ran, ending = t->ending, unmarked = t->unmarked;
+    sample_full(t, now);
+    bool rose = t->unmarked && !unmarked; /* counted when it came to the window, and launched now */
+    if (rose) t->counted_ns = t->progress_ns = now;
+    t->launched |= launched;
+    t->ran |= ran || rose;
+    t->ending |= ending;
+    sample_classify(t, now);
+}
+
 /* Turns what was seen into the inputs of the decision. */
 void sample_classify(struct tenant *t, uint64_t now) {
     struct qp_tenant *q = &t->card->policy.tenant[t->index];

@@ -237,6 +237,16 @@ static bool held_back(const struct hold *hold, const struct qg_look *at, uint64_
     return hold->spent_ns && hold->spent_ns + cost > HOLD_NS && at->now - hold->began_ns < LONGEST_HOLD_NS;
 }
 
+/* A launch that waited for room was counted when it came, so the arbiter knows of it by this word: written before the gate is
+ * read once more, so that a gate that closes now either holds this launch back or finds it on its way to the card. */
+static bool closed_meanwhile(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages)
+{
+    qg_set_unmarked(stream);
+    at->flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
+    at->closed = at->flags & QG_GATE_CLOSED;
+    return at->closed;
+}
+
 /* Under lock: books the work and returns true if it fits, or if nothing has moved for too long and the driver was asked why.
  * *timed: it is booked, and its launch shall be timed; or waits, and a better estimate may make it fit. */
 static bool fits(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work,
@@ -257,7 +267,7 @@ static bool fits(struct qg_look *at, struct qg_stream *stream, struct qg_pages *
     if (!enter)
         narrow(at);
     enter = enter || (work->times == 1 && just_in_time(at, estimate, window_ns));
-    enter = enter && !at->closed && !at->held;
+    enter = enter && !at->closed && !at->held && !closed_meanwhile(at, stream, pages);
     stuck = stuck && asked && !enter && !at->closed && !at->held;
     *timed = false;
     if (enter || stuck) {

@@ -128,6 +128,10 @@ static void decide(struct world *w, struct machine *m) {
     if (c->last_ns) book_ideal(m, c, m->now + 1 - c->last_ns);
     for (uint32_t i = 0; i < m->nactors; i++) actor_show(m, m->actors[i], &c->tenant[i]);
     qp_decide(c, m->now + 1); /* its clock has no zero */
+    if (c->again) { /* nothing moves between a decision and its gates */
+        c->again = 0;
+        qp_decide(c, m->now + 1);
+    }
     m->decisions++;
     apply(w, m, c);
     m->decide_ns = c->wake_ns == QP_NEVER ? QP_NEVER : c->wake_ns - 1 + spread(m, m->arbiter_ns);

@@ -1,0 +1,133 @@
+"""What is awaited behind a gate that closed: a launch that passed it just before, and work that was once cut off."""
+
+from __future__ import annotations
+
+import pytest
+from policy_card import Card
+
+from enforcer import abi
+from enforcer.policylib import DRAIN_LEAST_NS, DRAIN_MAX_NS, MS, OVERDUE_MAX, PAUSE_NS
+
+pytestmark = pytest.mark.native
+OFFLINE = abi.CLASS_OFFLINE
+US = 1000
+POLICIES = [abi.POLICY_BURST_SHARE, abi.POLICY_FIXED_SHARE]
+
+
+def two(policy: int = abi.POLICY_BURST_SHARE) -> tuple[Card, int, int]:
+    """Two offline tenants that compete; who has the turn, and the other."""
+    card = Card((OFFLINE, 50), (OFFLINE, 50), policy=policy)
+    card.want(0, 1)
+    card.at(0)
+    first = card.holder()
+    card.use(first)
+    return card, first, 1 - first
+
+
+def leave_with_nothing(card: Card, first: int) -> None:
+    """Its last work ends, and so does its turn a while later: the decision that closes its gate."""
+    card[first].wants = card[first].undrained = 0
+    card.at(0)
+    card.now += PAUSE_NS
+    card.lib.decide_once(card.now)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_gate_opens_before_a_look_behind_the_one_that_closed(policy: int) -> None:
+    card, first, other = two(policy)
+    leave_with_nothing(card, first)
+    assert card.open() == [] and card.raw.again, "a launch may have passed the gate since the last look"
+    card.raw.again = 0
+    card.lib.decide_once(card.now)
+    assert card.open() == [other] and not card.raw.again, "none did, and no time was lost"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_launch_that_passed_the_closing_gate_is_waited_for(policy: int) -> None:
+    card, first, other = two(policy)
+    leave_with_nothing(card, first)
+    card.raw.again, card[first].wants, card[first].undrained = 0, 1, 1
+    for _ in range(5):
+        card.lib.decide_once(card.now)
+        assert card.open() == [] and not card.raw.again
+        card.now += 1 * MS
+    card[first].undrained = 0
+    card.at(0)
+    assert card.open() == [other]
+    assert card[first].tail_ns == 5 * MS, "it was a drain like any other"
+
+
+def test_a_look_behind_the_gate_teaches_nothing_about_drains() -> None:
+    card, first, _ = two()
+    card[first].early_ns = card[first].drain_ns = card[first].tail_ns = 800 * US
+    leave_with_nothing(card, first)
+    card.raw.again = 0
+    card.now += 20 * US
+    card.lib.decide_once(card.now)
+    assert card[first].early_ns == card[first].drain_ns == card[first].tail_ns == 800 * US
+
+
+def test_who_leaves_work_behind_needs_no_look_of_its_own() -> None:
+    """The looks for the end of that find everything."""
+    card, first, _ = two()
+    while card.open() == [first]:
+        card.now = card.raw.wake_ns
+        card.lib.decide_once(card.now)
+        assert not card.raw.again
+
+
+def cut_off(card: Card, first: int) -> int:
+    """Its turn ends and its work does not. How long that was awaited."""
+    while first in card.open():
+        card.at(card.raw.wake_ns - card.now)
+    closed = card.now
+    while not card.open():
+        card.at(card.raw.wake_ns - card.now)
+    return card.now - closed
+
+
+def turn_of(card: Card, i: int) -> None:
+    """Until it has the card and uses it."""
+    while card.open() != [i]:
+        for j in card.open():
+            card[j].undrained = 0
+        card.at(card.raw.wake_ns - card.now)
+    card.use(i)
+
+
+def end_late(card: Card, first: int, other: int) -> None:
+    """What it has on the card ends so late that no kernel is awaited as long."""
+    card.use(other)
+    card.at(DRAIN_MAX_NS)
+    card[first].undrained = 0
+    card.at(0)
+
+
+def test_work_that_ended_after_all_is_no_lie() -> None:
+    """A kernel longer than any drain of late is cut off once. That two share the card then makes it longer still: the next
+    one must not be cut off all the sooner for that."""
+    card, first, other = two()
+    card[first].tail_ns = 1 * MS
+    assert cut_off(card, first) == DRAIN_LEAST_NS
+    assert card[first].overdue == 1
+    card.use(other)
+    card.at(20 * MS)
+    card[first].undrained = 0
+    card.at(0)
+    assert card[first].overdue == 0
+    assert 45 * MS <= card[first].tail_ns <= 46 * MS
+    turn_of(card, first)
+    assert cut_off(card, first) == DRAIN_MAX_NS
+
+
+def test_work_that_ends_too_late_is_awaited_less_each_time() -> None:
+    card, first, other = two()
+    waited = []
+    for times in range(1, OVERDUE_MAX + 3):
+        waited.append(cut_off(card, first))
+        end_late(card, first, other)
+        assert card[first].overdue == min(times, OVERDUE_MAX)
+        turn_of(card, first)
+    assert waited[0] == DRAIN_MAX_NS
+    assert waited == sorted(waited, reverse=True)
+    assert waited[-1] < 2 * MS
