@@ -104,8 +104,9 @@ def end_late(card: Card, first: int, other: int) -> None:
 
 
 def test_work_that_ended_after_all_is_no_lie() -> None:
-    """A kernel longer than any drain of late is cut off once. That two share the card then makes it longer still: the next
-    one must not be cut off all the sooner for that."""
+    """A kernel longer than any drain of late is cut off once. That two share the card makes it longer still: the
+    next one must not be cut off all the sooner for that.
+    """
     card, first, other = two()
     card[first].tail_ns = 1 * MS
     assert cut_off(card, first) == DRAIN_LEAST_NS
