@@ -3,7 +3,7 @@
 
 #define WAKE_EARLY_NS 50000u      /* a sleep until the expected end of work ends so long before it */
 #define LONGEST_NAP_NS 1000000u   /* the gate may close meanwhile */
-#define SOON_NS 25000u            /* work of uncertain length often ends right after its least */
+#define SOON_NS 60000u            /* work of uncertain length often ends right after its least */
 #define EXPECTED_PARTS 64u        /* about when it should end it is looked for each so many-th part of its time */
 #define VARIES_PARTS 16u          /* ... and, of a function that takes now long and now short, all the time */
 #define RESERVE_NS 100000u        /* behind what runs stands so much more: nothing is lost by a late look */
