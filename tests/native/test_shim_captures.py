@@ -78,7 +78,7 @@ def test_questions_of_ours_spoil_no_capture_of_another_thread(tmp_path: Path) ->
     with Rig(tmp_path, settings={"idle_release_ms": 1}) as rig:
         offline, online = rig.grant(2, "offline"), rig.grant(1, "online")
         program = rig.spawn(
-            [BUILD / "test/shim-task", "captures", "300"], offline, stdin=subprocess.PIPE, bufsize=1
+            [BUILD / "test/shim-task", "captures", "600"], offline, stdin=subprocess.PIPE, bufsize=1
         )
         assert program.stdout and program.stdin
         assert program.stdout.readline().strip() == "ready"
