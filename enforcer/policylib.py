@@ -37,7 +37,6 @@ DRAIN_LEAST_NS = 25 * MS
 DRAIN_TAILS = 8
 LIMITED_LOOKS = 16
 TOLD_LOOK_NS = 500_000
-TELLS = 4
 OVERDUE_MAX = 6
 KEEP_NS = 5 * MS
 DEFICIT_MAX_NS = 1000 * MS
@@ -84,7 +83,7 @@ class QpTenant(ctypes.Structure):
         *_fields(
             c_uint64,
             "last_work_ns idle_since_ns busy_since_ns paused_ns service_ns used_ns unseen_ns drain_ns early_ns"
-            " tail_ns overdue tells cut_off_ns",
+            " tail_ns overdue cut_off_ns",
         ),
     ]
 

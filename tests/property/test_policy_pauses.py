@@ -18,7 +18,6 @@ from enforcer.policylib import (
     REST_NS,
     RESTING,
     SOON_NS,
-    TELLS,
     TICK_NS,
     TOLD_LOOK_NS,
     WARY_NS,
@@ -139,55 +138,6 @@ def test_who_stands_at_its_gate_tells_when_its_work_has_ended() -> None:
         card.at(0)
         assert card.raw.wake_ns == card.now + TOLD_LOOK_NS
         card.at(TOLD_LOOK_NS)
-
-
-def told(card: Card, i: int, stands: int) -> None:
-    """It leaves with work, which ends when this many threads stand at its gate."""
-    while card.open() == [i]:
-        card.at(card.raw.wake_ns - card.now)
-    card.at(300 * US)
-    card[i].stands, card[i].undrained = stands, 0
-    card.at(0)
-    card[i].stands = 0
-
-
-def next_turn(card: Card, i: int, other: int) -> None:
-    """The other one uses its turn, and tells as well; then this one has the card."""
-    card.use(other)
-    told(card, other, 1)
-    assert card.open() == [i]
-    card.use(i)
-
-
-def test_who_told_of_each_end_of_late_is_awaited_as_if_it_stood_there() -> None:
-    """Its thread comes to the gate a moment after the closing, and rings once: when its work has ended."""
-    card, first, other = two()
-    card.use(first)
-    for _ in range(TELLS):
-        assert card[first].tells < TELLS
-        told(card, first, 1)
-        next_turn(card, first, other)
-    card[first].uneven = 1
-    while card.open() == [first]:
-        card.at(card.raw.wake_ns - card.now)
-    card.at(0)
-    assert card.raw.wake_ns == card.now + TOLD_LOOK_NS
-    card.at(TOLD_LOOK_NS)
-    card[first].undrained = 0
-    card.at(0)
-    assert card[first].tells == 0, "nobody stood there: it is looked at again"
-
-
-def test_an_end_that_was_told_is_charged_to_the_moment() -> None:
-    """Nobody looked before: without the ring half of the time would be charged."""
-    card, first, _ = two()
-    card.use(first)
-    while card.open() == [first]:
-        card.at(card.raw.wake_ns - card.now)
-    before = card[first].service_ns
-    card[first].undrained, card[first].stands = 0, 1
-    card.at(800 * US)
-    assert 750 * US <= card[first].service_ns - before <= 800 * US
 
 
 def test_a_drain_longer_than_ever_is_cut_off_soon() -> None:

@@ -38,7 +38,6 @@
 #define QP_UNEVEN_LOOKS 8u             /* ... so often at most */
 #define QP_LIMITED_LOOKS 16u           /* ... the same under fixed-share */
 #define QP_TOLD_LOOK_NS 500000ull      /* who drains and stands at its gate, and rings when its work has ended, is looked at so often at most */
-#define QP_TELLS 4u                    /* who did that so often on end will do it again */
 #define QP_OVERDUE_MAX 6u             /* each drain that is cut off halves the next one, so often at most: to 1.6 ms */
 #define QP_KEEP_NS (5 * QP_MS)        /* who is away for less keeps its credit */
 #define QP_DEFICIT_MAX_NS (1000 * (int64_t)QP_MS) /* |credit or debt| of a tenant */
@@ -110,7 +109,6 @@ struct qp_tenant {
     uint64_t early_ns;     /* it seldom takes less than that */
     uint64_t tail_ns;      /* the longest such time of late: what may come on top when its gate opens */
     uint64_t overdue;      /* how often on end its last completion did not come in time: it is waited for less and less */
-    uint64_t tells;        /* so many drains on end a thread of it stood at its gate when they ended */
     uint64_t cut_off_ns;   /* when the gate closed whose drain was cut off, until its work has ended or it opens again; else 0 */
 };
 

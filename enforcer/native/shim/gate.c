@@ -117,12 +117,11 @@ static void show_the_end(struct qg_stream *stream, struct qg_pages *pages)
 }
 
 /* The next one's turn begins when what this process launched before has ended. The arbiter looks for it at intervals;
- * a thread that waits anyway knows better when to look, and tells it: that is its ring, where such work was left when it
- * came. Returns how long to sleep at most. */
+ * a thread that waits anyway knows better when to look, and tells it. Returns how long to sleep at most. */
 static uint64_t watch_the_end(struct qg_card *card, struct qg_pages *pages, uint64_t start, bool *drains, bool *told)
 {
     uint64_t nap = *told || qg_now_ns() - start > DRAIN_NS ? 0 : qg_window_drain_ns(card, pages);
-    if (!nap && !*told) {
+    if (*drains && !nap && !*told) {
         *told = true;
         ring(card, pages);
     }
@@ -152,10 +151,8 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
         pages = qg_pages_of(card); /* registered again: stand in the new queue */
         qg_waiter_raise(pages->proc);
         if (pages != rung) {
-            drains = qg_window_drain_ns(card, pages); /* first, so that the arbiter finds it when it looks */
-            if (!drains)
-                ring_once(card, pages);
-            told = !drains;
+            qg_window_drain_ns(card, pages); /* first, so that the arbiter finds it when it looks */
+            ring_once(card, pages);
         }
         rung = pages;
         uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);

@@ -35,12 +35,6 @@ void ring(struct machine *m) {
     if (at < m->decide_ns) m->decide_ns = at;
 }
 
-/* Its thread stands at the closed gate and looks for the end of what it launched before. */
-static void tell(struct machine *m) {
-    uint64_t at = m->now + spread(m, m->tenant_ns) + spread(m, m->arbiter_ns);
-    if (at < m->decide_ns) m->decide_ns = at;
-}
-
 static const char *const mode_names[MODES] = {"away", "idle", "run", "wait-share", "wait-preempted", "wake"};
 
 static enum mode mode_of(const struct actor *a) {
@@ -202,7 +196,6 @@ void actor_ran(struct world *w, struct machine *m, struct actor *a) {
     } else if (a->state == ST_DRAINING && a->run_ns) {
         actor_enter(w, m, a, a->halted ? ST_IDLE : ST_STANDING);
         if (!(a->gate & QG_GATE_CLOSED)) come(w, m, a);
-        else if (!a->halted) tell(m);
     } else if (a->gap_ns && !a->halted) {
         a->timer_ns = m->now + spread(m, a->gap_ns);
         actor_enter(w, m, a, ST_THINKING);
