@@ -109,7 +109,7 @@ struct qp_tenant {
     uint64_t early_ns;     /* it seldom takes less than that */
     uint64_t tail_ns;      /* the longest such time of late: what may come on top when its gate opens */
     uint64_t overdue;      /* how often on end its last completion did not come in time: it is waited for less and less */
-    uint64_t cut_off_ns;   /* when the gate closed whose drain was cut off, until its work has ended or it opens again; else 0 */
+    uint64_t cut_off_ns;   /* when the gate closed whose drain was cut off, until its work has ended or its next turn begins; else 0 */
 };
 
 struct qp_class {
