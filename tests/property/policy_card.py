@@ -49,3 +49,12 @@ class Card:
         self[i].used_from_ns = self.now
         self[i].undrained = 1
         self.at(0)
+
+
+def two(policy: int = abi.POLICY_BURST_SHARE) -> tuple[Card, int, int]:
+    """Two offline tenants that compete; who has the turn, and the other."""
+    card = Card((abi.CLASS_OFFLINE, 50), (abi.CLASS_OFFLINE, 50), policy=policy)
+    card.want(0, 1)
+    card.at(0)
+    first = card.holder()
+    return card, first, 1 - first

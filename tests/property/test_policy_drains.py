@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from policy_card import Card
+from policy_card import Card, two
 
 from enforcer import abi
 from enforcer.policylib import DRAIN_LEAST_NS, DRAIN_MAX_NS, MS, OVERDUE_MAX, PAUSE_NS
 
 pytestmark = pytest.mark.native
-OFFLINE = abi.CLASS_OFFLINE
 US = 1000
 POLICIES = [abi.POLICY_BURST_SHARE, abi.POLICY_FIXED_SHARE]
 
 
-def two(policy: int = abi.POLICY_BURST_SHARE) -> tuple[Card, int, int]:
-    """Two offline tenants that compete; who has the turn, and the other."""
-    card = Card((OFFLINE, 50), (OFFLINE, 50), policy=policy)
-    card.want(0, 1)
-    card.at(0)
-    first = card.holder()
+def at_work(policy: int = abi.POLICY_BURST_SHARE) -> tuple[Card, int, int]:
+    """Two that compete; the first uses its turn."""
+    card, first, other = two(policy)
     card.use(first)
-    return card, first, 1 - first
+    return card, first, other
 
 
 def leave_with_nothing(card: Card, first: int) -> None:
@@ -34,7 +30,7 @@ def leave_with_nothing(card: Card, first: int) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_gate_opens_before_a_look_behind_the_one_that_closed(policy: int) -> None:
-    card, first, other = two(policy)
+    card, first, other = at_work(policy)
     leave_with_nothing(card, first)
     assert card.open() == [] and card.raw.again, "a launch may have passed the gate since the last look"
     card.raw.again = 0
@@ -44,7 +40,7 @@ def test_no_gate_opens_before_a_look_behind_the_one_that_closed(policy: int) -> 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_launch_that_passed_the_closing_gate_is_waited_for(policy: int) -> None:
-    card, first, other = two(policy)
+    card, first, other = at_work(policy)
     leave_with_nothing(card, first)
     card.raw.again, card[first].wants, card[first].undrained = 0, 1, 1
     for _ in range(5):
@@ -58,7 +54,7 @@ def test_a_launch_that_passed_the_closing_gate_is_waited_for(policy: int) -> Non
 
 
 def test_a_look_behind_the_gate_teaches_nothing_about_drains() -> None:
-    card, first, _ = two()
+    card, first, _ = at_work()
     card[first].early_ns = card[first].drain_ns = card[first].tail_ns = 800 * US
     leave_with_nothing(card, first)
     card.raw.again = 0
@@ -69,7 +65,7 @@ def test_a_look_behind_the_gate_teaches_nothing_about_drains() -> None:
 
 def test_who_leaves_work_behind_needs_no_look_of_its_own() -> None:
     """The looks for the end of that find everything."""
-    card, first, _ = two()
+    card, first, _ = at_work()
     while card.open() == [first]:
         card.now = card.raw.wake_ns
         card.lib.decide_once(card.now)
@@ -107,7 +103,7 @@ def test_work_that_ended_after_all_is_no_lie() -> None:
     """A kernel longer than any drain of late is cut off once. That two share the card makes it longer still: the
     next one must not be cut off all the sooner for that.
     """
-    card, first, other = two()
+    card, first, other = at_work()
     card[first].tail_ns = 1 * MS
     assert cut_off(card, first) == DRAIN_LEAST_NS
     assert card[first].overdue == 1
@@ -122,7 +118,7 @@ def test_work_that_ended_after_all_is_no_lie() -> None:
 
 
 def test_work_that_ends_too_late_is_awaited_less_each_time() -> None:
-    card, first, other = two()
+    card, first, other = at_work()
     waited = []
     for times in range(1, OVERDUE_MAX + 3):
         waited.append(cut_off(card, first))

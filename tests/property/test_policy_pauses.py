@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from policy_card import Card
-from test_policy_turns import deep_queue, two
+from policy_card import Card, two
+from test_policy_turns import deep_queue
 
 from enforcer.policylib import (
     DRAIN_LEAST_NS,

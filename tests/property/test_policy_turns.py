@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from policy_card import SLICE, Card
+from policy_card import SLICE, Card, two
 
 from enforcer import abi
 from enforcer.policylib import (
@@ -19,15 +19,6 @@ from enforcer.policylib import (
 pytestmark = pytest.mark.native
 ONLINE, OFFLINE = abi.CLASS_ONLINE, abi.CLASS_OFFLINE
 US = 1000
-
-
-def two() -> tuple[Card, int, int]:
-    """Two offline tenants that compete; who has the turn, and the other."""
-    card = Card((OFFLINE, 50), (OFFLINE, 50))
-    card.want(0, 1)
-    card.at(0)
-    first = card.holder()
-    return card, first, 1 - first
 
 
 def test_a_turn_is_opened_with_notify_and_charged_from_its_first_use() -> None:
