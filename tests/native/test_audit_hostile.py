@@ -125,6 +125,7 @@ def test_process_that_is_made_to_go_on_again_and_again_is_killed(start):
     honest = run(chain, 50, *work(chain, "--length", "60", "--kernel-us", "200"))
     try:
         assert hostile.communicate(timeout=40)[0].strip() == "137"
+        until(lambda: len(said(chain, "audit-again")) >= 6, 10)  # it is killed first
         again = said(chain, "audit-again")
         assert [line.rpartition("action=")[2] for line in again] == ["stop"] * 5 + ["kill"]
         assert len(said(chain, "audit-unregistered")) == 1
@@ -191,20 +192,17 @@ def test_program_on_a_card_that_it_was_not_granted_is_killed(start):
 def test_stopped_process_on_a_mig_instance_is_not_excused_for_ever(start):
     """It launches without the shim and stops itself; NVML tells no utilisation of an instance."""
     chain = start('slurm: {version: "24.11"}\n', mig=2)
-    audited(chain, "action: kill, excuse: 3s")
+    audited(chain, "action: kill, excuse: 3s", "1s")
     load = " ".join(work(chain, "--length", "60", "--kernel-us", "200"))
-    # stopped before three looks: it is found by the end of the excuse alone
-    job = run(
-        chain,
-        10,
-        "sh",
-        "-c",
-        f"{BARE} {load} > /dev/null & p=$!; sleep 0.35; kill -STOP $p; wait $p; echo $?",
-    )
+    # stopped long before three looks, a second apart: it is found by the end of the excuse alone
+    up = "until ls -l /proc/$p/fd | grep -q socket:; do sleep 0.05; done; sleep 0.3"
+    script = f"{BARE} {load} > /dev/null & p=$!; {up}; kill -STOP $p; wait $p; echo $?"
     began = time.monotonic()
+    job = run(chain, 10, "sh", "-c", script)
     try:
         assert job.communicate(timeout=40)[0].strip() == "137"
         assert time.monotonic() - began > 3
+        until(lambda: said(chain, "audit-unregistered"), 10)  # it is killed first
         assert len(said(chain, "audit-unregistered")) == 1
     finally:
         end_all(job)
