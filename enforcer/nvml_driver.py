@@ -17,6 +17,7 @@ from enforcer.nvml import (
     NvmlError,
     NvmlFaultError,
 )
+from enforcer.nvml_rows import RowReader
 from gres.mig import Instance
 
 P = ParamSpec("P")
@@ -71,7 +72,9 @@ class PynvmlNvml:
         self._handles: dict[str, Any] = {}
         self._seen_us: dict[str, int] = {}
         self._quiet: dict[str, int] = {}
-        self._leisure: dict[str, tuple[tuple[int, ...], int, list[Any]]] = {}
+        self._leisure: dict[str, tuple[list[Any], int, list[Any]]] = {}
+        self._rows = RowReader(pynvml)
+        self._united: dict[str, tuple[list[Any], tuple[GpuProcess, ...]]] = {}
         pynvml.nvmlInit()
 
     @_translate
@@ -104,34 +107,47 @@ class PynvmlNvml:
     @_translate
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """Processes with a context on the card, for computing (under MPS too) or graphics."""
-        handle = self._handle(uuid)
-        return _united([row for kind in LISTS for row in self._listed(kind, handle)])
+        return _united([row for kind in LISTS for row in self._listed(kind, uuid)])
 
     def _handle(self, uuid: str) -> Any:
         if uuid not in self._handles:
             self._handles[uuid] = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
         return self._handles[uuid]
 
-    def _listed(self, kind: str, handle: Any) -> list[Any]:
+    def _listed(self, kind: str, uuid: str) -> list[Any]:
         """One of NVML's lists. Compute must be there; of the others an old driver, binding or card may have none."""
         nvml = self._nvml
-        if kind == LISTS[0]:
-            return list(getattr(nvml, kind)(handle))
         try:
-            return list(getattr(nvml, kind)(handle))
+            handle = self._handle(uuid)
+            rows = self._rows.processes(kind, uuid, handle)
+            return list(getattr(nvml, kind)(handle)) if rows is None else rows
         except (AttributeError, nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+            if kind == LISTS[0]:
+                raise
             return []
 
-    def _others(self, uuid: str, handle: Any, compute: list[Any]) -> list[Any]:
+    def _others(self, uuid: str, compute: list[Any]) -> list[Any]:
         """The lists beside compute. Where they were empty they are read now and then, or when that one changed: nearly
         always they are, and three calls for each card each second are a third of what an idle node costs."""
-        pids = tuple(row.pid for row in compute)
-        before, times, found = self._leisure.get(uuid, ((), OTHERS_EACH, []))
-        if not found and pids == before and times < OTHERS_EACH:
-            self._leisure[uuid] = pids, times + 1, found
+        before, times, found = self._leisure.get(uuid, ([], OTHERS_EACH, []))
+        same = before is compute or [row.pid for row in before] == [row.pid for row in compute]
+        if not found and same and times < OTHERS_EACH:
+            self._leisure[uuid] = compute, times + 1, found
             return found
-        found = [row for kind in LISTS[1:] for row in self._listed(kind, handle)]
-        self._leisure[uuid] = pids, 1, found
+        found = [row for kind in LISTS[1:] for row in self._listed(kind, uuid)]
+        self._leisure[uuid] = compute, 1, found
+        return found
+
+    def _processes(self, uuid: str) -> tuple[GpuProcess, ...]:
+        """All of the card; the same as before while the only list that has some says the same."""
+        compute = self._listed(LISTS[0], uuid)
+        others = self._others(uuid, compute)
+        if others:
+            return _united(compute + others)
+        before, found = self._united.get(uuid, (None, ()))
+        if before is not compute:
+            found = _united(compute)
+            self._united[uuid] = compute, found
         return found
 
     @_translate
@@ -142,14 +158,10 @@ class PynvmlNvml:
             info = self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
         except self._nvml.NVMLError:
             info = None  # before driver 510: `used` would hold the driver's own reserve as well
-        compute = self._listed(LISTS[0], handle)
-        used, processes = (
-            None if info is None else int(info.used),
-            compute + self._others(uuid, handle, compute),
-        )
+        used, processes = None if info is None else int(info.used), self._processes(uuid)
         if not busy:
-            return CardUsage(_united(processes), used)
-        return CardUsage(_united(processes), used, self._at_work(uuid, handle) if processes else {})
+            return CardUsage(processes, used)
+        return CardUsage(processes, used, self._at_work(uuid, handle) if processes else {})
 
     @_translate
     def load(self, uuid: str) -> CardLoad:
@@ -177,7 +189,8 @@ class PynvmlNvml:
         """Mean of the new samples, by process. Drivers were seen to tell rubbish above 100 %; it counts nothing."""
         seen = self._seen_us.get(uuid, 0)
         try:
-            rows = self._nvml.nvmlDeviceGetProcessUtilization(handle, seen)
+            found = self._rows.samples(uuid, handle, seen)
+            rows = self._nvml.nvmlDeviceGetProcessUtilization(handle, seen) if found is None else found
         except self._nvml.NVMLError as error:
             return {} if error.value in NOBODY else None
         self._seen_us[uuid] = max([int(row.timeStamp) for row in rows], default=seen)

@@ -76,7 +76,7 @@ class BusyWatch:
             rows = busy.get(key[1])
             if rows is None:
                 del self._records[key]
-            else:
+            elif rows:
                 pids = members.get(key, frozenset()) | before.get(key, frozenset())
                 record.told_ns += span * min(100, sum(rows.get(pid, 0) for pid in pids)) // 100
 

@@ -24,14 +24,20 @@ class Caps:
 
     plan: Callable[[int, str], CardPlan]
     _excused: dict[Key, int] = field(default_factory=dict)
+    _kinds: tuple[tuple[Grant, ...], list[tuple[Grant, GrantCard]]] = ((), [])
 
     def now(self, grants: Mapping[int, Grant]) -> dict[int, Grant]:
         """The grants with the caps that hold at this moment."""
-        # One grant of each class on each card: looks come every second, on nodes with a hundred grants.
-        some = {(c.index, c.uuid, g.job_class): (g, c) for g in grants.values() for c in g.cards}
-        if not any(self._free(grant, card) for grant, card in some.values()):
+        if not any(self._free(grant, card) for grant, card in self._of_each_kind(tuple(grants.values()))):
             return dict(grants)
         return {job_id: self._with(grant, self._free) for job_id, grant in grants.items()}
+
+    def _of_each_kind(self, grants: tuple[Grant, ...]) -> list[tuple[Grant, GrantCard]]:
+        """One grant of each class on each card: looks come every second, on nodes with a hundred grants."""
+        if grants != self._kinds[0]:
+            kinds = {(card.index, card.uuid, g.job_class): (g, card) for g in grants for card in g.cards}
+            self._kinds = grants, list(kinds.values())
+        return self._kinds[1]
 
     def judged(self, grants: Mapping[int, Grant]) -> dict[int, Grant]:
         """The same for the audit. What a job took while it had no cap it may keep: it is refused more, not punished."""

@@ -29,6 +29,7 @@ def driver(monkeypatch: pytest.MonkeyPatch):
     def made(**answers: object) -> PynvmlNvml:
         known = {
             "nvmlInit": lambda: None,
+            "_nvmlGetFunctionPointer": fail(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND),  # a driver before 510
             "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
             "nvmlDeviceGetMemoryInfo": lambda handle, version=0: SimpleNamespace(used=5),
             "nvmlDeviceGetComputeRunningProcesses": rows((50, 3)),
@@ -100,7 +101,7 @@ def test_lists_that_are_empty_nearly_always_are_read_now_and_then(driver):
     graphics: list[SimpleNamespace] = []
     computing = [SimpleNamespace(pid=50, usedGpuMemory=3)]
     one = driver(
-        nvmlDeviceGetComputeRunningProcesses=lambda _: computing,
+        nvmlDeviceGetComputeRunningProcesses=lambda _: list(computing),
         nvmlDeviceGetGraphicsRunningProcesses=lambda _: (asked.append(1), list(graphics))[1],
     )
     for _ in range(20):
