@@ -114,6 +114,11 @@ class Arbiter(Protocol):
         """All tenants now."""
         ...
 
+    @property
+    def ended(self) -> bool:
+        """Whether the connection ended since `connect`, as a call found."""
+        ...
+
     def fileno(self) -> int | None:
         """Descriptor that becomes readable when the connection ends, None while not connected."""
         ...
@@ -240,6 +245,11 @@ class FakeArbiter:
         self._check()
         self.calls.append("stats")
         return list(self._tenants.values())
+
+    @property
+    def ended(self) -> bool:
+        """As far as calls told."""
+        return not self.connected
 
     def fileno(self) -> int | None:
         """No descriptor: tests tell the daemon by calls that fail."""

@@ -76,6 +76,7 @@ class Inspector:
     _failed: bool = False
     _dead: dict[tuple[str, int], tuple[ProcessUse, int]] = field(default_factory=dict)
     _orphans: dict[tuple[str, int], int] = field(default_factory=dict)
+    _former: dict[tuple[str, int], int] = field(default_factory=dict)  # whom the arbiter before this one knew
     _dead_ticks: int = 0
     _told: dict[tuple[int, str], int] = field(default_factory=dict)
 
@@ -156,8 +157,9 @@ class Inspector:
         self._failed = False
         listed = {(uuid, process.pid) for uuid, usage in found.items() for process in usage.processes}
         self._seen = frozenset(pid for _, pid in listed)
-        self._orphans = {key: job for key, job in self._orphans.items() if key in listed}
-        registered = Registered(before, self._processes(), frozenset(self._dead), self._orphans)
+        after = self._processes()
+        self._adopt(listed, after)
+        registered = Registered(before, after, frozenset(self._dead), self._orphans)
         slack = self.settings.slack * MIB
         look = audit(found, self.grants().values(), registered, self.job_of, slack)
         self.sampler.memory(look.memory)
@@ -166,8 +168,16 @@ class Inspector:
         self._members = look.members
         self._compare_busy(found)
         self._judge([*look.findings, *self._lied(look)], found, registered)
-        if look.complete and not self._patience.pending and not self._dead:
+        if look.complete and not (self._patience.pending or self._dead or self._former):
             self._settled = self._basis(found)
+
+    def _adopt(self, listed: Collection[tuple[str, int]], after: Iterable[ProcessUse] | None) -> None:
+        """Who was registered with an arbiter that is gone, is dead and still on a card, is charged by us alone: it
+        could not tell of the death any more, and its successor never heard of the process."""
+        known = {(use.uuid, use.pid) for use in after or ()} | self._dead.keys()
+        self._former = {k: job for k, job in self._former.items() if k in listed and k not in known}
+        died = {key: job for key, job in self._former.items() if not self.alive(key[1])}
+        self._orphans = {key: job for key, job in (self._orphans | died).items() if key in listed}
 
     def _lied(self, look: Look) -> list[Finding]:
         """Jobs whose processes did more than was booked."""
@@ -221,6 +231,7 @@ class Inspector:
         # Those that it still knows it tells again; the others nobody charges but we.
         self._orphans |= {key: dead.job_id for key, (dead, _) in self._dead.items()}
         self._dead.clear()
+        self._former |= {(uuid, pid): job for (job, uuid), pids in self._members.items() for pid in pids}
         self._excuses.renew()
         self.busy.clear()
 
@@ -236,6 +247,7 @@ class Inspector:
         self._excuses.renew(job_id)
         self._told = {key: size for key, size in self._told.items() if key[0] != job_id}
         self._orphans = {key: job for key, job in self._orphans.items() if job != job_id}
+        self._former = {key: job for key, job in self._former.items() if job != job_id}
 
     # ---- the dead --------------------------------------------------------------------------------
 

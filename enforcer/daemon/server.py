@@ -294,6 +294,8 @@ class Server:
 
         A descriptor that was closed and opened again may have the same number: the inode tells them apart.
         """
+        if self.service.connected and self.service.ports.arbiter.ended:
+            self._arbiter_spoke(None)  # a call found it, whose caller had no use for that
         wanted = self._sources()
         for name in [name for name in self._watched if name not in wanted]:
             self._unwatch(name)

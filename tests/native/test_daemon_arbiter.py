@@ -12,11 +12,13 @@ import pytest
 from daemon_support import hook_env as env
 
 from enforcer.clock import SystemClock
+from enforcer.daemon.arbiter import ArbiterError, ProcessUse
 from enforcer.daemon.arbiter_port import SocketArbiter
 from enforcer.daemon.fakes import FakeNode
 from enforcer.daemon.hookproto import Answer
 from enforcer.daemon.node import NodeService
 from enforcer.fdwait import readable_within
+from enforcer.nvml import GpuProcess
 
 ARBITER = Path(__file__).parents[2] / "build/bin/qgpu-arbiter"
 
@@ -46,10 +48,14 @@ def start(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
 
 
 @pytest.fixture
+def node(tmp_path: Path, nodes: Callable[..., FakeNode]) -> FakeNode:
+    return nodes(tmp_path, clock=SystemClock())
+
+
+@pytest.fixture
 def service(
-    tmp_path: Path, nodes: Callable[..., FakeNode], start: Callable[[], subprocess.Popen[bytes]]
+    tmp_path: Path, node: FakeNode, start: Callable[[], subprocess.Popen[bytes]]
 ) -> Iterator[NodeService]:
-    node = nodes(tmp_path, clock=SystemClock())
     node.arbiter = SocketArbiter(str(tmp_path / "run"), node.config)  # type: ignore[assignment]
     yield node.service()
     node.arbiter.close()
@@ -87,6 +93,35 @@ def test_grants_come_back_after_the_arbiter_was_killed(service, start):
         time.sleep(0.01)
     assert service.settled(10) == Answer(0)
     assert [job for job, _, _ in tenants(service)] == [9, 10]
+
+
+@pytest.mark.parametrize(
+    "found_by",
+    [
+        lambda service: service.inspector.look_for_dead(),
+        lambda service: service.inspector.take_deaths(),
+        lambda service: service.look_at_cards(),
+    ],
+)
+def test_new_arbiter_is_told_everything_whoever_found_the_end_of_the_old_one(service, node, start, found_by):
+    """A call whose caller has no use for the error must not leave a connection to somebody who knows of no grant."""
+    first = start()
+    service.start()
+    assert service.prolog(env()) == Answer(0)
+    uuid = node.nvml.cards()[0].uuid
+    node.nvml.put(uuid, GpuProcess(os.getpid(), 1 << 30))
+    service.inspector._dead[uuid, os.getpid()] = (ProcessUse(9, uuid, os.getpid(), 1 << 30), 20)
+    first.kill()
+    first.wait()
+    found_by(service)
+    assert service.connected and service.ports.arbiter.ended
+    start()
+    for call in (service.ports.arbiter.tenants, service.ports.arbiter.processes):
+        with pytest.raises(ArbiterError, match="ended"):
+            call()
+    service.poll_arbiter()
+    assert not service.connected and service.reach_arbiter()
+    assert tenants(service) == [(9, "0", 0)]
 
 
 def test_descriptor_tells_the_end_of_the_arbiter(service, start):

@@ -160,6 +160,18 @@ def test_others_are_served_while_a_prolog_waits(node, run):
         )
 
 
+def test_an_arbiter_whose_end_only_a_swallowed_error_told_of_is_handed_everything_again(node, run):
+    running = run(node)
+    assert ask(running.path, question("prolog")) == format_answer(Answer(0))
+    node.arbiter.tenants = lambda: []  # the next poll finds nothing wrong either
+    node.arbiter.restart()
+    assert node.arbiter.grants == {}
+    assert ask(running.path, question("prolog", 3, "text", "")) == format_answer(Answer(0)), (
+        "it wakes the loop"
+    )
+    until(lambda: 9 in node.arbiter.grants)
+
+
 def test_arbiter_that_stays_away_breaks_the_node_before_the_hooks_deadline(node, run):
     running = run(node)
     node.arbiter.restart()
