@@ -37,8 +37,6 @@ DRAIN_LEAST_NS = 25 * MS
 DRAIN_TAILS = 8
 LIMITED_LOOKS = 16
 TOLD_LOOK_NS = 500_000
-TELLS = 4
-TELLS_MAX = 16
 OVERDUE_MAX = 6
 KEEP_NS = 5 * MS
 DEFICIT_MAX_NS = 1000 * MS
@@ -74,20 +72,18 @@ class QpTenant(ctypes.Structure):
     """struct qp_tenant."""
 
     _fields_: ClassVar[Any] = [
-        *_fields(
-            c_uint32, "live job_class share procs wants undrained granted free suspended hung stands rang"
-        ),
+        *_fields(c_uint32, "live job_class share procs wants undrained granted free suspended hung stands"),
         *_fields(c_uint64, "ends_ns used_from_ns silent_ns"),
         *_fields(
             c_uint32,
             "gate worked flew was_busy wished wanted budgeted greedy drains heavy roomy resting away spent"
-            " uneven awaited misses",
+            " uneven misses",
         ),
         *_fields(c_int64, "deficit_ns budget_ns"),
         *_fields(
             c_uint64,
             "last_work_ns idle_since_ns busy_since_ns paused_ns service_ns used_ns unseen_ns drain_ns early_ns"
-            " tail_ns overdue tells cut_off_ns",
+            " tail_ns overdue cut_off_ns",
         ),
     ]
 

@@ -26,7 +26,7 @@ STUB = BUILD / "test" / "stub" / "libcuda.so.1"
 PROBE = BUILD / "test" / "shim-probe"
 
 MAGIC, VERSION, PAGE = 0x55504751, 1, 4096
-CLOSED, NOTIFY, TRACK, WINDOW, HOLD, AWAITED = 1, 2, 4, 8, 16, 32
+CLOSED, NOTIFY, TRACK, WINDOW, HOLD = 1, 2, 4, 8, 16
 ACTIVE, WHOLE = 1, 3
 GIB, MIB = 1 << 30, 1 << 20
 OUT_OF_MEMORY = 2

@@ -347,52 +347,6 @@ def test_who_stands_at_a_closed_gate_tells_when_its_work_has_ended(
     assert int(probe.answer()) == 0
 
 
-def test_who_is_awaited_rings_once_when_its_work_has_ended(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    """The arbiter knows that there is work and looks for its end; a ring before would only wake it up."""
-    window(arbiter, probe, 400)
-    assert probe.ask("launch 0 0x10 1") == 0
-    arbiter.card.rings()
-    arbiter.card.set(s.CLOSED | s.AWAITED | s.WINDOW | s.TRACK)
-    probe.send("launch 0 0x10 1")
-    s.until(lambda: arbiter.card.proc("waiting") == 1)
-    assert not probe.answered(0.02)
-    assert arbiter.card.rings() == 0, "nothing has ended"
-    arbiter.card.reach()
-    s.until(lambda: arbiter.card.rings() == 1)
-    assert not probe.answered(0.01)
-    assert arbiter.card.rings() == 0, "once is enough"
-    arbiter.card.set(s.WINDOW | s.TRACK)
-    assert int(probe.answer()) == 0
-
-
-def test_who_shows_no_work_rings_although_an_end_is_awaited(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    """What is awaited is another process's, or was over before this thread came: nobody else would tell of it."""
-    window(arbiter, probe, 400)
-    assert probe.ask("launch 0 0x10 1") == 0
-    arbiter.card.reach()
-    arbiter.card.rings()
-    arbiter.card.set(s.CLOSED | s.AWAITED | s.WINDOW | s.TRACK)
-    probe.send("launch 0 0x10 1")
-    s.until(lambda: arbiter.card.rings() == 1)
-    arbiter.card.set(s.WINDOW | s.TRACK)
-    assert int(probe.answer()) == 0
-
-
-def test_who_is_awaited_for_work_without_an_end_rings_after_all(
-    arbiter: s.FakeArbiter, probe: s.Probe
-) -> None:
-    """A kernel that hangs is watched for 100 ms, not for ever."""
-    window(arbiter, probe, 400)
-    assert probe.ask("launch 0 0x10 1") == 0
-    arbiter.card.rings()
-    arbiter.card.set(s.CLOSED | s.AWAITED | s.WINDOW | s.TRACK)
-    probe.send("launch 0 0x10 1")
-    s.until(lambda: arbiter.card.rings() == 1)
-    assert arbiter.card.marker()[0] != arbiter.card.marker()[1], "it goes on"
-    arbiter.card.set(s.WINDOW | s.TRACK)
-    assert int(probe.answer()) == 0
-
-
 # ---- the window of a tenant that is alone -------------------------------------------------------------------
 
 

@@ -98,8 +98,6 @@ struct qg_grant {
 #define QG_GATE_WINDOW 0x8u    /* bound the estimated in-flight work to window_us */
 #define QG_GATE_HOLD 0x10u     /* beside online: the first launch goes, the next ones wait (2 ms at most, without a ring) until
                                   the bit is gone: what offline has on the card ends first. A shim may ignore it */
-#define QG_GATE_AWAITED 0x20u  /* closed, and the end of what the tenant has on the card is awaited: a thread that comes here
-                                  with markers outstanding rings when they have ended, not before. A shim may ignore it */
 #define QG_GATE_WHY_MASK 0xf00u
 #define QG_GATE_WHY_PREEMPTED 0x100u /* an online tenant of the card is busy */
 #define QG_GATE_WHY_SHARE 0x200u     /* it is another member's turn, or the share is used up */

@@ -175,7 +175,7 @@ static void open_all(struct qp_card *c) {
 /* A turn was opened and nobody knows yet when it will be used: the first launch shall say so. Of a tenant that stood at the
  * gate the next look finds when it began, soon enough where no budget ends meanwhile and no online tenant may come, for whom
  * it must be known who is on the card. */
-static bool unused(const struct qp_card *c, uint32_t i, int k) {
+static bool awaited(const struct qp_card *c, uint32_t i, int k) {
     const struct qp_class *s = &c->cls[k];
     const struct qp_tenant *t = &c->tenant[i];
     bool tells = t->stands || t->used_from_ns >= s->opened_ns;
@@ -187,7 +187,7 @@ static bool limited(const struct qp_card *c, const struct qp_tenant *t) {
     return fixed(&c->cls[class_of(t)]) && !c->ungoverned && !t->free && t->share < 100;
 }
 
-/* Bits beside CLOSED: whose end is awaited need not say that it stands; track always; bound what is in flight always (a lone tenant's window is wide, but there is one:
+/* Bits beside CLOSED: track always; bound what is in flight always (a lone tenant's window is wide, but there is one:
  * else a newcomer would wait for a thousand kernels); ring after idleness and at the first launch of a turn; at once under a
  * limit, which must know how long each pause was, and online where offline may run, and then its second launch waits for
  * what offline has on the card. */
@@ -202,12 +202,10 @@ static void decorate(struct qp_card *c, const struct side m[2], uint64_t now) {
         else if (governed && t->suspended) t->gate = QG_GATE_CLOSED | QG_GATE_WHY_PREEMPTED;
         t->gate |= QG_GATE_TRACK;
         if (governed) t->gate |= QG_GATE_WINDOW;
-        t->awaited = t->awaited && (t->gate & QG_GATE_WHY_MASK) == QG_GATE_WHY_SHARE;
-        if (t->awaited) t->gate |= QG_GATE_AWAITED;
         if (t->gate & QG_GATE_CLOSED) continue;
         bool first = at_risk && k == ONLINE, idle = !t->wants && !t->undrained;
         idle = idle && (first || limited(c, t) || now - t->last_work_ns >= QP_NOTIFY_NS);
-        if (idle || unused(c, i, k)) t->gate |= QG_GATE_NOTIFY;
+        if (idle || awaited(c, i, k)) t->gate |= QG_GATE_NOTIFY;
         if (governed && k == ONLINE && ((first && idle) || held)) t->gate |= QG_GATE_HOLD;
     }
 }

@@ -38,8 +38,6 @@
 #define QP_UNEVEN_LOOKS 8u             /* ... so often at most */
 #define QP_LIMITED_LOOKS 16u           /* ... the same under fixed-share */
 #define QP_TOLD_LOOK_NS 500000ull      /* who drains and stands at its gate, and rings when its work has ended, is looked at so often at most */
-#define QP_TELLS 4u                    /* who rang at the ends of so many drains on end will ring at the next */
-#define QP_TELLS_MAX 16u               /* ... and one that it did not ring at halves what it had */
 #define QP_OVERDUE_MAX 6u             /* each drain that is cut off halves the next one, so often at most: to 1.6 ms */
 #define QP_KEEP_NS (5 * QP_MS)        /* who is away for less keeps its credit */
 #define QP_DEFICIT_MAX_NS (1000 * (int64_t)QP_MS) /* |credit or debt| of a tenant */
@@ -78,7 +76,6 @@ struct qp_tenant {
     uint32_t suspended; /* 1: its job is preempted on another card of the node, so it must not run here either */
     uint32_t hung;      /* 1: online, and its work makes no progress: no turn among its peers, offline stays closed all the same */
     uint32_t stands;    /* 1: a thread of it stands at its gate: it launches when that opens, says when it began, and rings when what it launched before has ended */
-    uint32_t rang;      /* 1: its doorbell is why this decision is made */
     uint64_t ends_ns;      /* when what it has on the card will have ended, as its programs foresee it; 0 = they do not */
     uint64_t used_from_ns; /* when it began to use the turn it was given, by the arbiter's clock; 0 = not known */
     uint64_t silent_ns;    /* the look at which it last moved, if nothing of it is known to be unfinished; else 0 */
@@ -98,7 +95,6 @@ struct qp_tenant {
     uint32_t away;         /* 1: it passed its turn on and has not wanted the card since */
     uint32_t spent;        /* 1: its budget is used up, the gate is closed until it has filled again */
     uint32_t uneven;       /* counts down: so many drains ago one ended long before the first look; drains differ much */
-    uint32_t awaited;      /* its gate was closed while it had work on the card, and has not opened since */
     uint32_t misses;       /* ends that did not come as foreseen, see QP_MISS */
     int64_t deficit_ns;    /* > 0: got less than its share */
     int64_t budget_ns;     /* fixed-share: may use so much more now */
@@ -113,7 +109,6 @@ struct qp_tenant {
     uint64_t early_ns;     /* it seldom takes less than that */
     uint64_t tail_ns;      /* the longest such time of late: what may come on top when its gate opens */
     uint64_t overdue;      /* how often on end its last completion did not come in time: it is waited for less and less */
-    uint64_t tells;        /* ends of drains that it rang at, see QP_TELLS */
     uint64_t cut_off_ns;   /* when the gate closed whose drain was cut off, until its work has ended or its next turn begins; else 0 */
 };
 

@@ -67,8 +67,8 @@ static uint64_t used_by(struct qp_card *c, int k, uint32_t i, bool others, uint6
     if (two && s->draining == (int32_t)i && t->flew) return now - c->last_ns - two / 2;
     if (s->foreseen_ns && s->holder == (int32_t)i) return two / 2;
     bool ended = s->draining == (int32_t)i && t->flew && !t->undrained;
-    if (ended && !heard(s, t) && fixed(s)) return now - c->last_ns; /* it may have come late */
-    if (ended && heard(s, t)) {
+    if (ended && !s->looked && fixed(s)) return now - c->last_ns; /* it may have come late */
+    if (ended && s->looked) {
         /* Looks come often then, or it rang at its end: that it ended halfway would be wrong after a long sleep. A limit errs
          * to the safe side. */
         uint64_t span = now - c->last_ns;

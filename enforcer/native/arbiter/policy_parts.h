@@ -35,9 +35,6 @@ static inline int64_t weight(const struct qp_class *s, const struct qp_tenant *t
 /* Takes part in the competition for the card. */
 static inline bool claims(const struct qp_tenant *t) { return t->wants && !t->suspended && !t->spent; }
 
-/* It is known when the draining one's work ended: it was looked at before, or it rang just now. */
-static inline bool heard(const struct qp_class *s, const struct qp_tenant *t) { return s->looked || t->rang; }
-
 /* policy_charge.c: who used the card since the last decision */
 void qp_charge(struct qp_card *c, int k, const struct side *m, uint64_t now);
 

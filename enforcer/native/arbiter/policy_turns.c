@@ -132,16 +132,12 @@ static void learn_drain(struct qp_tenant *t, uint64_t took, bool looked) {
     t->tail_ns = max_u64(took, t->tail_ns - t->tail_ns / 8);
 }
 
-/* A thread of it stands at its gate, or will in a moment: it left with more to do, and has rung at the ends of its last
- * drains. The shim rings then, and not when it comes to the gate. */
-static bool will_tell(const struct qp_tenant *t) { return t->stands || (t->greedy && t->tells >= QP_TELLS); }
-
-/* When the draining tenant is looked at next: seldom until it may have ended, then the more often the sooner that was. The end
- * of some is told, by the thread that stands at their gate: it is looked for in case that this one is late.
+/* When the draining tenant is looked at next: seldom until it may have ended, then the more often the sooner that was. Of one
+ * that stands at its gate the end is told, by the thread that stands there: it is looked for in case that this one is late.
  * Not under a limit, where each part of a millisecond until it is heard of is taken from a share. */
 static uint64_t drain_look(const struct qp_class *s, const struct qp_tenant *t, uint64_t now) {
     uint64_t first = s->drain_from_ns + first_after(t), waited = now - s->drain_from_ns;
-    if (will_tell(t) && !fixed(s)) return max_u64(first, now + QP_TOLD_LOOK_NS);
+    if (t->stands && !fixed(s)) return max_u64(first, now + QP_TOLD_LOOK_NS);
     if (now >= first) return now + max_u64(QP_DRAIN_POLL_NS, min_u64(waited / 32, QP_TICK_NS));
     uint64_t looks = fixed(s) ? QP_LIMITED_LOOKS : QP_UNEVEN_LOOKS;
     return t->uneven ? min_u64(first, now + max_u64(first_after(t) / looks, QP_DRAIN_POLL_NS)) : first;
@@ -165,16 +161,10 @@ static uint64_t early_at(const struct qp_card *c, int k, const struct qp_class *
  * another try after many turns: its kernels may have become regular meanwhile. */
 static void judge_end(struct qp_class *s, struct qp_tenant *d) {
     bool overlapped = s->foreseen_ns != 0;
-    uint32_t right = overlapped ? QP_MISS / 2 : heard(s, d);
+    uint32_t right = overlapped ? QP_MISS / 2 : s->looked;
     s->foreseen_ns = 0;
     if (!d->undrained) d->misses -= d->misses < right ? d->misses : right;
     else if (overlapped) d->misses = d->misses + QP_MISS < QP_MISSES_MAX / 2 ? d->misses + QP_MISS : QP_MISSES_MAX;
-}
-
-/* Whether it rang at the end of its drain, or a thread stands there that was about to: one miss is none. */
-static void note_told(struct qp_tenant *d) {
-    if (!d->rang && !d->stands) d->tells /= 2;
-    else if (d->tells < QP_TELLS_MAX) d->tells++;
 }
 
 static uint64_t waits_until(const struct qp_class *s) {
@@ -195,7 +185,6 @@ static bool hand_over(struct qp_card *c, int k, const struct side *m, uint64_t n
         s->looked = 0;
         s->bare = !c->tenant[s->draining].undrained && !(c->tenant[s->draining].gate & QG_GATE_CLOSED);
         c->again |= s->bare;
-        c->tenant[s->draining].awaited = c->tenant[s->draining].undrained;
         s->drain_from_ns = now;
         s->drain_until_ns = now + drain_most(&c->tenant[s->draining]);
     }
@@ -209,8 +198,7 @@ static bool hand_over(struct qp_card *c, int k, const struct side *m, uint64_t n
     }
     bool overlapped = s->foreseen_ns;
     judge_end(s, d);
-    if (!d->undrained && !s->bare) note_told(d);
-    if (now > s->drain_from_ns && !s->bare) learn_drain(d, now - s->drain_from_ns, heard(s, d));
+    if (now > s->drain_from_ns && !s->bare) learn_drain(d, now - s->drain_from_ns, s->looked);
     if (d->undrained && !overlapped) {
         s->cut_off_ns = now;
         d->cut_off_ns = s->drain_from_ns;
@@ -318,8 +306,7 @@ uint64_t qp_turn_wake(struct qp_card *c, int k, const struct side *m, uint64_t n
         uint64_t next = drain_look(s, d, now);
         uint64_t early = early_at(c, k, s), until = waits_until(s);
         if (s->foreseen_ns) return min_u64(wake, min_u64(max_u64(now + QP_LATE_LOOK_NS, s->foreseen_ns), until));
-        bool soon = early > now && early - now <= QP_SOLO_TICK_NS && will_tell(d); /* a look comes then anyway */
-        if (early > now && early != QP_NEVER) next = d->stands || soon ? QP_NEVER : max_u64(next, now + QP_LATE_LOOK_NS);
+        if (early > now && early != QP_NEVER) next = d->stands ? QP_NEVER : max_u64(next, now + QP_LATE_LOOK_NS);
         if (early > now) wake = min_u64(wake, early);
         return min_u64(wake, min_u64(next, until));
     }

@@ -318,7 +318,6 @@ void sample_classify(struct tenant *t, uint64_t now) {
     q->wants = t->nprocs && ((marked && !t->stuck) || loose || t->standing || t->launched || t->frozen);
     q->hung = online && marked && t->stuck && !q->wants;
     q->stands = t->standing;
-    q->rang = t->bell_ns != 0;
     q->free = gates_free(t);
     q->suspended = together_suspended(t);
     q->silent_ns = marked || t->standing || t->frozen ? 0 : t->moved_ns;

@@ -116,21 +116,8 @@ static void show_the_end(struct qg_stream *stream, struct qg_pages *pages)
     qg_depth--;
 }
 
-/* Whether the arbiter sees that this process has work on the card, and has said that it waits for the end of it. */
-static bool is_awaited(const struct qg_pages *pages)
-{
-    uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
-    bool shown = false;
-    for (uint32_t i = 0; flags & QG_GATE_AWAITED && !shown && i < QG_MARKERS; i++) {
-        const struct qg_marker *marker = &pages->proc->markers[i];
-        shown = (int32_t)(__atomic_load_n(&marker->submitted, __ATOMIC_RELAXED) -
-                          __atomic_load_n(&marker->done, __ATOMIC_RELAXED)) > 0;
-    }
-    return shown;
-}
-
 /* The next one's turn begins when what this process launched before has ended. The arbiter looks for it at intervals;
- * a thread that waits anyway knows better when to look, and tells it. *drains: such work was left. Returns how long to sleep at most. */
+ * a thread that waits anyway knows better when to look, and tells it. Returns how long to sleep at most. */
 static uint64_t watch_the_end(struct qg_card *card, struct qg_pages *pages, uint64_t start, bool *drains, bool *told)
 {
     uint64_t nap = *told || qg_now_ns() - start > DRAIN_NS ? 0 : qg_window_drain_ns(card, pages);
@@ -164,11 +151,8 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
         pages = qg_pages_of(card); /* registered again: stand in the new queue */
         qg_waiter_raise(pages->proc);
         if (pages != rung) {
-            uint64_t left = qg_window_drain_ns(card, pages); /* first, so that the arbiter finds it when it looks */
-            if (left && is_awaited(pages))
-                drains = true; /* one ring, at that end */
-            else
-                ring_once(card, pages);
+            qg_window_drain_ns(card, pages); /* first, so that the arbiter finds it when it looks */
+            ring_once(card, pages);
         }
         rung = pages;
         uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);

@@ -35,12 +35,6 @@ void ring(struct machine *m) {
     if (at < m->decide_ns) m->decide_ns = at;
 }
 
-/* Its thread stands at the closed gate and has seen the end of what it launched before. */
-static void tell(struct machine *m, struct actor *a) {
-    a->tells_ns = m->now + spread(m, m->tenant_ns) + spread(m, m->arbiter_ns);
-    if (a->tells_ns < m->decide_ns) m->decide_ns = a->tells_ns;
-}
-
 static const char *const mode_names[MODES] = {"away", "idle", "run", "wait-share", "wait-preempted", "wake"};
 
 static enum mode mode_of(const struct actor *a) {
@@ -202,7 +196,6 @@ void actor_ran(struct world *w, struct machine *m, struct actor *a) {
     } else if (a->state == ST_DRAINING && a->run_ns) {
         actor_enter(w, m, a, a->halted ? ST_IDLE : ST_STANDING);
         if (!(a->gate & QG_GATE_CLOSED)) come(w, m, a);
-        else if (!a->halted) tell(m, a);
     } else if (a->gap_ns && !a->halted) {
         a->timer_ns = m->now + spread(m, a->gap_ns);
         actor_enter(w, m, a, ST_THINKING);
@@ -328,8 +321,6 @@ void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t) {
     if (t->wants) a->moved_ns = m->now;
     t->silent_ns = flying || standing || a->lie ? 0 : a->moved_ns;
     t->stands = standing;
-    t->rang = a->tells_ns && m->now >= a->tells_ns;
-    if (t->rang) a->tells_ns = 0;
     if (!(a->gate & QG_GATE_CLOSED) && a->began_ns && !t->used_from_ns) t->used_from_ns = a->rang ? m->now : a->began_ns;
     a->launched = false;
     if (a->lie == LIE_IDLE) t->wants = t->undrained = 0;

@@ -67,7 +67,6 @@ struct actor {
     enum mode mode;
     bool halted, launched, rang;   /* SIGSTOP; launched since the last decision; rang at the first launch of its turn */
     uint64_t began_ns;             /* its first launch since the gate was opened, which its shim tells; 0 = none */
-    uint64_t tells_ns;             /* its ring, at the end of what it had on the card when its gate closed, reaches the arbiter; 0 = none */
     uint32_t gate, kernels_left, next_stop;
     uint64_t length_ns;  /* of the kernels of this run */
     uint64_t run_ns;     /* left of this run of equal kernels */
