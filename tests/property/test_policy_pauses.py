@@ -17,6 +17,7 @@ from enforcer.policylib import (
     PAUSE_NS,
     REST_NS,
     RESTING,
+    SOLO_TICK_NS,
     SOON_NS,
     TICK_NS,
     TOLD_LOOK_NS,
@@ -138,6 +139,24 @@ def test_who_stands_at_its_gate_tells_when_its_work_has_ended() -> None:
         card.at(0)
         assert card.raw.wake_ns == card.now + TOLD_LOOK_NS
         card.at(TOLD_LOOK_NS)
+
+
+def test_an_end_that_is_foreseen_too_late_and_not_told_is_paid_for() -> None:
+    """It says that somebody stands at its gate and that it works for long; it ends before the look that comes then."""
+    card, first, other = two()
+    card[first].stands, card[first].ends_ns = 1, card.now + DRAIN_MAX_NS
+    card.use(first)
+    while card.open() == [first]:
+        card.at(card.raw.wake_ns - card.now)
+    closed, before, looks = card.now, card[first].service_ns, 0
+    while card.raw.wake_ns < card[first].ends_ns - MS:
+        card.at(card.raw.wake_ns - card.now)
+        looks += 1
+    assert looks < 30, "but it is not looked at all the time"
+    card[first].undrained = 0
+    card.at(card.raw.wake_ns - card.now)
+    assert card.open() == [other] and card.now - closed > DRAIN_MAX_NS // 2
+    assert card[first].service_ns - before >= card.now - closed - SOLO_TICK_NS
 
 
 def test_a_drain_longer_than_ever_is_cut_off_soon() -> None:

@@ -306,7 +306,8 @@ uint64_t qp_turn_wake(struct qp_card *c, int k, const struct side *m, uint64_t n
         uint64_t next = drain_look(s, d, now);
         uint64_t early = early_at(c, k, s), until = waits_until(s);
         if (s->foreseen_ns) return min_u64(wake, min_u64(max_u64(now + QP_LATE_LOOK_NS, s->foreseen_ns), until));
-        if (early > now && early != QP_NEVER) next = d->stands ? QP_NEVER : max_u64(next, now + QP_LATE_LOOK_NS);
+        /* an end that is foreseen too late, and not told, must not be charged by half of all that time */
+        if (early > now && early != QP_NEVER) next = max_u64(next, now + (d->stands ? QP_SOLO_TICK_NS : QP_LATE_LOOK_NS));
         if (early > now) wake = min_u64(wake, early);
         return min_u64(wake, min_u64(next, until));
     }
