@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from enforcer import abi
 from gres.grants import Grant
@@ -33,12 +34,12 @@ class CardSettings:
     together: bool = True
 
 
-@dataclass(frozen=True)
-class TenantStats:
+class TenantStats(NamedTuple):
     """What the arbiter measured of one (job, card) since the grant. ns and bytes; counters only grow.
 
     The memory of the job on the card is mem_used (its live processes) + mem_extra (contexts, modules, dead processes);
     mem_peak is of that sum. What stands from `policy` on is unknown to an arbiter of version 1.
+    A tuple, since a busy node reads a hundred of them at each poll.
     """
 
     job_id: int
@@ -163,6 +164,8 @@ _TENANT = struct.Struct(f"={_format(abi.CtlTenant)}")
 _PROCESS = struct.Struct(f"={_format(abi.CtlProcess)}")
 
 
+# The same few UUIDs at each poll: one string of each, whose hash is known where it is a key.
+@functools.lru_cache(maxsize=1024)
 def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode(errors="replace")
 
@@ -204,6 +207,11 @@ def grant_messages(grant: Grant) -> list[abi.CtlGrant]:
     return messages
 
 
+@functools.lru_cache(maxsize=64)
+def _flags(flags: int) -> tuple[bool, ...]:
+    return tuple(flags & bit != 0 for bit in _FLAG_BITS)
+
+
 def stats(data: bytes) -> TenantStats:
     """The answer about one tenant, in either version; what version 1 does not tell is zero.
 
@@ -215,7 +223,7 @@ def stats(data: bytes) -> TenantStats:
         abi.parse(abi.CtlTenant, data, "tenant message")  # says what is wrong with it
     value = _TENANT.unpack(data)
     flags, policy, deficit_ns, mem_extra, suspended_ns, held_ns = value[23:29]
-    fields: list[Any] = [
+    fields = (
         value[4],
         _text(value[5]),
         value[6],
@@ -226,12 +234,12 @@ def stats(data: bytes) -> TenantStats:
         _POLICY_NAMES.get(policy, ""),
         deficit_ns,
         mem_extra,
-        *(flags & bit != 0 for bit in _FLAG_BITS),
+        *_flags(flags),
         suspended_ns,
         held_ns,
         value[29:],
-    ]
-    return TenantStats(*fields)
+    )
+    return TenantStats._make(fields)
 
 
 def _place(word: str, words: tuple[str, ...], what: str) -> int:

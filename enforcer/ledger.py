@@ -12,8 +12,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,9 @@ MODE = 0o640  # others ask qgpud, which follows PrivateData
 # Between two samples further apart than this nobody knows what was held.
 MAX_GAP_NS = 10 * 10**9
 BUCKET_NS = FINE_S * 10**9
-_SERIES = tuple(map(COUNTERS.index, ("busy_ns", "closed_preempted_ns", "closed_share_ns", "launches")))
+_BUSY = COUNTERS.index("busy_ns")
+_SERIES = itemgetter(*map(COUNTERS.index, ("busy_ns", "closed_preempted_ns", "closed_share_ns", "launches")))
+SERIES_MOST = 2**53  # of one look; their sums shall fit as well
 _PEAKS = attrgetter(*PEAKS)
 
 
@@ -213,10 +214,10 @@ class Ledger:
         at = now_ns // 10**9 // FINE_S * FINE_S
         for row, sample, before in same:
             held, seen = self._memory_gains(row, sample, before, now_ns)
-            usage.append((held, held, seen, seen, now_ns, row))
+            usage.append((held, seen, now_ns, row))
             memory = None if sample.mem_used is None else fit(sample.mem_used)
             series.append((row, FINE_S, at, 0, 0, 0, 0, memory))
-            self._baselines[row] = replace(before, sampled_at=now_ns)
+            self._baselines[row] = before._replace(sampled_at=now_ns)
             self._said[row] = (sample, now_ns)
         self.db.executemany(TOUCH, usage)
         self.db.executemany(ADD_SERIES, series)
@@ -261,19 +262,18 @@ class Ledger:
     def _add(self, row: int, sample: Sample, now_ns: int, writes: Writes) -> None:
         before = self._baseline(row)
         now = baseline_of(sample, before, now_ns)
-        known = before if before is not None and before.same(sample) else None
+        known = before if before is not None and now.goes_on(before) else None
         gained = gains(now.counters, None if known is None else known.counters)
-        busy = gained[COUNTERS.index("busy_ns")]
-        harvest = busy if sample.uuid in self._with_online() else 0
-        optional = optional_gains(now.optional, () if known is None else known.optional)
-        more = [*optional, *self._memory_gains(row, sample, before, now_ns)]
-        twice = [value for value in more for _ in range(2)]
-        peaks = fitted(_PEAKS(sample))
-        writes.usage.append((*gained, *peaks, harvest, *twice, now_ns, row))
+        harvest = gained[_BUSY] if sample.uuid in self._with_online() else 0
+        optional = optional_gains(now.optional, None if known is None else known.optional)
+        held = self._memory_gains(row, sample, before, now_ns)
+        writes.usage.append((*gained, *fitted(_PEAKS(sample)), harvest, *optional, *held, now_ns, row))
+        series: tuple[int, ...] = _SERIES(gained)
+        if max(series) > SERIES_MOST:
+            series = tuple(min(value, SERIES_MOST) for value in series)
         memory = None if sample.mem_used is None else fit(sample.mem_used)
-        at = now_ns // 10**9 // FINE_S * FINE_S
-        writes.series.append((row, FINE_S, at, *(min(gained[i], 2**53) for i in _SERIES), memory))
-        if now.close_hist is not None and (known is None or known.close_hist != now.close_hist):
+        writes.series.append((row, FINE_S, now_ns // 10**9 // FINE_S * FINE_S, *series, memory))
+        if now.close_hist is not None and (known is None or known.close_hist is not now.close_hist):
             old = (() if known is None else known.close_hist) or ()
             writes.latency += closings(row, now.close_hist, old)
         writes.baseline.append(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from enforcer.ledger_schema import COUNTERS, FINE_S, OPTIONAL, CardSample, Sample, fit, fitted
 from enforcer.ledger_sql import ADD, ADD_LATENCY, ADD_SERIES, KEEP
@@ -14,9 +14,8 @@ from enforcer.ledger_sql import ADD, ADD_LATENCY, ADD_SERIES, KEEP
 _COUNTERS, _OPTIONAL = attrgetter(*COUNTERS), attrgetter(*OPTIONAL)
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """What a tenant had said last: the row of `baseline`."""
+class Baseline(NamedTuple):
+    """What a tenant had said last: the row of `baseline`. A tuple, since each poll makes one of each busy tenant."""
 
     boot_id: str
     tenant_since: int
@@ -26,9 +25,9 @@ class Baseline:
     hist_text: str | None  # the same as JSON
     sampled_at: int | None
 
-    def same(self, sample: Sample) -> bool:
-        """Whether the sample goes on counting where this one stood."""
-        return self.boot_id == str(sample.boot_id) and self.tenant_since == fit(sample.tenant_since)
+    def goes_on(self, before: Baseline) -> bool:
+        """Whether it counts on from where that one stood."""
+        return self.boot_id == before.boot_id and self.tenant_since == before.tenant_since
 
 
 @dataclass
@@ -71,16 +70,16 @@ def counter_deltas(sample: Sample, before: Sequence[int | str] | None) -> list[i
 
 def baseline_of(sample: Sample, before: Baseline | None, now_ns: int) -> Baseline:
     """What the tenant says now, as it is kept."""
-    hist = None if sample.close_hist is None else fitted(sample.close_hist)
-    if before is not None and before.close_hist == hist:
+    if before is not None and before.close_hist == sample.close_hist:
         hist, text = before.close_hist, before.hist_text
     else:
-        text = None if hist is None else json.dumps(hist)
+        hist = None if sample.close_hist is None else fitted(sample.close_hist)
+        text = None if hist is None else str(list(hist))  # of integers that is JSON
     return Baseline(
         str(sample.boot_id),
         fit(sample.tenant_since),
         fitted(_COUNTERS(sample)),
-        tuple(None if value is None else fit(value) for value in _OPTIONAL(sample)),
+        tuple([None if value is None else fit(value) for value in _OPTIONAL(sample)]),
         hist,
         text,
         now_ns,
@@ -88,24 +87,22 @@ def baseline_of(sample: Sample, before: Baseline | None, now_ns: int) -> Baselin
 
 
 def gains(now: tuple[int, ...], before: tuple[int, ...] | None) -> tuple[int, ...]:
+    """What each counter gained; one that ran backwards counts from zero again."""
     if before is None:
         return now
-    return tuple(_gained(new, old) for new, old in zip(now, before, strict=True))
+    return tuple([new - old if new >= old else new for new, old in zip(now, before, strict=True)])
 
 
-def optional_gains(now: tuple[int | None, ...], before: tuple[int | None, ...]) -> Iterator[int | None]:
+def optional_gains(now: tuple[int | None, ...], before: tuple[int | None, ...] | None) -> list[int | None]:
     """What the optional counters gained; None where the arbiter does not tell."""
-    for place, value in enumerate(now):
-        old = before[place] if place < len(before) else None
-        yield None if value is None else _gained(value, old or 0)
+    pairs = zip(now, before or (0,) * len(now), strict=True)
+    return [None if new is None else _gained(new, old or 0) for new, old in pairs]
 
 
-def closings(row: int, now: tuple[int, ...], before: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+def closings(row: int, now: tuple[int, ...], before: tuple[int, ...]) -> list[tuple[int, int, int]]:
     """Gates that closed since then, by bucket."""
-    for bucket, count in enumerate(now):
-        old = before[bucket] if bucket < len(before) else 0
-        if gained := _gained(count, old):
-            yield row, bucket, gained
+    pairs = enumerate(zip_longest(now, before[: len(now)], fillvalue=0))
+    return [(row, bucket, _gained(new, old)) for bucket, (new, old) in pairs if new and new != old]
 
 
 def card_rows(node: str, held: HeldCard | None) -> list[tuple[Any, ...]]:

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from enforcer.daemon.hardware import HardwareOrder, HardwareTold, HardwareUse
 from enforcer.ledger import Sample
@@ -33,8 +33,7 @@ class Synced:
     cards_refused: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Tenant:
+class Tenant(NamedTuple):
     """One tenant's counters, how many of its processes are registered, and what it does at this moment."""
 
     sample: Sample
@@ -158,7 +157,7 @@ class FakeArbiter:
     def count(self, job_id: int, uuid: str, procs: int = 1, **counters: Any) -> None:
         """Set a tenant's counters."""
         sample = Sample(job_id, uuid, self.boot_id, tenant_since=self.boot_id)
-        self._tenants[job_id, uuid] = Tenant(replace(sample, **counters), procs)
+        self._tenants[job_id, uuid] = Tenant(sample._replace(**counters), procs)
 
     @property
     def uuids(self) -> tuple[str, ...]:

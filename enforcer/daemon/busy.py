@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from enforcer.daemon.arbiter import Tenant
 
@@ -23,6 +24,7 @@ LATE_NS = 2 * 10**9  # how late a poll may come: with the default pace the 4 s t
 TWICE = 2  # windows in a row, each a poll of the arbiter after the other
 Key = tuple[int, str]  # a job on a card
 Members = Mapping[Key, frozenset[int]]
+NOBODY: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,7 @@ class Excess:
     window_s: int
 
 
-@dataclass(frozen=True)
-class _Point:
+class _Point(NamedTuple):
     at_ns: int
     looked_ns: int  # the last look before it
     told_ns: int
@@ -77,8 +78,10 @@ class BusyWatch:
             if rows is None:
                 del self._records[key]
             elif rows:
-                pids = members.get(key, frozenset()) | before.get(key, frozenset())
-                record.told_ns += span * min(100, sum(rows.get(pid, 0) for pid in pids)) // 100
+                pids = members.get(key, NOBODY)
+                if members is not before:
+                    pids |= before.get(key, NOBODY)
+                record.told_ns += span * min(100, sum([rows.get(pid, 0) for pid in pids])) // 100
 
     def polled(self, now_ns: int) -> None:
         """A poll of the arbiter, whether or not somebody looks before the next."""
@@ -111,16 +114,20 @@ class BusyWatch:
 
     def _excess(self, points: deque[_Point], now: _Point) -> Excess | None:
         """How far above; None where it is not, or the window is not full yet."""
-        begin = next((p for p in reversed(points) if p.at_ns <= now.at_ns - self._window_ns), None)
+        begin, latest_ns = None, now.at_ns - self._window_ns
+        for point in points:
+            if point.at_ns > latest_ns:
+                break
+            begin = point
         if begin is None:
             return None
-        earlier = [p for p in points if p.at_ns <= begin.looked_ns - SPAN_NS]
-        if not earlier:
-            return None
-        while points[0] is not earlier[-1]:
+        earlier_ns = begin.looked_ns - SPAN_NS
+        while len(points) > 1 and points[1].at_ns <= earlier_ns:
             points.popleft()
+        if points[0].at_ns > earlier_ns:
+            return None
         length = now.at_ns - begin.at_ns
-        told, booked = now.told_ns - begin.told_ns, now.booked_ns - earlier[-1].booked_ns
+        told, booked = now.told_ns - begin.told_ns, now.booked_ns - points[0].booked_ns
         if told - booked <= length * self._slack // 100:
             return None
         return Excess(100 * told // length, 100 * booked // length, round(length / 10**9))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from enforcer.clock import Clock
 from enforcer.daemon.arbiter import Arbiter, Tenant
@@ -41,7 +41,7 @@ class Sampler:
             self.hardware_off(told.hung)
         uses = {(use.job_id, use.uuid): use for use in told.uses}
         return [
-            replace(tenant, hardware=uses[tenant.sample.job_id, tenant.sample.uuid])
+            tenant._replace(hardware=uses[tenant.sample.job_id, tenant.sample.uuid])
             if (tenant.sample.job_id, tenant.sample.uuid) in uses
             else tenant
             for tenant in tenants

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from enforcer.clock import Clock
 from enforcer.daemon.arbiter import Tenant
@@ -35,8 +35,8 @@ def look_at(nvml: Nvml, known: list[CardInfo] | None) -> Looked:
 def seen_of(tenant: Tenant) -> Seen:
     """A tenant of the daemon as the live state takes it."""
     use = tenant.hardware
-    plain = Seen(tenant.sample, tenant.procs, tenant.gate, tenant.busy, tenant.suspended)
-    return plain if use is None else replace(plain, hardware=use.state, hardware_counters=use.counters())
+    plain = (tenant.sample, tenant.procs, tenant.gate, tenant.busy, tenant.suspended)
+    return Seen(*plain) if use is None else Seen(*plain, use.state, use.counters())
 
 
 @dataclass

@@ -47,7 +47,7 @@ HARDWARE: dict[str, tuple[str, float, str]] = {
     "hw_stopped_ns": ("qgpu_hardware_stopped_seconds", 1e-9, "Time that groups were stopped."),
 }  # fmt: skip
 BUCKETS = tuple(f"hw_le_{bucket}" for bucket in range(CLOSE_BUCKETS))
-SUMMED = (*COUNTERS, *HARDWARE, *BUCKETS)
+SUMMED = frozenset((*COUNTERS, *HARDWARE, *BUCKETS))
 STATES = ("running", "preempted", "stopped", "throttled", "suspended", "idle", "waiting", "whole", "unknown")
 
 
@@ -170,24 +170,22 @@ class NodeCollector(Collector):
             return  # nothing happened
         self._taken = state.cards
         sums = {key: dict(counters) for key, counters in self._sums.items()}
-        last: dict[tuple[str, int], dict[str, int]] = {}
-        standing = set()
+        known, last = self._last or {}, dict[tuple[str, int], dict[str, int]]()
         for card, tenant in _tenants(state):
-            key = (card.uuid, tenant.job_id)
-            standing.add(key)
-            if tenant.counters is None:
+            key, counters = (card.uuid, tenant.job_id), tenant.counters
+            if counters is None:
+                # While the arbiter is away a tenant has no counters; what it had said must not count twice.
+                if key in known:
+                    last[key] = known[key]
                 continue
             into = sums.setdefault((card.uuid, _index(card), tenant.job_class or "whole"), {})
-            before = tenant.counters if self._last is None else self._last.get(key, {})
-            for name in SUMMED:
-                if name not in COUNTERS and name not in tenant.counters:
-                    continue  # no hardware preemption: no series, rather than zeros
-                new, old = tenant.counters.get(name, 0), before.get(name, 0)
-                into[name] = into.get(name, 0) + (new - old if new >= old else new)
-            last[key] = tenant.counters
-        # While the arbiter is away a tenant has no counters; what it had said must not count twice.
-        kept = {key: value for key, value in (self._last or {}).items() if key in standing}
-        self._last = kept | last
+            before = counters if self._last is None else known.get(key, {})
+            for name, new in counters.items():  # no hardware preemption: no series, rather than zeros
+                if name in SUMMED:
+                    old = before.get(name, 0)
+                    into[name] = into.get(name, 0) + (new - old if new >= old else new)
+            last[key] = counters
+        self._last = last
         self._sums = sums  # in one step: a scrape runs in another thread
 
 

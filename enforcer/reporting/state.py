@@ -8,15 +8,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from enforcer import layout
 from enforcer.ledger_schema import Sample
 from enforcer.reporting.privacy import Privacy
-from gres.grants import Grant
+from gres.grants import Grant, GrantCard
 
 VERSION = 1
 FILE_NAME = "state.json"
@@ -129,8 +131,10 @@ class Encoder:
         return f"{head.removesuffix('0}')}{self._text}}}"
 
 
-def _compact(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), default=vars)
+# Made once; nothing in a state holds itself, so nobody need look for that.
+_compact: Callable[[object], str] = json.JSONEncoder(
+    separators=(",", ":"), default=vars, check_circular=False
+).encode
 
 
 def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,8 +146,7 @@ def _tenant(data: Mapping[str, Any]) -> TenantState:
     return TenantState(**_known(TenantState, data))
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """One tenant as the arbiter describes it at one look."""
 
     sample: Sample
@@ -152,7 +155,7 @@ class Seen:
     busy: bool = False
     suspended: bool = False
     hardware: str | None = None
-    hardware_counters: Mapping[str, int] = field(default_factory=dict)
+    hardware_counters: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,8 @@ class Card:
 class Watcher:
     """Turns successive looks into states; keeps the last look for rates."""
 
-    _before: dict[tuple[int, str], tuple[Sample, int]] = field(default_factory=dict)
+    _before: Mapping[tuple[int, str], Seen] = field(default_factory=dict)
+    _before_ns: int = 0
     # Tenants of which nothing changed over two looks: their state is the same again.
     _steady: dict[tuple[int, str], tuple[tuple[Grant, Seen | None, int | None], TenantState]] = field(
         default_factory=dict
@@ -181,7 +185,7 @@ class Watcher:
 
     def same(self, monotonic_ns: int) -> None:
         """A look that found everything as it was: what comes next is measured from here."""
-        self._before = {key: (sample, monotonic_ns) for key, (sample, _) in self._before.items()}
+        self._before_ns = monotonic_ns
 
     def look(
         self,
@@ -196,23 +200,26 @@ class Watcher:
         seen = {(t.sample.job_id, t.sample.uuid): t for t in tenants or ()}
         known = {card.uuid: card for card in cards}
         rows: dict[str, list[TenantState]] = {card.uuid: [] for card in cards}
-        steady = {}
+        steady, passed_ns = {}, monotonic_ns - self._before_ns
         for grant in sorted(grants, key=lambda g: (g.job_class != "online", g.job_id)):
             for at in grant.cards if grant.state != "refused" else ():
                 key = (grant.job_id, at.uuid)
-                tenant, before = seen.get(key), self._before.get(key)
-                card = known.setdefault(at.uuid, Card(at.uuid, at.index, mem_total=at.mem_total))
+                tenant, was = seen.get(key), self._before.get(key)
+                before = None if was is None else was.sample
+                card = known.get(at.uuid)
+                if card is None:
+                    card = known[at.uuid] = Card(at.uuid, at.index, mem_total=at.mem_total)
+                    rows[at.uuid] = []
                 basis = (grant, tenant, card.jobs.get(grant.job_id))
                 kept = self._steady.get(key)
                 if kept is not None and kept[0][0] is grant and kept[0][1:] == basis[1:]:
                     state = kept[1]
                 else:
-                    state = tenant_state(grant, at.uuid, tenant, before, monotonic_ns, basis[2])
-                if tenant is not None and before is not None and before[0] == tenant.sample:
+                    state = tenant_state(grant, at, tenant, before, passed_ns, basis[2])
+                if tenant is not None and before == tenant.sample:
                     steady[key] = (basis, state)
-                rows.setdefault(at.uuid, []).append(state)
-        self._steady = steady
-        self._before = {key: (tenant.sample, monotonic_ns) for key, tenant in seen.items()}
+                rows[at.uuid].append(state)
+        self._steady, self._before, self._before_ns = steady, seen, monotonic_ns
         order = sorted(known.values(), key=lambda c: (c.index is None, c.index or 0, c.uuid))
         found = tuple(
             CardState(
@@ -225,71 +232,67 @@ class Watcher:
 
 def tenant_state(
     grant: Grant,
-    uuid: str,
+    card: GrantCard,
     seen: Seen | None,
-    before: tuple[Sample, int] | None,
-    now_ns: int,
+    before: Sample | None,
+    passed_ns: int,
     driver_bytes: int | None,
 ) -> TenantState:
-    """The state of one job on one card; `before` is its last sample with the time of that look."""
-    card = next(c for c in grant.cards if c.uuid == uuid)
-    plain = TenantState(
-        job_id=grant.job_id,
-        uid=grant.uid,
-        job_class=grant.job_class,
-        state="whole" if grant.state == "whole" else "unknown",
-        share=card.share,
-        share_now=None,
-        mem_used=driver_bytes if grant.state == "whole" else None,
-        mem_cap=card.mem_cap,
-        procs=None,
-        launches_per_s=None,
-        granted_at=grant.created_ns / 1e9,
-    )
+    """The state of one job on one card of its grant; `before` is its sample of the last look, `passed_ns` ago."""
     if seen is None or grant.state != "active":
-        return plain
-    sample = seen.sample
-    gained = _since(sample, before, now_ns)
-    return replace(
-        plain,
-        state=_word(seen, gained),
-        share_now=None if gained is None else min(100.0, 100 * gained["busy_ns"]),
-        mem_used=sample.mem_used,
-        procs=seen.procs,
-        launches_per_s=None if gained is None else gained["launches"] * 1e9,
-        counters={name: getattr(sample, name) for name in SHOWN} | dict(seen.hardware_counters),
-        hardware=seen.hardware,
+        gained = counters = procs = hardware = None
+        word, used = ("whole", driver_bytes) if grant.state == "whole" else ("unknown", None)
+    else:
+        sample, procs, hardware = seen.sample, seen.procs, seen.hardware
+        gained = _since(sample, before, passed_ns)
+        word, used = _word(seen, gained), sample.mem_used
+        counters = dict(zip(SHOWN, _SHOWN(sample), strict=True))
+        counters.update(seen.hardware_counters)
+    return TenantState(
+        grant.job_id,
+        grant.uid,
+        grant.job_class,
+        word,
+        card.share,
+        None if gained is None else min(100.0, 100 * gained[0]),
+        used,
+        card.mem_cap,
+        procs,
+        None if gained is None else gained[-1] * 1e9,
+        grant.created_ns / 1e9,
+        counters,
+        hardware,
     )
 
 
 SHOWN = ("busy_ns", "launches", "denied", "preemptions", "closed_preempted_ns", "closed_share_ns", "mem_peak")
+_SHOWN = attrgetter(*SHOWN)
+# What a tenant mostly does while one of these times grows; then its launches.
+WORDS = ("running", "preempted", "throttled")
+_RATED = attrgetter("busy_ns", "closed_preempted_ns", "closed_share_ns", "launches")
 
 
-def _since(sample: Sample, before: tuple[Sample, int] | None, now_ns: int) -> dict[str, float] | None:
-    """What each counter gained per nanosecond since the last look; None if there was none of this tenant."""
-    if before is None:
+def _since(sample: Sample, before: Sample | None, passed_ns: int) -> list[float] | None:
+    """What the times of WORDS and the launches gained per nanosecond since the last look; None if there was none of
+    this tenant."""
+    if before is None or passed_ns <= 0:
         return None
-    old, then_ns = before
-    same = (old.boot_id, old.tenant_since) == (sample.boot_id, sample.tenant_since)
-    if not same or now_ns <= then_ns:
+    if before.boot_id != sample.boot_id or before.tenant_since != sample.tenant_since:
         return None
-    names = ("busy_ns", "launches", "closed_preempted_ns", "closed_share_ns")
-    gained = {name: getattr(sample, name) - getattr(old, name) for name in names}
-    if min(gained.values()) < 0:
-        return None
-    return {name: value / (now_ns - then_ns) for name, value in gained.items()}
+    gained = [new - old for new, old in zip(_RATED(sample), _RATED(before), strict=True)]
+    return None if min(gained) < 0 else [value / passed_ns for value in gained]
 
 
-def _word(seen: Seen, gained: dict[str, float] | None) -> str:
+def _word(seen: Seen, gained: list[float] | None) -> str:
     """What the tenant mostly did since the last look; turns are shorter than a look, so the moment tells little."""
     if seen.suspended:
         return "suspended"
     if seen.procs == 0:
         return "waiting"
     if gained is not None:
-        kinds = {"running": "busy_ns", "preempted": "closed_preempted_ns", "throttled": "closed_share_ns"}
-        word = max(kinds, key=lambda kind: gained[kinds[kind]])
-        if gained[kinds[word]] >= IDLE:
+        most = max(gained[: len(WORDS)])
+        word = WORDS[gained.index(most)]
+        if most >= IDLE:
             return "stopped" if word == "preempted" and seen.hardware == "stopped" else word
     if seen.hardware == "stopped":
         return "stopped"
@@ -301,13 +304,20 @@ def _word(seen: Seen, gained: dict[str, float] | None) -> str:
 def write(path: Path, text: str, mode: int) -> None:
     """Replace a file in one step; readers see the old or the new one, whole. No fsync: it is gone at boot."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
+        fd = os.open(temporary, flags, 0o600)
+    except FileExistsError:  # of one that was killed while it wrote
+        temporary.unlink(missing_ok=True)
+        fd = os.open(temporary, flags, 0o600)
+    try:
+        try:
             os.fchmod(fd, mode)
-            file.write(text)
+            data = text.encode()
+            while data:
+                data = data[os.write(fd, data) :]
+        finally:
+            os.close(fd)
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from enforcer import abi, layout, layout_hw
+from enforcer.arbiter_wire import stats
 from gres.grants import Grant, GrantCard
 
 HEADER = Path(__file__).resolve().parents[2] / "enforcer/native/abi/qgpu_abi.h"
@@ -150,3 +151,24 @@ def test_damaged_grants_are_named(offset: int, value: bytes, why: str) -> None:
 def test_short_grant_is_refused() -> None:
     with pytest.raises(abi.AbiError, match=r"has 3583 bytes; version . of it has 3584"):
         abi.unpack_grant(abi.pack_grant(ACTIVE)[:-1])
+
+
+def test_a_tenant_is_read_as_the_structure_says() -> None:
+    """`stats` unpacks by place, and keeps what repeats: each field must be the one of its name."""
+    at = ctypes.sizeof(abi.MsgHead)
+    for salt in range(32):  # the flags among all these bytes are another combination each time
+        body = bytes((number * 7 + salt) % 251 for number in range(ctypes.sizeof(abi.CtlTenant) - at))
+        message = abi.CtlTenant.from_buffer_copy(bytes(at) + body)
+        message.head, message.flags = abi.head(abi.CTL_TENANT, abi.CtlTenant), salt
+        message.uuid, message.job_class = f"GPU-{salt}".encode(), abi.CLASS_CODES["offline"]
+        found = stats(bytes(message))
+        told = {name: getattr(message, name) for name in found._fields if hasattr(message, name)}
+        flags = {
+            "estimated": abi.TENANT_ESTIMATED,
+            "passed_over": abi.TENANT_PASSED_OVER,
+            "ungoverned": abi.TENANT_UNGOVERNED,
+            "suspended": abi.TENANT_SUSPENDED,
+        }
+        told |= {name: bool(salt & bit) for name, bit in flags.items()}
+        told |= {"uuid": f"GPU-{salt}", "job_class": "offline", "policy": "", "busy": bool(message.busy)}
+        assert found._asdict() == told | {"close_hist": tuple(message.close_hist)}

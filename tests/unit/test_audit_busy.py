@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from enforcer.daemon.arbiter import Tenant
-from enforcer.daemon.busy import BusyWatch
+from enforcer.daemon.busy import SPAN_NS, BusyWatch, Excess, _Point
 from enforcer.ledger import Sample
 
 SECOND = 10**9
@@ -125,3 +129,48 @@ def test_time_in_which_the_arbiter_could_not_run_begins_a_new_window():
     told.go(10, 80, 32, polls=False)  # a freeze, of which the policy books 4 s
     assert not told.go(13, 80, 80).found
     assert told.go(20, 80, 40).found
+
+
+def told_above_booked(points: list[_Point], window_ns: int) -> Excess | None:
+    """By the definition: of the window, and booked from a second before the last look that it leaves out."""
+    now = points[-1]
+    begins = [p for p in points if p.at_ns <= now.at_ns - window_ns]
+    earlier = [p for p in points if begins and p.at_ns <= begins[-1].looked_ns - SPAN_NS]
+    if not earlier:
+        return None
+    length = now.at_ns - begins[-1].at_ns
+    told, booked = now.told_ns - begins[-1].told_ns, now.booked_ns - earlier[-1].booked_ns
+    found = Excess(100 * told // length, 100 * booked // length, round(length / SECOND))
+    return found if told - booked > length * 5 // 100 else None
+
+
+STEPS = st.tuples(st.integers(1, 6), st.integers(0, 5), st.integers(0, 3), st.integers(0, 3))
+
+
+@given(st.lists(STEPS, max_size=60))
+def test_points_that_are_let_go_are_those_that_nobody_asks_for_again(steps: list[tuple[int, int, int, int]]):
+    watch = BusyWatch(4 * SECOND, 5, 2 * SECOND)
+    kept, every = deque[_Point](), [_Point(0, 0, 0, 0)]
+    for passed, ago, told, booked in steps:
+        last, half = every[-1], SECOND // 2
+        now = last.at_ns + passed * half
+        looked = max(last.looked_ns, now - ago * half)
+        point = _Point(now, looked, last.told_ns + told * half, last.booked_ns + booked * half)
+        kept.append(point)
+        every.append(point)
+        assert watch._excess(kept, point) == told_above_booked(every[1:], 4 * SECOND)
+        assert kept[0].at_ns >= now - 14 * SECOND, "they do not pile up"
+
+
+def test_process_that_ended_since_the_last_look_still_counts():
+    watch = BusyWatch(2 * SECOND, 5, SECOND)
+    pids = {0: [50], 1: [50], 2: [51]}
+    for second in range(30):
+        now = (second + 1) * SECOND
+        watch.polled(now)
+        watch.book(now, [Tenant(Sample(9, "GPU-1", 1, 1), 1)], ["GPU-1"])
+        # each figure comes at the look after its process was last registered
+        told = dict.fromkeys(pids[(second - 1) % 3], 90)
+        watch.take(now, {"GPU-1": told}, {KEY: frozenset(pids[second % 3])})
+    (excess,) = watch.over.values()
+    assert excess.busy_percent == 90

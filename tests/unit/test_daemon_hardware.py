@@ -215,7 +215,7 @@ def test_a_stopped_tenant_is_shown_as_stopped() -> None:
     watcher, card = Watcher(), Card(sample.uuid, 0)
     for at, state in ((1, "ready"), (2, "stopped"), (3, "ready")):
         tenant = Tenant(
-            replace(sample, closed_preempted_ns=at * 10**9), 1, hardware=replace(USE, state=state)
+            sample._replace(closed_preempted_ns=at * 10**9), 1, hardware=replace(USE, state=state)
         )
         node = watcher.look("n1", [grant(1, "offline")], [seen_of(tenant)], [card], at * 10**9, at * 10**9)
         (row,) = node.cards[0].tenants
@@ -226,7 +226,7 @@ def test_a_stopped_tenant_is_shown_as_stopped() -> None:
 
 def use(job: int, stops: int, hist: tuple[int, ...], **sample: int) -> Seen:
     counters = replace(USE, stops=stops, stop_hist=hist, stopped_ns=stops * 10**9).counters()
-    return replace(seen(job, **sample), hardware="ready", hardware_counters=counters)
+    return seen(job, **sample)._replace(hardware="ready", hardware_counters=counters)
 
 
 def test_metrics_sum_stops_and_their_times_per_class_and_go_on_when_jobs_end() -> None:

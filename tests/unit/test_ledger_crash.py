@@ -34,7 +34,7 @@ def write_until_killed(path: Path, begin: int, out: int) -> None:
         base = Sample(
             9, CARDS[0].uuid, 1, 5, busy_ns=step, launches=2 * step, mem_used=step, close_hist=(step,)
         )
-        ledger.record([base, replace(base, uuid=CARDS[1].uuid)], START + step * 10**8)
+        ledger.record([base, base._replace(uuid=CARDS[1].uuid)], START + step * 10**8)
         os.write(out, step.to_bytes(8, "little"))
         ledger.open_grant(replace(grant, job_id=100 + step % 50, created_ns=START + step))
         ledger.end(100 + step % 50, "epilog", START + step)

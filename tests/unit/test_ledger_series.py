@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enforcer.ledger import CardSample, Ledger, Sample
+from enforcer.ledger import SERIES_MOST, CardSample, Ledger, Sample
+from enforcer.ledger_gains import baseline_of, closings
 from enforcer.ledger_prune import Limits, prune, used_bytes
 from enforcer.ledger_read import (
     card_series,
@@ -46,7 +48,7 @@ def ledger(path: Path) -> Ledger:
 
 
 def sample(job: int = 9, **more: object) -> Sample:
-    return replace(Sample(job, CARD.uuid, 1, 5), **more)  # type: ignore[arg-type]
+    return Sample(job, CARD.uuid, 1, 5)._replace(**more)  # type: ignore[arg-type]
 
 
 def points(path: Path, job: int = 9) -> list[Point]:
@@ -121,6 +123,48 @@ def test_latencies_are_summed_over_a_restart_of_the_arbiter(ledger, path):
     ledger.record([sample(boot_id=2, close_hist=(1, 0, 1))], START * SECOND)
     with reading(path) as database:
         assert latency_of(database, 1) == {0: 1, 1: 5, 2: 2}
+
+
+def test_latencies_go_on_where_a_ledger_is_opened_again(ledger, path):
+    ledger.open_grant(grant())
+    ledger.record([sample(close_hist=(0, 2, 1))], START * SECOND)
+    ledger.close()
+    again = Ledger(path)
+    for hist in ((0, 2, 1), (0, 2, 1), (3, 2, 4)):
+        again.record([sample(busy_ns=sum(hist), close_hist=hist)], START * SECOND)
+    with reading(path) as database:
+        assert latency_of(database, 1) == {0: 3, 1: 2, 2: 4}
+
+
+HISTS = st.lists(st.integers(0, 2**64), max_size=5).map(tuple)
+
+
+@given(HISTS, HISTS)
+def test_histogram_is_kept_as_json_and_only_what_grew_is_added(old: tuple[int, ...], new: tuple[int, ...]):
+    before = baseline_of(sample(close_hist=old), None, 1)
+    now = baseline_of(sample(close_hist=new), before, 2)
+    assert now.close_hist is not None and before.close_hist is not None
+    assert now.hist_text == json.dumps([min(count, 2**63 - 1) for count in new])
+    was = [*before.close_hist, *(0 for _ in new)]
+    grown = [
+        (7, k, n - o if n >= o else n) for k, (n, o) in enumerate(zip(now.close_hist, was, strict=False))
+    ]
+    assert closings(7, now.close_hist, before.close_hist) == [row for row in grown if row[2]]
+
+
+def test_what_is_not_told_leaves_the_sum_as_it_is(ledger, path):
+    ledger.open_grant(grant())
+    for second, held, total in ((1, None, None), (2, 5, 5), (3, None, 5), (4, 3, 8), (5, 4, 9)):
+        ledger.record([sample(busy_ns=second, held_ns=held)], (START + second) * SECOND)
+        row = read_usage(path, [9])[0]
+        assert (row.held_ns, row.mem_seen_ms, row.busy_ns) == (total, None, second)
+
+
+def test_a_bucket_takes_no_more_than_can_be_summed(ledger, path):
+    ledger.open_grant(grant())
+    ledger.record([sample(busy_ns=2**60, launches=7)], START * SECOND)
+    (bucket,) = points(path)
+    assert (bucket.busy_ns, bucket.launches, read_usage(path, [9])[0].busy_ns) == (SERIES_MOST, 7, 2**60)
 
 
 def test_suspended_time_is_null_until_an_arbiter_tells_it(ledger, path):

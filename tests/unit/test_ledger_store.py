@@ -147,7 +147,7 @@ def test_standing_grant_is_timed_until_now(ledger, path):
 
 def test_cards_of_one_job_are_kept_apart(ledger, path):
     ledger.open_grant(grant(cards=(CARD, OTHER)))
-    ledger.record([replace(sample(busy_ns=4), uuid=OTHER.uuid)], 200)
+    ledger.record([sample(busy_ns=4)._replace(uuid=OTHER.uuid)], 200)
     rows = read_usage(path, [9])
     assert [(row.card_index, row.busy_ns) for row in rows] == [(0, None), (1, 4)]
 

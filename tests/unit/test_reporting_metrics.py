@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,7 +56,7 @@ class Node:
 
 
 def seen(job: int, **sample: int) -> Seen:
-    return Seen(replace(Sample(job, UUID, 1, 5, mem_used=7), **sample), 1)
+    return Seen(Sample(job, UUID, 1, 5, mem_used=7)._replace(**sample), 1)
 
 
 def test_before_the_first_look_there_is_nothing_but_no_error():

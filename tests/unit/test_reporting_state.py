@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ def grant(job: int = 9, uid: int = 1000, job_class: str | None = "online", uuid:
 def seen(
     job: int = 9, procs: int = 1, gate: int = 0, busy: bool = False, suspended: bool = False, **sample: int
 ) -> Seen:
-    return Seen(replace(Sample(job, UUID, 1, 5, mem_used=7), **sample), procs, gate, busy, suspended)  # type: ignore[arg-type]
+    return Seen(Sample(job, UUID, 1, 5, mem_used=7)._replace(**sample), procs, gate, busy, suspended)  # type: ignore[arg-type]
 
 
 def look(watcher: Watcher, tenants: list[Seen] | None, second: float, *grants: Grant) -> NodeState:
@@ -98,9 +98,17 @@ def test_what_is_kept_of_steady_tenants_is_what_would_be_computed(
         got = only(look(keeper, [now] if there else [], second, standing))
         driver = None
         assert got == live.tenant_state(
-            standing, UUID, now if there else None, before, second * SECOND, driver
+            standing, standing.cards[0], now if there else None, before, SECOND, driver
         )
-        before = (now.sample, second * SECOND) if there else None
+        before = now.sample if there else None
+
+
+def test_rates_after_a_pause_are_of_the_time_since_its_last_look():
+    watcher = Watcher()
+    look(watcher, [seen()], 1)
+    watcher.same(3 * SECOND)
+    assert only(look(watcher, [seen(busy_ns=SECOND // 2)], 4)).share_now == 50.0
+    assert only(look(watcher, [seen(busy_ns=SECOND)], 4)).share_now is None, "no time has passed"
 
 
 def test_without_arbiter_nothing_is_measured_and_nothing_is_zero():
@@ -176,11 +184,16 @@ def test_file_is_replaced_in_one_step_with_its_mode(tmp_path: Path):
         live.read(tmp_path / "none.json")
 
 
+def test_text_that_is_written_in_parts_is_whole(tmp_path: Path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
+    live.write(tmp_path / "state.json", "käse" * 5, 0o644)
+    assert (tmp_path / "state.json").read_text() == "käse" * 5
+
+
 def test_link_in_the_place_of_the_temporary_file_is_not_followed(tmp_path: Path, monkeypatch):
     victim = tmp_path / "victim"
     victim.write_text("mine")
-    import os
-
     (tmp_path / f".state.json.{os.getpid()}.tmp").symlink_to(victim)
     live.write(tmp_path / "state.json", "x", 0o644)
     assert victim.read_text() == "mine" and (tmp_path / "state.json").read_text() == "x"
