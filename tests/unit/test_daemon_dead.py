@@ -1,0 +1,140 @@
+"""Dead processes that the driver still holds: who is told of them, and who charges them when an arbiter dies too."""
+
+from __future__ import annotations
+
+import pytest
+from daemon_support import hook_env as env
+
+from enforcer.daemon.arbiter import ProcessUse
+from enforcer.daemon.fakes import GIB, FakeNode
+from enforcer.daemon.node import NodeService
+from enforcer.nvml import GpuProcess
+
+
+@pytest.fixture
+def service(service: NodeService) -> NodeService:
+    service.prolog(env())
+    return service
+
+
+def uuid(node: FakeNode) -> str:
+    return node.nvml.cards()[0].uuid
+
+
+def test_dead_process_is_let_go_when_the_driver_does_not_list_it(node, service):
+    dead = ProcessUse(9, uuid(node), 50, GIB)
+    node.nvml.put(uuid(node), GpuProcess(50, GIB))
+    node.arbiter.deaths = [dead]
+    service.inspector.take_deaths()
+    assert service.inspector.waiting and "gone 9 50" not in node.arbiter.calls
+    node.nvml.put(uuid(node))
+    service.inspector.look_for_dead()
+    assert "gone 9 50" in node.arbiter.calls and not service.inspector.waiting
+
+
+def test_arbiter_hears_of_a_dead_process_as_long_as_the_driver_lists_it(node, service, lines):
+    node.nvml.put(uuid(node), GpuProcess(50, GIB))
+    node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
+    service.inspector.take_deaths()
+    assert node.arbiter.calls.count("listed 9 50") == 1
+    for _ in range(20 * 600):  # ten minutes
+        service.inspector.look_for_dead()
+    told = node.arbiter.calls.count("listed 9 50")
+    assert 590 <= told <= 610 and service.inspector.waiting, "once a second, and it is never given up"
+    assert len(lines("dead-on-card")) == 1
+    node.nvml.failure = "gone"
+    for _ in range(60):
+        service.inspector.look_for_dead()
+    assert node.arbiter.calls.count("listed 9 50") == told, (
+        "a driver that fails does not say that it is there"
+    )
+    node.nvml.failure = None
+    node.nvml.put(uuid(node))
+    for _ in range(20):
+        service.inspector.look_for_dead()
+    assert "gone 9 50" in node.arbiter.calls and not service.inspector.waiting
+
+
+def test_dead_process_that_a_new_arbiter_does_not_know_counts_as_overhead_of_its_job(node, service, lines):
+    node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
+    node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
+    service.inspector.take_deaths()
+    service.look_at_cards()
+    assert node.arbiter.overheads == {}, "the arbiter charges it itself"
+    node.arbiter.restart()
+    service.lose_arbiter("x")
+    service.reach_arbiter()
+    for _ in range(4):
+        service.look_at_cards()
+    assert node.arbiter.overheads == {(9, uuid(node)): 2 * GIB}
+    node.nvml.put(uuid(node))
+    service.look_at_cards()
+    assert node.arbiter.overheads == {(9, uuid(node)): 0}
+    assert not [line for line in lines("audit-stranger") + lines("audit-unregistered") if "pid=50" in line]
+
+
+def known_to_an_arbiter_that_is_gone(node, service, living: list[int]) -> None:
+    """Process 50 was seen registered; then that arbiter was killed, and its successor knows nobody."""
+    service.inspector.alive = lambda pid: pid in living
+    node.arbiter.procs = [ProcessUse(9, uuid(node), 50, GIB)]
+    node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
+    service.look_at_cards()
+    assert node.arbiter.overheads == {(9, uuid(node)): GIB}
+    node.arbiter.procs = []
+    node.arbiter.overheads.clear()
+    node.arbiter.restart()
+    service.lose_arbiter("x")
+    service.reach_arbiter()
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_process_that_died_with_its_arbiter_is_charged_to_its_job(node, service, lines, later: bool):
+    """That one could not tell of the death, and its successor never heard of the process."""
+    living = [50]
+    known_to_an_arbiter_that_is_gone(node, service, living)
+    if later:
+        service.look_at_cards()
+    living.clear()
+    for _ in range(4):
+        service.look_at_cards()
+    assert node.arbiter.overheads == {(9, uuid(node)): 2 * GIB}
+    node.nvml.put(uuid(node))
+    service.look_at_cards()
+    assert node.arbiter.overheads == {(9, uuid(node)): 0}
+    assert not [line for line in lines("audit-stranger") + lines("audit-unregistered") if "pid=50" in line]
+
+
+def test_process_that_found_the_new_arbiter_is_that_ones_to_charge(node, service):
+    living = [50]
+    known_to_an_arbiter_that_is_gone(node, service, living)
+    node.arbiter.procs = [ProcessUse(9, uuid(node), 50, GIB)]
+    service.look_at_cards()
+    assert node.arbiter.overheads == {(9, uuid(node)): GIB}
+    living.clear()
+    node.arbiter.procs, node.arbiter.deaths = [], [ProcessUse(9, uuid(node), 50, GIB)]
+    service.inspector.take_deaths()
+    service.look_at_cards()
+    assert node.arbiter.overheads == {(9, uuid(node)): 0} and service.inspector.waiting, "not by us as well"
+
+
+def test_number_of_a_process_that_a_former_arbiter_knew_is_not_its_job_for_ever(node, service, lines):
+    """It left the card, and the number was given to somebody else."""
+    living = [50]
+    known_to_an_arbiter_that_is_gone(node, service, living)
+    node.nvml.put(uuid(node))
+    service.look_at_cards()
+    living.clear()
+    node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
+    for _ in range(4):
+        service.look_at_cards()
+    assert (9, uuid(node)) not in node.arbiter.overheads or not node.arbiter.overheads[9, uuid(node)]
+
+
+def test_dead_process_is_not_let_go_on_the_word_of_a_driver_that_fails(node, service):
+    node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
+    node.nvml.failure = "gone"
+    service.inspector.take_deaths()
+    assert "gone 9 50" not in node.arbiter.calls and service.inspector.waiting
+    node.nvml.failure = None
+    service.inspector.look_for_dead()
+    assert "gone 9 50" in node.arbiter.calls
