@@ -193,7 +193,9 @@ class PynvmlNvml:
             rows = self._nvml.nvmlDeviceGetProcessUtilization(handle, seen) if found is None else found
         except self._nvml.NVMLError as error:
             return {} if error.value in NOBODY else None
-        self._seen_us[uuid] = max([int(row.timeStamp) for row in rows], default=seen)
+        self._seen_us[uuid] = max(
+            [int(row.timeStamp) for row in rows if int(row.smUtil) <= 100], default=seen
+        )
         samples: dict[int, list[int]] = {}
         for row in rows:
             if int(row.smUtil) <= 100 and int(row.timeStamp) > seen:

@@ -2,7 +2,7 @@
 
 The binding asks twice, once for the length, and makes an object with named fields of each row: on a node with a hundred
 processes that was a third of what qgpud costs. Where the binding gives no access to the library's own functions, or the
-driver is older than these, `read` says None and its ordinary functions serve.
+driver is older than these, the reader says None and the binding's ordinary functions serve.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ROOM = 32  # rows at first
+SAMPLES = 128  # the same of utilisation: drivers ask for 100 whatever there is, and nobody says what less does there
 TRIES = 4  # a list may grow while it is read
 SIZE = 7  # NVML_ERROR_INSUFFICIENT_SIZE
 LATEST = "_v3"  # the generation of the functions that fills ProcessRow: driver 510 and later
@@ -45,11 +46,17 @@ class SampleRow(ctypes.Structure):
 
 @dataclass
 class _Kept:
-    """The array of one list of one card. `rows` are views of it: good until it is read again."""
+    """The array of one list of one card, and what was made of it. Some drivers (535.43 and on) filled rows a third
+    longer than these: the array has that room behind what the driver is told of."""
 
     array: Any = None
+    room: int = 0
     raw: bytes = b""
     rows: list[Any] = field(default_factory=list)
+
+
+def _make_room(kept: _Kept, row: type[ctypes.Structure], room: int) -> None:
+    kept.array, kept.room, kept.raw, kept.rows = (row * (room + room // 3 + 1))(), room, b"", []
 
 
 class RowReader:
@@ -67,7 +74,7 @@ class RowReader:
         if ask is None:
             return None
         return self._read(
-            (kind, uuid), ProcessRow, lambda array, count: ask(handle, ctypes.byref(count), array)
+            (kind, uuid), ProcessRow, ROOM, lambda array, count: ask(handle, ctypes.byref(count), array)
         )
 
     def samples(self, uuid: str, handle: Any, since_us: int) -> list[Any] | None:
@@ -79,6 +86,7 @@ class RowReader:
         return self._read(
             (UTILISATION, uuid),
             SampleRow,
+            SAMPLES,
             lambda array, count: ask(handle, array, ctypes.byref(count), since),
         )
 
@@ -93,20 +101,20 @@ class RowReader:
             raise
 
     def _read(
-        self, key: tuple[str, str], row: type[ctypes.Structure], fill: Callable[[Any, Any], int]
+        self, key: tuple[str, str], row: type[ctypes.Structure], least: int, fill: Callable[[Any, Any], int]
     ) -> list[Any]:
         kept = self._kept.setdefault(key, _Kept())
         if kept.array is None:
-            kept.array = (row * ROOM)()
+            _make_room(kept, row, least)
         for _ in range(TRIES):
-            count = ctypes.c_uint(len(kept.array))
+            count = ctypes.c_uint(kept.room)
             code = fill(kept.array, count)
             if code != SIZE:
                 break
-            kept.array, kept.raw, kept.rows = (row * (max(count.value, ROOM) * 2))(), b"", []
+            _make_room(kept, row, max(count.value, least) * 2)
         if code:
             raise self._error(code)
-        raw = ctypes.string_at(kept.array, min(count.value, len(kept.array)) * ctypes.sizeof(row))
+        raw = ctypes.string_at(kept.array, min(count.value, kept.room) * ctypes.sizeof(row))
         if raw != kept.raw or not raw:
             # copies: whoever holds them may do so while the array is filled anew
             kept.raw, kept.rows = raw, list((row * (len(raw) // ctypes.sizeof(row))).from_buffer_copy(raw))

@@ -175,8 +175,9 @@ class Inspector:
         """Who was registered with an arbiter that is gone, is dead and still on a card, is charged by us alone: it
         could not tell of the death any more, and its successor never heard of the process."""
         known = {(use.uuid, use.pid) for use in after or ()} | self._dead.keys()
-        self._former = {k: job for k, job in self._former.items() if k in listed and k not in known}
-        died = {key: job for key, job in self._former.items() if not self.alive(key[1])}
+        former = {k: job for k, job in self._former.items() if k in listed and k not in known}
+        died = {key: job for key, job in former.items() if not self.alive(key[1])}
+        self._former = {key: job for key, job in former.items() if key not in died}
         self._orphans = {key: job for key, job in (self._orphans | died).items() if key in listed}
 
     def _lied(self, look: Look) -> list[Finding]:
@@ -248,6 +249,7 @@ class Inspector:
         self._told = {key: size for key, size in self._told.items() if key[0] != job_id}
         self._orphans = {key: job for key, job in self._orphans.items() if job != job_id}
         self._former = {key: job for key, job in self._former.items() if job != job_id}
+        self._members = {key: pids for key, pids in self._members.items() if key[0] != job_id}
 
     # ---- the dead --------------------------------------------------------------------------------
 

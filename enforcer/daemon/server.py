@@ -295,7 +295,11 @@ class Server:
         A descriptor that was closed and opened again may have the same number: the inode tells them apart.
         """
         if self.service.connected and self.service.ports.arbiter.ended:
-            self._arbiter_spoke(None)  # a call found it, whose caller had no use for that
+            # A call found it, whose caller had no use for that. The timer connects again: what ends each connection at
+            # once must not keep the loop from everything else.
+            self._unwatch("arbiter")
+            self._unwatch("deaths")
+            self.service.lose_arbiter("the connection ended")
         wanted = self._sources()
         for name in [name for name in self._watched if name not in wanted]:
             self._unwatch(name)

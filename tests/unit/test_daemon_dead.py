@@ -117,6 +117,23 @@ def test_process_that_found_the_new_arbiter_is_that_ones_to_charge(node, service
     assert node.arbiter.overheads == {(9, uuid(node)): 0} and service.inspector.waiting, "not by us as well"
 
 
+def test_process_of_a_job_that_ended_is_not_charged_to_one_that_came_again(node, service):
+    service.inspector.alive = lambda pid: False
+    node.arbiter.procs = [ProcessUse(9, uuid(node), 50, GIB)]
+    node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
+    service.look_at_cards()
+    service.epilog(env())
+    node.arbiter.procs = []
+    node.arbiter.restart()
+    service.lose_arbiter("x")
+    service.reach_arbiter()
+    service.prolog(env())
+    node.arbiter.overheads.clear()
+    for _ in range(4):
+        service.look_at_cards()
+    assert not any(node.arbiter.overheads.values())
+
+
 def test_number_of_a_process_that_a_former_arbiter_knew_is_not_its_job_for_ever(node, service, lines):
     """It left the card, and the number was given to somebody else."""
     living = [50]

@@ -27,6 +27,7 @@ class Library:
     def processes(self, handle: object, count, array) -> int:
         assert handle == "card"
         room = self._begin(count)
+        assert len(array) >= room * 4 // 3, "a driver that fills longer rows must not write behind it"
         if self.code or len(self.rows) > room:
             self.rows = self.rows * self.growth
             return self.code or pynvml.NVML_ERROR_INSUFFICIENT_SIZE
