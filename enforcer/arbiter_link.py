@@ -94,9 +94,11 @@ class ArbiterLink:
     """A connection to the arbiter of one node. `timeout` is seconds for each answer.
 
     Every command raises ArbiterGone when there is no answer and ArbiterError when the answer is no.
+    `again`: any command connects anew; else `hello` alone, so that no arbiter is taken for the one before it.
     """
 
-    def __init__(self, run_dir: str | Path, timeout: float = 2.0) -> None:
+    def __init__(self, run_dir: str | Path, timeout: float = 2.0, again: bool = True) -> None:
+        self._again = again
         self.path = Path(run_dir) / abi.SOCK_CONTROL
         self.timeout = timeout
         self.boot_id: int | None = None
@@ -134,6 +136,7 @@ class ArbiterLink:
     def hello(self) -> int:
         """Begin a full list of grants; returns the arbiter's boot id."""
         self.version = abi.ABI_VERSION
+        self._sock = self._sock or _connect(self.path, self.timeout)
         return self._command(abi.head(abi.CTL_HELLO, abi.MsgHead), "hello")
 
     def card(self, settings: CardSettings) -> None:
@@ -292,7 +295,8 @@ class ArbiterLink:
 
     def _command(self, message: ctypes.Structure, what: str) -> int:
         self._send(message)
-        kind, data = self._receive()
+        data = self._next()
+        kind = self._check(data)
         if kind != abi.CTL_ACK:
             raise self._gone(f"answered {what} with message type {kind}")
         ack = abi.parse(abi.CtlAck, data, "acknowledgement")
@@ -309,17 +313,14 @@ class ArbiterLink:
         return self.boot_id
 
     def _send(self, message: ctypes.Structure) -> None:
+        if self._sock is None and not self._again:
+            raise ArbiterGone(f"the connection to {self.path} ended")
         sock = self._sock = self._sock or _connect(self.path, self.timeout)
-        head = message if isinstance(message, abi.MsgHead) else message.head
-        head.version = self.version
+        (message if isinstance(message, abi.MsgHead) else message.head).version = self.version
         try:
             sock.send(bytes(message))
         except OSError as error:
             raise self._gone(error.strerror or str(error)) from error
-
-    def _receive(self) -> tuple[int, bytes]:
-        data = self._next()
-        return self._check(data), data
 
     def _next(self) -> bytes:
         """The next message, empty at the end of the connection."""

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 from enforcer.daemon.fakes import FakeNode
+from enforcer.daemon.node import NodeService
 from enforcer.daemon.server import Server
 
 SHARE = "qgpu/1 class=online share=30 mem=12288"
@@ -52,3 +53,12 @@ class Serving:
         self.server.stop()
         self._thread.join(30)
         assert not self._thread.is_alive()
+
+
+def new_arbiter(node: FakeNode, service: NodeService) -> None:
+    """The arbiter was killed, and its successor knows of no process."""
+    node.arbiter.procs = []
+    node.arbiter.overheads.clear()
+    node.arbiter.restart()
+    service.lose_arbiter("x")
+    service.reach_arbiter()

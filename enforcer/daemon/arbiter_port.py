@@ -120,7 +120,7 @@ class SocketArbiter:
     """Implements enforcer.daemon.arbiter.Arbiter. One thread only."""
 
     def __init__(self, run_dir: str, config: Config) -> None:
-        self._link = link.ArbiterLink(run_dir, TIMEOUT_S)
+        self._link = link.ArbiterLink(run_dir, TIMEOUT_S, again=False)
         self._watch: link.DeathWatch | None = None
         self._run_dir = run_dir
         self._config = config
@@ -152,22 +152,15 @@ class SocketArbiter:
             raise ArbiterError(str(error)) from None
         return Synced(boot_id, tuple(told), refused, tuple(cards_refused))
 
-    def _held(self) -> link.ArbiterLink:
-        """The link, while the connection that `connect` made holds: by itself it would connect again, to one that
-        was never told of a grant."""
-        if self.ended:
-            raise ArbiterError("the connection to the arbiter ended")
-        return self._link
-
     @property
     def ended(self) -> bool:
-        """Whether one of the two connections is gone."""
-        return not self._link.connected or self._watch is None
+        """Whether the connection is gone; the watch ends with it, and it with the watch."""
+        return not self._link.connected
 
     def card(self, uuid: str, plan: CardPlan) -> None:
         """Tell the settings of a card."""
         try:
-            self._held().card(card_settings(self._config, uuid, plan))
+            self._link.card(card_settings(self._config, uuid, plan))
         except link.ArbiterGone as error:
             raise ArbiterError(str(error)) from None
         except (link.ArbiterError, AbiError) as error:
@@ -176,7 +169,7 @@ class SocketArbiter:
     def hardware(self, order: HardwareOrder) -> str:
         """Order hardware preemption of one card, or its end. Empty, or why this arbiter does not do it."""
         try:
-            known = self._held().hardware(hardware_settings(order))
+            known = self._link.hardware(hardware_settings(order))
         except link.ArbiterGone as error:
             raise ArbiterError(str(error)) from None
         except (link.ArbiterError, AbiError) as error:
@@ -186,7 +179,7 @@ class SocketArbiter:
     def hardware_uses(self) -> HardwareTold:
         """What came of it, per tenant and per card."""
         try:
-            tenants, cards = self._held().hardware_use()
+            tenants, cards = self._link.hardware_use()
         except (link.ArbiterGone, AbiError) as error:
             self._link.close()
             raise ArbiterError(str(error)) from None
@@ -196,7 +189,7 @@ class SocketArbiter:
     def grant(self, grant: Grant) -> None:
         """Add or update one grant."""
         try:
-            self._held().grant(grant)
+            self._link.grant(grant)
         except link.ArbiterGone as error:
             raise ArbiterError(str(error)) from None
         except (link.ArbiterError, AbiError) as error:
@@ -205,7 +198,7 @@ class SocketArbiter:
     def revoke(self, job_id: int) -> None:
         """The job ended."""
         try:
-            self._held().revoke(job_id)
+            self._link.revoke(job_id)
         except (link.ArbiterGone, link.ArbiterError) as error:
             self._link.close()
             raise ArbiterError(str(error)) from None
@@ -213,7 +206,7 @@ class SocketArbiter:
     def tenants(self) -> list[Tenant]:
         """All tenants now."""
         try:
-            found = self._held().stats()
+            found = self._link.stats()
         except (link.ArbiterGone, AbiError) as error:
             self._link.close()
             raise ArbiterError(str(error)) from None
@@ -229,7 +222,7 @@ class SocketArbiter:
     def processes(self) -> list[ProcessUse] | None:
         """Registered processes; None under an arbiter of version 1, which does not tell."""
         try:
-            found = self._held().processes()
+            found = self._link.processes()
         except (link.ArbiterGone, AbiError) as error:
             self._link.close()
             raise ArbiterError(str(error)) from None
@@ -237,15 +230,15 @@ class SocketArbiter:
 
     def overhead(self, job_id: int, uuid: str, size: int) -> None:
         """Charge a tenant for what no shim counts."""
-        self._tell(lambda: self._held().overhead(job_id, uuid, size))
+        self._tell(lambda: self._link.overhead(job_id, uuid, size))
 
     def gone(self, dead: ProcessUse) -> None:
         """The driver let go of a dead process."""
-        self._tell(lambda: self._held().gone(dead.job_id, dead.uuid, dead.pid))
+        self._tell(lambda: self._link.gone(dead.job_id, dead.uuid, dead.pid))
 
     def listed(self, dead: ProcessUse) -> None:
         """The driver still has a dead process."""
-        self._tell(lambda: self._held().listed(dead.job_id, dead.uuid, dead.pid))
+        self._tell(lambda: self._link.listed(dead.job_id, dead.uuid, dead.pid))
 
     def _tell(self, action: Callable[[], None]) -> None:
         try:
@@ -262,8 +255,7 @@ class SocketArbiter:
         try:
             return [_use(process) for process in self._watch.died()]
         except (link.ArbiterGone, AbiError) as error:
-            self._watch.close()
-            self._watch = None
+            self.close()
             raise ArbiterError(str(error)) from None
 
     def watch_fileno(self) -> int | None:

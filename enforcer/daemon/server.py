@@ -297,9 +297,7 @@ class Server:
         if self.service.connected and self.service.ports.arbiter.ended:
             # A call found it, whose caller had no use for that. The timer connects again: what ends each connection at
             # once must not keep the loop from everything else.
-            self._unwatch("arbiter")
-            self._unwatch("deaths")
-            self.service.lose_arbiter("the connection ended")
+            self._lose_arbiter()
         wanted = self._sources()
         for name in [name for name in self._watched if name not in wanted]:
             self._unwatch(name)
@@ -337,10 +335,13 @@ class Server:
 
     def _arbiter_spoke(self, _: object) -> None:
         """Between questions it says nothing: readable means gone, or out of step."""
+        self._lose_arbiter()
+        self.service.reach_arbiter()
+
+    def _lose_arbiter(self) -> None:
         self._unwatch("arbiter")
         self._unwatch("deaths")
         self.service.lose_arbiter("the connection ended")
-        self.service.reach_arbiter()
 
     # ---- start and stop --------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from daemon_support import hook_env as env
+from daemon_support import new_arbiter
 
 from enforcer.daemon.arbiter import ProcessUse
 from enforcer.daemon.fakes import GIB, FakeNode
@@ -61,9 +62,7 @@ def test_dead_process_that_a_new_arbiter_does_not_know_counts_as_overhead_of_its
     service.inspector.take_deaths()
     service.look_at_cards()
     assert node.arbiter.overheads == {}, "the arbiter charges it itself"
-    node.arbiter.restart()
-    service.lose_arbiter("x")
-    service.reach_arbiter()
+    new_arbiter(node, service)
     for _ in range(4):
         service.look_at_cards()
     assert node.arbiter.overheads == {(9, uuid(node)): 2 * GIB}
@@ -80,11 +79,7 @@ def known_to_an_arbiter_that_is_gone(node, service, living: list[int]) -> None:
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
     service.look_at_cards()
     assert node.arbiter.overheads == {(9, uuid(node)): GIB}
-    node.arbiter.procs = []
-    node.arbiter.overheads.clear()
-    node.arbiter.restart()
-    service.lose_arbiter("x")
-    service.reach_arbiter()
+    new_arbiter(node, service)
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -123,12 +118,8 @@ def test_process_of_a_job_that_ended_is_not_charged_to_one_that_came_again(node,
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
     service.look_at_cards()
     service.epilog(env())
-    node.arbiter.procs = []
-    node.arbiter.restart()
-    service.lose_arbiter("x")
-    service.reach_arbiter()
+    new_arbiter(node, service)
     service.prolog(env())
-    node.arbiter.overheads.clear()
     for _ in range(4):
         service.look_at_cards()
     assert not any(node.arbiter.overheads.values())
