@@ -13,7 +13,7 @@ from typing import ClassVar
 MAGIC = 0x55504751
 ABI_VERSION = 2
 ABI_OLDEST = 1
-GATE_REVISION = 3
+GATE_REVISION = 4
 GRANT_VERSION = 1
 UUID_LEN = 48
 MAX_CARDS = 16
@@ -45,6 +45,7 @@ GATE_NOTIFY = 0x2
 GATE_TRACK = 0x4
 GATE_WINDOW = 0x8
 GATE_HOLD = 0x10
+GATE_EARLY = 0x20
 GATE_WHY_MASK = 0xF00
 GATE_WHY_PREEMPTED = 0x100
 GATE_WHY_SHARE = 0x200
@@ -178,7 +179,8 @@ class ProcSlot(ctypes.Structure):
         ("contexts", c_uint32),
         ("ends_ns", c_uint64),
         ("turn_ns", c_uint64),
-        ("pad", c_uint8 * 400),
+        ("queued", c_uint32),
+        ("pad", c_uint8 * 396),
         ("markers", Marker * MARKERS),
         ("lanes", Lane * LANES),
         ("tail", c_uint8 * (PAGE - 1024 - 64 * LANES)),

@@ -94,7 +94,7 @@ class QpClass(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         *_fields(c_uint32, "policy sliced"),
         *_fields(c_int32, "holder draining"),
-        *_fields(c_uint32, "contended resumed looked wary stayed bare rivals"),
+        *_fields(c_uint32, "contended resumed looked wary stayed bare early rivals"),
         *_fields(c_int64, "weights"),
         *_fields(
             c_uint64,

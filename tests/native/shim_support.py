@@ -44,6 +44,7 @@ FIELDS |= {
     "copy_bytes": (80, "Q"),
     "unmarked": (88, "I"),
     "turn_ns": (104, "Q"),
+    "queued": (112, "I"),
 }
 
 

@@ -43,6 +43,24 @@ def test_the_next_gate_opens_shortly_before_the_foreseen_end() -> None:
     assert 0 <= card.now - (card[first].ends_ns - LEAD_NS) < LEAD_NS
 
 
+def test_its_gate_says_that_it_opened_early_for_all_of_that_turn() -> None:
+    card, first, other = leaving()
+    assert not card[other].gate & abi.GATE_EARLY
+    foresee(card, first, LEAD_NS)
+    assert card.open() == [other] and card[other].gate & abi.GATE_EARLY
+    card.use(other)
+    card[first].undrained = 0
+    for _ in range(3):
+        card.at(LEAD_NS)
+        assert card.open() == [other] and card[other].gate & abi.GATE_EARLY, (
+            "a word that changes costs a look"
+        )
+    card[other].wants = card[other].undrained = 0
+    while card.open() == [other]:
+        card.at(1 * MS)
+    assert first in card.open() and not card[first].gate & abi.GATE_EARLY, "nobody was on the card any more"
+
+
 def test_until_the_end_the_former_one_pays_and_then_the_next() -> None:
     card, first, other = leaving()
     foresee(card, first, LEAD_NS)

@@ -17,7 +17,9 @@
 #define QG_MAGIC 0x55504751u /* "QGPU", little endian */
 #define QG_ABI_VERSION 2u    /* of pages and messages; the arbiter speaks QG_ABI_OLDEST as well */
 #define QG_ABI_OLDEST 1u
-#define QG_GATE_REVISION 3u  /* what the gate page of this arbiter says in `revision` */
+#define QG_GATE_REVISION 4u  /* what the gate page of this arbiter says in `revision` */
+#define QG_REVISION_GROUPS 3u /* from this one on QG_MSG_GROUPS is understood */
+#define QG_REVISION_QUEUED 4u /* ... and qg_proc.queued is read */
 #define QG_GRANT_VERSION 1u  /* of struct qg_grant */
 #define QG_UUID_LEN 48u      /* "GPU-" or "MIG-" + 36 characters + NUL, rounded up */
 #define QG_MAX_CARDS 16u     /* cards of one job on one node */
@@ -98,6 +100,8 @@ struct qg_grant {
 #define QG_GATE_WINDOW 0x8u    /* bound the estimated in-flight work to window_us */
 #define QG_GATE_HOLD 0x10u     /* beside online: the first launch goes, the next ones wait (2 ms at most, without a ring) until
                                   the bit is gone: what offline has on the card ends first. A shim may ignore it */
+#define QG_GATE_EARLY 0x20u    /* opened a little before the former tenant's last work has ended: for 2 ms what runs may
+                                  share the card, and its time says little. A shim may ignore it */
 #define QG_GATE_WHY_MASK 0xf00u
 #define QG_GATE_WHY_PREEMPTED 0x100u /* an online tenant of the card is busy */
 #define QG_GATE_WHY_SHARE 0x200u     /* it is another member's turn, or the share is used up */
@@ -108,7 +112,7 @@ struct qg_gate_page {
     uint32_t magic;
     uint32_t version;  /* oldest shim that understands both pages: QG_ABI_OLDEST */
     uint32_t size;
-    uint32_t revision; /* 0 from version 1: no lanes, no mem_extra; 2: both; 3: and QG_MSG_GROUPS is understood */
+    uint32_t revision; /* 0 from version 1: no lanes, no mem_extra; 2: both; 3: and QG_MSG_GROUPS is understood; 4: and qg_proc.queued */
     uint64_t job_id;
     uint64_t mem_cap; /* bytes; the shim takes the smaller of this and the grant's, unless `terms` says UNCAPPED */
     uint32_t window_us;
@@ -158,7 +162,8 @@ struct qg_proc {
     uint32_t contexts;       /* of the process on this card, in which it submitted work and which still are; 0: an older shim */
     uint64_t ends_ns;        /* CLOCK_MONOTONIC: when what it has on the card will probably have ended; 0: nobody can tell */
     uint64_t turn_ns;        /* CLOCK_MONOTONIC: when a thread that stood at the closed gate first went on after it last opened */
-    uint8_t pad[400];
+    uint32_t queued;         /* threads that wait for room in the window: once the gate has closed they stand at it */
+    uint8_t pad[396];
     struct qg_marker markers[QG_MARKERS]; /* offset 512 */
     struct qg_lane lanes[QG_LANES];       /* offset 1024; version 2 */
     uint8_t tail[QG_PAGE - 1024 - 64 * QG_LANES];

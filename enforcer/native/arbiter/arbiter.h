@@ -125,7 +125,7 @@ struct tenant {
 
     /* samples */
     bool frozen; /* has work that hardware keeps from going on: it wants the card, and is not on it */
-    bool launched, ran, pending, unmarked, standing, doubted, stuck, busy;
+    bool launched, ran, pending, unmarked, standing, queued, doubted, stuck, busy;
     bool ending;     /* only launches since the last look keep it busy, all of them marked and done: about to be idle */
     bool ended;      /* the same, also where the look before said so already */
     uint64_t signature, progress_ns, opened_ns, looked_ns, full_ns;

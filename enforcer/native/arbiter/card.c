@@ -152,7 +152,7 @@ static void order_words(struct card *card, uint64_t now) {
 
 /* Who left its turn with nothing on the card may have launched between its last look and the closing: the next gate opens
  * after one more look. Without a barrier: a count written before the gate was read is here long before we are, and a thread
- * whose launch came late all the same rings when it comes to the gate again. */
+ * whose launch came late all the same rings when it comes to the gate again, or at the end of that launch. */
 static bool looked_behind(struct card *card, uint64_t now) {
     if (!card->policy.again) return false;
     card->policy.again = 0;

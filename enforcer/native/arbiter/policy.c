@@ -204,6 +204,7 @@ static void decorate(struct qp_card *c, const struct side m[2], uint64_t now) {
         if (governed) t->gate |= QG_GATE_WINDOW;
         if (t->gate & QG_GATE_CLOSED) continue;
         bool first = at_risk && k == ONLINE, idle = !t->wants && !t->undrained;
+        if (c->cls[k].contended && c->cls[k].early && c->cls[k].holder == (int32_t)i) t->gate |= QG_GATE_EARLY;
         idle = idle && (first || limited(c, t) || now - t->last_work_ns >= QP_NOTIFY_NS);
         if (idle || awaited(c, i, k)) t->gate |= QG_GATE_NOTIFY;
         if (governed && k == ONLINE && ((first && idle) || held)) t->gate |= QG_GATE_HOLD;

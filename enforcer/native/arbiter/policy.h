@@ -125,6 +125,7 @@ struct qp_class {
     uint32_t wary;      /* 1: somebody's work was cut off of late */
     uint32_t stayed;    /* 1: the turn before this one was the same tenant's: no change of context came between */
     uint32_t bare;      /* the draining one showed nothing on the card when its gate was closed */
+    uint32_t early;     /* the holder's gate was opened before the former one's work had ended */
     uint32_t rivals;    /* members that took part in the last interval, and the sum of their weights */
     int64_t weights;
     uint64_t slice_end_ns; /* the turn may end */

@@ -214,6 +214,7 @@ static void begin_turn(struct qp_card *c, int k, uint64_t now) {
     struct qp_tenant *h = &c->tenant[s->holder];
     h->cut_off_ns = 0;
     bool goes_on = !(h->gate & QG_GATE_CLOSED) && h->undrained; /* it ran alone until now */
+    s->early = s->draining >= 0;
     s->opened_ns = now;
     s->use_ns = goes_on ? now : 0;
     qp_begin_slice(c, k, goes_on ? now : now + QP_START_NS);
@@ -305,7 +306,8 @@ uint64_t qp_turn_wake(struct qp_card *c, int k, const struct side *m, uint64_t n
         const struct qp_tenant *d = &c->tenant[s->draining];
         uint64_t next = drain_look(s, d, now);
         uint64_t early = early_at(c, k, s), until = waits_until(s);
-        if (s->foreseen_ns) return min_u64(wake, min_u64(max_u64(now + QP_LATE_LOOK_NS, s->foreseen_ns), until));
+        uint64_t told = d->stands ? QP_LATE_LOOK_NS / 2 : 0; /* its thread rings at the end: heard before we look, mostly */
+        if (s->foreseen_ns) return min_u64(wake, min_u64(max_u64(now + QP_LATE_LOOK_NS, s->foreseen_ns + told), until));
         /* an end that is foreseen too late, and not told, must not be charged by half of all that time */
         if (early > now && early != QP_NEVER) next = max_u64(next, now + (d->stands ? QP_SOLO_TICK_NS : QP_LATE_LOOK_NS));
         if (early > now) wake = min_u64(wake, early);

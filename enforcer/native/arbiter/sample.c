@@ -27,6 +27,7 @@
 #define MAX_CONTEXTS 64u                  /* of one process; more is garbage, and counts as so many */
 #define MAX_LAUNCHES (1ull << 56)         /* of one counter; more is garbage */
 
+#define QUEUED_NS (2 * QP_MS) /* who waits for room looks at its gate each millisecond */
 #define READ_ONCE(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
 
 static uint64_t at_most(uint64_t v, uint64_t most) { return v < most ? v : most; }
@@ -53,7 +54,7 @@ static void advance(uint64_t *total, uint64_t *seen, uint64_t value) {
 }
 
 struct view {
-    bool launched, pending, unmarked, frozen, unforeseen;
+    bool launched, pending, unmarked, frozen, unforeseen, queued;
     uint32_t waiting, working, more_contexts;
     uint64_t signature, inflight_us, ends_ns, turn_ns;
 };
@@ -81,12 +82,14 @@ static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool mark
     uint64_t count = total_launches(page);
     uint64_t lost = READ_ONCE(s->lost_ns);
     bool ours = !lost || now < lost + LOST_NS; /* a shim that lost its connection is back within 0.4 s */
+    bool queued = ours && __atomic_load_n(&page->queued, __ATOMIC_ACQUIRE); /* before `waiting`, which it goes over to */
     uint32_t waiting = ours ? READ_ONCE(page->waiting) : 0;
     bool works = count != s->launches, pending = false;
     v->launched |= works;
     advance(&t->launches, &s->launches, count);
     if (waiting > MAX_WAITING) waiting = 0;
     v->waiting += waiting;
+    v->queued |= queued;
     look_for_turn(t, page, s, v, now);
     if (markers && ours) {
         bool unmarked = READ_ONCE(page->unmarked) != 0, held = hw_held(t, i);
@@ -127,12 +130,14 @@ static void count_unused(struct tenant *t, bool standing, uint64_t now) {
     t->unused_from_ns = standing && !(t->gate->flags & QG_GATE_CLOSED) ? now : 0;
 }
 
-/* Threads at an open gate that do not move earn no more turns for a while; any progress clears their name. */
-static bool believe_standing(struct tenant *t, uint32_t waiting, uint64_t now) {
-    t->doubted = waiting && now < t->discredit_until_ns;
-    count_unused(t, waiting && !t->doubted, now);
-    if (!waiting || t->doubted) return false;
-    if (t->unused_ns < (t->discredit_ns ? STANDING_AGAIN_NS : STANDING_LEASE_NS)) return true;
+/* Threads at an open gate that do not move earn no more turns for a while; any progress clears their name. The same for one
+ * that waits for room (`stuck`) although nothing of its process is on the card. */
+static bool believe_standing(struct tenant *t, bool waiting, bool stuck, uint64_t now) {
+    bool there = waiting || stuck;
+    t->doubted = there && now < t->discredit_until_ns;
+    count_unused(t, there && !t->doubted, now);
+    if (!there || t->doubted) return false;
+    if (t->unused_ns < (t->discredit_ns ? STANDING_AGAIN_NS : STANDING_LEASE_NS)) return waiting;
     t->unused_ns = t->unused_from_ns = 0;
     t->doubted = true;
     t->discredit_ns = t->discredit_ns ? t->discredit_ns * 2 : DISCREDIT_MIN_NS;
@@ -238,7 +243,9 @@ static void take_in(struct tenant *t, const struct view *v, bool progress, uint6
     if (ran || progress) begin_use(t, t->opened_ns); /* nobody rang */
     t->launched |= v->launched;
     t->ran |= ran;
-    t->standing = believe_standing(t, v->waiting, now);
+    bool closed = t->gate->flags & QG_GATE_CLOSED; /* who waited for room comes to the gate now, unless it was stopped */
+    t->queued = v->queued && (!closed || now < t->gate->changed_ns + QUEUED_NS);
+    t->standing = believe_standing(t, v->waiting || (closed && t->queued), v->queued && !v->pending && !v->unmarked, now);
     if (v->launched) t->counted_ns = now;
     if (v->launched || progress || t->standing) t->moved_ns = now;
     t->looked_ns = now;
@@ -317,7 +324,7 @@ void sample_classify(struct tenant *t, uint64_t now) {
     q->procs = t->nprocs + t->more_contexts;
     q->wants = t->nprocs && ((marked && !t->stuck) || loose || t->standing || t->launched || t->frozen);
     q->hung = online && marked && t->stuck && !q->wants;
-    q->stands = t->standing;
+    q->stands = t->standing || (t->queued && !t->doubted);
     q->free = gates_free(t);
     q->suspended = together_suspended(t);
     q->silent_ns = marked || t->standing || t->frozen ? 0 : t->moved_ns;

@@ -253,7 +253,7 @@ void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot) {
     memset(&t->slots[slot], 0, sizeof(t->slots[slot]));
     t->nprocs--;
     while (t->hi && !t->slots[t->hi - 1].proc) t->hi--;
-    if (!t->nprocs) t->launched = t->ran = t->pending = t->unmarked = t->standing = t->busy = false;
+    if (!t->nprocs) t->launched = t->ran = t->pending = t->unmarked = t->standing = t->queued = t->busy = false;
     sample_full(t, qg_now_ns());
     step_and_unlock(card);
     if (t->revoked && !t->nprocs) forget(a, t);

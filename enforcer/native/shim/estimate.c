@@ -45,18 +45,36 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns, uint64_t gap_ns, bool alone)
+/* Longer than the estimate, unless others had the card: one such sample says nothing, several do. */
+static void may_be_longer(struct qg_function *function, uint64_t own_ns)
+{
+    function->doubted_ns = function->doubts ? least(function->doubted_ns, own_ns) : own_ns;
+    function->doubts += QG_DOUBT;
+    if (function->doubts <= QG_DOUBT * (QG_DOUBTS - 1))
+        return;
+    function->est_ns = function->doubted_ns;
+    function->doubts = 0;
+}
+
+void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns, uint64_t gap_ns,
+                       uint64_t shared_ns, bool alone)
 {
     struct qg_function *function = find(functions, key, false);
     if (!function)
         return;
-    uint64_t surely = took_ns > gap_ns ? took_ns - gap_ns : 0;
+    uint64_t own = took_ns > gap_ns ? took_ns - gap_ns : 0, surely = own > shared_ns ? own - shared_ns : 0;
+    function->shorter = took_ns < function->est_ns / 4 * 3 ? function->shorter + 1 : 0;
+    bool quickly = function->samples < QG_LEARN_FIRST || function->shorter >= QG_OUTLIER;
     if (!function->samples)
         function->est_ns = took_ns;
     else if (surely > function->est_ns)
         function->est_ns = surely;
+    else if (own > function->est_ns + function->est_ns / 4)
+        may_be_longer(function, own);
     else if (took_ns < function->est_ns)
-        function->est_ns -= (function->est_ns - took_ns) / (function->samples < QG_LEARN_FIRST ? 8 : 64);
+        function->est_ns -= (function->est_ns - took_ns) / (quickly ? 8 : 64);
+    if (function->doubts)
+        function->doubts--;
     if (!function->samples || took_ns < function->low_ns)
         function->low_ns = took_ns;
     else
@@ -100,7 +118,7 @@ void qg_function_forget(struct qg_functions *functions, const void *key)
 {
     struct qg_function *function = find(functions, key, false);
     if (function) {
-        function->samples = function->launches = function->kept = 0;
+        function->samples = function->launches = function->shorter = function->doubts = function->kept = 0;
         function->waits = false;
         function->proven = 0;
         memset(function->recent_us, 0, sizeof(function->recent_us));

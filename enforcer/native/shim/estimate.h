@@ -15,6 +15,9 @@
 #define QG_LONG_NS 250000u /* of functions that take longer, each QG_LEARN_LONG-th: a sample costs them nothing */
 #define QG_LEARN_LONG 4u
 #define QG_RECENT 24u      /* samples that are kept as they are */
+#define QG_DOUBT 16u       /* so many samples in the place of one that may be longer */
+#define QG_DOUBTS 4u       /* ... and so many of them say that it is */
+#define QG_OUTLIER 48u     /* so many much shorter samples on end say that the estimate is one that was disturbed */
 
 struct qg_function {
     const void *key;
@@ -24,6 +27,9 @@ struct qg_function {
     bool waits;      /* it was seen to end as soon as a launch was let through: such times say nothing */
     uint32_t launches;
     uint32_t samples;
+    uint32_t doubts;               /* rises by QG_DOUBT with a sample that may be longer than the estimate, falls by one with others */
+    uint64_t doubted_ns;           /* the shortest of those */
+    uint32_t shorter;              /* samples on end that took less than three quarters of the estimate */
     uint32_t kept;                 /* samples that went into the next */
     uint32_t recent_us[QG_RECENT]; /* the last of them; 0: none yet */
 };
@@ -38,10 +44,11 @@ struct qg_function *qg_function_of(struct qg_functions *functions, const void *k
 /* Counts a launch; true if this one should be timed. */
 bool qg_function_launched(struct qg_function *function);
 
-/* Takes a sample. Of took_ns, up to gap_ns may be time in which an idle card waited for the launch. So much as is surely
- * longer than the estimate counts at once; a shorter sample counts by an eighth of the difference. The least that it
- * takes falls at once and rises slowly. alone: nobody else can have been on the card when it began. */
-void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns, uint64_t gap_ns, bool alone);
+/* Takes a sample. Of took_ns, up to gap_ns may be time in which an idle card waited for the launch, and up to shared_ns time of others. So much as is surely
+ * longer than the estimate counts at once, and what may be longer if it comes again and again; a shorter sample counts by a 64th of the difference, by an eighth while little is
+ * known or where no sample of late came near the estimate. The least that it takes falls at once and rises slowly. alone: nobody else can have been on the card when it began. */
+void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns, uint64_t gap_ns,
+                       uint64_t shared_ns, bool alone);
 
 /* It was seen to take long while nothing was launched, or although something was let through; or to wait for just that. */
 void qg_function_runs(struct qg_function *function);

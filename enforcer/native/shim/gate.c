@@ -137,6 +137,14 @@ static void tell_turn(struct qg_pages *pages)
         __atomic_store_n(&pages->proc->turn_ns, qg_now_ns(), __ATOMIC_RELAXED);
 }
 
+/* Nothing that the arbiter must hear of at once: it closed the gate of a process with work on the card, and awaits the end of
+ * that, which this thread tells. Mostly it saw as well that a thread waits for room; else its next look finds one here. */
+static bool expected(const struct qg_pages *pages, bool queued, uint64_t drain_ns)
+{
+    uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_RELAXED);
+    return queued && drain_ns && pages->gate->revision >= QG_REVISION_QUEUED && (flags & QG_GATE_WHY_MASK) == QG_GATE_WHY_SHARE;
+}
+
 /* Waits until the gate of the newest pages is open. Holds nothing while it sleeps: a signal handler may jump out. */
 static void wait_closed(struct qg_card *card, struct qg_pages *pages)
 {
@@ -149,10 +157,12 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
     __atomic_fetch_add(&first->gate_waits, 1, __ATOMIC_RELAXED);
     for (;;) {
         pages = qg_pages_of(card); /* registered again: stand in the new queue */
-        qg_waiter_raise(pages->proc);
+        bool queued = qg_waiter_raise(pages->proc);
         if (pages != rung) {
-            qg_window_drain_ns(card, pages); /* first, so that the arbiter finds it when it looks */
-            ring_once(card, pages);
+            uint64_t drain_ns = qg_window_drain_ns(card, pages); /* first, so that the arbiter finds it when it looks */
+            drains = expected(pages, queued, drain_ns);
+            if (!drains)
+                ring_once(card, pages);
         }
         rung = pages;
         uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
@@ -224,6 +234,9 @@ void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work)
         if (!(flags & QG_GATE_WINDOW) || qg_window_enter(stream, pages, work))
             break;
     }
+    if (qg_window_queued)
+        qg_waiter_lower();
+    qg_window_queued = false;
 }
 
 void qg_leave_look(struct qg_seen *seen, struct qg_stream *stream)

@@ -93,6 +93,7 @@ static void keep_number(struct qg_pages *pages, const struct qg_pages *old)
 static void begin_slot(struct qg_proc *proc)
 {
     __atomic_store_n(&proc->waiting, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&proc->queued, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->inflight_us, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->ends_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->turn_ns, 0, __ATOMIC_RELAXED);

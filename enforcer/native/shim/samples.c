@@ -17,6 +17,7 @@ struct qg_sample {
     unsigned booked;
     bool alone;      /* the gate had been open for so long that the former tenant's work had ended */
     uint64_t gap_ns; /* at the start: when; at the end: between recording the start and having launched */
+    uint64_t shared_ns; /* so long at most the former tenant's work may have been on the card beside it */
     enum { FREE, TAKEN, PENDING, ASKED } state; /* taken, asked: one thread calls the driver with it, without the lock */
 };
 
@@ -140,7 +141,10 @@ struct qg_sample *qg_sample_start(const struct qg_stream *stream, struct qg_page
     struct qg_sample *sample = take(context);
     if (sample) {
         sample->pages = pages;
-        sample->alone = now > __atomic_load_n(&pages->gate->changed_ns, __ATOMIC_RELAXED) + ALONE_NS;
+        uint64_t alone_ns = __atomic_load_n(&pages->gate->changed_ns, __ATOMIC_RELAXED) + ALONE_NS;
+        bool early = __atomic_load_n(&pages->gate->flags, __ATOMIC_RELAXED) & QG_GATE_EARLY;
+        sample->alone = now > alone_ns;
+        sample->shared_ns = early && !sample->alone ? alone_ns - now : 0;
         sample->changes = __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED);
         sample->let = qg_let_through;
         sample->booked = qg_booked;
@@ -215,7 +219,8 @@ void qg_samples_collect(CUcontext context, bool own)
         if (results[i] == CUDA_SUCCESS && sample->function && sample->booked == booked) /* for no launch of ours, at least */
             qg_function_runs(qg_function_of(&qg_functions, sample->function));
         if (results[i] == CUDA_SUCCESS && ms[i] >= 0 && sample->function && undisturbed(sample) && !waited(sample))
-            qg_function_learn(&qg_functions, sample->function, (uint64_t)(ms[i] * 1e6f), sample->gap_ns, sample->alone);
+            qg_function_learn(&qg_functions, sample->function, (uint64_t)(ms[i] * 1e6f), sample->gap_ns,
+                              sample->shared_ns, sample->alone);
         give(sample, results[i] == CUDA_ERROR_NOT_READY);
     }
     pthread_mutex_unlock(&qg_window_lock);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Who stands at the gate. A signal handler may leave a wait by siglongjmp, and then nobody lowers qg_proc.waiting, so
- * that the tenant would ask for the card for ever. So each waiting thread has a record with the time of its last look,
+ * Who stands at the gate, or waits for room. A signal handler may leave a wait by siglongjmp, and then nobody lowers
+ * qg_proc.waiting, so that the tenant would ask for the card for ever. So each waiting thread has a record with the time of its last look,
  * and the helper thread takes back what was not looked at for a second. A thread that was merely not scheduled for so
  * long raises itself again at its next look.
  */
@@ -12,22 +12,21 @@
 #define RECORDS 128
 #define FORGOTTEN_NS 1000000000u
 
-static struct {
+static struct record {
     uint32_t taken;       /* atomic; by one thread until it ends */
-    struct qg_proc *proc; /* atomic; counted in its waiting. NULL: does not wait */
+    uint32_t *word;       /* atomic; counted in this word of a slot. NULL: does not wait */
     uint64_t looked_ns;   /* atomic */
-} records[RECORDS];
-static __thread struct qg_proc *unrecorded __attribute__((tls_model("initial-exec"))); /* more threads than records */
+} __attribute__((aligned(64))) records[RECORDS];
+static __thread uint32_t *unrecorded __attribute__((tls_model("initial-exec"))); /* more threads than records */
 
-static void lower(struct qg_proc *proc)
+static void lower(uint32_t *word)
 {
-    uint32_t now = proc ? __atomic_load_n(&proc->waiting, __ATOMIC_RELAXED) : 0;
-    while (now && !__atomic_compare_exchange_n(&proc->waiting, &now, now - 1, false, __ATOMIC_SEQ_CST,
-                                               __ATOMIC_RELAXED))
+    uint32_t now = word ? __atomic_load_n(word, __ATOMIC_RELAXED) : 0;
+    while (now && !__atomic_compare_exchange_n(word, &now, now - 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
         ; /* never below zero: the slot may have been cleared and given to another process */
 }
 
-static struct qg_proc **mine(void)
+static uint32_t **mine(void)
 {
     for (int i = 0; !qg_thread.waiter && i < RECORDS; i++) {
         uint32_t taken = 0;
@@ -36,18 +35,32 @@ static struct qg_proc **mine(void)
             qg_this_thread(); /* so that it is given back */
         }
     }
-    return qg_thread.waiter ? &records[qg_thread.waiter - 1].proc : &unrecorded;
+    return qg_thread.waiter ? &records[qg_thread.waiter - 1].word : &unrecorded;
 }
 
-void qg_waiter_raise(struct qg_proc *proc)
+/* In that word instead of the one before: the new one first, so that a thread that goes from the window to the gate is never
+ * missed. Returns the one before. */
+static uint32_t *count_in(uint32_t *word)
 {
-    struct qg_proc **at = mine();
+    uint32_t **at = mine();
     if (qg_thread.waiter)
         __atomic_store_n(&records[qg_thread.waiter - 1].looked_ns, qg_now_ns(), __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(at, __ATOMIC_SEQ_CST) == proc)
-        return;
-    __atomic_fetch_add(&proc->waiting, 1, __ATOMIC_SEQ_CST);
-    lower(__atomic_exchange_n(at, proc, __ATOMIC_SEQ_CST));
+    if (__atomic_load_n(at, __ATOMIC_SEQ_CST) == word)
+        return word;
+    __atomic_fetch_add(word, 1, __ATOMIC_SEQ_CST);
+    uint32_t *before = __atomic_exchange_n(at, word, __ATOMIC_SEQ_CST);
+    lower(before);
+    return before;
+}
+
+bool qg_waiter_raise(struct qg_proc *proc)
+{
+    return count_in(&proc->waiting) == &proc->queued;
+}
+
+void qg_waiter_queue(struct qg_proc *proc)
+{
+    count_in(&proc->queued);
 }
 
 void qg_waiter_lower(void)
@@ -58,9 +71,9 @@ void qg_waiter_lower(void)
 void qg_waiters_reap(void)
 {
     for (int i = 0; i < RECORDS; i++)
-        if (__atomic_load_n(&records[i].proc, __ATOMIC_SEQ_CST) &&
+        if (__atomic_load_n(&records[i].word, __ATOMIC_SEQ_CST) &&
             __atomic_load_n(&records[i].looked_ns, __ATOMIC_SEQ_CST) + FORGOTTEN_NS < qg_now_ns())
-            lower(__atomic_exchange_n(&records[i].proc, NULL, __ATOMIC_SEQ_CST));
+            lower(__atomic_exchange_n(&records[i].word, NULL, __ATOMIC_SEQ_CST));
 }
 
 void qg_waiter_release(void)
@@ -77,7 +90,7 @@ void qg_waiters_after_fork(void)
 {
     for (int i = 0; i < RECORDS; i++) {
         records[i].taken = 0;
-        records[i].proc = NULL;
+        records[i].word = NULL;
     }
     qg_thread.waiter = 0;
     unrecorded = NULL;

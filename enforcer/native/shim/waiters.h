@@ -5,8 +5,11 @@
 #include "shim.h"
 
 /* This thread stands at the gate of that slot: qg_proc.waiting counts it, once however often this is called. To be
- * called at least each 50 ms while it waits. */
-void qg_waiter_raise(struct qg_proc *proc);
+ * called at least each 50 ms while it waits. True: until now it was counted in `queued` of the same slot. */
+bool qg_waiter_raise(struct qg_proc *proc);
+
+/* It waits for room in the window: qg_proc.queued counts it instead. */
+void qg_waiter_queue(struct qg_proc *proc);
 
 /* It does not any more. */
 void qg_waiter_lower(void);

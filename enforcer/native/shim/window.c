@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "patience.h"
+#include "waiters.h"
 
 #define COPY_BYTES_PER_US 12000u  /* a cautious host link; only orders of magnitude matter */
 #define COPY_SETUP_NS 5000u
@@ -43,6 +44,7 @@ static struct hold {
 __thread bool qg_window_open __attribute__((tls_model("initial-exec")));
 static __thread struct qg_sample *sampling __attribute__((tls_model("initial-exec")));
 static __thread struct qg_stream *entering __attribute__((tls_model("initial-exec"))); /* booked, and not launched yet */
+__thread bool qg_window_queued __attribute__((tls_model("initial-exec")));
 
 void qg_window_after_fork(void)
 {
@@ -54,6 +56,7 @@ void qg_window_after_fork(void)
     qg_window_open = false;
     sampling = NULL;
     entering = NULL;
+    qg_window_queued = false;
 }
 
 void qg_window_context_gone(CUcontext context)
@@ -324,6 +327,10 @@ static bool look_again(struct qg_look *at, struct qg_stream *stream, struct qg_p
         qg_depth--;
     }
     bool enter = look(at, stream, pages, work, window_ns);
+    if (!enter) {
+        qg_window_queued = true;
+        qg_waiter_queue(pages->proc);
+    }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return enter;
 }

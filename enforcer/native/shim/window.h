@@ -7,6 +7,9 @@
 /* Waits until the work fits into the window, and books it. False: the gate closed meanwhile, look again. */
 bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work);
 
+/* This thread waited for room, and qg_proc.queued may still count it. */
+extern __thread bool qg_window_queued __attribute__((tls_model("initial-exec")));
+
 /* Before the ring of a launch that finds QG_GATE_HOLD: the first one after a pause. */
 void qg_window_pause_ends(struct qg_card *card, const struct qg_pages *pages);
 

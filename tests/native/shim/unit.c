@@ -87,33 +87,49 @@ static void estimates_learn(void)
     const void *f = (const void *)0x1000;
     struct qg_function *record = qg_function_of(&functions, f);
     CHECK(qg_function_estimate(record, 500000) == 500000);
-    qg_function_learn(&functions, f, 80000, 0, true);
+    qg_function_learn(&functions, f, 80000, 0, 0, true);
     CHECK(qg_function_estimate(record, 500000) == 80000);
-    qg_function_learn(&functions, f, 160000, 0, true); /* longer counts at once */
+    qg_function_learn(&functions, f, 160000, 0, 0, true); /* longer counts at once */
     CHECK(qg_function_estimate(record, 500000) == 160000);
-    qg_function_learn(&functions, f, 80000, 0, true); /* shorter by an eighth */
+    qg_function_learn(&functions, f, 80000, 0, 0, true); /* shorter by an eighth */
     CHECK(qg_function_estimate(record, 500000) == 150000);
-    qg_function_learn(&functions, f, 900000, 800000, true); /* the card may have waited 800 us for the launch: not longer */
+    qg_function_learn(&functions, f, 900000, 800000, 0, true); /* the card may have waited 800 us for the launch: not longer */
     CHECK(qg_function_estimate(record, 500000) == 150000);
-    qg_function_learn(&functions, f, 900000, 100000, true); /* at least 800 us long, surely */
+    qg_function_learn(&functions, f, 900000, 100000, 0, true); /* at least 800 us long, surely */
     CHECK(qg_function_estimate(record, 500000) == 800000);
-    qg_function_learn(&functions, f, 80000, 70000, true);
+    qg_function_learn(&functions, f, 80000, 70000, 0, true);
     CHECK(qg_function_estimate(record, 500000) == 710000);
     unsigned sampled = 0;
     for (int i = 0; i < 1000; i++)
         sampled += qg_function_launched(record);
     CHECK(sampled >= 16 + 1000 / 4 - 5 && sampled <= 16 + 1000 / 4); /* of a long one, each fourth */
     CHECK(qg_function_least(record) == 80000);
-    qg_function_learn(&functions, f, 160000, 0, true); /* what it takes at least rises by a sixteenth */
+    qg_function_learn(&functions, f, 160000, 0, 0, true); /* what it takes at least rises by a sixteenth */
     CHECK(qg_function_least(record) == 85000);
     CHECK(qg_function_new(record));
     for (int i = 0; i < 100; i++)
-        qg_function_learn(&functions, f, 100000, 0, true);
+        qg_function_learn(&functions, f, 100000, 0, 0, true);
     CHECK(!qg_function_new(record) && qg_function_least(record) > 99000 && qg_function_estimate(record, 1) < 260000);
     for (int i = sampled = 0; i < 960; i++)
         sampled += qg_function_launched(record);
     CHECK(sampled == (qg_function_estimate(record, 1) >= QG_LONG_NS ? 240u : 30u));
-    qg_function_learn(&functions, (const void *)0x2000, 1, 0, true); /* unknown: ignored, not invented */
+    for (unsigned i = 0; i < 2 * QG_DOUBTS; i++) { /* others may have had the card: now and then that says nothing */
+        qg_function_learn(&functions, f, 1000000 + 1000 * i, 0, 1900000, false);
+        for (unsigned j = 0; j < QG_DOUBT; j++)
+            qg_function_learn(&functions, f, 100000, 0, 0, true);
+    }
+    CHECK(qg_function_estimate(record, 1) < 260000);
+    for (unsigned i = 0; i < QG_DOUBTS; i++) /* but again and again it is believed */
+        qg_function_learn(&functions, f, 1500000 - 1000 * i, 0, 1900000, false);
+    CHECK(qg_function_estimate(record, 1) == 1500000 - 1000 * (QG_DOUBTS - 1));
+    qg_function_learn(&functions, f, 1000000, 0, 0, true);
+    for (unsigned i = 0; i < QG_OUTLIER - 1; i++)
+        qg_function_learn(&functions, f, 100000, 0, 0, true);
+    CHECK(qg_function_estimate(record, 1) > 400000); /* a long one now and then is not forgotten at once */
+    for (unsigned i = 0; i < QG_OUTLIER; i++)
+        qg_function_learn(&functions, f, 100000, 0, 0, true);
+    CHECK(qg_function_estimate(record, 1) < 150000); /* no second one came: it was disturbed */
+    qg_function_learn(&functions, (const void *)0x2000, 1, 0, 0, true); /* unknown: ignored, not invented */
     for (uintptr_t i = 1; i < 20000; i++) { /* more functions than slots */
         record = qg_function_of(&functions, (const void *)(i << 4));
         CHECK(record->key == (const void *)(i << 4));
