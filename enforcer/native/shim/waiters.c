@@ -12,7 +12,7 @@
 #define RECORDS 128
 #define FORGOTTEN_NS 1000000000u
 
-static struct record {
+static struct {
     uint32_t taken;       /* atomic; by one thread until it ends */
     uint32_t *word;       /* atomic; counted in this word of a slot. NULL: does not wait */
     uint64_t looked_ns;   /* atomic */
