@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from node_support import BUILD, MIB, Chain, chains, until
 
@@ -109,6 +110,8 @@ def test_daemons_are_exchanged_under_live_jobs(chain: Chain) -> None:
     finally:
         errors = {}
         for job, process in running.items():
+            for program in psutil.Process(process.pid).children(recursive=True):
+                program.kill()  # the launcher alone would leave it at work, and its pipe open, to its end
             process.kill()
             errors[job] = process.communicate()[1]
     assert errors == {FIRST: "", SECOND: ""}, "the programs noticed nothing"
