@@ -49,6 +49,7 @@ struct conn {
     uid_t uid;
     bool registered, dead;
     bool watches;     /* CONN_CONTROL: receives QG_CTL_DIED */
+    uint64_t told;    /* the same: so many deaths, in order; of later ones it hears when its socket has room */
     bool packs;       /* the same: it asked for a list whose messages share packets */
     uint32_t version; /* of its last message */
     uint64_t opened_ns;
@@ -87,7 +88,9 @@ struct slot {
 /* A process that ended, and what it held. The memory counts until NVML does not list the process any more. */
 struct dead {
     pid_t pid;
+    uid_t uid;
     uint64_t bytes, died_ns;
+    uint64_t order; /* the how-manieth death of this arbiter's life */
     uint64_t heard_ns; /* its death, or the last word since then that NVML lists it */
 };
 
@@ -206,11 +209,13 @@ struct arbiter {
     struct conn *conns;
     uint32_t nconns;
     uint32_t ndead; /* entries in the lists of dead processes of all tenants */
+    uint64_t deaths; /* so many were ever put on these lists */
 };
 
 /* keys of the two listeners and of the signal descriptor */
 extern struct key key_register, key_control, key_signal;
 int ar_watch(const struct arbiter *a, int fd, struct key *key); /* main.c */
+int ar_watch_room(const struct arbiter *a, int fd, struct key *key, bool on); /* the same descriptor: also when it takes more */
 
 /* log.c */
 void ar_log(const struct arbiter *a, int level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
@@ -280,6 +285,7 @@ void dead_gone(struct arbiter *a, struct tenant *t, pid_t pid);
 void dead_listed(struct tenant *t, pid_t pid);
 void dead_forget(struct arbiter *a, struct tenant *t); /* the tenant ends */
 void dead_watch(struct arbiter *a, struct conn *c);    /* a new watcher: tell it what it missed */
+void dead_tell(struct arbiter *a, struct conn *c);     /* what it has not been told of yet, as far as its socket has room */
 uint64_t dead_extra(const struct tenant *t);
 void dead_overhead(struct tenant *t, uint64_t bytes);
 int dead_sweep(struct arbiter *a, uint64_t now); /* how long to wait at most, ms, -1 = for ever */

@@ -116,11 +116,18 @@ static struct conn *conn_create(struct arbiter *a, int fd, enum conn_kind kind, 
     return c;
 }
 
+/* A whole list of tenants must fit, since nobody waits for the reader. Beyond the system's limit it takes CAP_NET_ADMIN. */
+static void take_room(int fd) {
+    int room = 16 << 20;
+    if (setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof(room)) == 0) return;
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
+}
+
 void conn_accept(struct arbiter *a, int listener, enum conn_kind kind) {
     for (int i = 0; i < ACCEPT_BATCH && have_spare(); i++) {
         struct ucred peer;
         socklen_t len = sizeof(peer);
-        int room = 16 << 20, fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
             if (errno == EMFILE || errno == ENFILE) refuse_one(listener);
             return;
@@ -130,8 +137,7 @@ void conn_accept(struct arbiter *a, int listener, enum conn_kind kind) {
             closer_hang_up(fd);
             continue;
         }
-        /* a whole list of tenants must fit, since nobody waits for the reader */
-        if (kind == CONN_CONTROL) setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof(room));
+        if (kind == CONN_CONTROL) take_room(fd);
     }
 }
 
@@ -170,6 +176,8 @@ void conn_ready(struct arbiter *a, struct conn *c, uint32_t events) {
     } buf;
     int fd = -1;
     if (c->dead) return;
+    if (events & EPOLLOUT) dead_tell(a, c);
+    if (c->dead || events == EPOLLOUT) return;
     ssize_t got = qg_msg_recv_from_user(c->fd, buf.bytes, sizeof(buf), &fd, closer_close);
     if (got == -EAGAIN && !(events & (EPOLLHUP | EPOLLERR))) return;
     if (got <= 0 || !may_speak(c)) {

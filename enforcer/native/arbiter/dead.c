@@ -6,11 +6,14 @@
  * a minute without a word ends that, so that a node whose qgpud never returns does not lock its jobs out for ever.
  * Main thread only; the gate page takes one store.
  */
+#include <errno.h>
 #include <string.h>
 
 #include "arbiter.h"
 #include "qg_msg.h"
 #include "qg_time.h"
+
+#define TOLD_AT_ONCE 64 /* deaths; then others of the main loop have their turn */
 
 static uint64_t answer_ns(const struct arbiter *a) { return (uint64_t)a->answer_ms * QP_MS; }
 
@@ -37,11 +40,59 @@ static struct qg_ctl_process message(const struct tenant *t, pid_t pid, uid_t ui
     return m;
 }
 
-static void tell(struct arbiter *a, const struct qg_ctl_process *m) {
+static void each(struct arbiter *a, void (*fn)(struct arbiter *, struct tenant *, void *), void *arg) {
+    for (uint32_t i = 0; i < a->ncards; i++) {
+        for (uint32_t k = 0; k < QP_MAX_TENANTS; k++) {
+            struct tenant *t = a->cards[i]->tenants[k];
+            if (t && (t->ndead || t->ncrowd)) fn(a, t, arg);
+        }
+    }
+}
+
+struct untold {
+    uint64_t after;
+    const struct tenant *tenant;
+    const struct dead *dead; /* the first death after that one */
+};
+
+static void first_untold(struct arbiter *a, struct tenant *t, void *arg) {
+    struct untold *u = arg;
+    (void)a;
+    for (uint32_t i = 0; i < t->ndead; i++) {
+        const struct dead *d = &t->dead[i];
+        if (d->order <= u->after || (u->dead && u->dead->order <= d->order)) continue;
+        u->dead = d;
+        u->tenant = t;
+    }
+}
+
+/* Nobody waits for a watcher: what its socket has no room for now, it is told when it has read. */
+void dead_tell(struct arbiter *a, struct conn *c) {
+    int err = 0;
+    for (int i = 0; i < TOLD_AT_ONCE && !err && c->told < a->deaths; i++) {
+        struct untold next = {.after = c->told};
+        each(a, first_untold, &next);
+        if (next.dead) {
+            struct qg_ctl_process m = message(next.tenant, next.dead->pid, next.dead->uid, next.dead->bytes);
+            err = qg_msg_send(c->fd, &m, sizeof(m), NULL, 0);
+        }
+        if (!err) c->told = next.dead ? next.dead->order : a->deaths;
+    }
+    if (!err || err == -EAGAIN) err = ar_watch_room(a, c->fd, &c->key, c->told < a->deaths);
+    if (err) conn_close(a, c);
+}
+
+static void tell(struct arbiter *a) {
     for (struct conn *c = a->conns; c; c = c->next) {
-        if (c->dead || !c->watches) continue;
-        /* one that does not read will come back, and be told again */
-        if (qg_msg_send(c->fd, m, sizeof(*m), NULL, 0) != 0) conn_close(a, c);
+        /* one that is behind waits for room already, and hears of the others in their order */
+        if (!c->dead && c->watches && c->told + 1 == a->deaths) dead_tell(a, c);
+    }
+}
+
+/* One of the crowd is on no list: who has no room to hear of it now never does, and a minute later it counts as gone. */
+static void tell_once(struct arbiter *a, const struct qg_ctl_process *m) {
+    for (struct conn *c = a->conns; c; c = c->next) {
+        if (!c->dead && c->watches) qg_msg_send(c->fd, m, sizeof(*m), NULL, 0);
     }
 }
 
@@ -50,20 +101,19 @@ static void drop(struct arbiter *a, struct tenant *t, uint32_t i) {
     a->ndead--;
 }
 
-/* Whoever is told of is in the list or in the crowd, so that the answer lets go of nobody else. False: it held nothing, and
- * the list has no room. */
-static bool remember(struct arbiter *a, struct tenant *t, pid_t pid, uint64_t bytes) {
+/* On the list: true. Whoever is told of is there or in the crowd, so that the answer lets go of nobody else. */
+static bool remember(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes) {
     uint64_t now = qg_now_ns();
     if (t->ndead < AR_MAX_DEAD) {
-        t->dead[t->ndead++] = (struct dead){.pid = pid, .bytes = bytes, .died_ns = now, .heard_ns = now};
+        t->dead[t->ndead++] =
+            (struct dead){.pid = pid, .uid = uid, .bytes = bytes, .died_ns = now, .order = ++a->deaths, .heard_ns = now};
         a->ndead++;
         return true;
     }
-    if (!bytes) return false;
     if (!t->ncrowd++) a->ndead++;
     t->crowd = cut(t->crowd + bytes);
     t->crowd_heard_ns = now;
-    return true;
+    return false;
 }
 
 static void forget_crowd(struct arbiter *a, struct tenant *t) {
@@ -78,10 +128,15 @@ void dead_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_
     if (!a->watched) return;
     if (bytes > t->mem_cap && !gates_free(t)) bytes = t->mem_cap;
     bytes = cut(bytes);
-    if (!remember(a, t, pid, bytes)) return;
+    if (t->ndead == AR_MAX_DEAD && !bytes) return; /* holds nothing, and the list has no room */
+    bool listed = remember(a, t, pid, uid, bytes);
     publish(t);
-    struct qg_ctl_process m = message(t, pid, uid, bytes);
-    tell(a, &m);
+    if (listed) {
+        tell(a);
+    } else {
+        struct qg_ctl_process m = message(t, pid, uid, bytes);
+        tell_once(a, &m);
+    }
 }
 
 /* One answer lets go of one process: should the number have been given away meanwhile, the older one is meant. Who is not
@@ -119,26 +174,10 @@ void dead_overhead(struct tenant *t, uint64_t bytes) {
     publish(t);
 }
 
-static void each(struct arbiter *a, void (*fn)(struct arbiter *, struct tenant *, void *), void *arg) {
-    for (uint32_t i = 0; i < a->ncards; i++) {
-        for (uint32_t k = 0; k < QP_MAX_TENANTS; k++) {
-            struct tenant *t = a->cards[i]->tenants[k];
-            if (t && (t->ndead || t->ncrowd)) fn(a, t, arg);
-        }
-    }
-}
-
-static void tell_again(struct arbiter *a, struct tenant *t, void *arg) {
-    struct conn *c = arg;
-    for (uint32_t i = 0; i < t->ndead; i++) {
-        struct qg_ctl_process m = message(t, t->dead[i].pid, t->uid, t->dead[i].bytes);
-        if (!c->dead && qg_msg_send(c->fd, &m, sizeof(m), NULL, 0) != 0) conn_close(a, c);
-    }
-}
-
 void dead_watch(struct arbiter *a, struct conn *c) {
     c->watches = a->watched = true;
-    if (a->ndead) each(a, tell_again, c);
+    c->told = 0;
+    dead_tell(a, c);
 }
 
 struct due {

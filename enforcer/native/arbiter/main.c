@@ -35,6 +35,11 @@ int ar_watch(const struct arbiter *a, int fd, struct key *key) {
     return epoll_ctl(a->epfd, EPOLL_CTL_ADD, fd, &ev) == 0 ? 0 : -errno;
 }
 
+int ar_watch_room(const struct arbiter *a, int fd, struct key *key, bool on) {
+    struct epoll_event ev = {.events = on ? EPOLLIN | EPOLLOUT : EPOLLIN, .data.ptr = key};
+    return epoll_ctl(a->epfd, EPOLL_CTL_MOD, fd, &ev) == 0 ? 0 : -errno;
+}
+
 static void usage(FILE *out) {
     fputs("usage: qgpu-arbiter --run-dir DIR [--trace FILE] [--log-level error|warning|info|debug]\n"
           "                    [--no-rt] [--rt-priority 1..99] [--ready-fd N] [--answer-ms N]\n"
