@@ -3,11 +3,12 @@
 Online is a service (Poisson requests of 50 dependent kernels of 100 µs) or works in duty cycles with the same requests;
 offline submits 200 µs kernels without pause. Each run has a twin at the same time on a second card: the same online
 job with the same draws and nobody beside it. So a stall of this machine meets both, and what is compared is the card,
-not the CPU.
+not the CPU. A pattern that comes near a target, on either side of it, is run three times: the medians count.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from enforcer import evaluate as ev
 SECONDS, FEW_SECONDS = 14.0, 6.0
 SELDOM = {"Poisson 5/s": 60.0, "10 % of 1 s": 24.0}  # so few requests that p99 needs a longer run
 MANY_SECONDS = {"Poisson 5/s": 20.0, "10 % of 1 s": 14.0}
+HARVEST, P99_RATIO = 0.97, 1.05
+NEAR, RUNS_WHEN_NEAR = 0.8, 3  # of the way to a target; from there on one run says little
 LEAST_ALLOWED = 0.05  # of the time; where policy allows offline less, a ratio of it says nothing
 QUICK = ("Poisson 20/s", "10 % of 1 s", "50 % of 1 s")
 QUICK_MANY = ("10 % of 1 s",)
@@ -35,6 +38,26 @@ class Outcome:
     harvest: float
     offline_share: float
     p99_ratio: float
+    runs: int = 1
+
+    @property
+    def near(self) -> bool:
+        """Whether another run could come to the other verdict."""
+        judged = self.allowed_share >= LEAST_ALLOWED
+        return (judged and 1 - self.harvest > NEAR * (1 - HARVEST)) or self.p99_ratio - 1 > NEAR * (
+            P99_RATIO - 1
+        )
+
+
+def of_runs(runs: Sequence[Outcome]) -> Outcome:
+    """What several runs of one pattern say: the median of each value."""
+    return Outcome(
+        statistics.median(run.allowed_share for run in runs),
+        statistics.median(run.harvest for run in runs),
+        statistics.median(run.offline_share for run in runs),
+        statistics.median(run.p99_ratio for run in runs),
+        len(runs),
+    )
 
 
 def p99_ratio(scene: Scene, beside: int, alone: int) -> float:
@@ -74,6 +97,14 @@ def measure(
     )
 
 
+def settled(pattern: Sequence[str], seconds: float) -> Outcome:
+    """The same as `measure` beside one tenant, of one run where that is enough."""
+    runs = [measure(pattern, seconds)]
+    if runs[0].near:
+        runs += [measure(pattern, seconds) for _ in range(RUNS_WHEN_NEAR - 1)]
+    return of_runs(runs)
+
+
 def _each(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name}: {value:.3f}" for name, value in values.items())
 
@@ -85,11 +116,14 @@ def judged(found: Mapping[str, Outcome]) -> Iterator[Figure]:
     rest = [name for name in found if name not in harvests]
     nothing = f"; no pause to speak of at {', '.join(rest)}" if rest else ""
     note = f"(worst at {worst}; {_each(harvests)}{nothing})"
-    yield Figure("harvest_ratio", harvests[worst], "", 0.97, ">=", len(harvests), note, detail=harvests)
+    runs = found[worst].runs
+    yield Figure("harvest_ratio", harvests[worst], "", HARVEST, ">=", runs, note, detail=harvests)
     ratios = {k: o.p99_ratio for k, o in found.items()}
     worst = max(ratios, key=lambda k: ratios[k])
     note = f"(worst at {worst}; {_each(ratios)})"
-    yield Figure("online_p99_ratio", ratios[worst], "", 1.05, "<=", len(ratios), note, detail=ratios)
+    yield Figure(
+        "online_p99_ratio", ratios[worst], "", P99_RATIO, "<=", found[worst].runs, note, detail=ratios
+    )
 
 
 def reported(found: Mapping[str, Outcome]) -> Iterator[Figure]:
@@ -111,7 +145,7 @@ def figures(quick: bool) -> Iterator[Figure]:
     """All patterns, and some beside many tenants."""
     chosen = QUICK if quick else PATTERNS
     seconds = {name: FEW_SECONDS if quick else SELDOM.get(name, SECONDS) for name in chosen}
-    yield from judged({name: measure(PATTERNS[name], seconds[name]) for name in chosen})
+    yield from judged({name: settled(PATTERNS[name], seconds[name]) for name in chosen})
     few = dict.fromkeys(QUICK_MANY, FEW_SECONDS) if quick else MANY_SECONDS
     yield from reported(
         {name: measure(PATTERNS[name], length, tenants=TENANTS) for name, length in few.items()}

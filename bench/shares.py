@@ -2,12 +2,15 @@
 
 Every tenant has work all the time (kernels back to back, never waiting for one). burst-share is judged by the part of
 what was executed, fixed-share by the part of the wall time, over 10 s and over every 1 s window inside them.
+
+A combination that comes near a target, on either side of it, is run three times: its errors are the median of the
+three, and what fixed-share promises never to exceed is the worst of them.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.figures import Figure
@@ -31,6 +34,7 @@ KERNELS: dict[str, tuple[float, ...]] = {
 POLICIES = ("burst-share", "fixed-share")
 ALONE = "alone"
 TARGET, TARGET_1S = 1.0, 3.0
+NEAR, RUNS_WHEN_NEAR = 0.8, 3  # of a target; from there on one run says little
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,26 @@ class Errors:
     above: float
     above_1s: float  # beyond one kernel, which fixed-share may always finish
     price: sh.Price
+    runs: tuple[float, ...] = ()  # `total` of each, where there were several
+
+    @property
+    def near(self) -> bool:
+        """Whether another run could come to the other verdict."""
+        return self.total > NEAR * TARGET or self.worst_1s > NEAR * TARGET_1S
+
+
+def of_runs(runs: Sequence[Errors]) -> Errors:
+    """What several runs of one combination say: the median of the errors, the worst of what is promised."""
+    if len(runs) == 1:
+        return runs[0]
+    return Errors(
+        statistics.median(run.total for run in runs),
+        statistics.median(run.worst_1s for run in runs),
+        max(run.above for run in runs),
+        max(run.above_1s for run in runs),
+        sorted((run.price for run in runs), key=lambda price: price.lost_percent)[len(runs) // 2],
+        tuple(run.total for run in runs),
+    )
 
 
 def judge(scene: Scene, shares: Mapping[int, float], policy: str, longest_us: float) -> Errors:
@@ -78,32 +102,31 @@ def measure(
 
 
 def _figure(
-    name: str, found: Mapping[str, float], target: float | None, runs: int, unit: str = "points"
+    name: str,
+    errors: Mapping[str, Errors],
+    value: Callable[[Errors], float],
+    target: float | None,
+    unit: str = "points",
 ) -> Figure:
+    found = {key: value(e) for key, e in errors.items()}
     worst = max(found, key=lambda key: found[key])
-    spread = f"(worst at {worst}; median of all {statistics.median(found.values()):.2f})"
-    return Figure(name, found[worst], unit, target, "<=", runs, spread, detail=dict(found))
+    runs = errors[worst].runs
+    each = f", {len(runs)} runs, errors {', '.join(f'{run:.2f}' for run in runs)}" if runs else ""
+    spread = f"(worst at {worst}{each}; median of all {statistics.median(found.values()):.2f})"
+    return Figure(name, found[worst], unit, target, "<=", max(len(runs), 1), spread, detail=found)
 
 
-def figures_of(policy: str, found: Mapping[str, Errors], runs: int) -> Iterator[Figure]:
+def figures_of(policy: str, found: Mapping[str, Errors]) -> Iterator[Figure]:
     """The figures over all combinations of one policy."""
     short = policy.removesuffix("-share")
-    yield _figure(f"share_error_points_max_{short}", {k: e.total for k, e in found.items()}, TARGET, runs)
-    yield _figure(
-        f"share_error_points_1s_{short}", {k: e.worst_1s for k, e in found.items()}, TARGET_1S, runs
-    )
+    yield _figure(f"share_error_points_max_{short}", found, lambda e: e.total, TARGET)
+    yield _figure(f"share_error_points_1s_{short}", found, lambda e: e.worst_1s, TARGET_1S)
     if policy == "fixed-share":
-        yield _figure("fixed_share_above_points_10s", {k: e.above for k, e in found.items()}, TARGET, runs)
-        yield _figure(
-            "fixed_share_above_1s_and_a_kernel", {k: e.above_1s for k, e in found.items()}, 0.0, runs
-        )
-    prices = {k: e.price for k, e in found.items() if not k.startswith(ALONE)}
-    yield _figure(
-        f"switches_per_s_{short}", {k: p.switches_per_s for k, p in prices.items()}, None, runs, "1/s"
-    )
-    yield _figure(
-        f"drain_loss_percent_{short}", {k: p.drain_percent for k, p in prices.items()}, None, runs, "%"
-    )
+        yield _figure("fixed_share_above_points_10s", found, lambda e: e.above, TARGET)
+        yield _figure("fixed_share_above_1s_and_a_kernel", found, lambda e: e.above_1s, 0.0)
+    shared = {k: e for k, e in found.items() if not k.startswith(ALONE)}
+    yield _figure(f"switches_per_s_{short}", shared, lambda e: e.price.switches_per_s, None, "1/s")
+    yield _figure(f"drain_loss_percent_{short}", shared, lambda e: e.price.drain_percent, None, "%")
 
 
 def combinations(quick: bool) -> Iterator[tuple[str, tuple[int, ...], tuple[float, ...]]]:
@@ -114,6 +137,16 @@ def combinations(quick: bool) -> Iterator[tuple[str, tuple[int, ...], tuple[floa
                 yield f"{mix} {length}", shares, us
 
 
+def settled(
+    policies: Sequence[str], mix: Sequence[int], lengths: Sequence[float], seconds: float
+) -> list[Errors]:
+    """The same as `measure`, of one run where that is enough."""
+    runs = [measure(policies, mix, lengths, seconds)]
+    if any(errors.near for errors in runs[0]):
+        runs += [measure(policies, mix, lengths, seconds) for _ in range(RUNS_WHEN_NEAR - 1)]
+    return [of_runs(of_policy) for of_policy in zip(*runs, strict=True)]
+
+
 def all_errors(quick: bool) -> dict[str, dict[str, Errors]]:
     """Every combination under both policies: on two cards at the same time, unless short kernels fill the CPUs."""
     seconds = 4.0 if quick else 10.0
@@ -121,23 +154,23 @@ def all_errors(quick: bool) -> dict[str, dict[str, Errors]]:
     for name, mix, us in combinations(quick):
         together = [POLICIES] if min(us) >= 1000 or len(us) > 1 else [(policy,) for policy in POLICIES]
         for policies in together:
-            for policy, errors in zip(policies, measure(policies, mix, us, seconds), strict=True):
+            for policy, errors in zip(policies, settled(policies, mix, us, seconds), strict=True):
                 found[policy][name] = errors
     # The bound of fixed-share holds on an idle card too.
-    found["fixed-share"][f"{ALONE} 25 1 ms"] = measure(("fixed-share",), (25,), (1000,), seconds)[0]
+    found["fixed-share"][f"{ALONE} 25 1 ms"] = settled(("fixed-share",), (25,), (1000,), seconds)[0]
     return found
 
 
-def worst_of_both(found: Mapping[str, Mapping[str, Errors]], runs: int) -> Iterator[Figure]:
+def worst_of_both(found: Mapping[str, Mapping[str, Errors]]) -> Iterator[Figure]:
     """The figures of the issue's table: the worst combination of any policy."""
     every = {f"{key}, {policy}": e for policy, errors in found.items() for key, e in errors.items()}
-    yield _figure("share_error_points_max", {k: e.total for k, e in every.items()}, TARGET, runs)
-    yield _figure("share_error_points_1s", {k: e.worst_1s for k, e in every.items()}, TARGET_1S, runs)
+    yield _figure("share_error_points_max", every, lambda e: e.total, TARGET)
+    yield _figure("share_error_points_1s", every, lambda e: e.worst_1s, TARGET_1S)
 
 
 def figures(quick: bool) -> Iterator[Figure]:
     """Both policies over all combinations."""
     errors = all_errors(quick)
-    yield from worst_of_both(errors, 1)
+    yield from worst_of_both(errors)
     for policy, found in errors.items():
-        yield from figures_of(policy, found, 1)
+        yield from figures_of(policy, found)

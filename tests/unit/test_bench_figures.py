@@ -105,7 +105,7 @@ def test_fixed_share_may_finish_one_kernel_beyond_its_part_of_a_second() -> None
 def test_the_worst_combination_is_named() -> None:
     price = sh.Price(100, 3, 1)
     found = {"a": shares.Errors(0.4, 2.0, 0.4, -1, price), "b": shares.Errors(1.4, 1.0, 0.1, -2, price)}
-    figures = {f.name: f for f in shares.figures_of("fixed-share", found, 1)}
+    figures = {f.name: f for f in shares.figures_of("fixed-share", found)}
     total = figures["share_error_points_max_fixed"]
     assert (total.value, total.verdict) == (1.4, "short") and "worst at b" in total.spread
     assert figures["fixed_share_above_1s_and_a_kernel"].verdict == "ok"
@@ -118,10 +118,20 @@ def test_the_figures_of_the_table_are_the_worst_of_both_policies() -> None:
         "burst-share": {"a": shares.Errors(0.4, 3.5, 0.4, -1, price)},
         "fixed-share": {"a": shares.Errors(0.9, 1.0, 0.1, -2, price)},
     }
-    total, within = shares.worst_of_both(found, 1)
+    total, within = shares.worst_of_both(found)
     assert (total.name, total.value, total.verdict) == ("share_error_points_max", 0.9, "ok")
     assert (within.name, within.value, within.verdict) == ("share_error_points_1s", 3.5, "short")
     assert "worst at a, fixed-share" in total.spread and "worst at a, burst-share" in within.spread
+
+
+def test_of_several_runs_the_median_counts_and_of_a_promise_the_worst() -> None:
+    runs = [shares.Errors(e, 3 * e, e / 10, -e, sh.Price(100, e, 1)) for e in (1.5, 0.7, 0.9)]
+    assert [run.near for run in runs] == [True, False, True]
+    found = shares.of_runs(runs)
+    assert (found.total, found.worst_1s, found.price.lost_percent) == (0.9, pytest.approx(2.7), 0.9)
+    assert (found.above, found.above_1s) == (0.15, -0.7)
+    total = next(shares.figures_of("fixed-share", {"a": found}))
+    assert total.runs == 3 and "errors 1.50, 0.70, 0.90" in total.spread
 
 
 def test_the_full_table_of_shares_is_run() -> None:
@@ -148,6 +158,13 @@ def test_harvest_is_judged_where_policy_allows_something() -> None:
     assert ratio.detail == {"a": 0.98} and ratio.verdict == "ok"
     assert p99.value == pytest.approx(1.1) and p99.verdict == "short" and "worst at b" in p99.spread
     assert "no pause to speak of at b" in ratio.spread
+    assert [found[key].near for key in "ab"] == [False, True]
+
+
+def test_a_pattern_near_a_target_counts_by_its_median() -> None:
+    runs = [harvest.Outcome(0.5, value, 0.4, 1.02) for value in (0.972, 0.95, 0.99)]
+    assert [run.near for run in runs] == [True, True, False]
+    assert harvest.of_runs(runs) == harvest.Outcome(0.5, 0.972, 0.4, 1.02, 3)
 
 
 def test_what_16_tenants_give_is_reported_without_a_target() -> None:
