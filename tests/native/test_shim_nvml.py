@@ -23,11 +23,28 @@ def tell():
         util = {x.pid: x.smUtil for x in n.nvmlDeviceGetProcessUtilization(card, 0)}
     except n.NVMLError_NotFound:
         util = {}
+    try:
+        info = {x.pid: x.smUtil for x in n.nvmlDeviceGetProcessesUtilizationInfo(card, 0)}
+    except n.NVMLError_NotFound:
+        info = {}
+    try:
+        past = [x.sampleValue.uiVal for x in n.nvmlDeviceGetSamples(card, n.NVML_GPU_UTILIZATION_SAMPLES, 0)[1]]
+    except n.NVMLError_NotFound:
+        past = []
+    try:
+        stranger = n.nvmlDeviceGetAccountingStats(card, int(sys.argv[1])).isRunning if sys.argv[1:] else None
+    except n.NVMLError_NotFound:
+        stranger = "hidden"
+    states = n.c_nvmlGpuDynamicPstatesInfo_t()
+    dynamic = n._nvmlGetFunctionPointer("nvmlDeviceGetDynamicPstatesInfo")(card, n.byref(states))
     print(json.dumps({
+        "past": past, "dynamic": [dynamic, states.utilization[0].percentage],
+        "accounted": n.nvmlDeviceGetAccountingPids(card), "stranger": stranger,
         "memory": [one.total, one.used, one.free], "v2": [two.total, two.used, two.free],
         "procs": {p.pid: p.usedGpuMemory for p in n.nvmlDeviceGetComputeRunningProcesses(card)},
         "graphics": len(n.nvmlDeviceGetGraphicsRunningProcesses(card)),
-        "rate": n.nvmlDeviceGetUtilizationRates(card).gpu, "util": util,
+        "mps": len(n.nvmlDeviceGetMPSComputeRunningProcesses(card)),
+        "rate": n.nvmlDeviceGetUtilizationRates(card).gpu, "util": util, "info": info,
         "name": n.nvmlDeviceGetName(card), "count": n.nvmlDeviceGetCount(),
     }), flush=True)
 n.nvmlInit()
@@ -52,14 +69,16 @@ for line in sys.stdin:
 class Python:
     """A Python program in the job."""
 
-    def __init__(self, where: Node, code: str, governed: bool = True, sanitized: bool = False) -> None:
+    def __init__(
+        self, where: Node, code: str, governed: bool = True, sanitized: bool = False, stranger: int = 0
+    ) -> None:
         self.fd = s.sealed("grant", grant_for(where.uuid, where.run_dir, where.cap))
         preload = {"LD_PRELOAD": f"{NVML_SHIM}:{s.SHIM}", "QGPU_GRANT_FD": str(self.fd)} if governed else {}
         if sanitized:
             preload["LD_PRELOAD"] = sanitizer_and_twin("libnvidia-ml.so.1", "libcuda.so.1")
             preload |= {"ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", code, *([str(stranger)] if stranger else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if sanitized else None,
@@ -195,18 +214,30 @@ def test_utilisation_is_the_jobs_own(tmp_path: Path) -> None:
         busy = subprocess.Popen([sys.executable, "-c", work], env=environment, stdout=subprocess.PIPE)
         try:
             assert busy.stdout and busy.stdout.readline()
-            bystander, monitor = Python(where, MONITOR, governed=False), Python(where, MONITOR)
-            bystander.told()
+            bystander = Python(where, MONITOR, governed=False, stranger=busy.pid)
+            monitor = Python(where, MONITOR, stranger=busy.pid)
+            assert (bystander.told()["accounted"], bystander.again()["stranger"]) == ([busy.pid], 1)
             assert monitor.told()["rate"] == 0
             s.until(lambda: int(str(bystander.again()["rate"])) > 50)
+            assert bystander.again()["past"] > [50]  # type: ignore[operator]
             told = monitor.again()
-            assert (told["rate"], told["util"], told["procs"]) == (0, {}, {})
+            assert (told["rate"], told["util"], told["info"], told["procs"]) == (0, {}, {}, {})
+            assert (told["past"], told["dynamic"], told["accounted"]) == ([], [0, 0], [])
+            assert told["stranger"] == "hidden"
+            for kind in ("graphics", "mps", "compute"):  # the driver lists it so from now on
+                assert where.sim.control(f"list pid={busy.pid} as={kind}") == 1
+                there, here = bystander.again(), monitor.again()
+                for lists in ("graphics", "mps"):
+                    assert (there[lists], here[lists]) == (int(kind == lists), 0), (kind, lists)
             where.arbiter.card.job.put(
                 s.PAGE * 9, "I", busy.pid
             )  # from now on the worker is one of the job's
             told = monitor.again()
-            assert int(str(told["rate"])) > 30
-            assert set(told["util"]) == set(told["procs"]) == {str(busy.pid)}  # type: ignore[call-overload]
+            assert int(str(told["rate"])) > 30 and told["past"] > [30]  # type: ignore[operator]
+            assert told["dynamic"] > [0, 30]  # type: ignore[operator]
+            assert (told["accounted"], told["stranger"]) == ([busy.pid], 1)
+            for kind in ("util", "info", "procs"):
+                assert set(told[kind]) == {str(busy.pid)}, kind  # type: ignore[call-overload]
             for program in (bystander, monitor):
                 program.end()
         finally:

@@ -8,8 +8,6 @@
 
 #include "nvml_shim.h"
 
-#define ROOM 1024u /* processes on one card; more than NVML ever tells */
-
 const char *nvmlErrorString(nvmlReturn_t result)
 {
     if (qg_nvml_has(QG_SYM_nvmlErrorString))
@@ -56,8 +54,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 
 /* ---- processes ---------------------------------------------------------------------------------------------- */
 
-/* Keeps the job's entries, in place; size is that of one, and its pid lies at offset. */
-static unsigned int keep_ours(const struct qgpu_view *view, void *list, unsigned int count, size_t size, size_t offset)
+unsigned int qg_nvml_keep(const struct qgpu_view *view, void *list, unsigned int count, size_t size, size_t offset)
 {
     unsigned int kept = 0, pid;
     for (unsigned int i = 0; i < count; i++) {
@@ -69,8 +66,7 @@ static unsigned int keep_ours(const struct qgpu_view *view, void *list, unsigned
     return kept;
 }
 
-/* NVML's manner: count is the room on the way in, the number on the way out. */
-static nvmlReturn_t hand_out(const void *list, unsigned int n, size_t size, unsigned int *count, void *out)
+nvmlReturn_t qg_nvml_hand_out(const void *list, unsigned int n, size_t size, unsigned int *count, void *out)
 {
     unsigned int room = *count;
     *count = n;
@@ -85,16 +81,16 @@ static nvmlReturn_t hand_out(const void *list, unsigned int n, size_t size, unsi
     nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *infos)   \
     {                                                                          \
         struct qgpu_view view;                                                 \
-        unsigned int n = ROOM;                                                 \
+        unsigned int n = QG_NVML_ROOM;                                         \
         if (!count || (*count && !infos) || !qg_nvml_view(device, &view))      \
             return QG_REAL(name)(device, count, infos);                        \
-        type *all = calloc(ROOM, sizeof(*all));                                \
+        type *all = calloc(QG_NVML_ROOM, sizeof(*all));                                \
         if (!all)                                                              \
             return NVML_ERROR_MEMORY;                                          \
         nvmlReturn_t result = QG_REAL(name)(device, &n, all);                  \
         if (result == NVML_SUCCESS) {                                          \
-            n = keep_ours(&view, all, n, sizeof(*all), offsetof(type, pid));   \
-            result = hand_out(all, n, sizeof(*all), count, infos);             \
+            n = qg_nvml_keep(&view, all, n, sizeof(*all), offsetof(type, pid));   \
+            result = qg_nvml_hand_out(all, n, sizeof(*all), count, infos);             \
         }                                                                      \
         free(all);                                                             \
         return result;                                                         \
@@ -115,21 +111,20 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
     struct qgpu_view view;
     nvmlReturn_t result = QG_REAL(nvmlDeviceGetRunningProcessDetailList)(device, list);
     if (result == NVML_SUCCESS && list->procArray && qg_nvml_view(device, &view))
-        list->numProcArrayEntries = keep_ours(&view, list->procArray, list->numProcArrayEntries,
+        list->numProcArrayEntries = qg_nvml_keep(&view, list->procArray, list->numProcArrayEntries,
                                               sizeof(*list->procArray), offsetof(nvmlProcessDetail_v1_t, pid));
     return result;
 }
 
 /* ---- utilisation -------------------------------------------------------------------------------------------- */
 
-/* Samples of the job's processes; NULL when there is nothing to filter (the answer is then the real one). */
-static nvmlReturn_t samples_of(const struct qgpu_view *view, nvmlDevice_t device, unsigned long long since,
-                               nvmlProcessUtilizationSample_t *all, unsigned int *n)
+nvmlReturn_t qg_nvml_samples(const struct qgpu_view *view, nvmlDevice_t device, unsigned long long since,
+                             nvmlProcessUtilizationSample_t *all, unsigned int *n)
 {
-    *n = ROOM;
+    *n = QG_NVML_ROOM;
     nvmlReturn_t result = QG_REAL(nvmlDeviceGetProcessUtilization)(device, all, n, since);
     if (result == NVML_SUCCESS)
-        *n = keep_ours(view, all, *n, sizeof(*all), offsetof(nvmlProcessUtilizationSample_t, pid));
+        *n = qg_nvml_keep(view, all, *n, sizeof(*all), offsetof(nvmlProcessUtilizationSample_t, pid));
     return result;
 }
 
@@ -140,10 +135,10 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
     unsigned int n;
     if (!count || !qg_nvml_view(device, &view))
         return QG_REAL(nvmlDeviceGetProcessUtilization)(device, samples, count, since);
-    nvmlProcessUtilizationSample_t *all = calloc(ROOM, sizeof(*all));
+    nvmlProcessUtilizationSample_t *all = calloc(QG_NVML_ROOM, sizeof(*all));
     if (!all)
         return NVML_ERROR_MEMORY;
-    nvmlReturn_t result = samples_of(&view, device, since, all, &n);
+    nvmlReturn_t result = qg_nvml_samples(&view, device, since, all, &n);
     if (result == NVML_SUCCESS && !n) {
         *count = 0;
         result = NVML_ERROR_NOT_FOUND;
@@ -151,7 +146,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
         *count = n;
         result = NVML_ERROR_INSUFFICIENT_SIZE;
     } else if (result == NVML_SUCCESS) {
-        result = hand_out(all, n, sizeof(*all), count, samples);
+        result = qg_nvml_hand_out(all, n, sizeof(*all), count, samples);
     }
     free(all);
     return result;
@@ -162,7 +157,7 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProc
     struct qgpu_view view;
     nvmlReturn_t result = QG_REAL(nvmlDeviceGetProcessesUtilizationInfo)(device, info);
     if (result == NVML_SUCCESS && info->procUtilArray && qg_nvml_view(device, &view)) {
-        info->processSamplesCount = keep_ours(&view, info->procUtilArray, info->processSamplesCount,
+        info->processSamplesCount = qg_nvml_keep(&view, info->procUtilArray, info->processSamplesCount,
                                               sizeof(*info->procUtilArray),
                                               offsetof(nvmlProcessUtilizationInfo_v1_t, pid));
         if (!info->processSamplesCount)
@@ -195,8 +190,8 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     nvmlReturn_t result = QG_REAL(nvmlDeviceGetUtilizationRates)(device, rates);
     if (result != NVML_SUCCESS || !qg_nvml_view(device, &view))
         return result;
-    nvmlProcessUtilizationSample_t *all = calloc(ROOM, sizeof(*all));
-    nvmlReturn_t told = all ? samples_of(&view, device, 0, all, &n) : NVML_ERROR_MEMORY;
+    nvmlProcessUtilizationSample_t *all = calloc(QG_NVML_ROOM, sizeof(*all));
+    nvmlReturn_t told = all ? qg_nvml_samples(&view, device, 0, all, &n) : NVML_ERROR_MEMORY;
     if (told == NVML_SUCCESS || told == NVML_ERROR_NOT_FOUND)
         add_up(all, told == NVML_SUCCESS ? n : 0, rates);
     free(all);

@@ -28,4 +28,17 @@ bool qg_nvml_view(nvmlDevice_t device, struct qgpu_view *out);
 /* Whether a process is one of the job's. */
 bool qg_nvml_ours(const struct qgpu_view *view, unsigned int pid);
 
+/* nvml_hooks.c */
+#define QG_NVML_ROOM 1024u /* processes on one card, or samples of them; more than NVML ever tells */
+
+/* Keeps the job's entries, in place, and returns their number; size is that of one, and its pid lies at offset. */
+unsigned int qg_nvml_keep(const struct qgpu_view *view, void *list, unsigned int count, size_t size, size_t offset);
+
+/* NVML's manner: count is the room on the way in, the number on the way out. */
+nvmlReturn_t qg_nvml_hand_out(const void *list, unsigned int n, size_t size, unsigned int *count, void *out);
+
+/* Samples of the job's processes, at most QG_NVML_ROOM. */
+nvmlReturn_t qg_nvml_samples(const struct qgpu_view *view, nvmlDevice_t device, unsigned long long since,
+                             nvmlProcessUtilizationSample_t *all, unsigned int *n);
+
 #endif

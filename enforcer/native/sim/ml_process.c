@@ -112,6 +112,84 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProc
     return NVML_SUCCESS;
 }
 
+/* The simulated card keeps the newest sample only. */
+nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type, unsigned long long last_seen,
+                                  nvmlValueType_t *value_type, unsigned int *count, nvmlSample_t *samples)
+{
+    struct sim_util util;
+    TRY(ml_check_whole(device));
+    if (!value_type || !count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (type != NVML_GPU_UTILIZATION_SAMPLES)
+        return NVML_ERROR_NOT_SUPPORTED;
+    TRY(utilization(device, &util));
+    *value_type = NVML_VALUE_TYPE_UNSIGNED_INT;
+    unsigned room = *count, n = util.stamp_us > last_seen;
+    *count = n;
+    if (!n)
+        return NVML_ERROR_NOT_FOUND;
+    if (samples && !room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    if (samples)
+        samples[0] = (nvmlSample_t){.timeStamp = util.stamp_us, .sampleValue.uiVal = util.gpu_percent};
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetDynamicPstatesInfo(nvmlDevice_t device, nvmlGpuDynamicPstatesInfo_t *info)
+{
+    nvmlUtilization_t rates;
+    if (!info)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    TRY(nvmlDeviceGetUtilizationRates(device, &rates));
+    *info = (nvmlGpuDynamicPstatesInfo_t){0};
+    info->utilization[NVML_GPU_UTILIZATION_DOMAIN_GPU].bIsPresent = 1;
+    info->utilization[NVML_GPU_UTILIZATION_DOMAIN_GPU].percentage = rates.gpu;
+    info->utilization[NVML_GPU_UTILIZATION_DOMAIN_FB].bIsPresent = 1;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetAccountingBufferSize(nvmlDevice_t device, unsigned int *size)
+{
+    TRY(ml_check_whole(device));
+    if (!size)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *size = 4000;
+    return NVML_SUCCESS;
+}
+
+/* As with accounting mode on; processes that ended are not remembered. */
+nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids)
+{
+    struct sim_procs procs;
+    TRY(ml_check_whole(device));
+    if (!count || (*count && !pids))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    TRY(list_procs(device, &procs));
+    unsigned n = (unsigned)procs.rep.a, room = *count;
+    *count = n;
+    if (n > room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < n; i++)
+        pids[i] = procs.procs[i].pid;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, nvmlAccountingStats_t *stats)
+{
+    struct sim_procs procs;
+    TRY(ml_check_whole(device));
+    if (!stats)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    TRY(list_procs(device, &procs));
+    for (unsigned i = 0; i < procs.rep.a; i++) {
+        if (procs.procs[i].pid != pid)
+            continue;
+        *stats = (nvmlAccountingStats_t){.maxMemoryUsage = procs.procs[i].mem, .isRunning = 1};
+        return NVML_SUCCESS;
+    }
+    return NVML_ERROR_NOT_FOUND;
+}
+
 /* ---- driver generation 615 ------------------------------------------------------------------------------- */
 
 /* As in nvml.h of CUDA 13.4; the header that this is built with is older. */
