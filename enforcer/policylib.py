@@ -72,7 +72,9 @@ class QpTenant(ctypes.Structure):
     """struct qp_tenant."""
 
     _fields_: ClassVar[Any] = [
-        *_fields(c_uint32, "live job_class share procs wants undrained granted free suspended hung stands"),
+        *_fields(
+            c_uint32, "live job_class share procs wants undrained granted free suspended hung stands unsure"
+        ),
         *_fields(c_uint64, "ends_ns used_from_ns silent_ns"),
         *_fields(
             c_uint32,

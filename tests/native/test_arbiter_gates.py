@@ -158,6 +158,30 @@ def test_stopped_tenant_at_the_gate_does_not_hold_others_up(tmp_path: Path) -> N
         assert done > 300 and closed < 400_000_000, (done, closed)
 
 
+def test_stopped_online_tenant_at_the_gate_keeps_offline_out_once(tmp_path: Path) -> None:
+    """It is given a try again and again, and its launch counts at once; but offline does not wait for the tries."""
+    on, off = grant(1, "online"), grant(2)
+    with arbiter(tmp_path) as one, prepare(one, on, off) as link:
+        online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
+        wait_for(lambda: online.flags & abi.GATE_NOTIFY, "ringing")
+        online.slot.waiting = 1
+        online.ring()
+        wait_for(lambda: offline.closed, "it is believed at first")
+        wait_for(lambda: not offline.closed, "released")
+        before, end = tenant_stats(link, 2).preemptions, time.monotonic() + 1.5
+        while time.monotonic() < end:
+            assert not offline.closed
+            time.sleep(0.0005)
+        assert tenant_stats(link, 2).preemptions == before
+        online.slot.waiting = 0
+        online.slot.launches += 1
+        online.marker += 1
+        online.slot.markers[0].submitted = online.marker
+        if online.flags & abi.GATE_NOTIFY:
+            online.ring()
+        wait_for(lambda: offline.closed, "it went on")
+
+
 def test_first_kernel_after_a_long_wait_is_seen_without_a_marker(tmp_path: Path) -> None:
     """Its launch was counted when it came to the closed gate; no counter moves when it passes at last."""
     on, off = grant(1, "online"), grant(2)

@@ -153,6 +153,36 @@ def test_a_hold_is_short_and_has_a_reason(seed: int) -> None:
             assert card.raw.wake_ns <= came + HOLD_NS
 
 
+def test_an_online_tenant_that_lets_turns_go_unused_gets_others_and_keeps_nobody_out() -> None:
+    card = Card((ONLINE, 50), (ONLINE, 50), (OFFLINE, 50))
+    card.want(0, 2)
+    card.at(1 * MS)
+    assert card[2].gate & abi.GATE_WHY_PREEMPTED
+    card[0].wants = 0
+    card.at(5 * MS)
+    card.at(101 * MS)
+    assert not card[2].gate & abi.GATE_CLOSED
+    card[0].wants = card[0].unsure = 1
+    for _ in range(50):
+        card.at(1 * MS)
+        assert not card[0].gate & abi.GATE_CLOSED, "should it go on, its first launch says so"
+        assert not card[2].gate & abi.GATE_CLOSED, "stopped, it is no reason"
+    card.want(1)
+    turns = []
+    for _ in range(100):
+        card.at(1 * MS)
+        assert card[2].gate & abi.GATE_WHY_PREEMPTED
+        turns.append(not card[0].gate & abi.GATE_CLOSED)
+    assert any(turns) and not all(turns), "turns among its peers"
+    card[1].wants = 0
+    card.at(1 * MS)
+    card.at(101 * MS)
+    assert not card[2].gate & abi.GATE_CLOSED
+    card[0].unsure = 0
+    card.at(1 * MS)
+    assert card[2].gate & abi.GATE_WHY_PREEMPTED, "it launched"
+
+
 def test_a_hung_online_tenant_gets_no_turn_of_its_peers_and_keeps_offline_out() -> None:
     card = Card((ONLINE, 50), (ONLINE, 50), (OFFLINE, 50))
     card[0].hung = card[0].undrained = 1

@@ -73,14 +73,14 @@ static void observe(struct qp_card *c, uint64_t now) {
         struct qp_tenant *t = &c->tenant[i];
         if (!t->live) continue;
         believe(t, now);
-        if (t->wants || !t->last_work_ns) t->last_work_ns = now;
+        if ((t->wants && !t->unsure) || !t->last_work_ns) t->last_work_ns = now;
         if (t->wants) t->worked = 1;
         else t->greedy = 0;
         if (t->wants) t->idle_since_ns = 0;
         else if (!t->idle_since_ns) t->idle_since_ns = now;
         if (!t->wants && !t->undrained) t->busy_since_ns = 0;
         else if (!t->busy_since_ns) t->busy_since_ns = now;
-        working |= (t->wants || t->hung) && class_of(t) == ONLINE;
+        working |= ((t->wants && !t->unsure) || t->hung) && class_of(t) == ONLINE; /* who is unsure gets a turn among its peers */
     }
     if (working || c->online_working) c->online_busy_ns = now;
     c->online_working = working;

@@ -76,6 +76,7 @@ struct qp_tenant {
     uint32_t suspended; /* 1: its job is preempted on another card of the node, so it must not run here either */
     uint32_t hung;      /* 1: online, and its work makes no progress: no turn among its peers, offline stays closed all the same */
     uint32_t stands;    /* 1: a thread of it stands at its gate: it launches when that opens, says when it began, and rings when what it launched before has ended */
+    uint32_t unsure;    /* 1: it wants for no other reason than that it stands there, and let turns go unused of late: stopped, or a liar */
     uint64_t ends_ns;      /* when what it has on the card will have ended, as its programs foresee it; 0 = they do not */
     uint64_t used_from_ns; /* when it began to use the turn it was given, by the arbiter's clock; 0 = not known */
     uint64_t silent_ns;    /* the look at which it last moved, if nothing of it is known to be unfinished; else 0 */

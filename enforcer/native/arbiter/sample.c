@@ -322,7 +322,9 @@ void sample_classify(struct tenant *t, uint64_t now) {
     q->job_class = t->job_class;
     q->share = t->share;
     q->procs = t->nprocs + t->more_contexts;
-    q->wants = t->nprocs && ((marked && !t->stuck) || loose || t->standing || t->launched || t->frozen);
+    bool works = (marked && !t->stuck) || loose || t->launched || t->frozen;
+    q->wants = t->nprocs && (works || t->standing);
+    q->unsure = q->wants && !works && t->discredit_ns;
     q->hung = online && marked && t->stuck && !q->wants;
     q->stands = t->standing || (t->queued && !t->doubted);
     q->free = gates_free(t);

@@ -322,6 +322,7 @@ void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t) {
     t->silent_ns = flying || standing || a->lie ? 0 : a->moved_ns;
     t->stands = standing;
     if (!(a->gate & QG_GATE_CLOSED) && a->began_ns && !t->used_from_ns) t->used_from_ns = a->rang ? m->now : a->began_ns;
+    t->unsure = standing && !flying && !a->launched && a->doubt_ns;
     a->launched = false;
     if (a->lie == LIE_IDLE) t->wants = t->undrained = 0;
     if (a->lie == LIE_BUSY && t->live) {
