@@ -17,12 +17,20 @@ pytestmark = pytest.mark.native
 
 POOL = """begin 0 first 32 fits 32 freed 32 waited 0 kept 64 again 64 kept_by_free 64 trimmed_nothing 64 trimmed 0
 most 224 refused 224 served 224 gave_back 228 cap_free 0 own 64 current 64 destroyed 64 gone 0
-by_place 64 piece_left 64 by_place_gone 0 captured 0 end 0"""
+by_place 64 piece_left 64 by_place_gone 0
+in_domain 160 domain_refused 160 domain_default 192 domain_trimmed 32 domain_gone 0
+host 0 host_more 0 host_freed 0 host_trimmed 0 host_cap 256 host_set 32
+numa 0 numa_more 0 numa_freed 0 numa_trimmed 0 numa_cap 256
+numa_destroyed 0 numa_gone 0 card_again 32
+default 0 default_more 0 default_freed 0 default_trimmed 0 default_cap 256
+captured 0 end 0"""
 GRAPH = """begin 0 nodes 0 instantiated 0 launched 40 launched_again 40 destroyed 40 uploaded 60 refused 60 trimmed 0
-with_params 50 with_params_gone 0 captured 0 captured_launched 30 gave_back 240 end 0"""
+with_params 50 with_params_gone 0 host_launched 0 host_and_card 20 host_gone 0
+captured 0 captured_launched 30 gave_back 240 end 0"""
 VMM = """begin 0 created 64 mapped_twice 64 unmapped_once 64 retained 64 released 0 range 48 range_gone 0
+in_domain 192 domain_refused 192 domain_mapped 192 domain_gone 0 host_created 0 numa_created 0 host_gone 0
 in_array 4 array_gone 0 team 0 bound 8 bound_by_address 24 bound_elsewhere 24 unbound 8 team_mapped 8 team_lives 8
-team_gone 0 second_team_gone 0"""
+team_gone 0 second_team_gone 0 part_bound 8 part_unbound 0"""
 GREEN = """begin 0 in_green 16 pool_in_green 56 freed_in_green 8 green_gone 8 kept_freed 0 last 20 all_gone 0
 green_again 24 reset 0"""
 COUNTED = [("detached_once", 14), ("detached", 0), ("destroyed", 0)]

@@ -82,6 +82,12 @@ $(BUILD)/test/shim-unit: $(SHIM_UNIT) $(SHIM_DIR)/ledger.h $(SHIM_DIR)/estimate.
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) -o $@ $(SHIM_UNIT)
 
+NATIVE += $(BUILD)/test/shim-place-unit
+$(BUILD)/test/shim-place-unit: tests/native/shim/place_unit.c $(SHIM_DIR)/place.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) -I$(CUDA_INC) \
+	  -o $@ $<
+
 SHIM_RACE := tests/native/shim/race.c $(addprefix $(SHIM_DIR)/,memory.c books.c shares.c jobsum.c ledger.c)
 $(BUILD)/test/shim-race: $(SHIM_RACE) $(wildcard $(SHIM_DIR)/*.h) $(SHIM_GEN)/symbols.h
 	@mkdir -p $(@D)

@@ -7,6 +7,7 @@
 
 #include "contexts.h"
 #include "memory.h"
+#include "place.h"
 #include "streams.h"
 
 /* False for calls of our own and in a process without a grant. */
@@ -24,6 +25,13 @@ static inline uint64_t key_of(const void *handle)
 static inline uint64_t owner_of(CUcontext context)
 {
     return key_of(qg_context_owner(context));
+}
+
+/* The card that a location names, else (it is of a kind that we do not know) that of the current context. */
+static inline struct qg_card *card_at(const CUmemLocation *location)
+{
+    CUdevice ordinal;
+    return qg_place_tells(location, &ordinal) ? qg_card_by_ordinal(ordinal) : qg_card_current();
 }
 
 /* A call of our own into the driver. */

@@ -40,8 +40,8 @@ static CUdevice device_of(HANDLE memory)
     CUmemAllocationProp about = {0};
     CUdevice device = -1;
     if (DIRECT(QG_REAL(cuMemGetAllocationPropertiesFromHandle)(&about, memory)) == CUDA_SUCCESS &&
-        about.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        return about.location.id;
+        qg_place_tells(&about.location, &device))
+        return device;
     DIRECT(QG_REAL(cuCtxGetDevice)(&device));
     return device;
 }

@@ -77,8 +77,9 @@ static void add_node(CUgraphNode node, struct need *need, int depth)
         add_graph(inner, need, depth + 1);
     if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || QG_REAL(cuGraphMemAllocNodeGetParams)(node, &params) != CUDA_SUCCESS)
         return;
-    if (params.poolProps.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        need->card = qg_card_by_ordinal(params.poolProps.location.id);
+    if (!qg_place_counts(&params.poolProps.location, params.poolProps.allocType))
+        return; /* captured from a pool of the host */
+    need->card = card_at(&params.poolProps.location);
     if (__builtin_add_overflow(need->bytes, params.bytesize, &need->bytes))
         need->bytes = UINT64_MAX;
 }

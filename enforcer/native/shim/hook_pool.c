@@ -116,11 +116,11 @@ static CUresult allocate(const struct request *r)
     else if (ruled() && QG_REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS && r->pointer &&
              (context || qg_stream_key(r->stream, ptsz(r)) > 2)) {
         CUmemoryPool pool = r->pool;
+        if (pool && qg_pool_in_host(pool))
+            return forward(r);
         struct qg_card *card = pool ? qg_pool_card(pool) : card_of_stream(r);
         if (!pool && card)
             pool = qg_pool_current(card);
-        else if (pool && !card && qg_governed)
-            return forward(r); /* a pool in host memory; one on a card that was not granted could not be made */
         return card && pool && qg_pool_tells(pool) ? by_growth(r, card, pool) : by_size(r, card, context);
     }
     return forward(r);
@@ -169,12 +169,35 @@ FREE_ASYNC(cuMemFreeAsync_ptsz, true)
 
 /* ---- pools themselves --------------------------------------------------------------------------------------- */
 
-/* A pool may never be larger than the cap; drivers since 12.2 see to it themselves. */
+/* Where a pool's memory lies, as far as the location tells. */
+static enum qg_place placed(const CUmemLocation *location, CUmemAllocationType type, struct qg_card **card)
+{
+    CUdevice ordinal;
+    bool told = qg_place_tells(location, &ordinal);
+    *card = told ? qg_card_by_ordinal(ordinal) : NULL;
+    if (!qg_place_counts(location, type))
+        return qg_place_of(location->type);
+    return told ? QG_PLACE_CARD : QG_PLACE_NONE;
+}
+
+static CUresult create_elsewhere(CUmemoryPool *pool, const CUmemPoolProps *wanted)
+{
+    struct qg_card *card;
+    CUresult result = QG_REAL(cuMemPoolCreate)(pool, wanted);
+    enum qg_place place = placed(&wanted->location, wanted->allocType, &card);
+    if (result == CUDA_SUCCESS)
+        qg_pool_made(*pool, place, card);
+    return result;
+}
+
+/* A pool may never be larger than the cap; drivers since 12.2 see to it themselves. A managed one has no limit. */
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *wanted)
 {
-    if (!ruled() || !wanted || wanted->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+    if (!ruled() || !wanted)
         return QG_REAL(cuMemPoolCreate)(pool, wanted);
-    struct qg_card *card = qg_card_by_ordinal(wanted->location.id);
+    if (qg_place_of(wanted->location.type) != QG_PLACE_CARD)
+        return create_elsewhere(pool, wanted);
+    struct qg_card *card = card_at(&wanted->location);
     if (!card) {
         qg_refuse(NULL, wanted->maxSize);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -187,7 +210,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *wanted)
     if (result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_SUPPORTED) /* older than the field */
         result = DIRECT(QG_REAL(cuMemPoolCreate)(pool, wanted));
     if (result == CUDA_SUCCESS)
-        qg_pool_made(*pool, card);
+        qg_pool_made(*pool, QG_PLACE_CARD, card);
     return result;
 }
 
@@ -204,11 +227,27 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
     CUresult result = QG_REAL(cuMemPoolTrimTo)(pool, keep);
-    struct qg_card *card = ruled() ? qg_pool_card(pool) : NULL;
-    if (card && qg_pool_tells(pool))
-        qg_pool_look(pool, card, 0);
+    struct qg_entry held; /* none: nothing came out of it that we would charge */
+    if (ruled() && qg_look(QG_KIND_POOL, key_of(pool), &held))
+        qg_pool_look(pool, &qg_cards[held.card], 0);
     return result;
 }
+
+/* Also pools of the driver's own. Who asks for one by its place has told us where it is. */
+#define GETS(name)                                                            \
+    CUresult name(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type) \
+    {                                                                         \
+        struct qg_card *card;                                                 \
+        CUresult result = QG_REAL(name)(pool, location, type);                \
+        if (result == CUDA_SUCCESS && ruled()) {                              \
+            enum qg_place place = placed(location, type, &card);              \
+            qg_pool_met(*pool, place, card);                                  \
+        }                                                                     \
+        return result;                                                        \
+    }
+
+GETS(cuMemGetDefaultMemPool)
+GETS(cuMemGetMemPool)
 
 CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
 {

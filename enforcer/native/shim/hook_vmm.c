@@ -11,9 +11,9 @@
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *property,
                      unsigned long long flags)
 {
-    if (!ruled() || !property || property->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+    if (!ruled() || !property || !qg_place_counts(&property->location, property->type))
         return QG_REAL(cuMemCreate)(handle, size, property, flags);
-    struct qg_card *card = qg_card_by_ordinal(property->location.id);
+    struct qg_card *card = card_at(&property->location);
     if (!qg_reserve(card, size))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = DIRECT(QG_REAL(cuMemCreate)(handle, size, property, flags));
@@ -104,6 +104,18 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
     return result;
 }
 
+/* NULL: memory of the host, or of a card that is none of ours: of another node, or not visible to this process. */
+static struct qg_card *card_of_import(CUmemGenericAllocationHandle handle)
+{
+    CUmemAllocationProp about = {0};
+    CUdevice ordinal;
+    if (DIRECT(QG_REAL(cuMemGetAllocationPropertiesFromHandle)(&about, handle)) != CUDA_SUCCESS)
+        return qg_card_current();
+    if (about.location.type == CU_MEM_LOCATION_TYPE_INVISIBLE || !qg_place_counts(&about.location, about.type))
+        return NULL;
+    return qg_place_tells(&about.location, &ordinal) && ordinal >= 0 ? qg_card_by_ordinal(ordinal) : qg_card_current();
+}
+
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *from,
                                         CUmemAllocationHandleType type)
 {
@@ -111,13 +123,8 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
     CUresult result = QG_REAL(cuMemImportFromShareableHandle)(handle, from, type);
     if (result != CUDA_SUCCESS || !ruled())
         return result;
-    CUmemAllocationProp about = {0};
-    if (DIRECT(QG_REAL(cuMemGetAllocationPropertiesFromHandle)(&about, *handle)) != CUDA_SUCCESS)
-        about.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = -1};
-    if (about.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-        return result;
-    struct qg_card *card = about.location.id < 0 ? qg_card_current() : qg_card_by_ordinal(about.location.id);
-    if (card) { /* else its maker's card is none of ours: mapping it here takes nothing from one that is */
+    struct qg_card *card = card_of_import(*handle);
+    if (card) { /* else mapping it here takes nothing from a card of ours */
         uint16_t share = name ? qg_share_known(card, name) : 0;
         qg_handle_foreign(card, *handle, share);
     }

@@ -16,7 +16,8 @@
 
 struct pool {
     CUmemoryPool handle;
-    struct qg_card *card; /* NULL: host memory, or a card that was not granted */
+    struct qg_card *card; /* NULL: host memory, a card that was not granted, or not told yet */
+    enum qg_place place;
     bool asked, tells;
     struct pool *next;
 };
@@ -71,7 +72,7 @@ static struct pool *find(CUmemoryPool handle)
     return pool;
 }
 
-static struct pool *add(CUmemoryPool handle, struct qg_card *card)
+static struct pool *add(CUmemoryPool handle, enum qg_place place, struct qg_card *card)
 {
     struct pool *pool = find(handle);
     if (!pool && (pool = calloc(1, sizeof(*pool))) != NULL) {
@@ -79,14 +80,22 @@ static struct pool *add(CUmemoryPool handle, struct qg_card *card)
         pools = pool;
     }
     if (pool)
-        *pool = (struct pool){.handle = handle, .card = card, .next = pool->next};
+        *pool = (struct pool){.handle = handle, .place = place, .card = card, .next = pool->next};
     return pool;
 }
 
-void qg_pool_made(CUmemoryPool handle, struct qg_card *card)
+void qg_pool_made(CUmemoryPool handle, enum qg_place place, struct qg_card *card)
 {
     pthread_mutex_lock(&lock);
-    add(handle, card);
+    add(handle, place, card);
+    pthread_mutex_unlock(&lock);
+}
+
+void qg_pool_met(CUmemoryPool handle, enum qg_place place, struct qg_card *card)
+{
+    pthread_mutex_lock(&lock);
+    if (!find(handle))
+        add(handle, place, card);
     pthread_mutex_unlock(&lock);
 }
 
@@ -106,16 +115,21 @@ void qg_pool_gone(CUmemoryPool handle)
     pthread_mutex_unlock(&lock);
 }
 
-/* Not made by the program: one of the devices' own. */
-static struct qg_card *card_of_default(CUmemoryPool handle)
+/* Not made by the program: one of the devices' own, also of those that were not granted. */
+static enum qg_place place_of_default(CUmemoryPool handle, struct qg_card **card)
 {
-    for (unsigned i = 0; i < QG_MAX_CARDS; i++) {
+    int devices = 0;
+    if (ASK(QG_REAL(cuDeviceGetCount)(&devices)) != CUDA_SUCCESS)
+        devices = 0;
+    for (CUdevice i = 0; i < devices; i++) {
         CUmemoryPool its = NULL;
-        if (qg_cards[i].visible &&
-            ASK(QG_REAL(cuDeviceGetDefaultMemPool)(&its, qg_cards[i].ordinal)) == CUDA_SUCCESS && its == handle)
-            return &qg_cards[i];
+        if (ASK(QG_REAL(cuDeviceGetDefaultMemPool)(&its, i)) == CUDA_SUCCESS && its == handle) {
+            *card = qg_card_by_ordinal(i);
+            return QG_PLACE_CARD;
+        }
     }
-    return qg_card_current();
+    *card = NULL;
+    return QG_PLACE_NONE;
 }
 
 struct qg_card *qg_pool_card(CUmemoryPool handle)
@@ -123,12 +137,26 @@ struct qg_card *qg_pool_card(CUmemoryPool handle)
     pthread_mutex_lock(&lock);
     struct pool *pool = find(handle);
     struct qg_card *card = pool ? pool->card : NULL;
-    if (!pool) {
-        card = card_of_default(handle);
-        add(handle, card);
+    enum qg_place place = pool ? pool->place : place_of_default(handle, &card);
+    if (place == QG_PLACE_NONE && (card = qg_card_current()) != NULL)
+        place = QG_PLACE_CARD;
+    if (!pool)
+        add(handle, place, card);
+    else if (place != pool->place) {
+        pool->place = place;
+        pool->card = card;
     }
     pthread_mutex_unlock(&lock);
     return card;
+}
+
+bool qg_pool_in_host(CUmemoryPool handle)
+{
+    pthread_mutex_lock(&lock);
+    const struct pool *pool = find(handle);
+    bool in_host = pool && pool->place == QG_PLACE_HOST;
+    pthread_mutex_unlock(&lock);
+    return in_host;
 }
 
 CUmemoryPool qg_pool_current(struct qg_card *card)
@@ -140,7 +168,7 @@ CUmemoryPool qg_pool_current(struct qg_card *card)
         return NULL;
     pthread_mutex_lock(&lock);
     if (!find(pool))
-        add(pool, card);
+        add(pool, QG_PLACE_CARD, card);
     pthread_mutex_unlock(&lock);
     __atomic_store_n(cached, pool, __ATOMIC_RELEASE);
     return pool;

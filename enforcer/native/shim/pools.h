@@ -7,12 +7,18 @@
 #define QG_POOLS_H
 
 #include "memory.h"
+#include "place.h"
 
 void qg_pools_after_fork(void);
 
-/* A pool that the program made (card NULL: not on a card of ours), or is about to use. */
-void qg_pool_made(CUmemoryPool pool, struct qg_card *card);
+/* A pool that the program made, or (met) one that it asked for and that may be known. QG_PLACE_CARD: on this card, NULL
+ * if it was not granted; QG_PLACE_NONE: on that of the context that first takes memory out of it. */
+void qg_pool_made(CUmemoryPool pool, enum qg_place place, struct qg_card *card);
+void qg_pool_met(CUmemoryPool pool, enum qg_place place, struct qg_card *card);
 void qg_pool_gone(CUmemoryPool pool); /* the driver destroyed it; its pieces live on */
+
+/* Memory of the host is not charged; else the card that is, or NULL: it gives nothing. */
+bool qg_pool_in_host(CUmemoryPool pool);
 struct qg_card *qg_pool_card(CUmemoryPool pool);
 
 /* The pool that cuMemAllocAsync uses on a card; NULL: the driver does not say. changed: somebody set another one. */

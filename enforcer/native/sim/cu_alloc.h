@@ -7,8 +7,14 @@
 
 #include "cu.h"
 
-/* VIRTUAL: a mapping of cuMemMap. Up to MANAGED it is memory of the card. */
-enum kind { VIRTUAL, DEVICE, MANAGED, HOST, REGISTERED };
+/* VIRTUAL: a mapping of cuMemMap. Up to MANAGED it is memory of the card; PINNED comes out of a pool of the host. */
+enum kind { VIRTUAL, DEVICE, MANAGED, PINNED, HOST, REGISTERED };
+
+#define CU_DOMAINS 2 /* locality domains of a device */
+
+/* Whether a location is on a device that is there (of its locality domains, all parts of the whole), and on which. */
+bool cu_on_device(const CUmemLocation *location, CUdevice *device);
+bool cu_on_host(const CUmemLocation *location);
 
 /* Whose the address space of an entry is, and what its end gives back. */
 enum owner { OWN, POOLED, BORROWED }; /* POOLED: cu_pool.c; BORROWED: address space its own, memory another's */
@@ -53,7 +59,7 @@ CUmemoryPool cu_pool_current(CUdevice device);
 void cu_pool_returned(const struct cu_alloc *alloc);
 void cu_pool_forget(CUcontext ctx);
 CUresult cu_pool_import(CUmemoryPool *out, CUdevice device); /* a pool of another process: nothing comes out of it */
-CUdevice cu_pool_device(CUmemoryPool pool);
+CUdevice cu_pool_device(CUmemoryPool pool); /* -1: of the host */
 
 /* Physical memory of cuMemCreate as another process gets it: a file of its contents and then this. */
 struct cu_export {

@@ -2,7 +2,7 @@
  *
  * Queries about devices.
  */
-#include "cu.h"
+#include "cu_alloc.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -160,6 +160,7 @@ static const struct {
     {CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH, 1},
     {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_LOCALITY_DOMAIN_COUNT, CU_DOMAINS},
     {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
 };
 

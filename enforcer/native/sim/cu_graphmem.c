@@ -19,6 +19,7 @@ struct CUgraphNode_st { /* a memory node, as the program sees it */
     CUcontext ctx;
     CUdeviceptr ptr;
     uint64_t size;
+    bool host;  /* captured from a pool of the host: takes nothing of the device */
     bool freed; /* an allocation with a free node in its graph: no longer in use after a launch */
     struct CUgraphNode_st *next;
 };
@@ -66,10 +67,11 @@ static CUresult add(CUgraphNode *out, const struct CUgraphNode_st *wanted)
     return CUDA_SUCCESS;
 }
 
-static CUresult add_alloc(CUgraphNode *out, CUgraph graph, CUdevice dev, uint64_t bytes, CUdeviceptr *ptr)
+static CUresult add_alloc(CUgraphNode *out, CUgraph graph, CUdevice dev, uint64_t bytes, CUdeviceptr *ptr, bool host)
 {
     struct cu_device *device;
-    struct CUgraphNode_st node = {.graph = graph, .type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .device = dev, .size = bytes};
+    struct CUgraphNode_st node = {.graph = graph, .type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .device = dev, .size = bytes,
+                                  .host = host};
     if (!bytes)
         return CUDA_ERROR_INVALID_VALUE;
     CU_TRY(cu_device_of(dev, &device));
@@ -97,8 +99,8 @@ static CUresult add_free(CUgraphNode *out, CUgraph graph, CUdeviceptr ptr)
 
 CUresult cu_graphmem_capture_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
-    (void)pool;
-    return out ? add_alloc(NULL, stream->capture, (CUdevice)(stream->ctx->device - cu.devices), bytes, out)
+    return out ? add_alloc(NULL, stream->capture, (CUdevice)(stream->ctx->device - cu.devices), bytes, out,
+                           cu_pool_device(pool) < 0)
                : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -108,11 +110,11 @@ CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const C
                                         CUDA_MEM_ALLOC_NODE_PARAMS *params)
 {
     (void)after, (void)nafter;
+    CUdevice device;
     CU_TRY(cu_ready());
-    if (!out || !params || !cu_handle_ok(CU_GRAPH, graph) ||
-        params->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+    if (!out || !params || !cu_handle_ok(CU_GRAPH, graph) || !cu_on_device(&params->poolProps.location, &device))
         return CUDA_ERROR_INVALID_VALUE;
-    return add_alloc(out, graph, params->poolProps.location.id, params->bytesize, &params->dptr);
+    return add_alloc(out, graph, device, params->bytesize, &params->dptr, false);
 }
 
 CUresult CUDAAPI cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t nafter,
@@ -141,6 +143,8 @@ CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode handle, CUDA_MEM_ALLOC
         *params = (CUDA_MEM_ALLOC_NODE_PARAMS){.bytesize = node->size, .dptr = node->ptr};
         params->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
         params->poolProps.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = node->device};
+        if (node->host)
+            params->poolProps.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST};
     }
     pthread_mutex_unlock(&lock);
     return node && params ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -202,7 +206,7 @@ CUresult cu_graphmem_instantiated(CUgraph graph, CUgraphExec exec)
     struct exec made = {.exec = exec};
     pthread_mutex_lock(&lock);
     for (const struct CUgraphNode_st *at = nodes; at; at = at->next)
-        if (at->graph == graph && at->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
+        if (at->graph == graph && at->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && !at->host) {
             made.needs += rounded(at->size);
             made.device = at->device;
         }

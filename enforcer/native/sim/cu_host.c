@@ -70,7 +70,7 @@ CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *ptr, unsig
         return CUDA_ERROR_INVALID_VALUE;
     pthread_rwlock_rdlock(&cu_alloc_lock);
     const struct cu_alloc *alloc = cu_alloc_find((CUdeviceptr)ptr);
-    bool ok = alloc && alloc->kind >= HOST;
+    bool ok = alloc && alloc->kind >= PINNED;
     pthread_rwlock_unlock(&cu_alloc_lock);
     *out = ok ? (CUdeviceptr)ptr : 0; /* unified addressing: the same address */
     return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -94,7 +94,7 @@ static CUresult attribute(void *data, CUpointer_attribute what, const struct cu_
         *(CUcontext *)data = alloc->ctx;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        *(unsigned *)data = alloc->kind >= HOST ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+        *(unsigned *)data = alloc->kind >= PINNED ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
         *(CUdeviceptr *)data = ptr;

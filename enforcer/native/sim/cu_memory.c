@@ -355,11 +355,12 @@ CUresult CUDAAPI cuMemFree_v2(CUdeviceptr ptr)
     if (!ptr)
         return CUDA_SUCCESS;
     CU_TRY(cu_current(&ctx));
-    struct cu_alloc *alloc = cu_alloc_take(ptr, DEVICE, MANAGED);
+    struct cu_alloc *alloc = cu_alloc_take(ptr, DEVICE, PINNED);
     if (!alloc)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult status = CUDA_SUCCESS;
-    cu_stream_sync(&alloc->ctx->all);
+    if (alloc->kind != PINNED)
+        cu_stream_sync(&alloc->ctx->all);
     if (alloc->owner == OWN)
         status = cu_request(SIM_REQ_FREE, alloc->ctx->id, alloc->id, &rep, sizeof rep, NULL, 0);
     cu_alloc_release(alloc);
@@ -397,7 +398,7 @@ static CUresult free_async(CUdeviceptr ptr, CUstream handle, bool pt)
     CU_TRY(cu_stream_get(handle, pt, &stream));
     if (stream->capture)
         return cu_graphmem_capture_free(ptr, stream);
-    struct cu_alloc *alloc = cu_alloc_take(ptr, DEVICE, MANAGED);
+    struct cu_alloc *alloc = cu_alloc_take(ptr, DEVICE, PINNED);
     if (!alloc)
         return CUDA_ERROR_INVALID_VALUE;
     if (alloc->owner == OWN) {

@@ -3,7 +3,7 @@
  * Memory pools of cuMemAllocAsync. A pool takes memory from the card in chunks of 32 MiB and hands out pieces of them.
  * What is freed stays with the pool and can be handed out again at once; whole chunks go back to the card when the
  * program waits for work while the pool holds more than its threshold, and by cuMemPoolTrimTo. Order between streams
- * needs no care: contents move at the call (cu_memory.c).
+ * needs no care: contents move at the call (cu_memory.c). Pools of the host (one NUMA node) do the same without a card.
  */
 #include "cu_alloc.h"
 
@@ -11,9 +11,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-
 #define CHUNK (32ull << 20)
 #define PIECE 512ull
+#define ON_HOST ((CUdevice)SIM_MAX_CARDS) /* in the place of a device */
 
 struct piece { /* in order of address, without gaps, from the chunk's base to its end */
     uint64_t offset, size;
@@ -39,7 +39,7 @@ struct CUmemPoolHandle_st {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static CUmemoryPool defaults[SIM_MAX_CARDS], current[SIM_MAX_CARDS];
+static CUmemoryPool defaults[SIM_MAX_CARDS + 1], current[SIM_MAX_CARDS + 1];
 static CUmemoryPool all[1024]; /* every pool that ever had memory, for settle */
 static unsigned nall;
 static bool anything; /* atomic: some pool holds memory */
@@ -104,28 +104,31 @@ static void trim(CUmemoryPool pool, uint64_t keep)
 
 static CUresult grow(CUmemoryPool pool, uint64_t bytes)
 {
-    struct cu_device *device = &cu.devices[pool->device];
-    struct sim_rep rep, ignored;
-    CUcontext ctx;
+    bool host = pool->device == ON_HOST;
+    struct sim_rep rep = {0}, ignored;
+    CUcontext ctx = NULL;
     if (bytes > UINT64_MAX - CHUNK)
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t size = (bytes + CHUNK - 1) / CHUNK * CHUNK;
     if (pool->max && (size > pool->max || pool->reserved > pool->max - size))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CU_TRY(cu_keeper(device, &ctx));
-    CU_TRY(cu_request(SIM_REQ_ALLOC, ctx->id, size, &rep, sizeof rep, NULL, 0));
+    if (!host) {
+        CU_TRY(cu_keeper(&cu.devices[pool->device], &ctx));
+        CU_TRY(cu_request(SIM_REQ_ALLOC, ctx->id, size, &rep, sizeof rep, NULL, 0));
+    }
     struct chunk *chunk = calloc(1, sizeof *chunk);
     struct piece *piece = calloc(1, sizeof *piece);
-    void *base = chunk && piece ? cu_alloc_reserve(size, PROT_NONE) : NULL;
+    void *base = chunk && piece ? cu_alloc_reserve(size, host ? PROT_READ | PROT_WRITE : PROT_NONE) : NULL;
     if (!base) {
         free(chunk);
         free(piece);
-        cu_request(SIM_REQ_FREE, ctx->id, rep.a, &ignored, sizeof ignored, NULL, 0);
+        if (!host)
+            cu_request(SIM_REQ_FREE, ctx->id, rep.a, &ignored, sizeof ignored, NULL, 0);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *piece = (struct piece){.size = size};
-    *chunk = (struct chunk){.base = (CUdeviceptr)base, .size = size, .id = rep.a, .ctx = ctx, .ctx_id = ctx->id,
-                            .pieces = piece, .next = pool->chunks};
+    *chunk = (struct chunk){.base = (CUdeviceptr)base, .size = size, .id = rep.a, .ctx = ctx,
+                            .ctx_id = host ? 0 : ctx->id, .pieces = piece, .next = pool->chunks};
     pool->chunks = chunk;
     count(&pool->reserved, &pool->reserved_high, pool->reserved + size);
     __atomic_store_n(&anything, true, __ATOMIC_RELEASE);
@@ -137,7 +140,7 @@ static CUdeviceptr carve(CUmemoryPool pool, uint64_t size)
 {
     for (struct chunk *chunk = pool->chunks; chunk; chunk = chunk->next)
         for (struct piece *piece = chunk->pieces; piece; piece = piece->next) {
-            if (piece->live || piece->size < size || !chunk->ctx_id)
+            if (piece->live || piece->size < size || (!chunk->ctx_id && pool->device != ON_HOST))
                 continue;
             struct piece *rest = piece->size > size ? malloc(sizeof *rest) : NULL;
             if (rest) {
@@ -204,8 +207,8 @@ CUresult cu_pool_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstre
     pthread_mutex_unlock(&lock);
     if (!base)
         return status == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : status;
-    struct cu_alloc alloc = {.base = base, .size = bytes, .ctx = stream->ctx, .kind = DEVICE, .owner = POOLED,
-                             .pool = pool};
+    struct cu_alloc alloc = {.base = base, .size = bytes, .ctx = stream->ctx, .owner = POOLED, .pool = pool,
+                             .kind = pool->device == ON_HOST ? PINNED : DEVICE};
     if ((status = cu_alloc_insert(&alloc)) != CUDA_SUCCESS)
         cu_pool_returned(&alloc);
     else
@@ -250,22 +253,43 @@ void cu_pool_settle(void)
 
 /* ---- the driver's functions ------------------------------------------------------------------------------- */
 
-static bool on_device(const CUmemLocation *location)
+bool cu_on_device(const CUmemLocation *location, CUdevice *device)
 {
-    return location && location->type == CU_MEM_LOCATION_TYPE_DEVICE && location->id >= 0 &&
-           location->id < cu.ndevices;
+    bool domain = location && location->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN;
+    if (!domain && (!location || location->type != CU_MEM_LOCATION_TYPE_DEVICE))
+        return false;
+    *device = domain ? location->localized.deviceId : location->id;
+    return *device >= 0 && *device < cu.ndevices && (!domain || location->localized.localityDomainId < CU_DOMAINS);
+}
+
+bool cu_on_host(const CUmemLocation *location)
+{
+    return location && (location->type == CU_MEM_LOCATION_TYPE_HOST ||
+                        (location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA && location->id == 0));
+}
+
+/* Where pools of this kind at this place are in the lists. */
+static bool place_of(const CUmemLocation *location, CUmemAllocationType type, CUdevice *place)
+{
+    if (type != CU_MEM_ALLOCATION_TYPE_PINNED)
+        return false;
+    if (cu_on_device(location, place))
+        return true;
+    *place = ON_HOST;
+    return cu_on_host(location);
 }
 
 CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props)
 {
+    CUdevice place;
     CU_TRY(cu_ready());
     if (!out || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!on_device(&props->location))
+    if (!place_of(&props->location, props->allocType, &place))
         return props->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? CUDA_ERROR_INVALID_DEVICE
                                                                    : CUDA_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&lock);
-    CUmemoryPool pool = new_pool(props->location.id);
+    CUmemoryPool pool = new_pool(place);
     if (pool)
         pool->max = props->maxSize ? (props->maxSize + CHUNK - 1) / CHUNK * CHUNK : 0;
     pthread_mutex_unlock(&lock);
@@ -290,52 +314,62 @@ CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
     return CUDA_SUCCESS;
 }
 
+static CUresult get_pool(CUmemoryPool *out, CUdevice place, bool is_default)
+{
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    *out = !is_default && current[place] ? current[place] : default_of(place);
+    pthread_mutex_unlock(&lock);
+    return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 static CUresult pool_of(CUmemoryPool *out, CUdevice dev, bool is_default)
 {
     struct cu_device *device;
     CU_TRY(cu_device_of(dev, &device));
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&lock);
-    *out = !is_default && current[dev] ? current[dev] : default_of(dev);
-    pthread_mutex_unlock(&lock);
-    return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return get_pool(out, dev, is_default);
 }
 
 CUresult CUDAAPI cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice dev) { return pool_of(pool, dev, true); }
 CUresult CUDAAPI cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev) { return pool_of(pool, dev, false); }
 
-CUresult CUDAAPI cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
+static CUresult set_pool(CUdevice place, CUmemoryPool pool)
 {
-    struct cu_device *device;
-    CU_TRY(cu_device_of(dev, &device));
-    if (!cu_handle_ok(CU_POOL, pool) || pool->device != dev || pool->imported)
+    if (!cu_handle_ok(CU_POOL, pool) || pool->device != place || pool->imported)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
-    current[dev] = pool;
+    current[place] = pool;
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
 
+CUresult CUDAAPI cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
+{
+    struct cu_device *device;
+    CU_TRY(cu_device_of(dev, &device));
+    return set_pool(dev, pool);
+}
+
 CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
+    CUdevice place;
     CU_TRY(cu_ready());
-    return type == CU_MEM_ALLOCATION_TYPE_PINNED && on_device(location) ? pool_of(pool, location->id, true)
-                                                                        : CUDA_ERROR_NOT_SUPPORTED;
+    return place_of(location, type, &place) ? get_pool(pool, place, true) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
+    CUdevice place;
     CU_TRY(cu_ready());
-    return type == CU_MEM_ALLOCATION_TYPE_PINNED && on_device(location) ? pool_of(pool, location->id, false)
-                                                                        : CUDA_ERROR_NOT_SUPPORTED;
+    return place_of(location, type, &place) ? get_pool(pool, place, false) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult CUDAAPI cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
 {
+    CUdevice place;
     CU_TRY(cu_ready());
-    return type == CU_MEM_ALLOCATION_TYPE_PINNED && on_device(location) ? cuDeviceSetMemPool(location->id, pool)
-                                                                        : CUDA_ERROR_NOT_SUPPORTED;
+    return place_of(location, type, &place) ? set_pool(place, pool) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
@@ -405,4 +439,4 @@ CUresult cu_pool_import(CUmemoryPool *out, CUdevice device)
     return pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUdevice cu_pool_device(CUmemoryPool pool) { return pool->device; }
+CUdevice cu_pool_device(CUmemoryPool pool) { return pool->device == ON_HOST ? -1 : pool->device; }

@@ -118,7 +118,8 @@ CUresult CUDAAPI cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, 
                                                   unsigned long long flags)
 {
     CU_TRY(cu_ready());
-    if (!out || !cu_handle_ok(CU_POOL, pool) || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    if (!out || !cu_handle_ok(CU_POOL, pool) || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+        cu_pool_device(pool) < 0)
         return CUDA_ERROR_INVALID_VALUE;
     struct cu_export about = {.magic = CU_EXPORT_POOL, .index = cu.devices[cu_pool_device(pool)].info.index};
     int file = memfd_create("qgpu-sim-pool", MFD_CLOEXEC);

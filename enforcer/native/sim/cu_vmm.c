@@ -21,7 +21,7 @@ struct physical {
     CUmemAllocationProp prop;
     uint8_t *contents;
     int file; /* of the contents, for other processes; -1: cannot be shared */
-    bool borrowed; /* imported: its maker has it in the books of the card */
+    bool borrowed; /* not ours in the books of the card: imported (its maker has it there), or memory of the host */
     bool object;   /* of a multicast team: what it shows is bound to it */
     unsigned refs, maps;
     struct physical *next;
@@ -46,14 +46,20 @@ static CUmemGenericAllocationHandle last_handle = 0x76000000;
 
 static bool whole(uint64_t size) { return size && size % GRANULARITY == 0; }
 
+/* device: NULL: memory of the host. */
 static CUresult property_ok(const CUmemAllocationProp *prop, struct cu_device **device)
 {
     if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
-    if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-        prop->requestedHandleTypes & ~(unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    if (prop->requestedHandleTypes & ~(unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_NOT_SUPPORTED;
-    return cu_device_of(prop->location.id, device);
+    CUdevice ordinal;
+    *device = NULL;
+    if (cu_on_host(&prop->location))
+        return prop->requestedHandleTypes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    if (cu_on_device(&prop->location, &ordinal))
+        return cu_device_of(ordinal, device);
+    return prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult CUDAAPI cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *prop,
@@ -115,26 +121,30 @@ CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, 
                              unsigned long long flags)
 {
     struct cu_device *device;
-    struct sim_rep rep, ignored;
-    CUcontext ctx;
+    struct sim_rep rep = {0}, ignored;
+    CUcontext ctx = NULL;
     CU_TRY(cu_ready());
     if (!handle || !whole(size) || flags)
         return CUDA_ERROR_INVALID_VALUE;
     CU_TRY(property_ok(prop, &device));
-    CU_TRY(cu_keeper(device, &ctx));
-    CU_TRY(cu_request(SIM_REQ_ALLOC, ctx->id, size, &rep, sizeof rep, NULL, 0));
+    if (device) {
+        CU_TRY(cu_keeper(device, &ctx));
+        CU_TRY(cu_request(SIM_REQ_ALLOC, ctx->id, size, &rep, sizeof rep, NULL, 0));
+    }
     bool shared = prop->requestedHandleTypes;
     int file = shared ? shared_file(size, device) : -1;
     struct physical *made = shared && file < 0 ? NULL : new_physical(size, file);
     if (!made) {
         if (file >= 0)
             close(file);
-        cu_request(SIM_REQ_FREE, ctx->id, rep.a, &ignored, sizeof ignored, NULL, 0);
+        if (device)
+            cu_request(SIM_REQ_FREE, ctx->id, rep.a, &ignored, sizeof ignored, NULL, 0);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     made->id = rep.a;
     made->ctx = ctx;
-    made->ctx_id = ctx->id;
+    made->ctx_id = device ? ctx->id : 0;
+    made->borrowed = !device;
     made->prop = *prop;
     *handle = enlist(made);
     return CUDA_SUCCESS;
@@ -407,7 +417,8 @@ CUresult CUDAAPI cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGene
         offset <= physical->size && size <= physical->size - offset && reserved(ptr, size) && !mapped(ptr, size)) {
         struct cu_alloc alloc = {.base = ptr, .size = size, .id = handle, .kind = VIRTUAL};
         alloc.shadow = physical->contents + offset;
-        alloc.flags = (unsigned)physical->prop.location.id;
+        CUdevice device;
+        alloc.flags = cu_on_device(&physical->prop.location, &device) ? (unsigned)device : 0;
         status = cu_alloc_insert(&alloc);
         physical->maps += status == CUDA_SUCCESS;
     }

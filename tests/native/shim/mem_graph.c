@@ -84,6 +84,37 @@ static void captured(void)
     step("end");
 }
 
+/* Memory of the host beside the card's. */
+static void captured_from_host(void)
+{
+    CUmemPoolProps wanted = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                             .location = {.type = CU_MEM_LOCATION_TYPE_HOST}};
+    CUmemoryPool host;
+    CUgraph graph;
+    CUgraphExec exec;
+    CUdeviceptr a, b;
+    MUST(CALL(cuMemPoolCreate)(&host, &wanted));
+    for (int both = 0; both < 2; both++) {
+        MUST(CALL(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        if (both)
+            MUST(CALL(cuMemAllocAsync)(&b, 20 * MIB, stream));
+        MUST(CALL(cuMemAllocFromPoolAsync)(&a, 512 * MIB, host, stream));
+        MUST(CALL(cuMemFreeAsync)(a, stream));
+        if (both)
+            MUST(CALL(cuMemFreeAsync)(b, stream));
+        MUST(CALL(cuStreamEndCapture)(stream, &graph));
+        MUST(CALL(cuGraphInstantiateWithFlags)(&exec, graph, 0));
+        MUST(CALL(cuGraphLaunch)(exec, stream));
+        MUST(CALL(cuStreamSynchronize)(stream));
+        step(both ? "host_and_card" : "host_launched");
+        MUST(CALL(cuGraphExecDestroy)(exec));
+        MUST(CALL(cuGraphDestroy)(graph));
+    }
+    MUST(CALL(cuDeviceGraphMemTrim)(0));
+    MUST(CALL(cuMemPoolDestroy)(host));
+    step("host_gone");
+}
+
 /* The same nodes by the call for all kinds of nodes, and reserved when the graph is instantiated. */
 static void uploaded_at_once(void)
 {
@@ -114,6 +145,7 @@ int main(void)
     begin();
     nodes();
     uploaded_at_once();
+    captured_from_host();
     captured();
     return 0;
 }

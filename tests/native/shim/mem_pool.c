@@ -105,6 +105,94 @@ static void pool_by_place(void)
     step("by_place_gone");
 }
 
+/* A part of the card's memory (CUDA 13.5), of a pool of ours and of the driver's. */
+static void pool_in_a_domain(void)
+{
+    CUmemLocation part = {.type = CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, .localized = {0, 1}};
+    CUmemPoolProps wanted = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = part};
+    CUmemoryPool own, its;
+    CUdeviceptr a, b;
+    MUST(CALL(cuMemPoolCreate)(&own, &wanted));
+    MUST(CALL(cuMemAllocFromPoolAsync)(&a, 160 * MIB, own, stream));
+    step("in_domain");
+    REFUSED(CALL(cuMemAllocFromPoolAsync)(&b, 128 * MIB, own, stream));
+    step("domain_refused");
+    MUST(CALL(cuMemGetDefaultMemPool)(&its, &part, CU_MEM_ALLOCATION_TYPE_PINNED));
+    REFUSED(CALL(cuMemAllocFromPoolAsync)(&b, 128 * MIB, its, stream));
+    MUST(CALL(cuMemAllocFromPoolAsync)(&b, 32 * MIB, its, stream));
+    step("domain_default");
+    MUST(CALL(cuMemFreeAsync)(a, stream));
+    MUST(CALL(cuMemFreeAsync)(b, stream));
+    MUST(CALL(cuMemPoolTrimTo)(own, 0));
+    step("domain_trimmed");
+    MUST(CALL(cuMemPoolDestroy)(own));
+    MUST(CALL(cuMemPoolTrimTo)(its, 0));
+    step("domain_gone");
+    part.localized.deviceId = 1; /* no such device, and none that was granted */
+    wanted.location = part;
+    REFUSED(CALL(cuMemPoolCreate)(&own, &wanted));
+}
+
+/* More than the cap comes out of it, and is there for the host. */
+static void from_host(CUmemoryPool host, const char *name)
+{
+    CUdeviceptr a, b;
+    char steps[5][32];
+    static const char *const ends[] = {"", "_more", "_freed", "_trimmed", "_cap"};
+    for (int i = 0; i < 5; i++)
+        snprintf(steps[i], sizeof(steps[i]), "%s%s", name, ends[i]);
+    threshold(host, UINT64_MAX);
+    MUST(CALL(cuMemAllocFromPoolAsync)(&a, 512 * MIB, host, stream));
+    step(steps[0]);
+    ((volatile char *)(uintptr_t)a)[512 * MIB - 1] = 1;
+    MUST(CALL(cuMemAllocFromPoolAsync)(&b, 8 * MIB, host, stream));
+    step(steps[1]);
+    MUST(CALL(cuMemFreeAsync)(a, stream));
+    MUST(CALL(cuMemFree_v2)(b));
+    MUST(CALL(cuStreamSynchronize)(stream));
+    step(steps[2]);
+    MUST(CALL(cuMemPoolTrimTo)(host, 0));
+    step(steps[3]);
+    MUST(CALL(cuMemAlloc_v2)(&a, 256 * MIB)); /* the whole cap is left for the card */
+    step(steps[4]);
+    MUST(CALL(cuMemFree_v2)(a));
+}
+
+static void host_pools(void)
+{
+    CUmemLocation place = {.type = CU_MEM_LOCATION_TYPE_HOST};
+    CUmemPoolProps wanted = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = place};
+    CUmemoryPool own, its, now;
+    CUdeviceptr a;
+    MUST(CALL(cuMemPoolCreate)(&own, &wanted));
+    from_host(own, "host");
+    MUST(CALL(cuMemSetMemPool)(&place, CU_MEM_ALLOCATION_TYPE_PINNED, own));
+    MUST(CALL(cuMemGetMemPool)(&now, &place, CU_MEM_ALLOCATION_TYPE_PINNED));
+    MUST(now != own);
+    MUST(CALL(cuMemAllocAsync)(&a, 20 * MIB, stream)); /* still the card's */
+    step("host_set");
+    MUST(CALL(cuMemFreeAsync)(a, stream));
+    MUST(CALL(cuMemPoolTrimTo)(pool, 0));
+    MUST(CALL(cuMemPoolDestroy)(own));
+    place.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
+    wanted.location = place;
+    MUST(CALL(cuMemPoolCreate)(&own, &wanted));
+    from_host(own, "numa");
+    MUST(CALL(cuMemAllocFromPoolAsync)(&a, 512 * MIB, own, stream));
+    MUST(CALL(cuMemPoolDestroy)(own));
+    step("numa_destroyed");
+    MUST(CALL(cuMemFreeAsync)(a, stream));
+    step("numa_gone");
+    MUST(CALL(cuMemPoolCreate)(&own, &(CUmemPoolProps){.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                       .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}}));
+    MUST(CALL(cuMemAllocFromPoolAsync)(&a, 20 * MIB, own, stream)); /* where a pool of the host may have been */
+    step("card_again");
+    MUST(CALL(cuMemFreeAsync)(a, stream));
+    MUST(CALL(cuMemPoolDestroy)(own));
+    MUST(CALL(cuMemGetDefaultMemPool)(&its, &place, CU_MEM_ALLOCATION_TYPE_PINNED)); /* the driver's own */
+    from_host(its, "default");
+}
+
 static void in_a_capture(void)
 {
     CUdeviceptr a;
@@ -125,6 +213,8 @@ int main(void)
     at_the_cap();
     own_pool();
     pool_by_place();
+    pool_in_a_domain();
+    host_pools();
     in_a_capture();
     step("end");
     return 0;

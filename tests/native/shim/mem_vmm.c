@@ -46,6 +46,41 @@ static void two_handles_one_range(void)
     MUST(CALL(cuMemAddressFree)(space, 48 * MIB));
 }
 
+/* A part of the card (CUDA 13.5) is memory of the card; memory of the host is none. */
+static void other_places(void)
+{
+    static const CUmemLocation host[] = {{.type = CU_MEM_LOCATION_TYPE_HOST}, {.type = CU_MEM_LOCATION_TYPE_HOST_NUMA}};
+    static const char *const steps[] = {"host_created", "numa_created"};
+    CUmemAllocationProp wanted = here;
+    CUmemGenericAllocationHandle handle, other;
+    CUdeviceptr space;
+    wanted.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, .localized = {0, 1}};
+    REFUSED(CALL(cuMemCreate)(&handle, 258 * MIB, &wanted, 0));
+    MUST(CALL(cuMemCreate)(&handle, 192 * MIB, &wanted, 0));
+    step("in_domain");
+    REFUSED(CALL(cuMemCreate)(&other, 66 * MIB, &wanted, 0));
+    REFUSED(CALL(cuMemCreate)(&other, 66 * MIB, &here, 0));
+    step("domain_refused");
+    MUST(CALL(cuMemAddressReserve)(&space, 192 * MIB, 0, 0, 0));
+    MUST(CALL(cuMemMap)(space, 192 * MIB, 0, handle, 0));
+    MUST(CALL(cuMemRelease)(handle));
+    step("domain_mapped");
+    MUST(CALL(cuMemUnmap)(space, 192 * MIB));
+    step("domain_gone");
+    wanted.location.localized.deviceId = 1; /* not granted */
+    REFUSED(CALL(cuMemCreate)(&handle, 2 * MIB, &wanted, 0));
+    for (int i = 0; i < 2; i++) {
+        wanted.location = host[i];
+        MUST(CALL(cuMemCreate)(&handle, 512 * MIB, &wanted, 0));
+        step(steps[i]);
+        MUST(CALL(cuMemMap)(space, 192 * MIB, 0, handle, 0));
+        MUST(CALL(cuMemRelease)(handle));
+        MUST(CALL(cuMemUnmap)(space, 192 * MIB));
+    }
+    step("host_gone");
+    MUST(CALL(cuMemAddressFree)(space, 192 * MIB));
+}
+
 static void sparse_array(void)
 {
     CUarray array;
@@ -108,6 +143,16 @@ static void multicast(void)
     MUST(CALL(cuMemRelease)(handle));
     MUST(CALL(cuMemRelease)(object));
     step("second_team_gone");
+    object = team(1); /* bound without saying the device: it is that of the memory, told by its part */
+    CUmemAllocationProp part = here;
+    part.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, .localized = {0, 1}};
+    MUST(CALL(cuMemCreate)(&handle, 8 * MIB, &part, 0));
+    MUST(CALL(cuMulticastBindMem)(object, 0, handle, 0, 8 * MIB, 0));
+    MUST(CALL(cuMemRelease)(handle));
+    step("part_bound");
+    MUST(CALL(cuMulticastUnbind)(object, 0, 0, 8 * MIB));
+    step("part_unbound");
+    MUST(CALL(cuMemRelease)(object));
     MUST(CALL(cuMemAddressFree)(space, 80 * MIB));
 }
 
@@ -116,6 +161,7 @@ int main(void)
     begin();
     mappings();
     two_handles_one_range();
+    other_places();
     sparse_array();
     multicast();
     return 0;

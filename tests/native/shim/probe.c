@@ -126,11 +126,35 @@ static int close_all(const char *path)
     return 0;
 }
 
-static int create_physical(int at, long bytes)
+static int create_physical(int at, long bytes, long type, long id)
 {
-    CUmemAllocationProp property = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
+    CUmemAllocationProp property = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.id = (int)id}};
+    property.location.type = type ? (CUmemLocationType)type : CU_MEM_LOCATION_TYPE_DEVICE;
     return CALL(cuMemCreate)(&handles[at], (size_t)bytes, &property, 0);
+}
+
+/* The stub makes no pools and gives nothing out of them: the names are ours. */
+static CUmemoryPool pool_named(long at)
+{
+    return (CUmemoryPool)(uintptr_t)(0x50000 + 16 * at);
+}
+
+static int pool_command(char **w)
+{
+    int at = (int)(arg(w, 1) % SLOTS);
+    CUmemoryPool pool = pool_named(strcmp(w[0], "from_pool") ? at : arg(w, 3));
+    CUmemPoolProps property = {.allocType = (CUmemAllocationType)arg(w, 4), .location = {.id = (int)arg(w, 3)}};
+    property.location.type = (CUmemLocationType)arg(w, 2);
+    if (!strcmp(w[0], "pool")) /* pool POOL TYPE ID KIND: the bytes of a CUmemLocation; pinned is 1, managed 2 */
+        return CALL(cuMemPoolCreate)(&pool, &property);
+    if (!strcmp(w[0], "get_pool")) /* the same, the driver's own */
+        return CALL(cuMemGetDefaultMemPool)(&pool, &property.location, property.allocType);
+    if (!strcmp(w[0], "pool_destroy"))
+        return CALL(cuMemPoolDestroy)(pool);
+    if (strcmp(w[0], "from_pool")) /* from_pool SLOT SIZE POOL */
+        return -1;
+    pointers[at] = 0x70000000u + 0x100u * (unsigned)at;
+    return CALL(cuMemAllocFromPoolAsync)(&pointers[at], (size_t)arg(w, 2), pool, streams[0]);
 }
 
 static int memory_command(char **w)
@@ -153,15 +177,15 @@ static int memory_command(char **w)
     if (!strcmp(w[0], "endpoint")) /* endpoint SLOT DEVICE AT SIZE: binds what "create SLOT" made to endpoint 7 */
         return CALL(cuLogicalEndpointBindMem)(7, (int)arg(w, 2), (uint64_t)arg(w, 3), handles[at], 0,
                                               (uint64_t)arg(w, 4), 0);
-    if (!strcmp(w[0], "create"))
-        return create_physical(at, arg(w, 2));
+    if (!strcmp(w[0], "create")) /* create SLOT SIZE [TYPE ID]: the bytes of a CUmemLocation */
+        return create_physical(at, arg(w, 2), arg(w, 3), arg(w, 4));
     if (!strcmp(w[0], "release"))
         return CALL(cuMemRelease)(handles[at]);
     if (!strcmp(w[0], "map"))
         return CALL(cuMemMap)((CUdeviceptr)arg(w, 2), (size_t)arg(w, 3), 0, handles[at], 0);
     if (!strcmp(w[0], "unmap"))
         return CALL(cuMemUnmap)((CUdeviceptr)arg(w, 1), (size_t)arg(w, 2));
-    return -1;
+    return pool_command(w);
 }
 
 static int stream_command(char **w)
