@@ -25,8 +25,8 @@ numa_destroyed 0 numa_gone 0 card_again 32
 default 0 default_more 0 default_freed 0 default_trimmed 0 default_cap 256
 captured 0 end 0"""
 GRAPH = """begin 0 nodes 0 instantiated 0 launched 40 launched_again 40 destroyed 40 uploaded 60 refused 60 trimmed 0
-with_params 50 with_params_gone 0 host_launched 0 host_and_card 20 host_gone 0
-captured 0 captured_launched 30 gave_back 240 end 0"""
+nested 20 nested_gone 0 nested 20 nested_gone 0 with_params 50 with_params_gone 0
+host_launched 0 host_and_card 20 host_gone 0 captured 0 captured_launched 30 gave_back 240 end 0"""
 VMM = """begin 0 created 64 mapped_twice 64 unmapped_once 64 retained 64 released 0 range 48 range_gone 0
 in_domain 192 domain_refused 192 domain_mapped 192 domain_gone 0 host_created 0 numa_created 0 host_gone 0
 in_array 4 array_gone 0 team 0 bound 8 bound_by_address 24 bound_elsewhere 24 unbound 8 team_mapped 8 team_lives 8

@@ -56,3 +56,34 @@ def test_launch_on_two_cards_waits_until_both_are_open(tmp_path: Path) -> None:
         assert program.wait(20) == 0
         for one in (*watch, *busy):
             one.close()
+
+
+def test_graph_with_memory_on_two_cards_is_charged_to_both(tmp_path: Path) -> None:
+    """Each cap refuses for itself, whichever node comes last; a refusal leaves nothing reserved on the other card."""
+    with Rig(tmp_path, cards=2) as rig:
+        offline = rig.grant(OFFLINE, "offline", mem_mib=256, card=(0, 1))
+        watch = [a.Tenant(rig.run_dir, offline, uuid) for uuid in rig.uuids]
+        rounds = [(20, 40), (40, 20), (20, 260), (260, 20), (200, 200)]
+        words = [str(mib) for both in rounds for mib in both]
+        program = rig.spawn(
+            [BUILD / "test/shim-task", "graphs", *words], offline, stdin=subprocess.PIPE, bufsize=1
+        )
+        assert program.stdout and program.stdin
+        for first, second in rounds:
+            refused = max(first, second) > 256
+            assert program.stdout.readline().strip() == ("refused" if refused else "launched"), (
+                first,
+                second,
+            )
+            held = [slot(one, program.pid).mem_used >> 20 for one in watch]
+            assert held == ([0, 0] if refused else [first, second])
+            assert [slot(one, program.pid).mem_pending for one in watch] == [0, 0]
+            program.stdin.write("\n")
+            program.stdin.flush()
+        assert program.stdout.readline().strip() == "end"
+        assert [slot(one, program.pid).mem_used for one in watch] == [0, 0]
+        program.stdin.write("\n")
+        program.stdin.flush()
+        assert program.wait(20) == 0
+        for one in watch:
+            one.close()

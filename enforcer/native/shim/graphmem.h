@@ -7,9 +7,15 @@
 
 #include "shim.h"
 
-/* A launch or upload of a graph with memory nodes reserves what it may take. False: the cap refuses. */
-bool qg_graph_memory_before(CUgraphExec exec, uint64_t *reserved);
-void qg_graph_memory_after(CUgraphExec exec, uint64_t reserved);
+/* What a launch reserved on each of the first cards. */
+struct qg_graph_need {
+    unsigned cards;
+    uint64_t bytes[QG_MAX_CARDS];
+};
+
+/* A launch or upload of a graph with memory nodes reserves what it may take. False: a cap refuses. */
+bool qg_graph_memory_before(CUgraphExec exec, struct qg_graph_need *reserved);
+void qg_graph_memory_after(CUgraphExec exec, const struct qg_graph_need *reserved);
 
 /* A memory node was made (also by an allocation in a capture): from now on graphs are looked at. */
 void qg_graph_memory_exists(void);

@@ -12,9 +12,10 @@
 
 #include <stdlib.h>
 
-#define DEEP 8 /* graphs within graphs; CUDA allows fewer */
+#define DEEP 1000 /* graphs within graphs; deeper ones with memory are refused */
 
 static bool exists;        /* atomic */
+static bool several;       /* atomic: a graph had memory nodes on another card than the first one */
 static uint32_t trims = 1; /* atomic: an exec whose refs are this was launched since the last trim, so it has its memory */
 
 void qg_graph_memory_exists(void)
@@ -24,7 +25,7 @@ void qg_graph_memory_exists(void)
 
 void qg_graph_memory_after_fork(void)
 {
-    exists = false;
+    exists = several = false;
 }
 
 void qg_graph_memory_trimmed(void)
@@ -60,8 +61,8 @@ NODE(cuGraphAddNode_v3, (CUgraphNode *node, CUgraph graph, AFTER, EDGES, size_t 
 /* ---- what a graph may take ---------------------------------------------------------------------------------- */
 
 struct need {
-    struct qg_card *card; /* graphs have their memory on one device */
-    uint64_t bytes;
+    uint64_t bytes[QG_MAX_CARDS];
+    bool elsewhere; /* on a card that was not granted, or nobody knows how much: refused at its launch */
 };
 
 static void add_graph(CUgraph graph, struct need *need, int depth);
@@ -79,34 +80,61 @@ static void add_node(CUgraphNode node, struct need *need, int depth)
         return;
     if (!qg_place_counts(&params.poolProps.location, params.poolProps.allocType))
         return; /* captured from a pool of the host */
-    need->card = card_at(&params.poolProps.location);
-    if (__builtin_add_overflow(need->bytes, params.bytesize, &need->bytes))
-        need->bytes = UINT64_MAX;
+    struct qg_card *card = card_at(&params.poolProps.location);
+    uint64_t *bytes = card ? &need->bytes[card - qg_cards] : NULL;
+    if (!bytes)
+        need->elsewhere |= params.bytesize > 0;
+    else if (__builtin_add_overflow(*bytes, params.bytesize, bytes))
+        *bytes = UINT64_MAX;
 }
 
 static void add_graph(CUgraph graph, struct need *need, int depth)
 {
     size_t count = 0;
+    if (depth > DEEP)
+        need->elsewhere = true;
     if (depth > DEEP || QG_REAL(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || !count)
         return;
     CUgraphNode *nodes = calloc(count, sizeof(*nodes));
+    need->elsewhere |= !nodes;
     if (nodes && QG_REAL(cuGraphGetNodes)(graph, nodes, &count) == CUDA_SUCCESS)
         for (size_t i = 0; i < count; i++)
             add_node(nodes[i], need, depth);
     free(nodes);
 }
 
-static void instantiated(CUgraphExec exec, CUgraph graph)
+static struct need need_of(CUgraph graph)
 {
     struct need need = {0};
     qg_depth++;
     add_graph(graph, &need, 0);
     qg_depth--;
-    if (!need.bytes)
-        return;
-    if (!need.card) /* on a card that was not granted: refused at its launch */
-        need = (struct need){&qg_cards[0], UINT64_MAX};
-    qg_note(need.card, QG_KIND_EXEC, key_of(exec), 0, need.bytes);
+    if (need.elsewhere)
+        need.bytes[0] = UINT64_MAX;
+    return need;
+}
+
+/* One entry of the books per card; no handle is so high. */
+static uint64_t key_on(CUgraphExec exec, unsigned card)
+{
+    return key_of(exec) ^ (uint64_t)card << 56;
+}
+
+static void note(CUgraphExec exec, const struct need *need)
+{
+    for (unsigned i = 0; i < QG_MAX_CARDS; i++) {
+        if (!need->bytes[i])
+            continue;
+        if (i)
+            __atomic_store_n(&several, true, __ATOMIC_RELEASE);
+        qg_note(&qg_cards[i], QG_KIND_EXEC, key_on(exec, i), 0, need->bytes[i]);
+    }
+}
+
+static void instantiated(CUgraphExec exec, CUgraph graph)
+{
+    struct need need = need_of(graph);
+    note(exec, &need);
 }
 
 #define INSTANTIATES(name, parameters, arguments)                             \
@@ -124,75 +152,120 @@ INSTANTIATES(cuGraphInstantiate_v2, WITH_LOG, (exec, graph, error, log, size))
 INSTANTIATES(cuGraphInstantiateWithFlags, (CUgraphExec * exec, CUgraph graph, unsigned long long flags),
              (exec, graph, flags))
 
-/* These may upload at once. */
-#define WITH_PARAMS (CUgraphExec * exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p)
-#define INSTANTIATES_AND_UPLOADS(name)                                        \
-    CUresult name WITH_PARAMS                                                 \
-    {                                                                         \
-        struct need need = {0};                                               \
-        if (!looked_at() || !p || !(p->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)) { \
-            CUresult result = QG_REAL(name)(exec, graph, p);                  \
-            if (result == CUDA_SUCCESS && looked_at())                        \
-                instantiated(*exec, graph);                                   \
-            return result;                                                    \
-        }                                                                     \
-        qg_depth++;                                                           \
-        add_graph(graph, &need, 0);                                           \
-        qg_depth--;                                                           \
-        if (need.bytes && !qg_reserve(need.card, need.bytes))                 \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                  \
-        CUresult result = DIRECT(QG_REAL(name)(exec, graph, p));              \
-        if (need.bytes)                                                       \
-            qg_graphs_look(need.card, need.bytes);                            \
-        if (need.bytes && result == CUDA_SUCCESS)                             \
-            qg_note(need.card, QG_KIND_EXEC, key_of(*exec), 0, need.bytes);   \
-        return result;                                                        \
-    }
-
-INSTANTIATES_AND_UPLOADS(cuGraphInstantiateWithParams)
-INSTANTIATES_AND_UPLOADS(cuGraphInstantiateWithParams_ptsz)
-
 /* ---- launches ----------------------------------------------------------------------------------------------- */
 
-bool qg_graph_memory_before(CUgraphExec exec, uint64_t *reserved)
+/* Cards that a graph may have memory on. */
+static unsigned cards(void)
+{
+    return __atomic_load_n(&several, __ATOMIC_ACQUIRE) ? QG_MAX_CARDS : 1;
+}
+
+static void give_back(const struct qg_graph_need *reserved, unsigned cards)
+{
+    for (unsigned i = 0; i < cards; i++)
+        if (reserved->bytes[i])
+            qg_unreserve(&qg_cards[i], reserved->bytes[i]);
+}
+
+static bool reserve(const struct qg_entry *entry, uint64_t *reserved)
+{
+    struct qg_card *card = &qg_cards[entry->card];
+    if (!qg_reserve_now(card, entry->size)) {
+        if (qg_graphs_spare(card, entry->size) || entry->refs == __atomic_load_n(&trims, __ATOMIC_ACQUIRE))
+            return true;
+        if (!qg_reserve(card, entry->size))
+            return false;
+    }
+    *reserved = entry->size;
+    return true;
+}
+
+bool qg_graph_memory_before(CUgraphExec exec, struct qg_graph_need *reserved)
 {
     struct qg_entry entry;
-    *reserved = 0;
-    if (QG_LIKELY(!looked_at()) || !qg_look(QG_KIND_EXEC, key_of(exec), &entry))
+    reserved->cards = 0;
+    if (QG_LIKELY(!looked_at()))
         return true;
-    struct qg_card *card = &qg_cards[entry.card];
-    if (qg_reserve_now(card, entry.size))
-        *reserved = entry.size;
-    else if (!qg_graphs_spare(card, entry.size) && entry.refs != __atomic_load_n(&trims, __ATOMIC_ACQUIRE)) {
-        if (!qg_reserve(card, entry.size))
-            return false;
-        *reserved = entry.size;
+    for (unsigned i = 0; i < cards(); i++) {
+        reserved->bytes[i] = 0;
+        reserved->cards = i + 1;
+        if (!qg_look(QG_KIND_EXEC, key_on(exec, i), &entry) || reserve(&entry, &reserved->bytes[i]))
+            continue;
+        give_back(reserved, i);
+        return false;
     }
     return true;
 }
 
-void qg_graph_memory_after(CUgraphExec exec, uint64_t reserved)
+void qg_graph_memory_after(CUgraphExec exec, const struct qg_graph_need *reserved)
 {
     struct qg_entry entry;
-    if (QG_LIKELY(!looked_at()) || !qg_look(QG_KIND_EXEC, key_of(exec), &entry))
-        return;
-    qg_graphs_look(&qg_cards[entry.card], reserved);
-    int change = (int)(__atomic_load_n(&trims, __ATOMIC_ACQUIRE) - entry.refs);
-    if (change)
-        qg_reopen(QG_KIND_EXEC, entry.key, change, &entry);
-    qg_pools_stale();
+    for (unsigned i = 0; i < reserved->cards; i++) {
+        if (!qg_look(QG_KIND_EXEC, key_on(exec, i), &entry)) {
+            if (reserved->bytes[i]) /* another thread destroyed it meanwhile */
+                qg_graphs_look(&qg_cards[i], reserved->bytes[i]);
+            continue;
+        }
+        qg_graphs_look(&qg_cards[i], reserved->bytes[i]);
+        int change = (int)(__atomic_load_n(&trims, __ATOMIC_ACQUIRE) - entry.refs);
+        if (change)
+            qg_reopen(QG_KIND_EXEC, entry.key, change, &entry);
+        qg_pools_stale();
+    }
 }
+
+/* ---- uploads ------------------------------------------------------------------------------------------------ */
+
+/* What its memory nodes take is reserved before, and looked up after. */
+static CUresult upload_at_once(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p, bool ptsz)
+{
+    bool memory = looked_at();
+    struct need need = memory ? need_of(graph) : (struct need){0};
+    struct qg_graph_need reserved = {.cards = QG_MAX_CARDS};
+    for (unsigned i = 0; i < QG_MAX_CARDS; i++) {
+        if (need.bytes[i] && !qg_reserve(&qg_cards[i], need.bytes[i])) {
+            give_back(&reserved, i);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        reserved.bytes[i] = need.bytes[i];
+    }
+    struct qg_stream *seen = qg_enter(p->hUploadStream, ptsz, NULL, 0);
+    CUresult result = ptsz ? DIRECT(QG_REAL(cuGraphInstantiateWithParams_ptsz)(exec, graph, p))
+                           : DIRECT(QG_REAL(cuGraphInstantiateWithParams)(exec, graph, p));
+    qg_leave(seen);
+    for (unsigned i = 0; i < QG_MAX_CARDS; i++)
+        if (need.bytes[i])
+            qg_graphs_look(&qg_cards[i], need.bytes[i]);
+    if (result == CUDA_SUCCESS)
+        note(*exec, &need);
+    return result;
+}
+
+/* These may upload at once, which is work. */
+#define INSTANTIATES_AND_UPLOADS(name, ptsz)                                  \
+    CUresult name(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p) \
+    {                                                                         \
+        if (qg_governed && !qg_depth && p && (p->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)) \
+            return upload_at_once(exec, graph, p, ptsz);                      \
+        CUresult result = QG_REAL(name)(exec, graph, p);                      \
+        if (result == CUDA_SUCCESS && looked_at())                            \
+            instantiated(*exec, graph);                                       \
+        return result;                                                        \
+    }
+
+INSTANTIATES_AND_UPLOADS(cuGraphInstantiateWithParams, false)
+INSTANTIATES_AND_UPLOADS(cuGraphInstantiateWithParams_ptsz, true)
 
 #define UPLOADS(name, ptsz)                                                   \
     CUresult name(CUgraphExec exec, CUstream stream)                          \
     {                                                                         \
-        uint64_t reserved;                                                    \
+        struct qg_graph_need reserved;                                        \
         if (!qg_graph_memory_before(exec, &reserved))                         \
             return CUDA_ERROR_OUT_OF_MEMORY;                                  \
         struct qg_stream *seen = qg_enter(stream, ptsz, NULL, 0);             \
         CUresult result = QG_REAL(name)(exec, stream);                        \
         qg_leave(seen);                                                       \
-        qg_graph_memory_after(exec, reserved);                                \
+        qg_graph_memory_after(exec, &reserved);                               \
         return result;                                                        \
     }
 
@@ -201,15 +274,19 @@ UPLOADS(cuGraphUpload_ptsz, true)
 
 CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
-    struct qg_entry entry;
-    bool known = looked_at() && qg_take(QG_KIND_EXEC, key_of(exec), &entry);
+    struct qg_entry entries[QG_MAX_CARDS];
+    unsigned known = 0, among = looked_at() ? cards() : 0;
+    for (unsigned i = 0; i < among; i++)
+        known += qg_take(QG_KIND_EXEC, key_on(exec, i), &entries[known]);
     CUresult result = QG_REAL(cuGraphExecDestroy)(exec);
     if (result == CUDA_SUCCESS)
         qg_window_forget(exec);
-    if (known && result == CUDA_SUCCESS)
-        qg_graphs_look(&qg_cards[entry.card], 0);
-    else if (known)
-        qg_restore(&entry);
+    for (unsigned i = 0; i < known; i++) {
+        if (result == CUDA_SUCCESS)
+            qg_graphs_look(&qg_cards[entries[i].card], 0);
+        else
+            qg_restore(&entries[i]);
+    }
     return result;
 }
 

@@ -47,14 +47,14 @@ LAUNCH(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream s), (f,
 #define LAUNCH_GRAPH(name, ptsz)                                               \
     CUresult name(CUgraphExec g, CUstream s)                                   \
     {                                                                          \
-        uint64_t reserved;                                                     \
+        struct qg_graph_need reserved;                                         \
         if (!qg_graph_memory_before(g, &reserved))                             \
             return CUDA_ERROR_OUT_OF_MEMORY;                                   \
         bool fast = qg_fast(s) || qg_fast_default(s, ptsz);                    \
         struct qg_stream *qg_stream = fast ? NULL : qg_enter(s, ptsz, g, 0);   \
         CUresult qg_result = QG_REAL(name)(g, s);                              \
         qg_leave(qg_stream);                                                   \
-        qg_graph_memory_after(g, reserved);                                    \
+        qg_graph_memory_after(g, &reserved);                                   \
         return qg_result;                                                      \
     }
 

@@ -286,6 +286,27 @@ CUresult CUDAAPI cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const
     return keep(node, duplicate(&node->child, child));
 }
 
+/* It is the parent's from now on, with its memory nodes, which no copy could have. */
+static CUresult move_child(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n, CUgraph child)
+{
+    struct cu_node *node;
+    if (!cu_handle_ok(CU_GRAPH, child) || child == graph)
+        return CUDA_ERROR_INVALID_VALUE;
+    CU_TRY(make(out, graph, after, n, CU_GRAPH_NODE_TYPE_GRAPH, &node));
+    node->child = child;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph *out)
+{
+    struct cu_node *node = (struct cu_node *)handle;
+    CU_TRY(cu_ready());
+    if (!out || !cu_handle_ok(CU_NODE, node) || !node->child)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = node->child;
+    return CUDA_SUCCESS;
+}
+
 static CUresult add_memory(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n,
                            CUDA_MEM_ALLOC_NODE_PARAMS_v2 *params)
 {
@@ -320,7 +341,9 @@ CUresult CUDAAPI cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNo
     case CU_GRAPH_NODE_TYPE_HOST:
         return cuGraphAddHostNode(out, graph, after, n, &host);
     case CU_GRAPH_NODE_TYPE_GRAPH:
-        return cuGraphAddChildGraphNode(out, graph, after, n, params->graph.graph);
+        return params->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE
+                   ? move_child(out, graph, after, n, params->graph.graph)
+                   : cuGraphAddChildGraphNode(out, graph, after, n, params->graph.graph);
     case CU_GRAPH_NODE_TYPE_EMPTY:
         return cuGraphAddEmptyNode(out, graph, after, n);
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC:

@@ -134,6 +134,15 @@ static void free_items(struct item *items, size_t count)
     free(items);
 }
 
+static CUresult memory_of(CUgraph graph, CUgraphExec exec)
+{
+    CU_TRY(cu_graphmem_instantiated(graph, exec));
+    for (size_t i = 0; i < graph->count; i++)
+        if (graph->nodes[i]->child)
+            CU_TRY(memory_of(graph->nodes[i]->child, exec));
+    return CUDA_SUCCESS;
+}
+
 static CUresult instantiate(CUgraphExec *out, CUgraph graph, unsigned long long flags)
 {
     if (!out || !cu_handle_ok(CU_GRAPH, graph) || graph->capturing)
@@ -151,7 +160,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph graph, unsigned long long 
     pthread_mutex_init(&exec->lock, NULL);
     deal_out(exec);
     *out = exec;
-    return cu_graphmem_instantiated(graph, exec);
+    return memory_of(graph, exec);
 }
 
 CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags)

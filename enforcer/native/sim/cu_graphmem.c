@@ -24,7 +24,7 @@ struct CUgraphNode_st { /* a memory node, as the program sees it */
     struct CUgraphNode_st *next;
 };
 
-struct exec {
+struct exec { /* on one device of those on which it has nodes */
     CUgraphExec exec;
     CUdevice device;
     uint64_t needs;
@@ -201,23 +201,34 @@ void cu_graphmem_graph_gone(CUgraph graph)
 
 /* ---- memory ----------------------------------------------------------------------------------------------- */
 
+/* Under the lock: what an executable graph needs of one device; made if it needs nothing yet. */
+static struct exec *need_of(CUgraphExec handle, CUdevice device)
+{
+    struct exec *exec = execs;
+    while (exec && (exec->exec != handle || exec->device != device))
+        exec = exec->next;
+    if (!exec && (exec = calloc(1, sizeof *exec)) != NULL) {
+        *exec = (struct exec){.exec = handle, .device = device, .next = execs};
+        execs = exec;
+    }
+    return exec;
+}
+
 CUresult cu_graphmem_instantiated(CUgraph graph, CUgraphExec exec)
 {
-    struct exec made = {.exec = exec};
+    CUresult status = CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
-    for (const struct CUgraphNode_st *at = nodes; at; at = at->next)
-        if (at->graph == graph && at->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && !at->host) {
-            made.needs += rounded(at->size);
-            made.device = at->device;
-        }
-    struct exec *copy = made.needs ? malloc(sizeof *copy) : NULL;
-    if (copy) {
-        *copy = made;
-        copy->next = execs;
-        execs = copy;
+    for (const struct CUgraphNode_st *at = nodes; at && status == CUDA_SUCCESS; at = at->next) {
+        if (at->graph != graph || at->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || at->host)
+            continue;
+        struct exec *need = need_of(exec, at->device);
+        if (need)
+            need->needs += rounded(at->size);
+        else
+            status = CUDA_ERROR_OUT_OF_MEMORY;
     }
     pthread_mutex_unlock(&lock);
-    return made.needs && !copy ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    return status;
 }
 
 static CUresult grow(CUdevice dev, uint64_t bytes)
@@ -241,25 +252,26 @@ static CUresult grow(CUdevice dev, uint64_t bytes)
     return CUDA_SUCCESS;
 }
 
+static CUresult attach(struct exec *exec)
+{
+    struct device *device = &devices[exec->device];
+    uint64_t spare = device->reserved - device->used;
+    if (exec->needs > spare)
+        CU_TRY(grow(exec->device, exec->needs - spare));
+    exec->attached = true;
+    device->used += exec->needs;
+    if (device->used > device->used_high)
+        device->used_high = device->used;
+    return CUDA_SUCCESS;
+}
+
 CUresult cu_graphmem_before_launch(CUgraphExec handle)
 {
     CUresult status = CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
-    struct exec *exec = execs;
-    while (exec && exec->exec != handle)
-        exec = exec->next;
-    if (exec && !exec->attached) {
-        struct device *device = &devices[exec->device];
-        uint64_t spare = device->reserved - device->used;
-        if (exec->needs > spare)
-            status = grow(exec->device, exec->needs - spare);
-        if (status == CUDA_SUCCESS) {
-            exec->attached = true;
-            device->used += exec->needs;
-            if (device->used > device->used_high)
-                device->used_high = device->used;
-        }
-    }
+    for (struct exec *exec = execs; exec && status == CUDA_SUCCESS; exec = exec->next)
+        if (exec->exec == handle && !exec->attached)
+            status = attach(exec);
     pthread_mutex_unlock(&lock);
     return status;
 }
@@ -267,14 +279,16 @@ CUresult cu_graphmem_before_launch(CUgraphExec handle)
 void cu_graphmem_exec_gone(CUgraphExec handle)
 {
     pthread_mutex_lock(&lock);
-    for (struct exec **link = &execs, *exec; (exec = *link) != NULL; link = &exec->next)
-        if (exec->exec == handle) {
-            if (exec->attached)
-                devices[exec->device].used -= exec->needs;
-            *link = exec->next;
-            free(exec);
-            break;
+    for (struct exec **link = &execs, *exec; (exec = *link) != NULL;) {
+        if (exec->exec != handle) {
+            link = &exec->next;
+            continue;
         }
+        if (exec->attached)
+            devices[exec->device].used -= exec->needs;
+        *link = exec->next;
+        free(exec);
+    }
     pthread_mutex_unlock(&lock);
 }
 

@@ -140,10 +140,46 @@ static void uploaded_at_once(void)
     step("with_params_gone");
 }
 
+/* Graphs that moved into others with their nodes, much deeper than anybody nests them. */
+static CUgraph nest(size_t bytes, int depth)
+{
+    CUgraph inner = graph_of(bytes);
+    for (int i = 0; i < depth; i++) {
+        CUgraph outer;
+        CUgraphNode node;
+        CUgraphNodeParams child = {.type = CU_GRAPH_NODE_TYPE_GRAPH,
+                                   .graph = {.graph = inner, .ownership = CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE}};
+        MUST(CALL(cuGraphCreate)(&outer, 0));
+        MUST(CALL(cuGraphAddNode_v2)(&node, outer, NULL, NULL, 0, &child));
+        inner = outer;
+    }
+    return inner;
+}
+
+static void nested(int depth)
+{
+    CUgraph graph = nest(20 * MIB, depth), large = nest(260 * MIB, depth);
+    CUgraphExec exec, too_large;
+    MUST(CALL(cuGraphInstantiateWithFlags)(&exec, graph, 0));
+    MUST(CALL(cuGraphLaunch)(exec, stream));
+    MUST(CALL(cuStreamSynchronize)(stream));
+    step("nested");
+    MUST(CALL(cuGraphInstantiateWithFlags)(&too_large, large, 0));
+    REFUSED(CALL(cuGraphLaunch)(too_large, stream));
+    MUST(CALL(cuGraphExecDestroy)(too_large));
+    MUST(CALL(cuGraphExecDestroy)(exec));
+    MUST(CALL(cuGraphDestroy)(graph));
+    MUST(CALL(cuGraphDestroy)(large));
+    MUST(CALL(cuDeviceGraphMemTrim)(0));
+    step("nested_gone");
+}
+
 int main(void)
 {
     begin();
     nodes();
+    nested(1);
+    nested(12);
     uploaded_at_once();
     captured_from_host();
     captured();

@@ -105,6 +105,11 @@ static void made_by_hand(void)
     right();
     LAUNCH("upload_ptsz", CALL(cuGraphUpload_ptsz)(exec, stream), stream, "%s", "-");
     right();
+    CUDA_GRAPH_INSTANTIATE_PARAMS how = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, .hUploadStream = stream};
+    LAUNCH("upload_at_once", CALL(cuGraphInstantiateWithParams)(&exec, graph, &how), stream, "%s", "-");
+    right();
+    LAUNCH("upload_at_once_ptsz", CALL(cuGraphInstantiateWithParams_ptsz)(&exec, graph, &how), stream, "%s", "-");
+    right();
     MUST(CALL(cuGraphExecDestroy)(exec));
 }
 

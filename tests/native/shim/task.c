@@ -137,6 +137,47 @@ static int spin_for_another(char **words)
     return 0;
 }
 
+/* Memory nodes of so many MiB on the first and the second device. */
+static CUgraphExec graph_on_both(size_t first, size_t second)
+{
+    CUgraph graph;
+    CUgraphExec exec;
+    CUgraphNode node, end;
+    MUST(CALL(cuGraphCreate)(&graph, 0));
+    for (int device = 0; device < 2; device++) {
+        CUDA_MEM_ALLOC_NODE_PARAMS wanted = {
+            .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                          .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}},
+            .bytesize = (device ? second : first) * MIB};
+        MUST(CALL(cuGraphAddMemAllocNode)(&node, graph, NULL, 0, &wanted));
+        MUST(CALL(cuGraphAddMemFreeNode)(&end, graph, &node, 1, wanted.dptr));
+    }
+    MUST(CALL(cuGraphInstantiateWithFlags)(&exec, graph, 0));
+    MUST(CALL(cuGraphDestroy)(graph));
+    return exec;
+}
+
+/* graphs A B A B ...: a graph with memory on two cards each, launched and destroyed: "launched" or "refused". */
+static int graphs(char **words)
+{
+    CUcontext other;
+    start();
+    MUST(CALL(cuDevicePrimaryCtxRetain)(&other, 1));
+    for (; words[0] && words[1]; words += 2) {
+        CUgraphExec exec = graph_on_both(strtoul(words[0], NULL, 10), strtoul(words[1], NULL, 10));
+        CUresult status = CALL(cuGraphLaunch)(exec, stream);
+        MUST(status && status != CUDA_ERROR_OUT_OF_MEMORY);
+        MUST(CALL(cuStreamSynchronize)(stream));
+        say(status ? "refused" : "launched");
+        go_on();
+        MUST(CALL(cuGraphExecDestroy)(exec));
+        MUST(CALL(cuDeviceGraphMemTrim)(0) || CALL(cuDeviceGraphMemTrim)(1));
+    }
+    say("end");
+    go_on();
+    return 0;
+}
+
 /* multi: one launch on two cards when it is told to. */
 static int multi(char **words)
 {
@@ -292,7 +333,7 @@ int main(int argc, char **argv)
         int (*run)(char **);
     } all[] = {{"hold", hold_memory}, {"churn", churn}, {"close", close_everything}, {"exec", exec_again},
                {"spin", spin_for_another}, {"fork", forks}, {"small", small_calls},
-               {"captures", captures}, {"multi", multi}};
+               {"captures", captures}, {"multi", multi}, {"graphs", graphs}};
     (void)begin, (void)announce, (void)done, (void)right, (void)look, (void)blank, (void)hold;
     for (size_t i = 0; argc > 1 && i < sizeof(all) / sizeof(*all); i++)
         if (!strcmp(argv[1], all[i].name))
