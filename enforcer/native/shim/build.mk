@@ -101,11 +101,18 @@ $(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit: $(wildcard $(SHIM
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -o $@ $(filter %.c,$^) -lpthread
 
 # One small program per group of memory calls; test_shim_memory_*.py look at the ledger after each of its steps.
-SHIM_STEPS := mem_plain mem_pool mem_graph mem_vmm mem_share mem_green
+SHIM_STEPS := mem_plain mem_pool mem_graph mem_vmm mem_share mem_green mem_variant
 NATIVE += $(SHIM_STEPS:%=$(BUILD)/test/shim-%)
 $(SHIM_STEPS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/%.c tests/native/shim/step.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl
+
+# A driver each of whose functions answers the number of its (first) row in the table: test_shim_variants.py.
+NATIVE += $(BUILD)/test/numbered/libcuda.so.1
+$(BUILD)/test/numbered/libcuda.so.1: $(SHIM_DIR)/symbols.tsv
+	@mkdir -p $(@D)
+	awk -F'\t' '!/^#/ { row++; if (!seen[$$1]++) print "int " $$1 "(void) { return " row "; }" }' $< \
+	  | $(CC) -shared -fPIC -Wl,-soname,libcuda.so.1 -x c -o $@ -
 
 # The same for calls that submit work: test_shim_submit_groups.py. `task` does odd things: test_faults_*.py.
 SHIM_SUBMITS := sub_kernel sub_copy sub_fill sub_order sub_graph task evil strange slow
