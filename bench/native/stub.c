@@ -169,6 +169,26 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
     return allocate((uint64_t *)handle, size);
 }
 
+static struct {
+    CUdeviceptr address;
+    CUmemGenericAllocationHandle handle;
+} mapped; /* the newest mapping */
+
+CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags)
+{
+    (void)size, (void)offset, (void)flags;
+    mapped.address = pointer;
+    mapped.handle = handle;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+{
+    *handle = mapped.handle;
+    return mapped.address == (CUdeviceptr)(uintptr_t)address ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     (void)pointer;
@@ -208,20 +228,43 @@ CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
     return CUDA_SUCCESS;
 }
 
+static CUresult end_capture(void)
+{
+    if (stub.end_result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED && stub.end_result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
+        stub.capturing = 0;
+    return (CUresult)stub.end_result;
+}
+
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
 {
     (void)stream;
-    if (stub.end_result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED && stub.end_result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
-        stub.capturing = 0;
-    if (stub.end_result)
-        return (CUresult)stub.end_result;
-    *graph = (CUgraph)(uintptr_t)__atomic_fetch_add(&next_handle, 512, __ATOMIC_RELAXED);
-    return CUDA_SUCCESS;
+    CUresult result = end_capture();
+    if (result == CUDA_SUCCESS)
+        *graph = (CUgraph)(uintptr_t)__atomic_fetch_add(&next_handle, 512, __ATOMIC_RELAXED);
+    return result;
+}
+
+CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
+{
+    return cuStreamEndCapture(stream, graph);
+}
+
+CUresult cuStreamEndCaptureToCig(CUstream stream)
+{
+    (void)stream;
+    return end_capture();
+}
+
+CUresult cuStreamEndCaptureToCig_ptsz(CUstream stream)
+{
+    (void)stream;
+    return end_capture();
 }
 
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
 {
     count(&stub.counts.queries);
+    stream = stream ? stream : CU_STREAM_LEGACY;
     *status = stub.capturing && stub.capturing == (uint64_t)(uintptr_t)stream ? CU_STREAM_CAPTURE_STATUS_ACTIVE
                                                                                : CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;

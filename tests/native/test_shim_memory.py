@@ -228,6 +228,16 @@ def test_what_is_bound_to_an_endpoint_is_charged_until_it_is_not(
         ),
         (["invoke cuLogicalEndpointDestroy 8"], 8),
         (["invoke cuLogicalEndpointDestroy 7"], 0),
+        ([f"create 0 {8 * MIB}", f"map 0 0x10000000 {8 * MIB}"], 8),
+        (
+            [
+                f"invoke cuLogicalEndpointBindAddr 7 0 0 0x10000000 {8 * MIB} 0",
+                "release 0",
+                f"unmap 0x10000000 {8 * MIB}",
+            ],
+            8,
+        ),
+        ([f"invoke cuLogicalEndpointUnbind 7 0 0 {8 * MIB}"], 0),
     ):
         assert [probe.ask(order) for order in orders] == [0] * len(orders)
         assert used() == after, orders

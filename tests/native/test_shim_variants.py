@@ -1,20 +1,52 @@
-"""Each version and default-stream variant of a hooked call is made by its own name, and does what the plain call does."""
+"""Each version and default-stream variant of a hooked call is made by its own name, and does what the plain one does."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 import shim_support as s
 from shim_memory_support import CAP, CONTEXT, MIB, node
-from test_shim_exports import table
+from test_shim_default_streams import BEGINS, ENDS, LOOKS, STREAM_ENDS
+from test_shim_exports import HOOKED, LEDGER, function_classes, table
+from test_shim_submissions import BEHIND_SYMBOLS, FORGETS, WORK_SYMBOLS
 
 pytestmark = pytest.mark.native
 NUMBERED = s.BUILD / "test" / "numbered" / "libcuda.so.1"
-MEMORY = """begin 0 array_v1 4 array_3d_v1 36 arrays_v1_gone 0 async_ptsz 64 from_pool_ptsz 64 freed_ptsz 64 waited_ptsz 0
-captured_ptsz 0 too_large_v2 0 captured_pool_ptsz 0 too_large_ptsz 0 captured_v1 0 node_v3 50 node_v3_gone 0 tile_ptsz 4
-tile_gone 0 context_v3 16 context_v3_gone 0 context_v4 24 context_v4_gone 0 before_reset 8 reset_v1 0"""
+MEMORY = """begin 0 array_v1 4 array_3d_v1 36 arrays_v1_gone 0 async_ptsz 64 from_pool_ptsz 64 freed_ptsz 64
+waited_ptsz 0 captured_ptsz 0 too_large_v2 0 captured_pool_ptsz 0 too_large_ptsz 0 captured_v1 0 node_v3 50
+node_v3_gone 0 tile_ptsz 4 tile_gone 0 context_v3 16 context_v3_gone 0 context_v4 24 context_v4_gone 0
+before_reset 8 reset_v1 0 before_release 12 released_v1 0"""
+
+
+def called_under_the_ledger() -> set[str]:
+    """What the programs call whose ledger is looked at after each step, or after each order."""
+    small = Path(__file__).parent / "shim"
+    programs = [*small.glob("mem_*.c"), small / "step.h", small / "probe.c"]
+    orders = Path(__file__).with_name("test_shim_memory.py").read_text(encoding="utf-8")
+    text = "".join(path.read_text(encoding="utf-8") for path in programs)
+    return {*re.findall(r"CALL\((cu\w+)\)", text), *re.findall(r"invoke (cu\w+) ", orders)}
+
+
+def test_every_hooked_symbol_is_called_by_its_own_name() -> None:
+    """None stands for another: each version and default-stream variant is hooked by a line of its own."""
+    ledger = called_under_the_ledger()
+    called = dict.fromkeys(LEDGER | {"entry"}, ledger) | {
+        "work": set(WORK_SYMBOLS),
+        "order": set(BEHIND_SYMBOLS),
+        "forget": set(FORGETS),
+        "look": set(LOOKS),
+        "capture": {*BEGINS, *ENDS},
+        "stream": set(STREAM_ENDS),
+    }
+    kinds = function_classes()
+    hooked = {row[0]: kinds[row[1]] for row in table() if kinds[row[1]] in HOOKED}
+    assert called.keys() == HOOKED
+    assert {symbol for symbol, kind in hooked.items() if symbol not in called[kind]} == set()
+    tables = set.union(*(called[kind] for kind in HOOKED - LEDGER - {"entry"}))
+    assert tables - hooked.keys() == set()
 
 
 def test_memory(tmp_path: Path) -> None:

@@ -11,6 +11,14 @@
 static const CUmemAllocationProp here = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                          .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
 
+/* The first version of the question for a function has no place for a status. */
+static void first_question(void)
+{
+    void *found = NULL;
+    MUST(CALL(cuGetProcAddress)("cuMemAlloc", &found, 12000, CU_GET_PROC_ADDRESS_DEFAULT));
+    MUST(found != step_find("cuMemAlloc_v2"));
+}
+
 static void first_arrays(void)
 {
     CUarray flat, deep, none;
@@ -157,6 +165,12 @@ static void later_contexts(void)
     MUST(CALL(cuDevicePrimaryCtxRetain)(&context, 0));
     MUST(CALL(cuCtxSetCurrent)(context));
     step("reset_v1");
+    MUST(CALL(cuMemAlloc_v2)(&pointer, 12 * MIB));
+    step("before_release");
+    MUST(CALL(cuDevicePrimaryCtxRelease)(0));
+    MUST(CALL(cuDevicePrimaryCtxRetain)(&context, 0));
+    MUST(CALL(cuCtxSetCurrent)(context));
+    step("released_v1");
 }
 
 static void take(const char *text)
@@ -186,6 +200,7 @@ int main(int argc, char **argv)
         take(argv[2]);
         return 0;
     }
+    first_question();
     first_arrays();
     threads_stream();
     captures();

@@ -185,6 +185,8 @@ int more_command(char **w)
         return state->end_result = (int)arg(w, 1), 0;
     if (!strcmp(w[0], "capturing")) /* capturing STREAM YES: what the stub says of it */
         return state->capturing = arg(w, 2) ? (Word)(uintptr_t)streams[arg(w, 1)] : 0, 0;
+    if (!strcmp(w[0], "capturing_handle")) /* the same for any handle, also of a default stream */
+        return state->capturing = (Word)arg(w, 1), 0;
     if (!strcmp(w[0], "legacy_writes"))
         return (int)state->counts.legacy_writes;
     if (!strcmp(w[0], "timeout")) /* timeout STREAM FUNCTION MS */
