@@ -248,7 +248,7 @@ def test_private_data_hides_the_jobs_of_others(live: Live) -> None:
 def test_harvest_is_what_offline_did_beside_online(live: Live) -> None:
     node = ("-w", live.nodes[0])
     duty = ("--busy", "0.2", "--idle", "0.6", "--length", "3")
-    offline = live.submit(work("--length", "4"), "--qos=offline", "--gres=qgpu:50,qgpu_mem:4G", *node)
+    offline = live.submit(work("--length", "6"), "--qos=offline", "--gres=qgpu:50,qgpu_mem:4G", *node)
     live.wait_state(offline, "RUNNING")
     online = live.submit(work(*duty), "--qos=online", "--gres=qgpu:50,qgpu_mem:4G", *node)
     live.finish(online, offline)
