@@ -1,13 +1,14 @@
 """Captures, looks at work and ends of streams: each call by its own name, in the default stream that it means.
 
-0 is the calling thread's own default stream in a call that ends in `_ptsz`, and the legacy one in any other; the two
-handles that name them outright (CU_STREAM_LEGACY, CU_STREAM_PER_THREAD) tell the two apart.
+0 is the calling thread's own default stream in a call that ends in `_ptsz` or `_ptds`, and the legacy one in any other;
+the two handles that name them outright (CU_STREAM_LEGACY, CU_STREAM_PER_THREAD) tell the two apart.
 """
 
 from __future__ import annotations
 
 import pytest
 import shim_support as s
+from test_shim_submissions import BEHIND_SYMBOLS, WORK_SYMBOLS
 
 pytestmark = pytest.mark.native
 LEGACY, THREADS = 1, 2
@@ -51,12 +52,17 @@ LOOKS_AT_CURRENT = {
 }
 LOOKS_AT_CONTEXT = {"cuCtxSynchronize_v2": "c0", "cuCtxRecordEvent": "c0 0x77"}
 STREAM_ENDS = ("cuStreamDestroy", "cuStreamDestroy_v2")
+# Those of the calls in a stream that take it as an argument, and work, of which some takes it in a structure.
+ORDERS = {name: args for name, (_, args) in BEHIND_SYMBOLS.items() if "s0" in args.split()}
+IN_STRUCTURE = ("cuLaunchKernelEx", "cuLaunchKernelEx_ptsz", "cuLaunchCooperativeKernelMultiDevice")
+WORK = {name: args for name, (_, args) in WORK_SYMBOLS.items()}
+WORK |= {name: WORK[name].replace("big", "zero") for name in IN_STRUCTURE}
 LOOKS = {**LOOKS_AT_STREAM, **LOOKS_AT_CURRENT, **LOOKS_AT_CONTEXT}
 
 
 def meant(symbol: str) -> int:
     """The default stream that 0 is to this call."""
-    return THREADS if symbol.endswith("_ptsz") else LEGACY
+    return THREADS if symbol.endswith(("_ptsz", "_ptds")) else LEGACY
 
 
 def launch(probe: s.Probe, stream: int, times: int = 1) -> None:
@@ -133,13 +139,25 @@ def unmarked(arbiter: s.FakeArbiter, probe: s.Probe, stream: int) -> None:
     s.until(launched)
 
 
-@pytest.mark.parametrize("symbol", LOOKS_AT_STREAM)
+@pytest.mark.parametrize("symbol", [*LOOKS_AT_STREAM, *ORDERS])
 def test_look_at_a_stream_marks_it(arbiter: s.FakeArbiter, probe: s.Probe, symbol: str) -> None:
     """The thread's own, and no other: a marker costs. The legacy one waits for all of its context: all are marked."""
+    arguments = LOOKS_AT_STREAM.get(symbol) or ORDERS[symbol].replace("s0", "0")
     for stream in (LEGACY, THREADS):
         unmarked(arbiter, probe, stream)
-        assert probe.ask(f"invoke {symbol} {LOOKS_AT_STREAM[symbol]}") == 0
+        assert probe.ask(f"invoke {symbol} {arguments}") == 0
         assert arbiter.card.proc("unmarked") == (meant(symbol) == THREADS and stream == LEGACY)
+
+
+@pytest.mark.parametrize("symbol", WORK)
+def test_work_is_the_meant_streams(probe: s.Probe, symbol: str) -> None:
+    """The marker behind it, put there at once or when somebody waits, goes into that stream."""
+    before, legacy = probe.counts()["writes"], probe.ask("legacy_writes")
+    assert probe.ask(f"invoke {symbol} {WORK[symbol].replace('s0', '0')}") == 0
+    assert probe.ask("ctx_sync") == 0
+    writes, legacy = probe.counts()["writes"] - before, probe.ask("legacy_writes") - legacy
+    assert writes > 0
+    assert legacy == (writes if meant(symbol) == LEGACY else 0)
 
 
 @pytest.mark.parametrize("symbol", LOOKS_AT_CURRENT)

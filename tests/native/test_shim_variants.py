@@ -1,4 +1,4 @@
-"""Each version and default-stream variant of a hooked call is made by its own name, and does what the plain one does."""
+"""Each version and default-stream variant of a hooked call is made by its own name, and does what the plain does."""
 
 from __future__ import annotations
 
