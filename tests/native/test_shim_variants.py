@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import shim_support as s
-from shim_memory_support import CAP, CONTEXT, MIB, node
+from shim_memory_support import CAP, CONTEXT, MIB, node, walk
 from test_shim_default_streams import BEGINS, ENDS, LOOKS, STREAM_ENDS
 from test_shim_exports import HOOKED, LEDGER, function_classes, table
 from test_shim_submissions import BEHIND_SYMBOLS, FORGETS, WORK_SYMBOLS
@@ -16,8 +16,9 @@ from test_shim_submissions import BEHIND_SYMBOLS, FORGETS, WORK_SYMBOLS
 pytestmark = pytest.mark.native
 NUMBERED = s.BUILD / "test" / "numbered" / "libcuda.so.1"
 MEMORY = """begin 0 array_v1 4 array_3d_v1 36 arrays_v1_gone 0 async_ptsz 64 from_pool_ptsz 64 freed_ptsz 64
-waited_ptsz 0 captured_ptsz 0 too_large_v2 0 captured_pool_ptsz 0 too_large_ptsz 0 captured_v1 0 node_v3 50
-node_v3_gone 0 tile_ptsz 4 tile_gone 0 context_v3 16 context_v3_gone 0 context_v4 24 context_v4_gone 0
+waited_ptsz 0 piece_ptsz 32 piece_freed_ptsz 0 captured_ptsz 0 too_large_v2 0
+captured_pool_ptsz 0 too_large_ptsz 0 captured_v1 0
+tile_ptsz 4 tile_gone 0 context_v3 16 context_v3_gone 0 context_v4 24 context_v4_gone 0
 before_reset 8 reset_v1 0 before_release 12 released_v1 0"""
 
 
@@ -49,16 +50,23 @@ def test_every_hooked_symbol_is_called_by_its_own_name() -> None:
     assert tables - hooked.keys() == set()
 
 
-def test_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sanitized", [False, True], ids=["plain", "asan"])
+def test_memory(tmp_path: Path, sanitized: bool) -> None:
     words = MEMORY.split()
     with node(tmp_path) as running:
-        program = running.run("mem_variant")
+        program = running.run("mem_variant", sanitized=sanitized)
         for name, mib in zip(words[::2], map(int, words[1::2]), strict=True):
             context = CONTEXT if name in ("context_v3", "context_v4") else 0  # NVML's to tell, not ours
             assert (name, program.at(name) / MIB) == (name, mib + context / MIB)
             assert (name, program.used() / MIB) == (name, mib)
             program.on()
-        program.end()
+        error = program.end()
+    assert [line[:5] for line in error.splitlines()] == ["qgpu:"], error  # a sanitizer would have more to say
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+def test_first_memory_node_of_a_process(tmp_path: Path, version: int) -> None:
+    assert walk(tmp_path, f"mem_variant node {version}", [("begin", 0), ("node", 50), ("node_gone", 0)]) == ""
 
 
 def opened(directory: Path, cap: int, governed: bool, step: str) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * First versions, later versions and per-thread default stream variants of calls whose plain form the other programs make:
- * each must leave the ledger as the plain one does. Without argument; `mem_variant take HANDLE` opens another process's IPC
- * handle by the first version of the call.
+ * each must leave the ledger as the plain one does. `mem_variant take HANDLE` opens another process's IPC handle by the first
+ * version of the call; `mem_variant node VERSION` makes a graph's memory node by this version (0: by the call for these alone).
  */
 #include "step.h"
 
@@ -59,6 +59,21 @@ static void threads_stream(void)
     step("waited_ptsz");
 }
 
+/* A pool that is destroyed lives until its last piece is freed, and that must be seen. */
+static void piece_of_a_destroyed_pool(void)
+{
+    CUmemPoolProps wanted = {.allocType = here.type, .location = here.location};
+    CUmemoryPool own;
+    CUdeviceptr piece;
+    MUST(CALL(cuMemPoolCreate)(&own, &wanted));
+    MUST(CALL(cuMemAllocFromPoolAsync_ptsz)(&piece, 20 * MIB, own, THREADS));
+    MUST(CALL(cuMemPoolDestroy)(own));
+    step("piece_ptsz");
+    MUST(CALL(cuMemFreeAsync_ptsz)(piece, THREADS));
+    MUST(CALL(cuStreamSynchronize_ptsz)(THREADS));
+    step("piece_freed_ptsz");
+}
+
 /* More than the cap becomes a node, not memory; who does not see that the thread's stream captures refuses it. */
 static void captured(const char *text, int from_pool, CUgraph *graph)
 {
@@ -101,7 +116,8 @@ static void captures(void)
     step("captured_v1");
 }
 
-static void graph_nodes(void)
+/* Each in a process of its own: after one that was seen the shim looks at all graphs. */
+static void graph_node(int version)
 {
     CUgraph graph;
     CUgraphExec exec;
@@ -112,16 +128,26 @@ static void graph_nodes(void)
     CUgraphNodeParams gives = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE};
     CUDA_GRAPH_INSTANTIATE_PARAMS how = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, .hUploadStream = THREADS};
     MUST(CALL(cuGraphCreate)(&graph, 0));
-    MUST(CALL(cuGraphAddNode_v3)(&node, graph, NULL, NULL, 0, &takes));
+    if (version == 0) {
+        CUDA_MEM_ALLOC_NODE_PARAMS old = {.poolProps = takes.alloc.poolProps, .bytesize = takes.alloc.bytesize};
+        MUST(CALL(cuGraphAddMemAllocNode)(&node, graph, NULL, 0, &old));
+        takes.alloc.dptr = old.dptr;
+    } else if (version == 1) {
+        MUST(CALL(cuGraphAddNode)(&node, graph, NULL, 0, &takes));
+    } else if (version == 2) {
+        MUST(CALL(cuGraphAddNode_v2)(&node, graph, NULL, NULL, 0, &takes));
+    } else {
+        MUST(CALL(cuGraphAddNode_v3)(&node, graph, NULL, NULL, 0, &takes));
+    }
     gives.free.dptr = takes.alloc.dptr;
     MUST(CALL(cuGraphAddNode_v3)(&end, graph, &node, NULL, 1, &gives));
     MUST(CALL(cuGraphInstantiateWithParams_ptsz)(&exec, graph, &how));
     MUST(CALL(cuStreamSynchronize_ptsz)(THREADS));
-    step("node_v3");
+    step("node");
     MUST(CALL(cuGraphExecDestroy)(exec));
     MUST(CALL(cuGraphDestroy)(graph));
     MUST(CALL(cuDeviceGraphMemTrim)(0));
-    step("node_v3_gone");
+    step("node_gone");
 }
 
 static void sparse_array(void)
@@ -197,14 +223,17 @@ int main(int argc, char **argv)
 {
     begin();
     if (argc > 2) {
-        take(argv[2]);
+        if (!strcmp(argv[1], "node"))
+            graph_node(atoi(argv[2]));
+        else
+            take(argv[2]);
         return 0;
     }
     first_question();
     first_arrays();
     threads_stream();
+    piece_of_a_destroyed_pool();
     captures();
-    graph_nodes();
     sparse_array();
     later_contexts();
     return 0;
