@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+NEAR, RUNS_WHEN_NEAR = 0.8, 3  # of the way to a target; from there on one run says little
+
+
+def enough_runs(once: Callable[[], T], near: Callable[[T], bool]) -> list[T]:
+    """One run, or several where it came near a target, on either side: another could come to the other verdict."""
+    first = once()
+    return [first, *(once() for _ in range(RUNS_WHEN_NEAR - 1))] if near(first) else [first]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.figures import Figure
+from bench.figures import NEAR, Figure, enough_runs
 from bench.patterns import PATTERNS, REQUEST
 from bench.preempt import ONLINE_JOB, RELEASE_MS, TENANTS, offline_jobs, online_job
 from bench.scene import Scene, calm_play
@@ -23,7 +23,6 @@ SECONDS, FEW_SECONDS = 14.0, 6.0
 SELDOM = {"Poisson 5/s": 60.0, "10 % of 1 s": 24.0}  # so few requests that p99 needs a longer run
 MANY_SECONDS = {"Poisson 5/s": 20.0, "10 % of 1 s": 14.0}
 HARVEST, P99_RATIO = 0.97, 1.05
-NEAR, RUNS_WHEN_NEAR = 0.8, 3  # of the way to a target; from there on one run says little
 LEAST_ALLOWED = 0.05  # of the time; where policy allows offline less, a ratio of it says nothing
 QUICK = ("Poisson 20/s", "10 % of 1 s", "50 % of 1 s")
 QUICK_MANY = ("10 % of 1 s",)
@@ -99,10 +98,7 @@ def measure(
 
 def settled(pattern: Sequence[str], seconds: float) -> Outcome:
     """The same as `measure` beside one tenant, of one run where that is enough."""
-    runs = [measure(pattern, seconds)]
-    if runs[0].near:
-        runs += [measure(pattern, seconds) for _ in range(RUNS_WHEN_NEAR - 1)]
-    return of_runs(runs)
+    return of_runs(enough_runs(lambda: measure(pattern, seconds), lambda outcome: outcome.near))
 
 
 def _each(values: Mapping[str, float]) -> str:

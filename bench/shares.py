@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.figures import Figure
+from bench.figures import NEAR, Figure, enough_runs
 from bench.scene import Actor, Scene, calm_play, endless
 from enforcer import shares as sh
 
@@ -34,7 +34,6 @@ KERNELS: dict[str, tuple[float, ...]] = {
 POLICIES = ("burst-share", "fixed-share")
 ALONE = "alone"
 TARGET, TARGET_1S = 1.0, 3.0
-NEAR, RUNS_WHEN_NEAR = 0.8, 3  # of a target; from there on one run says little
 
 
 @dataclass(frozen=True)
@@ -141,9 +140,9 @@ def settled(
     policies: Sequence[str], mix: Sequence[int], lengths: Sequence[float], seconds: float
 ) -> list[Errors]:
     """The same as `measure`, of one run where that is enough."""
-    runs = [measure(policies, mix, lengths, seconds)]
-    if any(errors.near for errors in runs[0]):
-        runs += [measure(policies, mix, lengths, seconds) for _ in range(RUNS_WHEN_NEAR - 1)]
+    runs = enough_runs(
+        lambda: measure(policies, mix, lengths, seconds), lambda each: any(errors.near for errors in each)
+    )
     return [of_runs(of_policy) for of_policy in zip(*runs, strict=True)]
 
 

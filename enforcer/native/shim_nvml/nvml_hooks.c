@@ -84,13 +84,13 @@ nvmlReturn_t qg_nvml_hand_out(const void *list, unsigned int n, size_t size, uns
         unsigned int n = QG_NVML_ROOM;                                         \
         if (!count || (*count && !infos) || !qg_nvml_view(device, &view))      \
             return QG_REAL(name)(device, count, infos);                        \
-        type *all = calloc(QG_NVML_ROOM, sizeof(*all));                                \
+        type *all = calloc(QG_NVML_ROOM, sizeof(*all));                        \
         if (!all)                                                              \
             return NVML_ERROR_MEMORY;                                          \
         nvmlReturn_t result = QG_REAL(name)(device, &n, all);                  \
         if (result == NVML_SUCCESS) {                                          \
-            n = qg_nvml_keep(&view, all, n, sizeof(*all), offsetof(type, pid));   \
-            result = qg_nvml_hand_out(all, n, sizeof(*all), count, infos);             \
+            n = qg_nvml_keep(&view, all, n, sizeof(*all), offsetof(type, pid));\
+            result = qg_nvml_hand_out(all, n, sizeof(*all), count, infos);     \
         }                                                                      \
         free(all);                                                             \
         return result;                                                         \
@@ -112,7 +112,7 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
     nvmlReturn_t result = QG_REAL(nvmlDeviceGetRunningProcessDetailList)(device, list);
     if (result == NVML_SUCCESS && list->procArray && qg_nvml_view(device, &view))
         list->numProcArrayEntries = qg_nvml_keep(&view, list->procArray, list->numProcArrayEntries,
-                                              sizeof(*list->procArray), offsetof(nvmlProcessDetail_v1_t, pid));
+                                                 sizeof(*list->procArray), offsetof(nvmlProcessDetail_v1_t, pid));
     return result;
 }
 
@@ -158,8 +158,8 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProc
     nvmlReturn_t result = QG_REAL(nvmlDeviceGetProcessesUtilizationInfo)(device, info);
     if (result == NVML_SUCCESS && info->procUtilArray && qg_nvml_view(device, &view)) {
         info->processSamplesCount = qg_nvml_keep(&view, info->procUtilArray, info->processSamplesCount,
-                                              sizeof(*info->procUtilArray),
-                                              offsetof(nvmlProcessUtilizationInfo_v1_t, pid));
+                                                 sizeof(*info->procUtilArray),
+                                                 offsetof(nvmlProcessUtilizationInfo_v1_t, pid));
         if (!info->processSamplesCount)
             result = NVML_ERROR_NOT_FOUND;
     }
