@@ -14,7 +14,7 @@ import jinja2
 import configs
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
-from cli.sandbox.plan import Plan
+from cli.sandbox.plan import DATABASE, Plan
 from gres.config import load_config
 from slurm_plugin.render import node_gres, render
 
@@ -124,6 +124,7 @@ def write_slurm(layout: Layout, plan: Plan, plugin_dir: str = "") -> None:
     gres = {node: node_gres(config, node) for node in plan.nodes}
     environment = _environment()
     values = {"plan": plan, "layout": layout, "host": _short_host(), "gres": gres, "plugin_dir": plugin_dir}
+    values["storage"] = DATABASE
     modes = {
         "slurm.conf": 0o644,
         "slurmdbd.conf": 0o600,

@@ -19,6 +19,7 @@ from cli.sandbox.options import MAX_CARDS, MAX_NODES, Placement, SandboxOptions
 from gres.config import Injection
 
 FORMAT = 1
+DATABASE = "slurm"  # slurmdbd's StorageLoc
 # A slot is a block of ports, uids and device minors. Below the usual ephemeral range (32768) and above the
 # ports of Slurm itself (6817 to 6819), of databases and of most services.
 SLOTS = 100

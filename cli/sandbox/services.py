@@ -13,7 +13,7 @@ from cli.sandbox import namespace, wait
 from cli.sandbox.daemons import Daemons
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
-from cli.sandbox.plan import Plan
+from cli.sandbox.plan import DATABASE, Plan
 
 PROGRAMS = {
     "munged": "munge",
@@ -133,6 +133,9 @@ def prepare_database(cluster: Cluster) -> None:
         )
     if done.returncode != 0:
         raise SandboxError(f"mariadb-install-db failed; read {log}\n{wait.tail(log)}")
+    # slurmdbd makes a database that is not there after a first connection without success, and goes on with the same
+    # handle; libmariadb 3.4.10 (MariaDB 11.8.9) forgets its limits then and refuses every result (error 5027).
+    (folder / "init.sql").write_text(f"CREATE DATABASE IF NOT EXISTS {DATABASE};\n")
 
 
 def start_database(cluster: Cluster) -> None:
@@ -147,6 +150,7 @@ def start_database(cluster: Cluster) -> None:
         f"--socket={layout.db_socket}",
         f"--pid-file={folder}/mariadbd.pid",
         f"--tmpdir={folder}",
+        f"--init-file={folder}/init.sql",
     ]
     cluster.daemons.start("mariadbd", argv, log)
     wait.until(

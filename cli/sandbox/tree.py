@@ -32,11 +32,10 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class Release:
-    """A version of Slurm and where Debian has it. `others`: PACKAGE/SUITE from another suite."""
+    """A version of Slurm and where Debian has it."""
 
     version: str
     suite: str
-    others: tuple[str, ...] = ()
 
 
 RELEASES = {
@@ -44,8 +43,7 @@ RELEASES = {
     for release in (
         Release("22.05", "bookworm"),
         Release("24.11", "trixie"),
-        # slurmdbd 26.05.5 ends at its first query with libmariadb3 11.8.9 of the same suite (client error 5027)
-        Release("26.05", "sid", ("libmariadb3/trixie",)),
+        Release("26.05", "sid"),
     )
 }
 
@@ -104,7 +102,7 @@ def _make(wanted: Release, tree: Path) -> None:
     unfinished = tree.with_name(tree.name + ".unfinished")
     log = tree.with_name(tree.name + ".log")
     shutil.rmtree(unfinished, ignore_errors=True)
-    argv = ["bash", str(HERE / "tree_make.sh"), str(unfinished), wanted.suite, MIRROR, *wanted.others]
+    argv = ["bash", str(HERE / "tree_make.sh"), str(unfinished), wanted.suite, MIRROR]
     with log.open("wb") as out:
         made = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
     found = exact(unfinished)

@@ -1,12 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Makes a Debian tree with another version of Slurm in it.
-# usage: tree_make.sh DIRECTORY SUITE MIRROR [PACKAGE/SUITE...]
-#
-# PACKAGE/SUITE takes one package from another suite, where the suite's own does not work with this Slurm.
+# usage: tree_make.sh DIRECTORY SUITE MIRROR
 set -euo pipefail
 directory=$1 suite=$2 mirror=$3
-shift 3
 packages=(
     slurm-wlm slurmctld slurmd slurm-client slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin libslurm-dev
     munge mariadb-server mariadb-client lua5.4 gcc make libc6-dev python3 python3-venv valgrind ca-certificates
@@ -24,12 +21,7 @@ printf '#!/bin/sh\nexit 101\n' >"$directory/usr/sbin/policy-rc.d"
 chmod 755 "$directory/usr/sbin/policy-rc.d"
 
 inside() { chroot "$directory" env DEBIAN_FRONTEND=noninteractive "$@"; }
-for other in "$@"; do
-    echo "deb $mirror ${other#*/} main" >"$directory/etc/apt/sources.list.d/${other#*/}.list"
-    printf 'Package: *\nPin: release n=%s\nPin-Priority: 100\n\nPackage: %s\nPin: release n=%s\nPin-Priority: 1001\n' \
-        "${other#*/}" "${other%/*}" "${other#*/}" >"$directory/etc/apt/preferences.d/${other%/*}"
-done
 inside apt-get update -q
-inside apt-get install -y -q --allow-downgrades --no-install-recommends "${packages[@]}"
+inside apt-get install -y -q --no-install-recommends "${packages[@]}"
 inside apt-get clean
 rm -f "$directory"/var/lib/apt/lists/*_Packages
