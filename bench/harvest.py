@@ -9,7 +9,7 @@ not the CPU. A pattern that comes near a target, on either side of it, is run th
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,13 +59,16 @@ def of_runs(runs: Sequence[Outcome]) -> Outcome:
     )
 
 
-def p99_ratio(scene: Scene, beside: int, alone: int) -> float:
-    """The ratio over all requests of the run.
+def p99_ratio(
+    scene: Scene, beside: int, alone: int, spoilt: Callable[[int, int], bool] | None = None
+) -> float:
+    """The ratio over all requests of the run, less those of which `spoilt` says so (Scene.latencies_us).
 
     Not a median over parts of it: a request after a pause that found offline on the card is late by some percent, and
     in a part with 100 requests whether p99 is such a one is a matter of where the part begins.
     """
-    return ev.percentile(scene.latencies_us(beside), 99) / ev.percentile(scene.latencies_us(alone), 99)
+    late, usual = (ev.percentile(scene.latencies_us(job, spoilt), 99) for job in (beside, alone))
+    return late / usual
 
 
 def measure(

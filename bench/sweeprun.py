@@ -68,7 +68,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Further:
-    """What the second run of a point says. `ratio`: of online's p99; `others`: of requests at random times."""
+    """What the second run of a point says. `ratio`: of online's p99; `others`: of requests at random times.
+
+    Both without the requests in whose time the card stood still: on either card they are late by that.
+    """
 
     fixed: ShareErrors
     mixed: ShareErrors
@@ -209,9 +212,9 @@ def measure_further(point: Point, count: int) -> Further:
     cards = {0: {"policy_offline": "fixed-share"}}
     with rig(cards=2 + 2 * len(online), sim_options=point.options, card_settings=cards) as node:
         admit(node, actors)
-        with stalled(node, point.stalls, victims):
+        with stalled(node, point.stalls, victims) as stalls:
             scene = play(node, actors, count * (BUSY_S + IDLE_S))
-    ratios = [p99_ratio(scene, two.shared.job_id, two.alone.job_id) for two in online]
+    ratios = [p99_ratio(scene, two.shared.job_id, two.alone.job_id, stalls.meet) for two in online]
     return Further(
         share_errors(scene, FIXED, "fixed-share"),
         share_errors(scene, MIXED, longest_us=max(MIXED_US)),

@@ -51,7 +51,7 @@ def found(first: Result | None = None, **further: Any) -> sweep.Found:
 
 
 def judged(seen: dict[Point, sweep.Found]) -> dict[str, Any]:
-    return {figure.name: figure for figure in sweep.judged(seen)}
+    return {figure.name: figure for figure in sweep.judged([seen])}
 
 
 def test_every_corner_of_the_promise_is_a_point() -> None:
@@ -117,10 +117,27 @@ def test_stalls_meet_what_they_overlap() -> None:
 
 
 def test_the_worst_point_is_named_and_short_ones_are_counted() -> None:
-    found = sweep.worst("x", {"a": 0.9, "b": 0.95, "c": 0.99}, "", 0.97, 3, lowest=True)
+    found = sweep.Promise("x", {"a": 0.9, "b": 0.95, "c": 0.99}, "", 0.97, 3, lowest=True).worst(1)
     assert (found.value, found.verdict) == (0.9, "short")
     assert "at a" in found.spread and "2 of 3 points short" in found.spread
-    assert sweep.worst("x", {"a": 1, "b": 2}, "us", None, 2).verdict == "reported"
+    assert sweep.Promise("x", {"a": 1, "b": 2}, "us", None, 2).worst(1).verdict == "reported"
+
+
+def test_at_each_point_the_median_of_the_rounds_counts_and_of_a_bound_the_worst() -> None:
+    rounds = [
+        {
+            Point(): found(result(close_us=[close]), ratio=ratio),
+            Point(500, 20, 2): found(fixed=errors(above_1s=above)),
+        }
+        for close, ratio, above in ((900.0, 1.01, -0.1), (50.0, 1.09, 0.2), (60.0, 1.03, -0.3))
+    ]
+    figures = {figure.name: figure for figure in sweep.judged(rounds)}
+    close = figures["sweep_gate_close_us_p99"]
+    assert (close.value, close.runs, close.verdict) == (60.0, 6, "ok")
+    assert "medians of 3 rounds" in close.spread
+    assert figures["sweep_online_p99_ratio"].value == 1.03
+    above = figures["sweep_fixed_share_above_1s_and_a_kernel"]
+    assert (above.value, above.verdict) == (0.2, "short") and "worst of 3 rounds" in above.spread
 
 
 def test_launches_that_stay_in_the_driver_are_short_in_a_line_of_their_own() -> None:
