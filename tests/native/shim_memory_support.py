@@ -43,14 +43,14 @@ def grant_for(uuid: str, run_dir: Path, cap: int) -> bytes:
     return data.replace(s.UUID.format(1).encode().ljust(48, b"\0"), uuid.encode().ljust(48, b"\0"))
 
 
-def sanitizer_and_twin(*names: str) -> str:
-    """The shim, or these libraries of it, under AddressSanitizer and UBSan, in a program that is not: the sanitizer's
-    own library comes first.
+def sanitizer_and_twin(*names: str, kind: str = "asan") -> str:
+    """The shim, or these libraries of it, under AddressSanitizer and UBSan (or "tsan"), in a program that is not: the
+    sanitizer's own library comes first.
     """
-    twins = [s.BUILD / "test" / "shim-asan" / name for name in names or ("libcuda.so.1",)]
+    twins = [s.BUILD / "test" / f"shim-{kind}" / name for name in names or ("libcuda.so.1",)]
     libraries = subprocess.run(["ldd", str(twins[0])], capture_output=True, text=True, check=True).stdout
-    asan = next(line.split()[2] for line in libraries.splitlines() if "libasan" in line)
-    return ":".join([asan, *map(str, twins)])
+    sanitizer = next(line.split()[2] for line in libraries.splitlines() if f"lib{kind}" in line)
+    return ":".join([sanitizer, *map(str, twins)])
 
 
 class SimArbiter(s.FakeArbiter):
@@ -146,10 +146,11 @@ class Node:
         self.arbiter = SimArbiter(directory, self.uuid, cap)
         self.programs: list[Program] = []
 
-    def run(self, name: str, *words: str, governed: bool = True, sanitized: bool = False) -> Program:
-        """Starts a small program, under the shim (or its sanitized twin) or as a process of no job."""
-        preload = {"LD_PRELOAD": sanitizer_and_twin() if sanitized else str(s.SHIM)} if governed else {}
-        preload |= {"ASAN_OPTIONS": "detect_leaks=0"} if sanitized else {}
+    def run(self, name: str, *words: str, governed: bool = True, sanitizer: str = "") -> Program:
+        """Starts a small program, under the shim (or its twin with "asan" or "tsan") or as a process of no job."""
+        shim = sanitizer_and_twin(kind=sanitizer) if sanitizer else str(s.SHIM)
+        preload = {"LD_PRELOAD": shim} if governed else {}
+        preload |= {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "exitcode=66"} if sanitizer else {}
         program = Program(self, [str(s.BUILD / "test" / f"shim-{name}"), *words], preload)
         self.programs.append(program)
         return program
@@ -182,10 +183,10 @@ def node(directory: Path, cap: int = CAP) -> Iterator[Node]:
         running.close()
 
 
-def walk(directory: Path, name: str, steps: list[tuple[str, int]], sanitized: bool = False) -> str:
+def walk(directory: Path, name: str, steps: list[tuple[str, int]], sanitizer: str = "") -> str:
     """A program from its first step to its last, each with the MiB that ledger and card must show; its stderr."""
     with node(directory) as running:
-        program = running.run(*name.split(), sanitized=sanitized)
+        program = running.run(*name.split(), sanitizer=sanitizer)
         for step, used in steps:
             program.pass_by(step, used * MIB)
         return program.end()

@@ -48,9 +48,9 @@ GROUPS = [("mem_pool", POOL), ("mem_graph", GRAPH), ("mem_vmm", VMM), ("mem_shar
 
 
 @pytest.mark.parametrize(("program", "text"), GROUPS, ids=[name for name, _ in GROUPS])
-@pytest.mark.parametrize("sanitized", [False, True], ids=["plain", "asan"])
-def test_group(tmp_path: Path, program: str, text: str, sanitized: bool) -> None:
-    error = walk(tmp_path, program, steps(text), sanitized)
+@pytest.mark.parametrize("sanitizer", ["", "asan"], ids=["plain", "asan"])
+def test_group(tmp_path: Path, program: str, text: str, sanitizer: str) -> None:
+    error = walk(tmp_path, program, steps(text), sanitizer)
     assert error.count("qgpu: ") == 1  # each of them runs against the cap, and is told so once
     assert "of 256.0 MiB on this card" in error
     assert len(error.splitlines()) == 1, error  # a sanitizer would have more to say
@@ -85,11 +85,9 @@ def test_green_contexts_and_usage_counts(tmp_path: Path) -> None:
         assert "allocation of 240.0 MiB refused" in program.end()
 
 
-def shared(
-    running: Node, kind: str, *, governed: bool = True, sanitized: bool = False
-) -> tuple[Program, str]:
+def shared(running: Node, kind: str, *, governed: bool = True, sanitizer: str = False) -> tuple[Program, str]:
     """A program that made 64 MiB to be shared, and how others may name it."""
-    maker = running.run("mem_share", "make", kind, governed=governed, sanitized=sanitized)
+    maker = running.run("mem_share", "make", kind, governed=governed, sanitizer=sanitizer)
     maker.at("begin")
     maker.on()
     what = maker.line()
@@ -98,11 +96,11 @@ def shared(
 
 
 def taken(
-    running: Node, kind: str, what: str, maker: Program, step: str = "taken", *, sanitized: bool = False
+    running: Node, kind: str, what: str, maker: Program, step: str = "taken", *, sanitizer: str = False
 ) -> Program:
     """A second program, at the step after it asked for the maker's memory."""
     words = ("mem_share", "take", kind, what, str(maker.process.pid))
-    taker = running.run(*words, sanitized=sanitized)
+    taker = running.run(*words, sanitizer=sanitizer)
     taker.at("begin")
     taker.on()
     taker.at(step)
@@ -112,8 +110,8 @@ def taken(
 @pytest.mark.parametrize("kind", ["ipc", "file"])
 def test_shared_memory_is_charged_once_and_never_lost(tmp_path: Path, kind: str) -> None:
     with node(tmp_path) as running:
-        maker, what = shared(running, kind, sanitized=True)
-        takers = [taken(running, kind, what, maker, sanitized=True) for _ in range(2)]
+        maker, what = shared(running, kind, sanitizer="asan")
+        takers = [taken(running, kind, what, maker, sanitizer="asan") for _ in range(2)]
         assert [p.used() for p in (maker, *takers)] == [64 * MIB, 0, 0]
         maker.on()
         maker.at("let_go")
@@ -127,8 +125,8 @@ def test_shared_memory_is_charged_once_and_never_lost(tmp_path: Path, kind: str)
 def test_what_comes_out_of_an_imported_pool_is_its_makers(tmp_path: Path) -> None:
     """No size is told, so nothing is charged to who imports; the maker pays until its own pool is gone."""
     with node(tmp_path) as running:
-        maker, what = shared(running, "pool", sanitized=True)
-        taker = taken(running, "pool", what, maker, sanitized=True)
+        maker, what = shared(running, "pool", sanitizer="asan")
+        taker = taken(running, "pool", what, maker, sanitizer="asan")
         assert [p.used() for p in (maker, taker)] == [64 * MIB, 0]
         taker.on()
         taker.at("closed")

@@ -50,11 +50,11 @@ def test_every_hooked_symbol_is_called_by_its_own_name() -> None:
     assert tables - hooked.keys() == set()
 
 
-@pytest.mark.parametrize("sanitized", [False, True], ids=["plain", "asan"])
-def test_memory(tmp_path: Path, sanitized: bool) -> None:
+@pytest.mark.parametrize("sanitizer", ["", "asan"], ids=["plain", "asan"])
+def test_memory(tmp_path: Path, sanitizer: str) -> None:
     words = MEMORY.split()
     with node(tmp_path) as running:
-        program = running.run("mem_variant", sanitized=sanitized)
+        program = running.run("mem_variant", sanitizer=sanitizer)
         for name, mib in zip(words[::2], map(int, words[1::2]), strict=True):
             context = CONTEXT if name in ("context_v3", "context_v4") else 0  # NVML's to tell, not ours
             assert (name, program.at(name) / MIB) == (name, mib + context / MIB)

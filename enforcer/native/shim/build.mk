@@ -101,7 +101,7 @@ $(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit: $(wildcard $(SHIM
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -o $@ $(filter %.c,$^) -lpthread
 
 # One small program per group of memory calls; test_shim_memory_*.py look at the ledger after each of its steps.
-SHIM_STEPS := mem_plain mem_pool mem_graph mem_vmm mem_share mem_green mem_variant
+SHIM_STEPS := mem_plain mem_pool mem_graph mem_vmm mem_share mem_green mem_variant mem_threads
 NATIVE += $(SHIM_STEPS:%=$(BUILD)/test/shim-%)
 $(SHIM_STEPS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/%.c tests/native/shim/step.h
 	@mkdir -p $(@D)

@@ -33,7 +33,7 @@ struct chunk {
 struct CUmemPoolHandle_st {
     enum cu_magic magic;
     CUdevice device;
-    bool is_default, imported;
+    bool is_default, imported, dying; /* dying: destroyed while memory of it lives */
     uint64_t threshold, max, reserved, reserved_high, used, used_high;
     struct chunk *chunks;
 };
@@ -100,6 +100,15 @@ static void trim(CUmemoryPool pool, uint64_t keep)
         if (idle(chunk) && pool->reserved > keep)
             drop_chunk(pool, chunk);
     }
+}
+
+/* A destroyed pool ends with the last memory of it. */
+static void end_if_empty(CUmemoryPool pool)
+{
+    if (!pool->dying || pool->chunks)
+        return;
+    pool->dying = false;
+    cu_handle_free(CU_POOL, pool);
 }
 
 static CUresult grow(CUmemoryPool pool, uint64_t bytes)
@@ -220,15 +229,16 @@ void cu_pool_returned(const struct cu_alloc *alloc)
 {
     pthread_mutex_lock(&lock);
     put_back(alloc->pool, alloc->base);
-    if (!cu_handle_ok(CU_POOL, alloc->pool)) /* destroyed while memory of it lived */
+    if (alloc->pool->dying)
         trim(alloc->pool, 0);
+    end_if_empty(alloc->pool);
     pthread_mutex_unlock(&lock);
 }
 
 void cu_pool_forget(CUcontext ctx)
 {
     pthread_mutex_lock(&lock);
-    for (unsigned i = 0; i < nall; i++)
+    for (unsigned i = 0; i < nall; i++) {
         for (struct chunk *chunk = all[i]->chunks, *next; chunk; chunk = next) {
             next = chunk->next;
             if (chunk->ctx != ctx)
@@ -237,6 +247,8 @@ void cu_pool_forget(CUcontext ctx)
             if (idle(chunk))
                 drop_chunk(all[i], chunk);
         }
+        end_if_empty(all[i]);
+    }
     pthread_mutex_unlock(&lock);
 }
 
@@ -305,12 +317,11 @@ CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
     pthread_mutex_lock(&lock);
     if (current[pool->device] == pool)
         current[pool->device] = NULL;
+    pool->magic = 0;
+    pool->dying = true;
     trim(pool, 0);
-    if (pool->chunks)
-        pool->magic = 0; /* ends with its last piece; the place is not used again */
+    end_if_empty(pool);
     pthread_mutex_unlock(&lock);
-    if (!pool->chunks)
-        cu_handle_free(CU_POOL, pool);
     return CUDA_SUCCESS;
 }
 
