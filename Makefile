@@ -54,8 +54,10 @@ native-products: $(NATIVE)
 native-live: setup
 	@flock $(BUILD)/.native.lock $(MAKE) --no-print-directory -s $(filter-out $(BUILD)/test/%,$(NATIVE)) $(LIVE_TESTS)
 
+# Most tests wait, so several run at a time; each worker of the live suite has a sandbox of its own.
+WORKERS ?= 2
 test: native
-	@$(PY) -m pytest
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile
 
 # The live suite on every version of Slurm that a sandbox can have; the machine's own is in `make test` already.
 test-matrix: native

@@ -39,7 +39,9 @@ SUBSET = (
     "tests/native/test_hook_client.py",
 )
 RESULT = tree.CHECKOUT / "build/matrix.json"
+AT_A_TIME = ("-n", "2", "--dist", "loadfile")  # each worker has a sandbox of its own
 CACHE = "cache_dir=build/.pytest_cache"  # in a tree `build` is that version's own
+FAILED = ("--last-failed", "--last-failed-no-failures=none")
 NEEDED, NEEDED_SUBSET = 12 * 60, 7 * 60  # seconds for one version, its tree included (docs/sandbox.md)
 
 
@@ -65,7 +67,7 @@ def run(version: str, arguments: Sequence[str], again: bool = False, suite: Sequ
     def done(exact: str, outcome: str, said: str) -> Result:
         return Result(version, exact, outcome, round(time.monotonic() - begin), said)
 
-    pytest = [".venv/bin/python", "-m", "pytest", "-q", "-o", CACHE, *suite, *arguments]
+    pytest = [".venv/bin/python", "-m", "pytest", "-q", "-o", CACHE, *suite]
     try:
         exact = _obtain(version)
     except SandboxError as error:
@@ -75,10 +77,10 @@ def run(version: str, arguments: Sequence[str], again: bool = False, suite: Sequ
     except SandboxError as error:
         return done(exact, "failed", str(error))
     print(f"--- Slurm {version} ({exact})", flush=True)
-    said, status = _tee(_argv(version, pytest))
+    said, status = _tee(_argv(version, [*pytest, *AT_A_TIME, *arguments]))
     if status == 1 and again:
         print(f"--- Slurm {version}: what failed is run once more, alone", flush=True)
-        more, status = _tee(_argv(version, [*pytest, "--last-failed", "--last-failed-no-failures=none"]))
+        more, status = _tee(_argv(version, [*pytest, *arguments, *FAILED]))
         said = f"{said}; those that failed once more, alone: {more}"
     said = said if suite is SUITE else f"{said} (subset)"
     return done(exact, "passed" if status == 0 else "failed", said)

@@ -23,6 +23,7 @@ from arbiter_support import (
     connect,
     exchange,
     grant,
+    let_others_in,
     register_message,
     sealed,
     settings,
@@ -129,9 +130,7 @@ def test_proof_of_membership(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="changing the user needs root")
 def test_another_user_is_refused(tmp_path: Path) -> None:
     mine = grant(1)
-    tmp_path.chmod(0o755)
-    for parent in list(tmp_path.parents)[:2]:
-        parent.chmod(0o755)
+    let_others_in(tmp_path)
     code = (
         "import os,sys; sys.path.insert(0, sys.argv[2]); from arbiter_support import *;"
         "os.setgid(12345); os.setuid(12345);"

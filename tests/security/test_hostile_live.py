@@ -25,6 +25,7 @@ from arbiter_support import (
     Tenant,
     connect,
     exchange,
+    let_others_in,
     register_message,
     sealed,
 )
@@ -207,9 +208,7 @@ sys.stdin.read()
 
 def test_ten_thousand_connections_of_one_user_keep_nobody_out(tmp_path: Path) -> None:
     with node(tmp_path) as rig:
-        tmp_path.chmod(0o755)
-        for parent in tmp_path.parents[:2]:
-            parent.chmod(0o755)
+        let_others_in(tmp_path)
         before = len(list(Path(f"/proc/{rig.arbiter.pid}/fd").iterdir()))
         flood = subprocess.Popen(
             [sys.executable, "-c", FLOOD, str(rig.run_dir / abi.SOCK_REGISTER)],
@@ -301,9 +300,7 @@ def test_root_of_a_user_namespace_is_not_root(tmp_path: Path) -> None:
     from dataclasses import replace
 
     with node(tmp_path) as rig:
-        tmp_path.chmod(0o755)
-        for parent in tmp_path.parents[:2]:
-            parent.chmod(0o755)
+        let_others_in(tmp_path)
         theirs = replace(rig.grants[EVIL], job_id=9, uid=65534, gid=65534)
         rig.grants[9] = theirs
         rig.sync()
