@@ -41,7 +41,7 @@ _DATABASE = (
     "--skip-name-resolve",
     "--innodb-buffer-pool-size=32M",
     "--innodb-log-file-size=8M",
-    "--innodb-flush-log-at-trx-commit=0",
+    "--innodb-flush-log-at-trx-commit=2",  # to the kernel, not to the disk: a killed MariaDB loses nothing
     "--innodb-flush-method=nosync",
     "--innodb-doublewrite=0",
     "--innodb-fast-shutdown=2",
