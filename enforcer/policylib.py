@@ -42,6 +42,7 @@ KEEP_NS = 5 * MS
 DEFICIT_MAX_NS = 1000 * MS
 BUDGET_MAX_NS = 50 * MS
 MARGIN_NS = 2 * MS
+OVERSTAY_NS = MS
 LATE_NS = MS // 2
 LONG_TURN = 10
 CROWD_TURN = 7
@@ -85,7 +86,7 @@ class QpTenant(ctypes.Structure):
         *_fields(
             c_uint64,
             "last_work_ns idle_since_ns busy_since_ns paused_ns service_ns used_ns unseen_ns drain_ns early_ns"
-            " tail_ns overdue cut_off_ns",
+            " tail_ns overdue cut_off_ns until_ns",
         ),
     ]
 

@@ -119,7 +119,8 @@ struct qg_gate_page {
     uint32_t lease_ms; /* heartbeat older than this: compute fails open */
     uint64_t mem_extra; /* version 2: bytes of the job on this card that no live slot tells: contexts and modules as NVML
                            counts them, and processes that died but still lie on the card */
-    uint8_t pad0[16];
+    uint64_t until_ns; /* CLOCK_MONOTONIC; past it nothing more is launched until the arbiter has looked again; 0: no such time */
+    uint8_t pad0[8];
     uint32_t flags; /* offset 64: the gate word */
     uint32_t terms; /* QG_TERMS_*; 0 from an arbiter that does not know it, and a shim may not know it */
     uint64_t heartbeat_ns; /* CLOCK_MONOTONIC, at least every lease_ms / 4 */
@@ -452,6 +453,7 @@ _Static_assert(offsetof(struct qg_gate_page, terms) == 68, "terms moved");
 _Static_assert(offsetof(struct qg_proc, markers) == 512, "markers moved");
 _Static_assert(offsetof(struct qg_proc, lanes) == 1024, "lanes moved");
 _Static_assert(offsetof(struct qg_gate_page, mem_extra) == 40, "mem_extra moved");
+_Static_assert(offsetof(struct qg_gate_page, until_ns) == 48, "until_ns moved");
 _Static_assert(offsetof(struct qg_ctl_tenant, held_ns) == QG_CTL_TENANT_V1_SIZE, "version 1 of the tenant moved");
 _Static_assert(offsetof(struct qg_grant, cards) == 1536, "cards moved");
 

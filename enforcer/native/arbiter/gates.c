@@ -60,6 +60,11 @@ static uint64_t oldest_bell(const struct card *card) {
     return bell;
 }
 
+/* Before the word that opens the gate. */
+static void set_until(struct tenant *t, uint64_t until) {
+    if (t->gate->until_ns != until) __atomic_store_n(&t->gate->until_ns, until, __ATOMIC_RELAXED);
+}
+
 void gates_apply(struct card *card) {
     uint64_t bell_ns = oldest_bell(card);
     for (int opening = 0; opening < 2; opening++) {
@@ -69,6 +74,7 @@ void gates_apply(struct card *card) {
             uint32_t flags = wanted_gate(card, t);
             bool opens = !(flags & QG_GATE_CLOSED), was_open = !(t->gate->flags & QG_GATE_CLOSED);
             if (opens != opening) continue;
+            set_until(t, card->policy.tenant[t->index].until_ns);
             gate_store(card, t, flags);
             if (!opens && was_open) note_closing(t, flags & QG_GATE_WHY_MASK, bell_ns);
         }

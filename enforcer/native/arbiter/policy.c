@@ -208,6 +208,7 @@ static void decorate(struct qp_card *c, const struct side m[2], uint64_t now) {
         idle = idle && (first || limited(c, t) || now - t->last_work_ns >= QP_NOTIFY_NS);
         if (idle || awaited(c, i, k)) t->gate |= QG_GATE_NOTIFY;
         if (governed && k == ONLINE && ((first && idle) || held)) t->gate |= QG_GATE_HOLD;
+        qp_budget_until(c, i, limited(c, t), now);
     }
 }
 

@@ -43,6 +43,7 @@
 #define QP_DEFICIT_MAX_NS (1000 * (int64_t)QP_MS) /* |credit or debt| of a tenant */
 #define QP_BUDGET_MAX_NS (50 * (int64_t)QP_MS)    /* fixed-share: what may be saved up */
 #define QP_MARGIN_NS (2 * QP_MS)      /* fixed-share: kept free of a window of 1 s for what is in flight at a closing */
+#define QP_OVERSTAY_NS (1 * QP_MS)    /* fixed-share: past the end of the budget by so much a launch waits until we have looked again */
 #define QP_LATE_NS (QP_MS / 2)         /* ... for what was heard of late, in all turns of a second, where that is one long kernel */
 #define QP_LONG_TURN 10u              /* slices of a turn where only tenants wait that never let one go unused */
 #define QP_CROWD_TURN 7u              /* the same of more than two: a few long turns of one are all of its second */
@@ -111,6 +112,7 @@ struct qp_tenant {
     uint64_t tail_ns;      /* the longest such time of late: what may come on top when its gate opens */
     uint64_t overdue;      /* how often on end its last completion did not come in time: it is waited for less and less */
     uint64_t cut_off_ns;   /* when the gate closed whose drain was cut off, until its work has ended or its next turn begins; else 0 */
+    uint64_t until_ns;     /* output: its limit is reached then at the latest, so the gate is open no longer; 0 = no such time */
 };
 
 struct qp_class {

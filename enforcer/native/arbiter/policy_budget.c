@@ -171,6 +171,21 @@ uint64_t qp_budget_lasts(struct qp_card *c, uint32_t i, uint64_t now, uint64_t m
     return min_u64(most, used > full ? above_zero(from - now, used - full) : from - now);
 }
 
+/* How long a tenant that uses the card on end has its budget, a little less rather than more. */
+static uint64_t ends_in(const struct qp_card *c, uint32_t i) {
+    const struct qp_tenant *t = &c->tenant[i];
+    uint64_t empty = (uint64_t)(t->budget_ns > 1 ? t->budget_ns - 1 : 0) * 100 / (100 - t->share) + 1;
+    uint64_t used = c->history[i].one.sum, full = limit_one(t);
+    return min_u64(empty, used < full ? full - used + 1 : RECHECK_NS);
+}
+
+/* Where we are late to close its gate it stops by itself. Who was idle rings at its first launch, so that we look then. */
+void qp_budget_until(struct qp_card *c, uint32_t i, bool limited, uint64_t now) {
+    struct qp_tenant *t = &c->tenant[i];
+    bool watched = limited && !(t->gate & (QG_GATE_CLOSED | QG_GATE_NOTIFY));
+    t->until_ns = watched ? now + ends_in(c, i) + QP_OVERSTAY_NS : 0;
+}
+
 /* When the holder's budget will end, or that of somebody without any will have filled. */
 uint64_t qp_budget_wake(struct qp_card *c, int k, const struct side *m, uint64_t now) {
     uint64_t wake = QP_NEVER;
@@ -182,10 +197,7 @@ uint64_t qp_budget_wake(struct qp_card *c, int k, const struct side *m, uint64_t
             if (!t->wants) opens = max_u64(opens, now + IDLE_RECHECK_NS);
             wake = min_u64(wake, max_u64(opens, now + QP_DRAIN_POLL_NS));
         } else if (c->cls[k].holder == (int32_t)m->at[j] && t->share < 100 && (t->wants || t->undrained || others)) {
-            uint64_t empty = (uint64_t)(t->budget_ns > 1 ? t->budget_ns - 1 : 0) * 100 / (100 - t->share) + 1;
-            uint64_t used = c->history[m->at[j]].one.sum, full = limit_one(t); /* a little early rather than late */
-            empty = min_u64(empty, used < full ? full - used + 1 : RECHECK_NS);
-            wake = min_u64(wake, now + max_u64(empty, QP_DRAIN_POLL_NS));
+            wake = min_u64(wake, now + max_u64(ends_in(c, m->at[j]), QP_DRAIN_POLL_NS));
         }
     }
     return wake;

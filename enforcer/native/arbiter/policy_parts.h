@@ -51,6 +51,7 @@ void qp_budget_review(struct qp_card *c, const struct side *m, uint64_t now);
 void qp_budget_drop(struct qp_card *c, const struct side *m);
 uint64_t qp_budget_opens(struct qp_card *c, uint32_t i, uint64_t now);
 uint64_t qp_budget_lasts(struct qp_card *c, uint32_t i, uint64_t now, uint64_t most);
+void qp_budget_until(struct qp_card *c, uint32_t i, bool limited, uint64_t now);
 uint64_t qp_budget_wake(struct qp_card *c, int k, const struct side *m, uint64_t now);
 
 #endif

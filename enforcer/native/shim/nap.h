@@ -17,6 +17,7 @@ struct qg_look {
     uint32_t flags;            /* the gate word */
     bool closed;               /* the gate closed meanwhile */
     bool held;                 /* other work on the card ends first */
+    bool spent;                /* the time for which the gate was opened is over, and the arbiter has not looked since */
     bool stuck;                /* nothing has moved for too long; the driver is asked about `inflight.oldest` */
     uint64_t due;              /* what waits may be queued when what runs has run so long; 0: not before its end */
     bool expected;             /* what runs ends now, if it takes as long as it did lately */

@@ -20,6 +20,7 @@
 #define LEAD_NS 100000u           /* work longer than the window is queued so long before what runs will end */
 #define HOLD_NS 150000u           /* beside offline work so much goes before the arbiter said that the card is free */
 #define LONGEST_HOLD_NS 2000000u  /* an arbiter that lives tells sooner */
+#define LONGEST_SPENT_NS 100000000u /* so long the arbiter may be late, and nobody launches more than he may */
 #define ROOMY_NS 5000000u         /* from such a window on not each launch is looked at: nobody waits for the card */
 #define ROOMY_PARTS 8u            /* ... but so that those between two looks fill at most this part of it */
 #define UNMARKED_NS 250000u       /* where others wait, more than this does not stay without a marker: its end must be seen */
@@ -106,7 +107,7 @@ void qg_slack_again(int slack)
 static void nap(const struct qg_look *at, const uint32_t *word)
 {
     struct timespec wait = {0, (long)qg_nap_ns(at)};
-    if (at->held && !at->inflight.sum_ns)
+    if ((at->held || at->spent) && !at->inflight.sum_ns)
         wait.tv_nsec = NAP_NS;
     if (at->closed)
         return;
@@ -240,6 +241,14 @@ static bool held_back(const struct hold *hold, const struct qg_look *at, uint64_
     return hold->spent_ns && hold->spent_ns + cost > HOLD_NS && at->now - hold->began_ns < LONGEST_HOLD_NS;
 }
 
+/* The arbiter should have closed the gate or looked again by now. One that does not for long is dead or hangs: without it
+ * compute goes on. */
+static bool spent(const struct qg_pages *pages, uint64_t now)
+{
+    uint64_t until = __atomic_load_n(&pages->gate->until_ns, __ATOMIC_RELAXED);
+    return until && now >= until && now - until < LONGEST_SPENT_NS;
+}
+
 /* A launch that waited for room was counted when it came, so the arbiter knows of it by this word: written before the gate is
  * read once more, so that a gate that closes now either holds this launch back or finds it on its way to the card. */
 static bool closed_meanwhile(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages)
@@ -270,8 +279,9 @@ static bool fits(struct qg_look *at, struct qg_stream *stream, struct qg_pages *
     if (!enter)
         narrow(at);
     enter = enter || (work->times == 1 && just_in_time(at, estimate, window_ns));
-    enter = enter && !at->closed && !at->held && !closed_meanwhile(at, stream, pages);
-    stuck = stuck && asked && !enter && !at->closed && !at->held;
+    at->spent = spent(pages, at->now);
+    enter = enter && !at->closed && !at->held && !at->spent && !closed_meanwhile(at, stream, pages);
+    stuck = stuck && asked && !enter && !at->closed && !at->held && !at->spent;
     *timed = false;
     if (enter || stuck) {
         if (stuck) {
