@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from bench.gpu.items import Item, Yield, figure
 from bench.gpu.node import Node
@@ -51,6 +52,15 @@ def card(node: Node) -> Iterator[Yield]:
     yield f"NVML lists {len(listed)} processes, pids {[process.pid for process in listed]}"
 
 
+def job_page(node: Node) -> Iterator[Yield]:
+    """The card writes markers into the page that a job shares with the arbiter: can the driver pin such memory?"""
+    told = node.run([sys.executable, Path(__file__).parent / "programs/job_page.py"], seconds=60)
+    for kind in ("array", "file"):
+        came = told[kind]["word"] == 4711
+        yield f"job page, {kind}: {told[kind]}"
+        yield figure(node, f"job_page_{kind}_written", float(came), "", 1, ">=")
+
+
 def stub(node: Node) -> Iterator[Yield]:
     """The launch path of the shim over a driver whose calls return at once: needs no card."""
     yield from launch_overhead(1 if node.place.quick else 5)
@@ -60,5 +70,6 @@ def items(place: Place) -> Iterator[Item]:
     """The first part."""
     yield Item("probe/machine", 10, machine)
     yield Item("probe/card", 5, card)
+    yield Item("probe/job_page", 5, job_page)
     if not place.quick:
         yield Item("probe/launch_path", 40, stub)

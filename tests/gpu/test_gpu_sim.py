@@ -20,6 +20,7 @@ pytestmark = [
 ]
 ITEMS = (
     "probe/machine",
+    "probe/job_page",
     "driver-api plain",
     "memory/",
     "preempt/200 us qgpu",

@@ -8,6 +8,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -62,6 +63,14 @@ def sealed(content: bytes, seals: int | None = None) -> int:
     every = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, every if seals is None else seals)
     return fd
+
+
+def confined() -> tuple[str, ...]:
+    """A command that takes away what the unit file does not leave the arbiter; only root has more than that."""
+    unit = (ROOT / "configs/systemd/qgpu-arbiter.service").read_text()
+    (line,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.M)
+    kept = ",".join("+" + word.removeprefix("CAP_").lower() for word in line.split())
+    return ("setpriv", f"--bounding-set=-all,{kept}", "--no-new-privs") if os.geteuid() == 0 else ()
 
 
 @dataclass

@@ -100,9 +100,9 @@ def test_job_cannot_change_its_gate_or_the_sizes(tmp_path: Path) -> None:
         os.close(reopened)
         for fd in (tenant.gate_fd, tenant.job_fd):
             for size in (0, 1 << 30):
-                with pytest.raises(PermissionError):
+                with pytest.raises(OSError):
                     os.ftruncate(fd, size)
-            with pytest.raises(PermissionError):
+            with pytest.raises(OSError):
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
         assert tenant.gate.magic == abi.MAGIC
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from arbiter_support import ROOT, arbiter, grant, settings, wait_for
+from arbiter_support import arbiter, confined, grant, settings, wait_for
 
 from enforcer.arbiter_link import DeathWatch, ProcessStats
 
@@ -36,14 +34,6 @@ os.close(hold)
 for _ in range({JOBS * PROCESSES}):
     assert os.wait()[1] == 0
 """
-
-
-def confined() -> tuple[str, ...]:
-    """A command that takes away what the unit file does not leave the arbiter; only root has more than that."""
-    unit = (ROOT / "configs/systemd/qgpu-arbiter.service").read_text()
-    (line,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.M)
-    kept = ",".join("+" + word.removeprefix("CAP_").lower() for word in line.split())
-    return ("setpriv", f"--bounding-set=-all,{kept}", "--no-new-privs") if os.geteuid() == 0 else ()
 
 
 def all_told(watch: DeathWatch) -> list[ProcessStats]:

@@ -25,6 +25,7 @@ from arbiter_support import (
     Arbiter,
     Tenant,
     arbiter,
+    confined,
     connect,
     exchange,
     grant,
@@ -199,12 +200,44 @@ def test_blocking_doorbell_does_not_stop_the_arbiter(tmp_path: Path) -> None:
         wait_for(lambda: offline.closed, "preempted as ever")
 
 
-def test_holes_in_the_job_page_are_harmless(tmp_path: Path) -> None:
-    with arbiter(tmp_path, binary=ARBITER_ASAN) as one, one.link() as link:
+def punch(tenant: Tenant) -> int:
+    """Tries every way of taking the job page's memory away; how many of them worked."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    keep_size, hole, collapse, zero = 1, 2, 8, 16
+    done = 0
+    with contextlib.suppress(OSError):
+        tenant.job_map.madvise(mmap.MADV_REMOVE, 0, len(tenant.job_map) // mmap.PAGESIZE * mmap.PAGESIZE)
+        done += 1
+    for mode in (hole | keep_size, collapse, zero, zero | keep_size):
+        length = ctypes.c_int64(ctypes.sizeof(abi.JobPage))
+        done += libc.fallocate(tenant.job_fd, mode, ctypes.c_int64(0), length) == 0
+    with contextlib.suppress(OSError):
+        os.ftruncate(tenant.job_fd, 0)
+        done += 1
+    return done
+
+
+def test_no_job_can_take_memory_away_that_the_arbiter_reads(tmp_path: Path) -> None:
+    """A reader of a page with a hole waits for whoever punches it, and that one may be given no processor at all."""
+    with arbiter(tmp_path, binary=ARBITER_ASAN, prefix=confined()) as one, one.link() as link:
         link.sync([settings()], [grant(1), grant(2)])
         evil = Tenant(one.run_dir, grant(1))
         evil.begin()
-        evil.job_map.madvise(mmap.MADV_REMOVE, 0, len(evil.job_map) // mmap.PAGESIZE * mmap.PAGESIZE)
+        assert punch(evil) == 0
+        assert evil.slot.markers[0].submitted == 1, "and what it wrote is there"
+        still_serves(one, 2)
+    assert "memory files" not in one.log.read_text()
+
+
+def test_holes_in_a_job_page_that_is_a_file_do_no_more_than_delay(tmp_path: Path) -> None:
+    """Where the kernel refuses the arbiter a BPF array: it says so, and jobs run all the same."""
+    none = ("setpriv", "--bounding-set=-bpf,-sys_admin")
+    with arbiter(tmp_path, binary=ARBITER_ASAN, prefix=none) as one, one.link() as link:
+        link.sync([settings()], [grant(1), grant(2)])
+        assert one.log.read_text().count("no BPF array for job pages") == 1
+        evil = Tenant(one.run_dir, grant(1))
+        evil.begin()
+        assert punch(evil) >= 1
         evil.ring()
         wait_for(lambda: not tenant_stats(link, 1).busy, "an empty page shows no work")
         still_serves(one, 2)

@@ -196,6 +196,7 @@ struct arbiter {
     int level; /* 0 error, 1 warning, 2 info, 3 debug */
     int rt_priority; /* 0 = not asked for */
     int answer_ms;   /* not a word of qgpud about a dead process for so long: its memory counts as free */
+    bool job_file;   /* job pages are memory files: asked for, or the kernel refused anything better */
     int hang_s;      /* markers without any progress for so long: what they stand for is taken for hung, or a lie */
     uid_t owner;     /* effective uid: root, or the tester */
     uint64_t boot_id, start_ns;

@@ -68,9 +68,23 @@ static void write_headers(struct tenant *t) {
     t->gate->heartbeat_ns = qg_now_ns();
 }
 
+/* A job that punches holes into a memory file makes its readers wait for it, the card's thread among them. */
+static int create_job_page(struct arbiter *a, struct tenant *t) {
+    void *page = NULL;
+    int err = a->job_file ? -ENOSYS : qg_kept_create("qgpu_job", sizeof(*t->job), &t->job_fd, &page);
+    if (err && !a->job_file) {
+        ar_log(a, 1, "no BPF array for job pages (%s; it takes Linux 5.5 and CAP_BPF): memory files serve, but a hostile job "
+                     "can delay its card's gates with them", strerror(-err));
+        a->job_file = true;
+    }
+    if (err) err = qg_shared_create("qgpu-job", sizeof(*t->job), 0, &t->job_fd, &page);
+    t->job = page;
+    return err;
+}
+
 static struct tenant *tenant_create(struct arbiter *a, const struct qg_ctl_grant *g, int *err) {
     struct tenant *t = calloc(1, sizeof(*t));
-    void *gate = NULL, *job = NULL;
+    void *gate = NULL;
     *err = -ENOMEM;
     if (!t) return NULL;
     t->gate_fd = t->job_fd = t->bell_fd = -1;
@@ -81,8 +95,7 @@ static struct tenant *tenant_create(struct arbiter *a, const struct qg_ctl_grant
     t->gate = gate;
     t->together = job_get(g->job_id);
     if (!t->together) *err = -ENOMEM;
-    if (!*err) *err = qg_shared_create("qgpu-job", sizeof(struct qg_job_page), 0, &t->job_fd, &job);
-    t->job = job;
+    if (!*err) *err = create_job_page(a, t);
     if (!*err) {
         t->bell_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
         if (t->bell_fd < 0) *err = -errno;

@@ -6,8 +6,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/bpf.h>
+#include <stdint.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #ifndef F_SEAL_FUTURE_WRITE
@@ -33,6 +37,30 @@ fail:
     *fd = -1;
     *map = NULL;
     return err;
+}
+
+/* One element, which lies in whole pages that are never swapped, moved or given back while a descriptor or mapping is left. */
+int qg_kept_create(const char *name, size_t size, int *fd, void **map) {
+    union bpf_attr attr;
+    memset(&attr, 0, sizeof(attr));
+    attr.map_type = BPF_MAP_TYPE_ARRAY;
+    attr.key_size = sizeof(uint32_t);
+    attr.value_size = (uint32_t)size;
+    attr.max_entries = 1;
+    attr.map_flags = BPF_F_MMAPABLE;
+    strncpy(attr.map_name, name, sizeof(attr.map_name) - 1);
+    *map = NULL;
+    *fd = (int)syscall(SYS_bpf, BPF_MAP_CREATE, &attr, sizeof(attr)); /* close-on-exec, as the kernel makes all of these */
+    if (*fd < 0) return -errno;
+    void *page = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+    if (page == MAP_FAILED) {
+        int err = -errno;
+        close(*fd);
+        *fd = -1;
+        return err;
+    }
+    *map = page;
+    return 0;
 }
 
 /* F_GET_SEALS answers only for memory files, so a FUSE file that claims root as its owner fails here. */

@@ -126,7 +126,7 @@ void qg_job_publish(struct qg_pages *pages, uint64_t used, uint64_t pending)
 void qg_job_follow(struct qg_pages *pages, struct qg_pages *old)
 {
     pages->followed_ns = qg_now_ns();
-    while (old && old->job_ino == pages->job_ino && old->job_dev == pages->job_dev)
+    while (old && old->gate_ino == pages->gate_ino && old->gate_dev == pages->gate_dev)
         old = old->before; /* the same arbiter, the same page: nobody has to move */
     pages->before = old;
     if (old && pages->followed_ns - old->followed_ns > OLD_NS)

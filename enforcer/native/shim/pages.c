@@ -10,11 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "qg_root.h"
-
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
+#include "qg_map.h"
 
 #define FIRST_FD 200           /* our descriptors lie at or above it */
 
@@ -33,17 +29,12 @@ int qg_move_high(int fd)
     return high;
 }
 
-/* Maps a page that root made and nobody can shrink. NULL if it is anything else. */
-static void *map_sealed(int fd, size_t size, int seals, int protection)
+/* A child must not touch the parent's slot. */
+static void *map_page(int fd, size_t size, int seals, int protection)
 {
-    struct stat st;
-    int have = fcntl(fd, F_GET_SEALS);
-    if (have < 0 || (have & seals) != seals || fstat(fd, &st) != 0 || !qg_is_root(st.st_uid) || st.st_size < (off_t)size)
-        return NULL;
-    void *page = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
-    if (page == MAP_FAILED)
-        return NULL;
-    madvise(page, size, MADV_DONTFORK); /* a child must not touch the parent's slot */
+    void *page = qg_map_page(fd, size, seals, protection);
+    if (page)
+        madvise(page, size, MADV_DONTFORK);
     return page;
 }
 
@@ -58,15 +49,13 @@ static bool valid_pages(const struct qg_pages *pages)
 struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PAGE_FDS])
 {
     struct qg_pages *pages = calloc(1, sizeof(*pages));
-    struct stat st, job;
+    struct stat st, gate;
     if (!pages)
         return NULL;
     pages->slot = answer->slot;
-    pages->gate = map_sealed(fds[0], sizeof(struct qg_gate_page),
-                             F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | F_SEAL_FUTURE_WRITE, PROT_READ);
-    pages->job = map_sealed(fds[1], sizeof(struct qg_job_page), F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL,
-                            PROT_READ | PROT_WRITE);
-    if (!valid_pages(pages) || fstat(fds[2], &st) != 0 || fstat(fds[1], &job) != 0) {
+    pages->gate = map_page(fds[0], sizeof(struct qg_gate_page), QG_SEALS_FIXED | F_SEAL_FUTURE_WRITE, PROT_READ);
+    pages->job = map_page(fds[1], sizeof(struct qg_job_page), QG_SEALS_FIXED, PROT_READ | PROT_WRITE);
+    if (!valid_pages(pages) || fstat(fds[2], &st) != 0 || fstat(fds[0], &gate) != 0) {
         if (pages->gate)
             munmap((void *)(uintptr_t)pages->gate, sizeof(struct qg_gate_page));
         if (pages->job)
@@ -80,7 +69,7 @@ struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PA
     fds[2] = -1;
     pages->doorbell_dev = st.st_dev;
     pages->doorbell_ino = st.st_ino;
-    pages->job_dev = job.st_dev;
-    pages->job_ino = job.st_ino;
+    pages->gate_dev = gate.st_dev;
+    pages->gate_ino = gate.st_ino;
     return pages;
 }

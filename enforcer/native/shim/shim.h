@@ -28,8 +28,8 @@ struct qg_pages {
     uint32_t slot;
     bool lanes;   /* launches may be counted without an atomic operation */
     int doorbell; /* in the program's descriptor table */
-    dev_t doorbell_dev, job_dev;
-    ino_t doorbell_ino, job_ino;
+    dev_t doorbell_dev, gate_dev; /* a tenant's gate and job page live and end together */
+    ino_t doorbell_ino, gate_ino;
     struct qg_pages *before; /* under the ledger's lock: pages where siblings may still be; jobsum.c */
     uint64_t followed_ns;    /* when these took over */
 };

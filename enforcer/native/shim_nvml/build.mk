@@ -14,12 +14,12 @@ $(NVSHIM_GEN)/symbols.h: $(NVSHIM_DIR)/symbols.tsv enforcer/native/shim/generate
 	@mkdir -p $(NVSHIM_GEN)
 	python3 enforcer/native/shim/generate.py $(NVSHIM_DIR)/symbols.tsv $(NVSHIM_GEN)
 
-$(NVSHIM_OBJ)/%.o: $(NVSHIM_DIR)/%.c $(NVSHIM_GEN)/symbols.h $(wildcard $(NVSHIM_DIR)/*.h enforcer/native/shim/*.h)
+$(NVSHIM_OBJ)/%.o: $(NVSHIM_DIR)/%.c $(NVSHIM_GEN)/symbols.h $(wildcard $(NVSHIM_DIR)/*.h enforcer/native/shim/*.h enforcer/native/common/*.h)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NVSHIM_CFLAGS) -c -o $@ $<
 
 # Parts of the other shim, built anew: they see this library's table of symbols.
-$(NVSHIM_OBJ)/shared/%.o: enforcer/native/shim/%.c $(NVSHIM_GEN)/symbols.h $(wildcard enforcer/native/shim/*.h)
+$(NVSHIM_OBJ)/shared/%.o: enforcer/native/shim/%.c $(NVSHIM_GEN)/symbols.h $(wildcard enforcer/native/shim/*.h enforcer/native/common/*.h)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NVSHIM_CFLAGS) -c -o $@ $<
 
@@ -44,11 +44,11 @@ NVSHIM_ASAN := -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fn
 NVSHIM_ASAN_OBJ := $(BUILD)/obj/shim_nvml-asan
 NVSHIM_ASAN_O := $(NVSHIM_SRC:$(NVSHIM_DIR)/%.c=$(NVSHIM_ASAN_OBJ)/%.o) $(addprefix $(NVSHIM_ASAN_OBJ)/shared/,grant.o jobsum.o qg_msg.o)
 
-$(NVSHIM_ASAN_OBJ)/%.o: $(NVSHIM_DIR)/%.c $(NVSHIM_GEN)/symbols.h $(wildcard $(NVSHIM_DIR)/*.h enforcer/native/shim/*.h)
+$(NVSHIM_ASAN_OBJ)/%.o: $(NVSHIM_DIR)/%.c $(NVSHIM_GEN)/symbols.h $(wildcard $(NVSHIM_DIR)/*.h enforcer/native/shim/*.h enforcer/native/common/*.h)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NVSHIM_CFLAGS) $(NVSHIM_ASAN) -c -o $@ $<
 
-$(NVSHIM_ASAN_OBJ)/shared/%.o: enforcer/native/shim/%.c $(NVSHIM_GEN)/symbols.h $(wildcard enforcer/native/shim/*.h)
+$(NVSHIM_ASAN_OBJ)/shared/%.o: enforcer/native/shim/%.c $(NVSHIM_GEN)/symbols.h $(wildcard enforcer/native/shim/*.h enforcer/native/common/*.h)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(NVSHIM_CFLAGS) $(NVSHIM_ASAN) -c -o $@ $<
 

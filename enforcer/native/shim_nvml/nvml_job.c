@@ -17,11 +17,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "qg_root.h"
 #include "grant.h"
 #include "jobsum.h"
 #include "nvml_grant.h"
 #include "nvml_shim.h"
+#include "qg_map.h"
 #include "qg_msg.h"
 
 #define ANSWER_MS 500
@@ -93,21 +93,12 @@ static int receive(int sock, struct qg_registered *answer, int fds[NFDS])
     return answer->status ? answer->status : count == NFDS ? 0 : EBADMSG;
 }
 
-static const void *map_page(int fd, size_t size)
-{
-    struct stat st;
-    int seals = fcntl(fd, F_GET_SEALS), want = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-    if (seals < 0 || (seals & want) != want || fstat(fd, &st) != 0 || !qg_is_root(st.st_uid) || st.st_size < (off_t)size)
-        return NULL;
-    void *page = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
-    return page == MAP_FAILED ? NULL : page;
-}
-
 /* The pages of an arbiter that is gone stay mapped: few, and another thread may be reading them. */
 static bool take(const struct qg_registered *answer, const int fds[NFDS], struct qg_pages *pages)
 {
-    const struct qg_gate_page *gate = map_page(fds[0], sizeof(*gate));
-    const struct qg_job_page *job = map_page(fds[1], sizeof(*job));
+    const struct qg_gate_page *gate =
+        qg_map_page(fds[0], sizeof(*gate), QG_SEALS_FIXED | F_SEAL_FUTURE_WRITE, PROT_READ);
+    const struct qg_job_page *job = qg_map_page(fds[1], sizeof(*job), QG_SEALS_FIXED, PROT_READ);
     bool good = gate && job && gate->magic == QG_MAGIC && job->magic == QG_MAGIC && answer->slot < QG_MAX_PROCS &&
                 gate->version == QG_ABI_OLDEST && gate->job_id == info.grant.job_id;
     if (good)

@@ -31,7 +31,7 @@ static void find_page(void)
     char line[512];
     FILE *maps = fopen("/proc/self/maps", "re");
     while (maps && fgets(line, sizeof(line), maps))
-        if (strstr(line, "qgpu-job") && strstr(line, "rw-s"))
+        if ((strstr(line, "qgpu-job") || strstr(line, "bpf-map")) && strstr(line, "rw-s"))
             job = (struct qg_job_page *)(uintptr_t)strtoull(line, NULL, 16);
     MUST(!job);
     fclose(maps);
