@@ -49,7 +49,7 @@ def test_what_the_simulator_can_play_runs_and_is_labelled(tmp_path: Path) -> Non
     gpu(tmp_path, *only, "--budget", "200")
     found = rows(tmp_path)
     done = {name: row for name, row in found.items() if row["state"] == "done"}
-    assert len(done) == 10, {name: row["notes"] for name, row in found.items() if row["state"] == "failed"}
+    assert len(done) == 11, {name: row["notes"] for name, row in found.items() if row["state"] == "failed"}
     figures = {(name, f["name"]): f for name, row in done.items() for f in row["figures"]}
     assert all(figure["simulated"] for figure in figures.values())
     values = {key: figure["value"] for key, figure in figures.items()}

@@ -29,13 +29,23 @@ int qg_move_high(int fd)
     return high;
 }
 
-/* A child must not touch the parent's slot. */
-static void *map_page(int fd, size_t size, int seals, int protection)
+static struct qg_pages *last; /* of all that were ever mapped; only the helper thread adds to them */
+
+static void unmap(const struct qg_pages *pages)
 {
-    void *page = qg_map_page(fd, size, seals, protection);
-    if (page)
-        madvise(page, size, MADV_DONTFORK);
-    return page;
+    if (pages->gate)
+        munmap((void *)(uintptr_t)pages->gate, sizeof(struct qg_gate_page));
+    if (pages->job)
+        munmap(pages->job, sizeof(struct qg_job_page));
+}
+
+/* By hand and not by MADV_DONTFORK: a child that was made past fork(3), by _Fork or clone(2), runs no handler of ours. It knows
+ * these pages still and does as its parent; what it then asks of CUDA, CUDA refuses. */
+void qg_pages_after_fork(void)
+{
+    for (const struct qg_pages *at = last; at; at = at->mapped_before)
+        unmap(at);
+    last = NULL;
 }
 
 static bool valid_pages(const struct qg_pages *pages)
@@ -53,13 +63,10 @@ struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PA
     if (!pages)
         return NULL;
     pages->slot = answer->slot;
-    pages->gate = map_page(fds[0], sizeof(struct qg_gate_page), QG_SEALS_FIXED | F_SEAL_FUTURE_WRITE, PROT_READ);
-    pages->job = map_page(fds[1], sizeof(struct qg_job_page), QG_SEALS_FIXED, PROT_READ | PROT_WRITE);
+    pages->gate = qg_map_page(fds[0], sizeof(struct qg_gate_page), QG_SEALS_FIXED | F_SEAL_FUTURE_WRITE, PROT_READ);
+    pages->job = qg_map_page(fds[1], sizeof(struct qg_job_page), QG_SEALS_FIXED, PROT_READ | PROT_WRITE);
     if (!valid_pages(pages) || fstat(fds[2], &st) != 0 || fstat(fds[0], &gate) != 0) {
-        if (pages->gate)
-            munmap((void *)(uintptr_t)pages->gate, sizeof(struct qg_gate_page));
-        if (pages->job)
-            munmap(pages->job, sizeof(struct qg_job_page));
+        unmap(pages);
         free(pages);
         return NULL;
     }
@@ -71,5 +78,7 @@ struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PA
     pages->doorbell_ino = st.st_ino;
     pages->gate_dev = gate.st_dev;
     pages->gate_ino = gate.st_ino;
+    pages->mapped_before = last;
+    last = pages;
     return pages;
 }

@@ -17,4 +17,6 @@ int qg_move_high(int fd);
 /* NULL: they are not what they should be. Takes the doorbell's descriptor; the others stay the caller's. */
 struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PAGE_FDS]);
 
+void qg_pages_after_fork(void); /* in the child: the parent's slots are not its own */
+
 #endif

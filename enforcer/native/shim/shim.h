@@ -30,6 +30,7 @@ struct qg_pages {
     int doorbell; /* in the program's descriptor table */
     dev_t doorbell_dev, gate_dev; /* a tenant's gate and job page live and end together */
     ino_t doorbell_ino, gate_ino;
+    struct qg_pages *mapped_before;
     struct qg_pages *before; /* under the ledger's lock: pages where siblings may still be; jobsum.c */
     uint64_t followed_ns;    /* when these took over */
 };

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "pages.h"
 #include "rm.h"
 #include "say.h"
 #include "shim.h"
@@ -41,6 +42,7 @@ static void after_fork(void)
     qg_lanes_after_fork();
     qg_waiters_after_fork();
     qg_register_after_fork();
+    qg_pages_after_fork();
     qg_rm_after_fork();
     qg_primaries_after_fork();
     qg_memory_after_fork();
