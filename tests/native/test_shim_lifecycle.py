@@ -36,18 +36,6 @@ def test_forked_child_is_its_own_process(tmp_path: Path, arbiter: s.FakeArbiter)
         assert arbiter.card.proc("launches") == 1, "the child wrote its own slot"
 
 
-def test_child_that_no_handler_of_fork_saw_does_not_crash(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
-    """_Fork and clone(2) run none; such a child cannot use CUDA, but it is the driver that says so."""
-    with s.governed(tmp_path, s.CAP) as probe:
-        s.started(probe)
-        assert probe.ask(f"alloc 0 {20 * s.GIB}") == 0
-        assert probe.ask(f"clone {4 * s.GIB}") == 0
-        assert arbiter.card.proc("mem_used") == 20 * s.GIB
-        assert len(arbiter.card.asked) == 1
-        assert probe.ask(f"alloc 1 {1 * s.GIB}") == 0
-        assert arbiter.card.proc("mem_used") == 21 * s.GIB
-
-
 def test_program_that_closes_every_descriptor(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
     """Its own file, which now has all our numbers, must stay empty, and we must come back."""
     theirs = tmp_path / "theirs"

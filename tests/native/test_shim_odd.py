@@ -233,3 +233,29 @@ def test_legacy_stream_gets_no_marker_unless_launched_into(arbiter: s.FakeArbite
     assert probe.ask("invoke cuLaunchKernel 0x10 1 1 1 1 1 1 0 0 0 0") == 0
     assert probe.ask("invoke cuStreamSynchronize 0") == 0
     assert probe.ask("legacy_writes") >= 1
+
+
+def test_child_that_no_handler_of_fork_saw_does_not_crash(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    """_Fork and clone(2) run none; such a child cannot use CUDA, but it is the driver that says so."""
+    with s.governed(tmp_path, s.CAP) as probe:
+        s.started(probe)
+        assert probe.ask(f"alloc 0 {20 * s.GIB}") == 0
+        assert probe.ask(f"clone {4 * s.GIB}") == 0
+        assert arbiter.card.proc("mem_used") == 20 * s.GIB
+        assert len(arbiter.card.asked) == 1
+        assert probe.ask(f"alloc 1 {1 * s.GIB}") == 0
+        assert arbiter.card.proc("mem_used") == 21 * s.GIB
+
+
+# ---- an arbiter that is late --------------------------------------------------------------------------------
+
+
+def test_an_arbiter_that_answers_late_is_no_older_one(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
+    """Stopped for a while, or on a node without processors: asked again, in the version that was asked in."""
+    arbiter.unanswered = 1
+    with s.governed(tmp_path, s.CAP) as probe:
+        assert probe.ask("init") == 0
+        s.until(lambda: len(arbiter.card.asked) == 1, seconds=5)
+        assert probe.ask("ctx 0") == 0 and probe.ask("launch 0 0x10 1") == 0
+        assert arbiter.versions == [2, 2]
+        assert sum(arbiter.card.lanes()) == 1, "and its threads count as they do in that version"

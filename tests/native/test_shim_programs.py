@@ -350,6 +350,22 @@ def test_without_an_arbiter_compute_opens_once_and_memory_stays_shut(rig: Rig) -
     assert "does not answer; this program goes on without waiting" in second
 
 
+def test_after_a_fault_allocations_say_what_the_driver_says(rig: Rig) -> None:
+    """And not that the cap is reached, or that the card is not the job's."""
+    code = """
+    d = Cuda(); keep = d.alloc(64 * MIB); p, pitch = c.c_uint64(), c.c_size_t(); print("ready", flush=True); input()
+    print(d.raw("cuMemAlloc_v2", c.byref(p), MIB), d.raw("cuMemAllocManaged", c.byref(p), MIB, 1),
+          d.raw("cuMemAllocPitch_v2", c.byref(p), c.byref(pitch), 100, 100, 4),
+          d.raw("cuMemAllocAsync", c.byref(p), MIB, 0), d.raw("cuCtxSynchronize"))
+    """
+    program = python(rig, code, stdin=subprocess.PIPE)
+    assert line(program) == "ready"
+    rig.fault(f"sticky pid={program.pid} code=700")
+    out, err = program.communicate("\n", timeout=20)
+    assert (out.split(), err, program.returncode) == (["700"] * 5, "", 0)
+    assert tenant(rig).mem_denied == 0
+
+
 def test_contexts_and_forks_leave_nothing_behind(rig: Rig) -> None:
     code = """
     import sim_client

@@ -132,18 +132,16 @@ void qg_restore(const struct qg_entry *entry)
     pthread_mutex_unlock(&qg_books_lock);
 }
 
-void qg_pieces_stay(struct qg_card *card, uint64_t pool)
+void qg_pieces_stay(const struct qg_entry *pool)
 {
-    struct qg_entry entry;
+    struct qg_entry entry = *pool;
     pthread_mutex_lock(&qg_books_lock);
-    if (qg_ledger_remove(&ledger, QG_KIND_POOL, pool, &entry)) {
-        entry.kind = QG_KIND_ORPHAN;
-        entry.refs = qg_ledger_count(&ledger, QG_KIND_PIECE, pool);
-        if (entry.refs)
-            qg_ledger_insert(&ledger, &entry);
-        else
-            qg_give_back(card, entry.size);
-    }
+    entry.kind = QG_KIND_ORPHAN;
+    entry.refs = qg_ledger_count(&ledger, QG_KIND_PIECE, entry.key);
+    if (entry.refs)
+        qg_ledger_insert(&ledger, &entry);
+    else
+        qg_give_back(&qg_cards[entry.card], entry.size);
     pthread_mutex_unlock(&qg_books_lock);
 }
 

@@ -48,7 +48,10 @@ static inline struct qg_card *card_at(const CUmemLocation *location)
     CUcontext qg_context = NULL;                                              \
     if (!ruled() || QG_REAL(cuCtxGetCurrent)(&qg_context) || !qg_context)     \
         return call;                                                          \
-    struct qg_card *qg_card = qg_card_current();                              \
+    struct qg_card *qg_card;                                                  \
+    CUresult qg_dead = qg_card_here(&qg_card);                                \
+    if (qg_dead != CUDA_SUCCESS)                                              \
+        return qg_dead;                                                       \
     uint64_t qg_size = (size);                                                \
     if (!qg_reserve(qg_card, qg_size))                                        \
         return CUDA_ERROR_OUT_OF_MEMORY;                                      \

@@ -115,6 +115,10 @@ static CUresult allocate(const struct request *r)
         qg_graph_memory_exists();
     else if (ruled() && QG_REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS && r->pointer &&
              (context || qg_stream_key(r->stream, ptsz(r)) > 2)) {
+        struct qg_card *here;
+        CUresult dead = context ? qg_card_here(&here) : CUDA_SUCCESS;
+        if (dead != CUDA_SUCCESS)
+            return dead;
         CUmemoryPool pool = r->pool;
         if (pool && qg_pool_in_host(pool))
             return forward(r);
@@ -216,11 +220,11 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *wanted)
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
+    struct qg_pool *known = ruled() ? qg_pool_goes(pool) : NULL;
     CUresult result = QG_REAL(cuMemPoolDestroy)(pool);
-    if (result == CUDA_SUCCESS && ruled()) {
+    if (result == CUDA_SUCCESS && ruled())
         qg_pool_changed();
-        qg_pool_gone(pool);
-    }
+    qg_pool_gone(known, result == CUDA_SUCCESS);
     return result;
 }
 

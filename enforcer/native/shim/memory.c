@@ -175,19 +175,20 @@ static enum verdict attempt(struct qg_card *card, uint64_t size, struct seen *se
     pthread_mutex_lock(&qg_books_lock);
     uint64_t own = card->used;
     struct qg_pages *pages = qg_pages_of(card);
-    bool fits = !__builtin_add_overflow(card->pending, size, &card->pending);
+    bool fits = size <= cap; /* else the siblings need not hear of it */
     if (fits) {
+        card->pending += size;
         qg_publish(card);
         job_sums(card, pages, &seen->used, &pending);
         if (!__builtin_add_overflow(seen->used, pending, &sum) && sum <= cap) {
             pthread_mutex_unlock(&qg_books_lock);
             return ADMITTED;
         }
+        card->pending -= size;
+        qg_publish(card);
     } else {
         job_sums(card, pages, &seen->used, &pending);
     }
-    card->pending -= size;
-    qg_publish(card);
     seen->extra = pages ? qg_job_extra(pages) : 0;
     pthread_mutex_unlock(&qg_books_lock);
     seen->others = seen->used > own;

@@ -29,7 +29,7 @@ void qg_note(struct qg_card *card, enum qg_kind kind, uint64_t key, uint64_t own
 bool qg_look(enum qg_kind kind, uint64_t key, struct qg_entry *out);
 
 /* The pool behind these pieces is gone, they are not: it stays charged until the last of them is over. */
-void qg_pieces_stay(struct qg_card *card, uint64_t pool);
+void qg_pieces_stay(const struct qg_entry *pool);
 void qg_piece_over(const struct qg_entry *piece);
 
 /* Takes an entry out before the driver frees it (its address may come back at once in another thread); afterwards

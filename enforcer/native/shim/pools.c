@@ -14,16 +14,18 @@
 #define MIB (1ull << 20)
 #define UNKNOWN UINT64_MAX
 
-struct pool {
+struct qg_pool {
     CUmemoryPool handle;
     struct qg_card *card; /* NULL: host memory, a card that was not granted, or not told yet */
     enum qg_place place;
     bool asked, tells;
-    struct pool *next;
+    bool holds;           /* while it is being destroyed: what is charged for it */
+    struct qg_entry held;
+    struct qg_pool *next;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* before the lock of the books */
-static struct pool *pools;
+static struct qg_pool *pools;
 static CUmemoryPool current[QG_MAX_CARDS]; /* atomic */
 static uint64_t grain = 2 * MIB;           /* atomic: largest unit of growth seen */
 static bool stale;                         /* atomic */
@@ -64,23 +66,23 @@ static uint64_t graph_attribute(struct qg_card *card, CUgraphMem_attribute which
 }
 
 /* Under the lock. */
-static struct pool *find(CUmemoryPool handle)
+static struct qg_pool *find(CUmemoryPool handle)
 {
-    struct pool *pool = pools;
+    struct qg_pool *pool = pools;
     while (pool && pool->handle != handle)
         pool = pool->next;
     return pool;
 }
 
-static struct pool *add(CUmemoryPool handle, enum qg_place place, struct qg_card *card)
+static struct qg_pool *add(CUmemoryPool handle, enum qg_place place, struct qg_card *card)
 {
-    struct pool *pool = find(handle);
+    struct qg_pool *pool = find(handle);
     if (!pool && (pool = calloc(1, sizeof(*pool))) != NULL) {
         pool->next = pools;
         pools = pool;
     }
     if (pool)
-        *pool = (struct pool){.handle = handle, .place = place, .card = card, .next = pool->next};
+        *pool = (struct qg_pool){.handle = handle, .place = place, .card = card, .next = pool->next};
     return pool;
 }
 
@@ -99,19 +101,37 @@ void qg_pool_met(CUmemoryPool handle, enum qg_place place, struct qg_card *card)
     pthread_mutex_unlock(&lock);
 }
 
-void qg_pool_gone(CUmemoryPool handle)
+struct qg_pool *qg_pool_goes(CUmemoryPool handle)
 {
-    struct qg_card *card = NULL;
+    struct qg_pool *pool;
     pthread_mutex_lock(&lock);
-    for (struct pool **link = &pools, *pool; (pool = *link) != NULL; link = &pool->next)
-        if (pool->handle == handle) {
-            card = pool->tells ? pool->card : NULL;
-            *link = pool->next;
-            free(pool);
-            break;
-        }
-    if (card)
-        qg_pieces_stay(card, (uint64_t)(uintptr_t)handle);
+    struct qg_pool **link = &pools;
+    while ((pool = *link) != NULL && pool->handle != handle)
+        link = &pool->next;
+    if (pool) {
+        *link = pool->next;
+        pool->holds = pool->tells && pool->card && qg_take(QG_KIND_POOL, (uint64_t)(uintptr_t)handle, &pool->held);
+    }
+    pthread_mutex_unlock(&lock);
+    return pool;
+}
+
+void qg_pool_gone(struct qg_pool *pool, bool destroyed)
+{
+    if (!pool)
+        return;
+    if (pool->holds && destroyed)
+        qg_pieces_stay(&pool->held);
+    else if (pool->holds)
+        qg_restore(&pool->held);
+    pool->holds = false;
+    if (destroyed) {
+        free(pool);
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    pool->next = pools;
+    pools = pool;
     pthread_mutex_unlock(&lock);
 }
 
@@ -135,7 +155,7 @@ static enum qg_place place_of_default(CUmemoryPool handle, struct qg_card **card
 struct qg_card *qg_pool_card(CUmemoryPool handle)
 {
     pthread_mutex_lock(&lock);
-    struct pool *pool = find(handle);
+    struct qg_pool *pool = find(handle);
     struct qg_card *card = pool ? pool->card : NULL;
     enum qg_place place = pool ? pool->place : place_of_default(handle, &card);
     if (place == QG_PLACE_NONE && (card = qg_card_current()) != NULL)
@@ -153,7 +173,7 @@ struct qg_card *qg_pool_card(CUmemoryPool handle)
 bool qg_pool_in_host(CUmemoryPool handle)
 {
     pthread_mutex_lock(&lock);
-    const struct pool *pool = find(handle);
+    const struct qg_pool *pool = find(handle);
     bool in_host = pool && pool->place == QG_PLACE_HOST;
     pthread_mutex_unlock(&lock);
     return in_host;
@@ -183,7 +203,7 @@ void qg_pool_changed(void)
 bool qg_pool_tells(CUmemoryPool handle)
 {
     pthread_mutex_lock(&lock);
-    struct pool *pool = find(handle);
+    struct qg_pool *pool = find(handle);
     if (pool && !pool->asked) {
         pool->tells = attribute(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) != UNKNOWN;
         pool->asked = true;
@@ -269,7 +289,7 @@ static bool look_at_all(struct qg_card *card, bool trim)
 {
     bool less = false;
     pthread_mutex_lock(&lock);
-    for (struct pool *pool = pools; pool; pool = pool->next) {
+    for (struct qg_pool *pool = pools; pool; pool = pool->next) {
         uint64_t key = (uint64_t)(uintptr_t)pool->handle;
         if (!pool->tells || !pool->card || (card && pool->card != card))
             continue;

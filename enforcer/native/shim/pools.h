@@ -15,7 +15,12 @@ void qg_pools_after_fork(void);
  * if it was not granted; QG_PLACE_NONE: on that of the context that first takes memory out of it. */
 void qg_pool_made(CUmemoryPool pool, enum qg_place place, struct qg_card *card);
 void qg_pool_met(CUmemoryPool pool, enum qg_place place, struct qg_card *card);
-void qg_pool_gone(CUmemoryPool pool); /* the driver destroyed it; its pieces live on */
+
+/* Around the driver's call that destroys it, since another thread may be given its handle before that returns. Its pieces live
+ * on. NULL: nothing is known of it. */
+struct qg_pool;
+struct qg_pool *qg_pool_goes(CUmemoryPool handle);
+void qg_pool_gone(struct qg_pool *pool, bool destroyed);
 
 /* Memory of the host is not charged; else the card that is, or NULL: it gives nothing. */
 bool qg_pool_in_host(CUmemoryPool pool);

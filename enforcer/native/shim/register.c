@@ -122,7 +122,14 @@ static void note_refusal(const struct qg_card *card, int status, const char *why
         changed(); /* who waits for memory has its answer */
 }
 
-/* 0, or an errno: EAGAIN asks for another try on the same connection, EPROTO for one in the older version. */
+static bool has_ended(int sock)
+{
+    struct pollfd look = {.fd = sock, .events = POLLIN};
+    return poll(&look, 1, 0) > 0 && (look.revents & (POLLHUP | POLLERR | POLLNVAL));
+}
+
+/* 0, or an errno: EAGAIN asks for another try on the same connection, EPROTO for one in the older version, ETIMEDOUT for one
+ * in the same: an arbiter that is slow just now is no older one. */
 static int register_card(int sock, struct qg_card *card, uint32_t version)
 {
     struct qg_register ask = {.job_id = qg_info.grant.job_id, .mem_used = qg_memory_used(card)};
@@ -132,8 +139,11 @@ static int register_card(int sock, struct qg_card *card, uint32_t version)
     ask.head.version = version;
     memcpy(ask.uuid, card->grant->uuid, sizeof(ask.uuid));
     int count = qg_msg_send(sock, &ask, sizeof(ask), &grant, grant >= 0) == 0 ? QG_UNASKED : -1;
-    while (count == QG_UNASKED)
-        count = qg_wait_readable(sock, ANSWER_MS) ? qg_arbiter_answer(sock, &answer, fds) : -1;
+    bool late = false;
+    while (count == QG_UNASKED && !(late = !qg_wait_readable(sock, ANSWER_MS)))
+        count = qg_arbiter_answer(sock, &answer, fds);
+    if (late && !has_ended(sock))
+        return ETIMEDOUT;
     if (count < 0)
         return EPIPE;
     if (answer.status == 0) {
@@ -161,10 +171,15 @@ static void nap_ms(long ms)
 /* An arbiter of before version 2 says EPROTO, or hangs up on what it cannot read: then the next try speaks version 1. */
 static uint32_t speaks = QG_SPEAK;
 
-/* Both end the connection, and the first asks for an older version. */
 static bool hung_up(int status)
 {
     return status == EPROTO || status == EPIPE;
+}
+
+/* All of these end the connection. */
+static bool is_over(int status)
+{
+    return hung_up(status) || status == ETIMEDOUT;
 }
 
 static unsigned registered(void)
@@ -184,7 +199,7 @@ static int register_all(int sock)
         if (!qg_cards[i].visible || reg.registered[i])
             continue;
         int status = register_card(sock, &qg_cards[i], speaks);
-        if (hung_up(status))
+        if (is_over(status))
             return status;
         reg.registered[i] = status == 0;
         if (!why || status == EAGAIN)
@@ -224,7 +239,7 @@ static bool again(int sock)
     __atomic_store_n(&reg.last, status, __ATOMIC_RELEASE);
     if (registered() > before)
         qg_rm_connected(sock, reg.dev, reg.ino); /* its channel groups are told */
-    return !hung_up(status);
+    return !is_over(status);
 }
 
 /* ---- the helper thread ------------------------------------------------------------------------------------ */
@@ -271,8 +286,7 @@ static void stand_by(int sock)
             __atomic_exchange_n(&reg.ring, 0, __ATOMIC_SEQ_CST) || !again(sock))
             return;
         if (!readable) {
-            struct pollfd look = {.fd = sock, .events = POLLIN};
-            if (poll(&look, 1, 0) > 0 && (look.revents & (POLLHUP | POLLERR | POLLNVAL)))
+            if (has_ended(sock))
                 return;
         } else {
             ssize_t got = recv(sock, message.bytes, sizeof(message), MSG_DONTWAIT);
@@ -300,7 +314,7 @@ static void *helper(void *unused)
             reg.sock = sock;
             status = first_round(sock);
         }
-        bool done = status == 0 || (!hung_up(status) && registered());
+        bool done = status == 0 || (!is_over(status) && registered());
         bool older = hung_up(status) && speaks > QG_ABI_OLDEST;
         if (!done)
             speaks = older ? QG_ABI_OLDEST : QG_SPEAK;
@@ -318,7 +332,7 @@ static void *helper(void *unused)
         if (sock >= 0 && qg_same_file(sock, reg.dev, reg.ino))
             close(sock);
         reg.sock = -1;
-        nap_ms(done || older ? 1 : status == ENOTCONN || status == EPIPE ? RETRY_MS : REFUSED_MS);
+        nap_ms(done || older ? 1 : status == ENOTCONN || (is_over(status) && status != EPROTO) ? RETRY_MS : REFUSED_MS);
     }
     return NULL;
 }
@@ -345,7 +359,7 @@ static bool crowded_out(const struct qg_card *card)
 {
     static bool said;
     int last = __atomic_load_n(&reg.last, __ATOMIC_ACQUIRE); /* it lives, and still refuses somebody */
-    if (!last || last == ENOTCONN || hung_up(last) ||
+    if (!last || last == ENOTCONN || is_over(last) ||
         __atomic_load_n(&reg.refused[card - qg_cards], __ATOMIC_ACQUIRE) != ENOSPC)
         return false;
     if (!__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))

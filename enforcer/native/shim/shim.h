@@ -90,6 +90,7 @@ void qg_started(void);
 /* Card of a device ordinal or of the current context; NULL if it is not granted (or there is none). */
 struct qg_card *qg_card_by_ordinal(CUdevice ordinal);
 struct qg_card *qg_card_current(void);
+CUresult qg_card_here(struct qg_card **card); /* the same, and why the driver does not say: a context that died of a fault, or none */
 
 /* register.c */
 void qg_register_start(void);            /* starts the helper thread */

@@ -162,8 +162,17 @@ struct qg_card *qg_card_by_ordinal(CUdevice ordinal)
     return at < 0 ? NULL : &qg_cards[at];
 }
 
-struct qg_card *qg_card_current(void)
+CUresult qg_card_here(struct qg_card **card)
 {
     CUdevice device;
-    return QG_REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS ? qg_card_by_ordinal(device) : NULL;
+    CUresult result = QG_REAL(cuCtxGetDevice)(&device);
+    *card = result == CUDA_SUCCESS ? qg_card_by_ordinal(device) : NULL;
+    return result;
+}
+
+struct qg_card *qg_card_current(void)
+{
+    struct qg_card *card;
+    qg_card_here(&card);
+    return card;
 }
