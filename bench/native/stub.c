@@ -328,7 +328,7 @@ CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_
     if (!stream || stream == CU_STREAM_LEGACY)
         count(&stub.counts.legacy_writes);
     if (stub.refuse_writes)
-        return CUDA_ERROR_NOT_SUPPORTED;
+        return stub.refuse_writes == 1 ? CUDA_ERROR_NOT_SUPPORTED : (CUresult)stub.refuse_writes;
     if (!stub.hold) {
         __atomic_store_n((uint32_t *)(uintptr_t)address, value, __ATOMIC_RELEASE);
         return CUDA_SUCCESS;

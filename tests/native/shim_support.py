@@ -30,6 +30,7 @@ CLOSED, NOTIFY, TRACK, WINDOW, HOLD = 1, 2, 4, 8, 16
 ACTIVE, WHOLE = 1, 3
 GIB, MIB = 1 << 30, 1 << 20
 OUT_OF_MEMORY = 2
+INVALID_HANDLE = 400
 CAP = [24 * GIB]  # of most tests: one card, more than any of them asks for by accident
 SEAL, SHRINK, GROW, WRITE, FUTURE_WRITE = 1, 2, 4, 8, 16
 F_ADD_SEALS = 1033

@@ -247,6 +247,20 @@ def test_child_that_no_handler_of_fork_saw_does_not_crash(tmp_path: Path, arbite
         assert arbiter.card.proc("mem_used") == 21 * s.GIB
 
 
+def test_stream_that_is_lost_spoils_no_other_of_its_context(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    """Its markers are refused because of it, not because the driver has none."""
+    assert probe.ask("stream 1") == 0
+    assert probe.ask(f"refuse_writes {s.INVALID_HANDLE}") == 0
+    assert probe.ask("launch 1 0x10 10") == 0
+    assert probe.ask("sync 1") == 0
+    assert probe.ask("refuse_writes 0") == 0
+    assert arbiter.card.proc("unmarked") == 0, "nothing of it is on the card"
+    assert probe.ask("launch 0 0x10 10") == 0
+    assert probe.ask("sync 0") == 0
+    assert max(arbiter.card.marker(at)[0] for at in range(4)) > 0
+    assert arbiter.card.proc("unmarked") == 0
+
+
 # ---- an arbiter that is late --------------------------------------------------------------------------------
 
 

@@ -121,6 +121,12 @@ $(SHIM_SUBMITS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl -lpthread
 
+# Calls that no program should make: test_shim_odd_calls.py.
+NATIVE += $(BUILD)/test/shim-odd-calls
+$(BUILD)/test/shim-odd-calls: tests/native/shim/odd_calls.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl
+
 # The table of the driver's objects, under sanitizers: test_shim_groups_table.py.
 SHIM_RM_UNIT := tests/native/shim/rm_unit.c $(addprefix $(SHIM_DIR)/,rm_table.c rm_view.c)
 NATIVE += $(BUILD)/test/shim-rm-unit $(BUILD)/test/shim-rm-race

@@ -125,6 +125,8 @@ static CUresult allocate(const struct request *r)
         struct qg_card *card = pool ? qg_pool_card(pool) : card_of_stream(r);
         if (!pool && card)
             pool = qg_pool_current(card);
+        if (!card && qg_stream_lost(r->stream))
+            return forward(r);
         return card && pool && qg_pool_tells(pool) ? by_growth(r, card, pool) : by_size(r, card, context);
     }
     return forward(r);

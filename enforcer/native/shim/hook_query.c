@@ -22,29 +22,24 @@ static void virtual_memory(struct qg_card *card, uint64_t *available, uint64_t *
     *available = least(*available, cap > used ? cap - used : 0);
 }
 
-CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
-{
-    CUresult result = QG_REAL(cuMemGetInfo_v2)(available, total);
-    if (result == CUDA_SUCCESS && ruled()) {
-        uint64_t left = *available, all = *total;
-        virtual_memory(qg_card_current(), &left, &all);
-        *available = left;
-        *total = all;
+/* Either may be NULL: who asks for one of the two only is answered by some drivers. */
+#define GET_INFO(name, type)                                                   \
+    CUresult name(type *available, type *total)                                \
+    {                                                                          \
+        CUresult result = QG_REAL(name)(available, total);                     \
+        if (result == CUDA_SUCCESS && ruled()) {                               \
+            uint64_t left = available ? *available : 0, all = total ? *total : 0; \
+            virtual_memory(qg_card_current(), &left, &all);                    \
+            if (available)                                                     \
+                *available = (type)left;                                       \
+            if (total)                                                         \
+                *total = (type)all;                                            \
+        }                                                                      \
+        return result;                                                         \
     }
-    return result;
-}
 
-CUresult cuMemGetInfo(unsigned int *available, unsigned int *total)
-{
-    CUresult result = QG_REAL(cuMemGetInfo)(available, total);
-    if (result == CUDA_SUCCESS && ruled()) {
-        uint64_t left = *available, all = *total;
-        virtual_memory(qg_card_current(), &left, &all);
-        *available = (unsigned int)left;
-        *total = (unsigned int)all;
-    }
-    return result;
-}
+GET_INFO(cuMemGetInfo_v2, size_t)
+GET_INFO(cuMemGetInfo, unsigned int)
 
 CUresult cuDeviceTotalMem_v2(size_t *total, CUdevice device)
 {

@@ -214,15 +214,25 @@ static void prepare(struct qg_stream *stream, struct marking *mark)
     pthread_mutex_unlock(&stream->lock);
 }
 
+/* Under the lock: nothing of it is on the card. */
+static void clear(struct qg_stream *stream)
+{
+    stream->open_ns = stream->open_low_ns = 0;
+    stream->ring_count = 0;
+}
+
 /* After it. */
-static void publish(struct qg_stream *stream, const struct marking *mark, bool taken)
+static void publish(struct qg_stream *stream, const struct marking *mark, CUresult result)
 {
     pthread_mutex_lock(&stream->lock);
     struct qg_marker *marker = &mark->page->markers[stream->marker];
-    if (stream->dead) { /* its context ended meanwhile: nothing will write the word any more */
+    bool lost = qg_says_lost(result);
+    if (lost)
+        clear(stream);
+    if (stream->dead || lost) { /* it or its context ended meanwhile: nothing will write the word any more */
         __atomic_store_n(&marker->submitted, mark->value, __ATOMIC_SEQ_CST);
         __atomic_store_n(&marker->done, mark->value, __ATOMIC_SEQ_CST);
-    } else if (taken) {
+    } else if (result == CUDA_SUCCESS) {
         __atomic_store_n(&marker->submitted, mark->value, __ATOMIC_SEQ_CST);
         __atomic_store_n(&stream->marked_tick, qg_tick(), __ATOMIC_RELAXED);
         push_ring(stream, mark);
@@ -245,10 +255,10 @@ static void mark_once(struct qg_stream *stream)
     /* The index stays this stream's while a call goes into it. */
     struct qg_marker *marker = &mark.page->markers[__atomic_load_n(&stream->marker, __ATOMIC_RELAXED)];
     CUdeviceptr word = device + (CUdeviceptr)((char *)&marker->done - (char *)mark.page);
-    bool taken = write_word(stream, word, mark.value) == CUDA_SUCCESS;
-    if (!taken) /* not supported here, or the context is in error */
+    CUresult result = write_word(stream, word, mark.value);
+    if (result != CUDA_SUCCESS && !qg_says_lost(result)) /* not supported here, or the context is in error */
         refuse(stream->context);
-    publish(stream, &mark, taken);
+    publish(stream, &mark, result);
 }
 
 /* Its handle means another stream on this thread. */
@@ -369,7 +379,7 @@ static bool asked_over(struct qg_stream *stream)
     leave_context(pushed);
     bool over = result != CUDA_ERROR_NOT_READY &&
                 (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
-    if (over && result != CUDA_SUCCESS)
+    if (over && result != CUDA_SUCCESS && !qg_says_lost(result))
         __atomic_store_n(&stream->context->broken, true, __ATOMIC_RELAXED);
     return over;
 }
@@ -384,10 +394,8 @@ bool qg_stream_over(struct qg_stream *stream)
     bool over = asked_over(stream);
     pthread_mutex_lock(&stream->lock);
     over = over && stream->open_ns == open_ns; /* else a launch came meanwhile, and was not asked about */
-    if (over) {
-        stream->open_ns = stream->open_low_ns = 0;
-        stream->ring_count = 0;
-    }
+    if (over)
+        clear(stream);
     pthread_mutex_unlock(&stream->lock);
     if (!call_ends(stream))
         mark_on(stream);

@@ -188,14 +188,25 @@ static struct qg_stream *new_stream(uint64_t key, CUcontext current, uint64_t th
     return stream;
 }
 
-/* Streams are created in some context; the one that is current at the first launch is not always that one. */
+bool qg_stream_lost(CUstream stream)
+{
+    CUcontext own;
+    return (uint64_t)(uintptr_t)stream > 2 && QG_HAVE(cuStreamGetCtx) &&
+           qg_says_lost(QG_REAL(cuStreamGetCtx)(stream, &own));
+}
+
+/* Streams are created in some context; the one that is current at the first launch is not always that one. A handle that is no
+ * stream's has no home: what is to go into it the driver refuses, and nobody waits for it. */
 static struct home home_of(CUstream stream, CUcontext current)
 {
     struct home home = {current, NULL};
     CUcontext own = NULL, popped;
-    if ((uint64_t)(uintptr_t)stream > 2 && QG_HAVE(cuStreamGetCtx) &&
-        QG_REAL(cuStreamGetCtx)(stream, &own) == CUDA_SUCCESS && own && own != current &&
-        QG_REAL(cuCtxPushCurrent_v2)(own) == CUDA_SUCCESS) {
+    CUresult result = CUDA_SUCCESS;
+    if ((uint64_t)(uintptr_t)stream > 2 && QG_HAVE(cuStreamGetCtx))
+        result = QG_REAL(cuStreamGetCtx)(stream, &own);
+    if (qg_says_lost(result))
+        return home;
+    if (result == CUDA_SUCCESS && own && own != current && QG_REAL(cuCtxPushCurrent_v2)(own) == CUDA_SUCCESS) {
         home.context = own;
         home.card = qg_card_current();
         QG_REAL(cuCtxPopCurrent_v2)(&popped);

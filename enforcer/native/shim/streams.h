@@ -68,7 +68,14 @@ struct qg_stream {
     bool homeless;
 };
 
-/* The stream's record; NULL for a stream on a card that was not granted. ptsz: handle 0 is the per-thread stream. */
+/* An answer that is about the handle of a stream, not about its context: there is no such stream any more. */
+static inline bool qg_says_lost(CUresult result)
+{
+    return result == CUDA_ERROR_INVALID_HANDLE || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+bool qg_stream_lost(CUstream stream); /* asks the driver */
+
+/* The stream's record; NULL for a stream on a card that was not granted, and for none. ptsz: handle 0 is the per-thread stream. */
 struct qg_stream *qg_stream_slow(CUstream stream, bool ptsz);
 
 /* A stream that this thread used lately: one cache line with all that a launch looks at. */
