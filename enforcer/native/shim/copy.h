@@ -24,7 +24,7 @@ struct qg_copied {
 
 /* hook_copy.c. NULL: let through, not counted. */
 struct qg_stream *qg_copy_begin(CUstream stream, bool ptsz, bool waits, struct qg_copied what);
-void qg_copy_end(struct qg_stream *stream, bool waits);
+void qg_copy_end(struct qg_stream *stream, bool waits, CUresult result);
 
 /* small.c: as qg_copy_begin for a call below QG_LARGE. */
 struct qg_stream *qg_small_begin(CUstream stream, bool ptsz, bool waits, struct qg_copied what);
@@ -35,7 +35,7 @@ struct qg_stream *qg_small_begin(CUstream stream, bool ptsz, bool waits, struct 
         struct qg_copied qg_what = {bytes, (uint32_t)(QG_PIECES), QG_ROUTE};                    \
         struct qg_stream *qg_stream = qg_copy_begin(stream, ptsz, waits, qg_what);   \
         CUresult qg_result = QG_REAL(name) arguments;                                \
-        qg_copy_end(qg_stream, waits);                                               \
+        qg_copy_end(qg_stream, waits, qg_result);                                    \
         return qg_result;                                                            \
     }
 

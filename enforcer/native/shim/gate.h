@@ -26,7 +26,7 @@ void qg_gate_wait(struct qg_card *card);
 bool qg_gate_waited(struct qg_stream *stream);
 
 /* The slow half of qg_leave in window mode. */
-void qg_window_leave(struct qg_stream *stream);
+void qg_window_leave(struct qg_stream *stream, CUresult result);
 void qg_window_calm(struct qg_seen *seen);
 extern __thread bool qg_window_open __attribute__((tls_model("initial-exec"))); /* this thread owes a window_leave */
 
@@ -113,14 +113,15 @@ open:
     return stream;
 }
 
-static inline void qg_leave(struct qg_stream *stream)
+/* With the driver's answer: what it refused is not on its way to the card. */
+static inline void qg_leave(struct qg_stream *stream, CUresult result)
 {
     if (!stream)
         return;
     qg_depth = 0;
     bool window = qg_window_open;
     if (QG_UNLIKELY(window))
-        qg_window_leave(stream);
+        qg_window_leave(stream, result);
     struct qg_seen *seen = qg_seen_of(stream->key);
     bool same = seen->stream == stream;
     if (same && seen->skip)

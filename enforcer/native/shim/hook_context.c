@@ -18,6 +18,7 @@ void qg_context_gone(CUcontext context)
         return;
     qg_greens_gone(context);
     qg_memory_context_gone(context);
+    qg_pools_stale(); /* what they keep unused may have gone with it */
     qg_pools_stale();
     qg_pools_settled();
     qg_streams_context_gone(context);

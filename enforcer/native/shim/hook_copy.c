@@ -21,9 +21,9 @@ struct qg_stream *qg_copy_begin(CUstream stream, bool ptsz, bool waits, struct q
     return entered;
 }
 
-void qg_copy_end(struct qg_stream *stream, bool waits)
+void qg_copy_end(struct qg_stream *stream, bool waits, CUresult result)
 {
-    qg_leave(stream);
+    qg_leave(stream, result);
     if (stream && waits)
         qg_observe_stream(stream->handle, false); /* it is over, and nobody may ever ask again */
 }

@@ -232,7 +232,7 @@ static CUresult upload_at_once(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INST
     struct qg_stream *seen = qg_enter(p->hUploadStream, ptsz, NULL, 0);
     CUresult result = ptsz ? DIRECT(QG_REAL(cuGraphInstantiateWithParams_ptsz)(exec, graph, p))
                            : DIRECT(QG_REAL(cuGraphInstantiateWithParams)(exec, graph, p));
-    qg_leave(seen);
+    qg_leave(seen, result);
     for (unsigned i = 0; i < QG_MAX_CARDS; i++)
         if (need.bytes[i])
             qg_graphs_look(&qg_cards[i], need.bytes[i]);
@@ -264,7 +264,7 @@ INSTANTIATES_AND_UPLOADS(cuGraphInstantiateWithParams_ptsz, true)
             return CUDA_ERROR_OUT_OF_MEMORY;                                  \
         struct qg_stream *seen = qg_enter(stream, ptsz, NULL, 0);             \
         CUresult result = QG_REAL(name)(exec, stream);                        \
-        qg_leave(seen);                                                       \
+        qg_leave(seen, result);                                               \
         qg_graph_memory_after(exec, &reserved);                               \
         return result;                                                        \
     }

@@ -14,7 +14,7 @@
             return QG_REAL(name) arguments;                                    \
         struct qg_stream *qg_stream = qg_enter(stream, ptsz, function, 0);     \
         CUresult qg_result = QG_REAL(name) arguments;                          \
-        qg_leave(qg_stream);                                                   \
+        qg_leave(qg_stream, qg_result);                                        \
         return qg_result;                                                      \
     }                                                                          \
     CUresult name parameters                                                   \
@@ -53,7 +53,7 @@ LAUNCH(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream s), (f,
         bool fast = qg_fast(s) || qg_fast_default(s, ptsz);                    \
         struct qg_stream *qg_stream = fast ? NULL : qg_enter(s, ptsz, g, 0);   \
         CUresult qg_result = QG_REAL(name)(g, s);                              \
-        qg_leave(qg_stream);                                                   \
+        qg_leave(qg_stream, qg_result);                                        \
         qg_graph_memory_after(g, &reserved);                                   \
         return qg_result;                                                      \
     }
@@ -96,6 +96,6 @@ CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned
     qg_depth = before;
     for (unsigned int i = 0; i < n; i++)
         if (streams[i])
-            qg_leave(streams[i]);
+            qg_leave(streams[i], result);
     return result;
 }

@@ -116,7 +116,8 @@ static CUresult allocate(const struct request *r)
     else if (ruled() && QG_REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS && r->pointer &&
              (context || qg_stream_key(r->stream, ptsz(r)) > 2)) {
         struct qg_card *here;
-        CUresult dead = context ? qg_card_here(&here) : CUDA_SUCCESS;
+        bool of_context = qg_stream_key(r->stream, ptsz(r)) <= 2;
+        CUresult dead = of_context ? qg_card_here(&here) : CUDA_SUCCESS;
         if (dead != CUDA_SUCCESS)
             return dead;
         CUmemoryPool pool = r->pool;
@@ -125,8 +126,8 @@ static CUresult allocate(const struct request *r)
         struct qg_card *card = pool ? qg_pool_card(pool) : card_of_stream(r);
         if (!pool && card)
             pool = qg_pool_current(card);
-        if (!card && qg_stream_lost(r->stream))
-            return forward(r);
+        if (!card && (qg_stream_lost(r->stream) || (pool && qg_pool_lost(pool))))
+            return forward(r); /* the driver says so */
         return card && pool && qg_pool_tells(pool) ? by_growth(r, card, pool) : by_size(r, card, context);
     }
     return forward(r);

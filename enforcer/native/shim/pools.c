@@ -213,6 +213,11 @@ bool qg_pool_tells(CUmemoryPool handle)
     return tells;
 }
 
+bool qg_pool_lost(CUmemoryPool handle)
+{
+    return attribute(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) == UNKNOWN;
+}
+
 static uint64_t held(enum qg_kind kind, uint64_t key)
 {
     struct qg_entry entry;

@@ -33,6 +33,8 @@ void qg_pool_changed(void);
 /* False: this driver does not tell what it has reserved; then each allocation is charged by itself. */
 bool qg_pool_tells(CUmemoryPool pool);
 
+bool qg_pool_lost(CUmemoryPool pool); /* the driver knows of no such pool */
+
 /* Asks the driver and corrects the charge; reserved bytes of an admission end with it. Returns the growth. */
 uint64_t qg_pool_look(CUmemoryPool pool, struct qg_card *card, uint64_t reserved);
 uint64_t qg_graphs_look(struct qg_card *card, uint64_t reserved);

@@ -45,6 +45,9 @@ static struct hold {
 __thread bool qg_window_open __attribute__((tls_model("initial-exec")));
 static __thread struct qg_sample *sampling __attribute__((tls_model("initial-exec")));
 static __thread struct qg_stream *entering __attribute__((tls_model("initial-exec"))); /* booked, and not launched yet */
+static __thread struct booking {
+    uint64_t ns, low_ns;
+} booking __attribute__((tls_model("initial-exec"))); /* for the one launch that enters */
 __thread bool qg_window_queued __attribute__((tls_model("initial-exec")));
 
 void qg_window_after_fork(void)
@@ -148,6 +151,7 @@ static bool book(struct qg_stream *stream, struct qg_pages *pages, const struct 
     stream->entered++;
     pthread_mutex_unlock(&stream->lock);
     entering = stream;
+    booking = (struct booking){estimate, least};
     qg_stream_works(stream);
     __atomic_store_n(&pages->proc->inflight_us, (at->inflight.sum_ns + estimate) / 1000, __ATOMIC_RELAXED);
     if (!at->inflight.sum_ns) {
@@ -407,13 +411,29 @@ void qg_window_forget(const void *function)
     pthread_mutex_unlock(&qg_window_lock);
 }
 
-void qg_window_leave(struct qg_stream *stream)
+/* Under stream->lock. A marker of another thread that came meanwhile has taken the booking along, and ends it. */
+static void unbook(struct qg_stream *stream)
+{
+    stream->open_ns -= booking.ns < stream->open_ns ? booking.ns : stream->open_ns;
+    stream->open_low_ns -= booking.low_ns < stream->open_low_ns ? booking.low_ns : stream->open_low_ns;
+}
+
+static void drop_sample(void)
+{
+    pthread_mutex_lock(&qg_window_lock);
+    qg_sample_drop(sampling);
+    pthread_mutex_unlock(&qg_window_lock);
+}
+
+void qg_window_leave(struct qg_stream *stream, CUresult result)
 {
     struct qg_pages *pages = qg_pages_of(stream->card);
     qg_window_open = false;
     qg_depth++;
-    if (sampling)
+    if (sampling && result == CUDA_SUCCESS)
         qg_sample_end(sampling, stream);
+    else if (sampling)
+        drop_sample();
     sampling = NULL;
     if (entering != stream)
         not_entering();
@@ -422,6 +442,8 @@ void qg_window_leave(struct qg_stream *stream)
     pthread_mutex_lock(&stream->lock);
     if (entering && stream->entered)
         stream->entered--;
+    if (entering && result != CUDA_SUCCESS)
+        unbook(stream);
     entering = NULL;
     bool due = stream->open_ns >= most || stream->again; /* or somebody wanted one while this launch was under way */
     pthread_mutex_unlock(&stream->lock);

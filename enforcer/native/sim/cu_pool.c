@@ -26,6 +26,7 @@ struct chunk {
     uint64_t size, id;
     CUcontext ctx;
     uint32_t ctx_id; /* 0: the context is gone, and the memory with it */
+    bool lost;       /* ... while pieces of it were in use: the pool has it no more */
     struct piece *pieces;
     struct chunk *next;
 };
@@ -80,7 +81,8 @@ static void drop_chunk(CUmemoryPool pool, struct chunk *chunk)
     while (*link != chunk)
         link = &(*link)->next;
     *link = chunk->next;
-    pool->reserved -= chunk->size;
+    if (!chunk->lost)
+        pool->reserved -= chunk->size;
     if (chunk->ctx_id && cu_handle_ok(CU_CTX, chunk->ctx) && chunk->ctx->id == chunk->ctx_id)
         cu_request(SIM_REQ_FREE, chunk->ctx_id, chunk->id, &rep, sizeof rep, NULL, 0);
     munmap((void *)chunk->base, chunk->size);
@@ -244,8 +246,12 @@ void cu_pool_forget(CUcontext ctx)
             if (chunk->ctx != ctx)
                 continue;
             chunk->ctx_id = 0;
-            if (idle(chunk))
+            if (idle(chunk)) {
                 drop_chunk(all[i], chunk);
+            } else {
+                chunk->lost = true;
+                all[i]->reserved -= chunk->size;
+            }
         }
         end_if_empty(all[i]);
     }
