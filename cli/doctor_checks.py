@@ -11,7 +11,7 @@ from cli import doctor_gres, doctor_slurm, doctor_system
 from cli.card import hardware_words
 from cli.daemon import node_name
 from cli.doctor_result import Check
-from enforcer.daemon.askproto import AskError, ask
+from enforcer.daemon.askproto import AskError, NoDaemonError, ask
 from enforcer.daemon.driver import BrokenNodeError, find_driver
 from enforcer.nvml import CardInfo, NvmlError
 from enforcer.nvml_driver import PynvmlNvml
@@ -142,8 +142,12 @@ def _qgpud(known: Known, config: Config) -> Check:
     run_dir = config.node(known.node).run_dir
     try:
         known.daemon, _ = ask(run_dir, {"op": "status"}, timeout=5)
-    except AskError as error:
+    except NoDaemonError as error:
         return Check("qgpud", "fail", str(error), "systemctl start qgpud; its journal has the reason")
+    except AskError as error:
+        return Check(
+            "qgpud", "fail", str(error), "run qgpu doctor again; the journal of qgpud has the reason"
+        )
     return Check("qgpud", "ok", f"serves {known.daemon['node']}, {known.daemon['grants']} grant(s)")
 
 

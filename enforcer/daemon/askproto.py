@@ -6,9 +6,12 @@ One JSON object per message over run_dir/qgpud.sock, which everybody may connect
 from __future__ import annotations
 
 import array
+import contextlib
+import errno
 import json
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +56,20 @@ def ask(
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
         sock.settimeout(timeout)
         try:
-            sock.connect(str(path))
+            _connect(sock, path, timeout)
             peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             if int.from_bytes(peer[4:8], "little") != owner:
                 raise AskError(f"what answers at {path} is not root's; nothing was asked")
-            sock.send(encode(body))
+            turned_away = not _send(sock, encode(body))
             data, fds = _receive(sock)
         except OSError as error:
             raise NoDaemonError(
                 f"qgpud does not answer at {path} ({error.strerror or error}): start it with systemctl start qgpud"
             ) from None
+    if not data and turned_away:
+        raise AskError(
+            f"qgpud turned the connection at {path} away: too many are open; try again in a few seconds"
+        )
     if not data:
         raise AskError(f"qgpud ended the connection at {path} without an answer; its log has the reason")
     answer = decode(data)
@@ -73,7 +80,34 @@ def ask(
     return answer, fds
 
 
+def _connect(sock: socket.socket, path: Path, timeout: float) -> None:
+    """Where many callers wait to be accepted, wait for a place among them. Raises OSError, AskError."""
+    end = time.monotonic() + timeout
+    while error := sock.connect_ex(str(path)):
+        if error != errno.EAGAIN:
+            raise OSError(error, os.strerror(error))
+        if time.monotonic() > end:
+            raise AskError(f"too many callers wait for qgpud at {path}; try again in a few seconds")
+        time.sleep(0.01)
+
+
+def _send(sock: socket.socket, message: bytes) -> bool:
+    """False: the other end hung up already, and may have said why."""
+    try:
+        sock.send(message)
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
+
+
 def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """What it said; also what it said before it hung up on a question that it did not read."""
+    with contextlib.suppress(ConnectionResetError):
+        return _receive_once(sock)
+    return _receive_once(sock)
+
+
+def _receive_once(sock: socket.socket) -> tuple[bytes, list[int]]:
     data, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
     for level, kind, payload in ancillary:

@@ -95,6 +95,12 @@ class Asks:
             return Reply({"ok": False, "error": f"this node cannot serve it: {error}"})
         return Reply({"ok": True, **reply.body}, reply.fd)
 
+    def knows(self, peer: Peer) -> bool:
+        """Whether this is root, or somebody whom the configuration lets run programs."""
+        return peer.uid == self.owner or may_run(
+            peer.uid, {peer.gid, *peer.groups}, self._users, self._groups
+        )
+
     # ---- what there is ---------------------------------------------------------------------------
 
     def _status(self, question: dict[str, Any], peer: Peer) -> Reply:
@@ -279,9 +285,7 @@ class Asks:
             )
 
     def _check_peer(self, peer: Peer) -> None:
-        if peer.uid != self.owner and not may_run(
-            peer.uid, {peer.gid, *peer.groups}, self._users, self._groups
-        ):
+        if not self.knows(peer):
             raise RefusedError(
                 f"uid {peer.uid} may not run programs without Slurm on {self._service.node.name}: submit a job"
                 " with sbatch --gres=qgpu:30, or have root add you to run.allow_users in qgpu.yaml"

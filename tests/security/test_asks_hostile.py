@@ -15,14 +15,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from asks_support import NOBODY, as_nobody, connect, run_dir, serving, status
 from daemon_support import Serving
 
-from enforcer.clock import SystemClock
 from enforcer.daemon import warden
 from enforcer.daemon.arbiter import ProcessUse
 from enforcer.daemon.askproto import MAX_MESSAGE, SOCK_ASK, AskError, NoDaemonError, ask
 from enforcer.daemon.asks import MAX_RUNS, MAX_RUNS_PER_USER, Asks, Peer
-from enforcer.daemon.askserver import MAX_CLIENTS, MAX_PER_USER, PER_SECOND, _Client
+from enforcer.daemon.askserver import (
+    MAX_CLIENTS,
+    MAX_PER_USER,
+    PER_SECOND,
+    ROOTS,
+    _Client,
+)
 from enforcer.daemon.fakes import FakeNode
 from enforcer.nvml import GpuProcess
 from enforcer.reporting.privacy import Privacy
@@ -31,37 +37,16 @@ from enforcer.reporting.viewserver import View, ViewServer
 from enforcer.reporting.viewserver import ask as view_ask
 from gres.grants import RUN_BASE, Grant, GrantCard
 
-NOBODY = 65534
-
 
 @pytest.fixture
 def served(nodes: Callable[..., FakeNode]) -> Iterator[Serving]:
-    """A daemon that serves in a thread, in a directory that everybody can enter."""
-    with tempfile.TemporaryDirectory(prefix="qgpu-test-") as name:
-        Path(name).chmod(0o755)
-        serving = Serving(nodes(Path(name), clock=SystemClock()))
-        yield serving
-        serving.stop()
+    with serving(nodes) as one:
+        yield one
 
 
 @pytest.fixture
 def node(served: Serving) -> FakeNode:
     return served.node
-
-
-def run_dir(node: FakeNode) -> Path:
-    return node.directory / "run"
-
-
-def connect(node: FakeNode) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.settimeout(10)
-    sock.connect(str(run_dir(node) / SOCK_ASK))
-    return sock
-
-
-def status(node: FakeNode) -> dict[str, object]:
-    return ask(run_dir(node), {"op": "status"}, owner=os.geteuid())[0]
 
 
 def prolog(node: FakeNode, job: int) -> bytes:
@@ -106,6 +91,7 @@ def test_one_users_connections_are_limited_and_silence_costs_nothing(node):
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connect(node)) for _ in range(MAX_PER_USER)]
         late = stack.enter_context(connect(node))
+        assert "at most 16 may be; try again" in json.loads(late.recv(1000))["error"]
         assert late.recv(10) == b"", "turned away"
         assert prolog(node, 9) == b"qgpu-hook/1 0\0", "hooks are not concerned"
         silent.pop().close()
@@ -194,25 +180,6 @@ def test_nobody_listening_is_a_sentence(tmp_path):
 # ---- what one user may cost the others -------------------------------------------------------------
 
 
-def as_nobody(action: Callable[[], object]) -> object:
-    """What the action answers in a process of another user; text of an AskError or ViewError as such."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            os.write(writer, json.dumps(action()).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        data = pipe.read()
-    os.waitpid(pid, 0)
-    return json.loads(data)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to play")
 def test_a_users_questions_have_a_rate_and_roots_have_none(node):
     def ask_often() -> list[str]:
@@ -237,9 +204,9 @@ def test_places_are_kept_for_root_whatever_users_hold(node, served):
     assert asks is not None
     peer = Peer(1, NOBODY, NOBODY, frozenset(), lambda: -1)
     with contextlib.ExitStack() as stack:
-        for number in range(MAX_CLIENTS - MAX_PER_USER):
+        for number in range(MAX_CLIENTS - ROOTS):
             sock = stack.enter_context(socket.socket())
-            asks._clients[-1 - number] = _Client(sock, peer, time.monotonic_ns())
+            asks._clients[-1 - number] = _Client(sock, peer, time.monotonic_ns(), True)
         assert status(node)["ok"], "the administrator is served"
         asks._clients.clear()
 

@@ -107,7 +107,7 @@ def test_an_answer_that_is_no_message_is_a_sentence(service: NodeService) -> Non
         def sendmsg(self, parts: list[bytes], rights: object) -> None:
             sent.extend(parts)
 
-    client = _Client(Sock(), PEER, 0)  # type: ignore[arg-type]
+    client = _Client(Sock(), PEER, 0, True)  # type: ignore[arg-type]
     AskServer._send(AskServer.__new__(AskServer), client, Reply({"ok": True, "x": "y" * MAX_MESSAGE}))
     (message,) = sent
     assert b'"ok": false' in message and b"more than the 65536 of a message" in message

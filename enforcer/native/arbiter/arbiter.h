@@ -39,6 +39,22 @@ struct key {
 
 enum conn_kind { CONN_TENANT = 1, CONN_CONTROL = 2 };
 
+/* How many registrations may be looked at. */
+struct budget {
+    uint32_t left;
+    uint64_t at_ns;
+};
+
+/* Who has connections, or a grant. */
+struct user {
+    struct user *next;
+    uid_t uid;
+    uint32_t conns, waiting; /* to enforcer.sock, and those of them that are not registered */
+    bool stranger; /* no grant of his is known on this node */
+    bool proven;   /* no list of grants came yet, but he showed one that only root can have made */
+    struct budget budget;
+};
+
 /* One accepted connection. */
 struct conn {
     struct key key; /* first */
@@ -47,6 +63,8 @@ struct conn {
     int fd, pidfd;
     pid_t pid;
     uid_t uid;
+    struct user *user; /* CONN_TENANT: whose it is; NULL when it is dead */
+    uint32_t nslots;   /* so many slots were taken over it; registered: at least one */
     bool registered, dead;
     bool watches;     /* CONN_CONTROL: receives QG_CTL_DIED */
     uint64_t told;    /* the same: so many deaths, in order; of later ones it hears when its socket has room */
@@ -208,7 +226,7 @@ struct arbiter {
     uint32_t ncards;
     struct proc *procs;
     struct conn *conns;
-    uint32_t nconns;
+    uint32_t nconns; /* of tenants and strangers */
     uint32_t ndead; /* entries in the lists of dead processes of all tenants */
     uint64_t deaths; /* so many were ever put on these lists */
 };
@@ -308,8 +326,21 @@ void conn_ready(struct arbiter *a, struct conn *c, uint32_t events);
 int conn_sweep(struct arbiter *a, uint64_t now); /* returns how long to wait at most, ms, -1 = for ever */
 void conn_close(struct arbiter *a, struct conn *c);
 bool conn_alive(const struct conn *c);
+void conn_hold(struct conn *c);   /* a slot was taken over it */
+void conn_let_go(struct conn *c); /* and is not any more */
 void register_message(struct arbiter *a, struct conn *c, const void *buf, size_t len, int fd);
 bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t len);
+
+/* users.c: main thread only */
+struct user *user_get(const struct arbiter *a, uid_t uid);
+void user_forget(uid_t uid);                    /* unless something of him is still needed */
+void user_wait(struct user *u, int change);     /* so many more connections of his are not registered */
+void user_prove(struct user *u);
+bool user_may_ask(struct user *u, uint64_t now); /* looking a process up costs some file reads */
+void users_changed(void);                       /* grants came or went */
+void users_review(const struct arbiter *a);     /* so who is a stranger? */
+uint32_t users_strangers(void);                 /* connections of all of them */
+struct user *users_biggest(void);               /* of those who are known and have some that are not registered */
 
 /* report.c: false when the asker does not read */
 bool report_list(struct arbiter *a, struct conn *c, uint32_t of);

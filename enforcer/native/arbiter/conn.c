@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Connections of both sockets: accepted in small portions, counted per user, one message at a time each, so that
- * a user who floods the socket gets refused and nobody else waits for it.
+ * a user who floods the socket gets refused and nobody else waits for it. Users without a grant on this node have a
+ * pool of their own, in which the newest finds a place; of the others none may have more than are still free.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -25,14 +26,19 @@
 #endif
 
 enum {
-    MAX_CONNS = 4096,
+    MAX_CONNS = 4096, /* of users with a grant */
     MAX_CONNS_PER_USER = 1024,
-    MAX_STRANGERS_PER_USER = 256, /* connected, not registered */
+    MAX_WAITING_PER_USER = 256, /* connected, not registered */
+    MAX_STRANGERS = 256,        /* of users without */
+    MAX_STRANGERS_PER_USER = 32,
+    MAX_EARLY = 1024, /* the same two before the first list of grants, when most are tenants that nobody knows yet */
+    MAX_EARLY_PER_USER = 256,
     MAX_CONTROL = 8,
-    ACCEPT_BATCH = 32,
+    BACKLOG = 4096, /* or what the system allows: where it is full, a program tries again 100 ms later */
+    ACCEPT_BATCH = 64,
     MESSAGE_BURST = 64,
     MESSAGES_PER_SECOND = 200,
-    STRANGER_SECONDS = 5
+    WAITING_SECONDS = 5
 };
 
 static int spare_fd = -1; /* given up to answer a caller when descriptors run out */
@@ -65,24 +71,54 @@ int listen_open(struct arbiter *a, const char *name, mode_t mode) {
     mode_t old = umask(0777 & ~mode);
     int bad = bind(fd, (struct sockaddr *)&addr, sizeof(addr));
     umask(old);
-    if (!bad && listen(fd, 1024) == 0) return fd;
+    if (!bad && listen(fd, BACKLOG) == 0) return fd;
     int err = -errno;
     close(fd);
     return err;
 }
 
-static bool allowed(const struct arbiter *a, uid_t uid, enum conn_kind kind) {
-    uint32_t same = 0, strangers = 0, control = 0;
-    if (kind == CONN_CONTROL && uid != 0 && uid != a->owner) return false;
-    for (const struct conn *c = a->conns; c; c = c->next) {
-        if (c->dead) continue;
-        control += c->kind == CONN_CONTROL;
-        if (c->kind == CONN_CONTROL || c->uid != uid) continue;
-        same++;
-        strangers += !c->registered;
+static bool may_control(const struct arbiter *a, uid_t uid) {
+    uint32_t control = 0;
+    for (const struct conn *c = a->conns; c; c = c->next) control += !c->dead && c->kind == CONN_CONTROL;
+    return (uid == 0 || uid == a->owner) && control < MAX_CONTROL;
+}
+
+/* The oldest goes, since it had the time to say what it wanted: so a flood makes the places change hands quickly, but
+ * each caller is heard, and the one among them who can prove that he is none leaves the pool. */
+static bool room_for_stranger(struct arbiter *a, const struct user *u) {
+    uint32_t most = a->ever_synced ? MAX_STRANGERS : MAX_EARLY;
+    if (u->waiting >= (a->ever_synced ? MAX_STRANGERS_PER_USER : MAX_EARLY_PER_USER)) return false;
+    while (users_strangers() >= most) {
+        struct conn *oldest = NULL;
+        for (struct conn *c = a->conns; c; c = c->next) {
+            if (!c->dead && c->user && c->user->stranger && !c->registered) oldest = c;
+        }
+        if (!oldest) break;
+        conn_close(a, oldest);
     }
-    if (kind == CONN_CONTROL) return control < MAX_CONTROL;
-    return a->nconns < MAX_CONNS && same < MAX_CONNS_PER_USER && strangers < MAX_STRANGERS_PER_USER;
+    return true;
+}
+
+/* Nobody may have more than are free: however many fill the table together, there is a place for the next one. Where
+ * they left him little, the newest that is not registered of the one who has most makes room. */
+static bool room_for_known(struct arbiter *a, const struct user *u) {
+    uint32_t known = a->nconns - users_strangers();
+    if (u->conns >= MAX_CONNS_PER_USER || u->waiting >= MAX_WAITING_PER_USER) return false;
+    if (known < MAX_CONNS && u->conns < MAX_CONNS - known) return true;
+    const struct user *biggest = users_biggest();
+    if (!biggest || biggest->conns <= u->conns + 1) return false;
+    struct conn *newest = a->conns;
+    while (newest && (newest->dead || newest->user != biggest || newest->registered)) newest = newest->next;
+    if (newest) conn_close(a, newest);
+    return newest;
+}
+
+static bool allowed(struct arbiter *a, uid_t uid, enum conn_kind kind) {
+    if (kind == CONN_CONTROL) return may_control(a, uid);
+    users_review(a);
+    struct user *u = user_get(a, uid);
+    if (!u) return false;
+    return u->stranger ? room_for_stranger(a, u) : room_for_known(a, u);
 }
 
 /* The process at the other end, held by a pidfd: its number alone could be another's a moment later. */
@@ -96,7 +132,11 @@ static int peer_pidfd(int fd, pid_t pid) {
 
 static struct conn *conn_create(struct arbiter *a, int fd, enum conn_kind kind, const struct ucred *peer) {
     struct conn *c = calloc(1, sizeof(*c));
-    if (!c) return NULL;
+    struct user *u = kind == CONN_TENANT ? user_get(a, peer->uid) : NULL;
+    if (!c || (kind == CONN_TENANT && !u)) {
+        free(c);
+        return NULL;
+    }
     c->key.kind = KEY_CONN;
     c->kind = kind;
     c->fd = fd;
@@ -112,6 +152,10 @@ static struct conn *conn_create(struct arbiter *a, int fd, enum conn_kind kind, 
     }
     c->next = a->conns;
     a->conns = c;
+    if (!u) return c;
+    c->user = u;
+    u->conns++;
+    user_wait(u, 1);
     a->nconns++;
     return c;
 }
@@ -132,20 +176,44 @@ void conn_accept(struct arbiter *a, int listener, enum conn_kind kind) {
             if (errno == EMFILE || errno == ENFILE) refuse_one(listener);
             return;
         }
-        if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) != 0 || !allowed(a, peer.uid, kind) ||
-            !conn_create(a, fd, kind, &peer)) {
+        bool named = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) == 0;
+        if (!named || !allowed(a, peer.uid, kind) || !conn_create(a, fd, kind, &peer)) {
             closer_hang_up(fd);
+            if (named) user_forget(peer.uid);
             continue;
         }
         if (kind == CONN_CONTROL) take_room(fd);
     }
 }
 
+void conn_hold(struct conn *c) {
+    if (c->nslots++) return;
+    c->registered = true;
+    user_wait(c->user, -1);
+}
+
+/* A child of a process that died may hold it, and a slot is what bounds the connections that may stay. */
+void conn_let_go(struct conn *c) {
+    if (--c->nslots) return;
+    c->registered = false;
+    c->since_ns = qg_now_ns();
+    user_wait(c->user, 1);
+}
+
+static void leave(struct arbiter *a, struct conn *c) {
+    struct user *u = c->user;
+    c->user = NULL;
+    a->nconns--;
+    u->conns--;
+    if (!c->registered) user_wait(u, -1);
+    user_forget(c->uid);
+}
+
 void conn_close(struct arbiter *a, struct conn *c) {
     if (c->dead) return;
     c->dead = true;
-    a->nconns--;
-    proc_conn_closed(a, c);
+    if (c->nslots) proc_conn_closed(a, c);
+    if (c->user) leave(a, c);
     epoll_ctl(a->epfd, EPOLL_CTL_DEL, c->fd, NULL); /* it stays open a little, c does not */
     closer_hang_up(c->fd);
     if (c->pidfd >= 0) close(c->pidfd);
@@ -198,7 +266,7 @@ int conn_sweep(struct arbiter *a, uint64_t now) {
     int wait = -1;
     for (struct conn *c = a->conns; c; c = c->next) {
         if (c->dead || c->registered || c->kind == CONN_CONTROL) continue;
-        if (now - c->since_ns > STRANGER_SECONDS * 1000 * QP_MS) conn_close(a, c);
+        if (now - c->since_ns > WAITING_SECONDS * 1000 * QP_MS) conn_close(a, c);
         else wait = 1000;
     }
     for (struct conn **at = &a->conns; *at;) {

@@ -105,6 +105,7 @@ static void on_hello(struct arbiter *a) {
 static void on_synced(struct arbiter *a) {
     each_tenant(a, revoke_unconfirmed, 0);
     a->synced = a->ever_synced = true;
+    users_changed();
     for (uint32_t i = 0; i < a->ncards; i++) {
         struct card *card = a->cards[i];
         pthread_mutex_lock(&card->lock);

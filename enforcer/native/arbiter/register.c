@@ -9,35 +9,10 @@
 
 #include "arbiter.h"
 #include "qg_msg.h"
+#include "qg_seal.h"
 #include "qg_time.h"
 
-#define USERS 64u
-#define USER_BURST 2048u
-#define USER_PER_SECOND 1000u
 #define REFUSALS_PER_SECOND 20u
-
-/* Looking a process up costs some file reads, so each user has a budget of them. */
-static bool user_may_ask(uid_t uid, uint64_t now) {
-    static struct {
-        uid_t uid;
-        uint32_t left;
-        uint64_t at_ns;
-    } users[USERS];
-    uint32_t oldest = 0;
-    for (uint32_t i = 0; i < USERS; i++) {
-        if (users[i].at_ns && users[i].uid == uid) {
-            uint64_t earned = (now - users[i].at_ns) / (1000000000ull / USER_PER_SECOND);
-            if (earned) users[i].at_ns = now;
-            users[i].left = earned > USER_BURST - users[i].left ? USER_BURST : users[i].left + (uint32_t)earned;
-            return users[i].left && users[i].left--;
-        }
-        if (users[i].at_ns < users[oldest].at_ns) oldest = i;
-    }
-    users[oldest].uid = uid;
-    users[oldest].left = USER_BURST - 1;
-    users[oldest].at_ns = now;
-    return true;
-}
 
 /* Refusals are worth a line each, but nobody may fill the disk with them. */
 static void log_refusal(const struct arbiter *a, const struct conn *c, int status, const char *why) {
@@ -75,6 +50,12 @@ static struct tenant *find_tenant(const struct arbiter *a, const struct qg_regis
     return NULL;
 }
 
+/* Who is told to ask again keeps his place meanwhile, over one connection; a stranger would keep it for ever. */
+static void ask_again(struct arbiter *a, struct conn *c, const char *why, uint64_t now) {
+    if (!c->user->stranger || !a->ever_synced) c->since_ns = now;
+    answer(a, c, EAGAIN, why, NULL, 0);
+}
+
 static void join(struct arbiter *a, struct conn *c, struct tenant *t, const struct qg_register *m) {
     uint32_t slot = 0;
     int err = 0;
@@ -84,15 +65,20 @@ static void join(struct arbiter *a, struct conn *c, struct tenant *t, const stru
     if (err == -ENOSPC) {
         answer(a, c, ENOSPC, "the job has too many processes on this card", NULL, 0);
     } else if (p && err == -EAGAIN) {
-        answer(a, c, EAGAIN, "another connection of this process has just registered it; ask again", NULL, 0);
+        ask_again(a, c, "another connection of this process has just registered it; ask again", qg_now_ns());
     } else if (err == -EBUSY) {
         answer(a, c, ENOSPC, "another copy of the driver library in this process is registered already", NULL, 0);
     } else if (err) {
         answer(a, c, -err, "the process cannot be watched", NULL, 0);
     } else {
-        c->registered = true;
         answer(a, c, 0, "", t, slot);
     }
+}
+
+/* Before the list of grants came, a grant that only root can have made tells tenants who come back from strangers. */
+static bool shows_grant(const struct conn *c, const struct qg_register *m, uid_t owner, int fd) {
+    struct qg_grant grant;
+    return fd >= 0 && !qg_grant_from_fd(fd, owner, &grant) && grant.uid == c->uid && grant.job_id == m->job_id;
 }
 
 void register_message(struct arbiter *a, struct conn *c, const void *buf, size_t len, int fd) {
@@ -106,18 +92,22 @@ void register_message(struct arbiter *a, struct conn *c, const void *buf, size_t
         return;
     }
     memcpy(&m, buf, sizeof(m));
-    c->since_ns = qg_now_ns();
     if (!qg_terminated(m.uuid, sizeof(m.uuid))) {
         answer(a, c, EPROTO, "the UUID of the card is not terminated", NULL, 0);
         conn_close(a, c);
         return;
     }
-    if (!user_may_ask(c->uid, c->since_ns)) {
-        answer(a, c, EAGAIN, "too many registrations of this user; ask again", NULL, 0);
+    uint64_t now = qg_now_ns();
+    users_review(a);
+    if (c->user->stranger && !a->synced && shows_grant(c, &m, a->owner, fd)) user_prove(c->user);
+    if (!user_may_ask(c->user, now)) {
+        ask_again(a, c, c->user->stranger ? "too many registrations of users without a grant on this node; ask again"
+                                          : "too many registrations of this user; ask again", now);
         return;
     }
     struct tenant *t = find_tenant(a, &m, &status, why, sizeof(why));
     const char *bad = t ? identify(a, c->pid, c->uid, m.job_id, t->uid, fd, why, sizeof(why)) : why;
-    if (bad) answer(a, c, status, bad, NULL, 0);
-    else join(a, c, t, &m);
+    if (!bad) join(a, c, t, &m);
+    else if (status == EAGAIN) ask_again(a, c, bad, now);
+    else answer(a, c, status, bad, NULL, 0);
 }

@@ -145,6 +145,7 @@ int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g) {
     }
     tenant_update(t, g);
     step_and_unlock(card);
+    users_changed();
     hw_tenant_changed(t);
     return 0;
 }
@@ -159,6 +160,7 @@ static void forget(struct arbiter *a, struct tenant *t) {
 
 void tenant_revoke(struct arbiter *a, struct tenant *t) {
     struct card *card = t->card;
+    users_changed();
     if (t->nprocs == 0) {
         forget(a, t);
         return;
@@ -209,6 +211,10 @@ static void take_slot(struct tenant *t, uint32_t i, struct proc *p, struct conn 
         __atomic_store_n(&page->mem_pending, 0, __ATOMIC_RELAXED);
     }
     s->proc = p;
+    if (s->conn != c) {
+        if (s->conn) conn_let_go(s->conn);
+        conn_hold(c);
+    }
     s->conn = c;
     __atomic_store_n(&s->lost_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&page->mem_used, mem_used, __ATOMIC_RELAXED);
@@ -261,6 +267,7 @@ void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot) {
     pthread_mutex_unlock(&card->lock);
     /* before its slot is given up: what it held must not look free in between */
     dead_add(a, t, t->slots[slot].proc->pid, t->slots[slot].proc->uid, held(t, slot));
+    if (t->slots[slot].conn) conn_let_go(t->slots[slot].conn);
     pthread_mutex_lock(&card->lock);
     memset(&t->job->procs[slot], 0, sizeof(t->job->procs[slot]));
     memset(&t->slots[slot], 0, sizeof(t->slots[slot]));
