@@ -1,6 +1,6 @@
-"""A random program of driver calls, right and wrong ones: `random_calls.py SEED STEPS`. Prints each call's name and result.
+"""A random program of driver calls, right and wrong: `random_calls.py SEED STEPS`. Prints each name and result.
 
-Same seed, same program: what it calls next depends on the seed alone, never on an answer that may differ from run to run.
+Same seed, same program: the next call never depends on an answer that may differ from run to run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,20 @@ import sim_client
 
 MIB = 1 << 20
 NOT_READY = 600
-HANDLES = ("context", "stream", "event", "memory", "module", "function", "pool", "graph", "exec", "array", "range", "physical")
+HANDLES = (
+    "context",
+    "stream",
+    "event",
+    "memory",
+    "module",
+    "function",
+    "pool",
+    "graph",
+    "exec",
+    "array",
+    "range",
+    "physical",
+)
 
 
 class Program:
@@ -28,7 +41,9 @@ class Program:
         self.have["function"].append(self.cuda.work.value or 0)
         self.host = c.create_string_buffer(4 * MIB)
         self.kept: list[object] = []  # what calls under way still read
-        self.calls = {name.removeprefix("do_"): getattr(self, name) for name in dir(self) if name.startswith("do_")}
+        self.calls = {
+            name.removeprefix("do_"): getattr(self, name) for name in dir(self) if name.startswith("do_")
+        }
 
     def pick(self, kind: str) -> c.c_void_p:
         """Mostly the newest, sometimes any, which may be gone, sometimes none."""
@@ -74,7 +89,9 @@ class Program:
     # ---- contexts, streams, events
 
     def do_ctx_create(self) -> int:
-        return self.made("context", "cuCtxCreate_v2", self.random.choice((0, 1, 4)), self.random.choice((0, 0, 0, 9)))
+        return self.made(
+            "context", "cuCtxCreate_v2", self.random.choice((0, 1, 4)), self.random.choice((0, 0, 0, 9))
+        )
 
     def do_ctx_destroy(self) -> int:
         return self.ended(self.cuda.raw("cuCtxDestroy_v2", self.pick("context")))
@@ -139,7 +156,12 @@ class Program:
         return self.made("module", "cuModuleLoadData", sim_client.PTX)
 
     def do_function(self) -> int:
-        return self.made("function", "cuModuleGetFunction", self.pick("module"), self.random.choice((b"qgpu_work", b"other", b"no")))
+        return self.made(
+            "function",
+            "cuModuleGetFunction",
+            self.pick("module"),
+            self.random.choice((b"qgpu_work", b"other", b"no")),
+        )
 
     def do_unload(self) -> int:
         return self.cuda.raw("cuModuleUnload", self.pick("module"))
@@ -152,17 +174,23 @@ class Program:
         return self.cuda.raw(name, self.pick("function"), grid, 1, 1, 1, 1, 1, 0, self.stream(), params, None)
 
     def do_copy_in(self) -> int:
-        return self.cuda.raw("cuMemcpyHtoDAsync_v2", self.pick("memory"), self.host, self.size(4 * MIB), self.stream())
+        return self.cuda.raw(
+            "cuMemcpyHtoDAsync_v2", self.pick("memory"), self.host, self.size(4 * MIB), self.stream()
+        )
 
     def do_copy_out(self) -> int:
         size = c.c_size_t(self.random.choice((0, 8, 4096)))
         return self.cuda.raw("cuMemcpyDtoH_v2", self.host, self.pick("memory"), size)
 
     def do_copy_within(self) -> int:
-        return self.cuda.raw("cuMemcpyDtoDAsync_v2", self.pick("memory"), self.pick("memory"), self.size(), self.stream())
+        return self.cuda.raw(
+            "cuMemcpyDtoDAsync_v2", self.pick("memory"), self.pick("memory"), self.size(), self.stream()
+        )
 
     def do_copy_any(self) -> int:
-        return self.cuda.raw("cuMemcpyDtoDAsync_v2_ptsz", self.pick("memory"), self.pick("memory"), self.size(), self.stream())
+        return self.cuda.raw(
+            "cuMemcpyDtoDAsync_v2_ptsz", self.pick("memory"), self.pick("memory"), self.size(), self.stream()
+        )
 
     def do_fill(self) -> int:
         return self.cuda.raw("cuMemsetD32Async", self.pick("memory"), 7, self.size(), self.stream())
@@ -180,7 +208,9 @@ class Program:
 
     def do_pitch(self) -> int:
         pitch = c.byref(c.c_size_t())
-        return self.made("memory", "cuMemAllocPitch_v2", pitch, c.c_size_t(100), c.c_size_t(10), self.random.choice((4, 5)))
+        return self.made(
+            "memory", "cuMemAllocPitch_v2", pitch, c.c_size_t(100), c.c_size_t(10), self.random.choice((4, 5))
+        )
 
     def do_free(self) -> int:
         return self.over("memory", "cuMemFree_v2")
@@ -208,14 +238,18 @@ class Program:
         return self.cuda.raw("cuMemPoolDestroy", self.pick("pool"))
 
     def do_array(self) -> int:
-        about = (c.c_uint64 * 4)(256, self.random.choice((0, 256)), 0x1 | self.random.choice((1, 4, 3)) << 32, 0)
+        about = (c.c_uint64 * 4)(
+            256, self.random.choice((0, 256)), 0x1 | self.random.choice((1, 4, 3)) << 32, 0
+        )
         return self.made("array", "cuArrayCreate_v2", about)
 
     def do_array_destroy(self) -> int:
         return self.cuda.raw("cuArrayDestroy", self.pick("array"))
 
     def do_reserve(self) -> int:
-        return self.made("range", "cuMemAddressReserve", c.c_size_t(2 * MIB), c.c_size_t(0), c.c_uint64(0), c.c_uint64(0))
+        return self.made(
+            "range", "cuMemAddressReserve", c.c_size_t(2 * MIB), c.c_size_t(0), c.c_uint64(0), c.c_uint64(0)
+        )
 
     def do_physical(self) -> int:
         about = (c.c_uint32 * 16)(1, 0, 1, 0)
@@ -249,7 +283,9 @@ class Program:
         return self.made("graph", "cuGraphCreate", 0)
 
     def do_instantiate(self) -> int:
-        return self.made("exec", "cuGraphInstantiateWithFlags", self.pick("graph"), c.c_uint64(self.random.choice((0, 1))))
+        return self.made(
+            "exec", "cuGraphInstantiateWithFlags", self.pick("graph"), c.c_uint64(self.random.choice((0, 1)))
+        )
 
     def do_graph_launch(self) -> int:
         return self.cuda.raw("cuGraphLaunch", self.pick("exec"), self.stream())
@@ -264,14 +300,27 @@ class Program:
         return self.cuda.raw("cuGraphDestroy", self.pick("graph"))
 
 
-LIKELY = ("launch", "launch", "launch", "copy_in", "alloc", "ctx_set", "stream_create", "captured", "instantiate", "graph_launch")
+LIKELY = (
+    "launch",
+    "launch",
+    "launch",
+    "copy_in",
+    "alloc",
+    "ctx_set",
+    "stream_create",
+    "captured",
+    "instantiate",
+    "graph_launch",
+)
 RARE = ("ctx_destroy", "primary_release", "primary_reset", "ctx_pop", "unload", "capture")
 
 
 def main(seed: int, steps: int) -> None:
     """Runs it."""
     program = Program(seed)
-    names = [name for name in sorted(program.calls) for _ in range(1 if name in RARE else 4)] + list(LIKELY) * 6
+    names = [name for name in sorted(program.calls) for _ in range(1 if name in RARE else 4)] + list(
+        LIKELY
+    ) * 6
     for _ in range(steps):
         name = program.random.choice(names)
         call: Callable[[], int] = program.calls[name]

@@ -90,7 +90,7 @@ def test_work_for_a_stream_that_is_none_delays_nothing(rig: Rig, name: str, size
 
 def test_refused_work_delays_nothing_where_no_marker_can_follow(rig: Rig) -> None:
     """While a stream captures, nothing of ours may be asked or written; its booked length alone was left then."""
-    code = f"""
+    code = """
     d = Cuda(); p = d.alloc(MIB); real, other, graph = d.stream(), d.stream(), c.c_void_p(); begun = time.monotonic()
     d.call("cuStreamBeginCapture_v2", other, 2)
     print(*(d.raw("cuMemsetD32Async", p, 0, c.c_size_t(1 << 42), at) for at in (real, None, real)))

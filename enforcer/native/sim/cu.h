@@ -196,6 +196,7 @@ void cu_stream_setup(CUstream stream, CUcontext ctx, uint32_t slot, unsigned fla
 /* cu_memory.c */
 struct cu_alloc; /* shadow memory of one allocation; see there */
 void cu_memory_forget(CUcontext ctx);
+bool cu_memory_known(CUdeviceptr ptr); /* of the card, or registered with it */
 CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes);
 CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t count);
 CUresult cu_memory_address(CUdeviceptr ptr, size_t bytes, uint64_t *address);

@@ -231,6 +231,18 @@ CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec exec)
 
 /* ---- launch --------------------------------------------------------------------------------------------- */
 
+/* Memory that was freed, and perhaps given out again, since it was captured has no contents that anybody may expect. */
+static CUresult moved(CUresult status)
+{
+    return status == CUDA_ERROR_OUT_OF_MEMORY ? status : CUDA_SUCCESS;
+}
+
+static CUresult captured_copy(const struct sim_cmd *cmd)
+{
+    bool there = (cmd->op == SIM_OP_DTOH || cu_memory_known(cmd->b)) && (cmd->op == SIM_OP_HTOD || cu_memory_known(cmd->c));
+    return there ? moved(cu_memory_copy(cmd->b, cmd->c, cmd->a)) : CUDA_SUCCESS;
+}
+
 CUresult cu_cmd_contents(const struct cu_node *node)
 {
     const struct sim_cmd *cmd = &node->cmd;
@@ -240,9 +252,9 @@ CUresult cu_cmd_contents(const struct cu_node *node)
         return cu_fill2d_contents(node->as.set.dst, node->as.set.pitch, node->as.set.value, node->as.set.elementSize,
                                   node->as.set.width, node->as.set.height);
     if (cmd->op >= SIM_OP_HTOD && cmd->op <= SIM_OP_DTOD && cmd->b) /* captured: destination and source */
-        return cu_memory_copy(cmd->b, cmd->c, cmd->a);
+        return captured_copy(cmd);
     if (cmd->op == SIM_OP_MEMSET && cmd->b) /* captured: destination, and value with width */
-        return cu_memory_fill(cmd->b, (uint32_t)cmd->c, (unsigned)(cmd->c >> 32), cmd->a / (cmd->c >> 32));
+        return moved(cu_memory_fill(cmd->b, (uint32_t)cmd->c, (unsigned)(cmd->c >> 32), cmd->a / (cmd->c >> 32)));
     return CUDA_SUCCESS;
 }
 

@@ -157,6 +157,14 @@ static CUresult side(CUdeviceptr ptr, size_t bytes, uint8_t **address)
     return *address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+bool cu_memory_known(CUdeviceptr ptr)
+{
+    pthread_rwlock_rdlock(&cu_alloc_lock);
+    bool known = cu_alloc_find(ptr) != NULL;
+    pthread_rwlock_unlock(&cu_alloc_lock);
+    return known;
+}
+
 CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes)
 {
     uint8_t *to, *from;
