@@ -5,6 +5,7 @@
 #ifndef QGPU_OWN_PAGE_H
 #define QGPU_OWN_PAGE_H
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -23,7 +24,8 @@ static struct qg_job_page *find_page(void)
             end - start < sizeof(struct qg_job_page))
             continue;
         struct qg_job_page *there = (struct qg_job_page *)start;
-        if (strstr(line, "/memfd:") && there->magic == QG_MAGIC && there->nslots == QG_MAX_PROCS)
+        bool ours = strstr(line, "/memfd:") || strstr(line, "bpf-map");
+        if (ours && there->magic == QG_MAGIC && there->nslots == QG_MAX_PROCS)
             page = there;
     }
     if (maps)

@@ -215,7 +215,11 @@ bool qg_pool_tells(CUmemoryPool handle)
 
 bool qg_pool_lost(CUmemoryPool handle)
 {
-    return attribute(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) == UNKNOWN;
+    pthread_mutex_lock(&lock);
+    const struct qg_pool *pool = find(handle);
+    bool told = pool && pool->place != QG_PLACE_NONE;
+    pthread_mutex_unlock(&lock);
+    return !told && attribute(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) == UNKNOWN;
 }
 
 static uint64_t held(enum qg_kind kind, uint64_t key)
