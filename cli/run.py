@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +21,7 @@ from enforcer.daemon.askproto import AskError, ask
 from gres.units import UnitError, parse_size
 
 FIRST_FD = 100  # out of the way of programs that expect 3, 4, 5
+PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
 NOT_STARTED = 125  # as env(1) and timeout(1): the command itself was never tried
 
 
@@ -65,12 +69,22 @@ def become(run_dir: str, question: dict[str, Any], command: tuple[str, ...]) -> 
         fail(str(error))
     if len(fds) != 1:
         fail("qgpud sent no grant along; is it of another version?")
-    fd = inherited(fds[0])
+    execute(command, environment(answer, inherited(fds[0]), dict(os.environ)))
+
+
+def execute(command: tuple[str, ...], env: dict[str, str]) -> NoReturn:
+    """Become the command as env(1) does: a script without a first line is the shell's."""
+    for (
+        number
+    ) in PYTHONS_OWN:  # ignored here, and the command would inherit that: `yes | head` would never end
+        signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvpe(command[0], command, environment(answer, fd, dict(os.environ)))
+        os.execvpe(command[0], command, env)
     except FileNotFoundError:
         fail(f"{command[0]}: there is no such program", 127)
     except OSError as error:
+        if error.errno == errno.ENOEXEC:
+            os.execve("/bin/sh", ["/bin/sh", shutil.which(command[0]) or command[0], *command[1:]], env)
         fail(f"{command[0]}: {error.strerror}", 126)
 
 
@@ -110,6 +124,8 @@ def _not_started() -> Iterator[None]:
     except click.ClickException as error:
         error.show()
         sys.exit(NOT_STARTED)
+    except (KeyboardInterrupt, click.Abort):
+        fail("interrupted before the command was started")
 
 
 @click.command(cls=RunCommand, context_settings={"allow_interspersed_args": False})

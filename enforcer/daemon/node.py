@@ -29,7 +29,7 @@ from enforcer.daemon.memory_probe import cgroup2_root
 from enforcer.daemon.nvmlworker import NvmlCaller, NvmlStuckError
 from enforcer.daemon.ports import Ports
 from enforcer.daemon.procs import ancestors
-from enforcer.daemon.runs import RunWatch, is_run
+from enforcer.daemon.runs import RETURN_NS, RunWatch, is_run
 from enforcer.daemon.sampling import Sampler
 from enforcer.ledger import Ledger
 from enforcer.nvml import NvmlError
@@ -54,6 +54,7 @@ class NodeService:
     ports: Ports
     grants: dict[int, Grant] = field(default_factory=dict)
     connected: bool = False
+    _connected_ns: int = field(init=False, default=0)
     nvml: NvmlCaller = field(init=False)
     view: CardView = field(init=False)
     live: LiveCards = field(init=False)
@@ -128,8 +129,7 @@ class NodeService:
         self._end_before_boot()
         self.reach_arbiter()  # before the markers: it may still hold the last counters of those jobs
         self.take_markers()
-        for job_id in self.runs.resume(self.grants):
-            self.end(job_id, "exit")
+        self.runs.resume(self.grants, self.ports.clock.monotonic_ns())
         self.memory.check()
         emit(logging.INFO, "started", node=self.node.name, grants=len(self.grants), damaged=len(damaged))
 
@@ -252,6 +252,25 @@ class NodeService:
         self.end(int(text), "epilog")
         return Answer(0)
 
+    def program_ended(self, job_id: int) -> None:
+        """The command of a `qgpu run` is over. What it left on the card stays booked and governed until it is gone."""
+        self.runs.leave(job_id, self.ports.clock.monotonic_ns())
+        self.end_left()
+
+    def end_left(self) -> None:
+        """End the grants of commands that have ended and of which no process is on a card."""
+        now = self.ports.clock.monotonic_ns()
+        # Under an arbiter that has just come the processes are not back yet.
+        if not self.connected or now - self._connected_ns < RETURN_NS or not self.runs.look_due(now):
+            return
+        try:
+            live = {tenant.sample.job_id for tenant in self.ports.arbiter.tenants() if tenant.procs}
+        except ArbiterError as error:
+            self.lose_arbiter(str(error))
+            return
+        for job_id in [job for job in self.runs.left if job not in live]:
+            self.end(job_id, "exit")
+
     def end(self, job_id: int, reason: str) -> None:
         """End a grant: last counters first, since the arbiter forgets a tenant that is revoked."""
         grant = self.grants.pop(job_id, None)
@@ -307,7 +326,7 @@ class NodeService:
         except ArbiterError as error:
             emit(logging.DEBUG, "arbiter-absent", why=error)
             return False
-        self.connected = True
+        self.connected, self._connected_ns = True, self.ports.clock.monotonic_ns()
         self._refusals, self._cards_told = dict(synced.refused), frozenset(synced.uuids)
         emit(logging.INFO, "arbiter-synced", boot=f"{synced.boot_id:016x}", grants=len(active))
         for why in (*synced.refused.values(), *synced.cards_refused):

@@ -1,7 +1,7 @@
 """Grants without Slurm: what `qgpu run` may have (pure), and whether the program that has it still lives.
 
-The program is the process that asked: it runs the command in its own place, so the grant ends with the command.
-Job numbers begin at 2^40, beyond every number of Slurm's.
+The program is the process that asked: it runs the command in its own place, so the grant ends with the command; or, if
+processes of it are on the card then, with the last of those. Job numbers begin at 2^40, beyond every number of Slurm's.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from enforcer.nvml import CardInfo
 from gres.config import Config, JobClass, Node
 from gres.grants import RUN_BASE, Grant, GrantCard, GrantError
 from gres.units import MIB, format_mib
+
+LOOK_NS, SELDOM_NS, OFTEN_NS = 20 * 10**6, 10**9, 2 * 10**9
+RETURN_NS = 1500 * 10**6  # programs that lost their arbiter are back at the next one within 0.4 s
 
 
 class RunRefusedError(RuntimeError):
@@ -203,6 +206,8 @@ class RunWatch:
         self._directory = directory
         self.pidfds: dict[int, int] = {}
         self.pids: dict[int, int] = {}
+        self.left: dict[int, int] = {}  # whose command has ended, and when (monotonic ns)
+        self._looked_ns = 0
 
     def hold(self, job_id: int, pid: int, pidfd: int) -> None:
         """Watch a program. Raises OSError when it cannot be written down; the pidfd is ours in any case."""
@@ -210,17 +215,15 @@ class RunWatch:
         body = json.dumps({"pid": pid, "start": start_ticks(pid)})
         (self._directory / f"{job_id}.run").write_text(body)
 
-    def resume(self, grants: Mapping[int, Grant]) -> list[int]:
-        """After a restart: watch those that still live; the jobs whose program is gone."""
-        gone: list[int] = []
+    def resume(self, grants: Mapping[int, Grant], now_ns: int) -> None:
+        """After a restart: watch those that still live; the command of the others has ended."""
         for job_id in [job for job in grants if is_run(job)]:
             if not self._resumed(job_id):
-                gone.append(job_id)
+                self.left[job_id] = now_ns
         for path in self._directory.glob("*.run"):
             match = _RUN.fullmatch(path.name)
             if match and int(match[1]) not in grants:
                 path.unlink(missing_ok=True)
-        return gone
 
     def _resumed(self, job_id: int) -> bool:
         try:
@@ -235,12 +238,29 @@ class RunWatch:
         self.pidfds[job_id], self.pids[job_id] = pidfd, pid
         return True
 
-    def drop(self, job_id: int) -> None:
-        """Stop watching."""
+    def leave(self, job_id: int, now_ns: int) -> None:
+        """The command has ended; processes that it left may be on the card."""
+        self._forget(job_id)
+        self.left[job_id] = now_ns
+
+    def _forget(self, job_id: int) -> None:
         self.pids.pop(job_id, None)
         pidfd = self.pidfds.pop(job_id, None)
         if pidfd is not None:
             os.close(pidfd)
+
+    def look_due(self, now_ns: int) -> bool:
+        """Whether to ask who is left: often just after a command has ended, seldom for one that went on long ago."""
+        each = LOOK_NS if any(now_ns - since < OFTEN_NS for since in self.left.values()) else SELDOM_NS
+        due = bool(self.left) and now_ns - self._looked_ns >= each
+        if due:
+            self._looked_ns = now_ns
+        return due
+
+    def drop(self, job_id: int) -> None:
+        """Stop watching."""
+        self._forget(job_id)
+        self.left.pop(job_id, None)
         with contextlib.suppress(OSError):
             (self._directory / f"{job_id}.run").unlink(missing_ok=True)
 

@@ -34,6 +34,7 @@ from enforcer.daemon.log import emit
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.notify import notify
 from enforcer.daemon.packets import hang_up, receive
+from enforcer.daemon.runs import LOOK_NS
 from enforcer.layout import SOCK_HOOK
 from gres.units import Duration
 
@@ -170,7 +171,8 @@ class Server:
         self.timers.append(waits)
         dead = Timer(DEAD_NS, service.inspector.look_for_dead, wanted=lambda: service.inspector.waiting)
         limits = Timer(CGROUPS_NS, service.limit_memory, wanted=lambda: service.memory.wanted(service.grants))
-        self.timers += [dead, limits]
+        left = Timer(LOOK_NS, service.end_left, wanted=lambda: bool(service.runs.left))
+        self.timers += [dead, limits, left]
         self.timers.append(Timer(WATCHDOG_NS, lambda: notify("WATCHDOG=1")))
 
     def _every(
@@ -331,7 +333,7 @@ class Server:
 
     def _program_ended(self, job_id: int, _: object) -> None:
         self._unwatch(f"run {job_id}")
-        self.service.end(job_id, "exit")
+        self.service.program_ended(job_id)
 
     def _arbiter_spoke(self, _: object) -> None:
         """Between questions it says nothing: readable means gone, or out of step."""

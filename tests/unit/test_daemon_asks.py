@@ -303,6 +303,11 @@ def test_restart_of_qgpud_keeps_living_programs_and_ends_the_others(node, servic
     file.write_text(json.dumps(json.loads(file.read_text()) | {"start": 1}))  # the number is another's now
     again = node.service()
     again.start()
+    assert set(again.runs.pidfds) == {kept}
+    again.end_left()
+    assert set(again.grants) == {kept, gone}, "what it left may not be back at the arbiter yet"
+    node.clock.advance(2)
+    again.end_left()
     assert set(again.grants) == {kept} == set(again.runs.pidfds)
     assert {p.name for p in service.store.directory.iterdir()} == {
         f"{kept}{s}" for s in (".json", ".grant", ".run")

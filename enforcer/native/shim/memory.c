@@ -17,7 +17,6 @@
 #include "say.h"
 #include "shares.h"
 
-#define QG_JOB_WITHOUT_SLURM (1ull << 40) /* job numbers of `qgpu run` begin here */
 #define RETRY_NS 1000000000u     /* someone else's announcement may stand this long (a slow driver call) */
 #define DEAD_HOLDER_NS 20000000u /* so long the arbiter may take to notice that a process of the job died */
 #define DEAD_GOES_NS 100000000u  /* so long the memory of a dead process may still lie on the card */

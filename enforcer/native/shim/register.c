@@ -354,17 +354,29 @@ void qg_register_first(void)
     }
 }
 
-/* An arbiter that lives and has no room for this process: it waits as at a closed gate until a sibling ends. */
-static bool crowded_out(const struct qg_card *card)
+static void say_shut_out(bool over)
 {
     static bool said;
-    int last = __atomic_load_n(&reg.last, __ATOMIC_ACQUIRE); /* it lives, and still refuses somebody */
-    if (!last || last == ENOTCONN || is_over(last) ||
-        __atomic_load_n(&reg.refused[card - qg_cards], __ATOMIC_ACQUIRE) != ENOSPC)
-        return false;
-    if (!__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
+    if (__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
+        return;
+    if (over)
+        qg_say("this process stands still, because the arbiter of this node did not register it: %s. The grant of a command "
+               "ends with it; let it wait for what it started, or start that with qgpu run.", reg.why);
+    else
         qg_say("this process waits for its turn on the card, because the arbiter of this node did not register it: %s. "
                "Start fewer, or end some.", reg.why);
+}
+
+/* An arbiter that lives and has no room for this process: it waits as at a closed gate until a sibling ends. The same where the
+ * grant is one without Slurm and is over: nobody ends the processes that it left. */
+static bool shut_out(const struct qg_card *card)
+{
+    int last = __atomic_load_n(&reg.last, __ATOMIC_ACQUIRE); /* it lives, and still refuses somebody */
+    int status = __atomic_load_n(&reg.refused[card - qg_cards], __ATOMIC_ACQUIRE);
+    bool over = status == EPERM && qg_info.grant.job_id >= QG_JOB_WITHOUT_SLURM;
+    if (!last || last == ENOTCONN || is_over(last) || (status != ENOSPC && !over))
+        return false;
+    say_shut_out(over);
     return true;
 }
 
@@ -372,7 +384,7 @@ bool qg_register_wait(struct qg_card *card)
 {
     while (__atomic_load_n(&reg.running, __ATOMIC_ACQUIRE)) {
         uint32_t seen = __atomic_load_n(&reg.changed, __ATOMIC_SEQ_CST);
-        uint64_t until = crowded_out(card) ? qg_now_ns() + REFUSED_MS * 1000000ull : reg.started_ns + START_LEASE_NS;
+        uint64_t until = shut_out(card) ? qg_now_ns() + REFUSED_MS * 1000000ull : reg.started_ns + START_LEASE_NS;
         if (qg_pages_of(card) || !wait_change(seen, until))
             break;
     }

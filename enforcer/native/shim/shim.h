@@ -35,6 +35,8 @@ struct qg_pages {
     uint64_t followed_ns;    /* when these took over */
 };
 
+#define QG_JOB_WITHOUT_SLURM (1ull << 40) /* job numbers of `qgpu run` begin here */
+
 struct qg_card {
     const struct qg_grant_card *grant; /* NULL: not in use */
     struct qg_pages *pages;            /* atomic; NULL until registered */
