@@ -18,7 +18,7 @@ import click
 from cli.daemon import config_option, find_daemon, node_option
 from enforcer.abi import ENV_GRANT, ENV_GRANT_FD
 from enforcer.daemon.askproto import AskError, ask
-from gres.units import UnitError, parse_size
+from gres.units import MAX_BYTES, MIB, TooLargeError, UnitError, format_mib, parse_size
 
 FIRST_FD = 100  # out of the way of programs that expect 3, 4, 5
 PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -94,6 +94,8 @@ def mib_of(text: str | None) -> int | None:
         return None
     try:
         size = parse_size(text)
+    except TooLargeError as error:
+        fail(f"--mem: {error}, the limit is {format_mib(MAX_BYTES // MIB)}; write for example --mem 8G")
     except UnitError as error:
         fail(f"--mem: {error}")
     if size < 1 << 20:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any, NoReturn
 
 from cli.daemon import node_name
 from cli.run import NOT_STARTED, become, fail
+from cli.run_directory import private_directory
 from enforcer.fdwait import readable_within, ready
 from enforcer.nvml import NvmlError
 from enforcer.nvml_driver import PynvmlNvml
@@ -121,8 +121,14 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process, by what nobody ignores, when its parent was killed.
+
+    Else the command would go on ungated, as its daemons end. What it started itself is beyond reach.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it was killed before
+        os._exit(NOT_STARTED)
 
 
 @contextlib.contextmanager
@@ -135,7 +141,7 @@ def _running(command: list[str], log: Path, **extra: Any) -> Iterator[subprocess
             stdout=sink,
             stderr=sink,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=functools.partial(_die_with, os.getpid()),
             **extra,
         )
     try:
@@ -220,26 +226,23 @@ def run_private(
     """Start both daemons, run the command under them, end them, and end as the command did."""
     if os.geteuid() != 0:
         fail("--start is for root: what it starts decides what programs may do. Ask qgpud without --start")
-    base = "/run" if os.access("/run", os.W_OK) else None
-    directory = Path(tempfile.mkdtemp(prefix="qgpu-run-", dir=base))
-    directory.chmod(0o755)
     try:
-        path, name = _private_config(given, node, directory)
-        with daemons(path, name, directory) as run_dir:
-            status = _child(run_dir, question, command)
+        with private_directory() as directory:
+            path, name = _private_config(given, node, directory)
+            with daemons(path, name, directory) as run_dir:
+                status = _child(run_dir, question, command)
     except (StartError, NvmlError, ConfigError, OSError) as error:
         fail(str(error))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
     _end_as(status)
 
 
 def _child(run_dir: str, question: dict[str, Any], command: tuple[str, ...]) -> int:
     old = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
         try:
-            _die_with_parent()
+            _die_with(parent)
             signal.pthread_sigmask(signal.SIG_SETMASK, old)
             become(run_dir, question, command)
         except SystemExit as error:

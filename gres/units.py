@@ -26,6 +26,10 @@ class UnitError(ValueError):
     """A size or a duration that cannot be read; the text is a sentence for the person who wrote it."""
 
 
+class TooLargeError(UnitError):
+    """A size that no card has."""
+
+
 def suffix_factor(suffix: str) -> int | None:
     """Bytes per unit of a Slurm suffix ("" -> 1, "GiB" -> 1024^3, "GB" -> 1000^3), None if unknown."""
     low = suffix.lower()
@@ -52,7 +56,7 @@ def parse_size(text: str) -> int:
     # Digits are counted before they are converted: a number of 5000 digits must not cost anything.
     digits = match[1].lstrip("0") or "0"
     if len(digits) > 16 or int(digits) * factor > MAX_BYTES:
-        raise UnitError(f"'{text}' is larger than any card")
+        raise TooLargeError(f"'{text}' is larger than any card")
     return int(digits) * factor
 
 

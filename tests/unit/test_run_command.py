@@ -26,6 +26,10 @@ CONFIG = Path(__file__).resolve().parents[2] / "configs/examples/qgpu.yaml"
         (["--"], "Missing argument"),
         (["--config", "/no/such/file", "--", "true"], "the configuration cannot be read"),
         (["--mem", "1", "--config", str(CONFIG), "--", "true"], "--mem 1 is less than 1M"),
+        (
+            ["--mem", "8388609G", "--config", str(CONFIG), "--", "true"],
+            "--mem: '8388609G' is larger than any card, the limit is 8388608G; write for example --mem 8G",
+        ),
     ],
 )
 def test_what_is_wrong_with_the_options_is_a_sentence_and_125(words, sentence):
