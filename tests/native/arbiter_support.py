@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import time
 import weakref
@@ -71,6 +72,16 @@ def confined() -> tuple[str, ...]:
     (line,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.M)
     kept = ",".join("+" + word.removeprefix("CAP_").lower() for word in line.split())
     return ("setpriv", f"--bounding-set=-all,{kept}", "--no-new-privs") if os.geteuid() == 0 else ()
+
+
+def bpf_arrays() -> bool:
+    """Whether the kernel lets us make them, as it lets the arbiter: not in every container."""
+    sys_bpf, map_create, array, mmapable = 321, 0, 2, 1 << 10
+    attr = ctypes.create_string_buffer(struct.pack("IIIII", array, 4, 4096, 1, mmapable), 128)
+    fd: int = ctypes.CDLL(None).syscall(sys_bpf, map_create, attr, len(attr))
+    if fd >= 0:
+        os.close(fd)
+    return fd >= 0
 
 
 @dataclass

@@ -25,6 +25,7 @@ from arbiter_support import (
     Arbiter,
     Tenant,
     arbiter,
+    bpf_arrays,
     confined,
     connect,
     exchange,
@@ -217,6 +218,7 @@ def punch(tenant: Tenant) -> int:
     return done
 
 
+@pytest.mark.skipif(not bpf_arrays(), reason="the kernel makes no BPF arrays here")
 def test_no_job_can_take_memory_away_that_the_arbiter_reads(tmp_path: Path) -> None:
     """A reader of a page with a hole waits for whoever punches it, and that one may be given no processor at all."""
     with arbiter(tmp_path, binary=ARBITER_ASAN, prefix=confined()) as one, one.link() as link:
