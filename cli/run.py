@@ -21,7 +21,10 @@ from enforcer.daemon.askproto import AskError, ask
 from gres.units import MAX_BYTES, MIB, TooLargeError, UnitError, format_mib, parse_size
 
 FIRST_FD = 100  # out of the way of programs that expect 3, 4, 5
-PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
+PYTHONS_OWN = (
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+)  # ignored here; the command would inherit it, and `yes | head` never end
 NOT_STARTED = 125  # as env(1) and timeout(1): the command itself was never tried
 
 
@@ -74,9 +77,7 @@ def become(run_dir: str, question: dict[str, Any], command: tuple[str, ...]) -> 
 
 def execute(command: tuple[str, ...], env: dict[str, str]) -> NoReturn:
     """Become the command as env(1) does: a script without a first line is the shell's."""
-    for (
-        number
-    ) in PYTHONS_OWN:  # ignored here, and the command would inherit that: `yes | head` would never end
+    for number in PYTHONS_OWN:
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvpe(command[0], command, env)

@@ -129,7 +129,7 @@ class NodeService:
         self._end_before_boot()
         self.reach_arbiter()  # before the markers: it may still hold the last counters of those jobs
         self.take_markers()
-        self.runs.resume(self.grants, self.ports.clock.monotonic_ns())
+        self.runs.resume(self.grants)
         self.memory.check()
         emit(logging.INFO, "started", node=self.node.name, grants=len(self.grants), damaged=len(damaged))
 
@@ -254,21 +254,26 @@ class NodeService:
 
     def program_ended(self, job_id: int) -> None:
         """The command of a `qgpu run` is over. What it left on the card stays booked and governed until it is gone."""
-        self.runs.leave(job_id, self.ports.clock.monotonic_ns())
+        self.runs.leave(job_id)
+        self.end_left()
+
+    def processes_died(self) -> None:
+        """The arbiter has news of processes that ended."""
+        self.inspector.take_deaths()
         self.end_left()
 
     def end_left(self) -> None:
         """End the grants of commands that have ended and of which no process is on a card."""
-        now = self.ports.clock.monotonic_ns()
         # Under an arbiter that has just come the processes are not back yet.
-        if not self.connected or now - self._connected_ns < RETURN_NS or not self.runs.look_due(now):
+        connected_ns = self.ports.clock.monotonic_ns() - self._connected_ns if self.connected else 0
+        if not self.runs.left or connected_ns < RETURN_NS:
             return
         try:
             live = {tenant.sample.job_id for tenant in self.ports.arbiter.tenants() if tenant.procs}
         except ArbiterError as error:
             self.lose_arbiter(str(error))
             return
-        for job_id in [job for job in self.runs.left if job not in live]:
+        for job_id in self.runs.left - live:
             self.end(job_id, "exit")
 
     def end(self, job_id: int, reason: str) -> None:

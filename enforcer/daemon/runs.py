@@ -23,7 +23,6 @@ from gres.config import Config, JobClass, Node
 from gres.grants import RUN_BASE, Grant, GrantCard, GrantError
 from gres.units import MIB, format_mib
 
-LOOK_NS, SELDOM_NS, OFTEN_NS = 20 * 10**6, 10**9, 2 * 10**9
 RETURN_NS = 1500 * 10**6  # programs that lost their arbiter are back at the next one within 0.4 s
 
 
@@ -206,8 +205,7 @@ class RunWatch:
         self._directory = directory
         self.pidfds: dict[int, int] = {}
         self.pids: dict[int, int] = {}
-        self.left: dict[int, int] = {}  # whose command has ended, and when (monotonic ns)
-        self._looked_ns = 0
+        self.left: set[int] = set()  # whose command has ended
 
     def hold(self, job_id: int, pid: int, pidfd: int) -> None:
         """Watch a program. Raises OSError when it cannot be written down; the pidfd is ours in any case."""
@@ -215,11 +213,11 @@ class RunWatch:
         body = json.dumps({"pid": pid, "start": start_ticks(pid)})
         (self._directory / f"{job_id}.run").write_text(body)
 
-    def resume(self, grants: Mapping[int, Grant], now_ns: int) -> None:
+    def resume(self, grants: Mapping[int, Grant]) -> None:
         """After a restart: watch those that still live; the command of the others has ended."""
         for job_id in [job for job in grants if is_run(job)]:
             if not self._resumed(job_id):
-                self.left[job_id] = now_ns
+                self.left.add(job_id)
         for path in self._directory.glob("*.run"):
             match = _RUN.fullmatch(path.name)
             if match and int(match[1]) not in grants:
@@ -238,10 +236,10 @@ class RunWatch:
         self.pidfds[job_id], self.pids[job_id] = pidfd, pid
         return True
 
-    def leave(self, job_id: int, now_ns: int) -> None:
+    def leave(self, job_id: int) -> None:
         """The command has ended; processes that it left may be on the card."""
         self._forget(job_id)
-        self.left[job_id] = now_ns
+        self.left.add(job_id)
 
     def _forget(self, job_id: int) -> None:
         self.pids.pop(job_id, None)
@@ -249,18 +247,10 @@ class RunWatch:
         if pidfd is not None:
             os.close(pidfd)
 
-    def look_due(self, now_ns: int) -> bool:
-        """Whether to ask who is left: often just after a command has ended, seldom for one that went on long ago."""
-        each = LOOK_NS if any(now_ns - since < OFTEN_NS for since in self.left.values()) else SELDOM_NS
-        due = bool(self.left) and now_ns - self._looked_ns >= each
-        if due:
-            self._looked_ns = now_ns
-        return due
-
     def drop(self, job_id: int) -> None:
         """Stop watching."""
         self._forget(job_id)
-        self.left.pop(job_id, None)
+        self.left.discard(job_id)
         with contextlib.suppress(OSError):
             (self._directory / f"{job_id}.run").unlink(missing_ok=True)
 

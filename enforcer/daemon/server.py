@@ -34,7 +34,6 @@ from enforcer.daemon.log import emit
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.notify import notify
 from enforcer.daemon.packets import hang_up, receive
-from enforcer.daemon.runs import LOOK_NS
 from enforcer.layout import SOCK_HOOK
 from gres.units import Duration
 
@@ -42,6 +41,7 @@ MAX_CLIENTS = 256
 CLIENT_SILENCE_NS = 10 * 10**9  # a client that connected and says nothing
 RETRY_NS = 200 * 10**6  # to the arbiter, while it is away
 WATCHDOG_NS = 5 * 10**9
+LEFT_NS = 10**9  # what the deaths that the arbiter tells of did not end, of what commands left on a card
 OBSERVE_NS = 10**9  # live state and metrics
 DEAD_NS = 50 * 10**6  # how often the driver is asked about processes that died (only while there are any)
 CGROUPS_NS = 250 * 10**6  # how often cgroups of jobs are looked for, where the driver has limits for them
@@ -171,7 +171,7 @@ class Server:
         self.timers.append(waits)
         dead = Timer(DEAD_NS, service.inspector.look_for_dead, wanted=lambda: service.inspector.waiting)
         limits = Timer(CGROUPS_NS, service.limit_memory, wanted=lambda: service.memory.wanted(service.grants))
-        left = Timer(LOOK_NS, service.end_left, wanted=lambda: bool(service.runs.left))
+        left = Timer(LEFT_NS, service.end_left, wanted=lambda: bool(service.runs.left))
         self.timers += [dead, limits, left]
         self.timers.append(Timer(WATCHDOG_NS, lambda: notify("WATCHDOG=1")))
 
@@ -319,7 +319,7 @@ class Server:
         if service.connected and (fd := arbiter.fileno()) is not None:
             found["arbiter"] = (fd, self._arbiter_spoke)
         if service.connected and (fd := arbiter.watch_fileno()) is not None:
-            found["deaths"] = (fd, lambda _: service.inspector.take_deaths())
+            found["deaths"] = (fd, lambda _: service.processes_died())
         if nvml is not None:
             found["nvml"] = (nvml, lambda _: service.nvml.collect())
         for job_id, pidfd in service.runs.pidfds.items():

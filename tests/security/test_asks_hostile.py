@@ -10,12 +10,11 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from asks_support import NOBODY, as_nobody, connect, run_dir, serving, status
+from asks_support import NOBODY, as_nobody, connect, run_dir, status
 from daemon_support import Serving
 
 from enforcer.daemon import warden
@@ -36,12 +35,6 @@ from enforcer.reporting.state import NodeState
 from enforcer.reporting.viewserver import View, ViewServer
 from enforcer.reporting.viewserver import ask as view_ask
 from gres.grants import RUN_BASE, Grant, GrantCard
-
-
-@pytest.fixture
-def served(nodes: Callable[..., FakeNode]) -> Iterator[Serving]:
-    with serving(nodes) as one:
-        yield one
 
 
 @pytest.fixture

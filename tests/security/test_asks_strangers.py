@@ -11,18 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from asks_support import NOBODY, as_nobody, connect, run_dir, serving, status
+from asks_support import NOBODY, as_nobody, connect, run_dir, status
 from daemon_support import Serving
 
 from enforcer.daemon.askproto import SOCK_ASK, AskError, NoDaemonError, ask
 from enforcer.daemon.askserver import CROWDED, MAX_PER_STRANGER, MAX_PER_USER, MAX_STRANGERS
 from enforcer.daemon.fakes import FakeNode
-
-
-@pytest.fixture
-def served(nodes: Callable[..., FakeNode]) -> Iterator[Serving]:
-    with serving(nodes) as one:
-        yield one
 
 
 @pytest.fixture

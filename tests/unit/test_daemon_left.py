@@ -18,10 +18,7 @@ def test_grant_ends_with_the_last_process_that_its_command_left_on_the_card(node
     service.end_left()
     assert set(service.grants) == {job}
     node.arbiter.count(job, uuid(node), procs=0)
-    service.end_left()
-    assert set(service.grants) == {job}, "nobody asks more often than each second, so long after"
-    node.clock.advance(1)
-    service.end_left()
+    service.processes_died()
     assert service.grants == {}
     (row,) = read_usage(node.directory / "state/ledger.sqlite", [job])
     assert row.end_reason == "exit"

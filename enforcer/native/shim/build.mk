@@ -103,7 +103,7 @@ $(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit: $(wildcard $(SHIM
 # One small program per group of memory calls; test_shim_memory_*.py look at the ledger after each of its steps.
 SHIM_STEPS := mem_plain mem_pool mem_graph mem_vmm mem_share mem_green mem_variant mem_threads
 NATIVE += $(SHIM_STEPS:%=$(BUILD)/test/shim-%)
-$(SHIM_STEPS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/%.c tests/native/shim/step.h
+$(SHIM_STEPS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/%.c tests/native/shim/step.h tests/native/shim/must.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl
 
@@ -117,13 +117,13 @@ $(BUILD)/test/numbered/libcuda.so.1: $(SHIM_DIR)/symbols.tsv
 # The same for calls that submit work: test_shim_submit_groups.py. `task` does odd things: test_faults_*.py.
 SHIM_SUBMITS := sub_kernel sub_copy sub_fill sub_order sub_graph task evil strange slow
 NATIVE += $(SHIM_SUBMITS:%=$(BUILD)/test/shim-%)
-$(SHIM_SUBMITS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/%.c tests/native/shim/submit.h
+$(SHIM_SUBMITS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/%.c tests/native/shim/submit.h tests/native/shim/must.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl -lpthread
 
 # Calls that no program should make: test_shim_odd_calls.py.
 NATIVE += $(BUILD)/test/shim-odd-calls
-$(BUILD)/test/shim-odd-calls: tests/native/shim/odd_calls.c
+$(BUILD)/test/shim-odd-calls: tests/native/shim/odd_calls.c tests/native/shim/must.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl
 

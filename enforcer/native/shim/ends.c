@@ -63,8 +63,7 @@ static bool bury(struct qg_stream *stream, bool patient)
     qg_clear_unmarked(stream);
     if (!calling)
         qg_release_marker(stream);
-    stream->open_ns = stream->open_low_ns = 0;
-    stream->ring_count = 0;
+    qg_nothing_open(stream);
     stream->again = false;
     qg_homeless_remove(stream);
     pthread_mutex_unlock(&stream->lock);

@@ -99,13 +99,15 @@ static CUresult by_size(const struct request *r, struct qg_card *card, CUcontext
     return result;
 }
 
-/* Memory comes from the card of the stream, which need not be that of the current context; nor need there be one. */
-static struct qg_card *card_of_stream(const struct request *r)
+/* Memory comes from the card of the stream, which need not be that of the current context; nor need there be one. What the driver
+ * says of a current context that it is about, and that died. */
+static CUresult card_of_stream(const struct request *r, struct qg_card **card)
 {
     if (qg_stream_key(r->stream, ptsz(r)) <= 2)
-        return qg_card_current();
-    const struct qg_stream *stream = qg_stream_of(r->stream, ptsz(r));
-    return stream ? stream->card : NULL;
+        return qg_card_here(card);
+    const struct qg_stream *stream = r->pool ? NULL : qg_stream_of(r->stream, ptsz(r)); /* a pool says itself where it is */
+    *card = stream ? stream->card : NULL;
+    return CUDA_SUCCESS;
 }
 
 static CUresult allocate(const struct request *r)
@@ -115,16 +117,16 @@ static CUresult allocate(const struct request *r)
         qg_graph_memory_exists();
     else if (ruled() && QG_REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS && r->pointer &&
              (context || qg_stream_key(r->stream, ptsz(r)) > 2)) {
-        struct qg_card *here;
-        bool of_context = qg_stream_key(r->stream, ptsz(r)) <= 2;
-        CUresult dead = of_context ? qg_card_here(&here) : CUDA_SUCCESS;
+        struct qg_card *card;
+        CUresult dead = card_of_stream(r, &card);
         if (dead != CUDA_SUCCESS)
             return dead;
         CUmemoryPool pool = r->pool;
         if (pool && qg_pool_in_host(pool))
             return forward(r);
-        struct qg_card *card = pool ? qg_pool_card(pool) : card_of_stream(r);
-        if (!pool && card)
+        if (pool)
+            card = qg_pool_card(pool);
+        else if (card)
             pool = qg_pool_current(card);
         if (!card && (qg_stream_lost(r->stream) || (pool && qg_pool_lost(pool))))
             return forward(r); /* the driver says so */

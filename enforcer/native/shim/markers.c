@@ -214,13 +214,6 @@ static void prepare(struct qg_stream *stream, struct marking *mark)
     pthread_mutex_unlock(&stream->lock);
 }
 
-/* Under the lock: nothing of it is on the card. */
-static void clear(struct qg_stream *stream)
-{
-    stream->open_ns = stream->open_low_ns = 0;
-    stream->ring_count = 0;
-}
-
 /* After it. */
 static void publish(struct qg_stream *stream, const struct marking *mark, CUresult result)
 {
@@ -228,7 +221,7 @@ static void publish(struct qg_stream *stream, const struct marking *mark, CUresu
     struct qg_marker *marker = &mark->page->markers[stream->marker];
     bool lost = qg_says_lost(result);
     if (lost)
-        clear(stream);
+        qg_nothing_open(stream);
     if (stream->dead || lost) { /* it or its context ended meanwhile: nothing will write the word any more */
         __atomic_store_n(&marker->submitted, mark->value, __ATOMIC_SEQ_CST);
         __atomic_store_n(&marker->done, mark->value, __ATOMIC_SEQ_CST);
@@ -395,7 +388,7 @@ bool qg_stream_over(struct qg_stream *stream)
     pthread_mutex_lock(&stream->lock);
     over = over && stream->open_ns == open_ns; /* else a launch came meanwhile, and was not asked about */
     if (over)
-        clear(stream);
+        qg_nothing_open(stream);
     pthread_mutex_unlock(&stream->lock);
     if (!call_ends(stream))
         mark_on(stream);

@@ -68,6 +68,13 @@ struct qg_stream {
     bool homeless;
 };
 
+/* Under stream->lock: nothing of it is on the card. */
+static inline void qg_nothing_open(struct qg_stream *stream)
+{
+    stream->open_ns = stream->open_low_ns = 0;
+    stream->ring_count = 0;
+}
+
 /* An answer that is about the handle of a stream, not about its context: there is no such stream any more. */
 static inline bool qg_says_lost(CUresult result)
 {

@@ -26,7 +26,6 @@ struct chunk {
     uint64_t size, id;
     CUcontext ctx;
     uint32_t ctx_id; /* 0: the context is gone, and the memory with it */
-    bool lost;       /* ... while pieces of it were in use: the pool has it no more */
     struct piece *pieces;
     struct chunk *next;
 };
@@ -81,7 +80,7 @@ static void drop_chunk(CUmemoryPool pool, struct chunk *chunk)
     while (*link != chunk)
         link = &(*link)->next;
     *link = chunk->next;
-    if (!chunk->lost)
+    if (chunk->ctx_id || pool->device == ON_HOST)
         pool->reserved -= chunk->size;
     if (chunk->ctx_id && cu_handle_ok(CU_CTX, chunk->ctx) && chunk->ctx->id == chunk->ctx_id)
         cu_request(SIM_REQ_FREE, chunk->ctx_id, chunk->id, &rep, sizeof rep, NULL, 0);
@@ -246,12 +245,9 @@ void cu_pool_forget(CUcontext ctx)
             if (chunk->ctx != ctx)
                 continue;
             chunk->ctx_id = 0;
-            if (idle(chunk)) {
+            all[i]->reserved -= chunk->size;
+            if (idle(chunk))
                 drop_chunk(all[i], chunk);
-            } else {
-                chunk->lost = true;
-                all[i]->reserved -= chunk->size;
-            }
         }
         end_if_empty(all[i]);
     }

@@ -16,15 +16,9 @@
 
 #include <cuda.h>
 
+#include "must.h"
+
 #define CALL(name) ((__typeof__(&name))dlsym(cuda, #name))
-#define MUST(call)                                                                               \
-    do {                                                                                         \
-        int must = (int)(call);                                                                  \
-        if (must) {                                                                              \
-            fprintf(stderr, "%s:%d: %s answered %d\n", __FILE__, __LINE__, #call, must);         \
-            exit(3);                                                                             \
-        }                                                                                        \
-    } while (0)
 #define PARAMETERS 12
 #define PLACE 4096u
 #define LOWEST 0x10000u        /* where a process may have memory: a pointer to it is a number that an array may be long */

@@ -16,6 +16,8 @@
 
 #include <cuda.h>
 
+#include "must.h"
+
 #define MIB ((size_t)1 << 20)
 
 static void *cuda;
@@ -35,14 +37,6 @@ static inline void *step_find(const char *name)
     return found;
 }
 
-#define MUST(call)                                                             \
-    do {                                                                       \
-        int must = (int)(call);                                                \
-        if (must) {                                                            \
-            fprintf(stderr, "%s:%d: %s answered %d\n", __FILE__, __LINE__, #call, must); \
-            exit(3);                                                           \
-        }                                                                      \
-    } while (0)
 #define REFUSED(call)                                                          \
     do {                                                                       \
         int refused = (int)(call);                                             \

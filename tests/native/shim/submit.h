@@ -24,6 +24,8 @@
 
 #include <cuda.h>
 
+#include "must.h"
+
 #define MIB ((size_t)1 << 20)
 #define SIZE (4 * MIB)
 #define PROBE 64u /* copies of this size are ours, to look at results */
@@ -40,14 +42,6 @@ static uint32_t turn;
 __attribute__((unused)) static uint64_t length = 1000; /* of the next kernel, in ns */
 
 #define CALL(name) ((__typeof__(&name))submit_find(#name))
-#define MUST(call)                                                                               \
-    do {                                                                                         \
-        int must = (int)(call);                                                                  \
-        if (must) {                                                                              \
-            fprintf(stderr, "%s:%d: %s answered %d\n", __FILE__, __LINE__, #call, must);         \
-            exit(3);                                                                             \
-        }                                                                                        \
-    } while (0)
 
 static inline void *submit_find(const char *name)
 {
