@@ -118,7 +118,10 @@ def test_command_starts_as_from_a_shell(start, tmp_path):
     """Python ignores two signals, and runs no script without a first line; neither is the command's business."""
     chain = start()
     code, out, _ = chain.said("run", "--", "sh", "-c", "grep SigIgn /proc/self/status; yes | head -1")
-    assert (code, out.split()) == (0, ["SigIgn:", "0" * 16, "y"])
+    _, ignored, said = out.split()
+    assert (code, said) == (0, "y")
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # others may be ignored by who called, as nohup does
+        assert not int(ignored, 16) >> (number - 1) & 1
     script = tmp_path / "script"
     script.write_text('echo "$0" "$1" "$QGPU_GRANT"\n')
     script.chmod(0o755)
