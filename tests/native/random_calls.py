@@ -45,6 +45,12 @@ class Program:
             name.removeprefix("do_"): getattr(self, name) for name in dir(self) if name.startswith("do_")
         }
 
+    def answer(self, name: str) -> int:
+        """What the driver says to this call; that work has not ended yet is no error."""
+        call: Callable[[], int] = self.calls[name]
+        status = call()
+        return 0 if status == NOT_READY else status
+
     def pick(self, kind: str) -> c.c_void_p:
         """Mostly the newest, sometimes any, which may be gone, sometimes none."""
         known, chance = self.have[kind], self.random.random()
@@ -315,18 +321,21 @@ LIKELY = (
 RARE = ("ctx_destroy", "primary_release", "primary_reset", "ctx_pop", "unload", "capture")
 
 
+def names_of(program: Program) -> list[str]:
+    """What is drawn from: each call as often as it is likely."""
+    return [name for name in sorted(program.calls) for _ in range(1 if name in RARE else 4)] + list(
+        LIKELY
+    ) * 6
+
+
 def main(seed: int, steps: int) -> None:
     """Runs it."""
     program = Program(seed)
-    names = [name for name in sorted(program.calls) for _ in range(1 if name in RARE else 4)] + list(
-        LIKELY
-    ) * 6
+    names = names_of(program)
     for _ in range(steps):
         name = program.random.choice(names)
-        call: Callable[[], int] = program.calls[name]
         print(name, end=" ", flush=True)
-        status = call()
-        print(0 if status == NOT_READY else status, flush=True)
+        print(program.answer(name), flush=True)
 
 
 if __name__ == "__main__":

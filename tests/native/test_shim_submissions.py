@@ -216,8 +216,9 @@ def test_every_kind_of_capture_is_left_alone(
 ) -> None:
     arbiter, probe = bed
     arbiter.card.set(s.TRACK)
-    assert probe.ask("sync 0") == 0
+    s.until(lambda: probe.ask("launch 0 0x10 2") == 0 and arbiter.card.proc("unmarked") == 1)
     assert probe.ask(f"invoke {begin}") == 0
+    assert arbiter.card.proc("unmarked") == 0, "the end of what runs is seen, however long the capture takes"
     assert probe.ask("capturing 0 1") == 0
     launches, writes = arbiter.card.proc("launches"), probe.counts()["writes"]
     arbiter.card.set(s.CLOSED | s.TRACK)  # what is captured does not run: it must not wait

@@ -70,9 +70,12 @@ static void capture_began(CUresult result, CUstream s, bool ptsz, struct qg_stre
         qg_capture_begun(known);
 }
 
+/* What was launched before it gets its marker first: none goes in until the capture ends. */
 #define BEGINS(name, ptsz, parameters, arguments)                              \
     CUresult name parameters                                                   \
     {                                                                          \
+        if (tracked())                                                         \
+            qg_observe_stream(s, ptsz);                                        \
         /* Before the call: another thread must not miss it. */                \
         __atomic_add_fetch(&qg_captures, 1, __ATOMIC_SEQ_CST);                 \
         __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);               \
