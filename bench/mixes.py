@@ -169,10 +169,11 @@ def on_card(mix: Mix, card: int) -> Mix:
     return replace(mix, actors=actors)
 
 
-def with_own_changes(scene: Scene, jobs: Iterable[int]) -> Scene:
-    """The same scene with changes of context among processes of one job counted as time of that job.
+def of_turns(scene: Scene, jobs: Iterable[int]) -> Scene:
+    """The same scene by what the arbiter shares out, turns of the card.
 
-    It is the driver that changes between them, inside the job's own turn; the arbiter shares out turns.
+    A job's copies are work of its turn like its kernels. So are changes of context among processes of one job: it is
+    the driver that changes between them.
     """
     owner = {pid: job for job in jobs for pid in scene.pids[job]}
     spans = scene.of(*jobs)
@@ -184,7 +185,10 @@ def with_own_changes(scene: Scene, jobs: Iterable[int]) -> Scene:
         else after
         for before, after in pairwise(spans)
     ]
-    return replace(scene, served=sh.services([*spans[:1], *joined], {job: scene.pids[job] for job in jobs}))
+    return replace(
+        scene,
+        served=sh.services([*spans[:1], *joined, *scene.copies], {job: scene.pids[job] for job in jobs}),
+    )
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,7 @@ class Outcome:
     """What one mix says. `steady` and `above_1s` are None where they are not judged."""
 
     total: float
-    executed: float  # the error by what was executed alone
+    executed: float  # the error by kernels alone
     steady: Errors | None = None
     above_1s: float | None = None  # of fixed-share: beyond N % and a kernel of the tenant's own
 
@@ -211,9 +215,9 @@ def above_1s(scene: Scene, mix: Mix) -> float:
 def outcome(scene: Scene, mix: Mix) -> Outcome:
     """What the trace says about one mix of a scene."""
     if mix.fluctuates:
-        total = come_and_go(with_own_changes(scene, mix.shares), mix.shares)
+        total = come_and_go(of_turns(scene, mix.shares), mix.shares)
         return Outcome(total, total)
-    steady = judge(with_own_changes(scene, mix.shares), mix.shares, mix.policy, mix.longest_us)
+    steady = judge(of_turns(scene, mix.shares), mix.shares, mix.policy, mix.longest_us)
     executed = judge(scene, mix.shares, mix.policy, mix.longest_us)
     return Outcome(
         steady.total, executed.total, steady, above_1s(scene, mix) if mix.policy == FIXED else None
@@ -246,7 +250,7 @@ def line(mix: Mix, found: Outcome) -> Figure:
     note = "(weights of those who are there)"
     if steady := found.steady:
         note = f"(worst second {steady.worst_1s:.2f}; {steady.price.switches_per_s:.0f} changes/s; "
-        note += f"by what was executed alone {found.executed:.2f})"
+        note += f"by kernels alone {found.executed:.2f})"
     return Figure(mix.figure, found.total, "points", TARGET, "<=", 1, note)
 
 

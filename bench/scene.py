@@ -75,6 +75,7 @@ class Scene:
     start: int
     end: int
     served: Mapping[int, sh.Service] = field(repr=False)
+    copies: Sequence[Interval] = ()  # to and from the host, and between cards
 
     def of(self, *jobs: int) -> list[Interval]:
         """What these jobs executed, in order of time."""
@@ -160,12 +161,13 @@ def play(node: Rig, actors: Sequence[Actor], seconds: float) -> Scene:
     start = begin + int(START_S * 1e9)
     pids = {job: [s["pid"] for s in summaries] for job, summaries in told.items()}
     everyone = {pid for own in pids.values() for pid in own}
-    spans = [span for span in node.trace() if span.pid in everyone and span.kind in COMPUTE]
-    spans.sort(key=lambda span: span.t_start)
+    all_of_it = sorted((span for span in node.trace() if span.pid in everyone), key=lambda span: span.t_start)
+    spans = [span for span in all_of_it if span.kind in COMPUTE]
+    copies = [span for span in all_of_it if span.kind not in COMPUTE]
     gates = [gate for gate in node.gates() if gate.job_id in pids]
     logged = {job: _lines(_log(node, job)) for job in pids}
     end = start + int(seconds * 1e9)
-    return Scene(spans, gates, pids, told, logged, start, end, sh.services(spans, pids))
+    return Scene(spans, gates, pids, told, logged, start, end, sh.services(spans, pids), copies)
 
 
 def calm_play(actors: Sequence[Actor], seconds: float, **options: Any) -> Scene:

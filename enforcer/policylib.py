@@ -86,7 +86,7 @@ class QpTenant(ctypes.Structure):
         *_fields(
             c_uint64,
             "last_work_ns idle_since_ns busy_since_ns paused_ns service_ns used_ns unseen_ns drain_ns early_ns"
-            " tail_ns overdue cut_off_ns until_ns",
+            " tail_ns longest_ns overdue cut_off_ns until_ns",
         ),
     ]
 

@@ -128,3 +128,46 @@ def test_work_that_ends_too_late_is_awaited_less_each_time() -> None:
     assert waited[0] == DRAIN_MAX_NS
     assert waited == sorted(waited, reverse=True)
     assert waited[-1] < 2 * MS
+
+
+def drain(card: Card, first: int, took_ns: int) -> None:
+    """Its turn ends, and so much later what it has on the card."""
+    turn_of(card, first)
+    while first in card.open():
+        card.at(card.raw.wake_ns - card.now)
+    card.at(took_ns // 2)
+    card.at(took_ns - took_ns // 2)
+    card[first].undrained = 0
+    card.at(0)
+
+
+def test_a_long_kernel_is_remembered_longer_than_it_is_waited_for() -> None:
+    """Of work that takes now long and now short most drains are short; a limit must know all the same that one kernel
+    may take long, and after a second or two of short ones that none does.
+    """
+    card, first, _ = at_work()
+    drain(card, first, 10 * MS)
+    assert card[first].longest_ns == card[first].tail_ns == 10 * MS
+    for _ in range(10):
+        drain(card, first, 1 * MS)
+    assert card[first].tail_ns < 4 * MS and card[first].longest_ns > 7 * MS
+    for _ in range(20):
+        drain(card, first, 1 * MS)
+    assert card[first].longest_ns < 6 * MS
+
+
+@pytest.mark.parametrize(("longest_ns", "closes_ms"), [(10 * MS, (149.5, 149.9)), (1 * MS, (148, 148.4))])
+def test_who_has_long_kernels_may_use_nearly_all_of_its_second(
+    longest_ns: int, closes_ms: tuple[float, float]
+) -> None:
+    """Of a fresh second: 15 % are 150 ms, less 0.5 ms or 2 ms for what comes after the closing."""
+    card = Card((abi.CLASS_OFFLINE, 15), policy=abi.POLICY_FIXED_SHARE)
+    card.want(0)
+    card.at(0)
+    card.use(0)
+    card[0].budget_ns, card[0].longest_ns = 1000 * MS, longest_ns
+    began = card.now
+    while card.open():
+        card[0].budget_ns = 1000 * MS
+        card.at(100 * US)
+    assert closes_ms[0] <= (card.now - began) / MS <= closes_ms[1]

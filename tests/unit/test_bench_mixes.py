@@ -50,10 +50,20 @@ def test_changes_of_context_inside_a_job_are_its_own_time() -> None:
     ]
     pids = {7: [1, 2], 8: [3]}
     scene = Scene(spans, [], pids, {}, {}, 0, 700 * us, sh.services(spans, pids))
-    seen = mixes.with_own_changes(scene, pids)
+    seen = mixes.of_turns(scene, pids)
     assert scene.served[7].within(0, 700 * us) == 350 * us
     assert seen.served[7].within(0, 700 * us) == 400 * us, "one change; the pause of 100 us is none"
     assert seen.served[8].within(0, 700 * us) == 100 * us
+
+
+def test_copies_are_work_of_the_turn() -> None:
+    """A copy in, a kernel under its end, a copy out: 3 ms of the card, of which the kernel is 1."""
+    at = [Interval(a * MS, b * MS, 0, 1, 0, 1, 17, kind, Piece.LAST, 1, 0) for a, b, kind in (
+        (0, 1, Kind.HTOD), (1, 2, Kind.KERNEL), (1, 3, Kind.DTOH))]  # fmt: skip
+    copies = [span for span in at if span.kind is not Kind.KERNEL]
+    scene = Scene(at[1:2], [], {7: [1]}, {}, {}, 0, 4 * MS, sh.services(at[1:2], {7: [1]}), copies)
+    assert scene.served[7].within(0, 4 * MS) == 1 * MS
+    assert mixes.of_turns(scene, [7]).served[7].within(0, 4 * MS) == 3 * MS
 
 
 def fixed_scene(*spans: Interval) -> tuple[Scene, mixes.Mix]:

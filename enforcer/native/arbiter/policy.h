@@ -110,6 +110,7 @@ struct qp_tenant {
     uint64_t drain_ns;     /* how long it usually takes from the closing of its gate to its last completion */
     uint64_t early_ns;     /* it seldom takes less than that */
     uint64_t tail_ns;      /* the longest such time of late: what may come on top when its gate opens */
+    uint64_t longest_ns;   /* the same of a longer time: some thirty drains */
     uint64_t overdue;      /* how often on end its last completion did not come in time: it is waited for less and less */
     uint64_t cut_off_ns;   /* when the gate closed whose drain was cut off, until its work has ended or its next turn begins; else 0 */
     uint64_t until_ns;     /* output: its limit is reached then at the latest, so the gate is open no longer; 0 = no such time */

@@ -12,6 +12,7 @@
 #define ONE_BIN (4 * QP_MS)   /* 250 of them: 1 s */
 #define TEN_BIN (40 * QP_MS)  /* 250 of them: 10 s */
 #define LEAST_NS QP_MS       /* a turn on a card that would stand still otherwise */
+#define LEAST_LONG_NS 100000u /* the same of one kernel, which may come on top: any room will do */
 #define RECHECK_NS (QP_MS / 2) /* a window that fills is looked at again no earlier */
 #define IDLE_RECHECK_NS (20 * QP_MS) /* the same where nobody waits for it */
 #define ALL_OF_IT 90u         /* percent: hardly anything of the card is left over */
@@ -68,11 +69,12 @@ static int64_t portion(const struct qp_card *c, const struct qp_tenant *t) {
     return (int64_t)min_u64(QP_PORTION * c->slice_ns, t->share * 10 * QP_MS / 4);
 }
 
-/* What drains for longer than any window holds is one kernel, and that may come on top. What the moments add up to in which
- * turns began unheard may not. */
+/* Drained for longer than any window holds: that is one kernel, and most of what it is given is such kernels. */
+static bool has_long_kernels(const struct qp_tenant *t) { return t->longest_ns > QP_FIXED_MOST_US * 1000ull + QP_TICK_NS; }
+
+/* One kernel may come on top. What the moments add up to in which turns began unheard may not. */
 static uint64_t limit_one(const struct qp_tenant *t) {
-    uint64_t window = QP_FIXED_MOST_US * 1000ull + QP_TICK_NS;
-    return t->share * 10 * QP_MS - (t->tail_ns > window ? QP_LATE_NS : QP_MARGIN_NS);
+    return t->share * 10 * QP_MS - (has_long_kernels(t) ? QP_LATE_NS : QP_MARGIN_NS);
 }
 
 static uint64_t limit_ten(const struct qp_tenant *t) { return (t->share + 1) * 100 * QP_MS - QP_MARGIN_NS; }
@@ -116,11 +118,12 @@ static uint64_t fits_at(struct qp_card *c, uint32_t i, uint64_t now, uint64_t on
 /* When a closed gate opens again: for a turn that is worth a change of hands; for less where the card would stand still. */
 static uint64_t reopens_at(struct qp_card *c, uint32_t i, uint64_t now, bool idle) {
     const struct qp_tenant *t = &c->tenant[i];
-    int64_t whole = portion(c, t), enough = idle && whole > (int64_t)LEAST_NS ? (int64_t)LEAST_NS : whole;
+    uint64_t least = has_long_kernels(t) ? LEAST_LONG_NS : LEAST_NS;
+    int64_t whole = portion(c, t), enough = idle && whole > (int64_t)least ? (int64_t)least : whole;
     int64_t lacks = enough - t->budget_ns;
     uint64_t turn = (uint64_t)whole / QP_PORTION, filled = now;
     if (lacks > 0) filled += ((uint64_t)lacks * 100 + t->share - 1) / t->share;
-    return max_u64(filled, fits_at(c, i, now, idle ? min_u64(turn, LEAST_NS) : turn, t->tail_ns));
+    return max_u64(filled, fits_at(c, i, now, idle ? min_u64(turn, least) : turn, t->tail_ns));
 }
 
 /* The same where somebody else uses the card. */

@@ -130,6 +130,7 @@ static void learn_drain(struct qp_tenant *t, uint64_t took, bool looked) {
     t->early_ns = looked ? min_u64(mean, most) : t->early_ns / 4;
     t->drain_ns = t->drain_ns + took / 8 - t->drain_ns / 8;
     t->tail_ns = max_u64(took, t->tail_ns - t->tail_ns / 8);
+    t->longest_ns = max_u64(took, t->longest_ns - t->longest_ns / 32);
 }
 
 /* When the draining tenant is looked at next: seldom until it may have ended, then the more often the sooner that was. Of one
