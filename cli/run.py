@@ -21,10 +21,8 @@ from enforcer.daemon.askproto import AskError, ask
 from gres.units import MAX_BYTES, MIB, TooLargeError, UnitError, format_mib, parse_size
 
 FIRST_FD = 100  # out of the way of programs that expect 3, 4, 5
-PYTHONS_OWN = (
-    signal.SIGPIPE,
-    signal.SIGXFSZ,
-)  # ignored here; the command would inherit it, and `yes | head` never end
+# ignored here; the command would inherit it, and `yes | head` never end
+PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
 NOT_STARTED = 125  # as env(1) and timeout(1): the command itself was never tried
 
 

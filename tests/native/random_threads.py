@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import random_calls
-import sim_client
 
 HANDS = 4  # threads that have a program one after the other
 MOST = 6  # contexts of each
@@ -44,8 +43,7 @@ class Threaded(random_calls.Program):
         self.said: list[str] = []
         context = c.c_void_p()
         self.cuda.call("cuCtxCreate_v2", c.byref(context), 0, 0)
-        self.cuda.call("cuModuleLoadData", c.byref(self.cuda.module), sim_client.PTX)
-        self.cuda.call("cuModuleGetFunction", c.byref(self.cuda.work), self.cuda.module, b"qgpu_work")
+        self.cuda.load()
         self.have |= {"context": [context.value or 0], "function": [self.cuda.work.value or 0]}
         for name in self.SHARED:
             del self.calls[name]
@@ -55,7 +53,7 @@ class Threaded(random_calls.Program):
     def do_ctx_create(self) -> int:
         """Not so many that the card's memory ends: who comes first then has it."""
         known = [context for context in self.have["context"] if context]
-        return super().do_ctx_create() if len(known) < MOST else self.over("context", "cuCtxDestroy_v2")
+        return super().do_ctx_create() if len(known) < MOST else self.answer("ctx_destroy")
 
     def over(self, kind: str, name: str, *args: object) -> int:
         """What is gone is not picked again: its handle may be another program's by then."""

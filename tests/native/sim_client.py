@@ -24,6 +24,10 @@ class Cuda:
         self.ctx = c.c_void_p()
         self.call("cuDevicePrimaryCtxRetain", c.byref(self.ctx), device)
         self.call("cuCtxSetCurrent", self.ctx)
+        self.load()
+
+    def load(self) -> None:
+        """The kernel, into the current context."""
         self.module, self.work = c.c_void_p(), c.c_void_p()
         self.call("cuModuleLoadData", c.byref(self.module), PTX)
         self.call("cuModuleGetFunction", c.byref(self.work), self.module, b"qgpu_work")

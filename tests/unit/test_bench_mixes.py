@@ -58,10 +58,12 @@ def test_changes_of_context_inside_a_job_are_its_own_time() -> None:
 
 def test_copies_are_work_of_the_turn() -> None:
     """A copy in, a kernel under its end, a copy out: 3 ms of the card, of which the kernel is 1."""
-    at = [Interval(a * MS, b * MS, 0, 1, 0, 1, 17, kind, Piece.LAST, 1, 0) for a, b, kind in (
-        (0, 1, Kind.HTOD), (1, 2, Kind.KERNEL), (1, 3, Kind.DTOH))]  # fmt: skip
-    copies = [span for span in at if span.kind is not Kind.KERNEL]
-    scene = Scene(at[1:2], [], {7: [1]}, {}, {}, 0, 4 * MS, sh.services(at[1:2], {7: [1]}), copies)
+    copy_in, kernel, copy_out = (
+        Interval(start * MS, end * MS, 0, 1, 0, 1, 17, kind, Piece.LAST, 1, 0)
+        for start, end, kind in ((0, 1, Kind.HTOD), (1, 2, Kind.KERNEL), (1, 3, Kind.DTOH))
+    )
+    served = sh.services([kernel], {7: [1]})
+    scene = Scene([kernel], [], {7: [1]}, {}, {}, 0, 4 * MS, served, [copy_in, copy_out])
     assert scene.served[7].within(0, 4 * MS) == 1 * MS
     assert mixes.of_turns(scene, [7]).served[7].within(0, 4 * MS) == 3 * MS
 
