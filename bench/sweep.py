@@ -4,20 +4,31 @@ Every corner of the hardware's time slice, the cost of a change of context and t
 other kernels, a card that stands still for 50 ms now and then, launches that stay in the driver for 50 ms. The queue
 is 1024 commands deep everywhere. A round is two runs (bench/sweeprun.py) of each point; there are three rounds, and at
 each point the median counts, but of what is promised never to happen the worst. Each promise is judged at each point,
-the worst is reported with its name.
+the worst is reported with its name. Eight seconds have eight requests that find offline on the card: where online's
+p99 comes near its target, it is measured again in runs as long as those of `harvest`.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from bench.figures import Figure
+from bench.figures import NEAR, Figure
+from bench.harvest import SELDOM
 from bench.points import CORNERS, P99_RATIO, POINTS, Point
 from bench.shares import TARGET, TARGET_1S
-from bench.sweeprun import FREE_US, Further, Result, ShareErrors, measure, measure_further
+from bench.sweeprun import (
+    FREE_US,
+    ONE_IN_20,
+    Further,
+    Result,
+    ShareErrors,
+    measure,
+    measure_further,
+    measure_ratio,
+)
 from enforcer import evaluate as ev
 
 GATE_US, BACK_MS, HARVEST = 200, 102, 0.97
@@ -180,12 +191,35 @@ def judged(rounds: Sequence[Seen]) -> Iterator[Figure]:
         yield of_rounds(same).worst(len(rounds))
 
 
+def near(rounds: Sequence[Seen]) -> list[Point]:
+    """Points where online's p99 comes near its target, on either side: a longer run could say otherwise."""
+    return [
+        point
+        for point in rounds[0]
+        if not point.p99_beyond
+        and statistics.median(found[point].second.ratio for found in rounds) - 1 > NEAR * (P99_RATIO - 1)
+    ]
+
+
+def settled(rounds: Sequence[Seen], ratio: Callable[[Point], float]) -> list[Seen]:
+    """The rounds with what longer runs say of online's p99 at those points, one of each point for each round."""
+    points = near(rounds)
+    return [
+        {
+            point: replace(seen, second=replace(seen.second, ratio=ratio(point))) if point in points else seen
+            for point, seen in found.items()
+        }
+        for found in rounds
+    ]
+
+
 def figures(quick: bool) -> Iterator[Figure]:
     """Every promise over all points."""
     points, count, rounds = ((CORNERS[0], CORNERS[-1]), 8, 1) if quick else (POINTS, 21, ROUNDS)
+    found = [
+        {point: Found(measure(point, count), measure_further(point, count)) for point in points}
+        for _ in range(rounds)
+    ]
     yield from judged(
-        [
-            {point: Found(measure(point, count), measure_further(point, count)) for point in points}
-            for _ in range(rounds)
-        ]
+        found if quick else settled(found, lambda point: measure_ratio(point, SELDOM[ONE_IN_20]))
     )

@@ -183,6 +183,16 @@ def share_errors(
     )
 
 
+def measure_ratio(point: Point, seconds: float) -> float:
+    """online's p99 over that of its twin at this point, in a run of nothing else."""
+    two = pair(ONE_IN_20, 0)
+    with rig(cards=2, sim_options=point.options) as node:
+        admit(node, two.actors)
+        with stalled(node, point.stalls, [[two.offline]]) as stalls:
+            scene = play(node, two.actors, seconds)
+    return p99_ratio(scene, two.shared.job_id, two.alone.job_id, stalls.meet)
+
+
 def measure(point: Point, count: int, **settings: Any) -> Result:
     """The first run: so many online bursts at this point, with these settings of the cards."""
     who = cast(point)

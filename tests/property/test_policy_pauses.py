@@ -6,6 +6,7 @@ import pytest
 from policy_card import Card, two
 from test_policy_turns import deep_queue
 
+from enforcer import abi
 from enforcer.policylib import (
     DRAIN_LEAST_NS,
     DRAIN_MAX_NS,
@@ -160,14 +161,18 @@ def test_an_end_that_is_foreseen_too_late_and_not_told_is_paid_for() -> None:
 
 
 def test_a_drain_longer_than_ever_is_cut_off_soon() -> None:
-    """A hung kernel of a tenant whose drains are known, and one of a tenant of which nothing is known."""
-    for tail, most in (
-        (0, DRAIN_MAX_NS),
-        (1 * MS, DRAIN_LEAST_NS),
-        (5 * MS, 40 * MS),
-        (60 * MS, DRAIN_MAX_NS),
+    """A hung kernel of a tenant whose drains are known, and one of a tenant of which nothing is known. Under a limit, which
+    the next one would pay from while the card stands still, the first one pays for as long as any is awaited."""
+    burst, fixed = abi.POLICY_BURST_SHARE, abi.POLICY_FIXED_SHARE
+    for policy, tail, most in (
+        (burst, 0, DRAIN_MAX_NS),
+        (burst, 1 * MS, DRAIN_LEAST_NS),
+        (burst, 5 * MS, 40 * MS),
+        (burst, 60 * MS, DRAIN_MAX_NS),
+        (fixed, 1 * MS, DRAIN_MAX_NS),
+        (fixed, 60 * MS, DRAIN_MAX_NS),
     ):
-        card, first, other = two()
+        card, first, other = two(policy)
         card.use(first)
         card[first].tail_ns = tail
         while card.open() == [first]:

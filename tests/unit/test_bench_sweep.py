@@ -140,6 +140,25 @@ def test_at_each_point_the_median_of_the_rounds_counts_and_of_a_bound_the_worst(
     assert (above.value, above.verdict) == (0.2, "short") and "worst of 3 rounds" in above.spread
 
 
+def test_where_onlines_p99_comes_near_its_target_longer_runs_decide_on_either_side() -> None:
+    far, below, above, beyond = Point(), Point(kernel_us=20), Point(kernel_us=450), Point(switch_us=500)
+    ratios = {
+        far: (1.0, 1.03, 1.2),
+        below: (1.045, 1.0, 1.2),
+        above: (1.1, 1.0, 1.2),
+        beyond: (1.2, 1.2, 1.2),
+    }
+    rounds = [{point: found(ratio=each[i], others=1.0) for point, each in ratios.items()} for i in range(3)]
+    longer = {below: iter((1.06, 1.07, 1.0)), above: iter((1.01, 1.04, 1.3))}
+    decided = sweep.settled(rounds, lambda point: next(longer[point]))
+    assert [[seen[point].second.ratio for seen in decided] for point in ratios] == [
+        [1.0, 1.03, 1.2], [1.06, 1.07, 1.0], [1.01, 1.04, 1.3], [1.2, 1.2, 1.2],
+    ]  # fmt: skip
+    figures = {figure.name: figure for figure in sweep.judged(decided)}
+    assert figures["sweep_online_p99_ratio"].value == 1.06
+    assert figures["sweep_online_p99_ratio"].detail[above.name] == 1.04
+
+
 def test_launches_that_stay_in_the_driver_are_short_in_a_line_of_their_own() -> None:
     figures = judged(
         {

@@ -98,10 +98,12 @@ static uint64_t pause_look(const struct qp_class *s, const struct qp_tenant *h, 
     return now + max_u64(least, min_u64(used / 4, QP_PAUSE_NS));
 }
 
-/* How long the last completion of a tenant is awaited. Longer than it ever took of late says that it hangs. */
-static uint64_t drain_most(const struct qp_tenant *t) {
+/* How long the last completion of a tenant is awaited. Longer than it ever took of late says that it hangs. Under fixed-share
+ * it pays for that from its own share, and whoever is given a card that stands still would pay for time it cannot have. */
+static uint64_t drain_most(const struct qp_class *s, const struct qp_tenant *t) {
     uint64_t usual = max_u64(QP_DRAIN_TAILS * t->tail_ns, QP_DRAIN_LEAST_NS);
-    return (t->tail_ns ? min_u64(usual, QP_DRAIN_MAX_NS) : QP_DRAIN_MAX_NS) >> t->overdue;
+    bool known = t->tail_ns && !fixed(s);
+    return (known ? min_u64(usual, QP_DRAIN_MAX_NS) : QP_DRAIN_MAX_NS) >> t->overdue;
 }
 
 /* Does the holder give the card to somebody else now? */
@@ -187,7 +189,7 @@ static bool hand_over(struct qp_card *c, int k, const struct side *m, uint64_t n
         s->bare = !c->tenant[s->draining].undrained && !(c->tenant[s->draining].gate & QG_GATE_CLOSED);
         c->again |= s->bare;
         s->drain_from_ns = now;
-        s->drain_until_ns = now + drain_most(&c->tenant[s->draining]);
+        s->drain_until_ns = now + drain_most(s, &c->tenant[s->draining]);
     }
     if (s->draining < 0) return false;
     struct qp_tenant *d = &c->tenant[s->draining];
