@@ -161,8 +161,9 @@ def test_an_end_that_is_foreseen_too_late_and_not_told_is_paid_for() -> None:
 
 
 def test_a_drain_longer_than_ever_is_cut_off_soon() -> None:
-    """A hung kernel of a tenant whose drains are known, and one of a tenant of which nothing is known. Under a limit, which
-    the next one would pay from while the card stands still, the first one pays for as long as any is awaited."""
+    """A hung kernel of a tenant whose drains are known, and one of a tenant of which nothing is known. Under a limit
+    the next one would pay for a card that stands still: there the first one pays, for as long as any is awaited.
+    """
     burst, fixed = abi.POLICY_BURST_SHARE, abi.POLICY_FIXED_SHARE
     for policy, tail, most in (
         (burst, 0, DRAIN_MAX_NS),
