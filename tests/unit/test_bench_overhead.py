@@ -30,8 +30,15 @@ def test_the_load_that_loses_most_is_the_figure() -> None:
     }
     figure = overhead.solo_judged(found)
     assert (figure.value, figure.verdict, figure.runs) == (pytest.approx(1.01), "short", 3)
-    assert figure.spread.startswith("(worst at short; long: 1.0000 (1.0000 to 1.0200, noise 0.0148)")
+    assert figure.spread.startswith("(worst at short; long: 1.0000 (1.0000 to 1.0200, noise 0.0148, 3 pairs)")
     assert figure.detail["short, noise"] == 0
+
+
+def test_a_median_is_in_doubt_by_the_spread_of_its_pairs_and_their_number() -> None:
+    calm = [overhead.Pair(1000 + i % 3, 1000) for i in range(11)]
+    noisy = [overhead.Pair(1000 + 20 * (i % 3), 1000) for i in range(11)]
+    assert 0 < overhead.doubt_of(calm) < overhead.SOLO_DOUBT < overhead.doubt_of(noisy)
+    assert overhead.doubt_of(noisy * 4) == pytest.approx(overhead.doubt_of(noisy) / 2)
 
 
 def test_loads_differ_in_length_waiting_and_kind_of_submission() -> None:

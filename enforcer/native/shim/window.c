@@ -28,7 +28,10 @@
 #define NEW_PARTS 8u              /* a function of which little is known fills at least this part of any window */
 #define UNKNOWN_PARTS 2u          /* such a window is not filled by one unknown function, but by so many */
 
-pthread_mutex_t qg_window_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Held for less than a microsecond, but by each thread that launches: who finds it taken looks again before it asks the kernel
+ * to wake it, or eight threads spend half of their time on that. */
+#define UNLOCKED PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
+pthread_mutex_t qg_window_lock = UNLOCKED;
 struct qg_functions qg_functions;
 unsigned qg_let_through, qg_booked;
 static struct progress {
@@ -52,7 +55,7 @@ __thread bool qg_window_queued __attribute__((tls_model("initial-exec")));
 
 void qg_window_after_fork(void)
 {
-    pthread_mutex_init(&qg_window_lock, NULL);
+    qg_window_lock = (pthread_mutex_t)UNLOCKED;
     memset(&qg_functions, 0, sizeof(qg_functions));
     qg_samples_after_fork();
     memset(progress, 0, sizeof(progress));
