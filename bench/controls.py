@@ -134,6 +134,7 @@ def latency_by_count(values: Sequence[float]) -> Figure:
         len(values),
         note,
         at_most=COUNT + 0.5,
+        proof=True,
     )
 
 

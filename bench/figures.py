@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
-NEAR, RUNS_WHEN_NEAR = 0.8, 3  # of the way to a target; from there on one run says little
+NEAR, RUNS_WHEN_NEAR = 0.8, 3  # of the way to a target; from there on, and beyond it, one run says little
 
 
 def enough_runs(once: Callable[[], T], near: Callable[[T], bool]) -> list[T]:
-    """One run, or several where it came near a target, on either side: another could come to the other verdict."""
+    """One run, or several where it came near a target or missed it: another could come to the other verdict."""
     first = once()
     return [first, *(once() for _ in range(RUNS_WHEN_NEAR - 1))] if near(first) else [first]
 
@@ -22,7 +22,8 @@ class Figure:
 
     `sense` says which side of the target is good, `at_most` where the good values end on the other side. A control
     is measured with the mechanism switched off and must come out short, which shows that the bench can tell the
-    difference. `spread` is what the same figure did over the runs; `detail` goes into the record only.
+    difference; a `proof` is a value that is known, and shows the same where it comes out. `spread` is what the same
+    figure did over the runs; `detail` goes into the record only.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Figure:
     control: bool = False
     detail: Mapping[str, float] = field(default_factory=dict)
     at_most: float | None = None  # beside a target >=
+    proof: bool = False
 
     @property
     def met(self) -> bool:
@@ -53,6 +55,8 @@ class Figure:
             return "reported"
         if self.control:
             return "BLIND (must be short)" if self.met else "short, as a control must be"
+        if self.proof and not self.met:
+            return "BLIND (must be met)"
         return "ok" if self.met else "short"
 
     def line(self) -> str:

@@ -88,13 +88,11 @@ def measure(
     online = scene.bursts(ONLINE_JOB, max(release // 2, ev.NS_PER_MS))
     offline = scene.of(*(actor.job_id for actor in neighbours))
     span = (scene.start, scene.end)
-    allowed = ev.allowed_ns(online, *span, release)
     wall = scene.end - scene.start
-    done = ev.work_ns(offline, *span)
     return Outcome(
-        allowed / wall,
-        done / allowed if allowed else 0.0,
-        done / wall,
+        ev.allowed_ns(online, *span, release) / wall,
+        ev.harvest_ratio(online, offline, *span, release),
+        ev.work_ns(offline, *span) / wall,
         p99_ratio(scene, ONLINE_JOB, single.job_id),
     )
 

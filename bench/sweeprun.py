@@ -77,6 +77,7 @@ class Further:
     mixed: ShareErrors
     ratio: float
     others: float | None
+    spoilt: int = 0  # requests that were left out for that, beside offline
 
 
 @dataclass(frozen=True)
@@ -153,13 +154,9 @@ def harvest(scene: Scene, online: Actor, offline: Sequence[Actor], stalls: Stall
     """harvest_ratio of these jobs, less what the card stood still in the time that policy allows them."""
     span, release = (scene.start, scene.end), RELEASE_MS * ev.NS_PER_MS
     bursts = scene.bursts(online.job_id, release // 2)
-    edges = [span[0] - release, *(t for b in bursts for t in (b.call, b.end)), span[1]]
-    lost = sum(
-        stalls.inside(max(opened + release, span[0]), min(closed, span[1]))
-        for opened, closed in zip(edges[0::2], edges[1::2], strict=True)
-    )
-    done = ev.work_ns(scene.of(*(a.job_id for a in offline)), *span)
-    return done / (ev.allowed_ns(bursts, *span, release) - lost)
+    allowed = ev.free_stretches(bursts, *span, release)
+    left = sum(high - low - stalls.inside(low, high) for low, high in allowed)
+    return ev.work_inside(scene.of(*(a.job_id for a in offline)), allowed) / left
 
 
 def share_errors(
@@ -225,9 +222,11 @@ def measure_further(point: Point, count: int) -> Further:
         with stalled(node, point.stalls, victims) as stalls:
             scene = play(node, actors, count * (BUSY_S + IDLE_S))
     ratios = [p99_ratio(scene, two.shared.job_id, two.alone.job_id, stalls.meet) for two in online]
+    beside = [two.shared.job_id for two in online]
     return Further(
         share_errors(scene, FIXED, "fixed-share"),
         share_errors(scene, MIXED, longest_us=max(MIXED_US)),
         ratios[0],
         ratios[1] if len(ratios) > 1 else None,
+        sum(len(scene.latencies_us(job)) - len(scene.latencies_us(job, stalls.meet)) for job in beside),
     )

@@ -89,6 +89,19 @@ def work_ns(spans: Iterable[Span], start: int, end: int) -> int:
     return sum(max(0, min(s.t_end, end) - max(s.t_start, start)) for s in spans)
 
 
+def work_inside(spans: Iterable[Span], stretches: Sequence[tuple[int, int]]) -> int:
+    """Execution time in ns inside stretches that are in order and do not overlap; neither do the spans of one card."""
+    ordered = sorted(spans, key=lambda s: s.t_start)
+    ends = [s.t_end for s in ordered]
+    total = 0
+    for low, high in stretches:
+        for at in range(bisect_right(ends, low), len(ordered)):
+            if ordered[at].t_start >= high:
+                break
+            total += min(ends[at], high) - max(ordered[at].t_start, low)
+    return total
+
+
 def card_free_us(online: Sequence[Burst], offline: Sequence[Span]) -> list[float]:
     """Per burst: µs from online's first launch call to the last progress of offline inside the burst.
 
@@ -195,9 +208,13 @@ def allowed_ns(online: Sequence[Burst], start: int, end: int, release_ns: int) -
 def harvest_ratio(
     online: Sequence[Burst], offline: Sequence[Span], start: int, end: int, release_ns: int
 ) -> float:
-    """Offline work done in [start, end) as a part of what the policy allowed (0 when it allowed nothing)."""
-    allowed = allowed_ns(online, start, end, release_ns)
-    return work_ns(offline, start, end) / allowed if allowed else 0.0
+    """Offline work done as a part of the time that the policy allowed inside [start, end) (0 when it allowed nothing).
+
+    Only what was done within that time counts: an overrun into online's work, or a card given back too early, is no gain.
+    """
+    allowed = free_stretches(online, start, end, release_ns)
+    total = sum(high - low for low, high in allowed)
+    return work_inside(offline, allowed) / total if total else 0.0
 
 
 def harvest_by_gap(online: Sequence[Burst], offline: Sequence[Span], release_ns: int) -> list[float]:
@@ -206,7 +223,7 @@ def harvest_by_gap(online: Sequence[Burst], offline: Sequence[Span], release_ns:
     for before, after in pairwise(online):
         allowed = after.call - before.end - release_ns
         if allowed > 0:
-            ratios.append(work_ns(offline, before.end, after.call) / allowed)
+            ratios.append(work_ns(offline, before.end + release_ns, after.call) / allowed)
     return ratios
 
 

@@ -1,4 +1,4 @@
-"""The arbiter's record of gate changes (`qgpu-arbiter --trace FILE`, docs/specs/trace.md)."""
+"""The arbiter's record of gate changes (`qgpu-arbiter --trace FILE`, docs/specs/control.md)."""
 
 from __future__ import annotations
 

@@ -71,12 +71,17 @@ def together(node: Node, way: Way, online: Load, offline: Load) -> Iterator[Yiel
     yield figure(
         node, f"card_free_us_p99_{way}", ev.percentile(free, 99), "us", bound, runs=len(free), spread=note
     )
-    done = work_of(node, scene, players)["offline"].within(scene.start, scene.end)
-    wall = scene.end - scene.start
-    allowed = ev.allowed_ns(found, scene.start, scene.end, RELEASE_MS * ev.NS_PER_MS)
-    yield figure(node, f"offline_part_of_solo_{way}", done / wall)
+    work = work_of(node, scene, players)["offline"]
+    yield figure(
+        node,
+        f"offline_part_of_solo_{way}",
+        work.within(scene.start, scene.end) / (scene.end - scene.start),
+    )
     if way == "qgpu":
-        yield figure(node, "harvest_ratio", done / allowed if allowed else 0.0, "", 0.9, ">=")
+        allowed = ev.free_stretches(found, scene.start, scene.end, RELEASE_MS * ev.NS_PER_MS)
+        total = sum(high - low for low, high in allowed)
+        done = sum(work.within(*stretch) for stretch in allowed)
+        yield figure(node, "harvest_ratio", done / total if total else 0.0, "", 0.9, ">=")
 
 
 def solo(node: Node, online: Load) -> Iterator[Yield]:

@@ -4,7 +4,8 @@ A job of up to four processes on one card. Each schedule is a handful of steps; 
 model says, and after each kill (at a random moment, inside whatever the process was just doing) the sum of the job
 must be that of the survivors. The processes live on from one schedule to the next, so state piles up as in real jobs.
 
-QGPU_SCHEDULES is the number of schedules (10000 for the whole thing, well under a minute); the default is a part of it.
+QGPU_SCHEDULES is the number of schedules: 10000, well under a minute. The gate of this model never closes;
+test_real_schedules.py runs fewer with the real arbiter, grants that come and go, launches and gates.
 """
 
 from __future__ import annotations

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from policy_card import Card, two
 from test_policy_turns import deep_queue
 
 from enforcer import abi
 from enforcer.policylib import (
+    CLOSE_LOOK_NS,
     DRAIN_LEAST_NS,
     DRAIN_MAX_NS,
     DRAIN_POLL_NS,
     KEEP_NS,
+    LATE,
     LATE_PAUSE_NS,
     MS,
     PASS_ON_NS,
@@ -118,12 +122,41 @@ def test_work_that_is_foreseen_is_looked_at_when_it_may_have_ended() -> None:
     come_back(card, first, 5 * MS)
     card[first].silent_ns = 0
     card.at(300 * US)
-    for ahead, most in ((4 * MS, 3 * MS), (1 * MS, 1 * MS + REST_NS), (PAUSE_NS, PAUSE_NS + REST_NS)):
+    for ahead, most in ((4 * MS, 3 * MS), (1 * MS, MS // 2), (PAUSE_NS, PAUSE_NS + REST_NS)):
         card[first].ends_ns = card.now + ahead
         card.at(0)
         assert card.raw.due_ns == card.now + most
         assert card.raw.wake_ns <= card.now + TICK_NS, "ticks find it, however much it foresees"
     assert rest_of_the_turn(card, other, card.now) < PAUSE_NS + LATE_PAUSE_NS
+
+
+def test_an_end_that_was_foreseen_too_late_is_found_within_half_a_millisecond() -> None:
+    """Foreseen ends err by a part of what is in flight, so looks come closer together towards them."""
+    card, first, other = two()
+    card.use(first)
+    rest_of_the_turn(card, other, card.now)
+    come_back(card, first, 5 * MS)
+    card[first].silent_ns = 0
+    card[first].ends_ns = end = card.now + 2 * MS
+    card.at(300 * US)
+    looks = [card.now]
+    while looks[-1] < end:
+        card.at(max(1, card.raw.due_ns - card.now))
+        looks.append(card.now)
+    late = [looks[i] for i in range(len(looks)) if looks[i] > end - 1 * MS]
+    assert all(after - before <= 500 * US for before, after in pairwise(late))
+    assert len(looks) <= 6, "each look may wake a sleeping thread"
+
+
+def test_who_was_only_late_is_looked_at_so_often_that_its_next_pause_takes_less_than_a_millisecond() -> None:
+    card, first, other = two()
+    card.use(first)
+    rest_of_the_turn(card, other, card.now)
+    come_back(card, first, SOON_NS - 1)
+    assert card[first].resting == LATE
+    card[first].silent_ns = 0
+    card.at(300 * US)
+    assert card.raw.due_ns - card.now <= CLOSE_LOOK_NS < MS - LATE_PAUSE_NS - 2 * DRAIN_POLL_NS
 
 
 def test_who_stands_at_its_gate_tells_when_its_work_has_ended() -> None:

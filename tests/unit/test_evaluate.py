@@ -139,6 +139,29 @@ def test_harvest_ratio_by_hand() -> None:
     assert ev.harvest_ratio(online, offline, 0, 3000 * MS, 100 * MS) == pytest.approx(1450 / 1900)
 
 
+def test_harvest_counts_neither_an_overrun_nor_a_card_given_back_too_early() -> None:
+    online = [ev.Burst(1000 * MS, 2000 * MS)]
+    offline = [S(900 * MS, 1300 * MS, 0), S(2000 * MS, 2150 * MS, 0)]
+    assert ev.harvest_ratio(online, offline, 0, 3000 * MS, 100 * MS) == pytest.approx(150 / 1900)
+    assert ev.harvest_by_gap([*online, ev.Burst(3000 * MS, 3100 * MS)], offline, 100 * MS) == [
+        pytest.approx(50 / 900)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_work_inside_stretches_is_what_a_look_at_every_moment_says(seed: int) -> None:
+    draw = random.Random(seed)
+    edges, parts = sorted(draw.sample(range(300), 24)), sorted(draw.sample(range(300), 8))
+    spans = [S(low, high, 0) for low, high in zip(edges[0::2], edges[1::2], strict=True)]
+    stretches = list(zip(parts[0::2], parts[1::2], strict=True))
+    draw.shuffle(spans)
+    seen = sum(
+        any(s.t_start <= t < s.t_end for s in spans) and any(low <= t < high for low, high in stretches)
+        for t in range(300)
+    )
+    assert ev.work_inside(spans, stretches) == seen
+
+
 def test_rate_series_cuts_spans_at_bucket_edges() -> None:
     assert ev.rate_series([S(5, 25, 0)], 0, 30, 10) == [0.5, 1.0, 0.5]
 

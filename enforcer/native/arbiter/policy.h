@@ -22,7 +22,8 @@
 #define QP_NOTIFY_NS (2 * QP_MS)      /* idle so long: stop polling, the next launch rings */
 #define QP_PASS_ON_NS (1 * QP_MS)     /* without work for so long, a tenant competes no more */
 #define QP_PAUSE_NS 400000ull         /* a holder that shows no sign of work for so long passes its turn on: kernels have gaps */
-#define QP_LATE_PAUSE_NS 500000ull    /* the same where its last pause was none (QP_LATE), and between two looks for one */
+#define QP_LATE_PAUSE_NS 500000ull    /* the same where its last pause was none (QP_LATE) */
+#define QP_CLOSE_LOOK_NS 300000ull    /* ... then two looks for one are so far apart: with the pause less than a millisecond */
 #define QP_REST_NS 100000ull          /* the same of one whose last pauses were all that long */
 #define QP_RESTING 3u                 /* so many of them */
 #define QP_LATE 4u                    /* its last pause was none, its thread was late: next time QP_LATE_PAUSE_NS */
@@ -43,7 +44,7 @@
 #define QP_DEFICIT_MAX_NS (1000 * (int64_t)QP_MS) /* |credit or debt| of a tenant */
 #define QP_BUDGET_MAX_NS (50 * (int64_t)QP_MS)    /* fixed-share: what may be saved up */
 #define QP_MARGIN_NS (2 * QP_MS)      /* fixed-share: kept free of a window of 1 s for what is in flight at a closing */
-#define QP_OVERSTAY_NS (1 * QP_MS)    /* fixed-share: past the end of the budget by so much a launch waits until we have looked again */
+#define QP_OVERSTAY_NS (QP_MS / 4)    /* fixed-share: past the end of the budget by so much a launch waits until we have looked again */
 #define QP_LATE_NS (QP_MS / 2)         /* ... for what was heard of late, in all turns of a second, where that is one long kernel */
 #define QP_LONG_TURN 10u              /* slices of a turn where only tenants wait that never let one go unused */
 #define QP_CROWD_TURN 7u              /* the same of more than two: a few long turns of one are all of its second */

@@ -93,7 +93,9 @@ static uint64_t pause_look(const struct qp_class *s, const struct qp_tenant *h, 
     if (h->silent_ns || !h->wants) return max_u64(pass_on_at(s, h), now + QP_DRAIN_POLL_NS);
     if (!h->paused_ns || now - h->paused_ns >= QP_PAUSES_NS) return QP_NEVER;
     uint64_t ahead = h->ends_ns > now ? h->ends_ns - now : 0;
-    if (ahead) return now + (ahead > QP_TICK_NS ? ahead / 4 * 3 : ahead + QP_REST_NS);
+    if (ahead > 2 * QP_TICK_NS) return now + ahead / 4 * 3;
+    if (ahead) return now + (ahead > QP_PAUSE_NS ? ahead / 2 : ahead + QP_REST_NS);
+    if (h->resting == QP_LATE && !s->wary) return now + QP_CLOSE_LOOK_NS;
     uint64_t used = now - max_u64(s->use_ns, s->opened_ns), least = min_u64(pause_of(s, h), QP_LATE_PAUSE_NS);
     return now + max_u64(least, min_u64(used / 4, QP_PAUSE_NS));
 }
