@@ -242,6 +242,33 @@ class GrantStore:
                 os.unlink(temporary, dir_fd=directory)
             raise
 
+    def keep(self, name: str, data: bytes | None) -> None:
+        """Write a file of the daemon's own into the directory (mode 0600), durable on return; None removes it."""
+        with self._open() as directory:
+            if data is not None:
+                self._put(directory, name, data, 0o600)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=directory)
+            os.fsync(directory)
+
+    def kept(self, name: str) -> bytes | None:
+        """What `keep` wrote; None if it is not there. Raises GrantError if it cannot be trusted."""
+        with self._open() as directory:
+            try:
+                return self._get(directory, name)
+            except GrantMissing:
+                return None
+
+    def holds(self, grant: Grant, blob: bytes) -> bool:
+        """Whether both files of that grant are there and say just that, and no mark says that the job is over."""
+        path = self.directory / f"{grant.job_id}.grant"
+        try:
+            same = self.read(grant.job_id) == grant and path.read_bytes() == blob
+        except (GrantError, OSError):
+            return False
+        return same and not path.with_suffix(".over").exists()
+
     def read(self, job_id: int) -> Grant:
         """The grant of a job. Raises GrantMissing if there is none, GrantError if it cannot be trusted."""
         name = f"{job_id}.json"

@@ -14,6 +14,7 @@ from typing import Any, cast
 from enforcer.abi import pack_grant
 from enforcer.daemon.arbiter import ArbiterError, ArbiterRefusedError
 from enforcer.daemon.driver import BrokenNodeError
+from enforcer.daemon.livecards import Snapshot
 from enforcer.daemon.log import emit
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.procs import uids_of
@@ -105,7 +106,7 @@ class Asks:
 
     def _status(self, question: dict[str, Any], peer: Peer) -> Reply:
         service = self._service
-        service.memory.check()
+        service.memory.check(patient=not self._is_root(peer))
         return Reply(
             {
                 "node": service.node.name,
@@ -122,18 +123,18 @@ class Asks:
             [t.hardware for t in service.sampler.tenants if t.hardware is not None]
         )
 
-    def _offers(self) -> list[Offer]:
-        node = self._service.node
-        return [
-            Offer(index, info, node.cards[index].usable) for index, info in self._service.view.configured()
-        ]
+    def _offers(self, recent: bool = False) -> list[Offer]:
+        """The cards now; `recent`: or a moment ago."""
+        node, view = self._service.node, self._service.view
+        found = view.recent() if recent else view.configured()
+        return [Offer(index, info, node.cards[index].usable) for index, info in found]
 
     def _governed(self, offer: Offer, job_class: JobClass) -> bool:
         return self._service.plan(offer.index, offer.info.uuid).governed(job_class)
 
     def _cards(self, question: dict[str, Any], peer: Peer) -> Reply:
-        hardware = self._hardware()
-        return Reply({"cards": [self._card(offer, hardware) for offer in self._offers()]})
+        hardware, offers = self._hardware(), self._offers(recent=not self._is_root(peer))
+        return Reply({"cards": [self._card(offer, hardware) for offer in offers]})
 
     def _card(self, offer: Offer, hardware: Mapping[str, dict[str, object]]) -> dict[str, Any]:
         service = self._service
@@ -167,8 +168,11 @@ class Asks:
         known = ", ".join(f"{o.index} ({o.info.uuid})" for o in offers) or "none that answers"
         raise RefusedError(f"'{wanted[:60]}' is no card of {self._service.node.name}; it has {known}")
 
+    def _is_root(self, peer: Peer) -> bool:
+        return peer.uid in (0, self.owner)
+
     def _root_only(self, peer: Peer, what: str, of: str = "a card") -> None:
-        if peer.uid not in (0, self.owner):
+        if not self._is_root(peer):
             raise RefusedError(f"only root may {what} {of}; uid {peer.uid} asked")
 
     def _card_set(self, question: dict[str, Any], peer: Peer) -> Reply:
@@ -208,7 +212,7 @@ class Asks:
         """Change what holds, and tell the arbiter; if it refuses, everything is as before."""
         live, uuid = self._service.live, offer.info.uuid
         old, undo = self._service.plan(offer.index, uuid), live.snapshot(uuid)
-        self._service.caps.judged(self._service.grants)  # who has no cap now, should it come back
+        self._service.caps.note(self._service.grants)  # who has no cap now, should it come back
         try:
             action(uuid)
         except OSError as error:
@@ -216,11 +220,11 @@ class Asks:
                 f"{live.path} cannot be written: {error.strerror}; nothing was changed"
             ) from None
         new = self._service.plan(offer.index, uuid)
+        self._service.caps.note(self._service.grants)  # and who has none from now on
         try:
             reached = self._tell(uuid, new)
         except ArbiterRefusedError as error:
-            live.restore(uuid, undo)
-            raise RefusedError(f"{error}; nothing was changed") from None
+            raise RefusedError(f"{error}; {self._undo(offer, undo)}") from None
         before, after = old.values(), new.values()
         changed = [key for key in after if before[key] != after[key]]
         for key in changed:
@@ -236,6 +240,18 @@ class Asks:
             )
         rows = [{"key": key, "before": before[key], "after": after[key]} for key in changed]
         return Reply({"card": self._card(offer, self._hardware()), "changed": rows, "reached": reached})
+
+    def _undo(self, offer: Offer, undo: Snapshot) -> str:
+        """Go back to what held before; what there is to say of it."""
+        live = self._service.live
+        try:
+            live.restore(offer.info.uuid, undo)
+        except OSError as error:
+            return (
+                f"what held before holds again, but {live.path} still has the change and cannot be written"
+                f" ({error.strerror}): make room there and run qgpu card reset {offer.index} before qgpud restarts"
+            )
+        return "nothing was changed"
 
     def _tell(self, uuid: str, plan: CardPlan) -> bool:
         """Whether the arbiter has it now; one that is away gets it with the next full list."""

@@ -13,6 +13,7 @@ import os
 import selectors
 import socket
 import struct
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ MAX_STRANGERS = 32  # of those who may not run programs
 MAX_PER_STRANGER = 8
 PER_SECOND = 20  # answers to one user; root has no limit
 STRANGERS_PER_SECOND = 100  # answers to all of those together
+WORK = 5  # a fifth of the loop's time at most is one user's, and another that of all strangers
 SILENCE_NS = 10 * 10**9
 SO_PEERGROUPS = 59
 CROWDED = "qgpud took no question, as too many connections of users are open; try again in a few seconds"
@@ -85,7 +87,8 @@ class AskServer:
     ) -> None:
         self._asks, self._clock, self._selector, self._watch = asks, clock, selector, watch
         self._clients: dict[int, _Client] = {}
-        self._rate, self._strangers = Rate(PER_SECOND), Rate(STRANGERS_PER_SECOND)
+        self._rate = Rate(PER_SECOND, per_second_of_work=WORK * PER_SECOND)
+        self._strangers = Rate(STRANGERS_PER_SECOND, per_second_of_work=WORK * STRANGERS_PER_SECOND)
 
     def accept(self, server: socket.socket) -> None:
         """Take a connection, or turn it away."""
@@ -163,11 +166,20 @@ class AskServer:
         if not client.known and not self._strangers.allows(0):
             error = f"more than {STRANGERS_PER_SECOND} questions a second of users who may not run programs; try again"
             return Reply({"ok": False, "error": error})
+        began = time.monotonic()
         try:
             question: dict[str, Any] = decode(data)
+            return self._asks.answer(question, client.peer)
         except AskError as error:
             return Reply({"ok": False, "error": str(error)})
-        return self._asks.answer(question, client.peer)
+        finally:
+            self._charge(client, time.monotonic() - began)
+
+    def _charge(self, client: _Client, seconds: float) -> None:
+        """Everybody else waited so long, Prologs as well."""
+        self._rate.worked(client.peer.uid, seconds)
+        if not client.known:
+            self._strangers.worked(0, seconds)
 
     def _send(self, client: _Client, reply: Reply) -> None:
         message, fds = encode(reply.body), [] if reply.fd is None else [reply.fd]

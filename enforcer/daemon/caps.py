@@ -6,7 +6,7 @@ The grant keeps the cap that was promised, so that it holds again when isolation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gres.cardplan import CardPlan
@@ -20,9 +20,11 @@ Key = tuple[int, str]
 
 @dataclass
 class Caps:
-    """`plan` says what holds for a card, by Slurm's index and UUID."""
+    """`plan` says what holds for a card, by Slurm's index and UUID; `keep` writes down who is excused, for the next
+    start of the daemon."""
 
     plan: Callable[[int, str], CardPlan]
+    keep: Callable[[Collection[Key]], object] = lambda keys: None
     _excused: dict[Key, int] = field(default_factory=dict)
     _kinds: tuple[tuple[Grant, ...], list[tuple[Grant, GrantCard]]] = ((), [])
 
@@ -39,8 +41,13 @@ class Caps:
             self._kinds = grants, list(kinds.values())
         return self._kinds[1]
 
-    def judged(self, grants: Mapping[int, Grant]) -> dict[int, Grant]:
-        """The same for the audit. What a job took while it had no cap it may keep: it is refused more, not punished."""
+    def resume(self, keys: Iterable[Key]) -> None:
+        """Who was excused when the daemon before this one ended."""
+        self._excused = dict.fromkeys(keys, 0)
+
+    def note(self, grants: Mapping[int, Grant]) -> dict[int, Grant]:
+        """Write down who has no cap now; the grants with the caps that hold. To be called before and after each change
+        of that, and before the arbiter hears of it: what a job takes then it may keep, also if we crash."""
         current = self.now(grants)
         for job_id, grant in grants.items():
             if current[job_id] is grant:
@@ -48,23 +55,38 @@ class Caps:
             for card, held in zip(grant.cards, current[job_id].cards, strict=True):
                 if card is not held:
                     self._excused[job_id, card.uuid] = 0
+        self.keep(self._excused)
+        return current
+
+    def judged(self, grants: Mapping[int, Grant]) -> dict[int, Grant]:
+        """The same for the audit. What a job took while it had no cap it may keep: it is refused more, not punished."""
+        current = self.note(grants)
         if not self._excused:
             return current
         return {job_id: self._with(grant, self._excuses) for job_id, grant in grants.items()}
 
-    def seen(self, memory: Mapping[Key, int], grants: Mapping[int, Grant]) -> None:
-        """An audit saw this much: who is within the cap again, and has one, needs no excuse any more."""
+    def ended(self, job_id: int) -> None:
+        """The job's grant ended: the next one with this number took nothing yet."""
+        self._excused = {key: looks for key, looks in self._excused.items() if key[0] != job_id}
+        self.keep(self._excused)
+
+    def seen(self, memory: Mapping[Key, int], grants: Mapping[int, Grant], looked: Container[str]) -> None:
+        """An audit saw this much on the cards that it `looked` at: who is within the cap again, and has one, needs no
+        excuse any more."""
         for (job_id, uuid), looks in list(self._excused.items()):
             grant = grants.get(job_id)
             card = next((c for c in grant.cards if c.uuid == uuid), None) if grant is not None else None
             if grant is None or card is None:
                 del self._excused[job_id, uuid]
+            elif uuid not in looked:
+                continue  # nobody knows what it holds there
             elif self._free(grant, card) or memory.get((job_id, uuid), 0) > card.mem_cap:
                 self._excused[job_id, uuid] = 0
             elif looks + 1 >= SETTLED:
                 del self._excused[job_id, uuid]
             else:
                 self._excused[job_id, uuid] = looks + 1
+        self.keep(self._excused)
 
     def _free(self, grant: Grant, card: GrantCard) -> bool:
         return not self.plan(card.index, card.uuid).governed(grant.job_class)

@@ -18,6 +18,7 @@ from gres.identity import IdentityError
 
 # So long errors that may pass are bridged with what was seen last; then the node is broken.
 PASSING_NS = 300 * 10**9
+RECENT_NS = 10**9  # how old an answer may be for whom anybody can make ask
 
 
 @dataclass
@@ -34,6 +35,8 @@ class CardView:
     _unknown: str = ""
     _stuck: bool = False
     _failing_since: int | None = None
+    _recent: list[tuple[int, CardInfo]] | NvmlError | IdentityError | None = None
+    _recent_ns: int = 0
 
     def cards(self) -> tuple[CardInfo, ...]:
         """Cards that answer now; those of the last answer while the driver hangs, or fails in a way that may pass.
@@ -90,6 +93,19 @@ class CardView:
         by_place = {info.place: info for info in self.cards()}
         named = self.identify(self.node, range(len(self.node.cards)))
         return [(card.spec.index, by_place[card.place]) for card in named if card.place in by_place]
+
+    def recent(self) -> list[tuple[int, CardInfo]]:
+        """`configured` as it was at most a second ago: the daemon's loop waits for NVML there, and must not as often as
+        anybody likes."""
+        if self._recent is None or self.clock.monotonic_ns() - self._recent_ns >= RECENT_NS:
+            try:
+                self._recent = self.configured()
+            except (NvmlError, IdentityError) as error:
+                self._recent = error
+            self._recent_ns = self.clock.monotonic_ns()
+        if isinstance(self._recent, Exception):
+            raise self._recent.with_traceback(None)
+        return self._recent
 
     def index(self, uuid: str) -> int:
         """Slurm's index of a card that `uuids` named; 0 for one that it did not."""

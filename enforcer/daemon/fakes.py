@@ -67,6 +67,9 @@ class FakeNode:
         self.jobs_of_pids: dict[int, int] = {}
         self.owners_of_pids: dict[int, int] = {}
         self.booted_ns: int | None = None
+        self.boot_id: str | None = None
+        self.tmpfs = False  # whether run_dir is taken for one
+        self.dead_pids: set[int] = set()  # all others live
         self._services: list[NodeService] = []
 
     def service(self) -> NodeService:
@@ -78,7 +81,9 @@ class FakeNode:
             identify=fake_identify,
             job_of_pid=self.jobs_of_pids.get,
             boot_time_ns=lambda: self.booted_ns,
-            alive=lambda pid: True,
+            boot_id=lambda: self.boot_id,
+            on_tmpfs=lambda path: self.tmpfs,
+            alive=lambda pid: pid not in self.dead_pids,
             owner_of_pid=lambda pid: self.owners_of_pids.get(pid, 1000),
         )
         store = GrantStore(self.directory / "run" / GRANTS_DIR)

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
-from typing import TypeVar
+from dataclasses import asdict, dataclass, field
 
 from enforcer.clock import Clock
 from enforcer.daemon.arbiter import Arbiter, ArbiterError, ProcessUse
 from enforcer.daemon.audit import Finding, Look, Registered, audit
 from enforcer.daemon.busy import BusyWatch, Members
+from enforcer.daemon.cardlooks import Looked, UsageQuestion, pids_on
 from enforcer.daemon.log import emit
 from enforcer.daemon.nvmlworker import NvmlCaller
 from enforcer.daemon.patience import Excuses, Patience
-from enforcer.daemon.procs import stopped
+from enforcer.daemon.procs import ThreadBudget
 from enforcer.daemon.sampling import Sampler
 from enforcer.daemon.warden import Warden
 from enforcer.layout import MAX_PROCS
-from enforcer.nvml import CardLostError, CardUsage, Nvml, NvmlError
+from enforcer.nvml import NvmlError
 from gres.grants import Grant
 from gres.schema import AuditSettings
 from gres.units import MIB
@@ -33,8 +33,8 @@ FULL_EACH = 10  # looks: so often everything is compared although the driver say
 DEAD_SOON = 40  # looks at a dead process, 50 ms apart; from then on one each second
 DEAD_EACH = 20  # looks after which the arbiter is told that it is still there
 DEAD_SAID = 44  # after so many it is worth a line in the log
-Usage = dict[str, CardUsage]
-T = TypeVar("T")
+REOPEN_EACH = 60  # full looks, after which a card that fails is asked through a library opened anew
+Process = tuple[str, int]  # by card and number
 
 
 @dataclass
@@ -57,11 +57,11 @@ class Inspector:
     alive: Callable[[int], bool]
     clock: Clock
     weights: bool = False  # shares by the card's own time slices: nobody knows who had it
-    noted: Callable[[Mapping[tuple[int, str], int]], None] = lambda memory: (
-        None
-    )  # who else wants to know what was seen
-    stopped: Callable[[int], bool] = stopped
+    # Who else wants to know what was seen, and on which cards.
+    noted: Callable[[Mapping[tuple[int, str], int], Container[str]], None] = lambda memory, looked: None
     poll_ns: int = 2 * 10**9  # from one poll of the arbiter to the next
+    threads: ThreadBudget = field(default_factory=ThreadBudget)
+    stopped: Callable[[int], bool | None] = field(init=False)
     warden: Warden = field(init=False)
     busy: BusyWatch = field(init=False)
     _excuses: Excuses = field(init=False)
@@ -70,19 +70,24 @@ class Inspector:
     _granted: tuple[object, list[str], frozenset[str]] = (None, [], frozenset())
     _looking: bool = False
     _settled: object = None
-    _seen: frozenset[int] = frozenset()  # processes on any card at the last full look
+    _seen: frozenset[Process] = frozenset()  # at the last full look
+    _failing_cards: frozenset[str] = frozenset()
+    _full_looks: int = 0
     _glances: int = 0
     _asking: bool = False
     _failed: bool = False
-    _dead: dict[tuple[str, int], tuple[ProcessUse, int]] = field(default_factory=dict)
-    _orphans: dict[tuple[str, int], int] = field(default_factory=dict)
-    _former: dict[tuple[str, int], int] = field(default_factory=dict)  # whom the arbiter before this one knew
+    _dead: dict[Process, tuple[ProcessUse, int]] = field(default_factory=dict)
+    _orphans: dict[Process, int] = field(default_factory=dict)
+    _former: dict[Process, int] = field(default_factory=dict)  # whom the arbiter before this one knew
     _dead_ticks: int = 0
     _told: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         audit = self.settings
-        self.warden = Warden(audit, self.clock, self.grants, self.job_of, lambda pid: self.stopped(pid))
+        self.stopped, waits = self.threads.stopped, self.threads.stop_waits
+        self.warden = Warden(
+            audit, self.clock, self.grants, self.job_of, lambda pid: self.stopped(pid), waits
+        )
         self.busy = BusyWatch(audit.busy_window.ns, audit.busy_slack, self.poll_ns)
         self._excuses = Excuses(audit.excuse.ns)
 
@@ -90,6 +95,7 @@ class Inspector:
 
     def look(self) -> None:
         """Begin a look at the node's cards, if one is granted; the rest happens when NVML has answered."""
+        self.threads.renew()
         self.warden.hold()
         uuids, granted = self._cards()
         stuck = self.nvml.stuck()
@@ -98,7 +104,9 @@ class Inspector:
         if self._looking or stuck is not None or not uuids:
             return
         self._looking = True
-        self.nvml.start(lambda nvml: _usage(nvml, uuids, granted, True), self._glanced)
+        again = self._full_looks % REOPEN_EACH == REOPEN_EACH - 1
+        failing = frozenset[str]() if again else self._failing_cards
+        self.nvml.start(UsageQuestion(uuids, granted, True, failing), self._glanced)
 
     def _cards(self) -> tuple[list[str], frozenset[str]]:
         """Cards to look at, and those of them with a grant; found anew only after grants or cards came or went. Where
@@ -109,11 +117,12 @@ class Inspector:
             self._granted = (grants, cards), sorted(granted.union(cards if grants else ())), granted
         return self._granted[1], self._granted[2]
 
-    def _basis(self, found: Usage) -> object:
+    def _basis(self, found: Looked) -> object:
         """All that the outcome hangs on, but for the arbiter's list."""
-        return {uuid: (usage.processes, usage.used) for uuid, usage in found.items()}, tuple(self.grants())
+        seen = {uuid: (usage.processes, usage.used) for uuid, usage in found.usage.items()}
+        return seen, tuple(self.grants())
 
-    def _glanced(self, found: Usage | NvmlError) -> None:
+    def _glanced(self, found: Looked | NvmlError) -> None:
         if isinstance(found, NvmlError):
             self._looked(found, None)
             return
@@ -124,19 +133,22 @@ class Inspector:
                 self._looking = self._failed = False
                 return
         before, (uuids, granted) = self._processes(), self._cards()
-        busy = {
-            uuid: usage.busy for uuid, usage in found.items()
-        }  # asked again it would be of no time at all
-        self.nvml.start(
-            lambda nvml: _usage(nvml, [u for u in uuids if u in busy], granted, False),
-            lambda again: self._looked(_with_busy(again, busy), before),
-        )
+        # Asked again it would be of no time at all.
+        busy = {uuid: usage.busy for uuid, usage in found.usage.items()}
+        question = UsageQuestion([u for u in uuids if u in busy], granted, False, uuids)
 
-    def _compare_busy(self, found: Usage) -> None:
+        def done(again: Looked | NvmlError) -> None:
+            if isinstance(again, Looked):
+                again = Looked(again.with_busy(busy).usage, found.failed | again.failed)
+            self._looked(again, before)
+
+        self.nvml.start(question, done)
+
+    def _compare_busy(self, found: Looked) -> None:
         """What the driver saw against what the arbiter counted, for the processes that the last full look found."""
         if self.weights:
             return
-        busy = {uuid: usage.busy for uuid, usage in found.items()}
+        busy = {uuid: usage.busy for uuid, usage in found.usage.items()}
         told = [uuid for uuid, rows in busy.items() if rows is not None]
         self.busy.book(self.sampler.polled_ns, self.sampler.tenants, told)
         self.busy.take(self.clock.monotonic_ns(), busy, self._members)
@@ -149,36 +161,57 @@ class Inspector:
         except ArbiterError:
             return None  # the loop notices the end of the connection
 
-    def _looked(self, found: Usage | NvmlError, before: list[ProcessUse] | None) -> None:
+    def _looked(self, found: Looked | NvmlError, before: list[ProcessUse] | None) -> None:
         self._looking, self._settled, self._glances = False, None, 0
+        self._full_looks += 1
         if isinstance(found, NvmlError):
             self._failing(found)
             return
         self._failed = False
-        listed = {(uuid, process.pid) for uuid, usage in found.items() for process in usage.processes}
-        self._seen = frozenset(pid for _, pid in listed)
+        self._say_failing(found)
+        listed = {(uuid, process.pid) for uuid, usage in found.usage.items() for process in usage.processes}
+        # Of a card that fails nobody knows better than what was seen there last.
+        self._seen = frozenset(listed).union(key for key in self._seen if key[0] in found.failed)
         after = self._processes()
-        self._adopt(listed, after)
+        self._drop_reused(listed)
+        self._adopt(self._seen, after)
         registered = Registered(before, after, frozenset(self._dead), self._orphans)
         slack = self.settings.slack * MIB
-        look = audit(found, self.grants().values(), registered, self.job_of, slack)
+        look = audit(found.usage, self.grants().values(), registered, self.job_of, slack)
         self.sampler.memory(look.memory)
-        self.noted(look.memory)
+        self.noted(look.memory, found.usage)
         self._charge(look.overhead)
-        self._members = look.members
+        self._members = {k: pids for k, pids in self._members.items() if k[1] in found.failed} | look.members
         self._compare_busy(found)
         self._judge([*look.findings, *self._lied(look)], found, registered)
-        if look.complete and not (self._patience.pending or self._dead or self._former):
+        if look.complete and not found.failed and not (self._patience.pending or self._dead or self._former):
             self._settled = self._basis(found)
 
-    def _adopt(self, listed: Collection[tuple[str, int]], after: Iterable[ProcessUse] | None) -> None:
+    def _say_failing(self, found: Looked) -> None:
+        """Cards that fail alone, each once."""
+        for uuid in sorted(found.failed.keys() - self._failing_cards):
+            emit(logging.ERROR, "card-failed", card=uuid, why=found.failed[uuid])
+        for uuid in sorted(self._failing_cards & found.usage.keys()):
+            emit(logging.INFO, "card-answers", card=uuid)
+        self._failing_cards = frozenset(found.failed)
+
+    def _drop_reused(self, listed: Collection[Process]) -> None:
+        """A listed number that lives is another process's now: the dead one is let go, and this one looked at."""
+        for key, (dead, _) in list(self._dead.items()):
+            if key in listed and self.alive(key[1]):
+                self._settled = None
+                self._let_go(dead)
+
+    def _adopt(self, listed: Collection[Process], after: Iterable[ProcessUse] | None) -> None:
         """Who was registered with an arbiter that is gone, is dead and still on a card, is charged by us alone: it
         could not tell of the death any more, and its successor never heard of the process."""
         known = {(use.uuid, use.pid) for use in after or ()} | self._dead.keys()
         former = {k: job for k, job in self._former.items() if k in listed and k not in known}
         died = {key: job for key, job in former.items() if not self.alive(key[1])}
         self._former = {key: job for key, job in former.items() if key not in died}
-        self._orphans = {key: job for key, job in (self._orphans | died).items() if key in listed}
+        orphans = (self._orphans | died).items()
+        # Whose number lives is not one of them any more: it is another process's.
+        self._orphans = {key: job for key, job in orphans if key in listed and not self.alive(key[1])}
 
     def _lied(self, look: Look) -> list[Finding]:
         """Jobs whose processes did more than was booked."""
@@ -188,26 +221,27 @@ class Inspector:
             if look.members.get((job, uuid))
         ]
 
-    def _judge(self, findings: Iterable[Finding], found: Usage, registered: Registered) -> None:
+    def _judge(self, findings: Iterable[Finding], found: Looked, registered: Registered) -> None:
         # A process that ended while we looked is nobody to be found.
         standing = [f for f in findings if not f.pids or any(self.alive(pid) for pid in f.pids)]
         crowded = _crowded(registered.after or ())
-        unable = {f for f in standing if self._unable(f, crowded)}
-        blind = {f for f in unable if found[f.uuid].busy is None}
+        why = {f: self._unable(f, crowded) for f in standing}
+        unable = {f for f in standing if why[f] is not False}
+        blind = {f for f in unable if why[f] is None or found.usage[f.uuid].busy is None}
         took = self._excuses.begin(self.clock.monotonic_ns())
         unable -= blind - self._excuses.spend(blind, took)
-        for finding in self.warden.deal(self._patience.due(standing, unable), standing):
+        for finding in self.warden.deal(self._patience.due(standing, unable), standing, found.failed):
             self._patience.again(finding)
             if finding.kind == "busy":
                 self.busy.forget((finding.job_id or 0, finding.uuid))
 
-    def _unable(self, finding: Finding, crowded: Collection[tuple[int, str]]) -> bool:
+    def _unable(self, finding: Finding, crowded: Collection[tuple[int, str]]) -> bool | None:
         """Whether it cannot register at present: stopped since before the arbiter started anew, or one process more
-        than its job may have on a card, which waits. Not if its kernels run, which would show as busy."""
-        if finding.kind != "unregistered" or finding.figures.get("busy_percent"):
+        than its job may have on a card, which waits. Not if its kernels run, which would show as busy. None: nobody can
+        tell, as there are more threads than one look reads."""
+        if finding.kind != "unregistered" or finding.pid is None or finding.figures.get("busy_percent"):
             return False
-        waits = (finding.job_id or 0, finding.uuid) in crowded
-        return waits or all(self.stopped(pid) for pid in finding.pids)
+        return (finding.job_id or 0, finding.uuid) in crowded or self.stopped(finding.pid)
 
     def _failing(self, why: NvmlError) -> None:
         if not self._failed:
@@ -238,7 +272,8 @@ class Inspector:
 
     def pardon(self, grant: Grant) -> list[int]:
         """Do nothing more to this job as long as its grant stands; who of it was stopped and goes on."""
-        return self.warden.pardon(grant, self._seen)
+        self.threads.renew()
+        return self.warden.pardon(grant, {pid for _, pid in self._seen})
 
     def ended(self, job_id: int) -> None:
         """A job's grant ended: should the job come again, its tenant begins anew."""
@@ -277,16 +312,21 @@ class Inspector:
         fresh = any(looks < DEAD_SOON for _, looks in self._dead.values())
         if not fresh and self._dead_ticks % DEAD_EACH:
             return
-        uuids = sorted({uuid for uuid, _ in self._dead})
+        uuids = {uuid for uuid, _ in self._dead}
+        if self._dead_ticks % DEAD_EACH:
+            uuids -= self._failing_cards  # as the audit saw them last: those are asked once a second
+        if not uuids:
+            return
         self._asking = True
-        self.nvml.start(lambda nvml: _pids(nvml, uuids), self._listed)
+        self.nvml.start(lambda nvml: pids_on(nvml, sorted(uuids)), self._listed)
 
     def _listed(self, found: dict[str, set[int]] | NvmlError) -> None:
         self._asking = False
         for key, (dead, looks) in list(self._dead.items()):
             uuid, pid = key
             listed = None if isinstance(found, NvmlError) else found.get(uuid)
-            if listed is not None and pid not in listed:
+            if listed is not None and (pid not in listed or self.alive(pid)):
+                self._settled = None  # whose number lives is another process, which nobody has looked at
                 self._let_go(dead)
                 continue
             self._dead[key] = (dead, looks + 1)
@@ -309,42 +349,3 @@ def _crowded(registered: Iterable[ProcessUse]) -> set[tuple[int, str]]:
     """Tenants with as many processes as the arbiter takes."""
     counts = Counter((process.job_id, process.uuid) for process in registered)
     return {tenant for tenant, count in counts.items() if count >= MAX_PROCS}
-
-
-def _usage(nvml: Nvml, uuids: Iterable[str], granted: Collection[str], busy: bool) -> Usage:
-    """What lies on each card; one that fell off the bus is left out, the others are looked at. One that nobody was
-    granted may fail as it likes, and what is done there matters to nobody."""
-    found: Usage = {}
-    for uuid in uuids:
-        try:
-            usage = _of_card(lambda card: nvml.usage(card, busy and card in granted), uuid)
-        except NvmlError:
-            if uuid in granted:
-                raise
-            continue
-        if usage is not None:
-            found[uuid] = usage
-    return found
-
-
-def _with_busy(found: Usage | NvmlError, busy: Mapping[str, dict[int, int] | None]) -> Usage | NvmlError:
-    """A second look with the utilisation of the first."""
-    if isinstance(found, NvmlError):
-        return found
-    return {uuid: replace(usage, busy=busy[uuid]) for uuid, usage in found.items()}
-
-
-def _pids(nvml: Nvml, uuids: Iterable[str]) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {}
-    for uuid in uuids:
-        processes = _of_card(nvml.processes, uuid)
-        found[uuid] = set() if processes is None else {process.pid for process in processes}
-    return found
-
-
-def _of_card(ask: Callable[[str], T], uuid: str) -> T | None:
-    try:
-        return ask(uuid)
-    except CardLostError as error:
-        emit(logging.DEBUG, "card-lost", card=uuid, why=error)
-        return None

@@ -19,6 +19,7 @@ from gres.config import Config, Node
 
 FILE_NAME = "cards.json"
 VERSION = 1
+Snapshot = tuple[dict[str, str], dict[str, str]]  # what is saved of a card, and what was changed live
 
 
 class LiveCards:
@@ -65,16 +66,17 @@ class LiveCards:
         self.live.pop(uuid, None)
         self._plans.clear()
 
-    def restore(self, uuid: str, before: tuple[dict[str, str], dict[str, str]]) -> None:
-        """Go back to what `snapshot` said, because the arbiter refused the change."""
+    def restore(self, uuid: str, before: Snapshot) -> None:
+        """Go back to what `snapshot` said, because the arbiter refused the change. Raises OSError when that cannot be
+        saved; what holds until a restart is as before all the same."""
         saved, live = before
+        changed = self.saved.get(uuid, {}) != saved
+        self.saved, self.live[uuid] = self.saved | {uuid: saved}, live
         self._plans.clear()
-        if self.saved.get(uuid, {}) != saved:
-            self.saved = self.saved | {uuid: saved}
+        if changed:
             self._store(self.saved)
-        self.live[uuid] = live
 
-    def snapshot(self, uuid: str) -> tuple[dict[str, str], dict[str, str]]:
+    def snapshot(self, uuid: str) -> Snapshot:
         """For `restore`."""
         return dict(self.saved.get(uuid, {})), dict(self.live.get(uuid, {}))
 

@@ -54,10 +54,12 @@ class _HoldsMoreError(NvmlError):
 
 @dataclass
 class _Held:
-    """One limit as the driver has it: what was there before us and what we put there. None: nothing of ours."""
+    """One limit as the driver has it: what was there before us and what we put there. None: nothing of ours. `known`:
+    the driver was asked since we started; until then a daemon before us may have left one there."""
 
     before: int | None = None
     now: int | None = None
+    known: bool = False
     asked: bool = False
     refusals: int = 0
     due_ns: int = 0
@@ -94,13 +96,16 @@ class MemoryBackend:
 
     # ---- what this node offers -------------------------------------------------------------------
 
-    def check(self, uuids: Iterable[str] = ()) -> Probe:
-        """What this node offers; asked again while the driver was not there, and for cards that took no limits."""
+    def check(self, uuids: Iterable[str] = (), patient: bool = False) -> Probe:
+        """What this node offers; asked again while the driver was not there, and for cards that took no limits.
+        `patient`: not more than once a minute, for whom anybody can make ask."""
         if self.setting == "ledger":
             return Probe("enforcer.memory_backend is ledger")
         known, now = self._probe, self.clock()
-        soon = self.setting == "nvml" or now >= self._probe_due_ns  # a node is drained by fresh evidence only
-        if known is None or known.later or (soon and not known.knows(uuids)):
+        due = now >= self._probe_due_ns
+        soon = self.setting == "nvml" or due  # a node is drained by fresh evidence only
+        later = known is not None and known.later and (due or not patient)
+        if known is None or later or (soon and not known.knows(uuids)):
             self._probe_due_ns = now + PROBE_AGAIN_NS
             self._ask_node()
         assert self._probe is not None
@@ -207,9 +212,10 @@ class MemoryBackend:
         """Whether `apply` can ever have something to do with these grants."""
         return self.root is not None and self._probe is not None and self._probe.anywhere and bool(grants)
 
-    def apply(self, grants: Iterable[Grant]) -> None:
+    def apply(self, grants: Iterable[Grant], promised: Mapping[int, Grant] | None = None) -> None:
         """Set the limits that are not as the grants say: of a cgroup that appeared, a refused one, a changed cap. Cheap
-        when there is nothing to do."""
+        when there is nothing to do. `promised`: the same with the caps that were promised, where some are lifted now:
+        a daemon before us may have left limits of that size."""
         if self.root is None or self._probe is None or not self._probe.anywhere:
             return
         # A program of `qgpu run` stays in its user's cgroup, which is not ours to limit.
@@ -219,17 +225,18 @@ class MemoryBackend:
         for grant in jobs:
             cgroups, settled = there.get(grant.job_id, ()), self._settled.get(grant.job_id)
             if settled is None or not settled.holds(cgroups, grant.cards, self._probe):
-                self._settle(grant, cgroups, self._probe)
+                promise = (promised or {}).get(grant.job_id, grant)
+                self._settle(grant, promise, cgroups, self._probe)
 
-    def _settle(self, grant: Grant, cgroups: tuple[Path, ...], probe: Probe) -> None:
+    def _settle(self, grant: Grant, promise: Grant, cgroups: tuple[Path, ...], probe: Probe) -> None:
         self._forget_removed(grant.job_id, cgroups)
         # What was a leaf when it was new has a limit too, which follows the cap.
         held = [limit.cgroup for limit in self._held.get(grant.job_id, {})]
         done = True
         for cgroup in dict.fromkeys((*cgroups, *held)):
-            for card in grant.cards:
+            for card, ours in zip(grant.cards, promise.cards, strict=True):
                 if not probe.why(card.uuid):
-                    done &= self._keep(_Limit(grant.job_id, card.uuid, cgroup), card)
+                    done &= self._keep(_Limit(grant.job_id, card.uuid, cgroup), card, ours.mem_cap)
         if done:
             self._settled[grant.job_id] = _Settled(cgroups, grant.cards, probe)
         else:
@@ -242,22 +249,24 @@ class MemoryBackend:
             if not limit.cgroup.exists():
                 del held[limit]
 
-    def _keep(self, limit: _Limit, card: GrantCard) -> bool:
+    def _keep(self, limit: _Limit, card: GrantCard, promised: int) -> bool:
         """Ask for the limit when that is due. Whether it is as it should be already."""
         cap = card.mem_cap if card.mem_cap < card.mem_total else None
         limits = self._held.get(limit.job_id, {})
         held = limits.get(limit)
-        if (None if held is None else held.now) == cap:
-            return held is None or not held.asked  # what is under way may ask for an older cap
+        if held is None and cap is None and promised == card.mem_total:
+            return True  # no cap, and none was ever promised
+        if held is not None and held.known and held.now == cap:
+            return not held.asked  # what is under way may ask for an older cap
         held = self._held.setdefault(limit.job_id, limits).setdefault(limit, _Held())
         if not held.asked and self.clock() >= held.due_ns:
-            self._ask(limit, held, cap, card.mem_total)
+            self._ask(limit, held, cap, promised, card.mem_total)
         return False
 
     def _now(self, limit: _Limit) -> _Held | None:
         return self._held.get(limit.job_id, {}).get(limit)
 
-    def _ask(self, limit: _Limit, held: _Held, cap: int | None, whole: int) -> None:
+    def _ask(self, limit: _Limit, held: _Held, cap: int | None, promised: int, whole: int) -> None:
         """Put `cap` there, or what was there before."""
         held.asked, before = True, held.before
 
@@ -267,8 +276,10 @@ class MemoryBackend:
             try:
                 found = nvml.memory_limits(limit.uuid, str(limit.cgroup))
                 used, back = found.used, found.hard if before is None else before
-                back = whole if back == cap else back  # ours already, from before a restart
-                nvml.set_memory_limits(limit.uuid, str(limit.cgroup), 0, back if cap is None else cap)
+                if before is None and back in (cap, promised):
+                    back = whole  # ours already, from before a restart
+                if cap is not None or back != found.hard:
+                    nvml.set_memory_limits(limit.uuid, str(limit.cgroup), 0, back if cap is None else cap)
             except NvmlError as error:
                 return _HoldsMoreError(str(error)) if cap is not None and used > cap else error
             return back
@@ -286,7 +297,7 @@ class MemoryBackend:
             if limit.cgroup.exists():
                 self._clear(limit, result)
             return
-        held.before, held.now, held.why, held.refusals = result, cap, "", 0
+        held.before, held.now, held.known, held.why, held.refusals = result, cap, True, "", 0
         self._stubborn.pop(limit.uuid, None)
         emit(logging.DEBUG, "memory-limit", job=limit.job_id, card=limit.uuid, cgroup=limit.cgroup, cap=cap)
         if limit.job_id in self._failing and not any(self._refused(limit.job_id)):

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from enforcer.abi import AbiError, pack_grant
-from enforcer.daemon import grantdir
+from enforcer.daemon import boot, grantdir
 from enforcer.daemon.admission import say_grant, within_the_card
 from enforcer.daemon.arbiter import ArbiterError, ArbiterRefusedError
 from enforcer.daemon.caps import Caps
 from enforcer.daemon.cardview import CardView
 from enforcer.daemon.decide import Broken, Ignore, decide, same_promise
 from enforcer.daemon.driver import BrokenNodeError
+from enforcer.daemon.excusefile import ExcuseFile
 from enforcer.daemon.hardware import HardwareView
 from enforcer.daemon.hookproto import Answer, Later
 from enforcer.daemon.inspector import Inspector
@@ -62,6 +63,7 @@ class NodeService:
     inspector: Inspector = field(init=False)
     memory: MemoryBackend = field(init=False)
     caps: Caps = field(init=False)
+    excused: ExcuseFile = field(init=False)
     hardware: HardwareView = field(init=False)
     runs: RunWatch = field(init=False)
     markers: grantdir.MarkerWatch = field(init=False)
@@ -74,7 +76,8 @@ class NodeService:
         self.nvml = self.ports.caller(self.ports.open_nvml)
         self.view = CardView(self.config, self.node, self.nvml, self.ports.identify, self.ports.clock)
         self.live = LiveCards(self.config, self.node)
-        self.caps = Caps(self.plan)
+        self.excused = ExcuseFile(self.store)
+        self.caps = Caps(self.plan, self.excused.write)
         self.sampler = Sampler(self.ledger, self.ports.arbiter, self.ports.clock)
         self.runs = RunWatch(self.store.directory)
         self.markers = grantdir.MarkerWatch(self.store.directory)
@@ -96,7 +99,7 @@ class NodeService:
             self.ports.alive,
             self.ports.clock,
             settings.hardware.weights,
-            lambda memory: self.caps.seen(memory, self.grants),
+            lambda memory, looked: self.caps.seen(memory, self.grants, looked),
             poll_ns=settings.ledger_interval.ns,
         )
 
@@ -127,6 +130,8 @@ class NodeService:
         for grant in self.grants.values():
             self.sampler.note(self.ledger.open_grant, grant)
         self._end_before_boot()
+        self.caps.resume(self.excused.read(self.grants))
+        self.caps.note(self.grants)
         self.reach_arbiter()  # before the markers: it may still hold the last counters of those jobs
         self.take_markers()
         self.runs.resume(self.grants)
@@ -135,10 +140,10 @@ class NodeService:
 
     def _end_before_boot(self) -> None:
         """No job survives a boot; on a run_dir that does, its grants are left over."""
-        booted = self.ports.boot_time_ns()
-        for grant in list(self.grants.values()):
-            if booted is not None and grant.created_ns < booted:
-                self.end(grant.job_id, "boot")
+        run_dir = self.store.directory.parent
+        for job_id in boot.left_over(run_dir, self.ports, self.grants.values()):
+            self.end(job_id, "boot")
+        boot.note(run_dir, self.ports)
 
     def take_markers(self) -> None:
         """End the jobs whose Epilog could not tell us."""
@@ -197,11 +202,13 @@ class NodeService:
             self.end(old.job_id, "replaced")
         try:
             blob = pack_grant(grant, self.node.injection)
-            self.store.write_both(grant, blob)
+            if grant is not old or not self.store.holds(grant, blob):
+                self.store.write_both(grant, blob)
         except (AbiError, GrantError, OSError) as error:
             reason = f"the grant of job {grant.job_id} cannot be written to {self.store.directory}: {error}"
             emit(logging.ERROR, "node-broken", job=grant.job_id, why=reason)
-            self.store_remove(grant.job_id, mark=False)
+            if grant is not old:  # the files of one that stands are its job's
+                self.store_remove(grant.job_id, mark=False)
             return Answer(1, reason)
         self.grants[grant.job_id] = grant
         self.sampler.note(self.ledger.open_grant, grant)
@@ -281,6 +288,7 @@ class NodeService:
         grant = self.grants.pop(job_id, None)
         self.memory.release(job_id)
         self.inspector.ended(job_id)
+        self.caps.ended(job_id)
         self.runs.drop(job_id)
         if grant is not None and grant.state == "active" and self.connected:
             self.poll_arbiter()
@@ -388,4 +396,4 @@ class NodeService:
 
     def limit_memory(self) -> None:
         """Put the driver's limits on the cgroups of jobs that appeared since the last time, as caps are now."""
-        self.memory.apply(self.caps.now(self.grants).values())
+        self.memory.apply(self.caps.now(self.grants).values(), self.grants)

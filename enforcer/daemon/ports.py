@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from enforcer.clock import Clock
 from enforcer.daemon.arbiter import Arbiter
 from enforcer.daemon.decide import Identify
 from enforcer.daemon.nvmlworker import NvmlCaller, NvmlInline
-from enforcer.daemon.procs import alive, boot_time_ns, job_of_pid, owner_of
+from enforcer.daemon.procs import alive, boot_id, boot_time_ns, job_of_pid, on_tmpfs, owner_of
 from enforcer.nvml import Nvml
 from gres.identity import identify
 
@@ -24,6 +25,8 @@ class Ports:
     identify: Identify = identify
     job_of_pid: Callable[[int], int | None] = job_of_pid
     boot_time_ns: Callable[[], int | None] = boot_time_ns
+    boot_id: Callable[[], str | None] = boot_id
+    on_tmpfs: Callable[[Path], bool] = on_tmpfs
     caller: Callable[[Callable[[], Nvml]], NvmlCaller] = NvmlInline
     alive: Callable[[int], bool] = alive
     owner_of_pid: Callable[[int], int | None] = owner_of

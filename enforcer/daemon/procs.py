@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -14,6 +16,40 @@ _STEPD = re.compile(rb"slurmstepd: \[([0-9]{1,10})\.")
 MAX_DEPTH = 64
 GONE = (b"Z", b"X")
 STOPPED = (b"T", b"t")
+MAX_THREADS = 4096  # that one look reads, about 0.1 s
+BOOT_ID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class TooManyThreadsError(RuntimeError):
+    """A process has more threads than may be read now."""
+
+
+class ThreadBudget:
+    """How many threads one look reads, of all processes together: who makes 300 000 must not stop the daemon's loop.
+
+    The first thread of a process is always read, so that whoever runs is seen to run.
+    """
+
+    def __init__(self, most: int = MAX_THREADS) -> None:
+        self._most = self._left = most
+
+    def renew(self) -> None:
+        """A look begins."""
+        self._left = self._most
+
+    def take(self) -> None:
+        """One more is read. Raises TooManyThreadsError."""
+        if self._left <= 0:
+            raise TooManyThreadsError
+        self._left -= 1
+
+    def stopped(self, pid: int) -> bool | None:
+        """`stopped` within the budget."""
+        return stopped(pid, budget=self)
+
+    def stop_waits(self, pid: int) -> bool:
+        """`stop_waits` within the budget."""
+        return stop_waits(pid, budget=self)
 
 
 def job_of_cgroup(text: str) -> int | None:
@@ -70,41 +106,64 @@ def _stat(process: Path) -> list[bytes]:
     return _read(process / "stat").rpartition(b")")[2].split()
 
 
-def _live_threads(pid: int, proc: Path) -> Iterator[tuple[Path, bytes]]:
-    """Directory and state of each thread that did not end. The first one may have ended (pthread_exit) before the
-    others: the whole process then shows as a zombie."""
+def _live_threads(pid: int, proc: Path, budget: ThreadBudget | None = None) -> Iterator[tuple[Path, bytes]]:
+    """Directory and state of each thread that did not end, read one by one. The first one may have ended
+    (pthread_exit) before the others: the whole process then shows as a zombie. Raises TooManyThreadsError; without a
+    budget MAX_THREADS may be read."""
+    budget = budget or ThreadBudget()
     try:
-        tasks = list((proc / str(pid) / "task").iterdir())
+        with os.scandir(proc / str(pid) / "task") as tasks:
+            for number, task in enumerate(tasks):
+                if number:
+                    budget.take()
+                state = _stat(Path(task.path))[:1]
+                if state and state[0] not in GONE:
+                    yield Path(task.path), state[0]
     except OSError:
         return
-    for task in tasks:
-        state = _stat(task)[:1]
-        if state and state[0] not in GONE:
-            yield task, state[0]
+
+
+def _lives(pid: int, proc: Path) -> bool:
+    """Whether it has a thread that did not end; one with too many to look through counts as alive."""
+    try:
+        return next(_live_threads(pid, proc), None) is not None
+    except TooManyThreadsError:
+        return True
 
 
 def start_ticks(pid: int, proc: Path = PROC) -> int | None:
     """When a process began (clock ticks since boot), which with its number names it for ever; None if gone."""
     stat = _stat(proc / str(pid))
-    if len(stat) <= 19 or (stat[0] in GONE and next(_live_threads(pid, proc), None) is None):
+    if len(stat) <= 19 or (stat[0] in GONE and not _lives(pid, proc)):
         return None
     return int(stat[19])
 
 
-def stopped(pid: int, proc: Path = PROC) -> bool:
-    """Whether each of its threads is stopped: by a signal, a debugger, or with its cgroup (a suspended job)."""
+def stopped(pid: int, proc: Path = PROC, budget: ThreadBudget | None = None) -> bool | None:
+    """Whether each of its threads is stopped: by a signal, a debugger, or with its cgroup (a suspended job). None:
+    those that could be read are, and there are more."""
     frozen = functools.cache(functools.partial(_frozen, proc))
-    threads = list(_live_threads(pid, proc))
-    return bool(threads) and all(_rests(task, state, frozen) for task, state in threads)
+    found = False
+    try:
+        for task, state in _live_threads(pid, proc, budget):
+            found = True
+            if not _rests(task, state, frozen):
+                return False
+    except TooManyThreadsError:
+        return None
+    return found
 
 
-def stop_waits(pid: int, proc: Path = PROC) -> bool:
+def stop_waits(pid: int, proc: Path = PROC, budget: ThreadBudget | None = None) -> bool:
     """Whether a SIGSTOP that it got did not reach it yet: it is pending, or the kernel does not let go of the threads
-    that are not stopped (state D)."""
+    that are not stopped (state D). Of a process with too many threads what could be read counts."""
     pending = re.search(rb"^ShdPnd:\s+([0-9a-f]+)", _read(proc / str(pid) / "status"), re.MULTILINE)
     if pending and int(pending[1], 16) & 1 << (signal.SIGSTOP - 1):
         return True
-    return all(state in (*STOPPED, b"D") for _, state in _live_threads(pid, proc))
+    try:
+        return all(state in (*STOPPED, b"D") for _, state in _live_threads(pid, proc, budget))
+    except TooManyThreadsError:
+        return True
 
 
 def _rests(task: Path, state: bytes, frozen: Callable[[bytes], bool]) -> bool:
@@ -151,7 +210,8 @@ def _cgroups(pid: int, proc: Path) -> str:
     for those that ended."""
     process = proc / str(pid)
     if _stat(process)[:1] in ([b"Z"], [b"X"]):
-        process = next((task for task, _ in _live_threads(pid, proc)), process)
+        with contextlib.suppress(TooManyThreadsError):
+            process = next((task for task, _ in _live_threads(pid, proc)), process)
     return _read(process / "cgroup").decode(errors="replace")
 
 
@@ -184,3 +244,22 @@ def boot_time_ns(proc: Path = PROC) -> int | None:
     """When the machine started (CLOCK_REALTIME, whole seconds), None if /proc does not tell."""
     match = re.search(rb"^btime ([0-9]+)$", _read(proc / "stat"), re.MULTILINE)
     return int(match[1]) * 10**9 if match else None
+
+
+def boot_id(proc: Path = PROC) -> str | None:
+    """What names this boot of the machine, whatever its clock says; None if /proc does not tell."""
+    match = BOOT_ID.match(_read(proc / "sys/kernel/random/boot_id"))
+    return match[0].decode() if match else None
+
+
+def on_tmpfs(path: Path, proc: Path = PROC) -> bool:
+    """Whether a directory is on a file system in memory, where nothing outlives the machine's boot."""
+    try:
+        device = path.stat().st_dev
+    except OSError:
+        return False
+    number = f"{os.major(device)}:{os.minor(device)}"
+    rows = [line.split() for line in _read(proc / "self/mountinfo").decode(errors="replace").splitlines()]
+    return any(
+        row[2] == number and row[row.index("-") + 1] in ("tmpfs", "ramfs") for row in rows if "-" in row
+    )

@@ -51,7 +51,9 @@ def change_class(service: NodeService, job_id: int, job_class: JobClass, force: 
         service.store.write_blob(job_id, blob)
     except (AbiError, GrantError, OSError) as error:
         raise ReclassError(f"the grant of job {job_id} cannot be written: {error}") from None
+    service.caps.note(service.grants)
     service.grants[job_id] = new
+    service.caps.note(service.grants)
     emit(logging.WARNING, "reclassed", job=job_id, before=old.job_class, after=job_class, force=force)
     answer = service.tell_arbiter(new)
     return Reclassed(old.job_class, job_class, answer is not None and answer.status == 0)

@@ -7,7 +7,7 @@ let go on again and again is killed. An administrator who wants it to go on says
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from enforcer.clock import Clock
@@ -42,19 +42,24 @@ class Warden:
     clock: Clock
     grants: Callable[[], Mapping[int, Grant]]
     job_of: Callable[[int], int | None]
-    stopped: Callable[[int], bool] = stopped
+    stopped: Callable[[int], bool | None] = stopped
     stop_waits: Callable[[int], bool] = stop_waits
     _said: set[Finding] = field(default_factory=set)
     _signalled: set[Mark] = field(default_factory=set)
     _held: dict[Mark, _Held] = field(default_factory=dict)
     _pardoned: set[int] = field(default_factory=set)
 
-    def deal(self, due: Iterable[Finding], standing: Iterable[Finding]) -> list[Finding]:
-        """Say what is new, act upon processes that were not dealt with yet; the findings that were acted upon."""
+    def deal(
+        self, due: Iterable[Finding], standing: Iterable[Finding], unseen: Container[str] = ()
+    ) -> list[Finding]:
+        """Say what is new, act upon processes that were not dealt with yet; the findings that were acted upon. What was
+        found on an `unseen` card stands until somebody can look there again."""
         there = set(standing)
-        self._said &= there
+        self._said = {finding for finding in self._said if finding in there or finding.uuid in unseen}
         self._signalled = {mark for mark in self._signalled if start_ticks(mark[0]) == mark[1]}
-        over = [m for m, h in self._held.items() if h.finding.kind == PASSING and h.finding not in there]
+        passing = {mark: held.finding for mark, held in self._held.items() if held.finding.kind == PASSING}
+        over = {mark for mark, what in passing.items() if what not in there and what.uuid not in unseen}
+        self._signalled -= over  # they may go on, and are stopped for the next time
         for mark in over:
             del self._held[mark]
         acted = []
@@ -95,21 +100,32 @@ class Warden:
 
     def hold(self) -> None:
         """Stop again whoever was let go on since the last look. Not one that the signal did not reach yet, which
-        nobody let go on; one that never is at rest when we look was."""
+        nobody let go on; one that never is at rest when we look was. Where nobody can tell (too many threads) the
+        signal is sent and not counted: to one that is stopped it does nothing."""
         for mark, held in list(self._held.items()):
             if start_ticks(mark[0]) != mark[1]:
                 del self._held[mark]
-            elif self.stopped(mark[0]):
+                continue
+            rests = self.stopped(mark[0])
+            if rests is None:
+                self._send("stop", mark[0], held)
+            elif rests:
                 held.rested = True
             elif held.rested or not self.stop_waits(mark[0]):
                 self._stop_again(mark[0], held)
 
+    def _send(self, action: str, pid: int, held: _Held) -> Grant | None:
+        """The grant of the job whose process got the signal; None if nobody did."""
+        grant = self.grants().get(held.finding.job_id or 0)
+        return grant if grant is not None and punish(action, [pid], grant, self.job_of) else None
+
     def _stop_again(self, pid: int, held: _Held) -> None:
-        grant, now = self.grants().get(held.finding.job_id or 0), self.clock.monotonic_ns()
+        now = self.clock.monotonic_ns()
         held.rested = False
         held.times = [*(at for at in held.times if now - at < AGAIN_NS), now]
         action = "kill" if len(held.times) > AGAIN_MOST else "stop"
-        if grant is None or not punish(action, [pid], grant, self.job_of):
+        grant = self._send(action, pid, held)
+        if grant is None:
             return
         emit(
             logging.WARNING,
@@ -130,7 +146,7 @@ class Warden:
         same = {pid for pid, began in held if start_ticks(pid) == began}
         for mark in held:
             del self._held[mark]
-        same.update(pid for pid in listed if self.stopped(pid))
+        same.update(pid for pid in listed if self.stopped(pid) is not False)
         return punish("continue", sorted(same), grant, self.job_of)
 
     def ended(self, job_id: int) -> None:

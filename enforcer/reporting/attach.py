@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from enforcer.clock import Clock
 from enforcer.daemon.arbiter import Tenant
 from enforcer.daemon.node import NodeService
+from enforcer.daemon.nvmlworker import NvmlStuckError
 from enforcer.nvml import CardInfo, CardLoad, CardLostError, Nvml, NvmlError
 from enforcer.reporting.observer import Observer
 from enforcer.reporting.state import Card, Seen
@@ -21,15 +22,35 @@ SLACK_NS = 500 * 10**6
 Looked = list[tuple[CardInfo, CardLoad | None]]
 
 
-def look_at(nvml: Nvml, known: list[CardInfo] | None) -> Looked:
-    """All cards with what they do now; the list of them is asked for where none is known. In the driver's thread."""
+def look_at(nvml: Nvml, known: Sequence[CardInfo], listed: bool) -> Looked:
+    """All cards with what they do now; the list of them is asked for unless it was of late. In the driver's thread.
+
+    One card that fails takes nothing from what is known of the others. Raises the first error where all fail.
+    """
     found: Looked = []
-    for info in nvml.cards() if known is None else known:
+    failed: NvmlError | None = None
+    for info in known if listed else _list(nvml, known):
         try:
             found.append((info, nvml.load(info.uuid)))
-        except CardLostError:
+        except NvmlStuckError:
+            raise
+        except NvmlError as error:
+            failed = failed or (None if isinstance(error, CardLostError) else error)
             found.append((info, None))
+    if failed is not None and all(load is None for _, load in found):
+        raise failed
     return found
+
+
+def _list(nvml: Nvml, known: Sequence[CardInfo]) -> Sequence[CardInfo]:
+    try:
+        return nvml.cards()
+    except NvmlStuckError:
+        raise
+    except NvmlError:
+        if not known:
+            raise
+        return known
 
 
 def seen_of(tenant: Tenant) -> Seen:
@@ -79,10 +100,10 @@ class NodeObserver:
         self._looked_ns = now
         if force or now - self.service.sampler.polled_ns > SLACK_NS:
             self.service.poll_arbiter()
-        known = None if now - self._listed_ns > LIST_NS else self._known
-        if known is None:
+        known, listed = self._known, now - self._listed_ns <= LIST_NS
+        if not listed:
             self._listed_ns = now
-        self.service.nvml.start(lambda nvml: look_at(nvml, known), self._show)
+        self.service.nvml.start(lambda nvml: look_at(nvml, known, listed), self._show)
 
     def _show(self, found: Looked | NvmlError) -> None:
         pairs: Looked = [(info, None) for info in self._known] if isinstance(found, NvmlError) else found

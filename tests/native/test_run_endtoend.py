@@ -33,7 +33,7 @@ def test_cap_and_account_of_a_program_without_slurm(start):
     assert code == 0, err
     done = json.loads(out)
     assert done["alloc"]["refused"] and done["alloc"]["bytes"] <= GIB
-    until(lambda: grants(chain) == set())
+    until(lambda: grants(chain) == set() and "event=end job=" in chain.log())
     job = int(re.search(r"event=end job=([0-9]+) reason=exit", chain.log())[1])
     row = chain.usage(job)
     assert row.end_reason == "exit" and row.card_index == 1 and row.uid == 0 and row.denied == 1

@@ -257,6 +257,20 @@ def test_job_that_holds_no_more_than_its_cap_again_may_go_on(node, clock, police
     assert not stopped(pid)
 
 
+def test_job_that_holds_too_much_a_second_time_is_stopped_a_second_time(node, clock, policed, child, lines):
+    service, pid = policed("stop"), child()
+    node.arbiter.procs = [ProcessUse(9, card(node), pid, GIB)]
+    for times in (1, 2, 3):
+        node.nvml.put(card(node), GpuProcess(pid, 40 * GIB))
+        looks(service, clock, 2)
+        assert is_stopped(pid) and len(lines(f"signalled={pid}")) == times
+        node.nvml.put(card(node), GpuProcess(pid, GIB))
+        looks(service, clock, 1)
+        os.kill(pid, signal.SIGCONT)
+        looks(service, clock, 2)
+        assert not stopped(pid), "within its cap it may go on"
+
+
 # ---- cards that a job was not granted ------------------------------------------------------------
 
 

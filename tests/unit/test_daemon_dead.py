@@ -8,12 +8,15 @@ from daemon_support import new_arbiter
 
 from enforcer.daemon.arbiter import ProcessUse
 from enforcer.daemon.fakes import GIB, FakeNode
+from enforcer.daemon.inspector import FULL_EACH
 from enforcer.daemon.node import NodeService
 from enforcer.nvml import GpuProcess
 
 
 @pytest.fixture
-def service(service: NodeService) -> NodeService:
+def service(node: FakeNode, service: NodeService) -> NodeService:
+    """Job 9 has a grant; process 50 is dead unless a test says otherwise."""
+    node.dead_pids.add(50)
     service.prolog(env())
     return service
 
@@ -146,3 +149,44 @@ def test_dead_process_is_not_let_go_on_the_word_of_a_driver_that_fails(node, ser
     node.nvml.failure = None
     service.inspector.look_for_dead()
     assert "gone 9 50" in node.arbiter.calls
+
+
+# ---- a number that is another process's by now ---------------------------------------------------
+
+
+def test_process_with_the_number_of_a_dead_one_is_seen(node, service, lines):
+    node.jobs_of_pids[50] = 9
+    node.nvml.put(uuid(node), GpuProcess(50, GIB))
+    node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
+    service.inspector.take_deaths()
+    service.look_at_cards()
+    assert service.inspector.waiting and "gone 9 50" not in node.arbiter.calls
+    node.dead_pids.clear()
+    for _ in range(3):
+        service.look_at_cards()
+    assert "gone 9 50" in node.arbiter.calls and not service.inspector.waiting
+    assert len(lines("audit-unregistered")) == 1 and node.arbiter.overheads == {(9, uuid(node)): GIB}
+
+
+def test_number_of_a_dead_process_that_lives_again_is_let_go_between_the_looks_too(node, service):
+    node.nvml.put(uuid(node), GpuProcess(50, GIB))
+    node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
+    service.inspector.take_deaths()
+    node.dead_pids.clear()
+    service.inspector.look_for_dead()
+    assert "gone 9 50" in node.arbiter.calls and not service.inspector.waiting
+
+
+def test_process_with_the_number_of_one_that_died_under_a_former_arbiter_is_not_its_jobs(
+    node, service, lines
+):
+    node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
+    node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
+    service.inspector.take_deaths()
+    new_arbiter(node, service)
+    service.look_at_cards()
+    assert node.arbiter.overheads == {(9, uuid(node)): 2 * GIB}
+    node.dead_pids.clear()  # a process of nobody's; the driver says the same as before
+    for _ in range(FULL_EACH + 3):
+        service.look_at_cards()
+    assert node.arbiter.overheads == {(9, uuid(node)): 0} and len(lines("audit-stranger")) == 1

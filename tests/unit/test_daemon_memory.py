@@ -206,3 +206,27 @@ def test_limit_follows_the_isolation_of_a_live_card(node, tmp_path):
     service.live.reset(card)
     service.limit_memory()
     assert node.nvml.limits == {(card, str(path)): (0, 12 * GIB) for path in (top, later)}
+
+
+def test_limit_of_the_daemon_before_is_lifted_where_isolation_is_none_now(node, tmp_path):
+    service = service_of(node, tmp_path)
+    service.prolog(env())
+    service.prolog(env(10))
+    card = node.nvml.cards()[0].uuid
+    tops = [tree(tmp_path, 9, "step_0"), tree(tmp_path, 10)]
+    service.limit_memory()
+    assert len(node.nvml.limits) == 3
+    node.nvml.limits[card, str(tops[1])] = (0, 30 * GIB)  # an administrator's, not ours
+    service.live.set(card, {"isolation.online": "none"}, save=True)
+    again = service_of(node, tmp_path)
+    again.limit_memory()
+    mine = {hard for (_, path), (_, hard) in node.nvml.limits.items() if path.startswith(str(tops[0]))}
+    assert mine == {80 * GIB}, "the whole card, on each cgroup of the job"
+    assert node.nvml.limits[card, str(tops[1])] == (0, 30 * GIB)
+    asked: list[int] = []
+    node.nvml.before = lambda: asked.append(1)
+    again.limit_memory()
+    assert asked == [], "each is looked at once"
+    again.live.reset(card)
+    again.limit_memory()
+    assert {hard for _, hard in node.nvml.limits.values()} == {12 * GIB}

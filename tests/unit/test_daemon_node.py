@@ -314,6 +314,20 @@ def test_grants_directory_that_cannot_be_written_is_a_broken_node(node, service)
     assert service.grants == {}
 
 
+def test_repeated_prolog_on_a_full_disk_leaves_the_running_jobs_grant(node, service, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    service.prolog(env())
+    monkeypatch.setattr(service.store, "_put", full)
+    assert service.prolog(env()) == Answer(0), "both files are there: nothing is to be written"
+    (node.directory / "run/grants/9.grant").write_bytes(b"damaged")
+    answer = service.prolog(env())
+    assert answer is not None and answer.status == 1 and "No space left" in answer.message
+    assert set(service.grants) == {9} and files(node) == {"9.json", "9.grant"}
+    assert service.prolog(env(10)).status == 1 and files(node) == {"9.json", "9.grant"}
+
+
 def test_failing_nvml_is_said_once_and_the_audit_goes_on_when_it_is_back(node, service, lines):
     service.prolog(env())
     node.nvml.failure = "gone"

@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from enforcer.daemon.procs import alive, cgroup_v2_of, job_of_pid, start_ticks, stop_waits, stopped
+from enforcer.daemon import procs
+from enforcer.daemon.procs import (
+    ThreadBudget,
+    alive,
+    cgroup_v2_of,
+    job_of_pid,
+    start_ticks,
+    stop_waits,
+    stopped,
+)
 
 LEADERLESS = """
 import ctypes, os, threading, time
@@ -119,6 +128,38 @@ def test_states_of_threads(tmp_path, states, lives, stops):
     process(tmp_path, states)
     assert alive(10, tmp_path) is lives and start_ticks(10, tmp_path) == (22 if lives else None)
     assert stopped(10, tmp_path) is stops
+
+
+def test_look_ends_at_the_first_thread_that_goes_on(tmp_path, monkeypatch):
+    process(tmp_path, "S" * 50)
+    read: list[Path] = []
+    stat = procs._stat
+    monkeypatch.setattr(procs, "_stat", lambda path: (read.append(path), stat(path))[1])
+    assert stopped(10, tmp_path) is False and not stop_waits(10, tmp_path)
+    assert len(read) == 2
+
+
+@pytest.mark.parametrize(("most", "told"), [(6, [True, True]), (5, [True, None]), (0, [None, None])])
+def test_one_look_reads_so_many_threads_of_all_processes_together(tmp_path, most, told):
+    process(tmp_path, "TTTT")
+    budget = ThreadBudget(most)
+    for _ in range(2):
+        assert [stopped(10, tmp_path, budget) for _ in range(2)] == told
+        budget.renew()
+    assert stop_waits(10, tmp_path, ThreadBudget(0)), "of what could be read nothing goes on"
+
+
+def test_who_goes_on_is_seen_however_many_threads_others_have(tmp_path):
+    process(tmp_path, "SSSS")
+    assert stopped(10, tmp_path, ThreadBudget(0)) is False
+    assert not stop_waits(10, tmp_path, ThreadBudget(0))
+
+
+def test_zombie_with_more_threads_than_are_looked_through_counts_as_alive(tmp_path, monkeypatch):
+    process(tmp_path, "Z" * 20)
+    assert not alive(10, tmp_path)
+    monkeypatch.setattr(procs.ThreadBudget.__init__, "__defaults__", (10,))
+    assert alive(10, tmp_path)
 
 
 @pytest.mark.parametrize(("states", "waits"), [("D", True), ("TD", True), ("DS", False), ("R", False)])

@@ -134,9 +134,7 @@ def test_a_job_whose_limits_are_set_is_not_looked_through_again(
     assert len(node.nvml.limits) == 7
     looked: list[object] = []
     keep = service.memory._keep
-    monkeypatch.setattr(
-        service.memory, "_keep", lambda limit, card: looked.append(limit) or keep(limit, card)
-    )
+    monkeypatch.setattr(service.memory, "_keep", lambda *one: looked.append(one) or keep(*one))
     service.limit_memory()
     assert len(looked) == 7, "all are taken"
     for _ in range(3):

@@ -10,7 +10,7 @@ import pytest
 from enforcer.clock import FakeClock
 from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.ledger_read import card_series, read_usage, reading
-from enforcer.nvml import CardLoad
+from enforcer.nvml import CardLoad, NvmlError
 from enforcer.reporting import state as live
 from enforcer.reporting.attach import NodeObserver
 from enforcer.reporting.state import NodeState
@@ -139,6 +139,26 @@ def test_driver_that_fails_leaves_the_cards_without_figures(watched):
     assert (card.util, card.mem_used, len(card.tenants)) == (None, None, 1)
     watched.node.nvml.failure = None
     assert watched.tick().cards[0].util == 42
+
+
+def test_card_that_fails_takes_nothing_from_the_others(watched, monkeypatch):
+    nvml, ill, well = watched.node.nvml, watched.uuids[0], watched.uuids[1]
+    load = nvml.load
+    watched.tick()
+    nvml.loads[well] = CardLoad(42, 5 * GIB)
+
+    def failing(uuid):
+        if uuid == ill:
+            raise NvmlError("the NVIDIA driver does not answer through NVML: GPU requires reset")
+        return load(uuid)
+
+    def no_list():
+        raise NvmlError("the NVIDIA driver does not answer through NVML: GPU requires reset")
+
+    monkeypatch.setattr(nvml, "load", failing)
+    monkeypatch.setattr(nvml, "cards", no_list)
+    for _ in range(3):
+        assert [card.util for card in watched.tick().cards][:2] == [None, 42]
 
 
 def test_arbiter_that_is_away_is_said(watched):

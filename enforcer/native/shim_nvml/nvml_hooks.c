@@ -118,6 +118,8 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
 
 /* ---- utilisation -------------------------------------------------------------------------------------------- */
 
+#define RECENT_US 1000000u /* NVML's time stamps are microseconds */
+
 nvmlReturn_t qg_nvml_samples(const struct qgpu_view *view, nvmlDevice_t device, unsigned long long since,
                              nvmlProcessUtilizationSample_t *all, unsigned int *n)
 {
@@ -166,9 +168,25 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProc
     return result;
 }
 
-/* The newest sample of each process, added up. */
+/* Keeps the samples, of whatever process, that are of the last second before the newest one, by the driver's own clock:
+ * NVML remembers more, and would show what a job did before it fell idle. What says above 100 % is rubbish. */
+static unsigned int recent(nvmlProcessUtilizationSample_t *all, unsigned int n)
+{
+    unsigned long long newest = 0;
+    unsigned int kept = 0;
+    for (unsigned int i = 0; i < n; i++)
+        if (all[i].smUtil <= 100 && all[i].timeStamp > newest)
+            newest = all[i].timeStamp;
+    for (unsigned int i = 0; i < n; i++)
+        if (all[i].smUtil <= 100 && newest - all[i].timeStamp <= RECENT_US)
+            all[kept++] = all[i];
+    return kept;
+}
+
+/* The newest sample of each process, added up; no more than the whole card does, whose samples may all be old. */
 static void add_up(const nvmlProcessUtilizationSample_t *all, unsigned int n, nvmlUtilization_t *rates)
 {
+    nvmlUtilization_t card = *rates;
     rates->gpu = rates->memory = 0;
     for (unsigned int i = 0; i < n; i++) {
         bool newest = true;
@@ -178,22 +196,25 @@ static void add_up(const nvmlProcessUtilizationSample_t *all, unsigned int n, nv
         rates->gpu += newest ? all[i].smUtil : 0;
         rates->memory += newest ? all[i].memUtil : 0;
     }
-    rates->gpu = rates->gpu < 100 ? rates->gpu : 100;
-    rates->memory = rates->memory < 100 ? rates->memory : 100;
+    rates->gpu = rates->gpu < card.gpu ? rates->gpu : card.gpu;
+    rates->memory = rates->memory < card.memory ? rates->memory : card.memory;
 }
 
 /* Where the real library does not tell processes apart (MIG), its own answer stands. */
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)
 {
     struct qgpu_view view;
-    unsigned int n = 0;
+    unsigned int n = QG_NVML_ROOM;
     nvmlReturn_t result = QG_REAL(nvmlDeviceGetUtilizationRates)(device, rates);
     if (result != NVML_SUCCESS || !qg_nvml_view(device, &view))
         return result;
     nvmlProcessUtilizationSample_t *all = calloc(QG_NVML_ROOM, sizeof(*all));
-    nvmlReturn_t told = all ? qg_nvml_samples(&view, device, 0, all, &n) : NVML_ERROR_MEMORY;
-    if (told == NVML_SUCCESS || told == NVML_ERROR_NOT_FOUND)
-        add_up(all, told == NVML_SUCCESS ? n : 0, rates);
+    nvmlReturn_t told = all ? QG_REAL(nvmlDeviceGetProcessUtilization)(device, all, &n, 0) : NVML_ERROR_MEMORY;
+    if (told == NVML_SUCCESS || told == NVML_ERROR_NOT_FOUND) {
+        n = told == NVML_SUCCESS ? recent(all, n) : 0; /* of all processes: the job's may all be old */
+        n = qg_nvml_keep(&view, all, n, sizeof(*all), offsetof(nvmlProcessUtilizationSample_t, pid));
+        add_up(all, n, rates);
+    }
     free(all);
     return result;
 }

@@ -1,0 +1,80 @@
+"""Processes with more threads than one look reads: nobody is punished on a guess, nor let go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from daemon_support import hook_env as env
+
+from enforcer.daemon.fakes import GIB, FakeNode
+from enforcer.daemon.node import NodeService
+from enforcer.daemon.procs import stopped
+from enforcer.nvml import GpuProcess
+
+
+@pytest.fixture
+def child(node: FakeNode) -> Iterator[int]:
+    """A process of job 9."""
+    process = subprocess.Popen(["sleep", "60"])
+    node.jobs_of_pids[process.pid], node.owners_of_pids[process.pid] = 9, os.getuid()
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def service(node: FakeNode) -> NodeService:
+    service = node.service()
+    settings = service.config.enforcer.audit.model_copy(update={"action": "stop"})
+    service.inspector.warden.settings = settings
+    service.start()
+    service.prolog(env(uid=os.getuid()))
+    return service
+
+
+def looks(node: FakeNode, service: NodeService, times: int) -> None:
+    for _ in range(times):
+        node.clock.advance(1)  # type: ignore[attr-defined]
+        service.look_at_cards()
+
+
+def uuid(node: FakeNode) -> str:
+    return node.nvml.cards()[0].uuid
+
+
+def test_stopped_process_of_whom_nobody_can_tell_is_stopped_again_and_not_killed(node, service, child, lines):
+    node.nvml.put(uuid(node), GpuProcess(child, GIB))
+    looks(node, service, 3)
+    os.waitpid(child, os.WUNTRACED)
+    service.inspector.stopped = lambda pid: None
+    looks(node, service, 20)
+    assert stopped(child) and not lines("event=audit-again")
+    os.kill(child, signal.SIGCONT)
+    looks(node, service, 1)
+    os.waitpid(child, os.WUNTRACED)
+    assert stopped(child)
+
+
+def test_process_of_whom_nobody_can_tell_whether_it_is_stopped_is_excused_for_a_while(
+    node, service, child, lines
+):
+    service.inspector.stopped = lambda pid: None
+    node.nvml.put(uuid(node), GpuProcess(child, GIB))
+    looks(node, service, 290)
+    assert not lines("audit-unregistered"), "as where NVML does not tell who works"
+    looks(node, service, 20)
+    assert len(lines("audit-unregistered")) == 1
+
+
+def test_each_look_begins_with_all_its_threads(node, service):
+    budget = service.inspector.threads
+    budget._left = 0
+    looks(node, service, 1)
+    assert budget._left > 0
+    budget._left = 0
+    service.inspector.pardon(service.grants[9])
+    assert budget._left > 0
