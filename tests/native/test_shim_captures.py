@@ -72,6 +72,11 @@ def test_a_thread_that_ends_takes_the_capture_of_its_own_stream_with_it(probe: s
     assert not asks(probe)
 
 
+def test_stream_first_used_during_a_capture_is_fast_after_it() -> None:
+    done = subprocess.run([s.BUILD / "test" / "shim-seen-unit"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")
 def test_questions_of_ours_spoil_no_capture_of_another_thread(tmp_path: Path) -> None:
     """The driver takes its time over our event query, so that captures begin between what we know and what it hears."""

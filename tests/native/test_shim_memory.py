@@ -19,6 +19,11 @@ def test_unit_under_sanitizers() -> None:
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
+def test_pool_that_was_set_while_the_old_one_was_asked_for_is_not_missed() -> None:
+    done = subprocess.run([s.BUILD / "test" / "shim-pool-unit"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_cap_is_exact_and_said_once(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
     with s.governed(tmp_path, [24 * GIB]) as probe:
         s.started(probe)

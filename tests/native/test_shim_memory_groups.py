@@ -6,11 +6,13 @@ The numbers are MiB, exact: sizes are whole units of the card. A step's name say
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import shim_support as s
 from shim_memory_support import CONTEXT, MIB, Node, Program, node, walk
 
 pytestmark = pytest.mark.native
@@ -28,6 +30,7 @@ GRAPH = """begin 0 nodes 0 instantiated 0 launched 40 launched_again 40 destroye
 nested 20 nested_gone 0 nested 20 nested_gone 0 with_params 50 with_params_gone 0
 host_launched 0 host_and_card 20 host_gone 0 captured 0 captured_launched 30 gave_back 240 end 0"""
 VMM = """begin 0 created 64 mapped_twice 64 unmapped_once 64 retained 64 released 0 range 48 range_gone 0
+mixed 16 mixed_gone 0 left_over 32 left_over_gone 0
 in_domain 192 domain_refused 192 domain_mapped 192 domain_gone 0 host_created 0 numa_created 0 host_gone 0
 in_array 4 array_gone 0 team 0 bound 8 bound_by_address 24 bound_elsewhere 24 unbound 8 team_mapped 8 team_lives 8
 team_gone 0 second_team_gone 0 part_bound 8 part_unbound 0"""
@@ -85,9 +88,40 @@ def test_green_contexts_and_usage_counts(tmp_path: Path) -> None:
         assert "allocation of 240.0 MiB refused" in program.end()
 
 
-def shared(running: Node, kind: str, *, governed: bool = True, sanitizer: str = False) -> tuple[Program, str]:
+def test_graph_that_waits_at_the_gate_holds_nothing(tmp_path: Path) -> None:
+    """Nothing is announced meanwhile: others are not refused, and who jumps out of the wait leaves nothing."""
+    with node(tmp_path) as running:
+        program, card = running.run("mem_graph", "gate"), running.arbiter.card
+        program.pass_by("begin", 0)
+        for _ in ("launch", "upload", "instantiate"):
+            program.at("closed")
+            card.set(s.CLOSED | s.TRACK)
+            program.on()
+            program.at("standing")
+            running.until(lambda: card.proc("waiting") == 1)
+            assert program.used() == 0
+            program.on()
+            program.at("beside")
+            assert program.used() == 200 * MIB
+            card.set(s.TRACK)
+            program.on()
+            program.pass_by("refused", 0)
+        program.at("closed")
+        card.set(s.CLOSED | s.TRACK)
+        program.on()
+        program.at("jumped")
+        assert program.used() == 0
+        card.set(s.TRACK)
+        program.on()
+        program.pass_by("launched", 100 * MIB)
+        assert "allocation of 100.0 MiB refused: job 4711 holds 200.0 of 256.0 MiB" in program.end()
+
+
+def shared(
+    running: Node, kind: str, *more: str, governed: bool = True, sanitizer: str = ""
+) -> tuple[Program, str]:
     """A program that made 64 MiB to be shared, and how others may name it."""
-    maker = running.run("mem_share", "make", kind, governed=governed, sanitizer=sanitizer)
+    maker = running.run("mem_share", "make", kind, *more, governed=governed, sanitizer=sanitizer)
     maker.at("begin")
     maker.on()
     what = maker.line()
@@ -96,10 +130,10 @@ def shared(running: Node, kind: str, *, governed: bool = True, sanitizer: str = 
 
 
 def taken(
-    running: Node, kind: str, what: str, maker: Program, step: str = "taken", *, sanitizer: str = False
+    running: Node, kind: str, what: str, maker: Program, step: str = "taken", *more: str, sanitizer: str = ""
 ) -> Program:
     """A second program, at the step after it asked for the maker's memory."""
-    words = ("mem_share", "take", kind, what, str(maker.process.pid))
+    words = ("mem_share", "take", kind, what, str(maker.process.pid), *more)
     taker = running.run(*words, sanitizer=sanitizer)
     taker.at("begin")
     taker.on()
@@ -146,6 +180,112 @@ def test_user_of_a_dead_makers_memory_takes_the_charge_over(tmp_path: Path, kind
         taker.on()
         taker.at("closed")
         running.until(lambda: taker.used() == 0)
+
+
+@pytest.mark.parametrize("kind", ["ipc", "file"])
+def test_slot_that_is_used_again_uses_nothing(tmp_path: Path, kind: str) -> None:
+    """A taker dies, and before its maker lets go another process has its slot: its bits are not that one's."""
+    with node(tmp_path) as running:
+        maker, what = shared(running, kind)
+        taker = taken(running, kind, what, maker)
+        running.kill(taker)
+        running.arbiter.slots.pop(taker.process.pid)
+        other = running.run("mem_share", "idle")
+        other.at("begin")
+        assert running.arbiter.slot_of(other.process.pid) == 1
+        maker.on()
+        maker.at("let_go")
+        assert maker.used() == 0
+
+
+@pytest.mark.parametrize("kind", ["ipc", "file"])
+def test_program_that_executes_another_uses_nothing_any_more(tmp_path: Path, kind: str) -> None:
+    """Pid and slot stay; what was opened is closed, and what was made belongs to its users."""
+    with node(tmp_path) as running:
+        maker, what = shared(running, kind, "idle")
+        takers = [taken(running, kind, what, maker, "taken", *more) for more in ((), ("idle",))]
+        takers[1].on()
+        takers[1].at("begin")
+        assert [p.used() for p in (maker, *takers)] == [64 * MIB, 0, 0]
+        maker.on()
+        maker.at("begin")
+        running.until(lambda: takers[0].used() == 64 * MIB)
+        assert [p.used() for p in (maker, takers[1])] == [0, 0]
+        takers[0].on()
+        takers[0].at("closed")
+        running.until(lambda: takers[0].used() == 0)
+
+
+@pytest.mark.parametrize("kind", ["ipc", "file"])
+def test_maker_that_comes_late_to_a_new_arbiter_is_not_taken_for_dead(tmp_path: Path, kind: str) -> None:
+    with node(tmp_path) as running:
+        maker, what = shared(running, kind)
+        taker = taken(running, kind, what, maker)
+        maker.process.send_signal(signal.SIGSTOP)
+        running.arbiter.stop()
+        running.arbiter.start()
+        running.until(lambda: taker.process.pid in running.arbiter.slots)
+        running.arbiter.name_slot(taker.process.pid)
+        time.sleep(0.8)  # three looks of its helper thread
+        assert taker.used() == 0
+        maker.process.send_signal(signal.SIGCONT)
+        running.until(lambda: maker.process.pid in running.arbiter.slots)
+        running.arbiter.name_slot(maker.process.pid)
+        running.until(lambda: maker.used() == 64 * MIB)
+        maker.on()
+        maker.at("let_go")
+        assert [p.used() for p in (maker, taker)] == [64 * MIB, 0]
+        taker.on()
+        taker.at("closed")
+        running.until(lambda: maker.used() == 0)
+
+
+OWN = {
+    "kept": "kept 64 kept_by_one 64 returned 200 closed_before 0",
+    "number": "number_again 32 number_gone 0",
+    "import": "own_import 64 own_import_gone 200",
+}
+
+
+@pytest.mark.parametrize("how", list(OWN))
+def test_own_descriptors_keep_memory_charged(tmp_path: Path, how: str) -> None:
+    """The simulated card gives the memory back earlier than cuda.h says, so only the ledger is looked at."""
+    with node(tmp_path) as running:
+        program = running.run("mem_share", "own", how, sanitizer="asan")
+        program.pass_by("begin", 0)
+        for name, mib in steps(OWN[how]):
+            program.at(name)
+            assert (name, program.used() // MIB) == (name, mib)
+            program.on()
+        program.pass_by("end", 0)
+        assert program.end().count("allocation of 200.0 MiB refused") == (how == "kept")
+
+
+def test_name_of_two_lasts_as_long_as_either(tmp_path: Path) -> None:
+    """One of two that are called alike was let go: who takes the other still knows its maker."""
+    with node(tmp_path) as running:
+        maker, what = shared(running, "alike")
+        taker = taken(running, "alike", what, maker)
+        assert [p.used() for p in (maker, taker)] == [64 * MIB, 0]
+        maker.on()
+        maker.at("let_go")
+        taker.on()
+        taker.at("closed")
+        running.until(lambda: maker.used() + taker.used() == 0)
+
+
+def test_who_takes_memory_by_a_character_device_pays_for_it(tmp_path: Path) -> None:
+    """All memory is called alike then, so nobody knows whose it is: too much is charged, and ends with the import."""
+    with node(tmp_path) as running:
+        maker, what = shared(running, "device")
+        taker = taken(running, "device", what, maker)
+        assert [p.used() for p in (maker, taker)] == [64 * MIB, 64 * MIB]
+        maker.on()
+        maker.at("let_go")
+        assert maker.used() == 0
+        taker.on()
+        taker.at("closed")
+        assert taker.used() == 0
 
 
 @pytest.mark.parametrize("kind", ["ipc", "file"])

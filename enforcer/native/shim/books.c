@@ -154,12 +154,14 @@ void qg_piece_over(const struct qg_entry *piece)
     pthread_mutex_unlock(&qg_books_lock);
 }
 
-void qg_share_this(enum qg_kind kind, uint64_t key, uint64_t name)
+void qg_share_this(enum qg_kind kind, uint64_t key, uint64_t name, int fd)
 {
     pthread_mutex_lock(&qg_books_lock);
     struct qg_entry *entry = qg_ledger_find(&ledger, kind, key);
-    if (entry && !entry->share && entry->size && !(kind == QG_KIND_HANDLE && entry->foreign))
-        entry->share = qg_share_publish(&qg_cards[entry->card], name, entry->size);
+    if ((name || fd >= 0) && entry && entry->size && !(kind == QG_KIND_HANDLE && entry->foreign)) {
+        entry->share = qg_share_publish(&qg_cards[entry->card], entry->share, name, entry->size);
+        qg_share_sent(entry->share, fd);
+    }
     pthread_mutex_unlock(&qg_books_lock);
 }
 
@@ -266,19 +268,6 @@ bool qg_handle_last(uint64_t handle, struct qg_entry *out)
     return last;
 }
 
-/* A use of a handle that keeps its memory: a mapping by its address, a tie by its holder and place. */
-static void use(enum qg_kind kind, uint64_t key, uint64_t handle, uint64_t size, uint32_t span)
-{
-    struct qg_entry mapping = {.key = key, .size = size, .owner = handle, .refs = span, .kind = (uint8_t)kind};
-    pthread_mutex_lock(&qg_books_lock);
-    struct qg_entry *entry = qg_ledger_find(&ledger, QG_KIND_HANDLE, handle);
-    if (entry && !qg_ledger_find(&ledger, kind, key)) {
-        entry->maps++;
-        qg_ledger_insert(&ledger, &mapping);
-    }
-    pthread_mutex_unlock(&qg_books_lock);
-}
-
 /* Under the lock. */
 static bool unuse(enum qg_kind kind, uint64_t key, struct qg_entry *mapping)
 {
@@ -290,6 +279,28 @@ static bool unuse(enum qg_kind kind, uint64_t key, struct qg_entry *mapping)
         maybe_gone(entry);
     }
     return true;
+}
+
+/* A use of a handle that keeps its memory: a mapping by its address, a tie by its holder and place. What is noted there of
+ * another handle was undone in a way that we do not see. Mappings of what is not charged are noted too, as nobody's (0): one
+ * call may unmap them together with others that follow. */
+static void use(enum qg_kind kind, uint64_t key, uint64_t handle, uint64_t size, uint32_t span)
+{
+    struct qg_entry mapping = {.key = key, .size = size, .refs = span, .kind = (uint8_t)kind}, stale;
+    pthread_mutex_lock(&qg_books_lock);
+    mapping.owner = qg_ledger_find(&ledger, QG_KIND_HANDLE, handle) ? handle : 0;
+    struct qg_entry *old = qg_ledger_find(&ledger, kind, key);
+    if (old && old->owner == mapping.owner) {
+        old->size = size;
+        old->refs = span;
+    } else if (mapping.owner || kind == QG_KIND_MAPPING) {
+        unuse(kind, key, &stale); /* may move entries */
+        struct qg_entry *entry = qg_ledger_find(&ledger, QG_KIND_HANDLE, mapping.owner);
+        if (entry)
+            entry->maps++;
+        qg_ledger_insert(&ledger, &mapping);
+    }
+    pthread_mutex_unlock(&qg_books_lock);
 }
 
 void qg_handle_map(uint64_t handle, uint64_t address, uint64_t size)

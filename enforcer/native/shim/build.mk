@@ -93,10 +93,12 @@ $(BUILD)/test/shim-race: $(SHIM_RACE) $(wildcard $(SHIM_DIR)/*.h) $(SHIM_GEN)/sy
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -o $@ $(SHIM_RACE) -lpthread
 
-NATIVE += $(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit
+NATIVE += $(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit $(BUILD)/test/shim-pool-unit $(BUILD)/test/shim-seen-unit
 $(BUILD)/test/shim-green-unit: tests/native/shim/green_unit.c $(SHIM_DIR)/hook_green.c
 $(BUILD)/test/shim-primary-unit: tests/native/shim/primary_unit.c $(SHIM_DIR)/hook_context.c
-$(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit: $(wildcard $(SHIM_DIR)/*.h) $(SHIM_GEN)/symbols.h
+$(BUILD)/test/shim-pool-unit: tests/native/shim/pool_unit.c $(SHIM_DIR)/pools.c
+$(BUILD)/test/shim-seen-unit: tests/native/shim/seen_unit.c $(SHIM_DIR)/streams.c $(SHIM_DIR)/ends.c
+$(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit $(BUILD)/test/shim-pool-unit $(BUILD)/test/shim-seen-unit: $(wildcard $(SHIM_DIR)/*.h) $(SHIM_GEN)/symbols.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -o $@ $(filter %.c,$^) -lpthread
 

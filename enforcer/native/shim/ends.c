@@ -43,6 +43,8 @@ void qg_capture_over(void)
     while (now > 0 && !__atomic_compare_exchange_n(&qg_captures, &now, now - 1, false, __ATOMIC_SEQ_CST,
                                                    __ATOMIC_RELAXED))
         ;
+    if (now == 1) /* streams that were looked up meanwhile are not fast: once more */
+        __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);
 }
 
 /* ---- ends -------------------------------------------------------------------------------------------------- */

@@ -13,8 +13,11 @@ struct qg_graph_need {
     uint64_t bytes[QG_MAX_CARDS];
 };
 
-/* A launch or upload of a graph with memory nodes reserves what it may take. False: a cap refuses. */
-bool qg_graph_memory_before(CUgraphExec exec, struct qg_graph_need *reserved);
+/* A launch or upload of a graph with memory nodes reserves what it may take, behind the gate (entered: qg_enter() gave a
+ * stream), where it waits for nothing. False: there is no room just now. Then the launch leaves the gate, and again() waits for
+ * room: true: try anew from the gate on; false: a cap refuses. round: how often it was tried before. */
+bool qg_graph_memory_before(CUgraphExec exec, bool entered, struct qg_graph_need *reserved);
+bool qg_graph_memory_again(CUgraphExec exec, unsigned round);
 void qg_graph_memory_after(CUgraphExec exec, const struct qg_graph_need *reserved);
 
 /* A memory node was made (also by an allocation in a capture): from now on graphs are looked at. */

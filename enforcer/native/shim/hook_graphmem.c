@@ -154,6 +154,8 @@ INSTANTIATES(cuGraphInstantiateWithFlags, (CUgraphExec * exec, CUgraph graph, un
 
 /* ---- launches ----------------------------------------------------------------------------------------------- */
 
+#define ROUNDS 100u /* so often a launch goes back to the gate because others took the room that it had found */
+
 /* Cards that a graph may have memory on. */
 static unsigned cards(void)
 {
@@ -167,33 +169,59 @@ static void give_back(const struct qg_graph_need *reserved, unsigned cards)
             qg_unreserve(&qg_cards[i], reserved->bytes[i]);
 }
 
-static bool reserve(const struct qg_entry *entry, uint64_t *reserved)
+/* On its way through the gate a launch waits for nobody, so that what it announces stands as long as the driver's call. */
+static bool admit(struct qg_card *card, uint64_t size, uint64_t *reserved)
 {
-    struct qg_card *card = &qg_cards[entry->card];
-    if (!qg_reserve_now(card, entry->size)) {
-        if (qg_graphs_spare(card, entry->size) || entry->refs == __atomic_load_n(&trims, __ATOMIC_ACQUIRE))
-            return true;
-        if (!qg_reserve(card, entry->size))
-            return false;
-    }
-    *reserved = entry->size;
+    if (!qg_reserve_now(card, size))
+        return qg_graphs_spare(card, size);
+    *reserved = size;
     return true;
 }
 
-bool qg_graph_memory_before(CUgraphExec exec, struct qg_graph_need *reserved)
+/* Waits for room, as an allocation does, and takes none: the launch goes to the gate first. False: a cap refuses. */
+static bool make_room(struct qg_card *card, uint64_t size, unsigned round)
+{
+    if (round >= ROUNDS) {
+        qg_refuse(card, size);
+        return false;
+    }
+    if (qg_graphs_spare(card, size))
+        return true;
+    if (!qg_reserve(card, size))
+        return false;
+    qg_unreserve(card, size);
+    return true;
+}
+
+/* What a launch of it may take of the card: nothing if it was launched since the last trim. */
+static bool needs(CUgraphExec exec, unsigned card, struct qg_entry *entry)
+{
+    return qg_look(QG_KIND_EXEC, key_on(exec, card), entry) && entry->refs != __atomic_load_n(&trims, __ATOMIC_ACQUIRE);
+}
+
+bool qg_graph_memory_before(CUgraphExec exec, bool entered, struct qg_graph_need *reserved)
 {
     struct qg_entry entry;
     reserved->cards = 0;
-    if (QG_LIKELY(!looked_at()))
+    if (QG_LIKELY(!__atomic_load_n(&exists, __ATOMIC_ACQUIRE)) || !qg_governed || (qg_depth && !entered))
         return true;
     for (unsigned i = 0; i < cards(); i++) {
         reserved->bytes[i] = 0;
         reserved->cards = i + 1;
-        if (!qg_look(QG_KIND_EXEC, key_on(exec, i), &entry) || reserve(&entry, &reserved->bytes[i]))
+        if (!needs(exec, i, &entry) || admit(&qg_cards[entry.card], entry.size, &reserved->bytes[i]))
             continue;
         give_back(reserved, i);
         return false;
     }
+    return true;
+}
+
+bool qg_graph_memory_again(CUgraphExec exec, unsigned round)
+{
+    struct qg_entry entry;
+    for (unsigned i = 0; i < cards(); i++)
+        if (needs(exec, i, &entry) && !make_room(&qg_cards[entry.card], entry.size, round))
+            return false;
     return true;
 }
 
@@ -216,26 +244,39 @@ void qg_graph_memory_after(CUgraphExec exec, const struct qg_graph_need *reserve
 
 /* ---- uploads ------------------------------------------------------------------------------------------------ */
 
+static bool admit_all(const struct need *need, struct qg_graph_need *reserved)
+{
+    *reserved = (struct qg_graph_need){.cards = QG_MAX_CARDS};
+    for (unsigned i = 0; i < QG_MAX_CARDS; i++) {
+        if (!need->bytes[i] || admit(&qg_cards[i], need->bytes[i], &reserved->bytes[i]))
+            continue;
+        give_back(reserved, i);
+        return false;
+    }
+    return true;
+}
+
 /* What its memory nodes take is reserved before, and looked up after. */
 static CUresult upload_at_once(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p, bool ptsz)
 {
-    bool memory = looked_at();
-    struct need need = memory ? need_of(graph) : (struct need){0};
-    struct qg_graph_need reserved = {.cards = QG_MAX_CARDS};
-    for (unsigned i = 0; i < QG_MAX_CARDS; i++) {
-        if (need.bytes[i] && !qg_reserve(&qg_cards[i], need.bytes[i])) {
-            give_back(&reserved, i);
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        }
-        reserved.bytes[i] = need.bytes[i];
+    struct need need = looked_at() ? need_of(graph) : (struct need){0};
+    struct qg_graph_need reserved;
+    struct qg_stream *seen;
+    for (unsigned round = 0;; round++) {
+        seen = qg_enter(p->hUploadStream, ptsz, NULL, 0);
+        if (admit_all(&need, &reserved))
+            break;
+        qg_leave(seen, CUDA_ERROR_OUT_OF_MEMORY);
+        for (unsigned i = 0; i < QG_MAX_CARDS; i++)
+            if (need.bytes[i] && !make_room(&qg_cards[i], need.bytes[i], round))
+                return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    struct qg_stream *seen = qg_enter(p->hUploadStream, ptsz, NULL, 0);
     CUresult result = ptsz ? DIRECT(QG_REAL(cuGraphInstantiateWithParams_ptsz)(exec, graph, p))
                            : DIRECT(QG_REAL(cuGraphInstantiateWithParams)(exec, graph, p));
     qg_leave(seen, result);
     for (unsigned i = 0; i < QG_MAX_CARDS; i++)
         if (need.bytes[i])
-            qg_graphs_look(&qg_cards[i], need.bytes[i]);
+            qg_graphs_look(&qg_cards[i], reserved.bytes[i]);
     if (result == CUDA_SUCCESS)
         note(*exec, &need);
     return result;
@@ -260,9 +301,15 @@ INSTANTIATES_AND_UPLOADS(cuGraphInstantiateWithParams_ptsz, true)
     CUresult name(CUgraphExec exec, CUstream stream)                          \
     {                                                                         \
         struct qg_graph_need reserved;                                        \
-        if (!qg_graph_memory_before(exec, &reserved))                         \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                  \
-        struct qg_stream *seen = qg_enter(stream, ptsz, NULL, 0);             \
+        struct qg_stream *seen;                                               \
+        for (unsigned round = 0;; round++) {                                  \
+            seen = qg_enter(stream, ptsz, NULL, 0);                           \
+            if (qg_graph_memory_before(exec, seen != NULL, &reserved))        \
+                break;                                                        \
+            qg_leave(seen, CUDA_ERROR_OUT_OF_MEMORY);                         \
+            if (!qg_graph_memory_again(exec, round))                          \
+                return CUDA_ERROR_OUT_OF_MEMORY;                              \
+        }                                                                     \
         CUresult result = QG_REAL(name)(exec, stream);                        \
         qg_leave(seen, result);                                               \
         qg_graph_memory_after(exec, &reserved);                               \

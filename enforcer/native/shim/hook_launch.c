@@ -43,15 +43,22 @@ LAUNCH(cuLaunch, (CUfunction f), (f), NULL, false, f)
 LAUNCH(cuLaunchGrid, (CUfunction f, int width, int height), (f, width, height), NULL, false, f)
 LAUNCH(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream s), (f, width, height, s), s, false, f)
 
-/* A graph with memory nodes is admitted first, like an allocation. */
+/* A graph with memory nodes is admitted like an allocation, but behind the gate: what it announces would else be refused to
+ * the job's other threads and processes for as long as it waits there, and for good if a signal handler jumps out of the wait. */
 #define LAUNCH_GRAPH(name, ptsz)                                               \
     CUresult name(CUgraphExec g, CUstream s)                                   \
     {                                                                          \
         struct qg_graph_need reserved;                                         \
-        if (!qg_graph_memory_before(g, &reserved))                             \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                   \
-        bool fast = qg_fast(s) || qg_fast_default(s, ptsz);                    \
-        struct qg_stream *qg_stream = fast ? NULL : qg_enter(s, ptsz, g, 0);   \
+        struct qg_stream *qg_stream;                                           \
+        for (unsigned round = 0;; round++) {                                   \
+            bool fast = qg_fast(s) || qg_fast_default(s, ptsz);                \
+            qg_stream = fast ? NULL : qg_enter(s, ptsz, g, 0);                 \
+            if (QG_LIKELY(qg_graph_memory_before(g, qg_stream != NULL, &reserved))) \
+                break;                                                         \
+            qg_leave(qg_stream, CUDA_ERROR_OUT_OF_MEMORY);                     \
+            if (!qg_graph_memory_again(g, round))                              \
+                return CUDA_ERROR_OUT_OF_MEMORY;                               \
+        }                                                                      \
         CUresult qg_result = QG_REAL(name)(g, s);                              \
         qg_leave(qg_stream, qg_result);                                        \
         qg_graph_memory_after(g, &reserved);                                   \

@@ -15,7 +15,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
     size_t size;
     if (DIRECT(QG_REAL(cuMemGetAddressRange_v2)(&base, &size, pointer)) != CUDA_SUCCESS)
         base = pointer;
-    qg_share_this(QG_KIND_POINTER, base, qg_share_name(handle, sizeof(*handle)));
+    qg_share_this(QG_KIND_POINTER, base, qg_share_name(handle, sizeof(*handle)), -1);
     return result;
 }
 

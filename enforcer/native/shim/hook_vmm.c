@@ -69,19 +69,19 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t size)
 
 /* ---- between processes -------------------------------------------------------------------------------------- */
 
-/* What a descriptor leads to, the same in every process that was sent it. Files of a driver that are all alike get one
- * name together. */
+/* What a descriptor leads to, the same in every process that was sent it. 0 where it does not tell: a driver's character device is
+ * one file for all that it stands for, and whose memory came by it nobody knows; so its importer pays as well as its maker. */
 static uint64_t file_name(int fd)
 {
     struct stat st;
     struct {
-        uint64_t dev, ino, rdev;
+        uint64_t dev, ino, rdev; /* other versions of the shim in the job take the same */
     } id = {0};
-    if (fstat(fd, &st) != 0)
+    if (fstat(fd, &st) != 0 || S_ISCHR(st.st_mode))
         return 0;
     id.dev = st.st_dev;
     id.rdev = st.st_rdev;
-    id.ino = S_ISCHR(st.st_mode) ? 0 : st.st_ino;
+    id.ino = st.st_ino;
     return qg_share_name(&id, sizeof(id));
 }
 
@@ -98,9 +98,9 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
                                       unsigned long long flags)
 {
     CUresult result = QG_REAL(cuMemExportToShareableHandle)(out, handle, type, flags);
-    uint64_t name = result == CUDA_SUCCESS && ruled() ? handle_name(out, type, false) : 0;
-    if (name)
-        qg_share_this(QG_KIND_HANDLE, handle, name);
+    bool file = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    if (result == CUDA_SUCCESS && ruled())
+        qg_share_this(QG_KIND_HANDLE, handle, handle_name(out, type, false), file ? *(const int *)out : -1);
     return result;
 }
 

@@ -89,10 +89,12 @@ void qg_memory_adopt(struct qg_card *card, struct qg_pages *pages)
            !__atomic_compare_exchange_n(QG_JOB_SLOTS_USED(pages->job), &high, pages->slot + 1, false, __ATOMIC_SEQ_CST,
                                         __ATOMIC_ACQUIRE))
         ;
-    qg_job_follow(pages, qg_pages_of(card));
+    struct qg_pages *old = qg_pages_of(card);
+    bool same = old && old->gate_dev == pages->gate_dev && old->gate_ino == pages->gate_ino && old->slot == pages->slot;
+    qg_job_follow(pages, old);
     __atomic_store_n(&card->pages, pages, __ATOMIC_RELEASE);
     qg_publish(card);
-    qg_shares_adopt(card);
+    qg_shares_adopt(card, !same);
     pthread_mutex_unlock(&qg_books_lock);
 }
 
@@ -252,6 +254,8 @@ bool qg_reserve(struct qg_card *card, uint64_t size)
     if (card && may_hold(card)) {
         enum verdict verdict = attempt(card, size, &seen);
         if (QG_LIKELY(verdict == ADMITTED))
+            return true;
+        if (qg_shares_tick(card) && qg_reserve_now(card, size)) /* the helper may not have looked yet */
             return true;
         /* As the driver does when the card is full: first what our own pools keep for nothing. */
         if (size <= qg_cap(card) && qg_pools_give_back(card) && qg_reserve_now(card, size))

@@ -61,8 +61,8 @@ void qg_handle_free_ties(uint64_t holder);
 /* Counts another opening, or a closing, of an entry; out: what it is now. The last closing takes it out. */
 bool qg_reopen(enum qg_kind kind, uint64_t key, int change, struct qg_entry *out);
 
-/* An entry of ours is given to other processes under this name; shares.h. */
-void qg_share_this(enum qg_kind kind, uint64_t key, uint64_t name);
+/* An entry of ours is given to other processes, under this name (0: none) and by this descriptor (-1: none); shares.h. */
+void qg_share_this(enum qg_kind kind, uint64_t key, uint64_t name, int fd);
 void qg_set_share(enum qg_kind kind, uint64_t key, uint16_t share); /* an entry for what others of the job made */
 
 /* Bytes that the job may hold on the card, and bytes that it holds. */

@@ -26,7 +26,8 @@ struct qg_pool {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* before the lock of the books */
 static struct qg_pool *pools;
-static CUmemoryPool current[QG_MAX_CARDS]; /* atomic */
+static CUmemoryPool current[QG_MAX_CARDS]; /* atomic; written under the lock */
+static unsigned changes;                   /* atomic: how often somebody set another one */
 static uint64_t grain = 2 * MIB;           /* atomic: largest unit of growth seen */
 static bool stale;                         /* atomic */
 static bool graphs_used[QG_MAX_CARDS];     /* atomic */
@@ -184,20 +185,25 @@ CUmemoryPool qg_pool_current(struct qg_card *card)
     CUmemoryPool *cached = &current[card - qg_cards], pool = __atomic_load_n(cached, __ATOMIC_ACQUIRE);
     if (pool)
         return pool;
+    unsigned before = __atomic_load_n(&changes, __ATOMIC_ACQUIRE);
     if (ASK(QG_REAL(cuDeviceGetMemPool)(&pool, card->ordinal)) != CUDA_SUCCESS || !pool)
         return NULL;
     pthread_mutex_lock(&lock);
     if (!find(pool))
         add(pool, QG_PLACE_CARD, card);
+    if (before == __atomic_load_n(&changes, __ATOMIC_RELAXED)) /* else the answer may be older than what was set since */
+        __atomic_store_n(cached, pool, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&lock);
-    __atomic_store_n(cached, pool, __ATOMIC_RELEASE);
     return pool;
 }
 
 void qg_pool_changed(void)
 {
+    pthread_mutex_lock(&lock);
+    __atomic_add_fetch(&changes, 1, __ATOMIC_RELEASE);
     for (unsigned i = 0; i < QG_MAX_CARDS; i++)
         __atomic_store_n(&current[i], NULL, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&lock);
 }
 
 bool qg_pool_tells(CUmemoryPool handle)

@@ -65,7 +65,7 @@ extern struct qg_card qg_cards[QG_MAX_CARDS];
 extern int8_t qg_card_of_ordinal[QG_MAX_ORDINALS]; /* -1: not granted */
 extern bool qg_governed;                          /* a valid grant of shares */
 extern int qg_captures;                           /* atomic: captures that were begun and not ended */
-extern unsigned qg_generation; /* atomic: rises when a stream or context dies, a capture begins, pages change */
+extern unsigned qg_generation; /* atomic: rises when a stream or context dies, a capture begins, the last one ends, pages change */
 
 /* Depth of our own code on this thread: hooks that the driver calls from inside are passed through. */
 extern __thread int qg_depth __attribute__((tls_model("initial-exec")));

@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory nodes of graphs: charged when the driver reserves, kept until it is trimmed.
+ * Memory nodes of graphs: charged when the driver reserves, kept until it is trimmed. `mem_graph gate` launches them at a gate
+ * that the test closes.
  */
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/time.h>
+
 #include "step.h"
 
 static CUDA_MEM_ALLOC_NODE_PARAMS node_of(size_t bytes)
@@ -174,9 +180,81 @@ static void nested(int depth)
     step("nested_gone");
 }
 
-int main(void)
+/* ---- at a closed gate --------------------------------------------------------------------------------------- */
+
+static sigjmp_buf out;
+
+static void jump(int signal)
+{
+    (void)signal;
+    siglongjmp(out, 1);
+}
+
+static void *launches(void *exec)
+{
+    MUST(CALL(cuCtxSetCurrent)(context));
+    return (void *)(intptr_t)CALL(cuGraphLaunch)((CUgraphExec)exec, stream);
+}
+
+static void *uploads(void *exec)
+{
+    MUST(CALL(cuCtxSetCurrent)(context));
+    return (void *)(intptr_t)CALL(cuGraphUpload)((CUgraphExec)exec, stream);
+}
+
+static void *instantiates(void *graph)
+{
+    CUgraphExec exec;
+    CUDA_GRAPH_INSTANTIATE_PARAMS how = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, .hUploadStream = stream};
+    MUST(CALL(cuCtxSetCurrent)(context));
+    return (void *)(intptr_t)CALL(cuGraphInstantiateWithParams)(&exec, (CUgraph)graph, &how);
+}
+
+/* While one thread stands there another takes what is left under the cap: 200 of 256 MiB, beside 100 of the graph. */
+static void beside(void *(*body)(void *), void *what)
+{
+    pthread_t thread;
+    CUdeviceptr rest;
+    void *answer;
+    step("closed");
+    MUST(pthread_create(&thread, NULL, body, what));
+    step("standing");
+    MUST(CALL(cuMemAlloc_v2)(&rest, 200 * MIB));
+    step("beside");
+    MUST(pthread_join(thread, &answer));
+    REFUSED((intptr_t)answer);
+    MUST(CALL(cuMemFree_v2)(rest));
+    step("refused");
+}
+
+static void at_the_gate(void)
+{
+    CUgraphExec exec;
+    CUgraph graph = graph_of(100 * MIB);
+    struct itimerval soon = {.it_value = {.tv_usec = 50000}};
+    MUST(CALL(cuGraphInstantiateWithFlags)(&exec, graph, 0));
+    beside(launches, exec);
+    beside(uploads, exec);
+    beside(instantiates, graph);
+    signal(SIGALRM, jump);
+    step("closed");
+    if (!sigsetjmp(out, 1)) {
+        setitimer(ITIMER_REAL, &soon, NULL);
+        MUST(CALL(cuGraphLaunch)(exec, stream) == CUDA_SUCCESS);
+    }
+    step("jumped");
+    MUST(CALL(cuGraphLaunch)(exec, stream));
+    MUST(CALL(cuStreamSynchronize)(stream));
+    step("launched");
+}
+
+int main(int argc, char **argv)
 {
     begin();
+    if (argc == 2 && !strcmp(argv[1], "gate")) {
+        at_the_gate();
+        return 0;
+    }
     nodes();
     nested(1);
     nested(12);

@@ -46,6 +46,55 @@ static void two_handles_one_range(void)
     MUST(CALL(cuMemAddressFree)(space, 48 * MIB));
 }
 
+/* Memory of the host, which is not charged, and of the card, unmapped with one call. */
+static void host_and_card(void)
+{
+    CUmemAllocationProp wanted = here;
+    CUmemGenericAllocationHandle a, b;
+    CUdeviceptr space;
+    wanted.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST};
+    MUST(CALL(cuMemCreate)(&a, 32 * MIB, &wanted, 0));
+    MUST(CALL(cuMemCreate)(&b, 16 * MIB, &here, 0));
+    MUST(CALL(cuMemAddressReserve)(&space, 48 * MIB, 0, 0, 0));
+    MUST(CALL(cuMemMap)(space, 32 * MIB, 0, a, 0));
+    MUST(CALL(cuMemMap)(space + 32 * MIB, 16 * MIB, 0, b, 0));
+    MUST(CALL(cuMemRelease)(a));
+    MUST(CALL(cuMemRelease)(b));
+    step("mixed");
+    MUST(CALL(cuMemUnmap)(space, 48 * MIB));
+    step("mixed_gone");
+    MUST(CALL(cuMemAddressFree)(space, 48 * MIB));
+}
+
+/* The driver itself, which the shim has opened: a library that brings its own way to it unmaps unseen. */
+static CUresult unmapped_unseen(CUdeviceptr at, size_t size)
+{
+    char path[4096];
+    snprintf(path, sizeof(path), "%s", getenv("QGPU_TEST_NVML"));
+    strcpy(strrchr(path, '/') + 1, "libcuda.so.1");
+    void *driver = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    MUST(!driver);
+    return ((__typeof__(&cuMemUnmap))dlsym(driver, "cuMemUnmap"))(at, size);
+}
+
+static void left_over(void)
+{
+    CUmemGenericAllocationHandle a, b;
+    CUdeviceptr space;
+    MUST(CALL(cuMemAddressReserve)(&space, 32 * MIB, 0, 0, 0));
+    MUST(CALL(cuMemCreate)(&a, 16 * MIB, &here, 0));
+    MUST(CALL(cuMemMap)(space, 16 * MIB, 0, a, 0));
+    MUST(unmapped_unseen(space, 16 * MIB));
+    MUST(CALL(cuMemRelease)(a));
+    MUST(CALL(cuMemCreate)(&b, 32 * MIB, &here, 0));
+    MUST(CALL(cuMemMap)(space, 32 * MIB, 0, b, 0)); /* so the first is there no more */
+    MUST(CALL(cuMemRelease)(b));
+    step("left_over");
+    MUST(CALL(cuMemUnmap)(space, 32 * MIB));
+    step("left_over_gone");
+    MUST(CALL(cuMemAddressFree)(space, 32 * MIB));
+}
+
 /* A part of the card (CUDA 13.5) is memory of the card; memory of the host is none. */
 static void other_places(void)
 {
@@ -161,6 +210,8 @@ int main(void)
     begin();
     mappings();
     two_handles_one_range();
+    host_and_card();
+    left_over();
     other_places();
     sparse_array();
     multicast();
