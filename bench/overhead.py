@@ -68,10 +68,14 @@ def _median(name: str, target: float | None, values: list[float], note: str) -> 
 def launch_figures(told: list[dict[str, float]]) -> Iterator[Figure]:
     """The figures over several runs: of a tenant alone on its card, and reported ones of other states."""
     for name, target in TARGETS.items():
-        note = "stub driver; alone on the card, kernels of 10 us" if name.startswith("launch") else "stub driver"
+        note = (
+            "stub driver; alone on the card, kernels of 10 us" if name.startswith("launch") else "stub driver"
+        )
         yield _median(name, target, [run[name] for run in told], note)
     wall = [run["launch_overhead_ns_8t_wall"] for run in told]
-    yield _median("launch_overhead_ns_8t_wall", None, wall, "the same by the clock, waiting for locks included")
+    yield _median(
+        "launch_overhead_ns_8t_wall", None, wall, "the same by the clock, waiting for locks included"
+    )
     for state, (_, meaning) in STATES.items():
         name = f"launch_overhead_ns_{state}"
         yield _median(name, None, [run[name] for run in told], f"{meaning}; {STUB}")

@@ -210,7 +210,7 @@ def harvest_ratio(
 ) -> float:
     """Offline work done as a part of the time that the policy allowed inside [start, end) (0 when it allowed nothing).
 
-    Only what was done within that time counts: an overrun into online's work, or a card given back too early, is no gain.
+    Only what was done within that time counts: an overrun into online's work or a card given back early is no gain.
     """
     allowed = free_stretches(online, start, end, release_ns)
     total = sum(high - low for low, high in allowed)

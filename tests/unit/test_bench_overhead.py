@@ -8,7 +8,11 @@ from bench import overhead
 
 
 def told(value: float) -> dict[str, float]:
-    names = (*overhead.TARGETS, "launch_overhead_ns_8t_wall", *(f"launch_overhead_ns_{state}" for state in overhead.STATES))
+    names = (
+        *overhead.TARGETS,
+        "launch_overhead_ns_8t_wall",
+        *(f"launch_overhead_ns_{state}" for state in overhead.STATES),
+    )
     return dict.fromkeys(names, value)
 
 
