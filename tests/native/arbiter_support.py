@@ -148,10 +148,9 @@ def register_message(job_id: int, uuid: str = CARD, mem_used: int = 0) -> bytes:
 
 def let_others_in(path: Path) -> None:
     """Other users may reach what lies in this directory of a test."""
-    for each in (path, *path.parents):
-        if each.stat().st_mode & 0o005 == 0o005:
-            return
-        each.chmod(0o755)
+    for each in (path, *path.parents):  # all of them: each run of pytest shuts the one that all runs share
+        if each.stat().st_mode & 0o005 != 0o005:
+            each.chmod(0o755)
 
 
 def connect(run_dir: Path) -> socket.socket:
@@ -173,6 +172,27 @@ def exchange(
     for _, _, payload in control:
         received.frombytes(payload)
     return abi.parse(abi.Registered, data, "answer"), list(received)
+
+
+def held_by_family(one: Arbiter) -> set[str]:
+    """What the arbiter's descriptors, and those of all processes that it made, stand for."""
+    held: set[str] = set()
+    for process in (one.process.pid, *children(one.process.pid)):
+        with contextlib.suppress(OSError):
+            for each in Path(f"/proc/{process}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    held.add(str(each.readlink()))
+    return held
+
+
+def children(pid: int) -> list[int]:
+    """Of a process, and theirs."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += [int(child), *children(int(child))]
+    return found
 
 
 def close_all(fds: list[int]) -> None:

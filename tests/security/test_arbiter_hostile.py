@@ -30,6 +30,7 @@ from arbiter_support import (
     connect,
     exchange,
     grant,
+    held_by_family,
     register_message,
     sealed,
     settings,
@@ -367,9 +368,10 @@ def test_descriptors_whose_close_waits_hold_nobody_up(tmp_path: Path, how: str) 
         contextlib.ExitStack() as kept,
     ):
         link.sync([settings()], [grant(1), grant(2)])
-        before = descriptors(one)
+        before, numbers = descriptors(one), list[int]()
         for _ in range(3):
             pairs = [lingering(5) for _ in range(9 if how == "too many" else 1)]
+            numbers += [os.fstat(mine.fileno()).st_ino for mine, _ in pairs]
             fds = array.array("i", [mine.fileno() for mine, _ in pairs])
             sock = connect(one.run_dir)
             if how == "hung up":
@@ -389,4 +391,6 @@ def test_descriptors_whose_close_waits_hold_nobody_up(tmp_path: Path, how: str) 
             began = time.monotonic()
             still_serves(one, 2)
             assert time.monotonic() - began < 2, "another job waited for the end of this one's descriptors"
-        wait_for(lambda: descriptors(one) <= before + 7, "what was sent is closed, linger or not", 3)
+        sent = {f"socket:[{number}]" for number in numbers}
+        wait_for(lambda: not sent & held_by_family(one), "what was sent is closed, linger or not", 3)
+        assert descriptors(one) <= before + 9, "three connections, and what tells of this user's porters"

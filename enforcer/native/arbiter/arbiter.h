@@ -30,9 +30,10 @@ struct card;
 struct tenant;
 struct job;
 struct hw;
+struct porter;
 
 /* epoll keys of the main thread: what kind of thing, and (as its first member) the thing */
-enum key_kind { KEY_REGISTER = 1, KEY_CONTROL, KEY_SIGNAL, KEY_CONN, KEY_PROC, KEY_HARDWARE };
+enum key_kind { KEY_REGISTER = 1, KEY_CONTROL, KEY_SIGNAL, KEY_CONN, KEY_PROC, KEY_HARDWARE, KEY_PORTER };
 struct key {
     enum key_kind kind;
 };
@@ -60,12 +61,15 @@ struct conn {
     struct key key; /* first */
     struct conn *next;
     enum conn_kind kind;
+    uint64_t id; /* no other ever has it */
     int fd, pidfd;
     pid_t pid;
     uid_t uid;
     struct user *user; /* CONN_TENANT: whose it is; NULL when it is dead */
     uint32_t nslots;   /* so many slots were taken over it; registered: at least one */
     bool registered, dead;
+    bool lent;             /* a porter takes its next message */
+    struct porter *porter; /* who does; NULL: none has been found yet */
     bool watches;     /* CONN_CONTROL: receives QG_CTL_DIED */
     uint64_t told;    /* the same: so many deaths, in order; of later ones it hears when its socket has room */
     bool packs;       /* the same: it asked for a list whose messages share packets */
@@ -139,6 +143,7 @@ struct tenant {
 
     /* doorbell */
     bool rung, muted;
+    bool deaf; /* somebody filled it: nothing rings any more until it is replaced */
     bool notified;    /* its gate was told to ring since the last look for launches that slipped past */
     uint64_t bell_ns; /* when the ring in progress was seen; 0 = none */
     uint64_t storm_from_ns, muted_until_ns;
@@ -249,6 +254,9 @@ void card_remove(struct card *card, struct tenant *t);
 void card_watch_bell(struct card *card, struct tenant *t, bool on);
 void card_fresh_bell(struct card *card, struct tenant *t, int fd); /* takes fd for its own */
 
+/* How long ago that was. A gate that moved in this very step is younger than the step, which counts as no time at all. */
+static inline uint64_t ar_since(uint64_t then, uint64_t now) { return now > then ? now - then : 0; }
+
 /* sample.c */
 void sample_quick(struct tenant *t, uint64_t now);
 void sample_full(struct tenant *t, uint64_t now);
@@ -314,6 +322,7 @@ struct proc *proc_get(struct arbiter *a, pid_t pid, uid_t uid, int pidfd, int *e
 void proc_died(struct arbiter *a, struct proc *p);
 void proc_conn_closed(struct arbiter *a, const struct conn *c);
 void proc_sweep(struct arbiter *a);
+bool proc_lives(int pidfd);
 
 /* identify.c: NULL, or a sentence why the process may not act for the job */
 const char *identify(const struct arbiter *a, pid_t pid, uid_t uid, uint64_t job_id, uid_t grant_uid, int grant_fd,
@@ -323,6 +332,7 @@ const char *identify(const struct arbiter *a, pid_t pid, uid_t uid, uint64_t job
 int listen_open(struct arbiter *a, const char *name, mode_t mode);
 void conn_accept(struct arbiter *a, int listener, enum conn_kind kind);
 void conn_ready(struct arbiter *a, struct conn *c, uint32_t events);
+void conn_message(struct arbiter *a, struct conn *c, const void *buf, size_t len, int fd); /* takes fd for its own */
 int conn_sweep(struct arbiter *a, uint64_t now); /* returns how long to wait at most, ms, -1 = for ever */
 void conn_close(struct arbiter *a, struct conn *c);
 bool conn_alive(const struct conn *c);
@@ -346,10 +356,18 @@ struct user *users_biggest(void);               /* of those who are known and ha
 bool report_list(struct arbiter *a, struct conn *c, uint32_t of);
 bool report_put(struct conn *c, void *message, uint32_t type, size_t size); /* one item of a list */
 
-/* closer.c: main thread only. Descriptors that users gave us are closed by helpers, since close() may wait for them */
+/* porter.c: main thread only. Descriptors that users sent, and connections in whose queue some may be, are for processes
+ * of their own, since close() may wait for those users */
+bool porter_start(void);
+void porter_fetch(struct arbiter *a, struct conn *c, const void *peeked, size_t cap); /* conn_message() follows, or its end */
+void porter_ready(struct arbiter *a, struct key *key);
+void porter_hang_up(const struct arbiter *a, uid_t uid, int sock); /* a connection: its peer sees the end at once */
+void porter_close(const struct arbiter *a, uid_t uid, int sock);   /* a copy of one, which may live on */
+int porter_review(struct arbiter *a, uint64_t now);                /* how long to wait at most, ms, -1 = for ever */
+
+/* closer.c: main thread only. What porters passed on is closed by helpers, since the driver may take its time */
 bool closer_start(void);
 void closer_close(int fd);
-void closer_hang_up(int sock);     /* a connection: its peer sees the end at once */
 int closer_review(uint64_t now);   /* wakes helpers that are stuck; how long to wait at most, ms, -1 = for ever */
 
 /* hardware preemption (hw.h). hw_review.c: the card's lock */
@@ -368,6 +386,7 @@ void hw_tenant_new(struct card *card, uint32_t index);
 void hw_tenant_changed(const struct tenant *t); /* its share, perhaps */
 int hw_settings(struct arbiter *a, const void *buf);       /* 0 or an errno */
 bool hw_report(struct arbiter *a, struct conn *c);
+bool hw_control_of(const struct arbiter *a, const void *buf, size_t cap, struct qg_ctl_hardware *device); /* may one come with this? */
 void hw_attend(struct arbiter *a, struct key *key);
 void hw_finish(struct arbiter *a);
 

@@ -28,22 +28,33 @@
 #define SECOND_LOOK_NS 150000ull      /* after one that found no work but the traces of some */
 #define SETTLE_NS (1 * QP_MS)         /* without membarrier(2): a store is visible everywhere long before that */
 
+/* Room is asked for because a full one has none: that comes with the event, and costs no call. */
+#define BELL_EVENTS (EPOLLIN | EPOLLOUT | EPOLLET)
+
 static uint64_t bell_key(const struct tenant *t) { return (uint64_t)t->gen << 16 | t->index; }
 
 void card_watch_bell(struct card *card, struct tenant *t, bool on) {
-    struct epoll_event ev = {.events = on ? EPOLLIN | EPOLLET : 0, .data.u64 = bell_key(t)};
+    struct epoll_event ev = {.events = on ? BELL_EVENTS : 0, .data.u64 = bell_key(t)};
     epoll_ctl(card->epfd, EPOLL_CTL_MOD, t->bell_fd, &ev);
     t->muted = !on;
 }
 
-/* Doorbells are only a reason to look. One that never stops is muted and looked at by the tick instead. */
-static void ring(struct card *card, uint64_t key, uint64_t now) {
-    uint32_t index = (uint32_t)(key & 0xffff);
+/* Doorbells are only a reason to look. One that never stops is muted and looked at by the tick instead, and so is one that
+ * a job has filled to the brim, until it is replaced: nobody hears it any more. */
+static void ring(struct card *card, const struct epoll_event *ev, uint64_t woken, uint64_t now) {
+    uint32_t index = (uint32_t)(ev->data.u64 & 0xffff);
     struct tenant *t = index < QP_MAX_TENANTS ? card->tenants[index] : NULL;
-    if (!t || bell_key(t) != key) return;
-    t->rung = true;
-    t->bell_ns = now;
-    sample_bell(t, now);
+    if (!t || bell_key(t) != ev->data.u64) return;
+    if (ev->events & EPOLLIN) { /* else a new one shows that it has room, or a job emptied it */
+        t->rung = true;
+        t->bell_ns = woken;
+        sample_bell(t, now);
+    }
+    if (!(ev->events & EPOLLOUT)) {
+        t->deaf = true;
+        card_watch_bell(card, t, false);
+        return;
+    }
     if (now - t->storm_from_ns > STORM_WINDOW_NS) {
         t->storm_from_ns = now;
         t->storm_rings = 0;
@@ -59,9 +70,9 @@ static uint64_t look_at_odd_ones(struct card *card, uint64_t now) {
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         struct tenant *t = card->tenants[i];
         if (t && t->doubted && t->discredit_until_ns < wake) wake = t->discredit_until_ns;
-        if (!t || !t->muted) continue;
+        if (!t || !t->muted || (t->deaf && !t->nprocs)) continue;
         t->rung = true;
-        if (now >= t->muted_until_ns) {
+        if (now >= t->muted_until_ns && !t->deaf) {
             t->storm_rings = 0;
             t->storm_from_ns = now;
             card_watch_bell(card, t, true);
@@ -113,9 +124,9 @@ static bool look_due(const struct tenant *t, uint64_t now) {
     /* it may have launched between its last look and the closing: what runs for long is stopped at once, or seen late */
     if (hw_watches(t) && t->gate->changed_ns > t->full_ns) return true;
     bool shown = t->pending || t->unmarked || t->launched;
-    if (!polled(t) && !shown) return hw_watches(t) && now - t->full_ns >= STANDING_LOOK_NS;
-    if (!(t->gate->flags & QG_GATE_CLOSED) || shown) return now - t->full_ns >= QP_DRAIN_POLL_NS / 2;
-    return now - t->full_ns >= STANDING_LOOK_NS || (t->doubted && now >= t->discredit_until_ns);
+    if (!polled(t) && !shown) return hw_watches(t) && ar_since(t->full_ns, now) >= STANDING_LOOK_NS;
+    if (!(t->gate->flags & QG_GATE_CLOSED) || shown) return ar_since(t->full_ns, now) >= QP_DRAIN_POLL_NS / 2;
+    return ar_since(t->full_ns, now) >= STANDING_LOOK_NS || (t->doubted && now >= t->discredit_until_ns);
 }
 
 static void sample_polled(struct card *card, uint64_t now) {
@@ -230,6 +241,7 @@ static void tick(struct card *card, uint64_t now) {
 
 void card_step(struct card *card, uint64_t now) {
     if (card->policy.last_ns > now) now = card->policy.last_ns;
+    if (card->quiet_ns > now) now = card->quiet_ns; /* a step never goes back behind one that was taken */
     if (card->quiet_ns) quiet_catch_up(card);
     if (card->settle_ns && now >= card->settle_ns) {
         card->settle_ns = 0;
@@ -306,9 +318,9 @@ static uint64_t take_along(struct card *card, uint64_t now) {
 }
 
 /* All descriptors are watched edge-triggered, so timer and command need no read: to be awake was all they wanted. */
-static void take_event(struct card *card, uint64_t key, uint64_t now) {
-    if (key == KEY_TIMER) card->armed_ns = 0;
-    else if (key != KEY_COMMAND) ring(card, key, now);
+static void take_event(struct card *card, const struct epoll_event *ev, uint64_t woken, uint64_t now) {
+    if (ev->data.u64 == KEY_TIMER) card->armed_ns = 0;
+    else if (ev->data.u64 != KEY_COMMAND) ring(card, ev, woken, now);
 }
 
 static void *card_main(void *arg) {
@@ -319,12 +331,13 @@ static void *card_main(void *arg) {
     prctl(PR_SET_TIMERSLACK, 1ul); /* without real time a sleep would end 50 us late */
     while (!quit) {
         int n = wait_until(card->epfd, events, 64, until);
-        uint64_t now = qg_now_ns();
+        uint64_t woken = qg_now_ns();
         pthread_mutex_lock(&card->lock);
+        uint64_t now = qg_now_ns(); /* while we waited for the lock others may have taken steps, with later times */
         bool ticked = card->ticking && now >= card->wake_ns;
         bool alone = ticked; /* nothing but the timer woke us */
         for (int i = 0; i < n; i++) {
-            take_event(card, events[i].data.u64, now);
+            take_event(card, &events[i], woken, now);
             alone &= events[i].data.u64 == KEY_TIMER;
         }
         if (alone) tick(card, now);
@@ -420,7 +433,7 @@ void card_stop(struct card *card) {
 }
 
 static int add_bell(struct card *card, struct tenant *t) {
-    struct epoll_event ev = {.events = EPOLLIN | EPOLLET, .data.u64 = bell_key(t)};
+    struct epoll_event ev = {.events = BELL_EVENTS, .data.u64 = bell_key(t)};
     return epoll_ctl(card->epfd, EPOLL_CTL_ADD, t->bell_fd, &ev) == 0 ? 0 : -errno;
 }
 
@@ -432,7 +445,7 @@ void card_fresh_bell(struct card *card, struct tenant *t, int fd) {
         old = fd;
     } else {
         epoll_ctl(card->epfd, EPOLL_CTL_DEL, old, NULL); /* a job may keep it open for ever */
-        t->muted = false;
+        t->muted = t->deaf = false;
     }
     close(old);
 }

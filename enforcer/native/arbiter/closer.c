@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Closing what a user gave us, somewhere else. The last reference to a descriptor that was sent in a message runs its
- * file's own end: a TCP socket with SO_LINGER and unsent data waits for as long as its owner chose, a FUSE file asks
- * a server that may never answer. A connection whose queue still holds such messages does the same. So nothing that
- * came from a user is closed by the thread that serves everybody: helpers do it, more of them while some are stuck,
- * and one that is stuck for long gets a signal, which ends a linger (the rest of it goes on in the kernel).
+ * Closing what porters passed on (porter.c), somewhere else: small memory files, and control devices, whose last close may
+ * keep the driver busy for as long as it takes to give back what hung on it. Helpers do it, more of them while some are
+ * stuck, so that the thread that serves everybody never waits. Root's own connection may send what it likes.
  */
 #include <limits.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "arbiter.h"
@@ -99,11 +96,6 @@ void closer_close(int fd) {
     closer.waiting++;
     if (closer.idle) pthread_cond_signal(&closer.more);
     pthread_mutex_unlock(&closer.lock);
-}
-
-void closer_hang_up(int sock) {
-    shutdown(sock, SHUT_RDWR); /* the peer sees the end now, however long the queue takes */
-    closer_close(sock);
 }
 
 int closer_review(uint64_t now) {

@@ -44,14 +44,18 @@ enum {
 static int spare_fd = -1; /* given up to answer a caller when descriptors run out */
 
 /* Without a free descriptor a caller would stay in the queue and wake us for ever: hang up on it instead. */
-static void refuse_one(int listener) {
+static void refuse_one(const struct arbiter *a, int listener) {
+    struct ucred peer = {.uid = (uid_t)-1};
+    socklen_t len = sizeof(peer);
     close(spare_fd);
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     spare_fd = -1;
-    if (fd >= 0) closer_hang_up(fd);
+    if (fd < 0) return;
+    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len);
+    porter_hang_up(a, peer.uid, fd);
 }
 
-/* The spare one comes back when a helper has closed the caller; until then nobody else may take its place. */
+/* The spare one comes back when the caller is closed, by a porter perhaps; until then nobody else may take its place. */
 static bool have_spare(void) {
     if (spare_fd < 0) spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (spare_fd < 0) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL); /* do not spin on the listener */
@@ -131,6 +135,7 @@ static int peer_pidfd(int fd, pid_t pid) {
 }
 
 static struct conn *conn_create(struct arbiter *a, int fd, enum conn_kind kind, const struct ucred *peer) {
+    static uint64_t made;
     struct conn *c = calloc(1, sizeof(*c));
     struct user *u = kind == CONN_TENANT ? user_get(a, peer->uid) : NULL;
     if (!c || (kind == CONN_TENANT && !u)) {
@@ -138,6 +143,7 @@ static struct conn *conn_create(struct arbiter *a, int fd, enum conn_kind kind, 
         return NULL;
     }
     c->key.kind = KEY_CONN;
+    c->id = ++made;
     c->kind = kind;
     c->fd = fd;
     c->pid = peer->pid;
@@ -169,16 +175,16 @@ static void take_room(int fd) {
 
 void conn_accept(struct arbiter *a, int listener, enum conn_kind kind) {
     for (int i = 0; i < ACCEPT_BATCH && have_spare(); i++) {
-        struct ucred peer;
+        struct ucred peer = {.uid = (uid_t)-1};
         socklen_t len = sizeof(peer);
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
-            if (errno == EMFILE || errno == ENFILE) refuse_one(listener);
+            if (errno == EMFILE || errno == ENFILE) refuse_one(a, listener);
             return;
         }
         bool named = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) == 0;
         if (!named || !allowed(a, peer.uid, kind) || !conn_create(a, fd, kind, &peer)) {
-            closer_hang_up(fd);
+            porter_hang_up(a, peer.uid, fd);
             if (named) user_forget(peer.uid);
             continue;
         }
@@ -215,7 +221,7 @@ void conn_close(struct arbiter *a, struct conn *c) {
     if (c->nslots) proc_conn_closed(a, c);
     if (c->user) leave(a, c);
     epoll_ctl(a->epfd, EPOLL_CTL_DEL, c->fd, NULL); /* it stays open a little, c does not */
-    closer_hang_up(c->fd);
+    porter_hang_up(a, c->uid, c->fd);
     if (c->pidfd >= 0) close(c->pidfd);
 }
 
@@ -237,29 +243,34 @@ static bool may_speak(struct conn *c) {
     return true;
 }
 
-void conn_ready(struct arbiter *a, struct conn *c, uint32_t events) {
-    union {
-        char bytes[1024]; /* the longest message there is, and more */
-        struct qg_msg_head head;
-    } buf;
-    int fd = -1;
-    if (c->dead) return;
-    if (events & EPOLLOUT) dead_tell(a, c);
-    if (c->dead || events == EPOLLOUT) return;
-    ssize_t got = qg_msg_recv_from_user(c->fd, buf.bytes, sizeof(buf), &fd, closer_close);
-    if (got == -EAGAIN && !(events & (EPOLLHUP | EPOLLERR))) return;
-    if (got <= 0 || !may_speak(c)) {
-        conn_close(a, c);
-    } else if (c->kind == CONN_CONTROL) {
-        if (!control_message(a, c, buf.bytes, (size_t)got)) conn_close(a, c);
+void conn_message(struct arbiter *a, struct conn *c, const void *buf, size_t len, int fd) {
+    struct qg_msg_head head = {0};
+    if (len >= sizeof(head)) memcpy(&head, buf, sizeof(head));
+    if (c->kind == CONN_CONTROL) {
+        if (!control_message(a, c, buf, len)) conn_close(a, c);
     } else {
-        switch ((size_t)got < sizeof(buf.head) ? 0 : buf.head.type) {
-        case QG_MSG_GROUPS: hw_groups(a, c, buf.bytes, (size_t)got, &fd); break;
-        case QG_MSG_ACTED: hw_acted(a, c, buf.bytes, (size_t)got); break;
-        default: register_message(a, c, buf.bytes, (size_t)got, fd); break;
+        switch (head.type) {
+        case QG_MSG_GROUPS: hw_groups(a, c, buf, len, &fd); break;
+        case QG_MSG_ACTED: hw_acted(a, c, buf, len); break;
+        default: register_message(a, c, buf, len, fd); break;
         }
     }
     if (fd >= 0) closer_close(fd);
+}
+
+void conn_ready(struct arbiter *a, struct conn *c, uint32_t events) {
+    char bytes[1024] = {0}; /* the longest message there is, and more */
+    int fd = -1;
+    if (c->dead || c->lent) return;
+    if (events & EPOLLOUT) dead_tell(a, c);
+    if (c->dead || events == EPOLLOUT) return;
+    ssize_t got = c->kind == CONN_CONTROL ? qg_msg_recv_from_user(c->fd, bytes, sizeof(bytes), &fd, closer_close)
+                                          : qg_msg_recv_bare(c->fd, bytes, sizeof(bytes));
+    if (got == -EAGAIN && !(events & (EPOLLHUP | EPOLLERR))) return;
+    bool loaded = got == -EXFULL;
+    if ((got <= 0 && !loaded) || !may_speak(c)) conn_close(a, c);
+    else if (loaded) porter_fetch(a, c, bytes, sizeof(bytes));
+    else conn_message(a, c, bytes, (size_t)got, fd);
 }
 
 int conn_sweep(struct arbiter *a, uint64_t now) {

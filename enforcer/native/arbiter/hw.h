@@ -45,6 +45,7 @@ struct hw_record {
     enum hw_stage stage;
     uint32_t tenant, slot;
     pid_t pid;
+    uid_t uid;        /* at the other end of sock */
     int fd, sock;     /* the control device; the connection, to write to the shim. -1 = none */
     bool tested;      /* it was usable at least once */
     bool acknowledge; /* LEAVING: the process waits for the word that it is done */
@@ -116,6 +117,9 @@ struct hw_record *hw_former(const struct hw_record *r);    /* the nearest one th
 void hw_fail(struct hw *hw, uint32_t tenant, uint32_t status, const char *why);
 void hw_review_tenant(struct hw *hw, uint32_t tenant); /* counts what is usable and held, books what is settled */
 uint32_t hw_record_total(void);
+
+/* hw_message.c: takes no lock; asks no file system, which may be the sender's own */
+bool hw_is_control(const struct qg_ctl_hardware *settings, int fd);
 
 /* hw_message.c: with the lock */
 void hw_forget_all(struct hw *hw);

@@ -19,7 +19,7 @@
 #endif
 
 /* Is it the control device that qgpud named? An O_PATH descriptor looks like it, and can do nothing. */
-static bool is_control(const struct qg_ctl_hardware *s, int fd) {
+bool hw_is_control(const struct qg_ctl_hardware *s, int fd) {
     struct statx st;
     int flags = fcntl(fd, F_GETFL);
     if (flags < 0 || flags & O_PATH || (flags & O_ACCMODE) == O_WRONLY) return false;
@@ -75,6 +75,7 @@ static void take(struct hw *hw, struct conn *c, struct tenant *t, uint32_t slot,
     bool shim = hw->settings.actor != QG_HW_ACTOR_ARBITER, arbiter = hw->settings.actor != QG_HW_ACTOR_SHIM;
     if (m->flags & QG_GROUPS_LEAVE) {
         if (old && old->sock < 0) old->sock = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
+        if (old) old->uid = c->uid;
         if (old) old->acknowledge = old->sock >= 0;
         if (old) hw_record_leave(hw, old);
         else hw_acknowledge(c->fd, m->uuid, m->client);
@@ -84,7 +85,7 @@ static void take(struct hw *hw, struct conn *c, struct tenant *t, uint32_t slot,
         hw_fail(hw, t->index, 0, "a process has more groups than can be followed");
     } else if (!m->ngroups) {
         if (old) hw_record_leave(hw, old);
-    } else if (arbiter && (*fd >= 0 || !shim) && !(*fd >= 0 && is_control(&hw->settings, *fd))) {
+    } else if (arbiter && (*fd >= 0 || !shim) && !(*fd >= 0 && hw_is_control(&hw->settings, *fd))) {
         hw_fail(hw, t->index, 0, "the descriptor that it sent is not the driver's control device");
     } else if (!old && (hw_record_count(hw, t->index, slot) >= HW_CLIENTS || ht->nrecords >= HW_TENANT_RECORDS ||
                         hw_record_total() >= HW_RECORDS)) {
@@ -94,6 +95,7 @@ static void take(struct hw *hw, struct conn *c, struct tenant *t, uint32_t slot,
         if (!r) return;
         replace(hw, r, old);
         r->sock = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
+        r->uid = c->uid;
         if (!arbiter) return;
         r->fd = *fd;
         *fd = -1;
@@ -119,6 +121,17 @@ void hw_tenant_changed(const struct tenant *t) {
 static bool of_use(const struct hw *hw, const struct tenant *t) {
     if (!HW_LOAD(hw->on) || hw->tenant[t->index].failed) return false;
     return t->job_class == QG_CLASS_OFFLINE || hw->settings.weights;
+}
+
+/* Settings are the main thread's to change. */
+bool hw_control_of(const struct arbiter *a, const void *buf, size_t cap, struct qg_ctl_hardware *device) {
+    struct qg_groups m;
+    if (QG_SPEAK < 2 || cap < sizeof(m)) return false;
+    memcpy(&m, buf, sizeof(m));
+    const struct card *card = m.head.type == QG_MSG_GROUPS && sane(&m) ? card_find(a, m.uuid) : NULL;
+    if (!card || !card->hw) return false;
+    *device = card->hw->settings;
+    return true;
 }
 
 void hw_groups(struct arbiter *a, struct conn *c, const void *buf, size_t len, int *fd) {

@@ -54,9 +54,9 @@ bool hw_worker_start(struct arbiter *a, struct hw *hw) {
     return hw->running;
 }
 
-static void destroy(struct hw_record *r) {
+static void destroy(const struct arbiter *a, struct hw_record *r) {
     if (r->fd >= 0) closer_close(r->fd);
-    if (r->sock >= 0) closer_close(r->sock);
+    if (r->sock >= 0) porter_close(a, r->uid, r->sock);
     free(r);
 }
 
@@ -67,7 +67,7 @@ void hw_reap(struct hw *hw) {
     pthread_mutex_unlock(&hw->lock);
     while (r) {
         struct hw_record *next = r->next;
-        destroy(r);
+        destroy(hw->card->arbiter, r);
         r = next;
     }
 }

@@ -182,6 +182,7 @@ static bool dispatch(struct arbiter *a, const struct epoll_event *ev) {
     case KEY_CONN: conn_ready(a, (struct conn *)key, ev->events); break;
     case KEY_PROC: proc_died(a, (struct proc *)key); break;
     case KEY_HARDWARE: hw_attend(a, key); break;
+    case KEY_PORTER: porter_ready(a, key); break;
     case KEY_SIGNAL: return false;
     }
     return true;
@@ -194,6 +195,8 @@ static void loop(struct arbiter *a) {
         uint64_t now = qg_now_ns();
         int wait = conn_sweep(a, now), review = closer_review(now);
         if (review >= 0 && (wait < 0 || review < wait)) wait = review;
+        int porters = porter_review(a, now);
+        if (porters >= 0 && (wait < 0 || porters < wait)) wait = porters;
         int dead = dead_sweep(a, now);
         if (dead >= 0 && (wait < 0 || dead < wait)) wait = dead;
         proc_sweep(a);
@@ -209,6 +212,7 @@ static void finish(struct arbiter *a) {
     for (uint32_t i = 0; i < a->ncards; i++) card_stop(a->cards[i]);
     hw_finish(a);
     trace_drain(a);
+    close(a->lock_fd); /* before anything that a user made the end of us wait for: the successor need not */
     ar_log(a, 2, "ended; gates stay as they are until the next start");
 }
 
@@ -225,7 +229,9 @@ int main(int argc, char **argv) {
     take_resources(&a);
     if (!barrier_probe())
         ar_log(&a, 1, "membarrier(2) is not usable here; idle tenants are looked at once more instead");
-    if (!closer_start() || !open_run_dir(&a) || !open_trace(&a, o.trace) || !open_signals(&a) || !open_sockets(&a)) return 1;
+    /* porters first: they inherit what is there */
+    if (!porter_start() || !closer_start()) return 1;
+    if (!open_run_dir(&a) || !open_trace(&a, o.trace) || !open_signals(&a) || !open_sockets(&a)) return 1;
     ar_log(&a, 2, "ready in %s", a.run_dir);
     notify_ready(o.ready_fd);
     loop(&a);

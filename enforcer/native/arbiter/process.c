@@ -14,8 +14,8 @@
 
 enum { MAX_PROCS = 8192 };
 
-static bool alive(const struct proc *p) {
-    struct pollfd pfd = {.fd = p->pidfd, .events = POLLIN};
+bool proc_lives(int pidfd) {
+    struct pollfd pfd = {.fd = pidfd, .events = POLLIN};
     return poll(&pfd, 1, 0) == 0;
 }
 
@@ -31,7 +31,7 @@ static struct proc *find(struct arbiter *a, pid_t pid, uint32_t *total) {
 struct proc *proc_get(struct arbiter *a, pid_t pid, uid_t uid, int pidfd, int *err) {
     uint32_t total;
     struct proc *p = find(a, pid, &total);
-    if (p && alive(p)) return p;
+    if (p && proc_lives(p->pidfd)) return p;
     if (p) proc_died(a, p); /* the number was given to another process */
     *err = -ENOSPC;
     if (total >= MAX_PROCS || !(p = calloc(1, sizeof(*p)))) return NULL;
@@ -39,7 +39,7 @@ struct proc *proc_get(struct arbiter *a, pid_t pid, uid_t uid, int pidfd, int *e
     p->pid = pid;
     p->uid = uid;
     p->pidfd = fcntl(pidfd, F_DUPFD_CLOEXEC, 0);
-    *err = p->pidfd < 0 ? -errno : !alive(p) ? -ESRCH : ar_watch(a, p->pidfd, &p->key);
+    *err = p->pidfd < 0 ? -errno : !proc_lives(p->pidfd) ? -ESRCH : ar_watch(a, p->pidfd, &p->key);
     if (*err) {
         if (p->pidfd >= 0) close(p->pidfd);
         free(p);
@@ -81,6 +81,8 @@ void proc_sweep(struct arbiter *a) {
             continue;
         }
         *at = p->next; /* dead, or it never got a slot */
+        /* its connection's pidfd is the same open file: with that one still there, close() alone would leave p watched */
+        epoll_ctl(a->epfd, EPOLL_CTL_DEL, p->pidfd, NULL);
         close(p->pidfd);
         free(p);
     }

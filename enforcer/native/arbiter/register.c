@@ -60,7 +60,9 @@ static void join(struct arbiter *a, struct conn *c, struct tenant *t, const stru
     uint32_t slot = 0;
     int err = 0;
     uint64_t used = m->mem_used < AR_MAX_BYTES ? m->mem_used : 0;
-    struct proc *p = proc_get(a, c->pid, c->uid, c->pidfd, &err);
+    /* Its child may hold the connection of one that died: whoever has the number now was looked at, and would be found. */
+    struct proc *p = proc_lives(c->pidfd) ? proc_get(a, c->pid, c->uid, c->pidfd, &err) : NULL;
+    if (!p && !err) err = -ESRCH;
     if (p) err = tenant_join(a, t, p, c, used, &slot);
     if (err == -ENOSPC) {
         answer(a, c, ENOSPC, "the job has too many processes on this card", NULL, 0);

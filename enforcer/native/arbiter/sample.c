@@ -26,6 +26,7 @@
 #define MAX_WAITING 65536u                /* threads; more is garbage */
 #define MAX_CONTEXTS 64u                  /* of one process; more is garbage, and counts as so many */
 #define MAX_LAUNCHES (1ull << 56)         /* of one counter; more is garbage */
+#define MAX_TOTAL (1ull << 56)            /* where a total of what a job counted stays: it must never wrap, nor look negative */
 
 #define QUEUED_NS (2 * QP_MS) /* who waits for room looks at its gate each millisecond */
 #define READ_ONCE(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
@@ -46,10 +47,11 @@ static uint64_t total_launches(const struct qg_proc *page) {
     return sum;
 }
 
-/* Advances a total by what a counter of the job grew; a counter that falls or jumps moves nothing back. */
+/* Advances a total by what a counter of the job grew; a counter that falls or jumps moves nothing back. One that goes up
+ * and down again and again counts each time: it may be a program that began anew. */
 static void advance(uint64_t *total, uint64_t *seen, uint64_t value) {
     uint64_t grown = value - *seen;
-    if (value > *seen && grown < (1ull << 48)) *total += grown;
+    if (value > *seen && grown < (1ull << 48)) *total = at_most(*total + grown, MAX_TOTAL);
     *seen = value;
 }
 
@@ -61,7 +63,7 @@ struct view {
 
 /* What the card reaches although all groups of the process stand still tells that it continued them by itself. */
 static void watch_held(const struct tenant *t, struct slot *s, bool held, uint64_t reached, uint64_t now) {
-    if (held && s->held_ns && now - s->held_ns >= HELD_NS && reached != s->reached) hw_escaped(t);
+    if (held && s->held_ns && ar_since(s->held_ns, now) >= HELD_NS && reached != s->reached) hw_escaped(t);
     if (!held) s->held_ns = 0;
     else if (!s->held_ns) s->held_ns = now;
     s->reached = reached;
@@ -113,7 +115,7 @@ static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool mark
         works |= unmarked || pending;
     }
     if (works || waiting) s->worked_ns = now;
-    v->working += s->worked_ns && now - s->worked_ns < WORKING_NS;
+    v->working += s->worked_ns && ar_since(s->worked_ns, now) < WORKING_NS;
 }
 
 static struct view look(struct tenant *t, bool markers, uint64_t now) {
@@ -260,7 +262,7 @@ void sample_quick(struct tenant *t, uint64_t now) {
 /* A shim in window mode marks what takes longer than a quarter of the window, and says how long all that is in flight is to
  * take; who sits in a driver call, or lies, has no more than that of its turn. */
 static bool believe_unmarked(const struct tenant *t, uint64_t now) {
-    if (!(t->gate->flags & QG_GATE_WINDOW)) return now - t->progress_ns < UNMARKED_LEASE_NS;
+    if (!(t->gate->flags & QG_GATE_WINDOW)) return ar_since(t->progress_ns, now) < UNMARKED_LEASE_NS;
     return now < t->counted_ns + t->expected_ns + LOOSE_NS || now < t->progress_ns + t->expected_ns / 4 + LOOSE_NS;
 }
 
@@ -279,7 +281,7 @@ void sample_full(struct tenant *t, uint64_t now) {
     t->signature = v.signature;
     if (t->frozen && !v.frozen) t->progress_ns = now; /* it could not have made any */
     t->frozen = v.frozen;
-    if (t->pending && progress && now - t->progress_ns > t->longest_ns) t->longest_ns = now - t->progress_ns;
+    if (t->pending && progress && ar_since(t->progress_ns, now) > t->longest_ns) t->longest_ns = now - t->progress_ns;
     t->pending = v.pending;
     t->expected_ns = v.inflight_us * 1250; /* a quarter more: estimates are only that */
     t->unmarked = v.unmarked;
@@ -309,7 +311,7 @@ void sample_behind(struct tenant *t, uint64_t now) {
 /* Turns what was seen into the inputs of the decision. */
 void sample_classify(struct tenant *t, uint64_t now) {
     struct qp_tenant *q = &t->card->policy.tenant[t->index];
-    uint64_t quiet = now - t->progress_ns;
+    uint64_t quiet = ar_since(t->progress_ns, now);
     uint64_t window = (uint64_t)t->card->window_us * 2000;
     bool marked = t->pending && quiet < (uint64_t)t->card->arbiter->hang_s * 1000 * QP_MS;
     bool online = t->job_class == QG_CLASS_ONLINE;
@@ -387,7 +389,7 @@ static void book_holding(struct tenant *t, uint64_t dt, uint64_t now) {
     const struct card *card = t->card;
     const struct qp_tenant *q = &card->policy.tenant[t->index];
     if (t->job_class != QG_CLASS_ONLINE || !q->worked) return;
-    if (q->hung || now - q->last_work_ns < card->policy.idle_release_ns + dt) t->held_ns += dt;
+    if (q->hung || ar_since(q->last_work_ns, now) < card->policy.idle_release_ns + dt) t->held_ns += dt;
 }
 
 /* Books the interval since the last call; called right after a decision, which has charged the same interval. */

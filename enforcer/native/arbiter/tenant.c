@@ -205,7 +205,7 @@ static void take_slot(struct tenant *t, uint32_t i, struct proc *p, struct conn 
         memset(s, 0, sizeof(*s));
         t->nprocs++;
         if (t->hi <= i) t->hi = i + 1;
-    } else if (!s->conn) { /* it closed everything, or runs another program: old streams say nothing any more */
+    } else if (s->conn != c) { /* it closed everything, or runs another program: old streams say nothing any more */
         memset(page->markers, 0, sizeof(page->markers));
         __atomic_store_n(&page->unmarked, 0, __ATOMIC_RELAXED);
         __atomic_store_n(&page->mem_pending, 0, __ATOMIC_RELAXED);

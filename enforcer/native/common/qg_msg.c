@@ -49,6 +49,22 @@ ssize_t qg_msg_recv_from_user(int sock, void *buf, size_t cap, int *fd, void (*d
     return -EPROTO;
 }
 
+/* The look takes references of its own to what is sent along, and lets go of them: never of the last. Nobody else reads this
+ * socket, so the message that is taken is the one that was seen. */
+ssize_t qg_msg_recv_bare(int sock, void *buf, size_t cap) {
+    struct iovec iov = {.iov_base = buf, .iov_len = cap};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+    ssize_t got;
+    do got = recvmsg(sock, &msg, MSG_DONTWAIT | MSG_PEEK);
+    while (got < 0 && errno == EINTR);
+    if (got < 0) return -errno;
+    if (msg.msg_flags & MSG_CTRUNC) return -EXFULL;
+    if (got == 0 || msg.msg_flags & MSG_TRUNC) return got ? -EPROTO : 0;
+    do got = recvmsg(sock, &msg, MSG_DONTWAIT);
+    while (got < 0 && errno == EINTR);
+    return got < 0 ? -errno : got;
+}
+
 static void close_here(int fd) { close(fd); }
 
 ssize_t qg_msg_recv(int sock, void *buf, size_t cap, int *fd) {

@@ -26,6 +26,10 @@ ssize_t qg_msg_recv(int sock, void *buf, size_t cap, int *fd);
  * made may wait for that user. */
 ssize_t qg_msg_recv_from_user(int sock, void *buf, size_t cap, int *fd, void (*drop)(int fd));
 
+/* The same without descriptors, in the thread that may not wait: -EXFULL if any come with the next message, which then stays
+ * where it is, and what of it there is room for is in buf. They are not touched. */
+ssize_t qg_msg_recv_bare(int sock, void *buf, size_t cap);
+
 /* Sends one message with nfds descriptors (at most 4). Returns 0 or a negative errno (-EAGAIN: peer does not read). */
 int qg_msg_send(int sock, const void *buf, size_t len, const int *fds, size_t nfds);
 

@@ -1,0 +1,149 @@
+"""Descriptors of a FUSE file whose server never answers: each close() of one hangs until the server ends, and no signal
+helps. Others are served meanwhile, the arbiter can end, and the next one can start."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "native"))
+from arbiter_support import (
+    ARBITER_ASAN,
+    Tenant,
+    arbiter,
+    connect,
+    grant,
+    let_others_in,
+    register_message,
+    settings,
+    wait_for,
+)
+from test_arbiter_hostile import descriptors
+from test_arbiter_strangers import Forked, Say, of_user
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system, and plays other users"),
+]
+EVIL = 320_000
+CONNECTIONS = 100  # more than all helpers that there ever were
+SERVER = """
+import ctypes, os, struct, sys
+path, mode = sys.argv[1:]
+device = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={device},rootmode=100000,user_id=0,group_id=0,allow_other".encode()
+if ctypes.CDLL(None, use_errno=True).mount(b"silent", path.encode(), b"fuse", 6, options):
+    sys.exit("no FUSE here")
+print("mounted", flush=True)
+INIT, GETATTR, SETATTR, OPEN, WRITE, RELEASE, FLUSH = 26, 3, 4, 14, 16, 18, 25
+attributes = struct.pack("<QII6Q10I", 3600, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0o100666, 1, 0, 0, 0, 4096, 0)[:104]
+answers = {
+    INIT: struct.pack("<4I2H2I2H8I", 7, 31, 0, (1 << 16) * (mode == "write"), 16, 12, 4096, 1, 0, 0, *[0] * 8),
+    GETATTR: attributes, SETATTR: attributes, OPEN: struct.pack("<QII", 1, 0, 0), RELEASE: b"",
+}
+while request := os.read(device, 1 << 20):
+    size, opcode, unique = struct.unpack_from("<IIQ", request)
+    if opcode in (2, 36, 42, FLUSH if mode == "flush" else WRITE):
+        continue  # no answer is wanted to the first three, and none is given to the last
+    body = answers.get(opcode)
+    os.write(device, struct.pack("<IiQ", 16 + len(body or b""), 0 if body is not None else -38, unique) + (body or b""))
+"""
+
+
+@contextlib.contextmanager
+def silent_file(tmp_path: Path, mode: str) -> Iterator[Path]:
+    """A file whose close() hangs for as long as the block lasts."""
+    path = tmp_path / "silent"
+    path.touch()
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER, path, mode],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert server.stdout
+        if server.stdout.readline() != "mounted\n":
+            pytest.skip("no FUSE here")
+        yield path
+    finally:
+        server.kill()  # ends everything that waits for it
+        server.wait()
+        subprocess.run(["umount", "-l", path], stderr=subprocess.DEVNULL)
+
+
+def sends(run_dir: Path, path: Path, mode: str) -> Callable[[Say], object]:
+    """Three descriptors over each of many connections; none of its own is closed."""
+
+    def run(say: Say) -> None:
+        kept = []
+        fd = os.open(path, os.O_RDWR)
+        if mode == "write":
+            os.write(fd, b"x")
+        for number in range(CONNECTIONS):
+            if number % 25 == 24:
+                time.sleep(1.3)  # longer than it takes to be found to hang
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+            sock = connect(run_dir)
+            kept.append(sock)
+            with contextlib.suppress(OSError):
+                for _ in range(3):
+                    sock.sendmsg([register_message(99)], rights)
+        say("sent")
+        time.sleep(600)
+
+    return run
+
+
+def porters() -> int:
+    """Of all arbiters here; those that hang have no other name."""
+    names = [each / "comm" for each in Path("/proc").iterdir() if each.name.isdigit()]
+    count = 0
+    for name in names:
+        with contextlib.suppress(OSError):
+            count += name.read_text() == "qgpu-porter\n"
+    return count
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory that other users reach; the one of all tests is shut again by each run of pytest that begins."""
+    with tempfile.TemporaryDirectory() as name:
+        let_others_in(Path(name))
+        yield Path(name)
+
+
+@pytest.mark.parametrize("mode", ["flush", "write"])
+@pytest.mark.parametrize("whose", ["a stranger's", "a tenant's"])
+def test_descriptors_whose_close_never_ends(open_path: Path, whose: str, mode: str) -> None:
+    with contextlib.ExitStack() as evil, silent_file(open_path, mode) as path:
+        with arbiter(open_path, "--log-level", "warning", binary=ARBITER_ASAN) as one, one.link() as link:
+            grants = [grant(1), *([of_user(2, EVIL)] if whose == "a tenant's" else [])]
+            link.sync([settings()], grants)
+            Tenant(one.run_dir, grant(1)).close()
+            before, porters_before = descriptors(one), porters()
+            sender = Forked(EVIL, sends(one.run_dir, path, mode))
+            evil.callback(sender.end)  # after the server: it hangs in its end as well
+            assert sender.said() == "sent"
+            wait_for(lambda: "cannot be closed" in one.log.read_text(), "all its porters hang")
+            for _ in range(5):
+                began = time.monotonic()
+                Tenant(one.run_dir, grant(1)).close()
+                assert time.monotonic() - began < 2, (
+                    "another user waits for the end of this one's descriptors"
+                )
+            wait_for(lambda: descriptors(one) <= before + 12, "none of what it sent is left with the arbiter")
+            assert porters() - porters_before <= 2 + 16 + 2
+        with arbiter(open_path) as following, following.link() as link:
+            link.sync([settings()], grants)
+            Tenant(following.run_dir, grant(1)).close()
