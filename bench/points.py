@@ -33,10 +33,10 @@ class Point:
     def floor_us(self) -> float:
         """What card_free is where the driver goes to online and back in the midst of what the window let through.
 
-        It does so where its slice is shorter than what may be on the card: the window and the kernel that fills it.
+        It does so where its slice is no longer than what may be on the card: the window and the kernel that fills it.
         """
         on_card = CardSettings("").window_us + self.kernel_us
-        return self.slice_us + 2 * self.switch_us if self.slice_us < on_card else 0.0
+        return self.slice_us + 2 * self.switch_us if self.slice_us <= on_card else 0.0
 
     @property
     def p99_beyond(self) -> bool:

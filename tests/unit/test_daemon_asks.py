@@ -92,7 +92,7 @@ def test_saving_a_key_replaces_its_live_value(node, service, asks):
 
 def test_reset_goes_back_to_the_configuration_for_ever(node, asks):
     ask(asks, "card-set", card=uuid(node), values={"slice": "1ms"}, save=True)
-    ask(asks, "card-set", card="0", values={"window": "300us"})
+    ask(asks, "card-set", card="0", values={"window": "400us"})
     body = ask(asks, "card-reset", card="0")
     assert {row["key"] for row in body["changed"]} == {"slice", "window"}
     again = node.service()

@@ -33,7 +33,7 @@ def test_a_card_without_entries_follows_classes_and_enforcer():
     found = plan("n3", 0)
     assert found.values() == {
         "slice": "2ms",
-        "window": "350us",
+        "window": "300us",
         "idle_release": "100ms",
         "hardware": "auto",
         "policy.online": "burst-share",
