@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -73,3 +75,13 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
     logging.getLogger("qgpud").propagate = True
     caplog.set_level(logging.DEBUG, "qgpud")
     return lambda word: [record.getMessage() for record in caplog.records if word in record.getMessage()]
+
+
+@pytest.fixture
+def child(node: FakeNode) -> Iterator[int]:
+    """A process of job 9."""
+    process = subprocess.Popen(["sleep", "60"])
+    node.jobs_of_pids[process.pid], node.owners_of_pids[process.pid] = 9, os.getuid()
+    yield process.pid
+    process.kill()
+    process.wait()

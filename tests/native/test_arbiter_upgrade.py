@@ -26,6 +26,8 @@ from enforcer.arbiter_link import ArbiterLink, CardSettings, DeathWatch
 pytestmark = pytest.mark.native
 OLD = os.environ.get("QGPU_TEST_OLD_BUILD")
 NEW_ARBITER = a.ARBITER
+# Shims from before ADR 19 take nothing but a memory file.
+NEW_ARGS = ("--job-memory", "file") if OLD else ()
 OLD_ARBITER = Path(OLD) / "bin/qgpu-arbiter" if OLD else a.ROOT / "build/test/qgpu-arbiter-v1"
 SHIMS = {
     "new": s.SHIM,
@@ -57,6 +59,7 @@ class Site:
         if hasattr(self.arbiter, "process"):
             self.arbiter.stop(sig)
         self.arbiter.binary = binary
+        self.arbiter.args = NEW_ARGS if binary == NEW_ARBITER else ()
         self.arbiter.start()
         with self.arbiter.link() as link:
             link.sync([CardSettings(self.node.uuid, grace_ms=grace_ms)], self.grants.values())

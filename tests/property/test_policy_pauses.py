@@ -79,6 +79,15 @@ def come_back(card: Card, who: int, pause_ns: int) -> None:
     card.use(who)
 
 
+def paused_once() -> tuple[Card, int, int]:
+    """The first of two has its turn again after a pause that was one."""
+    card, first, other = two()
+    card.use(first)
+    rest_of_the_turn(card, other, card.now)
+    come_back(card, first, 5 * MS)
+    return card, first, other
+
+
 def test_who_always_pauses_for_long_is_given_less_time_to_come_back() -> None:
     card, first, other = two()
     card.use(first)
@@ -106,20 +115,14 @@ def test_credit_outlives_a_moment_without_work_and_no_more() -> None:
 
 
 def test_who_passed_its_turn_on_is_looked_at_more_often() -> None:
-    card, first, other = two()
-    card.use(first)
-    rest_of_the_turn(card, other, card.now)
-    come_back(card, first, 5 * MS)
+    card, _, _ = paused_once()
     card.at(300 * US)
     assert card.raw.wake_ns <= card.now + PAUSE_NS, "although its work is not finished"
 
 
 def test_work_that_is_foreseen_is_looked_at_when_it_may_have_ended() -> None:
     """Each look wakes a sleeping thread; but an end that was foreseen too late is found soon all the same."""
-    card, first, other = two()
-    card.use(first)
-    rest_of_the_turn(card, other, card.now)
-    come_back(card, first, 5 * MS)
+    card, first, other = paused_once()
     card[first].silent_ns = 0
     card.at(300 * US)
     for ahead, most in ((4 * MS, 3 * MS), (1 * MS, MS // 2), (PAUSE_NS, PAUSE_NS + REST_NS)):
@@ -132,10 +135,7 @@ def test_work_that_is_foreseen_is_looked_at_when_it_may_have_ended() -> None:
 
 def test_an_end_that_was_foreseen_too_late_is_found_within_half_a_millisecond() -> None:
     """Foreseen ends err by a part of what is in flight, so looks come closer together towards them."""
-    card, first, other = two()
-    card.use(first)
-    rest_of_the_turn(card, other, card.now)
-    come_back(card, first, 5 * MS)
+    card, first, _ = paused_once()
     card[first].silent_ns = 0
     card[first].ends_ns = end = card.now + 2 * MS
     card.at(300 * US)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
 
 import pytest
 from daemon_support import hook_env as env
@@ -53,16 +51,6 @@ def service(node: FakeNode, nvml: Failing) -> NodeService:
     service.prolog(env(9, uid=os.getuid()))
     service.prolog(env(10, gpus="1", uid=os.getuid()))
     return service
-
-
-@pytest.fixture
-def child(node: FakeNode) -> Iterator[int]:
-    """A process of job 9."""
-    process = subprocess.Popen(["sleep", "60"])
-    node.jobs_of_pids[process.pid], node.owners_of_pids[process.pid] = 9, os.getuid()
-    yield process.pid
-    process.kill()
-    process.wait()
 
 
 def cards(node: FakeNode) -> tuple[str, str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
 
 import pytest
 from daemon_support import hook_env as env
@@ -14,16 +12,6 @@ from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.procs import stopped
 from enforcer.nvml import GpuProcess
-
-
-@pytest.fixture
-def child(node: FakeNode) -> Iterator[int]:
-    """A process of job 9."""
-    process = subprocess.Popen(["sleep", "60"])
-    node.jobs_of_pids[process.pid], node.owners_of_pids[process.pid] = 9, os.getuid()
-    yield process.pid
-    process.kill()
-    process.wait()
 
 
 @pytest.fixture

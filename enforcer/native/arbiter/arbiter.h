@@ -368,7 +368,7 @@ int porter_review(struct arbiter *a, uint64_t now);                /* how long t
 /* closer.c: main thread only. What porters passed on is closed by helpers, since the driver may take its time */
 bool closer_start(void);
 void closer_close(int fd);
-int closer_review(uint64_t now);   /* wakes helpers that are stuck; how long to wait at most, ms, -1 = for ever */
+int closer_review(uint64_t now);   /* one more helper where all are stuck; how long to wait at most, ms, -1 = for ever */
 
 /* hardware preemption (hw.h). hw_review.c: the card's lock */
 void hw_review(struct card *card, uint64_t now);           /* right after gates were moved */

@@ -2,7 +2,7 @@
  *
  * Closing what porters passed on (porter.c), somewhere else: small memory files, and control devices, whose last close may
  * keep the driver busy for as long as it takes to give back what hung on it. Helpers do it, more of them while some are
- * stuck, so that the thread that serves everybody never waits. Root's own connection may send what it likes.
+ * stuck, so that the thread that serves everybody never waits.
  */
 #include <limits.h>
 #include <signal.h>
@@ -19,13 +19,8 @@ static struct {
     int next[MAX_FD]; /* a list through the numbers themselves: it cannot be full */
     int first, last;
     uint32_t waiting, idle, nhelpers;
-    struct {
-        pthread_t thread;
-        uint64_t since_ns; /* 0 = not closing anything */
-    } helper[MAX_HELPERS];
+    uint64_t since_ns[MAX_HELPERS]; /* of each helper; 0 = not closing anything */
 } closer = {.lock = PTHREAD_MUTEX_INITIALIZER, .more = PTHREAD_COND_INITIALIZER, .first = -1, .last = -1};
-
-static void nothing(int sig) { (void)sig; }
 
 static int take(void) {
     int fd = closer.first;
@@ -45,18 +40,19 @@ static void *helper_main(void *arg) {
             closer.idle--;
         }
         int fd = take();
-        closer.helper[self].since_ns = qg_now_ns();
+        closer.since_ns[self] = qg_now_ns();
         pthread_mutex_unlock(&closer.lock);
         close(fd); /* interrupted or not, it is gone */
         pthread_mutex_lock(&closer.lock);
-        closer.helper[self].since_ns = 0;
+        closer.since_ns[self] = 0;
     }
     return NULL;
 }
 
-/* All signals but ours stay with the main thread's signalfd. */
+/* Signals stay with the main thread's signalfd. */
 static bool add_helper(void) {
     pthread_attr_t attr;
+    pthread_t thread;
     sigset_t all, old;
     size_t self = closer.nhelpers;
     if (self == MAX_HELPERS) return false;
@@ -64,9 +60,8 @@ static bool add_helper(void) {
     pthread_attr_setstacksize(&attr, PTHREAD_STACK_MIN > 65536 ? (size_t)PTHREAD_STACK_MIN : 65536);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);
-    sigdelset(&all, SIGUSR1);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    int err = pthread_create(&closer.helper[self].thread, &attr, helper_main, (void *)self);
+    int err = pthread_create(&thread, &attr, helper_main, (void *)self);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);
     if (!err) closer.nhelpers++;
@@ -74,8 +69,6 @@ static bool add_helper(void) {
 }
 
 bool closer_start(void) {
-    struct sigaction wake = {.sa_handler = nothing}; /* without SA_RESTART: it has to end a wait */
-    sigaction(SIGUSR1, &wake, NULL);
     pthread_mutex_lock(&closer.lock);
     bool ok = add_helper();
     pthread_mutex_unlock(&closer.lock);
@@ -102,11 +95,9 @@ int closer_review(uint64_t now) {
     pthread_mutex_lock(&closer.lock);
     uint32_t stuck = 0, busy = 0;
     for (uint32_t i = 0; i < closer.nhelpers; i++) {
-        uint64_t since = closer.helper[i].since_ns;
+        uint64_t since = closer.since_ns[i];
         busy += since != 0;
-        if (!since || now < since + STUCK_MS * QP_MS) continue;
-        stuck++;
-        pthread_kill(closer.helper[i].thread, SIGUSR1);
+        stuck += since && now >= since + STUCK_MS * QP_MS;
     }
     if (closer.waiting && stuck == closer.nhelpers) add_helper();
     bool again = closer.waiting || busy;

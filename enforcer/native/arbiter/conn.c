@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "arbiter.h"
+#include "porter.h"
 #include "qg_msg.h"
 #include "qg_time.h"
 
@@ -259,12 +260,12 @@ void conn_message(struct arbiter *a, struct conn *c, const void *buf, size_t len
 }
 
 void conn_ready(struct arbiter *a, struct conn *c, uint32_t events) {
-    char bytes[1024] = {0}; /* the longest message there is, and more */
+    char bytes[PORTER_CAP] = {0};
     int fd = -1;
     if (c->dead || c->lent) return;
     if (events & EPOLLOUT) dead_tell(a, c);
     if (c->dead || events == EPOLLOUT) return;
-    ssize_t got = c->kind == CONN_CONTROL ? qg_msg_recv_from_user(c->fd, bytes, sizeof(bytes), &fd, closer_close)
+    ssize_t got = c->kind == CONN_CONTROL ? qg_msg_recv(c->fd, bytes, sizeof(bytes), &fd)
                                           : qg_msg_recv_bare(c->fd, bytes, sizeof(bytes));
     if (got == -EAGAIN && !(events & (EPOLLHUP | EPOLLERR))) return;
     bool loaded = got == -EXFULL;

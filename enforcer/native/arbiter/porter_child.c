@@ -89,7 +89,7 @@ static void serve(int pair) {
 
 static void close_all_but(int fd) {
 #ifdef SYS_close_range
-    if (syscall(SYS_close_range, 0, fd - 1, 0) == 0 && syscall(SYS_close_range, fd + 1, ~0u, 0) == 0) return;
+    if ((fd == 0 || syscall(SYS_close_range, 0, fd - 1, 0) == 0) && syscall(SYS_close_range, fd + 1, ~0u, 0) == 0) return;
 #endif
     for (int i = 0; i < MAX_FD; i++)
         if (i != fd) close(i);

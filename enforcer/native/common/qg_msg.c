@@ -15,7 +15,7 @@ enum {
 };
 
 /* Takes the first descriptor and closes every other one; returns how many came. */
-static size_t take_fds(struct msghdr *msg, int *fd, void (*drop)(int fd)) {
+static size_t take_fds(struct msghdr *msg, int *fd) {
     size_t seen = 0;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
@@ -24,13 +24,13 @@ static size_t take_fds(struct msghdr *msg, int *fd, void (*drop)(int fd)) {
             int one;
             memcpy(&one, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
             if (seen == 0) *fd = one;
-            else drop(one);
+            else close(one);
         }
     }
     return seen;
 }
 
-ssize_t qg_msg_recv_from_user(int sock, void *buf, size_t cap, int *fd, void (*drop)(int fd)) {
+ssize_t qg_msg_recv(int sock, void *buf, size_t cap, int *fd) {
     union {
         char bytes[CMSG_SPACE(KERNEL_MAX_FDS * sizeof(int))];
         struct cmsghdr align;
@@ -42,9 +42,9 @@ ssize_t qg_msg_recv_from_user(int sock, void *buf, size_t cap, int *fd, void (*d
     do got = recvmsg(sock, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     while (got < 0 && errno == EINTR);
     if (got < 0) return -errno;
-    size_t fds = take_fds(&msg, fd, drop);
+    size_t fds = take_fds(&msg, fd);
     if (fds <= 1 && !(msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) return got;
-    if (*fd >= 0) drop(*fd);
+    if (*fd >= 0) close(*fd);
     *fd = -1;
     return -EPROTO;
 }
@@ -63,12 +63,6 @@ ssize_t qg_msg_recv_bare(int sock, void *buf, size_t cap) {
     do got = recvmsg(sock, &msg, MSG_DONTWAIT);
     while (got < 0 && errno == EINTR);
     return got < 0 ? -errno : got;
-}
-
-static void close_here(int fd) { close(fd); }
-
-ssize_t qg_msg_recv(int sock, void *buf, size_t cap, int *fd) {
-    return qg_msg_recv_from_user(sock, buf, cap, fd, close_here);
 }
 
 int qg_msg_send(int sock, const void *buf, size_t len, const int *fds, size_t nfds) {

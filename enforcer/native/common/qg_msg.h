@@ -22,10 +22,6 @@
  * bytes, 0 at the end of the connection, or a negative errno. */
 ssize_t qg_msg_recv(int sock, void *buf, size_t cap, int *fd);
 
-/* The same where the sender is not trusted: what is not kept is given to drop, since close() of a descriptor that a user
- * made may wait for that user. */
-ssize_t qg_msg_recv_from_user(int sock, void *buf, size_t cap, int *fd, void (*drop)(int fd));
-
 /* The same without descriptors, in the thread that may not wait: -EXFULL if any come with the next message, which then stays
  * where it is, and what of it there is room for is in buf. They are not touched. */
 ssize_t qg_msg_recv_bare(int sock, void *buf, size_t cap);

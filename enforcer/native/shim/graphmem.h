@@ -7,17 +7,18 @@
 
 #include "shim.h"
 
+struct qg_stream;
+
 /* What a launch reserved on each of the first cards. */
 struct qg_graph_need {
     unsigned cards;
     uint64_t bytes[QG_MAX_CARDS];
 };
 
-/* A launch or upload of a graph with memory nodes reserves what it may take, behind the gate (entered: qg_enter() gave a
- * stream), where it waits for nothing. False: there is no room just now. Then the launch leaves the gate, and again() waits for
- * room: true: try anew from the gate on; false: a cap refuses. round: how often it was tried before. */
-bool qg_graph_memory_before(CUgraphExec exec, bool entered, struct qg_graph_need *reserved);
-bool qg_graph_memory_again(CUgraphExec exec, unsigned round);
+/* Before a launch or an upload, in the place of qg_fast() and qg_enter(): what its memory nodes may take is reserved behind the
+ * gate, without a wait; where there is no room the gate is left, room waited for, and all of it begun anew. False: a cap refuses. */
+bool qg_graph_enter(CUgraphExec exec, CUstream handle, bool ptsz, bool launch, struct qg_stream **stream,
+                    struct qg_graph_need *reserved);
 void qg_graph_memory_after(CUgraphExec exec, const struct qg_graph_need *reserved);
 
 /* A memory node was made (also by an allocation in a capture): from now on graphs are looked at. */

@@ -199,7 +199,8 @@ static bool needs(CUgraphExec exec, unsigned card, struct qg_entry *entry)
     return qg_look(QG_KIND_EXEC, key_on(exec, card), entry) && entry->refs != __atomic_load_n(&trims, __ATOMIC_ACQUIRE);
 }
 
-bool qg_graph_memory_before(CUgraphExec exec, bool entered, struct qg_graph_need *reserved)
+/* Behind the gate, where it waits for nothing (entered: qg_enter() gave a stream). False: there is no room just now. */
+static bool reserve(CUgraphExec exec, bool entered, struct qg_graph_need *reserved)
 {
     struct qg_entry entry;
     reserved->cards = 0;
@@ -216,13 +217,28 @@ bool qg_graph_memory_before(CUgraphExec exec, bool entered, struct qg_graph_need
     return true;
 }
 
-bool qg_graph_memory_again(CUgraphExec exec, unsigned round)
+/* False: a cap refuses. */
+static bool wait_for_room(CUgraphExec exec, unsigned round)
 {
     struct qg_entry entry;
     for (unsigned i = 0; i < cards(); i++)
         if (needs(exec, i, &entry) && !make_room(&qg_cards[entry.card], entry.size, round))
             return false;
     return true;
+}
+
+bool qg_graph_enter(CUgraphExec exec, CUstream handle, bool ptsz, bool launch, struct qg_stream **stream,
+                    struct qg_graph_need *reserved)
+{
+    for (unsigned round = 0;; round++) {
+        bool fast = launch && (qg_fast(handle) || qg_fast_default(handle, ptsz));
+        *stream = fast ? NULL : qg_enter(handle, ptsz, launch ? exec : NULL, 0);
+        if (QG_LIKELY(reserve(exec, *stream != NULL, reserved)))
+            return true;
+        qg_leave(*stream, CUDA_ERROR_OUT_OF_MEMORY);
+        if (!wait_for_room(exec, round))
+            return false;
+    }
 }
 
 void qg_graph_memory_after(CUgraphExec exec, const struct qg_graph_need *reserved)
@@ -302,14 +318,8 @@ INSTANTIATES_AND_UPLOADS(cuGraphInstantiateWithParams_ptsz, true)
     {                                                                         \
         struct qg_graph_need reserved;                                        \
         struct qg_stream *seen;                                               \
-        for (unsigned round = 0;; round++) {                                  \
-            seen = qg_enter(stream, ptsz, NULL, 0);                           \
-            if (qg_graph_memory_before(exec, seen != NULL, &reserved))        \
-                break;                                                        \
-            qg_leave(seen, CUDA_ERROR_OUT_OF_MEMORY);                         \
-            if (!qg_graph_memory_again(exec, round))                          \
-                return CUDA_ERROR_OUT_OF_MEMORY;                              \
-        }                                                                     \
+        if (!qg_graph_enter(exec, stream, ptsz, false, &seen, &reserved))     \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                  \
         CUresult result = QG_REAL(name)(exec, stream);                        \
         qg_leave(seen, result);                                               \
         qg_graph_memory_after(exec, &reserved);                               \

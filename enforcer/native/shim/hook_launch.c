@@ -50,15 +50,8 @@ LAUNCH(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream s), (f,
     {                                                                          \
         struct qg_graph_need reserved;                                         \
         struct qg_stream *qg_stream;                                           \
-        for (unsigned round = 0;; round++) {                                   \
-            bool fast = qg_fast(s) || qg_fast_default(s, ptsz);                \
-            qg_stream = fast ? NULL : qg_enter(s, ptsz, g, 0);                 \
-            if (QG_LIKELY(qg_graph_memory_before(g, qg_stream != NULL, &reserved))) \
-                break;                                                         \
-            qg_leave(qg_stream, CUDA_ERROR_OUT_OF_MEMORY);                     \
-            if (!qg_graph_memory_again(g, round))                              \
-                return CUDA_ERROR_OUT_OF_MEMORY;                               \
-        }                                                                      \
+        if (!qg_graph_enter(g, s, ptsz, true, &qg_stream, &reserved))          \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                   \
         CUresult qg_result = QG_REAL(name)(g, s);                              \
         qg_leave(qg_stream, qg_result);                                        \
         qg_graph_memory_after(g, &reserved);                                   \

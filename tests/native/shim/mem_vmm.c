@@ -29,40 +29,26 @@ static void mappings(void)
     MUST(CALL(cuMemAddressFree)(space, 128 * MIB));
 }
 
-static void two_handles_one_range(void)
-{
-    CUmemGenericAllocationHandle a, b;
-    CUdeviceptr space;
-    MUST(CALL(cuMemCreate)(&a, 32 * MIB, &here, 0));
-    MUST(CALL(cuMemCreate)(&b, 16 * MIB, &here, 0));
-    MUST(CALL(cuMemAddressReserve)(&space, 48 * MIB, 0, 0, 0));
-    MUST(CALL(cuMemMap)(space, 32 * MIB, 0, a, 0));
-    MUST(CALL(cuMemMap)(space + 32 * MIB, 16 * MIB, 0, b, 0));
-    MUST(CALL(cuMemRelease)(a));
-    MUST(CALL(cuMemRelease)(b));
-    step("range");
-    MUST(CALL(cuMemUnmap)(space, 48 * MIB)); /* both with one call */
-    step("range_gone");
-    MUST(CALL(cuMemAddressFree)(space, 48 * MIB));
-}
+static const CUmemAllocationProp of_host = {
+    .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+    .location = {.type = CU_MEM_LOCATION_TYPE_HOST},
+};
 
-/* Memory of the host, which is not charged, and of the card, unmapped with one call. */
-static void host_and_card(void)
+/* One handle of that kind and one of the card, unmapped with one call. */
+static void two_handles_one_range(const CUmemAllocationProp *first, const char *mapped, const char *unmapped)
 {
-    CUmemAllocationProp wanted = here;
     CUmemGenericAllocationHandle a, b;
     CUdeviceptr space;
-    wanted.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST};
-    MUST(CALL(cuMemCreate)(&a, 32 * MIB, &wanted, 0));
+    MUST(CALL(cuMemCreate)(&a, 32 * MIB, first, 0));
     MUST(CALL(cuMemCreate)(&b, 16 * MIB, &here, 0));
     MUST(CALL(cuMemAddressReserve)(&space, 48 * MIB, 0, 0, 0));
     MUST(CALL(cuMemMap)(space, 32 * MIB, 0, a, 0));
     MUST(CALL(cuMemMap)(space + 32 * MIB, 16 * MIB, 0, b, 0));
     MUST(CALL(cuMemRelease)(a));
     MUST(CALL(cuMemRelease)(b));
-    step("mixed");
+    step(mapped);
     MUST(CALL(cuMemUnmap)(space, 48 * MIB));
-    step("mixed_gone");
+    step(unmapped);
     MUST(CALL(cuMemAddressFree)(space, 48 * MIB));
 }
 
@@ -209,8 +195,8 @@ int main(void)
 {
     begin();
     mappings();
-    two_handles_one_range();
-    host_and_card();
+    two_handles_one_range(&here, "range", "range_gone");
+    two_handles_one_range(&of_host, "mixed", "mixed_gone"); /* which is not charged */
     left_over();
     other_places();
     sparse_array();
