@@ -50,7 +50,9 @@ CUresult CUDAAPI cuMemHostRegister_v2(void *ptr, size_t bytes, unsigned int flag
     if (taken)
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     struct cu_alloc alloc = {.base = (CUdeviceptr)ptr, .size = bytes, .ctx = ctx, .kind = REGISTERED, .flags = flags};
-    return cu_alloc_insert(&alloc);
+    CU_TRY(cu_alloc_insert(&alloc));
+    struct sim_rep rep;
+    return cu_request(SIM_REQ_PIN, alloc.base, bytes, &rep, sizeof rep, NULL, 0);
 }
 
 CUresult CUDAAPI cuMemHostUnregister(void *ptr)
@@ -59,8 +61,10 @@ CUresult CUDAAPI cuMemHostUnregister(void *ptr)
     struct cu_alloc *alloc = cu_alloc_take((CUdeviceptr)ptr, REGISTERED, REGISTERED);
     if (!alloc)
         return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    struct sim_rep rep;
+    CUresult status = cu_request(SIM_REQ_UNPIN, alloc->base, 0, &rep, sizeof rep, NULL, 0);
     cu_alloc_release(alloc);
-    return CUDA_SUCCESS;
+    return status;
 }
 
 CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *ptr, unsigned int flags)

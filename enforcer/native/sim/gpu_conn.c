@@ -72,6 +72,7 @@ static struct gpu_conn *make_conn(struct gpu *gpu, int sock)
 static void close_conn(struct gpu_conn *conn)
 {
     gpu_page_close(conn);
+    gpu_unpin_all(conn);
     close(conn->sock);
     if (conn->pidfd >= 0)
         close(conn->pidfd);

@@ -249,9 +249,8 @@ bool gpu_ctx_drain(struct gpu_ctx *ctx, uint64_t now)
 static bool word_holds(const struct gpu_ctx *ctx, const struct model_op *op)
 {
     bool wide = op->op == SIM_OP_WAIT64;
-    uint64_t have = 0, mask = wide ? UINT64_MAX : UINT32_MAX, want = op->b & mask;
-    ssize_t size = wide ? 8 : 4;
-    if (pread(ctx->conn->mem, &have, (size_t)size, (off_t)op->a) != size) /* little endian: the low half */
+    uint64_t have, mask = wide ? UINT64_MAX : UINT32_MAX, want = op->b & mask;
+    if (!gpu_word_read(ctx->conn, op->a, wide ? 8 : 4, &have))
         return false;
     switch (op->c & 3) {
     case CU_STREAM_WAIT_VALUE_GEQ:
@@ -292,11 +291,8 @@ static void publish_event(struct gpu_ctx *ctx, const struct model_op *op, uint64
 
 static void write_word(struct gpu_ctx *ctx, const struct model_op *op)
 {
-    uint64_t value = op->b;
-    size_t size = op->op == SIM_OP_WRITE64 ? 8 : 4; /* little endian: the low half */
     /* A process that is dying, or an address that went away: the write is lost, as on a card. */
-    if (pwrite(ctx->conn->mem, &value, size, (off_t)op->a) != (ssize_t)size)
-        return;
+    gpu_word_write(ctx->conn, op->a, op->op == SIM_OP_WRITE64 ? 8 : 4, op->b);
 }
 
 /* A blocked launch goes on when a quarter of the queue is free: a wake-up per finished kernel would cost more than it

@@ -187,6 +187,15 @@ static void ctx_request(struct gpu_conn *conn, const struct sim_req *req)
     }
 }
 
+static void pin_request(struct gpu_conn *conn, const struct sim_req *req)
+{
+    if (req->type == SIM_REQ_PIN)
+        gpu_pin(conn, req->a, req->b);
+    else
+        gpu_unpin(conn, req->a);
+    answer_plain(conn, CUDA_SUCCESS, 0);
+}
+
 /* Requests with a text. The control interface is for tests, memory limits are the driver's; both are root's. */
 static void text_request(struct gpu_conn *conn, const struct sim_req *req, const char *text)
 {
@@ -235,6 +244,10 @@ void gpu_request(struct gpu_conn *conn, const struct sim_req *req, const char *t
     }
     if (req->type == SIM_REQ_CTX_GROUPS) {
         bind_groups(conn, req);
+        return;
+    }
+    if (req->type == SIM_REQ_PIN || req->type == SIM_REQ_UNPIN) {
+        pin_request(conn, req);
         return;
     }
     if (req->a >= gpu->config.cards) {

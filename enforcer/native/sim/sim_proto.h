@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x4d495351u /* "QSIM", little endian */
-#define SIM_VERSION 3u
+#define SIM_VERSION 4u
 #define SIM_SOCK "sim.sock"
 #define SIM_TRACE "trace.bin"
 #define SIM_ENV_DIR "QGPU_SIM_DIR"
@@ -120,6 +120,8 @@ enum sim_req_type {
     SIM_REQ_CONTROL_FILE = 9, /* -> rep, carries an open file of the control device; SIM_ENOSYS: there is none */
     SIM_REQ_CONTROL_ID = 10, /* -> a = st_dev, b = st_ino of that file */
     SIM_REQ_CTX_GROUPS = 11, /* a = context id | client << 32, b, c, d = the groups of compute, host to card, card to host */
+    SIM_REQ_PIN = 12,        /* a = address, b = bytes: registered host memory, which the device may map; always a success */
+    SIM_REQ_UNPIN = 13,      /* a = address */
     SIM_REQ_CONTROL = 32,    /* text: a command of gpu_control.c, from root only -> rep; a = what it reached */
     SIM_REQ_LIMIT_SET = 33,  /* a = card, b = soft, c = hard limit, text: the cgroup's directory; from root only */
     SIM_REQ_LIMIT_GET = 34   /* a = card, text -> a = soft, b = hard, c = used */
