@@ -169,3 +169,54 @@ def test_handle_of_a_green_context_may_be_used_again_before_its_destroyer_is_bac
 def test_primary_context_that_several_threads_give_back_at_once_ends_guarded() -> None:
     done = subprocess.run([BUILD / "test/shim-primary-unit"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_context_that_ends_harms_no_marker_of_others(rig: Rig) -> None:
+    """Memory that it registered may go with it: each context's markers go through a registration of its own."""
+    code = """
+    d = Cuda(); contexts = []
+    for n in range(3):
+        ctx = c.c_void_p(); d.call("cuCtxCreate_v2", c.byref(ctx), 0, 0); d.load(); s = d.stream()
+        d.launch(100, s); d.call("cuStreamSynchronize", s); contexts.append((ctx, s, d.work))
+    left = contexts[1:]
+    for ctx, s, work in left:
+        d.call("cuCtxSetCurrent", ctx); d.work = work
+        for _ in range(6): d.launch(20_000, s)
+    d.call("cuCtxDestroy_v2", contexts[0][0])
+    for ctx, s, work in left:
+        d.call("cuCtxSetCurrent", ctx); d.work = work
+        d.call("cuStreamSynchronize", s); d.launch(1000, s); d.call("cuStreamSynchronize", s)
+    print("worked", flush=True); sys.stdin.readline()
+    """
+    process = python(rig, code, stdin=subprocess.PIPE)
+    assert line(process) == "worked"
+    wait_for("nothing of it is left on the card", lambda: not tenant(rig).busy)
+    assert tenant(rig).launches == 3 + 12 + 2
+    goes_on(process)
+    assert ended(process)[1] == ""
+
+
+def test_contexts_come_and_go_more_often_than_there_are_places(tmp_path: Path) -> None:
+    """Of 20 at a time the last ones have no marker; a place is free again when a context ends."""
+    code = """
+    d = Cuda(); made = []
+    def work(s):
+        for _ in range(3): d.launch(2000, s)
+        d.call("cuStreamSynchronize", s)
+    for n in range(40):
+        ctx = c.c_void_p(); d.call("cuCtxCreate_v2", c.byref(ctx), 0, 0); d.load(); work(d.stream())
+        made.append(ctx); d.call("cuCtxPopCurrent_v2", c.byref(c.c_void_p()))
+        if n >= 20: d.call("cuCtxDestroy_v2", made.pop(0))
+    while len(made) > 1: d.call("cuCtxDestroy_v2", made.pop(0))
+    d.call("cuCtxSetCurrent", made[0]); s = d.stream(); d.load(); work(s); d.launch(400_000, s)
+    print("long", flush=True); d.call("cuStreamSynchronize", s); print("worked", flush=True); sys.stdin.readline()
+    """
+    with Rig(tmp_path) as rig:
+        rig.grant(OFFLINE, "offline", mem_mib=65_536)
+        process = python(rig, code, stdin=subprocess.PIPE)
+        assert line(process) == "long"
+        wait_for("it is known to work", lambda: tenant(rig).busy)
+        assert line(process) == "worked"
+        wait_for("it is known not to", lambda: not tenant(rig).busy)
+        goes_on(process)
+        assert ended(process)[1] == ""

@@ -158,3 +158,25 @@ for m in all: g.call("cuMemHostUnregister", c.c_void_p(address(m)))
 """,
     )
     assert _mapped(sim) == 0
+
+
+def test_a_word_where_registered_memory_was_is_a_fault(sim: Simulator) -> None:
+    """A registration ends with its context, for all others too, and then whoever writes there faults."""
+    out = run(
+        sim,
+        PROGRAM
+        + """
+def case(end):
+    first, second = c.c_void_p(), c.c_void_p(); m = memory(F_SEAL_SHRINK); at = address(m); kept.append(m)
+    g.call("cuCtxCreate_v2", c.byref(first), 0, 0); register(g, at)
+    g.call("cuCtxCreate_v2", c.byref(second), 0, 0); g.load(); s = g.stream()
+    write(g, s, at, 1); assert at32(at).value == 1
+    g.launch(50_000, s); g.call("cuStreamWriteValue32_v2", s, c.c_uint64(at), 2, 0)
+    if end == "context": g.call("cuCtxDestroy_v2", first)
+    if end == "registration": g.call("cuMemHostUnregister", c.c_void_p(at))
+    print(g.raw("cuStreamSynchronize", s), at32(at).value)
+kept = []; g = Cuda(); case("neither"); case("context"); case("registration")
+g.call("cuCtxSetCurrent", g.ctx); g.launch(10); g.call("cuCtxSynchronize")
+""",
+    )
+    assert out.splitlines() == ["0 2", "700 1", "700 1"]

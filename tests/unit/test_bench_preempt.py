@@ -40,17 +40,17 @@ def test_patterns_with_few_bursts_are_pooled() -> None:
 
 
 def test_the_worst_pattern_is_the_figure_and_all_are_told() -> None:
-    found = {"calm": [float(i) for i in range(100)], "wild": [150.0] * 41, "few": [500.0], "none": []}
+    found = {"calm": [float(i) for i in range(100)], "wild": [150.0] * 101, "few": [500.0], "none": []}
     figure = preempt.worst_pattern("gate_close_us_p99", found, 200, "us")
-    assert (figure.value, figure.verdict, figure.runs) == (500.0, "short", 142)
-    assert "worst p99 at few; p99s: calm 98.0 of 100, wild 150.0 of 41, few 500.0 of 1" in figure.spread
+    assert (figure.value, figure.verdict, figure.runs) == (500.0, "short", 202)
+    assert "worst p99 at few; p99s: calm 98.0 of 100, wild 150.0 of 101, few 500.0 of 1" in figure.spread
     assert "no such burst at none" in figure.spread and "max 500.0 us" in figure.spread
     assert figure.detail["wild p50"] == 150.0 and figure.detail["calm max"] == 99.0
 
 
 def test_a_short_pattern_is_not_diluted_by_a_long_one() -> None:
-    steady = run(*range(300, 300 + 300 * 100, 300))
-    slow = run(*range(300, 300 + 300 * 41, 300), close_us=400, free_us=1500, back_ms=103)
+    steady = run(*range(300, 300 + 300 * 200, 300))
+    slow = run(*range(300, 300 + 300 * 101, 300), close_us=400, free_us=1500, back_ms=103)
     figures = {f.name: f for f in preempt.judged({"steady": steady, "slow": slow})}
     assert figures["gate_close_us_p99"].value == 400 and figures["card_free_us_p99"].value == 1500
     assert figures["handback_ms_p99"].value == pytest.approx(103)
@@ -80,4 +80,4 @@ def test_the_patterns_of_the_issue_that_leave_offline_time_are_run() -> None:
     assert {"Poisson 5/s", "Poisson 20/s", "10 % of 1 s", "50 % of 1 s", "90 % of 1 s"} == set(
         preempt.SECONDS
     )
-    assert sum(preempt.SECONDS.values()) <= 65, "with 6 s more for each at most 100 s"
+    assert sum(preempt.SECONDS.values()) <= 120, "with 6 s more for each at most 150 s"

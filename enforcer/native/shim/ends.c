@@ -3,6 +3,7 @@
  * Ends of streams and contexts: the records are laid to rest, and no call of ours is left in what the program destroys.
  */
 #include "contexts.h"
+#include "pages.h"
 #include "table.h"
 
 /* ---- captures ---------------------------------------------------------------------------------------------- */
@@ -192,12 +193,13 @@ void qg_streams_context_gone(CUcontext handle)
     }
     for (struct qg_context *record = qg_contexts; record; record = record->next) {
         pthread_mutex_lock(&record->lock);
-        record->attached = NULL; /* the page may have been registered through the context that is gone */
+        record->attached = NULL; /* its registration is gone, or there may be a place now for one that had none */
         record->ends++;
         pthread_mutex_unlock(&record->lock);
         if (record->handle == handle)
             free_record(record);
     }
+    qg_pages_context_gone(handle);
     pthread_mutex_unlock(&qg_table_lock);
 }
 

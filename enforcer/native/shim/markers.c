@@ -3,6 +3,8 @@
  * A marker is a word in the process's slot that the GPU itself writes when the work before it is done, so anybody
  * who maps the page can tell whether a stream is idle without asking the driver or running our code.
  */
+#include "contexts.h"
+#include "pages.h"
 #include "streams.h"
 
 #include <linux/futex.h>
@@ -54,44 +56,52 @@ void qg_unrelax(bool relaxed, CUstreamCaptureMode *mode)
         QG_REAL(cuThreadExchangeStreamCaptureMode)(mode);
 }
 
+/* The driver's calls for it. 0: it cannot, or the process has too many contexts. */
+static CUdeviceptr register_page(struct qg_proc *page)
+{
+    CUdeviceptr device = 0;
+    CUresult result = page ? QG_REAL(cuMemHostRegister_v2)(page, QG_PAGE,
+                                                           CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP)
+                           : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+        result = QG_REAL(cuMemHostGetDevicePointer_v2)(&device, page, 0);
+    return result == CUDA_SUCCESS ? device : 0;
+}
+
 /* Makes our slot's page known to the GPU in this context. Rare, so it always guards against captures elsewhere. Without a lock:
  * two threads may do it at once, and the driver tells the second that it is done. */
-static CUdeviceptr attach(struct qg_context *context, struct qg_proc *page, CUcontext handle, unsigned ends)
+static CUdeviceptr attach(struct qg_context *context, struct qg_pages *pages, CUcontext handle, unsigned ends)
 {
+    struct qg_proc *page = pages->proc;
     CUstreamCaptureMode mode;
     CUcontext before = NULL, popped;
-    CUdeviceptr device = 0;
     bool relaxed = qg_relax(&mode);
     QG_REAL(cuCtxGetCurrent)(&before);
     bool pushed = before != handle && QG_REAL(cuCtxPushCurrent_v2)(handle) == CUDA_SUCCESS;
-    CUresult result = QG_REAL(cuMemHostRegister_v2)(page, QG_PAGE,
-                                                    CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
-    if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
-        result = QG_REAL(cuMemHostGetDevicePointer_v2)(&device, page, 0);
+    CUdeviceptr device = register_page(qg_alias_of(pages, qg_context_owner(handle)));
     if (pushed)
         QG_REAL(cuCtxPopCurrent_v2)(&popped);
     qg_unrelax(relaxed, &mode);
-    bool good = result == CUDA_SUCCESS;
     pthread_mutex_lock(&context->lock);
-    if (context->ends == ends && (context->attached != page || good)) {
-        context->refused = !good;
+    if (context->ends == ends && (context->attached != page || device)) {
+        context->refused = !device;
         context->attached = page;
         context->device_page = device;
     }
     pthread_mutex_unlock(&context->lock);
-    return good ? device : 0;
+    return device;
 }
 
 /* The page as the GPU sees it in this context; 0: the driver cannot do it. */
-static CUdeviceptr device_page(struct qg_context *context, struct qg_proc *page)
+static CUdeviceptr device_page(struct qg_context *context, struct qg_pages *pages)
 {
     pthread_mutex_lock(&context->lock);
     CUcontext handle = context->handle;
     unsigned ends = context->ends;
-    bool known = context->attached == page;
+    bool known = context->attached == pages->proc;
     CUdeviceptr device = known && !context->refused ? context->device_page : 0;
     pthread_mutex_unlock(&context->lock);
-    return known || !handle ? device : attach(context, page, handle, ends);
+    return known || !handle ? device : attach(context, pages, handle, ends);
 }
 
 static void refuse(struct qg_context *context)
@@ -240,8 +250,9 @@ static void publish(struct qg_stream *stream, const struct marking *mark, CUresu
 
 static void mark_once(struct qg_stream *stream)
 {
-    struct marking mark = {.page = qg_pages_of(stream->card)->proc};
-    CUdeviceptr device = device_page(stream->context, mark.page);
+    struct qg_pages *pages = qg_pages_of(stream->card);
+    struct marking mark = {.page = pages->proc};
+    CUdeviceptr device = device_page(stream->context, pages);
     if (!device)
         return;
     prepare(stream, &mark);

@@ -29,7 +29,7 @@ int qg_move_high(int fd)
     return high;
 }
 
-static struct qg_pages *last; /* of all that were ever mapped; only the helper thread adds to them */
+static struct qg_pages *last; /* atomic; of all that were ever mapped; only the helper thread adds to them */
 
 static void unmap(const struct qg_pages *pages)
 {
@@ -37,6 +37,7 @@ static void unmap(const struct qg_pages *pages)
         munmap((void *)(uintptr_t)pages->gate, sizeof(struct qg_gate_page));
     if (pages->job)
         munmap(pages->job, sizeof(struct qg_job_page));
+    qg_aliases_unmap(pages);
 }
 
 /* By hand and not by MADV_DONTFORK: a child that was made past fork(3), by _Fork or clone(2), runs no handler of ours. It knows
@@ -46,6 +47,12 @@ void qg_pages_after_fork(void)
     for (const struct qg_pages *at = last; at; at = at->mapped_before)
         unmap(at);
     last = NULL;
+}
+
+void qg_pages_context_gone(CUcontext owner)
+{
+    for (struct qg_pages *at = __atomic_load_n(&last, __ATOMIC_ACQUIRE); at; at = at->mapped_before)
+        qg_aliases_release(at, owner);
 }
 
 static bool valid_pages(const struct qg_pages *pages)
@@ -71,6 +78,7 @@ struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PA
         return NULL;
     }
     pages->proc = &pages->job->procs[pages->slot];
+    qg_aliases_map(pages, fds[1]);
     pages->lanes = answer->head.version >= 2 && pages->gate->revision >= 2 && qg_lanes_usable();
     pages->doorbell = qg_move_high(fds[2]);
     fds[2] = -1;
@@ -79,6 +87,6 @@ struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PA
     pages->gate_dev = gate.st_dev;
     pages->gate_ino = gate.st_ino;
     pages->mapped_before = last;
-    last = pages;
+    __atomic_store_n(&last, pages, __ATOMIC_RELEASE);
     return pages;
 }

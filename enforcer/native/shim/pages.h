@@ -19,4 +19,11 @@ struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PA
 
 void qg_pages_after_fork(void); /* in the child: the parent's slots are not its own */
 
+/* alias.c. A context that owns memory (contexts.h) has one mapping of the slot to itself, which it registers with CUDA. */
+void qg_aliases_map(struct qg_pages *pages, int fd);
+void qg_aliases_unmap(const struct qg_pages *pages);
+struct qg_proc *qg_alias_of(struct qg_pages *pages, CUcontext owner); /* NULL: all are taken */
+void qg_aliases_release(struct qg_pages *pages, CUcontext owner);     /* the context is gone */
+void qg_pages_context_gone(CUcontext owner);                          /* the same for all pages that ever were */
+
 #endif

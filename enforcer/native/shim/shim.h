@@ -21,6 +21,13 @@
 #define QG_UNLIKELY(x) __builtin_expect(!!(x), 0)
 
 /* The pages of one registration. Never unmapped and never freed: a thread may still read them. */
+#define QG_ALIASES 16u /* contexts of a process that can have markers at a time */
+
+struct qg_alias {
+    struct qg_proc *page; /* NULL: it could not be mapped */
+    CUcontext owner;      /* atomic; NULL: nobody's */
+};
+
 struct qg_pages {
     const struct qg_gate_page *gate;
     struct qg_job_page *job;
@@ -33,6 +40,7 @@ struct qg_pages {
     struct qg_pages *mapped_before;
     struct qg_pages *before; /* under the ledger's lock: pages where siblings may still be; jobsum.c */
     uint64_t followed_ns;    /* when these took over */
+    struct qg_alias aliases[QG_ALIASES];
 };
 
 #define QG_JOB_WITHOUT_SLURM (1ull << 40) /* job numbers of `qgpu run` begin here */

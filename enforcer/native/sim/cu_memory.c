@@ -80,6 +80,9 @@ struct cu_alloc *cu_alloc_take(CUdeviceptr base, enum kind low, enum kind high)
 void cu_alloc_release(struct cu_alloc *alloc)
 {
     bool own = alloc->kind != VIRTUAL; /* else contents and addresses belong to others, cu_vmm.c */
+    struct sim_rep rep;
+    if (alloc->kind == REGISTERED)
+        cu_request(SIM_REQ_UNPIN, alloc->base, 0, &rep, sizeof rep, NULL, 0);
     if (own && alloc->shadow)
         munmap(alloc->shadow, alloc->size);
     if (alloc->owner == POOLED)
@@ -103,7 +106,7 @@ void cu_memory_forget(CUcontext ctx)
         dead = NULL;
         pthread_rwlock_wrlock(&cu_alloc_lock);
         for (size_t i = 0; i < used && !dead; i++)
-            if (table[i]->ctx == ctx && table[i]->kind <= MANAGED) {
+            if (table[i]->ctx == ctx && (table[i]->kind <= MANAGED || table[i]->kind == REGISTERED)) {
                 dead = table[i];
                 memmove(&table[i], &table[i + 1], (used - i - 1) * sizeof *table);
                 used--;

@@ -104,7 +104,7 @@ static CUresult wait_word(CUcontext ctx, uint64_t *done, uint32_t *gen, uint32_t
         futex_wait(gen, seen);
     }
     __atomic_sub_fetch(waiters, 1, __ATOMIC_SEQ_CST);
-    return status;
+    return status == CUDA_SUCCESS ? cu_sticky(ctx) : status; /* it may have ended in a fault */
 }
 
 CUresult cu_wait_seq(CUcontext ctx, uint32_t slot, uint64_t seq)

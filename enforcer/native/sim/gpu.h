@@ -48,6 +48,7 @@ struct gpu_card {
     char path[192];
     struct gpu_samples samples;
     uint64_t backoff_ns; /* grows while timer wake-ups find nothing: a guard, the prediction is a lower bound */
+    bool faulted;        /* one of its contexts has */
     bool published;      /* something observable ended since the last prediction */
 };
 
@@ -70,6 +71,7 @@ struct gpu_ctx {
     uint32_t nallocs, room;
     uint64_t next_alloc, mem;
     bool hostile;
+    bool faulted; /* it wrote where registered memory had been; poisoned when the model stands still */
     int sticky; /* a CUresult: nothing runs here any more */
 };
 
@@ -178,6 +180,7 @@ void gpu_page_close(struct gpu_conn *conn);
 /* gpu_pin.c: memory of a process that it registered; what cannot be mapped is reached another way */
 void gpu_pin(struct gpu_conn *conn, uint64_t base, uint64_t size);
 void gpu_unpin(struct gpu_conn *conn, uint64_t base);
+bool gpu_pin_gone(const struct gpu_conn *conn, uint64_t address); /* was registered, and is not any more */
 void gpu_unpin_all(struct gpu_conn *conn);
 bool gpu_word_read(const struct gpu_conn *conn, uint64_t address, size_t size, uint64_t *value);
 bool gpu_word_write(const struct gpu_conn *conn, uint64_t address, size_t size, uint64_t value); /* false: it is lost */

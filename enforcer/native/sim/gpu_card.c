@@ -2,6 +2,7 @@
  *
  * One card: its identity, bringing its model up to now, predicting the next wake-up, and utilization.
  */
+#include <cuda.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -70,6 +71,17 @@ static bool poll_clients(struct gpu_card *card)
     return polled;
 }
 
+static void poison_faulted(struct gpu_card *card)
+{
+    if (!card->faulted)
+        return;
+    card->faulted = false;
+    for (struct gpu_conn *conn = card->gpu->conns; conn; conn = conn->next)
+        for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
+            if (on_card(ctx, card) && ctx->faulted)
+                gpu_ctx_poison(ctx, CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+
 void gpu_card_sync(struct gpu_card *card)
 {
     /* The clock first: everything stamped before it and visible now is in the rings when the model passes it. */
@@ -78,6 +90,7 @@ void gpu_card_sync(struct gpu_card *card)
     model_advance(&card->model, now);
     if (poll_clients(card))
         model_advance(&card->model, gpu_now());
+    poison_faulted(card);
 }
 
 /* A launch is blocked because so much is in flight; or the ring holds what the model had no room for. */

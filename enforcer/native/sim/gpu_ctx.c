@@ -291,7 +291,12 @@ static void publish_event(struct gpu_ctx *ctx, const struct model_op *op, uint64
 
 static void write_word(struct gpu_ctx *ctx, const struct model_op *op)
 {
-    /* A process that is dying, or an address that went away: the write is lost, as on a card. */
+    if (gpu_pin_gone(ctx->conn, op->a)) { /* the card has no page there any more */
+        ctx->faulted = ctx->card->faulted = true;
+        __atomic_store_n(&ctx->shm->sticky, CUDA_ERROR_ILLEGAL_ADDRESS, __ATOMIC_SEQ_CST); /* before its end is known */
+        return;
+    }
+    /* A process that is dying, or an address that went away: the write is lost. */
     gpu_word_write(ctx->conn, op->a, op->op == SIM_OP_WRITE64 ? 8 : 4, op->b);
 }
 

@@ -20,7 +20,8 @@
 struct gpu_pin {
     struct gpu_pin *next;
     uint64_t base, size; /* in the process */
-    char *map;
+    char *map;           /* NULL: it cannot be mapped here */
+    bool gone;           /* it is registered no more: who writes there faults */
 };
 
 struct area { /* a line of /proc/PID/maps */
@@ -82,31 +83,57 @@ static char *map_area(const struct gpu_conn *conn, uint64_t base, uint64_t size)
     return map == MAP_FAILED ? NULL : map;
 }
 
+static void unmap(struct gpu_pin *pin)
+{
+    if (pin->map)
+        munmap(pin->map, pin->size);
+    pin->map = NULL;
+}
+
+static void forget(struct gpu_conn *conn, struct gpu_pin **link)
+{
+    struct gpu_pin *pin = *link;
+    *link = pin->next;
+    conn->npins--;
+    unmap(pin);
+    free(pin);
+}
+
+/* What was registered there before is of no interest any more. Too many: the oldest neither. */
+static void make_place(struct gpu_conn *conn, uint64_t base, uint64_t size)
+{
+    struct gpu_pin **link = &conn->pins;
+    for (uint32_t kept = 0; *link;) {
+        struct gpu_pin *pin = *link;
+        bool over = pin->gone && pin->base < base + size && base < pin->base + pin->size;
+        if (over || ++kept >= GPU_MAX_PINS)
+            forget(conn, link);
+        else
+            link = &pin->next;
+    }
+}
+
 void gpu_pin(struct gpu_conn *conn, uint64_t base, uint64_t size)
 {
-    if (base % GPU_PAGE || size % GPU_PAGE || !size || size > GPU_PIN_MOST || conn->npins >= GPU_MAX_PINS)
+    if (!size || base + size < base)
         return;
-    char *map = map_area(conn, base, size);
-    struct gpu_pin *pin = map ? malloc(sizeof *pin) : NULL;
-    if (pin) {
-        *pin = (struct gpu_pin){conn->pins, base, size, map};
-        conn->pins = pin;
-        conn->npins++;
-    } else if (map) {
-        munmap(map, size);
-    }
+    make_place(conn, base, size);
+    struct gpu_pin *pin = malloc(sizeof *pin);
+    if (!pin)
+        return;
+    bool pages = base % GPU_PAGE == 0 && size % GPU_PAGE == 0 && size <= GPU_PIN_MOST;
+    *pin = (struct gpu_pin){conn->pins, base, size, pages ? map_area(conn, base, size) : NULL, false};
+    conn->pins = pin;
+    conn->npins++;
 }
 
 void gpu_unpin(struct gpu_conn *conn, uint64_t base)
 {
-    for (struct gpu_pin **link = &conn->pins; *link; link = &(*link)->next) {
-        struct gpu_pin *pin = *link;
-        if (pin->base != base)
+    for (struct gpu_pin *pin = conn->pins; pin; pin = pin->next) {
+        if (pin->base != base || pin->gone)
             continue;
-        *link = pin->next;
-        conn->npins--;
-        munmap(pin->map, pin->size);
-        free(pin);
+        unmap(pin);
+        pin->gone = true;
         return;
     }
 }
@@ -114,15 +141,27 @@ void gpu_unpin(struct gpu_conn *conn, uint64_t base)
 void gpu_unpin_all(struct gpu_conn *conn)
 {
     while (conn->pins)
-        gpu_unpin(conn, conn->pins->base);
+        forget(conn, &conn->pins);
+}
+
+static const struct gpu_pin *pin_of(const struct gpu_conn *conn, uint64_t address)
+{
+    const struct gpu_pin *pin = conn->pins;
+    while (pin && !(address >= pin->base && address - pin->base < pin->size))
+        pin = pin->next;
+    return pin;
+}
+
+bool gpu_pin_gone(const struct gpu_conn *conn, uint64_t address)
+{
+    const struct gpu_pin *pin = pin_of(conn, address);
+    return pin && pin->gone;
 }
 
 static char *pinned(const struct gpu_conn *conn, uint64_t address, size_t size)
 {
-    for (const struct gpu_pin *pin = conn->pins; pin; pin = pin->next)
-        if (address >= pin->base && address - pin->base < pin->size)
-            return address % size ? NULL : pin->map + (address - pin->base);
-    return NULL;
+    const struct gpu_pin *pin = pin_of(conn, address);
+    return pin && pin->map && address % size == 0 ? pin->map + (address - pin->base) : NULL;
 }
 
 /* Little endian: of four bytes the low half of the value. */

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "contexts.h"
+#include "pages.h"
 #include "table.h"
 #include "waiters.h"
 
@@ -18,6 +19,7 @@ __thread int qg_depth;
 struct qg_stream *qg_marker_owner[QG_MAX_CARDS][QG_MARKERS];
 
 int qg_lane_mine(void) { return 1; }
+void qg_pages_context_gone(CUcontext owner) { (void)owner; }
 void qg_lane_release(void) {}
 void qg_waiter_release(void) {}
 void qg_indices_after_fork(void) {}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory that a context registered with CUDA may go with it, and what another context writes there then faults: a marker of ours
+ * would end a program's work. So each context registers a mapping of its own of the process's slot.
+ */
+#include "pages.h"
+
+#include <stddef.h>
+#include <sys/mman.h>
+
+void qg_aliases_map(struct qg_pages *pages, int fd)
+{
+    off_t at = (off_t)offsetof(struct qg_job_page, procs) + (off_t)pages->slot * QG_PAGE;
+    for (unsigned i = 0; i < QG_ALIASES; i++) {
+        void *map = mmap(NULL, QG_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, at);
+        pages->aliases[i].page = map == MAP_FAILED ? NULL : map;
+    }
+}
+
+void qg_aliases_unmap(const struct qg_pages *pages)
+{
+    for (unsigned i = 0; i < QG_ALIASES; i++)
+        if (pages->aliases[i].page)
+            munmap(pages->aliases[i].page, QG_PAGE);
+}
+
+/* Of two threads that take one for the same context at once each may get one; both are good. */
+struct qg_proc *qg_alias_of(struct qg_pages *pages, CUcontext owner)
+{
+    for (unsigned i = 0; i < QG_ALIASES; i++)
+        if (__atomic_load_n(&pages->aliases[i].owner, __ATOMIC_ACQUIRE) == owner)
+            return pages->aliases[i].page;
+    for (unsigned i = 0; i < QG_ALIASES; i++) {
+        CUcontext none = NULL;
+        if (pages->aliases[i].page && __atomic_compare_exchange_n(&pages->aliases[i].owner, &none, owner, false,
+                                                                  __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            return pages->aliases[i].page;
+    }
+    return NULL;
+}
+
+void qg_aliases_release(struct qg_pages *pages, CUcontext owner)
+{
+    for (unsigned i = 0; i < QG_ALIASES; i++) {
+        CUcontext was = owner;
+        __atomic_compare_exchange_n(&pages->aliases[i].owner, &was, NULL, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    }
+}
