@@ -176,12 +176,11 @@ def solo_pairs(
 
 
 def solo_slow_writes(pairs: int, seconds: float) -> Figure:
-    """The same with the arbiter's default pages: what the simulated card's way to them costs; no real one goes it."""
-    found = solo_pairs({SOLO_SLOW: SOLO_LOADS[SOLO_SLOW]}, pairs, seconds, ())[SOLO_SLOW]
-    ratio, doubt = statistics.median(pair.ratio for pair in found), doubt_of(found)
-    note = (
-        f"({SOLO_SLOW}; +-{doubt:.4f}; each marker is written through /proc/PID/mem, 4 us of the simulator)"
-    )
+    """The load that waits most often with the arbiter's default pages, and with pages of a file right before."""
+    loads = {SOLO_SLOW: SOLO_LOADS[SOLO_SLOW]}
+    of_file, found = (solo_pairs(loads, pairs, seconds, options)[SOLO_SLOW] for options in (SOLO_PAGES, ()))
+    ratio, without = (statistics.median(pair.ratio for pair in some) for some in (found, of_file))
+    note = f"({SOLO_SLOW}; +-{doubt_of(found):.4f}; with pages of a file {without:.4f} +-{doubt_of(of_file):.4f})"
     return Figure("solo_overhead_ratio_bpf_pages", ratio, "", None, "<=", len(found), note)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -197,25 +198,27 @@ def test_a_context_that_ends_harms_no_marker_of_others(rig: Rig) -> None:
 
 
 def test_contexts_come_and_go_more_often_than_there_are_places(tmp_path: Path) -> None:
-    """Of 20 at a time the last ones have no marker; a place is free again when a context ends."""
+    """A place is free again when a context ends: without a marker long work would not be believed in."""
     code = """
     d = Cuda(); made = []
     def work(s):
         for _ in range(3): d.launch(2000, s)
         d.call("cuStreamSynchronize", s)
-    for n in range(40):
+    for n in range(100):
         ctx = c.c_void_p(); d.call("cuCtxCreate_v2", c.byref(ctx), 0, 0); d.load(); work(d.stream())
         made.append(ctx); d.call("cuCtxPopCurrent_v2", c.byref(c.c_void_p()))
         if n >= 20: d.call("cuCtxDestroy_v2", made.pop(0))
     while len(made) > 1: d.call("cuCtxDestroy_v2", made.pop(0))
-    d.call("cuCtxSetCurrent", made[0]); s = d.stream(); d.load(); work(s); d.launch(400_000, s)
+    d.call("cuCtxSetCurrent", made[0]); s = d.stream(); d.load(); work(s); d.launch(1_500_000, s)
     print("long", flush=True); d.call("cuStreamSynchronize", s); print("worked", flush=True); sys.stdin.readline()
     """
     with Rig(tmp_path) as rig:
         rig.grant(OFFLINE, "offline", mem_mib=65_536)
         process = python(rig, code, stdin=subprocess.PIPE)
         assert line(process) == "long"
-        wait_for("it is known to work", lambda: tenant(rig).busy)
+        began = time.monotonic()
+        wait_for("a marker is awaited", lambda: time.monotonic() > began + 0.5)
+        assert tenant(rig).busy
         assert line(process) == "worked"
         wait_for("it is known not to", lambda: not tenant(rig).busy)
         goes_on(process)

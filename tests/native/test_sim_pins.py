@@ -171,7 +171,7 @@ def case(end):
     g.call("cuCtxCreate_v2", c.byref(first), 0, 0); register(g, at)
     g.call("cuCtxCreate_v2", c.byref(second), 0, 0); g.load(); s = g.stream()
     write(g, s, at, 1); assert at32(at).value == 1
-    g.launch(50_000, s); g.call("cuStreamWriteValue32_v2", s, c.c_uint64(at), 2, 0)
+    g.launch(500_000, s); g.call("cuStreamWriteValue32_v2", s, c.c_uint64(at), 2, 0)
     if end == "context": g.call("cuCtxDestroy_v2", first)
     if end == "registration": g.call("cuMemHostUnregister", c.c_void_p(at))
     print(g.raw("cuStreamSynchronize", s), at32(at).value)
@@ -180,3 +180,21 @@ g.call("cuCtxSetCurrent", g.ctx); g.launch(10); g.call("cuCtxSynchronize")
 """,
     )
     assert out.splitlines() == ["0 2", "700 1", "700 1"]
+
+
+def test_other_memory_where_registered_memory_was_receives_its_words(sim: Simulator) -> None:
+    """What the driver allocates may lie where the program's registered memory lay."""
+    run(
+        sim,
+        PROGRAM
+        + """
+g = Cuda(); s = g.stream(); been = set()
+for n in range(20):
+    m = libc.mmap(None, c.c_size_t(1 << 21), 3, 0x22, -1, c.c_long(0)); register(g, m, 1 << 21); been.add(m)
+    g.call("cuMemHostUnregister", c.c_void_p(m)); libc.munmap(c.c_void_p(m), c.c_size_t(1 << 21))
+    h = c.c_void_p(); g.call("cuMemHostAlloc", c.byref(h), c.c_size_t(1 << 21), 0); been.add(h.value)
+    write(g, s, h.value, n); assert at32(h.value).value == n
+    g.call("cuMemFreeHost", h)
+assert len(been) < 20, "no address was used twice"
+""",
+    )

@@ -8,12 +8,14 @@
 #include <stddef.h>
 #include <sys/mman.h>
 
+#define NOBODY ((CUcontext)(uintptr_t)1) /* it is not there */
+
 void qg_aliases_map(struct qg_pages *pages, int fd)
 {
     off_t at = (off_t)offsetof(struct qg_job_page, procs) + (off_t)pages->slot * QG_PAGE;
     for (unsigned i = 0; i < QG_ALIASES; i++) {
         void *map = mmap(NULL, QG_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, at);
-        pages->aliases[i].page = map == MAP_FAILED ? NULL : map;
+        pages->aliases[i] = map == MAP_FAILED ? (struct qg_alias){.owner = NOBODY} : (struct qg_alias){.page = map};
     }
 }
 
@@ -31,12 +33,30 @@ struct qg_proc *qg_alias_of(struct qg_pages *pages, CUcontext owner)
         if (__atomic_load_n(&pages->aliases[i].owner, __ATOMIC_ACQUIRE) == owner)
             return pages->aliases[i].page;
     for (unsigned i = 0; i < QG_ALIASES; i++) {
+        struct qg_alias *alias = &pages->aliases[i];
         CUcontext none = NULL;
-        if (pages->aliases[i].page && __atomic_compare_exchange_n(&pages->aliases[i].owner, &none, owner, false,
-                                                                  __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-            return pages->aliases[i].page;
+        if (!__atomic_compare_exchange_n(&alias->owner, &none, owner, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            continue;
+        __atomic_store_n(&alias->used, true, __ATOMIC_RELEASE);
+        return alias->page;
     }
     return NULL;
+}
+
+/* Those that some context had stay: its registration may outlive it. */
+void qg_aliases_retire(struct qg_pages *pages)
+{
+    for (unsigned i = 0; i < QG_ALIASES; i++) {
+        struct qg_alias *alias = &pages->aliases[i];
+        CUcontext none = NULL;
+        if (!alias->page || __atomic_load_n(&alias->used, __ATOMIC_ACQUIRE) ||
+            !__atomic_compare_exchange_n(&alias->owner, &none, NOBODY, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            continue;
+        if (__atomic_load_n(&alias->used, __ATOMIC_ACQUIRE)) /* somebody had it meanwhile, and is gone */
+            continue;
+        munmap(alias->page, QG_PAGE);
+        alias->page = NULL;
+    }
 }
 
 void qg_aliases_release(struct qg_pages *pages, CUcontext owner)

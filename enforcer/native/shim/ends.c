@@ -191,6 +191,7 @@ void qg_streams_context_gone(CUcontext handle)
         }
         unlink_dead(i);
     }
+    qg_pages_context_gone(handle); /* first: who finds none below shall find its place free */
     for (struct qg_context *record = qg_contexts; record; record = record->next) {
         pthread_mutex_lock(&record->lock);
         record->attached = NULL; /* its registration is gone, or there may be a place now for one that had none */
@@ -199,7 +200,6 @@ void qg_streams_context_gone(CUcontext handle)
         if (record->handle == handle)
             free_record(record);
     }
-    qg_pages_context_gone(handle);
     pthread_mutex_unlock(&qg_table_lock);
 }
 
@@ -246,6 +246,8 @@ void qg_streams_adopt(struct qg_card *card, struct qg_pages *from)
     }
     qg_show_contexts(card);
     pthread_mutex_unlock(&qg_table_lock);
+    if (from)
+        qg_aliases_retire(from);
     qg_show_unmarked(card);
     __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST); /* threads know the old pages */
 }

@@ -78,7 +78,8 @@ static CUdeviceptr attach(struct qg_context *context, struct qg_pages *pages, CU
     bool relaxed = qg_relax(&mode);
     QG_REAL(cuCtxGetCurrent)(&before);
     bool pushed = before != handle && QG_REAL(cuCtxPushCurrent_v2)(handle) == CUDA_SUCCESS;
-    CUdeviceptr device = register_page(qg_alias_of(pages, qg_context_owner(handle)));
+    bool current = pushed || before == handle; /* else it would be registered with another one's memory */
+    CUdeviceptr device = current ? register_page(qg_alias_of(pages, context->owner)) : 0;
     if (pushed)
         QG_REAL(cuCtxPopCurrent_v2)(&popped);
     qg_unrelax(relaxed, &mode);

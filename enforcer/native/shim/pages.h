@@ -23,6 +23,7 @@ void qg_pages_after_fork(void); /* in the child: the parent's slots are not its 
 void qg_aliases_map(struct qg_pages *pages, int fd);
 void qg_aliases_unmap(const struct qg_pages *pages);
 struct qg_proc *qg_alias_of(struct qg_pages *pages, CUcontext owner); /* NULL: all are taken */
+void qg_aliases_retire(struct qg_pages *pages); /* others have followed them: nobody takes one that nobody has */
 void qg_aliases_release(struct qg_pages *pages, CUcontext owner);     /* the context is gone */
 void qg_pages_context_gone(CUcontext owner);                          /* the same for all pages that ever were */
 

@@ -20,14 +20,16 @@
 #define QG_LIKELY(x) __builtin_expect(!!(x), 1)
 #define QG_UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-/* The pages of one registration. Never unmapped and never freed: a thread may still read them. */
-#define QG_ALIASES 16u /* contexts of a process that can have markers at a time */
+#define QG_ALIASES 64u /* contexts of a process that can have markers at a time */
 
+/* The process's slot, mapped once more: alias.c. */
 struct qg_alias {
-    struct qg_proc *page; /* NULL: it could not be mapped */
-    CUcontext owner;      /* atomic; NULL: nobody's */
+    struct qg_proc *page;
+    CUcontext owner; /* atomic; NULL: nobody's */
+    bool used;       /* atomic: some context had it */
 };
 
+/* The pages of one registration. Never unmapped and never freed: a thread may still read them. */
 struct qg_pages {
     const struct qg_gate_page *gate;
     struct qg_job_page *job;

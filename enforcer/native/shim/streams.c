@@ -3,6 +3,7 @@
  * The records of streams and contexts: found by handle, made at the first use, laid to rest when the program destroys
  * its object, and the marker indices that they hold.
  */
+#include "contexts.h"
 #include "table.h"
 
 #include <stddef.h>
@@ -80,6 +81,7 @@ static struct qg_context *context_record(CUcontext handle, struct qg_card *card)
         qg_contexts = record;
     }
     record->handle = handle;
+    record->owner = qg_context_owner(handle);
     record->card = card;
     pthread_mutex_lock(&record->lock);
     record->attached = NULL;

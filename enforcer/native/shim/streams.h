@@ -22,6 +22,7 @@ struct qg_ring_item {
 /* A context in which markers are written. */
 struct qg_context {
     CUcontext handle;
+    CUcontext owner;           /* whose memory its own is: qg_context_owner() when the record was made */
     struct qg_card *card;      /* NULL: a card that was not granted */
     pthread_mutex_t lock;      /* of the next four */
     struct qg_proc *attached;  /* page that is registered with CUDA here; NULL: none */

@@ -95,7 +95,7 @@ static CUresult wait_word(CUcontext ctx, uint64_t *done, uint32_t *gen, uint32_t
 {
     CUresult status = CUDA_SUCCESS;
     if (__atomic_load_n(done, __ATOMIC_ACQUIRE) >= seq)
-        return CUDA_SUCCESS;
+        return cu_sticky(ctx);
     __atomic_add_fetch(waiters, 1, __ATOMIC_SEQ_CST);
     for (;;) {
         uint32_t seen = __atomic_load_n(gen, __ATOMIC_SEQ_CST);

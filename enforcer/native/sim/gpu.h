@@ -18,7 +18,8 @@
 #define GPU_MAX_CTX 2048u
 #define GPU_PAGE 4096u
 #define GPU_MAX_PINS 64u
-#define GPU_PIN_MOST (64ull << 20)
+#define GPU_PIN_MOST (1ull << 20)
+#define GPU_MAX_MAPPED 8192u /* of all processes */
 #define GPU_MAX_ALLOCS (1u << 20) /* of one context */
 #define GPU_SAMPLES 11u           /* of busy time, 100 ms apart: utilization over one second */
 #define GPU_TICK_NS 100000000ull
@@ -93,7 +94,7 @@ struct gpu_conn {
     uint64_t linger_us;     /* so long it holds its memory, and is listed, after its end */
     struct rm_file *control; /* its open file of the control device */
     bool wants_control;      /* it waits for one */
-    struct gpu_pin *pins;    /* registered memory that is mapped here */
+    struct gpu_pin *pins;    /* registered memory, and what was */
     uint32_t npins;
     bool lingers;           /* it ended; `pidfd` is the timer of what is left */
     uint64_t past_busy[SIM_MAX_CARDS]; /* of contexts that it destroyed */
@@ -180,7 +181,7 @@ void gpu_page_close(struct gpu_conn *conn);
 /* gpu_pin.c: memory of a process that it registered; what cannot be mapped is reached another way */
 void gpu_pin(struct gpu_conn *conn, uint64_t base, uint64_t size);
 void gpu_unpin(struct gpu_conn *conn, uint64_t base);
-bool gpu_pin_gone(const struct gpu_conn *conn, uint64_t address); /* was registered, and is not any more */
+bool gpu_pin_gone(const struct gpu_conn *conn, uint64_t address, uint64_t since_ns); /* was registered then, and is not now */
 void gpu_unpin_all(struct gpu_conn *conn);
 bool gpu_word_read(const struct gpu_conn *conn, uint64_t address, size_t size, uint64_t *value);
 bool gpu_word_write(const struct gpu_conn *conn, uint64_t address, size_t size, uint64_t value); /* false: it is lost */

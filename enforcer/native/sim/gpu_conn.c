@@ -129,6 +129,7 @@ static bool linger(struct gpu_conn *conn)
         gpu_ctx_poison(ctx, CUDA_ERROR_DEINITIALIZED);
     }
     epoll_ctl(conn->gpu->epoll, EPOLL_CTL_DEL, conn->sock, NULL);
+    gpu_unpin_all(conn);
     close(conn->pidfd); /* the last descriptor of it: epoll forgets it */
     conn->pidfd = timer;
     conn->lingers = true;

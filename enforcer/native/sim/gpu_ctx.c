@@ -291,7 +291,9 @@ static void publish_event(struct gpu_ctx *ctx, const struct model_op *op, uint64
 
 static void write_word(struct gpu_ctx *ctx, const struct model_op *op)
 {
-    if (gpu_pin_gone(ctx->conn, op->a)) { /* the card has no page there any more */
+    if (ctx->faulted)
+        return;
+    if (gpu_pin_gone(ctx->conn, op->a, op->t_submit)) { /* the card has no page there any more */
         ctx->faulted = ctx->card->faulted = true;
         __atomic_store_n(&ctx->shm->sticky, CUDA_ERROR_ILLEGAL_ADDRESS, __ATOMIC_SEQ_CST); /* before its end is known */
         return;

@@ -2,17 +2,17 @@
  *
  * Host memory that a process registered, as the device side reaches it. A card writes a word into such memory without
  * anybody's help; through /proc/PID/mem it costs 4 us of the device side's time, which would be the kernels'. So what
- * can be mapped here is: pages of a file in memory that nobody can shorten, mapped shared and for writing.
+ * can be mapped here is: pages of root's file in memory that nobody can shorten, mapped shared and for writing.
  */
 #include <fcntl.h>
 #include <inttypes.h>
-#include <linux/magic.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "gpu.h"
@@ -21,12 +21,37 @@ struct gpu_pin {
     struct gpu_pin *next;
     uint64_t base, size; /* in the process */
     char *map;           /* NULL: it cannot be mapped here */
-    bool gone;           /* it is registered no more: who writes there faults */
+    uint64_t gone_ns;    /* since when it is registered no more: words that were queued before fault; 0: it is */
 };
 
 struct area { /* a line of /proc/PID/maps */
     uint64_t start, end, offset;
+    unsigned major, minor;
+    uint64_t inode;
 };
+
+/* The device of all files in memory that have no name; nothing else is even opened. */
+static dev_t memory_device(void)
+{
+    static dev_t device;
+    struct stat st;
+    int fd = device ? -1 : memfd_create("qgpu-sim-probe", MFD_CLOEXEC);
+    if (fd >= 0 && fstat(fd, &st) == 0)
+        device = st.st_dev;
+    if (fd >= 0)
+        close(fd);
+    return device;
+}
+
+/* The rest of a long name is skipped: it may look like a line. */
+static bool next_line(FILE *maps, char *line, int size)
+{
+    if (!fgets(line, size, maps))
+        return false;
+    for (int c = 0; !strchr(line, '\n') && c != '\n' && c != EOF;)
+        c = getc(maps);
+    return true;
+}
 
 static bool area_of(pid_t pid, uint64_t base, uint64_t size, struct area *area)
 {
@@ -34,12 +59,14 @@ static bool area_of(pid_t pid, uint64_t base, uint64_t size, struct area *area)
     bool found = false;
     snprintf(name, sizeof name, "/proc/%d/maps", (int)pid);
     FILE *maps = fopen(name, "re");
-    while (maps && !found && fgets(line, sizeof line, maps))
-        found = sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64, &area->start, &area->end, access, &area->offset) == 4 &&
+    while (maps && !found && next_line(maps, line, sizeof line))
+        found = sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %x:%x %" SCNu64, &area->start, &area->end, access,
+                       &area->offset, &area->major, &area->minor, &area->inode) == 7 &&
                 area->start <= base && base < area->end;
     if (maps)
         fclose(maps);
-    return found && size <= area->end - base && access[0] == 'r' && access[1] == 'w' && access[3] == 's';
+    return found && size <= area->end - base && access[0] == 'r' && access[1] == 'w' && access[3] == 's' &&
+           makedev(area->major, area->minor) == memory_device();
 }
 
 /* It is still the process that asked: neither gone nor another user's by exec(2). */
@@ -55,10 +82,13 @@ static bool still(const struct gpu_conn *conn)
 static int open_area(const struct gpu_conn *conn, const struct area *area)
 {
     char name[96];
-    struct statfs fs;
+    struct stat st;
     snprintf(name, sizeof name, "/proc/%d/map_files/%" PRIx64 "-%" PRIx64, (int)conn->pid, area->start, area->end);
     int fd = open(name, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    int seals = fd >= 0 && fstatfs(fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC ? fcntl(fd, F_GET_SEALS) : -1;
+    /* Root's: what a job made would be filled with our memory. It may map this one for writing, or has been given it. */
+    bool good = fd >= 0 && fstat(fd, &st) == 0 && st.st_uid == geteuid() && st.st_dev == memory_device() &&
+                st.st_ino == area->inode;
+    int seals = good ? fcntl(fd, F_GET_SEALS) : -1;
     if (seals >= 0 && seals & F_SEAL_SHRINK && still(conn))
         return fd;
     if (fd >= 0)
@@ -83,10 +113,12 @@ static char *map_area(const struct gpu_conn *conn, uint64_t base, uint64_t size)
     return map == MAP_FAILED ? NULL : map;
 }
 
+static uint32_t mapped; /* of all processes */
+
 static void unmap(struct gpu_pin *pin)
 {
-    if (pin->map)
-        munmap(pin->map, pin->size);
+    if (pin->map && munmap(pin->map, pin->size) == 0)
+        mapped--;
     pin->map = NULL;
 }
 
@@ -99,30 +131,34 @@ static void forget(struct gpu_conn *conn, struct gpu_pin **link)
     free(pin);
 }
 
-/* What was registered there before is of no interest any more. Too many: the oldest neither. */
-static void make_place(struct gpu_conn *conn, uint64_t base, uint64_t size)
+/* What was registered there before is of no interest any more; of too many the oldest of these neither. */
+static bool make_place(struct gpu_conn *conn, uint64_t base, uint64_t size)
 {
-    struct gpu_pin **link = &conn->pins;
-    for (uint32_t kept = 0; *link;) {
+    struct gpu_pin **link = &conn->pins, **oldest = NULL;
+    while (*link) {
         struct gpu_pin *pin = *link;
-        bool over = pin->gone && pin->base < base + size && base < pin->base + pin->size;
-        if (over || ++kept >= GPU_MAX_PINS)
+        if (pin->gone_ns && pin->base < base + size && base < pin->base + pin->size) {
             forget(conn, link);
-        else
-            link = &pin->next;
+            continue;
+        }
+        oldest = pin->gone_ns ? link : oldest;
+        link = &pin->next;
     }
+    if (conn->npins >= GPU_MAX_PINS && oldest)
+        forget(conn, oldest);
+    return conn->npins < GPU_MAX_PINS;
 }
 
 void gpu_pin(struct gpu_conn *conn, uint64_t base, uint64_t size)
 {
-    if (!size || base + size < base)
+    if (!size || base + size < base || !make_place(conn, base, size))
         return;
-    make_place(conn, base, size);
     struct gpu_pin *pin = malloc(sizeof *pin);
     if (!pin)
         return;
-    bool pages = base % GPU_PAGE == 0 && size % GPU_PAGE == 0 && size <= GPU_PIN_MOST;
-    *pin = (struct gpu_pin){conn->pins, base, size, pages ? map_area(conn, base, size) : NULL, false};
+    bool pages = base % GPU_PAGE == 0 && size % GPU_PAGE == 0 && size <= GPU_PIN_MOST && mapped < GPU_MAX_MAPPED;
+    *pin = (struct gpu_pin){conn->pins, base, size, pages ? map_area(conn, base, size) : NULL, 0};
+    mapped += pin->map != NULL;
     conn->pins = pin;
     conn->npins++;
 }
@@ -130,10 +166,10 @@ void gpu_pin(struct gpu_conn *conn, uint64_t base, uint64_t size)
 void gpu_unpin(struct gpu_conn *conn, uint64_t base)
 {
     for (struct gpu_pin *pin = conn->pins; pin; pin = pin->next) {
-        if (pin->base != base || pin->gone)
+        if (pin->base != base || pin->gone_ns)
             continue;
         unmap(pin);
-        pin->gone = true;
+        pin->gone_ns = gpu_now();
         return;
     }
 }
@@ -152,10 +188,10 @@ static const struct gpu_pin *pin_of(const struct gpu_conn *conn, uint64_t addres
     return pin;
 }
 
-bool gpu_pin_gone(const struct gpu_conn *conn, uint64_t address)
+bool gpu_pin_gone(const struct gpu_conn *conn, uint64_t address, uint64_t since_ns)
 {
     const struct gpu_pin *pin = pin_of(conn, address);
-    return pin && pin->gone;
+    return pin && since_ns < pin->gone_ns;
 }
 
 static char *pinned(const struct gpu_conn *conn, uint64_t address, size_t size)

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC 0x4d495351u /* "QSIM", little endian */
-#define SIM_VERSION 4u
+#define SIM_VERSION 3u
 #define SIM_SOCK "sim.sock"
 #define SIM_TRACE "trace.bin"
 #define SIM_ENV_DIR "QGPU_SIM_DIR"

@@ -28,11 +28,14 @@ static uint64_t draw(void)
 
 static void find_page(void)
 {
-    char line[512];
+    char line[512], *end;
     FILE *maps = fopen("/proc/self/maps", "re");
     while (maps && fgets(line, sizeof(line), maps))
-        if ((strstr(line, "qgpu-job") || strstr(line, "bpf-map")) && strstr(line, "rw-s"))
-            job = (struct qg_job_page *)(uintptr_t)strtoull(line, NULL, 16);
+        if ((strstr(line, "qgpu-job") || strstr(line, "bpf-map")) && strstr(line, "rw-s")) {
+            uintptr_t start = strtoull(line, &end, 16);
+            if (strtoull(end + 1, NULL, 16) - start >= sizeof(*job)) /* the whole of it: single slots are mapped as well */
+                job = (struct qg_job_page *)start;
+        }
     MUST(!job);
     fclose(maps);
     for (unsigned i = 0; i < QG_MAX_PROCS; i++)

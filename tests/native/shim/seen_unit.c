@@ -20,6 +20,7 @@ struct qg_stream *qg_marker_owner[QG_MAX_CARDS][QG_MARKERS];
 
 int qg_lane_mine(void) { return 1; }
 void qg_pages_context_gone(CUcontext owner) { (void)owner; }
+void qg_aliases_retire(struct qg_pages *pages) { (void)pages; }
 void qg_lane_release(void) {}
 void qg_waiter_release(void) {}
 void qg_indices_after_fork(void) {}
