@@ -150,18 +150,13 @@ def solo_judged(found: Mapping[str, Sequence[Pair]]) -> Figure:
     )
 
 
-def solo_overhead(pairs: int, seconds: float) -> Figure:
-    """Rate without qgpu over the rate of a 100 % tenant, in interleaved pairs on one simulated card, load by load.
-
-    A load whose pairs differ so much that their median is in doubt gets more of them, whatever the median is.
-    """
-    return solo_judged(solo_pairs(SOLO_LOADS, pairs, seconds, SOLO_PAGES))
-
-
 def solo_pairs(
     loads: Mapping[str, Sequence[str]], pairs: int, seconds: float, arbiter: Sequence[str]
 ) -> dict[str, list[Pair]]:
-    """Pairs of each load, with options of the arbiter."""
+    """Interleaved pairs of each load on one card, without qgpu and as a tenant of 100 %, with options of the arbiter.
+
+    A load whose pairs differ so much that their median is in doubt gets more of them, whatever the median is.
+    """
     found: dict[str, list[Pair]] = {name: [] for name in loads}
     with (
         tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work,
@@ -175,10 +170,9 @@ def solo_pairs(
     return found
 
 
-def solo_slow_writes(pairs: int, seconds: float) -> Figure:
-    """The load that waits most often with the arbiter's default pages, and with pages of a file right before."""
-    loads = {SOLO_SLOW: SOLO_LOADS[SOLO_SLOW]}
-    of_file, found = (solo_pairs(loads, pairs, seconds, options)[SOLO_SLOW] for options in (SOLO_PAGES, ()))
+def solo_slow_writes(of_file: Sequence[Pair], pairs: int, seconds: float) -> Figure:
+    """The load that waits most often, with default pages; `of_file`: with pages of a file, right before."""
+    found = solo_pairs({SOLO_SLOW: SOLO_LOADS[SOLO_SLOW]}, pairs, seconds, ())[SOLO_SLOW]
     ratio, without = (statistics.median(pair.ratio for pair in some) for some in (found, of_file))
     note = f"({SOLO_SLOW}; +-{doubt_of(found):.4f}; with pages of a file {without:.4f} +-{doubt_of(of_file):.4f})"
     return Figure("solo_overhead_ratio_bpf_pages", ratio, "", None, "<=", len(found), note)
@@ -188,5 +182,6 @@ def figures(quick: bool) -> Iterator[Figure]:
     """All figures of this scenario."""
     yield from launch_overhead(3 if quick else 11)
     pairs, seconds = (2, 0.5) if quick else (33, SOLO_S)
-    yield solo_overhead(pairs, seconds)
-    yield solo_slow_writes(pairs, seconds)
+    found = solo_pairs(SOLO_LOADS, pairs, seconds, SOLO_PAGES)
+    yield solo_judged(found)
+    yield solo_slow_writes(found[SOLO_SLOW], pairs, seconds)

@@ -206,7 +206,7 @@ def test_a_forged_tag_brings_nothing(
     if forgery.note:
         log = live.paths(live.nodes[0]).log("qgpud").read_text()
         assert f"event=tag-overruled job={job} " in log
-    live.cancel(job)
+    live.empty()  # a slurmctld that reads its configuration while a job completes may miss that it has
 
 
 # ---- a wrong version
