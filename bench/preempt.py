@@ -32,9 +32,7 @@ BUSY_S, IDLE_S = 0.15, 0.25
 TENANTS = 16
 POLL_S = 0.05
 STEADY = "150 of 400 ms"
-LEAST_BURSTS = (
-    100  # of a pattern whose p99 stands for itself: of fewer it is their maximum, the machine's worst moment
-)
+LEAST_BURSTS = 100  # of a pattern whose p99 stands for itself: of fewer it is their maximum
 # Seconds of each. The others of the issue leave offline no time (Poisson 100/s), or one burst in 4 s.
 SECONDS = {
     "Poisson 5/s": 38.0,

@@ -5,14 +5,13 @@
  */
 #include "pages.h"
 
-#include <stddef.h>
 #include <sys/mman.h>
 
 #define NOBODY ((CUcontext)(uintptr_t)1) /* it is not there */
 
 void qg_aliases_map(struct qg_pages *pages, int fd)
 {
-    off_t at = (off_t)offsetof(struct qg_job_page, procs) + (off_t)pages->slot * QG_PAGE;
+    off_t at = (char *)pages->proc - (char *)pages->job;
     for (unsigned i = 0; i < QG_ALIASES; i++) {
         void *map = mmap(NULL, QG_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, at);
         pages->aliases[i] = map == MAP_FAILED ? (struct qg_alias){.owner = NOBODY} : (struct qg_alias){.page = map};

@@ -164,6 +164,7 @@ unsigned gpu_percent(const struct gpu_samples *samples, uint64_t now, uint64_t b
 uint64_t gpu_conn_busy(const struct gpu_conn *conn, const struct gpu_card *card); /* of compute */
 
 /* gpu_conn.c */
+bool gpu_same_user(pid_t pid, uid_t uid);
 void gpu_accept(struct gpu *gpu);
 void gpu_conn_readable(struct gpu_conn *conn);
 void gpu_conn_end(struct gpu_conn *conn, const char *why);

@@ -32,16 +32,23 @@ static int open_pidfd(int sock, pid_t pid)
     return (int)syscall(SYS_pidfd_open, pid, 0);
 }
 
+/* It is still the process that connected: not another user's by exec(2). */
+bool gpu_same_user(pid_t pid, uid_t uid)
+{
+    char name[64];
+    struct stat st;
+    snprintf(name, sizeof name, "/proc/%d", (int)pid);
+    return stat(name, &st) == 0 && st.st_uid == uid;
+}
+
 /* The descriptor stays bound to the memory that the process has now: neither exec(2) of a setuid program nor a
  * recycled pid can turn later writes against somebody else. -1 when the process changed its credentials since. */
 static int open_memory(pid_t pid, uid_t uid)
 {
     char name[64];
-    struct stat st;
     snprintf(name, sizeof name, "/proc/%d/mem", (int)pid);
     int fd = open(name, O_RDWR | O_CLOEXEC);
-    snprintf(name, sizeof name, "/proc/%d", (int)pid);
-    if (fd >= 0 && (stat(name, &st) != 0 || st.st_uid != uid)) {
+    if (fd >= 0 && !gpu_same_user(pid, uid)) {
         close(fd);
         return -1;
     }

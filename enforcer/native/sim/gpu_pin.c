@@ -69,27 +69,18 @@ static bool area_of(pid_t pid, uint64_t base, uint64_t size, struct area *area)
            makedev(area->major, area->minor) == memory_device();
 }
 
-/* It is still the process that asked: neither gone nor another user's by exec(2). */
-static bool still(const struct gpu_conn *conn)
+static int open_area(const struct gpu_conn *conn, const struct area *area, uint64_t end)
 {
-    struct pollfd end = {.fd = conn->pidfd, .events = POLLIN};
-    char name[64];
-    struct stat st;
-    snprintf(name, sizeof name, "/proc/%d", (int)conn->pid);
-    return stat(name, &st) == 0 && st.st_uid == conn->uid && poll(&end, 1, 0) == 0;
-}
-
-static int open_area(const struct gpu_conn *conn, const struct area *area)
-{
+    struct pollfd over = {.fd = conn->pidfd, .events = POLLIN};
     char name[96];
     struct stat st;
     snprintf(name, sizeof name, "/proc/%d/map_files/%" PRIx64 "-%" PRIx64, (int)conn->pid, area->start, area->end);
     int fd = open(name, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    /* Root's: what a job made would be filled with our memory. It may map this one for writing, or has been given it. */
+    /* Root's: what a job made would be filled with our memory. Past the end of a file a mapping faults. */
     bool good = fd >= 0 && fstat(fd, &st) == 0 && st.st_uid == geteuid() && st.st_dev == memory_device() &&
-                st.st_ino == area->inode;
+                st.st_ino == area->inode && end <= (uint64_t)st.st_size;
     int seals = good ? fcntl(fd, F_GET_SEALS) : -1;
-    if (seals >= 0 && seals & F_SEAL_SHRINK && still(conn))
+    if (seals >= 0 && seals & F_SEAL_SHRINK && gpu_same_user(conn->pid, conn->uid) && poll(&over, 1, 0) == 0)
         return fd;
     if (fd >= 0)
         close(fd);
@@ -99,16 +90,13 @@ static int open_area(const struct gpu_conn *conn, const struct area *area)
 static char *map_area(const struct gpu_conn *conn, uint64_t base, uint64_t size)
 {
     struct area area;
-    struct stat st;
     if (!area_of(conn->pid, base, size, &area))
         return NULL;
     uint64_t offset = area.offset + (base - area.start);
-    int fd = open_area(conn, &area);
+    int fd = open_area(conn, &area, offset + size);
     if (fd < 0)
         return NULL;
-    void *map = MAP_FAILED;
-    if (fstat(fd, &st) == 0 && offset + size <= (uint64_t)st.st_size) /* past the end a mapping faults */
-        map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
+    void *map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
     close(fd);
     return map == MAP_FAILED ? NULL : map;
 }
