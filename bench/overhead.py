@@ -25,7 +25,7 @@ TARGETS = {
 }
 # Other states, reported: options of launch-bench, and what they are; windows as the arbiter sets them (policy.h).
 STATES: dict[str, tuple[tuple[str, ...], str]] = {
-    "window_300us": (("--window-us", "300"), "a tenant beside online; each launch looks what is in flight"),
+    "window_275us": (("--window-us", "275"), "a tenant beside online; each launch looks what is in flight"),
     "window_4000us": (("--window-us", "4000"), "tenants that share without online; the same"),
     "kernels_100us": (("--kernel-us", "100"), "alone on the card; longer kernels, so more launches look"),
     "isolation_none": (("--window-us", "0"), "counted only, without gate or window"),

@@ -9,6 +9,7 @@ from typing import Literal
 from enforcer.arbiter_link import CardSettings
 
 SLICES_US, SWITCHES_US, LAUNCHES_US = (500, 5000), (20, 500), (2.0, 6.0)
+CLOSES_US = 200  # gate_close_us_p99 may be so much
 REQUEST_US = 5000  # of online: 50 kernels of 100 us, one after the other
 P99_RATIO = 1.05
 
@@ -33,9 +34,10 @@ class Point:
     def floor_us(self) -> float:
         """What card_free is where the driver goes to online and back in the midst of what the window let through.
 
-        It does so where its slice is no longer than what may be on the card: the window and the kernel that fills it.
+        It does so where its slice is no longer than what may be on the card: the window, the kernel that fills it, and
+        what goes on to be launched until the gates have closed.
         """
-        on_card = CardSettings("").window_us + self.kernel_us
+        on_card = CardSettings("").window_us + self.kernel_us + CLOSES_US
         return self.slice_us + 2 * self.switch_us if self.slice_us <= on_card else 0.0
 
     @property

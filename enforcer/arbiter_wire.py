@@ -22,7 +22,7 @@ class CardSettings:
 
     uuid: str
     idle_release_ms: int = 100
-    window_us: int = 300
+    window_us: int = 275
     slice_us: int = 2000
     lease_ms: int = 10_000
     grace_ms: int = 2000

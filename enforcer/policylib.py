@@ -77,7 +77,7 @@ class QpTenant(ctypes.Structure):
         *_fields(
             c_uint32, "live job_class share procs wants undrained granted free suspended hung stands unsure"
         ),
-        *_fields(c_uint64, "ends_ns used_from_ns silent_ns"),
+        *_fields(c_uint64, "ends_ns used_from_ns ended_ns silent_ns"),
         *_fields(
             c_uint32,
             "gate worked flew was_busy wished wanted budgeted greedy drains heavy roomy resting away spent"
@@ -86,7 +86,7 @@ class QpTenant(ctypes.Structure):
         *_fields(c_int64, "deficit_ns budget_ns"),
         *_fields(
             c_uint64,
-            "last_work_ns idle_since_ns busy_since_ns paused_ns service_ns used_ns unseen_ns drain_ns early_ns"
+            "last_work_ns idle_since_ns rests_ns busy_since_ns paused_ns service_ns used_ns unseen_ns drain_ns early_ns"
             " tail_ns longest_ns overdue cut_off_ns until_ns",
         ),
     ]

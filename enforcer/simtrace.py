@@ -68,7 +68,7 @@ class CardTrace(Section):
     policy: Policies = Policies()
     idle_release: Release = Duration(100 * MS)
     slice: Slice = Duration(2 * MS)
-    window: Window = Duration(300_000)
+    window: Window = Duration(275_000)
     context_switch: Delay = Duration(100_000)
     timeslice: Slice = Duration(1 * MS)
     queue: int = Field(default=1024, ge=1, le=100_000)

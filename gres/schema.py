@@ -330,7 +330,7 @@ class EnforcerSettings(Section):
     """What qgpud and the arbiter do on a node."""
 
     idle_release: IdleRelease = Duration(100 * 10**6)
-    window: Window = Duration(300 * 10**3)
+    window: Window = Duration(275 * 10**3)
     slice: Slice = Duration(2 * 10**6)
     lease: Lease = Duration(10 * 10**9)
     grace: Grace = Duration(2 * 10**9)

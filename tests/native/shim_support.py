@@ -42,6 +42,8 @@ FIELDS |= {"mem_peak": (32, "Q"), "mem_denied": (40, "Q"), "gate_waits": (48, "Q
 FIELDS |= {
     "inflight_us": (64, "Q"),
     "window_bypass": (72, "Q"),
+    "rests_ns": (120, "Q"),
+    "rests_launches": (128, "Q"),
     "copy_bytes": (80, "Q"),
     "unmarked": (88, "I"),
     "turn_ns": (104, "Q"),

@@ -21,7 +21,7 @@ def test_the_promise_is_judged_alone_on_the_card_and_other_states_are_reported()
     assert (figures["launch_overhead_ns"].value, figures["launch_overhead_ns"].verdict) == (12.0, "short")
     assert figures["launch_overhead_ns_8t"].target == 20 and figures["launch_overhead_ns_8t"].verdict == "ok"
     assert "alone on the card" in figures["launch_overhead_ns"].spread
-    for state in ("window_300us", "window_4000us", "kernels_100us", "isolation_none"):
+    for state in ("window_275us", "window_4000us", "kernels_100us", "isolation_none"):
         figure = figures[f"launch_overhead_ns_{state}"]
         assert figure.verdict == "reported" and not figure.simulated
         assert "the stub's card is always done" in figure.spread

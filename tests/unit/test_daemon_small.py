@@ -221,4 +221,4 @@ def test_card_is_told_to_the_arbiter_as_the_configuration_says(more, flags):
     config = parse_config(text + more)
     told = card_settings(config, "GPU-1", plan_card(config, config.node("n1"), 0, "GPU-1"))
     assert (told.governed, told.ungoverned_online, told.ungoverned_offline, told.together) == flags
-    assert (told.window_us, told.slice_us, told.idle_release_ms) == (300, 2000, 100)
+    assert (told.window_us, told.slice_us, told.idle_release_ms) == (275, 2000, 100)

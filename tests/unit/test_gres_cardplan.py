@@ -18,7 +18,7 @@ nodes:
   - {names: "n[1-2]", model: h200, count: 2, files: "/dev/nvidia[0-1]"}
   - {names: n3, model: l4, count: 1, files: /dev/nvidia0}
 cards:
-  - {nodes: "n[1-2]", window: 300us}
+  - {nodes: "n[1-2]", window: 275us}
   - {nodes: n2, cards: [1], policy: best-effort, isolation: {offline: none}}
   - {uuids: [GPU-special], slice: 5ms}
 """
@@ -33,7 +33,7 @@ def test_a_card_without_entries_follows_classes_and_enforcer():
     found = plan("n3", 0)
     assert found.values() == {
         "slice": "2ms",
-        "window": "300us",
+        "window": "275us",
         "idle_release": "100ms",
         "hardware": "auto",
         "policy.online": "burst-share",
@@ -46,7 +46,7 @@ def test_a_card_without_entries_follows_classes_and_enforcer():
 
 def test_model_then_cards_then_later_cards_win():
     first = plan("n1", 0)
-    assert (str(first.slice), str(first.window), first.policy["offline"]) == ("1ms", "300us", "fixed-share")
+    assert (str(first.slice), str(first.window), first.policy["offline"]) == ("1ms", "275us", "fixed-share")
     assert first.sources["slice"] == "models.h200" and first.sources["window"] == "cards[0]"
     second = plan("n2", 1)
     assert second.policy == {"online": "best-effort", "offline": "best-effort"}

@@ -164,7 +164,10 @@ struct qg_proc {
     uint64_t ends_ns;        /* CLOCK_MONOTONIC: when what it has on the card will probably have ended; 0: nobody can tell */
     uint64_t turn_ns;        /* CLOCK_MONOTONIC: when a thread that stood at the closed gate first went on after it last opened */
     uint32_t queued;         /* threads that wait for room in the window: once the gate has closed they stand at it */
-    uint8_t pad[396];
+    uint32_t spare;
+    uint64_t rests_ns;       /* CLOCK_MONOTONIC: when a call returned that had waited for the last of its work; 0: never */
+    uint64_t rests_launches; /* all its launches until then: it rests since then if there are no more now */
+    uint8_t pad[376];
     struct qg_marker markers[QG_MARKERS]; /* offset 512 */
     struct qg_lane lanes[QG_LANES];       /* offset 1024; version 2 */
     uint8_t tail[QG_PAGE - 1024 - 64 * QG_LANES];

@@ -158,6 +158,8 @@ struct tenant {
     uint64_t moved_ns;   /* the last look that found a sign of life: a launch, progress, somebody at the gate */
     uint64_t longest_ns; /* it was silent for so long with work unfinished, and moved again */
     uint64_t counted_ns; /* the last look that found a launch */
+    uint64_t at_work_ns; /* it had work on the card then, at the last look that tells */
+    uint64_t ended_ns;   /* ... and since then none; 0 = it has some, QP_NEVER = nobody can tell when that ended */
     uint64_t expected_ns; /* how long what is in flight is to take, by the shim's word and within bounds */
     uint64_t discredit_until_ns, discredit_ns;
     uint64_t unused_ns, unused_from_ns; /* open gate and somebody stood there: sum, and since when (0 = not now) */

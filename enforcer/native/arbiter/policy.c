@@ -65,10 +65,29 @@ static void believe(struct qp_tenant *t, uint64_t now) {
     t->overdue = 0;
 }
 
-/* Notes who works; a tenant seen for the first time counts as idle since now. Online counts as idle since the first
- * look that found it so: its last kernel may have ended right before, and the release must never come early. */
+/* Online rests since the first look that found it so, as its last kernel may have ended right before, and the release must
+ * never come early; or since that kernel's end, where its program waited for it. True: it has begun to, since the last decision. */
+static bool begins_rest(struct qp_tenant *t, bool works, uint64_t now) {
+    bool begins = !works && t->rests_ns == QP_NEVER;
+    if (works) t->rests_ns = QP_NEVER;
+    else if (begins) t->rests_ns = t->ended_ns ? min_u64(now, t->ended_ns) : now;
+    return begins;
+}
+
+/* Since when nobody of online works; of who left at work nothing is known. */
+static uint64_t all_rest(const struct qp_card *c, uint32_t began, uint64_t now) {
+    uint64_t latest = 0;
+    if (began != c->online_working) return now;
+    for (uint32_t i = 0; i < c->ntenants; i++) {
+        const struct qp_tenant *t = &c->tenant[i];
+        if (t->live) latest = max_u64(latest, t->rests_ns);
+    }
+    return latest;
+}
+
+/* Notes who works; a tenant seen for the first time counts as idle since now. */
 static void observe(struct qp_card *c, uint64_t now) {
-    uint32_t working = 0;
+    uint32_t working = 0, began = 0;
     for (uint32_t i = 0; i < c->ntenants; i++) {
         struct qp_tenant *t = &c->tenant[i];
         if (!t->live) continue;
@@ -80,9 +99,12 @@ static void observe(struct qp_card *c, uint64_t now) {
         else if (!t->idle_since_ns) t->idle_since_ns = now;
         if (!t->wants && !t->undrained) t->busy_since_ns = 0;
         else if (!t->busy_since_ns) t->busy_since_ns = now;
-        working |= ((t->wants && !t->unsure) || t->hung) && class_of(t) == ONLINE; /* who is unsure gets a turn among its peers */
+        bool works = ((t->wants && !t->unsure) || t->hung) && class_of(t) == ONLINE; /* who is unsure gets a turn among its peers */
+        working += works;
+        began += begins_rest(t, works, now);
     }
-    if (working || c->online_working) c->online_busy_ns = now;
+    if (working) c->online_busy_ns = now;
+    else if (c->online_working) c->online_busy_ns = all_rest(c, began, now);
     c->online_working = working;
 }
 

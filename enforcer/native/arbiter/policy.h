@@ -81,6 +81,7 @@ struct qp_tenant {
     uint32_t unsure;    /* 1: it wants for no other reason than that it stands there, and let turns go unused of late: stopped, or a liar */
     uint64_t ends_ns;      /* when what it has on the card will have ended, as its programs foresee it; 0 = they do not */
     uint64_t used_from_ns; /* when it began to use the turn it was given, by the arbiter's clock; 0 = not known */
+    uint64_t ended_ns;     /* when its last work ended, by its programs' word and since the last look that found it at work; 0 = not known, or it works */
     uint64_t silent_ns;    /* the look at which it last moved, if nothing of it is known to be unfinished; else 0 */
     /* state and output */
     uint32_t gate;         /* gate word decided */
@@ -103,6 +104,7 @@ struct qp_tenant {
     int64_t budget_ns;     /* fixed-share: may use so much more now */
     uint64_t last_work_ns; /* when it last wanted */
     uint64_t idle_since_ns; /* the first look since then that found it without work; 0 = it wants */
+    uint64_t rests_ns;     /* online: QP_NEVER, it works; or since when it rests, at the latest; 0 = it never worked */
     uint64_t busy_since_ns; /* the first look that found it at work, if all since then did; else 0 */
     uint64_t paused_ns;    /* when the pause began for which it last passed a turn on; 0 = never */
     uint64_t service_ns;   /* total charged (members that take turns) */
@@ -166,14 +168,14 @@ struct qp_card {
     /* state */
     uint64_t last_ns;        /* of the last decision; 0 = none yet */
     uint64_t preempt_from_ns; /* when online came; 0 = offline may run */
-    uint64_t online_busy_ns; /* when online was last seen at work, or first seen without; 0 = never */
+    uint64_t online_busy_ns; /* when online was last seen at work, or has rested since, at the latest; 0 = never */
     struct qp_class cls[2];  /* [0] online, [1] offline */
     /* output */
     uint64_t wake_ns; /* decide again then at the latest, or QP_NEVER */
     uint64_t due_ns;  /* the same if those who work now go on working: only looks at them come before */
     uint64_t soft_ns; /* a long turn is over then, or is charged from then: the first look after that is soon enough; or QP_NEVER */
     uint32_t preempting;
-    uint32_t online_working; /* state: an online tenant had work at the last decision */
+    uint32_t online_working; /* state: so many online tenants had work at the last decision */
     uint32_t awaits_online;  /* state: an online tenant lives here, or may come at any time */
     int32_t last_user;       /* state: who last began to use a turn, or -1 */
     uint32_t again;          /* output: a gate closed behind nothing on the card, and a launch may have passed it since the inputs

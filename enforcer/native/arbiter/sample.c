@@ -56,9 +56,9 @@ static void advance(uint64_t *total, uint64_t *seen, uint64_t value) {
 }
 
 struct view {
-    bool launched, pending, unmarked, frozen, unforeseen, queued;
+    bool launched, pending, unmarked, frozen, unforeseen, queued, untold;
     uint32_t waiting, working, more_contexts;
-    uint64_t signature, inflight_us, ends_ns, turn_ns;
+    uint64_t signature, inflight_us, ends_ns, ended_ns, turn_ns;
 };
 
 /* What the card reaches although all groups of the process stand still tells that it continued them by itself. */
@@ -76,6 +76,17 @@ static void look_for_turn(const struct tenant *t, const struct qg_proc *page, st
     if (turn == s->turn_ns || turn + TURN_NS <= t->opened_ns || turn > now) return;
     s->turn_ns = turn;
     if (!v->turn_ns || turn < v->turn_ns) v->turn_ns = turn;
+}
+
+/* When the process's work ended, if the look before found it at work, or this one finds traces: by its own word, which it
+ * gave when a call of it came back that had waited for that. */
+static void look_for_end(const struct tenant *t, const struct slot *s, const struct qg_proc *page, bool works, uint64_t count,
+                         struct view *v) {
+    if (!works && s->worked_ns < t->full_ns) return;
+    bool told = __atomic_load_n(&page->rests_launches, __ATOMIC_ACQUIRE) == count;
+    uint64_t ended = told ? READ_ONCE(page->rests_ns) : 0;
+    v->untold |= !ended;
+    if (ended > v->ended_ns) v->ended_ns = ended;
 }
 
 static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool markers, uint64_t now) {
@@ -111,6 +122,7 @@ static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool mark
         v->pending |= pending && !held;
         uint64_t ends = READ_ONCE(page->ends_ns);
         if (pending && ends > v->ends_ns) v->ends_ns = ends;
+        look_for_end(t, s, page, works || pending, count, v);
         v->unforeseen |= unmarked || (pending && (!ends || ends > now + MAX_AHEAD_NS));
         works |= unmarked || pending;
     }
@@ -272,6 +284,20 @@ static uint64_t stuck_after(const struct tenant *t) {
     return at_most(after > STUCK_LEAST_NS ? after : STUCK_LEAST_NS, STUCK_NS);
 }
 
+/* When did its last work end? Between the last look that found it at work and the first that does not, or it is not believed. */
+static void note_end(struct tenant *t, const struct view *v, uint64_t now) {
+    bool at_work = v->pending || v->unmarked || v->frozen || v->waiting || v->queued || v->turn_ns;
+    if (at_work) {
+        t->at_work_ns = now;
+        t->ended_ns = 0;
+    } else if (v->launched || !t->ended_ns) {
+        if (v->launched && t->at_work_ns < t->looked_ns) t->at_work_ns = t->looked_ns;
+        bool told = !v->untold && v->ended_ns >= t->at_work_ns && v->ended_ns <= now;
+        t->ended_ns = told && v->ended_ns ? v->ended_ns : QP_NEVER;
+    }
+    t->card->policy.tenant[t->index].ended_ns = t->ended_ns == QP_NEVER ? 0 : t->ended_ns;
+}
+
 void sample_full(struct tenant *t, uint64_t now) {
     struct view v = look(t, true, now);
     bool progress = v.signature != t->signature;
@@ -288,6 +314,7 @@ void sample_full(struct tenant *t, uint64_t now) {
     t->working = v.working;
     t->more_contexts = v.more_contexts;
     t->card->policy.tenant[t->index].ends_ns = v.unforeseen ? 0 : v.ends_ns;
+    note_end(t, &v, now);
     set_window(t);
     take_in(t, &v, progress, now);
     bool ending = t->busy && !t->pending && !t->unmarked && !t->standing;

@@ -24,8 +24,11 @@ struct qg_stream *qg_copy_begin(CUstream stream, bool ptsz, bool waits, struct q
 void qg_copy_end(struct qg_stream *stream, bool waits, CUresult result)
 {
     qg_leave(stream, result);
-    if (stream && waits)
-        qg_observe_stream(stream->handle, false); /* it is over, and nobody may ever ask again */
+    if (!stream || !waits)
+        return;
+    qg_observe_stream(stream->handle, false); /* it is over, and nobody may ever ask again */
+    if (result == CUDA_SUCCESS)
+        qg_tell_rest(true);
 }
 
 #define QG_ROUTE QG_HOST_LINK

@@ -13,11 +13,12 @@ static bool tracked(void)
 }
 
 /* Streams beyond the number of marker indices could not be marked while all were busy; by now one may be at rest. */
-static CUresult waited(CUresult result)
+static CUresult waited(CUresult result, bool slept)
 {
     if (result == CUDA_SUCCESS && tracked()) {
         qg_observe_homeless();
         qg_pools_settled();
+        qg_tell_rest(slept);
     }
     return result;
 }
@@ -29,24 +30,25 @@ static CUresult waited(CUresult result)
             before;                                                            \
         return QG_REAL(name) arguments;                                        \
     }
-#define WAITS(name, before, parameters, arguments)                             \
+#define ASKS(name, before, parameters, arguments, slept)                       \
     CUresult name parameters                                                   \
     {                                                                          \
         if (tracked())                                                         \
             before;                                                            \
-        return waited(QG_REAL(name) arguments);                                \
+        return waited(QG_REAL(name) arguments, slept);                         \
     }
+#define WAITS(name, before, parameters, arguments) ASKS(name, before, parameters, arguments, true)
 #define OF_STREAM qg_observe_stream(s, false)
 #define OF_THREADS_STREAM qg_observe_stream(s, true)
 
 WAITS(cuStreamSynchronize, OF_STREAM, (CUstream s), (s))
 WAITS(cuStreamSynchronize_ptsz, OF_THREADS_STREAM, (CUstream s), (s))
-WAITS(cuStreamQuery, OF_STREAM, (CUstream s), (s))
-WAITS(cuStreamQuery_ptsz, OF_THREADS_STREAM, (CUstream s), (s))
+ASKS(cuStreamQuery, OF_STREAM, (CUstream s), (s), false)
+ASKS(cuStreamQuery_ptsz, OF_THREADS_STREAM, (CUstream s), (s), false)
 WAITS(cuCtxSynchronize, qg_observe_context(NULL), (void), ())
 WAITS(cuCtxSynchronize_v2, qg_observe_context(context), (CUcontext context), (context))
 WAITS(cuEventSynchronize, qg_observe_context(NULL), (CUevent e), (e))
-WAITS(cuEventQuery, qg_observe_context(NULL), (CUevent e), (e))
+ASKS(cuEventQuery, qg_observe_context(NULL), (CUevent e), (e), false)
 LOOKS(cuEventRecord, OF_STREAM, (CUevent e, CUstream s), (e, s))
 LOOKS(cuEventRecord_ptsz, OF_THREADS_STREAM, (CUevent e, CUstream s), (e, s))
 LOOKS(cuEventRecordWithFlags, OF_STREAM, (CUevent e, CUstream s, unsigned int flags), (e, s, flags))

@@ -8,15 +8,41 @@
 #define VARIES_PARTS 16u          /* ... and, of a function that takes now long and now short, all the time */
 #define RESERVE_NS 100000u        /* behind what runs stands so much more: nothing is lost by a late look */
 
+#define LATE_STEP_NS 1000u        /* one wake-up that was later than thought counts so much */
+#define LATE_PARTS 3u             /* ... one that was sooner so often more: one of four is sooner */
+#define LATEST_NS 60000u          /* later than that wakes who lacks a processor; spinning would not give it one */
+#define SHORTEST_NAP_NS 5000u
+
+static unsigned late_ns; /* atomic */
+
+void qg_nap_took(uint64_t asked_ns, uint64_t took_ns)
+{
+    unsigned late = __atomic_load_n(&late_ns, __ATOMIC_RELAXED), down = LATE_PARTS * LATE_STEP_NS;
+    if (took_ns < asked_ns)
+        return; /* a signal */
+    if (took_ns - asked_ns > late)
+        late = late + LATE_STEP_NS < LATEST_NS ? late + LATE_STEP_NS : LATEST_NS;
+    else
+        late = late > down ? late - down : 0;
+    __atomic_store_n(&late_ns, late, __ATOMIC_RELAXED);
+}
+
+/* What waits is to be launched then, and neither sooner nor later: a thread wakes late, so that it asks to be woken before. */
+static uint64_t until(uint64_t left_ns)
+{
+    uint64_t late = __atomic_load_n(&late_ns, __ATOMIC_RELAXED);
+    return left_ns > late + SHORTEST_NAP_NS ? left_ns - late : 0;
+}
+
 uint64_t qg_nap_ns(const struct qg_look *at)
 {
     uint64_t waited = at->now - at->began, low = at->first_low_ns, high = at->first_ns;
     uint64_t behind = at->inflight.sum_ns - at->inflight.first_ns, sleep_ns = NAP_NS;
     if (waited <= SPIN_NS)
         return 0;
-    bool sure = !qg_uncertain(at);
-    if (at->due && sure)
-        sleep_ns = at->due - waited;
+    bool sure = !qg_uncertain(at), exact = at->due > waited && sure;
+    if (exact)
+        sleep_ns = until(at->due - waited);
     else if (behind >= RESERVE_NS)
         sleep_ns = waited < low ? low - waited : behind / 8 < RESERVE_NS ? behind / 8 : RESERVE_NS;
     else if (waited < low)
@@ -34,7 +60,7 @@ uint64_t qg_nap_ns(const struct qg_look *at)
         sleep_ns = most;
     if (at->due > waited && sleep_ns > at->due - waited)
         sleep_ns = at->due - waited;
-    if (sleep_ns && sleep_ns < NAP_NS)
+    if (sleep_ns && sleep_ns < NAP_NS && !exact)
         sleep_ns = NAP_NS;
     return sleep_ns < LONGEST_NAP_NS ? sleep_ns : LONGEST_NAP_NS;
 }

@@ -36,4 +36,7 @@ static inline bool qg_uncertain(const struct qg_look *at)
  * from shortly before its least on, less and less often, and exactly again at the estimate. */
 uint64_t qg_nap_ns(const struct qg_look *at);
 
+/* Learns from a sleep how late this process's threads wake up. */
+void qg_nap_took(uint64_t asked_ns, uint64_t took_ns);
+
 #endif

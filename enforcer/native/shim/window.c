@@ -17,7 +17,8 @@
 
 #define COPY_BYTES_PER_US 12000u  /* a cautious host link; only orders of magnitude matter */
 #define COPY_SETUP_NS 5000u
-#define LEAD_NS 100000u           /* work longer than the window is queued so long before what runs will end */
+#define LEAD_NS 40000u            /* work longer than the window is queued so long before what runs will end */
+#define EARLY_PARTS 32u           /* an end that nobody saw is taken for so much of the estimate sooner: those err upwards, and errors add up */
 #define HOLD_NS 150000u           /* beside offline work so much goes before the arbiter said that the card is free */
 #define LONGEST_HOLD_NS 2000000u  /* an arbiter that lives tells sooner */
 #define LONGEST_SPENT_NS 100000000u /* so long the arbiter may be late, and nobody launches more than he may */
@@ -122,10 +123,11 @@ static void nap(const struct qg_look *at, const uint32_t *word)
         return;
     }
     int slack = qg_no_slack();
+    uint64_t from = qg_now_ns();
     if (at->held)
         syscall(SYS_futex, word, FUTEX_WAIT, at->flags, &wait, NULL, 0);
-    else
-        syscall(SYS_nanosleep, &wait, NULL);
+    else if (syscall(SYS_nanosleep, &wait, NULL) == 0)
+        qg_nap_took((uint64_t)wait.tv_nsec, qg_now_ns() - from);
     qg_slack_again(slack);
 }
 
@@ -207,7 +209,7 @@ static void look_at(struct qg_look *at, struct qg_card *card)
     if (!sum) {
         seen->began_ns = at->now;
     } else if (sum < seen->sum_ns) { /* since the last look; when, is said best by how long it was to take */
-        uint64_t ended = seen->began_ns + seen->sum_ns - sum;
+        uint64_t took = seen->sum_ns - sum, ended = seen->began_ns + took - took / EARLY_PARTS;
         seen->began_ns = ended < seen->looked_ns ? seen->looked_ns : ended < at->now ? ended : at->now;
     }
     if (sum < at->last)

@@ -65,6 +65,7 @@ void actor_enter(struct world *w, struct machine *m, struct actor *a, enum state
     bool before = on_card(a->state), after = on_card(state);
     a->state = state;
     if (!before && after) a->progress_ns = m->now;
+    if (before && !after) a->ended_ns = m->now;
     if (before != after) {
         m->nrunning = 0;
         for (uint32_t i = 0; i < m->nactors; i++) {
@@ -318,6 +319,7 @@ void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t) {
     bool foreseen = a->state == ST_DRAINING && a->nkernels == 1 && m->nrunning == 1;
     t->ends_ns = foreseen ? m->now + 1 + m->stall_ns + a->flight_ns : 0;
     t->wants = flying || standing || a->launched;
+    t->ended_ns = flying || standing || a->nkernels > 1 ? 0 : a->ended_ns;
     if (t->wants) a->moved_ns = m->now;
     t->silent_ns = flying || standing || a->lie ? 0 : a->moved_ns;
     t->stands = standing;

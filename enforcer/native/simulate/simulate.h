@@ -74,7 +74,7 @@ struct actor {
     uint64_t timer_ns;   /* wake-up or end of thinking */
     uint64_t arrival_ns; /* next request */
     uint64_t head_ns;    /* arrival of the request in work; 0 = none */
-    uint64_t mode_since_ns, opened_ns, unused_ns, doubt_until_ns, doubt_ns, progress_ns, moved_ns;
+    uint64_t mode_since_ns, opened_ns, unused_ns, doubt_until_ns, doubt_ns, progress_ns, ended_ns, moved_ns;
     struct queue queue;
 
     /* results */

@@ -1,0 +1,44 @@
+"""Who waited for the last of its work tells since when it rests; nobody says so who may have more."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import shim_support as s
+
+pytestmark = pytest.mark.native
+
+
+@pytest.mark.parametrize("order", ["sync 0", "ctx_sync"])
+def test_who_waited_for_its_work_tells_since_when_it_rests(
+    arbiter: s.FakeArbiter, probe: s.Probe, order: str
+) -> None:
+    assert probe.ask("launch 0 0x10 7") == 0
+    before = time.monotonic_ns()
+    assert probe.ask(order) == 0
+    first = arbiter.card.proc("rests_ns")
+    assert before < first < time.monotonic_ns()
+    assert arbiter.card.proc("rests_launches") == arbiter.card.proc("launches") == 7
+    assert probe.ask("launch 0 0x10 1") == 0
+    assert arbiter.card.proc("rests_launches") == 7, "it has launched since, so that this says nothing"
+    assert probe.ask(order) == 0
+    assert arbiter.card.proc("rests_launches") == 8 and arbiter.card.proc("rests_ns") > first
+
+
+def test_who_has_work_elsewhere_does_not_rest(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    assert probe.ask("hold 1") == 0
+    assert probe.ask("launch 0 0x10 5") == 0
+    assert probe.ask("sync 0") == 0  # this driver does not wait while it is held
+    assert arbiter.card.marker()[0] > arbiter.card.marker()[1]
+    assert arbiter.card.proc("rests_ns") == 0
+    assert probe.ask("reach 100") >= 1
+    assert probe.ask("sync 0") == 0
+    assert arbiter.card.proc("rests_launches") == 5
+
+
+def test_without_markers_nobody_can_tell(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    assert probe.ask("refuse_writes 1") == 0
+    assert probe.ask("launch 0 0x10 10") == 0
+    assert probe.ask("sync 0") == 0
+    assert arbiter.card.proc("rests_ns") == 0
