@@ -227,7 +227,7 @@ def test_setting_a_card_changes_running_programs_at_once(start):
         until(lambda: chain.tenants()[0].ungoverned)
         code, out, _ = chain.said("card", "show", "0")
         assert re.search(r"isolation.offline\s+none\s+qgpu card set, until qgpud restarts", out)
-        assert re.search(r"window\s+300us\s+enforcer.window", out)
+        assert re.search(r"window\s+275us\s+enforcer.window", out)
         assert "(changed)" in chain.said("card", "list")[1]
         code, out, _ = chain.said("card", "reset", "0")
         assert "isolation.offline was none, is governed" in out
