@@ -284,16 +284,19 @@ static uint64_t stuck_after(const struct tenant *t) {
     return at_most(after > STUCK_LEAST_NS ? after : STUCK_LEAST_NS, STUCK_NS);
 }
 
-/* When did its last work end? Between the last look that found it at work and the first that does not, or it is not believed. */
+/* When did its last work end? After the last look that found it at work, or after which it may have been, or it is not
+ * believed. What a quick look found since the last full one is work like what this one finds. */
 static void note_end(struct tenant *t, const struct view *v, uint64_t now) {
     bool at_work = v->pending || v->unmarked || v->frozen || v->waiting || v->queued || v->turn_ns;
+    bool launched = v->launched || t->launched;
     if (at_work) {
         t->at_work_ns = now;
         t->ended_ns = 0;
-    } else if (v->launched || !t->ended_ns) {
-        if (v->launched && t->at_work_ns < t->looked_ns) t->at_work_ns = t->looked_ns;
-        bool told = !v->untold && v->ended_ns >= t->at_work_ns && v->ended_ns <= now;
-        t->ended_ns = told && v->ended_ns ? v->ended_ns : QP_NEVER;
+    } else if (launched || !t->ended_ns || t->ended_ns == QP_NEVER) {
+        if (launched && t->at_work_ns < t->looked_ns) t->at_work_ns = t->looked_ns;
+        bool told = !v->untold && v->ended_ns && v->ended_ns >= t->at_work_ns && v->ended_ns <= now;
+        t->ended_ns = told ? v->ended_ns : QP_NEVER;
+        if (!told) t->at_work_ns = now;
     }
     t->card->policy.tenant[t->index].ended_ns = t->ended_ns == QP_NEVER ? 0 : t->ended_ns;
 }

@@ -1,0 +1,46 @@
+"""Online's word about the end of its work: never believed against what the arbiter saw, and never for later work."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from arbiter_support import Tenant, arbiter, grant, settings, wait_for
+
+pytestmark = pytest.mark.native
+RELEASE_NS = 100_000_000
+
+
+def tell(online: Tenant) -> int:
+    """What the shim does when a call comes back that had waited for the last work."""
+    online.slot.rests_ns = told = time.monotonic_ns()
+    online.slot.rests_launches = online.slot.launches
+    return told
+
+
+def released_ns(offline: Tenant, changes: int) -> int:
+    """When offline's gate opened, after so many changes of it."""
+    wait_for(lambda: offline.gate.changes >= changes and not offline.closed, "offline released")
+    return int(offline.gate.changed_ns)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_brief_work_counts_whatever_was_told_before_it(tmp_path: Path, told: bool) -> None:
+    on, off = grant(1, "online"), grant(2, "offline")
+    with arbiter(tmp_path) as one, one.link() as link:
+        link.sync([settings()], [on, off])
+        online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
+        wait_for(lambda: not offline.closed, "offline may run")
+        for _ in range(4):
+            before = offline.gate.changes
+            assert online.begin()
+            wait_for(lambda: offline.closed, "offline closed by the online launch")
+            online.finish()
+            since = tell(online)
+            assert released_ns(offline, before + 2) - since >= RELEASE_NS
+            before, since = offline.gate.changes, time.monotonic_ns()
+            assert online.begin()
+            online.finish()  # over before anybody looks
+            since = tell(online) if told else since
+            assert released_ns(offline, before + 2) - since >= RELEASE_NS, "counted from what was told before"
