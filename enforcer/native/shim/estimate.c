@@ -56,11 +56,21 @@ static void may_be_longer(struct qg_function *function, uint64_t own_ns)
     function->doubts = 0;
 }
 
+/* A driver call that stalls makes a sample so long that nothing else would ever show the estimate to be wrong soon. */
+static bool too_vague(struct qg_function *function, uint64_t took_ns, uint64_t gap_ns)
+{
+    if (gap_ns < QG_VAGUE_NS || gap_ns <= took_ns / 4)
+        function->vague = 0;
+    else if (function->vague < QG_VAGUES)
+        return ++function->vague;
+    return false;
+}
+
 void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns, uint64_t gap_ns,
                        uint64_t shared_ns, bool alone)
 {
     struct qg_function *function = find(functions, key, false);
-    if (!function)
+    if (!function || too_vague(function, took_ns, gap_ns))
         return;
     uint64_t own = took_ns > gap_ns ? took_ns - gap_ns : 0, surely = own > shared_ns ? own - shared_ns : 0;
     function->shorter = took_ns < function->est_ns / 4 * 3 ? function->shorter + 1 : 0;
@@ -119,6 +129,7 @@ void qg_function_forget(struct qg_functions *functions, const void *key)
     struct qg_function *function = find(functions, key, false);
     if (function) {
         function->samples = function->launches = function->shorter = function->doubts = function->kept = 0;
+        function->vague = 0;
         function->waits = false;
         function->proven = 0;
         memset(function->recent_us, 0, sizeof(function->recent_us));

@@ -17,6 +17,8 @@
 #define QG_RECENT 24u      /* samples that are kept as they are */
 #define QG_DOUBT 16u       /* so many samples in the place of one that may be longer */
 #define QG_DOUBTS 4u       /* ... and so many of them say that it is */
+#define QG_VAGUE_NS 100000u /* of a launch that took so long in the driver, and a good part of the sample, nobody knows how long the work took */
+#define QG_VAGUES 3u       /* ... and after so many of them on end the next counts all the same: it is that driver's way */
 #define QG_OUTLIER 48u     /* so many much shorter samples on end say that the estimate is one that was disturbed */
 
 struct qg_function {
@@ -30,6 +32,7 @@ struct qg_function {
     uint32_t doubts;               /* rises by QG_DOUBT with a sample that may be longer than the estimate, falls by one with others */
     uint64_t doubted_ns;           /* the shortest of those */
     uint32_t shorter;              /* samples on end that took less than three quarters of the estimate */
+    uint32_t vague;                /* samples on end that were dropped, since launching took too much of them */
     uint32_t kept;                 /* samples that went into the next */
     uint32_t recent_us[QG_RECENT]; /* the last of them; 0: none yet */
 };
@@ -46,7 +49,7 @@ bool qg_function_launched(struct qg_function *function);
 
 /* Takes a sample. Of took_ns, up to gap_ns may be time in which an idle card waited for the launch, and up to shared_ns time of others. So much as is surely
  * longer than the estimate counts at once, and what may be longer if it comes again and again; a shorter sample counts by a 64th of the difference, by an eighth while little is
- * known or where no sample of late came near the estimate. The least that it takes falls at once and rises slowly. alone: nobody else can have been on the card when it began. */
+ * known or where no sample of late came near the estimate. One of which gap_ns is a large part counts only where there are no others. The least that it takes falls at once and rises slowly. alone: nobody else can have been on the card when it began. */
 void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns, uint64_t gap_ns,
                        uint64_t shared_ns, bool alone);
 

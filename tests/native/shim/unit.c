@@ -136,11 +136,33 @@ static void estimates_learn(void)
     }
 }
 
+/* A launch call that stays in the driver for 50 ms: nobody knows how much of that was the work's. */
+static void stalled_launches_teach_nothing(void)
+{
+    static struct qg_functions functions;
+    const void *f = (const void *)0x1000;
+    struct qg_function *record = qg_function_of(&functions, f);
+    qg_function_learn(&functions, f, 50200000, 50000000, 0, true);
+    CHECK(qg_function_estimate(record, 275000) == 275000); /* unknown as before */
+    qg_function_learn(&functions, f, 200000, 3000, 0, true);
+    for (int i = 0; i < 1000; i++) {
+        qg_function_learn(&functions, f, 50280000, 50000000, 0, true);
+        qg_function_learn(&functions, f, 200000, 3000, 0, true);
+    }
+    CHECK(qg_function_estimate(record, 275000) == 200000 && qg_function_least(record) == 200000);
+    for (unsigned i = 0; i < QG_VAGUES; i++)
+        qg_function_learn(&functions, f, 50280000, 50000000, 0, true);
+    CHECK(qg_function_estimate(record, 275000) == 200000);
+    qg_function_learn(&functions, f, 50280000, 50000000, 0, true); /* it is always so */
+    CHECK(qg_function_estimate(record, 275000) == 280000);
+}
+
 int main(void)
 {
     ledger_agrees();
     owner_takes_all();
     estimates_learn();
+    stalled_launches_teach_nothing();
     puts("ok");
     return 0;
 }
