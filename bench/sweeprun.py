@@ -37,6 +37,7 @@ MIXED = {511: 25, 512: 75}
 SHARE_US, MIXED_US = 1000, (100, 1000, 10_000)
 ONE_IN_20, ONE_IN_8 = "10 % of 1 s", "Poisson 20/s"  # requests that may find offline on the card
 P99_OFFLINE_US = 200
+STEADY_PATTERN = ("--busy", f"{BUSY_S}", "--idle", f"{IDLE_S}")
 
 
 @dataclass(frozen=True)
@@ -118,15 +119,20 @@ def sharers(shares: Mapping[int, int], card: int, *lengths_us: float) -> list[Ac
     ]
 
 
+def alone_with(point: Point, card: int) -> tuple[Actor, list[Actor]]:
+    """online and one offline tenant beside it; where calls stall, another one whose calls do."""
+    jobs = (301, 302) if point.stalls == "call" else (301,)
+    beside = [Actor(job, "offline", 30 // len(jobs), endless(point.kernel_us), card=card) for job in jobs]
+    return online_job(*STEADY_PATTERN, card=card), beside
+
+
 def cast(point: Point) -> Cast:
     """16 offline tenants beside online, one beside online (two where calls stall), two that share."""
-    pattern = ("--busy", f"{BUSY_S}", "--idle", f"{IDLE_S}")
-    jobs = (301, 302) if point.stalls == "call" else (301,)
-    beside = [Actor(job, "offline", 30 // len(jobs), endless(point.kernel_us), card=1) for job in jobs]
+    twin, beside = alone_with(point, 1)
     return Cast(
-        online_job(*pattern),
+        online_job(*STEADY_PATTERN),
         offline_jobs(TENANTS, point.kernel_us),
-        online_job(*pattern, card=1),
+        twin,
         beside,
         sharers(SHARES, 2, SHARE_US),
     )
@@ -188,6 +194,16 @@ def measure_ratio(point: Point, seconds: float) -> float:
         with stalled(node, point.stalls, [[two.offline]]) as stalls:
             scene = play(node, two.actors, seconds)
     return p99_ratio(scene, two.shared.job_id, two.alone.job_id, stalls.meet)
+
+
+def measure_harvest(point: Point, count: int) -> float:
+    """harvest_ratio at this point, in a run of nothing else."""
+    online, beside = alone_with(point, 0)
+    with rig(cards=1, sim_options=point.options) as node:
+        admit(node, [online, *beside])
+        with stalled(node, point.stalls, [beside[-1:]]) as stalls:
+            scene = play(node, [online, *beside], count * (BUSY_S + IDLE_S))
+    return harvest(scene, online, beside, stalls)
 
 
 def measure(point: Point, count: int, **settings: Any) -> Result:

@@ -150,13 +150,26 @@ def test_where_onlines_p99_comes_near_its_target_longer_runs_decide_on_either_si
     }
     rounds = [{point: found(ratio=each[i], others=1.0) for point, each in ratios.items()} for i in range(3)]
     longer = {below: iter((1.06, 1.07, 1.0)), above: iter((1.01, 1.04, 1.3))}
-    decided = sweep.settled(rounds, lambda point: next(longer[point]))
+    decided = sweep.settled(rounds, lambda point: next(longer[point]), pytest.fail)
     assert [[seen[point].second.ratio for seen in decided] for point in ratios] == [
         [1.0, 1.03, 1.2], [1.06, 1.07, 1.0], [1.01, 1.04, 1.3], [1.2, 1.2, 1.2],
     ]  # fmt: skip
     figures = {figure.name: figure for figure in sweep.judged(decided)}
     assert figures["sweep_online_p99_ratio"].value == 1.06
     assert figures["sweep_online_p99_ratio"].detail[above.name] == 1.04
+
+
+def test_where_harvest_comes_near_its_target_a_card_with_the_machine_to_itself_decides() -> None:
+    far, below, above = Point(), Point(kernel_us=20), Point(kernel_us=450)
+    harvests = {far: (0.99, 0.9, 0.98), below: (0.96, 0.95, 0.99), above: (0.975, 0.975, 0.975)}
+    rounds = [{point: found(result(harvest=each[i])) for point, each in harvests.items()} for i in range(3)]
+    alone = {below: iter((0.98, 0.99, 0.97)), above: iter((0.96, 0.965, 0.99))}
+    decided = sweep.settled(rounds, pytest.fail, lambda point: next(alone[point]))
+    assert [[seen[point].first.harvest for seen in decided] for point in harvests] == [
+        [0.99, 0.9, 0.98], [0.98, 0.99, 0.97], [0.96, 0.965, 0.99],
+    ]  # fmt: skip
+    figure = next(f for f in sweep.judged(decided) if f.name == "sweep_harvest_ratio")
+    assert (figure.value, figure.verdict) == (0.965, "short")
 
 
 def test_launches_that_stay_in_the_driver_are_short_in_a_line_of_their_own() -> None:

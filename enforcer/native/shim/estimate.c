@@ -123,6 +123,11 @@ bool qg_function_ends(const struct qg_function *function, uint64_t ran_ns, struc
     return count;
 }
 
+bool qg_function_calls_last(const struct qg_function *function)
+{
+    return function->vague >= QG_VAGUES;
+}
+
 /* The key stays: an emptied slot would hide those that were put behind it. */
 void qg_function_forget(struct qg_functions *functions, const void *key)
 {

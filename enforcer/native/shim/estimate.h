@@ -68,6 +68,9 @@ struct qg_ends {
 };
 bool qg_function_ends(const struct qg_function *function, uint64_t ran_ns, struct qg_ends *ends);
 
+/* Launching it took a good part of its time again and again: so does its work, for all that is known. */
+bool qg_function_calls_last(const struct qg_function *function);
+
 /* The handle means another function from now on, or none. */
 void qg_function_forget(struct qg_functions *functions, const void *key);
 

@@ -22,6 +22,7 @@
 #define HOLD_NS 150000u           /* beside offline work so much goes before the arbiter said that the card is free */
 #define LONGEST_HOLD_NS 2000000u  /* an arbiter that lives tells sooner */
 #define LONGEST_SPENT_NS 100000000u /* so long the arbiter may be late, and nobody launches more than he may */
+#define CALL_NS 300000u           /* what a launch call takes, and the driver's way from there to the card */
 #define ROOMY_NS 5000000u         /* from such a window on not each launch is looked at: nobody waits for the card */
 #define ROOMY_PARTS 8u            /* ... but so that those between two looks fill at most this part of it */
 #define UNMARKED_NS 250000u       /* where others wait, more than this does not stay without a marker: its end must be seen */
@@ -52,6 +53,7 @@ static __thread struct qg_stream *entering __attribute__((tls_model("initial-exe
 static __thread struct booking {
     uint64_t ns, low_ns;
 } booking __attribute__((tls_model("initial-exec"))); /* for the one launch that enters */
+static __thread uint64_t entering_ns __attribute__((tls_model("initial-exec"))); /* in flight with what this thread launches */
 __thread bool qg_window_queued __attribute__((tls_model("initial-exec")));
 
 void qg_window_after_fork(void)
@@ -143,6 +145,24 @@ static void not_entering(void)
     entering = NULL;
 }
 
+/* How long all that is in flight is to take, of which the last is about to enter the driver. Until the call returns nobody can
+ * tell whether it is on the card, so that more than a call's time is not claimed for it, unless such calls always last. */
+static void show(struct qg_pages *pages, const struct qg_work *work, uint64_t sum_ns, uint64_t own_ns)
+{
+    bool lasts = !work->function || qg_function_calls_last(qg_function_of(&qg_functions, work->function));
+    entering_ns = sum_ns + own_ns;
+    __atomic_store_n(&pages->proc->inflight_us, (lasts || own_ns < CALL_NS ? sum_ns + own_ns : sum_ns + CALL_NS) / 1000,
+                     __ATOMIC_RELAXED);
+}
+
+/* It has entered. Another thread may have shown more meanwhile. */
+static void show_all(struct qg_pages *pages)
+{
+    uint64_t us = entering_ns / 1000;
+    if (__atomic_load_n(&pages->proc->inflight_us, __ATOMIC_RELAXED) < us)
+        __atomic_store_n(&pages->proc->inflight_us, us, __ATOMIC_RELAXED);
+}
+
 /* Booked under lock, so that two threads cannot both take the last room. True: the launch shall be timed. */
 static bool book(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work, uint64_t estimate,
                  struct qg_look *at)
@@ -158,7 +178,7 @@ static bool book(struct qg_stream *stream, struct qg_pages *pages, const struct 
     entering = stream;
     booking = (struct booking){estimate, least};
     qg_stream_works(stream);
-    __atomic_store_n(&pages->proc->inflight_us, (at->inflight.sum_ns + estimate) / 1000, __ATOMIC_RELAXED);
+    show(pages, work, at->inflight.sum_ns, estimate * work->times);
     if (!at->inflight.sum_ns) {
         at->inflight.first_ns = at->first_ns = estimate * work->times;
         at->inflight.first_low_ns = at->first_low_ns = least * work->times;
@@ -452,6 +472,7 @@ void qg_window_leave(struct qg_stream *stream, CUresult result)
     entering = NULL;
     bool due = stream->open_ns >= most || stream->again; /* or somebody wanted one while this launch was under way */
     pthread_mutex_unlock(&stream->lock);
+    show_all(pages);
     if (due)
         qg_mark(stream);
     qg_depth--;

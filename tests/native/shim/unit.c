@@ -152,9 +152,11 @@ static void stalled_launches_teach_nothing(void)
     CHECK(qg_function_estimate(record, 275000) == 200000 && qg_function_least(record) == 200000);
     for (unsigned i = 0; i < QG_VAGUES; i++)
         qg_function_learn(&functions, f, 50280000, 50000000, 0, true);
-    CHECK(qg_function_estimate(record, 275000) == 200000);
+    CHECK(qg_function_estimate(record, 275000) == 200000 && qg_function_calls_last(record));
     qg_function_learn(&functions, f, 50280000, 50000000, 0, true); /* it is always so */
-    CHECK(qg_function_estimate(record, 275000) == 280000);
+    CHECK(qg_function_estimate(record, 275000) == 280000 && qg_function_calls_last(record));
+    qg_function_learn(&functions, f, 280000, 3000, 0, true);
+    CHECK(!qg_function_calls_last(record));
 }
 
 int main(void)
