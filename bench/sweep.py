@@ -250,7 +250,7 @@ def settled(
 def figures(quick: bool) -> Iterator[Figure]:
     """Every promise over all points."""
     points, count, rounds = ((CORNERS[0], CORNERS[-1]), 8, 1) if quick else (POINTS, 21, ROUNDS)
-    found = [
+    found: list[Seen] = [
         {point: Found(measure(point, count), measure_further(point, count)) for point in points}
         for _ in range(rounds)
     ]

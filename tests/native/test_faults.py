@@ -210,7 +210,7 @@ def longest_hole_ms(rig: Rig, begin_ns: int, end_ns: int) -> float:
 
 
 def test_one_launch_that_stalls_is_passed_over_at_once_however_long_its_kernels_are(rig: Rig) -> None:
-    """A launch that has not returned may be on the card for all that anybody knows, but launches take no milliseconds."""
+    """Until a launch returns it may be on the card, for all that anybody knows; but no launch takes milliseconds."""
     slow = rig.workload(rig.grants[OFFLINE], *ENDLESS[:2], "--iters", "10000000", "--no-sync-each=1000000")
     well = rig.workload(rig.grants[NEIGHBOUR], *ENDLESS[:2], "--iters", "1000000", "--no-sync-each=1000000")
     works(rig, OFFLINE, "its kernels are known", 5, 40)

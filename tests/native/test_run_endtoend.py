@@ -190,7 +190,9 @@ def test_private_daemons_start_serve_and_leave_nothing(start):
     assert chain.said("run", "--start", *config, "--", "sh", "-c", "kill -TERM $$")[0] == -signal.SIGTERM
     code, _, err = chain.said("run", "--start", *config, "--mem", "900G", "--", "true")
     assert code == 125 and "do not fit" in err
-    assert set(Path("/run").glob("qgpu-run-*")) == before
+    until(
+        lambda: set(Path("/run").glob("qgpu-run-*")) <= before
+    )  # other tests make and remove some meanwhile
 
 
 def test_private_daemons_forward_signals_and_die_with_the_command(start):

@@ -315,17 +315,22 @@ def test_two_hundred_stops_change_nothing(tmp_path: Path) -> None:
 def test_contexts_come_and_go_while_somebody_commands(tmp_path: Path, per_context: bool) -> None:
     """Orders hit groups that are just made or destroyed: refused or carried out, never anything worse."""
     code = """
-        import threading, sim_rm
+        import sys, threading, sim_rm
         g = Cuda(); print(sim_rm.files()[0], flush=True)
+        enough = threading.Event()
         def work():
-            for _ in range(25):
+            left = 25
+            while left > 0 or not enough.is_set():
+                left -= 1
                 ctx, s = c.c_void_p(), c.c_void_p()
                 g.call("cuCtxCreate_v2", c.byref(ctx), 0, 0)
                 for _ in range(5): g.launch(300)
                 g.call("cuCtxDestroy_v2", ctx)
         threads = [threading.Thread(target=work) for _ in range(4)]
-        [t.start() for t in threads]; [t.join() for t in threads]; print("done", flush=True)
+        [t.start() for t in threads]; sys.stdin.readline(); enough.set()
+        [t.join() for t in threads]; print("done", flush=True)
     """
+    wanted = {OK, BAD_CLIENT if per_context else NOT_FOUND}
     with simulator(tmp_path, client_per_context=per_context) as sim:
         process = spawn(sim, code)
         assert process.stdout
@@ -346,12 +351,13 @@ def test_contexts_come_and_go_while_somebody_commands(tmp_path: Path, per_contex
         threads = [threading.Thread(target=command, args=(seed,)) for seed in range(3)]
         for thread in threads:
             thread.start()
-        out, err = process.communicate(timeout=120)
+        until(lambda: seen >= wanted or process.poll() is not None, 60)
+        out, err = process.communicate("\n", timeout=60)
         for thread in threads:
             thread.join()
         os.close(fd)
         assert (process.returncode, out.strip()) == (0, "done"), err
-        assert seen >= {OK, BAD_CLIENT if per_context else NOT_FOUND}
+        assert seen >= wanted
         assert seen <= {OK, NOT_FOUND, BAD_CLIENT}
         run(sim, "g = Cuda(); g.launch(10); g.call('cuCtxSynchronize')")
 
