@@ -99,3 +99,18 @@ def test_refused_work_delays_nothing_where_no_marker_can_follow(rig: Rig) -> Non
     """
     out, err = ended(python(rig, code, JOB))
     assert (out.split(), err) == (["1"] * 3 + ["True"], "")
+
+
+def test_without_markers_work_counts_as_over_in_time_though_the_driver_cannot_be_asked(rig: Rig) -> None:
+    """While a stream captures it cannot; each launch then waited for all before it, up to 64 ms and the sum of them."""
+    rig.fault("error call=cuMemHostRegister code=801")
+    code = """
+    d = Cuda(); real, other, graph = d.stream(), d.stream(), c.c_void_p()
+    d.launch(1000, real); d.call("cuCtxSynchronize")
+    d.call("cuStreamBeginCapture_v2", other, 2); begun = time.monotonic()
+    for _ in range(150): d.launch(1000, real)
+    print(time.monotonic() - begun < 3)
+    d.call("cuStreamEndCapture", other, c.byref(graph)); d.call("cuCtxSynchronize")
+    """
+    out, err = ended(python(rig, code, JOB))
+    assert (out.split(), err) == (["True"], "")

@@ -389,8 +389,24 @@ static bool asked_over(struct qg_stream *stream)
     return over;
 }
 
+/* No marker tells, and while something captures the driver cannot be asked. Its work has had the time that it was to take, and some
+ * more: without this all of it would count as unfinished until that capture ends, and each launch wait for the sum. */
+static void take_for_over(struct qg_stream *stream)
+{
+    pthread_mutex_lock(&stream->context->lock);
+    bool refused = stream->context->refused;
+    pthread_mutex_unlock(&stream->context->lock);
+    if (!refused)
+        return;
+    pthread_mutex_lock(&stream->lock);
+    qg_nothing_open(stream);
+    pthread_mutex_unlock(&stream->lock);
+}
+
 bool qg_stream_over(struct qg_stream *stream)
 {
+    if (__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE))
+        take_for_over(stream);
     if (__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) || elsewhere(stream) || !call_begins(stream, false, true))
         return false;
     pthread_mutex_lock(&stream->lock);
