@@ -59,10 +59,13 @@ static void may_be_longer(struct qg_function *function, uint64_t own_ns)
 /* A driver call that stalls makes a sample so long that nothing else would ever show the estimate to be wrong soon. */
 static bool too_vague(struct qg_function *function, uint64_t took_ns, uint64_t gap_ns)
 {
-    if (gap_ns < QG_VAGUE_NS || gap_ns <= took_ns / 4)
+    if (gap_ns < QG_VAGUE_NS || gap_ns <= took_ns / 4) {
+        function->call_ns -= function->call_ns / 8;
+        function->call_ns = function->call_ns > gap_ns ? function->call_ns : gap_ns;
         function->vague = 0;
-    else if (function->vague < QG_VAGUES)
+    } else if (function->vague < QG_VAGUES) {
         return ++function->vague;
+    }
     return false;
 }
 
@@ -123,9 +126,9 @@ bool qg_function_ends(const struct qg_function *function, uint64_t ran_ns, struc
     return count;
 }
 
-bool qg_function_calls_last(const struct qg_function *function)
+uint64_t qg_function_call_ns(const struct qg_function *function)
 {
-    return function->vague >= QG_VAGUES;
+    return qg_function_new(function) || function->vague >= QG_VAGUES ? UINT64_MAX : 2 * function->call_ns;
 }
 
 /* The key stays: an emptied slot would hide those that were put behind it. */
@@ -135,6 +138,7 @@ void qg_function_forget(struct qg_functions *functions, const void *key)
     if (function) {
         function->samples = function->launches = function->shorter = function->doubts = function->kept = 0;
         function->vague = 0;
+        function->call_ns = 0;
         function->waits = false;
         function->proven = 0;
         memset(function->recent_us, 0, sizeof(function->recent_us));

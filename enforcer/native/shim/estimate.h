@@ -32,6 +32,7 @@ struct qg_function {
     uint32_t doubts;               /* rises by QG_DOUBT with a sample that may be longer than the estimate, falls by one with others */
     uint64_t doubted_ns;           /* the shortest of those */
     uint32_t shorter;              /* samples on end that took less than three quarters of the estimate */
+    uint64_t call_ns;              /* the longest launch call of late, less an eighth for each since */
     uint32_t vague;                /* samples on end that were dropped, since launching took too much of them */
     uint32_t kept;                 /* samples that went into the next */
     uint32_t recent_us[QG_RECENT]; /* the last of them; 0: none yet */
@@ -68,8 +69,9 @@ struct qg_ends {
 };
 bool qg_function_ends(const struct qg_function *function, uint64_t ran_ns, struct qg_ends *ends);
 
-/* Launching it took a good part of its time again and again: so does its work, for all that is known. */
-bool qg_function_calls_last(const struct qg_function *function);
+/* How long a launch of it is inside the driver at most, usually: twice the longest of late. As long as its work lasts, for all that
+ * is known, where little is, or where launching took a good part of its time again and again: UINT64_MAX. */
+uint64_t qg_function_call_ns(const struct qg_function *function);
 
 /* The handle means another function from now on, or none. */
 void qg_function_forget(struct qg_functions *functions, const void *key);

@@ -146,12 +146,14 @@ static void not_entering(void)
 }
 
 /* How long all that is in flight is to take, of which the last is about to enter the driver. Until the call returns nobody can
- * tell whether it is on the card, so that more than a call's time is not claimed for it, unless such calls always last. */
+ * tell whether it is on the card, so that no more is claimed for it than such a call takes. */
 static void show(struct qg_pages *pages, const struct qg_work *work, uint64_t sum_ns, uint64_t own_ns)
 {
-    bool lasts = !work->function || qg_function_calls_last(qg_function_of(&qg_functions, work->function));
+    uint64_t call_ns = work->function ? qg_function_call_ns(qg_function_of(&qg_functions, work->function)) : UINT64_MAX;
+    if (call_ns < CALL_NS)
+        call_ns = CALL_NS;
     entering_ns = sum_ns + own_ns;
-    __atomic_store_n(&pages->proc->inflight_us, (lasts || own_ns < CALL_NS ? sum_ns + own_ns : sum_ns + CALL_NS) / 1000,
+    __atomic_store_n(&pages->proc->inflight_us, (sum_ns + (own_ns < call_ns ? own_ns : call_ns)) / 1000,
                      __ATOMIC_RELAXED);
 }
 

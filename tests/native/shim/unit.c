@@ -152,11 +152,16 @@ static void stalled_launches_teach_nothing(void)
     CHECK(qg_function_estimate(record, 275000) == 200000 && qg_function_least(record) == 200000);
     for (unsigned i = 0; i < QG_VAGUES; i++)
         qg_function_learn(&functions, f, 50280000, 50000000, 0, true);
-    CHECK(qg_function_estimate(record, 275000) == 200000 && qg_function_calls_last(record));
+    CHECK(qg_function_estimate(record, 275000) == 200000 && qg_function_call_ns(record) == UINT64_MAX);
     qg_function_learn(&functions, f, 50280000, 50000000, 0, true); /* it is always so */
-    CHECK(qg_function_estimate(record, 275000) == 280000 && qg_function_calls_last(record));
+    CHECK(qg_function_estimate(record, 275000) == 280000 && qg_function_call_ns(record) == UINT64_MAX);
     qg_function_learn(&functions, f, 280000, 3000, 0, true);
-    CHECK(!qg_function_calls_last(record));
+    CHECK(qg_function_call_ns(record) == 6000);
+    qg_function_learn(&functions, f, 10280000, 2000000, 0, true); /* a large graph: launching takes its time */
+    qg_function_learn(&functions, f, 10280000, 1000000, 0, true);
+    CHECK(qg_function_call_ns(record) == 3500000);
+    qg_function_forget(&functions, f);
+    CHECK(qg_function_call_ns(record) == UINT64_MAX);
 }
 
 int main(void)
