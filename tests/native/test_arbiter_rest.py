@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from arbiter_support import Tenant, arbiter, grant, settings, wait_for
 
 pytestmark = pytest.mark.native
 RELEASE_NS = 100_000_000
+LOOKED_LATE_NS = 80_000_000
 
 
 def tell(online: Tenant) -> int:
@@ -44,3 +46,27 @@ def test_brief_work_counts_whatever_was_told_before_it(tmp_path: Path, told: boo
             online.finish()  # over before anybody looks
             since = tell(online) if told else since
             assert released_ns(offline, before + 2) - since >= RELEASE_NS, "counted from what was told before"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_told_end_counts_and_not_the_look_that_finds_it(tmp_path: Path, told: bool) -> None:
+    """The arbiter is kept from looking when the work ends, so that its look comes far later than its timers are."""
+    on, off = grant(1, "online"), grant(2, "offline")
+    with arbiter(tmp_path) as one, one.link() as link:
+        link.sync([settings()], [on, off])
+        online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
+        wait_for(lambda: not offline.closed, "offline may run")
+        before = offline.gate.changes
+        assert online.begin()
+        wait_for(lambda: offline.closed, "offline closed by the online launch")
+        one.process.send_signal(signal.SIGSTOP)
+        ended = time.monotonic_ns()
+        online.finish()
+        if told:
+            ended = tell(online)
+        time.sleep(LOOKED_LATE_NS / 1e9)
+        looked = time.monotonic_ns()
+        one.process.send_signal(signal.SIGCONT)
+        released = released_ns(offline, before + 2)
+    assert released - (ended if told else looked) >= RELEASE_NS
+    assert not told or released - looked < RELEASE_NS, "counted from the look"

@@ -26,6 +26,20 @@ def test_who_waited_for_its_work_tells_since_when_it_rests(
     assert arbiter.card.proc("rests_launches") == 8 and arbiter.card.proc("rests_ns") > first
 
 
+@pytest.mark.parametrize("size, launches", [(64, 7), (4 << 20, 8)])
+def test_who_fetched_the_result_of_its_work_tells_it_too(
+    arbiter: s.FakeArbiter, probe: s.Probe, size: int, launches: int
+) -> None:
+    assert probe.ask("launch 0 0x10 7") == 0
+    before = time.monotonic_ns()
+    assert probe.ask(f"invoke cuMemcpyDtoH_v2 big 0x1000 {size}") == 0
+    first = arbiter.card.proc("rests_ns")
+    assert before < first < time.monotonic_ns()
+    assert arbiter.card.proc("rests_launches") == arbiter.card.proc("launches") == launches
+    assert probe.ask("invoke cuMemcpyDtoH_v2 big 0x1000 64") == 0
+    assert arbiter.card.proc("rests_ns") == first, "nothing was launched since"
+
+
 def test_who_has_work_elsewhere_does_not_rest(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     assert probe.ask("hold 1") == 0
     assert probe.ask("launch 0 0x10 5") == 0

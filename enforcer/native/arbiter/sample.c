@@ -419,7 +419,9 @@ static void book_holding(struct tenant *t, uint64_t dt, uint64_t now) {
     const struct card *card = t->card;
     const struct qp_tenant *q = &card->policy.tenant[t->index];
     if (t->job_class != QG_CLASS_ONLINE || !q->worked) return;
-    if (q->hung || ar_since(q->last_work_ns, now) < card->policy.idle_release_ns + dt) t->held_ns += dt;
+    uint64_t quiet = ar_since(q->last_work_ns, now), release = card->policy.idle_release_ns;
+    uint64_t let_go = q->hung || quiet < release ? 0 : quiet - release;
+    if (let_go < dt) t->held_ns += dt - let_go;
 }
 
 /* Books the interval since the last call; called right after a decision, which has charged the same interval. */

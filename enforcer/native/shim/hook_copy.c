@@ -21,14 +21,16 @@ struct qg_stream *qg_copy_begin(CUstream stream, bool ptsz, bool waits, struct q
     return entered;
 }
 
+/* A small one waits for the work before it as a large one does: many a program fetches its result so, and never asks again. */
 void qg_copy_end(struct qg_stream *stream, bool waits, CUresult result)
 {
     qg_leave(stream, result);
-    if (!stream || !waits)
+    if (!waits || !qg_governed || qg_depth)
         return;
-    qg_observe_stream(stream->handle, false); /* it is over, and nobody may ever ask again */
+    if (stream)
+        qg_observe_stream(stream->handle, false); /* it is over, and nobody may ever ask again */
     if (result == CUDA_SUCCESS)
-        qg_tell_rest(true);
+        qg_tell_rest(stream);
 }
 
 #define QG_ROUTE QG_HOST_LINK

@@ -98,6 +98,7 @@ static void begin_slot(struct qg_proc *proc)
     __atomic_store_n(&proc->ends_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->turn_ns, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->rests_ns, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&proc->rests_launches, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&proc->contexts, 0, __ATOMIC_RELAXED);
 }
 

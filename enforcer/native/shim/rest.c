@@ -22,8 +22,10 @@ static bool rests(const struct qg_proc *proc)
     return !left;
 }
 
-/* The launches are read first: who launches meanwhile makes the two words disagree with its count, and then they say nothing.
- * Who only asked, again and again, has said it already. */
+/* The launches are read first: who counts one later makes the two words disagree with its count, and then they say nothing.
+ * One that another thread has counted and not made yet is covered by them: where the arbiter finds it at work they are not
+ * believed, and where it was too brief for that offline comes sooner by a look at most. Who only asked, again and again, has
+ * said it already. */
 static void tell(struct qg_proc *proc, bool slept)
 {
     uint64_t count = launches(proc);

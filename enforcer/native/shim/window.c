@@ -19,6 +19,7 @@
 #define COPY_SETUP_NS 5000u
 #define LEAD_NS 40000u            /* work longer than the window is queued so long before what runs will end */
 #define EARLY_PARTS 32u           /* an end that nobody saw is taken for so much of the estimate sooner: those err upwards, and errors add up */
+#define EARLIEST_NS 40000u        /* ... but for so much sooner than it may have been at the latest: what is queued too soon, online waits for */
 #define HOLD_NS 150000u           /* beside offline work so much goes before the arbiter said that the card is free */
 #define LONGEST_HOLD_NS 2000000u  /* an arbiter that lives tells sooner */
 #define LONGEST_SPENT_NS 100000000u /* so long the arbiter may be late, and nobody launches more than he may */
@@ -40,6 +41,7 @@ static struct progress {
     uint64_t sum_ns;    /* unfinished at the last look */
     uint64_t looked_ns; /* when that was */
     uint64_t began_ns;  /* since when what runs now runs, as far as can be told */
+    uint64_t latest_ns; /* ... and at the latest */
     struct qg_patience patience;
 } progress[QG_MAX_CARDS];  /* under lock */
 static struct hold {
@@ -222,6 +224,21 @@ void qg_window_calm(struct qg_seen *seen)
         seen->skip = seen->granted = (uint16_t)(calm - (calm > 1 ? (qg_tick() >> 6) % (calm / 2) : 0));
 }
 
+/* Something has ended since the last look. When, is said best by how long it was to take: after the last look that found it
+ * unfinished, and before this one. */
+static void move_on(struct progress *seen, uint64_t took, uint64_t now)
+{
+    uint64_t latest = seen->latest_ns + took, ended = seen->began_ns + took - took / EARLY_PARTS;
+    if (latest > now)
+        latest = now;
+    if (ended < seen->looked_ns)
+        ended = seen->looked_ns;
+    if (ended + EARLIEST_NS < latest)
+        ended = latest - EARLIEST_NS;
+    seen->began_ns = ended < latest ? ended : latest;
+    seen->latest_ns = latest;
+}
+
 static void look_at(struct qg_look *at, struct qg_card *card)
 {
     qg_inflight_of(card, &at->inflight);
@@ -229,10 +246,9 @@ static void look_at(struct qg_look *at, struct qg_card *card)
     uint64_t sum = at->inflight.sum_ns;
     struct progress *seen = &progress[card - qg_cards];
     if (!sum) {
-        seen->began_ns = at->now;
-    } else if (sum < seen->sum_ns) { /* since the last look; when, is said best by how long it was to take */
-        uint64_t took = seen->sum_ns - sum, ended = seen->began_ns + took - took / EARLY_PARTS;
-        seen->began_ns = ended < seen->looked_ns ? seen->looked_ns : ended < at->now ? ended : at->now;
+        seen->began_ns = seen->latest_ns = at->now;
+    } else if (sum < seen->sum_ns) {
+        move_on(seen, seen->sum_ns - sum, at->now);
     }
     if (sum < at->last)
         at->moved = at->now;
