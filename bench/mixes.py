@@ -1,20 +1,23 @@
 """Shares where tenants are not alike: long kernels beside short ones, copies beside kernels, several processes, many
 tenants, some that come and go, online among online, one alone on an idle card.
 
-The table of `shares` has offline tenants that all do the same. Here each line is one run of ten seconds, judged by the
+The table of `shares` has offline tenants that all do the same. Here each line is of ten seconds, judged by the
 same judge and the same targets. What fixed-share promises as a bound is judged in two lines of its own: no tenant ever
-above its N + 1 % of the run, nor above N % and one kernel of its own in any second.
+above its N + 1 % of the run, nor above N % and one kernel of its own in any second. Runs that come near a target, on
+either side of it, are made three times, as there: the median of the errors counts, and the worst of what is a bound.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from bench.figures import Figure
+from bench.figures import NEAR, Figure, enough_runs
 from bench.scene import Actor, Scene, calm_play, endless
 from bench.shares import SWITCH_US, TARGET, TARGET_1S, Errors, S, judge
+from bench.shares import of_runs as errors_of_runs
 from enforcer import shares as sh
 from gres.config import JobClass
 
@@ -199,6 +202,25 @@ class Outcome:
     executed: float  # the error by kernels alone
     steady: Errors | None = None
     above_1s: float | None = None  # of fixed-share: beyond N % and a kernel of the tenant's own
+    runs: int = 1
+
+    def near(self, mix: Mix) -> bool:
+        """Whether another run could come to the other verdict."""
+        by_second = self.steady.worst_1s if self.steady and mix.longest_us <= LONGEST_JUDGED_1S_US else 0.0
+        return self.total > NEAR * TARGET or by_second > NEAR * TARGET_1S
+
+
+def of_runs(runs: Sequence[Outcome]) -> Outcome:
+    """What several runs of one mix say: the median of the errors, the worst of what is a bound."""
+    steady = [run.steady for run in runs if run.steady]
+    above = [run.above_1s for run in runs if run.above_1s is not None]
+    return Outcome(
+        statistics.median(run.total for run in runs),
+        statistics.median(run.executed for run in runs),
+        errors_of_runs(steady) if steady else None,
+        max(above, default=None),
+        len(runs),
+    )
 
 
 def above_1s(scene: Scene, mix: Mix) -> float:
@@ -236,6 +258,15 @@ def run(together: Sequence[Mix], seconds: float) -> list[Outcome]:
     return [outcome(scene, mix) for mix in placed]
 
 
+def settled(together: Sequence[Mix], seconds: float) -> list[Outcome]:
+    """The same as `run`, of one run where that is enough."""
+    runs = enough_runs(
+        lambda: run(together, seconds),
+        lambda found: any(seen.near(mix) for mix, seen in zip(together, found, strict=True)),
+    )
+    return [of_runs(each) for each in zip(*runs, strict=True)]
+
+
 def beside_online(seconds: float) -> Figure:
     """What an offline job gets while one of two online jobs always has work: nothing."""
     offline = Actor(220, "offline", 100, endless(1000))
@@ -246,12 +277,12 @@ def beside_online(seconds: float) -> Figure:
 
 
 def line(mix: Mix, found: Outcome) -> Figure:
-    """The error over all of one run."""
+    """The error over all of its time."""
     note = "(weights of those who are there)"
     if steady := found.steady:
         note = f"(worst second {steady.worst_1s:.2f}; {steady.price.switches_per_s:.0f} changes/s; "
         note += f"by kernels alone {found.executed:.2f})"
-    return Figure(mix.figure, found.total, "points", TARGET, "<=", 1, note)
+    return Figure(mix.figure, found.total, "points", TARGET, "<=", found.runs, note)
 
 
 def worst(name: str, found: Mapping[str, float], target: float) -> Figure:
@@ -283,7 +314,7 @@ def figures(quick: bool) -> Iterator[Figure]:
     todo = mixes(seconds)
     for first in range(0, len(todo), TOGETHER):
         together = todo[first : first + TOGETHER]
-        for mix, seen in zip(together, run(together, seconds), strict=True):
+        for mix, seen in zip(together, settled(together, seconds), strict=True):
             found[mix.name] = mix, seen
             yield line(mix, seen)
     yield from over_all(found)

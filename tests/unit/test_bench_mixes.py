@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -165,3 +166,16 @@ def test_the_help_says_how_long_it_takes() -> None:
     said = CliRunner().invoke(program.main, ["--help"])
     assert said.exit_code == 0 and "minutes" in said.output and "window" in said.output
     assert not set(program.ON_DEMAND) & set(program.SCENARIOS)
+
+
+def test_runs_of_one_mix_are_judged_by_their_medians_and_bounds_by_the_worst() -> None:
+    scene, mix = fixed_scene(piece(0, 280, 1), piece(280, 995, 2))
+    seen = mixes.outcome(scene, mix)
+    assert seen.near(mix) and seen.steady and seen.above_1s is not None
+    good = replace(seen, total=0.1, steady=replace(seen.steady, worst_1s=0.2), above_1s=seen.above_1s - 1)
+    assert not good.near(mix)
+    late = replace(good, steady=replace(seen.steady, worst_1s=5))
+    assert late.near(mix) and not late.near(replace(mix, longest_us=30_000))
+    found = mixes.of_runs([good, seen, good])
+    assert found.steady and (found.total, found.steady.worst_1s, found.runs) == (0.1, 0.2, 3)
+    assert found.above_1s == seen.above_1s
