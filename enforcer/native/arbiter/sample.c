@@ -116,7 +116,8 @@ static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool mark
         watch_held(t, s, held, reached, now);
         uint64_t contexts = at_most(READ_ONCE(page->contexts), MAX_CONTEXTS);
         v->more_contexts += contexts > 1 ? (uint32_t)contexts - 1 : 0;
-        v->inflight_us += at_most(READ_ONCE(page->inflight_us), QP_DEEP_WINDOW_US);
+        if (unmarked || pending) /* else it is of work that has ended */
+            v->inflight_us += at_most(READ_ONCE(page->inflight_us), QP_DEEP_WINDOW_US);
         v->frozen |= held && (unmarked || pending);
         v->unmarked |= unmarked && !held;
         v->pending |= pending && !held;

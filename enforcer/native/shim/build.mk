@@ -77,8 +77,8 @@ $(BUILD)/test/shim-probe: $(SHIM_PROBE) tests/native/shim/probe.h bench/native/s
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -Ibench/native -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $(SHIM_PROBE) -ldl -lpthread
 
-SHIM_UNIT := tests/native/shim/unit.c $(SHIM_DIR)/ledger.c $(SHIM_DIR)/estimate.c
-$(BUILD)/test/shim-unit: $(SHIM_UNIT) $(SHIM_DIR)/ledger.h $(SHIM_DIR)/estimate.h
+SHIM_UNIT := tests/native/shim/unit.c $(addprefix $(SHIM_DIR)/,ledger.c estimate.c begun.c)
+$(BUILD)/test/shim-unit: $(SHIM_UNIT) $(addprefix $(SHIM_DIR)/,ledger.h estimate.h begun.h)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) -o $@ $(SHIM_UNIT)
 

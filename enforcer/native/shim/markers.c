@@ -390,7 +390,8 @@ static bool asked_over(struct qg_stream *stream)
 }
 
 /* No marker tells, and while something captures the driver cannot be asked. Its work has had the time that it was to take, and some
- * more: without this all of it would count as unfinished until that capture ends, and each launch wait for the sum. */
+ * more: without this all of it would count as unfinished until that capture ends, and each launch wait for the sum. Not while a
+ * call is on its way into the stream: what it brings has had no time yet, and its books are open. */
 static void take_for_over(struct qg_stream *stream)
 {
     pthread_mutex_lock(&stream->context->lock);
@@ -399,7 +400,8 @@ static void take_for_over(struct qg_stream *stream)
     if (!refused)
         return;
     pthread_mutex_lock(&stream->lock);
-    qg_nothing_open(stream);
+    if (!stream->calling && !stream->entered && !stream->beginning && !stream->ring_count)
+        qg_nothing_open(stream);
     pthread_mutex_unlock(&stream->lock);
 }
 

@@ -13,7 +13,8 @@
 /* One look at the window. */
 struct qg_look {
     uint64_t now, moved, last; /* when the GPU was last seen to finish something; what was unfinished at the last look */
-    uint64_t began;            /* as in progress */
+    uint64_t began;            /* since when what runs now runs (begun.h) */
+    bool guessed;              /* ... which may be quite wrong */
     uint32_t flags;            /* the gate word */
     bool closed;               /* the gate closed meanwhile */
     bool held;                 /* other work on the card ends first */

@@ -12,14 +12,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "begun.h"
 #include "patience.h"
 #include "waiters.h"
 
 #define COPY_BYTES_PER_US 12000u  /* a cautious host link; only orders of magnitude matter */
 #define COPY_SETUP_NS 5000u
 #define LEAD_NS 40000u            /* work longer than the window is queued so long before what runs will end */
-#define EARLY_PARTS 32u           /* an end that nobody saw is taken for so much of the estimate sooner: those err upwards, and errors add up */
-#define EARLIEST_NS 40000u        /* ... but for so much sooner than it may have been at the latest: what is queued too soon, online waits for */
 #define HOLD_NS 150000u           /* beside offline work so much goes before the arbiter said that the card is free */
 #define LONGEST_HOLD_NS 2000000u  /* an arbiter that lives tells sooner */
 #define LONGEST_SPENT_NS 100000000u /* so long the arbiter may be late, and nobody launches more than he may */
@@ -38,10 +37,8 @@ pthread_mutex_t qg_window_lock = UNLOCKED;
 struct qg_functions qg_functions;
 unsigned qg_let_through, qg_booked;
 static struct progress {
-    uint64_t sum_ns;    /* unfinished at the last look */
-    uint64_t looked_ns; /* when that was */
-    uint64_t began_ns;  /* since when what runs now runs, as far as can be told */
-    uint64_t latest_ns; /* ... and at the latest */
+    uint64_t sum_ns; /* unfinished at the last look */
+    struct qg_begun begun;
     struct qg_patience patience;
 } progress[QG_MAX_CARDS];  /* under lock */
 static struct hold {
@@ -149,22 +146,23 @@ static void not_entering(void)
 
 /* How long all that is in flight is to take, of which the last is about to enter the driver. Until the call returns nobody can
  * tell whether it is on the card, so that no more is claimed for it than such a call takes. */
-static void show(struct qg_pages *pages, const struct qg_work *work, uint64_t sum_ns, uint64_t own_ns)
+static void show(struct qg_pages *pages, const struct qg_work *work, uint64_t sum_ns, uint64_t last_ns)
 {
     uint64_t call_ns = work->function ? qg_function_call_ns(qg_function_of(&qg_functions, work->function)) : UINT64_MAX;
     if (call_ns < CALL_NS)
         call_ns = CALL_NS;
-    entering_ns = sum_ns + own_ns;
-    __atomic_store_n(&pages->proc->inflight_us, (sum_ns + (own_ns < call_ns ? own_ns : call_ns)) / 1000,
+    entering_ns = sum_ns + last_ns;
+    __atomic_store_n(&pages->proc->inflight_us, (sum_ns + (last_ns < call_ns ? last_ns : call_ns)) / 1000,
                      __ATOMIC_RELAXED);
 }
 
 /* It has entered. Another thread may have shown more meanwhile. */
 static void show_all(struct qg_pages *pages)
 {
-    uint64_t us = entering_ns / 1000;
-    if (__atomic_load_n(&pages->proc->inflight_us, __ATOMIC_RELAXED) < us)
-        __atomic_store_n(&pages->proc->inflight_us, us, __ATOMIC_RELAXED);
+    uint64_t us = entering_ns / 1000, shown = __atomic_load_n(&pages->proc->inflight_us, __ATOMIC_RELAXED);
+    while (shown < us && !__atomic_compare_exchange_n(&pages->proc->inflight_us, &shown, us, true, __ATOMIC_RELAXED,
+                                                      __ATOMIC_RELAXED))
+        ;
 }
 
 /* Booked under lock, so that two threads cannot both take the last room. True: the launch shall be timed. */
@@ -182,7 +180,7 @@ static bool book(struct qg_stream *stream, struct qg_pages *pages, const struct 
     entering = stream;
     booking = (struct booking){estimate, least};
     qg_stream_works(stream);
-    show(pages, work, at->inflight.sum_ns, estimate * work->times);
+    show(pages, work, at->inflight.sum_ns + estimate * (work->times - 1), estimate); /* the others have entered before */
     if (!at->inflight.sum_ns) {
         at->inflight.first_ns = at->first_ns = estimate * work->times;
         at->inflight.first_low_ns = at->first_low_ns = least * work->times;
@@ -224,38 +222,23 @@ void qg_window_calm(struct qg_seen *seen)
         seen->skip = seen->granted = (uint16_t)(calm - (calm > 1 ? (qg_tick() >> 6) % (calm / 2) : 0));
 }
 
-/* Something has ended since the last look. When, is said best by how long it was to take: after the last look that found it
- * unfinished, and before this one. */
-static void move_on(struct progress *seen, uint64_t took, uint64_t now)
-{
-    uint64_t latest = seen->latest_ns + took, ended = seen->began_ns + took - took / EARLY_PARTS;
-    if (latest > now)
-        latest = now;
-    if (ended < seen->looked_ns)
-        ended = seen->looked_ns;
-    if (ended + EARLIEST_NS < latest)
-        ended = latest - EARLIEST_NS;
-    seen->began_ns = ended < latest ? ended : latest;
-    seen->latest_ns = latest;
-}
-
 static void look_at(struct qg_look *at, struct qg_card *card)
 {
     qg_inflight_of(card, &at->inflight);
     at->now = qg_now_ns();
     uint64_t sum = at->inflight.sum_ns;
     struct progress *seen = &progress[card - qg_cards];
-    if (!sum) {
-        seen->began_ns = seen->latest_ns = at->now;
-    } else if (sum < seen->sum_ns) {
-        move_on(seen, seen->sum_ns - sum, at->now);
-    }
+    if (!sum)
+        qg_begun_none(&seen->begun, at->now);
+    else if (sum < seen->sum_ns)
+        qg_begun_ended(&seen->begun, seen->sum_ns - sum, at->now);
     if (sum < at->last)
         at->moved = at->now;
-    qg_patience_look(&seen->patience, at, seen->looked_ns, !sum || (sum < at->last && at->last != UINT64_MAX));
+    qg_patience_look(&seen->patience, at, seen->begun.looked_ns, !sum || (sum < at->last && at->last != UINT64_MAX));
     seen->sum_ns = at->last = sum;
-    seen->looked_ns = at->now;
-    at->began = seen->began_ns;
+    seen->begun.looked_ns = at->now;
+    at->began = seen->begun.began_ns;
+    at->guessed = qg_begun_guessed(&seen->begun);
     at->first_ns = at->inflight.first_ns;
     at->first_low_ns = at->inflight.first_low_ns;
     at->expected = false;
@@ -268,7 +251,7 @@ static bool just_in_time(struct qg_look *at, uint64_t estimate, uint64_t window_
 {
     const struct qg_inflight *now = &at->inflight;
     uint64_t lead = estimate + LEAD_NS > window_ns ? LEAD_NS : window_ns - estimate;
-    if (!now->oldest || now->unmarked || now->sum_ns != now->first_ns || !at->first_low_ns)
+    if (!now->oldest || at->guessed || now->unmarked || now->sum_ns != now->first_ns || !at->first_low_ns)
         return false;
     at->due = at->first_ns > lead ? at->first_ns - lead : 0;
     return at->now - at->began >= at->due;
@@ -472,6 +455,8 @@ void qg_window_leave(struct qg_stream *stream, CUresult result)
 {
     struct qg_pages *pages = qg_pages_of(stream->card);
     qg_window_open = false;
+    if (result == CUDA_SUCCESS)
+        show_all(pages); /* before any call of ours, which may block */
     qg_depth++;
     if (sampling && result == CUDA_SUCCESS)
         qg_sample_end(sampling, stream);
@@ -490,7 +475,6 @@ void qg_window_leave(struct qg_stream *stream, CUresult result)
     entering = NULL;
     bool due = stream->open_ns >= most || stream->again; /* or somebody wanted one while this launch was under way */
     pthread_mutex_unlock(&stream->lock);
-    show_all(pages);
     if (due)
         qg_mark(stream);
     qg_depth--;

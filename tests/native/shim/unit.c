@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The pure parts of the shim under AddressSanitizer and UBSan: the ledger against a plain array, and the estimates.
+ * The pure parts of the shim under AddressSanitizer and UBSan: the ledger against a plain array, the estimates, and
+ * when work began.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "begun.h"
 #include "estimate.h"
 #include "ledger.h"
 
@@ -164,12 +166,50 @@ static void stalled_launches_teach_nothing(void)
     CHECK(qg_function_call_ns(record) == UINT64_MAX);
 }
 
+/* One kernel behind the other, each as long as its estimate or by up to `less` shorter, each 50th longer, looked at by a thread that queues the next one
+ * when it believes that the one that runs will end in 40 us, and works for a while between. */
+static void begins_are_told(uint64_t work_ns, uint64_t less_ns, uint64_t longer_ns)
+{
+    uint64_t seed = 7, est = 1000000, began = 1000000, looked = 0, now = began, guessed = 0;
+    struct qg_begun b = {0};
+    qg_begun_none(&b, now);
+    for (int kernel = 0; kernel < 4000; kernel++) {
+        uint64_t late = kernel % 50 == 20 ? longer_ns : 0, end = began + est + late - next(&seed) % less_ns;
+        uint64_t due = b.began_ns + est - 40000, look = due > now ? due : now;
+        CHECK(b.began_ns <= b.latest_ns && b.latest_ns <= now);
+        CHECK(!looked || b.began_ns >= looked);
+        if (!longer_ns)
+            CHECK(began <= b.began_ns + 40000 + less_ns); /* so much too soon, at most */
+        if (qg_begun_guessed(&b) || look >= end) { /* it waits for the end, or comes after it */
+            guessed += qg_begun_guessed(&b);
+            now = began = look > end ? look : end;
+            qg_begun_none(&b, now);
+            looked = 0;
+        } else {
+            now = look + work_ns; /* it runs, the next one is queued, and the one after that has to wait: it looks each 50 us */
+            looked = b.looked_ns = now + 50000 < end ? end - 50000 : look;
+            now = now < end ? end : now;
+            began = end;
+            qg_begun_ended(&b, est, now);
+        }
+        b.looked_ns = now;
+        CHECK(!qg_begun_guessed(&b) || work_ns >= 200000);
+    }
+    CHECK(less_ns > 1 || work_ns < 200000 || guessed); /* estimates that err end in a look that comes too late, and so well */
+}
+
 int main(void)
 {
     ledger_agrees();
     owner_takes_all();
     estimates_learn();
     stalled_launches_teach_nothing();
+    begins_are_told(0, 8000, 0);
+    begins_are_told(100000, 1, 0);
+    begins_are_told(800000, 1, 0);
+    begins_are_told(800000, 8000, 0);
+    begins_are_told(100000, 8000, 50000000);
+    begins_are_told(800000, 1, 300000);
     puts("ok");
     return 0;
 }
