@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from arbiter_support import Tenant, arbiter, grant, settings, wait_for
+from arbiter_support import Arbiter, Tenant, arbiter, grant, settings, wait_for
 
 pytestmark = pytest.mark.native
 RELEASE_NS = 100_000_000
 LOOKED_LATE_NS = 80_000_000
+
+
+@contextlib.contextmanager
+def two_tenants(tmp_path: Path) -> Iterator[tuple[Arbiter, Tenant, Tenant]]:
+    """An arbiter, an online tenant that rests, and an offline one whose gate is open."""
+    on, off = grant(1, "online"), grant(2, "offline")
+    with arbiter(tmp_path) as one, one.link() as link:
+        link.sync([settings()], [on, off])
+        online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
+        wait_for(lambda: not offline.closed, "offline may run")
+        yield one, online, offline
 
 
 def tell(online: Tenant) -> int:
@@ -29,11 +43,7 @@ def released_ns(offline: Tenant, changes: int) -> int:
 
 @pytest.mark.parametrize("told", [True, False])
 def test_brief_work_counts_whatever_was_told_before_it(tmp_path: Path, told: bool) -> None:
-    on, off = grant(1, "online"), grant(2, "offline")
-    with arbiter(tmp_path) as one, one.link() as link:
-        link.sync([settings()], [on, off])
-        online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
-        wait_for(lambda: not offline.closed, "offline may run")
+    with two_tenants(tmp_path) as (_one, online, offline):
         for _ in range(4):
             before = offline.gate.changes
             assert online.begin()
@@ -51,15 +61,12 @@ def test_brief_work_counts_whatever_was_told_before_it(tmp_path: Path, told: boo
 @pytest.mark.parametrize("told", [True, False])
 def test_a_told_end_counts_and_not_the_look_that_finds_it(tmp_path: Path, told: bool) -> None:
     """The arbiter is kept from looking when the work ends, so that its look comes far later than its timers are."""
-    on, off = grant(1, "online"), grant(2, "offline")
-    with arbiter(tmp_path) as one, one.link() as link:
-        link.sync([settings()], [on, off])
-        online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
-        wait_for(lambda: not offline.closed, "offline may run")
+    with two_tenants(tmp_path) as (one, online, offline):
         before = offline.gate.changes
         assert online.begin()
         wait_for(lambda: offline.closed, "offline closed by the online launch")
         one.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, one.process.pid, os.WSTOPPED)  # none of its threads looks any more
         ended = time.monotonic_ns()
         online.finish()
         if told:

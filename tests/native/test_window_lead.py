@@ -21,7 +21,8 @@ AHEAD_US = 300.0  # 40 by the rules, and what a thread is early or late
 
 
 def queues(node: Rig, kernel_us: int, pause_us: int) -> subprocess.Popen[str]:
-    """A program that launches without ever waiting, and does something else between."""
+    """A program that launches without ever waiting, and does something else between, where online may come."""
+    node.grant(ONLINE, "online")
     options = (
         "--no-sync-each=1000000",
         "--gap",
@@ -44,7 +45,6 @@ def test_what_a_program_queues_between_pieces_of_other_work_does_not_come_sooner
 ) -> None:
     """Nobody looks when its kernels end, and what is guessed of one end is built upon for the next."""
     with Rig(tmp_path) as node:
-        node.grant(ONLINE, "online")
         process = queues(node, kernel_us, pause_us)
         node.summary(process)
         ahead = ahead_us(node, process.pid)[LEARNING:]
@@ -58,7 +58,6 @@ def test_one_call_that_stalled_does_not_bring_all_that_follows_too_soon(
 ) -> None:
     """It lasted 50 ms more than its estimate, and the next end is not looked for where that says."""
     with Rig(tmp_path) as node:
-        node.grant(ONLINE, "online")
         process = queues(node, kernel_us, pause_us)
         wait_for("it is known", lambda: max(t.launches for t in node.link.stats()) >= LEARNING)
         node.fault(f"delay call=cuLaunchKernel us=50000 times=1 pid={process.pid}")

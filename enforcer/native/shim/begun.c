@@ -3,7 +3,7 @@
 
 #define EARLY_PARTS 32u     /* an end is taken for so much of the estimate sooner: those err upwards, and errors add up */
 #define EARLIEST_NS 40000u  /* ... but for so much sooner than its latest time: what is queued too soon, online waits for */
-#define SEEN_NS 200000u     /* an end so soon after a look was seen */
+#define SEEN_NS 200000u     /* an end between two looks so close was seen */
 #define MOST_UNSEEN 32u     /* kernels of varying length, and a card that stood still, lead further and further astray */
 
 void qg_begun_none(struct qg_begun *begun, uint64_t now)

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 struct qg_begun {
-    uint64_t looked_ns; /* the last look */
+    uint64_t looked_ns; /* the last look: the caller's to write, when it is done with the one before */
     uint64_t began_ns;  /* what runs began then, as is best believed: never before the last look that found the former unfinished */
     uint64_t latest_ns; /* ... and then at the latest, if nothing takes longer than it is to take */
     unsigned unseen;    /* so many ends on end came when nobody had looked for long */

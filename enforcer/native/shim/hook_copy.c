@@ -21,7 +21,8 @@ struct qg_stream *qg_copy_begin(CUstream stream, bool ptsz, bool waits, struct q
     return entered;
 }
 
-/* A small one waits for the work before it as a large one does: many a program fetches its result so, and never asks again. */
+/* A small one waits for the work before it as a large one does: many a program fetches its result so, and never asks again. It
+ * is no launch of its own, so that where none came before it there is nothing new to tell. */
 void qg_copy_end(struct qg_stream *stream, bool waits, CUresult result)
 {
     qg_leave(stream, result);
@@ -30,7 +31,7 @@ void qg_copy_end(struct qg_stream *stream, bool waits, CUresult result)
     if (stream)
         qg_observe_stream(stream->handle, false); /* it is over, and nobody may ever ask again */
     if (result == CUDA_SUCCESS)
-        qg_tell_rest(stream);
+        qg_tell_rest(stream != NULL);
 }
 
 #define QG_ROUTE QG_HOST_LINK

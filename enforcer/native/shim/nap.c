@@ -6,7 +6,7 @@
 #define SOON_NS 60000u            /* work of uncertain length often ends right after its least */
 #define EXPECTED_PARTS 64u        /* about when it should end it is looked for each so many-th part of its time */
 #define VARIES_PARTS 16u          /* ... and, of a function that takes now long and now short, all the time */
-#define AFTER_NS 5000u            /* so long after its expected end it is over for certain, and a look tells when the next one began */
+#define AFTER_NS 5000u            /* so long after its expected end it is over most often, and a look tells when the next one began */
 #define RESERVE_NS 100000u        /* behind what runs stands so much more: nothing is lost by a late look */
 
 #define LATE_STEP_NS 1000u        /* one wake-up that was later than thought counts so much */

@@ -166,8 +166,8 @@ static void stalled_launches_teach_nothing(void)
     CHECK(qg_function_call_ns(record) == UINT64_MAX);
 }
 
-/* One kernel behind the other, each as long as its estimate or by up to `less` shorter, each 50th longer, looked at by a thread that queues the next one
- * when it believes that the one that runs will end in 40 us, and works for a while between. */
+/* One kernel behind the other, each as long as its estimate or by up to less_ns shorter, each 50th longer, looked at by a
+ * thread that queues the next one when it believes that the one that runs will end in 40 us, and works for a while between. */
 static void begins_are_told(uint64_t work_ns, uint64_t less_ns, uint64_t longer_ns)
 {
     uint64_t seed = 7, est = 1000000, began = 1000000, looked = 0, now = began, guessed = 0;
