@@ -14,6 +14,7 @@ from cli.output import fail
 from cli.report_text import duration
 from gres.config import Config, ConfigError, load_config
 from gres.extension import Action, Given, RunningJob, decide
+from gres.paths import PATHS
 from gres.units import UnitError, parse_duration
 from slurm_plugin import control
 from slurm_plugin.sacct import Runner, SacctError, run
@@ -68,7 +69,7 @@ def one_pass(
 
 @click.command()
 @click.option(
-    "--config", envvar="QGPU_CONFIG", default="/etc/qgpu/qgpu.yaml", show_default=True, help="qgpu.yaml."
+    "--config", envvar="QGPU_CONFIG", default=PATHS.config_file, show_default=True, help="qgpu.yaml."
 )
 @click.option(
     "--ahead", default="5min", show_default=True, help="How long a job must last until the next look."

@@ -14,11 +14,12 @@ from rich.table import Table
 from gres.cards import decide_cards
 from gres.config import Config, ConfigError, NodeGroup, load_config
 from gres.hostlist import expand
+from gres.paths import PATHS
 from gres.request import Decision, RequestError, Submission
 from gres.tables import tables_of
 from gres.units import MIB
 
-DEFAULT_CONFIG = "/etc/qgpu/qgpu.yaml"
+DEFAULT_CONFIG = PATHS.config_file
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from cli.report_model import JobReport, advice, build
 from cli.report_text import lines
 from gres.config import ConfigError, load_config
 from gres.grants import RUN_BASE
+from gres.paths import PATHS
 from gres.units import UnitError, parse_duration
 from slurm_plugin import accounting, sacct
 
-DEFAULT_CONFIG = "/etc/qgpu/qgpu.yaml"
+DEFAULT_CONFIG = PATHS.config_file
 DEFAULT_SINCE = "1d"
 LEFT = 5
 

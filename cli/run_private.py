@@ -26,6 +26,7 @@ from enforcer.fdwait import readable_within, ready
 from enforcer.nvml import NvmlError
 from enforcer.nvml_driver import PynvmlNvml
 from gres.config import Config, ConfigError, load_config
+from gres.paths import PATHS
 from gres.units import Duration
 
 READY_S = 20.0
@@ -41,7 +42,7 @@ FORWARDED = {
     signal.SIGCONT,
     signal.SIGWINCH,
 }
-INSTALLED = {"arbiter": "/usr/libexec/qgpu/qgpu-arbiter", "shim": "/usr/lib/qgpu/1/libcuda.so.1"}
+INSTALLED = {"arbiter": PATHS.arbiter, "shim": PATHS.shim}
 BUILT = {"arbiter": "bin/qgpu-arbiter", "shim": "shim/libcuda.so.1"}
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from enforcer import layout
 from enforcer.simtrace import CardTrace, Requests, TenantTrace, Trace, TraceError
+from gres.paths import PATHS
 from gres.schema import Policy
 
 PROGRAMS = (
     Path(__file__).resolve().parents[1] / "build/bin/qgpu-simulate",
-    Path("/usr/libexec/qgpu/qgpu-simulate"),
+    Path(PATHS.simulate),
 )
 POLICIES: dict[Policy, int] = {
     "best-effort": layout.POLICY_BEST_EFFORT,

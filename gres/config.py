@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from gres.hostlist import expand
+from gres.paths import PATHS
 from gres.reports import LedgerSettings, ReportSettings
 from gres.schema import (
     CLASSES,
@@ -127,13 +128,13 @@ class Config(Section):
 
     version: Literal[1]
     cluster: Word
-    run_dir: AbsPath = "/run/qgpu"
-    state_dir: AbsPath = "/var/lib/qgpu"
+    run_dir: AbsPath = PATHS.run_dir
+    state_dir: AbsPath = PATHS.state_dir
     slurm: SlurmSettings = SlurmSettings()
     driver: DriverSettings = DriverSettings()
-    shim: AbsPath = "/usr/lib/qgpu/1/libcuda.so.1"
+    shim: AbsPath = PATHS.shim
     hook: HookSettings = HookSettings()
-    spank: AbsPath = "/usr/lib/qgpu/qgpu_spank.so"
+    spank: AbsPath = PATHS.spank
     injection: Injection = "preload"
     qos: dict[str, JobClass] = Field(default_factory=dict)
     default_class: JobClass | None = None

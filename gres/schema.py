@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from gres.hostlist import expand
+from gres.paths import PATHS
 from gres.units import Duration, parse_duration, parse_mib
 
 JobClass = Literal["online", "offline"]
@@ -145,7 +146,7 @@ class DriverSettings(Section):
 class HookSettings(Section):
     """The compiled prolog/epilog client, how long it waits, whether it drains a broken node with a reason."""
 
-    client: AbsPath = "/usr/libexec/qgpu/qgpu-hook"
+    client: AbsPath = PATHS.hook
     deadline: Time = Duration(10 * 10**9)
     drain_command: bool = True
     scontrol: AbsPath = "/usr/bin/scontrol"
@@ -334,7 +335,7 @@ class EnforcerSettings(Section):
     slice: Slice = Duration(2 * 10**6)
     lease: Lease = Duration(10 * 10**9)
     grace: Grace = Duration(2 * 10**9)
-    arbiter: AbsPath = "/usr/libexec/qgpu/qgpu-arbiter"
+    arbiter: AbsPath = PATHS.arbiter
     nvml_interval: Time = Duration(10**9)
     nvml_deadline: Time = Duration(2 * 10**9)
     ledger_interval: Time = Duration(2 * 10**9)

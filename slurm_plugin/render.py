@@ -15,6 +15,7 @@ import jinja2
 from gres.config import Config, NodeGroup, for_node
 from gres.hostlist import expand
 from gres.messages import MESSAGES
+from gres.paths import PATHS
 from gres.tables import SCHEMA, tables_of
 from gres.units import format_mib
 
@@ -28,7 +29,7 @@ NAMES = (
     "job_submit.lua",
     "cli_filter.lua",
 )
-ETC_DIR = "/etc/slurm/qgpu"
+ETC_DIR = PATHS.fragments_dir
 
 
 class RenderError(ValueError):

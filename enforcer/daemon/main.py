@@ -28,6 +28,7 @@ from enforcer.nvml_driver import PynvmlNvml
 from enforcer.reporting.attach import NodeObserver
 from gres.config import Config, ConfigError, load_config
 from gres.grants import GrantError, GrantStore
+from gres.paths import PATHS
 
 
 class StartError(RuntimeError):
@@ -108,7 +109,7 @@ def serve(config_path: str, name: str) -> None:
 
 
 @click.command(name="qgpud")
-@click.option("--config", default="/etc/qgpu/qgpu.yaml", show_default=True, help="qgpu.yaml of the cluster.")
+@click.option("--config", default=PATHS.config_file, show_default=True, help="qgpu.yaml of the cluster.")
 @click.option("--node", help="Name of this node in Slurm. Default: the host's short name.")
 @click.option("--foreground", is_flag=True, help="Accepted for clarity: qgpud never leaves the foreground.")
 def main(config: str, node: str | None, foreground: bool) -> None:
