@@ -10,97 +10,87 @@ from pathlib import Path
 from cli import doctor_slurm
 from cli.doctor_result import Check
 from enforcer.nvml import CardInfo
-from gres.config import Config
+from gres.config import Config, Node
 from gres.hostlist import HostlistError, expand
 from gres.identity import IdentityError, identify
+from slurm_plugin.site.conf import Conf, Entry, parse
+from slurm_plugin.site.nodes import gres_lines
+from slurm_plugin.site.sources import Disk
 
 PLUGINS = ("gres_qgpu.so", "gres_qgpu_mem.so")
 SHARDS = 100
 
 
-class GresFileError(ValueError):
-    """gres.conf cannot be read; the text is a sentence."""
-
-
-def _words(line: str) -> dict[str, str]:
-    return {key.lower(): value for key, _, value in (word.partition("=") for word in line.split()) if value}
-
-
-def lines_of(text: str, node: str) -> list[dict[str, str]]:
-    """The lines of gres.conf that hold for a node, keys in small letters. Raises GresFileError."""
-    found = []
-    for line in text.splitlines():
-        words = _words(line.split("#")[0])
-        try:
-            if "name" in words and node in expand(words.get("nodename", node)):
-                found.append(words)
-        except HostlistError as error:
-            raise GresFileError(f"NodeName={words['nodename'][:40]}: {error}") from None
-    return found
-
-
-def _files(lines: Iterable[dict[str, str]], name: str) -> list[tuple[str, dict[str, str]]]:
+def _files(lines: Iterable[Entry], name: str) -> list[tuple[str, Entry]]:
     """Each card of a gres with its line: one per file, one per line where several files are a MIG instance."""
     found = []
-    for words in lines:
-        if words["name"] == name and "multiplefiles" in words:
-            found.append((",".join(expand(words["multiplefiles"])), words))
-        elif words["name"] == name and "file" in words:
-            found += [(path, words) for path in expand(words["file"])]
+    for line in lines:
+        if line.get("Name") == name and line.get("MultipleFiles"):
+            found.append((",".join(expand(line.get("MultipleFiles"))), line))
+        elif line.get("Name") == name and line.get("File"):
+            found += [(path, line) for path in expand(line.get("File"))]
     return found
 
 
-def _shards_fault(lines: list[dict[str, str]], paths: list[str]) -> str:
+def _shards_fault(lines: list[Entry], paths: list[str]) -> str:
     """MIG instances have their shards in one line without files, which Slurm divides evenly; see gres.conf.j2."""
     if any("," in path for path in paths):
         total = [
-            words.get("count", "0") for words in lines if words["name"] == "shard" and "file" not in words
+            line.get("Count", "0") for line in lines if line.get("Name") == "shard" and not line.get("File")
         ]
         if total != [str(SHARDS * len(paths))] or _files(lines, "shard"):
             return f"MIG instances want one shard line, without File and with Count={SHARDS * len(paths)}"
         return ""
-    shards = {path: words.get("count", "0") for path, words in _files(lines, "shard")}
+    shards = {path: line.get("Count", "0") for path, line in _files(lines, "shard")}
     for path in paths:
         if shards.get(path) != str(SHARDS):
             return f"card {path} has {shards.get(path, 'no')} shards, not {SHARDS}"
     return ""
 
 
-def gres_fault(lines: list[dict[str, str]], paths: list[str], model: str) -> str:
+def gres_fault(lines: list[Entry], paths: list[str], model: str) -> str:
     """What in a node's lines differs from qgpu.yaml; empty if nothing does. `paths` has the files of each card."""
     gpus = _files(lines, "gpu")
     if [path for path, _ in gpus] != paths:
         return f"its gpu files are {[path for path, _ in gpus] or 'none'}, those of qgpu.yaml {paths}, in this order"
-    untyped = [path for path, words in gpus if words.get("type") != model]
+    untyped = [path for path, line in gpus if line.get("Type") != model]
     if untyped:
         return f"gpu {untyped[0]} has not Type={model}"
     fault = _shards_fault(lines, paths)
     if fault:
         return fault
-    kinds = {words.get("type") for words in lines if words["name"] == "qgpu"}
+    kinds = {line.get("Type") for line in lines if line.get("Name") == "qgpu"}
     missing = {"online", "offline"} - kinds
-    if missing or not any(words["name"] == "qgpu_mem" for words in lines):
+    if missing or not any(line.get("Name") == "qgpu_mem" for line in lines):
         return f"there is no line for {f'qgpu Type={min(missing)}' if missing else 'qgpu_mem'}"
     return ""
 
 
+def _conf_fault(conf: Conf, name: str, node: Node) -> str:
+    """The first thing that is wrong for a node; empty if nothing is."""
+    lines, faults = gres_lines(conf, name)
+    for fault in (*conf.faults, *faults):
+        return fault.text if fault.file == conf.path else str(fault)
+    try:
+        return gres_fault(lines, [",".join(card.paths) for card in node.cards], node.model)
+    except HostlistError as error:
+        return str(error)
+
+
 def gres_conf(config: Config, name: str, cards: tuple[CardInfo, ...] | None) -> Check:
     """Whether Slurm hands out the cards that the driver has, in the order in which qgpu counts them."""
-    conf = doctor_slurm.slurm_conf()
-    if conf is None:
+    slurm_conf = doctor_slurm.slurm_conf()
+    if slurm_conf is None:
         return Check("gres.conf", "ok", doctor_slurm.NONE)
-    path, node = conf.with_name("gres.conf"), config.node(name)
+    path, node = slurm_conf.with_name("gres.conf"), config.node(name)
     todo = "write there what 'qgpu render gres.conf' prints, and restart slurmctld and slurmd"
-    text = doctor_slurm.read(path)
-    if not text:
+    conf = parse(str(path), Disk(), config.slurm.version)
+    if not conf.entries and not conf.faults:
         return Check("gres.conf", "fail", f"{path} is not there, or empty", todo)
-    try:
-        fault = gres_fault(lines_of(text, name), [",".join(card.paths) for card in node.cards], node.model)
-    except (GresFileError, HostlistError) as error:
-        fault = str(error)
+    fault = _conf_fault(conf, name, node)
     if fault:
         return Check("gres.conf", "fail", f"{path}: {fault}", todo)
-    if re.search(r"^\s*AutoDetect\s*=\s*(?!off)", text, re.IGNORECASE | re.MULTILINE):
+    if conf.text("AutoDetect", "off").lower() != "off":
         return Check(
             "gres.conf", "warn", f"{path} has AutoDetect, which may order the cards anew", "AutoDetect=off"
         )
@@ -168,9 +158,7 @@ def native_plugins(config: Config) -> Check:
             "gres plugins", "ok", "not used: the tag of job_submit.lua carries class, share and memory"
         )
     asked = doctor_slurm.said_all("scontrol", "show", "config")
-    dirs = doctor_slurm.setting(doctor_slurm.read(conf), "PluginDir") or doctor_slurm.shown(
-        asked, "PluginDir"
-    )
+    dirs = doctor_slurm.read(config, conf).text("PluginDir") or doctor_slurm.shown(asked, "PluginDir")
     wanted = number_of(doctor_slurm.shown(asked, "SLURM_VERSION") or doctor_slurm.said("slurmd", "-V")[1])
     off = "make -C gres/native SLURM_SRC=... install, or native_gres: false in qgpu.yaml until then"
     for name in PLUGINS:

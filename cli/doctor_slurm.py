@@ -10,6 +10,9 @@ from pathlib import Path
 
 from cli.doctor_result import Check
 from gres.config import Config
+from slurm_plugin.site.conf import Conf, parse
+from slurm_plugin.site.plugstack import parse_plugstack
+from slurm_plugin.site.sources import Disk
 
 USUAL = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf")
 NONE = "no Slurm on this machine"
@@ -25,29 +28,21 @@ def slurm_conf() -> Path | None:
     return None
 
 
-def read(path: Path, depth: int = 0) -> str:
-    """A file of Slurm's with what it includes; what cannot be read is left out."""
-    try:
-        text = path.read_text(errors="replace")
-    except OSError:
-        return ""
-    included = re.findall(r"^\s*include\s+(\S+)", text, re.IGNORECASE | re.MULTILINE) if depth < 4 else []
-    found = [
-        file
-        for name in included
-        for file in sorted(path.parent.glob(name) if name[0] != "/" else _glob(name))
-    ]
-    return "\n".join([text, *(read(file, depth + 1) for file in found)])
+def read(config: Config, path: Path) -> Conf:
+    """slurm.conf, or another file of that kind, with what it includes."""
+    return parse(str(path), Disk(), config.slurm.version)
 
 
 def _glob(name: str) -> list[Path]:
-    return list(Path("/").glob(name.lstrip("/")))
+    return [Path(name), *map(Path, Disk().glob(name))]
 
 
-def setting(text: str, key: str) -> str:
-    """The last value of a key in slurm.conf; empty if it is not set."""
-    found = re.findall(rf"^\s*{key}\s*=\s*(\S+)", text, re.IGNORECASE | re.MULTILINE)
-    return found[-1] if found else ""
+def _mentions(path: Path, word: str) -> bool:
+    """Whether a script holds a word; one that cannot be read does not."""
+    try:
+        return word in Disk().read(str(path))
+    except (OSError, ValueError):
+        return False
 
 
 def plugstack(config: Config) -> Check:
@@ -60,9 +55,8 @@ def plugstack(config: Config) -> Check:
         return Check(
             "spank", "fail", f"{plugin} is not there", "install the package, or correct spank in qgpu.yaml"
         )
-    stack = Path(setting(read(conf), "PlugStackConfig") or conf.with_name("plugstack.conf"))
-    rows = [line.split("#")[0].split() for line in read(stack).splitlines()]
-    if not any(str(plugin) in row for row in rows):
+    stack = read(config, conf).text("PlugStackConfig") or str(conf.with_name("plugstack.conf"))
+    if str(plugin) not in [line.plugin for line in parse_plugstack(stack, Disk()).plugins]:
         todo = "add what 'qgpu render plugstack.conf' prints: without it jobs run without limits"
         return Check("spank", "fail", f"{stack} does not name {plugin}", todo)
     return Check("spank", "ok", f"{plugin} is in {stack}")
@@ -73,7 +67,7 @@ def hooks(config: Config) -> Check:
     conf = slurm_conf()
     if conf is None:
         return Check("hooks", "ok", NONE)
-    text = read(conf)
+    settings = read(config, conf)
     if not Path(config.hook.client).is_file():
         return Check(
             "hooks",
@@ -82,13 +76,13 @@ def hooks(config: Config) -> Check:
             "install the package, or correct hook.client",
         )
     for key in ("Prolog", "Epilog"):
-        script = setting(text, key)
-        if not script:
+        scripts = [value.value for value in settings.all(key)]
+        if not scripts:
             return Check("hooks", "fail", f"{conf} sets no {key}", "add what 'qgpu render slurm.conf' prints")
-        files = [Path(script), *_glob(script)]
-        if not any(config.hook.client in read(file) for file in files):
+        if not any(_mentions(file, config.hook.client) for script in scripts for file in _glob(script)):
             todo = f"call what 'qgpu render {key.lower()}' prints from it"
-            return Check("hooks", "fail", f"{key} ({script}) does not call {config.hook.client}", todo)
+            text = f"{key} ({', '.join(scripts)}) does not call {config.hook.client}"
+            return Check("hooks", "fail", text, todo)
     return Check("hooks", "ok", f"Prolog and Epilog call {config.hook.client}")
 
 
@@ -122,7 +116,7 @@ def private_data(config: Config) -> Check:
     conf = slurm_conf()
     if conf is None:
         return Check("privacy", "ok", NONE)
-    hidden = set(setting(read(conf), "PrivateData").lower().split(",")) & {"jobs", "usage"}
+    hidden = set(read(config, conf).text("PrivateData").lower().split(",")) & {"jobs", "usage"}
     missing = sorted(hidden - set(config.reports.private_data))
     if missing:
         todo = f"write reports: {{private_data: [{', '.join(sorted(hidden))}]}} in qgpu.yaml"

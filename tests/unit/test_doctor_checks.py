@@ -37,7 +37,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     (tmp_path / "slurm.conf").write_text(
         f"ClusterName=c\nProlog={tmp_path}/prolog\ninclude {tmp_path}/more.conf\n"
     )
-    (tmp_path / "more.conf").write_text(f"  epilog = {tmp_path}/epilog.d/*\n")
+    (tmp_path / "more.conf").write_text(f" epilog = {tmp_path}/epilog.d/*\n")
     (tmp_path / "epilog.d").mkdir()
     (tmp_path / "prolog").write_text(render("prolog", config, etc_dir=str(tmp_path)))
     (tmp_path / "epilog.d/50-qgpu").write_text(render("epilog", config, etc_dir=str(tmp_path)))

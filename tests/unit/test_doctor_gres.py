@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.doctor_gres import gres_conf, lines_of, native_plugins, number_of, plugin_version, text_of
+from cli.doctor_gres import gres_conf, native_plugins, number_of, plugin_version, text_of
 from enforcer.nvml import CardInfo
 from gres.config import Config, parse_config
 from slurm_plugin.render import render
@@ -102,12 +102,6 @@ def test_a_card_that_nvml_does_not_see_is_named(tmp_path: Path, monkeypatch: pyt
     assert gres_conf(config, "n1", CARDS).status == "ok"
     check = gres_conf(config, "n1", CARDS[:1])
     assert check.status == "fail" and f"NVML sees no card at {tmp_path}/card1" in check.text
-
-
-def test_lines_of_a_node() -> None:
-    text = "# Name=gpu\nName=gpu File=/dev/a\nNodeName=n[2-3] Name=gpu File=/dev/b # c\nFlags=x\n"
-    assert [line["file"] for line in lines_of(text, "n1")] == ["/dev/a"]
-    assert [line["file"] for line in lines_of(text, "n3")] == ["/dev/a", "/dev/b"]
 
 
 # ---- the plugins

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.card import instance_lines
-from cli.doctor_gres import gres_fault, lines_of
+from cli.doctor_gres import gres_fault
 from enforcer.daemon.decide import Broken, Paths, decide
 from enforcer.nvml import CardInfo
 from enforcer.nvml_driver import mig_handles
@@ -19,6 +19,9 @@ from gres.hookenv import parse_hook_env
 from gres.identity import DeviceCard
 from gres.mig import Instance, MigError, instance_of, parse_minors, read_minors
 from slurm_plugin.render import render
+from slurm_plugin.site.conf import parse
+from slurm_plugin.site.nodes import gres_lines
+from slurm_plugin.site.sources import Texts
 
 GIB = 1 << 30
 YAML = """version: 1
@@ -130,7 +133,8 @@ def test_a_node_without_any_files_is_refused() -> None:
 def test_doctor_reads_gres_conf(config: Config, old: str, new: str, says: str) -> None:
     text = render("gres.conf", config)
     assert old in text
-    fault = gres_fault(lines_of(text.replace(old, new, 1), "m1"), [FIRST, SECOND], "a100_3g.20gb")
+    conf = parse("/gres.conf", Texts({"/gres.conf": text.replace(old, new, 1)}))
+    fault = gres_fault(gres_lines(conf, "m1")[0], [FIRST, SECOND], "a100_3g.20gb")
     assert says in fault and bool(fault) == bool(says)
 
 

@@ -1,0 +1,1 @@
+"""A site's own Slurm configuration: read as Slurm reads it, and compared with what qgpu needs."""
