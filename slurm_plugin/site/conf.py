@@ -15,10 +15,10 @@ from slurm_plugin.site.lines import BLANKS, LogicalLine, Pair, logical_lines, ne
 
 # Keys whose line holds more keys. All other keys have a line of their own.
 LINE_KEYS = frozenset(
-    "nodename partitionname downnodes frontendname nodeset name switchname blockname".split()
+    ["nodename", "partitionname", "downnodes", "frontendname", "nodeset", "name", "switchname", "blockname"]
 )
 MANY = frozenset(("slurmctldhost", "poweraction"))  # may be repeated, each with a value of its own
-MANY_FROM_2405 = frozenset("prolog epilog prologslurmctld epilogslurmctld".split())  # so too since 24.05
+MANY_FROM_2405 = frozenset(["prolog", "epilog", "prologslurmctld", "epilogslurmctld"])  # so too since 24.05
 MAX_DEPTH = 16
 MAX_FILES = 256
 MAX_LINES = 500_000

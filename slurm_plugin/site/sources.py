@@ -39,7 +39,7 @@ class Disk:
 
     def glob(self, pattern: str) -> list[str]:
         """Paths that match a shell pattern, sorted, without the root."""
-        found = sorted(shell.glob(self.real(pattern)))  # noqa: PTH207: Path.glob takes no absolute pattern
+        found = sorted(shell.glob(self.real(pattern)))  # noqa: PTH207 - Path.glob takes no absolute one
         cut = 0 if self.root == "/" else len(self.root.rstrip("/"))
         return [path[cut:] for path in found]
 
