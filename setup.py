@@ -1,5 +1,6 @@
-"""Build entry for tools that want a setup.py; everything is declared in pyproject.toml."""
+"""Build entry of setuptools; all but its build directory is declared in pyproject.toml."""
 
 from setuptools import setup
 
-setup()
+# Its default is build/, where the native parts lie: a wheel would take those of build/lib along.
+setup(options={"build": {"build_base": "build/wheel"}})

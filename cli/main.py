@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import PackageNotFoundError, version
+import importlib.util
 
 import click
+
+from gres.version import VERSION
 
 # Subcommand -> (module, attribute, one line for `qgpu --help`).
 COMMANDS = {
@@ -28,12 +30,18 @@ COMMANDS = {
 }
 
 
+def present(name: str) -> bool:
+    """Whether the code of a subcommand is installed: sandbox and demo are in a source tree alone."""
+    package = COMMANDS[name][0].rpartition(".")[0]
+    return importlib.util.find_spec(package) is not None
+
+
 class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*COMMANDS, *super().list_commands(ctx)])
+        return sorted([*filter(present, COMMANDS), *super().list_commands(ctx)])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in COMMANDS or not present(cmd_name):
             return super().get_command(ctx, cmd_name)
         module, attribute, _ = COMMANDS[cmd_name]
         command = getattr(importlib.import_module(module), attribute)
@@ -43,12 +51,13 @@ class _Lazy(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own = {name: command.get_short_help_str() for name, command in self.commands.items()}
-        rows = {name: text for name, (_, _, text) in COMMANDS.items()} | own
+        rows = {name: text for name, (_, _, text) in COMMANDS.items() if present(name)} | own
         with formatter.section("Commands"):
             formatter.write_dl(sorted(rows.items()))
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="qgpu", message="%(prog)s %(version)s")
 def main() -> None:
     """Fractional NVIDIA GPUs under Slurm."""
 
@@ -56,10 +65,7 @@ def main() -> None:
 @main.command("version")
 def version_() -> None:
     """Print the version."""
-    try:
-        click.echo(f"qgpu {version('qgpu')}")
-    except PackageNotFoundError:
-        click.echo("qgpu (not installed)")
+    click.echo(f"qgpu {VERSION}")
 
 
 if __name__ == "__main__":

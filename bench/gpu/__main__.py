@@ -25,6 +25,7 @@ from bench.gpu.items import Item
 from bench.gpu.node import Node, wait_for
 from bench.gpu.place import BUILD, ROOT, Place
 from bench.gpu.record import Outcome, Results
+from gres.version import VERSION
 
 PARTS: dict[str, Callable[[Place], Iterable[Item]]] = {
     "probe": probe.items,
@@ -47,7 +48,7 @@ def revision() -> str:
     told = subprocess.run(
         ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True
     )
-    return told.stdout.strip() or "0.1.0, no git here"
+    return told.stdout.strip() or f"{VERSION}, no git here"
 
 
 def about(node: Node, place: Place) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from enforcer.reporting.attach import NodeObserver
 from gres.config import Config, ConfigError, load_config
 from gres.grants import GrantError, GrantStore
 from gres.paths import PATHS
+from gres.version import VERSION
 
 
 class StartError(RuntimeError):
@@ -112,6 +113,7 @@ def serve(config_path: str, name: str) -> None:
 @click.option("--config", default=PATHS.config_file, show_default=True, help="qgpu.yaml of the cluster.")
 @click.option("--node", help="Name of this node in Slurm. Default: the host's short name.")
 @click.option("--foreground", is_flag=True, help="Accepted for clarity: qgpud never leaves the foreground.")
+@click.version_option(VERSION, prog_name="qgpud", message="%(prog)s %(version)s")
 def main(config: str, node: str | None, foreground: bool) -> None:
     """Serve the grants of one node: answers Prolog and Epilog, tells the arbiter, keeps the ledger."""
     del foreground

@@ -18,6 +18,7 @@ $(ARB_OBJ)/%.o: enforcer/native/common/%.c $(ARB_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) $(QG_LTO) -pthread -c $< -o $@
 
+$(ARB_OBJ)/main.o: gres/version.py
 $(BUILD)/bin/qgpu-arbiter: $(ARB_O)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_LTO) $(ARB_O) -o $@ $(QG_LDFLAGS) -pthread

@@ -43,7 +43,8 @@ int ar_watch_room(const struct arbiter *a, int fd, struct key *key, bool on) {
 static void usage(FILE *out) {
     fputs("usage: qgpu-arbiter --run-dir DIR [--trace FILE] [--log-level error|warning|info|debug]\n"
           "                    [--no-rt] [--rt-priority 1..99] [--ready-fd N] [--answer-ms N]\n"
-          "                    [--hang-s N] [--job-memory array|file]\n", out);
+          "                    [--hang-s N] [--job-memory array|file]\n"
+          "       qgpu-arbiter --version\n", out);
 }
 
 static int level_of(const char *word) {
@@ -66,7 +67,7 @@ static bool parse(struct arbiter *a, struct options *o, int argc, char **argv) {
     static const struct option longs[] = {
         {"run-dir", 1, NULL, 'd'}, {"trace", 1, NULL, 't'},       {"log-level", 1, NULL, 'l'}, {"no-rt", 0, NULL, 'n'},
         {"ready-fd", 1, NULL, 'r'}, {"rt-priority", 1, NULL, 'p'}, {"help", 0, NULL, 'h'},      {"answer-ms", 1, NULL, 'a'},
-        {"hang-s", 1, NULL, 's'},   {"job-memory", 1, NULL, 'm'},
+        {"hang-s", 1, NULL, 's'},   {"job-memory", 1, NULL, 'm'}, {"version", 0, NULL, 'v'},
         {NULL, 0, NULL, 0}};
     int c;
     a->answer_ms = 60000;
@@ -87,6 +88,7 @@ static bool parse(struct arbiter *a, struct options *o, int argc, char **argv) {
         case 's': ok = number(optarg, 2, 86400, &a->hang_s); break;
         case 'a': ok = number(optarg, 1, 3600000, &a->answer_ms); break;
         case 'h': usage(stdout); exit(0);
+        case 'v': puts("qgpu-arbiter " QG_VERSION); exit(0);
         default: return false;
         }
         if (!ok) {
