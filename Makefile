@@ -7,17 +7,19 @@ VENV    ?= .venv
 PY      := $(VENV)/bin/python
 BUILD   := build
 CC      ?= gcc
-CUDA_INC = $(firstword $(wildcard $(VENV)/lib/python3*/site-packages/nvidia/cu*/include))
-NVML_INC = $(firstword $(wildcard $(VENV)/lib/python3*/site-packages/nvidia/nvml_dev/include))
+# Of the pinned wheels (packaging/python/headers.lock).
+CUDA_INC ?= $(BUILD)/headers
+NVML_INC ?= $(BUILD)/headers
+VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' gres/version.py)
 CFLAGS  ?= -O2 -g
 QG_CFLAGS := -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fPIC -fstack-protector-strong -fno-strict-aliasing \
-             -Ienforcer/native/abi -Ienforcer/native/common
+             -Ienforcer/native/abi -Ienforcer/native/common -ffile-prefix-map=$(CURDIR)/= -DQG_VERSION='"$(VERSION)"' $(if $(SLURM_INC),-isystem $(SLURM_INC))
 QG_LDFLAGS := -Wl,-z,relro,-z,now -Wl,--as-needed
 # Only where compiler and linker can do it; asked once, when first needed.
 QG_LTO = $(eval QG_LTO := $(shell echo 'int main(void) { return 0; }' | $(CC) -flto=auto -x c - -o /dev/null 2>/dev/null \
          && echo -flto=auto))$(QG_LTO)
 
-.PHONY: all setup native test test-matrix test-upgrade retest demo bench gpu gpu-bundle lint clean help
+.PHONY: all setup headers native test test-matrix test-upgrade retest demo bench gpu gpu-bundle lint clean help
 all: setup native
 
 # Each native part brings its own build.mk, which adds its products to NATIVE.
@@ -25,6 +27,7 @@ NATIVE :=
 # Test programs of the suite that runs on every version of Slurm (cli/sandbox/matrix.py).
 LIVE_TESTS := $(BUILD)/test/spank_stage $(BUILD)/test/spank_escape
 include $(sort $(wildcard enforcer/native/*/build.mk slurm_plugin/*/build.mk gres/native/build.mk bench/*/build.mk))
+include packaging/install.mk packaging/package.mk
 
 help:
 	@echo "make demo         set up, bring up a private Slurm with simulated cards, run the main job, tear down"
@@ -36,7 +39,9 @@ help:
 	@echo "make gpu          on a machine with a card, without network or Slurm: run the whole set (SIM=1: on the simulator)"
 	@echo "make gpu-bundle   make build/gpu-bundle, which that machine needs if it has no network"
 	@echo "make lint         ruff, mypy, layering and size rules"
-	@echo "make native       build the C parts into build/"
+	@echo "make native       build the C parts into build/, those of the tests included"
+	@echo "make product      build what is installed, and only that"
+	@echo "make install      install it: DESTDIR, PREFIX and the other directories of packaging/install.mk"
 
 setup: $(BUILD)/.setup
 
@@ -44,7 +49,7 @@ $(BUILD)/.setup: tools/setup.sh pyproject.toml
 	@tools/setup.sh $(VENV)
 	@mkdir -p $(BUILD) && touch $@
 
-native: setup
+native: setup headers
 	@$(MAKE) --no-print-directory -q native-products 2>/dev/null || echo "building the native parts into $(BUILD)/"
 	@flock $(BUILD)/.native.lock $(MAKE) --no-print-directory -s native-products
 
@@ -52,7 +57,7 @@ native: setup
 native-products: $(NATIVE)
 
 # The part that the live suite needs: in the tree of another Slurm nothing else is built.
-native-live: setup
+native-live: setup headers
 	@flock $(BUILD)/.native.lock $(MAKE) --no-print-directory -s $(filter-out $(BUILD)/test/%,$(NATIVE)) $(LIVE_TESTS)
 
 # Most tests wait, so several run at a time; each worker of the live suite has a sandbox of its own.
@@ -95,6 +100,7 @@ lint: setup
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
+	@$(VENV)/bin/mypy packaging/python packaging/completion.py
 	@$(PY) tools/layers.py
 
 clean:

@@ -68,7 +68,7 @@ def sealed(content: bytes, seals: int | None = None) -> int:
 
 def confined() -> tuple[str, ...]:
     """A command that takes away what the unit file does not leave the arbiter; only root has more than that."""
-    unit = (ROOT / "configs/systemd/qgpu-arbiter.service").read_text()
+    unit = (ROOT / "configs/systemd/qgpu-arbiter.service.in").read_text()
     (line,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.M)
     kept = ",".join("+" + word.removeprefix("CAP_").lower() for word in line.split())
     return ("setpriv", f"--bounding-set=-all,{kept}", "--no-new-privs") if os.geteuid() == 0 else ()

@@ -25,6 +25,7 @@ $(SIM_OBJ)/cu_rows.h: $(SIM_ROW_OBJ) $(SIM_DIR)/rows.awk enforcer/native/shim/sy
 $(SIM_OBJ)/cu_table.o: $(SIM_OBJ)/cu_rows.h
 $(SIM_OBJ)/cu_table.o: SIM_INC += -I$(SIM_OBJ)
 
+$(SIM_OBJ)/gpu_main.o: gres/version.py
 $(BUILD)/bin/qgpu-simgpu: $(SIM_GPU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_LDFLAGS) $^ -o $@

@@ -6,6 +6,7 @@
 #include <getopt.h>
 #include <sched.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +15,10 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/timerfd.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -23,7 +26,7 @@
 
 static const char usage[] =
     "usage: qgpu-simgpu --dir DIR --node NAME [options]\n"
-    "Models the NVIDIA cards of one node for build/sim/libcuda.so.1 and libnvidia-ml.so.1 (QGPU_SIM_DIR=DIR).\n"
+    "Models the NVIDIA cards of one node for the simulated libcuda.so.1 and libnvidia-ml.so.1 (QGPU_SIM_DIR=DIR).\n"
     "  --cards N          number of cards, 1 to 16 (1)\n"
     "  --model NAME       name of the cards (NVIDIA H200)\n"
     "  --memory MIB       memory of each card (81920)\n"
@@ -98,7 +101,7 @@ static unsigned whole(const char *option, const char *text, unsigned low, unsign
 enum option_id { O_DIR = 1, O_NODE, O_CARDS, O_MODEL, O_MEMORY, O_CONTEXT, O_MAJOR, O_MINOR, O_SLICE, O_SWITCH, O_ITER,
               O_UNKNOWN, O_COPY, O_MEMGBS, O_TRACE, O_NO_TRACE, O_PRIORITY, O_READY, O_HELP, O_END, O_LAUNCH, O_DEPTH, O_COST,
               O_GENERATION, O_FAULT, O_STALL, O_STALL_EACH, O_DRIVER, O_PREEMPT, O_PREEMPT_US, O_BLOCK, O_CONTROL,
-              O_CONTROL_LOG, O_CLIENTS, O_MIG };
+              O_CONTROL_LOG, O_CLIENTS, O_MIG, O_VERSION };
 
 static const struct option options[] = {
     {"dir", 1, NULL, O_DIR}, {"node", 1, NULL, O_NODE}, {"cards", 1, NULL, O_CARDS}, {"model", 1, NULL, O_MODEL},
@@ -112,7 +115,8 @@ static const struct option options[] = {
     {"driver-version", 1, NULL, O_DRIVER}, {"preempt", 1, NULL, O_PREEMPT}, {"preempt-us", 1, NULL, O_PREEMPT_US},
     {"block-us", 1, NULL, O_BLOCK}, {"control-us", 1, NULL, O_CONTROL}, {"control-log", 1, NULL, O_CONTROL_LOG},
     {"client-per-context", 0, NULL, O_CLIENTS}, {"mig", 1, NULL, O_MIG},
-    {"priority", 1, NULL, O_PRIORITY}, {"ready-fd", 1, NULL, O_READY}, {"help", 0, NULL, O_HELP}, {NULL, 0, NULL, 0}};
+    {"priority", 1, NULL, O_PRIORITY}, {"ready-fd", 1, NULL, O_READY}, {"help", 0, NULL, O_HELP},
+    {"version", 0, NULL, O_VERSION}, {NULL, 0, NULL, 0}};
 
 static void command(struct gpu *gpu, const char *text)
 {
@@ -184,6 +188,7 @@ static void set_option(struct gpu *gpu, int option, const char *name, const char
     case O_PRIORITY: config->priority = whole(name, arg, 0, 99); break;
     case O_READY: config->ready_fd = whole(name, arg, 0, 1u << 20); config->has_ready_fd = true; break;
     case O_HELP: fputs(usage, stdout); exit(0);
+    case O_VERSION: puts("qgpu-simgpu " QG_VERSION); exit(0);
     default: fputs(usage, stderr); exit(2);
     }
 }
@@ -407,8 +412,29 @@ static void become_hardware(struct gpu *gpu)
     gpu->config.realtime = gpu->config.priority && sched_setscheduler(0, SCHED_FIFO | SCHED_RESET_ON_FORK, &param) == 0;
 }
 
+/* sd_notify(3) in its documented protocol, without its library. */
+static void notify_ready(void)
+{
+    static const char ready[] = "READY=1\n";
+    const char *path = getenv("NOTIFY_SOCKET");
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t length = path ? strlen(path) : 0;
+    if (length < 2 || length >= sizeof address.sun_path || !strchr("/@", path[0]))
+        return;
+    memcpy(address.sun_path, path, length);
+    if (path[0] == '@')
+        address.sun_path[0] = 0;
+    int sock = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length);
+    if (sock >= 0 && sendto(sock, ready, sizeof ready - 1, MSG_NOSIGNAL, (struct sockaddr *)&address, size) < 0)
+        perror("qgpu-simgpu: NOTIFY_SOCKET");
+    if (sock >= 0)
+        close(sock);
+}
+
 static void say_ready(const struct gpu *gpu)
 {
+    notify_ready();
     printf("qgpu-simgpu: %u x %s (simulated), %llu MiB, major %u, minors from %u, policy %s, in %s\n",
            gpu->config.cards, gpu->config.model, (unsigned long long)(gpu->config.memory >> 20), gpu->config.major,
            gpu->config.minor_base, gpu->config.realtime ? "SCHED_FIFO" : "default", gpu->config.dir);

@@ -19,7 +19,7 @@ int sim_connect(void)
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct timeval limit = {.tv_sec = 10};
     if (!dir || !*dir)
-        return -1;
+        dir = SIM_DEFAULT_DIR;
     int dirfd = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
     int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/%s", dirfd, SIM_SOCK);

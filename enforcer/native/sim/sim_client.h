@@ -10,7 +10,7 @@
 
 #include "sim_proto.h"
 
-int sim_connect(void); /* to the directory that QGPU_SIM_DIR names; -1: nobody there */
+int sim_connect(void); /* to the directory that QGPU_SIM_DIR names, else SIM_DEFAULT_DIR; -1: no simulator there */
 /* One request and its answer; answer begins with struct sim_rep. False: the connection is useless from now on. */
 bool sim_exchange(int sock, const struct sim_req *req, void *answer, size_t size, int *fds, unsigned nfds);
 bool sim_may_see(const struct sim_card_info *info);

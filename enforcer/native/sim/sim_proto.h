@@ -16,6 +16,7 @@
 #define SIM_SOCK "sim.sock"
 #define SIM_TRACE "trace.bin"
 #define SIM_ENV_DIR "QGPU_SIM_DIR"
+#define SIM_DEFAULT_DIR "/var/lib/qgpu-sim" /* of an installed simulator: a driver needs no environment */
 #define SIM_MAX_CARDS 16u
 
 /* MIG: an instance's device node is the file of its compute instance. Its GPU instance and its card have nodes beside it,

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make product` builds what is installed, `make install` is the one place that says where each file goes. deb and rpm call
+# it once per package (COMPONENT=...). Neither needs the development environment in .venv.
+PREFIX          ?= /usr/local
+BINDIR          ?= $(PREFIX)/bin
+SBINDIR         ?= $(PREFIX)/sbin
+LIBDIR          ?= $(PREFIX)/lib
+LIBEXECDIR      ?= $(PREFIX)/libexec
+DATADIR         ?= $(PREFIX)/share
+MANDIR          ?= $(DATADIR)/man
+SYSCONFDIR      ?= /etc
+RUNDIR          ?= /run/qgpu
+STATEDIR        ?= /var/lib/qgpu
+UNITDIR         ?= $(PREFIX)/lib/systemd/system
+TMPFILESDIR     ?= $(PREFIX)/lib/tmpfiles.d
+BASHDIR         ?= $(DATADIR)/bash-completion/completions
+ZSHDIR          ?= $(DATADIR)/zsh/site-functions
+SLURM_CONFDIR   ?= $(SYSCONFDIR)/slurm
+SLURM_PLUGINDIR ?= $(firstword $(wildcard /usr/lib/*-linux-gnu/slurm-wlm /usr/lib64/slurm /usr/lib/slurm) $(LIBDIR)/slurm)
+# The simulated cards' sockets and device files, as libcuda.so.1 of qgpu-simulator looks for them.
+SIMDIR          := /var/lib/qgpu-sim
+
+COMPONENTS := qgpu node controller slurm-plugins simulator
+COMPONENT  ?= $(COMPONENTS)
+# The Python that runs qgpu on the target, and all versions of it that the environment serves.
+PYTHON     ?= /usr/bin/python3
+PYTHONS    := 3.11 3.12 3.13
+PYTHON3    ?= python3
+ABI_VERSION := $(shell sed -n 's/^\#define QG_ABI_VERSION \([0-9]*\).*/\1/p' enforcer/native/abi/qgpu_abi.h)
+export PYTHON3 CC SLURM_INC
+
+# ---- build ----
+PRODUCT_NATIVE := bin/qgpu-arbiter bin/qgpu-hook bin/qgpu-simulate bin/qgpu-simgpu bin/qgpu-workload shim/libcuda.so.1 \
+                  shim/libnvidia-ml.so.1 sim/libcuda.so.1 sim/libnvidia-ml.so.1 lib/qgpu_spank.so
+SITE    := $(BUILD)/product/site
+OUR_PY   = $(shell find gres slurm_plugin enforcer cli configs -type f -not -name '*.pyc')
+COMPLETIONS := $(BUILD)/product/qgpu.bash $(BUILD)/product/_qgpu
+
+.PHONY: product product-files wheels lock install $(COMPONENTS:%=install-%)
+product:
+	@packaging/need.sh product
+	@$(MAKE) --no-print-directory -s headers
+	@flock $(BUILD)/.native.lock $(MAKE) --no-print-directory -s product-files
+
+headers:
+	@mkdir -p $(BUILD) && flock $(BUILD)/.native.lock $(MAKE) --no-print-directory -s $(BUILD)/headers/.complete
+$(BUILD)/headers/.complete: packaging/python/headers.lock packaging/python/fetch.sh packaging/python/environment.py
+	packaging/python/fetch.sh $< $(BUILD)/wheels/headers 3.11
+	$(PYTHON3) packaging/python/environment.py headers $(BUILD)/wheels/headers $(@D)
+	touch $@
+
+product-files: $(PRODUCT_NATIVE:%=$(BUILD)/%) $(SITE)/.complete $(COMPLETIONS)
+
+wheels: $(BUILD)/wheels/site/.complete
+$(BUILD)/wheels/site/.complete: packaging/python/requirements.lock packaging/python/fetch.sh
+	packaging/python/fetch.sh $< $(@D) $(PYTHONS)
+
+# The environment is unpacked from the wheels, never installed by pip: no scripts, no records of times and paths.
+$(SITE)/.complete: $(BUILD)/wheels/site/.complete packaging/python/environment.py $(OUR_PY)
+	$(PYTHON3) packaging/python/environment.py site $(<D) . $(BUILD)/product/site.new
+	rm -rf $(SITE) && mv $(BUILD)/product/site.new $(SITE) && touch $@
+
+$(BUILD)/product/qgpu.bash $(BUILD)/product/_qgpu: $(SITE)/.complete packaging/completion.py
+	$(PYTHON3) -ISB packaging/completion.py $(SITE) $(if $(filter %.bash,$@),bash,zsh) >$@
+
+# The newest versions that pyproject.toml allows.
+lock: setup
+	@$(PY) packaging/python/lock.py packaging/python/requirements.lock $(PYTHONS) -- \
+	  $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"])')
+
+# ---- install ----
+# The directories that launchers and units name, filled in by one rule; gres/paths.py knows them by the same words.
+PATH_WORDS = bin_dir=$(BINDIR) sbin_dir=$(SBINDIR) lib_dir=$(LIBDIR)/qgpu libexec_dir=$(LIBEXECDIR)/qgpu \
+             data_dir=$(DATADIR)/qgpu config_dir=$(SYSCONFDIR)/qgpu slurm_config_dir=$(SLURM_CONFDIR) \
+             slurm_plugin_dir=$(SLURM_PLUGINDIR) run_dir=$(RUNDIR) state_dir=$(STATEDIR) unit_dir=$(UNITDIR)
+# systemd makes what lies below /run and /var/lib; elsewhere the units may write, and tmpfiles.d makes it.
+UNIT_WORDS = runtime_directory=$(if $(filter /run/%,$(RUNDIR)),RuntimeDirectory=$(RUNDIR:/run/%=%),ReadWritePaths=$(RUNDIR)) \
+             state_directory=$(if $(filter /var/lib/%,$(STATEDIR)),StateDirectory=$(STATEDIR:/var/lib/%=%),ReadWritePaths=$(STATEDIR)) \
+             sim_dir=$(SIMDIR)
+FILL = sed $(foreach word,$(PATH_WORDS) $(UNIT_WORDS),-e 's|@$(firstword $(subst =, ,$(word)))@|$(patsubst $(firstword $(subst =, ,$(word)))=%,%,$(word))|g')
+# $(call put,MODE,FILES,DIRECTORY); $(call fill,MODE,TEMPLATE,FILE)
+put  = install -d -m 755 $(DESTDIR)$(3) && install -m $(1) $(2) $(DESTDIR)$(3)/
+fill = install -d -m 755 $(DESTDIR)$(dir $(3)) && $(FILL) $(2) >$(DESTDIR)$(3) && chmod $(1) $(DESTDIR)$(3)
+# $(call units,NAMES)
+units = $(foreach unit,$(1),$(call fill,644,configs/systemd/$(unit).in,$(UNITDIR)/$(unit)) &&) true
+
+LUA_CONTROLLER := $(addprefix slurm_plugin/lua/qgpu_,job_submit.lua options.lua cards.lua)
+LUA_COMMON     := $(filter-out $(LUA_CONTROLLER),$(sort $(wildcard slurm_plugin/lua/*.lua)))
+
+install: product
+	@for word in $(PATH_WORDS) python=$(PYTHON); do case $$word in *=/*) ;; \
+	  *) echo "make install: $$word must be an absolute path" >&2; exit 1 ;; esac; done
+	@umask 022; $(MAKE) --no-print-directory -s $(COMPONENT:%=install-%)
+
+install-qgpu:
+	$(PYTHON3) packaging/python/environment.py install $(SITE) $(DESTDIR)$(LIBDIR)/qgpu/python $(PYTHON) $(PYTHONS) $(PATH_WORDS)
+	rm -f $(DESTDIR)$(LIBDIR)/qgpu/python/site-packages/.complete
+	$(call fill,755,packaging/launchers/qgpu.in,$(BINDIR)/qgpu)
+	$(call put,755,$(BUILD)/bin/qgpu-simulate,$(LIBEXECDIR)/qgpu)
+	$(call put,644,$(LUA_COMMON),$(DATADIR)/qgpu/lua)
+	$(call put,644,configs/examples/qgpu.yaml configs/examples/simulate.yaml,$(DATADIR)/qgpu/examples)
+	$(call put,644,docs/man/qgpu.1,$(MANDIR)/man1)
+	$(call put,644,docs/man/qgpu.yaml.5,$(MANDIR)/man5)
+	$(call put,644,$(BUILD)/product/_qgpu,$(ZSHDIR))
+	install -d -m 755 $(DESTDIR)$(BASHDIR) $(DESTDIR)$(SYSCONFDIR)/qgpu
+	install -m 644 $(BUILD)/product/qgpu.bash $(DESTDIR)$(BASHDIR)/qgpu
+
+install-node:
+	$(call fill,755,packaging/launchers/qgpud.in,$(SBINDIR)/qgpud)
+	$(call put,755,$(BUILD)/bin/qgpu-arbiter $(BUILD)/bin/qgpu-hook,$(LIBEXECDIR)/qgpu)
+	$(call put,644,$(BUILD)/shim/libcuda.so.1 $(BUILD)/shim/libnvidia-ml.so.1,$(LIBDIR)/qgpu/$(ABI_VERSION))
+	$(call put,644,docs/man/qgpud.8 docs/man/qgpu-arbiter.8,$(MANDIR)/man8)
+	$(call units,qgpu.slice qgpud.service qgpu-arbiter.service)
+	$(call fill,644,configs/systemd/qgpu.tmpfiles.in,$(TMPFILESDIR)/qgpu.conf)
+
+install-controller:
+	$(call put,644,$(LUA_CONTROLLER),$(DATADIR)/qgpu/lua)
+	$(call units,qgpu-collect.service qgpu-collect.timer qgpu-extend.service qgpu-extend.timer)
+
+install-slurm-plugins:
+	$(call put,644,$(BUILD)/lib/qgpu_spank.so,$(LIBDIR)/qgpu)
+
+install-simulator:
+	$(call put,755,$(BUILD)/bin/qgpu-simgpu $(BUILD)/bin/qgpu-workload,$(LIBEXECDIR)/qgpu)
+	$(call put,644,$(BUILD)/sim/libcuda.so.1 $(BUILD)/sim/libnvidia-ml.so.1,$(LIBDIR)/qgpu/sim)
+	$(call units,qgpu-simgpu.service)
+	$(call fill,644,configs/systemd/qgpu-simulator.ld.in,$(SYSCONFDIR)/ld.so.conf.d/qgpu-simulator.conf)
