@@ -97,10 +97,12 @@ class SlurmSettings(Section):
     """Which Slurm this is; `tag_field: auto` means comment before 23.02 and extra from then on. `native_gres`: our
     GRES plugins are installed, so that a share counts only as slurmctld itself handed it out. `placement`: shares fill
     the first card of a node that fits, or go to the one with the most left. `multi_card`: a job may
-    have equal parts of several cards of a node."""
+    have equal parts of several cards of a node. `cli_filter`: every host has cli_filter.lua, so that slurm.conf may
+    name it; where it is missing no sbatch and no srun works."""
 
     version: str = "22.05"
     tag_field: Literal["auto", "comment", "extra"] = "auto"
+    cli_filter: bool = False
     native_gres: bool = False
     multi_card: bool = False
     placement: Literal["binpack", "spread"] = "binpack"

@@ -2,7 +2,8 @@
 
 `render(name, config)` is what `qgpu render` and the sandbox call. Undefined variables are errors. Paths of
 the installation that qgpu.yaml does not hold are keyword arguments: `etc_dir` (prolog, epilog), `lua_dir`
-(our Lua modules), `tables` (the rendered qgpu_tables.lua).
+(our Lua modules), `tables` (the rendered qgpu_tables.lua). `slurm_site` and `cgroup_site` are a site's own files
+without our fragments: what they set is left out of slurm.conf and cgroup.conf.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from gres.messages import MESSAGES
 from gres.paths import PATHS
 from gres.tables import SCHEMA, tables_of
 from gres.units import format_mib
+from slurm_plugin.site.conf import Conf
+from slurm_plugin.site.settings import cgroup_settings, slurm_settings, to_render
 
 NAMES = (
     "gres.conf",
     "slurm.conf",
+    "cgroup.conf",
     "plugstack.conf",
     "qgpu_tables.lua",
     "prolog",
@@ -112,18 +116,29 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def render(name: str, config: Config, **extra: object) -> str:
+def render(
+    name: str,
+    config: Config,
+    *,
+    slurm_site: Conf | None = None,
+    cgroup_site: Conf | None = None,
+    **extra: object,
+) -> str:
     """Text of the fragment `name` (one of NAMES). Raises RenderError for another name."""
     if name not in NAMES:
         raise RenderError(f"there is no fragment '{name}'; write one of {', '.join(NAMES)}")
+    version = config.slurm.version
+    settings = slurm_settings(config, str(extra.get("etc_dir", ETC_DIR)))
     values: dict[str, object] = {
         "config": config,
+        "settings": to_render(settings, slurm_site, version),
+        "cgroup_settings": to_render(cgroup_settings(), cgroup_site, version),
         "groups": gres_groups(config),
         "t": tables_of(config),
         "schema": SCHEMA,
         "messages": MESSAGES,
         "etc_dir": ETC_DIR,
-        "lua_dir": ETC_DIR,
+        "lua_dir": PATHS.lua_dir,
         "tables": f"{extra.get('etc_dir', ETC_DIR)}/qgpu_tables.lua",
     }
     return _environment().get_template(f"{name}.j2").render({**values, **extra})

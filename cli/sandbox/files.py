@@ -17,6 +17,9 @@ from cli.sandbox.layout import Layout
 from cli.sandbox.plan import DATABASE, Plan
 from gres.config import load_config
 from slurm_plugin.render import node_gres, render
+from slurm_plugin.site.conf import parse
+from slurm_plugin.site.found import Overlay
+from slurm_plugin.site.sources import Disk
 
 ROOT = Path(__file__).resolve().parents[2]
 # What the sandbox installs from the build directory: destination below S/opt -> product.
@@ -134,8 +137,12 @@ def write_slurm(layout: Layout, plan: Plan, plugin_dir: str = "") -> None:
     }
     for name, mode in modes.items():
         _write(layout.etc / name, environment.get_template(f"{name}.j2").render(values), mode)
+    # Included in slurm.conf: what that sets by itself is left out of the fragment.
+    included = {str(layout.etc / RENDERED["slurm.conf"][0]): ""}
+    site = parse(str(layout.slurm_conf), Overlay(Disk(), included), config.slurm.version)
     for name, (file, mode) in RENDERED.items():
-        text = render(name, config, etc_dir=str(layout.etc), lua_dir=str(layout.opt / "lua"))
+        lua_dir = str(layout.opt / "lua")
+        text = render(name, config, slurm_site=site, etc_dir=str(layout.etc), lua_dir=lua_dir)
         _write(layout.etc / file, text, mode)
 
 

@@ -73,6 +73,7 @@ def test_gres_conf_has_a_line_per_instance_and_one_for_all_shards(config: Config
     lines = [line for line in render("gres.conf", config).splitlines() if not line.startswith("#")]
     head = "NodeName=m[1-2] Name="
     assert lines == [
+        "NodeName=m[1-2] AutoDetect=off",
         f"{head}gpu Type=a100_3g.20gb MultipleFiles={FIRST}",
         f"{head}gpu Type=a100_3g.20gb MultipleFiles={SECOND}",
         f"{head}shard Count=200",
