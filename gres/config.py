@@ -6,6 +6,7 @@ misspelt limit must not silently become the default. `%n` in a path stands for t
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ __all__ = [
     "SlurmSettings",
     "SuspendedSettings",
     "TagField",
+    "digest_of",
     "for_node",
     "load_config",
     "parse_config",
@@ -373,6 +375,15 @@ def load_config(path: str | Path, node: str | None = None) -> Config:
         raise ConfigError(f"{path}: the configuration is larger than {MAX_CONFIG_BYTES} bytes")
     config = parse_config(text, str(path))
     return config if node is None else _resolved(config, node)
+
+
+def digest_of(path: str | Path) -> str:
+    """SHA-256 of qgpu.yaml in hexadecimal, which says whether two hosts have the same; "" if it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.sha256(file.read(MAX_CONFIG_BYTES + 1)).hexdigest()
+    except OSError:
+        return ""
 
 
 def _resolved(config: Config, node: str) -> Config:

@@ -110,6 +110,7 @@ class Asks:
         return Reply(
             {
                 "node": service.node.name,
+                "config": service.config_digest,
                 "arbiter": service.connected,
                 "grants": len(service.grants),
                 **service.memory.describe(service.caps.now(service.grants).values()),

@@ -26,7 +26,7 @@ from enforcer.ledger import FILE_NAME, Ledger, LedgerError
 from enforcer.nvml import Nvml
 from enforcer.nvml_driver import PynvmlNvml
 from enforcer.reporting.attach import NodeObserver
-from gres.config import Config, ConfigError, load_config
+from gres.config import Config, ConfigError, digest_of, load_config
 from gres.grants import GrantError, GrantStore
 from gres.paths import PATHS
 from gres.version import VERSION
@@ -92,11 +92,12 @@ def build(config: Config, name: str) -> Server:
 
 def serve(config_path: str, name: str) -> None:
     """Run qgpud until it is told to stop. Raises one of the errors that `main` prints."""
-    config = load_config(config_path, name)
+    config, digest = load_config(config_path, name), digest_of(config_path)
     setup(config.logging.level)
     lock = only_one(prepare_directory(config.node(name).run_dir))
     os.umask(0o022)
     server = build(config, name)
+    server.service.config_digest = digest
     server.service.start()
     observer = NodeObserver.of(server.service, server.clock)
     observer.start()

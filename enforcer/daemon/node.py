@@ -55,6 +55,7 @@ class NodeService:
     ports: Ports
     grants: dict[int, Grant] = field(default_factory=dict)
     connected: bool = False
+    config_digest: str = ""  # of the qgpu.yaml that was read, for qgpu doctor
     _connected_ns: int = field(init=False, default=0)
     nvml: NvmlCaller = field(init=False)
     view: CardView = field(init=False)
