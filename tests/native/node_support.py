@@ -20,7 +20,7 @@ from enforcer.ledger import read_usage
 
 for module in (
     "cli.card",
-    "cli.doctor",
+    "cli.doctor.command",
     "cli.run",
     "pynvml",
 ):  # before somebody runs them who cannot read this checkout

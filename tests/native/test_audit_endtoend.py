@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 
@@ -107,8 +108,14 @@ def test_driver_that_hangs_stalls_neither_prologs_nor_programs(start):
 # ---- doctor --------------------------------------------------------------------------------------
 
 
+def with_nvml(chain):
+    """The chain has no NVML of its own for jobs, which a fit node has."""
+    shutil.copy(BUILD / "shim/libnvidia-ml.so.1", chain.opt / "shim")
+    return chain
+
+
 def test_doctor_sees_a_fit_node_and_what_breaks(start):
-    chain = start()
+    chain = with_nvml(start())
     chain.qgpu("card", "list").communicate()
     code, out, err = chain.said("doctor", "--json", env=chain.env(SLURM_CONF="/nonexistent"))
     found = {check["name"]: check for check in json.loads(out)}
@@ -130,7 +137,7 @@ def test_doctor_sees_a_fit_node_and_what_breaks(start):
 
 
 def test_doctor_needs_no_root(start):
-    chain = start()
+    chain = with_nvml(start())
     code, out, err = as_nobody(chain, "doctor", "--json", SLURM_CONF="/none")
     assert code == 0, (out, err)
     found = {check["name"]: check["status"] for check in json.loads(out)}

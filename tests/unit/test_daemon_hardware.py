@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cli.card import hardware_words
-from cli.doctor_checks import Known, _hardware
+from cli.doctor.checks.node import hardware as hardware_check
+from cli.doctor.known import Known
 from enforcer.daemon import hardware
 from enforcer.daemon.asks import Asks, Peer
 from enforcer.daemon.fakes import CONFIG, FakeNode
@@ -281,11 +282,14 @@ def test_words_for_people() -> None:
 
 def test_doctor_has_one_line_and_warns_of_what_failed() -> None:
     known = Known(daemon={"hardware": {"GPU-a": card(False, "x"), "GPU-b": card(False, "x")}})
-    assert _hardware(known).text == "hardware preemption is off because x" and _hardware(known).status == "ok"
+    assert (
+        hardware_check(known).text == "hardware preemption is off because x"
+        and hardware_check(known).status == "ok"
+    )
     known = Known(
         daemon={"hardware": {"GPU-a": card(False, "x"), "GPU-b": card(True, "", tenant("failed", "y"))}}
     )
-    found = _hardware(known)
+    found = hardware_check(known)
     assert found.status == "warn" and found.todo
     assert "GPU-a: off because x; GPU-b: on; job 12 gating alone because y" in found.text
-    assert _hardware(Known()).status == "ok"
+    assert hardware_check(Known()).status == "ok"

@@ -9,9 +9,9 @@ import pytest
 from daemon_support import hook_env as env
 from memory_support import Picky, service_of, tree
 
-from cli.doctor_checks import Known
-from cli.doctor_checks import _memory as checks_memory
-from cli.doctor_result import Check
+from cli.doctor.checks.node import memory as checks_memory
+from cli.doctor.known import Known
+from cli.doctor.result import Check
 from enforcer.daemon.asks import Asks, Peer
 from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.hookproto import Answer

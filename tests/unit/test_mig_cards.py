@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.card import instance_lines
-from cli.doctor_gres import gres_fault
+from cli.doctor.checks.gres import gres_fault, group_of
 from enforcer.daemon.decide import Broken, Paths, decide
 from enforcer.nvml import CardInfo
 from enforcer.nvml_driver import mig_handles
@@ -135,7 +135,7 @@ def test_doctor_reads_gres_conf(config: Config, old: str, new: str, says: str) -
     text = render("gres.conf", config)
     assert old in text
     conf = parse("/gres.conf", Texts({"/gres.conf": text.replace(old, new, 1)}))
-    fault = gres_fault(gres_lines(conf, "m1")[0], [FIRST, SECOND], "a100_3g.20gb")
+    fault = gres_fault(gres_lines(conf, "m1")[0], [FIRST, SECOND], group_of(config, "m1"))
     assert says in fault and bool(fault) == bool(says)
 
 

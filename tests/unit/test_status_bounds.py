@@ -11,8 +11,8 @@ from daemon_support import hook_env as env
 from memory_support import service_of, tree
 
 from cli.card import hardware_words
-from cli.doctor_checks import Known
-from cli.doctor_checks import _memory as checks_memory
+from cli.doctor.checks.node import memory as checks_memory
+from cli.doctor.known import Known
 from enforcer.daemon.askproto import MAX_MESSAGE, encode
 from enforcer.daemon.asks import Asks, Peer, Reply
 from enforcer.daemon.askserver import AskServer, _Client

@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from cli.doctor_gres import gres_conf, native_plugins, number_of, plugin_version, text_of
+from cli.doctor.checks.gres import count_of, node_counts, slurmd_counts
+from cli.doctor.checks.gres import gres_conf as gres_conf_of
+from cli.doctor.checks.plugins import native_plugins as native_plugins_of
+from cli.doctor.checks.plugins import number_of, text_of
+from cli.doctor.elf import plugin_of, plugin_version
+from cli.doctor.host import Host
+from cli.doctor.known import Known
+from cli.doctor.result import Check
 from enforcer.nvml import CardInfo
 from gres.config import Config, parse_config
+from slurm_plugin import releases
 from slurm_plugin.render import render
 
 YAML = """version: 1
@@ -24,6 +32,21 @@ nodes:
   - {{names: other, model: l4, count: 1, files: /dev/other0}}
 """
 CARDS = tuple(CardInfo(f"GPU-{n:08d}-0000-0000-0000-000000000000", n, "H200", 80 << 30) for n in range(2))
+
+
+def known_of(config: Config, node: str = "n1", cards: tuple[CardInfo, ...] | None = None) -> Known:
+    """What doctor knows on that node."""
+    return Known(
+        Host(trusted=frozenset({0, os.geteuid()})), config=config, raw=config, node=node, cards=cards
+    )
+
+
+def gres_conf(config: Config, node: str, cards: tuple[CardInfo, ...] | None) -> Check:
+    return gres_conf_of(known_of(config, node, cards))
+
+
+def native_plugins(config: Config) -> Check:
+    return native_plugins_of(known_of(config))
 
 
 @pytest.fixture
@@ -104,6 +127,18 @@ def test_a_card_that_nvml_does_not_see_is_named(tmp_path: Path, monkeypatch: pyt
     assert check.status == "fail" and f"NVML sees no card at {tmp_path}/card1" in check.text
 
 
+def test_counts_of_slurm_are_read_in_all_its_spellings() -> None:
+    text = "gpu:h200:2(S:0-1),shard:h200:200(S:0-1),qgpu:online:2K,qgpu_mem:156G,tmpdisk:9"
+    found = node_counts(text)
+    assert found == {"gpu:h200": 2, "shard": 200, "qgpu:online": 2048, "qgpu_mem": 156 << 30, "tmpdisk": 9}
+    assert [count_of(text) for text in ("7", "2k", "x", "")] == [7, 2048, -1, -1]
+    said = "slurmd: Gres Name=gpu Type=h200 Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Links=-1,0 (null)\n"
+    assert slurmd_counts(said * 2 + "slurmd: Gres Name=shard Type=(null) Count=200 ID=1\nother") == {
+        "gpu:h200": 2,
+        "shard": 200,
+    }
+
+
 # ---- the plugins
 
 
@@ -129,14 +164,11 @@ def test_the_number_is_read_without_loading(tmp_path: Path) -> None:
         data[:200],
         data.replace(b"plugin_version", b"plugin_verloren"),
     ):
-        with pytest.raises(ValueError, match=r"ELF|damaged|names no"):
+        with pytest.raises(ValueError, match=r"ELF|damaged|names no|truncated"):
             plugin_version(bad)
-    assert [number_of(text) for text in ("slurm-wlm 22.05.8", "26.05.5-rc1", "", "25.11")] == [
-        0x160508,
-        0x1A0505,
-        None,
-        None,
-    ]
+    assert plugin_of(path.read_bytes()).kind == ""
+    told = [number_of(releases.parse(text)) for text in ("slurm-wlm 22.05.8", "26.05.5-rc1", "", "25.11")]
+    assert told == [0x160508, 0x1A0505, None, 0x190B00]
 
 
 @pytest.mark.parametrize(
@@ -155,9 +187,9 @@ def test_plugins_of_another_version_are_a_fault(
     status: str,
     says: str,
 ) -> None:
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text("#!/bin/sh\necho 'SLURM_VERSION           = 24.11.5'\n")
-    scontrol.chmod(0o755)
+    slurmd = tmp_path / "slurmd"
+    slurmd.write_text("#!/bin/sh\necho 'slurm-wlm 24.11.5'\n")
+    slurmd.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     config = site("24.11", native=True)
     (tmp_path / "slurm.conf").write_text(f"PluginDir=/nonexistent:{tmp_path}\n")

@@ -1,104 +1,55 @@
-"""The checks of `qgpu doctor`. Each is a function of what is known so far; none changes anything."""
+"""Checks of a node: driver, cards, shim, daemons, and how strong caps are here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import os
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from cli import doctor_gres, doctor_slurm, doctor_system
 from cli.card import hardware_words
-from cli.daemon import node_name
-from cli.doctor_result import Check
+from cli.doctor.checks import system
+from cli.doctor.known import Known
+from cli.doctor.result import Check
 from enforcer.daemon.askproto import AskError, NoDaemonError, ask
 from enforcer.daemon.driver import BrokenNodeError, find_driver
-from enforcer.nvml import CardInfo, NvmlError
+from enforcer.nvml import NvmlError
 from enforcer.nvml_driver import PynvmlNvml
-from gres.config import Config, ConfigError, load_config
 from gres.identity import IdentityError, identify
 from gres.units import MIB, format_mib
 
-__all__ = ["Check", "examine"]
-
+LEAST_FREE_MIB = 64
 NAMED = 10  # jobs in one line; of the others it says how many
 
 
-@dataclass
-class Known:
-    """What the checks found out; later ones use it."""
-
-    config: Config | None = None
-    node: str = ""
-    cards: tuple[CardInfo, ...] | None = None
-    shim: bool = False
-    daemon: dict[str, object] = field(default_factory=dict)
-
-
-def examine(config_path: str, node: str | None) -> list[Check]:
-    """All checks of this node, in the order in which things depend on each other."""
-    known = Known()
-    checks = [_config(known, config_path, node)]
-    config = known.config
-    steps: list[Callable[[], Check]] = [doctor_system.sealing, doctor_system.membarrier]
-    if config is not None:
-        steps = [
-            lambda: _driver(known, config),
-            lambda: _nvml(known, config),
-            lambda: _cards(known, config),
-            lambda: _shim(known, config),
-            lambda: _qgpud(known, config),
-            lambda: _arbiter(known, config),
-            lambda: _memory(known),
-            lambda: _hardware(known),
-            *steps,
-        ]
-    steps.append(doctor_system.cgroups)
-    if config is not None:
-        steps += [
-            lambda: doctor_gres.gres_conf(config, known.node, known.cards),
-            lambda: doctor_gres.native_plugins(config),
-            lambda: doctor_slurm.plugstack(config),
-            lambda: doctor_slurm.hooks(config),
-            lambda: doctor_slurm.private_data(config),
-        ]
-    steps += [doctor_slurm.slurm, doctor_slurm.munge]
-    return checks + [step() for step in steps]
-
-
-def _config(known: Known, path: str, node: str | None) -> Check:
+def driver(known: Known) -> Check:
+    """The real libcuda."""
     try:
-        config = load_config(path)
-        known.node = node_name(node, config)
-        known.config = load_config(path, known.node)
-    except ConfigError as error:
-        text = str(error).splitlines()[0]
-        return Check("config", "fail", text, "docs/specs/config.md has every key; --node names another node")
-    return Check("config", "ok", f"{path}, node {known.node}")
-
-
-def _driver(known: Known, config: Config) -> Check:
-    try:
-        return Check("driver", "ok", find_driver(config.driver.libcuda, config.shim))
+        return Check("driver", "ok", find_driver(known.need.driver.libcuda, known.need.shim))
     except BrokenNodeError as error:
         return Check("driver", "fail", str(error), "install the NVIDIA driver, or set driver.libcuda")
 
 
-def _nvml(known: Known, config: Config) -> Check:
+def nvml(known: Known) -> Check:
+    """Whether the driver answers. Its library is loaded here, so root loads none that others could exchange."""
+    library = known.need.driver.nvml
+    doubt = known.host.distrust(library) if library != "auto" and known.host.uid == 0 else None
+    if doubt:
+        return Check("nvml", "fail", f"{library} is not loaded, since {doubt}", doubt.todo)
     try:
-        nvml = PynvmlNvml(config.driver.nvml)
-        known.cards = nvml.cards()
-        version = nvml.driver_version()
-        nvml.close()
+        driver_ = PynvmlNvml(library)
+        known.cards = driver_.cards()
+        version = driver_.driver_version()
+        driver_.close()
     except NvmlError as error:
         return Check("nvml", "fail", str(error), "is the kernel module loaded? nvidia-smi must work")
     return Check("nvml", "ok", f"driver {version}, {len(known.cards)} card(s)")
 
 
-def _cards(known: Known, config: Config) -> Check:
+def cards(known: Known) -> Check:
+    """Whether the cards of qgpu.yaml are there."""
     if known.cards is None:
         return Check("cards", "fail", "not compared, since NVML does not answer")
-    node = config.node(known.node)
+    node = known.need.node(known.node)
     try:
         named = identify(node, range(len(node.cards)))
     except IdentityError as error:
@@ -121,44 +72,85 @@ def _cards(known: Known, config: Config) -> Check:
     return Check("cards", "ok", " ".join(filter(None, (f"{len(named)}", kind, "as in qgpu.yaml"))))
 
 
-def _shim(known: Known, config: Config) -> Check:
-    path = Path(config.shim)
-    fault = doctor_system.shim_fault(path)
+def shim(known: Known) -> Check:
+    """Whether jobs can load the shim."""
+    path = Path(known.need.shim)
+    fault = system.shim_fault(path, known.host)
     if fault:
-        return Check(
-            "shim", "fail", f"{path}: {fault}", "install the package again, or correct shim in qgpu.yaml"
-        )
+        todo = "install the package again, or correct shim in qgpu.yaml"
+        return Check("shim", "fail", f"{path}: {fault}", todo)
     known.shim = True
     if not path.parent.name.isdigit():
         todo = (
             "install it as .../qgpu/VERSION/libcuda.so.1, so that an upgrade does not replace it under jobs"
         )
         return Check("shim", "warn", f"{path} loads, but its directory has no version", todo)
-    how = config.node(known.node).injection
+    how = known.need.node(known.node).injection
     return Check("shim", "ok", f"{path} loads, version {path.parent.name}, injected by {how}")
 
 
-def _qgpud(known: Known, config: Config) -> Check:
-    run_dir = config.node(known.node).run_dir
+def nvml_shim(known: Known) -> Check:
+    """Without the job's own NVML, nvidia-smi and frameworks see the whole card's memory."""
+    path = Path(known.need.shim).with_name("libnvidia-ml.so.1")
+    fault = system.file_fault(path, known.host)
+    if fault:
+        text = f"{path}: {fault}: programs that ask NVML see the whole card"
+        return Check("nvml shim", "fail", text, "install the package again")
+    return Check("nvml shim", "ok", f"{path} is there")
+
+
+def qgpud(known: Known) -> Check:
+    """Whether the daemon answers, and whether it has read this qgpu.yaml."""
     try:
-        known.daemon, _ = ask(run_dir, {"op": "status"}, timeout=5)
+        known.daemon, _ = ask(known.run_dir, {"op": "status"}, timeout=5)
     except NoDaemonError as error:
         return Check("qgpud", "fail", str(error), "systemctl start qgpud; its journal has the reason")
     except AskError as error:
-        return Check(
-            "qgpud", "fail", str(error), "run qgpu doctor again; the journal of qgpud has the reason"
-        )
+        todo = "run qgpu doctor again; the journal of qgpud has the reason"
+        return Check("qgpud", "fail", str(error), todo)
+    read = known.daemon.get("config")
+    if read and read != known.digest:
+        text = f"serves {known.daemon['node']}, but has not read {known.path} since it was changed"
+        return Check("qgpud", "fail", text, "systemctl restart qgpud; running jobs go on")
     return Check("qgpud", "ok", f"serves {known.daemon['node']}, {known.daemon['grants']} grant(s)")
 
 
-def _arbiter(known: Known, config: Config) -> Check:
-    run_dir = config.node(known.node).run_dir
+def state_dir(known: Known) -> Check:
+    """Whether qgpud can keep its ledger, in its own view of the file system."""
+    path = known.state_dir
+    try:
+        found = os.statvfs(f"{_root_of_qgpud(known)}{path}")
+    except OSError as error:
+        return Check("state_dir", "fail", f"{path}: {error.strerror}", f"mkdir -m 0755 {path}, restart qgpud")
+    if found.f_flag & os.ST_RDONLY:
+        todo = f"mount it writable, and let the unit write there: ReadWritePaths={path}"
+        return Check("state_dir", "fail", f"{path} is read-only: nothing is accounted", todo)
+    free = found.f_bavail * found.f_frsize // MIB
+    if free < LEAST_FREE_MIB or (found.f_files and not found.f_favail):
+        text = f"{path} is full: {free} MiB and {found.f_favail} inodes are free"
+        return Check("state_dir", "fail", text, "make room, or set ledger.max_size and ledger.retention")
+    return Check("state_dir", "ok", f"{path} is writable, {free} MiB are free")
+
+
+def _root_of_qgpud(known: Known) -> str:
+    """Where qgpud's own mounts are to be seen, since its unit may have others than this host; "" if they are not."""
+    for process in known.host.processes():
+        mine = any(word.endswith(("qgpud", "enforcer.daemon.main")) for word in process.words[:3])
+        root = f"{known.host.proc}/{process.pid}/root"
+        if mine and process.option("--node") in ("", known.node) and os.access(f"{root}/", os.R_OK):
+            return root
+    return ""
+
+
+def arbiter(known: Known) -> Check:
+    """Whether gates are moved, and in real time."""
+    run_dir = known.run_dir
     if not known.daemon:
         return Check("arbiter", "fail", "not asked, since qgpud does not answer")
     if not known.daemon.get("arbiter"):
         text = f"qgpud does not reach it at {run_dir}/arbiter.sock"
         return Check("arbiter", "fail", text, "systemctl start qgpu-arbiter")
-    policies = doctor_system.arbiter_policies(run_dir)
+    policies = system.arbiter_policies(run_dir, known.host.proc)
     if policies is None:
         return Check(
             "arbiter", "warn", "reached; its process is not to be seen", "run qgpu doctor in its pid space"
@@ -169,7 +161,7 @@ def _arbiter(known: Known, config: Config) -> Check:
     return Check("arbiter", "warn", "reached, but without real-time scheduling: gates close late", todo)
 
 
-def _hardware(known: Known) -> Check:
+def hardware(known: Known) -> Check:
     """One line for all cards; what fails for a tenant is a warning, since gating remains."""
     told = cast("dict[str, dict[str, Any]]", known.daemon.get("hardware") or {})
     if not told:
@@ -197,7 +189,8 @@ def _softer(known: Known) -> str:
     return f", except job {named}: {count} with the shim alone now"
 
 
-def _memory(known: Known) -> Check:
+def memory(known: Known) -> Check:
+    """How strong memory caps are here."""
     strength: Literal["hard", "cooperative", "none"] = "none"
     if known.daemon and known.shim:
         strength = "hard" if known.daemon.get("memory") == "hard" else "cooperative"

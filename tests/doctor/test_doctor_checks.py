@@ -1,114 +1,54 @@
-"""qgpu doctor's looks at files, and what qgpu run puts into an environment; no daemon, no driver."""
+"""qgpu doctor's looks at the machine, and what qgpu run puts into an environment; no daemon, no driver."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from cli import doctor_slurm, doctor_system
-from cli.doctor import doctor, table
-from cli.doctor_result import Check
+from cli.doctor.checks import system
+from cli.doctor.command import doctor, table
+from cli.doctor.host import Host
+from cli.doctor.result import Check
 from cli.main import main
 from cli.run import environment, preload
 from cli.run_private import config_text, device_files, find_part
 from enforcer.nvml_fake import FakeNvml
-from gres.config import Config, parse_config
-from slurm_plugin.render import render
+from gres.config import parse_config
 
-BASE = """
-version: 1
-cluster: c
-default_class: offline
-models: {{h200: {{memory: 80GiB}}}}
-nodes: [{{names: n1, model: h200, count: 1, files: /dev/nvidia0}}]
-spank: {directory}/qgpu_spank.so
-hook: {{client: {directory}/qgpu-hook}}
-"""
-
-
-@pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    for name in ("qgpu_spank.so", "qgpu-hook"):
-        (tmp_path / name).touch()
-    config = parse_config(BASE.format(directory=tmp_path))
-    (tmp_path / "slurm.conf").write_text(
-        f"ClusterName=c\nProlog={tmp_path}/prolog\ninclude {tmp_path}/more.conf\n"
-    )
-    (tmp_path / "more.conf").write_text(f" epilog = {tmp_path}/epilog.d/*\n")
-    (tmp_path / "epilog.d").mkdir()
-    (tmp_path / "prolog").write_text(render("prolog", config, etc_dir=str(tmp_path)))
-    (tmp_path / "epilog.d/50-qgpu").write_text(render("epilog", config, etc_dir=str(tmp_path)))
-    (tmp_path / "plugstack.conf").write_text("include plugstack.d/*\n")
-    (tmp_path / "plugstack.d").mkdir()
-    (tmp_path / "plugstack.d/qgpu.conf").write_text(render("plugstack.conf", config))
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    return config
-
-
-def test_what_qgpu_render_writes_is_found_through_includes_and_globs(config):
-    assert doctor_slurm.plugstack(config).status == "ok", doctor_slurm.plugstack(config)
-    assert doctor_slurm.hooks(config).status == "ok", doctor_slurm.hooks(config)
-
-
-@pytest.mark.parametrize(
-    ("break_it", "check", "words"),
-    [
-        (lambda d: (d / "plugstack.d/qgpu.conf").unlink(), "plugstack", "does not name"),
-        (lambda d: (d / "plugstack.d/qgpu.conf").write_text(f"# {d}/qgpu_spank.so\n"), "plugstack", "does not name"),
-        (lambda d: (d / "qgpu_spank.so").unlink(), "plugstack", "is not there"),
-        (lambda d: (d / "more.conf").unlink(), "hooks", "sets no Epilog"),
-        (lambda d: (d / "prolog").write_text("exit 0\n"), "hooks", "Prolog"),
-        (lambda d: (d / "qgpu-hook").unlink(), "hooks", "is not there"),
-    ],
-)  # fmt: skip
-def test_what_is_missing_is_named_with_what_to_do(config, tmp_path, break_it, check, words):
-    break_it(tmp_path)
-    found = getattr(doctor_slurm, check)(config)
-    assert found.status == "fail" and words in found.text and found.todo
-
-
-def test_what_slurm_hides_and_qgpu_shows_is_named(config, tmp_path):
-    assert doctor_slurm.private_data(config).status == "ok"
-    with (tmp_path / "slurm.conf").open("a") as file:
-        file.write("PrivateData=jobs,nodes\n")
-    found = doctor_slurm.private_data(config)
-    assert found.status == "warn" and "private_data: [jobs]" in found.todo
-    told = parse_config(BASE.format(directory=tmp_path) + "reports: {private_data: [jobs]}\n")
-    assert doctor_slurm.private_data(told).status == "ok"
-
-
-def test_machine_without_slurm_is_no_fault(config, monkeypatch):
-    monkeypatch.setenv("SLURM_CONF", "/nonexistent")
-    assert doctor_slurm.plugstack(config).status == doctor_slurm.hooks(config).status == "ok"
+HOST = Host(trusted=frozenset({0, os.geteuid()}))
 
 
 def test_shim_that_others_could_change_or_that_is_no_library_is_a_fault(tmp_path):
     shim = tmp_path / "libcuda.so.1"
-    assert "No such file" in doctor_system.shim_fault(shim)
+    assert "No such file" in system.shim_fault(shim, HOST)
     shim.write_bytes(b"no library")
     shim.chmod(0o666)
-    assert "writable by it alone" in doctor_system.shim_fault(shim)
+    assert "writable by it alone" in system.shim_fault(shim, HOST)
     shim.chmod(0o600)
     if os.geteuid() == 0:
-        assert doctor_system.shim_fault(shim) == "users cannot read it"
+        assert system.shim_fault(shim, HOST) == "users cannot read it"
         shim.chmod(0o644)
-        assert "it does not load: " in doctor_system.shim_fault(shim)
+        assert "it does not load: " in system.shim_fault(shim, HOST)
 
 
 def test_policies_of_the_arbiters_threads_are_read_from_proc(tmp_path):
     process = tmp_path / str(os.getpid())
     (process / "task" / str(os.getpid())).mkdir(parents=True)
     (process / "cmdline").write_bytes(b"/x/qgpu-arbiter\0--run-dir\0/run/a\0")
-    assert doctor_system.arbiter_policies("/run/a", tmp_path) == {"SCHED_OTHER"}
-    assert doctor_system.arbiter_policies("/run/b", tmp_path) is None
+    assert system.arbiter_policies("/run/a", tmp_path) == {"SCHED_OTHER"}
+    assert system.arbiter_policies("/run/b", tmp_path) is None
 
 
 def test_table_has_one_line_per_check_and_the_way_out():
     text = table([Check("a", "ok", "fine"), Check("longer", "fail", "broken", "mend it")])
     assert text.splitlines() == ["ok    a       fine", "FAIL  longer  broken -> mend it"]
+
+
+def test_roles_have_a_line_of_their_own_and_nothing_steers_the_terminal() -> None:
+    checks = [Check("a", "ok", "fine"), Check("b", "fail", "x\x1b[2J\ny\u2028z", group="node")]
+    assert table(checks).splitlines() == ["ok    a  fine", "node:", "FAIL  b  x\\x1b[2J\\x0ay\\x2028z"]
 
 
 def test_exit_status_is_one_when_something_fails(tmp_path):

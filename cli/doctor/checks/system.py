@@ -10,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cli.doctor_result import Check
+from cli.doctor.host import Host
+from cli.doctor.known import Known
+from cli.doctor.result import Check
 from enforcer.daemon.memory_probe import cgroup2_root
 
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python has no name for it
@@ -20,7 +22,7 @@ POLICIES = {os.SCHED_OTHER: "SCHED_OTHER", os.SCHED_FIFO: "SCHED_FIFO", os.SCHED
 LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).cuInit"
 
 
-def sealing() -> Check:
+def sealing(known: Known) -> Check:
     """Whether memory can be shared so that a job may read it and root write it."""
     fd = os.memfd_create("qgpu-doctor", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     try:
@@ -37,7 +39,7 @@ def sealing() -> Check:
     return Check("sealing", "ok", "memfd with F_SEAL_FUTURE_WRITE")
 
 
-def membarrier() -> Check:
+def membarrier(known: Known) -> Check:
     """Whether launches can be counted without a locked instruction."""
     number = SYS_MEMBARRIER.get(platform.machine())
     mask = ctypes.CDLL(None).syscall(number, 0, 0, 0) if number else -1
@@ -46,7 +48,7 @@ def membarrier() -> Check:
     return Check("membarrier", "warn", "not available: a launch costs a few ns more", "Linux 4.16 or later")
 
 
-def cgroups() -> Check:
+def cgroups(known: Known) -> Check:
     """Which version of cgroups is mounted."""
     root = cgroup2_root()
     if root is not None:
@@ -62,16 +64,23 @@ def cgroups() -> Check:
     )
 
 
-def shim_fault(path: Path) -> str:
-    """What is wrong with the shim as a file; empty if nothing is."""
+def file_fault(path: Path, host: Host) -> str:
+    """What is wrong with a library as a file; empty if nothing is."""
     try:
         info = path.stat()
     except OSError as error:
         return str(error.strerror)
-    if info.st_uid != 0 or info.st_mode & 0o022:
-        return "it must belong to root and be writable by it alone"
-    if not info.st_mode & 0o004:
-        return "users cannot read it"
+    doubt = host.distrust(path)
+    if doubt:
+        return f"it must belong to root and be writable by it alone, but {doubt}"
+    return "" if info.st_mode & 0o004 else "users cannot read it"
+
+
+def shim_fault(path: Path, host: Host) -> str:
+    """What is wrong with the shim: as a file, and when it is loaded; empty if nothing is."""
+    fault = file_fault(path, host)
+    if fault:
+        return fault
     # In a process of its own, without a grant: it must load and pass through.
     env = {key: value for key, value in os.environ.items() if not key.startswith("QGPU_GRANT")}
     command = [sys.executable, "-c", LOAD, str(path)]

@@ -1,0 +1,1 @@
+"""`qgpu doctor`: what is on this host against what should be."""

@@ -1,0 +1,1 @@
+"""The checks of `qgpu doctor`, by subject. None of them changes anything."""

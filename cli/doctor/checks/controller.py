@@ -1,0 +1,90 @@
+"""Checks of what the controller knows of nodes and partitions, against qgpu.yaml."""
+
+from __future__ import annotations
+
+from cli.doctor.checks.daemons import other_version
+from cli.doctor.checks.gres import counts_fault, expected, group_of, node_counts
+from cli.doctor.known import Known
+from cli.doctor.result import Check
+from slurm_plugin.render import node_gres
+
+DOWN = ("DOWN", "INVAL", "NOT_RESPONDING", "FAIL")
+NAMED = 3
+Row = dict[str, str]
+
+
+def rows(text: str) -> list[Row]:
+    """The records of `scontrol -o show`, one per line. Values with blanks keep their first word."""
+    found = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in text.splitlines()]
+    return [row for row in found if row]
+
+
+def nodes(known: Known) -> Check:
+    """Whether slurmctld knows every node of qgpu.yaml, with the gres that it should have."""
+    if not known.answers:
+        return Check("nodes", "fail", "not compared, since slurmctld does not answer", "see slurmctld")
+    said = known.host.said("scontrol", "-o", "show", "node")
+    have = {row["NodeName"]: row for row in rows(said.out) if "NodeName" in row}
+    for name in known.need.node_names():
+        fault = _node_fault(known, name, have.get(name))
+        if fault:
+            todo = f"write in slurm.conf NodeName={name} ... Gres={node_gres(known.need, name)}, restart all daemons"
+            return Check("nodes", "fail", fault, todo)
+    strangers = [name for name, row in have.items() if "qgpu:" in row.get("Gres", "")]
+    strangers = [name for name in strangers if name not in known.need.node_names()]
+    if strangers:
+        text = f"{', '.join(strangers[:NAMED])} has qgpu in Gres=, but is not under nodes in qgpu.yaml"
+        return Check("nodes", "fail", text, "add it to nodes in qgpu.yaml, or take qgpu out of its Gres=")
+    return _states(known, have)
+
+
+def _node_fault(known: Known, name: str, row: Row | None) -> str:
+    if row is None:
+        return f"slurmctld does not know {name} of qgpu.yaml"
+    gres = row.get("Gres", "(null)")
+    if gres in ("(null)", ""):
+        return f"{name} has no Gres="
+    fault = counts_fault(node_counts(gres), expected(group_of(known.need, name)))
+    return f"{name} has Gres={gres}: {fault}" if fault else ""
+
+
+def _states(known: Known, have: dict[str, Row]) -> Check:
+    mine = {name: have[name] for name in known.need.node_names()}
+    for name, row in mine.items():
+        version = row.get("Version", "")
+        if other_version(version, known.need.slurm.version):
+            text = f"slurmd of {name} is Slurm {version}, qgpu.yaml says {known.need.slurm.version}"
+            return Check("nodes", "fail", text, "install the same Slurm there, and qgpu-slurm-plugins for it")
+    down = [name for name, row in mine.items() if any(word in row.get("State", "") for word in DOWN)]
+    if down:
+        text = f"{', '.join(down[:NAMED])}: {mine[down[0]]['State']}"
+        return Check("nodes", "fail", text, f"start slurmd there; qgpu doctor on {down[0]} has more")
+    drained = [name for name, row in mine.items() if "DRAIN" in row.get("State", "")]
+    if drained:
+        text = f"{', '.join(drained[:NAMED])} drained: {_reason(known, drained[0])}"
+        return Check("nodes", "warn", text, f"then scontrol update nodename={drained[0]} state=resume")
+    return Check("nodes", "ok", f"{len(mine)} node(s) with the gres of qgpu.yaml")
+
+
+def _reason(known: Known, name: str) -> str:
+    said = known.host.said("sinfo", "-h", "-N", "-n", name, "-o", "%E")
+    return said.last or "no reason is told"
+
+
+def partitions(known: Known) -> Check:
+    """Whether the partitions of qgpu.yaml exist, and whether they hold its nodes."""
+    if not known.answers:
+        return Check("partitions", "fail", "not compared, since slurmctld does not answer", "see slurmctld")
+    have = {
+        row["PartitionName"]
+        for row in rows(known.host.said("scontrol", "-o", "show", "partition").out)
+        if "PartitionName" in row
+    }
+    missing = [name for name in known.need.managed_partitions if name != "*" and name not in have]
+    if missing:
+        text = f"managed_partitions names {missing[0]}, which slurm.conf does not have"
+        return Check(
+            "partitions", "fail", text, f"correct it in qgpu.yaml; there are {', '.join(sorted(have))}"
+        )
+    managed = [name for name in known.need.managed_partitions if name != "*"]
+    return Check("partitions", "ok", f"cards are shared in {', '.join(managed) or 'all partitions'}")

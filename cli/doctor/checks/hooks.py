@@ -1,0 +1,105 @@
+"""Checks of Prolog and Epilog: whether qgpud is told of jobs, by a script that slurmd can run, at the right place."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from cli.doctor.files import conf, setting
+from cli.doctor.known import NO_SLURM, Known
+from cli.doctor.result import Check
+from slurm_plugin.site.sources import Disk
+
+VERBS = {"Prolog": "prolog", "Epilog": "epilog"}
+
+
+def hooks(known: Known) -> Check:
+    """Whether qgpud is told of jobs."""
+    if not known.has_slurm:
+        return Check("hooks", "ok", NO_SLURM)
+    client = known.need.hook.client
+    fault = client_fault(known, client)
+    if fault:
+        return Check(
+            "hooks", "fail", f"{client} {fault}", "install the package again, or correct hook.client"
+        )
+    for key in VERBS:
+        found = _hook(known, key, client)
+        if found is not None:
+            return found
+    return _timeout(known) or Check("hooks", "ok", f"Prolog and Epilog call {client}")
+
+
+def client_fault(known: Known, client: str) -> str:
+    """Why slurmd cannot run that program; empty if it can."""
+    if doubt := known.host.distrust(client):
+        return f"is not safe: {doubt}"
+    try:
+        info = Path(client).stat()
+    except OSError:
+        return "is not there"
+    return "" if info.st_mode & 0o111 else "is not executable"
+
+
+def scripts_of(known: Known, key: str) -> list[str]:
+    """The files of Prolog or Epilog: several values and patterns are possible."""
+    values = [
+        value for name, value in sorted(known.effective.items()) if name.partition("[")[0] == key.lower()
+    ]
+    if not any(values):
+        values = [value.value for value in conf(known).all(key)]
+    found: list[str] = []
+    for value in values:
+        found += Disk().glob(value) if any(char in value for char in "*?[") else [value]
+    return [path for path in found if path]
+
+
+def _hook(known: Known, key: str, client: str) -> Check | None:
+    scripts, todo = scripts_of(known, key), f"call what 'qgpu render {VERBS[key]}' prints from it"
+    if not scripts:
+        todo = "add what 'qgpu render slurm.conf' prints"
+        return Check("hooks", "fail", f"slurm.conf sets no {key}", todo)
+    called = [(script, line) for script in scripts for line in _calls(known, script, client)]
+    if not called:
+        unread = [script for script in scripts if known.host.read(script) is None]
+        text = f"{unread[0]} cannot be read" if unread else f"{key} ({scripts[0]}) does not call {client}"
+        return Check("hooks", "fail", text, todo)
+    script, line = called[0]
+    if not Path(script).stat().st_mode & 0o111:
+        text = f"{script} is not executable: each job drains the node"
+        return Check("hooks", "fail", text, f"chmod 0755 {script}")
+    if VERBS[key] not in line:
+        return Check("hooks", "fail", f"{script} does not call the client for '{VERBS[key]}'", todo)
+    return _run_dir(known, script, line)
+
+
+def _calls(known: Known, script: str, client: str) -> list[list[str]]:
+    """The command lines of a script that run the client."""
+    text = (known.host.read(script) or "").replace("\\\n", " ")
+    found = []
+    for line in text.splitlines():
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            words = line.split()
+        if client in words:
+            found.append(words[words.index(client) :])
+    return found
+
+
+def _run_dir(known: Known, script: str, line: list[str]) -> Check | None:
+    told = line[line.index("--run-dir") + 1] if "--run-dir" in line[:-1] else None
+    if told is not None and told not in known.run_dirs:
+        text = f"{script} asks at {told}, qgpud of qgpu.yaml is at {known.run_dir}: each job drains the node"
+        return Check("hooks", "fail", text, f"write there --run-dir {(known.raw or known.need).run_dir}")
+    return None
+
+
+def _timeout(known: Known) -> Check | None:
+    """slurmd kills a Prolog that is slower than PrologEpilogTimeout, and drains the node."""
+    told = setting(known, "PrologEpilogTimeout").partition(" ")[0]
+    deadline = known.need.hook.deadline.seconds
+    if not told.isdigit() or not 0 < int(told) <= deadline:
+        return None
+    text = f"PrologEpilogTimeout is {told} s, hook.deadline is {deadline:.0f} s"
+    return Check("hooks", "fail", text, f"write PrologEpilogTimeout={int(deadline) + 20} in slurm.conf")

@@ -1,0 +1,119 @@
+"""Checks of the Lua scripts that slurmctld and the clients read: whether they call our modules."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cli.doctor.files import setting
+from cli.doctor.known import Known, words
+from cli.doctor.result import Check
+from slurm_plugin.render import render
+
+_COMMENT = re.compile(r"--\[\[.*?\]\]|--[^\n]*", re.DOTALL)
+_DOFILE = re.compile(r'dofile\s*\(\s*(?:"([^"\n]*)"|(here))(?:\s*\.\.\s*"([^"\n]*)")?\s*\)')
+_TABLES = re.compile(r'"(/[^"\n]*qgpu_tables\.lua)"')
+MAX_SCRIPTS = 32
+
+
+@dataclass
+class Loaded:
+    """What a script loads, directly and through what it loads. `tables`: the table files that are named in them."""
+
+    scripts: dict[str, str | None] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=list)
+
+    @property
+    def missing(self) -> list[str]:
+        """Scripts that cannot be read."""
+        return [path for path, text in self.scripts.items() if text is None]
+
+
+def loaded_by(known: Known, script: str) -> Loaded:
+    """Follow the `dofile` calls of a script, in the forms that qgpu's fragments use."""
+    found, todo = Loaded(), [script]
+    while todo and len(found.scripts) < MAX_SCRIPTS:
+        path = todo.pop(0)
+        if path in found.scripts:
+            continue
+        text = found.scripts[path] = known.host.read(path, known.slurm_uid)
+        code = _COMMENT.sub("", text or "")
+        found.tables += _TABLES.findall(code)
+        for first, here, second in _DOFILE.findall(code):
+            todo.append((str(Path(path).parent) if here else first) + second)
+    return found
+
+
+def _script(known: Known, name: str, module: str) -> tuple[Check, Loaded]:
+    """Whether a script of Slurm's calls our module, and whether everything that it loads is there."""
+    path = str(known.slurm_conf.with_name(f"{name}.lua")) if known.slurm_conf else f"{name}.lua"
+    found = loaded_by(known, path)
+    if found.scripts[path] is None:
+        doubt = known.host.distrust(path, known.slurm_uid)
+        todo = doubt.todo if doubt else f"write it as 'qgpu render {name}.lua' prints"
+        return Check(name, "fail", f"{path} cannot be read: {doubt or 'is it there?'}", todo), found
+    ours = [script for script in found.scripts if script.endswith(f"/{module}")]
+    if not ours:
+        todo = f"add what 'qgpu render {name}.lua' prints"
+        return Check(name, "fail", f"{path} does not load {module}", todo), found
+    if found.missing:
+        text = f"{found.missing[0]}, which {path} loads, cannot be read"
+        return Check(name, "fail", text, "install the package again, or correct the path"), found
+    return Check(name, "ok", f"{path} loads {ours[0]}"), found
+
+
+def cli_filter(known: Known) -> Check:
+    """Where slurm.conf names the lua filter, sbatch and srun of everybody fail on a host without the script."""
+    if "lua" not in words(setting(known, "CliFilterPlugins")):
+        return Check("cli_filter", "ok", "not used")
+    check, _ = _script(known, "cli_filter", "qgpu_cli_filter.lua")
+    if check.status == "fail" and "cannot be read" in check.text:
+        todo = f"{check.todo}; until then take CliFilterPlugins=lua out of slurm.conf"
+        return Check("cli_filter", "fail", f"{check.text}; sbatch and srun of everybody fail here", todo)
+    return check
+
+
+def job_submit(known: Known) -> Check:
+    """Without our job_submit a share is booked as a plain number, and its job gets no card."""
+    plugins = setting(known, "JobSubmitPlugins")
+    if "lua" not in words(plugins):
+        todo = "write JobSubmitPlugins=lua in slurm.conf, and restart slurmctld"
+        text = f"JobSubmitPlugins is {plugins or 'not set'}: jobs with --gres=qgpu:N get no card"
+        return Check("job_submit", "fail", text, todo)
+    return _script(known, "job_submit", "qgpu_job_submit.lua")[0]
+
+
+def tables(known: Known) -> Check:
+    """Whether job_submit decides by this qgpu.yaml, and whether slurmctld has read the tables."""
+    found = _script(known, "job_submit", "qgpu_job_submit.lua")[1]
+    again = "qgpu render qgpu_tables.lua > {}, then touch job_submit.lua beside slurm.conf"
+    if not found.tables:
+        todo = "add what 'qgpu render job_submit.lua' prints"
+        return Check("tables", "fail", "job_submit.lua names no qgpu_tables.lua", todo)
+    path = found.tables[0]
+    text = known.host.read(path, known.slurm_uid)
+    if text is None:
+        return Check("tables", "fail", f"{path} cannot be read: every share is refused", again.format(path))
+    if _code(text) != _code(render("qgpu_tables.lua", known.need)):
+        return Check("tables", "fail", f"{path} is not what this qgpu.yaml renders", again.format(path))
+    return _read_since(known, path) or Check("tables", "ok", f"{path} is what qgpu.yaml renders")
+
+
+def _code(text: str) -> str:
+    return "\n".join(line.strip() for line in _COMMENT.sub("", text).splitlines() if line.strip())
+
+
+def _read_since(known: Known, tables_path: str) -> Check | None:
+    """slurmctld reads the tables together with job_submit.lua: at its start, and after that script was touched."""
+    script = known.slurm_conf.with_name("job_submit.lua") if known.slurm_conf else None
+    started = known.controller_read_at
+    try:
+        written = Path(tables_path).stat().st_mtime
+        touched = script.stat().st_mtime if script else 0.0
+    except OSError:
+        return None
+    if started is None or written <= max(started + 1, touched):
+        return None
+    text = f"{tables_path} was written after slurmctld read it"
+    return Check("tables", "fail", text, f"touch {script}")

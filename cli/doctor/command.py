@@ -1,0 +1,57 @@
+"""`qgpu doctor`: is this host fit for its roles, and what to do where it is not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+
+import click
+
+from cli.daemon import config_option, node_option
+from cli.doctor.examine import examine
+from cli.doctor.result import Check, printable
+from cli.doctor.roles import ROLES, Role
+
+MARK = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
+
+
+def table(checks: list[Check]) -> str:
+    """One line per check; what to do stands behind an arrow. A line names each role before its checks."""
+    width = max(len(check.name) for check in checks)
+    lines: list[str] = []
+    for before, check in zip([None, *checks], checks, strict=False):
+        if check.group != "host" and (before is None or before.group != check.group):
+            lines.append(f"{check.group}:")
+        todo = f" -> {check.todo}" if check.todo else ""
+        lines.append(f"{MARK[check.status]}  {check.name:<{width}}  {check.text}{todo}")
+    return "\n".join(map(printable, lines))
+
+
+@click.command()
+@config_option
+@node_option
+@click.option(
+    "--role",
+    "roles",
+    multiple=True,
+    type=click.Choice(ROLES),
+    help="What this host is; may be given more than once. Default: what runs here, and what qgpu.yaml names.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def doctor(config_path: str, node: str | None, roles: tuple[Role, ...], as_json: bool) -> None:
+    """Check this host: one line per thing, with what to do. Exit status 1 if anything fails.
+
+    Nothing is changed and root is not needed; what only root can see is said to be so.
+    """
+    report(examine(config_path, node, roles), as_json)
+
+
+def report(checks: Iterable[Check], as_json: bool) -> None:
+    """Print the checks, and end with status 1 if one failed."""
+    found = list(checks)
+    if as_json:
+        click.echo(json.dumps([check.as_dict() for check in found], indent=1))
+    else:
+        click.echo(table(found))
+    sys.exit(1 if any(check.status == "fail" for check in found) else 0)

@@ -1,0 +1,110 @@
+"""Which checks a host gets, by its roles, in the order in which things depend on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from cli.daemon import node_name
+from cli.doctor.checks import controller, daemons, gres, hooks, jobs, lua, node, plugins, slurm, system, trust
+from cli.doctor.host import Host
+from cli.doctor.known import Known
+from cli.doctor.result import Check, Group
+from cli.doctor.roles import ROLES, Role, guess
+from gres.config import ConfigError, digest_of, load_config
+
+Step = Callable[[Known], Check]
+HOST: tuple[Step, ...] = (slurm.slurm, slurm.munge, slurm.clock)
+# Without qgpu.yaml these still say something.
+BARE: tuple[Step, ...] = (system.sealing, system.membarrier, system.cgroups)
+NODE: tuple[Step, ...] = (
+    node.driver,
+    node.nvml,
+    node.cards,
+    node.shim,
+    node.nvml_shim,
+    node.qgpud,
+    node.arbiter,
+    node.memory,
+    node.hardware,
+    node.state_dir,
+    *BARE,
+    daemons.slurmd,
+    gres.gres_conf,
+    gres.slurmd_gres,
+    plugins.native_plugins,
+    plugins.spank,
+    hooks.hooks,
+    daemons.devices,
+    jobs.job_cgroups,
+    slurm.privacy,
+)
+CONTROLLER: tuple[Step, ...] = (
+    daemons.slurmctld,
+    lua.job_submit,
+    lua.tables,
+    daemons.select,
+    daemons.gres_types,
+    daemons.prolog_flags,
+    controller.nodes,
+    controller.partitions,
+    daemons.slurmdbd,
+    daemons.accounted,
+    daemons.qos,
+    slurm.privacy,
+)
+LOGIN: tuple[Step, ...] = (daemons.slurmctld, plugins.spank_option)
+BY_ROLE: dict[Role, tuple[Step, ...]] = {"controller": CONTROLLER, "node": NODE, "login": LOGIN}
+
+
+def examine(
+    config_path: str, node: str | None, roles: Sequence[Role] = (), host: Host | None = None
+) -> list[Check]:
+    """All checks of this host. Raises nothing: what cannot be looked at is a check that failed."""
+    known = Known(host or Host(), config_path)
+    first = read_config(known, node)
+    known.trust_program_directories()
+    chosen = tuple(role for role in ROLES if role in roles) or guess(known)
+    first = replace(first, text=f"{first.text}; this host is {_named(known, chosen)}")
+    if known.config is None:
+        return [first, *_run(known, "host", (*HOST, *(BARE if "node" in chosen else ())))]
+    if "node" in chosen and not known.node:
+        todo = "add it to nodes in qgpu.yaml, or say --role controller, or --node NAME"
+        first = Check("config", "fail", f"{config_path} has no node {known.host.name}", todo)
+        chosen = tuple(role for role in chosen if role != "node")
+    found = [first, *_run(known, "host", HOST), trust.files(known, chosen)]
+    if known.has_slurm:
+        found += _run(known, "host", (daemons.conf_files, lua.cli_filter))
+    for role in chosen:
+        found += _run(known, role, BY_ROLE[role])
+    return found
+
+
+def _named(known: Known, roles: Sequence[Role]) -> str:
+    words = [f"node {known.node}" if role == "node" else f"a {role}" for role in roles]
+    return " and ".join(words)
+
+
+def _run(known: Known, group: Group, steps: Iterable[Step]) -> list[Check]:
+    return [replace(step(known), group=group) for step in steps]
+
+
+def read_config(known: Known, node: str | None) -> Check:
+    """Read qgpu.yaml into `known`. Root believes only a file that nobody else can exchange."""
+    doubt = known.host.distrust(known.path) if known.host.uid == 0 else None
+    if doubt:
+        text = f"{known.path} is not read, since {doubt}: others decide what root does"
+        return Check("config", "fail", text, doubt.todo)
+    try:
+        config = load_config(known.path)
+        name = node_name(node, config)
+        known.node = name if name in config.node_names() else ""
+        known.raw, known.digest = config, digest_of(known.path)
+        known.config = load_config(known.path, known.node or None)
+    except ConfigError as error:
+        text = str(error).splitlines()[0]
+        return Check("config", "fail", text, "docs/specs/config.md has every key; --node names another node")
+    if node is not None and not known.node:
+        text = f"node '{node}' is not configured; qgpu.yaml names {', '.join(config.node_names()[:8])}"
+        return Check("config", "fail", text, "--node names another node")
+    return Check("config", "ok", known.path)

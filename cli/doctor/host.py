@@ -1,0 +1,207 @@
+"""What doctor asks of the machine: programs, processes, files. Tests put their own in its place.
+
+Doctor may run as root on a host where users can write somewhere. So root runs no program and reads no file that
+somebody else could exchange; such a thing is a finding.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+USUAL_PATH = ("/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/sbin", "/bin")
+TIMEOUT_S = 10.0
+MAX_FILE = 16 << 20
+MAX_LINKS = 16
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a program said. Code 127: there is no such program; 124: it did not end in time."""
+
+    code: int
+    out: str = ""
+    err: str = ""
+
+    @property
+    def last(self) -> str:
+        """Its last line: of the output if it succeeded, else of the errors."""
+        lines = (self.out if self.code == 0 else self.err or self.out).strip().splitlines()
+        return lines[-1] if lines else ""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process. `words` is its command line."""
+
+    pid: int
+    name: str
+    words: tuple[str, ...]
+
+    def option(self, letter: str, long: str = "") -> str:
+        """Value of an option, "" if it is not there."""
+        for place, word in enumerate(self.words):
+            if word == letter or (long and word == long):
+                return self.words[place + 1] if place + 1 < len(self.words) else ""
+            if word.startswith(letter) and not word.startswith("--") and len(letter) == 2:
+                return word[2:]
+            if long and word.startswith(f"{long}="):
+                return word.partition("=")[2]
+        return ""
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A file or directory through which somebody else could exchange what root believes."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.why}"
+
+    @property
+    def todo(self) -> str:
+        """The command that mends it."""
+        return f"chown root:root {self.path} && chmod go-w {self.path}"
+
+
+def distrust(path: str | Path, owners: Iterable[int] = (0,)) -> Doubt | None:
+    """Why somebody else than `owners` could exchange that file; None if nobody could, or if it is not there.
+
+    Every directory on the way counts, and every symbolic link is followed by hand.
+    """
+    trusted = set(owners)
+    todo = [part for part in str(path).split("/") if part]
+    here, links = Path("/"), 0
+    while todo:
+        step = here / todo.pop(0)
+        if step.name == "..":
+            here = here.parent
+            continue
+        try:
+            info = step.lstat()
+        except OSError:
+            return None
+        if stat.S_ISLNK(info.st_mode):
+            links += 1
+            if links > MAX_LINKS or info.st_uid not in trusted:
+                return Doubt(str(step), f"is a link of uid {info.st_uid}")
+            target = step.readlink()
+            todo = [part for part in str(target).split("/") if part] + todo
+            here = Path("/") if target.is_absolute() else here
+            continue
+        if fault := _open_to_others(step, info, trusted):
+            return fault
+        here = step
+    return None
+
+
+def _open_to_others(path: Path, info: os.stat_result, trusted: set[int]) -> Doubt | None:
+    """Why others can write here. In a sticky directory such as /tmp they cannot replace what is not theirs."""
+    if info.st_uid not in trusted:
+        return Doubt(str(path), f"belongs to uid {info.st_uid}")
+    sticky = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
+    if info.st_mode & 0o022 and not sticky and not stat.S_ISCHR(info.st_mode):
+        return Doubt(str(path), f"has mode {stat.S_IMODE(info.st_mode):04o}")
+    return None
+
+
+@dataclass
+class Host:
+    """This machine. `trusted`: uids whose files root may believe; others are added by `trust`."""
+
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    proc: Path = Path("/proc")
+    trusted: frozenset[int] = frozenset({0})
+    uid: int = field(default_factory=os.geteuid)
+    _said: dict[tuple[str, ...], Said] = field(default_factory=dict)
+    _processes: list[Process] | None = None
+    _more: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The host's short name."""
+        return socket.gethostname().partition(".")[0]
+
+    def look_also_in(self, directories: Iterable[str]) -> None:
+        """More places where Slurm's programs may be."""
+        self._more = tuple(dict.fromkeys([*self._more, *directories]))
+
+    def program(self, name: str) -> str | None:
+        """Absolute path of a program; None if there is none that may be run."""
+        own = [entry for entry in self.environ.get("PATH", "").split(":") if entry.startswith("/")]
+        for directory in dict.fromkeys([*own, *self._more, *USUAL_PATH]):
+            found = shutil.which(name, path=directory)
+            if found and not (self.uid == 0 and self.distrust(found)):
+                return found
+        return None
+
+    def said(self, *command: str, timeout: float = TIMEOUT_S) -> Said:
+        """Output of a program that changes nothing; the same question is asked once."""
+        if command not in self._said:
+            self._said[command] = self._run(command, timeout)
+        return self._said[command]
+
+    def _run(self, command: tuple[str, ...], timeout: float) -> Said:
+        program = self.program(command[0])
+        if program is None:
+            return Said(127, err=f"{command[0]} is not installed")
+        try:
+            done = subprocess.run(
+                [program, *command[1:]],
+                capture_output=True,
+                timeout=timeout,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                env={**self.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"},
+            )
+        except subprocess.TimeoutExpired:
+            return Said(124, err=f"{command[0]} did not end within {timeout:.0f} s")
+        except OSError as error:
+            return Said(127, err=f"{command[0]}: {error.strerror}")
+        return Said(
+            done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        )
+
+    def distrust(self, path: str | Path, *more: int) -> Doubt | None:
+        """Why somebody could exchange that file; None if nobody could."""
+        return distrust(path, self.trusted | set(more))
+
+    def read(self, path: str | Path, *more: int) -> str | None:
+        """Text of a regular file; None if it cannot be read. Root reads only what nobody could exchange, but for
+        root and the uids `more`."""
+        data = self.read_bytes(path, *more)
+        return None if data is None else data.decode(errors="replace")
+
+    def read_bytes(self, path: str | Path, *more: int) -> bytes | None:
+        """The same as bytes; at most MAX_FILE of them."""
+        if self.uid == 0 and self.distrust(path, *more):
+            return None
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with os.fdopen(fd, "rb") as file:
+                return file.read(MAX_FILE) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+        except OSError:
+            return None
+
+    def processes(self) -> list[Process]:
+        """All processes that may be seen."""
+        if self._processes is None:
+            rows = (self._process(entry) for entry in self.proc.iterdir() if entry.name.isdigit())
+            self._processes = [row for row in rows if row is not None]
+        return self._processes
+
+    @staticmethod
+    def _process(entry: Path) -> Process | None:
+        try:
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+            return Process(int(entry.name), (entry / "comm").read_text().strip(), tuple(words))
+        except OSError:
+            return None

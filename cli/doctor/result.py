@@ -1,0 +1,30 @@
+"""The outcome of one check."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Status = Literal["ok", "warn", "fail"]
+Group = Literal["host", "controller", "node", "login", "probe"]
+
+
+def printable(text: str) -> str:
+    """The text on one line and without control characters: parts of it come from files and from other programs."""
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+
+
+@dataclass(frozen=True)
+class Check:
+    """`text` says what is, `todo` what to do about it (empty where nothing needs to be done). `group`: which of the
+    host's roles needs it."""
+
+    name: str
+    status: Status
+    text: str
+    todo: str = ""
+    group: Group = "host"
+
+    def as_dict(self) -> dict[str, str]:
+        """For --json."""
+        return asdict(self)

@@ -1,0 +1,283 @@
+"""Breakages of a healthy installation: a name, what is done, the check that must fail, and words of its sentence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+
+from site_support import Site, compiled, plugin_source
+
+Break = Callable[[Site], object]
+NODES = ("scontrol", "-o", "show", "node")
+GRES = ("slurmd", "-G")
+Breakages = dict[str, tuple["Break", str, str]]
+JOB = "slurmstepd: [7.batch]"
+
+
+def both(*steps: Break) -> Break:
+    """Several steps that make one breakage."""
+    return lambda site: [step(site) for step in steps]
+
+
+def fill(site: Site, **values: object) -> None:
+    """What the file system of state_dir says of itself."""
+    known = {"f_flag": 0, "f_bavail": 1 << 30, "f_frsize": 4096, "f_files": 9, "f_favail": 9}
+    site.statvfs = SimpleNamespace(**{**known, **values})
+
+
+def job_in(cgroup: str) -> Break:
+    """A job whose slurmstepd has a task in that cgroup."""
+    return both(
+        lambda s: s.process(70, "slurmstepd", JOB, cgroup=cgroup),
+        lambda s: s.process(71, "bash", "bash", parent=70, cgroup=cgroup),
+    )
+
+
+def users_link(site: Site) -> None:
+    """The plugin is a link that a user made."""
+    path = site.root / "opt/qgpu_spank.so"
+    path.rename(site.root / "opt/real.so")
+    path.symlink_to(site.root / "opt/real.so")
+    os.lchown(path, 1000, 1000)
+
+
+def yaml(old: str, new: str) -> Break:
+    """Another qgpu.yaml, which qgpud has read."""
+
+    def change(site: Site) -> None:
+        site.edit("etc/qgpu.yaml", old, new)
+        site.reread()
+
+    return change
+
+
+# What doctor once missed on a real installation.
+REPORTED: Breakages = {
+    "plugstack has another run_dir": (
+        lambda s: s.edit("etc/plugstack.conf", "/run", "/elsewhere"),
+        "spank",
+        "tasks find no grant",
+    ),
+    "NVML shim is missing": (
+        lambda s: (s.root / "opt/2/libnvidia-ml.so.1").unlink(),
+        "nvml shim",
+        "see the whole card",
+    ),
+    "count of a class is off": (
+        lambda s: s.edit("etc/gres.conf", "Type=offline Count=800", "Type=offline Count=400"),
+        "gres.conf",
+        "qgpu Type=offline has Count=400, not 800",
+    ),
+    "slurmd counts a class wrongly": (
+        lambda s: s.says("Count=800", "Count=400", *GRES),
+        "gres counts",
+        "qgpu:offline is 400, it should be 800",
+    ),
+    "count of a class is off in slurm.conf": (
+        lambda s: s.says("qgpu:offline:800", "qgpu:offline:8", *NODES),
+        "nodes",
+        "qgpu:offline is 8, it should be 800",
+    ),
+    "count of qgpu_mem is off": (
+        lambda s: s.edit("etc/gres.conf", "Count=156G", "Count=160G"),
+        "gres.conf",
+        "qgpu_mem has Count=",
+    ),
+    "count of qgpu_mem is off in slurm.conf": (
+        lambda s: s.says("qgpu_mem:156G", "qgpu_mem:16G", *NODES),
+        "nodes",
+        "qgpu_mem is",
+    ),
+    "NodeName without Gres": (
+        lambda s: s.says(
+            "Gres=gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,qgpu_mem:156G",
+            "Gres=(null)",
+            *NODES,
+        ),
+        "nodes",
+        "n1 has no Gres=",
+    ),
+    "shard:100 for two cards": (
+        lambda s: s.says("shard:h200:200", "shard:h200:100", *NODES),
+        "nodes",
+        "shard is 100, it should be 200",
+    ),
+    "JobSubmitPlugins is off": (
+        lambda s: s.setting("JobSubmitPlugins", ""),
+        "job_submit",
+        "JobSubmitPlugins is not set",
+    ),
+    "JobSubmitPlugins has another plugin": (
+        lambda s: s.setting("JobSubmitPlugins", "throttle"),
+        "job_submit",
+        "JobSubmitPlugins is throttle",
+    ),
+    "tables are older than qgpu.yaml": (
+        yaml("{online: online, offline: offline}", "{online: online, offline: offline, normal: offline}"),
+        "tables",
+        "is not what this qgpu.yaml renders",
+    ),
+    "another Slurm in qgpu.yaml": (
+        yaml('version: "24.11"', 'version: "25.11"'),
+        "slurm",
+        "this is Slurm 24.11.5, but qgpu.yaml says 25.11",
+    ),
+    "a Lua module is missing": (
+        lambda s: (s.root / "opt/lua/qgpu_cards.lua").unlink(),
+        "job_submit",
+        "qgpu_cards.lua, which",
+    ),
+    "prolog is not executable": (
+        lambda s: (s.etc / "prolog").chmod(0o644),
+        "hooks",
+        "prolog is not executable",
+    ),
+    "prolog has another run_dir": (
+        lambda s: s.edit("etc/prolog", "/run ", "/elsewhere "),
+        "hooks",
+        "asks at",
+    ),
+    "ConstrainDevices is off": (
+        lambda s: s.edit("etc/cgroup.conf", "ConstrainDevices=yes", "ConstrainDevices=no"),
+        "devices",
+        "any job can use any card",
+    ),
+    "there is no cgroup.conf": (lambda s: (s.etc / "cgroup.conf").unlink(), "devices", "is not there"),
+    "GresTypes is missing": (
+        lambda s: s.setting("GresTypes", ""),
+        "gres types",
+        "GresTypes misses gpu, shard, qgpu, qgpu_mem",
+    ),
+    "GresTypes misses one": (
+        lambda s: s.setting("GresTypes", "gpu,shard,qgpu"),
+        "gres types",
+        "misses qgpu_mem",
+    ),
+    "AccountingStorageTRES is missing": (
+        lambda s: s.setting("AccountingStorageTRES", ""),
+        "tres",
+        "misses gres/gpu",
+    ),
+    "spank.so is truncated": (
+        lambda s: os.truncate(s.root / "opt/qgpu_spank.so", 1000),
+        "spank",
+        "truncated",
+    ),
+    "spank.so is empty": (
+        lambda s: os.truncate(s.root / "opt/qgpu_spank.so", 0),
+        "spank",
+        "not a 64-bit ELF file",
+    ),
+    "a QOS is unknown to sacctmgr": (
+        lambda s: s.says("offline\n", "", "sacctmgr", "-nP", "show", "qos"),
+        "qos",
+        "the QOS offline of qgpu.yaml is unknown",
+    ),
+    "state_dir is read-only": (lambda s: fill(s, f_flag=os.ST_RDONLY), "state_dir", "is read-only"),
+    "select/linear": (
+        lambda s: s.setting("SelectType", "select/linear"),
+        "select",
+        "select/linear, which does not know shards",
+    ),
+    "slurmd is stopped": (lambda s: s.end(11), "slurmd", "does not run on this node"),
+}
+
+PLUGIN: Breakages = {
+    "spank.so is missing": (lambda s: (s.root / "opt/qgpu_spank.so").unlink(), "spank", "is not there"),
+    "spank.so is of another Slurm": (
+        lambda s: compiled(s.root, "opt/qgpu_spank.so", plugin_source(22 << 16 | 5 << 8 | 8)),
+        "spank",
+        "is for Slurm 22.05.8, this is 24.11.5",
+    ),
+    "spank.so is another plugin": (
+        lambda s: compiled(s.root, "opt/qgpu_spank.so", plugin_source(kind="gres/qgpu")),
+        "spank",
+        "of type 'gres/qgpu'",
+    ),
+    "spank.so is no plugin": (
+        lambda s: compiled(s.root, "opt/qgpu_spank.so", "int x;"),
+        "spank",
+        "names no plugin_version",
+    ),
+    "plugstack is missing": (lambda s: (s.etc / "plugstack.conf").unlink(), "spank", "does not name"),
+    "plugstack has it as a comment": (
+        lambda s: s.edit("etc/plugstack.conf", "optional", "# optional"),
+        "spank",
+        "does not name",
+    ),
+    "plugstack names another file": (
+        lambda s: s.edit("etc/plugstack.conf", "/opt/qgpu_spank.so", "/old/qgpu_spank.so"),
+        "spank",
+        "instead of",
+    ),
+    "plugstack names it twice": (
+        lambda s: s.write("etc/plugstack.conf", (s.etc / "plugstack.conf").read_text() * 2),
+        "spank",
+        "a second time",
+    ),
+    "plugstack has a line that Slurm ignores": (
+        lambda s: s.edit("etc/plugstack.conf", "optional", "sometimes"),
+        "spank",
+        "'sometimes' is none of",
+    ),
+    "native plugins are missing": (
+        yaml('"24.11"}', '"24.11", native_gres: true}'),
+        "gres plugins",
+        "gres_qgpu.so is not in",
+    ),
+    "hook client is missing": (lambda s: (s.root / "opt/qgpu-hook").unlink(), "hooks", "is not there"),
+    "hook client is not executable": (
+        lambda s: (s.root / "opt/qgpu-hook").chmod(0o644),
+        "hooks",
+        "is not executable",
+    ),
+    "no Prolog": (lambda s: s.setting("Prolog", ""), "hooks", "sets no Prolog"),
+    "no Epilog": (lambda s: s.setting("Epilog", ""), "hooks", "sets no Epilog"),
+    "prolog does not call the client": (
+        lambda s: s.write("etc/prolog", "exit 0\n", 0o755),
+        "hooks",
+        "does not call",
+    ),
+    "prolog calls it in a comment": (
+        lambda s: s.edit("etc/prolog", "exec ", "# exec "),
+        "hooks",
+        "does not call",
+    ),
+    "prolog is missing": (lambda s: (s.etc / "prolog").unlink(), "hooks", "cannot be read"),
+    "epilog calls for prolog": (
+        lambda s: s.edit("etc/epilog", "qgpu-hook epilog", "qgpu-hook prolog"),
+        "hooks",
+        "does not call the client for 'epilog'",
+    ),
+    "slurmd kills the prolog too soon": (
+        lambda s: s.effective("PrologEpilogTimeout", "5"),
+        "hooks",
+        "PrologEpilogTimeout is 5 s",
+    ),
+    "PrologFlags misses Alloc": (
+        lambda s: s.setting("PrologFlags", "Contain"),
+        "prolog flags",
+        "misses Alloc",
+    ),
+    "PrologFlags is missing": (
+        lambda s: s.setting("PrologFlags", ""),
+        "prolog flags",
+        "misses Alloc and Contain",
+    ),
+    "TaskPlugin is none": (
+        lambda s: s.effective("TaskPlugin", "task/none"),
+        "devices",
+        "TaskPlugin is task/none",
+    ),
+    "processes are tracked without cgroups": (
+        lambda s: s.effective("ProctrackType", "proctrack/linuxproc"),
+        "devices",
+        "ProctrackType is",
+    ),
+    "cgroups are disabled": (
+        lambda s: s.write("etc/cgroup.conf", "ConstrainDevices=yes\nCgroupPlugin=disabled\n"),
+        "devices",
+        "CgroupPlugin=disabled",
+    ),
+}

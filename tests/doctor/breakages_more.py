@@ -1,0 +1,238 @@
+"""More breakages: who may write what, and what runs."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from breakages import NODES, Breakages, both, fill, job_in, users_link, yaml
+
+TRUST: Breakages = {
+    "qgpu.yaml is writable by all": (lambda s: s.yaml.chmod(0o666), "config", "has mode 0666"),
+    "qgpu.yaml belongs to a user": (lambda s: os.chown(s.yaml, 1000, 1000), "config", "belongs to uid 1000"),
+    "its directory is writable by all": (lambda s: s.etc.chmod(0o777), "config", "has mode 0777"),
+    "spank.so is writable by all": (
+        lambda s: (s.root / "opt/qgpu_spank.so").chmod(0o777),
+        "files",
+        "has mode 0777",
+    ),
+    "spank.so is a user's link": (users_link, "files", "is a link of uid 1000"),
+    "the shim is writable by its group": (
+        lambda s: (s.root / "opt/2/libcuda.so.1").chmod(0o775),
+        "shim",
+        "has mode 0775",
+    ),
+    "the NVML shim belongs to a user": (
+        lambda s: os.chown(s.root / "opt/2/libnvidia-ml.so.1", 1000, 0),
+        "files",
+        "belongs to uid 1000",
+    ),
+    "prolog is writable by all": (lambda s: (s.etc / "prolog").chmod(0o777), "files", "prolog has mode 0777"),
+    "epilog belongs to a user": (
+        lambda s: os.chown(s.etc / "epilog", 1000, 1000),
+        "files",
+        "epilog belongs to uid 1000",
+    ),
+    "a Lua module is writable by all": (
+        lambda s: (s.root / "opt/lua/qgpu.lua").chmod(0o666),
+        "files",
+        "qgpu.lua has mode 0666",
+    ),
+    "the tables belong to a user": (
+        lambda s: os.chown(s.etc / "qgpu_tables.lua", 1000, 1000),
+        "files",
+        "qgpu_tables.lua belongs to uid 1000",
+    ),
+    "the grants' directory is open": (
+        lambda s: (s.root / "run/grants").chmod(0o777),
+        "files",
+        "grants has mode 0777",
+    ),
+    "the client is writable by all": (
+        lambda s: (s.root / "opt/qgpu-hook").chmod(0o777),
+        "hooks",
+        "is not safe",
+    ),
+    "the arbiter belongs to a user": (
+        lambda s: os.chown(s.root / "opt/qgpu-arbiter", 1000, 0),
+        "files",
+        "belongs to uid 1000",
+    ),
+    "slurm.conf is writable by all": (
+        lambda s: (s.etc / "slurm.conf").chmod(0o666),
+        "files",
+        "slurm.conf has mode 0666",
+    ),
+    "an included file is writable by all": (
+        lambda s: (s.etc / "qgpu.conf").chmod(0o666),
+        "files",
+        "qgpu.conf has mode 0666",
+    ),
+    "an included file is missing": (lambda s: (s.etc / "qgpu.conf").unlink(), "slurm.conf", "includes"),
+    "slurm.conf has a line that Slurm refuses": (
+        lambda s: s.edit("etc/slurm.conf", "ClusterName=doc", "ClusterName=doc\nTaskPlugin task/cgroup"),
+        "slurm.conf",
+        "is not KEY=VALUE",
+    ),
+    "plugstack.conf belongs to a user": (
+        lambda s: os.chown(s.etc / "plugstack.conf", 1000, 0),
+        "files",
+        "plugstack.conf belongs to uid 1000",
+    ),
+    "the driver's NVML belongs to a user": (
+        lambda s: os.chown(s.root / "driver/libnvidia-ml.so.1", 1000, 0),
+        "nvml",
+        "is not loaded, since",
+    ),
+}
+
+RUNNING: Breakages = {
+    "slurmctld does not answer": (
+        lambda s: s.answer("scontrol", "ping", out="Slurmctld(primary) at vm is DOWN"),
+        "slurmctld",
+        "is DOWN",
+    ),
+    "slurmdbd is stopped": (
+        lambda s: s.answer("sacctmgr", "-nP", "show", "cluster", code=1, err="Connection refused"),
+        "slurmdbd",
+        "Connection refused",
+    ),
+    "munge is stopped": (
+        lambda s: s.answer("munge", code=1, err="munge: Error: Failed to access"),
+        "munge",
+        "Failed to access",
+    ),
+    "slurmdbd does not know a gres": (
+        lambda s: s.says("gres|qgpu:online\n", "", "sacctmgr", "-nP", "show", "tres"),
+        "tres",
+        "does not know gres/qgpu:online",
+    ),
+    "clocks are apart": (lambda s: s.clock(600), "clock", "from slurmctld's"),
+    "a node is unknown to Slurm": (
+        lambda s: s.says("NodeName=n2 ", "NodeName=n3 ", *NODES),
+        "nodes",
+        "does not know n2",
+    ),
+    "a node is not in qgpu.yaml": (
+        yaml('names: "n[1-2]"', "names: n1"),
+        "nodes",
+        "n2 has qgpu in Gres=, but is not under nodes",
+    ),
+    "a node has another Slurm": (
+        lambda s: s.says("Version=24.11.5", "Version=24.05.8", *NODES),
+        "nodes",
+        "slurmd of n1 is Slurm 24.05.8",
+    ),
+    "a node is down": (lambda s: s.says("State=IDLE", "State=DOWN*", *NODES), "nodes", "DOWN*"),
+    "a partition does not exist": (
+        yaml("cluster: doc", "cluster: doc\nmanaged_partitions: [cards]"),
+        "partitions",
+        "names cards",
+    ),
+    "gres.conf is missing": (lambda s: (s.etc / "gres.conf").unlink(), "gres.conf", "gres.conf"),
+    "cards are in another order": (
+        lambda s: s.edit("etc/gres.conf", "qgpusim[0-1]", "qgpusim1,ROOT/dev/qgpusim0"),
+        "gres.conf",
+        "in this order",
+    ),
+    "a card has no Type": (
+        lambda s: s.edit("etc/gres.conf", "Name=gpu Type=h200", "Name=gpu"),
+        "gres.conf",
+        "has not Type=h200",
+    ),
+    "a card has 50 shards": (
+        lambda s: s.edit("etc/gres.conf", "Count=100 File", "Count=50 File"),
+        "gres.conf",
+        "50 shards, not 100",
+    ),
+    "gres.conf has a line that Slurm refuses": (
+        lambda s: s.edit("etc/gres.conf", "NodeName=n[1-2] Name=gpu", "NodeName=n[1-2 Name=gpu"),
+        "gres.conf",
+        "n[1-2",
+    ),
+    "slurmd refuses gres.conf": (
+        lambda s: s.answer("slurmd", "-G", code=1, err="slurmd: fatal: gres.conf: bad"),
+        "gres counts",
+        "fatal: gres.conf",
+    ),
+    "job_submit.lua is missing": (
+        lambda s: (s.etc / "job_submit.lua").unlink(),
+        "job_submit",
+        "cannot be read",
+    ),
+    "job_submit.lua does not call us": (
+        lambda s: s.write("etc/job_submit.lua", '-- dofile("/x/qgpu_job_submit.lua")\n'),
+        "job_submit",
+        "does not load",
+    ),
+    "cli_filter.lua is missing": (
+        lambda s: (s.etc / "cli_filter.lua").unlink(),
+        "cli_filter",
+        "sbatch and srun of everybody fail",
+    ),
+    "tables are missing": (lambda s: (s.etc / "qgpu_tables.lua").unlink(), "tables", "cannot be read"),
+    "slurmctld has not read the tables": (
+        lambda s: os.utime(s.etc / "qgpu_tables.lua", (time.time() + 60,) * 2),
+        "tables",
+        "was written after slurmctld read it",
+    ),
+    "qgpud has not read qgpu.yaml": (
+        lambda s: s.edit("etc/qgpu.yaml", "cluster: doc", "cluster: doc "),
+        "qgpud",
+        "has not read",
+    ),
+    "qgpud does not reach the arbiter": (
+        lambda s: s.daemon.update(arbiter=False),
+        "arbiter",
+        "does not reach it",
+    ),
+    "the driver is missing": (
+        lambda s: (s.root / "driver/libcuda.so.1").unlink(),
+        "driver",
+        "which is not there",
+    ),
+    "a card fell off the bus": (lambda s: s.lose_card(), "cards", "is not seen by NVML"),
+    "cards are smaller than qgpu.yaml says": (yaml("80GiB", "96GiB"), "cards", "correct models.h200.memory"),
+    "the shim is missing": (lambda s: (s.root / "opt/2/libcuda.so.1").unlink(), "shim", "No such file"),
+    "the shim does not load": (
+        lambda s: s.write("opt/2/libcuda.so.1", "no library"),
+        "shim",
+        "does not load",
+    ),
+    "state_dir is missing": (lambda s: (s.root / "lib").rmdir(), "state_dir", "No such file"),
+    "state_dir is full": (lambda s: fill(s, f_bavail=10), "state_dir", "is full: 0 MiB"),
+    "state_dir has no inodes": (lambda s: fill(s, f_favail=0), "state_dir", "0 inodes"),
+    "cgroups are named by SLUID": (
+        job_in("0::/system.slice/slurmstepd.scope/s1AB2CD3EF4GH5/step_batch/user/task_0"),
+        "job cgroups",
+        "finds no cgroup of job 7",
+    ),
+    "cgroups are in another slice": (
+        job_in("0::/jobs.slice/n1_slurmstepd.scope/j7/step_batch"),
+        "job cgroups",
+        "jobs.slice",
+    ),
+    "jobs have no cgroup": (job_in("0::/"), "job cgroups", "finds no cgroup of job 7"),
+    "a release that doubles gres": (
+        both(yaml('"24.11"', '"25.05"'), lambda s: s.answer("slurmd", "-V", out="slurm 25.05.0")),
+        "slurm",
+        "the same gres to several jobs",
+    ),
+    "a release before 22.05": (lambda s: s.answer("slurmd", "-V", out="slurm 21.08.8"), "slurm", "too old"),
+    "multi_card without the parameter": (
+        yaml('"24.11"}', '"24.11", multi_card: true}'),
+        "select",
+        "misses MULTIPLE_SHARING_GRES_PJ",
+    ),
+    "the parameter without multi_card": (
+        lambda s: s.effective("SelectTypeParameters", "CR_CORE_MEMORY,MULTIPLE_SHARING_GRES_PJ"),
+        "select",
+        "has MULTIPLE_SHARING_GRES_PJ",
+    ),
+    "spread without the parameter": (
+        yaml('"24.11"}', '"24.11", placement: spread}'),
+        "select",
+        "misses LL_SHARED_GRES",
+    ),
+    "qgpu.yaml cannot be read": (lambda s: s.write("etc/qgpu.yaml", "version: 1\n"), "config", "qgpu.yaml"),
+}

@@ -1,0 +1,80 @@
+"""A healthy installation is all ok; each thing that is broken in it is found by the check that knows it.
+
+A check that fails says what to do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from breakages import NODES, PLUGIN, REPORTED
+from breakages_more import RUNNING, TRUST
+from site_support import Site
+
+from cli.doctor.checks import node
+from cli.doctor.command import table
+from cli.doctor.result import Check
+
+BREAKAGES = {**REPORTED, **PLUGIN, **TRUST, **RUNNING}
+
+
+def failed(checks: list[Check]) -> dict[str, Check]:
+    """The checks that failed, by name."""
+    return {check.name: check for check in checks if check.status == "fail"}
+
+
+def test_a_healthy_installation_is_all_ok(site: Site) -> None:
+    checks = site.checks()
+    assert [check for check in checks if check.status != "ok"] == [], table(checks)
+    assert {check.group for check in checks} == {"host", "controller", "node"}
+
+
+def test_there_are_many_breakages() -> None:
+    assert len(REPORTED) >= 20 and len(BREAKAGES) >= 40
+    parts = (REPORTED, PLUGIN, TRUST, RUNNING)
+    assert len(BREAKAGES) == sum(map(len, parts)), "a name is used twice"
+
+
+@pytest.mark.parametrize("name", BREAKAGES)
+def test_each_breakage_is_found_with_the_line_to_write(
+    site: Site, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    break_it, check, words = BREAKAGES[name]
+    break_it(site)
+    if site.statvfs is not None:
+        monkeypatch.setattr(node.os, "statvfs", lambda path: site.statvfs)
+    checks = site.checks()
+    found = failed(checks)
+    assert check in found, f"{name}: doctor does not see it\n{table(checks)}"
+    text = f"{found[check].text} -> {found[check].todo}"
+    assert words in text, text
+    assert found[check].todo, f"{check} does not say what to do"
+
+
+def test_a_drained_node_and_autodetect_are_warnings(site: Site) -> None:
+    site.says("State=IDLE", "State=IDLE+DRAIN", *NODES)
+    site.answer("sinfo", out="qgpu: qgpud on this node does not answer\n")
+    site.edit("etc/gres.conf", "NodeName=n[1-2] Name=gpu", "AutoDetect=nvml\nNodeName=n[1-2] Name=gpu")
+    found = {check.name: check for check in site.checks() if check.status == "warn"}
+    assert "qgpud on this node does not answer" in found["nodes"].text
+    assert "AutoDetect" in found["gres.conf"].text
+
+
+def test_files_of_a_configless_node_are_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = site.root / "run/slurm/conf"
+    cache.mkdir(parents=True)
+    for path in site.etc.iterdir():
+        if path.name not in ("qgpu.yaml", "prolog", "epilog"):
+            path.rename(cache / path.name)
+    text = (cache / "slurm.conf").read_text().replace(f"{site.etc}/", "")
+    (cache / "slurm.conf").write_text(text)
+    site.host.environ = {}
+    monkeypatch.setattr("cli.doctor.known.USUAL", ())
+    monkeypatch.setattr("cli.doctor.known.CACHES", (str(cache / "slurm.conf"),))
+    checks = {check.name: check for check in site.checks(("node",))}
+    assert checks["spank"].status == checks["gres.conf"].status == checks["devices"].status == "ok", checks
+    assert "configless" in checks["slurmd"].text
+    (cache / "plugstack.conf").unlink()
+    assert failed(site.checks(("node",)))["spank"].text.endswith("opt/qgpu_spank.so")
+    assert Path(cache / "slurm.conf").exists()
