@@ -80,6 +80,11 @@ def gres_groups(config: Config) -> list[GresGroup]:
     return groups
 
 
+def gres_by_node(config: Config) -> dict[str, str]:
+    """Value of Gres= for every node."""
+    return {name: group.gres for group in gres_groups(config) for name in expand(group.names)}
+
+
 def node_gres(config: Config, name: str) -> str:
     """Value of Gres= for one node. Raises ConfigError (through `config.node`) if it is not configured."""
     config.node(name)

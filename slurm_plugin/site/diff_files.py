@@ -1,0 +1,88 @@
+"""plugstack.conf and the Lua scripts: whether Slurm comes to ours. Pure but for the site's Source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gres.config import Config
+from slurm_plugin.site.conf import Value
+from slurm_plugin.site.diff_settings import include
+from slurm_plugin.site.difference import Difference, removed, replaced, stale
+from slurm_plugin.site.found import Site
+
+_FREE = "without it no job of a share starts"
+
+
+def plugstack_line(config: Config) -> str:
+    """Our line of plugstack.conf."""
+    return f"optional {config.spank} run_dir={config.run_dir}"
+
+
+def plugstack_differences(config: Config, site: Site, node: str | None = None) -> Iterator[Difference]:
+    """Whether our SPANK plugin is loaded once, from the right file, with the right run_dir."""
+    run_dir = config.run_dir.replace("%n", node) if node else config.run_dir
+    base = config.spank.rpartition("/")[2]
+    found = [line for line in site.plugstack.plugins if line.plugin.rpartition("/")[2] == base]
+    if not found:
+        if site.includes("plugstack.conf"):
+            yield stale("spank", site.places.fragment("plugstack.conf"), config.spank, _FREE)
+        else:
+            yield include(site, "plugstack.conf", False, "qgpu's fragment", _FREE)
+        return
+    for line in found[1:]:
+        value = Value(line.kind, line.plugin, line.file, line.line)
+        why = f"{found[0].place} loads it already, and Slurm refuses a second time"
+        yield removed(value, "the plugin once", why, "", "warn")
+    line = found[0]
+    given = line.argument("run_dir")
+    wrong = line.plugin not in (config.spank, base) or given not in (run_dir, config.run_dir)
+    if wrong and site.places.ours(line.file):
+        yield stale("spank", line.file, plugstack_line(config), "qgpu.yaml has changed since")
+    elif wrong:
+        value = Value(line.kind, " ".join([line.plugin, *line.arguments]), line.file, line.line)
+        why = "the plugin must be the installed one, and must find qgpud"
+        yield replaced(value, "spank", plugstack_line(config), plugstack_line(config), why, "")
+
+
+def _script(
+    config: Config, site: Site, name: str, words: tuple[str, ...], lines: str, why: str
+) -> Iterator[Difference]:
+    """A Lua script of the site: Slurm looks for it beside slurm.conf alone."""
+    path, ours = site.places.main(name), site.places.fragment(name)
+    text = site.text(path)
+    if text is None:
+        command = f"ln -s {ours} {path}"
+        yield Difference(name, path, 0, "", name, "run", command, why, "")
+    elif any(word not in text for word in words):
+        missing = next(word for word in words if word not in text)
+        has, needed = f"no {missing}", "a call of qgpu's module"
+        yield Difference(name, path, 0, has, needed, "add", lines, why, "")
+
+
+def lua_differences(config: Config, site: Site, lua_dir: str, controller: bool) -> Iterator[Difference]:
+    """job_submit.lua on the controller, cli_filter.lua where slurm.conf names it."""
+    tables = site.places.fragment("qgpu_tables.lua")
+    if controller:
+        yield from _script(
+            config, site, "job_submit.lua", ("qgpu_job_submit.lua", ".submit(", ".modify("),
+            f'local qgpu = dofile("{lua_dir}/qgpu_job_submit.lua")("{tables}"), then call'
+            " qgpu.submit(job_desc, part_list, uid) in slurm_job_submit and"
+            " qgpu.modify(job_desc, job_rec, part_list, uid) in slurm_job_modify, and return what they return",
+            "without it shares are booked without a card",
+        )  # fmt: skip
+    value = site.slurm.get("CliFilterPlugins")
+    named = value is not None and "lua" in [item.removeprefix("cli_filter/").lower() for item in value.items]
+    if not named:
+        return
+    path = site.places.main("cli_filter.lua")
+    if not config.slurm.cli_filter:
+        if site.text(path) is None and value is not None:
+            why = f"{path} is not there, so no sbatch and no srun works on this host"
+            yield removed(value, "no CliFilterPlugins=lua without its script", why, "reconfigure")
+        return
+    yield from _script(
+        config, site, "cli_filter.lua", ("qgpu_cli_filter.lua", ".pre_submit("),
+        f'local qgpu = dofile("{lua_dir}/qgpu_cli_filter.lua"); qgpu.tables = "{tables}", then'
+        " return qgpu.pre_submit(options, offset) in slurm_cli_pre_submit",
+        "slurm.conf names it, so without it no sbatch and no srun works on this host",
+    )  # fmt: skip

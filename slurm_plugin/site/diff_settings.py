@@ -1,0 +1,134 @@
+"""Keys of slurm.conf and cgroup.conf that differ from the table in settings.py. Pure but for the site's Source."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+
+from slurm_plugin.site.conf import Conf, Value
+from slurm_plugin.site.difference import Difference, removed, replaced, stale
+from slurm_plugin.site.found import Site
+from slurm_plugin.site.settings import SEVERAL_SCRIPTS, Setting, implied_flags
+
+
+def include_line(site: Site, name: str, flat: bool) -> str:
+    """The line that reads our fragment. Configless Slurm ships only names without a slash."""
+    if flat and name != "plugstack.conf":
+        return f"include {posixpath.basename(site.places.flat(name))}"
+    return f"include {site.places.fragment(name)}"
+
+
+def include(site: Site, name: str, flat: bool, needed: str, why: str) -> Difference:
+    """The include line that a file of the site lacks."""
+    main = site.plugstack.path if name == "plugstack.conf" else site.places.main(name)
+    restart = {"plugstack.conf": "", "cgroup.conf": "slurmd"}.get(name, "all")
+    line = include_line(site, name, flat)
+    return Difference("include", main, 0, "", needed, "add", line, why, restart)  # type: ignore[arg-type]
+
+
+def satisfied(setting: Setting, have: list[str]) -> bool:
+    """Whether a site's items are enough."""
+    if setting.key == "PrologFlags":
+        have = implied_flags(have)
+    if setting.kind == "one":
+        return len(have) == 1 and not setting.missing(have)
+    return not setting.missing(have) and setting.in_order(have)
+
+
+def setting_differences(
+    site: Site, name: str, settings: list[Setting], flat: bool, scripts_here: bool
+) -> Iterator[Difference]:
+    """All differences of one file, slurm.conf or cgroup.conf; the include line stands for all that it would bring."""
+    conf = site.conf(name)
+    lacking: list[Setting] = []
+    for setting in settings:
+        if setting.kind == "script":
+            found, lacks = _script(site, setting, scripts_here)
+        else:
+            found, lacks = _value(site, conf, setting)
+        yield from found
+        lacking += [setting] if lacks else []
+    if not lacking:
+        return
+    keys = ", ".join(setting.key for setting in lacking)
+    if site.includes(name):
+        why = "the fragment is older than this file or qgpu.yaml"
+        yield stale(lacking[0].key, site.places.fragment(name), keys, why)
+    else:
+        yield include(site, name, flat, f"qgpu's fragment, with {keys}", lacking[0].why)
+
+
+def _value(site: Site, conf: Conf, setting: Setting) -> tuple[list[Difference], bool]:
+    """Differences of a key that the site sets, and whether it does not set it at all."""
+    values = conf.all(setting.key)
+    if not values:
+        default = [setting.default] if setting.default else []
+        return [], not satisfied(setting, default)
+    found = list(_doubled(site, conf, values))
+    last = values[-1]
+    if not satisfied(setting, last.items):
+        line = f"{last.key}={setting.merged(last.items)}"
+        if site.places.ours(last.file):
+            found = [stale(setting.key, last.file, setting.value, "qgpu.yaml has changed since")]
+        else:
+            needed = f"{setting.key}={setting.merged(last.items)}"
+            found.append(replaced(last, setting.key, line, needed, setting.why, setting.restart))
+    return found, False
+
+
+def _doubled(site: Site, conf: Conf, values: list[Value]) -> Iterator[Difference]:
+    """Slurm calls a key "specified more than once" and takes the last value."""
+    if values[0].name not in conf.repeated():
+        return
+    for value in values:
+        if site.places.ours(value.file):
+            why = f"the site sets {value.key} too, which Slurm complains of at each start"
+            yield stale(value.key, value.file, f"a fragment without {value.key}", why)
+            return
+    for value in values[:-1]:
+        why = f"{values[-1].place} sets it again, and Slurm takes only that one"
+        yield removed(value, f"{value.key} in one line", why, "reconfigure", "warn")
+
+
+def _script(site: Site, setting: Setting, here: bool) -> tuple[list[Difference], bool]:
+    """Whether one of the scripts is ours or calls what ours calls. `here`: the scripts lie on this host."""
+    several = site.version >= SEVERAL_SCRIPTS
+    values = site.slurm.all(setting.key) if several else site.slurm.all(setting.key)[-1:]
+    files = [path for value in values for path in (value.value, *site.source.glob(value.value))]
+    if setting.value in files or not values:
+        return [], not values
+    called = posixpath.basename(setting.value)
+    texts = [site.text(path) for path in files]
+    if any(text is not None and f"qgpu-hook {called}" in text for text in texts):
+        return [], False
+    if several:
+        return [], True
+    if not here and all(text is None for text in texts):
+        return [], False  # the scripts of the nodes are not to be seen from here
+    return [_one_line_only(site, setting, values[-1])], False
+
+
+def _one_line_only(site: Site, setting: Setting, value: Value) -> Difference:
+    """Before 24.05 one line names all scripts, by a pattern."""
+    ours, name = setting.value, posixpath.basename(setting.value)
+    if "*" in value.value:
+        command = f"ln -s {ours} {posixpath.dirname(value.value)}/50-qgpu"
+        needed = f"{ours} among them"
+        return Difference(
+            setting.key,
+            value.file,
+            value.line,
+            f"{value.key}={value.value}",
+            needed,
+            "run",
+            command,
+            setting.why,
+        )
+    folder = f"{site.places.directory}/{name}.d"
+    command = (
+        f"mkdir -p {folder} && ln -s {value.value} {folder}/20-site && ln -s {ours} {folder}/50-qgpu,"
+        f" on every node, then in line {value.line} of {value.file}: {value.key}={folder}/*"
+    )
+    needed = f"both scripts by a pattern, since Slurm {site.version} takes one line"
+    has = f"{value.key}={value.value}"
+    return Difference(setting.key, value.file, value.line, has, needed, "run", command, setting.why, "all")

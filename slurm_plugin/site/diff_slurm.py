@@ -1,0 +1,145 @@
+"""Settings of slurm.conf that qgpu does not need, but that break it or make it weaker. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gres.config import Config
+from slurm_plugin.site.conf import Value
+from slurm_plugin.site.difference import Difference, removed, replaced
+from slurm_plugin.site.found import Site
+from slurm_plugin.site.nodes import partitions
+
+
+def _without(value: Value, *words: str) -> str:
+    left = [item for item in value.items if item.lower() not in {word.lower() for word in words}]
+    return f"{value.key}={','.join(left)}" if left else ""
+
+
+def _drop(
+    value: Value, words: tuple[str, ...], needed: str, why: str, restart: str, severity: str
+) -> Difference:
+    """The same line without some of its items; the whole line goes if none is left."""
+    line = _without(value, *words)
+    if line:
+        return replaced(value, value.key, line, needed, why, restart, severity)  # type: ignore[arg-type]
+    return removed(value, needed, why, restart, severity)  # type: ignore[arg-type]
+
+
+def _items(site: Site, key: str) -> tuple[Value | None, set[str]]:
+    value = site.slurm.get(key)
+    return value, {item.lower() for item in value.items} if value else set()
+
+
+def _select(config: Config, site: Site) -> Iterator[Difference]:
+    value, words = _items(site, "SelectTypeParameters")
+    if value and "multiple_sharing_gres_pj" in words and not config.slurm.multi_card:
+        why = "slurmctld would split a share over two cards, which the node refuses"
+        needed = "the key without MULTIPLE_SHARING_GRES_PJ, or slurm: {multi_card: true} in qgpu.yaml"
+        yield _drop(value, ("MULTIPLE_SHARING_GRES_PJ",), needed, why, "slurmctld", "fail")
+    if value and "ll_shared_gres" in words and config.slurm.placement != "spread":
+        why = "qgpu.yaml says placement: binpack"
+        needed = "the key without LL_SHARED_GRES, or slurm: {placement: spread} in qgpu.yaml"
+        yield _drop(value, ("LL_SHARED_GRES",), needed, why, "slurmctld", "warn")
+
+
+def _prolog(config: Config, site: Site) -> Iterator[Difference]:
+    flags, words = _items(site, "PrologFlags")
+    if flags and "nohold" in words:
+        why = "a step could start before its grant is made"
+        yield _drop(flags, ("NoHold",), "the key without NoHold", why, "all", "fail")
+    timeout = site.slurm.get("PrologEpilogTimeout")
+    seconds = config.hook.deadline.seconds
+    if timeout and timeout.value.isdigit() and 0 < int(timeout.value) <= seconds:
+        line = f"{timeout.key}={int(seconds) * 3}"
+        why = f"Slurm would end the prolog, which waits up to {config.hook.deadline} for qgpud, and drain the node"
+        needed = f"more than {config.hook.deadline}"
+        yield replaced(timeout, timeout.key, line, needed, why, "reconfigure")
+
+
+def _preemption(site: Site) -> Iterator[Difference]:
+    value, words = _items(site, "PreemptMode")
+    if value and words & {"suspend", "gang"}:
+        why = (
+            "Slurm frees no card of a suspended job, so the online job stays pending; qgpu lets it run beside"
+        )
+        yield replaced(value, value.key, f"{value.key}=OFF", "OFF, REQUEUE or CANCEL", why, "all", "warn")
+
+
+def _accounting(site: Site) -> Iterator[Difference]:
+    kind = site.slurm.get("AccountingStorageType")
+    if kind is None or kind.value.lower().endswith("/none"):
+        file, line = (kind.file, kind.line) if kind else (site.slurm.path, 0)
+        yield Difference(
+            "AccountingStorageType", file, line, f"{kind.key}={kind.value}" if kind else "", "slurmdbd",
+            "replace" if kind else "add", "AccountingStorageType=accounting_storage/slurmdbd",
+            "without it there is no QOS, so every job has the class of default_class", "all", "warn",
+        )  # fmt: skip
+        return
+    enforce, words = _items(site, "AccountingStorageEnforce")
+    if words & {"qos", "all", "safe"}:
+        return
+    have = enforce.items if enforce else []
+    line_text = f"AccountingStorageEnforce={','.join([*have, 'associations', 'limits', 'qos'])}"
+    why = "every user may name every QOS, and so take the online class"
+    if enforce:
+        yield replaced(enforce, enforce.key, line_text, "qos among them", why, "slurmctld", "warn")
+    else:
+        yield Difference(
+            "AccountingStorageEnforce", site.slurm.path, 0, "", "AccountingStorageEnforce with qos", "add",
+            line_text, why, "slurmctld", "warn",
+        )  # fmt: skip
+
+
+def _slurmd(site: Site) -> Iterator[Difference]:
+    value, words = _items(site, "SlurmdParameters")
+    if value and "config_overrides" in words:
+        why = "a node that lost a card is not set down by slurmctld"
+        yield _drop(value, ("config_overrides",), "the key without config_overrides", why, "all", "warn")
+
+
+def _shared(config: Config, site: Site) -> Iterator[Difference]:
+    """Partitions in which Slurm would give away whole nodes, or pack jobs that want theirs alone."""
+    managed = set(config.managed_partitions)
+    for part in partitions(site.slurm):
+        if "*" not in managed and not managed & set(part.names):
+            continue
+        value = part.words.get("oversubscribe") or part.words.get("shared")
+        word = value.value.upper().partition(":")[0] if value else ""
+        if value and word in ("FORCE", "EXCLUSIVE"):
+            why = (
+                "it overrides --exclusive of a job"
+                if word == "FORCE"
+                else "every job gets all cards of a node, so shares are refused there"
+            )
+            yield replaced(value, value.key, f"{value.key}=NO", f"{value.key}=NO", why, "reconfigure")
+        user = part.words.get("exclusiveuser")
+        if user and user.value.upper() == "YES":
+            why = "a share keeps the whole node from all other users"
+            yield replaced(user, user.key, f"{user.key}=NO", "ExclusiveUser=NO", why, "reconfigure", "warn")
+
+
+def _version(config: Config, told: str | None, yaml: str) -> Iterator[Difference]:
+    found = re.search(r"\b([0-9]{2}\.[0-9]{2})(?:\.([0-9]+))?", told or "")
+    if found is None or config.slurm.version[:5] == found[1]:
+        return
+    why = "fragments, tag and whole cards differ from version to version"
+    has = f'slurm: {{version: "{config.slurm.version}"}}'
+    write = f'slurm: {{version: "{found[1]}"}}'
+    yield Difference(
+        "slurm.version", yaml, 0, has, f"the version that runs, {found[0]}", "replace", write, why, "all"
+    )
+
+
+def slurm_differences(
+    config: Config, site: Site, slurm_version: str | None, yaml: str
+) -> Iterator[Difference]:
+    """What in slurm.conf stands against qgpu."""
+    yield from _version(config, slurm_version, yaml)
+    yield from _select(config, site)
+    yield from _prolog(config, site)
+    yield from _preemption(site)
+    yield from _accounting(site)
+    yield from _slurmd(site)
+    yield from _shared(config, site)

@@ -1,0 +1,81 @@
+"""One thing that a site's configuration has otherwise than qgpu needs it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from slurm_plugin.site.conf import Value
+from slurm_plugin.site.settings import Restart
+
+Role = Literal["controller", "node", "login"]
+ROLES: tuple[Role, ...] = ("controller", "node", "login")
+Action = Literal["add", "replace", "remove", "run"]
+Severity = Literal["fail", "warn"]
+
+AGAIN = "qgpu setup"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`write` is the exact line to add, the one to write instead of `file`:`line`, or the command to run; empty where
+    the line is to be removed. `has` is what the site has now, empty for nothing. `fail`: jobs do not start or are not
+    governed; `warn`: something else does not work as it should."""
+
+    key: str
+    file: str
+    line: int
+    has: str
+    needed: str
+    action: Action
+    write: str
+    why: str
+    restart: Restart = ""
+    severity: Severity = "fail"
+
+    @property
+    def place(self) -> str:
+        """FILE:LINE, or FILE where there is no line yet."""
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, in one sentence."""
+        if not self.has:
+            return f"{self.file} lacks {self.needed}: {self.why}"
+        return f"{self.place} has {self.has}, needed is {self.needed}: {self.why}"
+
+    @property
+    def todo(self) -> str:
+        """What to do, in one sentence."""
+        if self.action == "run":
+            return f"run: {self.write}"
+        if self.action == "remove":
+            return f"remove line {self.line} of {self.file}"
+        where = (
+            f"at the end of {self.file}" if self.action == "add" else f"in line {self.line} of {self.file}"
+        )
+        return f"write {where}: {self.write}"
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {**asdict(self), "sentence": self.sentence, "todo": self.todo}
+
+
+def replaced(
+    value: Value, key: str, write: str, needed: str, why: str, restart: Restart, severity: Severity = "fail"
+) -> Difference:
+    """A line that is to be written otherwise."""
+    has = f"{value.key}={value.value}"
+    return Difference(key, value.file, value.line, has, needed, "replace", write, why, restart, severity)
+
+
+def removed(value: Value, needed: str, why: str, restart: Restart, severity: Severity = "fail") -> Difference:
+    """A line that is to go."""
+    has = f"{value.key}={value.value}"
+    return Difference(value.key, value.file, value.line, has, needed, "remove", "", why, restart, severity)
+
+
+def stale(key: str, file: str, needed: str, why: str) -> Difference:
+    """A fragment of ours that is older than the site's files or qgpu.yaml."""
+    return Difference(key, file, 0, "", needed, "run", AGAIN, why, "")

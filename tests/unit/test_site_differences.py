@@ -1,0 +1,292 @@
+"""What differs between a site's Slurm and qgpu.yaml: a stock site, one that is complete, and that one broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gres.config import Config, parse_config
+from slurm_plugin.render import render
+from slurm_plugin.site.conf import parse
+from slurm_plugin.site.difference import Difference, Role
+from slurm_plugin.site.differences import differences
+from slurm_plugin.site.found import INCLUDED, Places, Site, read_site, without_fragments
+from slurm_plugin.site.sources import Texts
+
+YAML = """version: 1
+cluster: c
+slurm: {{version: "{version}"{more}}}
+qos: {{online: online, offline: offline}}
+models: {{h200: {{memory: 80GiB, reserve: 2GiB}}, l4: {{memory: 24GiB}}}}
+nodes:
+  - {{names: "n[1-2]", model: h200, count: 2, files: "/dev/nvidia[0-1]"}}
+  - {{names: n3, model: l4, count: 1, files: /dev/nvidia0}}
+"""
+GRES = "gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,qgpu_mem:156G"
+GRES3 = "gpu:l4:1,shard:l4:100,qgpu:online:100,qgpu:offline:400,qgpu_mem:24G"
+STOCK = f"""ClusterName=c
+SlurmctldHost=head
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageEnforce=associations,limits,qos
+NodeName=n[1-2] CPUs=8 Gres={GRES}
+NodeName=n3 CPUs=4 Gres={GRES3}
+PartitionName=gpu Nodes=ALL Default=YES
+"""
+E = "/etc/slurm"
+PLACES = Places(f"{E}/slurm.conf", f"{E}/qgpu")
+ALL: tuple[Role, ...] = ("controller", "node")
+Files = dict[str, str]
+
+
+def config(version: str = "22.05", more: str = "") -> Config:
+    return parse_config(YAML.format(version=version, more=more))
+
+
+def installed(cfg: Config, slurm: str = STOCK) -> Files:
+    """The site after `qgpu setup` and its include lines."""
+    files = {f"{E}/slurm.conf": slurm, f"{E}/gres.conf": "", f"{E}/cgroup.conf": "CgroupAutomount=yes\n"}
+    site = without_fragments(PLACES, Texts(files), cfg.slurm.version)
+    names = ["slurm.conf", "gres.conf", "cgroup.conf", "plugstack.conf", "prolog", "epilog", "job_submit.lua"]
+    if cfg.slurm.cli_filter:
+        names.append("cli_filter.lua")
+    for name in names:
+        text = render(name, cfg, slurm_site=site.slurm, cgroup_site=site.cgroup)
+        files[f"{E}/qgpu/{name}"] = text
+        if name.endswith(".conf"):
+            files[f"{E}/{name}"] = files.get(f"{E}/{name}", "") + f"include {E}/qgpu/{name}\n"
+        if name.endswith(".lua"):
+            files[f"{E}/{name}"] = text
+    return files
+
+
+def seen(files: Files, cfg: Config, *roles: Role, **more: object) -> list[Difference]:
+    site = read_site(PLACES, Texts(files), cfg.slurm.version)
+    return differences(cfg, site, roles or ALL, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", ["22.05", "23.11", "24.11", "26.05"])
+@pytest.mark.parametrize("more", ["", ", native_gres: true", ", cli_filter: true"])
+def test_an_installed_site_has_no_difference_and_no_key_twice(version: str, more: str) -> None:
+    cfg = config(version, more)
+    files = installed(cfg)
+    for roles in (("controller",), ("node",), ("login",), ALL):
+        assert seen(files, cfg, *roles) == []  # type: ignore[arg-type]
+    assert parse(f"{E}/slurm.conf", Texts(files), version).repeated() == {}
+    assert seen(files, cfg, "node", node="n3") == []
+
+
+def test_a_stock_site_is_told_the_include_lines_and_the_gres_of_its_nodes() -> None:
+    bare = STOCK.replace(f" Gres={GRES}", "").replace(f" Gres={GRES3}", "")
+    found = seen({f"{E}/slurm.conf": bare}, config())
+    adds = [(d.file, d.write) for d in found if d.key == "include"]
+    assert adds == [(f"{E}/{n}", f"include {E}/qgpu/{n}") for n in INCLUDED]
+    assert [(d.place, d.write) for d in found if d.key == "Gres"] == [
+        (f"{E}/slurm.conf:5", f"NodeName=n[1-2] CPUs=8 Gres={GRES}"),
+        (f"{E}/slurm.conf:6", f"NodeName=n3 CPUs=4 Gres={GRES3}"),
+    ]
+    assert [d.write for d in found if d.key == "job_submit.lua"] == [
+        f"ln -s {E}/qgpu/job_submit.lua {E}/job_submit.lua"
+    ]
+    stack = seen({f"{E}/slurm.conf": bare}, config(), "login")
+    assert (f"{E}/plugstack.conf", f"include {E}/qgpu/plugstack.conf") in [(d.file, d.write) for d in stack]
+    assert all(d.sentence and d.todo and "\n" not in d.sentence + d.todo for d in [*found, *stack])
+
+
+def test_configless_sites_get_names_without_a_slash() -> None:
+    found = seen({f"{E}/slurm.conf": STOCK}, config(), "controller", flat=True)
+    assert [d.write for d in found if d.key == "include"] == [
+        "include qgpu_slurm.conf",
+        "include qgpu_gres.conf",
+        "include qgpu_cgroup.conf",
+        f"include {E}/qgpu/plugstack.conf",
+    ]
+    files = installed(config())
+    for name in ("slurm", "gres", "cgroup"):
+        files[f"{E}/qgpu_{name}.conf"] = files[f"{E}/qgpu/{name}.conf"]
+        files[f"{E}/{name}.conf"] = files[f"{E}/{name}.conf"].replace(f"{E}/qgpu/{name}", f"qgpu_{name}")
+    assert seen(files, config(), flat=True) == []
+
+
+@pytest.mark.parametrize(
+    ("site", "write"),
+    [
+        ("GresTypes=gpu,nic", "GresTypes=gpu,nic,shard,qgpu,qgpu_mem"),
+        ("JobSubmitPlugins=require_timelimit", "JobSubmitPlugins=require_timelimit,lua"),
+        ("PrologFlags=X11", ""),
+        ("PrologFlags=Alloc", "PrologFlags=Alloc,Contain"),
+        ("TaskPlugin=affinity", "TaskPlugin=affinity,task/cgroup"),
+        ("TaskPlugin=cgroup,affinity", ""),
+        ("jobsubmitplugins=job_submit/lua", ""),
+        ("AccountingStorageTRES=gres/gpu,license/x",
+         "AccountingStorageTRES=gres/gpu,license/x,gres/shard,gres/qgpu,gres/qgpu:online,gres/qgpu:offline,gres/qgpu_mem"),
+        ("SelectType=select/linear", "SelectType=select/cons_tres"),
+        ("SelectType=select/cons_tres", ""),
+        ("ProctrackType=proctrack/linuxproc", "ProctrackType=proctrack/cgroup"),
+        ("Prolog=/etc/slurm/qgpu/prolog", ""),
+    ],
+)  # fmt: skip
+def test_what_the_site_sets_is_kept_and_merged(site: str, write: str) -> None:
+    files = installed(config(), f"{STOCK}{site}\n")
+    key = site.split("=")[0]
+    assert f"\n{key.lower()}=" not in files[f"{E}/qgpu/slurm.conf"].lower()
+    assert [(d.write, d.place) for d in seen(files, config())] == (
+        [(write, f"{E}/slurm.conf:8")] if write else []
+    )
+    mended = installed(config(), f"{STOCK}{write or site}\n")
+    assert seen(mended, config()) == []
+
+
+def test_native_plugins_want_their_order() -> None:
+    cfg = config(more=", native_gres: true")
+    files = installed(cfg, f"{STOCK}GresTypes=gpu,shard,qgpu,qgpu_mem,nic\n")
+    assert [d.write for d in seen(files, cfg)] == ["GresTypes=nic,gpu,qgpu,qgpu_mem,shard"]
+
+
+def test_a_site_with_a_prolog_of_its_own() -> None:
+    own = STOCK + "Prolog=/opt/prolog.sh\n"
+    old = [d for d in seen(installed(config(), own), config()) if d.key == "Prolog"]
+    assert len(old) == 1 and "prolog.d/20-site" in old[0].write and "takes one line" in old[0].needed
+    new = installed(config("24.11"), own)
+    assert seen(new, config("24.11")) == [] and f"Prolog={E}/qgpu/prolog" in new[f"{E}/qgpu/slurm.conf"]
+    pattern = installed(config(), STOCK + f"Prolog={E}/prolog.d/*\n")
+    found = seen(pattern, config())
+    assert [d.write for d in found] == [f"ln -s {E}/qgpu/prolog {E}/prolog.d/50-qgpu"]
+    pattern[f"{E}/prolog.d/50-qgpu"] = pattern[f"{E}/qgpu/prolog"]
+    assert seen(pattern, config()) == []
+    called = installed(config(), own)
+    called["/opt/prolog.sh"] = "#!/bin/sh\n/usr/libexec/qgpu/qgpu-hook prolog --run-dir /run/qgpu\n"
+    assert seen(called, config()) == []
+
+
+def swap(name: str, old: str, new: str) -> Callable[[Files], None]:
+    def change(files: Files) -> None:
+        path = name if name.startswith("/") else f"{E}/{name}"
+        assert old in files[path], files[path]
+        files[path] = files[path].replace(old, new)
+
+    return change
+
+
+def put(name: str, text: str) -> Callable[[Files], None]:
+    return lambda files: files.update({f"{E}/{name}": files.get(f"{E}/{name}", "") + text})
+
+
+def drop(name: str) -> Callable[[Files], None]:
+    return lambda files: files.__delitem__(f"{E}/{name}")
+
+
+BROKEN: list[tuple[Callable[[Files], None], str, str, str]] = [
+    (swap("slurm.conf", f"include {E}/qgpu/slurm.conf\n", ""), "include", "add", "GresTypes"),
+    (swap("gres.conf", f"include {E}/qgpu/gres.conf\n", ""), "include", "add", "gpu files are none"),
+    (swap("cgroup.conf", f"include {E}/qgpu/cgroup.conf\n", ""), "include", "add", "ConstrainDevices"),
+    (swap("cgroup.conf", "include", "ConstrainDevices=no\ninclude"), "ConstrainDevices", "run", "the site sets"),
+    (drop("cgroup.conf"), "include", "add", "ConstrainDevices"),
+    (drop("gres.conf"), "include", "add", "fragment"),
+    (drop("plugstack.conf"), "include", "add", "no job of a share starts"),
+    (swap("plugstack.conf", "include", "#include"), "include", "add", "no job of a share starts"),
+    (swap("qgpu/plugstack.conf", "run_dir=/run/qgpu", "run_dir=/run/other"), "spank", "run", "has changed"),
+    (swap("qgpu/plugstack.conf", "optional", "# optional"), "spank", "run", "qgpu_spank.so"),
+    (put("plugstack.conf", "optional /usr/lib/qgpu/qgpu_spank.so run_dir=/run/qgpu\n"), "optional", "remove", "second"),
+    (drop("qgpu/slurm.conf"), "syntax", "replace", "there is no such file"),
+    (swap("slurm.conf", "shard:h200:200", "shard:h200:100"), "Gres", "replace", "counts a node's cards"),
+    (swap("slurm.conf", "qgpu:offline:800", "qgpu:offline:80"), "Gres", "replace", GRES),
+    (swap("slurm.conf", "qgpu_mem:156G", "qgpu_mem:150G"), "Gres", "replace", GRES),
+    (swap("slurm.conf", f" Gres={GRES3}", ""), "Gres", "replace", GRES3),
+    (swap("slurm.conf", f"CPUs=8 Gres={GRES}", f"CPUs=8 Gres={GRES},mps:100"), "Gres", "replace", GRES),
+    (swap("slurm.conf", "NodeName=n3", "NodeName=x3"), "NodeName", "add", GRES3),
+    (swap("slurm.conf", "NodeName=n3", "NodeName=x3"), "Gres", "replace", "qgpu.yaml does not name"),
+    (swap("slurm.conf", "NodeName=n3 CPUs=4", "NodeName=n4 CPUs=4 Gres=gpu:1"), "nodes", "replace", "cannot give"),
+    (swap("qgpu/gres.conf", "Count=100 File=/dev/nvidia1", "Count=50 File=/dev/nvidia1"), "gres", "run", "shard"),
+    (swap("qgpu/gres.conf", "offline Count=800", "offline Count=80"), "gres", "run", "Count"),
+    (swap("qgpu/gres.conf", "Name=qgpu_mem Count=156G", "Name=qgpu_mem Count=1G"), "gres", "run", "qgpu_mem"),
+    (swap("qgpu/gres.conf", "File=/dev/nvidia[0-1]", "File=/dev/nvidia[1-2]"), "gres", "run", "in this order"),
+    (put("gres.conf", "NodeName=n1 Name=gpu Type=h200 File=/dev/nvidia0\n"), "NodeName", "remove", "twice"),
+    (put("gres.conf", "NodeName=n[1-4] Name=gpu File=/dev/nvidia0\n"), "Name", "replace", "twice"),
+    (put("gres.conf", "NodeName=n1 AutoDetect=nvml\n"), "NodeName", "remove", "twice"),
+    (drop("job_submit.lua"), "job_submit.lua", "run", "ln -s"),
+    (swap("job_submit.lua", "qgpu.submit(", "slurm.x("), "job_submit.lua", "add", "qgpu.submit"),
+    (put("slurm.conf", "CliFilterPlugins=lua\n"), "CliFilterPlugins", "remove", "no sbatch and no srun"),
+    (put("slurm.conf", "SelectTypeParameters=CR_Core,MULTIPLE_SHARING_GRES_PJ\n"), "SelectTypeParameters", "replace",
+     "split a share"),
+    (put("slurm.conf", "SelectTypeParameters=LL_SHARED_GRES\n"), "SelectTypeParameters", "remove", "binpack"),
+    (put("slurm.conf", "PrologEpilogTimeout=5\n"), "PrologEpilogTimeout", "replace", "drain the node"),
+    (put("slurm.conf", "PreemptMode=SUSPEND,GANG\n"), "PreemptMode", "replace", "suspended"),
+    (put("slurm.conf", "SlurmdParameters=config_overrides\n"), "SlurmdParameters", "remove", "lost a card"),
+    (swap("slurm.conf", "Nodes=ALL", "Nodes=ALL OverSubscribe=FORCE:4"), "OverSubscribe", "replace", "--exclusive"),
+    (swap("slurm.conf", "Nodes=ALL", "Nodes=ALL Shared=EXCLUSIVE"), "Shared", "replace", "refused"),
+    (swap("slurm.conf", "Nodes=ALL", "Nodes=ALL ExclusiveUser=YES"), "ExclusiveUser", "replace", "all other users"),
+    (swap("slurm.conf", "slurmdbd", "none"), "AccountingStorageType", "replace", "no QOS"),
+    (swap("slurm.conf", "AccountingStorageEnforce=associations,limits,qos\n", ""), "AccountingStorageEnforce", "add",
+     "every user may name"),
+    (put("slurm.conf", "MinJobAge=1\nMinJobAge=2\n"), "", "", ""),
+    (put("slurm.conf", "GresTypes=gpu\n"), "GresTypes", "run", "complains"),
+    (put("slurm.conf", "junk\n"), "syntax", "replace", "not KEY=VALUE"),
+    (swap("qgpu/slurm.conf", "PrologFlags=Alloc,Contain\n", ""), "PrologFlags", "run", "older"),
+    (swap("qgpu/slurm.conf", "JobSubmitPlugins=lua\n", ""), "JobSubmitPlugins", "run", "older"),
+    (put("slurm.conf", "PrologFlags=NoHold,Alloc\n"), "PrologFlags", "run", "complains"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "key", "action", "says"), BROKEN)
+def test_each_breakage_is_found_with_what_to_do(
+    change: Callable[[Files], None], key: str, action: str, says: str
+) -> None:
+    files = installed(config())
+    change(files)
+    found = seen(files, config())
+    stack = [d for d in seen(files, config(), "login") if d not in found]
+    texts = [f"{d.sentence} {d.todo}" for d in [*found, *stack]]
+    if not key:
+        assert texts == []
+        return
+    assert any(
+        d.key == key and d.action == action and says in f"{d.sentence} {d.todo}" for d in [*found, *stack]
+    ), texts
+    assert len(found) <= 3, texts
+
+
+def test_the_version_that_runs_is_compared() -> None:
+    files = installed(config())
+    assert seen(files, config(), slurm_version="slurm-wlm 22.05.8") == []
+    found = seen(files, config(), slurm_version="slurm 24.11.5")
+    assert [d.write for d in found] == ['slurm: {version: "24.11"}']
+
+
+def test_nodes_of_two_kinds_in_one_line_are_told_apart() -> None:
+    text = STOCK.replace(f"NodeName=n[1-2] CPUs=8 Gres={GRES}\n", "").replace(
+        f"NodeName=n3 CPUs=4 Gres={GRES3}", 'NodeName=n[1-5] CPUs=8 Feature="a b" Gres=gpu:1,nic:2'
+    )
+    found = [d for d in seen(installed(config(), text), config()) if d.key == "Gres"]
+    assert found[0].write == (
+        f'NodeName=n1,n2 CPUs=8 Feature="a b" Gres={GRES},nic:2; NodeName=n3 CPUs=8 Feature="a b" Gres={GRES3},nic:2'
+    )
+
+
+def test_a_site_that_writes_all_of_it_itself_needs_no_fragment() -> None:
+    cfg = config()
+    files = installed(cfg)
+    for name in ("slurm.conf", "gres.conf", "cgroup.conf", "plugstack.conf"):
+        include = f"include {E}/qgpu/{name}\n"
+        files[f"{E}/{name}"] = files[f"{E}/{name}"].replace(include, files.pop(f"{E}/qgpu/{name}"))
+    assert seen(files, cfg) == seen(files, cfg, "login") == []
+
+
+def test_a_cluster_of_thousands_of_nodes_is_compared_in_a_moment() -> None:
+    text = (
+        YAML.replace('"n[1-2]"', '"n[0001-4000]"')
+        .replace("names: n3", "names: m3")
+        .format(version="22.05", more="")
+    )
+    cfg = parse_config(text)
+    slurm = STOCK.replace("n[1-2]", "n[0001-4000]").replace("NodeName=n3", "NodeName=m3")
+    assert seen(installed(cfg, slurm), cfg) == []
+
+
+def site_of(files: Files) -> Site:
+    return read_site(PLACES, Texts(files), "22.05")
+
+
+def test_configless_is_read_from_slurm_conf() -> None:
+    assert site_of({f"{E}/slurm.conf": "SlurmctldParameters=a,Enable_Configless\n"}).configless
+    assert not site_of({f"{E}/slurm.conf": "SlurmctldParameters=a\n"}).configless
