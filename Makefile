@@ -19,7 +19,7 @@ QG_LDFLAGS := -Wl,-z,relro,-z,now -Wl,--as-needed
 QG_LTO = $(eval QG_LTO := $(shell echo 'int main(void) { return 0; }' | $(CC) -flto=auto -x c - -o /dev/null 2>/dev/null \
          && echo -flto=auto))$(QG_LTO)
 
-.PHONY: all setup headers native test test-matrix test-upgrade retest demo bench gpu gpu-bundle lint clean help
+.PHONY: all setup headers native test test-matrix test-upgrade test-install retest demo bench gpu gpu-bundle lint clean help
 all: setup native
 
 # Each native part brings its own build.mk, which adds its products to NATIVE.
@@ -35,6 +35,7 @@ help:
 	@echo "make test         set up and run every test"
 	@echo "make test-matrix  run the live suite on each of three versions of Slurm"
 	@echo "make test-upgrade exchange daemon, arbiter and shim under load with those of an older commit (OLD=COMMIT)"
+	@echo "make test-install the packages on hosts with a systemd: Debian 12 and 13 (SUITES=bookworm)"
 	@echo "make bench        print one line per figure and write build/bench.json"
 	@echo "make gpu          on a machine with a card, without network or Slurm: run the whole set (SIM=1: on the simulator)"
 	@echo "make gpu-bundle   make build/gpu-bundle, which that machine needs if it has no network"
@@ -75,6 +76,11 @@ OLD ?= 9b178d5^
 test-upgrade: native
 	@old=$$(tools/old_build.sh '$(OLD)' $(VENV)) && QGPU_TEST_OLD_BUILD=$$old \
 	  $(PY) -m pytest -n $(WORKERS) tests/native/test_arbiter_upgrade.py tests/native/test_node_upgrade.py
+
+# The packages, installed by the commands of docs/install.md, on containers with a real systemd and a stock Slurm.
+SUITES ?= bookworm trixie
+test-install: setup
+	@PYTHONPATH=tests/install $(PY) -m harness --suites "$(SUITES)" $(if $(SECONDS_LEFT),--seconds $(SECONDS_LEFT))
 
 # The tests that failed in the last run, once more.
 retest: native

@@ -27,7 +27,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def opened(request: pytest.FixtureRequest) -> Open:
     """Descriptors and processes; of tests of a live cluster only the former: its daemons come and go by themselves."""
-    live = "sandbox" in request.fixturenames or request.path.parent.name == "slurm"
+    live = "sandbox" in request.fixturenames or request.path.parent.name in {"slurm", "install"}
     return descriptors(), {} if live else children()
 
 

@@ -1,0 +1,78 @@
+"""`make test-install`: qgpu's packages on hosts with a real systemd, for each suite of Debian.
+
+Trees and packages are made first; then pytest runs in a network and mount namespace of its own, so nothing of what it
+makes is seen outside and nothing stays. A suite that cannot be had here is reported as *not run*, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import click
+
+from harness import trees
+
+STATE = "/var/lib/qgpu-install"
+NEEDED = 12 * 60  # seconds for one suite, its tree and packages included
+_TESTS = ["-m", "pytest", "-m", "install", "-p", "no:cacheprovider", "-v", "--durations=10", "tests/install"]
+
+
+def run(suite: str, arguments: Sequence[str]) -> tuple[str, str]:
+    """What came out (passed, failed or not run) and what there is to say about it."""
+    try:
+        tree = trees.tree(suite)
+    except trees.Unavailable as error:
+        return "not run", str(error)
+    environment = {**os.environ, "QGPU_INSTALL_SUITE": suite, "QGPU_INSTALL_TREE": str(tree)}
+    argv = [
+        "unshare",
+        "--mount",
+        "--net",
+        "--propagation",
+        "private",
+        "--",
+        sys.executable,
+        *_TESTS,
+        *arguments,
+    ]
+    print(f"--- Debian {trees.SUITES[suite]} ({suite})", flush=True)
+    last = ""
+    with subprocess.Popen(
+        argv, cwd=trees.CHECKOUT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            print(line, end="", flush=True)
+            last = line.strip() or last
+    return "passed" if child.returncode == 0 else "failed", re.sub(r"^=+ | =+$", "", last)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--suites", default=" ".join(trees.SUITES), help="Debian's names, with spaces between.")
+@click.option("--seconds", type=float, default=float("inf"), help="Begin no suite that would take longer.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def main(suites: str, seconds: float, arguments: tuple[str, ...]) -> None:
+    """Run the tests of the packages; ARGUMENTS are pytest's."""
+    begin, results = time.monotonic(), []
+    for suite in suites.split():
+        if suite not in trees.SUITES:
+            raise click.UsageError(
+                f"'{suite}' is no suite of these tests: choose of {', '.join(trees.SUITES)}"
+            )
+        start = time.monotonic()
+        left = seconds - (start - begin)
+        outcome, said = ("not run", f"{left:.0f} s are left") if left < NEEDED else run(suite, arguments)
+        results.append((suite, outcome, time.monotonic() - start, said))
+    print("--- packages under systemd")
+    for suite, outcome, took, said in results:
+        print(f"Debian {trees.SUITES[suite]:<3} {suite:<9} {outcome:<8} {took:>5.0f} s  {said}")
+    sys.exit(any(outcome == "failed" for _, outcome, _, _ in results))
+
+
+if __name__ == "__main__":
+    main()
