@@ -31,6 +31,7 @@ ACTIVE, WHOLE = 1, 3
 GIB, MIB = 1 << 30, 1 << 20
 OUT_OF_MEMORY = 2
 INVALID_HANDLE = 400
+NOT_PERMITTED = 800
 CAP = [24 * GIB]  # of most tests: one card, more than any of them asks for by accident
 SEAL, SHRINK, GROW, WRITE, FUTURE_WRITE = 1, 2, 4, 8, 16
 F_ADD_SEALS = 1033
@@ -67,9 +68,10 @@ def grant_bytes(
     driver: Path = STUB,
     uuids: list[str] | None = None,
     injection: int = 0,
+    uid: int = 0,
 ) -> bytes:
     """A struct qg_grant for job 4711 with one card per cap."""
-    head = struct.pack("<4I Q 4I Q", MAGIC, VERSION, 1536 + 128 * 16, state, 4711, 0, 0, 2, len(caps), 1)
+    head = struct.pack("<4I Q 4I Q", MAGIC, VERSION, 1536 + 128 * 16, state, 4711, uid, 0, 2, len(caps), 1)
     strings = [(b"n1", 64), (bytes(run_dir), 160), (bytes(driver), 256), (bytes(SHIM), 256), (b"", 512)]
     body = head + b"".join(text.ljust(size, b"\0") for text, size in strings)
     body = (body + struct.pack("<I", injection)).ljust(1536, b"\0")
@@ -321,6 +323,12 @@ class Probe:
         out, err = self.process.communicate(timeout=20)
         assert self.process.returncode == 0, (self.process.returncode, out, err)
         return err
+
+
+def in_usual_place(driver: Path = STUB) -> tuple[str, ...]:
+    """A command in front of a program: this driver lies where a shim without grant looks for it."""
+    script = "D=/run/opengl-driver/lib; mount -t tmpfs none /run && mkdir -p $D && cp $0 $D/libcuda.so.1 && exec $*"
+    return ("unshare", "--mount", "sh", "-c", script, str(driver))
 
 
 def launch(

@@ -187,12 +187,12 @@ def test_two_cards(tmp_path: Path) -> None:
         assert program.ask("cuda.raw('cuCtxSynchronize')", 5) == 0, "the first card is not stopped"
 
 
-def test_a_card_that_is_not_granted_is_not_told(tmp_path: Path) -> None:
+def test_a_card_that_is_not_granted_has_no_context(tmp_path: Path) -> None:
     with g.place(tmp_path, cards=2) as here:
         here.arbiter.uuids.pop()
         program = governed(here)
-        program.ask(MAKE.format(card=1))
-        program.ask(MAKE.format(card=0))  # told after it: so the other one was looked at
+        assert program.ask("cuda.raw('cuCtxCreate_v2', c.byref(c.c_void_p()), 0, 1)") == 800
+        program.ask(MAKE.format(card=0))
         here.arbiter.hear(lambda: sum(len(t.groups) for t in here.arbiter.known()) == 6)
         assert {told.uuid for told in here.arbiter.told} == {here.arbiter.uuids[0]}
 

@@ -176,8 +176,10 @@ def test_held_memory_is_told_when_the_arbiter_comes_back(tmp_path: Path) -> None
 def test_card_that_was_not_granted_gives_nothing(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
     with s.governed(tmp_path, [24 * GIB]) as probe:
         assert probe.ask("devices 2") == 0
-        s.started(probe, device=1)
-        assert probe.ask("alloc 0 4096") == s.OUT_OF_MEMORY
+        assert probe.ask("init") == 0
+        assert probe.ask("ctx 1") == s.NOT_PERMITTED
+        assert probe.ask("ctx 0") == 0
+        assert probe.ask("alloc 0 4096") == 0
         assert "this card is not part of job 4711" in probe.finish()
 
 

@@ -332,22 +332,25 @@ def test_programs_end_when_the_card_is_gone(rig: Rig) -> None:
         assert process.returncode == 1 and "46" in err, kind
 
 
-def test_without_an_arbiter_compute_opens_once_and_memory_stays_shut(rig: Rig) -> None:
+def test_without_an_arbiter_a_new_program_waits_and_memory_stays_shut(rig: Rig) -> None:
     rig.arbiter.kill()
     rig.arbiter.wait()
     code = """
-    d = Cuda(); a = time.monotonic(); print(bool(d.try_alloc(4 * GIB)), bool(d.try_alloc(1)))
+    d = Cuda(); a = time.monotonic(); print(bool(d.try_alloc(4 * GIB)), bool(d.try_alloc(1)), flush=True)
+    print(9 < time.monotonic() - a < 13, flush=True)
     for _ in range(50): d.launch(1)
-    d.call("cuCtxSynchronize"); print(9 < time.monotonic() - a < 13, d.try_alloc(MIB))
+    d.call("cuCtxSynchronize"); print(d.try_alloc(MIB) > 0)
     """
-    out, err = ended(python(rig, code))
-    assert out.splitlines() == ["False False", "True 0"]
+    process = python(rig, code)
+    assert [line(process), line(process)] == ["False False", "True"]
+    time.sleep(3)
+    assert not any(piece.pid == process.pid for piece in rig.trace()), "nothing of it ran"
+    rig.start_arbiter()
+    out, err = process.communicate(timeout=20)
+    assert out.split() == ["True"]
     first, second = sorted(err.splitlines())
-    assert (
-        "no device memory: the arbiter of this node did not register process" in first
-        and "does not answer" in first
-    )
-    assert "does not answer; this program goes on without waiting" in second
+    assert "no device memory: the arbiter of this node did not register process" in first
+    assert "is not running" in first and "this process waits for its turn on the card" in second
 
 
 def test_after_a_fault_allocations_say_what_the_driver_says(rig: Rig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -100,9 +99,7 @@ def test_every_export_leads_to_the_drivers_function_of_its_own_name(tmp_path: Pa
     numbers: dict[str, int] = {}
     for number, row in enumerate(table(), 1):
         numbers.setdefault(row[0], number)
-    fd = s.sealed("grant", s.grant_bytes(tmp_path, [s.GIB], state=s.WHOLE, driver=NUMBERED))
-    probe = s.launch(tmp_path, {"QGPU_GRANT_FD": str(fd)}, (fd,))
-    os.close(fd)
+    probe = s.launch(tmp_path, {}, (), s.in_usual_place(NUMBERED))
     # An address of zeros for each argument; those that add up the sizes of a list would take it for its length.
     arguments = {name: (" 0" if "Batch" in name else " zero") * 12 for name in numbers}
     answers = {name: probe.ask(f"invoke {name}{arguments[name]}") for name in numbers}

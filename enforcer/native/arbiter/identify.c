@@ -5,7 +5,6 @@
  * descent from the program that qgpud gave the grant to (qgpu run).
  * docs/specs/registration.md says what each of them proves.
  */
-#include <ctype.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,6 +14,7 @@
 #include <unistd.h>
 
 #include "arbiter.h"
+#include "qg_cgroup.h"
 #include "qg_seal.h"
 
 enum { MAX_ANCESTORS = 64 };
@@ -36,26 +36,9 @@ static ssize_t slurp(pid_t pid, const char *name, char *buf, size_t cap) {
     return (ssize_t)len;
 }
 
-/* The number after `text`, if it is one that ends at one of the characters in `ends`. 0 = none. */
-static uint64_t number_ending_in(const char *text, const char *ends) {
-    char *end;
-    if (!isdigit((unsigned char)*text)) return 0;
-    uint64_t value = strtoull(text, &end, 10);
-    return *end == 0 || strchr(ends, *end) ? value : 0;
-}
-
-/* Job named by the outermost /job_N of the cgroup paths; a job cannot create one above its own. 0 = none. */
 static uint64_t job_of_cgroup(pid_t pid) {
     char buf[8192];
-    if (slurp(pid, "cgroup", buf, sizeof(buf)) <= 0) return 0;
-    for (char *line = strtok(buf, "\n"); line; line = strtok(NULL, "\n")) {
-        if (!strstr(line, "slurm")) continue;
-        for (char *at = strstr(line, "/job_"); at; at = strstr(at + 1, "/job_")) {
-            uint64_t job = number_ending_in(at + 5, "/");
-            if (job) return job;
-        }
-    }
-    return 0;
+    return slurp(pid, "cgroup", buf, sizeof(buf)) <= 0 ? 0 : qg_job_of_cgroups(buf);
 }
 
 /* Parent, and whether all four user ids are the arbiter's own (a setuid program has its caller's real one). */
@@ -78,7 +61,7 @@ static uint64_t job_of_step_daemon(pid_t pid) {
     char buf[256];
     if (slurp(pid, "cmdline", buf, sizeof(buf)) <= 0) return 0;
     if (strncmp(buf, prefix, sizeof(prefix) - 1) != 0) return 0;
-    return number_ending_in(buf + sizeof(prefix) - 1, ".]");
+    return qg_number_ending_in(buf + sizeof(prefix) - 1, ".]");
 }
 
 static uint64_t job_of_ancestors(const struct arbiter *a, pid_t pid) {
@@ -98,7 +81,7 @@ static uint64_t start_of(pid_t pid) {
     if (slurp(pid, "stat", buf, sizeof(buf)) <= 0) return 0;
     char *at = strrchr(buf, ')'); /* the name before it may hold anything */
     for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
-    return at ? number_ending_in(at + 1, " ") : 0;
+    return at ? qg_number_ending_in(at + 1, " ") : 0;
 }
 
 /* The program that holds a grant without Slurm, from the file that qgpud keeps beside the grant. */

@@ -1,47 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Is that user id the node's root, as this process sees it? In a user namespace (containers without root) the
- * kernel shows a stand-in for users that the namespace does not map, which root of the node then is. There a user
- * could forge what only root can make elsewhere; he wins nothing that way, since the arbiter, outside, looks again.
+ * Is that user id the node's root, as this process sees it? A user namespace shows a stand-in (overflowuid) for each user
+ * that it does not map. There the user himself may be number 0, so a number alone proves nothing.
  */
 #ifndef QG_ROOT_H
 #define QG_ROOT_H
 
-#include <fcntl.h>
 #include <stdbool.h>
-#include <stdlib.h>
-#include <string.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
 
-static inline bool qg_proc_line(const char *path, char *out, size_t size)
+/* How the node's root looks from here. The kernel made the one inode behind all epoll descriptors when it booted, as
+ * root, and no mount can stand in its place (as it can for /proc/self/uid_map). */
+static inline bool qg_root_here(uid_t *root)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t got = fd < 0 ? -1 : read(fd, out, size - 1);
+    struct stat st;
+    int fd = epoll_create1(EPOLL_CLOEXEC);
+    bool known = fd >= 0 && fstat(fd, &st) == 0;
 
     if (fd >= 0)
         close(fd);
-    if (got <= 0)
-        return false;
-    out[got] = '\0';
-    return true;
+    if (known)
+        *root = st.st_uid;
+    return known;
 }
 
+/* In a namespace without root everybody who is not mapped looks alike. If this process is one of them, its own files and
+ * sockets would look like root's: then nothing is believed. Number 0 is believed there only of a node that lies as a
+ * whole in a namespace: a user who became number 0 himself cannot pass for its root. */
 static inline bool qg_is_root(uid_t uid)
 {
-    char text[64];
-    unsigned long first[3] = {1, 1, 1};
-    char *at = text;
+    uid_t root, real = getuid(), effective = geteuid();
 
-    if (uid == 0)
-        return true;
-    if (!qg_proc_line("/proc/self/uid_map", text, sizeof(text)))
+    if (!qg_root_here(&root))
         return false;
-    for (int i = 0; i < 3; i++)
-        first[i] = strtoul(at, &at, 10);
-    if (first[0] == 0 && first[1] == 0 && first[2] == 4294967295ul)
-        return false; /* everybody is who he is */
-    return qg_proc_line("/proc/sys/kernel/overflowuid", text, sizeof(text)) && uid == strtoul(text, NULL, 10);
+    if (root == 0)
+        return uid == 0;
+    if (real == root || effective == root)
+        return false;
+    return uid == root || (uid == 0 && real != 0 && effective != 0);
 }
 
 #endif

@@ -17,26 +17,33 @@
 #include "rm.h"
 #include "shim.h"
 
+/* Only root's arbiter may tell this process what to do; run_dir is root's, and the listener must be too. */
+static int connected_to_root(int fd, const struct sockaddr_un *address)
+{
+    struct ucred peer;
+    socklen_t length = sizeof(peer);
+    if (connect(fd, (const struct sockaddr *)address, sizeof(*address)) != 0 ||
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0)
+        return -errno;
+    return qg_is_root(peer.uid) ? 0 : -EPERM;
+}
+
 int qg_arbiter_connect(void)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct ucred peer;
-    socklen_t length = sizeof(peer);
     int written = snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", qg_info.grant.run_dir,
                            QG_SOCK_REGISTER);
     if (written < 0 || (size_t)written >= sizeof(address.sun_path))
-        return -1;
+        return -ENAMETOOLONG;
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
-        return -1;
+        return -errno;
     fd = qg_move_high(fd);
-    /* Only root's arbiter may tell this process what to do; run_dir is root's, and the listener must be too. */
-    if (connect(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || !qg_is_root(peer.uid)) {
-        close(fd);
-        return -1;
-    }
-    return fd;
+    int status = connected_to_root(fd, &address);
+    if (status == 0)
+        return fd;
+    close(fd);
+    return status;
 }
 
 bool qg_wait_readable(int fd, int timeout_ms)

@@ -8,7 +8,7 @@
 
 #define QG_UNASKED (-2)
 
-int qg_arbiter_connect(void); /* the descriptor, or -1 */
+int qg_arbiter_connect(void); /* the descriptor, or -errno; -EPERM: who listens is not root */
 bool qg_wait_readable(int fd, int timeout_ms);
 
 /* Receives one answer and its descriptors (exactly QG_PAGE_FDS, or none). Number of descriptors, -1, or QG_UNASKED: it was

@@ -16,6 +16,9 @@ static inline CUcontext qg_context_owner(CUcontext context)
     return QG_LIKELY(!__atomic_load_n(&qg_greens, __ATOMIC_RELAXED)) ? context : qg_green_owner(context);
 }
 
+/* outside.c. True: the card is not in the grant, so it has neither a gate nor a cap here, and nothing begins on it. */
+bool qg_context_refused(CUdevice device);
+
 /* As which CUcontext a green context goes; NULL: not known. */
 CUcontext qg_green_context(CUgreenCtx green);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Standing at the gate: ring the arbiter, wait while it is closed, give up when the arbiter is gone for good.
+ * Standing at the gate: ring the arbiter, wait while it is closed, go on when the arbiter that registered us is gone for good.
  */
 #include "gate.h"
 
@@ -87,17 +87,24 @@ bool qg_gate_arbiter_back(struct qg_card *card)
 /* The process's other cards keep their gates: their arbiter may be as alive as ever. */
 static void open_for_good(struct qg_card *card)
 {
-    static bool said[2];
-    const char *why = qg_register_refusal(card);
+    static bool said;
     __atomic_store_n(&card->compute_open, true, __ATOMIC_SEQ_CST);
-    if (__atomic_exchange_n(&said[why != NULL], true, __ATOMIC_RELAXED))
-        return;
-    if (why)
-        qg_say("the arbiter of this node did not register this process on a card: %s. It goes on there without waiting for "
-               "its turn. Its memory limit stays. Please tell your administrator.", why);
-    else
+    if (!__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
         qg_say("the arbiter of this node does not answer; this program goes on without waiting for its turn on the "
                "card. Its memory limit stays. Please tell your administrator.");
+}
+
+/* True: the arbiter that registered this process is gone. One that refuses it lives, or lived after it. */
+static bool given_up(struct qg_card *card, const struct qg_pages *pages)
+{
+    if (qg_register_refusal(card)) {
+        qg_register_say_shut(card);
+        return false;
+    }
+    if (!lease_ran_out(pages))
+        return false;
+    open_for_good(card);
+    return true;
 }
 
 static void futex_wait(const uint32_t *word, uint32_t seen, uint64_t limit_ns)
@@ -170,12 +177,8 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
             tell_turn(pages);
             break;
         }
-        if (is_open(card))
+        if (is_open(card) || given_up(card, pages))
             break;
-        if (lease_ran_out(pages)) {
-            open_for_good(card);
-            break;
-        }
         turn = turn && (flags & QG_GATE_WHY_MASK) == QG_GATE_WHY_SHARE;
         uint64_t limit = watch_the_end(card, pages, start, &drains, &told);
         int slack = drains ? qg_no_slack() : 0;
@@ -198,7 +201,11 @@ void qg_gate_wait(struct qg_card *card)
 bool qg_gate_waited(struct qg_stream *stream)
 {
     struct qg_pages *pages = qg_pages_of(stream->card);
-    if (!pages || is_open(stream->card) ||
+    if (!pages) {
+        qg_register_wait(stream->card);
+        return true;
+    }
+    if (is_open(stream->card) ||
         !(__atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST) & QG_GATE_CLOSED))
         return false;
     show_the_end(stream, pages);
@@ -214,10 +221,7 @@ void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work)
         if (is_open(card))
             break;
         if (!pages) {
-            if (!qg_register_wait(card)) {
-                open_for_good(card);
-                break;
-            }
+            qg_register_wait(card);
             qg_count(qg_pages_of(card));
             continue;
         }

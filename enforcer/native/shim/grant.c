@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "qg_cgroup.h"
 #include "qg_root.h"
 
 #define ALL_SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
@@ -33,8 +34,9 @@ static const char *content_problem(const struct qg_grant *grant)
         return "it has another version than this library";
     if (grant->size != sizeof(*grant))
         return "it has a wrong size";
-    if (grant->state != QG_GRANT_ACTIVE && grant->state != QG_GRANT_WHOLE)
-        return "it is not an active grant";
+    if (grant->state != QG_GRANT_ACTIVE)
+        return grant->state == QG_GRANT_WHOLE ? "it is of a job with whole cards, which gets no qgpu library"
+                                              : "it is not an active grant";
     if (grant->ncards == 0 || grant->ncards > QG_MAX_CARDS)
         return "its number of cards is out of range";
     return NULL;
@@ -52,6 +54,37 @@ static void terminate(struct qg_grant *grant)
         grant->cards[i].uuid[QG_UUID_LEN - 1] = 0;
 }
 
+static bool proc_line(const char *path, char *out, size_t size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd < 0 ? -1 : read(fd, out, size - 1);
+
+    if (fd >= 0)
+        close(fd);
+    out[got > 0 ? got : 0] = '\0';
+    return got > 0;
+}
+
+/* Root's grants are of many jobs, and a process may be handed any of them: this one must be its own job's, as far as a
+ * process can know that itself. The arbiter looks again, from outside. In a user namespace numbers of users say nothing. */
+static const char *owner_problem(const struct qg_grant *grant)
+{
+    static char text[96];
+    char groups[8192];
+    uid_t root, user = getuid();
+    uint64_t job = proc_line("/proc/self/cgroup", groups, sizeof(groups)) ? qg_job_of_cgroups(groups) : 0;
+
+    if (job && job != grant->job_id) {
+        snprintf(text, sizeof(text), "it is of job %llu, and this process is of job %llu",
+                 (unsigned long long)grant->job_id, (unsigned long long)job);
+        return text;
+    }
+    if (!qg_root_here(&root) || root != 0 || user == 0 || user == grant->uid)
+        return NULL;
+    snprintf(text, sizeof(text), "it is of user %u, and this process runs as user %u", grant->uid, user);
+    return text;
+}
+
 static const char *read_from(int fd, struct qg_grant *grant)
 {
     ssize_t got;
@@ -61,6 +94,8 @@ static const char *read_from(int fd, struct qg_grant *grant)
     if (got != (ssize_t)sizeof(*grant))
         return "it is shorter than a grant";
     const char *problem = content_problem(grant);
+    if (!problem)
+        problem = owner_problem(grant);
     if (!problem)
         terminate(grant);
     return problem;
@@ -123,6 +158,18 @@ static bool any_qgpu_variable(void)
     return false;
 }
 
+/* The library was mounted over the driver: root put the grant where no environment is needed to find it, so what the
+ * environment names counts only as what is shown to the arbiter, and only if it says the same. */
+static bool from_task(struct qg_grant_info *info, const char *number)
+{
+    struct qg_grant shown;
+    if (from_file(QG_TASK_GRANT, &info->grant))
+        return false;
+    if (number && !from_descriptor(descriptor_number(number), &shown) && shown.job_id != info->grant.job_id)
+        inherited.fd = -1;
+    return true;
+}
+
 void qg_grant_read(struct qg_grant_info *info)
 {
     /* secure_getenv: mounted, this library is also in set-user-id programs, which must not open what a user names. */
@@ -130,13 +177,9 @@ void qg_grant_read(struct qg_grant_info *info)
     const char *path = secure_getenv(QG_ENV_GRANT);
     const char *why = NULL;
     info->mode = QG_MODE_GOVERNED;
-    if (number && !(why = from_descriptor(descriptor_number(number), &info->grant)))
+    if (from_task(info, number) || (number && !(why = from_descriptor(descriptor_number(number), &info->grant))))
         return;
     if (path && *path && !(why = from_file(path, &info->grant)))
-        return;
-    /* Mounted over the driver: the grant lies where no environment is needed to find it. */
-    const char *mounted = from_file(QG_TASK_GRANT, &info->grant);
-    if (!mounted)
         return;
     info->mode = any_qgpu_variable() ? QG_MODE_BROKEN : QG_MODE_NONE;
     snprintf(info->problem, sizeof(info->problem), "%s%s: %s", path && *path ? "grant " : "grant descriptor ",

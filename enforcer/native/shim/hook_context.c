@@ -28,6 +28,8 @@ void qg_context_gone(CUcontext context)
 #define MAKES(name, parameters, arguments)                                     \
     CUresult name parameters                                                   \
     {                                                                          \
+        if (qg_context_refused(device))                                        \
+            return CUDA_ERROR_NOT_PERMITTED;                                   \
         bool counted = !qg_depth && qg_rm_making();                            \
         CUresult result = QG_REAL(name) arguments;                             \
         qg_rm_context_made(counted, result == CUDA_SUCCESS && !qg_depth);      \
@@ -184,6 +186,8 @@ void qg_primary_retained(CUdevice device, bool counted, CUresult result)
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
+    if (qg_context_refused(device))
+        return CUDA_ERROR_NOT_PERMITTED;
     bool counted = !qg_depth && qg_rm_making();
     CUresult result = QG_REAL(cuDevicePrimaryCtxRetain)(context, device);
     qg_primary_retained(device, counted, result);

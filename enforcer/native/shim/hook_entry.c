@@ -5,10 +5,24 @@
  */
 #include <string.h>
 
+#include "say.h"
 #include "shim.h"
+
+/* A grant was announced and cannot be believed. Without one there are no limits, and so no card. */
+static CUresult not_permitted(void)
+{
+    static bool said;
+    if (!__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
+        qg_say("this program gets no card, because its limits are not known: %s. Start it with srun or sbatch inside its "
+               "job.", qg_info.problem);
+    return CUDA_ERROR_NOT_PERMITTED;
+}
 
 CUresult cuInit(unsigned int flags)
 {
+    qg_load();
+    if (qg_info.mode == QG_MODE_BROKEN)
+        return not_permitted();
     CUresult result = QG_REAL(cuInit)(flags);
     if (result == CUDA_SUCCESS && !qg_depth)
         qg_started();

@@ -90,6 +90,8 @@ void qg_greens_gone(CUcontext primary)
 
 CUresult cuGreenCtxCreate(CUgreenCtx *handle, CUdevResourceDesc resources, CUdevice device, unsigned int flags)
 {
+    if (qg_context_refused(device))
+        return CUDA_ERROR_NOT_PERMITTED;
     bool counted = !qg_depth && qg_rm_making();
     struct green one = {.device = device};
     CUresult result = QG_REAL(cuGreenCtxCreate)(handle, resources, device, flags);

@@ -124,10 +124,8 @@ static void say_denied(struct qg_card *card, uint64_t size, uint64_t used, uint6
 {
     if (__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
         return;
-    if (qg_info.mode != QG_MODE_GOVERNED) {
-        qg_say("no device memory: %s. Start the program with srun or sbatch inside the job.", qg_info.problem);
-        return;
-    }
+    if (qg_info.mode != QG_MODE_GOVERNED)
+        return; /* cuInit said it */
     unsigned long long job = qg_info.grant.job_id;
     struct amount want = human(size), held = human(used), all = human(cap);
     if (!card) {

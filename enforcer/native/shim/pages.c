@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -53,6 +54,19 @@ void qg_pages_context_gone(CUcontext owner)
 {
     for (struct qg_pages *at = __atomic_load_n(&last, __ATOMIC_ACQUIRE); at; at = at->mapped_before)
         qg_aliases_release(at, owner);
+}
+
+/* A copy with a closed gate takes the page's place, at the same address, in one step: threads know it by that. */
+bool qg_pages_shut(struct qg_pages *pages)
+{
+    struct qg_gate_page *copy = mmap(NULL, sizeof(*copy), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (copy == MAP_FAILED)
+        return false;
+    memcpy(copy, pages->gate, sizeof(*copy));
+    copy->flags = QG_GATE_CLOSED | QG_GATE_TRACK;
+    mprotect(copy, sizeof(*copy), PROT_READ);
+    void *place = (void *)(uintptr_t)pages->gate;
+    return mremap(copy, sizeof(*copy), sizeof(*copy), MREMAP_MAYMOVE | MREMAP_FIXED, place) == place;
 }
 
 static bool valid_pages(const struct qg_pages *pages)

@@ -17,6 +17,7 @@ int qg_move_high(int fd);
 /* NULL: they are not what they should be. Takes the doorbell's descriptor; the others stay the caller's. */
 struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PAGE_FDS]);
 
+bool qg_pages_shut(struct qg_pages *pages); /* the arbiter refuses this process: the gate is closed. False: no memory */
 void qg_pages_after_fork(void); /* in the child: the parent's slots are not its own */
 
 /* alias.c. A context that owns memory (contexts.h) has one mapping of the slot to itself, which it registers with CUDA. */

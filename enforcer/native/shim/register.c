@@ -29,7 +29,8 @@
 #include "waiters.h"
 
 #define FIRST_WAIT_NS 500000000u  /* cuInit waits so long for the first registration */
-#define START_LEASE_NS 10000000000u /* no arbiter for so long after cuInit: compute goes on without it, memory is refused */
+#define START_LEASE_NS 10000000000u /* no arbiter for so long after cuInit: memory is refused */
+#define SAY_AFTER_NS 2000000000u    /* a restart of the arbiter takes less, and is not worth a word */
 #define ANSWER_MS 2000         /* the arbiter answers within this, or we start over */
 #define RETRY_MS 100
 #define REFUSED_MS 1000        /* a clear no will hardly become a yes, but an administrator may repair it */
@@ -48,6 +49,7 @@ static struct {
     int refused[QG_MAX_CARDS];     /* atomic: errno of a clear no for this card, until a yes */
     bool registered[QG_MAX_CARDS]; /* the helper's: on this connection */
     int last;      /* atomic: what the last round came to */
+    int unreached; /* atomic: errno of the last attempt to connect, 0: somebody was there */
     char why[200]; /* the first no in the arbiter's words; written before refused, once */
 } reg = {.sock = -1};
 
@@ -116,12 +118,17 @@ static void adopt(struct qg_card *card, struct qg_pages *pages)
     changed();
 }
 
-static void note_refusal(const struct qg_card *card, int status, const char *why)
+/* Pages of a former arbiter, whose gate may be open for ever, are no more than what is held by them. */
+static void note_refusal(struct qg_card *card, int status, const char *why)
 {
+    struct qg_pages *pages = qg_pages_of(card);
     if (!reg.why[0])
         snprintf(reg.why, sizeof(reg.why), "%.*s", (int)sizeof(reg.why) - 1, why);
-    if (__atomic_exchange_n(&reg.refused[card - qg_cards], status, __ATOMIC_ACQ_REL) != status)
-        changed(); /* who waits for memory has its answer */
+    if (reg.refused[card - qg_cards] == status || (pages && !qg_pages_shut(pages)))
+        return; /* there is no memory for that just now: with the next answer */
+    __atomic_store_n(&reg.refused[card - qg_cards], status, __ATOMIC_RELEASE);
+    __atomic_store_n(&card->compute_open, false, __ATOMIC_SEQ_CST);
+    changed(); /* who waits for memory has its answer */
 }
 
 static bool has_ended(int sock)
@@ -309,6 +316,7 @@ static void *helper(void *unused)
         struct stat st;
         int sock = qg_arbiter_connect();
         int status = ENOTCONN;
+        __atomic_store_n(&reg.unreached, sock < 0 ? -sock : 0, __ATOMIC_RELEASE);
         memset(reg.registered, 0, sizeof(reg.registered));
         if (sock >= 0 && fstat(sock, &st) == 0) {
             reg.dev = st.st_dev;
@@ -344,7 +352,8 @@ void qg_register_start(void)
     if (__atomic_load_n(&reg.running, __ATOMIC_ACQUIRE))
         return;
     reg.started_ns = qg_now_ns();
-    __atomic_store_n(&reg.running, qg_thread_start(helper), __ATOMIC_RELEASE);
+    if (!__atomic_exchange_n(&reg.running, true, __ATOMIC_ACQ_REL) && !qg_thread_start(helper))
+        __atomic_store_n(&reg.running, false, __ATOMIC_RELEASE);
 }
 
 void qg_register_first(void)
@@ -354,43 +363,6 @@ void qg_register_first(void)
         if (__atomic_load_n(&reg.attempted, __ATOMIC_SEQ_CST) || !wait_change(seen, reg.started_ns + FIRST_WAIT_NS))
             break;
     }
-}
-
-static void say_shut_out(bool over)
-{
-    static bool said;
-    if (__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
-        return;
-    if (over)
-        qg_say("this process stands still, because the arbiter of this node did not register it: %s. The grant of a command "
-               "ends with it; let it wait for what it started, or start that with qgpu run.", reg.why);
-    else
-        qg_say("this process waits for its turn on the card, because the arbiter of this node did not register it: %s. "
-               "Start fewer, or end some.", reg.why);
-}
-
-/* An arbiter that lives and has no room for this process: it waits as at a closed gate until a sibling ends. The same where the
- * grant is one without Slurm and is over: nobody ends the processes that it left. */
-static bool shut_out(const struct qg_card *card)
-{
-    int last = __atomic_load_n(&reg.last, __ATOMIC_ACQUIRE); /* it lives, and still refuses somebody */
-    int status = __atomic_load_n(&reg.refused[card - qg_cards], __ATOMIC_ACQUIRE);
-    bool over = status == EPERM && qg_info.grant.job_id >= QG_JOB_WITHOUT_SLURM;
-    if (!last || last == ENOTCONN || is_over(last) || (status != ENOSPC && !over))
-        return false;
-    say_shut_out(over);
-    return true;
-}
-
-bool qg_register_wait(struct qg_card *card)
-{
-    while (__atomic_load_n(&reg.running, __ATOMIC_ACQUIRE)) {
-        uint32_t seen = __atomic_load_n(&reg.changed, __ATOMIC_SEQ_CST);
-        uint64_t until = shut_out(card) ? qg_now_ns() + REFUSED_MS * 1000000ull : reg.started_ns + START_LEASE_NS;
-        if (qg_pages_of(card) || !wait_change(seen, until))
-            break;
-    }
-    return qg_pages_of(card) != NULL;
 }
 
 const char *qg_register_refusal(struct qg_card *card)
@@ -403,8 +375,63 @@ static const char *unanswered(void)
 {
     if (!__atomic_load_n(&reg.running, __ATOMIC_ACQUIRE))
         return "this process could not start the thread that asks for it";
-    return __atomic_load_n(&reg.last, __ATOMIC_ACQUIRE) == EAGAIN ? "it was not told yet which jobs there are; is qgpud running"
-                                                                   : "it does not answer";
+    switch (__atomic_load_n(&reg.unreached, __ATOMIC_ACQUIRE)) {
+    case 0:
+        break;
+    case ENOENT:
+        return "it does not answer, since its socket is not there";
+    case EPERM:
+        return "who answers at its socket is not root";
+    case ECONNREFUSED:
+        return "it does not answer, since it is not running";
+    default:
+        return "it does not answer, since its socket cannot be used";
+    }
+    switch (__atomic_load_n(&reg.last, __ATOMIC_ACQUIRE)) {
+    case EAGAIN:
+        return "it was not told yet which jobs there are; is qgpud running";
+    case EBADMSG:
+        return "its answer cannot be believed";
+    default:
+        return "it does not answer";
+    }
+}
+
+/* Where the grant is one without Slurm and is over: nobody ends the processes that it left. */
+static const char *advice(int status)
+{
+    if (status == ENOSPC)
+        return "Start fewer, or end some.";
+    if (status == EPERM && qg_info.grant.job_id >= QG_JOB_WITHOUT_SLURM)
+        return "The grant of a command ends with it; let it wait for what it started, or start that with qgpu run.";
+    return status ? "Start it with srun or sbatch inside its job, or tell your administrator."
+                  : "It goes on as soon as it is registered. If that takes long, tell your administrator.";
+}
+
+void qg_register_say_shut(struct qg_card *card)
+{
+    static bool said;
+    const char *why = qg_register_refusal(card);
+    if (__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
+        return;
+    qg_say("this process waits for its turn on the card, because the arbiter of this node did not register it at %s/%s: %s. %s",
+           qg_info.grant.run_dir, QG_SOCK_REGISTER, why ? why : unanswered(), advice(why ? reg.refused[card - qg_cards] : 0));
+}
+
+/* As at a closed gate: what nobody registers has no limits, and does not work. */
+void qg_register_wait(struct qg_card *card)
+{
+    uint64_t since = qg_now_ns();
+    while (!qg_pages_of(card)) {
+        uint32_t seen = __atomic_load_n(&reg.changed, __ATOMIC_SEQ_CST);
+        if (qg_pages_of(card))
+            break;
+        qg_register_start(); /* there may be room for one more thread now */
+        uint64_t now = qg_now_ns();
+        if (qg_register_refusal(card) || now - since > SAY_AFTER_NS)
+            qg_register_say_shut(card);
+        wait_change(seen, now + REFUSED_MS * 1000000ull);
+    }
 }
 
 const char *qg_register_for_memory(struct qg_card *card)

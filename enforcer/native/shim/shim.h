@@ -67,7 +67,7 @@ struct qg_card {
     uint64_t small;      /* atomic: small copies that no gate has seen, as small.c puts them */
     uint64_t small_tick; /* atomic: when they last were a launch's worth */
 
-    bool compute_open; /* atomic: the lease ran out, or nobody registers us; the gate is ignored until somebody does */
+    bool compute_open; /* atomic: the arbiter is gone and the lease ran out; the gate is ignored until one registers us */
 };
 
 extern struct qg_grant_info qg_info;
@@ -109,7 +109,8 @@ void qg_register_start(void);            /* starts the helper thread */
 void qg_register_first(void);            /* waits shortly for its first answer */
 void qg_register_after_fork(void);       /* in the child */
 bool qg_register_connected(void);
-bool qg_register_wait(struct qg_card *card); /* until pages are there or the lease ran out */
+void qg_register_wait(struct qg_card *card);     /* until pages are there */
+void qg_register_say_shut(struct qg_card *card); /* once: why this process waits */
 /* Waits the same way. Why the process may hold no device memory; NULL: it is registered, so it may. */
 const char *qg_register_for_memory(struct qg_card *card);
 void qg_ring_by_helper(struct qg_card *card);

@@ -26,6 +26,7 @@ void qg_observe_context(CUcontext context) { (void)context; }
 void qg_streams_context_gone(CUcontext context) { (void)context; }
 void qg_streams_green_gone(CUcontext context) { gone += context == CONTEXT && qg_green_context(HANDLE) != CONTEXT; }
 void qg_window_context_gone(CUcontext context) { (void)context; }
+bool qg_context_refused(CUdevice device) { (void)device; return false; }
 bool qg_rm_making(void) { return false; }
 void qg_primary_retained(CUdevice device, bool counted, CUresult result) { (void)device, (void)counted, (void)result; }
 CUcontext qg_primary(CUdevice device) { return device == 0 ? PRIMARY : NULL; }

@@ -35,6 +35,7 @@ void qg_memory_context_gone(CUcontext context) { (void)context; }
 void qg_streams_context_ends(CUcontext context) { ending |= context == PRIMARY, ended++; }
 void qg_streams_context_stays(CUcontext context) { ending &= context != PRIMARY; }
 void qg_streams_context_gone(CUcontext context) { gone += context == PRIMARY, ending = false; }
+bool qg_context_refused(CUdevice device) { (void)device; return false; }
 bool qg_have(unsigned symbol) { return qg_real[symbol]; }
 bool qg_rm_making(void) { return false; }
 void qg_rm_context_made(bool counted, bool made) { (void)counted, (void)made; }

@@ -252,7 +252,7 @@ static void say_origin(void *address)
         puts("none");
         return;
     }
-    printf("%s %s\n", strstr(info.dli_fname, "/shim/") ? "shim" : "driver", info.dli_sname ? info.dli_sname : "?");
+    printf("%s %s\n", strstr(info.dli_fname, "/shim/libcuda") ? "shim" : "driver", info.dli_sname ? info.dli_sname : "?");
 }
 
 static int say_command(char **w)
