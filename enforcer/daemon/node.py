@@ -324,8 +324,9 @@ class NodeService:
         """Drop old marks of ended jobs; not each time, since a busy node has thousands to look at."""
         now = self.ports.clock.realtime_ns()
         if now >= self._forget_due_ns:
-            self._forget_due_ns = now + FORGET_NS
-            self.store.forget_over(now / 1e9 - OVER_KEPT_S)
+            self._forget_due_ns, old = now + FORGET_NS, now / 1e9 - OVER_KEPT_S
+            grantdir.sweep_proofs(self.store.directory.parent, old)
+            self.store.forget_over(old)
 
     # ---- the arbiter -----------------------------------------------------------------------------
 
