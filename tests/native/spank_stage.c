@@ -192,7 +192,8 @@ int main(int argc, char **argv)
         return 95;
     }
     if (context == S_CTX_JOB_SCRIPT) {
-        call(plugin, "slurm_spank_job_prolog", dash - 5, argv + 5);
+        if (dlsym(plugin, "slurm_spank_job_prolog")) /* older plugins have none */
+            call(plugin, "slurm_spank_job_prolog", dash - 5, argv + 5);
         execvp(argv[dash + 1], argv + dash + 1);
         return 97;
     }
