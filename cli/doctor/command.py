@@ -9,7 +9,9 @@ from collections.abc import Iterable
 import click
 
 from cli.daemon import config_option, node_option
+from cli.doctor import probe_task as task
 from cli.doctor.examine import examine
+from cli.doctor.probe import Wanted, probe
 from cli.doctor.result import Check, printable
 from cli.doctor.roles import ROLES, Role
 
@@ -39,11 +41,35 @@ def table(checks: list[Check]) -> str:
     help="What this host is; may be given more than once. Default: what runs here, and what qgpu.yaml names.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def doctor(config_path: str, node: str | None, roles: tuple[Role, ...], as_json: bool) -> None:
+@click.option(
+    "--probe", "probing", is_flag=True, help="Submit a one-second job and check that it is governed."
+)
+@click.option("--partition", help="With --probe: submit there.")
+@click.option("--account", help="With --probe: on that account.")
+@click.option("--qos", help="With --probe: with that QOS.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(5, 3600),
+    default=60,
+    show_default=True,
+    help="With --probe: seconds until the job must have ended.",
+)
+@click.option("--probe-task", hidden=True, help="What the probe runs in its job.")
+def doctor(
+    config_path: str, node: str | None, roles: tuple[Role, ...], as_json: bool, probing: bool, partition: str | None,
+    account: str | None, qos: str | None, timeout: float, probe_task: str | None,
+) -> None:  # fmt: skip
     """Check this host: one line per thing, with what to do. Exit status 1 if anything fails.
 
-    Nothing is changed and root is not needed; what only root can see is said to be so.
+    Nothing is changed and root is not needed; what only root can see is said to be so. With --probe a job of the
+    smallest share is submitted as the calling user (--node chooses where it runs) and looked at instead; it is gone
+    afterwards.
     """
+    if probe_task is not None:
+        sys.exit(task.run(config_path, probe_task))
+    if probing:
+        wanted = Wanted(partition, account, qos, node, timeout)
+        report(probe(config_path, wanted), as_json)
     report(examine(config_path, node, roles), as_json)
 
 

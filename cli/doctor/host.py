@@ -146,10 +146,11 @@ class Host:
     def said(self, *command: str, timeout: float = TIMEOUT_S) -> Said:
         """Output of a program that changes nothing; the same question is asked once."""
         if command not in self._said:
-            self._said[command] = self._run(command, timeout)
+            self._said[command] = self.ask(*command, timeout=timeout)
         return self._said[command]
 
-    def _run(self, command: tuple[str, ...], timeout: float) -> Said:
+    def ask(self, *command: str, timeout: float = TIMEOUT_S) -> Said:
+        """Output of a program; it is run each time."""
         program = self.program(command[0])
         if program is None:
             return Said(127, err=f"{command[0]} is not installed")

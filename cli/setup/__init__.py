@@ -1,1 +1,0 @@
-"""`qgpu setup`: qgpu's part of a host's Slurm configuration."""
