@@ -26,6 +26,7 @@ COMMANDS = {
     "report": ("cli.report", "report", "What jobs were granted and what they used."),
     "run": ("cli.run", "run", "Run a program with a share of a card, without Slurm."),
     "sandbox": ("cli.sandbox.command", "sandbox", "A private Slurm cluster with simulated cards."),
+    "setup": ("cli.setup.command", "setup", "Write qgpu's part of Slurm's configuration here."),
     "simulate": ("cli.simulate", "simulate_command", "What the arbiter would do to a trace of tenants."),
 }
 

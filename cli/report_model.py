@@ -50,6 +50,9 @@ class GrantReport:
     granted_at: float = 0.0
     ended_at: float | None = None
     latency: dict[int, int] | None = None  # closings of the gate in less than 2^k microseconds
+    fetched: bool | None = (
+        None  # whether a task took the grant; None while it stands or where it is not known
+    )
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ def grant_report(row: Usage, now_ns: int, latency: dict[int, int] | None = None)
         granted_at=row.granted_at / 1e9,
         ended_at=_seconds(row.ended_at),
         latency=latency,
+        fetched=None if row.fetched is None else bool(row.fetched),
     )
 
 
@@ -221,7 +225,21 @@ def _limit_advice(job: JobReport) -> list[str]:
     return lines
 
 
+def _unfetched(job: JobReport, grant: GrantReport) -> str:
+    if grant.nvml_mem_peak:
+        return (
+            f"job {job.job_id}: its programs used card {grant.card} of {grant.node} without limits, since no task took"
+            " the job's grant there. Tell the administrators: Slurm does not load qgpu's SPANK plugin on that node."
+        )
+    return (
+        f"job {job.job_id}: no task took its grant on {grant.node}, so nothing ran under it there. That is so where"
+        " the job was cancelled early, where salloc started no srun, and on nodes that no srun of the job reached."
+    )
+
+
 def _grant_advice(job: JobReport, grant: GrantReport) -> list[str]:
+    if grant.fetched is False:
+        return [_unfetched(job, grant)]
     if grant.escaped:
         return [
             f"job {job.job_id}: the driver saw {_gib(grant.nvml_mem_peak or 0)} held by a program that ran without"

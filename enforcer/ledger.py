@@ -129,8 +129,13 @@ class Ledger:
                 self._rows.pop((grant.job_id, card.uuid), None)
             self._online = None
 
-    def end(self, job_id: int, reason: str, now_ns: int) -> int:
-        """Close all open rows of a job; returns how many there were."""
+    def seen_by_driver(self, job_id: int) -> bool:
+        """Whether the driver counted memory for the job's standing grant."""
+        query = "SELECT max(coalesce(nvml_mem_peak, 0)) FROM usage WHERE job_id = ? AND ended_at IS NULL"
+        return bool(self.db.execute(query, (job_id,)).fetchone()[0])
+
+    def end(self, job_id: int, reason: str, now_ns: int, fetched: bool | None = None) -> int:
+        """Close all open rows of a job; returns how many there were. `fetched`: whether a task took its grant."""
         with self.transaction():
             self._forget(job_id)
             self._online = None
@@ -140,9 +145,9 @@ class Ledger:
                 (job_id,),
             )
             done = self.db.execute(
-                "UPDATE usage SET ended_at = max(?, granted_at), end_reason = ?"
+                "UPDATE usage SET ended_at = max(?, granted_at), end_reason = ?, fetched = ?"
                 " WHERE job_id = ? AND ended_at IS NULL",
-                (now_ns, reason, job_id),
+                (now_ns, reason, fetched, job_id),
             )
         return done.rowcount
 

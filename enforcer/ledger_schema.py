@@ -90,6 +90,7 @@ class Usage(NamedTuple):
     harvest_ns: int | None = None
     mem_mib_ms: int | None = None
     mem_seen_ms: int | None = None
+    fetched: int | None = None  # 1: a task took the grant, 0: none did until its end
 
     @property
     def key(self) -> tuple[int, str, int]:

@@ -216,8 +216,9 @@ class GrantStore:
 
     def _put_blob(self, directory: int, job_id: int, blob: bytes) -> None:
         self._put(directory, f"{job_id}.grant", blob, 0o644)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{job_id}.over", dir_fd=directory)
+        for mark in ("over", "fetched"):  # of a run before this one
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{job_id}.{mark}", dir_fd=directory)
         os.fsync(directory)
 
     def _put(self, directory: int, name: str, data: bytes, mode: int) -> None:
@@ -323,13 +324,13 @@ class GrantStore:
         return grants, errors
 
     def remove(self, job_id: int, mark: bool = False) -> bool:
-        """Remove both files of a job, the truth last. Returns whether there was anything.
+        """Remove the files of a job, the truth last. Returns whether there was anything.
 
         With `mark`, JOBID.over stays behind. A job that its owner requeues at once runs again without a Prolog,
         since slurmd believes that it ran already; SPANK refuses its tasks by this mark instead of starting
         them ungoverned.
         """
-        names = [f"{job_id}.grant", f"{job_id}.json"]
+        names = [f"{job_id}.grant", f"{job_id}.fetched", f"{job_id}.json"]
         with self._open() as directory:
             found = [name for name in names if _exists(name, directory)]
             if mark:
@@ -339,6 +340,11 @@ class GrantStore:
             if found or mark:
                 os.fsync(directory)
         return bool(found)
+
+    def was_fetched(self, job_id: int) -> bool:
+        """Whether a task took the grant: SPANK leaves JOBID.fetched when it sealed the copy."""
+        with self._open() as directory:
+            return _exists(f"{job_id}.fetched", directory)
 
     def forget_over(self, before: float) -> None:
         """Drop the marks of jobs that ended before that time (seconds of CLOCK_REALTIME)."""

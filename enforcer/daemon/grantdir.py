@@ -11,6 +11,7 @@ from pathlib import Path
 from gres.grants import Grant, GrantError, GrantMissing, GrantStore
 
 SETTLED_NS = 2 * 10**9
+PROOFS = "spank"  # as slurm_plugin/common/proof.h has it
 _ENDED = re.compile(r"([1-9][0-9]{0,9})\.ended")
 
 
@@ -97,6 +98,14 @@ def drop_marker(directory: Path, job_id: int) -> None:
     for suffix in ("ended", "json.bad"):
         with contextlib.suppress(OSError):
             (directory / f"{job_id}.{suffix}").unlink()
+
+
+def sweep_proofs(run_dir: Path, before: float) -> None:
+    """Remove proofs of starts whose Prolog and Epilog never came (`before`: s of CLOCK_REALTIME)."""
+    for path in (run_dir / PROOFS).glob("*"):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_mtime < before:
+                path.unlink()
 
 
 def sweep_temporaries(directory: Path) -> None:

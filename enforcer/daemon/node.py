@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from enforcer.abi import AbiError, pack_grant
-from enforcer.daemon import boot, grantdir
+from enforcer.daemon import boot, ending, grantdir
 from enforcer.daemon.admission import say_grant, within_the_card
 from enforcer.daemon.arbiter import ArbiterError, ArbiterRefusedError
 from enforcer.daemon.caps import Caps
@@ -30,7 +30,7 @@ from enforcer.daemon.memory_probe import cgroup2_root
 from enforcer.daemon.nvmlworker import NvmlCaller, NvmlStuckError
 from enforcer.daemon.ports import Ports
 from enforcer.daemon.procs import ancestors
-from enforcer.daemon.runs import RETURN_NS, RunWatch, is_run
+from enforcer.daemon.runs import RETURN_NS, RunWatch
 from enforcer.daemon.sampling import Sampler
 from enforcer.ledger import Ledger
 from enforcer.nvml import NvmlError
@@ -38,10 +38,6 @@ from gres.cardplan import CardPlan
 from gres.config import Config, Node
 from gres.grants import Grant, GrantError, GrantStore
 from gres.hookenv import HookEnvError, parse_hook_env
-
-# slurmd forgets a job within minutes; until then a requeued one may come without a Prolog.
-OVER_KEPT_S = 6 * 3600
-FORGET_NS = 60 * 10**9
 
 
 @dataclass
@@ -68,9 +64,9 @@ class NodeService:
     hardware: HardwareView = field(init=False)
     runs: RunWatch = field(init=False)
     markers: grantdir.MarkerWatch = field(init=False)
+    leftovers: ending.Leftovers = field(init=False)
     _refusals: dict[int, str] = field(default_factory=dict)
     _cards_told: frozenset[str] = frozenset()
-    _forget_due_ns: int = 0
 
     def __post_init__(self) -> None:
         settings = self.config.enforcer
@@ -82,6 +78,7 @@ class NodeService:
         self.sampler = Sampler(self.ledger, self.ports.arbiter, self.ports.clock)
         self.runs = RunWatch(self.store.directory)
         self.markers = grantdir.MarkerWatch(self.store.directory)
+        self.leftovers = ending.Leftovers(self.store, self.ports.clock)
         clock = self.ports.clock.monotonic_ns
         self.memory = MemoryBackend(settings.memory_backend, self.nvml, cgroup2_root(), clock)
         self.hardware = HardwareView(
@@ -209,7 +206,7 @@ class NodeService:
             reason = f"the grant of job {grant.job_id} cannot be written to {self.store.directory}: {error}"
             emit(logging.ERROR, "node-broken", job=grant.job_id, why=reason)
             if grant is not old:  # the files of one that stands are its job's
-                self.store_remove(grant.job_id, mark=False)
+                self.leftovers.remove(grant.job_id, mark=False)
             return Answer(1, reason)
         self.grants[grant.job_id] = grant
         self.sampler.note(self.ledger.open_grant, grant)
@@ -300,32 +297,14 @@ class NodeService:
                 self.lose_arbiter(str(error))
         ended = grantdir.marker_time_ns(self.store.directory, job_id) if reason == "marker" else None
         now = self.ports.clock.realtime_ns()
-        self.sampler.note(self.ledger.end, job_id, reason, now if ended is None else min(ended, now))
-        over = (
-            not is_run(job_id)
-            and reason in ("epilog", "marker")
-            and (grant is None or grant.state != "whole")
-        )
-        removed = self.store_remove(job_id, mark=over)
+        fetched = ending.fetched(self.store, grant, reason)
+        if grant is not None and fetched is False:
+            ending.say_unfetched(self.ledger, grant)
+        self.sampler.note(self.ledger.end, job_id, reason, now if ended is None else min(ended, now), fetched)
+        removed = self.leftovers.remove(job_id, mark=ending.stays_over(grant, job_id, reason))
         grantdir.drop_marker(self.store.directory, job_id)
         if grant is not None or removed:
             emit(logging.INFO, "end", job=job_id, reason=reason)
-
-    def store_remove(self, job_id: int, mark: bool) -> bool:
-        """Remove the job's files; a directory that cannot be written is logged, not raised."""
-        try:
-            self._forget_over()
-            return self.store.remove(job_id, mark)
-        except (GrantError, OSError) as error:
-            emit(logging.ERROR, "grant-not-removed", job=job_id, why=error)
-            return False
-
-    def _forget_over(self) -> None:
-        """Drop old marks of ended jobs; not each time, since a busy node has thousands to look at."""
-        now = self.ports.clock.realtime_ns()
-        if now >= self._forget_due_ns:
-            self._forget_due_ns = now + FORGET_NS
-            self.store.forget_over(now / 1e9 - OVER_KEPT_S)
 
     # ---- the arbiter -----------------------------------------------------------------------------
 

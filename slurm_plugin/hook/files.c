@@ -39,6 +39,18 @@ bool hook_has_grant(const struct hook *hook)
     return found;
 }
 
+bool hook_daemon_was_here(const struct hook *hook)
+{
+    char why[HOOK_TEXT_MAX];
+    int dir = qg_open_trusted_dir(hook->run_dir, why, sizeof(why));
+
+    if (dir < 0)
+        return false;
+    bool found = faccessat(dir, QG_SOCK_HOOK, F_OK, 0) == 0;
+    close(dir);
+    return found;
+}
+
 bool hook_leave_ended_marker(const struct hook *hook, char *why, size_t size)
 {
     char name[64];

@@ -29,9 +29,8 @@ struct hook {
 
 int64_t hook_now_ns(void);
 
-/* env.c: which variables travel, and whether this job concerns qgpu at all. */
+/* env.c: which variables travel. */
 size_t hook_pack_env(const struct hook *hook, char *out, size_t size);
-bool hook_env_concerns_us(void);
 
 /* talk.c: one question, one answer. Returns the status that qgpud answered (0..255), or -1 with a reason in text.
  * On success text is the message to show, maybe empty. */
@@ -39,6 +38,7 @@ int hook_ask(const struct hook *hook, char *text, size_t size);
 
 /* files.c: what stays on disk. */
 bool hook_has_grant(const struct hook *hook);
+bool hook_daemon_was_here(const struct hook *hook);
 bool hook_leave_ended_marker(const struct hook *hook, char *why, size_t size);
 void hook_write_last_failure(const struct hook *hook, const char *sentence);
 

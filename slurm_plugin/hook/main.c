@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "../common/paths.h"
+#include "../common/proof.h"
 #include "qgpu_abi.h"
 
 #define EPILOG_CONNECT_NS 500000000LL /* an ended job should not wait for a daemon that is not there */
@@ -76,11 +77,31 @@ static int fail_node(const struct hook *hook, const char *sentence)
     return 1;
 }
 
+/* Slurm does not load our plugin here, or another one: the job's tasks would run without limits. */
+static int fail_unproven(const struct hook *hook, const char *why)
+{
+    char sentence[HOOK_TEXT_MAX + PATH_MAX];
+    const char *node = hook->node ? hook->node : "NODE";
+
+    snprintf(sentence, sizeof(sentence),
+             "qgpu: Slurm did not run qgpu's SPANK plugin for job %s: see that plugstack.conf has its line with this "
+             "run_dir, that it is built for this Slurm (grep spank in slurmd's log), restart slurmd, then scontrol "
+             "update nodename=%s state=resume (%s)",
+             hook->job_id, node, why);
+    return fail_node(hook, sentence);
+}
+
 static int run_prolog(const struct hook *hook)
 {
-    char text[HOOK_TEXT_MAX] = "", sentence[HOOK_TEXT_MAX + PATH_MAX];
-    int status = hook_ask(hook, text, sizeof(text));
+    char text[HOOK_TEXT_MAX] = "", sentence[HOOK_TEXT_MAX + PATH_MAX], why[HOOK_TEXT_MAX] = "";
+    bool proven = qg_proof_take(hook->run_dir, why, sizeof(why));
 
+    /* Where qgpud has never been, neither has a place for the proof: then that is what has to be said. */
+    if (!proven && hook_daemon_was_here(hook))
+        return fail_unproven(hook, why);
+    int status = hook_ask(hook, text, sizeof(text));
+    if (status == 0 && !proven)
+        return fail_unproven(hook, why);
     if (status == 0) {
         if (*text)
             fprintf(stderr, "qgpu: %s\n", text);
@@ -129,7 +150,10 @@ int main(int argc, char **argv)
     }
     if (rc != 0)
         return hook.kind == HOOK_EPILOG ? 0 : rc;
-    if (!hook_env_concerns_us() && (hook.kind == HOOK_PROLOG || !hook_has_grant(&hook)))
+    bool ours = qg_env_concerns_us();
+    if (ours && hook.kind == HOOK_EPILOG)
+        qg_proof_drop(hook.run_dir);
+    if (!ours && (hook.kind == HOOK_PROLOG || !hook_has_grant(&hook)))
         return 0; /* no card, no tag: such a job must not depend on qgpud */
     return hook.kind == HOOK_PROLOG ? run_prolog(&hook) : run_epilog(&hook);
 }

@@ -27,7 +27,7 @@ def plugstack_differences(config: Config, site: Site, node: str | None = None) -
         if site.includes("plugstack.conf"):
             yield stale("spank", site.places.fragment("plugstack.conf"), config.spank, _FREE)
         else:
-            yield include(site, "plugstack.conf", False, "qgpu's fragment", _FREE)
+            yield include(site, "plugstack.conf", False, "the include of qgpu's fragment", _FREE)
         return
     for line in found[1:]:
         value = Value(line.kind, line.plugin, line.file, line.line)

@@ -153,7 +153,7 @@ def gres_differences(config: Config, site: Site, flat: bool, node: str | None = 
         yield from _foreign(config, site, nodes)
     if faults and not site.includes("gres.conf"):
         name, fault = next(iter(faults.items()))
-        yield include(site, "gres.conf", flat, "qgpu's fragment", f"{name}: {fault}")
+        yield include(site, "gres.conf", flat, "the include of qgpu's fragment", f"{name}: {fault}")
     auto = _auto(site)
     if auto and nodes and not any(list(_own_auto(site, name)) for name in nodes) and not faults:
         why = "it may order and name the cards anew"

@@ -10,6 +10,11 @@ from slurm_plugin.site.difference import Difference, removed, replaced, stale
 from slurm_plugin.site.found import Site
 from slurm_plugin.site.settings import SEVERAL_SCRIPTS, Setting, implied_flags
 
+_NEEDS = {
+    "slurm.conf": "without it Slurm knows no shares, and qgpud nothing of jobs",
+    "cgroup.conf": "without it every job can open every card, also one that asked for none",
+}
+
 
 def include_line(site: Site, name: str, flat: bool) -> str:
     """The line that reads our fragment. Configless Slurm ships only names without a slash."""
@@ -55,7 +60,7 @@ def setting_differences(
         why = "the fragment is older than this file or qgpu.yaml"
         yield stale(lacking[0].key, site.places.fragment(name), keys, why)
     else:
-        yield include(site, name, flat, f"qgpu's fragment, with {keys}", lacking[0].why)
+        yield include(site, name, flat, f"the include of qgpu's fragment, with {keys}", _NEEDS[name])
 
 
 def _value(site: Site, conf: Conf, setting: Setting) -> tuple[list[Difference], bool]:

@@ -88,7 +88,7 @@ def slurm_settings(config: Config, etc_dir: str) -> list[Setting]:
         Setting("GresTypes", "list", types, "Slurm knows no shares without them", ordered=native, prefix="gres/"),
         Setting(
             "SelectType", "one", ("select/cons_tres",),
-            "only it gives parts of a card; a change of it loses all jobs, so drain the cluster first",
+            "only it gives parts of a card; a change from select/linear loses all jobs",
             prefix="select/", default="select/cons_tres" if config.slurm.version >= "23.02" else "",
         ),
         *_select_parameters(config),

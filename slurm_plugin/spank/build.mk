@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # qgpu_spank.so: needs libslurm-dev; good for one major.minor of Slurm. spank_stage: slurmstepd's part in the tests.
-SPANK_SRC := $(wildcard slurm_plugin/spank/*.c) slurm_plugin/common/paths.c
-SPANK_HDR := $(wildcard slurm_plugin/spank/*.h) slurm_plugin/common/paths.h enforcer/native/abi/qgpu_abi.h
+SPANK_SRC := $(wildcard slurm_plugin/spank/*.c) $(wildcard slurm_plugin/common/*.c)
+SPANK_HDR := $(wildcard slurm_plugin/spank/*.h) $(wildcard slurm_plugin/common/*.h) enforcer/native/abi/qgpu_abi.h
 SPANK_OBJ := $(patsubst slurm_plugin/%.c,$(BUILD)/obj/spank/%.o,$(SPANK_SRC))
 
 NATIVE += $(BUILD)/lib/qgpu_spank.so $(BUILD)/test/spank_stage

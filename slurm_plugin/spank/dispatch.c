@@ -3,14 +3,20 @@
  * The SPANK entry points. The same shared object is loaded by srun, sbatch, salloc, slurmd and slurmstepd. Hooks used,
  * in order:
  *
+ *   slurm_spank_job_prolog            `slurmstepd spank prolog`, root, right before slurmd's Prolog: the proof
  *   slurm_spank_init                  all                   our options; slurmstepd, root: plugstack arguments
  *   slurm_spank_init_post_opt         srun, sbatch, salloc  the options' values go with the request
  *   slurm_spank_task_init_privileged  the task's process, root: read the grant, make the sealed descriptor
  *   slurm_spank_task_init             the task's process, the user, stdio in place: environment, or refusal
  *
- * They run for batch scripts, srun tasks and interactive steps alike, and not for the extern step.
+ * Those of tasks run for batch scripts, srun tasks and interactive steps alike, and not for the extern step.
  */
 #include "spank_qgpu.h"
+
+#include <stdlib.h>
+
+#include "../common/paths.h"
+#include "../common/proof.h"
 
 SPANK_PLUGIN(qgpu, 1)
 
@@ -35,6 +41,22 @@ int slurm_spank_init_post_opt(spank_t sp, int argc, char **argv)
     (void)argv;
     if (context == S_CTX_LOCAL || context == S_CTX_ALLOCATOR)
         qg_client_hand_over(sp);
+    return ESPANK_SUCCESS;
+}
+
+/* The hook of the Prolog fails the node where this left nothing; what went wrong here is in slurmd's log. */
+int slurm_spank_job_prolog(spank_t sp, int argc, char **argv)
+{
+    char run_dir[PATH_MAX], why[PATH_MAX + 256] = "";
+
+    (void)sp;
+    if (!qg_env_concerns_us())
+        return ESPANK_SUCCESS;
+    qg_args_parse(argc, argv, &args);
+    if (!qg_expand_node(args.run_dir, getenv("SLURMD_NODENAME"), run_dir, sizeof(run_dir)))
+        slurm_error("qgpu: spank: run_dir=%s cannot be used on this node", args.run_dir);
+    else if (!qg_proof_leave(run_dir, why, sizeof(why)))
+        slurm_error("qgpu: spank: %s", why);
     return ESPANK_SUCCESS;
 }
 

@@ -136,6 +136,27 @@ enum qg_read qg_grant_read(const char *run_dir, uint32_t job_id, uid_t uid, stru
     return fault ? QG_READ_BROKEN : QG_READ_OK;
 }
 
+bool qg_grant_note_fetched(const char *run_dir, uint32_t job_id, char *why, size_t why_size)
+{
+    char path[PATH_MAX], name[32];
+
+    if ((size_t)snprintf(path, sizeof(path), "%s/%s", run_dir, QG_GRANTS_DIR) >= sizeof(path)) {
+        snprintf(why, why_size, "%s is too long a path", run_dir);
+        return false;
+    }
+    int dir = qg_open_trusted_dir(path, why, why_size);
+    if (dir < 0)
+        return false;
+    snprintf(name, sizeof(name), "%u.fetched", job_id);
+    int fd = openat(dir, name, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+    if (fd < 0)
+        snprintf(why, why_size, "%s/%s: %s", path, name, strerror(errno));
+    else
+        close(fd);
+    close(dir);
+    return fd >= 0;
+}
+
 int qg_grant_seal(const struct qg_grant *grant)
 {
     int fd = memfd_create("qgpu-grant", MFD_ALLOW_SEALING | MFD_CLOEXEC);

@@ -35,6 +35,9 @@ enum qg_read {
 enum qg_read qg_grant_read(const char *run_dir, uint32_t job_id, uid_t uid, struct qg_grant *grant, char *path,
                            size_t path_size, char *why, size_t why_size);
 
+/* Leaves RUN_DIR/grants/JOB.fetched: a task of this job runs under its grant. False with a sentence in why. */
+bool qg_grant_note_fetched(const char *run_dir, uint32_t job_id, char *why, size_t why_size);
+
 /* Makes the sealed copy, owned by the caller's euid, as an inheritable descriptor >= 100. -1 with errno. */
 int qg_grant_seal(const struct qg_grant *grant);
 

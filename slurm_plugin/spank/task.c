@@ -123,8 +123,10 @@ static bool put_mounts(uint32_t job_id)
     return false;
 }
 
-static void seal_active(uint32_t job_id)
+static void seal_active(uint32_t job_id, const char *run_dir)
 {
+    char note[PATH_MAX + 256];
+
     qg_nvml_beside(task.grant.shim_path, task.nvml, sizeof(task.nvml));
     if (task.grant.injection == QG_INJECT_MOUNT && !put_mounts(job_id))
         return;
@@ -136,6 +138,9 @@ static void seal_active(uint32_t job_id)
         return;
     }
     task.verdict = GOVERN;
+    /* For the report alone: the job runs all the same. */
+    if (!qg_grant_note_fetched(run_dir, job_id, note, sizeof(note)))
+        slurm_error("qgpu: spank: job %u: %s", job_id, note);
 }
 
 void qg_task_as_root(spank_t sp, const struct qg_args *args)
@@ -167,7 +172,7 @@ void qg_task_as_root(spank_t sp, const struct qg_args *args)
     else if (got == QG_READ_OK && task.grant.state == QG_GRANT_REFUSED)
         refuse(task.grant.message[0] ? task.grant.message : "this job was refused without a reason");
     else if (got == QG_READ_OK && task.grant.state == QG_GRANT_ACTIVE)
-        seal_active(job_id);
+        seal_active(job_id, run_dir);
     else if (got == QG_READ_OK && task.grant.state == QG_GRANT_WHOLE && holds_parts(sp))
         refuse("this job holds a share of a card (gres/shard) and a note that says it has a whole card: submit it again "
                "with --gres=qgpu:N, N percent of a card");

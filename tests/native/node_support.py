@@ -101,6 +101,14 @@ class Chain:
         env = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(USER), "SLURM_JOB_GID": str(USER)}
         env |= {"SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": gpus, "SLURM_JOB_COMMENT": tag}
         command = [str(self.opt / "bin/qgpu-hook"), kind, "--run-dir", f"{self.directory}/run"]
+        if kind == "prolog":  # slurmd has the plugin's job prolog run first
+            stage = [
+                str(self.opt / "test/spank_stage"),
+                str(self.opt / "lib/qgpu_spank.so"),
+                "prolog",
+                str(job),
+            ]
+            command = [*stage, str(USER), f"run_dir={self.directory}/run", "--", *command]
         return subprocess.run([*command, "--deadline-ms", "10000"], env=env, timeout=30).returncode
 
     def task(self, job: int, *options: str) -> subprocess.Popen[str]:

@@ -4,7 +4,8 @@
  * users in a forked child, then execs a command with the environment that the plugin made.
  *
  * usage: spank_stage PLUGIN CONTEXT JOB UID [ARG=VALUE...] -- COMMAND...
- * CONTEXT is remote, local, allocator or slurmd. The job's environment is this process's, less SLURMD_NODENAME,
+ * CONTEXT is remote, local, allocator, slurmd or prolog; the last runs the job's prolog alone, as slurmd has it done
+ * before its Prolog script, which COMMAND then is. The job's environment is this process's, less SLURMD_NODENAME,
  * which belongs to slurmstepd and not to the job.
  */
 #include <dlfcn.h>
@@ -173,7 +174,7 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         enum spank_context value;
-    } contexts[] = {{"remote", S_CTX_REMOTE}, {"local", S_CTX_LOCAL}, {"allocator", S_CTX_ALLOCATOR}, {"slurmd", S_CTX_SLURMD}};
+    } contexts[] = {{"remote", S_CTX_REMOTE}, {"local", S_CTX_LOCAL}, {"allocator", S_CTX_ALLOCATOR}, {"slurmd", S_CTX_SLURMD}, {"prolog", S_CTX_JOB_SCRIPT}};
     int dash = 5, status = 0;
 
     while (dash < argc && strcmp(argv[dash], "--") != 0)
@@ -189,6 +190,12 @@ int main(int argc, char **argv)
     if (!plugin) {
         fprintf(stderr, "spank_stage: %s\n", dlerror());
         return 95;
+    }
+    if (context == S_CTX_JOB_SCRIPT) {
+        if (dlsym(plugin, "slurm_spank_job_prolog")) /* older plugins have none */
+            call(plugin, "slurm_spank_job_prolog", dash - 5, argv + 5);
+        execvp(argv[dash + 1], argv + dash + 1);
+        return 97;
     }
     copy_env();
     call(plugin, "slurm_spank_init", dash - 5, argv + 5);

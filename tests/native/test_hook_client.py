@@ -18,7 +18,8 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the hook is root's: its socket must belong to root"),
 ]
 
-HOOK = Path(__file__).parents[2] / "build/bin/qgpu-hook"
+BUILD = Path(__file__).parents[2] / "build"
+HOOK = BUILD / "bin/qgpu-hook"
 CARD_JOB = {
     "SLURM_JOB_ID": "4711",
     "SLURM_JOB_UID": "1000",
@@ -83,9 +84,13 @@ def daemon(run_dir: Path) -> Iterator[Callable[[Callable[[bytes], bytes | None]]
 
 
 def hook(
-    kind: str, run_dir: Path | str, env: dict[str, str], *more: str, deadline: int = 2000
+    kind: str, run_dir: Path | str, env: dict[str, str], *more: str, deadline: int = 2000, proven: bool = True
 ) -> subprocess.CompletedProcess[str]:
+    """One run of the client; before a Prolog with the plugin's job prolog, as slurmd has it run."""
     command = [str(HOOK), kind, "--run-dir", str(run_dir), "--deadline-ms", str(deadline), *more]
+    if kind == "prolog" and proven:
+        stage = [str(BUILD / "test/spank_stage"), str(BUILD / "lib/qgpu_spank.so"), "prolog", "1", "0"]
+        command = [*stage, f"run_dir={run_dir}", "--", *command]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
 
 

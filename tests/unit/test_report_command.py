@@ -306,3 +306,28 @@ def test_a_context_alone_is_no_escape(ledger, call):
     ledger.record([Sample(12, item.cards[0].uuid, 1, 1)], 0)
     row = fields(call("12", "--parsable"))
     assert (row["BUSY_S"], row["PEAK_GIB"]) == ("0.0", "0.0")
+
+
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        (0, "no task took its grant on n1, so nothing ran under it"),
+        (GIB, "used card 1 of n1 without limits"),
+    ],
+)
+def test_a_grant_that_no_task_took_is_said(ledger, call, memory, words):
+    item = grant(12)
+    ledger.open_grant(item)
+    if memory:
+        ledger.record_memory(12, item.cards[0].uuid, memory)
+    ledger.end(12, "epilog", item.created_ns + 100 * SECOND, False)
+    assert words in call("12").stdout
+    (job,) = json.loads(call("12", "--json").stdout)["jobs"]
+    assert job["grants"][0]["fetched"] is False and words in job["advice"][0]
+
+
+def test_a_grant_that_a_task_took_has_no_such_line(ledger, call):
+    item = grant(12)
+    ledger.open_grant(item)
+    ledger.end(12, "epilog", item.created_ns + 100 * SECOND, True)
+    assert "no task took" not in call("12").stdout

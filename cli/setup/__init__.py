@@ -1,0 +1,1 @@
+"""`qgpu setup`: qgpu's part of a host's Slurm configuration."""

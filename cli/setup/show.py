@@ -1,0 +1,113 @@
+"""What `qgpu setup` says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cli.setup.host import Here
+from cli.setup.place import Done
+from slurm_plugin.site.difference import Difference, Role
+from slurm_plugin.site.found import Site
+from slurm_plugin.site.settings import Restart
+
+RESTARTS: dict[Restart, str] = {
+    "all": "systemctl restart slurmctld on the controller, then systemctl restart slurmd on every node;"
+    " running jobs go on",
+    "slurmctld": "systemctl restart slurmctld on the controller",
+    "slurmd": "systemctl restart slurmd on every node; running jobs go on",
+    "reconfigure": "scontrol reconfigure",
+}
+# A fragment that changed -> what must read it again. The others are read anew each time they are used.
+READ_BY: dict[str, Restart] = {"slurm.conf": "all", "gres.conf": "all", "cgroup.conf": "slurmd"}
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is to be done by hand, and what to restart then."""
+
+    differences: Sequence[Difference]
+    restarts: Sequence[Restart]
+
+
+def restarts(found: Sequence[Difference], done: Sequence[Done], site: Site) -> list[Restart]:
+    """What must be restarted, each once; a restart of all stands for the others."""
+    needed = {difference.restart for difference in found}
+    for entry in done:
+        name = entry.path.rpartition("/")[2]
+        if entry.what in ("wrote", "updated") and name in READ_BY and site.includes(name):
+            needed.add(READ_BY[name])
+    needed.discard("")
+    if "all" in needed or {"slurmctld", "slurmd"} <= needed:
+        return ["all"]
+    if needed & {"slurmctld"}:
+        needed.discard("reconfigure")
+    return [name for name in RESTARTS if name in needed]
+
+
+def remains(done: Sequence[Done], left: Left | None) -> bool:
+    """Whether something is left to do by hand; a warning alone is not."""
+    refused = any(entry.what == "refused" for entry in done)
+    return refused or (left is not None and any(d.severity == "fail" for d in left.differences))
+
+
+def document(
+    here: Here, roles: Sequence[Role], done: Sequence[Done], left: Left | None, dry: bool
+) -> dict[str, object]:
+    """For --json."""
+    return {
+        "roles": list(roles),
+        "slurm_conf": here.places.slurm_conf,
+        "fragments": here.places.fragments,
+        "dry_run": dry,
+        "files": [
+            {"path": d.path, "what": d.what, "why": d.why or None, "kept_as": d.kept_as or None} for d in done
+        ],
+        "differences": [d.as_dict() for d in left.differences] if left else [],
+        "restart": [RESTARTS[name] for name in left.restarts] if left else [],
+        "in_place": not remains(done, left),
+    }
+
+
+def _file(entry: Done, dry: bool) -> str:
+    word = {"wrote": "would write", "updated": "would update", "removed": "would remove"}.get(
+        entry.what, entry.what
+    )
+    lines = [f"{(word if dry else entry.what):<8}  {entry.path}"]
+    if entry.why:
+        lines.append(f"          {entry.why}")
+    if entry.kept_as:
+        lines.append(f"          the edited one is {entry.kept_as}")
+    return "\n".join(lines)
+
+
+def _step(number: int, difference: Difference) -> list[str]:
+    """One thing to do; the line to write stands alone, so that it can be copied."""
+    mark = "" if difference.severity == "fail" else "(advice) "
+    lines = [f"{number:3}. {mark}{difference.sentence}"]
+    if difference.action == "remove":
+        return [*lines, f"     remove line {difference.line} of {difference.file}"]
+    if not difference.write:
+        return lines
+    if difference.action == "run":
+        return [*lines, "     run:", f"       {difference.write}"]
+    where = "add to" if difference.action == "add" else "write instead of"
+    place = difference.file if difference.action == "add" else difference.place
+    return [*lines, f"     {where} {place}:", f"       {difference.write}"]
+
+
+def text(here: Here, done: Sequence[Done], left: Left | None, dry: bool) -> str:
+    """For people."""
+    lines = [_file(entry, dry) for entry in done]
+    if left is None:
+        return "\n".join(lines) or "nothing of qgpu's is here"
+    if left.differences:
+        where = " on the controller, which hands them out" if here.configless else ""
+        lines += ["", f"left to do in Slurm's files{where}:"]
+        for number, difference in enumerate(left.differences, 1):
+            lines += _step(number, difference)
+    if left.restarts:
+        lines += ["", "then, so that Slurm reads it:", *(f"     {RESTARTS[name]}" for name in left.restarts)]
+    if not left.differences and not left.restarts:
+        lines += ["", "all is in place"]
+    return "\n".join(lines)

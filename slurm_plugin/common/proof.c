@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * See proof.h. A proof is one line that says for which start of which job it is, so that one that was left behind
+ * proves nothing later: the boot, the job, how often it was requeued, and the version of the grants that the plugin
+ * reads. It is taken once.
+ */
+#include "proof.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "paths.h"
+#include "qgpu_abi.h"
+
+#define BOOT_ID "/proc/sys/kernel/random/boot_id"
+
+static const char *digits_of(const char *name, const char *otherwise)
+{
+    const char *value = getenv(name);
+    size_t len = value ? strlen(value) : 0;
+
+    return len > 0 && len < 20 && strspn(value, "0123456789") == len ? value : otherwise;
+}
+
+static bool boot_id(char *out, size_t size)
+{
+    int fd = open(BOOT_ID, O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd < 0 ? -1 : read(fd, out, size - 1);
+
+    if (fd >= 0)
+        close(fd);
+    if (got <= 0)
+        return false;
+    out[got] = '\0';
+    out[strcspn(out, "\n ")] = '\0';
+    return out[0] != '\0';
+}
+
+/* What the proof of this start has to say, and its file's name. */
+static bool expected(char *line, size_t size, char *name, size_t name_size, char *why, size_t why_size)
+{
+    char boot[64];
+    const char *job = digits_of("SLURM_JOB_ID", NULL);
+
+    if (!job || !boot_id(boot, sizeof(boot))) {
+        snprintf(why, why_size, "%s", job ? "the kernel does not tell its " BOOT_ID : "SLURM_JOB_ID is no number");
+        return false;
+    }
+    snprintf(name, name_size, "%s", job);
+    snprintf(line, size, "qgpu-spank/1 job=%s restarts=%s boot=%s grant=%u\n", job,
+             digits_of("SLURM_JOB_RESTART_COUNT", "0"), boot, QG_GRANT_VERSION);
+    return true;
+}
+
+/* RUN_DIR/spank, which root alone can read and change. */
+static int open_dir(const char *run_dir, bool make, char *why, size_t size)
+{
+    char path[PATH_MAX];
+
+    if ((size_t)snprintf(path, sizeof(path), "%s/" QG_PROOF_DIR, run_dir) >= sizeof(path)) {
+        snprintf(why, size, "%s is too long a path", run_dir);
+        return -1;
+    }
+    if (make && mkdir(path, 0700) != 0 && errno != EEXIST) {
+        snprintf(why, size, "%s: %s", path, strerror(errno));
+        return -1;
+    }
+    return qg_open_trusted_dir(path, why, size);
+}
+
+bool qg_proof_leave(const char *run_dir, char *why, size_t size)
+{
+    char line[QG_PROOF_MAX], name[32], temporary[64];
+
+    if (!expected(line, sizeof(line), name, sizeof(name), why, size))
+        return false;
+    int dir = open_dir(run_dir, true, why, size);
+    if (dir < 0)
+        return false;
+    snprintf(temporary, sizeof(temporary), ".%s.%d.tmp", name, (int)getpid());
+    unlinkat(dir, temporary, 0);
+    int fd = openat(dir, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    bool done = fd >= 0 && write(fd, line, strlen(line)) == (ssize_t)strlen(line) &&
+                renameat(dir, temporary, dir, name) == 0;
+    if (!done) {
+        snprintf(why, size, "%s/" QG_PROOF_DIR "/%s: %s", run_dir, name, strerror(errno));
+        unlinkat(dir, temporary, 0);
+    }
+    if (fd >= 0)
+        close(fd);
+    close(dir);
+    return done;
+}
+
+static ssize_t read_file(int dir, const char *name, char *out, size_t size)
+{
+    struct stat st;
+    int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    ssize_t got = -1;
+
+    if (fd < 0)
+        return -1;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == 0 && !(st.st_mode & (S_IWGRP | S_IWOTH)))
+        got = read(fd, out, size - 1);
+    close(fd);
+    if (got >= 0)
+        out[got] = '\0';
+    return got;
+}
+
+/* Whether the two lines differ in the version of the grants alone, which is their last word. */
+static bool other_release(const char *found, const char *line)
+{
+    size_t same = (size_t)(strstr(line, " grant=") - line) + strlen(" grant=");
+
+    if (strncmp(found, line, same) != 0)
+        return false;
+    return strcmp(found + same + strspn(found + same, "0123456789"), "\n") == 0;
+}
+
+bool qg_proof_take(const char *run_dir, char *why, size_t size)
+{
+    char line[QG_PROOF_MAX], found[QG_PROOF_MAX], name[32];
+
+    if (!expected(line, sizeof(line), name, sizeof(name), why, size))
+        return false;
+    int dir = open_dir(run_dir, false, why, size);
+    if (dir < 0)
+        return false;
+    ssize_t got = read_file(dir, name, found, sizeof(found));
+    int err = errno;
+    unlinkat(dir, name, 0);
+    close(dir);
+    if (got >= 0 && (size_t)got == strlen(line) && strcmp(found, line) == 0)
+        return true;
+    if (got < 0)
+        snprintf(why, size, "%s/" QG_PROOF_DIR "/%s: %s", run_dir, name, strerror(err));
+    else
+        snprintf(why, size, "%s", other_release(found, line) ? "the plugin is of another release of qgpu" :
+                                                               "what it left is of an earlier start of the job");
+    return false;
+}
+
+void qg_proof_drop(const char *run_dir)
+{
+    char why[256];
+    const char *job = digits_of("SLURM_JOB_ID", NULL);
+    int dir = job ? open_dir(run_dir, false, why, sizeof(why)) : -1;
+
+    if (dir < 0)
+        return;
+    unlinkat(dir, job, 0);
+    close(dir);
+}
