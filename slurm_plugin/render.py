@@ -19,6 +19,7 @@ from gres.messages import MESSAGES
 from gres.paths import PATHS
 from gres.tables import SCHEMA, tables_of
 from gres.units import format_mib
+from gres.version import VERSION
 from slurm_plugin.site.conf import Conf
 from slurm_plugin.site.settings import cgroup_settings, slurm_settings, to_render
 
@@ -136,6 +137,7 @@ def render(
     settings = slurm_settings(config, str(extra.get("etc_dir", ETC_DIR)))
     values: dict[str, object] = {
         "config": config,
+        "version": VERSION,
         "settings": to_render(settings, slurm_site, version),
         "cgroup_settings": to_render(cgroup_settings(), cgroup_site, version),
         "groups": gres_groups(config),

@@ -298,8 +298,8 @@ local function closed(matters, fn, t, job_desc, ...)
     return refused({ text = "this cannot be judged, by a fault that is not yours; tell your administrators to read slurmctld's log." })
 end
 
-return function(tables_path)
-    local t = load_tables(tables_path or (here .. "/qgpu_tables.lua"))
+local function hooks_of(path)
+    local t = load_tables(path)
     return {
         submit = function(job_desc, part_list, _)
             return closed(about_cards, submit, t, job_desc, part_list)
@@ -308,4 +308,51 @@ return function(tables_path)
             return closed(about_tags, modify, t, job_desc, job_rec)
         end,
     }
+end
+
+-- ---- new tables --------------------------------------------------------------------------------------------
+
+local function text_of(path)
+    local file = io.open(path, "rb")
+    local text = file and file:read("*a")
+    if file then
+        file:close()
+    end
+    return text
+end
+
+-- slurmctld reads its script again only when that file itself changes, which may be the site's own. So each call looks
+-- whether the tables did (7 KB, some microseconds), and then all modules are read anew: an upgrade changes the tables'
+-- first line. What cannot be read leaves the old ones in force.
+local function reloading(path)
+    local text, hooks = text_of(path), hooks_of(path)
+    local function fresh()
+        local now = text_of(path)
+        if now == text then
+            return hooks
+        end
+        text = now
+        local done, found = pcall(function()
+            return dofile(here .. "/qgpu_job_submit.lua")(path, true)
+        end)
+        if done then
+            hooks = found
+        else
+            slurm.log_error("%s", "qgpu: the tables before stay in force: " .. tostring(found))
+        end
+        return hooks
+    end
+    return {
+        submit = function(...)
+            return fresh().submit(...)
+        end,
+        modify = function(...)
+            return fresh().modify(...)
+        end,
+    }
+end
+
+-- once: without looking for new tables.
+return function(tables_path, once)
+    return (once and hooks_of or reloading)(tables_path or (here .. "/qgpu_tables.lua"))
 end
