@@ -15,6 +15,9 @@ CFLAGS  ?= -O2 -g
 QG_CFLAGS := -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fPIC -fstack-protector-strong -fno-strict-aliasing \
              -Ienforcer/native/abi -Ienforcer/native/common -ffile-prefix-map=$(CURDIR)/= -DQG_VERSION='"$(VERSION)"' $(if $(SLURM_INC),-isystem $(SLURM_INC))
 QG_LDFLAGS := -Wl,-z,relro,-z,now -Wl,--as-needed
+# What enters users' programs loads with an old glibc (qg_glibc.h). Until 2.34 threads and dlopen() were libraries of their own.
+QG_OLD_GLIBC := -include enforcer/native/common/qg_glibc.h
+QG_OLD_LIBS := -Wl,--push-state,--no-as-needed -l:libpthread.so.0 -l:libdl.so.2 -Wl,--pop-state
 # Only where compiler and linker can do it; asked once, when first needed.
 QG_LTO = $(eval QG_LTO := $(shell echo 'int main(void) { return 0; }' | $(CC) -flto=auto -x c - -o /dev/null 2>/dev/null \
          && echo -flto=auto))$(QG_LTO)

@@ -49,7 +49,17 @@ $(BUILD)/headers/.complete: packaging/python/headers.lock packaging/python/fetch
 	$(PYTHON3) packaging/python/environment.py headers $(BUILD)/wheels/headers $(@D)
 	touch $@
 
-product-files: $(PRODUCT_NATIVE:%=$(BUILD)/%) $(SITE)/.complete $(COMPLETIONS)
+# What enters users' programs; the simulated driver wants memfd_create(2).
+FOR_USERS     := shim/libcuda.so.1 shim/libnvidia-ml.so.1
+FOR_USERS_SIM := sim/libcuda.so.1 sim/libnvidia-ml.so.1 bin/qgpu-workload
+
+product-files: $(PRODUCT_NATIVE:%=$(BUILD)/%) $(SITE)/.complete $(COMPLETIONS) $(BUILD)/product/.glibc
+
+$(BUILD)/product/.glibc: packaging/glibc.py $(FOR_USERS:%=$(BUILD)/%) $(FOR_USERS_SIM:%=$(BUILD)/%)
+	@mkdir -p $(@D)
+	$(PYTHON3) $< 2.17 $(FOR_USERS:%=$(BUILD)/%)
+	$(PYTHON3) $< 2.28 $(FOR_USERS_SIM:%=$(BUILD)/%)
+	touch $@
 
 wheels: $(BUILD)/wheels/site/.complete
 $(BUILD)/wheels/site/.complete: packaging/python/requirements.lock packaging/python/fetch.sh

@@ -19,11 +19,11 @@ $(SHIM_GEN)/symbols.h: $(addprefix $(SHIM_DIR)/,symbols.tsv classes.tsv generate
 
 $(SHIM_OBJ)/%.o: $(SHIM_DIR)/%.c $(SHIM_GEN)/symbols.h $(wildcard $(SHIM_DIR)/*.h) $(SHIM_HEADERS)
 	@mkdir -p $(SHIM_OBJ)
-	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -c -o $@ $<
+	$(CC) $(CFLAGS) $(QG_OLD_GLIBC) $(SHIM_CFLAGS) -c -o $@ $<
 
 $(SHIM_COMMON:%=$(SHIM_OBJ)/%.o): $(SHIM_OBJ)/%.o: enforcer/native/common/%.c $(SHIM_HEADERS)
 	@mkdir -p $(SHIM_OBJ)
-	$(CC) $(CFLAGS) $(QG_CFLAGS) -fvisibility=hidden -c -o $@ $<
+	$(CC) $(CFLAGS) $(QG_OLD_GLIBC) $(QG_CFLAGS) -fvisibility=hidden -c -o $@ $<
 
 $(SHIM_OBJ)/symbols.o: $(SHIM_GEN)/symbols.h
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -c -o $@ $(SHIM_GEN)/symbols.c
@@ -34,7 +34,7 @@ $(SHIM_OBJ)/exports.o: $(SHIM_GEN)/symbols.h $(SHIM_DIR)/trampoline.h
 $(BUILD)/shim/libcuda.so.1: $(SHIM_O)
 	@mkdir -p $(@D)
 	$(CC) -shared -Wl,-soname,libcuda.so.1 -Wl,--version-script=$(SHIM_GEN)/exports.map -Wl,-z,defs -Wl,-z,nodelete \
-	  -Wl,-Bsymbolic $(QG_LDFLAGS) -o $@ $(SHIM_O) -lpthread -ldl
+	  -Wl,-Bsymbolic $(QG_LDFLAGS) -o $@ $(SHIM_O) $(QG_OLD_LIBS)
 
 SHIM_PROBE := $(wildcard tests/native/shim/probe*.c)
 

@@ -16,19 +16,19 @@ $(NVSHIM_GEN)/symbols.h: $(NVSHIM_DIR)/symbols.tsv enforcer/native/shim/generate
 
 $(NVSHIM_OBJ)/%.o: $(NVSHIM_DIR)/%.c $(NVSHIM_GEN)/symbols.h $(wildcard $(NVSHIM_DIR)/*.h enforcer/native/shim/*.h enforcer/native/common/*.h)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(NVSHIM_CFLAGS) -c -o $@ $<
+	$(CC) $(CFLAGS) $(QG_OLD_GLIBC) $(NVSHIM_CFLAGS) -c -o $@ $<
 
 # Parts of the other shim, built anew: they see this library's table of symbols.
 $(NVSHIM_OBJ)/shared/%.o: enforcer/native/shim/%.c $(NVSHIM_GEN)/symbols.h $(wildcard enforcer/native/shim/*.h enforcer/native/common/*.h)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(NVSHIM_CFLAGS) -c -o $@ $<
+	$(CC) $(CFLAGS) $(QG_OLD_GLIBC) $(NVSHIM_CFLAGS) -c -o $@ $<
 
 $(NVSHIM_OBJ)/shared/qg_msg.o: enforcer/native/common/qg_msg.c enforcer/native/common/qg_msg.h enforcer/native/abi/qgpu_abi.h
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(NVSHIM_CFLAGS) -c -o $@ $<
+	$(CC) $(CFLAGS) $(QG_OLD_GLIBC) $(NVSHIM_CFLAGS) -c -o $@ $<
 
 $(NVSHIM_OBJ)/names.o: $(NVSHIM_GEN)/symbols.h
-	$(CC) $(CFLAGS) $(NVSHIM_CFLAGS) -c -o $@ $(NVSHIM_GEN)/symbols.c
+	$(CC) $(CFLAGS) $(QG_OLD_GLIBC) $(NVSHIM_CFLAGS) -c -o $@ $(NVSHIM_GEN)/symbols.c
 
 $(NVSHIM_OBJ)/exports.o: $(NVSHIM_GEN)/symbols.h enforcer/native/shim/trampoline.h
 	$(CC) $(CFLAGS) -Ienforcer/native/shim -fPIC -x assembler-with-cpp -c -o $@ $(NVSHIM_GEN)/exports.S
@@ -36,7 +36,7 @@ $(NVSHIM_OBJ)/exports.o: $(NVSHIM_GEN)/symbols.h enforcer/native/shim/trampoline
 $(BUILD)/shim/libnvidia-ml.so.1: $(NVSHIM_O)
 	@mkdir -p $(@D)
 	$(CC) -shared -Wl,-soname,libnvidia-ml.so.1 -Wl,--version-script=$(NVSHIM_GEN)/exports.map -Wl,-z,defs -Wl,-z,nodelete \
-	  -Wl,-Bsymbolic $(QG_LDFLAGS) -o $@ $(NVSHIM_O) -lpthread -ldl
+	  -Wl,-Bsymbolic $(QG_LDFLAGS) -o $@ $(NVSHIM_O) $(QG_OLD_LIBS)
 
 # The same under AddressSanitizer and UBSan: test_shim_nvml.py.
 NATIVE += $(BUILD)/test/shim-asan/libnvidia-ml.so.1

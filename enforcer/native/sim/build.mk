@@ -11,11 +11,14 @@ SIM_INC = -I$(SIM_DIR) -isystem $(CUDA_INC) -isystem $(NVML_INC) -Wno-deprecated
 SIM_SAN := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 # -Bsymbolic: a preloaded shim exports the same names; the library must keep calling itself.
 SIM_SO = $(CC) $(CFLAGS) $(QG_LDFLAGS) -shared -Wl,-Bsymbolic -Wl,-soname,$(@F) -Wl,--version-script=$(filter %.map,$^) \
-  $(filter %.o,$^) -o $@ -lpthread
+  $(filter %.o,$^) -o $@ $(QG_OLD_LIBS)
 
 $(SIM_OBJ)/%.o: $(SIM_DIR)/%.c $(SIM_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) $(SIM_INC) -c $< -o $@
+
+# The two libraries' part, but not the device side's.
+$(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) $(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o): SIM_INC += $(QG_OLD_GLIBC)
 
 # Every function that the library defines is a row of cuGetProcAddress's table.
 SIM_ROW_OBJ := $(filter-out %/cu_table.o %/sim_client.o,$(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o))
