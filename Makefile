@@ -12,8 +12,10 @@ CUDA_INC ?= $(BUILD)/headers
 NVML_INC ?= $(BUILD)/headers
 VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' gres/version.py)
 CFLAGS  ?= -O2 -g
+# Where it was built is in no file: two builds are equal.
+override CFLAGS += -ffile-prefix-map=$(CURDIR)=.
 QG_CFLAGS := -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fPIC -fstack-protector-strong -fno-strict-aliasing \
-             -Ienforcer/native/abi -Ienforcer/native/common -ffile-prefix-map=$(CURDIR)/= -DQG_VERSION='"$(VERSION)"' $(if $(SLURM_INC),-isystem $(SLURM_INC))
+             -Ienforcer/native/abi -Ienforcer/native/common -DQG_VERSION='"$(VERSION)"' $(if $(SLURM_INC),-isystem $(SLURM_INC))
 QG_LDFLAGS := -Wl,-z,relro,-z,now -Wl,--as-needed
 # What enters users' programs loads with an old glibc (qg_glibc.h). Until 2.34 threads and dlopen() were libraries of their own.
 QG_OLD_GLIBC := -include enforcer/native/common/qg_glibc.h

@@ -16,7 +16,7 @@ tar -xzf "$work/qgpu_$version.orig.tar.gz" -C "$work"
 tree=$work/qgpu-$version
 # Wheels that are here already are checked by their lock as new ones are.
 if [ -d build/wheels ]; then mkdir -p "$tree/build" && cp -a build/wheels "$tree/build/"; fi
-cp -a packaging/debian "$tree/debian"
+cp -a "$tree/packaging/debian" "$tree/debian"
 cat >"$tree/debian/changelog" <<TEXT
 qgpu ($version-$revision) unstable; urgency=medium
 
