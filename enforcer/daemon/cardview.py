@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from enforcer.clock import Clock, SystemClock
 from enforcer.daemon.decide import Identify, Paths
 from enforcer.daemon.driver import find_driver
+from enforcer.daemon.injecting.fitted import FittedShim
 from enforcer.daemon.log import emit
 from enforcer.daemon.nvmlworker import NvmlCaller, NvmlStuckError
 from enforcer.nvml import CardInfo, NvmlError, NvmlFaultError
@@ -30,6 +32,7 @@ class CardView:
     nvml: NvmlCaller
     identify: Identify
     clock: Clock = field(default_factory=SystemClock)
+    fitted: FittedShim = field(init=False)
     _known: tuple[CardInfo, ...] = ()
     _indexes: dict[str, int] = field(default_factory=dict)
     _unknown: str = ""
@@ -37,6 +40,10 @@ class CardView:
     _failing_since: int | None = None
     _recent: list[tuple[int, CardInfo]] | NvmlError | IdentityError | None = None
     _recent_ns: int = 0
+
+    def __post_init__(self) -> None:
+        shim = self.config.shim.replace("%n", self.node.name)
+        self.fitted = FittedShim(Path(shim), Path(self.node.state_dir))
 
     def cards(self) -> tuple[CardInfo, ...]:
         """Cards that answer now; those of the last answer while the driver hangs, or fails in a way that may pass.
@@ -69,9 +76,9 @@ class CardView:
 
     def paths(self) -> Paths:
         """What grants say about this node. Raises BrokenNodeError."""
-        shim = self.config.shim.replace("%n", self.node.name)
         configured = self.config.driver.libcuda.replace("%n", self.node.name)
-        return Paths(self.node.run_dir, find_driver(configured, shim), shim)
+        driver = find_driver(configured, str(self.fitted.shim))
+        return Paths(self.node.run_dir, driver, self.fitted.path(driver))
 
     def uuids(self, grants: Iterable[Grant]) -> list[str]:
         """Cards of this node: those that qgpu.yaml names and NVML sees, and those of standing grants."""

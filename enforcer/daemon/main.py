@@ -16,6 +16,7 @@ import click
 
 from enforcer.clock import SystemClock
 from enforcer.daemon.arbiter_port import SocketArbiter
+from enforcer.daemon.injecting.start import make_ready
 from enforcer.daemon.log import emit, setup
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.nvmlworker import NvmlThread
@@ -99,6 +100,7 @@ def serve(config_path: str, name: str) -> None:
     server = build(config, name)
     server.service.config_digest = digest
     server.service.start()
+    make_ready(server.service)
     observer = NodeObserver.of(server.service, server.clock)
     observer.start()
     server.observe = observer.tick

@@ -224,6 +224,12 @@ static bool govern(spank_t sp)
     char number[16];
 
     snprintf(number, sizeof(number), "%d", task.fd);
+    /* As the user: ld.so would only say that it cannot be preloaded, and start the program without it. */
+    if (access(task.grant.shim_path, R_OK) != 0) {
+        snprintf(task.sentence, sizeof(task.sentence), "the library that keeps the limits of this job cannot be read: %s: %s. "
+                 "Tell the administrators; submitting again on another node may work.", task.grant.shim_path, strerror(errno));
+        return false;
+    }
     return set_or_log(sp, QG_ENV_GRANT_FD, number) && set_or_log(sp, QG_ENV_GRANT, task.path) && put_preload(sp) &&
            put_instance(sp);
 }
@@ -265,8 +271,11 @@ static void forget_inherited(spank_t sp)
 void qg_task_as_user(spank_t sp)
 {
     forget_options(sp);
-    if (task.verdict == GOVERN && !govern(sp))
-        refuse("the limits of this job could not be put into its environment (is LD_PRELOAD longer than 128 KiB?)");
+    if (task.verdict == GOVERN && !govern(sp)) {
+        task.verdict = REFUSE;
+        if (!task.sentence[0])
+            refuse("the limits of this job could not be put into its environment (is LD_PRELOAD longer than 128 KiB?)");
+    }
     if (task.verdict == LEAVE_ALONE) {
         forget_inherited(sp);
         if (task.grant.state == QG_GRANT_WHOLE)

@@ -17,7 +17,11 @@ ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "build/lib/qgpu_spank.so"
 STAGE = ROOT / "build/test/spank_stage"
 USER = 65534
-SHIM = "/usr/lib/qgpu/1/libcuda.so.1"
+# Every user can read it, or the plugin would refuse; ld.so cannot load it, and says so.
+LIBRARIES = tempfile.TemporaryDirectory(dir="/var/tmp", prefix="qgpu-library-")
+Path(LIBRARIES.name).chmod(0o755)
+SHIM = f"{LIBRARIES.name}/libcuda.so.1"
+Path(SHIM).touch(0o644)
 
 pytestmark = [
     pytest.mark.native,
@@ -146,18 +150,29 @@ def test_a_mig_instance_is_named_by_its_uuid(run_dir, changes, told):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("/opt/a.so", f"{SHIM}:/opt/a.so"),
-        ("/opt/a.so /opt/b.so", f"{SHIM}:/opt/a.so:/opt/b.so"),
-        (f"{SHIM}:/opt/a.so", f"{SHIM}:/opt/a.so"),
-        (f"/opt/a.so:{SHIM}", f"{SHIM}:/opt/a.so"),
-        ("", SHIM),
+        ("/opt/a.so", "{shim}:/opt/a.so"),
+        ("/opt/a.so /opt/b.so", "{shim}:/opt/a.so:/opt/b.so"),
+        ("{shim}:/opt/a.so", "{shim}:/opt/a.so"),
+        ("/opt/a.so:{shim}", "{shim}:/opt/a.so"),
+        ("", "{shim}"),
     ],
 )
 def test_users_preloads_are_kept_behind_the_shim(run_dir, before, after):
     put(run_dir, pack_grant(active()))
     # The stage itself must not load them: it gets the variable through env(1) only in the job's environment.
-    done = stage(run_dir, env={"LD_PRELOAD": before})
-    assert done.seen["LD_PRELOAD_SEEN"] == after
+    done = stage(run_dir, env={"LD_PRELOAD": before.format(shim=SHIM)})
+    assert done.seen["LD_PRELOAD_SEEN"] == after.format(shim=SHIM)
+
+
+def test_a_shim_that_the_user_cannot_read_starts_no_task(run_dir, lib):
+    """ld.so would only complain, and start the program without limits."""
+    shim = lib / "libcuda.so.1"
+    for mode in (0o600, None):
+        shim.unlink() if mode is None else shim.touch(mode)
+        put(run_dir, pack_grant(active(shim_path=str(shim))))
+        done = stage(run_dir, "/bin/echo", "started")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"cannot be read: {shim}: " in done.stderr
 
 
 @pytest.fixture
@@ -170,6 +185,7 @@ def lib():
 
 def test_nvml_of_the_job_comes_with_the_shim_where_it_is_installed(run_dir, lib):
     shim, nvml = lib / "libcuda.so.1", lib / "libnvidia-ml.so.1"
+    shim.touch(mode=0o644)
     nvml.touch(mode=0o644)
     put(run_dir, pack_grant(active(shim_path=str(shim))))
     for before, after in (

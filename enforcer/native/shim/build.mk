@@ -116,6 +116,13 @@ $(BUILD)/test/numbered/libcuda.so.1: $(SHIM_DIR)/symbols.tsv
 	awk -F'\t' '!/^#/ { row++; if (!seen[$$1]++) print "int " $$1 "(void) { return " row "; }" }' $< \
 	  | $(CC) -shared -fPIC -Wl,-soname,libcuda.so.1 -x c -o $@ -
 
+# The functions of CUDA 12.2 and before, as a driver of branch 535 has them: test_shim_fitted.py.
+NATIVE += $(BUILD)/test/older/libcuda.so.1
+$(BUILD)/test/older/libcuda.so.1: $(SHIM_DIR)/symbols.tsv
+	@mkdir -p $(@D)
+	awk -F'\t' '!/^#/ && $$3 <= 12020 && !seen[$$1]++ { print "int " $$1 "(void) { return 3; }" }' $< \
+	  | $(CC) -shared -fPIC -Wl,-soname,libcuda.so.1 -x c -o $@ -
+
 # The same for calls that submit work: test_shim_submit_groups.py. `task` does odd things: test_faults_*.py.
 SHIM_SUBMITS := sub_kernel sub_copy sub_fill sub_order sub_graph task evil strange slow
 NATIVE += $(SHIM_SUBMITS:%=$(BUILD)/test/shim-%)
