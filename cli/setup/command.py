@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection
 from pathlib import Path
 
 import click
@@ -14,14 +13,11 @@ from cli.doctor.host import distrust
 from cli.plan import DEFAULT_CONFIG
 from cli.setup import initial, show
 from cli.setup.host import Here, look
-from cli.setup.place import Done, PlaceError, folder, link, unlink
+from cli.setup.place import Done, PlaceError
+from cli.setup.work import Work, remove
 from gres.config import Config, ConfigError, load_config
-from slurm_plugin.fragments import LINKED, NEEDED, fragments, names_for
+from gres.paths import PATHS
 from slurm_plugin.site.difference import ROLES, Role
-from slurm_plugin.site.differences import differences
-from slurm_plugin.site.found import FLAT, INCLUDED, Overlay, Site, read_site, without_fragments
-
-SHIPPED = ("slurm.conf", "gres.conf", "cgroup.conf")
 
 
 def read_config(here: Here, path: str) -> Config:
@@ -36,72 +32,6 @@ def read_config(here: Here, path: str) -> Config:
         text = str(error).replace(str(real), path)
         hint = "" if real.exists() else "; qgpu setup --init writes a first one"
         raise click.ClickException(text + hint) from None
-
-
-def link_target(here: Here, name: str) -> str:
-    """What a link beside slurm.conf to one of our fragments holds: relative, so that it holds under another root."""
-    return os.path.relpath(here.places.fragment(name), here.places.directory)
-
-
-def _links(here: Here, names: Collection[str], flat: bool) -> list[tuple[str, str]]:
-    """Name beside slurm.conf and target of each link."""
-    if here.configless:
-        return []
-    found = [(name, link_target(here, name)) for name in LINKED if name in names]
-    if flat:
-        found += [(f"{FLAT}{name}", link_target(here, name)) for name in SHIPPED if name in names]
-    return found
-
-
-def place(here: Here, config: Config, names: list[str], flat: bool, dry: bool, replace: bool) -> list[Done]:
-    """Write the fragments and links. Raises PlaceError."""
-    bare = without_fragments(here.places, here.disk, config.slurm.version)
-    files = fragments(config, names, bare, etc_dir=here.places.fragments)
-    done: list[Done] = []
-    with folder(here.real(here.places.fragments), here.places.fragments, dry) as ours:
-        done += [ours.put(file, replace) for file in files]
-    for name, target in _links(here, names, flat):
-        path = f"{here.places.directory}/{name}"
-        made = link(here.real(path), path, target, dry)
-        done += [made] if made else []
-    return done
-
-
-def after(here: Here, config: Config, names: list[str], flat: bool) -> Site:
-    """The site as it is once the fragments are written; a dry run has not written them."""
-    bare = without_fragments(here.places, here.disk, config.slurm.version)
-    overlay: dict[str, str | None] = {}
-    for file in fragments(config, names, bare, etc_dir=here.places.fragments):
-        overlay[here.places.fragment(file.name)] = file.text
-        if flat and file.name in INCLUDED:
-            overlay[here.places.flat(file.name)] = file.text
-        beside = here.places.main(file.name)
-        if file.name in LINKED and not here.configless and not here.real(beside).exists():
-            overlay[beside] = file.text
-    return read_site(here.places, Overlay(here.disk, overlay), config.slurm.version)
-
-
-def remove(here: Here, dry: bool) -> list[Done]:
-    """Take our fragments and links away, unless Slurm still reads them. Raises PlaceError."""
-    site = read_site(here.places, here.disk, "23.02")
-    read = [
-        f"{site.places.main(n) if n != 'plugstack.conf' else site.plugstack.path}"
-        for n in INCLUDED
-        if site.includes(n)
-    ]
-    if read:
-        raise PlaceError(
-            f"Slurm would not start: take the include of qgpu's fragment out of {', '.join(read)}, restart slurmctld"
-            " and slurmd, then run this again"
-        )
-    done: list[Done | None] = []
-    if here.real(here.places.fragments).is_dir():
-        with folder(here.real(here.places.fragments), here.places.fragments, dry) as ours:
-            done += [ours.remove(name) for name in NEEDED]
-    for name, target in _links(here, list(NEEDED), True):
-        path = f"{here.places.directory}/{name}"
-        done.append(unlink(here.real(path), path, target, dry))
-    return [entry for entry in done if entry]
 
 
 @click.command()
@@ -127,12 +57,13 @@ def remove(here: Here, dry: bool) -> list[Done]:
 @click.option("--config", "config_path", default=DEFAULT_CONFIG, show_default=True, envvar="QGPU_CONFIG")
 @click.option("--slurm-conf", default=None, help="The main file, where it is not in a usual place.")
 @click.option("--node", default=None, help="This host's name in slurm.conf; by default its short host name.")
+@click.option("--lua-dir", default=PATHS.lua_dir, show_default=True, help="Where qgpu's own Lua modules lie.")
 @click.option("--root", default="/", show_default=True, help="A tree to set up instead of this machine.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @initial.options
 def setup(
     roles: tuple[Role, ...], first: bool, away: bool, dry: bool, replace: bool, configless: bool | None,
-    config_path: str, slurm_conf: str | None, node: str | None, root: str, as_json: bool,
+    config_path: str, slurm_conf: str | None, node: str | None, lua_dir: str, root: str, as_json: bool,
     nodes: str | None, cards: int | None, model: str | None, memory: str | None,
 ) -> None:  # fmt: skip
     """Write qgpu's fragments of Slurm's configuration, and say which lines are left to write by hand.
@@ -162,28 +93,18 @@ def setup(
         if first:
             initial.write(here, config_path, dry, initial.Given(nodes, cards, model, memory))
         if roles:
-            _set_up(here, roles, config_path, configless, dry, replace, as_json)
+            config = read_config(here, config_path)
+            _set_up(Work(here, config, roles, configless, lua_dir, dry), config_path, replace, as_json)
     except PlaceError as error:
         raise click.ClickException(str(error)) from None
 
 
-def _set_up(
-    here: Here, roles: tuple[Role, ...], config_path: str, configless: bool | None, dry: bool, replace: bool,
-    as_json: bool,
-) -> None:  # fmt: skip
-    config = read_config(here, config_path)
-    bare = without_fragments(here.places, here.disk, config.slurm.version)
-    flat = bare.configless if configless is None else configless
-    names = names_for(config, roles, here.configless)
-    done = place(here, config, names, flat, dry, replace)
-    site = (
-        after(here, config, names, flat) if dry else read_site(here.places, here.disk, config.slurm.version)
-    )
-    version = here.version if here.root == "/" else None
-    found = differences(
-        config, site, roles, node=here.node(config), slurm_version=version, flat=flat, yaml=config_path
-    )
-    _finish(here, roles, done, show.Left(found, show.restarts(found, done, site)), dry, as_json)
+def _set_up(work: Work, config_path: str, replace: bool, as_json: bool) -> None:
+    done = work.place(replace)
+    site = work.site()
+    found = work.left(site, config_path)
+    left = show.Left(found, show.restarts(found, done, site))
+    _finish(work.here, work.roles, done, left, work.dry, as_json)
 
 
 def _finish(

@@ -25,10 +25,21 @@ def include_line(site: Site, name: str, flat: bool) -> str:
 
 def include(site: Site, name: str, flat: bool, needed: str, why: str) -> Difference:
     """The include line that a file of the site lacks."""
-    main = site.plugstack.path if name == "plugstack.conf" else site.places.main(name)
     restart = {"plugstack.conf": "", "cgroup.conf": "slurmd"}.get(name, "all")
     line = include_line(site, name, flat)
-    return Difference("include", main, 0, "", needed, "add", line, why, restart)  # type: ignore[arg-type]
+    return Difference("include", site.main(name), 0, "", needed, "add", line, why, restart)  # type: ignore[arg-type]
+
+
+def not_shipped(site: Site, name: str) -> Iterator[Difference]:
+    """Our include lines that configless Slurm hands out without the file behind them: those with a slash."""
+    for found in site.conf(name).includes:
+        if not site.places.ours(found.target) or "/" not in found.word:
+            continue
+        line = include_line(site, name, flat=True)
+        why = "configless hosts get this line without the file, and their slurmd does not start"
+        yield Difference(
+            "include", found.file, found.line, f"include {found.word}", line, "replace", line, why, "all"
+        )
 
 
 def satisfied(setting: Setting, have: list[str]) -> bool:

@@ -10,7 +10,7 @@ from slurm_plugin.site.conf import Fault
 from slurm_plugin.site.diff_files import lua_differences, plugstack_differences
 from slurm_plugin.site.diff_gres import gres_differences
 from slurm_plugin.site.diff_nodes import node_differences
-from slurm_plugin.site.diff_settings import setting_differences
+from slurm_plugin.site.diff_settings import not_shipped, setting_differences
 from slurm_plugin.site.diff_slurm import slurm_differences
 from slurm_plugin.site.difference import Difference, Role
 from slurm_plugin.site.found import Site
@@ -55,6 +55,8 @@ def _all(
     controller, on_node = "controller" in roles, "node" in roles
     only = None if controller else node
     yield from (_fault(fault) for fault in site_faults(site))
+    for name in ("slurm.conf", "gres.conf", "cgroup.conf") if flat else ():
+        yield from not_shipped(site, name)
     settings = slurm_settings(config, site.places.fragments)
     yield from setting_differences(site, "slurm.conf", settings, flat, on_node)
     yield from slurm_differences(config, site, slurm_version, yaml)

@@ -80,6 +80,10 @@ class Site:
         """slurm.conf, gres.conf or cgroup.conf."""
         return {"slurm.conf": self.slurm, "gres.conf": self.gres, "cgroup.conf": self.cgroup}[name]
 
+    def main(self, name: str) -> str:
+        """The site's own file of that name, as Slurm finds it."""
+        return self.plugstack.path if name == "plugstack.conf" else self.places.main(name)
+
     def includes(self, name: str) -> bool:
         """Whether our fragment is read."""
         files = self.plugstack.files if name == "plugstack.conf" else self.conf(name).files
