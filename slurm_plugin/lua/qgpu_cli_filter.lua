@@ -3,7 +3,7 @@
 -- The hook of cli_filter.lua, in the user's own sbatch, salloc or srun. It is a convenience, never a check: users
 -- can go round it, job_submit.lua is the authority. A site's script calls it in one line:
 --
---     local qgpu = dofile("/etc/slurm/qgpu/qgpu_cli_filter.lua")
+--     local qgpu = dofile("/usr/share/qgpu/lua/qgpu_cli_filter.lua")
 --     function slurm_cli_pre_submit(options, offset) return qgpu.pre_submit(options, offset) end
 --
 -- Why it is needed: a step gets only the gres that it names, and the card hangs on shard, which nobody names. So

@@ -2,7 +2,7 @@
 --
 -- The hooks of job_submit.lua. A site's script calls them in one line each:
 --
---     local qgpu = dofile("/etc/slurm/qgpu/qgpu_job_submit.lua")("/etc/slurm/qgpu/qgpu_tables.lua")
+--     local qgpu = dofile("/usr/share/qgpu/lua/qgpu_job_submit.lua")("/etc/slurm/qgpu/qgpu_tables.lua")
 --     function slurm_job_submit(job_desc, part_list, uid) return qgpu.submit(job_desc, part_list, uid) end
 --     function slurm_job_modify(job_desc, job_rec, part_list, uid) return qgpu.modify(job_desc, job_rec, part_list, uid) end
 --
@@ -23,7 +23,7 @@ local ESLURM_INVALID_GRES = 2072 -- the same in all versions; few of them name i
 local function load_tables(path)
     local tables = dofile(path)
     if type(tables) ~= "table" or tables.schema ~= q.schema then
-        error("qgpu: " .. path .. " is of another version than qgpu.lua; run `qgpu render qgpu_tables.lua` again", 0)
+        error("qgpu: " .. path .. " is of another version than qgpu.lua; run `qgpu setup` again", 0)
     end
     return tables
 end
