@@ -23,7 +23,9 @@ MAX_GPUS = 64
 NATIVE = ("QGPU_NATIVE_CLASS", "QGPU_NATIVE_SHARE", "QGPU_NATIVE_MEM")
 _CLASSES: dict[str, JobClass] = {"online": "online", "offline": "offline"}
 _VARIABLE: dict[TagField, str] = {"extra": "SLURM_JOB_EXTRA", "comment": "SLURM_JOB_COMMENT"}
-_READ = (*_VARIABLE.values(), *NATIVE, "SLURM_JOB_GPUS", "SLURMD_NODENAME")
+ALLOCATED = "QGPU_ALLOCATED"
+_READ = (*_VARIABLE.values(), *NATIVE, ALLOCATED, "SLURM_JOB_GPUS", "SLURMD_NODENAME")
+_PARTS = ("gres/shard", "gres/mps", "gres/qgpu")  # also gres/qgpu_mem
 
 
 class HookEnvError(ValueError):
@@ -33,7 +35,8 @@ class HookEnvError(ValueError):
 @dataclass(frozen=True)
 class HookJob:
     """One job on one node, as a hook sees it. `tag` is what was promised, whoever carried it; `problem` says why what
-    came cannot be used; `overruled` is a text that says otherwise than the native plugin and so does not count."""
+    came cannot be used; `overruled` is a text that says otherwise than the native plugin and so does not count.
+    `untagged`: it came without a tag and holds whole cards, as jobs do that were queued before qgpu was installed."""
 
     job_id: int
     uid: int
@@ -43,6 +46,7 @@ class HookJob:
     tag: Tag | None
     problem: str = ""
     overruled: str = ""
+    untagged: bool = False
 
 
 class _NativeError(ValueError):
@@ -146,6 +150,21 @@ def _promise(
     return said, problem, ""
 
 
+def holds_whole_cards(allocated: str, gpus: int) -> bool:
+    """Whether "cpu=1,mem=64M,gres/gpu=1", which slurmctld says of a job, is whole cards and nothing else of cards.
+
+    The job may hold more on other nodes than the `gpus` of this one. What cannot be read is no whole card.
+    """
+    counts: list[int] = []
+    for entry in allocated.split(","):
+        name, _, count = entry.partition("=")
+        if name.startswith(_PARTS):
+            return False
+        if name == "gres/gpu" or name.startswith("gres/gpu:"):
+            counts.append(int(count) if re.fullmatch(r"[0-9]{1,6}", count) else 0)
+    return gpus > 0 and bool(counts) and min(counts) > 0 and max(counts) >= gpus
+
+
 def parse_hook_env(
     env: Mapping[str, str], field: TagField | None = None, native_only: bool = False
 ) -> HookJob:
@@ -153,7 +172,8 @@ def parse_hook_env(
 
     The tag is taken from SLURM_JOB_EXTRA, else from SLURM_JOB_COMMENT; `field` restricts it to one of them. What the
     native plugin says counts before any tag; with `native_only` a tag cannot promise a share at all (whole cards
-    are Slurm's own gres/gpu, of which our plugin knows nothing).
+    are Slurm's own gres/gpu, of which our plugin knows nothing). A job with cards and without any tag has whole cards
+    where slurmctld says so (`ALLOCATED`, which the hook client asked for).
     Raises HookEnvError with a sentence when job, user or cards cannot be read.
     """
     for name, value in env.items():
@@ -165,13 +185,15 @@ def parse_hook_env(
     gpus = parse_gpus(env.get("SLURM_JOB_GPUS", ""))
     order: tuple[TagField, ...] = ("extra", "comment") if field is None else (field,)
     tag, problem, overruled = _promise(env, order, len(gpus), native_only)
+    untagged = tag is None and not problem and holds_whole_cards(env.get(ALLOCATED, ""), len(gpus))
     return HookJob(
         job_id=_number(env, "SLURM_JOB_ID", 1, 2**32 - 1),
         uid=_number(env, "SLURM_JOB_UID", 0, 2**32 - 2),
         gid=_number(env, "SLURM_JOB_GID", 0, 2**32 - 2),
         node=node,
         gpus=gpus,
-        tag=tag,
+        tag=Tag() if untagged else tag,
         problem=problem,
         overruled=overruled,
+        untagged=untagged,
     )

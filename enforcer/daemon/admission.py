@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from enforcer.daemon.decide import overbooked, refused
+from enforcer.daemon.decide import overbooked, refused, taken
 from enforcer.daemon.log import emit
 from enforcer.daemon.runs import is_run
 from gres.grants import Grant
@@ -13,8 +13,12 @@ from gres.grants import Grant
 
 def within_the_card(grant: Grant, standing: Collection[Grant]) -> Grant:
     """The grant, or its refusal where its card has not that much left. Programs of `qgpu run` are not Slurm's."""
-    others = [other for other in standing if other.state == "active" and not is_run(other.job_id)]
-    why = overbooked(grant, others) if grant.state == "active" else ""
+    if grant.state == "refused":
+        return grant
+    others = [other for other in standing if other.state != "refused" and not is_run(other.job_id)]
+    why = taken(grant, others)
+    if not why and grant.state == "active":
+        why = overbooked(grant, [other for other in others if other.state == "active"])
     return refused(grant, why, grant.created_ns) if why else grant
 
 

@@ -182,6 +182,25 @@ def refused(job: HookJob | Grant, sentence: str, now_ns: int) -> Grant:
     )
 
 
+def taken(grant: Grant, others: Iterable[Grant]) -> str:
+    """Whether Slurm gave away a whole card beside another job, as a sentence for the job's user; empty if not.
+
+    Slurm before 23.11.5 does so with gpu:N; job_submit asks for shard:100 there, which jobs that were queued before it
+    was active did not.
+    """
+    for other in others:
+        both = {card.uuid for card in other.cards} & {card.uuid for card in grant.cards}
+        if other.job_id != grant.job_id and both and "whole" in (grant.state, other.state):
+            card = next(card for card in grant.cards if card.uuid in both)
+            held = "it as a whole" if other.state == "whole" else "a share of it"
+            return (
+                f"Slurm gave card {card.index} of {grant.node} to job {grant.job_id}, though job {other.job_id} holds"
+                f" {held}. Submit it again; if that repeats, tell the administrators: Slurm before 23.11.5 gives cards"
+                " away twice where jobs ask for gpu:N without qgpu's job_submit."
+            )
+    return ""
+
+
 def overbooked(grant: Grant, others: Iterable[Grant]) -> str:
     """Whether a card would be promised away twice, as a sentence for the job's user; empty where all is well.
 

@@ -159,6 +159,8 @@ class NodeService:
                 emit(
                     logging.WARNING, "tag-overruled", job=job.job_id, said=job.overruled, counts=str(job.tag)
                 )
+            if job.untagged:
+                emit(logging.INFO, "untagged-whole", job=job.job_id, uid=job.uid, cards=len(job.gpus))
             decision = decide(
                 job,
                 self.node,
@@ -182,6 +184,7 @@ class NodeService:
         if unfit:
             emit(logging.ERROR, "node-broken", job=decision.job_id, why=unfit)
             return Answer(1, unfit)
+        self.take_markers()  # what ended does not hold its card any more
         return self.admit(within_the_card(decision, self.grants.values()))
 
     def broken(self, env: Mapping[str, str], reason: str) -> Answer:

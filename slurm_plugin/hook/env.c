@@ -26,9 +26,8 @@ static const struct variable VARIABLES[] = {
 };
 
 /* Appends NAME=VALUE and its NUL; returns the new length, unchanged if it was left out. */
-static size_t append(char *out, size_t used, size_t size, const struct variable *var)
+static size_t append(char *out, size_t used, size_t size, const struct variable *var, const char *value)
 {
-    const char *value = getenv(var->name);
     size_t name_len = strlen(var->name);
 
     if (!value)
@@ -58,6 +57,8 @@ size_t hook_pack_env(const struct hook *hook, char *out, size_t size)
     size_t used = (size_t)snprintf(out, size, "%s %s", HOOK_PROTOCOL, kind) + 1;
 
     for (size_t i = 0; i < sizeof(VARIABLES) / sizeof(VARIABLES[0]); i++)
-        used = append(out, used, size, &VARIABLES[i]);
+        used = append(out, used, size, &VARIABLES[i], getenv(VARIABLES[i].name));
+    if (hook->allocated[0])
+        used = append(out, used, size, &(struct variable){"QGPU_ALLOCATED", false}, hook->allocated);
     return used;
 }

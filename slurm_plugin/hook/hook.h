@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * qgpu-hook: what its four files share. docs/specs/hook.md is the protocol in prose.
+ * qgpu-hook: what its files share. docs/specs/hook.md is the protocol in prose.
  */
 #ifndef QGPU_HOOK_H
 #define QGPU_HOOK_H
@@ -14,6 +14,7 @@
 #define HOOK_MSG_MAX 65536u  /* bytes of one message, either way */
 #define HOOK_VALUE_MAX 4096u /* bytes of one variable's value */
 #define HOOK_TEXT_MAX 2048u  /* bytes of a sentence for people */
+#define HOOK_TRES_MAX 1024u  /* bytes of what Slurm allocated to a job */
 
 enum hook_kind { HOOK_PROLOG, HOOK_EPILOG };
 
@@ -25,6 +26,7 @@ struct hook {
     const char *job_id;   /* digits only */
     int64_t deadline_ns;  /* CLOCK_MONOTONIC */
     int64_t connect_ns;   /* stop trying to connect at this time */
+    char allocated[HOOK_TRES_MAX]; /* of a job without a tag, as slurmctld says: "cpu=1,gres/gpu=1"; or empty */
 };
 
 int64_t hook_now_ns(void);
@@ -41,6 +43,11 @@ bool hook_has_grant(const struct hook *hook);
 bool hook_daemon_was_here(const struct hook *hook);
 bool hook_leave_ended_marker(const struct hook *hook, char *why, size_t size);
 void hook_write_last_failure(const struct hook *hook, const char *sentence);
+
+/* command.c: runs a command of Slurm for five seconds at most; its output goes to out, which may be NULL. False: it
+ * failed. look_up asks slurmctld what a job holds that has a card and no tag. */
+bool hook_command(const char *program, char *const argv[], char *out, size_t size);
+void hook_look_up(struct hook *hook);
 
 /* drain.c */
 void hook_drain(const struct hook *hook, const char *reason);

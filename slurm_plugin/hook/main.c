@@ -91,7 +91,7 @@ static int fail_unproven(const struct hook *hook, const char *why)
     return fail_node(hook, sentence);
 }
 
-static int run_prolog(const struct hook *hook)
+static int run_prolog(struct hook *hook)
 {
     char text[HOOK_TEXT_MAX] = "", sentence[HOOK_TEXT_MAX + PATH_MAX], why[HOOK_TEXT_MAX] = "";
     bool proven = qg_proof_take(hook->run_dir, why, sizeof(why));
@@ -99,6 +99,7 @@ static int run_prolog(const struct hook *hook)
     /* Where qgpud has never been, neither has a place for the proof: then that is what has to be said. */
     if (!proven && hook_daemon_was_here(hook))
         return fail_unproven(hook, why);
+    hook_look_up(hook);
     int status = hook_ask(hook, text, sizeof(text));
     if (status == 0 && !proven)
         return fail_unproven(hook, why);

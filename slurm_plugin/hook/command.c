@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Slurm's own commands, which a Prolog should not call: each asks slurmctld. Two cases are rare enough. A node that
+ * is broken is drained with a reason (drain.c). A job that holds a card without a tag is looked up: whether it was
+ * queued before qgpu was installed and has whole cards, nothing on the node tells (docs/adr/0024).
+ */
+#include "hook.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LIMIT_NS 5000000000LL
+
+static void exec_it(const char *program, char *const argv[], int out)
+{
+    static char conf[PATH_MAX + 16];
+    char *env[] = {"PATH=/usr/sbin:/usr/bin:/sbin:/bin", NULL, NULL};
+    const char *slurm_conf = getenv("SLURM_CONF");
+    int null = open("/dev/null", O_RDWR);
+
+    if (slurm_conf && snprintf(conf, sizeof(conf), "SLURM_CONF=%s", slurm_conf) < (int)sizeof(conf))
+        env[1] = conf;
+    if (null >= 0) {
+        dup2(null, 0);
+        dup2(out >= 0 ? out : null, 1);
+    }
+    setpgid(0, 0);
+    execve(program, argv, env);
+    fprintf(stderr, "qgpu-hook: %s cannot be run\n", program);
+    _exit(127);
+}
+
+static int wait_limited(pid_t pid, int64_t until)
+{
+    int status = 0;
+
+    while (hook_now_ns() < until) {
+        if (waitpid(pid, &status, WNOHANG) == pid)
+            return status;
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    }
+    kill(-pid, SIGKILL);
+    kill(pid, SIGKILL);
+    waitpid(pid, &status, 0);
+    return status;
+}
+
+/* Until its end, the limit, or a full buffer. */
+static void read_all(int fd, char *out, size_t size, int64_t until)
+{
+    size_t used = 0;
+
+    while (used + 1 < size && hook_now_ns() < until) {
+        struct pollfd pfd = {.fd = fd, .events = POLLIN};
+        int left = (int)((until - hook_now_ns()) / 1000000) + 1;
+
+        if (poll(&pfd, 1, left) <= 0)
+            continue;
+        ssize_t got = read(fd, out + used, size - 1 - used);
+        if (got == 0 || (got < 0 && errno != EINTR))
+            break;
+        used += got > 0 ? (size_t)got : 0;
+    }
+    out[used] = '\0';
+}
+
+bool hook_command(const char *program, char *const argv[], char *out, size_t size)
+{
+    int ends[2] = {-1, -1};
+    int64_t until = hook_now_ns() + LIMIT_NS;
+
+    if (out && pipe2(ends, O_CLOEXEC) != 0)
+        return false;
+    pid_t pid = fork();
+    if (pid == 0)
+        exec_it(program, argv, ends[1]);
+    if (out)
+        close(ends[1]);
+    if (out && pid > 0)
+        read_all(ends[0], out, size, until);
+    if (out)
+        close(ends[0]);
+    if (pid < 0)
+        return false;
+    int status = wait_limited(pid, until);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static bool is_tag(const char *field)
+{
+    return field && strncmp(field + strspn(field, " \t\n\r\v\f"), "qgpu/", 5) == 0;
+}
+
+static bool untagged_card(void)
+{
+    const char *gpus = getenv("SLURM_JOB_GPUS"), *native = getenv("QGPU_NATIVE_SHARE");
+
+    return gpus && *gpus && !(native && *native) && !is_tag(getenv("SLURM_JOB_COMMENT")) &&
+           !is_tag(getenv("SLURM_JOB_EXTRA"));
+}
+
+/* Of the line "4711   cpu=1,gres/gpu=1" the second word. An array's leader has the lines of its tasks as well. */
+static void take_line(const char *text, const char *job_id, char *out, size_t size)
+{
+    size_t len = strlen(job_id);
+
+    for (const char *line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+        const char *word = line + strspn(line, " ");
+
+        if (strncmp(word, job_id, len) != 0 || word[len] != ' ')
+            continue;
+        word += len + strspn(word + len, " ");
+        snprintf(out, size, "%.*s", (int)strcspn(word, " \n"), word);
+        return;
+    }
+}
+
+void hook_look_up(struct hook *hook)
+{
+    static char text[HOOK_MSG_MAX];
+    char program[PATH_MAX], fields[] = "JobID:20,tres-alloc:1000";
+    char *argv[] = {"squeue", "-h", "-j", (char *)hook->job_id, "-O", fields, NULL};
+    const char *slash = hook->scontrol ? strrchr(hook->scontrol, '/') : NULL;
+
+    hook->allocated[0] = '\0';
+    if (!slash || !untagged_card())
+        return;
+    snprintf(program, sizeof(program), "%.*s/squeue", (int)(slash - hook->scontrol), hook->scontrol);
+    int64_t began = hook_now_ns();
+    if (hook_command(program, argv, text, sizeof(text)))
+        take_line(text, hook->job_id, hook->allocated, sizeof(hook->allocated));
+    else
+        fprintf(stderr, "qgpu-hook: %s did not tell what job %s holds\n", program, hook->job_id);
+    hook->deadline_ns += hook_now_ns() - began; /* qgpud's time is its own */
+    hook->connect_ns += hook_now_ns() - began;
+}
