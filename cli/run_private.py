@@ -43,6 +43,7 @@ FORWARDED = {
     signal.SIGWINCH,
 }
 INSTALLED = {"arbiter": PATHS.arbiter, "shim": PATHS.shim}
+SIM_DIR = "/var/lib/qgpu-sim"  # SIM_DEFAULT_DIR of sim_proto.h: where qgpu-simulator has its cards
 BUILT = {"arbiter": "bin/qgpu-arbiter", "shim": "shim/libcuda.so.1"}
 
 
@@ -60,8 +61,9 @@ def find_part(name: str) -> str:
 
 
 def device_files(minors: list[int]) -> str:
-    """Device files of the cards as a bracket list; simulated cards have theirs in QGPU_SIM_DIR."""
-    simulated = os.environ.get("QGPU_SIM_DIR")
+    """Device files of the cards as a bracket list; simulated cards have theirs in QGPU_SIM_DIR, or where their package
+    (qgpu-simulator) puts them."""
+    simulated = os.environ.get("QGPU_SIM_DIR") or (SIM_DIR if Path(SIM_DIR, "dev").is_dir() else "")
     prefix = f"{simulated}/dev/qgpusim" if simulated else "/dev/nvidia"
     return f"{prefix}[{','.join(map(str, minors))}]"
 

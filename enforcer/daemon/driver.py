@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +20,11 @@ USUAL = (
 )
 
 
+LDCONFIG = "/sbin/ldconfig"
+# What `ldconfig -p` says of libraries for this machine's programs.
+_ABI = {"x86_64": "libc6,x86-64", "aarch64": "libc6,AArch64"}
+
+
 class BrokenNodeError(RuntimeError):
     """The node is not fit for GPU jobs; the text is a sentence for its administrator."""
 
@@ -24,8 +32,8 @@ class BrokenNodeError(RuntimeError):
 def find_driver(configured: str, shim: str, search: Iterable[str] | None = None) -> str:
     """Absolute path of the driver's library: `configured`, or the first found where `configured` is "auto".
 
-    The daemon's LD_LIBRARY_PATH is searched first, so that a driver installed elsewhere is found as
-    programs find it. Never the shim itself. Raises BrokenNodeError.
+    The daemon's LD_LIBRARY_PATH and the loader's cache (ld.so.conf.d) are searched first, so that a driver
+    installed elsewhere is found as programs find it. Never the shim itself. Raises BrokenNodeError.
     """
     if configured != "auto":
         if not Path(configured).is_file():
@@ -41,9 +49,30 @@ def find_driver(configured: str, shim: str, search: Iterable[str] | None = None)
 
 
 def search_path() -> list[str]:
-    """Directories of the loader that can be trusted: absolute ones of LD_LIBRARY_PATH, then the usual."""
+    """Directories of the loader that can be trusted: absolute ones of LD_LIBRARY_PATH, its cache's, then the usual."""
     own = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry.startswith("/")]
-    return [*own, *USUAL]
+    return [*own, *cached(_cache()), *USUAL]
+
+
+def cached(listing: str) -> list[str]:
+    """Directories in which the loader's cache has the driver's library; `listing` is what `ldconfig -p` prints."""
+    abi = re.escape(_ABI.get(platform.machine(), "libc6"))
+    found = re.finditer(rf"^\s*{re.escape(NAME)} \({abi}[^)]*\) => (/.*)$", listing, re.MULTILINE)
+    return [str(Path(match[1]).parent) for match in found]
+
+
+def _cache() -> str:
+    try:
+        return subprocess.run(
+            [LDCONFIG, "-p"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def _same(candidate: Path, shim: str) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from enforcer.daemon import driver
 from enforcer.daemon.arbiter_port import card_settings
 from enforcer.daemon.audit import Finding
 from enforcer.daemon.driver import BrokenNodeError, find_driver
@@ -107,6 +108,19 @@ def test_configured_driver_must_exist(tmp_path):
         find_driver(str(tmp_path / "libcuda.so.1"), "/s")
     (tmp_path / "libcuda.so.1").touch()
     assert find_driver(str(tmp_path / "libcuda.so.1"), "/s") == str(tmp_path / "libcuda.so.1")
+
+
+def test_driver_is_found_where_the_loader_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver.platform, "machine", lambda: "x86_64")
+    listing = (
+        "3 libs found in cache `/etc/ld.so.cache'\n"
+        "\tlibcuda.so.1 (libc6,x86-64, OS ABI: Linux 4.4.0) => /opt/nvidia/lib/libcuda.so.1\n"
+        "\tlibcuda.so.1 (libc6) => /opt/nvidia/lib32/libcuda.so.1\n"
+        "\tlibcuda.so (libc6,x86-64) => /opt/other/libcuda.so\n"
+        "\tlibcuda.so.1 (libc6,x86-64) => /usr/lib/qgpu/sim/libcuda.so.1\n"
+    )
+    assert driver.cached(listing) == ["/opt/nvidia/lib", "/usr/lib/qgpu/sim"]
+    assert driver.cached("") == []
 
 
 def test_relative_entries_of_the_search_path_are_not_trusted(tmp_path, monkeypatch):
