@@ -24,7 +24,9 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 REBOOT = 133  # nspawn's exit status when the host asked for a reboot
 _INIT = """#!/bin/sh
 # The first process of the host: what nspawn mounts read-only is a host's own.
-for each in /sys/fs/cgroup/*; do mount -o remount,bind,rw,nosuid,nodev,noexec "$each" 2>/dev/null; done
+for each in /sys/fs/cgroup/*; do
+    [ "$each" = /sys/fs/cgroup/cpu ] || mount -o remount,bind,rw,nosuid,nodev,noexec "$each" 2>/dev/null
+done
 exec /lib/systemd/systemd "$@"
 """
 
@@ -87,16 +89,20 @@ class Machine:
         if not wanted.is_symlink():
             wanted.symlink_to("/lib/systemd/system/systemd-networkd.service")
 
+    def inside(self, path: str) -> Path:
+        """Where a file of the host lies, seen from here."""
+        return self.files / path.lstrip("/")
+
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
         """Write a file of the host, as root; its directory is made."""
-        file = self.files / path.lstrip("/")
+        file = self.inside(path)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
         file.chmod(mode)
 
     def read(self, path: str) -> str:
         """The text of a file of the host."""
-        return (self.files / path.lstrip("/")).read_text()
+        return self.inside(path).read_text()
 
     def boot(self) -> None:
         """Start the host and wait until all its services are started."""
@@ -184,7 +190,8 @@ class Machine:
     def _groups(self) -> list[Path]:
         """This host's part of each hierarchy that this machine has mounted."""
         found = [CGROUPS] if V2 == "1" else sorted(CGROUPS.iterdir())
-        return [each / f"qgpu-install-{os.getpid()}-{self.name}" for each in found if each.is_dir()]
+        # Not cpu of version 1: where the kernel has RT_GROUP_SCHED its groups may not have real-time threads.
+        return [each / f"qgpu-install-{os.getpid()}-{self.name}" for each in found if each.name != "cpu"]
 
     def _groups_make(self) -> None:
         for group in self._groups():

@@ -24,6 +24,7 @@ USERS = {"alice": 2001, "bob": 2002}
 _SERVICES = {"slurmctld", "slurmdbd", "mariadb", "slurmd"}
 _WANTED = {"ctl": {"slurmctld", "slurmdbd", "mariadb"}, "n1": {"slurmd"}, "n2": {"slurmd"}, "login": set()}
 
+_PROCESSORS = {"CPUs", "Boards", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore"}
 _SLURM_CONF = """\
 ClusterName=site
 SlurmctldHost=ctl
@@ -36,8 +37,8 @@ SlurmdLogFile=/var/log/slurm/slurmd.log
 ProctrackType=proctrack/cgroup
 TaskPlugin=task/cgroup
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-DefMemPerCPU=64
+SelectTypeParameters=CR_Memory
+DefMemPerNode=64
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=ctl
 AccountingStorageEnforce=associations,limits,qos
@@ -45,12 +46,12 @@ AccountingStorageTRES=gres/gpu
 JobAcctGatherType=jobacct_gather/linux
 MailProg=/bin/true
 ReturnToService=2
-SlurmdParameters=config_overrides
+SlurmdTimeout=30
 GresTypes=gpu
-NodeName=n[1-2] CPUs=16 RealMemory=16000 Gres=gpu:h200:2
+NodeName=n[1-2] {hardware} RealMemory=4000 Gres=gpu:h200:2
 PartitionName=gpu Nodes=n[1-2] Default=YES MaxTime=1:00:00 State=UP
 """
-_GRES_CONF = "NodeName=n[1-2] Name=gpu Type=h200 File=/dev/qgpusim[0-1]\n"
+_GRES_CONF = "NodeName=n[1-2] Name=gpu Type=h200 File=/var/lib/qgpu-sim/dev/qgpusim[0-1]\n"
 _CGROUP_CONF = "ConstrainCores=no\nConstrainDevices=yes\n"
 _SLURMDBD_CONF = """\
 AuthType=auth/munge
@@ -151,6 +152,13 @@ class Site:
         )
 
 
+def _hardware(host: Machine) -> str:
+    """The processors as slurmd sees them, for a NodeName line."""
+    argv = ["chroot", str(host.files), "slurmd", "-C"]
+    text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    return " ".join(word for word in text.split() if word.split("=")[0] in _PROCESSORS)
+
+
 def _prepare(host: Machine, munge: bytes, key: Path) -> None:
     files = host.files
     for service in _SERVICES - _WANTED[host.name]:
@@ -158,7 +166,7 @@ def _prepare(host: Machine, munge: bytes, key: Path) -> None:
     lines = "".join(f"{NETWORK}.{number} {name}\n" for name, number in HOSTS.items())
     host.write("/etc/hosts", f"127.0.0.1 localhost\n{lines}")
     (files / "etc/munge/munge.key").write_bytes(munge)
-    host.write("/etc/slurm/slurm.conf", _SLURM_CONF)
+    host.write("/etc/slurm/slurm.conf", _SLURM_CONF.replace("{hardware}", _hardware(host)))
     host.write("/etc/slurm/gres.conf", _GRES_CONF)
     host.write("/etc/slurm/cgroup.conf", _CGROUP_CONF)
     # There is no kernel module to load in a container.

@@ -22,7 +22,8 @@ chmod 755 "$directory/usr/sbin/policy-rc.d"
 
 inside() { chroot "$directory" env DEBIAN_FRONTEND=noninteractive "$@"; }
 inside apt-get update -q
-inside apt-get install -y -q --no-install-recommends "${packages[@]}"
+# What came from this machine's apt.conf.d stays as it is.
+inside apt-get install -y -q --no-install-recommends -o Dpkg::Options::=--force-confold "${packages[@]}"
 inside apt-get clean
 
 # As on a host that was installed from a disk: nothing of the machine that made the tree, services may start.
