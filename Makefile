@@ -68,7 +68,7 @@ native-live: setup headers
 
 # Most tests wait, so several run at a time; each worker of the live suite has a sandbox of its own.
 WORKERS ?= 2
-test: native
+test: native product
 	@$(PY) -m pytest -n $(WORKERS) --dist loadfile
 
 # The live suite on every version of Slurm that a sandbox can have; the machine's own is in `make test` already.

@@ -15,3 +15,8 @@ def program() -> str:
         return "qgpu"
     here = Path.cwd()
     return str(script.relative_to(here)) if script.is_relative_to(here) else str(script)
+
+
+def python() -> list[str]:
+    """The words that run this Python for a module of ours: as isolated from the user's files as this process is."""
+    return [sys.executable, "-IB"] if sys.flags.isolated else [sys.executable]

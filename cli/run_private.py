@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cli.daemon import node_name
+from cli.program import python
 from cli.run import NOT_STARTED, become, fail
 from cli.run_directory import private_directory
 from enforcer.fdwait import readable_within, ready
@@ -181,7 +182,7 @@ def daemons(config: Path, name: str, directory: Path) -> Iterator[str]:
         )
         notify = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         notify.bind(str(directory / "notify"))
-        command = [sys.executable, "-m", "enforcer.daemon.main", "--config", str(config), "--node", name]
+        command = [*python(), "-m", "enforcer.daemon.main", "--config", str(config), "--node", name]
         env = os.environ | {"NOTIFY_SOCKET": str(directory / "notify")}
         log = directory / "qgpud.log"
         qgpud = stack.enter_context(_running(command, log, env=env))

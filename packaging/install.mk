@@ -101,6 +101,7 @@ install: product
 	@for word in $(PATH_WORDS) python=$(PYTHON); do case $$word in *=/*) ;; \
 	  *) echo "make install: $$word must be an absolute path" >&2; exit 1 ;; esac; done
 	@umask 022; $(MAKE) --no-print-directory -s $(COMPONENT:%=install-%)
+	@if [ -z "$(DESTDIR)" ]; then $(LIBDIR)/qgpu/python/bin/python3 -I -m compileall -q $(LIBDIR)/qgpu/python/site-packages; fi
 
 install-qgpu:
 	$(PYTHON3) packaging/python/environment.py install $(SITE) $(DESTDIR)$(LIBDIR)/qgpu/python $(PYTHON) $(PYTHONS) $(PATH_WORDS)

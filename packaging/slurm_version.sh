@@ -7,7 +7,7 @@
 set -euo pipefail
 CC=${CC:-gcc}
 number=$(printf '#include <slurm/slurm_version.h>\nversion SLURM_VERSION_NUMBER\n' |
-    "$CC" -E -P ${SLURM_INC:+-I"$SLURM_INC"} - 2>/dev/null | sed -n 's/^version //p')
+    "$CC" -E -P ${SLURM_INC:+-I"$SLURM_INC"} - 2>/dev/null | sed -n 's/^version //p') || true
 if [ -z "$number" ]; then
     echo "slurm_version: the compiler finds no slurm/slurm_version.h: install libslurm-dev (Debian) or slurm-devel (EL)" >&2
     exit 1

@@ -83,7 +83,7 @@ def shim_fault(path: Path, host: Host) -> str:
         return fault
     # In a process of its own, without a grant: it must load and pass through.
     env = {key: value for key, value in os.environ.items() if not key.startswith("QGPU_GRANT")}
-    command = [sys.executable, "-c", LOAD, str(path)]
+    command = [sys.executable, "-I", "-c", LOAD, str(path)]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=20, check=False)
     except subprocess.TimeoutExpired:
