@@ -32,6 +32,7 @@ LEFT_OUT = (
     "configs/systemd",
 )
 UNWANTED = {"example.py"}  # of nvidia-ml-py, at the top
+SOURCES = (".c", ".h", ".pyx", ".pyi")
 METADATA = {"METADATA", "LICENSE", "LICENSE.txt", "LICENSE.md", "LICENSE.rst", "COPYING", "AUTHORS", "NOTICE"}
 
 
@@ -52,7 +53,7 @@ def wanted(name: str) -> bool:
     """Whether a wheel's member belongs into the environment: no scripts, no records of an installation."""
     path = PurePosixPath(name)
     first = path.parts[0]
-    if name.endswith("/") or name in UNWANTED or first.endswith(".data"):
+    if name.endswith(("/", *SOURCES)) or name in UNWANTED or first.endswith(".data"):
         return False
     if first.endswith(".dist-info"):
         return path.name in METADATA or "licenses" in path.parts
