@@ -127,7 +127,7 @@ def write_slurm(layout: Layout, plan: Plan, plugin_dir: str = "") -> None:
     gres = {node: node_gres(config, node) for node in plan.nodes}
     environment = _environment()
     values = {"plan": plan, "layout": layout, "host": _short_host(), "gres": gres, "plugin_dir": plugin_dir}
-    values["storage"] = DATABASE
+    values |= {"storage": DATABASE, "config": config}
     modes = {
         "slurm.conf": 0o644,
         "slurmdbd.conf": 0o600,
