@@ -20,6 +20,7 @@ COMMANDS = {
     "job": ("cli.job", "job", "Change a running job on this node."),
     "demo": ("cli.demo.command", "demo", "Run the main job on a sandbox and check every promise."),
     "extend": ("cli.extend", "extend", "Give suspended offline jobs their time back."),
+    "guard": ("cli.guard", "guard", "Hold jobs that slurmctld took without qgpu's job_submit."),
     "doctor": ("cli.doctor.command", "doctor", "Check this host, one line per thing."),
     "plan": ("cli.plan", "plan", "Explain what a request would become."),
     "render": ("cli.render", "render", "Write Slurm's configuration from qgpu.yaml."),

@@ -126,7 +126,8 @@ install-node:
 
 install-controller:
 	$(call put,644,$(LUA_CONTROLLER),$(DATADIR)/qgpu/lua)
-	$(call units,qgpu-collect.service qgpu-collect.timer qgpu-extend.service qgpu-extend.timer)
+	$(call units,qgpu-collect.service qgpu-collect.timer qgpu-extend.service qgpu-extend.timer \
+	  qgpu-guard.service qgpu-guard.timer)
 
 install-slurm-plugins:
 	$(call put,644,$(BUILD)/lib/qgpu_spank.so,$(LIBDIR)/qgpu)

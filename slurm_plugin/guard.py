@@ -1,0 +1,135 @@
+"""Jobs that slurmctld took without qgpu's job_submit: they ask for qgpu and will never have a card.
+
+job_submit.lua rewrites each qgpu:N into shards, whole cards, or a refusal. Slurm itself takes qgpu:N for a plain count.
+So a job whose request has qgpu and no shard passed slurmctld without the script: JobSubmitPlugins lacks lua, or the
+site's script calls ours no more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from slurm_plugin.sacct import Runner, SacctError, run
+
+# Fields of squeue and their columns. Only these two kinds of requests can hold qgpu: the others are about GPUs.
+_COLUMNS = {
+    "JobID": 12,
+    "State": 16,
+    "Reason": 14,
+    "Partition": 60,
+    "tres-per-node": 160,
+    "tres-per-task": 160,
+}
+_WAITS = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
+_RUNS = {"CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"}
+_HELD = {"JobHeldUser", "JobHeldAdmin"}
+_NAME = re.compile(r"(?:gres[:/])?([a-z_]+)")
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """One job that job_submit did not see. `held`: nothing starts it any more."""
+
+    job_id: int
+    running: bool
+    held: bool
+    request: str
+
+    @property
+    def sentence(self) -> str:
+        """What its user and the administrators need to know."""
+        return (
+            f"qgpu: job {self.job_id} asks for {self.request}, but slurmctld took it without qgpu's job_submit, so"
+            " it has no card. Administrators: see that JobSubmitPlugins has lua and that job_submit.lua calls qgpu."
+            " Then submit it again."
+        )
+
+
+@dataclass(frozen=True)
+class Action:
+    """What is done about one job: held while it waits, ended once it runs."""
+
+    job: Unseen
+    kind: Literal["hold", "cancel"]
+
+
+def list_command() -> list[str]:
+    """All jobs that wait or run, in fixed columns. No field of it holds text that a user chose freely."""
+    return ["squeue", "-h", "-O", ",".join(f"{name}:{width}" for name, width in _COLUMNS.items())]
+
+
+def _fields(line: str) -> list[str]:
+    values, at = [], 0
+    for width in _COLUMNS.values():
+        values.append(line[at : at + width].strip())
+        at += width
+    return values
+
+
+def _names(request: str) -> list[str]:
+    return [match[1] for entry in request.split(",") if (match := _NAME.match(entry))]
+
+
+def _job(number: str, state: str, reason: str, requests: list[str]) -> Unseen | None:
+    given = [value for value in requests if value not in ("N/A", "(null)", "")]
+    names = [name for value in given for name in _names(value)]
+    if "qgpu" not in names or "shard" in names or state not in _WAITS | _RUNS:
+        return None
+    if any(len(value) == _COLUMNS["tres-per-node"] for value in given):
+        return None  # cut off: its shards may be behind
+    held = state in _WAITS and (reason in _HELD or state == "REQUEUE_HOLD")
+    return Unseen(int(number), state in _RUNS, held, ",".join(given))
+
+
+def parse(text: str, partitions: Collection[str] = ()) -> list[Unseen]:
+    """Jobs of the output of `list_command` that job_submit did not see, in these partitions (empty: in all).
+
+    Raises SacctError when the output is something else.
+    """
+    found = []
+    for line in text.splitlines():
+        number, state, reason, partition, *requests = _fields(line)
+        if not number.isdigit() or not state:
+            raise SacctError(
+                f"squeue did not answer with the fields it was asked for, but with '{line.strip()[:80]}'"
+            )
+        job = _job(number, state, reason, requests)
+        if job is not None and (not partitions or set(partitions) & set(partition.split(","))):
+            found.append(job)
+    return found
+
+
+def actions(jobs: Iterable[Unseen]) -> list[Action]:
+    """What is to be done; a job that is held already, by whomever, waits as it is."""
+    return [Action(job, "cancel" if job.running else "hold") for job in jobs if not job.held]
+
+
+def commands(action: Action) -> list[list[str]]:
+    """Slurm's commands for it: first the sentence, where users and administrators find it, then the act."""
+    number, text = str(action.job.job_id), action.job.sentence
+    note = ["scontrol", "update", f"JobId={number}", f"AdminComment={text}"]
+    if action.kind == "hold":
+        return [note, ["scontrol", "hold", number]]
+    return [note, ["scontrol", "notify", number, text], ["scancel", number]]
+
+
+def act(action: Action, runner: Runner = run) -> None:
+    """Do it. The sentence is a help: where it cannot be delivered, the job is held or ended all the same.
+
+    Raises SacctError when slurmctld refuses that.
+    """
+    *sentences, last = commands(action)
+    for words in sentences:
+        try:
+            runner(words)
+        except SacctError:
+            continue
+    runner(last)
+
+
+def unseen(partitions: Collection[str] = (), runner: Runner = run) -> list[Unseen]:
+    """Jobs that job_submit did not see. Raises SacctError."""
+    return parse(runner(list_command()), partitions)
