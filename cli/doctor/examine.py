@@ -6,7 +6,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from cli.daemon import node_name
-from cli.doctor.checks import controller, daemons, gres, hooks, jobs, lua, node, plugins, slurm, system, trust
+from cli.doctor.checks import (
+    controller,
+    daemons,
+    gres,
+    hooks,
+    jobs,
+    lua,
+    node,
+    plugins,
+    site,
+    slurm,
+    system,
+    trust,
+)
 from cli.doctor.host import Host
 from cli.doctor.known import Known
 from cli.doctor.result import Check, Group
@@ -30,7 +43,6 @@ NODE: tuple[Step, ...] = (
     node.state_dir,
     *BARE,
     daemons.slurmd,
-    gres.gres_conf,
     gres.slurmd_gres,
     plugins.native_plugins,
     plugins.spank,
@@ -72,9 +84,11 @@ def examine(
         todo = "add it to nodes in qgpu.yaml, or say --role controller, or --node NAME"
         first = Check("config", "fail", f"{config_path} has no node {known.host.name}", todo)
         chosen = tuple(role for role in chosen if role != "node")
+    known.roles = chosen
     found = [first, *_run(known, "host", HOST), trust.files(known, chosen)]
     if known.has_slurm:
-        found += _run(known, "host", (daemons.conf_files, lua.cli_filter))
+        both = () if chosen == ("login",) else (site.gres_conf,)
+        found += _run(known, "host", (site.slurm_conf, *both, lua.cli_filter))
     for role in chosen:
         found += _run(known, role, BY_ROLE[role])
     return found

@@ -7,6 +7,7 @@ somebody else could exchange; such a thing is a finding.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import stat
@@ -113,6 +114,16 @@ def _open_to_others(path: Path, info: os.stat_result, trusted: set[int]) -> Doub
     return None
 
 
+def _in_a_container(process: Path) -> bool:
+    """Whether a process has a number in a pid namespace below ours."""
+    try:
+        status = (process / "status").read_text()
+    except FileNotFoundError:
+        return False
+    found = re.search(r"^NSpid:(.*)$", status, re.MULTILINE)
+    return found is not None and len(found[1].split()) > 1
+
+
 @dataclass
 class Host:
     """This machine. `trusted`: uids whose files root may believe; others are added by `trust`."""
@@ -193,7 +204,7 @@ class Host:
             return None
 
     def processes(self) -> list[Process]:
-        """All processes that may be seen."""
+        """All processes of this host that may be seen; those of containers belong to other hosts."""
         if self._processes is None:
             rows = (self._process(entry) for entry in self.proc.iterdir() if entry.name.isdigit())
             self._processes = [row for row in rows if row is not None]
@@ -203,6 +214,8 @@ class Host:
     def _process(entry: Path) -> Process | None:
         try:
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+            if _in_a_container(entry):
+                return None
             return Process(int(entry.name), (entry / "comm").read_text().strip(), tuple(words))
         except OSError:
             return None

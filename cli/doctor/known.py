@@ -14,6 +14,8 @@ from gres.config import Config
 from gres.paths import PATHS
 from slurm_plugin import releases
 from slurm_plugin.site.conf import Conf
+from slurm_plugin.site.difference import Difference, Role
+from slurm_plugin.site.found import Site
 
 USUAL = (f"{PATHS.slurm_config_dir}/slurm.conf", "/etc/slurm/slurm.conf", "/usr/local/etc/slurm.conf")
 # What slurmd and sackd fetched on a configless host.
@@ -35,6 +37,9 @@ class Known:
     shim: bool = False
     daemon: dict[str, object] = field(default_factory=dict)
     asked_at: float | None = None  # when slurmctld was asked for its configuration
+    roles: tuple[Role, ...] = ()
+    site: Site | None = None  # Slurm's files, once they are read
+    differences: list[Difference] | None = None  # of them, once they are compared
     files: dict[str, Conf] = field(default_factory=dict)  # Slurm's, once they are read
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator
@@ -92,8 +93,10 @@ class Probe:
         finally:
             self._end(process)
         self.output = self._read(folder)
-        yield from self._points()
-        yield self._accounted()
+        points = list(self._points())
+        yield from points
+        if points[0].name != "job":
+            yield self._accounted()
 
     def _submit(self, folder: Path) -> subprocess.Popen[str] | None:
         sbatch = self.host.program("sbatch")
@@ -160,19 +163,35 @@ class Probe:
                 status: Status = "ok" if row["ok"] else "fail"
                 yield Check(row["name"], status, row["text"], "" if row["ok"] else TODO[row["name"]])
             return
+        state, reason, node = self._ended()
         status_ = self.status or 0
-        if status_ >= NOT_FOUND or (status_ and self.output):
-            lines = self.output.strip().splitlines()
-            ours = [line for line in lines if "qgpu: " in line]
-            text = (ours or lines or [f"it ended with status {status_}"])[-1]
-            yield Check(
-                "job", "fail", f"job {self.job}: {text}", "its node's qgpud and slurmd logs have more"
-            )
+        # Without the program's own words its status counts only where Slurm says that the program ended with it.
+        if self.output.strip() or (state, status_ > 0) not in (("COMPLETED", False), ("FAILED", True)):
+            yield self._not_run(state, reason, node)
+            return
+        if status_ >= NOT_FOUND:
+            yield self._not_run(f"FAILED with status {status_}, so qgpu is not on the node", reason, node)
             return
         for bit, name in enumerate(POINTS):
             failed = bool(status_ >> bit & 1)
             text = "failed; the job's output is not to be seen on this host" if failed else "as it should be"
             yield Check(name, "fail" if failed else "ok", text, TODO[name] if failed else "")
+
+    def _ended(self) -> tuple[str, str, str]:
+        """State, reason and node of the job, as slurmctld has them."""
+        said = self.host.ask("scontrol", "-o", "show", "job", self.job).out
+        row = dict(word.split("=", 1) for word in said.split() if "=" in word)
+        return row.get("JobState", "forgotten"), row.get("Reason", ""), row.get("NodeList", "")
+
+    def _not_run(self, state: str, reason: str, node: str) -> Check:
+        """A job whose program did not come to say anything: by its own output, or by the state of its node."""
+        lines = [line for line in self.output.strip().splitlines() if line.strip()]
+        ours = [line for line in lines if "qgpu: " in line]
+        drained = self.host.ask("sinfo", "-h", "-N", "-n", node, "-o", "%E").last if node else ""
+        drained = f"; {node} is drained: {drained}" if drained not in ("", "none") else ""
+        why = (ours or lines or [f"it is {state}{f' ({reason})' if reason not in ('', 'None') else ''}"])[-1]
+        todo = "qgpu doctor on that node, and the logs of its slurmd and qgpud, have more"
+        return Check("job", "fail", f"job {self.job}: {why}{drained}", todo)
 
     def _accounted(self) -> Check:
         if self.known.effective.get("accountingstoragetype", "") != "accounting_storage/slurmdbd":
@@ -200,7 +219,8 @@ def script(config_path: str, digest: str) -> str:
     """The job: the qgpu of its node, whose Python is the installed one."""
     return (
         f"#!/bin/sh\nPATH=$PATH:{PATHS.bin_dir}; export PATH\n"
-        f"QGPU_CONFIG='{config_path}' exec qgpu doctor --probe-task '{digest}'\n"
+        f"QGPU_CONFIG={shlex.quote(config_path)}; export QGPU_CONFIG\n"
+        f"exec qgpu doctor --probe-task {shlex.quote(digest)}\n"
     )
 
 

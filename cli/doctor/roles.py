@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from cli.doctor.files import conf
 from cli.doctor.known import Known
+from slurm_plugin.site.difference import ROLES, Role
 
-Role = Literal["controller", "node", "login"]
-ROLES: tuple[Role, ...] = ("controller", "node", "login")
+__all__ = ["ROLES", "Role", "guess"]
 WANTED = Path("/etc/systemd/system/multi-user.target.wants")
 
 

@@ -42,6 +42,11 @@ def users_link(site: Site) -> None:
     os.lchown(path, 1000, 1000)
 
 
+def site_says(line: str) -> Break:
+    """One more line in the site's own slurm.conf."""
+    return lambda site: site.edit("etc/slurm.conf", "ClusterName=doc\n", f"ClusterName=doc\n{line}\n")
+
+
 def yaml(old: str, new: str) -> Break:
     """Another qgpu.yaml, which qgpud has read."""
 
@@ -55,9 +60,9 @@ def yaml(old: str, new: str) -> Break:
 # What doctor once missed on a real installation.
 REPORTED: Breakages = {
     "plugstack has another run_dir": (
-        lambda s: s.edit("etc/plugstack.conf", "/run", "/elsewhere"),
+        lambda s: s.edit("etc/qgpu/plugstack.conf", "/run", "/elsewhere"),
         "spank",
-        "tasks find no grant",
+        "has changed since",
     ),
     "NVML shim is missing": (
         lambda s: (s.root / "opt/2/libnvidia-ml.so.1").unlink(),
@@ -65,9 +70,9 @@ REPORTED: Breakages = {
         "see the whole card",
     ),
     "count of a class is off": (
-        lambda s: s.edit("etc/gres.conf", "Type=offline Count=800", "Type=offline Count=400"),
+        lambda s: s.edit("etc/qgpu/gres.conf", "Type=offline Count=800", "Type=offline Count=400"),
         "gres.conf",
-        "qgpu Type=offline has Count=400, not 800",
+        "no line for qgpu offline Count=800, but one for qgpu offline Count=400",
     ),
     "slurmd counts a class wrongly": (
         lambda s: s.says("Count=800", "Count=400", *GRES),
@@ -80,9 +85,9 @@ REPORTED: Breakages = {
         "qgpu:offline is 8, it should be 800",
     ),
     "count of qgpu_mem is off": (
-        lambda s: s.edit("etc/gres.conf", "Count=156G", "Count=160G"),
+        lambda s: s.edit("etc/qgpu/gres.conf", "Count=156G", "Count=160G"),
         "gres.conf",
-        "qgpu_mem has Count=",
+        "no line for qgpu_mem Count=",
     ),
     "count of qgpu_mem is off in slurm.conf": (
         lambda s: s.says("qgpu_mem:156G", "qgpu_mem:16G", *NODES),
@@ -129,21 +134,25 @@ REPORTED: Breakages = {
         "qgpu_cards.lua, which",
     ),
     "prolog is not executable": (
-        lambda s: (s.etc / "prolog").chmod(0o644),
+        lambda s: (s.etc / "qgpu/prolog").chmod(0o644),
         "hooks",
         "prolog is not executable",
     ),
     "prolog has another run_dir": (
-        lambda s: s.edit("etc/prolog", "/run ", "/elsewhere "),
+        lambda s: s.edit("etc/qgpu/prolog", "/run ", "/elsewhere "),
         "hooks",
         "asks at",
     ),
     "ConstrainDevices is off": (
-        lambda s: s.edit("etc/cgroup.conf", "ConstrainDevices=yes", "ConstrainDevices=no"),
+        lambda s: s.edit("etc/qgpu/cgroup.conf", "ConstrainDevices=yes", "ConstrainDevices=no"),
         "devices",
-        "any job can use any card",
+        "qgpu/cgroup.conf lacks",
     ),
-    "there is no cgroup.conf": (lambda s: (s.etc / "cgroup.conf").unlink(), "devices", "is not there"),
+    "there is no cgroup.conf": (
+        lambda s: (s.etc / "cgroup.conf").unlink(),
+        "devices",
+        "without it every job can open every card",
+    ),
     "GresTypes is missing": (
         lambda s: s.setting("GresTypes", ""),
         "gres types",
@@ -176,7 +185,7 @@ REPORTED: Breakages = {
     ),
     "state_dir is read-only": (lambda s: fill(s, f_flag=os.ST_RDONLY), "state_dir", "is read-only"),
     "select/linear": (
-        lambda s: s.setting("SelectType", "select/linear"),
+        both(site_says("SelectType=select/linear"), lambda s: s.effective("SelectType", "select/linear")),
         "select",
         "select/linear, which does not know shards",
     ),
@@ -200,29 +209,28 @@ PLUGIN: Breakages = {
         "spank",
         "names no plugin_version",
     ),
-    "plugstack is missing": (lambda s: (s.etc / "plugstack.conf").unlink(), "spank", "does not name"),
-    "plugstack has it as a comment": (
-        lambda s: s.edit("etc/plugstack.conf", "optional", "# optional"),
+    "plugstack is missing": (
+        lambda s: (s.etc / "plugstack.conf").unlink(),
         "spank",
-        "does not name",
+        "lacks the include of qgpu's fragment",
+    ),
+    "plugstack has it as a comment": (
+        lambda s: s.edit("etc/qgpu/plugstack.conf", "optional", "# optional"),
+        "spank",
+        "qgpu_spank.so: without it no job of a share starts",
     ),
     "plugstack names another file": (
-        lambda s: s.edit("etc/plugstack.conf", "/opt/qgpu_spank.so", "/old/qgpu_spank.so"),
+        lambda s: s.edit("etc/qgpu/plugstack.conf", "/opt/qgpu_spank.so", "/old/qgpu_spank.so"),
         "spank",
-        "instead of",
-    ),
-    "plugstack names it twice": (
-        lambda s: s.write("etc/plugstack.conf", (s.etc / "plugstack.conf").read_text() * 2),
-        "spank",
-        "a second time",
+        "has changed since",
     ),
     "plugstack has a line that Slurm ignores": (
-        lambda s: s.edit("etc/plugstack.conf", "optional", "sometimes"),
+        lambda s: s.edit("etc/qgpu/plugstack.conf", "optional", "sometimes"),
         "spank",
         "'sometimes' is none of",
     ),
     "native plugins are missing": (
-        yaml('"24.11"}', '"24.11", native_gres: true}'),
+        yaml("cli_filter: true", "cli_filter: true, native_gres: true"),
         "gres plugins",
         "gres_qgpu.so is not in",
     ),
@@ -235,18 +243,18 @@ PLUGIN: Breakages = {
     "no Prolog": (lambda s: s.setting("Prolog", ""), "hooks", "sets no Prolog"),
     "no Epilog": (lambda s: s.setting("Epilog", ""), "hooks", "sets no Epilog"),
     "prolog does not call the client": (
-        lambda s: s.write("etc/prolog", "exit 0\n", 0o755),
+        lambda s: s.write("etc/qgpu/prolog", "exit 0\n", 0o755),
         "hooks",
         "does not call",
     ),
     "prolog calls it in a comment": (
-        lambda s: s.edit("etc/prolog", "exec ", "# exec "),
+        lambda s: s.edit("etc/qgpu/prolog", "exec ", "# exec "),
         "hooks",
         "does not call",
     ),
-    "prolog is missing": (lambda s: (s.etc / "prolog").unlink(), "hooks", "cannot be read"),
+    "prolog is missing": (lambda s: (s.etc / "qgpu/prolog").unlink(), "hooks", "cannot be read"),
     "epilog calls for prolog": (
-        lambda s: s.edit("etc/epilog", "qgpu-hook epilog", "qgpu-hook prolog"),
+        lambda s: s.edit("etc/qgpu/epilog", "qgpu-hook epilog", "qgpu-hook prolog"),
         "hooks",
         "does not call the client for 'epilog'",
     ),
@@ -276,7 +284,7 @@ PLUGIN: Breakages = {
         "ProctrackType is",
     ),
     "cgroups are disabled": (
-        lambda s: s.write("etc/cgroup.conf", "ConstrainDevices=yes\nCgroupPlugin=disabled\n"),
+        lambda s: s.write("etc/qgpu/cgroup.conf", "ConstrainDevices=yes\nCgroupPlugin=disabled\n"),
         "devices",
         "CgroupPlugin=disabled",
     ),

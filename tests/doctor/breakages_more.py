@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from breakages import NODES, Breakages, both, fill, job_in, users_link, yaml
+from breakages import NODES, Breakages, both, fill, job_in, site_says, users_link, yaml
 
 TRUST: Breakages = {
     "qgpu.yaml is writable by all": (lambda s: s.yaml.chmod(0o666), "config", "has mode 0666"),
@@ -27,9 +27,13 @@ TRUST: Breakages = {
         "files",
         "belongs to uid 1000",
     ),
-    "prolog is writable by all": (lambda s: (s.etc / "prolog").chmod(0o777), "files", "prolog has mode 0777"),
+    "prolog is writable by all": (
+        lambda s: (s.etc / "qgpu/prolog").chmod(0o777),
+        "files",
+        "prolog has mode 0777",
+    ),
     "epilog belongs to a user": (
-        lambda s: os.chown(s.etc / "epilog", 1000, 1000),
+        lambda s: os.chown(s.etc / "qgpu/epilog", 1000, 1000),
         "files",
         "epilog belongs to uid 1000",
     ),
@@ -39,7 +43,7 @@ TRUST: Breakages = {
         "qgpu.lua has mode 0666",
     ),
     "the tables belong to a user": (
-        lambda s: os.chown(s.etc / "qgpu_tables.lua", 1000, 1000),
+        lambda s: os.chown(s.etc / "qgpu/qgpu_tables.lua", 1000, 1000),
         "files",
         "qgpu_tables.lua belongs to uid 1000",
     ),
@@ -64,11 +68,11 @@ TRUST: Breakages = {
         "slurm.conf has mode 0666",
     ),
     "an included file is writable by all": (
-        lambda s: (s.etc / "qgpu.conf").chmod(0o666),
+        lambda s: (s.etc / "qgpu/slurm.conf").chmod(0o666),
         "files",
-        "qgpu.conf has mode 0666",
+        "slurm.conf has mode 0666",
     ),
-    "an included file is missing": (lambda s: (s.etc / "qgpu.conf").unlink(), "slurm.conf", "includes"),
+    "an included file is missing": (lambda s: (s.etc / "qgpu/slurm.conf").unlink(), "slurm.conf", "includes"),
     "slurm.conf has a line that Slurm refuses": (
         lambda s: s.edit("etc/slurm.conf", "ClusterName=doc", "ClusterName=doc\nTaskPlugin task/cgroup"),
         "slurm.conf",
@@ -129,26 +133,57 @@ RUNNING: Breakages = {
         "partitions",
         "names cards",
     ),
-    "gres.conf is missing": (lambda s: (s.etc / "gres.conf").unlink(), "gres.conf", "gres.conf"),
+    "gres.conf is missing": (lambda s: (s.etc / "qgpu/gres.conf").unlink(), "gres.conf", "gres.conf"),
     "cards are in another order": (
-        lambda s: s.edit("etc/gres.conf", "qgpusim[0-1]", "qgpusim1,ROOT/dev/qgpusim0"),
+        lambda s: s.edit("etc/qgpu/gres.conf", "qgpusim[0-1]", "qgpusim1,ROOT/dev/qgpusim0"),
         "gres.conf",
         "in this order",
     ),
     "a card has no Type": (
-        lambda s: s.edit("etc/gres.conf", "Name=gpu Type=h200", "Name=gpu"),
+        lambda s: s.edit("etc/qgpu/gres.conf", "Name=gpu Type=h200", "Name=gpu"),
         "gres.conf",
-        "has not Type=h200",
+        "no line for gpu h200",
     ),
     "a card has 50 shards": (
-        lambda s: s.edit("etc/gres.conf", "Count=100 File", "Count=50 File"),
+        lambda s: s.edit("etc/qgpu/gres.conf", "Count=100 File", "Count=50 File"),
         "gres.conf",
-        "50 shards, not 100",
+        "but one for shard",
     ),
     "gres.conf has a line that Slurm refuses": (
-        lambda s: s.edit("etc/gres.conf", "NodeName=n[1-2] Name=gpu", "NodeName=n[1-2 Name=gpu"),
+        lambda s: s.edit("etc/qgpu/gres.conf", "NodeName=n[1-2] Name=gpu", "NodeName=n[1-2 Name=gpu"),
         "gres.conf",
-        "n[1-2",
+        "its gpu files are none",
+    ),
+    "gres.conf has cards of the site's own": (
+        lambda s: s.edit("etc/gres.conf", "include", "NodeName=n1 Name=gpu File=/dev/nvidia0\ninclude"),
+        "gres.conf",
+        "count them twice",
+    ),
+    "slurm.conf has select/linear since": (
+        site_says("SelectType=select/linear"),
+        "slurm.conf",
+        "has SelectType=select/linear",
+    ),
+    "the fragment of slurm.conf is not included": (
+        lambda s: s.edit("etc/slurm.conf", "include", "# include"),
+        "slurm.conf",
+        "qgpu's fragment",
+    ),
+    "NodeName in slurm.conf without Gres": (
+        lambda s: s.edit("etc/slurm.conf", " Gres=gpu:h200:2", " #"),
+        "slurm.conf",
+        "Gres",
+    ),
+    "steps may start before the prolog": (site_says("PrologFlags=NoHold"), "slurm.conf", "PrologFlags"),
+    "a partition packs exclusive jobs": (
+        lambda s: s.edit("etc/slurm.conf", "Default=YES", "Default=YES OverSubscribe=FORCE"),
+        "slurm.conf",
+        "overrides --exclusive",
+    ),
+    "job_submit.lua forgets changes of jobs": (
+        lambda s: s.edit("etc/qgpu/job_submit.lua", "qgpu.modify", "qgpu_modify"),
+        "job_submit",
+        "no .modify(",
     ),
     "slurmd refuses gres.conf": (
         lambda s: s.answer("slurmd", "-G", code=1, err="slurmd: fatal: gres.conf: bad"),
@@ -170,9 +205,9 @@ RUNNING: Breakages = {
         "cli_filter",
         "sbatch and srun of everybody fail",
     ),
-    "tables are missing": (lambda s: (s.etc / "qgpu_tables.lua").unlink(), "tables", "cannot be read"),
+    "tables are missing": (lambda s: (s.etc / "qgpu/qgpu_tables.lua").unlink(), "tables", "cannot be read"),
     "slurmctld has not read the tables": (
-        lambda s: os.utime(s.etc / "qgpu_tables.lua", (time.time() + 60,) * 2),
+        lambda s: os.utime(s.etc / "qgpu/qgpu_tables.lua", (time.time() + 60,) * 2),
         "tables",
         "was written after slurmctld read it",
     ),
@@ -220,7 +255,7 @@ RUNNING: Breakages = {
     ),
     "a release before 22.05": (lambda s: s.answer("slurmd", "-V", out="slurm 21.08.8"), "slurm", "too old"),
     "multi_card without the parameter": (
-        yaml('"24.11"}', '"24.11", multi_card: true}'),
+        yaml("cli_filter: true", "cli_filter: true, multi_card: true"),
         "select",
         "misses MULTIPLE_SHARING_GRES_PJ",
     ),
@@ -230,7 +265,7 @@ RUNNING: Breakages = {
         "has MULTIPLE_SHARING_GRES_PJ",
     ),
     "spread without the parameter": (
-        yaml('"24.11"}', '"24.11", placement: spread}'),
+        yaml("cli_filter: true", "cli_filter: true, placement: spread"),
         "select",
         "misses LL_SHARED_GRES",
     ),

@@ -20,7 +20,9 @@ from cli.doctor.result import Check
 from cli.doctor.roles import Role
 from enforcer.nvml_fake import FakeNvml
 from gres.config import Config, digest_of, load_config
-from slurm_plugin.render import RenderError, render
+from slurm_plugin.fragments import fragments, names_for
+from slurm_plugin.site.found import Places, without_fragments
+from slurm_plugin.site.sources import Disk
 
 CASES = Path(__file__).parents[1] / "cases" / "doctor"
 LUA = Path(__file__).parents[2] / "slurm_plugin" / "lua"
@@ -40,7 +42,7 @@ YAML = """version: 1
 cluster: doc
 run_dir: {root}/run
 state_dir: {root}/lib
-slurm: {{version: "24.11"}}
+slurm: {{version: "24.11", cli_filter: true}}
 driver: {{libcuda: {root}/driver/libcuda.so.1, nvml: {root}/driver/libnvidia-ml.so.1}}
 shim: {root}/opt/2/libcuda.so.1
 spank: {root}/opt/qgpu_spank.so
@@ -53,16 +55,14 @@ enforcer: {{arbiter: {root}/opt/qgpu-arbiter}}
 """
 SLURM_CONF = """ClusterName=doc
 SlurmctldHost=vm
-TaskPlugin=task/cgroup
-ProctrackType=proctrack/cgroup
 AccountingStorageType=accounting_storage/slurmdbd
-SelectTypeParameters=CR_Core_Memory
+AccountingStorageEnforce=associations,limits,qos
 PrologEpilogTimeout=60
-PlugStackConfig={root}/etc/plugstack.conf
-include {root}/etc/qgpu.conf
+include {root}/etc/qgpu/slurm.conf
 NodeName=n[1-2] CPUs=64 Gres=gpu:h200:2,shard:h200:200,qgpu:online:200,qgpu:offline:800,qgpu_mem:156G
 PartitionName=gpu Nodes=n[1-2] Default=YES
 """
+INCLUDING = ("gres.conf", "plugstack.conf", "cgroup.conf")
 
 
 def compiled(directory: Path, name: str, source: str) -> Path:
@@ -133,7 +133,7 @@ class Site:
     # -- how it is made ------------------------------------------------------------
 
     def _directories(self) -> None:
-        for name in ("etc", "run/grants", "lib", "driver", "opt/2", "opt/lua", "dev", "proc"):
+        for name in ("etc/qgpu", "run/grants", "lib", "driver", "opt/2", "opt/lua", "dev", "proc"):
             (self.root / name).mkdir(parents=True, mode=0o755)
 
     def _configure(self) -> Config:
@@ -161,21 +161,18 @@ class Site:
             self.write(f"opt/lua/{module.name}", module.read_text())
 
     def _slurm(self) -> None:
+        """Files as `qgpu setup` leaves them: the site's own with an include each, and our fragments."""
         self.write("etc/slurm.conf", SLURM_CONF.format(root=self.root))
-        self.render("slurm.conf", "qgpu.conf")
-        for name in ("gres.conf", "plugstack.conf", "qgpu_tables.lua", "job_submit.lua", "cli_filter.lua"):
-            self.render(name)
-        try:
-            self.render("cgroup.conf")
-        except RenderError:
-            self.write("etc/cgroup.conf", "ConstrainDevices=yes\n")
-        for name in ("prolog", "epilog"):
-            self.render(name, mode=0o755)
-
-    def render(self, name: str, to: str = "", mode: int = 0o644) -> None:
-        """Write a fragment into etc."""
-        text = render(name, self.config, etc_dir=str(self.etc), lua_dir=str(self.root / "opt/lua"))
-        self.write(f"etc/{to or name}", text, mode)
+        for name in INCLUDING:
+            self.write(f"etc/{name}", f"include {self.etc}/qgpu/{name}\n")
+        places = Places(str(self.etc / "slurm.conf"), str(self.etc / "qgpu"))
+        alone = without_fragments(places, Disk(), "24.11")
+        names = names_for(self.config, ("controller", "node"))
+        lua, etc = str(self.root / "opt/lua"), str(self.etc / "qgpu")
+        for fragment in fragments(self.config, names, alone, lua, etc):
+            self.write(f"etc/qgpu/{fragment.name}", fragment.text, fragment.mode)
+        for name in ("job_submit.lua", "cli_filter.lua"):
+            (self.etc / name).symlink_to(f"qgpu/{name}")
 
     def _processes(self) -> None:
         """As in /proc; the arbiter's thread is this process, whose scheduling a test may fake."""
@@ -240,7 +237,8 @@ class Site:
 
     def setting(self, key: str, value: str) -> None:
         """Another value both in slurm.conf and in effect; empty for none."""
-        name = "etc/qgpu.conf" if f"\n{key}=" in (self.etc / "qgpu.conf").read_text() else "etc/slurm.conf"
+        ours = f"\n{key}=" in (self.etc / "qgpu/slurm.conf").read_text()
+        name = "etc/qgpu/slurm.conf" if ours else "etc/slurm.conf"
         lines = (self.root / name).read_text().splitlines()
         kept = [line for line in lines if line.partition("=")[0] != key]
         assert kept != lines, f"{key} is not in {name}"

@@ -1,4 +1,4 @@
-"""`qgpu doctor` on what Slurm counts: gres.conf against the cards, GRES plugins against the version of Slurm."""
+"""`qgpu doctor` on what Slurm counts and on plugins of another version of Slurm."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 from cli.doctor.checks.gres import count_of, node_counts, slurmd_counts
-from cli.doctor.checks.gres import gres_conf as gres_conf_of
 from cli.doctor.checks.plugins import native_plugins as native_plugins_of
 from cli.doctor.checks.plugins import number_of, text_of
 from cli.doctor.elf import plugin_of, plugin_version
 from cli.doctor.host import Host
 from cli.doctor.known import Known
 from cli.doctor.result import Check
-from enforcer.nvml import CardInfo
 from gres.config import Config, parse_config
 from slurm_plugin import releases
 from slurm_plugin.render import render
@@ -31,18 +29,11 @@ nodes:
   - {{names: "n[1-2]", model: h200, count: 2, files: "{files}"}}
   - {{names: other, model: l4, count: 1, files: /dev/other0}}
 """
-CARDS = tuple(CardInfo(f"GPU-{n:08d}-0000-0000-0000-000000000000", n, "H200", 80 << 30) for n in range(2))
 
 
-def known_of(config: Config, node: str = "n1", cards: tuple[CardInfo, ...] | None = None) -> Known:
-    """What doctor knows on that node."""
-    return Known(
-        Host(trusted=frozenset({0, os.geteuid()})), config=config, raw=config, node=node, cards=cards
-    )
-
-
-def gres_conf(config: Config, node: str, cards: tuple[CardInfo, ...] | None) -> Check:
-    return gres_conf_of(known_of(config, node, cards))
+def known_of(config: Config) -> Known:
+    """What doctor knows on a node."""
+    return Known(Host(trusted=frozenset({0, os.geteuid()})), config=config, raw=config, node="n1")
 
 
 def native_plugins(config: Config) -> Check:
@@ -62,69 +53,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Confi
         return config
 
     return make
-
-
-@pytest.mark.parametrize("version", ["22.05", "24.11"])
-@pytest.mark.parametrize("native", [False, True])
-def test_what_is_rendered_fits(site: Callable[..., Config], version: str, native: bool) -> None:
-    check = gres_conf(site(version, native), "n2", None)
-    assert check.status == "warn" and "fits qgpu.yaml; not compared with NVML" in check.text
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ("File=/dev/qgpufake[0-1]", "File=/dev/qgpufake[1-0]", "n2"),
-        ("File=/dev/qgpufake[0-1]", "File=/dev/qgpufake0,/dev/qgpufake2", "in this order"),
-        ("Name=gpu Type=h200", "Name=gpu Type=a100", "has not Type=h200"),
-        (
-            "Count=100 File=/dev/qgpufake1",
-            "Count=50 File=/dev/qgpufake1",
-            "card /dev/qgpufake1 has 50 shards, not 100",
-        ),
-        ("Count=100 File=/dev/qgpufake1", "Count=100 File=/dev/x", "card /dev/qgpufake1 has no shards"),
-        ("Name=qgpu Type=offline", "Name=qgpu Type=late", "no line for qgpu Type=offline"),
-        ("Name=qgpu_mem", "Name=memory", "no line for qgpu_mem"),
-        ("NodeName=n[1-2] Name=gpu", "NodeName=n1 Name=gpu", "its gpu files are none"),
-    ],
-)
-def test_what_differs_is_named(
-    site: Callable[..., Config], tmp_path: Path, old: str, new: str, says: str
-) -> None:
-    config, path = site(), tmp_path / "gres.conf"
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
-    check = gres_conf(config, "n2", CARDS)
-    assert check.status == "fail" and check.todo
-    assert says == "n2" or says in check.text, check.text
-
-
-def test_a_missing_file_autodetect_and_a_machine_without_slurm(
-    site: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, path = site(), tmp_path / "gres.conf"
-    path.write_text("AutoDetect=nvml\n" + path.read_text())
-    assert "AutoDetect" in gres_conf(config, "n1", None).text
-    path.write_text(path.read_text().replace("AutoDetect=nvml", "AutoDetect=off"))
-    assert "AutoDetect" not in gres_conf(config, "n1", None).text
-    path.unlink()
-    assert gres_conf(config, "n1", None).status == "fail"
-    monkeypatch.setenv("SLURM_CONF", "/nonexistent")
-    assert gres_conf(config, "n1", None).status == native_plugins(config).status == "ok"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes")
-def test_a_card_that_nvml_does_not_see_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for minor in range(2):
-        os.mknod(tmp_path / f"card{minor}", 0o020600, os.makedev(240, minor))
-    config = parse_config(YAML.format(version="24.11", native="false", files=f"{tmp_path}/card[0-1]"))
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    (tmp_path / "slurm.conf").write_text("")
-    (tmp_path / "gres.conf").write_text(render("gres.conf", config))
-    assert gres_conf(config, "n1", CARDS).status == "ok"
-    check = gres_conf(config, "n1", CARDS[:1])
-    assert check.status == "fail" and f"NVML sees no card at {tmp_path}/card1" in check.text
 
 
 def test_counts_of_slurm_are_read_in_all_its_spellings() -> None:

@@ -13,7 +13,7 @@ from jobs_support import Live
 
 Checks = dict[str, dict[str, str]]
 # What a sandbox has otherwise than an installation, and what its Slurm is known for.
-UNUSUAL = {"shim", "memory caps", "slurm", "cgroups", "arbiter"}
+UNUSUAL = {"shim", "memory caps", "slurm", "slurm.conf", "cgroups", "arbiter"}
 
 
 def doctor(live: Live, *words: str, user: str | None = None) -> Checks:
@@ -124,10 +124,12 @@ def test_the_probe_finds_a_governed_job_and_leaves_nothing(live: Live, user: str
 
 
 def test_the_probe_sees_that_the_plugin_is_not_loaded(live: Live) -> None:
+    node = live.nodes[0]
     with changed(live.sandbox.layout.etc / "plugstack.conf", "optional ", "# optional "):
-        found = faults(probe(live))
-    assert found and "submit" not in found, found
-    assert all(check["todo"] for check in found.values())
+        found = faults(probe(live, "--node", node))
+    live.ask("scontrol", "update", f"nodename={node}", "state=resume")
+    assert list(found) == ["job"] and found["job"]["todo"], found
+    assert "did not run qgpu's SPANK plugin" in found["job"]["text"], found
 
 
 def test_the_probe_says_why_it_was_refused(live: Live) -> None:

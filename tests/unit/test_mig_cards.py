@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cli.card import instance_lines
-from cli.doctor.checks.gres import gres_fault, group_of
 from enforcer.daemon.decide import Broken, Paths, decide
 from enforcer.nvml import CardInfo
 from enforcer.nvml_driver import mig_handles
@@ -20,7 +19,7 @@ from gres.identity import DeviceCard
 from gres.mig import Instance, MigError, instance_of, parse_minors, read_minors
 from slurm_plugin.render import render
 from slurm_plugin.site.conf import parse
-from slurm_plugin.site.nodes import gres_lines
+from slurm_plugin.site.diff_gres import gres_node_fault, rendered
 from slurm_plugin.site.sources import Texts
 
 GIB = 1 << 30
@@ -126,16 +125,16 @@ def test_a_node_without_any_files_is_refused() -> None:
         ("", "", ""),
         ("nvidia-cap12", "nvidia-cap30", "in this order"),
         ("MultipleFiles", "File", "in this order"),
-        ("Name=shard Count=200", "Name=shard Count=100", "one shard line"),
-        ("Name=shard Count=200", f"Name=shard Count=200 File={FIRST}", "one shard line"),
-        ("Type=a100_3g.20gb", "Type=a100", "has not Type=a100_3g.20gb"),
+        ("Name=shard Count=200", "Name=shard Count=100", "no line for shard Count=200"),
+        ("Name=shard Count=200", f"Name=shard Count=200 File={FIRST}", "no line for shard Count=200"),
+        ("Type=a100_3g.20gb", "Type=a100", "no line for gpu a100_3g.20gb"),
     ],
 )
 def test_doctor_reads_gres_conf(config: Config, old: str, new: str, says: str) -> None:
     text = render("gres.conf", config)
     assert old in text
     conf = parse("/gres.conf", Texts({"/gres.conf": text.replace(old, new, 1)}))
-    fault = gres_fault(gres_lines(conf, "m1")[0], [FIRST, SECOND], group_of(config, "m1"))
+    fault = gres_node_fault(rendered(config), conf, "m1")
     assert says in fault and bool(fault) == bool(says)
 
 

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
+from cli.doctor.checks import site
 from cli.doctor.files import conf, setting
 from cli.doctor.known import Known, words
 from cli.doctor.result import Check
 from slurm_plugin import releases
-from slurm_plugin.site.conf import Conf
 
 GRES = ("gpu", "shard", "qgpu", "qgpu_mem")
 TRES = ("gres/gpu", "gres/shard", "gres/qgpu", "gres/qgpu:online", "gres/qgpu:offline", "gres/qgpu_mem")
-
-
-def conf_files(known: Known) -> Check:
-    """Whether Slurm's daemons could read their files again: what they refuse shows only at the next restart."""
-    faults = [fault for name in ("slurm.conf", "cgroup.conf") for fault in conf(known, name).faults]
-    faults = [fault for fault in faults if fault.line or not fault.file.endswith("cgroup.conf")]
-    if faults:
-        return Check("slurm.conf", "fail", str(faults[0]), "correct that line: at the next restart it counts")
-    return Check("slurm.conf", "ok", f"{conf(known).path} and what it includes can be read")
 
 
 def slurmctld(known: Known) -> Check:
@@ -105,21 +96,13 @@ def devices(known: Known) -> Check:
                 filter(None, [told if key == "TaskPlugin" and told != "task/none" else "", wanted])
             )
             return Check("devices", "fail", text, f"write {key}={line} in slurm.conf, restart slurmd")
-    return _cgroup_conf(conf(known, "cgroup.conf"))
-
-
-def _cgroup_conf(file: Conf) -> Check:
-    told = file.text("ConstrainDevices", "no")
-    if told.lower() not in ("yes", "true", "1"):
-        what = f"{file.path} has ConstrainDevices={told}" if file.exists else f"{file.path} is not there"
-        todo = f"write ConstrainDevices=yes in {file.path}, restart slurmd"
-        return Check("devices", "fail", f"{what}: any job can use any card", todo)
+    file = conf(known, "cgroup.conf")
     if file.text("CgroupPlugin").lower() == "disabled":
         todo = f"write CgroupPlugin=autodetect in {file.path}, restart slurmd"
-        return Check(
-            "devices", "fail", f"{file.path} has CgroupPlugin=disabled: any job can use any card", todo
-        )
-    return Check("devices", "ok", f"{file.path} has ConstrainDevices=yes")
+        text = f"{file.path} has CgroupPlugin=disabled: any job can use any card"
+        return Check("devices", "fail", text, todo)
+    ok = Check("devices", "ok", f"{file.path} has ConstrainDevices=yes")
+    return site.fault(known, "devices", "cgroup.conf") or ok
 
 
 def slurmdbd(known: Known) -> Check:

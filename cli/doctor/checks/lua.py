@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cli.doctor.checks import site
+from cli.doctor.checks.site import Kind
 from cli.doctor.files import setting
 from cli.doctor.known import Known, words
 from cli.doctor.result import Check
@@ -60,7 +62,9 @@ def _script(known: Known, name: str, module: str) -> tuple[Check, Loaded]:
     if found.missing:
         text = f"{found.missing[0]}, which {path} loads, cannot be read"
         return Check(name, "fail", text, "install the package again, or correct the path"), found
-    return Check(name, "ok", f"{path} loads {ours[0]}"), found
+    kind: Kind = "job_submit.lua" if name == "job_submit" else "cli_filter.lua"
+    ok = Check(name, "ok", f"{path} loads {ours[0]}")
+    return site.fault(known, name, kind) or ok, found
 
 
 def cli_filter(known: Known) -> Check:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cli.doctor.checks import site
 from cli.doctor.elf import Plugin, plugin_of
 from cli.doctor.files import plugstack, setting
 from cli.doctor.known import NO_SLURM, Known
@@ -44,7 +45,10 @@ def spank(known: Known) -> Check:
         here = text_of(wanted)
         text = f"{path} is for Slurm {text_of(plugin.number)}, this is {here}: slurmstepd does not load it"
         return Check("spank", "fail", text, AGAIN.format(here[:5]))
-    return _in_the_stack(known, path)
+    ok = Check(
+        "spank", "ok", f"{path}, for Slurm {text_of(plugin.number)[:5]}, is in {plugstack(known).path}"
+    )
+    return site.fault(known, "spank", "plugstack.conf") or ok
 
 
 def _plugin(known: Known, path: str) -> Plugin:
@@ -57,38 +61,6 @@ def _plugin(known: Known, path: str) -> Plugin:
     if data is None:
         raise ValueError("cannot be read")
     return plugin_of(data)
-
-
-def _in_the_stack(known: Known, path: str) -> Check:
-    stack = plugstack(known)
-    todo = "add what 'qgpu render plugstack.conf' prints: without it jobs have no limits"
-    if stack.faults:
-        return Check("spank", "fail", str(stack.faults[0]), "correct that line")
-    lines = [line for line in stack.plugins if _same(line.plugin, path, known)]
-    if not lines:
-        others = [line.plugin for line in stack.plugins if line.plugin.endswith("qgpu_spank.so")]
-        text = (
-            f"{stack.path} names {others[0]} instead of {path}"
-            if others
-            else f"{stack.path} does not name {path}"
-        )
-        return Check("spank", "fail", text, todo)
-    if len(lines) > 1:
-        return Check(
-            "spank", "fail", f"{lines[1].place} names the plugin a second time", "take that line out"
-        )
-    told, run_dir = lines[0].argument("run_dir"), (known.raw or known.need).run_dir
-    if told is not None and told not in known.run_dirs:
-        text = f"{lines[0].place} has run_dir={told}, qgpu.yaml has {run_dir}: tasks find no grant"
-        return Check("spank", "fail", text, f"write there run_dir={run_dir}")
-    return Check("spank", "ok", f"{path} is in {lines[0].place}")
-
-
-def _same(word: str, path: str, known: Known) -> bool:
-    """A plugin without a slash is looked up in PluginDir."""
-    if "/" in word:
-        return word == path
-    return any(f"{folder}/{word}" == path for folder in setting(known, "PluginDir").split(":"))
 
 
 def native_plugins(known: Known) -> Check:
