@@ -15,10 +15,9 @@ from collections.abc import Sequence
 
 import click
 
-from harness import trees
+from harness import packages, page, trees
 
-STATE = "/var/lib/qgpu-install"
-NEEDED = 12 * 60  # seconds for one suite, its tree and packages included
+NEEDED = 15 * 60  # seconds for one suite, its tree and packages included
 _TESTS = ["-m", "pytest", "-m", "install", "-p", "no:cacheprovider", "-v", "--durations=10", "tests/install"]
 
 
@@ -26,9 +25,13 @@ def run(suite: str, arguments: Sequence[str]) -> tuple[str, str]:
     """What came out (passed, failed or not run) and what there is to say about it."""
     try:
         tree = trees.tree(suite)
+        first, second = (packages.built(suite, revision, _build_command()) for revision in (1, 2))
     except trees.Unavailable as error:
         return "not run", str(error)
+    except RuntimeError as error:
+        return "failed", str(error)
     environment = {**os.environ, "QGPU_INSTALL_SUITE": suite, "QGPU_INSTALL_TREE": str(tree)}
+    environment |= {"QGPU_INSTALL_PACKAGES": str(first), "QGPU_INSTALL_UPDATE": str(second)}
     argv = [
         "unshare",
         "--mount",
@@ -50,6 +53,13 @@ def run(suite: str, arguments: Sequence[str]) -> tuple[str, str]:
             print(line, end="", flush=True)
             last = line.strip() or last
     return "passed" if child.returncode == 0 else "failed", re.sub(r"^=+ | =+$", "", last)
+
+
+def _build_command() -> str:
+    """What docs/install.md says on a build host."""
+    (block,) = (block for block in page.blocks() if block.on == "build")
+    (command,) = block.commands()
+    return command
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

@@ -67,6 +67,11 @@ class Machine:
         return self.state / "root"
 
     @property
+    def homes(self) -> Path:
+        """/home, which all hosts have in common."""
+        return self.state.parent / "home"
+
+    @property
     def log(self) -> Path:
         """What the host wrote to its console."""
         return self.state / "console.log"
@@ -126,7 +131,13 @@ class Machine:
         nspawn = ["setpriv", "--pdeathsig", "KILL", "--", "systemd-nspawn", "--quiet", "-D", str(self.files)]
         nspawn += [f"--machine=qgpu-{self.name}", f"--network-bridge={self.bridge}", "--register=no"]
         nspawn += ["--keep-unit", "--kill-signal=SIGRTMIN+3", "--capability=all", "--notify-ready=yes"]
-        nspawn += ["--console=pipe", "--resolv-conf=off", "--timezone=off", "/usr/local/sbin/first-process"]
+        nspawn += [
+            f"--bind={self.homes}:/home",
+            "--console=pipe",
+            "--resolv-conf=off",
+            "--timezone=off",
+            "/usr/local/sbin/first-process",
+        ]
         if V2 == "0":  # systemd 256 and later use version 1 only when told twice
             nspawn += ["systemd.unified_cgroup_hierarchy=0", "SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"]
         return ["sh", "-c", f'{enter}; exec "$@"', "sh", *nspawn]

@@ -9,23 +9,36 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 from harness import trees
 
 KEPT = 6  # builds of a suite
+NOT_PACKED = ("tests/", "bench/", "packaging/epoch", ".ci/")
 
 
 def built(suite: str, revision: int, command: str = "make deb") -> Path:
     """The directory with the .deb files of a revision; higher revisions are updates. Raises Unavailable."""
     tree, source = trees.build_tree(suite), _source()
-    key = hashlib.sha256(source.read_bytes() + command.encode()).hexdigest()[:12]
+    key = _key(source, command)
     out = trees.root() / "packages" / suite / f"{key}-{revision}"
     if not out.is_dir():
         print(f"building the packages of Debian {trees.SUITES[suite]}, revision {revision}", flush=True)
         _build(tree, source, out, f"{command} REVISION={revision}")
         _forget(out.parent)
     return out
+
+
+def _key(source: Path, command: str) -> str:
+    """A hash of what goes into the packages: not the tests, and not the time of the commit."""
+    found = hashlib.sha256(command.encode())
+    with tarfile.open(source) as archive:
+        for member in archive:
+            name = member.name.partition("/")[2]
+            if not name.startswith(NOT_PACKED) and (file := archive.extractfile(member)):
+                found.update(f"{name} {member.mode} {member.size}\n".encode() + file.read())
+    return found.hexdigest()[:12]
 
 
 def _source() -> Path:

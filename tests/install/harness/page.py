@@ -1,6 +1,6 @@
 """The command blocks of docs/install.md: what the test runs is what the page shows.
 
-A block that is run begins with ```sh on=WHERE, where WHERE is controller, nodes, login, all or build; `as=USER` runs it
+A block that is run begins with ```sh on=WHERE, where WHERE is one of PLACES (site.py), or build; `as=USER` runs it
 as that user. A block that begins with ```output right behind it is what the command prints; a line `...` in it stands
 for any lines, and `...` within a line for any text.
 """
@@ -15,7 +15,6 @@ from pathlib import Path
 from harness.trees import CHECKOUT
 
 FILE = CHECKOUT / "docs/install.md"
-WHERE = {"controller", "nodes", "login", "all", "build"}
 _FENCE = re.compile(r"^```(.*)$")
 _HEADING = re.compile(r"^#+ (.*)$")
 
@@ -38,6 +37,11 @@ class Block:
     def on(self) -> str:
         """Where it is run."""
         return self.word("on")
+
+    @property
+    def edits(self) -> bool:
+        """Whether the reader writes the lines that the command lists."""
+        return self.word("then") == "write-what-it-lists"
 
     @property
     def user(self) -> str:

@@ -7,6 +7,7 @@ business too (`gpu:MODEL:2` per node), so that the site has jobs that ask for wh
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import time
@@ -19,6 +20,13 @@ from harness.machine import Machine, Result
 NETWORK = "10.88.0"
 HOSTS = {"ctl": 10, "n1": 11, "n2": 12, "login": 13}
 NODES = ("n1", "n2")
+PLACES: dict[str, tuple[str, ...]] = {
+    "controller": ("ctl",),
+    "nodes": NODES,
+    "first-node": NODES[:1],
+    "login": ("login",),
+    "all": tuple(HOSTS),
+}
 BRIDGE = "qgpu0"
 USERS = {"alice": 2001, "bob": 2002}
 _SERVICES = {"slurmctld", "slurmdbd", "mariadb", "slurmd"}
@@ -37,8 +45,8 @@ SlurmdLogFile=/var/log/slurm/slurmd.log
 ProctrackType=proctrack/cgroup
 TaskPlugin=task/cgroup
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Memory
-DefMemPerNode=64
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=64
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=ctl
 AccountingStorageEnforce=associations,limits,qos
@@ -71,9 +79,7 @@ _DATABASE = (
 _ACCOUNTS = """
 sacctmgr -i add cluster site || true
 sacctmgr -i add account research Description=research Organization=site
-sacctmgr -i add qos online
-sacctmgr -i add qos offline
-sacctmgr -i add user alice,bob Account=research qos=normal,online,offline defaultqos=normal
+sacctmgr -i add user alice,bob Account=research
 """
 
 
@@ -102,14 +108,8 @@ class Site:
         return [self.hosts[name] for name in NODES]
 
     def on(self, where: str) -> list[Machine]:
-        """The hosts that a page calls controller, nodes, login or all."""
-        names = {"controller": ("ctl",), "nodes": NODES, "login": ("login",), "all": tuple(HOSTS)}
-        return [self.hosts[name] for name in names[where]]
-
-    def each(self, command: str) -> None:
-        """Run a command on all hosts."""
-        for host in self.hosts.values():
-            host.run(command)
+        """The hosts that a page calls controller, nodes, first-node, login or all."""
+        return [self.hosts[name] for name in PLACES[where]]
 
     def submit(self, command: str, user: str = "alice", host: str = "login") -> int:
         """Submit with sbatch; the job's number. Raises CommandFailed where Slurm refuses."""
@@ -137,6 +137,10 @@ class Site:
             f"{' or '.join(states)} of job {number}: {self.job(number)}",
             seconds,
         )
+
+    def await_output(self, host: Machine, command: str, text: str) -> None:
+        """Wait until a command of a host prints some text."""
+        until(lambda: text in host.run(command, check=False).out, f"{text!r} from {command}")
 
     def await_controller(self) -> None:
         """Wait until slurmctld answers."""
@@ -174,8 +178,11 @@ def _prepare(host: Machine, munge: bytes, key: Path) -> None:
     host.write("/root/.ssh/authorized_keys", key.with_suffix(".pub").read_text(), 0o600)
     (files / "root/.ssh").chmod(0o700)
     for user, number in USERS.items():
-        argv = ["chroot", str(files), "useradd", "-m", "-u", str(number), "-s", "/bin/bash", user]
+        argv = ["chroot", str(files), "useradd", "-M", "-u", str(number), "-s", "/bin/bash", user]
         subprocess.run(argv, check=True)
+        home = host.homes / user
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.chown(home, number, number)
 
 
 def _controller(host: Machine, key: Path) -> None:
