@@ -22,6 +22,7 @@ COMMANDS = {
     "extend": ("cli.extend", "extend", "Give suspended offline jobs their time back."),
     "guard": ("cli.guard", "guard", "Hold jobs that slurmctld took without qgpu's job_submit."),
     "doctor": ("cli.doctor.command", "doctor", "Check this host, one line per thing."),
+    "lint": ("cli.lint", "lint", "Check a site's configuration repository, without a cluster."),
     "plan": ("cli.plan", "plan", "Explain what a request would become."),
     "render": ("cli.render", "render", "Write Slurm's configuration from qgpu.yaml."),
     "report": ("cli.report", "report", "What jobs were granted and what they used."),

@@ -99,13 +99,18 @@ def tables(known: Known) -> Check:
     text = known.host.read(path, known.slurm_uid)
     if text is None:
         return Check("tables", "fail", f"{path} cannot be read: every share is refused", again.format(path))
-    if _code(text) != _code(render("qgpu_tables.lua", known.need)):
+    if code_of(path, text) != code_of(path, render("qgpu_tables.lua", known.need)):
         return Check("tables", "fail", f"{path} is not what this qgpu.yaml renders", again.format(path))
     return _read_since(known, path) or Check("tables", "ok", f"{path} is what qgpu.yaml renders")
 
 
-def _code(text: str) -> str:
-    return "\n".join(line.strip() for line in _COMMENT.sub("", text).splitlines() if line.strip())
+def code_of(name: str, text: str) -> str:
+    """A Lua script, or another file of ours, without comments, blanks around lines and empty lines."""
+    if name.endswith(".lua"):
+        lines = [line.strip() for line in _COMMENT.sub("", text).splitlines()]
+    else:
+        lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    return "\n".join(filter(None, lines))
 
 
 def _read_since(known: Known, tables_path: str) -> Check | None:
