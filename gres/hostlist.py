@@ -60,3 +60,11 @@ def expand(text: str) -> list[str]:
             raise HostlistError(f"'{text}' names more than {MAX_NAMES} items")
         names += ["".join(chosen) for chosen in product(*choices)]
     return names
+
+
+def core_list(text: str) -> str:
+    """A list of core numbers such as 0-15,32-47, as it is written. Raises HostlistError with a sentence."""
+    parts = [re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part) for part in text.split(",")]
+    if not all(part and int(part[1]) <= int(part[2] or part[1]) for part in parts):
+        raise HostlistError(f"'{text[:80]}' is not a list of core numbers; write for example \"0-15,32-47\"")
+    return text

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from gres.hostlist import expand
+from gres.hostlist import core_list, expand
 from gres.paths import PATHS
 from gres.units import Duration, parse_duration, parse_mib
 
@@ -85,6 +85,9 @@ AbsPath = Annotated[
     str, Field(max_length=255), BeforeValidator(lambda v: _absolute(v) if isinstance(v, str) else v)
 ]
 Word = Annotated[str, BeforeValidator(lambda v: _word(v) if isinstance(v, str) else v)]
+
+
+Cores = Annotated[str, BeforeValidator(lambda v: core_list(v) if isinstance(v, str) else v)]
 
 
 class Section(BaseModel):
@@ -244,13 +247,14 @@ class ModelSettings(CardTuning):
 class NodeGroup(Section):
     """Nodes that are alike: names and device files as bracket lists. `files` has one file per card; where the cards are
     MIG instances, `instances` has one list per instance: the files of the card, of its GPU instance and of the compute
-    instance. `injection` overrides the cluster's."""
+    instance. `cores` has Slurm's core numbers near each card, for gres.conf. `injection` overrides the cluster's."""
 
     names: str
     model: Word
     count: int = Field(ge=1, le=64)
     files: AbsPath | None = None
     instances: list[AbsPath] | None = Field(default=None, min_length=1)
+    cores: list[Cores] | None = Field(default=None, min_length=1)
     injection: Injection | None = None
 
     def card_files(self, node: str) -> list[tuple[str, ...]]:
@@ -271,6 +275,10 @@ class NodeGroup(Section):
             raise ValueError(f"files '{self.files}' names {found} device files, but count is {self.count}")
         if found != self.count:
             raise ValueError(f"instances has {found} entries, but count is {self.count}")
+        if self.cores is not None and len(self.cores) != self.count:
+            raise ValueError(
+                f"cores has {len(self.cores)} entries, but count is {self.count}; write one per card"
+            )
         self._check_instances()
         for name in expand(self.names):
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", name):

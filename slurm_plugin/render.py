@@ -44,7 +44,7 @@ class RenderError(ValueError):
 @dataclass(frozen=True)
 class GresGroup:
     """Nodes whose lines in gres.conf and slurm.conf are the same. `mem` is a Slurm count with its unit; `files` is the
-    bracket list of whole cards, None where the cards are MIG instances."""
+    bracket list of whole cards, None where the cards are MIG instances. `cores`: Cores= of each card, if known."""
 
     names: str
     model: str
@@ -52,6 +52,14 @@ class GresGroup:
     cards: tuple[tuple[str, ...], ...]
     counts: dict[str, int]
     mem: str
+    cores: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """File and Cores= of each line of whole cards: one line where the cores are not known."""
+        if not self.cores:
+            return [(self.files or "", "")]
+        return [(path, cores) for (path, *_), cores in zip(self.cards, self.cores, strict=True)]
 
     @property
     def gres(self) -> str:
@@ -67,7 +75,8 @@ def _group(config: Config, group: NodeGroup, names: str, node: str) -> GresGroup
     }
     mem = format_mib(config.models[group.model].usable * group.count)
     files = None if group.files is None else for_node(group.files, node)
-    return GresGroup(names, group.model, files, tuple(group.card_files(node)), counts, mem)
+    cores = tuple(group.cores or ())
+    return GresGroup(names, group.model, files, tuple(group.card_files(node)), counts, mem, cores)
 
 
 def gres_groups(config: Config) -> list[GresGroup]:

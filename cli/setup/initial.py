@@ -14,6 +14,7 @@ import jinja2
 
 from cli.doctor.host import Host
 from cli.run_private import device_files
+from cli.setup.affinity import cores_of_cards
 from cli.setup.host import Here
 from cli.setup.place import Folder, folder
 from enforcer.nvml import CardInfo, NvmlError
@@ -48,6 +49,7 @@ class Group:
     model: str
     count: int
     files: str
+    cores: tuple[str, ...] = ()
 
 
 def options(command: F) -> F:
@@ -65,7 +67,7 @@ def options(command: F) -> F:
 def write(here: Here, path: str, dry: bool, given: Given) -> None:
     """Write qgpu.yaml, or print it. Raises click.ClickException: there is one already, or something cannot be known."""
     real = here.real(path)
-    if real.exists() or real.is_symlink():
+    if not dry and (real.exists() or real.is_symlink()):
         raise click.ClickException(f"{path} is there already; edit it, or move it away first")
     text = first_text(here, given, seen_cards())
     if dry:
@@ -202,4 +204,4 @@ def _group(names: str, model: str, count: int, minors: list[int]) -> Group:
         raise click.ClickException(
             "the number of cards is not known here; say --cards, for example --cards 2"
         )
-    return Group(names, model, count, device_files(minors))
+    return Group(names, model, count, device_files(minors), tuple(cores_of_cards(minors) or ()))

@@ -13,7 +13,7 @@ from slurm_plugin.site.diff_nodes import OURS, count_of
 from slurm_plugin.site.diff_settings import include
 from slurm_plugin.site.difference import Difference, removed, replaced, stale
 from slurm_plugin.site.found import Site
-from slurm_plugin.site.nodes import gres_lines, names_of
+from slurm_plugin.site.nodes import gres_lines, names_in, names_of
 from slurm_plugin.site.sources import Texts
 
 NAMES = (*OURS, "mps")
@@ -116,6 +116,19 @@ def _foreign(config: Config, site: Site, nodes: list[str]) -> Iterator[Differenc
             yield _narrower(line, ours)
 
 
+def _cores(config: Config, site: Site, nodes: list[str]) -> Iterator[Difference]:
+    """AutoDetect told Slurm which cores are near a card; for cards of qgpu.yaml it is off."""
+    auto = _auto(site)
+    unknown = [g for g in config.nodes if not g.cores and any(name in nodes for name in names_in(g.names))]
+    if auto is None or not unknown:
+        return
+    yield Difference(
+        "cores", auto.file, auto.line, f"{auto.key}={auto.value}", f"cores of {unknown[0].names} in qgpu.yaml",
+        "run", "qgpu setup --init --dry-run    (on one of these nodes; take its line cores: into qgpu.yaml)",
+        "AutoDetect is off for the cards of qgpu.yaml, so Slurm does not know which cores are near them", "", "warn",
+    )  # fmt: skip
+
+
 def _narrower(line: Entry, ours: set[str]) -> Difference:
     """The line without our nodes; it goes if no other node is left."""
     named = line.words.get("nodename")
@@ -154,6 +167,7 @@ def gres_differences(config: Config, site: Site, flat: bool, node: str | None = 
     if faults and not site.includes("gres.conf"):
         name, fault = next(iter(faults.items()))
         yield include(site, "gres.conf", flat, "the include of qgpu's fragment", f"{name}: {fault}")
+    yield from _cores(config, site, nodes)
     auto = _auto(site)
     if auto and nodes and not any(list(_own_auto(site, name)) for name in nodes) and not faults:
         why = "it may order and name the cards anew"

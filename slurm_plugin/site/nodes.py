@@ -41,6 +41,11 @@ def _expanded(text: str) -> dict[str, None]:
     return dict.fromkeys(expand(text))
 
 
+def names_in(text: str) -> Mapping[str, None]:
+    """The names of a bracket list of qgpu.yaml, which was checked when it was read."""
+    return _expanded(text)
+
+
 def names_of(value: Value) -> tuple[Mapping[str, None], Fault | None]:
     """The names of a bracket list, in order; where it cannot be read, none and a fault."""
     try:

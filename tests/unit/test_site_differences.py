@@ -204,6 +204,7 @@ BROKEN: list[tuple[Callable[[Files], None], str, str, str]] = [
     (put("gres.conf", "NodeName=n1 Name=gpu Type=h200 File=/dev/nvidia0\n"), "NodeName", "remove", "twice"),
     (put("gres.conf", "NodeName=n[1-4] Name=gpu File=/dev/nvidia0\n"), "Name", "replace", "twice"),
     (put("gres.conf", "NodeName=n1 AutoDetect=nvml\n"), "NodeName", "remove", "twice"),
+    (put("gres.conf", "AutoDetect=nvml\n"), "cores", "run", "near them"),
     (drop("job_submit.lua"), "job_submit.lua", "run", "ln -s"),
     (swap("job_submit.lua", "qgpu.submit(", "slurm.x("), "job_submit.lua", "add", "qgpu.submit"),
     (put("slurm.conf", "CliFilterPlugins=lua\n"), "CliFilterPlugins", "remove", "no sbatch and no srun"),
