@@ -93,6 +93,10 @@ def setup(
         if first:
             initial.write(here, config_path, dry, initial.Given(nodes, cards, model, memory))
         if roles:
+            if not here.found and "controller" in roles:
+                raise click.ClickException(
+                    f"there is no {here.places.slurm_conf}: install Slurm first, or name its file by --slurm-conf"
+                )
             config = read_config(here, config_path)
             _set_up(Work(here, config, roles, configless, lua_dir, dry), config_path, replace, as_json)
     except PlaceError as error:

@@ -12,19 +12,20 @@ from cli.doctor.host import Host
 from cli.doctor.known import CACHES, USUAL
 from gres.config import Config
 from gres.paths import PATHS
+from slurm_plugin.site.conf import Conf
 from slurm_plugin.site.found import Places
+from slurm_plugin.site.nodes import names_of, node_lines
 from slurm_plugin.site.sources import Disk
-
-LUA = ("job_submit.lua", "cli_filter.lua")
 
 
 @dataclass(frozen=True)
 class Here:
-    """This host, or a tree below another root. `configless`: its slurm.conf is a copy that came from slurmctld, or it
-    has none."""
+    """This host, or a tree below another root. `found`: it has a slurm.conf. `configless`: that is a copy which came
+    from slurmctld, or there is none yet."""
 
     root: str
     places: Places
+    found: bool
     configless: bool
     version: str  # what this machine's Slurm says, "" if there is none
     name: str
@@ -38,9 +39,19 @@ class Here:
         """A path of the host on this machine."""
         return Path(self.disk.real(path))
 
-    def node(self, config: Config) -> str | None:
-        """This host's name in qgpu.yaml; None if it is no node there."""
-        return self.name if self.name in config.node_names() else None
+    def node(self, config: Config, slurm: Conf) -> str | None:
+        """This host's name in qgpu.yaml, which is its NodeName in slurm.conf; None if it is no node there."""
+        names = [self.name, *_named(slurm, self.name)]
+        return next((name for name in names if name in config.node_names()), None)
+
+
+def _named(slurm: Conf, host: str) -> list[str]:
+    """The node whose NodeHostname is this host, if it is one only."""
+    found: list[str] = []
+    for line in node_lines(slurm)[0]:
+        hosts = list(names_of(line.words["nodehostname"])[0]) if "nodehostname" in line.words else []
+        found += [name for name, other in zip(line.names, hosts, strict=False) if other == host]
+    return found if len(found) == 1 else []
 
 
 def find_slurm_conf(root: str, environ: Mapping[str, str]) -> str | None:
@@ -62,4 +73,6 @@ def look(root: str, slurm_conf: str | None, name: str | None) -> Here:
     # A named slurm.conf keeps its fragments beside it, so that two clusters of one machine stay apart.
     usual = conf in CACHES or posixpath.dirname(conf) == PATHS.slurm_config_dir
     fragments = PATHS.fragments_dir if usual else f"{posixpath.dirname(conf)}/qgpu"
-    return Here(root, Places(conf, fragments), conf in CACHES, version, name or host.name)
+    there = found is not None and Path(Disk(root).real(found)).is_file()
+    configless = conf in CACHES or not there
+    return Here(root, Places(conf, fragments), there, configless, version, name or host.name)

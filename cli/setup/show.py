@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cli.setup.host import Here
 from cli.setup.place import Done
-from slurm_plugin.site.difference import Difference, Role
+from slurm_plugin.site.difference import SYNTAX, Difference, Role
 from slurm_plugin.site.found import Site
 from slurm_plugin.site.settings import Restart
 
@@ -57,7 +57,7 @@ def document(
     """For --json."""
     return {
         "roles": list(roles),
-        "slurm_conf": here.places.slurm_conf,
+        "slurm_conf": here.places.slurm_conf if here.found else None,
         "fragments": here.places.fragments,
         "dry_run": dry,
         "files": [
@@ -85,6 +85,8 @@ def _step(number: int, difference: Difference) -> list[str]:
     """One thing to do; the line to write stands alone, so that it can be copied."""
     mark = "" if difference.severity == "fail" else "(advice) "
     lines = [f"{number:3}. {mark}{difference.sentence}"]
+    if difference.key == SYNTAX:
+        return [*lines, f"     {difference.todo}"]
     if difference.action == "remove":
         return [*lines, f"     remove line {difference.line} of {difference.file}"]
     if not difference.write:
@@ -108,6 +110,11 @@ def text(here: Here, done: Sequence[Done], left: Left | None, dry: bool) -> str:
             lines += _step(number, difference)
     if left.restarts:
         lines += ["", "then, so that Slurm reads it:", *(f"     {RESTARTS[name]}" for name in left.restarts)]
-    if not left.differences and not left.restarts:
+    if not here.found:
+        lines += [
+            "",
+            "this host has no slurm.conf, so it is taken for a configless one; run this again once slurmd runs",
+        ]
+    elif not left.differences and not left.restarts:
         lines += ["", "all is in place"]
     return "\n".join(lines)

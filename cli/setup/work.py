@@ -79,12 +79,26 @@ class Work:
         return read_site(self.here.places, Overlay(self.here.disk, overlay), self.config.slurm.version)
 
     def left(self, site: Site, yaml: str) -> list[Difference]:
-        """What is to be done by hand."""
+        """What is to be done by hand; nothing is known of a host that has no slurm.conf yet."""
+        node = self.here.node(self.config, self.bare.slurm)
+        unnamed = "node" in self.roles and node is None
+        return [
+            *([self._no_node(yaml)] if unnamed else []),
+            *(self._differences(site, node, yaml) if self.here.found else []),
+        ]
+
+    def _no_node(self, yaml: str) -> Difference:
+        names = ", ".join(self.config.node_names()[:4])
+        needed = f"this host, {self.here.name}, under nodes (it has {names})"
+        why = "qgpud serves only nodes that it names; --node says the name where it is another"
+        return Difference("nodes", yaml, 0, "", needed, "add", "", why)
+
+    def _differences(self, site: Site, node: str | None, yaml: str) -> list[Difference]:
         return differences(
             self.config,
             site,
             self.roles,
-            node=self.here.node(self.config),
+            node=node,
             slurm_version=self.here.version if self.here.root == "/" else None,
             flat=self.flat,
             lua_dir=self.lua_dir,

@@ -25,6 +25,9 @@ def include_line(site: Site, name: str, flat: bool) -> str:
 
 def include(site: Site, name: str, flat: bool, needed: str, why: str) -> Difference:
     """The include line that a file of the site lacks."""
+    text = site.text(site.main(name)) or ""
+    if text and not text.endswith("\n"):
+        why += "; the file's last line has no newline at its end, so write one first"
     restart = {"plugstack.conf": "", "cgroup.conf": "slurmd"}.get(name, "all")
     line = include_line(site, name, flat)
     return Difference("include", site.main(name), 0, "", needed, "add", line, why, restart)  # type: ignore[arg-type]

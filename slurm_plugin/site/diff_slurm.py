@@ -72,7 +72,8 @@ def _accounting(site: Site) -> Iterator[Difference]:
     if kind is None or kind.value.lower().endswith("/none"):
         file, line = (kind.file, kind.line) if kind else (site.slurm.path, 0)
         yield Difference(
-            "AccountingStorageType", file, line, f"{kind.key}={kind.value}" if kind else "", "slurmdbd",
+            "AccountingStorageType", file, line, f"{kind.key}={kind.value}" if kind else "",
+            "AccountingStorageType=accounting_storage/slurmdbd",
             "replace" if kind else "add", "AccountingStorageType=accounting_storage/slurmdbd",
             "without it there is no QOS, so every job has the class of default_class", "all", "warn",
         )  # fmt: skip

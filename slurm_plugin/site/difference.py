@@ -14,6 +14,9 @@ Action = Literal["add", "replace", "remove", "run"]
 Severity = Literal["fail", "warn"]
 
 AGAIN = "qgpu setup"
+SYNTAX = (
+    "syntax"  # a line that Slurm cannot read: `has` is the sentence, and only the admin knows what to write
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Difference:
     @property
     def sentence(self) -> str:
         """What is wrong, in one sentence."""
+        if self.key == SYNTAX:
+            return f"{self.place}: {self.has}"
         if not self.has:
             return f"{self.file} lacks {self.needed}: {self.why}"
         return f"{self.place} has {self.has}, needed is {self.needed}: {self.why}"
@@ -48,6 +53,8 @@ class Difference:
     @property
     def todo(self) -> str:
         """What to do, in one sentence."""
+        if self.key == SYNTAX:
+            return f"correct {self.place}"
         if self.action == "run":
             return f"run: {self.write}"
         if self.action == "remove":

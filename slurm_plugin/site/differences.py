@@ -12,7 +12,7 @@ from slurm_plugin.site.diff_gres import gres_differences
 from slurm_plugin.site.diff_nodes import node_differences
 from slurm_plugin.site.diff_settings import not_shipped, setting_differences
 from slurm_plugin.site.diff_slurm import slurm_differences
-from slurm_plugin.site.difference import Difference, Role
+from slurm_plugin.site.difference import SYNTAX, Difference, Role
 from slurm_plugin.site.found import Site
 from slurm_plugin.site.nodes import node_lines
 from slurm_plugin.site.settings import cgroup_settings, slurm_settings
@@ -20,7 +20,7 @@ from slurm_plugin.site.settings import cgroup_settings, slurm_settings
 
 def _fault(fault: Fault) -> Difference:
     return Difference(
-        "syntax", fault.file, fault.line, fault.text, "a line that Slurm reads", "replace", "", "Slurm refuses it",
+        SYNTAX, fault.file, fault.line, fault.text, "a line that Slurm reads", "replace", "", "Slurm refuses it",
         "all",
     )  # fmt: skip
 

@@ -60,7 +60,7 @@ def setup(live: Live) -> dict[str, Any]:
     layout = live.sandbox.layout
     done = subprocess.run(
         [QGPU, "setup", "--role", "controller", "--role", "node", "--json", "--slurm-conf", layout.slurm_conf,
-         "--config", layout.qgpu_yaml, "--lua-dir", layout.opt / "lua"],
+         "--config", layout.qgpu_yaml, "--lua-dir", layout.opt / "lua", "--node", live.nodes[0]],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stdout, done.stderr

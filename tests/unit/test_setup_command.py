@@ -48,7 +48,8 @@ def tree(root: Path, slurm: str = STOCK, version: str = "22.05", more: str = "")
 
 
 def setup(root: Path, *words: str) -> Result:
-    return CliRunner().invoke(main, ["setup", "--root", str(root), *words])
+    node = [] if "--node" in words else ["--node", "n1"]
+    return CliRunner().invoke(main, ["setup", "--root", str(root), *node, *words])
 
 
 def told(root: Path, *words: str) -> dict[str, Any]:
@@ -270,6 +271,41 @@ def test_a_host_without_slurm_conf_of_its_own_gets_no_fragment_of_it(tmp_path: P
         "prolog",
     ]
     assert answer["in_place"], answer["differences"]
+
+
+def test_a_host_that_has_no_slurm_conf_yet(tmp_path: Path) -> None:
+    root = tree(tmp_path)
+    (root / CONF).unlink()
+    done = setup(root, "--role", "controller")
+    assert done.exit_code == 1 and "there is no /etc/slurm/slurm.conf: install Slurm first" in done.output
+    assert not (root / "etc/slurm/qgpu").exists()
+    done = setup(root, "--role", "node")
+    assert done.exit_code == 0 and "taken for a configless one" in done.output
+    assert sorted(p.name for p in (root / "etc/slurm/qgpu").iterdir()) == [
+        "epilog",
+        "plugstack.conf",
+        "prolog",
+    ]
+    assert told(root, "--role", "login")["slurm_conf"] is None
+
+
+def test_a_node_that_qgpu_yaml_does_not_name_is_said(tmp_path: Path) -> None:
+    root = tree(tmp_path)
+    obey(root, told(root, "--role", "node"))
+    answer = told(root, "--role", "node", "--node", "gpu17")
+    assert [row["key"] for row in answer["differences"]] == ["nodes"]
+    assert "this host, gpu17, under nodes" in answer["differences"][0]["sentence"]
+    conf = root / CONF
+    conf.write_text(conf.read_text().replace("NodeName=n[1-2]", "NodeName=n[1-2] NodeHostname=gpu[16-17]"))
+    assert told(root, "--role", "node", "--node", "gpu17")["in_place"]
+
+
+def test_a_file_that_slurm_cannot_read_is_said(tmp_path: Path) -> None:
+    root = tree(tmp_path, STOCK + "junk\x1b[31m\nGresTypes=gpu")
+    done = setup(root, "--role", "login")
+    assert done.exit_code == 1 and "/etc/slurm/slurm.conf:8: 'junk?[31m' is not KEY=VALUE" in done.output
+    assert "\x1b" not in done.output and "correct /etc/slurm/slurm.conf:8" in done.output
+    assert "no newline at its end" in done.output
 
 
 # ---- the first qgpu.yaml
