@@ -35,7 +35,7 @@ from enforcer.ledger_merge import (
 )
 from enforcer.ledger_prune import Limits, prune
 from enforcer.ledger_schema import FILE_NAME, LedgerError
-from gres.config import Config, ConfigError, load_config
+from gres.config import Config, ConfigError, digest_of, load_config
 from slurm_plugin import summary
 from slurm_plugin.sacct import SacctError
 
@@ -106,10 +106,11 @@ def sources(config: Config, directory: str | None, ssh: str | None, remote: str)
     return found
 
 
-def send(config: Config, node: str, after_ns: int) -> None:
-    """Print this node's records; the other end merges them."""
+def send(config: Config, node: str, after_ns: int, digest: str = "") -> None:
+    """Print this node's records, with the digest of its qgpu.yaml; the other end merges them."""
     path = Path(config.node(node).state_dir) / FILE_NAME
-    lines: Iterator[Record | CardBuckets] = chain(records(path, after_ns), card_records(path, after_ns))
+    cards = (replace(card, config=digest) for card in card_records(path, after_ns))
+    lines: Iterator[Record | CardBuckets] = chain(records(path, after_ns), cards)
     for record in lines:
         click.echo(record.to_line())
 
@@ -215,7 +216,7 @@ def collect(
         if sending:
             from cli.live import here
 
-            send(loaded, node or here(), after)
+            send(loaded, node or here(), after, digest_of(config))
             return
         target = into or loaded.reports.collected
         if target is None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -133,11 +135,12 @@ class CardBuckets:
     uuid: str
     node: str
     buckets: tuple[tuple[int | None, ...], ...]
+    config: str = ""  # SHA-256 of the node's qgpu.yaml; an older qgpu does not tell it, and passes over it
 
     def to_line(self) -> str:
         """One line of JSON."""
-        body = {"version": VERSION, "card": {"uuid": self.uuid, "node": self.node, "series": self.buckets}}
-        return json.dumps(body, separators=(",", ":"))
+        card = {"uuid": self.uuid, "node": self.node, "series": self.buckets, "config": self.config}
+        return json.dumps({"version": VERSION, "card": card}, separators=(",", ":"))
 
 
 def card_records(path: str | Path, after_ns: int = 0) -> Iterator[CardBuckets]:
@@ -168,7 +171,11 @@ def _card_buckets(data: dict[str, Any]) -> CardBuckets:
         index, samples, util, memory = rest
         known = [None if value is None else _index(value) for value in (index, util, memory)]
         buckets.append((_index(step), _index(at), known[0], _index(samples), known[1], known[2]))
-    return CardBuckets(_checked("uuid", data["uuid"]), _checked("node", data["node"]), tuple(buckets))
+    digest = data.get("config", "")
+    if not isinstance(digest, str) or not re.fullmatch(r"(?:[0-9a-f]{64})?", digest):
+        raise ValueError(f"config is {digest!r:.80}")
+    uuid, node = _checked("uuid", data["uuid"]), _checked("node", data["node"])
+    return CardBuckets(uuid, node, tuple(buckets), digest)
 
 
 def parse_line(line: str | bytes) -> Record | CardBuckets:
@@ -191,6 +198,9 @@ def put_card(ledger: Ledger, card: CardBuckets) -> None:
     """
     coarse = [bucket for bucket in card.buckets if bucket[0] == COARSE_S]
     with ledger.transaction():
+        if card.config:
+            row = (card.node, card.config, int(time.time()))
+            ledger.db.execute("INSERT OR REPLACE INTO node_config (node, sha256, at) VALUES (?, ?, ?)", row)
         ledger.db.executemany(
             "DELETE FROM card_series WHERE uuid = ? AND step < ? AND at >= ? AND at < ?",
             [(card.uuid, COARSE_S, at, (at or 0) + COARSE_S) for _, at, *_ in coarse],

@@ -48,6 +48,14 @@ def _columns(database: sqlite3.Connection, only: frozenset[str] | None = None) -
     return ", ".join(name if name in there else f"NULL AS {name}" for name in COLUMNS)
 
 
+def node_configs(database: sqlite3.Connection) -> dict[str, tuple[str, int]]:
+    """SHA-256 of each node's qgpu.yaml, and when it was collected (seconds of CLOCK_REALTIME)."""
+    if not has_table(database, "node_config"):
+        return {}
+    rows = database.execute("SELECT node, sha256, at FROM node_config")
+    return {node: (digest, at) for node, digest, at in rows}
+
+
 def has_table(database: sqlite3.Connection, name: str) -> bool:
     """Whether this schema has the table."""
     found = database.execute("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?", (name,))

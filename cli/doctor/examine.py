@@ -59,6 +59,7 @@ CONTROLLER: tuple[Step, ...] = (
     daemons.gres_types,
     daemons.prolog_flags,
     controller.nodes,
+    controller.same_config,
     controller.partitions,
     daemons.slurmdbd,
     daemons.accounted,

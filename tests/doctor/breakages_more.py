@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 from breakages import NODES, Breakages, both, fill, job_in, site_says, users_link, yaml
 
@@ -128,6 +127,11 @@ RUNNING: Breakages = {
         "slurmd of n1 is Slurm 24.05.8",
     ),
     "a node is down": (lambda s: s.says("State=IDLE", "State=DOWN*", *NODES), "nodes", "DOWN*"),
+    "a node has another qgpu.yaml": (
+        lambda s: s.collects(n1="", n2="a" * 64),
+        "same config",
+        "n2 had another qgpu.yaml",
+    ),
     "a partition does not exist": (
         yaml("cluster: doc", "cluster: doc\nmanaged_partitions: [cards]"),
         "partitions",
@@ -206,11 +210,6 @@ RUNNING: Breakages = {
         "sbatch and srun of everybody fail",
     ),
     "tables are missing": (lambda s: (s.etc / "qgpu/qgpu_tables.lua").unlink(), "tables", "cannot be read"),
-    "slurmctld has not read the tables": (
-        lambda s: os.utime(s.etc / "qgpu/qgpu_tables.lua", (time.time() + 60,) * 2),
-        "tables",
-        "was written after slurmctld read it",
-    ),
     "qgpud has not read qgpu.yaml": (
         lambda s: s.edit("etc/qgpu.yaml", "cluster: doc", "cluster: doc "),
         "qgpud",

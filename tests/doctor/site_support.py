@@ -18,6 +18,8 @@ from cli.doctor.examine import examine
 from cli.doctor.host import Host, Said
 from cli.doctor.result import Check
 from cli.doctor.roles import Role
+from enforcer.ledger import Ledger
+from enforcer.ledger_merge import CardBuckets, put_card
 from enforcer.nvml_fake import FakeNvml
 from gres.config import Config, digest_of, load_config
 from slurm_plugin.fragments import fragments, names_for
@@ -248,6 +250,16 @@ class Site:
     def reread(self) -> None:
         """qgpud has read the qgpu.yaml that is there now."""
         self.daemon["config"] = digest_of(self.yaml)
+
+    def collects(self, **digests: str) -> None:
+        """`qgpu collect` has heard of these nodes; "" stands for this qgpu.yaml."""
+        path = self.root / "lib/all.sqlite"
+        self.edit("etc/qgpu.yaml", "cluster: doc", f"cluster: doc\nreports: {{collected: {path}}}")
+        self.reread()
+        ledger = Ledger(path)
+        for node, digest in digests.items():
+            put_card(ledger, CardBuckets("GPU-1", node, (), digest or digest_of(self.yaml)))
+        ledger.close()
 
     def lose_card(self) -> None:
         """NVML sees one card less."""

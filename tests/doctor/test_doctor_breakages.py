@@ -5,6 +5,8 @@ A check that fails says what to do.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from breakages import NODES, PLUGIN, REPORTED
 from breakages_more import RUNNING, TRUST
@@ -58,6 +60,21 @@ def test_what_works_in_spite_of_it_is_a_warning(site: Site) -> None:
     found = {check.name: check for check in site.checks() if check.status == "warn"}
     assert "qgpud on this node does not answer" in found["nodes"].text
     assert "the plugin once" in found["spank"].text
+
+
+def test_nodes_that_have_this_qgpu_yaml_are_counted_and_silent_ones_named(site: Site) -> None:
+    site.collects(n1="")
+    found = {check.name: check for check in site.checks()}["same config"]
+    assert found.status == "warn" and "n2 did not tell" in found.text
+
+
+def test_a_module_that_slurmctld_has_not_read_is_a_warning(site: Site) -> None:
+    site.effective("BOOT_TIME", "2026-01-01T00:00:00")
+    os.utime(site.etc / "qgpu/job_submit.lua", (0, 0))
+    found = {check.name: check for check in site.checks() if check.status == "warn"}
+    assert "was installed after slurmctld read it" in found["tables"].text
+    (site.etc / "qgpu/job_submit.lua").touch()
+    assert all(check.status == "ok" for check in site.checks())
 
 
 def test_files_of_a_configless_node_are_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from test_collect_command import cluster as cluster
 
 from enforcer.ledger import CardSample, Ledger
 from enforcer.ledger_merge import CardBuckets, card_records, parse_line, put_card, records
-from enforcer.ledger_read import card_series, reading
+from enforcer.ledger_read import card_series, node_configs, reading
 from enforcer.ledger_schema import LedgerError
 
 SECOND = 10**9
@@ -96,3 +96,27 @@ def test_a_line_without_end_is_not_read_into_memory(cluster):
     done = run(cluster, "--ssh", str(script), "--timeout", "60")
     assert done.exit_code == 1 and "this is no record of a ledger" in done.output
     assert time.monotonic() - began < 30
+
+
+def test_each_node_tells_which_qgpu_yaml_it_has(cluster):
+    """A collector keeps the last that it heard; an older one passes over the key, and an older node tells none."""
+    for node, digest in (("n1", "a" * 64), ("n2", "b" * 64), ("n1", "c" * 64)):
+        line = CardBuckets(f"GPU-{node}", node, ((10, START, 0, 1, 40, 5),), digest).to_line()
+        (cluster / f"{node}.jsonl").write_text(f"{line}\n")
+        for name in ("n1", "n2"):
+            (cluster / name / "ledger.sqlite").unlink(missing_ok=True)
+        assert run(cluster, "--from", str(cluster)).exit_code == 0
+    with reading(cluster / "all.sqlite") as database:
+        told = {node: digest for node, (digest, _) in node_configs(database).items()}
+    assert told == {"n1": "c" * 64, "n2": "b" * 64}
+    old = json.loads(line)
+    del old["card"]["config"]
+    assert parse_line(json.dumps(old)).config == ""
+
+
+@pytest.mark.parametrize("digest", ["A" * 64, "a" * 63, "\x1b", 7, None, ["a" * 64]])
+def test_a_digest_that_is_none_is_refused(digest):
+    line = json.loads(CardBuckets("GPU-1", "n1", ()).to_line())
+    line["card"]["config"] = digest
+    with pytest.raises(LedgerError, match="config is"):
+        parse_line(json.dumps(line))

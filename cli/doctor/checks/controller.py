@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 from cli.doctor.checks.daemons import other_version
 from cli.doctor.checks.gres import counts_fault, expected, group_of, node_counts
 from cli.doctor.known import Known
 from cli.doctor.result import Check
+from enforcer.ledger_read import node_configs, reading
+from enforcer.ledger_schema import LedgerError
 from slurm_plugin.render import node_gres
 
 DOWN = ("DOWN", "INVAL", "NOT_RESPONDING", "FAIL")
@@ -69,6 +73,32 @@ def _states(known: Known, have: dict[str, Row]) -> Check:
 def _reason(known: Known, name: str) -> str:
     said = known.host.said("sinfo", "-h", "-N", "-n", name, "-o", "%E")
     return said.last or "no reason is told"
+
+
+def same_config(known: Known) -> Check:
+    """Whether the nodes have this qgpu.yaml, as far as `qgpu collect` has heard."""
+    path = known.need.reports.collected
+    if path is None:
+        text = "not compared: reports.collected is not set; qgpu doctor --probe compares one node"
+        return Check("same config", "ok", text)
+    if doubt := known.host.distrust(path) if known.host.uid == 0 else None:
+        return Check("same config", "fail", f"{path} is not read, since {doubt}", doubt.todo)
+    try:
+        with reading(path) as database:
+            told = node_configs(database)
+    except LedgerError as error:
+        return Check("same config", "warn", str(error), "enable qgpu-collect.timer on the controller")
+    others = [name for name, (digest, _) in sorted(told.items()) if digest != known.digest]
+    if others:
+        age = (time.time() - told[others[0]][1]) / 60
+        text = f"{', '.join(others[:NAMED])} had another qgpu.yaml {age:.0f} min ago"
+        todo = f"copy {known.path} there and restart qgpud, then systemctl start qgpu-collect here"
+        return Check("same config", "fail", text, todo)
+    silent = [name for name in known.need.node_names() if name not in told]
+    if silent:
+        text = f"{', '.join(silent[:NAMED])} did not tell which qgpu.yaml it has"
+        return Check("same config", "warn", text, "systemctl start qgpu-collect; its journal has the reason")
+    return Check("same config", "ok", f"{len(told)} node(s) have this qgpu.yaml")
 
 
 def partitions(known: Known) -> Check:
