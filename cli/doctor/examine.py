@@ -101,7 +101,17 @@ def _named(known: Known, roles: Sequence[Role]) -> str:
 
 
 def _run(known: Known, group: Group, steps: Iterable[Step]) -> list[Check]:
-    return [replace(step(known), group=group) for step in steps]
+    return [replace(_safely(step, known), group=group) for step in steps]
+
+
+def _safely(step: Step, known: Known) -> Check:
+    """One check; where it breaks, the others still say what they see."""
+    try:
+        return step(known)
+    except Exception as error:
+        name = step.__name__.replace("_", " ")
+        text = f"doctor could not look at it: {type(error).__name__}: {error}"
+        return Check(name, "fail", text, "this is a fault of doctor: please report this line")
 
 
 def read_config(known: Known, node: str | None) -> Check:

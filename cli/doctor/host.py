@@ -39,11 +39,12 @@ class Said:
 
 @dataclass(frozen=True)
 class Process:
-    """One process. `words` is its command line."""
+    """One process. `words` is its command line, which any user can choose; `uid` is not."""
 
     pid: int
     name: str
     words: tuple[str, ...]
+    uid: int = 0
 
     def option(self, letter: str, long: str = "") -> str:
         """Value of an option, "" if it is not there."""
@@ -203,6 +204,11 @@ class Host:
         except OSError:
             return None
 
+    def daemons(self, *owners: int) -> list[Process]:
+        """Processes of root, and of the uids `owners`: a user may call a program as it likes."""
+        trusted = self.trusted | set(owners)
+        return [process for process in self.processes() if process.uid in trusted]
+
     def processes(self) -> list[Process]:
         """All processes of this host that may be seen; those of containers belong to other hosts."""
         if self._processes is None:
@@ -216,6 +222,7 @@ class Host:
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
             if _in_a_container(entry):
                 return None
-            return Process(int(entry.name), (entry / "comm").read_text().strip(), tuple(words))
+            name = (entry / "comm").read_text(errors="replace").strip()
+            return Process(int(entry.name), name, tuple(words), entry.stat().st_uid)
         except OSError:
             return None

@@ -69,7 +69,7 @@ class Known:
         mine = ("", str(self.slurm_conf))
         return [
             process
-            for process in self.host.processes()
+            for process in self.host.daemons(self.slurm_uid)
             if process.name == name and process.option("-f") in mine
         ]
 
@@ -134,7 +134,7 @@ class Known:
     def trust_program_directories(self) -> None:
         """Let Slurm's own directories be searched for its programs."""
         found = [str(Path(self.config.hook.scontrol).parent)] if self.config else []
-        for process in self.host.processes():
+        for process in self.host.daemons():
             if process.name in ("slurmd", "slurmctld") and process.words and process.words[0].startswith("/"):
                 found.append(str(Path(process.words[0]).parent))
         self.host.look_also_in(found)

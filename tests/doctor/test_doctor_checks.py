@@ -36,9 +36,12 @@ def test_shim_that_others_could_change_or_that_is_no_library_is_a_fault(tmp_path
 def test_policies_of_the_arbiters_threads_are_read_from_proc(tmp_path):
     process = tmp_path / str(os.getpid())
     (process / "task" / str(os.getpid())).mkdir(parents=True)
+    (process / "comm").write_text("qgpu-arbiter\n")
     (process / "cmdline").write_bytes(b"/x/qgpu-arbiter\0--run-dir\0/run/a\0")
-    assert system.arbiter_policies("/run/a", tmp_path) == {"SCHED_OTHER"}
-    assert system.arbiter_policies("/run/b", tmp_path) is None
+    mine, others = (Host(proc=tmp_path, trusted=frozenset(uids)) for uids in ({os.geteuid()}, {4711}))
+    assert system.arbiter_policies("/run/a", mine) == {"SCHED_OTHER"}
+    assert system.arbiter_policies("/run/b", mine) is None
+    assert system.arbiter_policies("/run/a", others) is None, "a user's program of that name"
 
 
 def test_table_has_one_line_per_check_and_the_way_out():

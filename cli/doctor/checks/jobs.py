@@ -44,7 +44,7 @@ def _way_out(where: str) -> str:
 def running(known: Known) -> dict[int, list[int]]:
     """The jobs that have a slurmstepd here, and its process ids."""
     found: dict[int, list[int]] = {}
-    for process in known.host.processes():
+    for process in known.host.daemons(known.slurm_uid):
         match = _STEPD.match(process.words[0]) if process.words else None
         if match and process.name.startswith("slurmstepd"):
             found.setdefault(int(match[1]), []).append(process.pid)

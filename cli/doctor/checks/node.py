@@ -134,7 +134,7 @@ def state_dir(known: Known) -> Check:
 
 def _root_of_qgpud(known: Known) -> str:
     """Where qgpud's own mounts are to be seen, since its unit may have others than this host; "" if they are not."""
-    for process in known.host.processes():
+    for process in known.host.daemons():
         mine = any(word.endswith(("qgpud", "enforcer.daemon.main")) for word in process.words[:3])
         root = f"{known.host.proc}/{process.pid}/root"
         if mine and process.option("--node") in ("", known.node) and os.access(f"{root}/", os.R_OK):
@@ -150,7 +150,7 @@ def arbiter(known: Known) -> Check:
     if not known.daemon.get("arbiter"):
         text = f"qgpud does not reach it at {run_dir}/arbiter.sock"
         return Check("arbiter", "fail", text, "systemctl start qgpu-arbiter")
-    policies = system.arbiter_policies(run_dir, known.host.proc)
+    policies = system.arbiter_policies(run_dir, known.host)
     if policies is None:
         return Check(
             "arbiter", "warn", "reached; its process is not to be seen", "run qgpu doctor in its pid space"

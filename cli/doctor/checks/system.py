@@ -94,16 +94,14 @@ def shim_fault(path: Path, host: Host) -> str:
     return "" if done.returncode == 0 else f"it does not load: {lines[-1] if lines else done.returncode}"
 
 
-def arbiter_policies(run_dir: str, proc: Path = Path("/proc")) -> set[str] | None:
+def arbiter_policies(run_dir: str, host: Host) -> set[str] | None:
     """Scheduling policies of the threads of the arbiter that serves this directory; None if it is not seen."""
-    for entry in proc.iterdir():
-        if not entry.name.isdigit():
+    for process in host.daemons():
+        if not process.words or not process.words[0].endswith("qgpu-arbiter") or run_dir not in process.words:
             continue
         try:
-            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if not words[0].endswith("qgpu-arbiter") or run_dir not in words:
-                continue
-            threads = [int(thread.name) for thread in (entry / "task").iterdir()]
+            tasks = host.proc / str(process.pid) / "task"
+            threads = [int(thread.name) for thread in tasks.iterdir()]
             return {POLICIES.get(os.sched_getscheduler(tid), "other") for tid in threads}
         except OSError:
             continue
