@@ -212,7 +212,7 @@ def collect(
 ) -> None:  # fmt: skip
     """Merge the usage ledgers of all nodes into one file, for `qgpu report` on any machine."""
     try:
-        loaded = load_config(config)
+        loaded = load_config(config, trusted=True)
         if sending:
             from cli.live import here
 

@@ -81,7 +81,7 @@ def extend(config: str, ahead: str, dry_run: bool) -> None:
     `suspended` in qgpu.yaml says for which QOS. Reads the ledgers that `qgpu report` reads.
     """
     try:
-        loaded = load_config(config)
+        loaded = load_config(config, trusted=True)
         ahead_s = int(parse_duration(ahead).seconds)
         if not loaded.suspended:
             fail("extend", "qgpu.yaml names no QOS under suspended, so there is nothing to do")

@@ -26,7 +26,7 @@ def guard(config: str, dry_run: bool) -> None:
     is cancelled; both have it as AdminComment. Exit status 1 if there was one: job_submit is not active then.
     """
     try:
-        found = guarding.unseen(tables_of(load_config(config)).partitions, run)
+        found = guarding.unseen(tables_of(load_config(config, trusted=True)).partitions, run)
     except (ConfigError, SacctError, ValueError, OSError) as error:
         fail("guard", str(error))
     for action in guarding.actions(found):

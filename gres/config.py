@@ -44,6 +44,7 @@ from gres.schema import (
     Word,
 )
 from gres.sentences import fault_sentence
+from gres.trusted import UntrustedError, require
 
 __all__ = [
     "CLASSES",
@@ -358,14 +359,18 @@ def parse_config(text: str, source: str = "qgpu.yaml") -> Config:
         raise ConfigError(f"{source}: this is not YAML: {error}") from None
 
 
-def load_config(path: str | Path, node: str | None = None) -> Config:
-    """Read qgpu.yaml. With `node`, that node must be configured and %n is replaced in every path.
-
-    Raises ConfigError with sentences, also where the file cannot be read.
+def load_config(path: str | Path, node: str | None = None, trusted: bool = False) -> Config:
+    """Read qgpu.yaml. With `node`, that node must be configured and %n is replaced in every path. `trusted`: only a
+    file that nobody but root (and who runs this) could exchange. Raises ConfigError with sentences, also where
+    the file cannot be read.
     """
     try:
+        if trusted:
+            require(path, "the configuration")
         raw = Path(path).read_bytes()[: MAX_CONFIG_BYTES + 1]
         text = raw.decode()
+    except UntrustedError as error:
+        raise ConfigError(str(error)) from None
     except OSError as error:
         hint = "; name another with --config or QGPU_CONFIG" if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(f"{path}: the configuration cannot be read: {error.strerror}{hint}") from None

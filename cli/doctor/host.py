@@ -16,10 +16,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gres.trusted import Doubt, distrust
+
 USUAL_PATH = ("/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/sbin", "/bin")
 TIMEOUT_S = 10.0
 MAX_FILE = 16 << 20
-MAX_LINKS = 16
 
 
 @dataclass(frozen=True)
@@ -56,63 +57,6 @@ class Process:
             if long and word.startswith(f"{long}="):
                 return word.partition("=")[2]
         return ""
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """A file or directory through which somebody else could exchange what root believes."""
-
-    path: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.path} {self.why}"
-
-    @property
-    def todo(self) -> str:
-        """The command that mends it."""
-        return f"chown root:root {self.path} && chmod go-w {self.path}"
-
-
-def distrust(path: str | Path, owners: Iterable[int] = (0,)) -> Doubt | None:
-    """Why somebody else than `owners` could exchange that file; None if nobody could, or if it is not there.
-
-    Every directory on the way counts, and every symbolic link is followed by hand.
-    """
-    trusted = set(owners)
-    todo = [part for part in str(path).split("/") if part]
-    here, links = Path("/"), 0
-    while todo:
-        step = here / todo.pop(0)
-        if step.name == "..":
-            here = here.parent
-            continue
-        try:
-            info = step.lstat()
-        except OSError:
-            return None
-        if stat.S_ISLNK(info.st_mode):
-            links += 1
-            if links > MAX_LINKS or info.st_uid not in trusted:
-                return Doubt(str(step), f"is a link of uid {info.st_uid}")
-            target = step.readlink()
-            todo = [part for part in str(target).split("/") if part] + todo
-            here = Path("/") if target.is_absolute() else here
-            continue
-        if fault := _open_to_others(step, info, trusted):
-            return fault
-        here = step
-    return None
-
-
-def _open_to_others(path: Path, info: os.stat_result, trusted: set[int]) -> Doubt | None:
-    """Why others can write here. In a sticky directory such as /tmp they cannot replace what is not theirs."""
-    if info.st_uid not in trusted:
-        return Doubt(str(path), f"belongs to uid {info.st_uid}")
-    sticky = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
-    if info.st_mode & 0o022 and not sticky and not stat.S_ISCHR(info.st_mode):
-        return Doubt(str(path), f"has mode {stat.S_IMODE(info.st_mode):04o}")
-    return None
 
 
 def _in_a_container(process: Path) -> bool:

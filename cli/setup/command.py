@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-from cli.doctor.host import distrust
 from cli.plan import DEFAULT_CONFIG
 from cli.setup import initial, show
 from cli.setup.host import Here, look
@@ -17,6 +16,7 @@ from cli.setup.place import Done, PlaceError
 from cli.setup.work import Work, remove
 from gres.config import Config, ConfigError, load_config
 from gres.paths import PATHS
+from gres.trusted import distrust
 from slurm_plugin.site.difference import ROLES, Role
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from enforcer.clock import Clock, SystemClock
 from enforcer.daemon.decide import Identify, Paths
-from enforcer.daemon.driver import find_driver
+from enforcer.daemon.driver import BrokenNodeError, find_driver
 from enforcer.daemon.injecting.fitted import FittedShim
 from enforcer.daemon.log import emit
 from enforcer.daemon.nvmlworker import NvmlCaller, NvmlStuckError
@@ -17,6 +17,7 @@ from enforcer.nvml import CardInfo, NvmlError, NvmlFaultError
 from gres.config import Config, Node
 from gres.grants import Grant
 from gres.identity import IdentityError
+from gres.trusted import UntrustedError, require
 
 # So long errors that may pass are bridged with what was seen last; then the node is broken.
 PASSING_NS = 300 * 10**9
@@ -78,7 +79,24 @@ class CardView:
         """What grants say about this node. Raises BrokenNodeError."""
         configured = self.config.driver.libcuda.replace("%n", self.node.name)
         driver = find_driver(configured, str(self.fitted.shim))
+        self._trust(driver)
         return Paths(self.node.run_dir, driver, self.fitted.path(driver))
+
+    def _trust(self, driver: str) -> None:
+        """What root and Slurm load or run for the jobs of this node. Raises BrokenNodeError."""
+        shim = self.fitted.shim
+        files: dict[str, str | Path] = {
+            "driver": driver,
+            "shim": shim,
+            "NVML shim": shim.with_name("libnvidia-ml.so.1"),
+            "SPANK plugin": self.config.spank.replace("%n", self.node.name),
+            "hook client": self.config.hook.client.replace("%n", self.node.name),
+        }
+        try:
+            for what, path in files.items():
+                require(path, f"the {what}")
+        except UntrustedError as error:
+            raise BrokenNodeError(str(error)) from None
 
     def uuids(self, grants: Iterable[Grant]) -> list[str]:
         """Cards of this node: those that qgpu.yaml names and NVML sees, and those of standing grants."""

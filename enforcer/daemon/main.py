@@ -30,6 +30,7 @@ from enforcer.reporting.attach import NodeObserver
 from gres.config import Config, ConfigError, digest_of, load_config
 from gres.grants import GrantError, GrantStore
 from gres.paths import PATHS
+from gres.trusted import UntrustedError, require
 from gres.version import VERSION
 
 
@@ -47,6 +48,10 @@ def prepare_directory(path: str) -> Path:
         raise StartError(f"{directory} cannot be made: {error.strerror}") from None
     if info.st_uid != os.geteuid() or info.st_mode & 0o022:
         raise StartError(f"{directory} must belong to uid {os.geteuid()} and be writable by it alone")
+    try:
+        require(directory, "the directory")
+    except UntrustedError as error:
+        raise StartError(str(error)) from None
     return directory
 
 
@@ -93,7 +98,7 @@ def build(config: Config, name: str) -> Server:
 
 def serve(config_path: str, name: str) -> None:
     """Run qgpud until it is told to stop. Raises one of the errors that `main` prints."""
-    config, digest = load_config(config_path, name), digest_of(config_path)
+    config, digest = load_config(config_path, name, trusted=True), digest_of(config_path)
     setup(config.logging.level)
     lock = only_one(prepare_directory(config.node(name).run_dir))
     os.umask(0o022)

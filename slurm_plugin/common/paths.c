@@ -14,6 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define MAX_LINKS 16
+
 bool qg_node_name_ok(const char *node)
 {
     if (!node || !*node || *node == '.' || strlen(node) >= 64)
@@ -61,28 +63,87 @@ static bool only_root(const struct stat *st, bool is_parent)
     return is_parent && (st->st_mode & S_ISVTX);
 }
 
-static bool parents_trusted(const char *path, char *why, size_t size)
+static bool step_trusted(const char *step, const struct stat *st, char *why, size_t size)
 {
-    char real[PATH_MAX];
-    struct stat st;
+    bool link = S_ISLNK(st->st_mode);
 
-    if (!realpath(path, real)) {
-        snprintf(why, size, "%s: %s", path, strerror(errno));
+    if (link ? st->st_uid == 0 : only_root(st, S_ISDIR(st->st_mode)))
+        return true;
+    snprintf(why, size, "%s is writable by others than root (owner %u, mode %04o)", step, (unsigned)st->st_uid,
+             (unsigned)(st->st_mode & 07777));
+    errno = EPERM;
+    return false;
+}
+
+/* Puts the target of the link `step` in front of `rest`, which is what is left of the path. */
+static bool follow(const char *step, char *rest, char *why, size_t size)
+{
+    char target[PATH_MAX], joined[PATH_MAX];
+    ssize_t len = readlink(step, target, sizeof(target) - 1);
+
+    if (len < 0) {
+        snprintf(why, size, "%s: %s", step, strerror(errno));
         return false;
     }
-    for (char *slash = strrchr(real, '/'); slash; slash = strrchr(real, '/')) {
-        *slash = '\0';
-        const char *parent = *real ? real : "/";
-        if (stat(parent, &st) != 0) {
-            snprintf(why, size, "%s: %s", parent, strerror(errno));
+    target[len] = '\0';
+    if ((size_t)snprintf(joined, sizeof(joined), "%s/%s", target, rest) >= sizeof(joined)) {
+        snprintf(why, size, "%s leads to a path that is too long", step);
+        errno = ENAMETOOLONG;
+        return false;
+    }
+    memcpy(rest, joined, strlen(joined) + 1);
+    return true;
+}
+
+/* Takes the first name of rest away and appends it to here. False: there is none left. */
+static bool next_step(char *rest, const char *here, char *step, size_t size)
+{
+    size_t skip = strspn(rest, "/"), len = strcspn(rest + skip, "/");
+
+    if (len == 0)
+        return false;
+    snprintf(step, size, "%s/%.*s", here, (int)len, rest + skip);
+    memmove(rest, rest + skip + len, strlen(rest + skip + len) + 1);
+    return true;
+}
+
+bool qg_path_trusted(const char *path, char *why, size_t size)
+{
+    char rest[PATH_MAX], here[PATH_MAX] = "", step[2 * PATH_MAX];
+    struct stat st;
+    int links = 0;
+
+    if (path[0] != '/' || (size_t)snprintf(rest, sizeof(rest), "%s", path) >= sizeof(rest)) {
+        snprintf(why, size, "%.200s is no absolute path", path);
+        errno = EINVAL;
+        return false;
+    }
+    while (next_step(rest, here, step, sizeof(step))) {
+        const char *name = strrchr(step, '/') + 1;
+
+        if (strcmp(name, ".") == 0)
+            continue;
+        if (strcmp(name, "..") == 0) {
+            if (strrchr(here, '/'))
+                *strrchr(here, '/') = '\0';
+            continue;
+        }
+        if (lstat(step, &st) != 0) {
+            snprintf(why, size, "%s: %s", step, strerror(errno));
             return false;
         }
-        if (!only_root(&st, true)) {
-            snprintf(why, size, "%s is writable by others than root (owner %u, mode %04o)", parent,
-                     (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777));
-            errno = EPERM;
+        if (!step_trusted(step, &st, why, size))
+            return false;
+        if (!S_ISLNK(st.st_mode)) {
+            snprintf(here, sizeof(here), "%.*s", (int)sizeof(here) - 1, step);
+            continue;
+        }
+        if (++links > MAX_LINKS || !follow(step, rest, why, size)) {
+            errno = ELOOP;
             return false;
         }
+        if (rest[0] == '/')
+            here[0] = '\0';
     }
     return true;
 }
@@ -105,7 +166,7 @@ int qg_open_trusted_dir(const char *path, char *why, size_t size)
         errno = EPERM;
         return -1;
     }
-    if (!parents_trusted(path, why, size)) {
+    if (!qg_path_trusted(path, why, size)) {
         int err = errno;
         close(fd);
         errno = err;

@@ -17,6 +17,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../common/paths.h"
+
 #define LIMIT_NS 5000000000LL
 
 static void exec_it(const char *program, char *const argv[], int out)
@@ -74,9 +76,14 @@ static void read_all(int fd, char *out, size_t size, int64_t until)
 
 bool hook_command(const char *program, char *const argv[], char *out, size_t size)
 {
+    char why[HOOK_TEXT_MAX];
     int ends[2] = {-1, -1};
     int64_t until = hook_now_ns() + LIMIT_NS;
 
+    if (!qg_path_trusted(program, why, sizeof(why))) {
+        fprintf(stderr, "qgpu-hook: %s is not run: %s\n", program, why);
+        return false;
+    }
     if (out && pipe2(ends, O_CLOEXEC) != 0)
         return false;
     pid_t pid = fork();

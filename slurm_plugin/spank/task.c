@@ -123,11 +123,27 @@ static bool put_mounts(uint32_t job_id)
     return false;
 }
 
+/* What the job will load; qgpud looked at the Prolog. A path that is not there is a matter for the loader. */
+static bool libraries_trusted(uint32_t job_id)
+{
+    const char *paths[] = {task.grant.shim_path, task.nvml, task.grant.driver_path};
+    char why[2 * PATH_MAX + 256];
+
+    for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++)
+        if (paths[i][0] && !qg_path_trusted(paths[i], why, sizeof(why)) && errno != ENOENT) {
+            refuse_unreadable(job_id, why);
+            return false;
+        }
+    return true;
+}
+
 static void seal_active(uint32_t job_id, const char *run_dir)
 {
     char note[PATH_MAX + 256];
 
     qg_nvml_beside(task.grant.shim_path, task.nvml, sizeof(task.nvml));
+    if (!libraries_trusted(job_id))
+        return;
     if (task.grant.injection == QG_INJECT_MOUNT && !put_mounts(job_id))
         return;
     task.fd = qg_grant_seal(&task.grant);

@@ -8,11 +8,11 @@ from pathlib import Path
 from cli.doctor.checks.hooks import scripts_of
 from cli.doctor.checks.lua import loaded_by
 from cli.doctor.files import conf, plugstack
-from cli.doctor.host import Doubt
 from cli.doctor.known import Known
 from cli.doctor.result import Check
 from cli.doctor.roles import Role
 from gres.paths import PATHS
+from gres.trusted import Doubt
 from slurm_plugin.site.conf import Conf
 from slurm_plugin.site.plugstack import Plugstack
 

@@ -50,7 +50,12 @@ class FittedShim:
     def _fit(self, driver: str) -> str:
         try:
             found = str(fit(self.shim, Path(driver), self.state_dir / FOLDER))
-        except (FitError, ElfError, OSError) as error:
+        except (
+            FitError,
+            ElfError,
+            OSError,
+            ValueError,
+        ) as error:  # ValueError: an empty file cannot be mapped
             emit(logging.WARNING, "shim-not-fitted", driver=driver, why=error)
             return str(self.shim)
         emit(logging.INFO, "shim-fitted", driver=driver, shim=found)
