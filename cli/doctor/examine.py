@@ -123,6 +123,7 @@ def read_config(known: Known, node: str | None) -> Check:
     try:
         config = load_config(known.path)
         name = node_name(node, config)
+        known.given = bool(node or known.host.environ.get("SLURMD_NODENAME"))
         known.node = name if name in config.node_names() else ""
         known.raw, known.digest = config, digest_of(known.path)
         known.config = load_config(known.path, known.node or None)

@@ -33,6 +33,7 @@ class Known:
     raw: Config | None = None  # as it is written
     digest: str = ""  # SHA-256 of the file
     node: str = ""
+    given: bool = False  # whether somebody said which node this is
     cards: tuple[CardInfo, ...] | None = None
     shim: bool = False
     daemon: dict[str, object] = field(default_factory=dict)

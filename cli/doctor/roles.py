@@ -7,6 +7,7 @@ from pathlib import Path
 from cli.doctor.files import conf
 from cli.doctor.known import Known
 from slurm_plugin.site.difference import ROLES, Role
+from slurm_plugin.site.nodes import node_line
 
 __all__ = ["ROLES", "Role", "guess"]
 WANTED = Path("/etc/systemd/system/multi-user.target.wants")
@@ -17,7 +18,7 @@ def guess(known: Known) -> tuple[Role, ...]:
     found: list[Role] = []
     if known.has_slurm and (_runs(known, "slurmctld") or _is_controller(known)):
         found.append("controller")
-    if _is_node(known) or _enabled("qgpud") or (known.has_slurm and _runs(known, "slurmd")):
+    if _is_node(known) or _enabled("qgpud"):
         found.append("node")
     return tuple(found) or ("login",)
 
@@ -32,7 +33,14 @@ def _enabled(unit: str) -> bool:
 
 
 def _is_node(known: Known) -> bool:
-    return known.config is not None and known.node in known.config.node_names()
+    """Whether qgpu.yaml names this host. A cluster of one node has that name on each host, so there slurm.conf says
+    which host it is. A slurmd alone makes no node of qgpu's: it may have no cards."""
+    if not known.node:
+        return False
+    if known.given or known.node == known.host.name or not known.has_slurm:
+        return True
+    line = node_line(conf(known), known.node)
+    return line is not None and line.get("NodeHostname").partition(".")[0] == known.host.name
 
 
 def _is_controller(known: Known) -> bool:

@@ -247,6 +247,11 @@ class Site:
         self.write(name, "\n".join([*kept, *([f"{key}={value}"] if value else [])]) + "\n")
         self.effective(key, value or "(null)")
 
+    def enable(self, unit: str) -> None:
+        """A unit that systemd starts at boot; the test points roles.WANTED here."""
+        (self.root / "wanted").mkdir(exist_ok=True)
+        (self.root / f"wanted/{unit}.service").symlink_to("/usr/lib/systemd/system/x")
+
     def reread(self) -> None:
         """qgpud has read the qgpu.yaml that is there now."""
         self.daemon["config"] = digest_of(self.yaml)
