@@ -32,6 +32,7 @@ from bench import (
     simulate,
     submit,
     sweep,
+    taskstart,
     window,
 )
 from bench.figures import Figure
@@ -40,6 +41,7 @@ from bench.rig import Rig
 Scenario = Callable[[bool], Iterator[Figure]]
 SCENARIOS: dict[str, Scenario] = {
     "hook": hook.figures,
+    "taskstart": taskstart.figures,
     "submit": submit.figures,
     "accounting": accounting.figures,
     "overhead": overhead.figures,
@@ -56,7 +58,7 @@ SCENARIOS: dict[str, Scenario] = {
     "release": release.figures,
 }
 # What is measured in them is a program's own time, which a neighbour on the same core would lengthen.
-LEFT_ALONE = frozenset({"hook", "submit", "accounting", "overhead", "simulate"})
+LEFT_ALONE = frozenset({"hook", "taskstart", "submit", "accounting", "overhead", "simulate"})
 ON_DEMAND: dict[str, Scenario] = {"window": window.figures}
 LENGTHS = "All scenarios take 55 minutes on two quiet cores, with --quick 9; `window` takes 8. Nothing else should run."
 

@@ -138,7 +138,7 @@ class Config(Section):
     shim: AbsPath = PATHS.shim
     hook: HookSettings = HookSettings()
     spank: AbsPath = PATHS.spank
-    injection: Injection = "preload"
+    injection: Injection = "auto"
     qos: dict[str, JobClass] = Field(default_factory=dict)
     default_class: JobClass | None = None
     suspended: dict[str, SuspendedSettings] = Field(default_factory=dict)

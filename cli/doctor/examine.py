@@ -37,6 +37,7 @@ NODE: tuple[Step, ...] = (
     node.shim,
     node.nvml_shim,
     node.qgpud,
+    node.injection,
     node.arbiter,
     node.memory,
     node.hardware,

@@ -91,8 +91,8 @@ def _up_in_tree(version: str, state_dir: Path | None, progress: Callable[[str], 
 )
 @click.option(
     "--injection",
-    type=click.Choice(["preload", "mount"]),
-    default="preload",
+    type=click.Choice(["auto", "preload", "mount"]),
+    default="auto",
     show_default=True,
     help="How tasks get the shim.",
 )

@@ -30,6 +30,19 @@ class Daemons:
         """Start a daemon in the namespace, its output appended to log; it is known by name from then on."""
         self._spawn(name, list(argv), log, env or {}, ())
 
+    def run(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+        """Run a program to its end in the namespace, its output appended to log."""
+        with log.open("ab") as out:
+            subprocess.run(
+                namespace.enter(self.anyone()) + list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**self.env, **env},
+                cwd="/",
+                check=False,
+            )
+
     def start_ready(
         self,
         name: str,

@@ -27,6 +27,7 @@ PRODUCTS = {
     "bin/qgpu-simgpu": "bin/qgpu-simgpu",
     "bin/qgpu-arbiter": "bin/qgpu-arbiter",
     "bin/qgpu-hook": "bin/qgpu-hook",
+    "bin/qgpu-mounts": "bin/qgpu-mounts",
     "bin/qgpu-workload": "bin/qgpu-workload",
     "lib/qgpu_spank.so": "lib/qgpu_spank.so",
     "shim/libcuda.so.1": "shim/libcuda.so.1",

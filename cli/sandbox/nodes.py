@@ -64,6 +64,8 @@ def _qgpud(cluster: Cluster, node: str) -> None:
         "--node",
         node,
     ]
+    if cluster.plan.injection == "auto":  # as the unit does before it starts qgpud
+        cluster.daemons.run([*argv, "--probe-injection"], log, environment(cluster, node))
     cluster.daemons.start(name, argv, log, environment(cluster, node))
     wait.until(
         lambda: wait.unix_accepts(hook, socket.SOCK_SEQPACKET),

@@ -53,7 +53,7 @@ class SandboxOptions:
     model: str = "h200"
     state_dir: Path | None = None
     native_gres: bool = False
-    injection: Injection = "preload"
+    injection: Injection = "auto"
     multi_card: bool = False
     placement: Placement = "binpack"
     mig: int = 0  # the "cards" are MIG instances, so many of each card

@@ -46,7 +46,7 @@ class Plan:
     format: int = FORMAT
     slurm: str = "unknown"  # version of its daemons
     native_gres: bool = False  # with our GRES plugins
-    injection: Injection = "preload"
+    injection: Injection = "auto"
     multi_card: bool = False
     placement: Placement = "binpack"
     mig: int = 0

@@ -14,6 +14,7 @@ from typing import Any, cast
 from enforcer.abi import pack_grant
 from enforcer.daemon.arbiter import ArbiterError, ArbiterRefusedError
 from enforcer.daemon.driver import BrokenNodeError
+from enforcer.daemon.injecting.way import described
 from enforcer.daemon.livecards import Snapshot
 from enforcer.daemon.log import emit
 from enforcer.daemon.node import NodeService
@@ -115,6 +116,7 @@ class Asks:
                 "grants": len(service.grants),
                 **service.memory.describe(service.caps.now(service.grants).values()),
                 "hardware": self._hardware(),
+                **described(service.config, service.node),
             }
         )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from enforcer.clock import Clock, FakeClock, SystemClock
 from enforcer.daemon.arbiter import FakeArbiter
+from enforcer.daemon.injecting.way import resolved
 from enforcer.daemon.log import setup
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.ports import Ports
@@ -88,7 +89,9 @@ class FakeNode:
         )
         store = GrantStore(self.directory / "run" / GRANTS_DIR)
         ledger = Ledger(self.directory / "state" / FILE_NAME)
-        self._services.append(NodeService(self.config, self.config.node("n1"), store, ledger, ports))
+        self._services.append(
+            NodeService(self.config, resolved(self.config.node("n1")), store, ledger, ports)
+        )
         return self._services[-1]
 
     def retire(self, service: NodeService) -> None:

@@ -17,6 +17,7 @@ import click
 from enforcer.clock import SystemClock
 from enforcer.daemon.arbiter_port import SocketArbiter
 from enforcer.daemon.injecting.start import make_ready
+from enforcer.daemon.injecting.way import keep, probe, resolved
 from enforcer.daemon.log import emit, setup
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.nvmlworker import NvmlThread
@@ -78,7 +79,7 @@ def open_nvml(config: Config) -> Nvml:
 
 def build(config: Config, name: str) -> Server:
     """Everything of one node, wired. Raises StartError, GrantError, LedgerError."""
-    node = config.node(name)
+    node = resolved(config.node(name))
     run_dir = prepare_directory(node.run_dir)
     state_dir = prepare_directory(node.state_dir)
     clock = SystemClock()
@@ -94,6 +95,15 @@ def build(config: Config, name: str) -> Server:
     store = GrantStore(run_dir / GRANTS_DIR)
     service = NodeService(config, node, store, Ledger(state_dir / FILE_NAME), ports)
     return Server(service, clock)
+
+
+def try_injection(config_path: str, name: str) -> None:
+    """Find out how tasks can get the shim here, for the qgpud that starts next. Raises what `main` prints."""
+    config = load_config(config_path, name)
+    node = config.node(name)
+    run_dir = prepare_directory(node.run_dir)
+    if node.injection == "auto":
+        keep(probe(config, node), run_dir)
 
 
 def serve(config_path: str, name: str) -> None:
@@ -121,15 +131,20 @@ def serve(config_path: str, name: str) -> None:
 @click.option("--config", default=PATHS.config_file, show_default=True, help="qgpu.yaml of the cluster.")
 @click.option("--node", help="Name of this node in Slurm. Default: the host's short name.")
 @click.option("--foreground", is_flag=True, help="Accepted for clarity: qgpud never leaves the foreground.")
+@click.option(
+    "--probe-injection",
+    is_flag=True,
+    help="Try how tasks can get the shim on this node, note it for the qgpud that starts next, and end.",
+)
 @click.version_option(VERSION, prog_name="qgpud", message="%(prog)s %(version)s")
-def main(config: str, node: str | None, foreground: bool) -> None:
+def main(config: str, node: str | None, foreground: bool, probe_injection: bool) -> None:
     """Serve the grants of one node: answers Prolog and Epilog, tells the arbiter, keeps the ledger."""
     del foreground
     if os.geteuid() != 0:
         click.echo("qgpud: it must run as root, because it decides what jobs may do", err=True)
         sys.exit(1)
     try:
-        serve(config, node_name(node))
+        (try_injection if probe_injection else serve)(config, node_name(node))
     except (ConfigError, StartError, GrantError, LedgerError, ServerError) as error:
         click.echo(f"qgpud: {error}", err=True)
         sys.exit(1)

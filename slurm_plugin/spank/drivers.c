@@ -19,6 +19,7 @@
 #define OLD_MAGIC "ld.so-1.7.0"
 #define NEW_MAGIC "glibc-ld.so.cache1.1"
 #define MAX_DIRS 32
+#define MAX_OWN_DIRS 16
 
 /* The layout of glibc's sysdeps/generic/dl-cache.h, which has been the same since 2.2. */
 struct old_head {
@@ -69,27 +70,29 @@ static void add_dir(struct dirs *dirs, const char *file)
         snprintf(dirs->at[dirs->count++], PATH_MAX, "%.*s", (int)len, file);
 }
 
-static void add_file(struct qg_targets *targets, const char *name, const char *library)
+static void add_file(struct qg_targets *targets, const char *name, const char *library, bool own)
 {
-    struct qg_target found = {.nvml = strcmp(library, QG_NVML) == 0};
+    struct qg_target found = {.nvml = strcmp(library, QG_NVML) == 0, .own = own};
     struct stat st;
 
     if (!realpath(name, found.path) || stat(found.path, &st) != 0 || !S_ISREG(st.st_mode))
         return;
     if (strncmp(strrchr(found.path, '/') + 1, library, strlen(library)) != 0)
         return; /* a link to something else: nothing that this library's name should cover */
+    if (own && st.st_uid != 0)
+        return; /* a user's copy of the driver is his affair */
     found.dev = st.st_dev;
     found.ino = st.st_ino;
     for (size_t i = 0; i < targets->count; i++)
         if (strcmp(targets->at[i].path, found.path) == 0)
             return;
     if (targets->count == QG_MAX_TARGETS)
-        targets->too_many = true;
+        targets->too_many = targets->too_many || !own;
     else
         targets->at[targets->count++] = found;
 }
 
-static void add_matches(struct qg_targets *targets, const char *dir, const char *library)
+static void add_matches(struct qg_targets *targets, const char *dir, const char *library, bool own)
 {
     char pattern[PATH_MAX + 32];
     glob_t found;
@@ -98,7 +101,7 @@ static void add_matches(struct qg_targets *targets, const char *dir, const char 
     if (glob(pattern, GLOB_NOSORT, NULL, &found) != 0)
         return;
     for (size_t i = 0; i < found.gl_pathc; i++)
-        add_file(targets, found.gl_pathv[i], library);
+        add_file(targets, found.gl_pathv[i], library, own);
     globfree(&found);
 }
 
@@ -165,7 +168,24 @@ void qg_drivers_find(const char *driver_path, const char *ld_cache, struct qg_ta
         add_dir(&dirs, real);
     read_cache(ld_cache, &dirs);
     for (size_t i = 0; i < dirs.count; i++) {
-        add_matches(targets, dirs.at[i], QG_CUDA);
-        add_matches(targets, dirs.at[i], QG_NVML);
+        add_matches(targets, dirs.at[i], QG_CUDA, false);
+        add_matches(targets, dirs.at[i], QG_NVML, false);
+    }
+}
+
+void qg_drivers_own(const char *library_path, struct qg_targets *targets)
+{
+    static const char *const compat[] = {"/usr/local/cuda*/compat", "/usr/local/cuda*/compat/lib*"};
+    char dir[PATH_MAX];
+
+    for (size_t i = 0; i < sizeof(compat) / sizeof(compat[0]); i++)
+        add_matches(targets, compat[i], QG_CUDA, true);
+    for (int i = 0; i < MAX_OWN_DIRS && *library_path; i++) {
+        size_t len = strcspn(library_path, ":;");
+        if (library_path[0] == '/' && len < sizeof(dir) && !memchr(library_path, '*', len)) {
+            snprintf(dir, sizeof(dir), "%.*s", (int)len, library_path);
+            add_matches(targets, dir, QG_CUDA, true);
+        }
+        library_path += len + (library_path[len] != '\0');
     }
 }

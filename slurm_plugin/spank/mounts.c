@@ -78,7 +78,7 @@ static bool make_place(const struct why *why)
         errno = ENOTDIR;
         return failed(why, QG_TASK_DIR " is not a directory of root");
     }
-    if (mount("qgpu", QG_TASK_DIR, "tmpfs", TMPFS_FLAGS, "mode=0755,size=128k,nr_inodes=16") != 0)
+    if (mount("qgpu", QG_TASK_DIR, "tmpfs", TMPFS_FLAGS, "mode=0755,size=256k,nr_inodes=512") != 0)
         return failed(why, "no file system can be mounted at " QG_TASK_DIR);
     return mkdir(QG_TASK_REAL, 0755) == 0 || failed(why, QG_TASK_REAL " cannot be made");
 }
@@ -90,6 +90,28 @@ static bool keep_real(const char *library, const char *name, const struct why *w
 
     snprintf(place, sizeof(place), QG_TASK_REAL "/%s", name);
     return write_file(place, "", 0, why) && bind(library, place, why);
+}
+
+/* A driver's library that the program brings is kept under its own name below, where the shim looks for it (compat.c). */
+static bool keep_own(const struct qg_target *target, const struct why *why)
+{
+    char place[PATH_MAX + sizeof(QG_TASK_REAL)];
+
+    snprintf(place, sizeof(place), QG_TASK_REAL "%s", target->path);
+    for (char *at = place + sizeof(QG_TASK_REAL); (at = strchr(at, '/')) != NULL; *at++ = '/') {
+        *at = '\0';
+        if (mkdir(place, 0755) != 0 && errno != EEXIST)
+            return failed(why, "%s cannot be made", place);
+    }
+    return write_file(place, "", 0, why) && bind(target->path, place, why);
+}
+
+static bool keep_owns(const struct qg_targets *targets, const struct why *why)
+{
+    for (size_t i = 0; i < targets->count; i++)
+        if (targets->at[i].own && !keep_own(&targets->at[i], why))
+            return false;
+    return true;
 }
 
 /* Beside the driver, as qgpu's NVML looks for it, else the first that ld.so knows; none is no fault. */
@@ -143,7 +165,7 @@ static bool cover_preload(const char *shim, const char *nvml, const struct why *
     return write_file(OUR_PRELOAD, list, (size_t)len + (size_t)got, why) && bind(OUR_PRELOAD, LD_PRELOAD_FILE, why);
 }
 
-bool qg_mounts_make(struct qg_grant *grant, const char *nvml, char *text, size_t size)
+bool qg_mounts_make(struct qg_grant *grant, const char *nvml, const char *library_path, char *text, size_t size)
 {
     static struct qg_targets targets;
     const struct why why = {text, size};
@@ -154,7 +176,8 @@ bool qg_mounts_make(struct qg_grant *grant, const char *nvml, char *text, size_t
         errno = targets.count ? E2BIG : ENOENT;
         return failed(&why, "files named libcuda.so* beside %s", grant->driver_path);
     }
-    if (!make_place(&why) || !keep_real(grant->driver_path, QG_CUDA ".1", &why))
+    qg_drivers_own(library_path, &targets);
+    if (!make_place(&why) || !keep_real(grant->driver_path, QG_CUDA ".1", &why) || !keep_owns(&targets, &why))
         return false;
     const char *nvml_real = *nvml ? real_nvml(grant->driver_path, &targets, beside, sizeof(beside)) : NULL;
     if (nvml_real && !keep_real(nvml_real, QG_NVML_NAME, &why))

@@ -54,8 +54,9 @@ void qg_client_hand_over(spank_t sp);
 #define QG_NVML_NAME "libnvidia-ml.so.1"
 
 /* mounts.c: as root; from here on the task sees the shims under all names of the driver. grant->driver_path becomes
- * the real driver's new place; nvml is the job's NVML, or empty. False with a sentence in text. */
-bool qg_mounts_make(struct qg_grant *grant, const char *nvml, char *text, size_t size);
+ * the real driver's new place; nvml is the job's NVML, or empty; library_path the task's LD_LIBRARY_PATH. False with a sentence
+ * in text. */
+bool qg_mounts_make(struct qg_grant *grant, const char *nvml, const char *library_path, char *text, size_t size);
 
 /* preload.c: LD_PRELOAD of a task. The list with `shim` and `nvml` (may be empty) in front and ours nowhere else; with
  * shim NULL, the list without anything that looks like ours. False: it does not fit. */

@@ -110,11 +110,14 @@ static void refuse_again(uint32_t job_id, const char *why)
     refuse(text);
 }
 
-static bool put_mounts(uint32_t job_id)
+static bool put_mounts(spank_t sp, uint32_t job_id)
 {
+    static char library_path[ENV_MAX];
     char why[PATH_MAX + 512], text[PATH_MAX + 640];
 
-    if (qg_mounts_make(&task.grant, task.nvml, why, sizeof(why))) {
+    if (!reads(sp, "LD_LIBRARY_PATH", library_path, sizeof(library_path)))
+        library_path[0] = '\0';
+    if (qg_mounts_make(&task.grant, task.nvml, library_path, why, sizeof(why))) {
         snprintf(task.path, sizeof(task.path), "%s", QG_TASK_GRANT);
         return true;
     }
@@ -137,14 +140,14 @@ static bool libraries_trusted(uint32_t job_id)
     return true;
 }
 
-static void seal_active(uint32_t job_id, const char *run_dir)
+static void seal_active(spank_t sp, uint32_t job_id, const char *run_dir)
 {
     char note[PATH_MAX + 256];
 
     qg_nvml_beside(task.grant.shim_path, task.nvml, sizeof(task.nvml));
     if (!libraries_trusted(job_id))
         return;
-    if (task.grant.injection == QG_INJECT_MOUNT && !put_mounts(job_id))
+    if (task.grant.injection == QG_INJECT_MOUNT && !put_mounts(sp, job_id))
         return;
     task.fd = qg_grant_seal(&task.grant);
     if (task.fd < 0) {
@@ -188,7 +191,7 @@ void qg_task_as_root(spank_t sp, const struct qg_args *args)
     else if (got == QG_READ_OK && task.grant.state == QG_GRANT_REFUSED)
         refuse(task.grant.message[0] ? task.grant.message : "this job was refused without a reason");
     else if (got == QG_READ_OK && task.grant.state == QG_GRANT_ACTIVE)
-        seal_active(job_id, run_dir);
+        seal_active(sp, job_id, run_dir);
     else if (got == QG_READ_OK && task.grant.state == QG_GRANT_WHOLE && holds_parts(sp))
         refuse("this job holds a share of a card (gres/shard) and a note that says it has a whole card: submit it again "
                "with --gres=qgpu:N, N percent of a card");

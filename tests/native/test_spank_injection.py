@@ -136,6 +136,46 @@ def test_escape(site: Site, injection: Injection, name: str) -> None:
     assert site.shell(script) == gets[injection == "mount"]
 
 
+# Which library named libcuda the shim called after cuInit, by the maps of its process.
+BELOW = """
+import ctypes, os, sys
+cuda = ctypes.CDLL(sys.argv[1])
+ours = hasattr(cuda, "qgpu_job_view")
+cuda.cuInit(0)
+maps = {line.split()[-1] for line in open("/proc/self/maps") if "libcuda.so" in line}
+print(ours, *sorted({os.stat(path).st_ino for path in maps}))
+"""
+
+
+@pytest.mark.parametrize("injection", ["preload", "mount"])
+def test_a_forward_compatible_library_runs_below_the_shim(site: Site, injection: Injection) -> None:
+    """Root's cuda-compat in LD_LIBRARY_PATH: by its name in both ways, by its path where it is mounted over as well."""
+    compat = site.root / "cuda-12.9/compat"
+    compat.mkdir(parents=True, mode=0o755)
+    compat.parent.chmod(0o755)
+    shutil.copy(SIM / NAMES[0], compat / "libcuda.so.575.1")
+    (compat / NAMES[0]).symlink_to("libcuda.so.575.1")
+    (site.root / "below.py").write_text(BELOW)
+    inode = (compat / NAMES[0]).stat().st_ino
+    site.grant(injection)
+    env = {"LD_LIBRARY_PATH": f"{compat}:{site.driver}"}
+    by_path = "True" if injection == "mount" else "False"
+    for library, ours in ((NAMES[0], "True"), (f"{compat}/{NAMES[0]}", by_path)):
+        done = site.task("/usr/bin/python3", str(site.root / "below.py"), library, **env)
+        assert done.returncode == 0, done.stderr
+        told, *inodes = done.stdout.split()
+        assert told == ours and str(inode) in inodes, (library, done.stdout)
+    clean = site.task("/usr/bin/python3", str(site.root / "below.py"), NAMES[0])
+    assert str(inode) not in clean.stdout.split(), "without it the node's driver"
+
+
+def test_a_users_own_copy_is_not_touched_by_root(site: Site) -> None:
+    os.chown(site.root / "copy" / NAMES[0], USER, USER)
+    site.grant("mount")
+    done = site.task("/bin/cat", "/proc/self/mountinfo", LD_LIBRARY_PATH=f"{site.root}/copy:{site.driver}")
+    assert f"{site.root}/copy" not in done.stdout
+
+
 def test_what_is_mounted_over_and_what_the_shim_finds(site: Site) -> None:
     site.grant("mount")
     inodes = site.shell(

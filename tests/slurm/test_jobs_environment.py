@@ -25,6 +25,8 @@ if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and c
     cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
     seen["free"], seen["total"] = free.value, total.value
 seen["cards"] = count.value
+seen["shim"] = hasattr(cuda, "qgpu_job_view")
+seen["mounted"] = os.path.exists("/run/qgpu-task/grant")
 def tries(fd):
     yield "write", lambda: os.pwrite(fd, b"x", 0)
     yield "map", lambda: mmap.mmap(fd, os.fstat(fd).st_size)
@@ -60,7 +62,7 @@ def seen_by(text: str) -> list[dict[str, Any]]:
 
 def is_governed(seen: dict[str, Any]) -> bool:
     """Whether the probe ran with the shim and the grant; all of it or nothing."""
-    marks = [bool(seen[name]) for name in ("LD_PRELOAD", "QGPU_GRANT", "QGPU_GRANT_FD", "memfds")]
+    marks = [bool(seen[name]) for name in ("shim", "QGPU_GRANT", "QGPU_GRANT_FD", "memfds")]
     assert len(set(marks)) == 1, seen
     return marks[0]
 
@@ -111,7 +113,9 @@ echo end
 """
 
 
-def test_steps_inherit_and_a_clean_environment_loses_only_the_shim(live: Live, probe: str) -> None:
+def test_steps_inherit_and_a_clean_environment_loses_the_shim_only_without_mounts(
+    live: Live, probe: str
+) -> None:
     jobs = [
         live.submit(STEPS.format(probe=probe), "-n2", "--gres=qgpu:30,qgpu_mem:4G", *more)
         for more in ([], ["--export=NONE"])
@@ -121,8 +125,9 @@ def test_steps_inherit_and_a_clean_environment_loses_only_the_shim(live: Live, p
         *steps, clean = seen_by(text)
         assert len(steps) == 5
         assert all(is_governed(seen) and seen["cards"] == 1 and seen["total"] == 4 << 30 for seen in steps)
-        # Not to be prevented by anybody, and not more than the card: the device cgroup holds.
-        assert clean["LD_PRELOAD"] is None
+        # With preload not to be prevented by anybody, and not more than the card: the device cgroup holds.
+        assert clean["shim"] == clean["mounted"] == (not steps[0]["LD_PRELOAD"])
+        assert (clean["total"] == 4 << 30) == clean["mounted"]
         assert clean["cards"] == 1
         assert clean["could"] == []
 

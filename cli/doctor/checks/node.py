@@ -85,8 +85,7 @@ def shim(known: Known) -> Check:
             "install it as .../qgpu/VERSION/libcuda.so.1, so that an upgrade does not replace it under jobs"
         )
         return Check("shim", "warn", f"{path} loads, but its directory has no version", todo)
-    how = known.need.node(known.node).injection
-    return Check("shim", "ok", f"{path} loads, version {path.parent.name}, injected by {how}")
+    return Check("shim", "ok", f"{path} loads, version {path.parent.name}")
 
 
 def nvml_shim(known: Known) -> Check:
@@ -113,6 +112,24 @@ def qgpud(known: Known) -> Check:
         text = f"serves {known.daemon['node']}, but has not read {known.path} since it was changed"
         return Check("qgpud", "fail", text, "systemctl restart qgpud; running jobs go on")
     return Check("qgpud", "ok", f"serves {known.daemon['node']}, {known.daemon['grants']} grant(s)")
+
+
+def injection(known: Known) -> Check:
+    """How tasks get the shim. LD_PRELOAD is the weaker way: an absolute path or a clean environment loses it."""
+    wanted = known.need.node(known.node).injection
+    mode = known.daemon.get("injection")
+    why = known.daemon.get("injection_why")
+    if not mode:
+        return Check(
+            "injection", "warn", f"qgpu.yaml says {wanted}; qgpud does not say what it does", "see qgpud"
+        )
+    if mode == "mount":
+        return Check("injection", "ok", "mount: the shim lies over the driver's files in each task")
+    lost = "lost by programs that open the driver by its path or clear their environment"
+    if wanted == "auto":
+        todo = "mend that and restart qgpud, or write injection: preload in qgpu.yaml"
+        return Check("injection", "warn", f"preload, {lost}. Not mount, because {why}", todo)
+    return Check("injection", "ok", f"preload as qgpu.yaml says, {lost}")
 
 
 def state_dir(known: Known) -> Check:

@@ -6,6 +6,7 @@
 #include "driver.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,7 +53,11 @@ static void find_driver(void)
 {
     qg_load(); /* it tells where the driver is */
     if (driver_file[0]) {
-        driver_handle = open_other(driver_file);
+        char own[PATH_MAX];
+        if (qg_program_driver(driver_file, own, sizeof(own)))
+            driver_handle = open_other(own);
+        if (!driver_handle)
+            driver_handle = open_other(driver_file);
         if (!driver_handle) {
             const char *why = dlerror();
             qg_say("the NVIDIA driver cannot be opened: %s. The administrator sets driver.libcuda in qgpu.yaml.",

@@ -6,6 +6,7 @@
 #define QG_DRIVER_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "symbols.h"
@@ -32,6 +33,9 @@ extern void *qg_real[QG_NSYMBOLS];
 #define QG_HAVE(symbol) qg_have(QG_SYM_##symbol)
 
 void qg_driver_path(const char *path); /* remembers where the driver is; NULL or "" = search */
+
+/* compat.c. True: the program brings a libcuda.so.1 of its own, in `out`, where it would be found before the node's. */
+bool qg_program_driver(const char *granted, char *out, size_t size);
 bool qg_have(unsigned symbol);
 void *qg_resolve(unsigned symbol); /* called by the generated resolvers */
 

@@ -1,0 +1,88 @@
+"""How tasks get the shim on this node, where qgpu.yaml says `injection: auto`: `mount` if the node can, else `preload`.
+
+Whether it can is tried: a program makes the mounts of the SPANK plugin in a namespace of its own. qgpud itself may
+not do that (its unit takes the right away), so the unit does it before, and leaves what it found in the run directory.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from enforcer.daemon.driver import BrokenNodeError, find_driver
+from enforcer.daemon.log import emit
+from gres.config import Config, Injection, Node
+from gres.grants import GrantError, GrantStore
+
+FILE = "injection.json"  # in the run directory
+PROGRAM = "qgpu-mounts"  # beside the hook's client
+SECONDS = 10
+NOT_TRIED = "nobody has tried whether this node can do it: the unit of qgpud does, by qgpud --probe-injection"
+
+
+@dataclass(frozen=True)
+class Way:
+    """`mode` is `mount` or `preload`; `why` is a sentence where it is not the better of the two, else empty."""
+
+    mode: Injection
+    why: str = ""
+
+
+def probe(config: Config, node: Node) -> Way:
+    """Try it. Never raises: what goes wrong is the reason."""
+    shim = config.shim.replace("%n", node.name)
+    program = Path(config.hook.client).with_name(PROGRAM)
+    try:
+        driver = find_driver(config.driver.libcuda.replace("%n", node.name), shim)
+        done = subprocess.run(
+            [program, driver, shim],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+            check=False,
+        )
+    except (BrokenNodeError, OSError, subprocess.TimeoutExpired) as error:
+        return Way("preload", str(error))
+    if done.returncode == 0:
+        return Way("mount")
+    return Way("preload", (done.stdout or done.stderr).strip() or f"{program} ended with {done.returncode}")
+
+
+def keep(way: Way, run_dir: Path) -> None:
+    """For the qgpud that starts next. Raises GrantError, OSError."""
+    GrantStore(run_dir).keep(FILE, json.dumps({"mode": way.mode, "why": way.why}).encode())
+
+
+def found(node: Node) -> Way:
+    """What the last trial found, as root keeps it."""
+    try:
+        data = GrantStore(Path(node.run_dir)).kept(FILE)
+        return Way("preload", NOT_TRIED) if data is None else _way(data)
+    except (GrantError, OSError, ValueError, TypeError, KeyError) as error:
+        return Way("preload", f"what was found cannot be read: {error}")
+
+
+def resolved(node: Node) -> Node:
+    """The node with the way that its grants name; said in the log."""
+    if node.injection != "auto":
+        return node
+    way = found(node)
+    emit(logging.WARNING if way.why else logging.INFO, "injection", mode=way.mode, why=way.why or None)
+    return replace(node, injection=way.mode)
+
+
+def described(config: Config, node: Node) -> dict[str, str]:
+    """For `status`: the way in use, and why it is not the better one where qgpud chose it."""
+    chosen = config.node(node.name).injection == "auto"
+    return {"injection": node.injection, "injection_why": found(node).why if chosen else ""}
+
+
+def _way(data: bytes) -> Way:
+    said = json.loads(data)
+    if said["mode"] not in ("mount", "preload") or not isinstance(said["why"], str):
+        raise ValueError("it is not what qgpud writes")
+    return Way(said["mode"], "".join(c if c.isprintable() else "?" for c in said["why"]))
