@@ -35,6 +35,8 @@ SUBSET = (
     "tests/slurm/test_native_gres.py",
     "tests/slurm/test_api_clients.py",
     "tests/slurm/test_spank_options.py",
+    "tests/slurm/test_plugin_stale.py",
+    "tests/slurm/test_jobs_queued_before.py",
     "tests/native/test_spank_plugin.py",
     "tests/native/test_hook_client.py",
 )

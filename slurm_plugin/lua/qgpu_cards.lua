@@ -78,9 +78,20 @@ local function bind_of(bind, q)
     return rest[1] and table.concat(rest, "+") or nil
 end
 
+-- `gres/shard:1` per task beside --gres=qgpu:N is what our cli_filter writes for a stand-alone srun of one task: its step
+-- takes the job's gres per node, which has no shard here, and would get no card. The job itself is given its own shards.
+local function is_mark(entries)
+    local own = entries.shared[1]
+    return own and not entries.shared[2] and not entries.qgpu[1] and not entries.mem[1] and own.name == "shard"
+        and own.parts[#own.parts] == "1"
+end
+
 -- `--tres-per-task=gres/qgpu:30` with K tasks per node says what `--gres=qgpu:30 --qgpu-cards=K` does. Changes the
 -- submission (the strings of read_submission) so, and returns K as text; `said` where there is nothing of the kind.
 function M.native(job_desc, job, said, q, t)
+    if t.multi_card and is_mark(q.parse_entries(job.tres_per_task)) and q.parse_entries(job.gres).qgpu[1] then
+        job.tres_per_task, job.tres_bind = M.rest_of(job.tres_per_task, q), bind_of(job.tres_bind, q)
+    end
     local found = t.multi_card and q.parse_entries(job.tres_per_task)
     if not found or not found.qgpu[1] or q.parse_entries(job.gres).qgpu[1] then
         return said

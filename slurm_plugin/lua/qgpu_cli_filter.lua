@@ -120,6 +120,26 @@ function M.step_tres(tres, inside)
     return tres .. ",gres/shard:" .. (model and not inside and model .. ":" or "") .. "1"
 end
 
+-- Where a job may have parts of several cards, job_submit.lua books shards per task, and a stand-alone srun asks for its
+-- step what the job has per node: no shard, so no card. There the mark goes per task as well. Slurm takes that with -n
+-- alone; without it srun has a task for each node.
+local function mark_per_task(options, gres)
+    local rest, found = gres, nil
+    rest = gres:gsub(",(shard:[^,]+)", function(mark)
+        found = mark
+        return ""
+    end, 1)
+    if not found then
+        return gres
+    end
+    local own = options["tres-per-task"]
+    options["tres-per-task"] = (type(own) == "string" and own ~= "" and own .. "," or "") .. "gres/" .. found
+    local tasks = tonumber(tostring(options.ntasks):match("^%d+")) or 1 -- 1 where there was no -n
+    local nodes = tonumber(tostring(options.nodes):match("^%d+")) or 1
+    options.ntasks = string.format("%d", math.max(tasks, nodes, 1))
+    return rest
+end
+
 function M.pre_submit(options, _)
     if options.type ~= "srun" then
         return slurm.SUCCESS
@@ -144,7 +164,7 @@ function M.pre_submit(options, _)
     end
     local gres = M.step_gres(options.gres, inside, inside and os.getenv("SLURM_SHARDS_ON_NODE"), t)
     if gres then
-        options.gres = gres
+        options.gres = not inside and t and t.multi_card and mark_per_task(options, gres) or gres
     end
     return slurm.SUCCESS
 end

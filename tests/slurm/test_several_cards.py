@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from jobs_support import Live, sentence_of
+from jobs_support import Live, sentence_of, work
 
 from cli.sandbox import files, plan, services
 from cli.sandbox.services import slurm_version
@@ -136,13 +135,30 @@ def test_a_part_of_one_card_is_never_split(several: Live) -> None:
     assert _on(several, both) == {0: 41, 1: 41}
 
 
-@pytest.mark.parametrize("client", ["srun", "salloc"])
-def test_the_other_clients(several: Live, client: str, tmp_path: Path) -> None:
-    command = ["sh", "-c", "echo got $CUDA_VISIBLE_DEVICES of $SLURM_SHARDS_ON_NODE"]
-    done = several.run(client, "-n2", "--gres=qgpu:20", "--qgpu-cards=2", *command, user="alice")
+@pytest.mark.parametrize("client", [["srun"], ["salloc", "srun"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [(), ("-n1",), ("-n2", "--qgpu-cards=2"), ("-N2",), ("-N2", "-n2")], ids=" ".join
+)
+def test_the_other_clients_have_a_card_and_use_it(
+    several: Live, client: list[str], words: tuple[str, ...]
+) -> None:
+    """srun alone is job and step in one; each task asks the driver for its card."""
+    first, *rest = client
+    done = several.run(first, *words, "--gres=qgpu:20", *rest, "python3", "-c", WHICH, user="alice")
     assert done.returncode == 0, done.stderr
-    one = several.run(client, "--gres=qgpu:20", *command, user="alice")
-    assert one.returncode == 0, one.stderr
+    cards = [line for line in done.stdout.splitlines() if line.startswith("card ")]
+    wanted = 2 if len(words) and words[0] in ("-n2", "-N2") else 1
+    assert len(cards) == wanted and not any(set(card[5:]) == {"0"} for card in cards), done.stdout
+    if "-N2" in words:
+        assert len(set(cards)) == 2
+
+
+def test_srun_alone_on_a_model(several: Live) -> None:
+    done = several.run(
+        "srun", "--gres=qgpu:h200:20,qgpu_mem:4G", *work("--requests", "2").split(), user="alice"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 requests" in done.stdout
 
 
 def test_more_tasks_than_cards_get_a_sentence(several: Live) -> None:
