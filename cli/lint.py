@@ -166,7 +166,10 @@ def site_of(repository: Repository, config: Config) -> Site:
     alone = without_fragments(places, Texts(repository.texts), version)
     names = names_for(config, ("controller", "node"))
     made = fragments(config, names, alone, etc_dir=repository.fragments)
-    texts = {f"{repository.fragments}/{fragment.name}": fragment.text for fragment in made}
+    # Configless sites include the same by a second name.
+    texts = {
+        place(fragment.name): fragment.text for fragment in made for place in (places.fragment, places.flat)
+    }
     return read_site(places, Texts({**texts, **repository.texts}), version)
 
 

@@ -88,7 +88,9 @@ def _value(site: Site, conf: Conf, setting: Setting) -> tuple[list[Difference], 
     if not satisfied(setting, last.items):
         line = f"{last.key}={setting.merged(last.items)}"
         if site.places.ours(last.file):
-            found = [stale(setting.key, last.file, setting.value, "qgpu.yaml has changed since")]
+            found = [
+                stale(setting.key, last.file, f"{setting.key}={setting.value}", "qgpu.yaml has changed since")
+            ]
         else:
             needed = f"{setting.key}={setting.merged(last.items)}"
             found.append(replaced(last, setting.key, line, needed, setting.why, setting.restart))

@@ -147,6 +147,8 @@ class Site:
             "grants": 0,
             "arbiter": True,
             "memory": "hard",
+            "injection": "mount",
+            "injection_why": "",
             "config": digest_of(self.yaml),
         }
         return load_config(self.yaml)

@@ -55,10 +55,12 @@ def test_each_breakage_is_found_with_the_line_to_write(
 def test_what_works_in_spite_of_it_is_a_warning(site: Site) -> None:
     site.says("State=IDLE", "State=IDLE+DRAIN", *NODES)
     site.answer("sinfo", out="qgpu: qgpud on this node does not answer\n")
+    site.daemon |= {"injection": "preload", "injection_why": "the kernel refuses it"}
     stack = site.etc / "qgpu/plugstack.conf"
     site.write("etc/qgpu/plugstack.conf", stack.read_text() * 2)
     found = {check.name: check for check in site.checks() if check.status == "warn"}
     assert "qgpud on this node does not answer" in found["nodes"].text
+    assert "Not mount, because the kernel refuses it" in found["injection"].text
     assert "the plugin once" in found["spank"].text
 
 

@@ -134,3 +134,20 @@ def test_a_queue_and_a_huge_file_are_refused(site: Site) -> None:
     os.mkfifo(site.etc / "slurm.conf")
     done = lint(site.yaml, site.etc / "slurm.conf")
     assert done.exit_code == 2 and "it is not a regular file" in done.output
+
+
+def test_a_tree_of_etc_and_a_configless_site(site: Site, tmp_path: Path) -> None:
+    etc = tmp_path / "repository/etc"
+    for name in ("slurm", "qgpu"):
+        (etc / name).mkdir(parents=True)
+    shutil.copy(site.yaml, etc / "qgpu/qgpu.yaml")
+    text = (site.etc / "slurm.conf").read_text()
+    (etc / "slurm/slurm.conf").write_text(text.replace(f"{site.etc}/qgpu/", "qgpu_"))
+    for name in ("gres.conf", "cgroup.conf"):
+        (etc / "slurm" / name).write_text(f"include qgpu_{name}\n")
+    (etc / "slurm/plugstack.conf").write_text("include /etc/slurm/qgpu/plugstack.conf\n")
+    done = lint(tmp_path / "repository")
+    assert (done.exit_code, done.output) == (0, "")
+    (etc / "slurm/gres.conf").write_text("Name=gpu File=/dev/nvidia0\n")
+    done = lint(tmp_path / "repository")
+    assert done.exit_code == 1 and f"{etc}/slurm/gres.conf:1: " in done.output

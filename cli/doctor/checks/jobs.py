@@ -24,13 +24,18 @@ def job_cgroups(known: Known, root: Path | None = None) -> Check:
     lost = {job: path for job, path in _found_at(known, jobs) if path}
     root = root or cgroup2_root()
     known_dirs = JobCgroups(root).look(jobs) if root is not None else dict.fromkeys(jobs, ())
-    unseen = sorted(lost.keys() | (set(jobs) - known_dirs.keys()))
+    unseen = sorted(job for job in lost.keys() | (set(jobs) - known_dirs.keys()) if _lives(known, jobs[job]))
     if not unseen:
         return Check("job cgroups", "ok", f"found for the {len(jobs)} job(s) that run here")
     first = unseen[0]
     where = lost.get(first) or (f"no directory job_{first} is below {root}" if root else "")
     text = f"qgpud finds no cgroup of job {', '.join(map(str, unseen[:NAMED]))}: {where or 'it has none'}"
     return Check("job cgroups", "fail", text, _way_out(where))
+
+
+def _lives(known: Known, pids: list[int]) -> bool:
+    """Whether the job did not end while we looked."""
+    return any(_text(known.host.proc / str(pid) / "cmdline") for pid in pids)
 
 
 def _way_out(where: str) -> str:

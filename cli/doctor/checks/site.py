@@ -6,7 +6,7 @@ import posixpath
 from typing import Literal
 
 from cli.doctor.files import HostSource, version_text
-from cli.doctor.known import NO_SLURM, Known
+from cli.doctor.known import CACHES, NO_SLURM, Known
 from cli.doctor.result import Check
 from gres.paths import PATHS
 from slurm_plugin import releases
@@ -27,7 +27,7 @@ RESTART = {
 def places_of(slurm_conf: str) -> Places:
     """Where the fragments of a slurm.conf are, as `qgpu setup` chooses it."""
     folder = posixpath.dirname(slurm_conf)
-    usual = folder == PATHS.slurm_config_dir or slurm_conf.startswith("/run/slurm/")
+    usual = folder == PATHS.slurm_config_dir or slurm_conf in CACHES
     return Places(slurm_conf, PATHS.fragments_dir if usual else f"{folder}/qgpu")
 
 
