@@ -27,7 +27,7 @@ PYTHON     ?= /usr/bin/python3
 PYTHONS    := 3.11 3.12 3.13
 PYTHON3    ?= python3
 ABI_VERSION := $(shell sed -n 's/^\#define QG_ABI_VERSION \([0-9]*\).*/\1/p' enforcer/native/abi/qgpu_abi.h)
-export PYTHON3 CC SLURM_INC
+export PYTHON3 CC SLURM_INC NATIVE_GRES
 
 # ---- build ----
 PRODUCT_NATIVE := bin/qgpu-arbiter bin/qgpu-hook bin/qgpu-mounts bin/qgpu-simulate bin/qgpu-simgpu bin/qgpu-workload shim/libcuda.so.1 \
@@ -86,7 +86,7 @@ PATH_WORDS = bin_dir=$(BINDIR) sbin_dir=$(SBINDIR) lib_dir=$(LIBDIR)/qgpu libexe
 # systemd makes what lies below /run and /var/lib; elsewhere the units may write, and tmpfiles.d makes it.
 UNIT_WORDS = runtime_directory=$(if $(filter /run/%,$(RUNDIR)),RuntimeDirectory=$(RUNDIR:/run/%=%),ReadWritePaths=$(RUNDIR)) \
              state_directory=$(if $(filter /var/lib/%,$(STATEDIR)),StateDirectory=$(STATEDIR:/var/lib/%=%),ReadWritePaths=$(STATEDIR)) \
-             sim_dir=$(SIMDIR)
+             sim_dir=$(SIMDIR) version=$(VERSION)
 FILL = sed $(foreach word,$(PATH_WORDS) $(UNIT_WORDS),-e 's|@$(firstword $(subst =, ,$(word)))@|$(patsubst $(firstword $(subst =, ,$(word)))=%,%,$(word))|g')
 # $(call put,MODE,FILES,DIRECTORY); $(call fill,MODE,TEMPLATE,FILE)
 put  = install -d -m 755 $(DESTDIR)$(3) && install -m $(1) $(2) $(DESTDIR)$(3)/
@@ -110,8 +110,8 @@ install-qgpu:
 	$(call put,755,$(BUILD)/bin/qgpu-simulate,$(LIBEXECDIR)/qgpu)
 	$(call put,644,$(LUA_COMMON),$(DATADIR)/qgpu/lua)
 	$(call put,644,configs/examples/qgpu.yaml configs/examples/simulate.yaml,$(DATADIR)/qgpu/examples)
-	$(call put,644,docs/man/qgpu.1,$(MANDIR)/man1)
-	$(call put,644,docs/man/qgpu.yaml.5,$(MANDIR)/man5)
+	$(call fill,644,docs/man/qgpu.1,$(MANDIR)/man1/qgpu.1)
+	$(call fill,644,docs/man/qgpu.yaml.5,$(MANDIR)/man5/qgpu.yaml.5)
 	$(call put,644,$(BUILD)/product/_qgpu,$(ZSHDIR))
 	install -d -m 755 $(DESTDIR)$(BASHDIR) $(DESTDIR)$(SYSCONFDIR)/qgpu
 	install -m 644 $(BUILD)/product/qgpu.bash $(DESTDIR)$(BASHDIR)/qgpu
@@ -120,7 +120,8 @@ install-node:
 	$(call fill,755,packaging/launchers/qgpud.in,$(SBINDIR)/qgpud)
 	$(call put,755,$(addprefix $(BUILD)/bin/,qgpu-arbiter qgpu-hook qgpu-mounts),$(LIBEXECDIR)/qgpu)
 	$(call put,644,$(BUILD)/shim/libcuda.so.1 $(BUILD)/shim/libnvidia-ml.so.1,$(LIBDIR)/qgpu/$(ABI_VERSION))
-	$(call put,644,docs/man/qgpud.8 docs/man/qgpu-arbiter.8,$(MANDIR)/man8)
+	$(call fill,644,docs/man/qgpud.8,$(MANDIR)/man8/qgpud.8)
+	$(call fill,644,docs/man/qgpu-arbiter.8,$(MANDIR)/man8/qgpu-arbiter.8)
 	$(call units,qgpu.slice qgpud.service qgpu-arbiter.service)
 	$(call fill,644,configs/systemd/qgpu.tmpfiles.in,$(TMPFILESDIR)/qgpu.conf)
 
@@ -129,8 +130,10 @@ install-controller:
 	$(call units,qgpu-collect.service qgpu-collect.timer qgpu-extend.service qgpu-extend.timer \
 	  qgpu-guard.service qgpu-guard.timer)
 
+# NATIVE_GRES=DIRECTORY: also the native GRES plugins that `make -C gres/native SLURM_SRC=...` built there.
 install-slurm-plugins:
 	$(call put,644,$(BUILD)/lib/qgpu_spank.so,$(LIBDIR)/qgpu)
+	$(if $(NATIVE_GRES),$(call put,644,$(NATIVE_GRES)/gres_qgpu.so $(NATIVE_GRES)/gres_qgpu_mem.so,$(SLURM_PLUGINDIR)))
 
 install-simulator:
 	$(call put,755,$(BUILD)/bin/qgpu-simgpu $(BUILD)/bin/qgpu-workload,$(LIBEXECDIR)/qgpu)

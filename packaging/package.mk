@@ -3,7 +3,7 @@
 PACKAGES := $(BUILD)/packages
 REVISION ?= 1
 
-.PHONY: dist deb lint-deb
+.PHONY: dist deb lint-deb rpm lint-rpm test-packages
 dist:
 	@packaging/dist.sh $(VERSION) $(PACKAGES)/qgpu-$(VERSION).tar.gz && echo $(PACKAGES)/qgpu-$(VERSION).tar.gz
 
@@ -15,3 +15,17 @@ deb:
 lint-deb:
 	@packaging/need.sh lint-deb
 	@lintian --fail-on error,warning --tag-display-limit 0 $(PACKAGES)/qgpu*.deb
+
+rpm:
+	@packaging/need.sh product rpm lint-rpm
+	@packaging/rpm.sh $(VERSION) $(REVISION) $(ABI_VERSION) "$(LUA_COMMON)" "$(LUA_CONTROLLER)" $(PACKAGES)
+	@$(MAKE) --no-print-directory -s lint-rpm
+
+lint-rpm:
+	@packaging/need.sh lint-rpm
+	@rpmlint --config packaging/rpm/rpmlint.toml --strict $(wildcard $(PACKAGES)/qgpu*.rpm)
+
+# Builds both kinds, twice, and runs programs in an old C library: minutes, and the network once.
+test-packages: native product
+	@packaging/need.sh deb lint-deb rpm lint-rpm
+	@$(PY) -m pytest -m packages tests/packaging
