@@ -19,7 +19,10 @@ COMPONENTS = ("qgpu", "node", "controller", "slurm-plugins", "simulator")
 PROGRAMS = {
     "usr/bin/qgpu",
     "usr/sbin/qgpud",
-    *(f"usr/libexec/qgpu/qgpu-{name}" for name in ("arbiter", "hook", "simulate", "simgpu", "workload")),
+    *(
+        f"usr/libexec/qgpu/qgpu-{name}"
+        for name in ("arbiter", "hook", "mounts", "simulate", "simgpu", "workload")
+    ),
 }
 FILES = {
     "qgpu": {
@@ -42,6 +45,7 @@ FILES = {
         "usr/sbin/qgpud",
         "usr/libexec/qgpu/qgpu-arbiter",
         "usr/libexec/qgpu/qgpu-hook",
+        "usr/libexec/qgpu/qgpu-mounts",
         f"usr/lib/qgpu/{ABI_VERSION}/libcuda.so.1",
         f"usr/lib/qgpu/{ABI_VERSION}/libnvidia-ml.so.1",
         "usr/lib/systemd/system/qgpud.service",
