@@ -86,8 +86,8 @@ def setup(
         raise click.ClickException(
             "only root can write Slurm's configuration; --dry-run shows what it would be"
         )
-    here = look(root, slurm_conf, node)
     try:
+        here = look(root, slurm_conf, node)
         if away:
             _finish(here, (), remove(here, dry), None, dry, as_json)
         if first:

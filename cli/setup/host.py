@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cli.doctor.host import Host
 from cli.doctor.known import CACHES, USUAL
+from cli.setup.place import PlaceError
 from gres.config import Config
 from gres.paths import PATHS
 from slurm_plugin.site.conf import Conf
@@ -64,8 +65,13 @@ def find_slurm_conf(root: str, environ: Mapping[str, str]) -> str | None:
 
 
 def look(root: str, slurm_conf: str | None, name: str | None) -> Here:
-    """The host as it is."""
+    """The host as it is. Raises PlaceError: a slurm.conf that is named is not there."""
     host = Host()
+    named = slurm_conf or (os.environ.get("SLURM_CONF") if root == "/" else None)
+    if named and not Path(Disk(root).real(named)).is_file():
+        raise PlaceError(
+            f"there is no {named}, which --slurm-conf or SLURM_CONF names; name slurm.conf itself"
+        )
     found = slurm_conf or find_slurm_conf(root, os.environ)
     conf = found or f"{PATHS.slurm_config_dir}/slurm.conf"
     said = [host.said(program, "-V").out.strip() for program in ("slurmctld", "slurmd", "scontrol")]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cli.setup.host import Here
 from cli.setup.place import Done
+from slurm_plugin.site.conf import printable
 from slurm_plugin.site.difference import SYNTAX, Difference, Role
 from slurm_plugin.site.found import Site
 from slurm_plugin.site.settings import Restart
@@ -92,10 +93,10 @@ def _step(number: int, difference: Difference) -> list[str]:
     if not difference.write:
         return lines
     if difference.action == "run":
-        return [*lines, "     run:", f"       {difference.write}"]
+        return [*lines, "     run:", f"       {printable(difference.write)}"]
     where = "add to" if difference.action == "add" else "write instead of"
     place = difference.file if difference.action == "add" else difference.place
-    return [*lines, f"     {where} {place}:", f"       {difference.write}"]
+    return [*lines, f"     {where} {place}:", f"       {printable(difference.write)}"]
 
 
 def text(here: Here, done: Sequence[Done], left: Left | None, dry: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from slurm_plugin.site.conf import Value
+from slurm_plugin.site.conf import Value, printable
 from slurm_plugin.site.settings import Restart
 
 Role = Literal["controller", "node", "login"]
@@ -43,26 +43,26 @@ class Difference:
 
     @property
     def sentence(self) -> str:
-        """What is wrong, in one sentence."""
+        """What is wrong, in one printable sentence."""
         if self.key == SYNTAX:
-            return f"{self.place}: {self.has}"
+            return printable(f"{self.place}: {self.has}")
         if not self.has:
-            return f"{self.file} lacks {self.needed}: {self.why}"
-        return f"{self.place} has {self.has}, needed is {self.needed}: {self.why}"
+            return printable(f"{self.file} lacks {self.needed}: {self.why}")
+        return printable(f"{self.place} has {self.has}, needed is {self.needed}: {self.why}")
 
     @property
     def todo(self) -> str:
-        """What to do, in one sentence."""
+        """What to do, in one printable sentence."""
         if self.key == SYNTAX:
             return f"correct {self.place}"
         if self.action == "run":
-            return f"run: {self.write}"
+            return printable(f"run: {self.write}")
         if self.action == "remove":
             return f"remove line {self.line} of {self.file}"
         where = (
             f"at the end of {self.file}" if self.action == "add" else f"in line {self.line} of {self.file}"
         )
-        return f"write {where}: {self.write}"
+        return printable(f"write {where}: {self.write}")
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""

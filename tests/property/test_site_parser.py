@@ -12,7 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gres.config import parse_config
 from slurm_plugin.site.conf import Conf, parse
+from slurm_plugin.site.differences import differences
+from slurm_plugin.site.found import Places, read_site
 from slurm_plugin.site.nodes import gres_lines, node_lines, partitions
 from slurm_plugin.site.plugstack import parse_plugstack
 from slurm_plugin.site.sources import Disk, Texts
@@ -81,6 +84,38 @@ def test_no_text_crashes_it(first: list[str], second: list[str]) -> None:
         for fault in conf.faults:
             assert str(fault).isprintable(), fault
     assert all(str(fault).isprintable() for fault in parse_plugstack("/a", source).faults)
+
+
+CONFIG = parse_config(
+    "version: 1\ncluster: c\ndefault_class: offline\nmodels: {h200: {memory: 80GiB}}\n"
+    'nodes: [{names: "n[1-2]", model: h200, count: 1, files: /dev/nvidia0}]\n'
+)
+LINES = st.lists(
+    st.sampled_from(
+        ["GresTypes=gpu", "grestypes=", 'TaskPlugin="x y"', "NodeName=n[1-3] Gres=gpu:h200:1,shard:x:y", "NodeName=n2",
+         "NodeName=DEFAULT Gres=gpu:99999999999999999999T", "PartitionName=p OverSubscribe=FORCE:x", "Prolog=*",
+         "Prolog=/a/*", "PrologFlags=,,X11,\x1b", "SelectTypeParameters=MULTIPLE_SHARING_GRES_PJ", "junk",
+         "include /e/qgpu/slurm.conf", "include qgpu_gres.conf", "AutoDetect=nvml", "NodeName=n1 AutoDetect=nvml",
+         "Name=gpu File=/dev/nvidia[0-", "NodeName=n[1-9] Name=shard Count=x File=/dev/nvidia0", "Name=gpu Count=1",
+         "ConstrainDevices=No", "optional /usr/lib/qgpu/qgpu_spank.so run_dir=", "PrologEpilogTimeout=1",
+         "NodeName=n[1-2] NodeName=n3", "SlurmctldParameters=enable_configless", "CliFilterPlugins=lua,lua"]
+    ) | st.text(max_size=20),
+    max_size=12,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(LINES, LINES, LINES, LINES, st.sampled_from(["22.05", "24.11"]), st.booleans())
+def test_every_site_is_compared_and_every_sentence_is_printable(
+    slurm_lines: list[str], gres: list[str], cgroup: list[str], stack: list[str], version: str, flat: bool
+) -> None:
+    names = {"slurm.conf": slurm_lines, "gres.conf": gres, "cgroup.conf": cgroup, "plugstack.conf": stack}
+    files = {f"/e/{name}": "\n".join([*lines, ""]) for name, lines in names.items()}
+    files["/e/qgpu/slurm.conf"] = files["/e/qgpu_gres.conf"] = "GresTypes=gpu\n"
+    site = read_site(Places("/e/slurm.conf", "/e/qgpu"), Texts(files), version)
+    for roles in (("controller",), ("node",), ("login",)):
+        for found in differences(CONFIG, site, roles, node="n1", flat=flat):  # type: ignore[arg-type]
+            assert found.sentence.isprintable() and found.todo.isprintable()
 
 
 # ---- Slurm's own parser says the same

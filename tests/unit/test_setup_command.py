@@ -287,6 +287,8 @@ def test_a_host_that_has_no_slurm_conf_yet(tmp_path: Path) -> None:
         "prolog",
     ]
     assert told(root, "--role", "login")["slurm_conf"] is None
+    done = setup(root, "--role", "login", "--slurm-conf", "/opt/slurm.conf")
+    assert done.exit_code == 1 and "there is no /opt/slurm.conf" in done.output
 
 
 def test_a_node_that_qgpu_yaml_does_not_name_is_said(tmp_path: Path) -> None:
