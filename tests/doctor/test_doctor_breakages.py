@@ -70,6 +70,15 @@ def test_nodes_that_have_this_qgpu_yaml_are_counted_and_silent_ones_named(site: 
     assert found.status == "warn" and "n2 did not tell" in found.text
 
 
+def test_a_node_that_cannot_mount_is_a_warning_with_the_reason(site: Site) -> None:
+    site.daemon.update(injection="preload", injection_why="/etc/ld.so.preload cannot be made")
+    found = {check.name: check for check in site.checks() if check.status == "warn"}
+    assert "Not mount, because /etc/ld.so.preload cannot be made" in found["injection"].text
+    assert "injection: preload" in found["injection"].todo
+    site.daemon.update(injection="mount")
+    assert "injection" not in {check.name for check in site.checks() if check.status != "ok"}
+
+
 def test_a_module_that_slurmctld_has_not_read_is_a_warning(site: Site) -> None:
     site.effective("BOOT_TIME", "2026-01-01T00:00:00")
     os.utime(site.etc / "qgpu/job_submit.lua", (0, 0))
