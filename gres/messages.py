@@ -22,8 +22,10 @@ MESSAGES: dict[str, str] = {
     " write --gres=qgpu:{up} for whole cards, or at most --gres=qgpu:{max} on one card.",
     "cards_many": "{token} is refused: no node has more than {cards} such card(s);"
     " write at most --gres=qgpu:{top}.",
-    "doubled": "{token} is refused: {name} is asked for twice; write it once,"
+    "doubled": "{token} is refused: qgpu is asked for twice; write it once,"
     " for example --gres=qgpu:{example}.",
+    "doubled_mem": "{token} is refused: qgpu_mem is asked for twice; write it once,"
+    " for example --gres=qgpu:{example},qgpu_mem:{low}M.",
     "parts": "{token} is refused: it has too many parts; write --gres=qgpu:{example},"
     " or --gres=qgpu:{model}:{example} for a certain model.",
     "model_unknown": "{token} is refused: there is no card model '{word}' here, only {models};"

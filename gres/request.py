@@ -325,9 +325,9 @@ def _decide(job: Submission, tables: Tables) -> Decision:
     for found, option in spelled:
         for entry in (*found.qgpu, *found.mem, *_named_as_model(found.gpu)):
             raise refuse(tables, "spelling", entry.text, option=option)
-    for name, group in (("qgpu", entries.qgpu), ("qgpu_mem", entries.mem)):
+    for key, group in (("doubled", entries.qgpu), ("doubled_mem", entries.mem)):
         if len(group) > 1:
-            raise refuse(tables, "doubled", group[1].text, name=name)
+            raise refuse(tables, key, group[1].text)
     shared = [entry for found in (entries, *(found for found, _ in spelled)) for entry in found.shared]
     gpu = [entry for found in (entries, *(found for found, _ in spelled)) for entry in found.gpu]
     if entries.qgpu:

@@ -388,10 +388,10 @@ local function decide_gres(job, t)
         append(gpu, found.gpu)
     end
     if entries.qgpu[2] then
-        refuse(t, "doubled", entries.qgpu[2].text, { name = "qgpu" })
+        refuse(t, "doubled", entries.qgpu[2].text)
     end
     if entries.mem[2] then
-        refuse(t, "doubled", entries.mem[2].text, { name = "qgpu_mem" })
+        refuse(t, "doubled_mem", entries.mem[2].text)
     end
     if entries.qgpu[1] then
         return decide_qgpu(job, entries, shared, gpu, t)
