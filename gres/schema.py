@@ -317,10 +317,11 @@ class Limits(Section):
 
 class AuditSettings(Section):
     """What is done about a process without shim, about a job above its cap plus `slack` (MiB), or that did more on the
-    card than is booked, by `busy_slack` percent of a `busy_window`. `excuse`: how long processes are let be of whom
-    nobody can tell that they do nothing."""
+    card than is booked, by `busy_slack` percent of a `busy_window`. `notify`: a job reads of a process without shim.
+    `excuse`: how long processes are let be of whom nobody can tell that they do nothing."""
 
     action: Literal["log", "stop", "kill"] = "log"
+    notify: bool = True
     slack: MibUp = 512
     busy_window: BusyWindow = Duration(10 * 10**9)
     busy_slack: int = Field(default=5, ge=1, le=100)

@@ -23,6 +23,7 @@ from enforcer.daemon.node import NodeService
 from enforcer.daemon.nvmlworker import NvmlThread
 from enforcer.daemon.ports import Ports
 from enforcer.daemon.server import Server, ServerError
+from enforcer.daemon.telling import JobNotes
 from enforcer.layout import GRANTS_DIR
 from enforcer.ledger import FILE_NAME, Ledger, LedgerError
 from enforcer.nvml import Nvml
@@ -94,6 +95,8 @@ def build(config: Config, name: str) -> Server:
     )
     store = GrantStore(run_dir / GRANTS_DIR)
     service = NodeService(config, node, store, Ledger(state_dir / FILE_NAME), ports)
+    if config.enforcer.audit.notify:
+        service.inspector.warden.tell = JobNotes(config.hook.scontrol).tell
     return Server(service, clock)
 
 

@@ -44,6 +44,7 @@ class Warden:
     job_of: Callable[[int], int | None]
     stopped: Callable[[int], bool | None] = stopped
     stop_waits: Callable[[int], bool] = stop_waits
+    tell: Callable[[Finding, str], None] | None = None  # the job's user, of a program without limits
     _said: set[Finding] = field(default_factory=set)
     _signalled: set[Mark] = field(default_factory=set)
     _held: dict[Mark, _Held] = field(default_factory=dict)
@@ -95,6 +96,8 @@ class Warden:
             action=self.settings.action if done else None,
             signalled=",".join(map(str, done)) or None,
         )
+        if self.tell is not None and finding.kind == "unregistered":
+            self.tell(finding, self.settings.action if done else "log")
 
     # ---- the stopped -----------------------------------------------------------------------------
 

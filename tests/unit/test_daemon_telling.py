@@ -1,0 +1,77 @@
+"""A job is told once that a program of it runs without limits; nothing of that holds the daemon up."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from enforcer.daemon.audit import Finding
+from enforcer.daemon.telling import AT_ONCE, JobNotes, sentence
+from gres.grants import RUN_BASE
+
+
+def finding(job: int | None = 7, pid: int = 12) -> Finding:
+    return Finding("unregistered", "GPU-1", job, pid, (pid,), {})
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path) -> Path:
+    path = tmp_path / "scontrol"
+    path.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {tmp_path}/said\n')
+    path.chmod(0o755)
+    return path
+
+
+def said(scontrol: Path, notes: JobNotes) -> list[str]:
+    for process in notes._running:
+        process.wait(10)
+    path = scontrol.with_name("said")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_a_job_is_told_once(scontrol: Path) -> None:
+    notes = JobNotes(str(scontrol))
+    for pid in (12, 13):
+        notes.tell(finding(pid=pid), "log")
+    notes.tell(finding(8), "kill")
+    words = said(scontrol, notes)
+    assert words.count("notify") == 2 and "7" in words and "8" in words
+    assert any("process 12 of this job uses card GPU-1 without qgpu's library" in word for word in words)
+    assert any("It was killed." in word for word in words)
+
+
+@pytest.mark.parametrize("job", [None, RUN_BASE + 1])
+def test_only_jobs_of_slurm(scontrol: Path, job: int | None) -> None:
+    notes = JobNotes(str(scontrol))
+    notes.tell(finding(job), "log")
+    assert said(scontrol, notes) == []
+
+
+def test_a_slurmctld_that_hangs_gathers_no_processes(scontrol: Path) -> None:
+    scontrol.write_text("#!/bin/sh\nexec sleep 30\n")
+    notes, began = JobNotes(str(scontrol)), time.monotonic()
+    for job in range(1, 20):
+        notes.tell(finding(job), "log")
+    assert len(notes._running) == AT_ONCE and time.monotonic() - began < 5
+    for process in notes._running:
+        process.kill()
+        process.wait()
+    notes.tell(finding(19), "log")
+    assert len(notes._running) == 1, "those that were passed over are told later"
+    notes._running[0].kill()
+    notes._running[0].wait()
+
+
+@pytest.mark.parametrize("harm", ["missing", "open"])
+def test_no_such_program_is_no_fault(scontrol: Path, harm: str) -> None:
+    scontrol.unlink() if harm == "missing" else scontrol.chmod(0o777)
+    notes = JobNotes(str(scontrol))
+    notes.tell(finding(), "log")
+    assert said(scontrol, notes) == []
+
+
+def test_sentence_says_what_to_do() -> None:
+    text = sentence(finding(), "log")
+    assert text.startswith("qgpu: ") and "LD_PRELOAD" in text and "killed" not in text
