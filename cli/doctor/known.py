@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import re
 import time
 from dataclasses import dataclass, field
@@ -113,9 +114,14 @@ class Known:
 
     @cached_property
     def slurm_uid(self) -> int:
-        """SlurmUser's uid, 0 if it is not known: root may believe that user's files."""
+        """SlurmUser's uid, whose files root may believe: as slurmctld says, else that of the account slurm, else 0."""
         found = re.search(r"\(([0-9]+)\)", self.effective.get("slurmuser", ""))
-        return int(found[1]) if found else 0
+        if found:
+            return int(found[1])
+        try:
+            return pwd.getpwnam("slurm").pw_uid
+        except KeyError:
+            return 0
 
     @property
     def run_dir(self) -> str:

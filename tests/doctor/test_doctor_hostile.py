@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from site_support import Site
@@ -117,6 +118,20 @@ def test_a_users_shim_is_not_loaded(site: Site, tmp_path: Path) -> None:
     os.chown(shim, USER, USER)
     found = {check.name: check for check in site.checks()}["shim"]
     assert found.status == "fail" and "belongs to uid 4711" in found.text and not proof.exists()
+
+
+def test_files_of_slurms_own_user_are_believed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on many sites; also while slurmctld, which knows that user, is down. qgpu's own files are root's."""
+    monkeypatch.setattr("cli.doctor.known.pwd.getpwnam", lambda name: SimpleNamespace(pw_uid=USER))
+    for path in (site.etc / "slurm.conf", site.etc / "qgpu", *(site.etc / "qgpu").iterdir()):
+        os.chown(path, USER, USER)
+    site.says("root(0)", f"slurm({USER})", "scontrol", "show", "config")
+    assert not [check for check in site.checks() if check.status == "fail"]
+    site.answer("scontrol", "ping", out="Slurmctld(primary) at vm is DOWN")
+    failed = {check.name for check in site.checks() if check.status == "fail"}
+    assert failed == {"slurmctld", "nodes", "partitions"}, failed
+    os.chown(site.root / "opt/qgpu_spank.so", USER, USER)
+    assert "files" in {check.name for check in site.checks() if check.status == "fail"}
 
 
 def test_texts_of_others_do_not_steer_the_terminal(site: Site) -> None:

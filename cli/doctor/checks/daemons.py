@@ -88,8 +88,9 @@ def devices(known: Known) -> Check:
     """Whether a job without a card is kept from the cards: task/cgroup with ConstrainDevices=yes."""
     if not known.has_slurm:
         return Check("devices", "ok", "not used without Slurm")
+    default = {"ProctrackType": "proctrack/cgroup"}  # Slurm's own
     for key, wanted in (("TaskPlugin", "task/cgroup"), ("ProctrackType", "proctrack/cgroup")):
-        told = setting(known, key)
+        told = setting(known, key) or default.get(key, "")
         if wanted not in words(told):
             text = f"{key} is {told or 'not set'}: any job can use any card"
             line = ",".join(

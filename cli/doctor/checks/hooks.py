@@ -61,7 +61,7 @@ def _hook(known: Known, key: str, client: str) -> Check | None:
         return Check("hooks", "fail", f"slurm.conf sets no {key}", todo)
     called = [(script, line) for script in scripts for line in _calls(known, script, client)]
     if not called:
-        unread = [script for script in scripts if known.host.read(script) is None]
+        unread = [script for script in scripts if known.host.read(script, known.slurm_uid) is None]
         text = f"{unread[0]} cannot be read" if unread else f"{key} ({scripts[0]}) does not call {client}"
         return Check("hooks", "fail", text, todo)
     script, line = called[0]
@@ -75,7 +75,7 @@ def _hook(known: Known, key: str, client: str) -> Check | None:
 
 def _calls(known: Known, script: str, client: str) -> list[list[str]]:
     """The command lines of a script that run the client."""
-    text = (known.host.read(script) or "").replace("\\\n", " ")
+    text = (known.host.read(script, known.slurm_uid) or "").replace("\\\n", " ")
     found = []
     for line in text.splitlines():
         try:

@@ -54,13 +54,14 @@ def _of_root(known: Known, roles: Sequence[Role]) -> Iterable[str]:
     yield from (config.hook.client, config.enforcer.arbiter, config.hook.scontrol)
     yield from (path for path in (config.driver.libcuda, config.driver.nvml) if path != "auto")
     yield from (known.run_dir, f"{known.run_dir}/grants", known.state_dir)
-    yield from (script for key in ("Prolog", "Epilog") for script in scripts_of(known, key))
 
 
 def _of_slurm(known: Known, roles: Sequence[Role]) -> Iterable[str]:
-    """What Slurm's daemons read; SlurmUser may own it."""
+    """What Slurm's daemons read and run. SlurmUser may own it, since it may name other scripts in slurm.conf."""
     if known.slurm_conf is None:
         return
+    if "node" in roles:
+        yield from (script for key in ("Prolog", "Epilog") for script in scripts_of(known, key))
     yield str(known.slurm_conf)
     read: list[Conf | Plugstack] = [plugstack(known), *(conf(known, name) for name in FILES)]
     for file in read:
