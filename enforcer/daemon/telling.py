@@ -1,11 +1,15 @@
 """A sentence on the stderr of a job, by `scontrol notify`: once per job, in the background.
 
-It asks slurmctld, so it is for what is rare: a job that was found to run a program without its limits.
+It asks slurmctld, so it is for what is rare: a program of a job that runs without its limits. qgpud's unit lets
+it speak to this host alone, so under systemd the command is started outside of the unit.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from enforcer.daemon.audit import Finding
@@ -24,6 +28,16 @@ def sentence(finding: Finding, action: str) -> str:
         f" limits, and its use is not in qgpu report.{done} Was LD_PRELOAD emptied or set anew, or the driver opened"
         " by its path? Put what the job found in LD_PRELOAD in front of your own."
     )
+
+
+def outside(environ: Mapping[str, str]) -> list[str]:
+    """Words in front of a command that start it outside of qgpud's unit; none where systemd did not start qgpud."""
+    program = shutil.which("systemd-run", path="/usr/bin:/bin")
+    if not environ.get("NOTIFY_SOCKET") or program is None:
+        return []
+    words = [program, "--quiet", "--collect", "--no-block", "--property=RuntimeMaxSec=15"]
+    conf = environ.get("SLURM_CONF")
+    return [*words, *([f"--setenv=SLURM_CONF={conf}"] if conf else []), "--"]
 
 
 @dataclass
@@ -45,7 +59,8 @@ class JobNotes:
             del self._told[next(iter(self._told))]
         try:
             require(self.scontrol, "the program")
-            words = [self.scontrol, "notify", str(job_id), sentence(finding, action)]
+            command = [self.scontrol, "notify", str(job_id), sentence(finding, action)]
+            words = [*outside(os.environ), *command]
             null = subprocess.DEVNULL
             self._running.append(subprocess.Popen(words, stdin=null, stdout=null, stderr=null))
         except (OSError, UntrustedError):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
 from enforcer.daemon.audit import Finding
-from enforcer.daemon.telling import AT_ONCE, JobNotes, sentence
+from enforcer.daemon.telling import AT_ONCE, JobNotes, outside, sentence
 from gres.grants import RUN_BASE
 
 
@@ -17,7 +18,8 @@ def finding(job: int | None = 7, pid: int = 12) -> Finding:
 
 
 @pytest.fixture
-def scontrol(tmp_path: Path) -> Path:
+def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     path = tmp_path / "scontrol"
     path.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {tmp_path}/said\n')
     path.chmod(0o755)
@@ -70,6 +72,18 @@ def test_no_such_program_is_no_fault(scontrol: Path, harm: str) -> None:
     notes = JobNotes(str(scontrol))
     notes.tell(finding(), "log")
     assert said(scontrol, notes) == []
+
+
+def test_under_systemd_the_command_leaves_the_unit() -> None:
+    assert outside({}) == [] and outside({"NOTIFY_SOCKET": ""}) == []
+    if shutil.which("systemd-run", path="/usr/bin:/bin") is None:
+        pytest.skip("needs systemd-run")
+    words = outside({"NOTIFY_SOCKET": "1", "SLURM_CONF": "/etc/slurm/x"})
+    assert (
+        words[0].endswith("/systemd-run")
+        and words[-1] == "--"
+        and "--setenv=SLURM_CONF=/etc/slurm/x" in words
+    )
 
 
 def test_sentence_says_what_to_do() -> None:
