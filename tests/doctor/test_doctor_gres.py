@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.doctor.checks.controller import is_down
 from cli.doctor.checks.gres import count_of, node_counts, slurmd_counts
 from cli.doctor.checks.plugins import native_plugins as native_plugins_of
 from cli.doctor.checks.plugins import number_of, text_of
@@ -65,6 +66,19 @@ def test_counts_of_slurm_are_read_in_all_its_spellings() -> None:
         "gpu:h200": 2,
         "shard": 200,
     }
+
+
+def test_states_of_nodes() -> None:
+    down = ["DOWN", "DOWN*", "IDLE*", "IDLE+NOT_RESPONDING", "DOWN+DRAIN+INVALID_REG", "FAIL"]
+    well = [
+        "IDLE",
+        "MIXED+DRAIN",
+        "ALLOCATED",
+        "IDLE+CLOUD+POWERED_DOWN",
+        "IDLE+POWERING_DOWN",
+        "RESERVED+PLANNED",
+    ]
+    assert [is_down(state) for state in (*down, *well)] == [True] * len(down) + [False] * len(well)
 
 
 # ---- the plugins

@@ -12,7 +12,7 @@ from enforcer.ledger_read import node_configs, reading
 from enforcer.ledger_schema import LedgerError
 from slurm_plugin.render import node_gres
 
-DOWN = ("DOWN", "INVAL", "NOT_RESPONDING", "FAIL")
+DOWN = {"DOWN", "INVAL", "INVALID_REG", "NOT_RESPONDING", "FAIL"}
 NAMED = 3
 Row = dict[str, str]
 
@@ -59,7 +59,7 @@ def _states(known: Known, have: dict[str, Row]) -> Check:
         if other_version(version, known.need.slurm.version):
             text = f"slurmd of {name} is Slurm {version}, qgpu.yaml says {known.need.slurm.version}"
             return Check("nodes", "fail", text, "install the same Slurm there, and qgpu-slurm-plugins for it")
-    down = [name for name, row in mine.items() if any(word in row.get("State", "") for word in DOWN)]
+    down = [name for name, row in mine.items() if is_down(row.get("State", ""))]
     if down:
         text = f"{', '.join(down[:NAMED])}: {mine[down[0]]['State']}"
         return Check("nodes", "fail", text, f"start slurmd there; qgpu doctor on {down[0]} has more")
@@ -68,6 +68,13 @@ def _states(known: Known, have: dict[str, Row]) -> Check:
         text = f"{', '.join(drained[:NAMED])} drained: {_reason(known, drained[0])}"
         return Check("nodes", "warn", text, f"then scontrol update nodename={drained[0]} state=resume")
     return Check("nodes", "ok", f"{len(mine)} node(s) with the gres of qgpu.yaml")
+
+
+def is_down(state: str) -> bool:
+    """Whether a State= such as IDLE+DRAIN or DOWN* is one of a node that should run; POWERED_DOWN is none."""
+    if "POWER" in state:
+        return False
+    return "*" in state or bool(DOWN & set(state.strip("*~#!%$@^-").split("+")))
 
 
 def _reason(known: Known, name: str) -> str:
