@@ -47,6 +47,8 @@ help:
 	@echo "make lint         ruff, mypy, layering and size rules"
 	@echo "make native       build the C parts into build/, those of the tests included"
 	@echo "make product      build what is installed, and only that"
+	@echo "make deb          Debian packages into build/packages/ (make rpm: for EL 9; make dist: the source archive)"
+	@echo "make test-packages build the packages twice, compare, and try them in an old Debian"
 	@echo "make install      install it: DESTDIR, PREFIX and the other directories of packaging/install.mk"
 
 setup: $(BUILD)/.setup

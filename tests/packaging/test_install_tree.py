@@ -7,6 +7,7 @@ import re
 import stat
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,24 @@ def test_the_environment_is_the_same_when_it_is_made_again(tree: Path, tmp_path:
     assert files(installed) - files(tmp_path / "site") == {"gres/install.json"}
     for name in files(tmp_path / "site"):
         assert (tmp_path / "site" / name).read_bytes() == (installed / name).read_bytes(), name
+
+
+def test_the_spec_lists_every_file_that_is_installed(tree: Path) -> None:
+    places = {"bindir": "usr/bin", "sbindir": "usr/sbin", "libdir": "usr/lib", "libexecdir": "usr/libexec"}
+    places |= {"datadir": "usr/share", "mandir": "usr/share/man", "sysconfdir": "etc"}
+    places |= {"unitdir": "usr/lib/systemd/system", "tmpfilesdir": "usr/lib/tmpfiles.d"}
+    spec = (ROOT / "packaging/rpm/qgpu.spec.in").read_text().partition("\n%files\n")[2]
+    for name, value in places.items():
+        spec = spec.replace(f"%{{_{name}}}", value)
+    spec = spec.replace("%{bashdir}", "usr/share/bash-completion/completions").replace(
+        "@abi@", str(ABI_VERSION)
+    )
+    spec = spec.replace("%{zshdir}", "usr/share/zsh/site-functions").replace("%config(noreplace) ", "")
+    patterns = [line.removesuffix(".gz") for line in spec.splitlines() if line.startswith(("usr/", "etc/"))]
+    patterns += ["usr/share/qgpu/lua/*.lua"]  # @lua_common@ and @lua_controller@ of install.mk
+    missing = {
+        name
+        for name in files(tree)
+        if not any(fnmatch(name, line) or name.startswith(line + "/") for line in patterns)
+    }
+    assert missing == set()
