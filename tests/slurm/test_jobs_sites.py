@@ -142,7 +142,7 @@ def one_partition(text: str) -> str:
     return text.replace('managed_partitions: ["*"]', "managed_partitions: [gpu]")
 
 
-def test_a_card_without_a_valid_tag_is_refused_on_the_node_and_nothing_drains(live: Live) -> None:
+def test_a_part_of_a_card_without_a_valid_tag_is_refused_on_the_node_and_nothing_drains(live: Live) -> None:
     with site(live, one_partition):
         live.ask("scontrol", "create", "PartitionName=free", f"Nodes={','.join(live.nodes)}", "MaxTime=10")
         tag = "qgpu/1 class=online share=100 mem=79872"
@@ -150,13 +150,15 @@ def test_a_card_without_a_valid_tag_is_refused_on_the_node_and_nothing_drains(li
             live.submit("echo PAYLOAD", "-p", "free", *words)
             for words in (
                 ["--gres=shard:30"],
-                ["--gres=gpu:1"],
                 ["--gres=shard:30", f"--comment={tag}"],
                 ["--gres=shard:30", f"{live.dialect.option}=  {tag}"],
             )
         ]
         for text in live.finish(*jobs):
             assert "PAYLOAD" not in text and "without a grant" in text
+        # Whole cards are Slurm's own: with nobody else's share on them they need no tag (docs/adr/0024).
+        whole = live.submit("echo PAYLOAD", "-p", "free", "--gres=gpu:1")
+        assert live.finish(whole) == ["PAYLOAD\n"]
         assert live.drained() == ""
         assert not set(jobs) & {job for job, grant in live.grants().items() if grant.state != "refused"}
         live.ask("scontrol", "delete", "PartitionName=free")
