@@ -60,7 +60,7 @@ FILES = {
         "usr/share/qgpu/lua/qgpu_job_submit.lua",
         *(
             f"usr/lib/systemd/system/qgpu-{n}.{k}"
-            for n in ("collect", "extend")
+            for n in ("collect", "extend", "guard")
             for k in ("timer", "service")
         ),
     },
