@@ -24,7 +24,7 @@ QG_OLD_LIBS := -Wl,--push-state,--no-as-needed -l:libpthread.so.0 -l:libdl.so.2 
 QG_LTO = $(eval QG_LTO := $(shell echo 'int main(void) { return 0; }' | $(CC) -flto=auto -x c - -o /dev/null 2>/dev/null \
          && echo -flto=auto))$(QG_LTO)
 
-.PHONY: all setup headers native test test-matrix test-upgrade test-install retest demo bench gpu gpu-bundle lint clean help
+.PHONY: all setup headers native test test-matrix test-upgrade test-install retest demo bench gpu gpu-bundle lint lint-ansible clean help
 all: setup native
 
 # Each native part brings its own build.mk, which adds its products to NATIVE.
@@ -45,6 +45,7 @@ help:
 	@echo "make gpu          on a machine with a card, without network or Slurm: run the whole set (SIM=1: on the simulator)"
 	@echo "make gpu-bundle   make build/gpu-bundle, which that machine needs if it has no network"
 	@echo "make lint         ruff, mypy, layering and size rules"
+	@echo "make lint-ansible ansible-lint over packaging/ansible"
 	@echo "make native       build the C parts into build/, those of the tests included"
 	@echo "make product      build what is installed, and only that"
 	@echo "make deb          Debian packages into build/packages/ (make rpm: for EL 9; make dist: the source archive)"
@@ -86,7 +87,7 @@ test-upgrade: native
 
 # The packages, installed by the commands of docs/install.md, on containers with a real systemd and a stock Slurm.
 SUITES ?= bookworm trixie
-test-install: setup
+test-install: setup $(BUILD)/ansible/.complete
 	@PYTHONPATH=tests/install $(PY) -m harness --suites "$(SUITES)" $(if $(SECONDS_LEFT),--seconds $(SECONDS_LEFT))
 
 # The tests that failed in the last run, once more.
@@ -108,6 +109,17 @@ gpu:
 
 gpu-bundle: native
 	@bench/gpu/bundle.sh $(PYTHONS)
+
+# The Ansible role, by ansible-lint's rules for production. Its tools have an environment of their own.
+ANSIBLE := $(BUILD)/ansible
+$(ANSIBLE)/.complete: packaging/ansible/requirements.txt
+	@rm -rf $(ANSIBLE) && python3 -m venv $(ANSIBLE)
+	@$(ANSIBLE)/bin/pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+lint-ansible: $(ANSIBLE)/.complete
+	@cd packaging/ansible && PATH=$(abspath $(ANSIBLE))/bin:$$PATH ANSIBLE_HOME=$(abspath $(ANSIBLE))/home \
+	  ansible-lint --offline --profile production -q
 
 lint: setup
 	@$(VENV)/bin/ruff check .

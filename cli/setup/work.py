@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -119,6 +120,9 @@ def remove(here: Here, dry: bool) -> list[Done]:
     if here.real(here.places.fragments).is_dir():
         with folder(here.real(here.places.fragments), here.places.fragments, dry) as ours:
             done += [ours.remove(name) for name in NEEDED]
+        if not dry:
+            with contextlib.suppress(OSError):  # not empty: what the site keeps there stays
+                here.real(here.places.fragments).rmdir()
     for name, target in _links(here, list(NEEDED), True):
         path = f"{here.places.directory}/{name}"
         done.append(unlink(here.real(path), path, target, dry))

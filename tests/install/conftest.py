@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from harness import editor, page
 from harness import site as sites
+from harness.given import hand_out, packages
 from harness.machine import Machine
 from harness.site import Site
 
@@ -29,21 +30,6 @@ def driver(node: Machine) -> None:
     (package,) = packages("QGPU_INSTALL_PACKAGES").glob("qgpu-simulator_*.deb")
     shutil.copy(package, node.inside("/root"))
     subprocess.run(["chroot", node.files, "dpkg", "-i", f"/root/{package.name}"], check=True)
-
-
-def packages(which: str) -> Path:
-    """The directory of the packages: QGPU_INSTALL_PACKAGES, or QGPU_INSTALL_UPDATE of the next revision."""
-    return Path(os.environ[which])
-
-
-def hand_out(site: Site, which: str) -> None:
-    """Put the packages where the page says that they are."""
-    for host in site.hosts.values():
-        directory = host.inside("/root/qgpu-packages")
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir()
-        for package in packages(which).glob("*.deb"):
-            shutil.copy(package, directory)
 
 
 @pytest.fixture(scope="session")

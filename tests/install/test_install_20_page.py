@@ -31,6 +31,12 @@ def test_jobs_run_and_wait_when_the_admin_begins(site: Site) -> None:
     queued["waits"] = site.submit(f"--gres=gpu:1 -w n1 -o queued.out --wrap '{card}; env | grep QGPU'")
 
 
+def test_incomplete_step_says_what_it_lacks(site: Site) -> None:
+    done = site["n2"].run("apt-get install -y ./qgpu-packages/qgpu-node_*.deb", check=False)
+    assert done.status != 0
+    assert "Depends: qgpu (" in done.text
+
+
 def test_quick_start(site: Site, follow: Follow) -> None:
     follow("Quick start")
     site.await_idle()
@@ -71,3 +77,14 @@ def test_doctor_fails_nowhere(site: Site) -> None:
 def test_a_step_may_be_repeated(site: Site) -> None:
     for host, role in (("ctl", "controller"), ("n1", "node"), ("login", "login")):
         assert "wrote" not in site[host].run(f"qgpu setup --role {role}").out
+
+
+def test_a_step_that_failed_may_be_repeated(site: Site) -> None:
+    node, yaml = site["n2"], "/etc/qgpu/qgpu.yaml"
+    right = node.read(yaml)
+    node.write(yaml, right.replace("default_class: offline", "default_class: ofline"))
+    done = node.run("qgpu setup --role node", check=False)
+    assert done.status != 0
+    assert "ofline" in done.text
+    node.write(yaml, right)
+    assert "wrote" not in node.run("qgpu setup --role node").out

@@ -240,6 +240,9 @@ def test_fragments_go_only_when_slurm_does_not_read_them(tmp_path: Path) -> None
     assert done.exit_code == 1 and "removed   /etc/slurm/job_submit.lua" in done.output
     assert [path.name for path in (root / "etc/slurm/qgpu").iterdir()] == ["epilog"]
     assert (root / CONF).exists() and not (root / "etc/slurm/job_submit.lua").is_symlink()
+    (root / "etc/slurm/qgpu/epilog").unlink()
+    assert setup(root, "--remove").exit_code == 0
+    assert not (root / "etc/slurm/qgpu").exists()
 
 
 def test_wrong_words_are_usage_errors(tmp_path: Path) -> None:

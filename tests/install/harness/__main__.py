@@ -18,12 +18,24 @@ import click
 from harness import packages, page, trees
 
 NEEDED = 15 * 60  # seconds for one suite, its tree and packages included
-_TESTS = ["-m", "pytest", "-m", "install", "-p", "no:cacheprovider", "-v", "--durations=10", "tests/install"]
+_TESTS = [
+    "-m",
+    "pytest",
+    "-m",
+    "install",
+    "-p",
+    "no:cacheprovider",
+    "-v",
+    "--durations=10",
+    "--timeout=900",
+    "tests/install",
+]
 
 
 def run(suite: str, arguments: Sequence[str]) -> tuple[str, str]:
     """What came out (passed, failed or not run) and what there is to say about it."""
     try:
+        trees.need()
         tree = trees.tree(suite)
         first, second = (packages.built(suite, revision, _build_command()) for revision in (1, 2))
     except trees.Unavailable as error:

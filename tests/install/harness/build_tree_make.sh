@@ -4,10 +4,6 @@
 set -euo pipefail
 directory=$1 suite=$2 mirror=$3
 packages=(gcc make binutils libc6-dev libslurm-dev python3 python3-venv dpkg-dev debhelper fakeroot lintian)
-if ! command -v debootstrap >/dev/null; then
-    apt-get update -q
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends debootstrap
-fi
 debootstrap --variant=minbase --include=ca-certificates "$suite" "$directory" "$mirror"
 cp -L /etc/resolv.conf /etc/hosts "$directory/etc/"
 cp /etc/apt/apt.conf.d/* "$directory/etc/apt/apt.conf.d/" 2>/dev/null || true

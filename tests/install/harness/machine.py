@@ -144,13 +144,16 @@ class Machine:
 
     def _await(self, ready: socket.socket) -> None:
         words: dict[str, str] = {}
+        self.leader = 0
         try:
             while "READY" not in words:
                 text = ready.recv(4096).decode()
                 words.update(line.split("=", 1) for line in text.splitlines() if "=" in line)
+                self.leader = int(words.get("X_NSPAWN_LEADER_PID", 0))
         except TimeoutError:
-            raise AssertionError(f"{self.name} did not boot; read {self.log}") from None
-        self.leader = int(words["X_NSPAWN_LEADER_PID"])
+            ask = "systemctl --no-pager list-jobs; systemctl --no-pager --failed; journalctl -b -n 40"
+            told = self.run(ask, check=False).text if self.leader else self.log.read_text()[-2000:]
+            raise AssertionError(f"{self.name} did not boot; {told}") from None
 
     def run(
         self,
@@ -190,6 +193,9 @@ class Machine:
                 os.kill(self.leader or self.nspawn.pid, signal.SIGKILL)
             self.nspawn.kill()
             self.nspawn.wait()
+            # The kernel takes the host's end away some time after the container's; a new one needs the name at once.
+            link = ["ip", "link", "del", f"vb-qgpu-{self.name}"]
+            subprocess.run(link, stderr=subprocess.DEVNULL, check=False)
         self._groups_remove()
 
     def remove(self) -> None:

@@ -83,7 +83,7 @@ sacctmgr -i add user alice,bob Account=research
 """
 
 
-def until(true: Callable[[], object], what: str, seconds: float = 60) -> None:
+def until(true: Callable[[], object], what: str, seconds: float = 120) -> None:
     """Wait for something of which no host tells an event. Raises AssertionError with `what`."""
     end = time.monotonic() + seconds
     while not true():
@@ -130,7 +130,7 @@ class Site:
         text = self["ctl"].run(f"scontrol -o show job {number}").out
         return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
-    def await_job(self, number: int, *states: str, seconds: float = 90) -> None:
+    def await_job(self, number: int, *states: str, seconds: float = 120) -> None:
         """Wait until a job is in one of the states."""
         until(
             lambda: self.job(number)["JobState"] in states,

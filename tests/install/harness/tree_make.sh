@@ -5,13 +5,9 @@
 set -euo pipefail
 directory=$1 suite=$2 mirror=$3
 packages=(
-    systemd systemd-sysv dbus iproute2 procps openssh-server python3 sudo ca-certificates curl jq
+    systemd systemd-sysv dbus iproute2 procps openssh-server python3 python3-apt sudo ca-certificates curl jq
     slurmctld slurmd slurm-client slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin munge mariadb-server
 )
-if ! command -v debootstrap >/dev/null; then
-    apt-get update -q
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends debootstrap
-fi
 debootstrap --variant=minbase --include=ca-certificates "$suite" "$directory" "$mirror"
 
 # The machine's own way to the mirror (proxy, resolver), and no services at installation.

@@ -7,6 +7,7 @@ again. It has stock Slurm, munge, MariaDB and an ssh server, and nothing of qgpu
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -18,6 +19,16 @@ HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[2]
 MIRROR = "http://deb.debian.org/debian"
 SUITES = {"bookworm": "12", "trixie": "13"}  # and Debian's number
+
+
+# Programs and the packages that bring them.
+NEEDED = {
+    "systemd-nspawn": "systemd-container",
+    "debootstrap": "debootstrap",
+    "ssh": "openssh-client",
+    "ip": "iproute2",
+}
+STAMP = "var/lib/qgpu-tree-made-by"
 
 
 class Unavailable(RuntimeError):
@@ -40,6 +51,21 @@ def _locked() -> Iterator[None]:
         os.close(fd)
 
 
+def need() -> None:
+    """Install what the harness itself needs of Debian and is missing. Raises Unavailable."""
+    if os.geteuid() != 0:
+        raise Unavailable("containers with a systemd of their own need root")
+    missing = [package for program, package in NEEDED.items() if not shutil.which(program)]
+    if not missing:
+        return
+    print(f"installing {', '.join(missing)}", flush=True)
+    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *missing]
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for argv in (["apt-get", "update", "-q"], install):
+        if subprocess.run(argv, env=environment, capture_output=True, check=False).returncode:
+            raise Unavailable(f"`{' '.join(argv)}` failed here")
+
+
 def tree(suite: str) -> Path:
     """The tree of a suite, made when it is not there yet (two minutes, 0.9 GB). Raises Unavailable."""
     return _made(suite, "tree_make.sh", [suite, MIRROR], f"Debian {suite} with its Slurm")
@@ -51,12 +77,11 @@ def build_tree(suite: str) -> Path:
 
 
 def _made(name: str, script: str, arguments: list[str], what: str) -> Path:
-    if os.geteuid() != 0:
-        raise Unavailable("containers with a systemd of their own need root")
     done = root() / name
     with _locked():
-        if not done.is_dir():
+        if _stamp(done) != _recipe(script):
             print(f"making {done}: {what}, once", flush=True)
+            shutil.rmtree(done, ignore_errors=True)
             _make(done, [str(HERE / script), str(done.with_name(f"{name}.unfinished")), *arguments])
     return done
 
@@ -68,7 +93,18 @@ def _make(done: Path, argv: list[str]) -> None:
         made = subprocess.run(["bash", *argv], stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False)
     if made.returncode:
         raise Unavailable(f"the tree {done} cannot be made here ({last(log)}); the whole output is in {log}")
+    (unfinished / STAMP).write_text(_recipe(Path(argv[0]).name))
     unfinished.rename(done)
+
+
+def _recipe(script: str) -> str:
+    return hashlib.sha256((HERE / script).read_bytes()).hexdigest()
+
+
+def _stamp(tree: Path) -> str:
+    """What made a tree; a tree that another script made is made anew."""
+    file = tree / STAMP
+    return file.read_text() if file.exists() else ""
 
 
 def last(log: Path) -> str:

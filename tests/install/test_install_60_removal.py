@@ -1,0 +1,39 @@
+"""Removal, by the commands of docs/install.md: a working Slurm stays, and the site's own files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.site import Site
+
+GONE = (
+    "/usr/lib/qgpu/python",
+    "/usr/libexec/qgpu/qgpu-hook",
+    "/var/lib/qgpu",
+    "/run/qgpu",
+    "/etc/slurm/qgpu",
+)
+
+
+def test_removal(site: Site, follow: Callable[[str], None], kept: dict[tuple[str, str], str]) -> None:
+    for (host, path), text in kept.items():  # what the page asks the reader to do
+        site[host].write(path, text, site[host].inside(path).stat().st_mode & 0o777)
+    follow("Removal")
+    site.await_idle()
+
+
+def test_plain_jobs_run(site: Site) -> None:
+    assert site.srun("id -un").out == "alice\n"
+    assert site.srun("--gres=gpu:1 sh -c 'echo $CUDA_VISIBLE_DEVICES'").out == "0\n"
+
+
+def test_nothing_of_qgpu_stays_but_the_sites_own(site: Site, kept: dict[tuple[str, str], str]) -> None:
+    for host in site.hosts.values():
+        left = host.run(f"find {' '.join(GONE)}", check=False).out
+        assert left == "", host.name
+        assert host.inside("/etc/qgpu/qgpu.yaml").exists()
+        assert "qgpud" not in host.run("ps -e -o comm").out
+        assert host.run("systemctl --failed --no-legend").out == ""
+        assert not host.inside("/etc/slurm/job_submit.lua").is_symlink()
+    for (host_name, path), text in kept.items():
+        assert site[host_name].read(path) == text
