@@ -79,6 +79,12 @@ def test_a_node_that_cannot_mount_is_a_warning_with_the_reason(site: Site) -> No
     assert "injection" not in {check.name for check in site.checks() if check.status != "ok"}
 
 
+def test_ledgers_that_do_not_tell_are_no_fault(site: Site) -> None:
+    site.collects()
+    found = {check.name: check for check in site.checks()}["same config"]
+    assert found.status == "ok" and "not compared" in found.text
+
+
 def test_a_module_that_slurmctld_has_not_read_is_a_warning(site: Site) -> None:
     site.effective("BOOT_TIME", "2026-01-01T00:00:00")
     os.utime(site.etc / "qgpu/job_submit.lua", (0, 0))
