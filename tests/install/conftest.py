@@ -15,8 +15,6 @@ from harness.given import hand_out, packages
 from harness.machine import Machine
 from harness.site import Site
 
-STATE = Path("/var/lib/qgpu-install")
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests of this folder carry the marker."""
@@ -36,7 +34,7 @@ def driver(node: Machine) -> None:
 def site() -> Iterator[Site]:
     """Four hosts with a stock Slurm that works."""
     suite, tree = os.environ["QGPU_INSTALL_SUITE"], Path(os.environ["QGPU_INSTALL_TREE"])
-    with sites.running(suite, tree, STATE / suite, driver) as up:
+    with sites.running(suite, tree, Path(os.environ["QGPU_INSTALL_STATE"]), driver) as up:
         hand_out(up, "QGPU_INSTALL_PACKAGES")
         yield up
 

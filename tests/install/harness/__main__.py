@@ -8,34 +8,40 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
-from harness import packages, page, trees
+from harness import machine, packages, page, trees
 
+STATE = Path("/var/lib/qgpu-install")
 NEEDED = 15 * 60  # seconds for one suite, its tree and packages included
-_TESTS = [
-    "-m",
-    "pytest",
-    "-m",
-    "install",
-    "-p",
-    "no:cacheprovider",
-    "-v",
-    "--durations=10",
-    "--timeout=900",
-    "tests/install",
-]
+_TESTS = ["-m", "pytest", "-m", "install", "-p", "no:cacheprovider", "-v", "--durations=10"]
+_TESTS += ["--timeout=900", "tests/install"]
+# All that the tests start ends with them, however they end.
+_ENTER = ["setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount", "--net", "--pid", "--fork"]
+_ENTER += ["--kill-child=KILL", "--mount-proc", "--propagation", "private", "--"]
+
+
+def clear() -> None:
+    """Remove what a run that was killed has left on the disk and of control groups."""
+    for state in STATE.glob("*-*"):
+        if not Path("/proc", state.name.rpartition("-")[2]).exists():
+            for group in machine.CGROUPS.glob(f"**/{machine.GROUP}{state.name}-*"):
+                machine.removed(group)
+            shutil.rmtree(state, ignore_errors=True)
 
 
 def run(suite: str, arguments: Sequence[str]) -> tuple[str, str]:
     """What came out (passed, failed or not run) and what there is to say about it."""
     try:
         trees.need()
+        clear()
         tree = trees.tree(suite)
         first, second = (packages.built(suite, revision, _build_command()) for revision in (1, 2))
     except trees.Unavailable as error:
@@ -43,18 +49,9 @@ def run(suite: str, arguments: Sequence[str]) -> tuple[str, str]:
     except RuntimeError as error:
         return "failed", str(error)
     environment = {**os.environ, "QGPU_INSTALL_SUITE": suite, "QGPU_INSTALL_TREE": str(tree)}
+    environment["QGPU_INSTALL_STATE"] = str(STATE / f"{suite}-{os.getpid()}")
     environment |= {"QGPU_INSTALL_PACKAGES": str(first), "QGPU_INSTALL_UPDATE": str(second)}
-    argv = [
-        "unshare",
-        "--mount",
-        "--net",
-        "--propagation",
-        "private",
-        "--",
-        sys.executable,
-        *_TESTS,
-        *arguments,
-    ]
+    argv = [*_ENTER, sys.executable, *_TESTS, *arguments]
     print(f"--- Debian {trees.SUITES[suite]} ({suite})", flush=True)
     last = ""
     with subprocess.Popen(

@@ -13,13 +13,16 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
+GROUP = "qgpu-install-"
 V2 = "1" if (CGROUPS / "cgroup.controllers").exists() else "0"
 BOOT_SECONDS = 120
 COMMAND_SECONDS = 240
+LEAVE_SECONDS = 10
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 REBOOT = 133  # nspawn's exit status when the host asked for a reboot
 _INIT = """#!/bin/sh
@@ -208,7 +211,7 @@ class Machine:
         """This host's part of each hierarchy that this machine has mounted."""
         found = [CGROUPS] if V2 == "1" else sorted(CGROUPS.iterdir())
         # Not cpu of version 1: where the kernel has RT_GROUP_SCHED its groups may not have real-time threads.
-        return [each / f"qgpu-install-{os.getpid()}-{self.name}" for each in found if each.name != "cpu"]
+        return [each / f"{GROUP}{self.state.parent.name}-{self.name}" for each in found if each.name != "cpu"]
 
     def _groups_make(self) -> None:
         for group in self._groups():
@@ -218,7 +221,18 @@ class Machine:
                     (group / name).write_text((group.parent / name).read_text())
 
     def _groups_remove(self) -> None:
-        for group in self._groups():
-            for base, _, _ in os.walk(group, topdown=False):
-                with contextlib.suppress(OSError):
-                    Path(base).rmdir()
+        """Processes that were killed leave their groups a moment later."""
+        end = time.monotonic() + LEAVE_SECONDS
+        while not self._groups_gone() and time.monotonic() < end:
+            time.sleep(0.05)
+
+    def _groups_gone(self) -> bool:
+        return [group for group in self._groups() if not removed(group)] == []
+
+
+def removed(group: Path) -> bool:
+    """Remove a control group and those in it, as far as they hold no process; whether it is gone."""
+    for base, _, _ in os.walk(group, topdown=False):
+        with contextlib.suppress(OSError):
+            Path(base).rmdir()
+    return not group.exists()

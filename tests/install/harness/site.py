@@ -30,8 +30,8 @@ PLACES: dict[str, tuple[str, ...]] = {
 BRIDGE = "qgpu0"
 USERS = {"alice": 2001, "bob": 2002}
 _SERVICES = {"slurmctld", "slurmdbd", "mariadb", "slurmd"}
-_WANTED = {"ctl": {"slurmctld", "slurmdbd", "mariadb"}, "n1": {"slurmd"}, "n2": {"slurmd"}, "login": set()}
-
+# The controller's own are enabled once they have a database: until then neither ends when it is told to.
+_WANTED = {"ctl": {"mariadb"}, "n1": {"slurmd"}, "n2": {"slurmd"}, "login": set()}
 _PROCESSORS = {"CPUs", "Boards", "SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore"}
 _SLURM_CONF = """\
 ClusterName=site
@@ -205,17 +205,14 @@ def _network() -> None:
         subprocess.run(["ip", *words.split()], check=True)
 
 
-def _start_slurm(site: Site) -> None:
+def _start_controller(site: Site) -> None:
     ctl = site["ctl"]
     ctl.run(f'mysql -e "{_DATABASE}"')
-    ctl.run("systemctl restart slurmdbd")
+    ctl.run("systemctl enable --now slurmdbd")
     until(lambda: ctl.run("sacctmgr -n list cluster", check=False).status == 0, "an answer of slurmdbd")
     ctl.run(_ACCOUNTS)
-    ctl.run("systemctl restart slurmctld")
-    site.await_controller()  # a slurmd that does not find it waits for a minute and a half
-    for node in site.nodes:
-        node.run("systemctl restart slurmd")
-    site.await_idle()
+    ctl.run("systemctl enable --now slurmctld")
+    site.await_controller()
 
 
 @contextlib.contextmanager
@@ -241,9 +238,12 @@ def running(suite: str, tree: Path, state: Path, driver: Callable[[Machine], Non
             if host.name in NODES:
                 driver(host)
         _controller(hosts["ctl"], key)
-        for host in hosts.values():
-            host.boot()
-        _start_slurm(site)
+        # The controller first: a slurmd that does not find it does not end for a minute and a half when it is told to.
+        hosts["ctl"].boot()
+        _start_controller(site)
+        for name in (*NODES, "login"):
+            hosts[name].boot()
+        site.await_idle()
         yield site
     finally:
         for host in hosts.values():
