@@ -35,6 +35,14 @@ int fstat(int fd, struct stat *st)
     return result;
 }
 
+/* What fstat was until glibc 2.33, and by which name the shim calls it. */
+int __fxstat(int version, int fd, struct stat *st);
+int __fxstat(int version, int fd, struct stat *st)
+{
+    (void)version;
+    return fstat(fd, st);
+}
+
 static void maybe_idle(void)
 {
     if (idles)
