@@ -111,7 +111,8 @@ def test_a_stock_site_runs_shares_after_what_setup_says(live: Live) -> None:
     own = live.sandbox.layout.etc / "own-prolog"
     assert prologs == {f"{live.sandbox.layout.etc}/qgpu/prolog", *([str(own)] if own.exists() else [])}
     assert "Contain" in told["PrologFlags"] and told["TaskPlugin"] == "task/cgroup"
-    job = live.submit("echo CARD=$CUDA_VISIBLE_DEVICES; echo $LD_PRELOAD", "--qos=online", "--gres=qgpu:30")
+    script = "echo CARD=$CUDA_VISIBLE_DEVICES $LD_PRELOAD; grep -o 'libcuda[^ ]*' /proc/self/mountinfo"
+    job = live.submit(script, "--qos=online", "--gres=qgpu:30")
     text = live.finish(job)[0]
     assert "CARD=0" in text and "libcuda.so.1" in text
     assert not own.exists() or own.with_name("own-prolog.ran").read_text().split() == [str(job)]

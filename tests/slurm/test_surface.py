@@ -17,7 +17,8 @@ CASES: list[dict[str, Any]] = yaml.safe_load(
 )["cases"]
 SEE = """#!/usr/bin/python3
 import errno, os, sys
-marks = {bool(os.environ.get(name)) for name in ("LD_PRELOAD", "QGPU_GRANT", "QGPU_GRANT_FD")}
+marks = {bool(os.environ.get(name)) for name in ("QGPU_GRANT", "QGPU_GRANT_FD")}
+marks.add(bool(os.environ.get("LD_PRELOAD")) or os.path.exists("/run/qgpu-task/grant"))  # preload or mount
 cards = []
 for index in range(16):
     try:
