@@ -361,6 +361,7 @@ bool report_put(struct conn *c, void *message, uint32_t type, size_t size); /* o
 /* porter.c: main thread only. Descriptors that users sent, and connections in whose queue some may be, are for processes
  * of their own, since close() may wait for those users */
 bool porter_start(void);
+void porter_finish(void);
 void porter_fetch(struct arbiter *a, struct conn *c, const void *peeked, size_t cap); /* conn_message() follows, or its end */
 void porter_ready(struct arbiter *a, struct key *key);
 void porter_hang_up(const struct arbiter *a, uid_t uid, int sock); /* a connection: its peer sees the end at once */

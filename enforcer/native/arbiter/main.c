@@ -215,6 +215,7 @@ static void finish(struct arbiter *a) {
     hw_finish(a);
     trace_drain(a);
     close(a->lock_fd); /* before anything that a user made the end of us wait for: the successor need not */
+    porter_finish();
     ar_log(a, 2, "ended; gates stay as they are until the next start");
 }
 

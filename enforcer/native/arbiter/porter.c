@@ -14,6 +14,7 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "arbiter.h"
@@ -25,7 +26,7 @@
 #define STUCK_NS (1000 * QP_MS)  /* no answer for so long: it hangs */
 #define RETRY_NS (1000 * QP_MS)  /* after one could not be made */
 #define IDLE_NS (10000 * QP_MS)  /* nothing to do for so long: it ends */
-enum { PORTERS = 2, HOLDERS = 16, REVIEW_MS = 50, IDLE_REVIEW_MS = 1000 };
+enum { PORTERS = 2, HOLDERS = 16, REVIEW_MS = 50, IDLE_REVIEW_MS = 1000, FINISH_MS = 500 };
 
 struct request {
     struct request *next;
@@ -56,6 +57,7 @@ struct lane {
 
 static struct lane *lanes;
 static int nursery = -1;
+static pid_t nursery_pid;
 
 static bool stuck(const struct porter *p, uint64_t now) { return p->asked && ar_since(p->since_ns, now) >= STUCK_NS; }
 
@@ -89,8 +91,21 @@ bool porter_start(void) {
     close(ends[1]);
     if (nursery >= 0) close(nursery);
     nursery = pid > 0 ? ends[0] : -1;
+    nursery_pid = pid;
     if (pid < 0) close(ends[0]);
     return pid > 0;
+}
+
+/* At the end. The nursery ends with its socket and holds nothing that hangs; a service manager that finds it alive after
+ * the arbiter waits for it, and with control groups of version 1 it may not learn that it is gone. */
+void porter_finish(void) {
+    int pidfd = nursery_pid > 0 ? (int)syscall(SYS_pidfd_open, nursery_pid, 0) : -1;
+    struct pollfd gone = {.fd = pidfd, .events = POLLIN};
+    if (nursery >= 0) close(nursery);
+    nursery = -1;
+    if (pidfd < 0) return; /* before Linux 5.3 it ends unwatched */
+    poll(&gone, 1, FINISH_MS);
+    close(pidfd);
 }
 
 static bool begin(const struct arbiter *a, struct porter *p, uint64_t now) {
