@@ -33,7 +33,8 @@ def test_nothing_of_qgpu_stays_but_the_sites_own(site: Site, kept: dict[tuple[st
         assert left == "", host.name
         assert host.inside("/etc/qgpu/qgpu.yaml").exists()
         assert "qgpud" not in host.run("ps -e -o comm").out
-        assert host.run("systemctl --failed --no-legend").out == ""
+        failed = host.run("systemctl --failed --no-legend").out
+        assert failed == "", host.run("journalctl -b -n 60 -u 'qgpu*'").out
         assert not host.inside("/etc/slurm/job_submit.lua").is_symlink()
     for (host_name, path), text in kept.items():
         assert site[host_name].read(path) == text
