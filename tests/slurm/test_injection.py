@@ -11,6 +11,7 @@ import pytest
 from jobs_support import Live
 
 from cli.sandbox.files import build_dir
+from enforcer.daemon.injecting.elf import exported
 
 # Says which memory the driver that it was told to open tells: the job's cap, or the whole card.
 PROBE = r"""
@@ -33,6 +34,7 @@ CLEAN = 'env -i LD_LIBRARY_PATH="$LD_LIBRARY_PATH" QGPU_SIM_DIR="$QGPU_SIM_DIR"'
 TRIES = {
     "plain": ("$P open libcuda.so.1", "cap", "cap"),
     "unset": ("env -u LD_PRELOAD $P open libcuda.so.1", "card", "cap"),
+    "own-preload": ("env LD_PRELOAD=libdl.so.2 $P open libcuda.so.1", "card", "cap"),
     "clean": (f"{CLEAN} $P open libcuda.so.1", "card", "cap"),
     "path": ("$P open $D/libcuda.so.1", "card", "cap"),
     "short": ("$P open libcuda.so", "card", "cap"),
@@ -138,6 +140,61 @@ def test_a_job_is_governed_without_any_environment(live: Live, place: Path, inje
     live.wait_sacct(job)
     (grant,) = live.report(job)[job]["grants"]
     assert grant["launches"] >= 200
+
+
+STEALS = """
+until [ -s other.pid ]; do sleep 0.1; done
+exec 150< /proc/$(cat other.pid)/fd/100
+work="timeout 8 {opt}/bin/qgpu-workload --kernel-us 500 --iters 500000 --requests 20"
+QGPU_GRANT_FD=150 /usr/bin/python3 {home}/probe.py open libcuda.so.1 shown
+QGPU_GRANT_FD=150 $work > /dev/null; echo worked-shown $?
+export QGPU_GRANT={grants}/{whole}.grant
+env -u QGPU_GRANT_FD /usr/bin/python3 {home}/probe.py open libcuda.so.1 whole
+env -u QGPU_GRANT_FD $work > /dev/null; echo worked-whole $?
+"""
+
+
+def test_a_grant_of_another_own_job_gives_nothing(live: Live, place: Path, injection: str) -> None:
+    """Its descriptor, taken from /proc, and the file of a job with whole cards: neither lifts the own limits."""
+    node = live.nodes[0]
+    (place / "other.pid").unlink(missing_ok=True)
+    more = live.submit("echo $$ > other.pid; exec sleep 100", "--gres=qgpu:20,qgpu_mem:8G", f"-w{node}")
+    whole = live.submit("exec sleep 100", "--gres=gpu:1", f"-w{node}")
+    assert live.grant(whole).state == "whole"
+    run_dir = live.sandbox.layout.node(node).run_dir
+    words = {"opt": live.sandbox.layout.opt, "home": place, "grants": run_dir / "grants", "whole": whole}
+    thief = live.submit(STEALS.format(**words), "--gres=qgpu:30,qgpu_mem:4G", f"-w{node}")
+    (text,) = live.finish(thief, seconds=60)
+    live.cancel(more, whole)
+    got = dict(line.split() for line in text.splitlines() if len(line.split()) == 2)
+    # The job's own file, or mount, counts where the shown grant is another job's: 4 GiB, never the 8 of the other.
+    assert (got.get("shown"), got.get("worked-shown")) == ("cap", "0"), text
+    if injection == "mount":
+        assert (got.get("whole"), got.get("worked-whole")) == ("cap", "0"), text
+    else:
+        assert got.get("whole") == "error" and got.get("worked-whole") not in (None, "0"), text
+        assert "whole cards" in text
+
+
+NAMES = r"""
+import ctypes, sys
+here = ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL), ctypes.CDLL(None)
+for name in open(sys.argv[1]).read().split():
+    print("name", name, *(hasattr(library, name) for library in here), flush=True)
+"""
+
+
+def test_a_job_finds_the_names_of_the_nodes_driver(live: Live, place: Path, injection: str) -> None:
+    """The simulated driver lacks many that the shim knows; whoever asks dlsym sees what it has."""
+    shim, driver = (build_dir() / part / "libcuda.so.1" for part in ("shim", "sim"))
+    names = {name for name in exported(shim.read_bytes()) if name.startswith("cu")}
+    there = exported(driver.read_bytes())
+    assert len(names - there) > 100
+    (place / "names").write_text("\n".join(sorted(names)))
+    (place / "names.py").write_text(NAMES)
+    (text,) = live.finish(live.submit(f"/usr/bin/python3 {place}/names.py {place}/names", "--gres=qgpu:30"))
+    found = {line.split()[1]: line.split()[2:] for line in text.splitlines() if line.startswith("name ")}
+    assert found == {name: [str(name in there)] * 2 for name in names}
 
 
 def test_other_jobs_see_the_real_driver(live: Live, place: Path, injection: str) -> None:
