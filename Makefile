@@ -33,6 +33,7 @@ NATIVE :=
 LIVE_TESTS := $(BUILD)/test/spank_stage $(BUILD)/test/spank_escape
 include $(sort $(wildcard enforcer/native/*/build.mk slurm_plugin/*/build.mk gres/native/build.mk bench/*/build.mk))
 include packaging/install.mk packaging/package.mk
+BUILT_BY = tools/rules.sh $(BUILD) "$(CC)" "$(sort $(CFLAGS)) $(SLURM_INC) $(VERSION)" $(MAKEFILE_LIST)
 
 help:
 	@echo "make demo         set up, bring up a private Slurm with simulated cards, run the main job, tear down"
@@ -59,6 +60,7 @@ $(BUILD)/.setup: tools/setup.sh pyproject.toml
 	@mkdir -p $(BUILD) && touch $@
 
 native: setup headers
+	@flock $(BUILD)/.native.lock $(BUILT_BY)
 	@$(MAKE) --no-print-directory -q native-products 2>/dev/null || echo "building the native parts into $(BUILD)/"
 	@flock $(BUILD)/.native.lock $(MAKE) --no-print-directory -s native-products
 
@@ -67,6 +69,7 @@ native-products: $(NATIVE)
 
 # The part that the live suite needs: in the tree of another Slurm nothing else is built.
 native-live: setup headers
+	@flock $(BUILD)/.native.lock $(BUILT_BY)
 	@flock $(BUILD)/.native.lock $(MAKE) --no-print-directory -s $(filter-out $(BUILD)/test/%,$(NATIVE)) $(LIVE_TESTS)
 
 # Most tests wait, so several run at a time; each worker of the live suite has a sandbox of its own.

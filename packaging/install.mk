@@ -40,6 +40,7 @@ COMPLETIONS := $(BUILD)/product/qgpu.bash $(BUILD)/product/_qgpu
 product:
 	@packaging/need.sh product
 	@$(MAKE) --no-print-directory -s headers
+	@flock $(BUILD)/.native.lock $(BUILT_BY)
 	@flock $(BUILD)/.native.lock $(MAKE) --no-print-directory -s product-files
 
 headers:

@@ -50,6 +50,21 @@ def test_a_symbol_that_is_too_new_and_a_library_are_named(tmp_path: Path) -> Non
     assert "needs libgcc_s.so.1, which a container may lack" in check("2.17", library).stderr
 
 
+def test_what_an_older_rule_made_is_made_again(tmp_path: Path) -> None:
+    build, rules = tmp_path / "build", tmp_path / "build.mk"
+    rules.write_text("FLAGS := -O1\n")
+
+    def kept(flags: str) -> bool:
+        (build / "obj").mkdir(parents=True, exist_ok=True)
+        subprocess.run([ROOT / "tools/rules.sh", build, "cc", flags, rules], check=True)
+        return (build / "obj").is_dir()
+
+    assert [kept("-g"), kept("-g"), kept("-g")] == [False, True, True]
+    assert [kept("-g -O2"), kept("-g -O2")] == [False, True]
+    rules.write_text("FLAGS := -O2\n")
+    assert [kept("-g -O2"), kept("-g -O2")] == [False, True]
+
+
 @pytest.fixture
 def poor(tmp_path: Path) -> dict[str, str]:
     """A machine with a shell, a compiler and Python; no package manager, no Slurm."""
