@@ -286,7 +286,9 @@ class Rig:
         return [json.loads(line) for line in (self.directory / name).read_text().splitlines()]
 
     def trace(self) -> list[Interval]:
-        """Everything that the cards executed so far (flushed by the device each 100 ms)."""
+        """Everything that the cards executed so far; of a device that ended, all that it wrote."""
+        if self.card_process.poll() is None:
+            self.fault("flush")
         return list(read_trace(self.sim_dir / "trace.bin"))
 
     def gates(self) -> list[Gate]:

@@ -289,7 +289,7 @@ class Simulator:
         return driver_env(self.build, self.config.directory)
 
     def intervals(self) -> list[Interval]:
-        """The trace so far (at most 0.1 s old while running)."""
+        """The trace so far; while running, without the last 0.1 s unless control("flush") was asked for."""
         return list(read_trace(self.trace_path))
 
     def control(self, command: str) -> int:

@@ -12,6 +12,7 @@
  *   block call=NAME [times=K] [pid=P]  the function does not return until "clear"
  *   errno call=rm.NAME code=C [times=K] [pid=P]  the ioctl fails with that errno
  *   clear [pid=P]                      no delay, error, errno or block any more
+ *   flush                              no fault: what the cards executed so far reaches the trace at once
  * NAME is a function of libcuda or NVML without its version suffix, "*" any of libcuda, "nvml*" any of NVML, "rm.NAME" a
  * call of the control device (rm_fault.c), "rm.*" any of those. Without a pid: every process that is there or comes; of
  * calls of the control device: the caller, or the process that the open file belongs to.
@@ -233,9 +234,21 @@ static int stall(struct gpu *gpu, const struct words *words, uint64_t *reached)
     return CUDA_SUCCESS;
 }
 
+/* The trace is written ten times a second; a reader who wants the last kernels, too, asks for them. */
+static int flush(struct gpu *gpu, uint64_t *reached)
+{
+    for (unsigned i = 0; i < gpu->config.cards; i++)
+        gpu_card_sync(&gpu->cards[i]);
+    gpu_trace_flush(gpu);
+    *reached = gpu->config.cards;
+    return CUDA_SUCCESS;
+}
+
 static int execute(struct gpu *gpu, const struct words *words, uint64_t *reached)
 {
     const char *verb = words->verb;
+    if (strcmp(verb, "flush") == 0)
+        return flush(gpu, reached);
     if (strcmp(verb, "clear") == 0)
         return on_pages(gpu, words, NULL, reached);
     if (strcmp(verb, "list") == 0)
