@@ -29,7 +29,7 @@ def install(live: Live) -> Iterator[Callable[[], None]]:
 def released(live: Live, job: int) -> None:
     """Release a job; a slurmctld that came back refuses that until the database knows its jobs."""
     release = ("scontrol", "release", str(job))
-    live.until(lambda: live.run(*release).returncode == 0, 30, f"the release of job {job}")
+    live.until(lambda: live.run(*release).returncode == 0, 120, f"the release of job {job}")
 
 
 def test_whole_cards_start_and_parts_do_not(live: Live, install: Callable[[], None]) -> None:

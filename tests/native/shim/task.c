@@ -57,12 +57,13 @@ static int hold_memory(char **words)
     return 0;
 }
 
-/* churn SEED: allocates, frees and launches in a random order for ever; each byte of it is in the job's books. */
+/* churn SEED: says that it works, then allocates, frees and launches in a random order for ever; each byte of it is in the job's books. */
 static int churn(char **words)
 {
     unsigned seed = (unsigned)strtoul(words[0], NULL, 10);
     CUdeviceptr held[8] = {0};
     start();
+    say("working");
     for (;;) {
         unsigned at = (unsigned)rand_r(&seed) % 8;
         if (held[at]) {
