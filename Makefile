@@ -91,7 +91,7 @@ test-upgrade: native
 # The packages, installed by the commands of docs/install.md, on containers with a real systemd and a stock Slurm.
 SUITES ?= bookworm trixie
 test-install: setup $(BUILD)/ansible/.complete
-	@PYTHONPATH=tests/install $(PY) -m harness --suites "$(SUITES)" $(if $(SECONDS_LEFT),--seconds $(SECONDS_LEFT))
+	@PYTHONPATH=tests/install $(PY) -m harness --suites "$(SUITES)" $(if $(SECONDS_LEFT),--again --seconds $(SECONDS_LEFT))
 
 # The tests that failed in the last run, once more.
 retest: native
