@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import threading
 import time
@@ -297,8 +298,11 @@ def test_fixed_share_closes_an_idle_card(tmp_path: Path) -> None:
         assert 0.02 < share < 0.27, share
 
 
-def lost_in_a_turn(directory: Path) -> int:
-    """Nanoseconds between the first ring of a turn and its end that nobody was charged for."""
+def lost_in_a_turn(directory: Path) -> int | None:
+    """Nanoseconds between the first ring of a turn and its end that nobody was charged for.
+
+    None: this process stood still while the arbiter had heard the ring; without a launch it then asks for another one.
+    """
     directory.mkdir()
     mine = grant(1, share=25)
     with arbiter(directory) as one, one.link() as link:
@@ -313,7 +317,10 @@ def lost_in_a_turn(directory: Path) -> int:
         tenant.slot.waiting = 0
         rang = time.monotonic_ns()
         tenant.ring()
-        wait_for(lambda: not tenant.flags & abi.GATE_NOTIFY, "the ring was heard")
+        while tenant.flags & abi.GATE_NOTIFY:
+            if time.monotonic_ns() > rang + 2_000_000_000:
+                return None
+            time.sleep(0.002)
         assert tenant.begin()
         wait_for(lambda: tenant.closed, "used up again")
         ended = time.monotonic_ns()
@@ -325,7 +332,9 @@ def lost_in_a_turn(directory: Path) -> int:
 def test_a_turn_is_charged_from_its_ring_although_the_launch_was_counted_before(tmp_path: Path) -> None:
     """A launch is counted when it comes to the closed gate; when the gate opens it only rings, then it is made. Alone
     on a card the next look comes 5 ms later: half of that time used to be lost, each time."""
-    lost = [lost_in_a_turn(tmp_path / str(i)) for i in range(5)]
+    turns = (lost_in_a_turn(tmp_path / str(i)) for i in range(15))
+    lost = list(itertools.islice((turn for turn in turns if turn is not None), 5))
+    assert len(lost) == 5
     assert statistics.median(lost) < 1_000_000, lost  # a machine that stands still spoils one or two
 
 

@@ -28,8 +28,17 @@ def install(live: Live) -> Iterator[Callable[[], None]]:
 
 def released(live: Live, job: int) -> None:
     """Release a job; a slurmctld that came back refuses that until the database knows its jobs."""
-    release = ("scontrol", "release", str(job))
-    live.until(lambda: live.run(*release).returncode == 0, 120, f"the release of job {job}")
+    refusals: set[str] = set()
+
+    def done() -> bool:
+        answer = live.run("scontrol", "release", str(job))
+        refusals.add(answer.stderr.strip())
+        return answer.returncode == 0
+
+    try:
+        live.until(done, 120, f"the release of job {job}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{refusals}") from None
 
 
 def test_whole_cards_start_and_parts_do_not(live: Live, install: Callable[[], None]) -> None:
