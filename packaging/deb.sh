@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds the Debian packages in a clean copy of the source. usage: packaging/deb.sh VERSION REVISION DIRECTORY
 set -euo pipefail
+umask 022 # whatever the builder's is: modes go into the archives
 cd "$(dirname "$0")/.."
 version=$1 revision=$2
 mkdir -p "$3"

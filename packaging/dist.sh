@@ -3,6 +3,7 @@
 # Makes the source archive: all files that git does not ignore, in the order of their names, all of one time. It builds
 # without git. usage: packaging/dist.sh VERSION ARCHIVE
 set -euo pipefail
+umask 022 # whatever the builder's is: modes go into the archives
 version=$1 archive=$2
 cd "$(dirname "$0")/.."
 epoch=$(packaging/epoch.sh)

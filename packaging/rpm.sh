@@ -3,6 +3,7 @@
 # Builds the RPM packages from the source archive; on Debian with Debian's rpm, for EL's directories.
 # usage: packaging/rpm.sh VERSION REVISION ABI "LUA_COMMON" "LUA_CONTROLLER" DIRECTORY
 set -euo pipefail
+umask 022 # whatever the builder's is: modes go into the archives
 cd "$(dirname "$0")/.."
 version=$1 revision=$2 abi=$3 lua_common=$4 lua_controller=$5
 mkdir -p "$6"

@@ -125,7 +125,11 @@ def test_daemons_are_enabled_and_restarted_and_slurmd_is_left_alone(debs: dict[s
     assert "deb-systemd-invoke $_dh_action 'qgpu-arbiter.service' 'qgpud.service'" in scripts
     assert "slurm" not in scripts
     timers = output("dpkg-deb", "-I", debs["qgpu-controller"], "postinst")
-    assert set(re.findall(r"deb-systemd-helper enable '(.*?)'", timers)) == {"qgpu-guard.timer"}
+    # What is off at first is enabled again only where an admin had enabled it ("debian-installed").
+    kept = set(re.findall(r"debian-installed '(.*?)'", timers))
+    assert kept == {"qgpu-collect.timer", "qgpu-extend.timer"}
+    assert set(re.findall(r"deb-systemd-helper enable '(.*?)'", timers)) - kept == {"qgpu-guard.timer"}
+    assert re.findall(r"deb-systemd-invoke \S+ '(.*?)'", timers) == ["qgpu-guard.timer"]
 
 
 def test_the_rpms_have_the_same_parts_in_the_places_of_el(
