@@ -70,6 +70,13 @@ class Repository:
             self.texts[seen_as] = read(path)
             self.real[seen_as] = str(path)
 
+    def place(self, seen_as: str) -> str:
+        """A file of the repository; one that is missing belongs beside slurm.conf."""
+        main = self.real.get(f"{self.folder}/slurm.conf")
+        if seen_as not in self.real and main and posixpath.dirname(seen_as) == self.folder:
+            return posixpath.join(posixpath.dirname(main), posixpath.basename(seen_as))
+        return self.real.get(seen_as, seen_as)
+
     def shown(self, text: str) -> str:
         """A sentence with the paths of the repository."""
         for seen_as in sorted(self.real, key=len, reverse=True):
@@ -230,9 +237,14 @@ def _yaml_finding(path: str, text: str) -> Finding:
 def _finding(repository: Repository, site: Site, each: Difference) -> Finding | None:
     if kind_of(each, site) not in repository.kinds:
         return None
-    text = f"{each.sentence} -> {todo_of(each)}"
-    file = repository.real.get(each.file, each.file)
-    return Finding(file, each.line, repository.shown(text), each.severity == "fail")
+    shown = repository.shown
+    # The line to write names what Slurm sees on the hosts, not the repository.
+    here = replace(
+        each, file=repository.place(each.file),
+        has=shown(each.has), needed=shown(each.needed), why=shown(each.why),
+    )  # fmt: skip
+    text = f"{here.sentence} -> {todo_of(here)}"
+    return Finding(here.file, each.line, text, each.severity == "fail")
 
 
 @click.command()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import product
 
 MAX_NAMES = 65536
 
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,9})([^0-9]*)", re.DOTALL)
 
 
 class HostlistError(ValueError):
@@ -60,6 +62,30 @@ def expand(text: str) -> list[str]:
             raise HostlistError(f"'{text}' names more than {MAX_NAMES} items")
         names += ["".join(chosen) for chosen in product(*choices)]
     return names
+
+
+def fold(names: Iterable[str]) -> str:
+    """A bracket list of these names, in this order; names that differ in their last number alone share brackets."""
+    runs: list[tuple[str, str, list[tuple[str, str]]]] = []  # before and after the number, and its ranges
+    for name in names:
+        found = _LAST_NUMBER.fullmatch(name)
+        before, number, after = (found[1], found[2], found[3]) if found else (name, "", "")
+        if number and runs and runs[-1][:2] == (before, after) and runs[-1][2]:
+            ranges = runs[-1][2]
+            low, high = ranges[-1]
+            if number == str(int(high) + 1).zfill(len(low)):
+                ranges[-1] = (low, number)
+            else:
+                ranges.append((number, number))
+        else:
+            runs.append((before, after, [(number, number)] if number else []))
+    return ",".join(map(_folded, runs))
+
+
+def _folded(run: tuple[str, str, list[tuple[str, str]]]) -> str:
+    before, after, ranges = run
+    inside = ",".join(low if low == high else f"{low}-{high}" for low, high in ranges)
+    return f"{before}[{inside}]{after}" if "," in inside or "-" in inside else f"{before}{inside}{after}"
 
 
 def core_list(text: str) -> str:

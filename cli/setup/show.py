@@ -91,12 +91,13 @@ def _step(number: int, difference: Difference) -> list[str]:
     if difference.action == "remove":
         return [*lines, f"     remove line {difference.line} of {difference.file}"]
     if not difference.write:
-        return lines
+        return [*lines, f"     {difference.todo}"]
     if difference.action == "run":
         return [*lines, "     run:", f"       {printable(difference.write)}"]
     where = "add to" if difference.action == "add" else "write instead of"
     place = difference.file if difference.action == "add" else difference.place
-    return [*lines, f"     {where} {place}:", f"       {printable(difference.write)}"]
+    write = [f"       {printable(line)}" for line in difference.write.split("\n")]
+    return [*lines, f"     {where} {place}:", *write]
 
 
 def text(here: Here, done: Sequence[Done], left: Left | None, dry: bool) -> str:

@@ -6,17 +6,18 @@ import re
 from collections.abc import Iterator
 
 from gres.config import Config
-from gres.hostlist import expand
+from gres.hostlist import HostlistError, expand, fold
 from slurm_plugin.render import gres_by_node
 from slurm_plugin.site.conf import Value
 from slurm_plugin.site.difference import Difference, replaced
 from slurm_plugin.site.found import Site
 from slurm_plugin.site.nodes import NodeLine, node_lines, partitions
 
-OURS = ("gpu", "shard", "qgpu", "qgpu_mem")
+SHARES = ("shard", "qgpu", "qgpu_mem")
+OURS = ("gpu", *SHARES)
 _COUNT = re.compile(r"([0-9]+)([KMGTP]?)B?", re.IGNORECASE)
 _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
-# Keys with one value per node of the line: a line that has one cannot be split by its names alone.
+# Keys with one value per node of the line.
 _PER_NODE = ("nodeaddr", "nodehostname", "port", "bcastaddr")
 
 
@@ -65,11 +66,39 @@ def _written(value: Value, text: str | None = None) -> str:
     return f"{value.key}{value.operator}={quoted}"
 
 
+def _without_shares(gres: str) -> list[str]:
+    entries = [entry.strip() for entry in gres.split(",")]
+    return [e for e in entries if e and e.split(":")[0].lower() not in SHARES]
+
+
 def _line(line: NodeLine, names: str, gres: str) -> str:
     """The NodeName line with another Gres=, all other keys as they are."""
     rest = [_written(value) for value in line.entry.rest if value.name != "gres"]
     whole = ",".join([gres, *_others(line.get("Gres"))])
     return " ".join([f"{line.entry.head.key}={names}", *rest, f"Gres={whole}"])
+
+
+def _of_each(line: NodeLine, value: Value) -> dict[str, str] | None:
+    """A key's value by node; None where one value is that of all. Raises HostlistError if they do not match."""
+    values = expand(value.value)
+    if len(values) == 1 or value.name not in _PER_NODE:
+        return None
+    if len(values) != len(line.names):
+        raise HostlistError(f"{value.key}={value.value} has not one value for each node")
+    return dict(zip(line.names, values, strict=True))
+
+
+def _part(line: NodeLine, names: list[str], gres: str) -> str:
+    """A line for some of the nodes; those that qgpu.yaml does not name (`gres` is empty) keep all but shares.
+    Raises HostlistError."""
+    words = [f"{line.entry.head.key}={fold(names)}"]
+    for value in line.entry.rest:
+        if value.name == "gres":
+            continue
+        each = _of_each(line, value)
+        words.append(_written(value, fold(each[name] for name in names) if each else None))
+    entries = [gres, *_others(line.get("Gres"))] if gres else _without_shares(line.get("Gres"))
+    return " ".join([*words, *([f"Gres={','.join(entries)}"] if entries else [])])
 
 
 def _known(gres: dict[str, str], names: tuple[str, ...]) -> dict[str, list[str]]:
@@ -80,30 +109,31 @@ def _known(gres: dict[str, str], names: tuple[str, ...]) -> dict[str, list[str]]
     return found
 
 
-def _line_differences(gres: dict[str, str], line: NodeLine) -> Iterator[Difference]:
-    wanted = _known(gres, line.names)
+def _line_differences(by_node: dict[str, str], line: NodeLine) -> Iterator[Difference]:
+    wanted = _known(by_node, line.names)
     head, have = line.entry.head, line.get("Gres")
     unknown = wanted.pop("", [])
-    if unknown and any(name in ("shard", "qgpu", "qgpu_mem") for name, _ in parse_gres(have)):
+    why = "slurmctld counts a node's cards and shares by this line"
+    if unknown and any(name in SHARES for name, _ in parse_gres(have)):
         why = "no node has shares that qgpu.yaml does not name"
         needed = "these nodes under nodes in qgpu.yaml, or a line without shards"
-        yield replaced(head, "Gres", _written(head), needed, why, "all")
-        return
-    if not wanted or (not unknown and len(wanted) == 1 and _same(have, next(iter(wanted)))):
-        return
-    why = "slurmctld counts a node's cards and shares by this line"
-    parts = [(",".join(names), gres) for gres, names in wanted.items()]
-    if len(parts) == 1 and not unknown:
-        write = _line(line, head.value, parts[0][1])
-        yield replaced(head, "Gres", write, f"Gres={parts[0][1]}", why, "all")
-        return
-    if all(_same(have, gres) for _, gres in parts) and not unknown:
-        return
-    split = "a line of their own for nodes of each kind"
-    write = "; ".join(_line(line, names, gres) for names, gres in parts)
-    if any(key in line.words for key in _PER_NODE):
-        split += ", with their part of NodeAddr, NodeHostname and Port"
-    yield replaced(head, "Gres", write, split, why, "all")
+        yield replaced(head, "Gres", _split(line, wanted, unknown)[0], needed, why, "all")
+    elif len(wanted) == 1 and not unknown:
+        gres = next(iter(wanted))
+        if not _same(have, gres):
+            yield replaced(head, "Gres", _line(line, head.value, gres), f"Gres={gres}", why, "all")
+    elif wanted:
+        yield replaced(head, "Gres", *_split(line, wanted, unknown), why, "all")
+
+
+def _split(line: NodeLine, wanted: dict[str, list[str]], unknown: list[str]) -> tuple[str, str]:
+    """The lines that stand for this one, and what is needed. The nodes that qgpu.yaml does not name keep theirs."""
+    parts = [*((names, gres) for gres, names in wanted.items()), *([(unknown, "")] if unknown else [])]
+    needed = "a line of their own for nodes of each kind"
+    try:
+        return "\n".join(_part(line, names, gres) for names, gres in parts), needed
+    except HostlistError as error:
+        return "", f"{needed}; {error}"
 
 
 def _strangers(config: Config, site: Site, lines: list[NodeLine]) -> Iterator[Difference]:
@@ -118,8 +148,11 @@ def _strangers(config: Config, site: Site, lines: list[NodeLine]) -> Iterator[Di
         if names and any(name == "gpu" for name, _ in parse_gres(line.get("Gres"))):
             head = line.entry.head
             why = "jobs in managed partitions get shares, which these nodes cannot give"
-            needed = f"{', '.join(names[:4])} under nodes in qgpu.yaml, or managed_partitions without their partition"
-            yield replaced(head, "nodes", _written(head), needed, why, "", "warn")
+            several = fold(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            needed = f"{several} under nodes in qgpu.yaml, or managed_partitions without their partition"
+            ask = "qgpu setup --init --dry-run    (on one of these nodes; take its lines models: and nodes:)"
+            has = f"{head.key}={head.value}"
+            yield Difference("nodes", head.file, head.line, has, needed, "run", ask, why, "", "warn")
 
 
 def node_differences(config: Config, site: Site, node: str | None = None) -> Iterator[Difference]:

@@ -21,8 +21,9 @@ SYNTAX = (
 
 @dataclass(frozen=True)
 class Difference:
-    """`write` is the exact line to add, the one to write instead of `file`:`line`, or the command to run; empty where
-    the line is to be removed. `has` is what the site has now, empty for nothing. `fail`: jobs do not start or are not
+    """`write` is the exact line to add, what to write instead of `file`:`line` (several lines where nodes of different
+    kinds share one), or the command to run; empty where the line is to be removed, or where only the admin knows what
+    to write. `has` is what the site has now, empty for nothing. `fail`: jobs do not start or are not
     governed; `warn`: something else does not work as it should."""
 
     key: str
@@ -59,10 +60,16 @@ class Difference:
             return printable(f"run: {self.write}")
         if self.action == "remove":
             return f"remove line {self.line} of {self.file}"
+        if not self.write:
+            return f"correct {self.place}"
+        lines = self.write.split("\n")
         where = (
-            f"at the end of {self.file}" if self.action == "add" else f"in line {self.line} of {self.file}"
+            f"at the end of {self.file}"
+            if self.action == "add"
+            else f"in place of line {self.line} of {self.file}"
         )
-        return printable(f"write {where}: {self.write}")
+        many = f" these {len(lines)} lines" if len(lines) > 1 else ""
+        return f"write{many} {where}: {' ... '.join(map(printable, lines))}"
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""

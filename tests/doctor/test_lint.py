@@ -151,3 +151,17 @@ def test_a_tree_of_etc_and_a_configless_site(site: Site, tmp_path: Path) -> None
     (etc / "slurm/gres.conf").write_text("Name=gpu File=/dev/nvidia0\n")
     done = lint(tmp_path / "repository")
     assert done.exit_code == 1 and f"{etc}/slurm/gres.conf:1: " in done.output
+
+
+def test_what_is_to_be_written_names_the_hosts_paths_and_where_the_repositorys(
+    site: Site, tmp_path: Path
+) -> None:
+    etc = tmp_path / "repository"
+    (etc / "slurm").mkdir(parents=True)
+    shutil.copy(site.yaml, etc / "qgpu.yaml")
+    (etc / "slurm/slurm.conf").write_text("ClusterName=doc\nInclude more.conf\n")
+    output = lint(etc).output
+    for name in ("gres.conf", "cgroup.conf", "plugstack.conf"):
+        assert f"{etc}/slurm/{name}:1: {etc}/slurm/{name} lacks" in output
+        assert f"write at the end of {etc}/slurm/{name}: include /etc/slurm/qgpu/{name}" in output
+    assert f"{etc}/slurm/slurm.conf:2: includes" in output and str(etc) * 2 not in output

@@ -196,7 +196,7 @@ BROKEN: list[tuple[Callable[[Files], None], str, str, str]] = [
     (swap("slurm.conf", f"CPUs=8 Gres={GRES}", f"CPUs=8 Gres={GRES},mps:100"), "Gres", "replace", GRES),
     (swap("slurm.conf", "NodeName=n3", "NodeName=x3"), "NodeName", "add", GRES3),
     (swap("slurm.conf", "NodeName=n3", "NodeName=x3"), "Gres", "replace", "qgpu.yaml does not name"),
-    (swap("slurm.conf", "NodeName=n3 CPUs=4", "NodeName=n4 CPUs=4 Gres=gpu:1"), "nodes", "replace", "cannot give"),
+    (swap("slurm.conf", "NodeName=n3 CPUs=4", "NodeName=n4 CPUs=4 Gres=gpu:1"), "nodes", "run", "cannot give"),
     (swap("qgpu/gres.conf", "Count=100 File=/dev/nvidia1", "Count=50 File=/dev/nvidia1"), "gres", "run", "shard"),
     (swap("qgpu/gres.conf", "offline Count=800", "offline Count=80"), "gres", "run", "Count"),
     (swap("qgpu/gres.conf", "Name=qgpu_mem Count=156G", "Name=qgpu_mem Count=1G"), "gres", "run", "qgpu_mem"),
@@ -259,9 +259,50 @@ def test_nodes_of_two_kinds_in_one_line_are_told_apart() -> None:
         f"NodeName=n3 CPUs=4 Gres={GRES3}", 'NodeName=n[1-5] CPUs=8 Feature="a b" Gres=gpu:1,nic:2'
     )
     found = [d for d in seen(installed(config(), text), config()) if d.key == "Gres"]
-    assert found[0].write == (
-        f'NodeName=n1,n2 CPUs=8 Feature="a b" Gres={GRES},nic:2; NodeName=n3 CPUs=8 Feature="a b" Gres={GRES3},nic:2'
+    assert found[0].write.splitlines() == [
+        f'NodeName=n[1-2] CPUs=8 Feature="a b" Gres={GRES},nic:2',
+        f'NodeName=n3 CPUs=8 Feature="a b" Gres={GRES3},nic:2',
+        'NodeName=n[4-5] CPUs=8 Feature="a b" Gres=gpu:1,nic:2',
+    ]
+    assert "write these 3 lines in place of line" in found[0].todo and "\n" not in found[0].todo
+
+
+def test_a_line_that_is_split_keeps_the_address_of_each_node() -> None:
+    words = "NodeAddr=10.0.0.[1-3,9] NodeHostname=h[1-3],k Port=7000"
+    text = STOCK.replace(f"NodeName=n[1-2] CPUs=8 Gres={GRES}\n", "").replace(
+        f"NodeName=n3 CPUs=4 Gres={GRES3}", f"NodeName=n[1-3],x {words} Gres=gpu:1"
     )
+    (found,) = [d for d in seen(installed(config(), text), config()) if d.key == "Gres"]
+    assert found.write.splitlines() == [
+        f"NodeName=n[1-2] NodeAddr=10.0.0.[1-2] NodeHostname=h[1-2] Port=7000 Gres={GRES}",
+        f"NodeName=n3 NodeAddr=10.0.0.3 NodeHostname=h3 Port=7000 Gres={GRES3}",
+        "NodeName=x NodeAddr=10.0.0.9 NodeHostname=k Port=7000 Gres=gpu:1",
+    ]
+    files = installed(config(), text.replace("[1-3,9]", "[1-3]"))
+    (found,) = [d for d in seen(files, config()) if d.key == "Gres"]
+    assert found.write == "" and "NodeAddr=10.0.0.[1-3] has not one value for each node" in found.sentence
+    assert found.todo.startswith("correct ")
+
+
+def test_nodes_with_shares_that_nobody_configured_keep_the_rest_of_their_line() -> None:
+    text = STOCK.replace("NodeName=n3 CPUs=4", "NodeName=x3 CPUs=4 State=UNKNOWN")
+    found = [d for d in seen(installed(config(), text), config()) if d.key == "Gres"]
+    assert [d.write for d in found] == [f"NodeName=x3 CPUs=4 State=UNKNOWN Gres={GRES3.split(',')[0]}"]
+
+
+def test_what_the_list_says_can_be_written_without_losing_a_node() -> None:
+    text = STOCK.replace(
+        f"NodeName=n3 CPUs=4 Gres={GRES3}", f"NodeName=n3,rack[1-2]n[01-20] Gres={GRES3.split(',')[0]}"
+    )
+    files = installed(config(), text)
+    first = seen(files, config())
+    lines: list[str | None] = list(files[f"{E}/slurm.conf"].splitlines())
+    for each in first:
+        if each.action == "replace":
+            lines[each.line - 1] = each.write
+    files[f"{E}/slurm.conf"] = "".join(f"{line}\n" for line in lines)
+    assert [d.key for d in seen(files, config())] == ["nodes"]
+    assert "NodeName=rack1n[01-20],rack2n[01-20] Gres=gpu" in files[f"{E}/slurm.conf"]
 
 
 def test_a_site_that_writes_all_of_it_itself_needs_no_fragment() -> None:

@@ -79,8 +79,6 @@ def fault(known: Known, name: str, kind: Kind) -> Check | None:
 
 def todo_of(difference: Difference) -> str:
     """What to do, and what to restart then."""
-    if difference.action == "replace" and not difference.write:
-        return f"correct {difference.place}{RESTART[difference.restart]}"
     return difference.todo + RESTART[difference.restart]
 
 
