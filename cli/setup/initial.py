@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 import jinja2
+import yaml
 
 from cli.doctor.host import Host
 from cli.run_private import device_files
@@ -129,7 +131,17 @@ def _template() -> jinja2.Template:
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         autoescape=False,  # YAML; the schema reads it back
     )  # fmt: skip
+    environment.filters["word"] = _word
     return environment.from_string(source)
+
+
+def _word(name: str) -> str:
+    """A name for YAML; `yes` and `on` are names only in quotes."""
+    try:
+        plain = yaml.safe_load(f"[{name}]") == [name]
+    except yaml.YAMLError:
+        plain = False
+    return name if plain else json.dumps(name)
 
 
 def _cluster(conf: Conf) -> str:

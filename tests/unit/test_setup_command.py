@@ -382,3 +382,19 @@ def test_what_cannot_be_known_is_asked_for(
     (root / "etc/qgpu/qgpu.yaml").unlink()
     done = setup(root, "--init", *words)
     assert done.exit_code == 1 and says in done.output and not (root / "etc/qgpu/qgpu.yaml").exists()
+
+
+@pytest.mark.parametrize("name", ["yes", "on", "null", "y1", "e3"])
+def test_names_that_yaml_would_take_for_something_else_stay_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(initial, "seen_cards", lambda: ())
+    monkeypatch.setattr("cli.setup.host.Host.said", lambda self, *words: placing_said("slurm-wlm 24.11.5"))
+    root = tree(tmp_path, f"ClusterName={name}\nNodeName=n1\n")
+    yaml = root / "etc/qgpu/qgpu.yaml"
+    yaml.unlink()
+    words = ["--nodes", "n1", "--model", name, "--cards", "1", "--memory", "80GiB"]
+    done = setup(root, "--init", *words)
+    assert done.exit_code == 0, done.output
+    config = load_config(yaml)
+    assert (config.cluster, list(config.models), config.nodes[0].model) == (name, [name], name)
