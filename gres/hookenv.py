@@ -24,6 +24,7 @@ NATIVE = ("QGPU_NATIVE_CLASS", "QGPU_NATIVE_SHARE", "QGPU_NATIVE_MEM")
 _CLASSES: dict[str, JobClass] = {"online": "online", "offline": "offline"}
 _VARIABLE: dict[TagField, str] = {"extra": "SLURM_JOB_EXTRA", "comment": "SLURM_JOB_COMMENT"}
 ALLOCATED = "QGPU_ALLOCATED"
+UNKNOWN = "?"  # its value where slurmctld gave no answer, or one that may be cut
 _READ = (*_VARIABLE.values(), *NATIVE, ALLOCATED, "SLURM_JOB_GPUS", "SLURMD_NODENAME")
 _PARTS = ("gres/shard", "gres/mps", "gres/qgpu")  # also gres/qgpu_mem
 
@@ -36,7 +37,8 @@ class HookEnvError(ValueError):
 class HookJob:
     """One job on one node, as a hook sees it. `tag` is what was promised, whoever carried it; `problem` says why what
     came cannot be used; `overruled` is a text that says otherwise than the native plugin and so does not count.
-    `untagged`: it came without a tag and holds whole cards, as jobs do that were queued before qgpu was installed."""
+    `untagged`: it came without a tag and holds whole cards, as jobs do that were queued before qgpu was installed.
+    `unanswered`: it came without a tag, and slurmctld did not tell what it holds."""
 
     job_id: int
     uid: int
@@ -47,6 +49,7 @@ class HookJob:
     problem: str = ""
     overruled: str = ""
     untagged: bool = False
+    unanswered: bool = False
 
 
 class _NativeError(ValueError):
@@ -196,4 +199,5 @@ def parse_hook_env(
         problem=problem,
         overruled=overruled,
         untagged=untagged,
+        unanswered=tag is None and env.get(ALLOCATED) == UNKNOWN,
     )

@@ -94,6 +94,11 @@ def job_fault(job: HookJob, node: Node) -> str:
             f"what Slurm said about the share of job {job.job_id} cannot be used: {job.problem}."
             " Submit the job again with --gres=qgpu:30; if that repeats, tell the administrators."
         )
+    if job.unanswered:
+        return (
+            f"job {job.job_id} holds a GPU of {node.name} and carries no tag of qgpu's job_submit plugin, and slurmctld"
+            " did not tell in time whether it has whole cards. Submit it again."
+        )
     if job.tag is None:
         return (
             f"job {job.job_id} holds a GPU of {node.name} without a grant: it did not pass qgpu's job_submit"

@@ -20,6 +20,7 @@
 #include "../common/paths.h"
 
 #define LIMIT_NS 5000000000LL
+#define FIELD_MAX 1000u /* characters of what squeue prints of a job's allocation */
 
 static void exec_it(const char *program, char *const argv[], int out)
 {
@@ -125,7 +126,9 @@ static void take_line(const char *text, const char *job_id, char *out, size_t si
         if (strncmp(word, job_id, len) != 0 || word[len] != ' ')
             continue;
         word += len + strspn(word + len, " ");
-        snprintf(out, size, "%.*s", (int)strcspn(word, " \n"), word);
+        size_t told = strcspn(word, " \n");
+        /* A field that is full may be cut: what is missing could be a share. */
+        snprintf(out, size, "%.*s", told < FIELD_MAX ? (int)told : 0, word);
         return;
     }
 }
@@ -133,19 +136,22 @@ static void take_line(const char *text, const char *job_id, char *out, size_t si
 void hook_look_up(struct hook *hook)
 {
     static char text[HOOK_MSG_MAX];
-    char program[PATH_MAX], fields[] = "JobID:20,tres-alloc:1000";
+    char program[PATH_MAX], fields[32];
     char *argv[] = {"squeue", "-h", "-j", (char *)hook->job_id, "-O", fields, NULL};
     const char *slash = hook->scontrol ? strrchr(hook->scontrol, '/') : NULL;
 
     hook->allocated[0] = '\0';
     if (!slash || !untagged_card())
         return;
+    snprintf(fields, sizeof(fields), "JobID:20,tres-alloc:%u", FIELD_MAX);
     snprintf(program, sizeof(program), "%.*s/squeue", (int)(slash - hook->scontrol), hook->scontrol);
     int64_t began = hook_now_ns();
     if (hook_command(program, argv, text, sizeof(text)))
         take_line(text, hook->job_id, hook->allocated, sizeof(hook->allocated));
-    else
+    if (!hook->allocated[0]) {
+        snprintf(hook->allocated, sizeof(hook->allocated), "?");
         fprintf(stderr, "qgpu-hook: %s did not tell what job %s holds\n", program, hook->job_id);
+    }
     hook->deadline_ns += hook_now_ns() - began; /* qgpud's time is its own */
     hook->connect_ns += hook_now_ns() - began;
 }

@@ -26,7 +26,7 @@ struct hook {
     const char *job_id;   /* digits only */
     int64_t deadline_ns;  /* CLOCK_MONOTONIC */
     int64_t connect_ns;   /* stop trying to connect at this time */
-    char allocated[HOOK_TRES_MAX]; /* of a job without a tag, as slurmctld says: "cpu=1,gres/gpu=1"; or empty */
+    char allocated[HOOK_TRES_MAX]; /* of a job without a tag, by slurmctld: "cpu=1,gres/gpu=1"; "?": no answer */
 };
 
 int64_t hook_now_ns(void);

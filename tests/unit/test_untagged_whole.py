@@ -72,6 +72,9 @@ def test_whole_cards_without_a_tag_are_granted_and_parts_refused(node, service):
     assert service.grants[2].state == "refused" and "without a grant" in service.grants[2].message
     assert service.prolog(env(3, "", "1")) == Answer(0)
     assert service.grants[3].state == "refused", "slurmctld could not be asked"
+    assert service.prolog(env(4, "") | {ALLOCATED: "?"}) == Answer(0)
+    assert service.grants[4].state == "refused" and "Submit it again." in service.grants[4].message
+    assert "--gres" not in service.grants[4].message, "it may have asked for whole cards"
 
 
 @pytest.mark.parametrize(
