@@ -98,7 +98,16 @@ units = $(foreach unit,$(1),$(call fill,644,configs/systemd/$(unit).in,$(UNITDIR
 LUA_CONTROLLER := $(addprefix slurm_plugin/lua/qgpu_,job_submit.lua options.lua cards.lua)
 LUA_COMMON     := $(filter-out $(LUA_CONTROLLER),$(sort $(wildcard slurm_plugin/lua/*.lua)))
 
+# make and sed cannot carry these in a path, and half a path must never be written to.
+ODD := | & ; < > ( ) \ * ? " ' `
+odd = $(filter-out 0 1,$(words $($(1))))$(foreach char,$(ODD),$(findstring $(char),$($(1))))
+PLACES := DESTDIR PREFIX BINDIR SBINDIR LIBDIR LIBEXECDIR DATADIR MANDIR SYSCONFDIR RUNDIR STATEDIR UNITDIR TMPFILESDIR \
+          BASHDIR ZSHDIR SLURM_CONFDIR SLURM_PLUGINDIR PYTHON NATIVE_GRES
+refuse_odd = $(foreach place,$(PLACES),$(if $(strip $(call odd,$(place))),$(error make install: $(place) is \
+             '$($(place))': a path with spaces or one of $(ODD) cannot be installed to)))
+
 install: product
+	$(refuse_odd)
 	@for word in $(PATH_WORDS) python=$(PYTHON); do case $$word in *=/*) ;; \
 	  *) echo "make install: $$word must be an absolute path" >&2; exit 1 ;; esac; done
 	@umask 022; $(MAKE) --no-print-directory -s $(COMPONENT:%=install-%)

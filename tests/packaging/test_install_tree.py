@@ -207,3 +207,26 @@ def test_the_spec_lists_every_file_that_is_installed(tree: Path) -> None:
         if not any(fnmatch(name, line) or name.startswith(line + "/") for line in patterns)
     }
     assert missing == set()
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("DESTDIR", "a b"),
+        ("PREFIX", "a'b"),
+        ("DESTDIR", "a\\b"),
+        ("STATEDIR", "a|b"),
+        ("SLURM_PLUGINDIR", "a;touch x"),
+    ],
+)
+def test_paths_that_make_cannot_carry_are_refused_before_anything_is_written(
+    tmp_path: Path, place: str, name: str
+) -> None:
+    words = {"DESTDIR": tmp_path / "d", place: tmp_path / name}
+    run = make("install", *(f"{key}={value}" for key, value in words.items()), check=False)
+    assert run.returncode != 0
+    assert (
+        f"make install: {place} is '{tmp_path / name}'" in run.stderr
+        and "cannot be installed to" in run.stderr
+    )
+    assert list(tmp_path.iterdir()) == []
