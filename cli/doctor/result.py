@@ -7,6 +7,8 @@ from typing import Literal
 
 Status = Literal["ok", "warn", "fail"]
 Group = Literal["host", "controller", "node", "login", "probe"]
+# slurmctld drains a node whose slurmd still counts by the old files when it asks it.
+RESTART_ALL = "stop every slurmd, restart slurmctld, start every slurmd"
 
 
 def printable(text: str) -> str:

@@ -13,8 +13,9 @@ from slurm_plugin.site.found import Site
 from slurm_plugin.site.settings import Restart
 
 RESTARTS: dict[Restart, str] = {
-    "all": "systemctl restart slurmctld on the controller, then systemctl restart slurmd on every node;"
-    " running jobs go on",
+    # A node whose slurmd still counts by the old files would be drained when the new slurmctld asks it.
+    "all": "systemctl stop slurmd on every node, systemctl restart slurmctld on the controller, then systemctl"
+    " start slurmd on every node; running jobs go on",
     "slurmctld": "systemctl restart slurmctld on the controller",
     "slurmd": "systemctl restart slurmd on every node; running jobs go on",
     "reconfigure": "scontrol reconfigure",

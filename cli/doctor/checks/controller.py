@@ -7,7 +7,7 @@ import time
 from cli.doctor.checks.daemons import other_version
 from cli.doctor.checks.gres import counts_fault, expected, group_of, node_counts
 from cli.doctor.known import Known
-from cli.doctor.result import Check
+from cli.doctor.result import RESTART_ALL, Check
 from enforcer.ledger_read import node_configs, reading
 from enforcer.ledger_schema import LedgerError
 from slurm_plugin.render import node_gres
@@ -32,7 +32,8 @@ def nodes(known: Known) -> Check:
     for name in known.need.node_names():
         fault = _node_fault(known, name, have.get(name))
         if fault:
-            todo = f"write in slurm.conf NodeName={name} ... Gres={node_gres(known.need, name)}, restart all daemons"
+            write = f"NodeName={name} ... Gres={node_gres(known.need, name)}"
+            todo = f"write in slurm.conf {write}; then {RESTART_ALL}"
             return Check("nodes", "fail", fault, todo)
     strangers = [name for name, row in have.items() if "qgpu:" in row.get("Gres", "")]
     strangers = [name for name in strangers if name not in known.need.node_names()]

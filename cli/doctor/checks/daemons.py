@@ -5,7 +5,7 @@ from __future__ import annotations
 from cli.doctor.checks import site
 from cli.doctor.files import conf, setting
 from cli.doctor.known import Known, words
-from cli.doctor.result import Check
+from cli.doctor.result import RESTART_ALL, Check
 from slurm_plugin import releases
 
 GRES = ("gpu", "shard", "qgpu", "qgpu_mem")
@@ -67,7 +67,8 @@ def gres_types(known: Known) -> Check:
     if missing:
         line = ",".join(dict.fromkeys([*filter(None, told.split(",")), *missing]))
         text = f"GresTypes misses {', '.join(missing)}"
-        return Check("gres types", "fail", text, f"write GresTypes={line} in slurm.conf, restart all daemons")
+        todo = f"write GresTypes={line} in slurm.conf; then {RESTART_ALL}"
+        return Check("gres types", "fail", text, todo)
     return Check("gres types", "ok", told)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 from cli.doctor.known import Known
-from cli.doctor.result import Check
+from cli.doctor.result import RESTART_ALL, Check
 from gres.config import Config
 from gres.hostlist import expand
 from gres.units import MIB
 from slurm_plugin.render import GresGroup, gres_groups
 
-AGAIN = "correct gres.conf as 'qgpu setup' says, and restart slurmctld and slurmd"
+AGAIN = f"correct gres.conf as 'qgpu setup' says; then {RESTART_ALL}"
 _GRES = re.compile(r"Gres Name=(\S+) Type=(\S+) Count=([0-9]+)")
 _UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 Counts = dict[str, int]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from cli.doctor.files import HostSource, version_text
 from cli.doctor.known import CACHES, NO_SLURM, Known
-from cli.doctor.result import Check
+from cli.doctor.result import RESTART_ALL, Check
 from gres.paths import PATHS
 from slurm_plugin import releases
 from slurm_plugin.site.difference import Difference
@@ -20,7 +20,7 @@ RESTART = {
     "reconfigure": "; then scontrol reconfigure",
     "slurmd": "; then restart slurmd",
     "slurmctld": "; then restart slurmctld",
-    "all": "; then restart slurmctld and every slurmd",
+    "all": f"; then {RESTART_ALL}",
 }
 
 
