@@ -32,6 +32,7 @@ LEFT_OUT = (
     "configs/systemd",
 )
 UNWANTED = {"example.py"}  # of nvidia-ml-py, at the top
+LUA = "lua54."  # the one of lupa's Luas that slurm_plugin/submission.py runs; the others are 13 MB
 SOURCES = (".c", ".h", ".pyx", ".pyi")
 METADATA = {"METADATA", "LICENSE", "LICENSE.txt", "LICENSE.md", "LICENSE.rst", "COPYING", "AUTHORS", "NOTICE"}
 
@@ -55,6 +56,8 @@ def wanted(name: str) -> bool:
     first = path.parts[0]
     if name.endswith(("/", *SOURCES)) or name in UNWANTED or first.endswith(".data"):
         return False
+    if first == "lupa" and path.suffix == ".so":
+        return path.name.startswith(LUA)
     if first.endswith(".dist-info"):
         return path.name in METADATA or "licenses" in path.parts
     return True

@@ -91,6 +91,29 @@ def test_every_command_can_be_imported_with_the_wheels_alone(tree: Path, python:
     assert told.returncode == 0, told.stderr
 
 
+def test_a_plan_runs_the_installed_lua_modules(tree: Path, python: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from gres.config import load_config\n"
+        "from slurm_plugin.submission import LUA_DIR, JobSubmit, Submission\n"
+        "job = JobSubmit(load_config(Path(sys.argv[1])), directory=Path(sys.argv[2]))\n"
+        "print(LUA_DIR, job.decide(Submission(gres='qgpu:30', qos='online')).tag)\n"
+    )
+    example, modules = tree / "usr/share/qgpu/examples/qgpu.yaml", tree / "usr/share/qgpu/lua"
+    told = subprocess.run([python, "-IB", "-c", code, example, modules], capture_output=True, text=True)
+    assert (told.stdout, told.stderr) == (
+        "/usr/share/qgpu/lua qgpu/1 class=online share=30 mem=23961\n",
+        "",
+    )
+    found = launch(tree, "usr/bin/qgpu", "plan", "--gres=qgpu:30", "--config", str(example))
+    missing = "cannot open /usr/share/qgpu/lua/qgpu_job_submit.lua"  # of DESTDIR
+    assert found.returncode == 0 or missing in found.stderr
+
+
+def test_only_the_lua_that_is_run_is_taken_from_lupas_wheel(tree: Path) -> None:
+    found = {path.name.split(".")[0] for path in tree.rglob("site-packages/lupa/*.so")}
+    assert found == {"lua54"}
+
+
 def test_completion_scripts_offer_the_commands(tree: Path, python: Path) -> None:
     script = (tree / "usr/share/bash-completion/completions/qgpu").read_text()
     assert (
