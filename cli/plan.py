@@ -11,15 +11,16 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from gres.cards import decide_cards
 from gres.config import Config, ConfigError, NodeGroup, load_config
 from gres.hostlist import expand
 from gres.paths import PATHS
-from gres.request import Decision, RequestError, Submission
+from gres.sentences import shown
 from gres.tables import tables_of
 from gres.units import MIB
+from slurm_plugin.submission import Decision, JobSubmit, LuaMissingError, RequestError, Submission
 
 DEFAULT_CONFIG = PATHS.config_file
+MAX_OPTION_BYTES = 32  # of an option of the SPANK plugin; slurmctld does not read a longer one
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ def _fits(group: NodeGroup, decision: Decision, config: Config) -> bool:
 
 
 def make_plan(job: Submission, config: Config) -> Plan:
-    """Decide a submission and find its nodes. Raises RequestError with the sentence for the user."""
+    """Decide a submission and find its nodes. Raises RequestError with the sentence for the user, LuaMissingError."""
     tables = tables_of(config)
-    decision = decide_cards(job, tables)
+    decision = JobSubmit(config).decide(job)
     groups = [group for group in config.nodes if _fits(group, decision, config)]
     count = sum(len(expand(group.names)) for group in groups)
     gres = job.gres or "" if decision.gres is None else decision.gres
@@ -131,6 +132,13 @@ def read_config(path: str) -> Config:
         raise click.ClickException(str(error)) from None
 
 
+def _check_length(option: str, value: str | None, example: str) -> None:
+    if value and len(value.encode("utf-8", "surrogateescape")) > MAX_OPTION_BYTES:
+        raise click.UsageError(
+            f"{option}={shown(value)} has more than {MAX_OPTION_BYTES} bytes: write for example {option}={example}"
+        )
+
+
 @click.command()
 @click.option(
     "--gres", default=None, help="What --gres of sbatch would say, for example qgpu:30,qgpu_mem:12G."
@@ -159,6 +167,8 @@ def plan(
     """
     if not gres and not tres_per_task and not qgpu_mem:
         raise click.UsageError("say what the job asks for, for example --gres=qgpu:30")
+    _check_length("--qgpu-mem", qgpu_mem, "12G")
+    _check_length("--qgpu-cards", qgpu_cards, "2")
     config = read_config(config_path)
     if partition is None:
         partition = next(iter(tables_of(config).partitions), None)
@@ -172,6 +182,8 @@ def plan(
         if as_json:
             click.echo(json.dumps({"accepted": False, "rule": error.key, "message": str(error)}))
             raise click.exceptions.Exit(1) from None
+        raise click.ClickException(str(error)) from None
+    except LuaMissingError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
         click.echo(json.dumps(found.as_dict()))

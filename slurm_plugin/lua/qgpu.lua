@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: Apache-2.0
 --
--- What a submission asks for, what Slurm is told instead, or why it is refused: pure functions on strings, the
--- same as gres/request.py (the reference, docs/specs/request.md). tests/cases/requests.yaml and a property test
--- hold the two together. Runs in Lua 5.1 to 5.4; all numbers are doubles, kept below 2^53.
+-- What a submission asks for, what Slurm is told instead, or why it is refused: pure functions on strings, as
+-- docs/specs/request.md says. The order of the checks decides which sentence a user reads, and is part of the behaviour.
+-- Runs in Lua 5.1 to 5.4; all numbers are doubles, kept below 2^53.
 local here = debug.getinfo(1, "S").source:match("^@(.*)/[^/]*$") or "."
 local text = dofile(here .. "/qgpu_text.lua")
 local int, shown, split, bytes_of = text.int, text.shown, text.split, text.bytes_of
@@ -293,6 +293,7 @@ local function decide_share(job, entries, share, t)
         gres = joined(own, entries.rest),
         tag = { class = class, share = share.percent, mem = mem },
         model = share.model,
+        shards = shards,
     }
 end
 
@@ -305,7 +306,7 @@ local function decide_lone(job, entry, model, cards, rest, t)
         refuse(t, "model_unknown", entry.text, { word = shown(model) })
     end
     check_options(job, entry.text, t)
-    return { gres = joined({ typed("shard", model, 100) }, rest), tag = {} }
+    return { gres = joined({ typed("shard", model, 100) }, rest), tag = {}, model = model, cards = 1 }
 end
 
 -- The entry, model and number of whole cards per node; 0 where it is more than --gres=gpu:1 can say.
@@ -353,7 +354,9 @@ local function decide_qgpu(job, entries, shared, gpu, t)
     if lone_card then
         return decide_lone(job, entry, share.model, share.percent / 100, entries.rest, t)
     end
-    return { gres = joined({ typed("gpu", share.model, share.percent / 100) }, entries.rest), tag = {} }
+    local count = share.percent / 100
+    local gres = joined({ typed("gpu", share.model, count) }, entries.rest)
+    return { gres = gres, tag = {}, model = share.model, cards = count }
 end
 
 local function append(list, more)
@@ -441,7 +444,8 @@ local function decide(job, t)
 end
 
 -- Judge a submission (a table of strings under Slurm's names, `exclusive` a boolean). Returns the fields to write
--- {gres, comment, extra, tag}, each nil where nothing changes; or nil and the refusal {key, text}.
+-- {gres, comment, extra}, each nil where nothing changes, and what they say: `tag`, `model`, the `shards` that are booked
+-- on a card, the number of whole `cards` per node. Or nil and the refusal {key, text}.
 function M.decide(job, t)
     return M.guarded(decide, job, t)
 end

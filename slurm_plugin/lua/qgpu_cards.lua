@@ -120,14 +120,15 @@ end
 -- The decision for a share (q.decide), for `said` cards of each node; false: nothing changes. Sets the shape of the job.
 function M.spread(job_desc, decision, said, q, t)
     local tres_per_task = job_desc.tres_per_task
-    local cards, share = tonumber(said or "1"), decision.tag and decision.tag.class
+    local share = decision.tag and decision.tag.class
+    local cards = tonumber((said or "1"):match("^%d+$") or "") -- Lua itself also reads 0x2 and 1e0
     if not share then
         if cards and cards > 1 then
             q.refuse(t, "cards_whole", "--qgpu-cards=" .. said, words_of(cards))
         end
         return false
     end
-    if not cards or cards < 1 or cards > 16 or cards % 1 ~= 0 then
+    if not cards or cards < 1 or cards > 16 then
         q.refuse(t, "cards_never", "--qgpu-cards", words_of(2))
     end
     if cards == 1 and not t.multi_card then

@@ -20,12 +20,16 @@ local NO_VAL16 = 65534
 local PENDING = 0
 local ESLURM_INVALID_GRES = 2072 -- the same in all versions; few of them name it for Lua
 
-local function load_tables(path)
-    local tables = dofile(path)
-    if type(tables) ~= "table" or tables.schema ~= q.schema then
-        error("qgpu: " .. path .. " is of another version than qgpu.lua; run `qgpu setup` again", 0)
+-- tables: the path of qgpu_tables.lua, or what it returns.
+local function load_tables(tables)
+    local found, name = tables, "qgpu_tables.lua"
+    if type(tables) ~= "table" then
+        found, name = dofile(tables), tables
     end
-    return tables
+    if type(found) ~= "table" or found.schema ~= q.schema then
+        error("qgpu: " .. name .. " is of another version than qgpu.lua; run `qgpu setup` again", 0)
+    end
+    return found
 end
 
 local function given(value)
@@ -86,7 +90,7 @@ local function read_submission(job_desc, part_list, t)
 end
 
 local function write(job_desc, decision)
-    for _, name in ipairs({ "gres", "comment", "extra" }) do
+    for _, name in ipairs({ "gres", "comment", "extra", "qos" }) do
         if decision[name] ~= nil then
             job_desc[name] = decision[name]
         end
@@ -99,24 +103,36 @@ local function refused(refusal)
     return slurm.ESLURM_INVALID_GRES or ESLURM_INVALID_GRES
 end
 
-local function submit(t, job_desc, part_list)
+-- What becomes of a submission: q.decide's answer, with `per_task` where cards.spread set the job's shape in job_desc, and
+-- the QOS to write. Or nil and the refusal. Writes no text field; `qgpu plan` asks this too.
+local function judge(t, job_desc, part_list)
     local job, said = read_submission(job_desc, part_list, t)
-    local found, refusal = q.guarded(cards.native, job_desc, job, said.cards or false, q, t)
-    local decision
-    if not refusal then
-        decision, refusal = q.decide(job, t)
-    end
-    if decision then
-        _, refusal = q.guarded(cards.spread, job_desc, decision, found or nil, q, t)
-    end
+    local found, decision, refusal
+    found, refusal = q.guarded(cards.native, job_desc, job, said.cards or false, q, t)
     if refusal then
+        return nil, refusal
+    end
+    decision, refusal = q.decide(job, t)
+    if not decision then
+        return nil, refusal
+    end
+    decision.per_task, refusal = q.guarded(cards.spread, job_desc, decision, found or nil, q, t)
+    if refusal then
+        return nil, refusal
+    end
+    -- The class was taken from this QOS: so the job has it, or Slurm refuses it to this user.
+    if decision.tag and decision.tag.class and job_desc.qos == nil then
+        decision.qos = job.qos
+    end
+    return decision
+end
+
+local function submit(t, job_desc, part_list)
+    local decision, refusal = judge(t, job_desc, part_list)
+    if not decision then
         return refused(refusal)
     end
     write(job_desc, decision)
-    -- The class was taken from this QOS: so the job has it, or Slurm refuses it to this user.
-    if decision.tag and decision.tag.class and job_desc.qos == nil and job.qos then
-        job_desc.qos = job.qos
-    end
     return slurm.SUCCESS
 end
 
@@ -301,6 +317,9 @@ end
 local function hooks_of(path)
     local t = load_tables(path)
     return {
+        judge = function(job_desc, part_list)
+            return judge(t, job_desc, part_list)
+        end,
         submit = function(job_desc, part_list, _)
             return closed(about_cards, submit, t, job_desc, part_list)
         end,
@@ -352,7 +371,8 @@ local function reloading(path)
     }
 end
 
--- once: without looking for new tables.
-return function(tables_path, once)
-    return (once and hooks_of or reloading)(tables_path or (here .. "/qgpu_tables.lua"))
+-- tables: the path of qgpu_tables.lua, or the table that it returns. once: without looking for new tables; then there is
+-- also `judge`, which says what becomes of a submission and writes no text field.
+return function(tables, once)
+    return (once and hooks_of or reloading)(tables or (here .. "/qgpu_tables.lua"))
 end

@@ -1,0 +1,176 @@
+"""What slurmctld's job_submit.lua makes of a submission, without slurmctld: the shipped Lua modules, run in Python.
+
+A request has one implementation, slurm_plugin/lua (docs/specs/request.md). `qgpu plan` and the tests run it here by
+lupa, with the tables that qgpu.yaml renders; so they say what slurmctld would do.
+
+Lua 5.4 is what Slurm links on EL 9, Lua 5.1 what it links on Debian. The modules keep to what 5.1 to 5.4 share, and the
+tests run all cases in 5.1, 5.3 and 5.4. Here it is 5.4: the newest, and the one that tells integers from doubles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from lupa.lua54 import LuaError, LuaRuntime
+
+from gres.config import Config
+from gres.paths import PATHS
+from gres.schema import JobClass
+from gres.tag import Tag
+from slurm_plugin.render import render
+
+_CHECKOUT = Path(__file__).with_name("lua")
+LUA_DIR = (
+    _CHECKOUT if _CHECKOUT.is_dir() else Path(PATHS.lua_dir)
+)  # an installation keeps no Lua beside its Python
+_SLURM = b"slurm = { GRES_ONE_TASK_PER_SHARING = 2 ^ 38 }"
+_TEXTS = (
+    "gres", "qos", "comment", "extra", "partition", "tres_per_job", "tres_per_task", "tres_per_socket", "cpus_per_tres",
+    "mem_per_tres", "tres_bind", "tres_freq",
+)  # fmt: skip
+
+
+class RequestError(ValueError):
+    """A refusal: `key` names the rule, the text is the sentence that the user reads."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+class LuaMissingError(RuntimeError):
+    """The Lua modules of this installation cannot be used; the text is a sentence."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The fields of a job submission that matter here, under Slurm's names; None where not given.
+
+    `qgpu_mem` and `cards` are the options of the SPANK plugin as they were written, `nodes` and the two numbers of
+    tasks the shape of the job. `extra` counts only where this Slurm has it (23.02).
+    """
+
+    gres: str | None = None
+    qos: str | None = None
+    comment: str | None = None
+    extra: str | None = None
+    partition: str | None = None
+    tres_per_job: str | None = None
+    tres_per_task: str | None = None
+    tres_per_socket: str | None = None
+    cpus_per_tres: str | None = None
+    mem_per_tres: str | None = None
+    tres_bind: str | None = None
+    tres_freq: str | None = None
+    exclusive: bool = False
+    qgpu_mem: str | None = None
+    cards: str | None = None
+    nodes: int | None = None
+    tasks: int | None = None
+    tasks_per_node: int | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of an accepted submission. Fields that stay as they are are None.
+
+    `shards` is what Slurm books on the card, `cards` the number of whole cards per node (0 for a share). The last three
+    are set where shares are asked for per task (slurm.multi_card).
+    """
+
+    gres: str | None = None
+    comment: str | None = None
+    extra: str | None = None
+    tag: Tag | None = None
+    model: str | None = None
+    shards: int = 0
+    cards: int = 0
+    tres_per_task: str | None = None
+    tasks_per_node: int = 0
+    tasks: int = 0
+
+
+class JobSubmit:
+    """The modules in one Lua state, with the tables of one cluster.
+
+    `runtime` is another version's LuaRuntime, `directory` where the modules lie. Raises LuaMissingError.
+    """
+
+    def __init__(
+        self, config: Config, runtime: type[LuaRuntime] = LuaRuntime, directory: Path = LUA_DIR
+    ) -> None:
+        # Bytes in and out, as in slurmctld: Lua knows no encodings. Lua gets no way into Python.
+        self.lua = runtime(
+            encoding=None, unpack_returned_tuples=True, register_eval=False, register_builtins=False
+        )
+        self.lua.execute(_SLURM)
+        self.tables = self.lua.execute(render("qgpu_tables.lua", config).encode())
+        try:
+            hooks = self.lua.eval(b"dofile")(str(directory / "qgpu_job_submit.lua").encode())(
+                self.tables, True
+            )
+        except LuaError as error:
+            raise LuaMissingError(f"{str(error).splitlines()[0]}: install the package again") from None
+        self._judge = hooks[b"judge"]
+
+    def decide(self, job: Submission) -> Decision:
+        """What becomes of a submission. Raises RequestError with the sentence for the user when it is refused."""
+        record = self._record(job)
+        answer = self._judge(record, self.lua.table())
+        if isinstance(answer, tuple):
+            _, refusal = answer
+            raise RequestError(str(_text(refusal[b"key"])), str(_text(refusal[b"text"])))
+        return Decision(
+            gres=_text(answer[b"gres"]),
+            comment=_text(answer[b"comment"]),
+            extra=_text(answer[b"extra"]),
+            tag=_tag(answer[b"tag"]),
+            model=_text(answer[b"model"]),
+            shards=int(answer[b"shards"] or 0),
+            cards=int(answer[b"cards"] or 0),
+            **(_shape(record) if answer[b"per_task"] else {}),
+        )
+
+    def _record(self, job: Submission) -> Any:
+        """Slurm's job_desc of it, as far as the modules read it."""
+        record = self.lua.table()
+        numbers = {"min_nodes": job.nodes, "num_tasks": job.tasks, "ntasks_per_node": job.tasks_per_node}
+        values = {
+            **{name: getattr(job, name) for name in _TEXTS},
+            **numbers,
+            "shared": 0 if job.exclusive else None,
+        }
+        for name, value in values.items():
+            record[name.encode()] = _raw(value)
+        options = {"QGPU_MEM": job.qgpu_mem, "QGPU_CARDS": job.cards}
+        lines = [f"{name}={value}" for name, value in options.items() if value]
+        record[b"spank_job_env"] = self.lua.table(*(_raw(line) for line in lines))
+        return record
+
+
+def _shape(record: Any) -> dict[str, Any]:
+    """What was set in job_desc for a share per task."""
+    return {
+        "tres_per_task": _text(record[b"tres_per_task"]),
+        "tasks_per_node": int(record[b"ntasks_per_node"]),
+        "tasks": int(record[b"num_tasks"]),
+    }
+
+
+def _tag(tag: Any) -> Tag | None:
+    if tag is None:
+        return None
+    job_class = _text(tag[b"class"])
+    if job_class is None:
+        return Tag(node=bool(tag[b"node"]))
+    return Tag(cast(JobClass, job_class), int(tag[b"share"]), int(tag[b"mem"]), int(tag[b"cards"] or 1))
+
+
+def _raw(value: str | int | None) -> bytes | int | None:
+    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "surrogateescape")
