@@ -1,13 +1,9 @@
-"""The sentences that refuse a request, once for Python and Lua (`qgpu render qgpu_tables.lua` copies them).
+"""The sentences that refuse a request. `qgpu render qgpu_tables.lua` copies them; the Lua modules fill them in.
 
-Each names the bad token, the limit, and a request that would work. `{name}` is replaced by plain text; both
-languages do nothing else with these strings, so that they say the same.
+Each names the bad token, the limit, and a request that would work. `{name}` is replaced by plain text.
 """
 
 from __future__ import annotations
-
-import re
-from collections.abc import Mapping
 
 MESSAGES: dict[str, str] = {
     "share_missing": "{token} names no share: write whole percent of one card from {min} to {max},"
@@ -86,17 +82,3 @@ MESSAGES: dict[str, str] = {
     "started": "job {job} has started: {what} of a job with cards cannot be changed any more;"
     " cancel it and submit it again, for example with --gres=qgpu:{example}.",
 }
-
-_PLACE = re.compile(r"\{([a-z_]+)\}")
-
-
-def sentence(key: str, words: Mapping[str, str]) -> str:
-    """The sentence `key` with its words filled in; a missing word is a KeyError, never a silent gap."""
-    return _PLACE.sub(lambda match: words[match[1]], MESSAGES[key])
-
-
-def shown(text: str, limit: int = 60) -> str:
-    """User text as it may be printed: bytes that are not printable ASCII become '?', long text is cut."""
-    raw = text.encode("utf-8", "surrogateescape")
-    safe = "".join(chr(byte) if 32 <= byte < 127 else "?" for byte in raw)
-    return safe if len(safe) <= limit else safe[: limit - 3] + "..."

@@ -1,4 +1,6 @@
-"""How much of a card Slurm books for a request: hundredths of a card, in exact integers (decision D2).
+"""How much of a card Slurm books for a share: hundredths of a card, in exact integers (decision D2).
+
+A request is decided in Lua (qgpu.lua: `M.shards`). This is for a job that has its share: its class may change.
 
 Whatever is packed on a card within 100 shards fits: Σ memory caps ≤ usable memory always, and Σ shares ≤ 100
 among the members of classes that reserve compute. Rounding books more, never less.
@@ -7,11 +9,6 @@ among the members of classes that reserve compute. Rounding books more, never le
 from __future__ import annotations
 
 CARD_SHARDS = 100
-
-
-def default_mem(share: int, usable: int) -> int:
-    """MiB that `share` percent of `usable` MiB comes with, rounded down so that 100 of them fit."""
-    return share * usable // 100
 
 
 def mem_shards(mem: int, usable: int) -> int:

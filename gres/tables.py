@@ -1,4 +1,4 @@
-"""What the request grammar needs of qgpu.yaml: the same small tables for Python and, rendered, for Lua."""
+"""What the Lua modules need of qgpu.yaml to decide a request: small tables that qgpu_tables.lua.j2 renders."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
 
 `whole`: whole cards were asked for, so each node of the job has some; `node`: the job has its nodes for itself, with
 what cards they have. `share` is percent of one card, `mem` is MiB of one card. The user's own text follows behind
-"; ". Text that a user wrote in front is never a tag: slurmctld's Lua strips it (`strip_tags`), the node accepts only
+"; ". Text that a user wrote in front is never a tag: slurmctld's Lua strips it (qgpu_text.lua), the node accepts only
 the exact form (docs/specs/tag.md).
 """
 
@@ -17,9 +17,6 @@ import re
 from dataclasses import dataclass
 
 from gres.schema import JobClass
-
-MAX_FIELD_BYTES = 1024  # what slurmctld accepts in comment and extra
-SEPARATOR = "; "
 
 _TAG = re.compile(
     r"qgpu/1 (?:(?P<whole>whole)|(?P<node>node)|class=(?P<cls>online|offline) share=(?P<share>[1-9][0-9]{0,2})"
@@ -81,17 +78,3 @@ def parse_tag(text: str) -> Tag | None:
         int(match["mem"]),
         int(match["cards"] or 1),
     )
-
-
-def strip_tags(text: str) -> str:
-    """What remains of a user's text without anything that begins like a tag, without blanks around it."""
-    rest = text.strip(_BLANKS)
-    while rest.startswith("qgpu/"):
-        rest = rest.partition(";")[2].strip(_BLANKS)
-    return rest
-
-
-def with_tag(tag: Tag, text: str) -> str:
-    """The field's new content: the tag, and the user's text (stripped of tags) behind it."""
-    rest = strip_tags(text)
-    return f"{tag}{SEPARATOR}{rest}" if rest else str(tag)

@@ -13,7 +13,7 @@ from gres.config import CardSpec, Node
 from gres.grants import Grant, GrantCard, GrantError, GrantMissing, GrantStore, clip_message
 from gres.hookenv import HookEnvError, parse_gpus, parse_hook_env
 from gres.identity import IdentityError, identify
-from gres.tag import Tag, TagError, parse_tag, strip_tags, with_tag
+from gres.tag import Tag, TagError, parse_tag
 
 CARD = GrantCard("GPU-0000", 0, 1, 30, 1 << 30, 80 << 30)
 GRANT = Grant(
@@ -213,12 +213,6 @@ def test_tags(text: str, tag: Tag | None) -> None:
 def test_what_only_begins_like_a_tag_is_an_error(text: str) -> None:
     with pytest.raises(TagError):
         parse_tag(text)
-
-
-def test_the_users_text_follows_the_tag() -> None:
-    assert with_tag(Tag(), " mine ") == "qgpu/1 whole; mine"
-    assert with_tag(Tag("online", 1, 2), "qgpu/1 whole;qgpu/;") == "qgpu/1 class=online share=1 mem=2"
-    assert strip_tags("qgpu/1 a; b; c") == "b; c"
 
 
 # ---- the hook's environment

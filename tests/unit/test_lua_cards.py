@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_lua_job_submit import LUA_VERSIONS, Slurm, cluster
+import yaml
 
-from gres.cards import decide_cards
-from gres.request import RequestError, Submission
-from gres.tables import Tables, tables_of
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cases"))
+
+from gres_support import ROOT, Outcome, outcome
+from test_lua_job_submit import LUA_VERSIONS, Slurm
+
+from slurm_plugin.submission import Submission
 
 NO_VAL, NO_VAL16 = 4294967294, 65534
 FLAG = 2**38
@@ -128,71 +132,55 @@ def test_the_native_spelling_is_one_card_for_a_job_without_tasks(several: Slurm)
     assert _submit(several, "", tres_per_task="gres/qgpu:30")[0] == _submit(several, "gres:qgpu:30")[0]
 
 
-def _tables(**slurm: Any) -> Tables:
-    config = cluster("one")
-    return tables_of(config.model_copy(update={"slurm": config.slurm.model_copy(update=slurm)}))
-
-
-SHAPES: list[dict[str, int]] = [
-    {}, {"tasks": 1}, {"tasks": 2}, {"tasks": 4, "nodes": 2}, {"tasks": 3, "nodes": 2}, {"tasks_per_node": 2},
-    {"nodes": 2},
-]  # fmt: skip
-ASKED: list[dict[str, str]] = [
-    *({"gres": "qgpu:30", "cards": cards} for cards in ("1", "2", "3", "0", "17", "x")),
-    {"gres": "qgpu:30"},
-    {"gres": "qgpu:h200:30,fast:2", "cards": "2", "qgpu_mem": "4G"},
-    {"gres": "gpu:2", "cards": "2"},
-    {"gres": "gpu:1"},
-    {"gres": "fast:1"},
-    {"tres_per_task": "gres/qgpu:30"},
-    {"tres_per_task": "gres/qgpu:h200:30,cpu=2", "qgpu_mem": "3G"},
-    {
-        "tres_per_task": "gres/qgpu:30,gres/qgpu_mem:4G",
-        "tres_bind": "gres/qgpu:per_task:30+gres/qgpu_mem:per_task:4294967296",
-    },
-    {"tres_per_task": "gres/qgpu:30", "tres_bind": "gres/qgpu:per_task:30+gpu:closest"},
-    {"gres": "qgpu:30", "tres_bind": "gres/qgpu:per_task:30"},
-    {"tres_per_task": "gres/qgpu:30,gres/shard:1"},
-    {"tres_per_task": "gres/qgpu:30", "cards": "2"},
-    {"tres_per_task": "gres/qgpu:30", "gres": "qgpu:10"},
-    {"gres": "qgpu:130", "cards": "2"},
-]
+TABLE: dict[str, Any] = yaml.safe_load((ROOT / "tests/cases/cards.yaml").read_text())
 NAMES = {"tasks": "num_tasks", "nodes": "min_nodes", "tasks_per_node": "ntasks_per_node"}
+OPTIONS = {"cards": "QGPU_CARDS", "qgpu_mem": "QGPU_MEM"}
 
 
-@pytest.mark.parametrize("multi_card", [True, False])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("asked", ASKED, ids=str)
-def test_python_decides_the_same(
-    tmp_path: Path, asked: dict[str, str], shape: dict[str, int], multi_card: bool
+def _cases() -> list[Any]:
+    """What is asked, the name of a shape, whether there is slurm.multi_card, what becomes of it."""
+    found = []
+    for case in TABLE["cases"]:
+        for multi in (False, True):
+            for row in case["several" if multi else "single"]:
+                shapes = TABLE["shapes"] if row["shapes"] == "all" else row["shapes"]
+                found += [(case["ask"], shape, multi, row) for shape in shapes]
+    return found
+
+
+def test_the_table_of_cards_has_each_shape_once() -> None:
+    for case in TABLE["cases"]:
+        found = [(multi, shape) for ask, shape, multi, _ in _cases() if ask == case["ask"]]
+        assert sorted(found) == sorted((multi, shape) for shape in TABLE["shapes"] for multi in (False, True))
+
+
+@pytest.mark.parametrize(("asked", "shape", "multi", "row"), _cases(), ids=str)
+def test_cards_are_decided_as_the_table_says(
+    tmp_path: Path, asked: dict[str, str], shape: str, multi: bool, row: dict[str, Any]
 ) -> None:
-    slurm = Slurm("lua51", "one", tmp_path, multi_card=multi_card)
-    names = {"cards": "QGPU_CARDS", "qgpu_mem": "QGPU_MEM"}
-    spank = tuple(f"{name}={asked[key]}" for key, name in names.items() if key in asked)
-    fields: dict[str, Any] = {key: value for key, value in asked.items() if key not in names}
-    written, said = _submit(
-        slurm, fields.pop("gres", ""), spank, **fields, **{NAMES[key]: value for key, value in shape.items()}
-    )
-    job = Submission(qos="online", **asked, **shape)  # type: ignore[arg-type]
-    try:
-        found = decide_cards(job, _tables(multi_card=multi_card))
-    except RequestError as error:
-        assert said == f"qgpu: {error}"
+    """By the hook, as slurmctld calls it, and as `qgpu plan` asks."""
+    numbers: dict[str, int] = TABLE["shapes"][shape]
+    found = outcome(Submission(qos="online", **asked, **numbers), "one", multi_card=multi)  # type: ignore[arg-type]
+    spank = tuple(f"{name}={asked[key]}" for key, name in OPTIONS.items() if key in asked)
+    fields: dict[str, Any] = {key: value for key, value in asked.items() if key not in OPTIONS}
+    fields |= {NAMES[key]: value for key, value in numbers.items()}
+    slurm = Slurm("lua51", "one", tmp_path, multi_card=multi)
+    written, said = _submit(slurm, fields.pop("gres", ""), spank, **fields)
+    if "rule" in row:
+        assert (found.key, said) == (row["rule"], f"qgpu: {found.text}")
         return
-    assert not said
-    wanted = {
-        "gres": found.gres,
-        "comment": found.comment,
-        "tres_per_task": found.tres_per_task,
-        "ntasks_per_node": found.tasks_per_node or None,
-        "num_tasks": found.tasks or None,
-    }
-    assert {name: value for name, value in wanted.items() if value is not None} == {
+    tasks = row.get("tasks_per_node", 0) * numbers.get("nodes", 1)
+    names = ("gres", "tag", "tres_per_task", "tasks_per_node")
+    want = {name: row[name] for name in names if name in row}
+    assert found == Outcome(**want, comment=row.get("tag"), tasks=tasks)
+    told = {"gres": found.gres, "comment": found.comment, "tres_per_task": found.tres_per_task}
+    told |= {"ntasks_per_node": found.tasks_per_node or None, "num_tasks": found.tasks or None}
+    assert {name: value for name, value in told.items() if value is not None} == {
         name: value for name, value in written.items() if name not in ("bitflags", "tres_bind")
     }
 
 
-@pytest.mark.parametrize("cards", ["2", "0", "17", "x", "1.5", "-1"])
+@pytest.mark.parametrize("cards", ["2", "0", "17", "x", "1.5", "-1", "0x1", "1e0", " 1"])
 def test_elsewhere_several_cards_are_refused(single: Slurm, cards: str) -> None:
     written, said = _submit(single, "gres:qgpu:30", (f"QGPU_CARDS={cards}",))
     assert not written and "on this cluster a job has a part of one card of each node" in said

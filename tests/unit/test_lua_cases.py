@@ -1,4 +1,4 @@
-"""The one table of cases, through the Python reference and through qgpu.lua in every Lua version."""
+"""The one table of cases, through the Lua modules in every Lua version."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cases"))
 
-from gres_support import CASES, LUA_VERSIONS, Outcome, lua, python_outcome, tables
+from gres_support import CASES, LUA_VERSIONS, Outcome, module, outcome
 
 from gres.messages import MESSAGES
-from gres.request import RequestError, Submission, decide
+from slurm_plugin.submission import Submission
 
 Case = tuple[str, dict[str, Any]]
 ALL: list[Case] = [(name, case) for name, cases in CASES["cases"].items() for case in cases]
@@ -32,25 +32,18 @@ def label(case: Case) -> str:
     return f"{case[0]}-{text[:60]}"
 
 
-def check(outcome: Outcome, body: dict[str, Any]) -> None:
+def check(found: Outcome, body: dict[str, Any]) -> None:
     if "rule" in body:
-        assert (outcome.key, body["says"] in (outcome.text or "")) == (body["rule"], True), outcome
+        assert (found.key, body["says"] in (found.text or "")) == (body["rule"], True), found
         return
     want = Outcome(**{key: body.get(key) for key in ("gres", "tag", "comment", "extra")})
-    assert outcome == want
-
-
-@pytest.mark.parametrize("case", ALL, ids=label)
-def test_python_decides_as_the_table_says(case: Case) -> None:
-    check(python_outcome(submission(case), case[0]), case[1])
+    assert found == want
 
 
 @pytest.mark.parametrize("version", LUA_VERSIONS)
 @pytest.mark.parametrize("case", ALL, ids=label)
-def test_lua_decides_as_the_table_and_as_python(case: Case, version: str) -> None:
-    outcome = lua(version, case[0]).outcome(submission(case))
-    check(outcome, case[1])
-    assert outcome == python_outcome(submission(case), case[0])
+def test_lua_decides_as_the_table_says(case: Case, version: str) -> None:
+    check(outcome(submission(case), case[0], version), case[1])
 
 
 def test_the_table_is_large_and_reaches_every_sentence() -> None:
@@ -77,7 +70,7 @@ def test_what_a_sentence_suggests_is_accepted(case: Case) -> None:
     """Every `--gres=` in a refusal is a request that would work, with the QOS and partition it names."""
     name, _ = case
     job = submission(case)
-    text = python_outcome(job, name).text or ""
+    text = outcome(job, name).text or ""
     suggestions = re.findall(r"--gres=([^ ;]*[^ ;.,])", text)
     assert suggestions, text
     qos = re.search(r"--qos=([a-z]+)", text)
@@ -89,7 +82,14 @@ def test_what_a_sentence_suggests_is_accepted(case: Case) -> None:
             qos=qos[1] if qos else kept["qos"],
             partition=partition[1] if partition else kept.get("partition"),
         )
-        try:
-            assert decide(again, tables(name)).tag is not None
-        except RequestError as error:
-            pytest.fail(f"{text} suggests {gres}, but: {error}")
+        found = outcome(again, name)
+        assert found.tag is not None, f"{text} suggests {gres}, but: {found.text}"
+
+
+@pytest.mark.parametrize("version", LUA_VERSIONS)
+def test_the_users_text_follows_the_tag(version: str) -> None:
+    table, q = module(version)
+    assert q.tagged(table({}), " mine ", table({})) == "qgpu/1 whole; mine"
+    tag = table({"class": "online", "share": 1, "mem": 2})
+    assert q.tagged(tag, "qgpu/1 whole;qgpu/;", table({})) == "qgpu/1 class=online share=1 mem=2"
+    assert q.strip_tags("qgpu/1 a; b; c") == "b; c"

@@ -6,7 +6,6 @@ the real one does.
 
 from __future__ import annotations
 
-import importlib
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cases"))
 
-from gres_support import LUA_DIR, LUA_VERSIONS, cluster
+from gres_support import LUA_DIR, LUA_VERSIONS, cluster, runtime
 
 from slurm_plugin.render import render
 
@@ -59,14 +58,11 @@ class Slurm:
     """One rendered pair of scripts in one Lua version."""
 
     def __init__(self, version: str, name: str, tmp_path: Path, **slurm: Any) -> None:
-        module = importlib.import_module(f"lupa.{version}")
-        self.lua = module.LuaRuntime(encoding="utf-8", unpack_returned_tuples=True)
+        self.lua = runtime(version)(encoding="utf-8", unpack_returned_tuples=True)
         self.lua.execute(FAKE_SLURM.decode())
         self.has_extra = cluster(name).slurm.version >= "23.02"
         for file in ("qgpu_tables.lua", "job_submit.lua", "cli_filter.lua"):
-            config = cluster(name)
-            config = config.model_copy(update={"slurm": config.slurm.model_copy(update=slurm)})
-            text = render(file, config, etc_dir=str(tmp_path), lua_dir=str(LUA_DIR))
+            text = render(file, cluster(name, **slurm), etc_dir=str(tmp_path), lua_dir=str(LUA_DIR))
             (tmp_path / file).write_text(text)
         for file in ("job_submit.lua", "cli_filter.lua"):
             self.lua.eval("dofile")(str(tmp_path / file))
