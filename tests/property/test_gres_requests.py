@@ -130,18 +130,22 @@ class Meant:
 def sizes(unit: str) -> st.SearchStrategy[tuple[int, str]]:
     """Around the limits of the clusters, from less than min_mem to more than the largest card."""
     factor = UNITS[unit]
-    limits = (64, 2048, 24576, 39936, 79872, 141312)
-    edges = [max(mib * 2**20 // factor + more, 0) for mib in limits for more in (-1, 0, 1)]
-    return st.tuples(st.one_of(st.integers(0, 150 * 2**30 // factor), st.sampled_from(edges)), st.just(unit))
+    limits = [64, 2048, 64, 2048, 24576, 39936, 79872, 141312]
+    edge = st.builds(
+        lambda mib, more: max(mib * 2**20 // factor + more, 0),
+        st.sampled_from(limits),
+        st.sampled_from([-1, 0, 1]),
+    )
+    return st.tuples(st.one_of(edge, edge, st.integers(0, 150 * 2**30 // factor)), st.just(unit))
 
 
 MEANT = st.builds(
     Meant,
-    model=st.sampled_from([None, None, "h200", "a100", "l4", "spare"]),
+    model=st.sampled_from([None, None, None, "h200", "h200", "a100", "l4", "spare"]),
     share=st.one_of(
         st.integers(0, 130), st.sampled_from([1, 4, 5, 80, 81, 99, 100, 200, 300, 400, 800, 900])
     ),
-    size=st.none() | st.sampled_from(sorted(UNITS)).flatmap(sizes),
+    size=st.one_of(st.none(), *[st.sampled_from(sorted(UNITS)).flatmap(sizes)] * 3),
     rest=st.lists(st.sampled_from(FOREIGN), max_size=2).map(tuple),
     qos=st.sampled_from([None, "online", "OFFLINE", "prod", "batch", "other"]),
 )
@@ -286,3 +290,22 @@ def test_what_the_node_reads_is_what_was_decided(name: str, job: Submission) -> 
         assert tag is not None or not looks_like_tag(text)
     if found.tag:
         assert len((getattr(found, field) or "").encode()) <= MAX_FIELD_BYTES
+
+
+@pytest.mark.parametrize("version", LUA_VERSIONS)
+@clusters
+@given(more=st.integers(-30, 30), letter=st.sampled_from(["x", "\u20ac"]), share=st.integers(5, 80))
+def test_a_text_is_refused_where_it_would_not_fit_behind_the_tag(
+    name: str, version: str, more: int, letter: str, share: int
+) -> None:
+    field = tables(name).tag_field
+    job = Submission(
+        gres=f"qgpu:{share},qgpu_mem:2G", qos="online" if name != "mixed" else "prod", partition="gpu"
+    )
+    room = MAX_FIELD_BYTES - len(outcome(job, name).tag or "") - len("; ")
+    text = letter * ((room + more) // len(letter.encode()))
+    found = outcome(replace(job, **{field: text}), name, version)
+    if len(text.encode()) > room:
+        assert found.key == "text_long" and f"only {room} fit" in (found.text or "")
+    else:
+        assert getattr(found, field) == f"{found.tag}; {text}"
