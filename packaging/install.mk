@@ -95,8 +95,8 @@ fill = install -d -m 755 $(DESTDIR)$(dir $(3)) && $(FILL) $(2) >$(DESTDIR)$(3) &
 # $(call units,NAMES)
 units = $(foreach unit,$(1),$(call fill,644,configs/systemd/$(unit).in,$(UNITDIR)/$(unit)) &&) true
 
-# On all hosts: slurmctld and srun run the modules, and so does `qgpu plan`.
-LUA := $(sort $(wildcard slurm_plugin/lua/*.lua))
+LUA_CONTROLLER := $(addprefix slurm_plugin/lua/qgpu_,job_submit.lua options.lua cards.lua)
+LUA_COMMON     := $(filter-out $(LUA_CONTROLLER),$(sort $(wildcard slurm_plugin/lua/*.lua)))
 
 # make and sed cannot carry these in a path, and half a path must never be written to.
 ODD := | & ; < > ( ) \ * ? " ' `
@@ -118,7 +118,7 @@ install-qgpu:
 	rm -f $(DESTDIR)$(LIBDIR)/qgpu/python/site-packages/.complete
 	$(call fill,755,packaging/launchers/qgpu.in,$(BINDIR)/qgpu)
 	$(call put,755,$(BUILD)/bin/qgpu-simulate,$(LIBEXECDIR)/qgpu)
-	$(call put,644,$(LUA),$(DATADIR)/qgpu/lua)
+	$(call put,644,$(LUA_COMMON),$(DATADIR)/qgpu/lua)
 	$(call put,644,configs/examples/qgpu.yaml configs/examples/simulate.yaml,$(DATADIR)/qgpu/examples)
 	$(call fill,644,docs/man/qgpu.1,$(MANDIR)/man1/qgpu.1)
 	$(call fill,644,docs/man/qgpu.yaml.5,$(MANDIR)/man5/qgpu.yaml.5)
@@ -136,6 +136,7 @@ install-node:
 	$(call fill,644,configs/systemd/qgpu.tmpfiles.in,$(TMPFILESDIR)/qgpu.conf)
 
 install-controller:
+	$(call put,644,$(LUA_CONTROLLER),$(DATADIR)/qgpu/lua)
 	$(call units,qgpu-collect.service qgpu-collect.timer qgpu-extend.service qgpu-extend.timer \
 	  qgpu-guard.service qgpu-guard.timer)
 

@@ -18,7 +18,7 @@ lint-deb:
 
 rpm:
 	@packaging/need.sh product rpm lint-rpm
-	@packaging/rpm.sh $(VERSION) $(REVISION) $(ABI_VERSION) "$(LUA)" $(PACKAGES)
+	@packaging/rpm.sh $(VERSION) $(REVISION) $(ABI_VERSION) "$(LUA_COMMON)" "$(LUA_CONTROLLER)" $(PACKAGES)
 	@$(MAKE) --no-print-directory -s lint-rpm
 
 lint-rpm:

@@ -1,13 +1,13 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds the RPM packages from the source archive; on Debian with Debian's rpm, for EL's directories.
-# usage: packaging/rpm.sh VERSION REVISION ABI "LUA" DIRECTORY
+# usage: packaging/rpm.sh VERSION REVISION ABI "LUA_COMMON" "LUA_CONTROLLER" DIRECTORY
 set -euo pipefail
 umask 022 # whatever the builder's is: modes go into the archives
 cd "$(dirname "$0")/.."
-version=$1 revision=$2 abi=$3 lua=$4
-mkdir -p "$5"
-out=$(cd "$5" && pwd) here=$PWD top=$PWD/build/rpm
+version=$1 revision=$2 abi=$3 lua_common=$4 lua_controller=$5
+mkdir -p "$6"
+out=$(cd "$6" && pwd) here=$PWD top=$PWD/build/rpm
 SOURCE_DATE_EPOCH=$(packaging/epoch.sh)
 export SOURCE_DATE_EPOCH
 
@@ -19,11 +19,12 @@ if [ -e build/wheels/site/.complete ] && [ -e build/wheels/headers/.complete ]; 
     export QGPU_WHEELS=$top/wheels
 fi
 
-lua_lines() { local each; for each in $lua; do echo "%{_datadir}/qgpu/lua/${each##*/}"; done; }
+lua_lines() { local each; for each in $1; do echo "%{_datadir}/qgpu/lua/${each##*/}"; done; }
 spec=$top/qgpu.spec
 date=$(LC_ALL=C date -u -d "@$SOURCE_DATE_EPOCH" '+%a %b %d %Y')
 sed -e "s/@version@/$version/g" -e "s/@revision@/$revision/g" -e "s/@abi@/$abi/g" -e "s/@date@/$date/" \
-    -e "/^@lua@$/{r $(lua_lines >"$top/lua" && echo "$top/lua")
+    -e "/^@lua_common@$/{r $(lua_lines "$lua_common" >"$top/common" && echo "$top/common")
+d}" -e "/^@lua_controller@$/{r $(lua_lines "$lua_controller" >"$top/controller" && echo "$top/controller")
 d}" packaging/rpm/qgpu.spec.in >"$spec"
 
 words=(--define "_topdir $top" --define "slurm_this $(packaging/slurm_version.sh)"

@@ -16,15 +16,12 @@ from typing import Any, cast
 from lupa.lua54 import LuaError, LuaRuntime
 
 from gres.config import Config
-from gres.paths import PATHS
 from gres.schema import JobClass
 from gres.tag import Tag
 from slurm_plugin.render import render
 
-_CHECKOUT = Path(__file__).with_name("lua")
-LUA_DIR = (
-    _CHECKOUT if _CHECKOUT.is_dir() else Path(PATHS.lua_dir)
-)  # an installation keeps no Lua beside its Python
+# The modules beside this file: every host has them, also one without qgpu-controller, and of the same release.
+LUA_DIR = Path(__file__).with_name("lua")
 _SLURM = b"slurm = { GRES_ONE_TASK_PER_SHARING = 2 ^ 38 }"
 _TEXTS = (
     "gres", "qos", "comment", "extra", "partition", "tres_per_job", "tres_per_task", "tres_per_socket", "cpus_per_tres",

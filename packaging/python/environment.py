@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 PACKAGES = ("gres", "slurm_plugin", "enforcer", "cli", "configs")
-DATA = {".j2", ".yaml", ".sql", ".json"}
+DATA = {".j2", ".yaml", ".sql", ".json", ".lua"}
 # C sources, what lives only in a checkout, and what `make install` puts elsewhere.
 LEFT_OUT = (
     "gres/native",

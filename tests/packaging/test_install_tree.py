@@ -33,7 +33,9 @@ FILES = {
         "usr/lib/qgpu/python/site-packages/configs/templates/prolog.j2",
         "usr/lib/qgpu/python/site-packages/enforcer/sql/0001_usage.sql",
         "usr/libexec/qgpu/qgpu-simulate",
-        *(f"usr/share/qgpu/lua/{path.name}" for path in (ROOT / "slurm_plugin/lua").glob("*.lua")),
+        "usr/share/qgpu/lua/qgpu.lua",
+        "usr/share/qgpu/lua/qgpu_cli_filter.lua",
+        "usr/share/qgpu/lua/qgpu_text.lua",
         "usr/share/qgpu/examples/qgpu.yaml",
         "usr/share/man/man1/qgpu.1",
         "usr/share/man/man5/qgpu.yaml.5",
@@ -55,6 +57,7 @@ FILES = {
         "usr/share/man/man8/qgpu-arbiter.8",
     },
     "controller": {
+        "usr/share/qgpu/lua/qgpu_job_submit.lua",
         *(
             f"usr/lib/systemd/system/qgpu-{n}.{k}"
             for n in ("collect", "extend", "guard")
@@ -197,7 +200,7 @@ def test_the_spec_lists_every_file_that_is_installed(tree: Path) -> None:
     )
     spec = spec.replace("%{zshdir}", "usr/share/zsh/site-functions").replace("%config(noreplace) ", "")
     patterns = [line.removesuffix(".gz") for line in spec.splitlines() if line.startswith(("usr/", "etc/"))]
-    patterns += ["usr/share/qgpu/lua/*.lua"]  # @lua@
+    patterns += ["usr/share/qgpu/lua/*.lua"]  # @lua_common@ and @lua_controller@ of install.mk
     missing = {
         name
         for name in files(tree)
