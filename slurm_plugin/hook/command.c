@@ -21,6 +21,8 @@
 
 #define LIMIT_NS 5000000000LL
 #define FIELD_MAX 1000u /* characters of what squeue prints of a job's allocation */
+/* An array's leader has a line for each of its running tasks, of which a site may have thousands. */
+#define LINES_MAX (4u << 20)
 
 static void exec_it(const char *program, char *const argv[], int out)
 {
@@ -135,7 +137,7 @@ static void take_line(const char *text, const char *job_id, char *out, size_t si
 
 void hook_look_up(struct hook *hook)
 {
-    static char text[HOOK_MSG_MAX];
+    static char text[LINES_MAX];
     char program[PATH_MAX], fields[32];
     char *argv[] = {"squeue", "-h", "-j", (char *)hook->job_id, "-O", fields, NULL};
     const char *slash = hook->scontrol ? strrchr(hook->scontrol, '/') : NULL;

@@ -77,6 +77,13 @@ def test_the_line_of_this_job_counts(ask, text, told):
     assert ask(UNTAGGED, f"printf '{text}'")[0] == told
 
 
+def test_the_leader_of_a_large_array_is_found_among_its_tasks(ask):
+    lines = (
+        'for n in $(seq 2000); do printf "%-20s%-1000s\\n" "5$n" gres/shard=30; done; echo "4711 gres/gpu=1"'
+    )
+    assert ask(UNTAGGED, lines)[0] == "gres/gpu=1"
+
+
 @pytest.mark.parametrize("body", ["echo 4711 gres/gpu=1; exit 1", "kill -9 $$", "yes | head -c 200000"])
 def test_a_squeue_that_fails_tells_nothing(ask, body):
     assert ask(UNTAGGED, body)[0] == "?"
