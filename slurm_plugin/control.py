@@ -16,7 +16,7 @@ FORMAT = "%A|%q|%l|%S|%P"
 
 def jobs_command() -> list[str]:
     """Jobs that hold their cards now; run with SLURM_TIME_FORMAT=%s."""
-    return ["squeue", "-h", "-t", "RUNNING,SUSPENDED", "-o", FORMAT]
+    return ["squeue", "-h", "-t", "RUNNING,SUSPENDED", "-o", FORMAT, "-a"]
 
 
 def partitions_command() -> list[str]:

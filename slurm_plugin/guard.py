@@ -58,7 +58,8 @@ class Action:
 
 def list_command() -> list[str]:
     """All jobs that wait or run, in fixed columns. No field of it holds text that a user chose freely."""
-    return ["squeue", "-h", "-O", ",".join(f"{name}:{width}" for name, width in _COLUMNS.items())]
+    columns = ",".join(f"{name}:{width}" for name, width in _COLUMNS.items())
+    return ["squeue", "-h", "-O", columns, "-a"]  # -a: hidden partitions too, also for SlurmUser
 
 
 def _fields(line: str) -> list[str]:

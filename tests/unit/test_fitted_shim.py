@@ -68,6 +68,13 @@ def test_another_driver_gets_another_copy_and_the_old_one_stays(node: Path) -> N
     assert Path(before).exists() and not Path(after).exists()
 
 
+def test_a_copy_that_was_removed_is_made_again(node: Path) -> None:
+    shim, driver = fitted(node), node / "driver" / CUDA
+    path = Path(shim.path(str(driver)))
+    shutil.rmtree(path.parent)
+    assert shim.path(str(driver)) == str(path) and path.exists()
+
+
 def test_a_damaged_copy_is_replaced_not_changed(node: Path) -> None:
     path = Path(fitted(node).path(str(node / "driver" / CUDA)))
     good, inode = path.read_bytes(), path.stat().st_ino

@@ -43,7 +43,7 @@ class FittedShim:
         """The copy for this driver; the shim itself where both export the same, or where no copy can be made."""
         files = (self.shim, self.shim.with_name(NVML), Path(driver), Path(driver).with_name(NVML))
         now = tuple(_signature(file) for file in files)
-        if now != self._of:
+        if now != self._of or not Path(self._path).exists():
             self._path, self._of = self._fit(driver), now
         return self._path
 
