@@ -24,7 +24,7 @@ QG_OLD_LIBS := -Wl,--push-state,--no-as-needed -l:libpthread.so.0 -l:libdl.so.2 
 QG_LTO = $(eval QG_LTO := $(shell echo 'int main(void) { return 0; }' | $(CC) -flto=auto -x c - -o /dev/null 2>/dev/null \
          && echo -flto=auto))$(QG_LTO)
 
-.PHONY: all setup headers native test test-matrix test-upgrade test-install retest demo bench gpu gpu-bundle lint lint-ansible clean help
+.PHONY: all setup headers native test test-matrix test-install retest demo bench gpu gpu-bundle lint lint-ansible clean help
 all: setup native
 
 # Each native part brings its own build.mk, which adds its products to NATIVE.
@@ -40,7 +40,6 @@ help:
 	@echo "make demo KEEP=1  the same, but leave the cluster up and say how to enter it"
 	@echo "make test         set up and run every test"
 	@echo "make test-matrix  run the live suite on each of three versions of Slurm"
-	@echo "make test-upgrade exchange daemon, arbiter and shim under load with those of an older commit (OLD=COMMIT)"
 	@echo "make test-install the packages on hosts with a systemd: Debian 12 and 13 (SUITES=bookworm)"
 	@echo "make bench        print one line per figure and write build/bench.json"
 	@echo "make gpu          on a machine with a card, without network or Slurm: run the whole set (SIM=1: on the simulator)"
@@ -80,13 +79,6 @@ test: native product
 # The live suite on every version of Slurm that a sandbox can have; the machine's own is in `make test` already.
 test-matrix: native
 	@$(PY) -m cli.sandbox.matrix
-
-# Versions exchanged under load, with the programs of an older commit in the place of today's that speak its version: by default
-# the last one that spoke version 1 alone.
-OLD ?= 9b178d5^
-test-upgrade: native
-	@old=$$(tools/old_build.sh '$(OLD)' $(VENV)) && QGPU_TEST_OLD_BUILD=$$old \
-	  $(PY) -m pytest -n $(WORKERS) tests/native/test_arbiter_upgrade.py tests/native/test_node_upgrade.py
 
 # The packages, installed by the commands of docs/install.md, on containers with a real systemd and a stock Slurm.
 SUITES ?= bookworm trixie

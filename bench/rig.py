@@ -172,8 +172,7 @@ class Rig:
             raise RuntimeError("the simulator offers no control device here: no hardware preemption")
         common = {"enabled": True, "driver_major": DRIVER, "ctl_dev": device[0], "ctl_ino": device[1]}
         for uuid in self.uuids:
-            if not self.link.hardware(HardwareSettings(uuid, **(common | settings))):
-                raise RuntimeError("this arbiter knows nothing of hardware preemption")
+            self.link.hardware(HardwareSettings(uuid, **(common | settings)))
 
     def nvml(self) -> PynvmlNvml:
         """NVML of this node's simulated driver; close it when done."""

@@ -2,7 +2,7 @@
 
 The protocol is docs/specs/control.md. A link is used by one thread at a time. After any `ArbiterGone` the
 next call connects again; the caller then pushes everything once more with `sync` and compares `boot_id`.
-An arbiter that speaks only the former version is spoken to in that; `ArbiterLink.version` says which it is.
+An arbiter of another version refuses every command (EPROTO).
 """
 
 from __future__ import annotations
@@ -54,11 +54,6 @@ _REFUSALS = {
 }
 
 
-def _spoken(head: abi.MsgHead, data: bytes) -> bool:
-    known = abi.ABI_OLDEST <= head.version <= abi.ABI_VERSION
-    return known and (head.magic, head.size) == (abi.MAGIC, len(data))
-
-
 def _hardware(data: bytes) -> HardwareTenant | HardwareCard:
     card = abi.MsgHead.from_buffer_copy(data).type == abi.CTL_HWCARD
     return arbiter_wire.hardware_card(data) if card else arbiter_wire.hardware_tenant(data)
@@ -102,8 +97,6 @@ class ArbiterLink:
         self.path = Path(run_dir) / abi.SOCK_CONTROL
         self.timeout = timeout
         self.boot_id: int | None = None
-        self.version = abi.ABI_VERSION  # what the arbiter speaks; certain after the first answer
-        self._packs = True  # the same: whether it knows CTL_LIST
         self._sock: socket.socket | None = None
         self._stats = _Memory(arbiter_wire.stats)
         self._procs = _Memory(arbiter_wire.process)
@@ -131,39 +124,29 @@ class ArbiterLink:
         if self._sock is not None:
             self._sock.close()
             self._sock = None
-            self._packs = True  # its successor may be another release
 
     def hello(self) -> int:
         """Begin a full list of grants; returns the arbiter's boot id."""
-        self.version = abi.ABI_VERSION
         self._sock = self._sock or _connect(self.path, self.timeout)
         return self._command(abi.head(abi.CTL_HELLO, abi.MsgHead), "hello")
 
     def card(self, settings: CardSettings) -> None:
         """Tell the settings of one card; the same card again updates it."""
-        message = card_message(settings)
-        self._negotiate()
-        if self.version < 2:
-            message.flags &= abi.CARD_UNGOVERNED
-        self._command(message, f"the settings of card {settings.uuid}")
+        self._command(card_message(settings), f"the settings of card {settings.uuid}")
 
-    def hardware(self, settings: HardwareSettings) -> bool:
-        """Tell the settings of hardware preemption of one card; False: this arbiter knows nothing of it.
+    def hardware(self, settings: HardwareSettings) -> None:
+        """Tell the settings of hardware preemption of one card.
 
         ArbiterError with ENOTSUP: this card or driver cannot be preempted by hardware; it is off there.
         """
         message = hardware_message(settings)
-        self._negotiate()
         try:
             self._command(message, f"hardware preemption of card {settings.uuid}")
         except ArbiterError as error:
             if error.errno == errno.ENOTSUP:
                 why = f"card {settings.uuid} with driver {settings.driver_major} cannot be preempted by hardware"
                 raise ArbiterError(f"the arbiter refused: {why}", error.errno) from None
-            if error.errno != errno.EPROTO:
-                raise
-            return False
-        return True
+            raise
 
     def grant(self, grant: Grant) -> None:
         """Tell a grant, one command per card. Grants that are not active need no arbiter and send nothing."""
@@ -194,25 +177,16 @@ class ArbiterLink:
         return self._stats.values(self._list(abi.CTL_STATS, abi.CTL_TENANT))
 
     def processes(self) -> list[ProcessStats]:
-        """Every registered process. An arbiter of version 1 cannot tell: an empty list."""
-        self._negotiate()
-        if self.version < 2:
-            return []
+        """Every registered process."""
         return self._procs.values(self._list(abi.CTL_PROCS, abi.CTL_PROC))
 
     def hardware_tenants(self) -> list[HardwareTenant]:
-        """What hardware preemption did with every tenant; empty where the arbiter knows nothing of it."""
+        """What hardware preemption did with every tenant."""
         return self.hardware_use()[0]
 
     def hardware_use(self) -> tuple[list[HardwareTenant], list[HardwareCard]]:
-        """The same, and whether it goes on as ordered on each card; an older arbiter tells nothing of that."""
-        self._negotiate()
-        if self.version < 2:
-            return [], []
-        try:
-            items = self._list(abi.CTL_HWSTATS, abi.CTL_HWTENANT, abi.CTL_HWCARD)
-        except ArbiterError:
-            return [], []
+        """The same, and whether it goes on as ordered on each card."""
+        items = self._list(abi.CTL_HWSTATS, abi.CTL_HWTENANT, abi.CTL_HWCARD)
         found = self._hardware.values(items)
         tenants = [item for item in found if isinstance(item, HardwareTenant)]
         return tenants, [item for item in found if isinstance(item, HardwareCard)]
@@ -222,37 +196,28 @@ class ArbiterLink:
         self._of_dead(abi.CTL_GONE, job_id, uuid, pid)
 
     def listed(self, job_id: int, uuid: str, pid: int) -> None:
-        """NVML still lists this dead process: its memory stays charged. ArbiterError with EPROTO: an arbiter that lets
-        go by itself 5 s after the death.
-        """
+        """NVML still lists this dead process: its memory stays charged."""
         self._of_dead(abi.CTL_LISTED, job_id, uuid, pid)
 
     def _of_dead(self, kind: int, job_id: int, uuid: str, pid: int) -> None:
         message = abi.CtlProcess(head=abi.head(kind, abi.CtlProcess), job_id=job_id, pid=pid)
         message.uuid = abi.c_text(uuid, abi.UUID_LEN, "card UUID")
-        self._command_if_known(message, f"the end of process {pid}")
+        self._command(message, f"the end of process {pid}")
 
     def overhead(self, job_id: int, uuid: str, size: int) -> None:
         """Bytes of contexts and modules of a job's live processes on a card, to be charged beside their own word."""
         message = abi.CtlOverhead(head=abi.head(abi.CTL_OVERHEAD, abi.CtlOverhead), job_id=job_id)
         message.uuid = abi.c_text(uuid, abi.UUID_LEN, "card UUID")
         message.bytes = abi.bounded(size, 0, 2**64 - 1, "overhead")
-        self._command_if_known(message, f"the overhead of job {job_id}")
+        self._command(message, f"the overhead of job {job_id}")
 
     def _list(self, ask: int, *kinds: int) -> list[bytes]:
         """Ask for a list of messages of these kinds; the raw messages of it."""
-        self._negotiate()
-        packed = self._packs and self.version >= 2
-        self._send(
-            abi.CtlList(abi.head(abi.CTL_LIST, abi.CtlList), ask) if packed else abi.head(ask, abi.MsgHead)
-        )
+        self._send(abi.CtlList(abi.head(abi.CTL_LIST, abi.CtlList), ask))
         items: list[bytes] = []
         while (end := self._packet(self._next(), kinds, items)) is None:
             pass
         kind, data = end
-        if kind == abi.CTL_ACK and packed and not items:
-            self._packs = False  # an arbiter that sends each message by itself
-            return self._list(ask, *kinds)
         if kind == abi.CTL_ACK and not items:
             raise ArbiterError("the arbiter does not know this question", errno.EPROTO)
         if kind != abi.CTL_END:
@@ -278,21 +243,6 @@ class ArbiterLink:
             if kind not in kinds:
                 return kind, one
 
-    def _command_if_known(self, message: ctypes.Structure, what: str) -> None:
-        self._negotiate()
-        if self.version >= 2:
-            self._command(message, what)
-
-    def _negotiate(self) -> None:
-        """On a new connection, before what differs between versions: which one does the arbiter speak?
-
-        An empty QG_CTL_REVOKE of job 0, which no job has, changes nothing and is answered in every version.
-        """
-        if self._sock is None:
-            self.version = abi.ABI_VERSION
-            probe = abi.CtlRevoke(head=abi.head(abi.CTL_REVOKE, abi.CtlRevoke), job_id=0)
-            self._command(probe, "the first message")
-
     def _command(self, message: ctypes.Structure, what: str) -> int:
         self._send(message)
         data = self._next()
@@ -300,9 +250,6 @@ class ArbiterLink:
         if kind != abi.CTL_ACK:
             raise self._gone(f"answered {what} with message type {kind}")
         ack = abi.parse(abi.CtlAck, data, "acknowledgement")
-        if ack.status == errno.EPROTO and ack.head.version < self.version:
-            self.version = int(ack.head.version)
-            return self._command(message, what)
         if ack.status:
             why = _REFUSALS.get(ack.status, os.strerror(ack.status))
             raise ArbiterError(f"the arbiter refused {what}: {why}", ack.status)
@@ -316,7 +263,6 @@ class ArbiterLink:
         if self._sock is None and not self._again:
             raise ArbiterGone(f"the connection to {self.path} ended")
         sock = self._sock = self._sock or _connect(self.path, self.timeout)
-        (message if isinstance(message, abi.MsgHead) else message.head).version = self.version
         try:
             sock.send(bytes(message))
         except OSError as error:
@@ -340,8 +286,12 @@ class ArbiterLink:
         if len(data) < _HEAD:
             raise self._gone("closed the connection")
         head = abi.MsgHead.from_buffer_copy(data)
-        if not _spoken(head, data):
-            raise self._gone(f"sent a message of version {head.version}")
+        if head.version != abi.ABI_VERSION:
+            raise self._gone(
+                f"speaks version {head.version} of the protocol, and not version {abi.ABI_VERSION}"
+            )
+        if (head.magic, head.size) != (abi.MAGIC, len(data)):
+            raise self._gone("sent what is no message")
         return int(head.type)
 
     def _gone(self, why: str) -> ArbiterGone:
@@ -353,15 +303,13 @@ class DeathWatch:
     """A connection of its own on which the arbiter reports each registered process that ends.
 
     Its memory stays charged until `ArbiterLink.gone` names it, or neither that nor `ArbiterLink.listed` did for a
-    minute; deaths of which nobody said that the memory is free are reported again to a new watch. An arbiter of
-    version 1 reports nothing.
+    minute; deaths of which nobody said that the memory is free are reported again to a new watch.
     """
 
     def __init__(self, run_dir: str | Path, timeout: float = 2.0) -> None:
         """Connect and begin to watch. Raises ArbiterGone when there is no arbiter."""
         link = ArbiterLink(run_dir, timeout)
-        link._negotiate()
-        link._command_if_known(abi.head(abi.CTL_WATCH, abi.MsgHead), "to watch processes")
+        link._command(abi.head(abi.CTL_WATCH, abi.MsgHead), "to watch processes")
         assert link._sock is not None
         self._sock = link._sock
         self._sock.setblocking(False)

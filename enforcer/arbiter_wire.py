@@ -17,7 +17,7 @@ class CardSettings:
     """Settings of one card. Durations as their names say; policies by name.
 
     `governed` is of the whole card, the two `ungoverned_` ones of one class; `together`: an offline job that is
-    preempted here is suspended on its other cards too. An arbiter of version 1 knows `governed` alone.
+    preempted here is suspended on its other cards too.
     """
 
     uuid: str
@@ -38,7 +38,7 @@ class TenantStats(NamedTuple):
     """What the arbiter measured of one (job, card) since the grant. ns and bytes; counters only grow.
 
     The memory of the job on the card is mem_used (its live processes) + mem_extra (contexts, modules, dead processes);
-    mem_peak is of that sum. What stands from `policy` on is unknown to an arbiter of version 1.
+    mem_peak is of that sum.
     A tuple, since a busy node reads a hundred of them at each poll.
     """
 
@@ -213,12 +213,10 @@ def _flags(flags: int) -> tuple[bool, ...]:
 
 
 def stats(data: bytes) -> TenantStats:
-    """The answer about one tenant, in either version; what version 1 does not tell is zero.
+    """The answer about one tenant.
 
     Read hundreds of times a second on a busy node, so by one `unpack` in the order of struct qg_ctl_tenant.
     """
-    if len(data) == abi.CTL_TENANT_V1_SIZE:
-        data = data.ljust(_TENANT.size, b"\0")
     if len(data) != _TENANT.size:
         abi.parse(abi.CtlTenant, data, "tenant message")  # says what is wrong with it
     value = _TENANT.unpack(data)

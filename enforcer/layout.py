@@ -12,8 +12,6 @@ from typing import ClassVar
 
 MAGIC = 0x55504751
 ABI_VERSION = 2
-ABI_OLDEST = 1
-GATE_REVISION = 4
 GRANT_VERSION = 1
 UUID_LEN = 48
 MAX_CARDS = 16
@@ -77,7 +75,6 @@ CARD_UNGOVERNED_ONLINE = 0x2
 CARD_UNGOVERNED_OFFLINE = 0x4
 CARD_TOGETHER = 0x8
 CLOSE_BUCKETS = 16
-CTL_TENANT_V1_SIZE = 216
 TENANT_ESTIMATED = 0x1
 TENANT_PASSED_OVER = 0x2
 TENANT_UNGOVERNED = 0x4
@@ -131,7 +128,7 @@ class GatePage(ctypes.Structure):
         ("magic", c_uint32),
         ("version", c_uint32),
         ("size", c_uint32),
-        ("revision", c_uint32),
+        ("reserved", c_uint32),
         ("job_id", c_uint64),
         ("mem_cap", c_uint64),
         ("window_us", c_uint32),

@@ -65,14 +65,13 @@ static void serve(int listener, uint64_t mem_cap, uint32_t window_us)
         qg_shared_create("job", sizeof(*job), 0, &fds[1], (void **)&job) != 0)
         _exit(1);
     fds[2] = eventfd(0, EFD_NONBLOCK);
-    *gate = (struct qg_gate_page){.magic = QG_MAGIC, .version = QG_ABI_OLDEST, .size = sizeof(*gate), .job_id = 1};
+    *gate = (struct qg_gate_page){.magic = QG_MAGIC, .version = QG_ABI_VERSION, .size = sizeof(*gate), .job_id = 1};
     gate->mem_cap = mem_cap;
     gate->window_us = window_us ? window_us : 500;
     gate->lease_ms = LEASE_MS;
-    gate->revision = QG_GATE_REVISION;
     gate->flags = QG_GATE_TRACK | (window_us ? QG_GATE_WINDOW : 0);
     job->magic = QG_MAGIC;
-    job->version = QG_ABI_OLDEST;
+    job->version = QG_ABI_VERSION;
     job->size = sizeof(*job);
     job->nslots = QG_MAX_PROCS;
     int client = accept(listener, NULL, NULL);

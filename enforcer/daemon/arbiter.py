@@ -85,8 +85,8 @@ class Arbiter(Protocol):
         """The job ended."""
         ...
 
-    def processes(self) -> list[ProcessUse] | None:
-        """Registered processes and what they hold; None where this arbiter cannot tell."""
+    def processes(self) -> list[ProcessUse]:
+        """Registered processes and what they hold."""
         ...
 
     def overhead(self, job_id: int, uuid: str, size: int) -> None:
@@ -202,7 +202,7 @@ class FakeArbiter:
         self._check()
         return HardwareTold(list(self.uses), dict(self.hung))
 
-    def processes(self) -> list[ProcessUse] | None:
+    def processes(self) -> list[ProcessUse]:
         """What the test put into `procs`."""
         self._check()
         return list(self.procs)

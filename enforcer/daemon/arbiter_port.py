@@ -75,9 +75,8 @@ def hardware_use(tenant: link.HardwareTenant) -> HardwareUse:
     )
 
 
-def sample_of(stats: link.TenantStats, boot_id: int, version: int = 1) -> Sample:
-    """A tenant's counters as the ledger takes them. What version 1 does not tell is not measured, never zero."""
-    newer = version >= 2
+def sample_of(stats: link.TenantStats, boot_id: int) -> Sample:
+    """A tenant's counters as the ledger takes them."""
     return Sample(
         job_id=stats.job_id,
         uuid=stats.uuid,
@@ -92,21 +91,21 @@ def sample_of(stats: link.TenantStats, boot_id: int, version: int = 1) -> Sample
         mem_peak=stats.mem_peak,
         gate_close_max_ns=stats.gate_close_max_ns,
         mem_used=stats.mem_used,
-        closed_suspended_ns=stats.closed_suspended_ns if newer else None,
-        held_ns=stats.held_ns if newer else None,
-        close_hist=stats.close_hist if newer else None,
+        closed_suspended_ns=stats.closed_suspended_ns,
+        held_ns=stats.held_ns,
+        close_hist=stats.close_hist,
     )
 
 
-def tenant_of(stats: link.TenantStats, boot_id: int, version: int) -> Tenant:
+def tenant_of(stats: link.TenantStats, boot_id: int) -> Tenant:
     """One tenant as the daemon takes it."""
     return Tenant(
-        sample_of(stats, boot_id, version),
+        sample_of(stats, boot_id),
         stats.procs,
         stats.gate,
         stats.busy,
         stats.suspended,
-        measured=version >= 2 and _measured(stats),
+        measured=_measured(stats),
     )
 
 
@@ -169,12 +168,12 @@ class SocketArbiter:
     def hardware(self, order: HardwareOrder) -> str:
         """Order hardware preemption of one card, or its end. Empty, or why this arbiter does not do it."""
         try:
-            known = self._link.hardware(hardware_settings(order))
+            self._link.hardware(hardware_settings(order))
         except link.ArbiterGone as error:
             raise ArbiterError(str(error)) from None
         except (link.ArbiterError, AbiError) as error:
             return str(error)
-        return "" if known else "this qgpu-arbiter knows nothing of it; upgrade it"
+        return ""
 
     def hardware_uses(self) -> HardwareTold:
         """What came of it, per tenant and per card."""
@@ -214,19 +213,19 @@ class SocketArbiter:
         for stats in found:  # the link answers the same object for a tenant that did nothing; so does this
             old = before.get(id(stats))
             if old is None or old[0] is not stats or old[1] != boot_id:
-                old = (stats, boot_id, tenant_of(stats, boot_id, self._link.version))
+                old = (stats, boot_id, tenant_of(stats, boot_id))
             kept[id(stats)] = old
         self._tenants = kept
         return [tenant for _, _, tenant in kept.values()]
 
-    def processes(self) -> list[ProcessUse] | None:
-        """Registered processes; None under an arbiter of version 1, which does not tell."""
+    def processes(self) -> list[ProcessUse]:
+        """Registered processes."""
         try:
             found = self._link.processes()
         except (link.ArbiterGone, AbiError) as error:
             self._link.close()
             raise ArbiterError(str(error)) from None
-        return None if self._link.version < 2 else [_use(process) for process in found]
+        return [_use(process) for process in found]
 
     def overhead(self, job_id: int, uuid: str, size: int) -> None:
         """Charge a tenant for what no shim counts."""

@@ -107,13 +107,13 @@ class Acted:
 class GroupsArbiter(s.FakeArbiter):
     """Also hears of groups, answers those that leave, and gives orders."""
 
-    def __init__(self, run_dir: Path, uuids: list[str], *, speaks: int = 3, lease_ms: int = 10000) -> None:
+    def __init__(self, run_dir: Path, uuids: list[str], *, lease_ms: int = 10000) -> None:
         self.told: list[Told] = []
         self.acted: list[Acted] = []
         self.news = threading.Condition()
         self.leaves = True  # says so when it has left a client alone
         self.serial = 0
-        super().__init__(run_dir, [24 * s.GIB] * len(uuids), lease_ms=lease_ms, speaks=speaks, uuids=uuids)
+        super().__init__(run_dir, [24 * s.GIB] * len(uuids), lease_ms=lease_ms, uuids=uuids)
 
     def answer(self, sock: socket.socket) -> bool:
         try:
@@ -272,7 +272,7 @@ class Place:
 
 @contextlib.contextmanager
 def place(
-    directory: Path, cards: int = 1, speaks: int = 3, lease_ms: int = 10000, extra: tuple[str, ...] = ()
+    directory: Path, cards: int = 1, lease_ms: int = 10000, extra: tuple[str, ...] = ()
 ) -> Iterator[Place]:
     """Skips where this machine allows no control device."""
     sim = sim_tools.start(
@@ -281,7 +281,7 @@ def place(
     try:
         if sim.control_device() is None:
             pytest.skip("this machine allows no simulated control device (FUSE on a detached mount)")
-        arbiter = GroupsArbiter(directory, sim_tools.uuids(sim), speaks=speaks, lease_ms=lease_ms)
+        arbiter = GroupsArbiter(directory, sim_tools.uuids(sim), lease_ms=lease_ms)
         here = Place(sim, arbiter, directory, [])
         try:
             yield here

@@ -94,7 +94,7 @@ class Node:
                 "ctl_dev": self.device[0],
                 "ctl_ino": self.device[1],
             }
-            assert self.link.hardware(HardwareSettings(uuid, **{**values, **changes}))  # type: ignore[arg-type]
+            self.link.hardware(HardwareSettings(uuid, **{**values, **changes}))  # type: ignore[arg-type]
 
     def sync(self, *jobs: tuple[int, str], **changes: object) -> None:
         """Cards, and a grant of all cards for each (job, class)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -25,7 +26,8 @@ SHIM = BUILD / "shim" / "libcuda.so.1"
 STUB = BUILD / "test" / "stub" / "libcuda.so.1"
 PROBE = BUILD / "test" / "shim-probe"
 
-MAGIC, VERSION, PAGE = 0x55504751, 1, 4096
+MAGIC, VERSION, GRANT_VERSION, PAGE = 0x55504751, 2, 1, 4096
+REGISTER = 1  # the type of a message
 CLOSED, NOTIFY, TRACK, WINDOW, HOLD = 1, 2, 4, 8, 16
 ACTIVE, WHOLE = 1, 3
 GIB, MIB = 1 << 30, 1 << 20
@@ -71,7 +73,9 @@ def grant_bytes(
     uid: int = 0,
 ) -> bytes:
     """A struct qg_grant for job 4711 with one card per cap."""
-    head = struct.pack("<4I Q 4I Q", MAGIC, VERSION, 1536 + 128 * 16, state, 4711, uid, 0, 2, len(caps), 1)
+    head = struct.pack(
+        "<4I Q 4I Q", MAGIC, GRANT_VERSION, 1536 + 128 * 16, state, 4711, uid, 0, 2, len(caps), 1
+    )
     strings = [(b"n1", 64), (bytes(run_dir), 160), (bytes(driver), 256), (bytes(SHIM), 256), (b"", 512)]
     body = head + b"".join(text.ljust(size, b"\0") for text, size in strings)
     body = (body + struct.pack("<I", injection)).ljust(1536, b"\0")
@@ -112,7 +116,7 @@ class Page:
 class Tenant:
     """The pages of one card."""
 
-    def __init__(self, cap: int, flags: int, lease_ms: int, speaks: int = 2) -> None:
+    def __init__(self, cap: int, flags: int, lease_ms: int) -> None:
         self.gate = Page("gate", 128, SEAL | SHRINK | GROW | FUTURE_WRITE)
         self.job = Page("job", PAGE * 129, SEAL | SHRINK | GROW)
         self.doorbell = os.eventfd(0, os.EFD_NONBLOCK)
@@ -120,7 +124,6 @@ class Tenant:
         self.asked: list[int] = []  # mem_used that each registration told
         self.slots = 0
         struct.pack_into("<4I 2Q 2I", self.gate.map, 0, MAGIC, VERSION, 128, 0, 4711, cap, 500, lease_ms)
-        self.gate.put(12, "I", speaks if speaks > 1 else 0)
         struct.pack_into("<4I", self.job.map, 0, MAGIC, VERSION, PAGE * 129, 128)
         self.set(flags)
 
@@ -178,12 +181,11 @@ class FakeArbiter:
         caps: list[int],
         flags: int = TRACK,
         lease_ms: int = 10000,
-        speaks: int = 2,
+        speaks: int = VERSION,
         uuids: list[str] | None = None,
     ) -> None:
         self.uuids = uuids or [UUID.format(n) for n in range(1, len(caps) + 1)]
-        self.hangs_up = False  # on a newer version, instead of an answer
-        self.speaks = speaks  # newest version of the messages that it understands
+        self.speaks = speaks  # the version of the messages that it understands
         self.run_dir = run_dir
         self.caps = caps
         self.flags = flags
@@ -200,7 +202,7 @@ class FakeArbiter:
     def start(self) -> None:
         """Fresh pages, fresh socket: as after a restart."""
         self.tenants = {
-            uuid: Tenant(cap, self.flags, self.lease_ms, self.speaks)
+            uuid: Tenant(cap, self.flags, self.lease_ms)
             for uuid, cap in zip(self.uuids, self.caps, strict=True)
         }
         self.slots: dict[int, int] = {}
@@ -259,16 +261,17 @@ class FakeArbiter:
             self.grants_seen += len(fds)
             for fd in fds:
                 os.close(fd)
-        version = struct.unpack_from("<I", data, 4)[0]
+        version, kind = struct.unpack_from("<2I", data, 4)
+        if kind != REGISTER:
+            return True  # channel groups: nothing here stops them
         self.versions.append(version)
         if self.unanswered:
             self.unanswered -= 1
             return True
-        if version > self.speaks and self.hangs_up:
+        if version != self.speaks:
+            refusal = struct.pack("<4I iI Q", MAGIC, self.speaks, 2, 288, errno.EPROTO, 0, 0)
+            sock.sendmsg([refusal.ljust(288, b"\0")])
             return False
-        if version > self.speaks:
-            sock.sendmsg([struct.pack("<4I iI Q", MAGIC, 1, 2, 288, 71, 0, 0).ljust(288, b"\0")])  # EPROTO
-            return True
         pid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         uuid = data[24:72].rstrip(b"\0").decode()
         tenant, status = self.tenants[uuid], self.refused.get(uuid, self.status)

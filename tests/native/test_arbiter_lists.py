@@ -1,4 +1,4 @@
-"""Lists of the arbiter in packets (QG_CTL_LIST): the same answers as one by one, also beside an older arbiter."""
+"""Lists of the arbiter (QG_CTL_LIST): as many answers to a packet as fit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,6 @@ GRANTS = [
 ]
 
 
-def asked_one_by_one(link: ArbiterLink) -> ArbiterLink:
-    link.hello()
-    link._packs = False
-    return link
-
-
 def packets(path: Path, of: int) -> list[bytes]:
     """What comes over the wire for one question."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -39,20 +33,15 @@ def packets(path: Path, of: int) -> list[bytes]:
         return found
 
 
-def test_a_list_is_the_same_in_packets_and_one_by_one(tmp_path: Path) -> None:
-    with (
-        a.arbiter(tmp_path) as running,
-        ArbiterLink(running.run_dir) as link,
-        ArbiterLink(running.run_dir) as other,
-    ):
+def test_a_list_comes_in_few_packets(tmp_path: Path) -> None:
+    with a.arbiter(tmp_path) as running, ArbiterLink(running.run_dir) as link:
         link.sync([a.settings(a.CARD), a.settings(a.CARD2)], GRANTS)
         found = link.stats()
         assert sorted((t.job_id, t.uuid) for t in found) == sorted(
             (g.job_id, c.uuid) for g in GRANTS for c in g.cards
         )
-        assert found == asked_one_by_one(other).stats()
         assert link.stats()[7] is found[7], "what did not change is not read again"
-        assert link.processes() == other.processes() == []
+        assert link.processes() == []
         came = packets(link.path, abi.CTL_STATS)
         assert len(came) == 3 and max(map(len, came)) <= abi.LIST_BYTES
         assert sum(map(len, came)) == 240 * 288 + 32
@@ -64,39 +53,6 @@ def test_a_list_of_what_is_no_list_is_refused_and_the_connection_goes_on(tmp_pat
         (answer,) = packets(link.path, abi.CTL_HELLO)
         assert abi.CtlAck.from_buffer_copy(answer).status == 22
         assert link.stats() == []
-
-
-class OldArbiter:
-    """Speaks version 2 as it was before lists in packets: one message to a packet, EPROTO for what it does not know."""
-
-    def __init__(self, path: Path, tenants: int) -> None:
-        self.asked: list[int] = []
-        self._tenants = tenants
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._server.bind(str(path))
-        self._server.listen()
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        sock, _ = self._server.accept()
-        while data := sock.recv(4096):
-            kind = abi.MsgHead.from_buffer_copy(data).type
-            self.asked.append(kind)
-            ack = abi.CtlAck(abi.head(abi.CTL_ACK, abi.CtlAck), 71 if kind == abi.CTL_LIST else 0)
-            if kind == abi.CTL_STATS:
-                ack.head.type = abi.CTL_END
-                for job in range(self._tenants):
-                    sock.send(bytes(abi.CtlTenant(abi.head(abi.CTL_TENANT, abi.CtlTenant), job)))
-            sock.send(bytes(ack))
-
-
-def test_an_arbiter_without_packets_is_asked_for_them_once(tmp_path: Path) -> None:
-    old = OldArbiter(tmp_path / abi.SOCK_CONTROL, 3)
-    with ArbiterLink(tmp_path) as link:
-        link.hello()
-        for _ in range(2):
-            assert [t.job_id for t in link.stats()] == [0, 1, 2]
-    assert old.asked == [abi.CTL_HELLO, abi.CTL_LIST, abi.CTL_STATS, abi.CTL_STATS]
 
 
 @pytest.mark.parametrize("cut", [1, 20, 300])

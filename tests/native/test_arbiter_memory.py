@@ -12,7 +12,6 @@ import pytest
 from arbiter_support import CARD, Arbiter, Tenant, arbiter, grant, settings, tenant_stats, wait_for
 from test_arbiter_registration import child
 
-from enforcer import abi
 from enforcer.arbiter_link import ArbiterGone, DeathWatch, ProcessStats
 from enforcer.fdwait import readable_within
 
@@ -67,7 +66,7 @@ def test_overhead_is_charged_and_replaced(tmp_path: Path) -> None:
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings()], [mine])
         tenant = Tenant(one.run_dir, mine, mem_used=5 * MIB)
-        assert (tenant.gate.revision, tenant.gate.mem_extra) == (abi.GATE_REVISION, 0)
+        assert tenant.gate.mem_extra == 0
         link.overhead(1, CARD, 300 * MIB)
         assert tenant.gate.mem_extra == 300 * MIB
         stats = tenant_stats(link, 1)
@@ -107,7 +106,7 @@ def test_dead_process_stays_charged_until_the_card_lets_go(tmp_path: Path) -> No
 
 
 def test_memory_is_free_at_once_where_nobody_ever_watched(tmp_path: Path) -> None:
-    """As under a qgpud of version 1, which will never say that it is."""
+    """No answer will ever say that it is."""
     mine = grant(1)
     with arbiter(tmp_path, *UNHURRIED) as one, one.link() as link:
         link.sync([settings()], [mine])

@@ -74,7 +74,7 @@ def test_pages_say_what_they_are(tmp_path: Path) -> None:
         link.sync([settings(window_us=700, lease_ms=9000)], [mine, grant(10, "online")])
         tenant = Tenant(one.run_dir, mine, mem_used=5000)
         gate = tenant.gate
-        assert (gate.magic, gate.version, gate.size, gate.job_id) == (abi.MAGIC, 1, 128, 9)
+        assert (gate.magic, gate.version, gate.size, gate.job_id) == (abi.MAGIC, abi.ABI_VERSION, 128, 9)
         assert (gate.mem_cap, gate.window_us, gate.lease_ms) == (3 << 30, 700, 9000)
         assert (tenant.job.magic, tenant.job.nslots) == (abi.MAGIC, 128)
         assert (tenant.slot.pid, tenant.slot.mem_used) == (os.getpid(), 5000)

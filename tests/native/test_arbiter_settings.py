@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import statistics
 import threading
@@ -338,15 +339,15 @@ def test_a_turn_is_charged_from_its_ring_although_the_launch_was_counted_before(
     assert statistics.median(lost) < 1_000_000, lost  # a machine that stands still spoils one or two
 
 
-def test_first_version_of_the_protocol_is_answered_in_it(tmp_path: Path) -> None:
+def test_other_versions_of_the_protocol_are_refused(tmp_path: Path) -> None:
     mine = grant(1)
     with arbiter(tmp_path) as one, one.link() as link:
         link.sync([settings()], [mine])
-        for version, status in ((1, 0), (2, 0), (3, 71)):
+        for version, status in ((1, errno.EPROTO), (2, 0), (3, errno.EPROTO)):
             message = bytearray(register_message(1))
             message[4] = version
             with connect(one.run_dir) as sock:
                 proof = sealed(abi.pack_grant(mine))
                 answer, fds = exchange(sock, bytes(message), (proof,))
                 close_all([proof, *fds])
-            assert (answer.status, answer.head.version) == (status, min(version, 2))
+            assert (answer.status, answer.head.version) == (status, 2)

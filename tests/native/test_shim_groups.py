@@ -253,18 +253,6 @@ def test_a_control_device_that_the_program_replaced(here: g.Place) -> None:
     agree(here, program)
 
 
-def test_an_arbiter_that_does_not_know_groups_hears_nothing(tmp_path: Path) -> None:
-    with g.place(tmp_path, speaks=2) as here:
-        program = here.program()
-        program.context()
-        program.ask("cuda.launch(10)")
-        assert program.ask("cuda.raw('cuCtxSynchronize')") == 0
-        assert program.ask("cuda.raw('cuDevicePrimaryCtxReset_v2', 0)") == 0
-        assert here.arbiter.told == [] and len(here.arbiter.clients) == 1
-        names = "[open(f'/proc/self/task/{t}/comm').read().strip() for t in os.listdir('/proc/self/task')]"
-        assert "qgpu-groups" not in program.ask(names)  # type: ignore[operator]
-
-
 def test_a_new_arbiter_is_told_all(here: g.Place) -> None:
     program = governed(here)
     here.arbiter.stop()

@@ -312,7 +312,6 @@ def test_what_stands_beside_the_slots_counts_and_is_waited_for(tmp_path: Path) -
     """Contexts, and a process that died: an allocation that only they hinder waits until they have left the card."""
     with node(tmp_path) as running:
         gate = running.arbiter.card.gate
-        gate.put(12, "I", 2)
         gate.put(40, "Q", 200 * MIB)
         program = running.run(
             "mem_vmm"
@@ -331,13 +330,11 @@ def test_what_stands_beside_the_slots_counts_and_is_waited_for(tmp_path: Path) -
 def test_dead_process_that_stays_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     with node(tmp_path) as running:
         gate = running.arbiter.card.gate
-        gate.put(40, "Q", 200 * MIB)  # no such word under version 1: whatever stands there means nothing
         program = running.run("mem_vmm")
         program.at("begin")
-        gate.put(12, "I", 0)
         program.on()
         program.at("created")
-        gate.put(12, "I", 2)
+        gate.put(40, "Q", 200 * MIB)
         other = running.run("mem_share", "external")
         other.at("begin")
         other.on()

@@ -90,7 +90,6 @@ class Model:
         self.cap = CAP
         self.extra = 0
         self.arbiter = Arbiter(directory, [CAP])
-        self.arbiter.card.gate.put(12, "I", 2)
         self.workers: list[Worker] = []
         self.kills = self.steps = self.refusals = 0
 

@@ -125,7 +125,6 @@ def test_monitor_in_a_job_sees_the_job(tmp_path: Path) -> None:
         worker.at("managed")
         told = monitor.again()
         assert told["memory"] == told["v2"] == [CAP, 96 * MIB, CAP - 96 * MIB]
-        where.arbiter.card.gate.put(12, "I", 2)  # an arbiter that tells what stands beside the slots
         where.arbiter.card.gate.put(40, "Q", 10 * MIB)
         told = monitor.again()
         assert told["memory"] == told["v2"] == [CAP, 106 * MIB, CAP - 106 * MIB]

@@ -49,7 +49,6 @@ def test_who_found_room_is_counted_no_more(arbiter: s.FakeArbiter, probe: s.Prob
 
 
 def test_who_waited_for_room_rings_at_the_end_and_not_before(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
-    arbiter.card.gate.put(12, "I", 4)
     queues(arbiter, probe)
     closes(arbiter, WHY_SHARE)
     time.sleep(0.02)  # what does not come cannot be waited for
@@ -59,21 +58,16 @@ def test_who_waited_for_room_rings_at_the_end_and_not_before(arbiter: s.FakeArbi
     goes(arbiter, probe)
 
 
-@pytest.mark.parametrize("revision, why", [(3, WHY_SHARE), (4, WHY_PREEMPTED)])
-def test_it_rings_where_the_arbiter_may_not_know(
-    arbiter: s.FakeArbiter, probe: s.Probe, revision: int, why: int
-) -> None:
-    """An older arbiter does not read the word; one that closed for online looks at what rings first."""
-    arbiter.card.gate.put(12, "I", revision)
+def test_it_rings_at_a_gate_that_closed_for_online(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+    """The arbiter looks first at who rings."""
     queues(arbiter, probe)
-    closes(arbiter, why)
+    closes(arbiter, WHY_PREEMPTED)
     s.until(lambda: arbiter.card.rings() >= 1)
     goes(arbiter, probe)
 
 
 def test_it_rings_where_nothing_is_left_to_end(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     queues(arbiter, probe)
-    arbiter.card.gate.put(12, "I", 4)
     arbiter.card.gate.put(64, "I", s.CLOSED | WHY_SHARE | OPEN)
     ends(arbiter)
     s.until(lambda: arbiter.card.rings() >= 1)

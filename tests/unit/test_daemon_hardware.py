@@ -135,9 +135,9 @@ def test_the_arbiter_is_told_with_the_list_and_again_after_its_restart(node: Fak
     assert service.reach_arbiter() and set(node.arbiter.orders) == uuids
 
 
-def test_an_older_arbiter_does_without(node: FakeNode) -> None:
+def test_an_arbiter_that_refuses_does_without(node: FakeNode) -> None:
     node, service = service_of(node)
-    node.arbiter.hardware_refusal = "this qgpu-arbiter knows nothing of it; upgrade it"
+    node.arbiter.hardware_refusal = "the arbiter refused: there is no room for more"
     service.start()
     assert service.connected and not service.hardware.wanted()
     told = service.hardware.describe([])

@@ -15,11 +15,7 @@
 #include <stdint.h>
 
 #define QG_MAGIC 0x55504751u /* "QGPU", little endian */
-#define QG_ABI_VERSION 2u    /* of pages and messages; the arbiter speaks QG_ABI_OLDEST as well */
-#define QG_ABI_OLDEST 1u
-#define QG_GATE_REVISION 4u  /* what the gate page of this arbiter says in `revision` */
-#define QG_REVISION_GROUPS 3u /* from this one on QG_MSG_GROUPS is understood */
-#define QG_REVISION_QUEUED 4u /* ... and qg_proc.queued is read */
+#define QG_ABI_VERSION 2u    /* of pages and messages; every other version is refused */
 #define QG_GRANT_VERSION 1u  /* of struct qg_grant */
 #define QG_UUID_LEN 48u      /* "GPU-" or "MIG-" + 36 characters + NUL, rounded up */
 #define QG_MAX_CARDS 16u     /* cards of one job on one node */
@@ -107,17 +103,16 @@ struct qg_grant {
 #define QG_GATE_WHY_SHARE 0x200u     /* it is another member's turn, or the share is used up */
 #define QG_GATE_WHY_RECOVERY 0x400u  /* the arbiter restarted and waits for tenants to come back */
 
-/* Pages grow without moving a field, so a shim of version 1 goes on under an arbiter of version 2 and the reverse. */
 struct qg_gate_page {
     uint32_t magic;
-    uint32_t version;  /* oldest shim that understands both pages: QG_ABI_OLDEST */
+    uint32_t version; /* of both pages: QG_ABI_VERSION */
     uint32_t size;
-    uint32_t revision; /* 0 from version 1: no lanes, no mem_extra; 2: both; 3: and QG_MSG_GROUPS is understood; 4: and qg_proc.queued */
+    uint32_t reserved;
     uint64_t job_id;
     uint64_t mem_cap; /* bytes; the shim takes the smaller of this and the grant's, unless `terms` says UNCAPPED */
     uint32_t window_us;
     uint32_t lease_ms; /* heartbeat older than this: compute fails open */
-    uint64_t mem_extra; /* version 2: bytes of the job on this card that no live slot tells: contexts and modules as NVML
+    uint64_t mem_extra; /* bytes of the job on this card that no live slot tells: contexts and modules as NVML
                            counts them, and processes that died but still lie on the card */
     uint64_t until_ns; /* CLOCK_MONOTONIC; past it nothing more is launched until the arbiter has looked again; 0: no such time */
     uint8_t pad0[8];
@@ -139,7 +134,7 @@ struct qg_marker {      /* one stream */
     uint32_t done;      /* last value reached, written by the GPU itself (cuStreamWriteValue32) */
 };
 
-/* Version 2: a launch counter that one thread writes without an atomic operation (all but the last lane). The arbiter
+/* A launch counter that one thread writes without an atomic operation (all but the last lane). The arbiter
  * makes such launches visible by membarrier(2) before it goes to sleep on the tenant. */
 struct qg_lane {
     uint64_t launches;
@@ -149,7 +144,7 @@ struct qg_lane {
 struct qg_proc {
     uint32_t pid;            /* as the arbiter assigned the slot; 0 = free. Set by the arbiter */
     uint32_t waiting;        /* threads that stand at the closed gate */
-    uint64_t launches;       /* incremented (seq_cst) before the gate word is read, each launch; version 2: beside lanes */
+    uint64_t launches;       /* incremented (seq_cst) before the gate word is read, by who has no lane */
     uint64_t mem_used;       /* bytes held on this card by this process */
     uint64_t mem_pending;    /* bytes being allocated just now */
     uint64_t mem_peak;       /* largest mem_used */
@@ -160,7 +155,7 @@ struct qg_proc {
     uint64_t window_bypass;  /* launches let through a full window after 2 ms without progress */
     uint64_t copy_bytes;     /* bytes of gated copies */
     uint32_t unmarked;       /* 1: work was submitted after the last marker of some stream */
-    uint32_t contexts;       /* of the process on this card, in which it submitted work and which still are; 0: an older shim */
+    uint32_t contexts;       /* of the process on this card, in which it submitted work and which still are */
     uint64_t ends_ns;        /* CLOCK_MONOTONIC: when what it has on the card will probably have ended; 0: nobody can tell */
     uint64_t turn_ns;        /* CLOCK_MONOTONIC: when a thread that stood at the closed gate first went on after it last opened */
     uint32_t queued;         /* threads that wait for room in the window: once the gate has closed they stand at it */
@@ -169,7 +164,7 @@ struct qg_proc {
     uint64_t rests_launches; /* all its launches until then: it rests since then if there are no more now */
     uint8_t pad[376];
     struct qg_marker markers[QG_MARKERS]; /* offset 512 */
-    struct qg_lane lanes[QG_LANES];       /* offset 1024; version 2 */
+    struct qg_lane lanes[QG_LANES];       /* offset 1024 */
     uint8_t tail[QG_PAGE - 1024 - 64 * QG_LANES];
 };
 
@@ -199,20 +194,20 @@ enum qg_msg_type {
     QG_CTL_GRANT = 18,      /* one (job, card); the same again updates it */
     QG_CTL_REVOKE = 19,     /* job ended */
     QG_CTL_SYNCED = 20,     /* end of the full list: unconfirmed grants are revoked */
-    QG_CTL_STATS = 21,      /* ask */
-    QG_CTL_TENANT = 22,     /* answer, one per tenant */
+    QG_CTL_STATS = 21,      /* what QG_CTL_LIST asks for: all tenants */
+    QG_CTL_TENANT = 22,     /* answer, one per tenant, then QG_CTL_END */
     QG_CTL_END = 23,        /* answer, end of list */
     QG_CTL_ACK = 24,        /* answer to 16..20, 25, 27, 28, 36 */
-    QG_CTL_WATCH = 25,      /* version 2; from then on this connection only receives QG_CTL_DIED */
+    QG_CTL_WATCH = 25,      /* from then on this connection only receives QG_CTL_DIED */
     QG_CTL_DIED = 26,       /* arbiter -> qgpud: a process died, its bytes stay charged until QG_CTL_GONE */
     QG_CTL_GONE = 27,       /* qgpud -> arbiter: NVML does not list it any more */
     QG_CTL_OVERHEAD = 28,   /* qgpud -> arbiter: bytes of contexts and modules of a tenant, from NVML */
-    QG_CTL_PROCS = 29,      /* ask */
+    QG_CTL_PROCS = 29,      /* what QG_CTL_LIST asks for: all registered processes */
     QG_CTL_PROC = 30,       /* answer, one per registered process, then QG_CTL_END */
     QG_CTL_HARDWARE = 31,   /* qgpud -> arbiter: settings of hardware preemption of one card */
-    QG_CTL_HWSTATS = 32,    /* ask */
+    QG_CTL_HWSTATS = 32,    /* what QG_CTL_LIST asks for: hardware preemption */
     QG_CTL_HWTENANT = 33,   /* answer, one per tenant, then QG_CTL_END */
-    QG_CTL_LIST = 34,       /* ask for 21, 29 or 32: the same answers, as many to a packet as fit */
+    QG_CTL_LIST = 34,       /* ask for 21, 29 or 32; as many answers to a packet as fit */
     QG_CTL_HWCARD = 35,     /* in the list of 32, one per card that was ever told 31 */
     QG_CTL_LISTED = 36      /* qgpud -> arbiter: NVML still lists this dead process: its bytes stay charged */
 };
@@ -316,7 +311,6 @@ struct qg_ctl_tenant {
     uint64_t held_ns; /* online: at work, or its last work is less than idle_release ago, so that offline is locked out */
     uint32_t close_hist[QG_CLOSE_BUCKETS]; /* closings for online: bucket k took less than 2^k us, the last the rest */
 };
-#define QG_CTL_TENANT_V1_SIZE 216u /* version 1 has zeros from `flags` on, and its message ends here */
 #define QG_TENANT_ESTIMATED 0x1u  /* busy_ns was sampled, not clocked, since the last answer */
 #define QG_TENANT_PASSED_OVER 0x2u /* shows no progress (stopped, hung, lying) */
 #define QG_TENANT_UNGOVERNED 0x4u
@@ -457,7 +451,6 @@ _Static_assert(offsetof(struct qg_proc, markers) == 512, "markers moved");
 _Static_assert(offsetof(struct qg_proc, lanes) == 1024, "lanes moved");
 _Static_assert(offsetof(struct qg_gate_page, mem_extra) == 40, "mem_extra moved");
 _Static_assert(offsetof(struct qg_gate_page, until_ns) == 48, "until_ns moved");
-_Static_assert(offsetof(struct qg_ctl_tenant, held_ns) == QG_CTL_TENANT_V1_SIZE, "version 1 of the tenant moved");
 _Static_assert(offsetof(struct qg_grant, cards) == 1536, "cards moved");
 
 #endif

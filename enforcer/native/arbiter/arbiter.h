@@ -72,8 +72,6 @@ struct conn {
     struct porter *porter; /* who does; NULL: none has been found yet */
     bool watches;     /* CONN_CONTROL: receives QG_CTL_DIED */
     uint64_t told;    /* the same: so many deaths, in order; of later ones it hears when its socket has room */
-    bool packs;       /* the same: it asked for a list whose messages share packets */
-    uint32_t version; /* of its last message */
     uint64_t opened_ns;
     uint64_t since_ns, bucket_ns;
     uint32_t bucket;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The arbiter; for tests: its sanitized twins, one that speaks the former version of the ABI, and its decision as a library.
+# The arbiter; for tests: its sanitized twins and its decision as a library.
 ARB_DIR := enforcer/native/arbiter
 ARB_OBJ := $(BUILD)/obj/arbiter
 ARB_SRC := $(sort $(wildcard $(ARB_DIR)/*.c)) enforcer/native/common/qg_msg.c enforcer/native/common/qg_rm.c enforcer/native/common/qg_seal.c
@@ -8,7 +8,7 @@ ARB_O   := $(patsubst %.c,$(ARB_OBJ)/%.o,$(notdir $(ARB_SRC)))
 
 # With QG_LTO: a tick goes through many small functions of several files; inlined, it costs about a twentieth less.
 NATIVE += $(BUILD)/bin/qgpu-arbiter $(BUILD)/test/qgpu-arbiter-asan $(BUILD)/test/qgpu-arbiter-tsan \
-          $(BUILD)/test/qgpu-arbiter-v1 $(BUILD)/test/libqgpu_policy.so
+          $(BUILD)/test/libqgpu_policy.so
 
 $(ARB_OBJ)/%.o: $(ARB_DIR)/%.c $(ARB_HDR)
 	@mkdir -p $(@D)
@@ -30,10 +30,6 @@ $(BUILD)/test/qgpu-arbiter-asan: $(ARB_SRC) $(ARB_HDR)
 $(BUILD)/test/qgpu-arbiter-tsan: $(ARB_SRC) $(ARB_HDR)
 	@mkdir -p $(@D)
 	$(CC) -O1 -g $(QG_CFLAGS) -fsanitize=thread -fno-omit-frame-pointer -pthread $(ARB_SRC) -o $@
-
-$(BUILD)/test/qgpu-arbiter-v1: $(ARB_SRC) $(ARB_HDR)
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(QG_CFLAGS) -DQG_SPEAK=1 -pthread $(ARB_SRC) -o $@ $(QG_LDFLAGS)
 
 $(BUILD)/test/libqgpu_policy.so: $(wildcard $(ARB_DIR)/policy*.c) $(ARB_HDR)
 	@mkdir -p $(@D)

@@ -9,11 +9,7 @@
 #include "qg_msg.h"
 #include "qg_time.h"
 
-#if QG_SPEAK >= 2
 #define CARD_FLAGS (QG_CARD_UNGOVERNED | QG_CARD_UNGOVERNED_ONLINE | QG_CARD_UNGOVERNED_OFFLINE | QG_CARD_TOGETHER)
-#else
-#define CARD_FLAGS QG_CARD_UNGOVERNED
-#endif
 
 static bool policy_known(uint32_t p) { return p >= QG_POLICY_BEST_EFFORT && p <= QG_POLICY_BURST_SHARE; }
 
@@ -146,26 +142,18 @@ static void on_overhead(struct arbiter *a, const void *buf) {
 static bool reply(struct arbiter *a, struct conn *c, uint32_t type, int status) {
     struct qg_ctl_ack ack = {.status = status, .boot_id = a->boot_id};
     qg_msg_head_init(&ack.head, type, sizeof(ack));
-    ack.head.version = c->version;
     return qg_msg_send(c->fd, &ack, sizeof(ack), NULL, 0) == 0;
 }
 
 /* How long a message of this type is; 0 = not one that may be sent to us. */
-static size_t size_of(uint32_t type, uint32_t version) {
+static size_t size_of(uint32_t type) {
     switch (type) {
     case QG_CTL_HELLO:
     case QG_CTL_SYNCED:
-    case QG_CTL_STATS: return sizeof(struct qg_msg_head);
+    case QG_CTL_WATCH: return sizeof(struct qg_msg_head);
     case QG_CTL_CARD: return sizeof(struct qg_ctl_card);
     case QG_CTL_GRANT: return sizeof(struct qg_ctl_grant);
     case QG_CTL_REVOKE: return sizeof(struct qg_ctl_revoke);
-    default: break;
-    }
-    if (version < 2) return 0;
-    switch (type) {
-    case QG_CTL_WATCH:
-    case QG_CTL_HWSTATS:
-    case QG_CTL_PROCS: return sizeof(struct qg_msg_head);
     case QG_CTL_HARDWARE: return sizeof(struct qg_ctl_hardware);
     case QG_CTL_GONE:
     case QG_CTL_LISTED: return sizeof(struct qg_ctl_process);
@@ -185,18 +173,14 @@ static bool on_list(struct arbiter *a, struct conn *c, const void *buf) {
     struct qg_ctl_list m;
     memcpy(&m, buf, sizeof(m));
     if (m.of != QG_CTL_STATS && m.of != QG_CTL_PROCS && m.of != QG_CTL_HWSTATS) return reply(a, c, QG_CTL_ACK, EINVAL);
-    c->packs = true;
-    bool sent = report_list(a, c, m.of);
-    c->packs = false;
-    return sent;
+    return report_list(a, c, m.of);
 }
 
 bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t len) {
     struct qg_msg_head head;
     if (len < sizeof(head)) return false;
     memcpy(&head, buf, sizeof(head));
-    c->version = qg_msg_answer_version(buf, len);
-    size_t want = size_of(head.type, head.version);
+    size_t want = size_of(head.type);
     if (!want || !qg_msg_is(buf, len, head.type, want)) return reply(a, c, QG_CTL_ACK, EPROTO);
     switch (head.type) {
     case QG_CTL_HELLO: on_hello(a); break;
@@ -207,9 +191,6 @@ bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t 
     case QG_CTL_GONE: on_gone(a, buf); break;
     case QG_CTL_LISTED: on_listed(a, buf); break;
     case QG_CTL_OVERHEAD: on_overhead(a, buf); break;
-    case QG_CTL_STATS:
-    case QG_CTL_PROCS:
-    case QG_CTL_HWSTATS: return report_list(a, c, head.type);
     case QG_CTL_LIST: return on_list(a, c, buf);
     case QG_CTL_HARDWARE: return reply(a, c, QG_CTL_ACK, hw_settings(a, buf));
     case QG_CTL_WATCH:

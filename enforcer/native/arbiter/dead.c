@@ -26,11 +26,7 @@ uint64_t dead_extra(const struct tenant *t) {
 }
 
 static void publish(struct tenant *t) {
-#if QG_SPEAK >= 2
     __atomic_store_n(&t->gate->mem_extra, dead_extra(t), __ATOMIC_RELEASE);
-#else
-    (void)t;
-#endif
 }
 
 static struct qg_ctl_process message(const struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes) {
@@ -122,8 +118,8 @@ static void forget_crowd(struct arbiter *a, struct tenant *t) {
     t->crowd = 0;
 }
 
-/* A process cannot have held more than its job may; what it wrote itself is a hint like any other. Under a qgpud of
- * version 1, which never watches, nobody would ever say that the memory is free. */
+/* A process cannot have held more than its job may; what it wrote itself is a hint like any other. Where no
+ * connection ever asked to watch, no answer will say that the memory is free. */
 void dead_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes) {
     if (!a->watched) return;
     if (bytes > t->mem_cap && !gates_free(t)) bytes = t->mem_cap;

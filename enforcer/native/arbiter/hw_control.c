@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hardware preemption: what qgpud sets and asks (QG_CTL_HARDWARE, QG_CTL_HWSTATS). Main thread.
+ * Hardware preemption: what qgpud sets and asks (QG_CTL_HARDWARE, QG_CTL_LIST). Main thread.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -144,7 +144,7 @@ static bool send_tenant(struct conn *c, struct hw *hw, const struct tenant *t) {
 static bool send_card(struct conn *c, const struct card *card) {
     struct hw *hw = card->hw;
     struct qg_ctl_hwcard m = {0};
-    if (!hw || !c->packs) return true;
+    if (!hw) return true;
     memcpy(m.uuid, card->uuid, sizeof(m.uuid));
     pthread_mutex_lock(&hw->lock);
     m.ordered = hw->settings.enabled;

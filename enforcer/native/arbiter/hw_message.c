@@ -126,7 +126,7 @@ static bool of_use(const struct hw *hw, const struct tenant *t) {
 /* Settings are the main thread's to change. */
 bool hw_control_of(const struct arbiter *a, const void *buf, size_t cap, struct qg_ctl_hardware *device) {
     struct qg_groups m;
-    if (QG_SPEAK < 2 || cap < sizeof(m)) return false;
+    if (cap < sizeof(m)) return false;
     memcpy(&m, buf, sizeof(m));
     const struct card *card = m.head.type == QG_MSG_GROUPS && sane(&m) ? card_find(a, m.uuid) : NULL;
     if (!card || !card->hw) return false;
@@ -137,12 +137,12 @@ bool hw_control_of(const struct arbiter *a, const void *buf, size_t cap, struct 
 void hw_groups(struct arbiter *a, struct conn *c, const void *buf, size_t len, int *fd) {
     struct qg_groups m;
     uint32_t slot = 0;
-    if (QG_SPEAK < 2 || !qg_msg_is(buf, len, QG_MSG_GROUPS, sizeof(m))) {
+    if (!qg_msg_is(buf, len, QG_MSG_GROUPS, sizeof(m))) {
         conn_close(a, c);
         return;
     }
     memcpy(&m, buf, sizeof(m));
-    if (m.head.version < 2 || !sane(&m)) {
+    if (!sane(&m)) {
         conn_close(a, c);
         return;
     }
@@ -185,7 +185,7 @@ static void answered(struct hw *hw, struct hw_record *r, const struct qg_act *m)
 
 void hw_acted(struct arbiter *a, struct conn *c, const void *buf, size_t len) {
     struct qg_act m;
-    if (QG_SPEAK < 2 || !qg_msg_is(buf, len, QG_MSG_ACTED, sizeof(m))) {
+    if (!qg_msg_is(buf, len, QG_MSG_ACTED, sizeof(m))) {
         conn_close(a, c);
         return;
     }

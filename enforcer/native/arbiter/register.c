@@ -31,7 +31,6 @@ static void log_refusal(const struct arbiter *a, const struct conn *c, int statu
 static void answer(struct arbiter *a, struct conn *c, int status, const char *why, const struct tenant *t, uint32_t slot) {
     struct qg_registered msg = {.status = status, .slot = slot, .mem_cap = t ? t->mem_cap : 0};
     qg_msg_head_init(&msg.head, QG_MSG_REGISTERED, sizeof(msg));
-    msg.head.version = c->version;
     snprintf(msg.message, sizeof(msg.message), "%s", why);
     int fds[3] = {t ? t->gate_fd : -1, t ? t->job_fd : -1, t ? t->bell_fd : -1};
     if (status) log_refusal(a, c, status, why);
@@ -87,7 +86,6 @@ void register_message(struct arbiter *a, struct conn *c, const void *buf, size_t
     struct qg_register m;
     char why[200];
     int status = EPERM;
-    c->version = qg_msg_answer_version(buf, len);
     if (!qg_msg_is(buf, len, QG_MSG_REGISTER, sizeof(m))) {
         answer(a, c, EPROTO, "the message is not a registration of a version that is spoken here", NULL, 0);
         conn_close(a, c);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Answers to qgpud's questions: what every tenant did, and which processes are registered. A system call per tenant is
- * most of what a question costs, so who can read them gets many messages in one packet.
+ * most of what a question costs, so many messages go into one packet.
  */
 #include <string.h>
 
@@ -22,8 +22,6 @@ static bool send_packet(struct conn *c) {
 bool report_put(struct conn *c, void *message, uint32_t type, size_t size) {
     struct qg_msg_head *head = message;
     qg_msg_head_init(head, type, size);
-    head->version = c->version;
-    if (!c->packs) return qg_msg_send(c->fd, message, size, NULL, 0) == 0;
     if (packet.used + size > sizeof(packet.bytes) && !send_packet(c)) return false;
     memcpy(packet.bytes + packet.used, message, size);
     packet.used += size;
@@ -62,7 +60,6 @@ static void fill(struct tenant *t, struct qg_ctl_tenant *m) {
     m->preemptions = t->preemptions;
     m->gate_close_max_ns = t->close_max_ns;
     m->granted_ns = t->granted_ns;
-#if QG_SPEAK >= 2
     m->flags = flags_of(t);
     m->policy = card->policy.cls[t->job_class == QG_CLASS_ONLINE ? 0 : 1].policy;
     const struct qp_tenant *q = &card->policy.tenant[t->index];
@@ -71,19 +68,15 @@ static void fill(struct tenant *t, struct qg_ctl_tenant *m) {
     m->closed_suspended_ns = t->closed_suspended_ns;
     m->held_ns = t->held_ns;
     memcpy(m->close_hist, t->close_hist, sizeof(m->close_hist));
-#else
-    (void)flags_of;
-#endif
 }
 
 static bool send_tenant(struct conn *c, struct tenant *t) {
     struct qg_ctl_tenant m = {0};
-    size_t size = c->version >= 2 ? sizeof(m) : QG_CTL_TENANT_V1_SIZE;
     pthread_mutex_lock(&t->card->lock);
     sample_counters(t);
     fill(t, &m);
     pthread_mutex_unlock(&t->card->lock);
-    return report_put(c, &m, QG_CTL_TENANT, size);
+    return report_put(c, &m, QG_CTL_TENANT, sizeof(m));
 }
 
 static bool report_tenants(struct arbiter *a, struct conn *c) {

@@ -40,10 +40,8 @@ static uint64_t launches(uint64_t v) { return v < MAX_LAUNCHES ? v : 0; }
 /* All counters of a process, each read once. Idle lanes cost no cache miss: nobody writes them. */
 static uint64_t total_launches(const struct qg_proc *page) {
     uint64_t sum = launches(__atomic_load_n(&page->launches, __ATOMIC_SEQ_CST));
-#if QG_SPEAK >= 2
     for (uint32_t i = 0; i < QG_LANES; i++)
         sum += launches(__atomic_load_n(&page->lanes[i].launches, __ATOMIC_SEQ_CST));
-#endif
     return sum;
 }
 

@@ -50,15 +50,14 @@ static void tenant_free(struct arbiter *a, struct tenant *t) {
 /* Of the page that the job may write: a newcomer must not stumble over what a sibling did to it. */
 static void write_job_header(struct tenant *t) {
     t->job->magic = QG_MAGIC;
-    t->job->version = QG_ABI_OLDEST;
+    t->job->version = QG_ABI_VERSION;
     t->job->size = sizeof(*t->job);
     t->job->nslots = QG_MAX_PROCS;
 }
 
 static void write_headers(struct tenant *t) {
     t->gate->magic = QG_MAGIC;
-    t->gate->version = QG_ABI_OLDEST;
-    t->gate->revision = QG_SPEAK >= 2 ? QG_GATE_REVISION : 0;
+    t->gate->version = QG_ABI_VERSION;
     t->gate->size = sizeof(*t->gate);
     t->gate->job_id = t->job_id;
     write_job_header(t);

@@ -93,20 +93,13 @@ bool qg_msg_is(const void *buf, size_t len, uint32_t type, size_t want) {
     struct qg_msg_head head;
     if (len < sizeof(head)) return false;
     memcpy(&head, buf, sizeof(head));
-    return head.magic == QG_MAGIC && head.version >= QG_ABI_OLDEST && head.version <= QG_SPEAK && head.type == type &&
-           head.size == len && len == want;
-}
-
-uint32_t qg_msg_answer_version(const void *buf, size_t len) {
-    struct qg_msg_head head;
-    if (len < sizeof(head)) return QG_SPEAK;
-    memcpy(&head, buf, sizeof(head));
-    return head.version >= QG_ABI_OLDEST && head.version <= QG_SPEAK ? head.version : QG_SPEAK;
+    return head.magic == QG_MAGIC && head.version == QG_ABI_VERSION && head.type == type && head.size == len &&
+           len == want;
 }
 
 void qg_msg_head_init(struct qg_msg_head *head, uint32_t type, size_t size) {
     head->magic = QG_MAGIC;
-    head->version = QG_SPEAK;
+    head->version = QG_ABI_VERSION;
     head->type = type;
     head->size = (uint32_t)size;
 }

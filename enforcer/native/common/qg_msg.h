@@ -12,11 +12,6 @@
 
 #include "qgpu_abi.h"
 
-/* The newest version this program speaks. Twins of the former version for the tests of upgrades are built with 1. */
-#ifndef QG_SPEAK
-#define QG_SPEAK QG_ABI_VERSION
-#endif
-
 /* Receives one message of at most cap bytes. At most one descriptor is kept in *fd (else -1), close-on-exec; more
  * than one, or a message larger than cap, is refused with -EPROTO and everything is closed. Returns the number of
  * bytes, 0 at the end of the connection, or a negative errno. */
@@ -29,14 +24,11 @@ ssize_t qg_msg_recv_bare(int sock, void *buf, size_t cap);
 /* Sends one message with nfds descriptors (at most 4). Returns 0 or a negative errno (-EAGAIN: peer does not read). */
 int qg_msg_send(int sock, const void *buf, size_t len, const int *fds, size_t nfds);
 
-/* Is this a whole message of the given type and size, of a version that we speak? */
+/* Is this a whole message of the given type and size, and of our version? */
 bool qg_msg_is(const void *buf, size_t len, uint32_t type, size_t want);
 
-/* Fills in a head of our newest version; an answer then gets qg_msg_answer_version(). */
+/* Fills in a head of our version. */
 void qg_msg_head_init(struct qg_msg_head *head, uint32_t type, size_t size);
-
-/* The version to answer such a message in: the asker's, or our newest if we do not speak that. */
-uint32_t qg_msg_answer_version(const void *buf, size_t len);
 
 /* Does the string end inside its field? */
 bool qg_terminated(const char *field, size_t capacity);

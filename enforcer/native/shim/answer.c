@@ -63,6 +63,11 @@ void qg_close_all(int *fds, int count)
             close(fds[i]);
 }
 
+static bool of_another_version(const struct qg_msg_head *head, size_t got)
+{
+    return got >= sizeof(*head) && head->magic == QG_MAGIC && head->version != QG_ABI_VERSION;
+}
+
 int qg_arbiter_answer(int sock, struct qg_registered *answer, int fds[QG_PAGE_FDS])
 {
     union {
@@ -90,6 +95,11 @@ int qg_arbiter_answer(int sock, struct qg_registered *answer, int fds[QG_PAGE_FD
     if (!count && qg_msg_is(answer, (size_t)got, QG_MSG_ACT, sizeof(struct qg_act))) {
         qg_rm_received(answer, (size_t)got);
         return QG_UNASKED;
+    }
+    if (of_another_version(&answer->head, (size_t)got)) {
+        qg_close_all(all, count);
+        answer->status = EPROTO;
+        return 0;
     }
     if (!qg_msg_is(answer, (size_t)got, QG_MSG_REGISTERED, sizeof(*answer)) || (message.msg_flags & MSG_CTRUNC) ||
         (count && count != QG_PAGE_FDS)) {

@@ -38,7 +38,7 @@ $(BUILD)/shim/libcuda.so.1: $(SHIM_O)
 
 SHIM_PROBE := $(wildcard tests/native/shim/probe*.c)
 
-# Twins for tests: the shim of ABI version 1 (upgrades), and under the sanitizers with a probe of the same kind.
+# Twins for tests: the shim under the sanitizers, with a probe of the same kind.
 # $(1) name, $(2) flags for compiling and linking.
 define SHIM_TWIN
 NATIVE += $(BUILD)/test/shim-$(1)/libcuda.so.1 $(BUILD)/test/shim-$(1)/shim-probe
@@ -55,10 +55,9 @@ $(BUILD)/test/shim-$(1)/libcuda.so.1: $$(SHIM_$(1)_O) $(SHIM_OBJ)/symbols.o $(SH
 	  -Wl,-Bsymbolic $$(QG_LDFLAGS) -o $$@ $$^ -lpthread -ldl
 $(BUILD)/test/shim-$(1)/shim-probe: $(SHIM_PROBE) tests/native/shim/probe.h bench/native/stub.h
 	@mkdir -p $$(@D)
-	$$(CC) $$(CFLAGS) $$(QG_CFLAGS) $(filter -fsanitize%,$(2)) -Ibench/native -I$$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL \
+	$$(CC) $$(CFLAGS) $$(QG_CFLAGS) $(2) -Ibench/native -I$$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL \
 	  -o $$@ $(SHIM_PROBE) -ldl -lpthread
 endef
-$(eval $(call SHIM_TWIN,v1,-DQG_SPEAK=1))
 $(eval $(call SHIM_TWIN,tsan,-fsanitize=thread))
 $(eval $(call SHIM_TWIN,asan,-fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer))
 

@@ -149,7 +149,7 @@ static void tell_turn(struct qg_pages *pages)
 static bool expected(const struct qg_pages *pages, bool queued, uint64_t drain_ns)
 {
     uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_RELAXED);
-    return queued && drain_ns && pages->gate->revision >= QG_REVISION_QUEUED && (flags & QG_GATE_WHY_MASK) == QG_GATE_WHY_SHARE;
+    return queued && drain_ns && (flags & QG_GATE_WHY_MASK) == QG_GATE_WHY_SHARE;
 }
 
 /* Waits until the gate of the newest pages is open. Holds nothing while it sleeps: a signal handler may jump out. */

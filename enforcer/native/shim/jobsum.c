@@ -98,7 +98,7 @@ void qg_job_sums(struct qg_pages *pages, uint64_t *used, uint64_t *pending)
 
 uint64_t qg_job_extra(const struct qg_pages *pages)
 {
-    return pages->gate->revision >= 2 ? __atomic_load_n(&pages->gate->mem_extra, __ATOMIC_ACQUIRE) : 0;
+    return __atomic_load_n(&pages->gate->mem_extra, __ATOMIC_ACQUIRE);
 }
 
 uint64_t qg_job_cap(const struct qg_grant_card *grant, const struct qg_pages *pages)

@@ -3,8 +3,8 @@
  * Launch counters that cost no locked instruction. Each of the first threads that launch owns a lane of the process's
  * slot and counts there with a plain store; the others share the last lane. A plain store may become visible after the
  * gate word was read, so this process tells the kernel that it wants the arbiter's membarrier(2): the arbiter issues it
- * after it changed the word and before it reads the lanes. Where the kernel refuses, launches are counted as in
- * version 1, with one atomic counter.
+ * after it changed the word and before it reads the lanes. Where the kernel refuses, launches are counted
+ * with one atomic counter.
  */
 #include <linux/membarrier.h>
 #include <sys/syscall.h>

@@ -73,7 +73,7 @@ static bool valid_pages(const struct qg_pages *pages)
 {
     const struct qg_gate_page *gate = pages->gate;
     /* The job page's header says nothing: a sibling may have written over it, and its owner and seals are checked. */
-    return gate && pages->job && gate->magic == QG_MAGIC && gate->version == QG_ABI_OLDEST &&
+    return gate && pages->job && gate->magic == QG_MAGIC && gate->version == QG_ABI_VERSION &&
            gate->size >= sizeof(*gate) && gate->job_id == qg_info.grant.job_id && pages->slot < QG_MAX_PROCS;
 }
 
@@ -93,7 +93,7 @@ struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PA
     }
     pages->proc = &pages->job->procs[pages->slot];
     qg_aliases_map(pages, fds[1]);
-    pages->lanes = answer->head.version >= 2 && pages->gate->revision >= 2 && qg_lanes_usable();
+    pages->lanes = qg_lanes_usable();
     pages->doorbell = qg_move_high(fds[2]);
     fds[2] = -1;
     pages->doorbell_dev = st.st_dev;

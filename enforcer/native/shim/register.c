@@ -137,15 +137,13 @@ static bool has_ended(int sock)
     return poll(&look, 1, 0) > 0 && (look.revents & (POLLHUP | POLLERR | POLLNVAL));
 }
 
-/* 0, or an errno: EAGAIN asks for another try on the same connection, EPROTO for one in the older version, ETIMEDOUT for one
- * in the same: an arbiter that is slow just now is no older one. */
-static int register_card(int sock, struct qg_card *card, uint32_t version)
+/* 0, or an errno: EAGAIN asks for another try on the same connection. EPROTO: the arbiter is of another version. */
+static int register_card(int sock, struct qg_card *card)
 {
     struct qg_register ask = {.job_id = qg_info.grant.job_id, .mem_used = qg_memory_used(card)};
     struct qg_registered answer = {.status = EPROTO};
     int fds[QG_PAGE_FDS] = {-1, -1, -1}, grant = qg_grant_descriptor();
     qg_msg_head_init(&ask.head, QG_MSG_REGISTER, sizeof(ask));
-    ask.head.version = version;
     memcpy(ask.uuid, card->grant->uuid, sizeof(ask.uuid));
     int count = qg_msg_send(sock, &ask, sizeof(ask), &grant, grant >= 0) == 0 ? QG_UNASKED : -1;
     bool late = false;
@@ -177,18 +175,10 @@ static void nap_ms(long ms)
     nanosleep(&wait, NULL);
 }
 
-/* An arbiter of before version 2 says EPROTO, or hangs up on what it cannot read: then the next try speaks version 1. */
-static uint32_t speaks = QG_SPEAK;
-
-static bool hung_up(int status)
-{
-    return status == EPROTO || status == EPIPE;
-}
-
 /* All of these end the connection. */
 static bool is_over(int status)
 {
-    return hung_up(status) || status == ETIMEDOUT;
+    return status == EPROTO || status == EPIPE || status == ETIMEDOUT;
 }
 
 static unsigned registered(void)
@@ -207,7 +197,7 @@ static int register_all(int sock)
     for (unsigned i = 0; i < qg_info.grant.ncards; i++) {
         if (!qg_cards[i].visible || reg.registered[i])
             continue;
-        int status = register_card(sock, &qg_cards[i], speaks);
+        int status = register_card(sock, &qg_cards[i]);
         if (is_over(status))
             return status;
         reg.registered[i] = status == 0;
@@ -325,24 +315,19 @@ static void *helper(void *unused)
             status = first_round(sock);
         }
         bool done = status == 0 || (!is_over(status) && registered());
-        bool older = hung_up(status) && speaks > QG_ABI_OLDEST;
-        if (!done)
-            speaks = older ? QG_ABI_OLDEST : QG_SPEAK;
         __atomic_store_n(&reg.last, status, __ATOMIC_RELEASE);
         __atomic_store_n(&reg.connected, done, __ATOMIC_RELEASE);
-        if (!older)
-            first_round_over();
+        first_round_over();
         if (done) {
             qg_rm_connected(sock, reg.dev, reg.ino);
             stand_by(sock);
             qg_rm_disconnected();
-            speaks = QG_SPEAK; /* whoever listens next may be newer */
         }
         __atomic_store_n(&reg.connected, false, __ATOMIC_RELEASE);
         if (sock >= 0 && qg_same_file(sock, reg.dev, reg.ino))
             close(sock);
         reg.sock = -1;
-        nap_ms(done || older ? 1 : status == ENOTCONN || (is_over(status) && status != EPROTO) ? RETRY_MS : REFUSED_MS);
+        nap_ms(done ? 1 : status == ENOTCONN || (is_over(status) && status != EPROTO) ? RETRY_MS : REFUSED_MS);
     }
     return NULL;
 }
@@ -392,6 +377,8 @@ static const char *unanswered(void)
         return "it was not told yet which jobs there are; is qgpud running";
     case EBADMSG:
         return "its answer cannot be believed";
+    case EPROTO:
+        return "it speaks another version of the protocol";
     default:
         return "it does not answer";
     }
@@ -467,5 +454,4 @@ void qg_register_after_fork(void)
     }
     memset(&reg, 0, sizeof(reg));
     reg.sock = -1;
-    speaks = QG_SPEAK;
 }

@@ -67,8 +67,7 @@ static int connect_arbiter(void)
     return fd;
 }
 
-/* The answer, and its descriptors: exactly three where it is a yes. Its status; EPROTO also where there is none, because an
- * arbiter may hang up on a version that it cannot read. */
+/* The answer, and its descriptors: exactly three where it is a yes. Its status; EPROTO also where there is no answer. */
 static int receive(int sock, struct qg_registered *answer, int fds[NFDS])
 {
     union {
@@ -100,41 +99,30 @@ static bool take(const struct qg_registered *answer, const int fds[NFDS], struct
         qg_map_page(fds[0], sizeof(*gate), QG_SEALS_FIXED | F_SEAL_FUTURE_WRITE, PROT_READ);
     const struct qg_job_page *job = qg_map_page(fds[1], sizeof(*job), QG_SEALS_FIXED, PROT_READ);
     bool good = gate && job && gate->magic == QG_MAGIC && job->magic == QG_MAGIC && answer->slot < QG_MAX_PROCS &&
-                gate->version == QG_ABI_OLDEST && gate->job_id == info.grant.job_id;
+                gate->version == QG_ABI_VERSION && gate->job_id == info.grant.job_id;
     if (good)
         *pages = (struct qg_pages){.gate = gate, .job = (struct qg_job_page *)(uintptr_t)job, .slot = answer->slot};
     return good;
 }
 
-/* On a connection of its own: a no about the version ends it. 0, or an errno. */
-static int enter_in(const struct qg_grant_card *card, struct qg_pages *pages, uint32_t version)
+/* On a connection of its own. */
+static bool enter(const struct qg_grant_card *card, struct qg_pages *pages)
 {
     struct qg_register ask = {.job_id = info.grant.job_id};
     struct qg_registered answer = {0};
     int fds[NFDS] = {-1, -1, -1}, grant = qg_grant_descriptor(), sock = connect_arbiter(), status = EPROTO;
     if (sock < 0)
-        return ENOTCONN;
+        return false;
     memcpy(ask.uuid, card->uuid, sizeof(ask.uuid));
     qg_msg_head_init(&ask.head, QG_MSG_REGISTER, sizeof(ask));
-    ask.head.version = version;
     if (qg_msg_send(sock, &ask, sizeof(ask), &grant, grant >= 0) == 0)
         status = receive(sock, &answer, fds);
-    if (!status && !take(&answer, fds, pages))
-        status = EBADMSG;
+    bool entered = !status && take(&answer, fds, pages);
     for (int i = 0; i < NFDS; i++)
         if (fds[i] >= 0)
             close(fds[i]);
     close(sock);
-    return status;
-}
-
-/* An arbiter of the version before says that it does not understand this one. */
-static bool enter(const struct qg_grant_card *card, struct qg_pages *pages)
-{
-    int status = enter_in(card, pages, QG_SPEAK);
-    for (uint32_t version = QG_SPEAK; status == EPROTO && version > QG_ABI_OLDEST;)
-        status = enter_in(card, pages, --version);
-    return !status;
+    return entered;
 }
 
 static bool alive(const struct qg_gate_page *gate)
