@@ -123,7 +123,7 @@ class QpCard(ctypes.Structure):
     """struct qp_card."""
 
     _fields_: ClassVar[Any] = [
-        *_fields(c_uint64, "idle_release_ns slice_ns switch_ns recovery_until_ns"),
+        *_fields(c_uint64, "idle_release_ns slice_ns recovery_until_ns"),
         *_fields(c_uint32, "ungoverned ntenants"),
         *_fields(c_uint64, "last_ns preempt_from_ns online_busy_ns"),
         ("cls", QpClass * 2),

@@ -101,16 +101,6 @@ def test_who_rings_at_its_end_after_a_long_drain_pays_for_it() -> None:
     assert card[first].service_ns == SLICE + 1000 * US
 
 
-def test_a_context_switch_is_charged_to_nobody() -> None:
-    card, first, _ = two()
-    card.raw.switch_ns = 300 * US
-    card.use(first)
-    card.at(200 * US)
-    assert card[first].service_ns == 0
-    card.at(300 * US)
-    assert card[first].service_ns == 200 * US
-
-
 def length_of_turn(card: Card) -> int:
     """Lets the holder use its turn to the end, and drain at once."""
     who = card.holder()

@@ -161,7 +161,6 @@ struct qp_card {
     /* input: settings */
     uint64_t idle_release_ns;
     uint64_t slice_ns;
-    uint64_t switch_ns;         /* lost when the card goes to another tenant: charged to nobody; 0 = not known */
     uint64_t recovery_until_ns; /* offline stays closed until then; 0 = no recovery */
     uint32_t ungoverned;        /* 1: all gates open */
     uint32_t ntenants;          /* entries of tenant[] to look at, <= QP_MAX_TENANTS */

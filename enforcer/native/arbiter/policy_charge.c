@@ -27,7 +27,6 @@ static void note_use(struct qp_card *c, int k, uint64_t now) {
     s->use_ns = max_u64(s->use_ns, s->booked_ns);
     s->stayed = c->last_user == s->holder;
     if (s->stayed) c->tenant[s->holder].unseen_ns = min_u64(s->use_ns - s->opened_ns, QP_DRAIN_POLL_NS);
-    if (c->last_user != s->holder) s->use_ns += c->switch_ns;
     c->last_user = s->holder;
     qp_begin_slice(c, k, s->use_ns);
 }
