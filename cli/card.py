@@ -17,6 +17,10 @@ from gres.units import format_mib
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 
+ISOLATION_LATER = (
+    "isolation holds for jobs that start from now on; running jobs keep their gate and their cap"
+)
+
 
 @click.group()
 def card() -> None:
@@ -137,6 +141,8 @@ def _changed(answer: dict[str, Any], what: str) -> None:
         click.echo(f"card {one['index']}: nothing changed, {what} already")
     for row in answer["changed"]:
         click.echo(f"card {one['index']}: {row['key']} was {row['before']}, is {row['after']}")
+    if any(row["key"].startswith("isolation") for row in answer["changed"]):
+        click.echo(ISOLATION_LATER)
     if not answer["reached"]:
         click.echo("qgpu-arbiter is not there; it gets this when it starts", err=True)
 
@@ -151,7 +157,8 @@ def set_(card_name: str, words: tuple[str, ...], save: bool, config_path: str, n
     """Change settings of CARD at once, for running jobs as well. Root only.
 
     Keys: slice, window, idle_release, hardware, policy, isolation; the last two with .online or .offline for one
-    class. Without --save a change counts until qgpud restarts, also through restarts of the arbiter.
+    class. Isolation holds for jobs that start after the change; running jobs keep their gate and their cap.
+    Without --save a change counts until qgpud restarts, also through restarts of the arbiter.
     """
     try:
         values = parse_words(list(words))

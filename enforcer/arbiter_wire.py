@@ -16,8 +16,8 @@ from gres.grants import Grant
 class CardSettings:
     """Settings of one card. Durations as their names say; policies by name.
 
-    `governed` is of the whole card, the two `ungoverned_` ones of one class; `together`: an offline job that is
-    preempted here is suspended on its other cards too.
+    `governed`: False opens every gate (benchmarks). `together`: an offline job that is preempted here is suspended
+    on its other cards too.
     """
 
     uuid: str
@@ -29,8 +29,6 @@ class CardSettings:
     policy_online: str = "burst-share"
     policy_offline: str = "burst-share"
     governed: bool = True
-    ungoverned_online: bool = False
-    ungoverned_offline: bool = False
     together: bool = True
 
 
@@ -184,8 +182,6 @@ def card_message(card: CardSettings) -> abi.CtlCard:
             )
         setattr(msg, name, abi.POLICY_CODES[policy])
     msg.flags = 0 if card.governed else abi.CARD_UNGOVERNED
-    msg.flags |= abi.CARD_UNGOVERNED_ONLINE if card.ungoverned_online else 0
-    msg.flags |= abi.CARD_UNGOVERNED_OFFLINE if card.ungoverned_offline else 0
     msg.flags |= abi.CARD_TOGETHER if card.together else 0
     return msg
 
@@ -203,6 +199,7 @@ def grant_messages(grant: Grant) -> list[abi.CtlGrant]:
         msg.uuid = abi.c_text(card.uuid, abi.UUID_LEN, "card UUID")
         msg.share = card.share
         msg.mem_cap = card.mem_cap
+        msg.flags = 0 if card.governed else abi.GRANT_UNGOVERNED
         messages.append(msg)
     return messages
 

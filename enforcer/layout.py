@@ -69,11 +69,9 @@ CTL_PROC = 30
 CTL_LIST = 34
 CTL_LISTED = 36
 LIST_BYTES = 32768
-TERMS_UNCAPPED = 0x1
 CARD_UNGOVERNED = 0x1
-CARD_UNGOVERNED_ONLINE = 0x2
-CARD_UNGOVERNED_OFFLINE = 0x4
 CARD_TOGETHER = 0x8
+GRANT_UNGOVERNED = 0x1
 CLOSE_BUCKETS = 16
 TENANT_ESTIMATED = 0x1
 TENANT_PASSED_OVER = 0x2
@@ -137,7 +135,7 @@ class GatePage(ctypes.Structure):
         ("until_ns", c_uint64),
         ("pad0", c_uint8 * 8),
         ("flags", c_uint32),
-        ("terms", c_uint32),
+        ("reserved2", c_uint32),
         ("heartbeat_ns", c_uint64),
         ("changed_ns", c_uint64),
         ("changes", c_uint64),

@@ -52,7 +52,10 @@ def _text(name: str, value: object, limit: int) -> None:
 
 @dataclass(frozen=True)
 class GrantCard:
-    """One card of a grant. `mem_cap` and `mem_total` are bytes, `share` is percent of its compute."""
+    """One card of a grant. `mem_cap` and `mem_total` are bytes, `share` is percent of its compute.
+
+    `governed`: False where isolation was none when the job started: no gate, and `mem_cap` is the card.
+    """
 
     uuid: str
     minor: int
@@ -60,6 +63,7 @@ class GrantCard:
     share: int
     mem_cap: int
     mem_total: int
+    governed: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.uuid, str) or not _UUID.fullmatch(self.uuid):
@@ -71,6 +75,8 @@ class GrantCard:
         _integer("share", self.share, 1, 100)
         _integer("mem_total", self.mem_total, 1, 2**63 - 1)
         _integer("mem_cap", self.mem_cap, 1, self.mem_total)
+        if not isinstance(self.governed, bool):
+            raise GrantError(f"governed is {self.governed!r}, but must be true or false")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ def _use(process: link.ProcessStats) -> ProcessUse:
 def card_settings(config: Config, uuid: str, plan: CardPlan) -> link.CardSettings:
     """What holds for a card, in the arbiter's words."""
     settings = config.enforcer
-    none = [job_class for job_class, value in plan.isolation.items() if value == "none"]
     return link.CardSettings(
         uuid=uuid,
         idle_release_ms=plan.idle_release.ms,
@@ -35,9 +34,6 @@ def card_settings(config: Config, uuid: str, plan: CardPlan) -> link.CardSetting
         grace_ms=settings.grace.ms,
         policy_online=plan.policy["online"],
         policy_offline=plan.policy["offline"],
-        governed=len(none) < 2,
-        ungoverned_online="online" in none,
-        ungoverned_offline="offline" in none,
         together=settings.suspend_together,
     )
 

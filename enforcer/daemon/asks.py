@@ -114,7 +114,7 @@ class Asks:
                 "config": service.config_digest,
                 "arbiter": service.connected,
                 "grants": len(service.grants),
-                **service.memory.describe(service.caps.now(service.grants).values()),
+                **service.memory.describe(service.grants.values()),
                 "hardware": self._hardware(),
                 **described(service.config, service.node),
             }
@@ -215,7 +215,6 @@ class Asks:
         """Change what holds, and tell the arbiter; if it refuses, everything is as before."""
         live, uuid = self._service.live, offer.info.uuid
         old, undo = self._service.plan(offer.index, uuid), live.snapshot(uuid)
-        self._service.caps.note(self._service.grants)  # who has no cap now, should it come back
         try:
             action(uuid)
         except OSError as error:
@@ -223,7 +222,6 @@ class Asks:
                 f"{live.path} cannot be written: {error.strerror}; nothing was changed"
             ) from None
         new = self._service.plan(offer.index, uuid)
-        self._service.caps.note(self._service.grants)  # and who has none from now on
         try:
             reached = self._tell(uuid, new)
         except ArbiterRefusedError as error:

@@ -150,9 +150,11 @@ def _granted_card(
         )
     tag = job.tag
     share, cap = (tag.share, tag.mem * MIB) if tag and not tag.whole else (100, info.mem_total)
-    if tag and not plan(spec.index, info.uuid).governed(tag.job_class):
+    governed = not tag or plan(spec.index, info.uuid).governed(tag.job_class)
+    if not governed:
         cap = info.mem_total  # isolation none: the card is shared as it is, still accounted
-    return GrantCard(info.uuid, card.minor, spec.index, share, min(cap, info.mem_total), info.mem_total)
+    cap = min(cap, info.mem_total)
+    return GrantCard(info.uuid, card.minor, spec.index, share, cap, info.mem_total, governed)
 
 
 def _grant(job: HookJob, tag: Tag, cards: tuple[GrantCard, ...], paths: Paths, now_ns: int) -> Decision:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
@@ -57,8 +57,6 @@ class Inspector:
     alive: Callable[[int], bool]
     clock: Clock
     weights: bool = False  # shares by the card's own time slices: nobody knows who had it
-    # Who else wants to know what was seen, and on which cards.
-    noted: Callable[[Mapping[tuple[int, str], int], Container[str]], None] = lambda memory, looked: None
     poll_ns: int = 2 * 10**9  # from one poll of the arbiter to the next
     threads: ThreadBudget = field(default_factory=ThreadBudget)
     stopped: Callable[[int], bool | None] = field(init=False)
@@ -179,7 +177,6 @@ class Inspector:
         slack = self.settings.slack * MIB
         look = audit(found.usage, self.grants().values(), registered, self.job_of, slack)
         self.sampler.memory(look.memory)
-        self.noted(look.memory, found.usage)
         self._charge(look.overhead)
         self._members = {k: pids for k, pids in self._members.items() if k[1] in found.failed} | look.members
         self._compare_busy(found)

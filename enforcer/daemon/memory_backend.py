@@ -54,12 +54,11 @@ class _HoldsMoreError(NvmlError):
 
 @dataclass
 class _Held:
-    """One limit as the driver has it: what was there before us and what we put there. None: nothing of ours. `known`:
-    the driver was asked since we started; until then a daemon before us may have left one there."""
+    """One limit as the driver has it: what was there before us and what we put there. None: nothing of ours yet; a
+    daemon before us may have left one there."""
 
     before: int | None = None
     now: int | None = None
-    known: bool = False
     asked: bool = False
     refusals: int = 0
     due_ns: int = 0
@@ -212,10 +211,9 @@ class MemoryBackend:
         """Whether `apply` can ever have something to do with these grants."""
         return self.root is not None and self._probe is not None and self._probe.anywhere and bool(grants)
 
-    def apply(self, grants: Iterable[Grant], promised: Mapping[int, Grant] | None = None) -> None:
-        """Set the limits that are not as the grants say: of a cgroup that appeared, a refused one, a changed cap. Cheap
-        when there is nothing to do. `promised`: the same with the caps that were promised, where some are lifted now:
-        a daemon before us may have left limits of that size."""
+    def apply(self, grants: Iterable[Grant]) -> None:
+        """Set the limits that are not as the grants say: of a cgroup that appeared, or a refused one. Cheap when there
+        is nothing to do."""
         if self.root is None or self._probe is None or not self._probe.anywhere:
             return
         # A program of `qgpu run` stays in its user's cgroup, which is not ours to limit.
@@ -225,18 +223,17 @@ class MemoryBackend:
         for grant in jobs:
             cgroups, settled = there.get(grant.job_id, ()), self._settled.get(grant.job_id)
             if settled is None or not settled.holds(cgroups, grant.cards, self._probe):
-                promise = (promised or {}).get(grant.job_id, grant)
-                self._settle(grant, promise, cgroups, self._probe)
+                self._settle(grant, cgroups, self._probe)
 
-    def _settle(self, grant: Grant, promise: Grant, cgroups: tuple[Path, ...], probe: Probe) -> None:
+    def _settle(self, grant: Grant, cgroups: tuple[Path, ...], probe: Probe) -> None:
         self._forget_removed(grant.job_id, cgroups)
-        # What was a leaf when it was new has a limit too, which follows the cap.
+        # What was a leaf when it was new has a limit too.
         held = [limit.cgroup for limit in self._held.get(grant.job_id, {})]
         done = True
         for cgroup in dict.fromkeys((*cgroups, *held)):
-            for card, ours in zip(grant.cards, promise.cards, strict=True):
-                if not probe.why(card.uuid):
-                    done &= self._keep(_Limit(grant.job_id, card.uuid, cgroup), card, ours.mem_cap)
+            for card in grant.cards:
+                if card.mem_cap < card.mem_total and not probe.why(card.uuid):
+                    done &= self._keep(_Limit(grant.job_id, card.uuid, cgroup), card)
         if done:
             self._settled[grant.job_id] = _Settled(cgroups, grant.cards, probe)
         else:
@@ -249,25 +246,20 @@ class MemoryBackend:
             if not limit.cgroup.exists():
                 del held[limit]
 
-    def _keep(self, limit: _Limit, card: GrantCard, promised: int) -> bool:
+    def _keep(self, limit: _Limit, card: GrantCard) -> bool:
         """Ask for the limit when that is due. Whether it is as it should be already."""
-        cap = card.mem_cap if card.mem_cap < card.mem_total else None
-        limits = self._held.get(limit.job_id, {})
-        held = limits.get(limit)
-        if held is None and cap is None and promised == card.mem_total:
-            return True  # no cap, and none was ever promised
-        if held is not None and held.known and held.now == cap:
+        held = self._held.setdefault(limit.job_id, {}).setdefault(limit, _Held())
+        if held.now == card.mem_cap:
             return not held.asked  # what is under way may ask for an older cap
-        held = self._held.setdefault(limit.job_id, limits).setdefault(limit, _Held())
         if not held.asked and self.clock() >= held.due_ns:
-            self._ask(limit, held, cap, promised, card.mem_total)
+            self._ask(limit, held, card.mem_cap, card.mem_total)
         return False
 
     def _now(self, limit: _Limit) -> _Held | None:
         return self._held.get(limit.job_id, {}).get(limit)
 
-    def _ask(self, limit: _Limit, held: _Held, cap: int | None, promised: int, whole: int) -> None:
-        """Put `cap` there, or what was there before."""
+    def _ask(self, limit: _Limit, held: _Held, cap: int, whole: int) -> None:
+        """Put `cap` there, and remember what was there before."""
         held.asked, before = True, held.before
 
         def work(nvml: Nvml) -> int | NvmlError:
@@ -276,17 +268,16 @@ class MemoryBackend:
             try:
                 found = nvml.memory_limits(limit.uuid, str(limit.cgroup))
                 used, back = found.used, found.hard if before is None else before
-                if before is None and back in (cap, promised):
+                if before is None and back == cap:
                     back = whole  # ours already, from before a restart
-                if cap is not None or back != found.hard:
-                    nvml.set_memory_limits(limit.uuid, str(limit.cgroup), 0, back if cap is None else cap)
+                nvml.set_memory_limits(limit.uuid, str(limit.cgroup), 0, cap)
             except NvmlError as error:
-                return _HoldsMoreError(str(error)) if cap is not None and used > cap else error
+                return _HoldsMoreError(str(error)) if used > cap else error
             return back
 
         self.nvml.start(work, lambda result: self._answered(limit, held, cap, result))
 
-    def _answered(self, limit: _Limit, held: _Held, cap: int | None, result: int | NvmlError) -> None:
+    def _answered(self, limit: _Limit, held: _Held, cap: int, result: int | NvmlError) -> None:
         held.asked = False
         if isinstance(result, NvmlStuckError):
             return  # said elsewhere; tried again with the next look
@@ -297,7 +288,7 @@ class MemoryBackend:
             if limit.cgroup.exists():
                 self._clear(limit, result)
             return
-        held.before, held.now, held.known, held.why, held.refusals = result, cap, True, "", 0
+        held.before, held.now, held.why, held.refusals = result, cap, "", 0
         self._stubborn.pop(limit.uuid, None)
         emit(logging.DEBUG, "memory-limit", job=limit.job_id, card=limit.uuid, cgroup=limit.cgroup, cap=cap)
         if limit.job_id in self._failing and not any(self._refused(limit.job_id)):

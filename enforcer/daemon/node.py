@@ -15,11 +15,9 @@ from enforcer.abi import AbiError, pack_grant
 from enforcer.daemon import boot, ending, grantdir
 from enforcer.daemon.admission import say_grant, within_the_card
 from enforcer.daemon.arbiter import ArbiterError, ArbiterRefusedError
-from enforcer.daemon.caps import Caps
 from enforcer.daemon.cardview import CardView
 from enforcer.daemon.decide import Broken, Ignore, decide, same_promise
 from enforcer.daemon.driver import BrokenNodeError
-from enforcer.daemon.excusefile import ExcuseFile
 from enforcer.daemon.hardware import HardwareView
 from enforcer.daemon.hookproto import Answer, Later
 from enforcer.daemon.inspector import Inspector
@@ -59,8 +57,6 @@ class NodeService:
     sampler: Sampler = field(init=False)
     inspector: Inspector = field(init=False)
     memory: MemoryBackend = field(init=False)
-    caps: Caps = field(init=False)
-    excused: ExcuseFile = field(init=False)
     hardware: HardwareView = field(init=False)
     runs: RunWatch = field(init=False)
     markers: grantdir.MarkerWatch = field(init=False)
@@ -73,8 +69,6 @@ class NodeService:
         self.nvml = self.ports.caller(self.ports.open_nvml)
         self.view = CardView(self.config, self.node, self.nvml, self.ports.identify, self.ports.clock)
         self.live = LiveCards(self.config, self.node)
-        self.excused = ExcuseFile(self.store)
-        self.caps = Caps(self.plan, self.excused.write)
         self.sampler = Sampler(self.ledger, self.ports.arbiter, self.ports.clock)
         self.runs = RunWatch(self.store.directory)
         self.markers = grantdir.MarkerWatch(self.store.directory)
@@ -89,7 +83,7 @@ class NodeService:
             settings.audit,
             self.nvml,
             self.ports.arbiter,
-            lambda: self.caps.judged(self.grants),
+            lambda: self.grants,
             self._job_of,
             lambda: self._cards_told,
             lambda: self.connected,
@@ -97,7 +91,6 @@ class NodeService:
             self.ports.alive,
             self.ports.clock,
             settings.hardware.weights,
-            lambda memory, looked: self.caps.seen(memory, self.grants, looked),
             poll_ns=settings.ledger_interval.ns,
         )
 
@@ -128,8 +121,6 @@ class NodeService:
         for grant in self.grants.values():
             self.sampler.note(self.ledger.open_grant, grant)
         self._end_before_boot()
-        self.caps.resume(self.excused.read(self.grants))
-        self.caps.note(self.grants)
         self.reach_arbiter()  # before the markers: it may still hold the last counters of those jobs
         self.take_markers()
         self.runs.resume(self.grants)
@@ -289,7 +280,6 @@ class NodeService:
         grant = self.grants.pop(job_id, None)
         self.memory.release(job_id)
         self.inspector.ended(job_id)
-        self.caps.ended(job_id)
         self.runs.drop(job_id)
         if grant is not None and grant.state == "active" and self.connected:
             self.poll_arbiter()
@@ -378,5 +368,5 @@ class NodeService:
         self.inspector.look()
 
     def limit_memory(self) -> None:
-        """Put the driver's limits on the cgroups of jobs that appeared since the last time, as caps are now."""
-        self.memory.apply(self.caps.now(self.grants).values(), self.grants)
+        """Put the driver's limits on the cgroups of jobs that appeared since the last time."""
+        self.memory.apply(self.grants.values())

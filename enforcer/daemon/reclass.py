@@ -44,16 +44,16 @@ def change_class(service: NodeService, job_id: int, job_class: JobClass, force: 
     assert old.job_class is not None  # an active grant has one
     if not force:
         _check_booked(service, old, _booked_class(service, old), job_class)
-    new = replace(old, job_class=job_class)
+    plans = {card.uuid: service.plan(card.index, card.uuid) for card in old.cards}
+    cards = (replace(card, governed=plans[card.uuid].governed(job_class)) for card in old.cards)
+    new = replace(old, job_class=job_class, cards=tuple(cards))
     try:
         blob = pack_grant(new, service.node.injection)
         service.store.write(new)
         service.store.write_blob(job_id, blob)
     except (AbiError, GrantError, OSError) as error:
         raise ReclassError(f"the grant of job {job_id} cannot be written: {error}") from None
-    service.caps.note(service.grants)
     service.grants[job_id] = new
-    service.caps.note(service.grants)
     emit(logging.WARNING, "reclassed", job=job_id, before=old.job_class, after=job_class, force=force)
     answer = service.tell_arbiter(new)
     return Reclassed(old.job_class, job_class, answer is not None and answer.status == 0)

@@ -86,7 +86,7 @@ def room(offer: Offer, grants: Iterable[Grant], config: Config, governed: Govern
                 continue
             count += 1
             whole = whole or grant.state == "whole"
-            if grant.job_class is None or governed(offer, grant.job_class):
+            if card.governed:
                 mem -= -(-card.mem_cap // MIB)
             if grant.job_class is not None and "compute" in config.classes[grant.job_class].reserves:
                 share -= card.share
@@ -107,8 +107,9 @@ def admit(
     _check_limits(request, config)
     found = _choose(request, config, offers, grants, governed)
     total = found.info.mem_total
-    cap = min(_mem(request, found) * MIB, total) if governed(found, request.job_class) else total
-    card = GrantCard(found.info.uuid, found.info.minor, found.index, request.share, cap, total)
+    isolated = governed(found, request.job_class)
+    cap = min(_mem(request, found) * MIB, total) if isolated else total
+    card = GrantCard(found.info.uuid, found.info.minor, found.index, request.share, cap, total, isolated)
     try:
         return Grant(
             job_id=next_job_id(now_ns, [grant.job_id for grant in grants]),

@@ -115,9 +115,7 @@ class NodeObserver:
         tenants = None
         if self.service.connected:
             tenants = self._tenants()
-        self.observer.look(
-            self.service.caps.now(self.service.grants).values(), tenants, list(self._cards(pairs))
-        )
+        self.observer.look(self.service.grants.values(), tenants, list(self._cards(pairs)))
 
     def _tenants(self) -> list[Seen]:
         """What the arbiter said last; a tenant that did nothing since is the same object, and so is its view."""

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from arbiter_support import (
 
 from enforcer import abi
 from enforcer.policylib import FIXED_WINDOW_US, SHARED_WINDOW_US
+from gres.grants import Grant
 
 pytestmark = pytest.mark.native
 
@@ -56,10 +58,15 @@ def working(*tenants: Tenant) -> Iterator[dict[Tenant, int]]:
         thread.join()
 
 
+def ungoverned(one: Grant) -> Grant:
+    """The same, of a job that started while isolation was none."""
+    return replace(one, cards=tuple(replace(card, governed=False) for card in one.cards))
+
+
 def test_class_without_isolation_stays_open_but_preempts(tmp_path: Path) -> None:
-    on, on2, off = grant(1, "online"), grant(2, "online"), grant(3)
+    on, on2, off = ungoverned(grant(1, "online")), ungoverned(grant(2, "online")), grant(3)
     with arbiter(tmp_path) as one, one.link() as link:
-        link.sync([settings(ungoverned_online=True)], [on, on2, off])
+        link.sync([settings()], [on, on2, off])
         first, second, offline = (Tenant(one.run_dir, g) for g in (on, on2, off))
         with working(first, second) as done:
             wait_for(lambda: offline.closed, "online at work closes offline")
@@ -70,17 +77,17 @@ def test_class_without_isolation_stays_open_but_preempts(tmp_path: Path) -> None
 
 
 def test_offline_without_isolation_is_never_closed(tmp_path: Path) -> None:
-    on, off = grant(1, "online"), grant(2)
+    on, off = grant(1, "online"), ungoverned(grant(2))
     with arbiter(tmp_path) as one, one.link() as link:
-        link.sync([settings(ungoverned_offline=True)], [on, off])
+        link.sync([settings()], [on, off])
         online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
         wait_for(lambda: not offline.closed, "open")
         assert online.begin()
         wait_for(lambda: tenant_stats(link, 1).busy, "online works")
         assert not offline.closed
-        link.card(settings())
-        wait_for(lambda: offline.closed, "governing again closes it at once")
-        link.card(settings(ungoverned_offline=True))
+        link.grant(grant(2))
+        wait_for(lambda: offline.closed, "a governed grant closes it at once")
+        link.grant(off)
         wait_for(lambda: not offline.closed, "and open again")
 
 

@@ -167,17 +167,6 @@ def test_driver_holds_jobs_to_their_caps_from_prolog_to_epilog(node, cgroups):
     assert strengths(chain) == ["hard"]
 
 
-def test_isolation_none_lifts_the_drivers_limit_of_a_running_job(node, cgroups):
-    chain = node()
-    assert chain.hook("prolog", JOB, TAG) == 0
-    leaf = cgroups.make(0)
-    until(lambda: strengths(chain) == ["hard"])
-    chain.said("card", "set", "0", "isolation.offline=none")
-    until(lambda: not refused(chain, leaf))
-    chain.said("card", "reset", "0")
-    until(lambda: refused(chain, leaf))
-
-
 def test_limit_that_the_driver_refuses_for_a_while_is_set_when_it_does_not(node, cgroups):
     chain = node()
     assert chain.hook("prolog", JOB, TAG) == 0

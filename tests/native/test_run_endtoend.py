@@ -226,15 +226,25 @@ def test_setting_a_card_changes_running_programs_at_once(start):
         assert "card 0: policy.offline was burst-share, is fixed-share\n" in out
         (tenant,) = chain.tenants()
         assert tenant.policy == "fixed-share"
-        chain.said("card", "set", "0", "isolation.offline=none")
-        until(lambda: chain.tenants()[0].ungoverned)
+        code, out, _ = chain.said("card", "set", "0", "isolation.offline=none")
+        assert "isolation holds for jobs that start from now on" in out
+        later = chain.qgpu("run", "--card", "0", "--mem", "1G", "--", *work(chain, "--length", "30"))
+        try:
+            until(lambda: sum(t.procs for t in chain.tenants()) == 2)
+            assert {t.job_id == tenant.job_id: t.ungoverned for t in chain.tenants()} == {
+                True: False,
+                False: True,
+            }
+        finally:
+            end(later)
+        until(lambda: len(chain.tenants()) == 1)
         code, out, _ = chain.said("card", "show", "0")
         assert re.search(r"isolation.offline\s+none\s+qgpu card set, until qgpud restarts", out)
         assert re.search(r"window\s+275us\s+enforcer.window", out)
         assert "(changed)" in chain.said("card", "list")[1]
         code, out, _ = chain.said("card", "reset", "0")
         assert "isolation.offline was none, is governed" in out
-        until(lambda: not chain.tenants()[0].ungoverned and chain.tenants()[0].policy == "burst-share")
+        until(lambda: chain.tenants()[0].policy == "burst-share")
     finally:
         end(process)
 

@@ -128,10 +128,6 @@ def test_monitor_in_a_job_sees_the_job(tmp_path: Path) -> None:
         where.arbiter.card.gate.put(40, "Q", 10 * MIB)
         told = monitor.again()
         assert told["memory"] == told["v2"] == [CAP, 106 * MIB, CAP - 106 * MIB]
-        where.arbiter.card.gate.put(68, "I", 1)  # isolation none: the job's cap is the card
-        told = monitor.again()
-        assert told["memory"][0] == 81920 * MIB, told["memory"]  # type: ignore[index]
-        where.arbiter.card.gate.put(68, "I", 0)
         assert monitor.again()["memory"] == [CAP, 106 * MIB, CAP - 106 * MIB]
         monitor.end()
         bystander = Python(where, MONITOR, governed=False)

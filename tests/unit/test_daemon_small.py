@@ -218,21 +218,20 @@ def test_now_and_then_a_process_that_is_just_starting_is_no_suspicion():
 
 
 @pytest.mark.parametrize(
-    ("more", "flags"),
+    ("more", "together"),
     [
-        ("", (True, False, False, True)),
-        ("classes: {online: {reserves: [memory], isolation: none}}", (True, True, False, True)),
-        ("cards: [{nodes: n1, isolation: {offline: none}}]", (True, False, True, True)),
-        ("cards: [{nodes: n1, isolation: none}]", (False, True, True, True)),
-        ("enforcer: {isolation: none, suspend_together: false}", (False, True, True, False)),
+        ("", True),
+        ("classes: {online: {reserves: [memory], isolation: none}}", True),
+        ("cards: [{nodes: n1, isolation: none}]", True),
+        ("enforcer: {isolation: none, suspend_together: false}", False),
     ],
 )
-def test_card_is_told_to_the_arbiter_as_the_configuration_says(more, flags):
+def test_card_is_told_to_the_arbiter_as_the_configuration_says(more, together):
     text = (
         "version: 1\ncluster: c\ndefault_class: offline\nmodels: {h200: {memory: 80GiB}}\n"
         "nodes: [{names: n1, model: h200, count: 1, files: /dev/nvidia0}]\n"
     )
     config = parse_config(text + more)
     told = card_settings(config, "GPU-1", plan_card(config, config.node("n1"), 0, "GPU-1"))
-    assert (told.governed, told.ungoverned_online, told.ungoverned_offline, told.together) == flags
+    assert (told.governed, told.together) == (True, together), "isolation is the grant's"
     assert (told.window_us, told.slice_us, told.idle_release_ms) == (275, 2000, 100)

@@ -12,7 +12,7 @@ from daemon_support import hook_env as env
 from memory_support import service_of, tree
 
 from enforcer.daemon import job_cgroups
-from enforcer.daemon.fakes import GIB, FakeNode
+from enforcer.daemon.fakes import FakeNode
 from enforcer.daemon.job_cgroups import JobCgroups
 
 STEP = ("slurm", "user/task_0")
@@ -143,36 +143,3 @@ def test_a_job_whose_limits_are_set_is_not_looked_through_again(
     tree(tmp_path, 9, "step_1")
     service.limit_memory()
     assert len(looked) == 15 and len(node.nvml.limits) == 8
-
-
-def test_a_cap_that_came_back_while_it_was_being_lifted_holds(
-    node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service = service_of(node, tmp_path)
-    service.prolog(env())
-    top, card = tree(tmp_path, 9), node.nvml.cards()[0].uuid
-    service.limit_memory()
-    waiting: list[tuple[Any, Any]] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(service.nvml, "start", lambda work, done: waiting.append((work, done)))
-        service.live.set(card, {"isolation.online": "none"}, save=False)
-        service.limit_memory()
-        service.live.reset(card)
-        service.limit_memory()
-    ((work, done),) = waiting
-    done(work(node.nvml))
-    service.limit_memory()
-    assert node.nvml.limits[card, str(top)] == (0, 12 * GIB)
-
-
-def test_a_directory_that_was_a_leaf_follows_the_cap_too(node: FakeNode, tmp_path: Path) -> None:
-    service = service_of(node, tmp_path)
-    service.prolog(env())
-    step, card = tree(tmp_path, 9, "step_0") / "step_0", node.nvml.cards()[0].uuid
-    node.nvml.limits[card, str(step)] = (0, 40 * GIB)
-    service.limit_memory()
-    tree(tmp_path, 9, "step_0/user")
-    service.limit_memory()
-    service.live.set(card, {"isolation.online": "none"}, save=False)
-    service.limit_memory()
-    assert node.nvml.limits[card, str(step)] == (0, 40 * GIB), "else it would hold the job to its cap"

@@ -205,7 +205,7 @@ def test_limit_below_what_the_job_holds_says_nothing_of_the_card(node, picky, tm
     service = service_of(node, tmp_path, "nvml")
     service.prolog(env())
     tree(tmp_path, 9)
-    picky.refuses, picky.used = of_jobs, 30 * GIB  # as after isolation none was set back
+    picky.refuses, picky.used = of_jobs, 30 * GIB  # it was faster than the limit
     for _ in range(2 * STUBBORN):
         service.limit_memory()
         node.clock.advance(61)

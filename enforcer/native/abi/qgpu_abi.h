@@ -109,7 +109,7 @@ struct qg_gate_page {
     uint32_t size;
     uint32_t reserved;
     uint64_t job_id;
-    uint64_t mem_cap; /* bytes; the shim takes the smaller of this and the grant's, unless `terms` says UNCAPPED */
+    uint64_t mem_cap; /* bytes; the shim takes the smaller of this and the grant's */
     uint32_t window_us;
     uint32_t lease_ms; /* heartbeat older than this: compute fails open */
     uint64_t mem_extra; /* bytes of the job on this card that no live slot tells: contexts and modules as NVML
@@ -117,15 +117,12 @@ struct qg_gate_page {
     uint64_t until_ns; /* CLOCK_MONOTONIC; past it nothing more is launched until the arbiter has looked again; 0: no such time */
     uint8_t pad0[8];
     uint32_t flags; /* offset 64: the gate word */
-    uint32_t terms; /* QG_TERMS_*; 0 from an arbiter that does not know it, and a shim may not know it */
+    uint32_t reserved2;
     uint64_t heartbeat_ns; /* CLOCK_MONOTONIC, at least every lease_ms / 4 */
     uint64_t changed_ns;   /* CLOCK_MONOTONIC of the last change of flags */
     uint64_t changes;      /* number of changes of CLOSED, both ways */
     uint8_t pad1[32];
 };
-
-/* Isolation none for the job's class on this card: what the job may hold is the card's memory, mem_total of its grant. */
-#define QG_TERMS_UNCAPPED 0x1u
 
 /* ---- job page: one per tenant; every process of the job on that card writes its own slot -------------- */
 
@@ -247,8 +244,6 @@ struct qg_ctl_card {
     uint32_t grace_ms;       /* after a restart offline stays closed so long, or until tenants registered */
 };
 #define QG_CARD_UNGOVERNED 0x1u
-#define QG_CARD_UNGOVERNED_ONLINE 0x2u  /* isolation none for one class: its gates stay open, its caps are the card */
-#define QG_CARD_UNGOVERNED_OFFLINE 0x4u
 #define QG_CARD_TOGETHER 0x8u /* an offline job preempted on this card is suspended on all its cards of the node */
 
 struct qg_ctl_grant {
@@ -258,9 +253,10 @@ struct qg_ctl_grant {
     uint32_t job_class;
     char uuid[QG_UUID_LEN];
     uint32_t share;
-    uint32_t flags;
+    uint32_t flags; /* QG_GRANT_UNGOVERNED */
     uint64_t mem_cap;
 };
+#define QG_GRANT_UNGOVERNED 0x1u /* isolation was none when the job started: its gate stays open on this card */
 
 struct qg_ctl_revoke {
     struct qg_msg_head head;
@@ -446,7 +442,6 @@ QG_PIN(struct qg_ctl_hwtenant, 328);
 QG_PIN(struct qg_ctl_hwcard, 80);
 QG_PIN(struct qg_ctl_list, 24);
 _Static_assert(offsetof(struct qg_gate_page, flags) == 64, "gate word moved");
-_Static_assert(offsetof(struct qg_gate_page, terms) == 68, "terms moved");
 _Static_assert(offsetof(struct qg_proc, markers) == 512, "markers moved");
 _Static_assert(offsetof(struct qg_proc, lanes) == 1024, "lanes moved");
 _Static_assert(offsetof(struct qg_gate_page, mem_extra) == 40, "mem_extra moved");

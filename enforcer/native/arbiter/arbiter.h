@@ -122,6 +122,7 @@ struct tenant {
     uid_t uid;
     uint32_t job_class, share;
     uint64_t mem_cap;
+    bool free;      /* isolation was none when the job started: its gate stays open */
     bool confirmed; /* named since the last QG_CTL_HELLO */
     bool expected;  /* an online tenant that should come back after a restart */
     bool revoked;   /* the job ended; processes that still live stay closed */
@@ -294,7 +295,6 @@ void together_tell(struct card *card);                       /* right after a de
 void gates_apply(struct card *card);
 void gate_store(struct card *card, struct tenant *t, uint32_t flags);
 void gates_heartbeat(struct card *card, uint64_t now);
-bool gates_free(const struct tenant *t);             /* isolation none for its class: neither gate nor cap */
 void gates_settings(struct tenant *t, uint64_t now); /* cap, window and lease as the job sees them */
 
 /* tenant.c: main thread only; they take the card's lock themselves */

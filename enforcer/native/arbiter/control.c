@@ -9,7 +9,7 @@
 #include "qg_msg.h"
 #include "qg_time.h"
 
-#define CARD_FLAGS (QG_CARD_UNGOVERNED | QG_CARD_UNGOVERNED_ONLINE | QG_CARD_UNGOVERNED_OFFLINE | QG_CARD_TOGETHER)
+#define CARD_FLAGS (QG_CARD_UNGOVERNED | QG_CARD_TOGETHER)
 
 static bool policy_known(uint32_t p) { return p >= QG_POLICY_BEST_EFFORT && p <= QG_POLICY_BURST_SHARE; }
 
@@ -65,8 +65,8 @@ static int on_grant(struct arbiter *a, const void *buf) {
     struct qg_ctl_grant m;
     memcpy(&m, buf, sizeof(m));
     bool class_known = m.job_class == QG_CLASS_ONLINE || m.job_class == QG_CLASS_OFFLINE;
-    if (!m.job_id || !class_known || m.share < 1 || m.share > 100 || m.flags) return EINVAL;
-    if (!qg_terminated(m.uuid, sizeof(m.uuid))) return EINVAL;
+    if (!m.job_id || !class_known || m.share < 1 || m.share > 100) return EINVAL;
+    if (m.flags & ~QG_GRANT_UNGOVERNED || !qg_terminated(m.uuid, sizeof(m.uuid))) return EINVAL;
     return -tenant_grant(a, &m);
 }
 

@@ -122,7 +122,7 @@ static void forget_crowd(struct arbiter *a, struct tenant *t) {
  * connection ever asked to watch, no answer will say that the memory is free. */
 void dead_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes) {
     if (!a->watched) return;
-    if (bytes > t->mem_cap && !gates_free(t)) bytes = t->mem_cap;
+    if (bytes > t->mem_cap) bytes = t->mem_cap;
     bytes = cut(bytes);
     if (t->ndead == AR_MAX_DEAD && !bytes) return; /* holds nothing, and the list has no room */
     bool listed = remember(a, t, pid, uid, bytes);

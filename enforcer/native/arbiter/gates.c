@@ -88,16 +88,10 @@ void gates_heartbeat(struct card *card, uint64_t now) {
     card->beat_ns = now;
 }
 
-bool gates_free(const struct tenant *t) {
-    uint32_t flag = t->job_class == QG_CLASS_ONLINE ? QG_CARD_UNGOVERNED_ONLINE : QG_CARD_UNGOVERNED_OFFLINE;
-    return (t->card->flags & flag) != 0;
-}
-
 /* A lease that gets shorter must not find an old heartbeat: that one first. */
 void gates_settings(struct tenant *t, uint64_t now) {
     __atomic_store_n(&t->gate->heartbeat_ns, now, __ATOMIC_RELEASE);
     __atomic_store_n(&t->gate->mem_cap, t->mem_cap, __ATOMIC_RELAXED);
-    __atomic_store_n(&t->gate->terms, gates_free(t) ? QG_TERMS_UNCAPPED : 0, __ATOMIC_RELAXED);
     __atomic_store_n(&t->gate->window_us, sample_window(t), __ATOMIC_RELAXED);
     __atomic_store_n(&t->gate->lease_ms, t->card->lease_ms, __ATOMIC_RELEASE);
 }

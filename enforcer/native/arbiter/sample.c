@@ -358,7 +358,7 @@ void sample_classify(struct tenant *t, uint64_t now) {
     q->unsure = q->wants && !works && t->discredit_ns;
     q->hung = online && marked && t->stuck && !q->wants;
     q->stands = t->standing || (t->queued && !t->doubted);
-    q->free = gates_free(t);
+    q->free = t->free;
     q->suspended = together_suspended(t);
     q->silent_ns = marked || t->standing || t->frozen ? 0 : t->moved_ns;
     /* unmarked work behind a closed gate is bounded by the window, it is not awaited for the whole lease */

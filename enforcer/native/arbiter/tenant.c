@@ -112,6 +112,7 @@ static void tenant_update(struct tenant *t, const struct qg_ctl_grant *g) {
     t->job_class = g->job_class;
     t->share = g->share;
     t->mem_cap = g->mem_cap;
+    t->free = g->flags & QG_GRANT_UNGOVERNED;
     t->confirmed = true;
     t->revoked = false;
     gates_settings(t, qg_now_ns());

@@ -103,9 +103,6 @@ uint64_t qg_job_extra(const struct qg_pages *pages)
 
 uint64_t qg_job_cap(const struct qg_grant_card *grant, const struct qg_pages *pages)
 {
-    /* Both of root's: the page says that the cap is lifted, and the grant, where it then ends. */
-    if (pages && (__atomic_load_n(&pages->gate->terms, __ATOMIC_RELAXED) & QG_TERMS_UNCAPPED))
-        return grant->mem_total > grant->mem_cap ? grant->mem_total : grant->mem_cap;
     uint64_t live = pages ? __atomic_load_n(&pages->gate->mem_cap, __ATOMIC_RELAXED) : UINT64_MAX;
     return live < grant->mem_cap ? live : grant->mem_cap;
 }
