@@ -10,8 +10,6 @@ from typing import NoReturn
 
 import click
 
-MAX_CELL = 60
-
 
 def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
     """Columns under each other: the first `left` are words, the others numbers."""

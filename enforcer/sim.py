@@ -91,32 +91,16 @@ class Interval(NamedTuple):
         return bool(self.flags & Piece.CUT)
 
 
-class TraceHead(NamedTuple):
-    """What the head of a trace says."""
-
-    node: str
-    cards: int
-    start_ns: int
-
-
-def _parse_head(path: Path, raw: bytes) -> TraceHead:
+def _check_head(path: Path, raw: bytes) -> None:
     if len(raw) < _HEAD.size:
         raise SimError(f"{path} is no trace of the simulator: {len(raw)} bytes are less than its head")
-    magic, version, size, cards, _, start, node = _HEAD.unpack(raw[: _HEAD.size])
+    magic, version, size, *_ = _HEAD.unpack(raw[: _HEAD.size])
     if magic != _MAGIC:
         raise SimError(f"{path} is no trace of the simulator: it begins with {magic!r} instead of {_MAGIC!r}")
     if version != _VERSION or size != _RECORD.size:
         raise SimError(
             f"{path} has version {version} with records of {size} bytes; version {_VERSION} is understood"
         )
-    return TraceHead(node.rstrip(b"\0").decode(errors="replace"), cards, start)
-
-
-def read_head(path: str | Path) -> TraceHead:
-    """Read the head of a trace. Raises SimError when it is not one, OSError when it cannot be read."""
-    path = Path(path)
-    with path.open("rb") as file:
-        return _parse_head(path, file.read(_HEAD.size))
 
 
 def read_trace(path: str | Path) -> Iterator[Interval]:
@@ -126,7 +110,7 @@ def read_trace(path: str | Path) -> Iterator[Interval]:
     """
     path = Path(path)
     with path.open("rb") as file:
-        _parse_head(path, file.read(_HEAD.size))
+        _check_head(path, file.read(_HEAD.size))
         count = (os.fstat(file.fileno()).st_size - _HEAD.size) // _RECORD.size
         if count <= 0:
             return

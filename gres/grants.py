@@ -316,19 +316,6 @@ class GrantStore:
             names = os.listdir(directory)  # noqa: PTH208 - of the descriptor that was checked, not of a path
         return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
-    def load_all(self) -> tuple[list[Grant], list[GrantError]]:
-        """All grants that can be trusted, and one error for each that cannot (a removed one is neither)."""
-        grants: list[Grant] = []
-        errors: list[GrantError] = []
-        for job_id in self.job_ids():
-            try:
-                grants.append(self.read(job_id))
-            except GrantMissing:
-                continue
-            except GrantError as error:
-                errors.append(error)
-        return grants, errors
-
     def remove(self, job_id: int, mark: bool = False) -> bool:
         """Remove the files of a job, the truth last. Returns whether there was anything.
 

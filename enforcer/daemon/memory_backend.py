@@ -158,10 +158,6 @@ class MemoryBackend:
         demanded = self.setting == "nvml"
         return f"enforcer.memory_backend is nvml, but {OF_RUNS}: submit it as a job" if demanded else ""
 
-    def job_strength(self, grant: Grant, card: GrantCard) -> tuple[Strength, str]:
-        """How the cap of a running job holds on one of its cards, and why it is not hard."""
-        return self._strength(grant, card, self._by_card(grant.job_id).get(card.uuid, []))
-
     def _by_card(self, job_id: int) -> dict[str, list[_Held]]:
         found: dict[str, list[_Held]] = {}
         for limit, held in self._held.get(job_id, {}).items():

@@ -215,14 +215,6 @@ def _cgroups(pid: int, proc: Path) -> str:
     return _read(process / "cgroup").decode(errors="replace")
 
 
-def cgroup_v2_of(pid: int, proc: Path = PROC) -> str | None:
-    """Path of the process's cgroup below the unified hierarchy; None where there is none."""
-    for line in _cgroups(pid, proc).splitlines():
-        if line.startswith("0::/"):
-            return line[3:]
-    return None
-
-
 def job_of_pid(pid: int, proc: Path = PROC) -> int | None:
     """The job of a process: by its cgroup, else by a root-owned slurmstepd among its ancestors."""
     job = job_of_cgroup(_cgroups(pid, proc))

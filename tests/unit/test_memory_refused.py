@@ -69,8 +69,10 @@ def test_card_without_limits_is_not_bothered_with_jobs(node, picky, tmp_path):
     service.limit_memory()
     assert picky.sets == []
     grant = service.grants[9]
-    strength, why = service.memory.job_strength(grant, grant.cards[0])
-    assert strength == "cooperative" and "Not Supported" in why
+    said = service.memory.describe([grant])
+    assert (said["memory"], said["memory_jobs"]) == ("cooperative", []) and "Not Supported" in str(
+        said["memory_why"]
+    )
 
 
 def test_card_that_learns_to_take_limits_is_asked_again_by_a_prolog_each_minute(node, picky, tmp_path):
@@ -110,8 +112,7 @@ def test_refused_limit_is_tried_again_ever_more_rarely(node, picky, tmp_path, ca
     assert len(picky.sets) == 7, "at 0, 0.5, 1.5, 3.5, 7.5, 15.5 and 31.5 s"
     assert service.memory.strength == "cooperative" and "Not Supported" in service.memory.why
     grant = service.grants[9]
-    strength, why = service.memory.job_strength(grant, grant.cards[0])
-    assert strength == "cooperative" and "limit of job 9" in why
+    assert "limit of job 9" in service.memory.why
     assert service.memory.describe([grant])["memory_jobs"] == [], "the node says the same"
     picky.refuses = lambda uuid, cgroup: False
     node.clock.advance(60)

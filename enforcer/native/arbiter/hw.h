@@ -99,7 +99,6 @@ struct hw {
     uint64_t since_ns;
     struct hw_record *records, *garbage;
     uint32_t next_test; /* whose records are checked next: one tenant's many messages keep no other waiting */
-    bool said_off;
     struct hw_tenant tenant[QP_MAX_TENANTS];
 };
 

@@ -45,7 +45,6 @@ struct cu_alloc *cu_alloc_take(CUdeviceptr base, enum kind low, enum kind high);
 void cu_alloc_release(struct cu_alloc *alloc);
 
 /* cuMemAlloc and its kin: memory of the card with address space of its own. */
-CUresult cu_alloc_device(CUdeviceptr *out, size_t bytes, enum kind kind, CUcontext ctx);
 
 /* Address space with memory that somebody else keeps: an import, memory of a graph. */
 CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx);

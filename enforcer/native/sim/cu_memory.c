@@ -271,11 +271,6 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, enum kind kind, CUconte
     return CUDA_SUCCESS;
 }
 
-CUresult cu_alloc_device(CUdeviceptr *out, size_t bytes, enum kind kind, CUcontext ctx)
-{
-    return allocate(out, bytes, kind, ctx, false);
-}
-
 CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx)
 {
     struct cu_alloc alloc = {.size = bytes, .ctx = ctx, .kind = DEVICE, .owner = BORROWED};

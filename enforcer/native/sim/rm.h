@@ -43,7 +43,7 @@ struct rm_object {
     struct rm_object *parent;
     struct gpu_card *card;  /* of devices and what is below them */
     struct rm_group *group; /* of groups and channels */
-    uint32_t handle, class_id, children;
+    uint32_t handle, class_id;
     bool disabled; /* a channel */
 };
 

@@ -87,7 +87,6 @@ static uint32_t add(struct rm_client *client, const struct rm_object *what, uint
     object->next = client->objects;
     client->objects = object;
     client->nobjects++;
-    object->parent->children++;
     return RM_OK;
 }
 
@@ -200,7 +199,6 @@ uint32_t rm_dup_object(struct rm_client *client, uint32_t parent, uint32_t *hand
 static void release(struct rm_client *client, struct rm_object *object)
 {
     struct rm_group *group = object->group;
-    object->parent->children--;
     client->nobjects--;
     if (group && RM_IS_CHANNEL(object->class_id)) {
         group->channels--;
