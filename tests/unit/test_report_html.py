@@ -160,7 +160,8 @@ def test_without_matplotlib_the_page_says_so(tmp_path, page, monkeypatch):
     assert "pip install 'qgpu[plots]'" in parsed(page).words.replace("&#39;", "'")
 
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no headless Chromium is installed here")
