@@ -24,7 +24,7 @@ QG_OLD_LIBS := -Wl,--push-state,--no-as-needed -l:libpthread.so.0 -l:libdl.so.2 
 QG_LTO = $(eval QG_LTO := $(shell echo 'int main(void) { return 0; }' | $(CC) -flto=auto -x c - -o /dev/null 2>/dev/null \
          && echo -flto=auto))$(QG_LTO)
 
-.PHONY: all setup headers native test test-matrix test-install retest demo bench gpu gpu-bundle lint lint-ansible clean help
+.PHONY: all setup headers native test test-matrix test-install retest demo bench gpu gpu-bundle format lint lint-ansible clean help
 all: setup native
 
 # Each native part brings its own build.mk, which adds its products to NATIVE.
@@ -45,6 +45,7 @@ help:
 	@echo "make gpu          on a machine with a card, without network or Slurm: run the whole set (SIM=1: on the simulator)"
 	@echo "make gpu-bundle   make build/gpu-bundle, which that machine needs if it has no network"
 	@echo "make lint         ruff, mypy, layering and size rules"
+	@echo "make format       C and Python in the one style"
 	@echo "make lint-ansible ansible-lint over packaging/ansible"
 	@echo "make native       build the C parts into build/, those of the tests included"
 	@echo "make product      build what is installed, and only that"
@@ -105,6 +106,11 @@ gpu:
 gpu-bundle: native
 	@bench/gpu/bundle.sh $(PYTHONS)
 
+# Every C and Python file in the one style (.clang-format, ruff).
+format: setup
+	@git ls-files '*.c' '*.h' | xargs $(VENV)/bin/clang-format -i
+	@$(VENV)/bin/ruff format -q .
+
 # The Ansible role, by ansible-lint's rules for production. Its tools have an environment of their own.
 ANSIBLE := $(BUILD)/ansible
 $(ANSIBLE)/.complete: packaging/ansible/requirements.txt
@@ -119,6 +125,7 @@ lint-ansible: $(ANSIBLE)/.complete
 lint: setup
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
+	@git ls-files '*.c' '*.h' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/mypy packaging/python packaging/completion.py
 	@$(PY) tools/layers.py

@@ -26,7 +26,7 @@ COMPONENT  ?= $(COMPONENTS)
 PYTHON     ?= /usr/bin/python3
 PYTHONS    := 3.11 3.12 3.13
 PYTHON3    ?= python3
-ABI_VERSION := $(shell sed -n 's/^\#define QG_ABI_VERSION \([0-9]*\).*/\1/p' enforcer/native/abi/qgpu_abi.h)
+ABI_VERSION := $(shell sed -n 's/^\#define QG_ABI_VERSION  *\([0-9][0-9]*\).*/\1/p' enforcer/native/abi/qgpu_abi.h)
 export PYTHON3 CC SLURM_INC NATIVE_GRES
 
 # ---- build ----

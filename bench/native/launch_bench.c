@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the shim adds to a launch and to an allocation. Calls through the shim and straight into the stub driver are
- * timed in short alternating runs, so that frequency and neighbours hit both alike; the figure is the median of the
- * differences.
+ * What the shim adds to a launch and to an allocation. Calls through the shim and straight into the
+ * stub driver are timed in short alternating runs, so that frequency and neighbours hit both alike;
+ * the figure is the median of the differences.
  *
- * With 8 threads each thread has a stream of its own and is timed by its own processor time, so that a machine with
- * fewer processors gives the cost of a call and not that of waiting for a processor. Waiting for each other is not in that:
- * the same by the clock, all threads through the shim and then all without it, times the processors.
+ * With 8 threads each thread has a stream of its own and is timed by its own processor time, so
+ * that a machine with fewer processors gives the cost of a call and not that of waiting for a
+ * processor. Waiting for each other is not in that: the same by the clock, all threads through the
+ * shim and then all without it, times the processors.
  *
- * Usage: launch-bench [--live N] [--pairs N] [--window-us N] [--kernel-us N]; needs root (only root can make a grant).
- * Prints `name value` lines. --window-us is what the gate's window holds: 20000 (the default) of a tenant alone on its card,
- * less of one that has neighbours; 0: a gate without a window, as where isolation is off. --live -1 leaves out allocations.
+ * Usage: launch-bench [--live N] [--pairs N] [--window-us N] [--kernel-us N]; needs root (only root
+ * can make a grant). Prints `name value` lines. --window-us is what the gate's window holds: 20000
+ * (the default) of a tenant alone on its card, less of one that has neighbours; 0: a gate without a
+ * window, as where isolation is off. --live -1 leaves out allocations.
  *
- * Kernels take --kernel-us (10) by the stub's events, and its card does them at once: a launch finds every earlier marker
- * reached and never waits for room in the window. What is timed is the bookkeeping of a launch that may go on.
+ * Kernels take --kernel-us (10) by the stub's events, and its card does them at once: a launch
+ * finds every earlier marker reached and never waits for room in the window. What is timed is the
+ * bookkeeping of a launch that may go on.
  */
 #include <dlfcn.h>
 #include <libgen.h>
@@ -35,13 +38,13 @@
 #include "qg_time.h"
 #include "stub.h"
 
-#define CALLS 2000 /* per run */
-#define CAP ((uint64_t)40 << 30)
+#define CALLS     2000 /* per run */
+#define CAP       ((uint64_t)40 << 30)
 #define MAX_PAIRS 4096
-#define THREADS 8
+#define THREADS   8
 
-typedef CUresult (*launch_t)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                             CUstream, void **, void **);
+typedef CUresult (*launch_t)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                             unsigned, CUstream, void **, void **);
 typedef CUresult (*alloc_t)(CUdeviceptr *, size_t);
 typedef CUresult (*free_t)(CUdeviceptr);
 
@@ -120,7 +123,8 @@ struct worker {
     pthread_barrier_t *start;
     double *difference;
     int pairs;
-    uint64_t began_ns, between_ns, ended_ns; /* all threads through the shim, then all straight into the stub */
+    /* all threads through the shim, then all straight into the stub */
+    uint64_t began_ns, between_ns, ended_ns;
 };
 
 static void *launch_worker(void *of)
@@ -149,7 +153,8 @@ static void *launch_worker(void *of)
     return NULL;
 }
 
-/* All threads at once; the stub counts nothing meanwhile, because its one counter would be what they wait for. */
+/* All threads at once; the stub counts nothing meanwhile, because its one counter would be what
+ * they wait for. */
 static void figure_of_threads(struct worker w, int pairs, int *counting)
 {
     static double difference[THREADS * MAX_PAIRS];
@@ -173,12 +178,14 @@ static void figure_of_threads(struct worker w, int pairs, int *counting)
     double shim = (double)(workers[0].between_ns - workers[0].began_ns);
     double direct = (double)(workers[0].ended_ns - workers[0].between_ns);
     printf("launch_overhead_ns_8t_wall %.1f\n",
-           (shim - direct) * (double)(processors < THREADS ? processors : THREADS) / ((double)THREADS * pairs * CALLS));
+           (shim - direct) * (double)(processors < THREADS ? processors : THREADS) /
+               ((double)THREADS * pairs * CALLS));
 }
 
 static struct api from(void *handle)
 {
-    struct api api = {(launch_t)dlsym(handle, "cuLaunchKernel"), (alloc_t)dlsym(handle, "cuMemAlloc_v2"),
+    struct api api = {(launch_t)dlsym(handle, "cuLaunchKernel"),
+                      (alloc_t)dlsym(handle, "cuMemAlloc_v2"),
                       (free_t)dlsym(handle, "cuMemFree_v2"), NULL};
     return api;
 }
@@ -203,7 +210,8 @@ static int time_memory(const struct api *shim, const struct api *direct, int liv
     for (int i = 0; i < live; i++)
         if (shim->alloc(&pointer, 4096) != CUDA_SUCCESS)
             return 1;
-    figure("alloc_pair_live_overhead_ns", "alloc_pair_live_direct_ns", time_allocs, shim, direct, pairs);
+    figure("alloc_pair_live_overhead_ns", "alloc_pair_live_direct_ns", time_allocs, shim, direct,
+           pairs);
     return 0;
 }
 
@@ -213,7 +221,8 @@ static int measure(const char *stub_path, int live, int pairs, int kernel_us)
     CUresult (*init)(unsigned int);
     CUresult (*create)(CUcontext *, unsigned int, CUdevice);
     CUresult (*stream)(CUstream *, unsigned int);
-    void *shim_handle = dlopen("libcuda.so.1", RTLD_NOW), *stub_handle = dlopen(stub_path, RTLD_NOW);
+    void *shim_handle = dlopen("libcuda.so.1", RTLD_NOW),
+         *stub_handle = dlopen(stub_path, RTLD_NOW);
     if (!shim_handle || !stub_handle) {
         fprintf(stderr, "launch-bench: %s\n", dlerror());
         return 1;
@@ -243,8 +252,8 @@ static int measure(const char *stub_path, int live, int pairs, int kernel_us)
     *(void **)&worker.set = dlsym(shim_handle, "cuCtxSetCurrent");
     figure_of_threads(worker, (pairs + 3) / 4, &stub->counting);
     shim.stream = NULL;
-    figure("launch_default_stream_overhead_ns", "launch_default_stream_direct_ns", time_launches, &shim, &direct,
-           pairs);
+    figure("launch_default_stream_overhead_ns", "launch_default_stream_direct_ns", time_launches,
+           &shim, &direct, pairs);
     return live < 0 ? 0 : time_memory(&shim, &direct, live, pairs);
 }
 
@@ -253,9 +262,11 @@ static int setup_and_exec(char **argv, const char *build, const char *stub_path,
     char dir[] = "/tmp/qgpu-bench-XXXXXX", path[PATH_MAX + 64], number[16];
     if (!mkdtemp(dir))
         return 1;
-    int arbiter = mini_arbiter(dir, CAP, (uint32_t)window_us), grant = mini_grant(dir, stub_path, CAP), status = 0;
+    int arbiter = mini_arbiter(dir, CAP, (uint32_t)window_us),
+        grant = mini_grant(dir, stub_path, CAP), status = 0;
     if (arbiter < 0 || grant < 0 || geteuid() != 0) {
-        fprintf(stderr, "launch-bench: needs root, because only root can make a grant that the shim believes\n");
+        fprintf(stderr, "launch-bench: needs root, because only root can make a grant that the "
+                        "shim believes\n");
         return 1;
     }
     snprintf(number, sizeof(number), "%d", grant);
@@ -292,8 +303,11 @@ int main(int argc, char **argv)
             kernel_us = atoi(argv[i + 1]);
     }
     if (pairs < 1 || pairs > MAX_PAIRS || live < -1 || window_us < 0 || kernel_us < 1) {
-        fprintf(stderr, "launch-bench: --pairs takes 1 to %d, --live -1 or more, --window-us 0 or more, --kernel-us 1 or "
-                "more\n", MAX_PAIRS);
+        fprintf(stderr,
+                "launch-bench: --pairs takes 1 to %d, --live -1 or more, --window-us 0 or more, "
+                "--kernel-us 1 or "
+                "more\n",
+                MAX_PAIRS);
         return 2;
     }
     if (inside)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The least arbiter that lets the shim run as it does in a job: gate open, tracking on, and a window as the real one
- * gives every tenant that it governs (policy.c). For the micro-benchmark, which must not depend on the node's real one.
+ * The least arbiter that lets the shim run as it does in a job: gate open, tracking on, and a
+ * window as the real one gives every tenant that it governs (policy.c). For the micro-benchmark,
+ * which must not depend on the node's real one.
  */
 #include "mini_arbiter.h"
 
@@ -65,7 +66,8 @@ static void serve(int listener, uint64_t mem_cap, uint32_t window_us)
         qg_shared_create("job", sizeof(*job), 0, &fds[1], (void **)&job) != 0)
         _exit(1);
     fds[2] = eventfd(0, EFD_NONBLOCK);
-    *gate = (struct qg_gate_page){.magic = QG_MAGIC, .version = QG_ABI_VERSION, .size = sizeof(*gate), .job_id = 1};
+    *gate = (struct qg_gate_page){
+        .magic = QG_MAGIC, .version = QG_ABI_VERSION, .size = sizeof(*gate), .job_id = 1};
     gate->mem_cap = mem_cap;
     gate->window_us = window_us ? window_us : 500;
     gate->lease_ms = LEASE_MS;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A driver that does nothing, at once: what remains between a call through the shim and a call straight into this
- * is the shim. It counts calls. Functions not written out here succeed without doing anything (stub_exports.S).
+ * A driver that does nothing, at once: what remains between a call through the shim and a call
+ * straight into this is the shim. It counts calls. Functions not written out here succeed without
+ * doing anything (stub_exports.S).
  */
 #include "stub.h"
 
@@ -13,10 +14,11 @@
 
 #include <cuda.h>
 
-#define HELD 4096u
+#define HELD   4096u
 #define EXPORT __attribute__((visibility("default")))
 
-EXPORT struct stub_state stub = {.version = 13050, .elapsed_ms = 0.1f, .device_count = 1, .counting = 1};
+EXPORT struct stub_state stub = {
+    .version = 13050, .elapsed_ms = 0.1f, .device_count = 1, .counting = 1};
 
 static __thread CUcontext current;
 static char contexts[64][16]; /* handles of the contexts: device d has handle contexts[d] */
@@ -63,8 +65,8 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal)
     return ordinal >= 0 && ordinal < stub.device_count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-/* GPU-00000000-0000-0000-0000-0000000000NN with NN = ordinal + 1, or the digit at that place of the environment's
- * QGPU_STUB_CARDS, as if CUDA_VISIBLE_DEVICES had put the cards in another order. */
+/* GPU-00000000-0000-0000-0000-0000000000NN with NN = ordinal + 1, or the digit at that place of the
+ * environment's QGPU_STUB_CARDS, as if CUDA_VISIBLE_DEVICES had put the cards in another order. */
 CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 {
     const char *order = getenv("QGPU_STUB_CARDS");
@@ -154,15 +156,16 @@ CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t size, CUstream stream)
     return allocate((uint64_t *)pointer, size);
 }
 
-CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element)
+CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
+                            unsigned int element)
 {
     (void)element;
     *pitch = (width + 511) & ~(size_t)511;
     return allocate((uint64_t *)pointer, *pitch * height);
 }
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *property,
-                     unsigned long long flags)
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
+                     const CUmemAllocationProp *property, unsigned long long flags)
 {
     (void)property;
     (void)flags;
@@ -174,8 +177,8 @@ static struct {
     CUmemGenericAllocationHandle handle;
 } mapped; /* the newest mapping */
 
-CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-                  unsigned long long flags)
+CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
+                  CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
     (void)size, (void)offset, (void)flags;
     mapped.address = pointer;
@@ -186,7 +189,8 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset, CUmemGenericA
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
     *handle = mapped.handle;
-    return mapped.address == (CUdeviceptr)(uintptr_t)address ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return mapped.address == (CUdeviceptr)(uintptr_t)address ? CUDA_SUCCESS
+                                                             : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemFree_v2(CUdeviceptr pointer)
@@ -230,7 +234,8 @@ CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
 
 static CUresult end_capture(void)
 {
-    if (stub.end_result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED && stub.end_result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
+    if (stub.end_result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED &&
+        stub.end_result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
         stub.capturing = 0;
     return (CUresult)stub.end_result;
 }
@@ -265,8 +270,9 @@ CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
 {
     count(&stub.counts.queries);
     stream = stream ? stream : CU_STREAM_LEGACY;
-    *status = stub.capturing && stub.capturing == (uint64_t)(uintptr_t)stream ? CU_STREAM_CAPTURE_STATUS_ACTIVE
-                                                                               : CU_STREAM_CAPTURE_STATUS_NONE;
+    *status = stub.capturing && stub.capturing == (uint64_t)(uintptr_t)stream
+                  ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                  : CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
 }
 
@@ -321,7 +327,8 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsign
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags)
+CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value,
+                                 unsigned int flags)
 {
     (void)flags;
     count(&stub.counts.writes);
@@ -350,17 +357,19 @@ EXPORT int stub_release(int n)
     return done;
 }
 
-CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
-                        unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **p, void **e)
+CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,
+                        unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,
+                        CUstream stream, void **p, void **e)
 {
-    (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream, (void)p, (void)e;
+    (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream,
+        (void)p, (void)e;
     count(&stub.counts.launches);
     return CUDA_SUCCESS;
 }
 
-CUresult cuLaunchKernel_ptsz(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
-                             unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **p,
-                             void **e)
+CUresult cuLaunchKernel_ptsz(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,
+                             unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,
+                             CUstream stream, void **p, void **e)
 {
     return cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, stream, p, e);
 }
@@ -393,7 +402,8 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr d, const void *h, size_t n)
     return CUDA_SUCCESS;
 }
 
-/* Private tables do not exist here; success without one would make the CUDA runtime read through NULL. */
+/* Private tables do not exist here; success without one would make the CUDA runtime read through
+ * NULL. */
 CUresult cuGetExportTable(const void **out, const CUuuid *id)
 {
     (void)id;
@@ -401,7 +411,8 @@ CUresult cuGetExportTable(const void **out, const CUuuid *id)
     return CUDA_ERROR_NOT_FOUND;
 }
 
-/* Newest symbol of a name; versions are not told apart, the tests that need that look at the shim's answer. */
+/* Newest symbol of a name; versions are not told apart, the tests that need that look at the shim's
+ * answer. */
 static void *newest(const char *name, cuuint64_t flags)
 {
     static const char *const endings[] = {"_v4", "_v3", "_v2", ""};
@@ -410,7 +421,8 @@ static void *newest(const char *name, cuuint64_t flags)
     Dl_info self;
     dladdr((void *)&stub, &self);
     void *handle = dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD), *found = NULL;
-    for (unsigned s = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM ? 0 : 2; s < 3 && !found; s++)
+    for (unsigned s = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM ? 0 : 2;
+         s < 3 && !found; s++)
         for (unsigned i = 0; i < 4 && !found; i++) {
             snprintf(symbol, sizeof(symbol), "%s%s%s", name, endings[i], streams[s]);
             found = dlsym(handle, symbol);
@@ -419,8 +431,8 @@ static void *newest(const char *name, cuuint64_t flags)
     return found;
 }
 
-/* For tests of who asks for what: a line per query in the file that QGPU_STUB_QUERIES names, with the file of the
- * code that asked. */
+/* For tests of who asks for what: a line per query in the file that QGPU_STUB_QUERIES names, with
+ * the file of the code that asked. */
 static void record_query(const char *name, int version, cuuint64_t flags, void *caller)
 {
     const char *path = getenv("QGPU_STUB_QUERIES");
@@ -429,7 +441,8 @@ static void record_query(const char *name, int version, cuuint64_t flags, void *
     if (!file)
         return;
     dladdr(caller, &by);
-    fprintf(file, "%s %d %llu %s\n", *name ? name : "-", version, (unsigned long long)flags, by.dli_fname);
+    fprintf(file, "%s %d %llu %s\n", *name ? name : "-", version, (unsigned long long)flags,
+            by.dli_fname);
     fclose(file);
 }
 
@@ -437,7 +450,8 @@ static CUresult answer_query(const char *name, void **found, int version, cuuint
                              CUdriverProcAddressQueryResult *status)
 {
     *found = *name ? newest(name, flags) : NULL;
-    if (!strcmp(name, "cuNewInDriver14") || (*found && stub.newer && version >= 14000)) /* that no table knows */
+    /* that no table knows */
+    if (!strcmp(name, "cuNewInDriver14") || (*found && stub.newer && version >= 14000))
         *found = (void *)&cuInit;
     if (status)
         *status = *found ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Keeps the processors awake: a thread on each one that may be used here, with the policy SCHED_IDLE, so that it runs only
- * where nothing else does. A processor that sleeps wakes late: out of a deep state of its own, or, in a virtual machine,
- * when the host finds time for it again. Runs until its standard input ends.
+ * Keeps the processors awake: a thread on each one that may be used here, with the policy
+ * SCHED_IDLE, so that it runs only where nothing else does. A processor that sleeps wakes late: out
+ * of a deep state of its own, or, in a virtual machine, when the host finds time for it again. Runs
+ * until its standard input ends.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -15,7 +16,8 @@ static void *spin(void *arg)
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET((int)(long)arg, &one);
-    if (sched_setaffinity(0, sizeof(one), &one) != 0 || sched_setscheduler(0, SCHED_IDLE, &none) != 0)
+    if (sched_setaffinity(0, sizeof(one), &one) != 0 ||
+        sched_setscheduler(0, SCHED_IDLE, &none) != 0)
         return NULL; /* not where it would take anything from others */
     for (;;)
         __builtin_ia32_pause();

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How noisy is this machine: the time by which a sleeping thread wakes late, once as an ordinary thread and
- * once under SCHED_FIFO, both idle otherwise. Prints one JSON object. Benchmarks put it beside their figures,
- * because a preemption figure cannot be better than the wake-up it is made of.
+ * How noisy is this machine: the time by which a sleeping thread wakes late, once as an ordinary
+ * thread and once under SCHED_FIFO, both idle otherwise. Prints one JSON object. Benchmarks put it
+ * beside their figures, because a preemption figure cannot be better than the wake-up it is made
+ * of.
  *
  * usage: wake-noise [SAMPLES]   (one sample is 1 ms; default 1000 per policy)
  */
@@ -41,8 +42,9 @@ static void sample(int64_t *late, int n)
 
 static void print_policy(const char *name, const int64_t *late, int n, const char *end)
 {
-    printf("\"%s_p50_us\": %.1f, \"%s_p99_us\": %.1f, \"%s_max_us\": %.1f%s", name, (double)late[n / 2] / 1e3, name,
-           (double)late[n * 99 / 100] / 1e3, name, (double)late[n - 1] / 1e3, end);
+    printf("\"%s_p50_us\": %.1f, \"%s_p99_us\": %.1f, \"%s_max_us\": %.1f%s", name,
+           (double)late[n / 2] / 1e3, name, (double)late[n * 99 / 100] / 1e3, name,
+           (double)late[n - 1] / 1e3, end);
 }
 
 int main(int argc, char **argv)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A control of the benchmarks: preloaded beside the shim, it claims again and again that everything which this process
- * submitted is finished. A long kernel then seems to cost nothing. What the job writes is a hint; shares measured in the
- * trace must show whether anybody believed it.
+ * A control of the benchmarks: preloaded beside the shim, it claims again and again that everything
+ * which this process submitted is finished. A long kernel then seems to cost nothing. What the job
+ * writes is a hint; shares measured in the trace must show whether anybody believed it.
  */
 #include <pthread.h>
 #include <time.h>

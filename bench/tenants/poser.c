@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A tenant that lies about being busy: preloaded beside the shim, it claims from its first launch on that work of this
- * process is on the card that never ends. It submits none.
+ * A tenant that lies about being busy: preloaded beside the shim, it claims from its first launch
+ * on that work of this process is on the card that never ends. It submits none.
  */
 #include <pthread.h>
 #include <stdbool.h>
@@ -10,7 +10,7 @@
 #include "own_page.h"
 
 #define EACH_NS 50000
-#define AHEAD 1000u
+#define AHEAD   1000u
 
 static bool launched(const struct qg_proc *own)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Slurm's private headers, and what differs between the versions that this plugin is built for. Everything else
- * here is written once.
+ * Slurm's private headers, and what differs between the versions that this plugin is built for.
+ * Everything else here is written once.
  *
  *   22.05         13 symbols: get_job_info and get_step_info, epilog_build_env and epilog_set_env
  *   24.11, 26.05  11 symbols: no info functions, prep_build_env and prep_set_env
@@ -27,23 +27,23 @@
 #include "src/interfaces/gres.h"
 typedef gres_prep_t qgn_prep_t;
 #define qgn_build_env gres_p_prep_build_env
-#define qgn_set_env gres_p_prep_set_env
+#define qgn_set_env   gres_p_prep_set_env
 #elif SLURM_VERSION_NUMBER < SLURM_VERSION_NUM(23, 2, 0) && QGN_SINCE(22, 5)
 #include "src/common/gres.h"
 typedef gres_epilog_info_t qgn_prep_t;
-#define qgn_build_env gres_p_epilog_build_env
-#define qgn_set_env gres_p_epilog_set_env
-#define list_t struct xlist
+#define qgn_build_env      gres_p_epilog_build_env
+#define qgn_set_env        gres_p_epilog_set_env
+#define list_t             struct xlist
 #define QGN_INFO_FUNCTIONS 1
 #else
-#error "this source is for Slurm 22.05 and for 24.11 and later; the interface of the releases between was never tried"
+#error "this source is for Slurm 22.05 and for 24.11 and later, and for none between"
 #endif
 
 #if QGN_SINCE(26, 5)
 #define QGN_FINI void
 #define QGN_FINI_END
 #else
-#define QGN_FINI int
+#define QGN_FINI     int
 #define QGN_FINI_END return SLURM_SUCCESS
 #endif
 

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Is the node's configuration one that qgpu can work with? Slurm itself takes any count. Every fault is one line in
- * slurmd's log that says what to write instead; a node that holds no qgpu at all is fine.
+ * Is the node's configuration one that qgpu can work with? Slurm itself takes any count. Every
+ * fault is one line in slurmd's log that says what to write instead; a node that holds no qgpu at
+ * all is fine.
  */
 #include "native.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-#define MIB (UINT64_C(1) << 20)
-#define MEM_LEAST (64 * MIB)             /* per card: less than any share may have */
-#define MEM_MOST (UINT64_C(16) << 40)    /* per card */
-#define SHARE_MOST UINT64_C(100000)      /* per card: the limit of classes.CLASS.overcommit in qgpu.yaml */
+#define MIB       (UINT64_C(1) << 20)
+#define MEM_LEAST (64 * MIB)           /* per card: less than any share may have */
+#define MEM_MOST  (UINT64_C(16) << 40) /* per card */
+/* per card: the limit of classes.CLASS.overcommit in qgpu.yaml */
+#define SHARE_MOST UINT64_C(100000)
 
 /* A walk over the records of one gres. */
 struct walk {
@@ -47,7 +49,8 @@ static bool no_file(const gres_slurmd_conf_t *record)
 {
     if (!record->file && !(record->config_flags & GRES_CONF_HAS_FILE))
         return true;
-    error("gres.conf: Name=%s has File=%s, but it is a count: the cards are those of Name=gpu; leave File out",
+    error("gres.conf: Name=%s has File=%s, but it is a count: the cards are those of Name=gpu; "
+          "leave File out",
           record->name, record->file ? record->file : "");
     return false;
 }
@@ -56,7 +59,8 @@ static bool share_in_range(const gres_slurmd_conf_t *record, uint64_t cards)
 {
     if (record->count && record->count % cards == 0 && record->count <= SHARE_MOST * cards)
         return true;
-    error("gres.conf: Name=qgpu Type=%s Count=%" PRIu64 ", but this node has %" PRIu64 " cards: write a multiple of "
+    error("gres.conf: Name=qgpu Type=%s Count=%" PRIu64 ", but this node has %" PRIu64
+          " cards: write a multiple of "
           "it, %" PRIu64 " for one share of 100 per card, and at most %" PRIu64,
           record->type_name, record->count, cards, 100 * cards, SHARE_MOST * cards);
     return false;
@@ -67,13 +71,17 @@ static bool share_record(struct walk *walk, const gres_slurmd_conf_t *record)
     enum qgn_class type = qgn_class_of(record->type_name);
 
     if (type != QGN_ONLINE && type != QGN_OFFLINE) {
-        error("gres.conf: Name=qgpu Count=%" PRIu64 " has %s%s; the Type is the class: Type=online or Type=offline",
-              record->count, record->type_name ? "Type=" : "no Type", record->type_name ? record->type_name : "");
+        error("gres.conf: Name=qgpu Count=%" PRIu64
+              " has %s%s; the Type is the class: Type=online or Type=offline",
+              record->count, record->type_name ? "Type=" : "no Type",
+              record->type_name ? record->type_name : "");
         return false;
     }
     if (walk->seen[type]) {
-        error("gres.conf: Name=qgpu Type=%s comes in two parts: write one line for all cards together, with the count "
-              "that slurm.conf's Gres= has", record->type_name);
+        error("gres.conf: Name=qgpu Type=%s comes in two parts: write one line for all cards "
+              "together, with the count "
+              "that slurm.conf's Gres= has",
+              record->type_name);
         return false;
     }
     walk->seen[type] = true;
@@ -93,19 +101,23 @@ static int check_share(void *item, void *arg)
 static bool mem_record(struct walk *walk, const gres_slurmd_conf_t *record)
 {
     if (record->type_name) {
-        error("gres.conf: Name=qgpu_mem has Type=%s; memory has no class, leave Type out", record->type_name);
+        error("gres.conf: Name=qgpu_mem has Type=%s; memory has no class, leave Type out",
+              record->type_name);
         return false;
     }
     if (walk->records > 1) {
-        error("gres.conf: Name=qgpu_mem comes in %d parts: write one line for all cards together, with the count that "
-              "slurm.conf's Gres= has", walk->records);
+        error("gres.conf: Name=qgpu_mem comes in %d parts: write one line for all cards together, "
+              "with the count that "
+              "slurm.conf's Gres= has",
+              walk->records);
         return false;
     }
     if (!no_file(record))
         return false;
     if (record->count >= MEM_LEAST * walk->cards && record->count <= MEM_MOST * walk->cards)
         return true;
-    error("gres.conf: Name=qgpu_mem Count=%" PRIu64 " is %" PRIu64 " MiB for %" PRIu64 " cards; it counts bytes: "
+    error("gres.conf: Name=qgpu_mem Count=%" PRIu64 " is %" PRIu64 " MiB for %" PRIu64
+          " cards; it counts bytes: "
           "write the cards' usable memory with its unit, for example Count=%" PRIu64 "G",
           record->count, record->count / MIB, walk->cards, 78 * walk->cards);
     return false;
@@ -121,7 +133,8 @@ static int check_mem(void *item, void *arg)
     return 0;
 }
 
-/* What both have to have beside them. A record of slurm.conf that gres.conf lacks has count 0: it is none. */
+/* What both have to have beside them. A record of slurm.conf that gres.conf lacks has count 0: it
+ * is none. */
 static bool company(list_t *records, const struct walk *walk, const char *other)
 {
     if (!walk->cards) {
@@ -129,8 +142,9 @@ static bool company(list_t *records, const struct walk *walk, const char *other)
         return false;
     }
     if (qgn_sum(records, "shard") != 100 * walk->cards) {
-        error("gres.conf: Name=shard counts %" PRIu64 " on this node; qgpu needs 100 for each of its %" PRIu64
-              " cards", qgn_sum(records, "shard"), walk->cards);
+        error("gres.conf: Name=shard counts %" PRIu64
+              " on this node; qgpu needs 100 for each of its %" PRIu64 " cards",
+              qgn_sum(records, "shard"), walk->cards);
         return false;
     }
     if (!qgn_sum(records, other)) {
@@ -140,7 +154,8 @@ static bool company(list_t *records, const struct walk *walk, const char *other)
     return true;
 }
 
-static bool valid(list_t *records, const char *gres, const char *other, int (*check)(void *, void *))
+static bool valid(list_t *records, const char *gres, const char *other,
+                  int (*check)(void *, void *))
 {
     struct walk walk = {.gres = gres};
 

@@ -25,7 +25,8 @@ const char *qgn_class_name(enum qgn_class type)
     return type == QGN_NONE ? "none" : "unknown";
 }
 
-/* A count that does not fit is handed on as the largest, which the node refuses: it is more than any card has. */
+/* A count that does not fit is handed on as the largest, which the node refuses: it is more than
+ * any card has. */
 uint64_t qgn_pack(uint64_t count, const char *type)
 {
     if (count > QGN_COUNT_MASK)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later
  *
- * What Slurm calls. A gres without device files: slurmctld counts it, the plugin carries the counts to Prolog,
- * Epilog, job, step and task. It keeps nothing between two calls, so `scontrol reconfigure` has nothing to lose.
+ * What Slurm calls. A gres without device files: slurmctld counts it, the plugin carries the counts
+ * to Prolog, Epilog, job, step and task. It keeps nothing between two calls, so `scontrol
+ * reconfigure` has nothing to lose.
  */
 #include "native.h"
 
@@ -19,8 +20,8 @@ extern QGN_FINI fini(void)
     QGN_FINI_END;
 }
 
-/* In slurmd, at its start and at each `scontrol reconfigure`. A failure keeps slurmd from starting; each fault is a
- * line in its log. */
+/* In slurmd, at its start and at each `scontrol reconfigure`. A failure keeps slurmd from starting;
+ * each fault is a line in its log. */
 extern int gres_p_node_config_load(list_t *records, node_config_load_t *config)
 {
     (void)config;
@@ -29,9 +30,10 @@ extern int gres_p_node_config_load(list_t *records, node_config_load_t *config)
 
 /* ---- job, step, task ---- */
 
-/* Always written, 0 for none: what a user wrote there is no share, and SPANK relies on it. Where there is none, an
- * inherited SLURM_SHARDS_ON_NODE goes too (gres/gpu leaves it in a whole-card job that was submitted from inside a
- * share). gres/shard, which comes after qgpu in GresTypes, writes it again for a job that really holds shards. */
+/* Always written, 0 for none: what a user wrote there is no share, and SPANK relies on it. Where
+ * there is none, an inherited SLURM_SHARDS_ON_NODE goes too (gres/gpu leaves it in a whole-card job
+ * that was submitted from inside a share). gres/shard, which comes after qgpu in GresTypes, writes
+ * it again for a job that really holds shards. */
 static void set_count(char ***env, uint64_t count)
 {
     env_array_overwrite_fmt(env, qgn_kind.task_count, "%" PRIu64, count / qgn_kind.task_unit);
@@ -39,14 +41,16 @@ static void set_count(char ***env, uint64_t count)
         unsetenvp(*env, qgn_kind.clears);
 }
 
-extern void gres_p_job_set_env(char ***env, bitstr_t *bits, uint64_t count, gres_internal_flags_t flags)
+extern void gres_p_job_set_env(char ***env, bitstr_t *bits, uint64_t count,
+                               gres_internal_flags_t flags)
 {
     (void)bits;
     (void)flags;
     set_count(env, count);
 }
 
-extern void gres_p_step_set_env(char ***env, bitstr_t *bits, uint64_t count, gres_internal_flags_t flags)
+extern void gres_p_step_set_env(char ***env, bitstr_t *bits, uint64_t count,
+                                gres_internal_flags_t flags)
 {
     (void)bits;
     (void)flags;
@@ -65,8 +69,8 @@ extern void gres_p_task_set_env(char ***env, bitstr_t *bits, uint64_t count, bit
 
 /* ---- Prolog and Epilog ---- */
 
-/* In slurmctld out of its own allocation, or in slurmd out of the credential that slurmctld signed. Called once for
- * each type that the job holds. */
+/* In slurmctld out of its own allocation, or in slurmd out of the credential that slurmctld signed.
+ * Called once for each type that the job holds. */
 extern qgn_prep_t *qgn_build_env(gres_job_state_t *job)
 {
     qgn_prep_t *prep = xmalloc(sizeof(*prep));
@@ -79,7 +83,8 @@ extern qgn_prep_t *qgn_build_env(gres_job_state_t *job)
     return prep;
 }
 
-/* A second type of the same gres does not hide the first: both are told, and the node refuses the job. */
+/* A second type of the same gres does not hide the first: both are told, and the node refuses the
+ * job. */
 static void add(char ***env, const char *name, const char *value)
 {
     const char *before = *env ? getenvp(*env, name) : NULL;
@@ -102,7 +107,8 @@ extern void qgn_set_env(char ***env, qgn_prep_t *prep, int node)
     if (!prep || node < 0 || (uint32_t)node >= prep->node_cnt || !prep->gres_cnt_node_alloc)
         return;
     if (!qgn_unpack(prep->gres_cnt_node_alloc[node], &count, &type)) {
-        error("%s: what came for this node is not packed by this plugin; slurmctld has another one", plugin_type);
+        error("%s: what came for this node is not packed by this plugin; slurmctld has another one",
+              plugin_type);
         return;
     }
     if (!count)
@@ -142,7 +148,8 @@ extern void gres_p_step_hardware_fini(void)
 }
 
 #ifdef QGN_INFO_FUNCTIONS
-extern int gres_p_get_job_info(gres_job_state_t *job, uint32_t node, enum gres_job_data_type type, void *data)
+extern int gres_p_get_job_info(gres_job_state_t *job, uint32_t node, enum gres_job_data_type type,
+                               void *data)
 {
     (void)job;
     (void)node;
@@ -151,7 +158,8 @@ extern int gres_p_get_job_info(gres_job_state_t *job, uint32_t node, enum gres_j
     return EINVAL;
 }
 
-extern int gres_p_get_step_info(gres_step_state_t *step, uint32_t node, enum gres_step_data_type type, void *data)
+extern int gres_p_get_step_info(gres_step_state_t *step, uint32_t node,
+                                enum gres_step_data_type type, void *data)
 {
     (void)step;
     (void)node;

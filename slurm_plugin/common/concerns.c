@@ -7,8 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Whether a field begins with a tag that promises a card. That of a job with its nodes for itself does not, nor does
- * what a user wrote further behind: else a comment would make the Prolog of any node depend on qgpud. */
+/* Whether a field begins with a tag that promises a card. That of a job with its nodes for itself
+ * does not, nor does what a user wrote further behind: else a comment would make the Prolog of any
+ * node depend on qgpud. */
 static bool promises(const char *field)
 {
     const char *tag = field ? field + strspn(field, " \t\n\r\v\f") : "";

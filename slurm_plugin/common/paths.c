@@ -52,8 +52,8 @@ bool qg_expand_node(const char *pattern, const char *node, char *out, size_t siz
     return used > 0;
 }
 
-/* True if only root can change the directory st; a sticky one is good enough for a parent, because there
- * nobody can replace an entry that root owns. */
+/* True if only root can change the directory st; a sticky one is good enough for a parent, because
+ * there nobody can replace an entry that root owns. */
 static bool only_root(const struct stat *st, bool is_parent)
 {
     if (st->st_uid != 0)
@@ -69,8 +69,8 @@ static bool step_trusted(const char *step, const struct stat *st, char *why, siz
 
     if (link ? st->st_uid == 0 : only_root(st, S_ISDIR(st->st_mode)))
         return true;
-    snprintf(why, size, "%s is writable by others than root (owner %u, mode %04o)", step, (unsigned)st->st_uid,
-             (unsigned)(st->st_mode & 07777));
+    snprintf(why, size, "%s is writable by others than root (owner %u, mode %04o)", step,
+             (unsigned)st->st_uid, (unsigned)(st->st_mode & 07777));
     errno = EPERM;
     return false;
 }
@@ -160,7 +160,8 @@ int qg_open_trusted_dir(const char *path, char *why, size_t size)
         return -1;
     }
     if (fstat(fd, &st) != 0 || !only_root(&st, false)) {
-        snprintf(why, size, "%s must be owned by root and writable by nobody else (owner %u, mode %04o)", path,
+        snprintf(why, size,
+                 "%s must be owned by root and writable by nobody else (owner %u, mode %04o)", path,
                  (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777));
         close(fd);
         errno = EPERM;

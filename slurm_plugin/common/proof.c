@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * See proof.h. A proof is one line that says for which start of which job it is, so that one that was left behind
- * proves nothing later: the boot, the job, how often it was requeued, and the version of the grants that the plugin
- * reads. It is taken once.
+ * See proof.h. A proof is one line that says for which start of which job it is, so that one that
+ * was left behind proves nothing later: the boot, the job, how often it was requeued, and the
+ * version of the grants that the plugin reads. It is taken once.
  */
 #include "proof.h"
 
@@ -43,13 +43,15 @@ static bool boot_id(char *out, size_t size)
 }
 
 /* What the proof of this start has to say, and its file's name. */
-static bool expected(char *line, size_t size, char *name, size_t name_size, char *why, size_t why_size)
+static bool expected(char *line, size_t size, char *name, size_t name_size, char *why,
+                     size_t why_size)
 {
     char boot[64];
     const char *job = digits_of("SLURM_JOB_ID", NULL);
 
     if (!job || !boot_id(boot, sizeof(boot))) {
-        snprintf(why, why_size, "%s", job ? "the kernel does not tell its " BOOT_ID : "SLURM_JOB_ID is no number");
+        snprintf(why, why_size, "%s",
+                 job ? "the kernel does not tell its " BOOT_ID : "SLURM_JOB_ID is no number");
         return false;
     }
     snprintf(name, name_size, "%s", job);
@@ -106,7 +108,8 @@ static ssize_t read_file(int dir, const char *name, char *out, size_t size)
 
     if (fd < 0)
         return -1;
-    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == 0 && !(st.st_mode & (S_IWGRP | S_IWOTH)))
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == 0 &&
+        !(st.st_mode & (S_IWGRP | S_IWOTH)))
         got = read(fd, out, size - 1);
     close(fd);
     if (got >= 0)
@@ -142,8 +145,9 @@ bool qg_proof_take(const char *run_dir, char *why, size_t size)
     if (got < 0)
         snprintf(why, size, "%s/" QG_PROOF_DIR "/%s: %s", run_dir, name, strerror(err));
     else
-        snprintf(why, size, "%s", other_release(found, line) ? "the plugin is of another release of qgpu" :
-                                                               "what it left is of an earlier start of the job");
+        snprintf(why, size, "%s",
+                 other_release(found, line) ? "the plugin is of another release of qgpu"
+                                            : "what it left is of an earlier start of the job");
     return false;
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Slurm's own commands, which a Prolog should not call: each asks slurmctld. Two cases are rare enough. A node that
- * is broken is drained with a reason (drain.c). A job that holds a card without a tag is looked up: whether it was
- * queued before qgpu was installed and has whole cards, nothing on the node tells (docs/adr/0024).
+ * Slurm's own commands, which a Prolog should not call: each asks slurmctld. Two cases are rare
+ * enough. A node that is broken is drained with a reason (drain.c). A job that holds a card without
+ * a tag is looked up: whether it was queued before qgpu was installed and has whole cards, nothing
+ * on the node tells (docs/adr/0024).
  */
 #include "hook.h"
 
@@ -19,9 +20,10 @@
 
 #include "../common/paths.h"
 
-#define LIMIT_NS 5000000000LL
+#define LIMIT_NS  5000000000LL
 #define FIELD_MAX 1000u /* characters of what squeue prints of a job's allocation */
-/* An array's leader has a line for each of its running tasks, of which a site may have thousands. */
+/* An array's leader has a line for each of its running tasks, of which a site may have thousands.
+ */
 #define LINES_MAX (4u << 20)
 
 static void exec_it(const char *program, char *const argv[], int out)
@@ -117,12 +119,14 @@ static bool untagged_card(void)
            !is_tag(getenv("SLURM_JOB_EXTRA"));
 }
 
-/* Of the line "4711   cpu=1,gres/gpu=1" the second word. An array's leader has the lines of its tasks as well. */
+/* Of the line "4711   cpu=1,gres/gpu=1" the second word. An array's leader has the lines of its
+ * tasks as well. */
 static void take_line(const char *text, const char *job_id, char *out, size_t size)
 {
     size_t len = strlen(job_id);
 
-    for (const char *line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+    for (const char *line = text; line && *line;
+         line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
         const char *word = line + strspn(line, " ");
 
         if (strncmp(word, job_id, len) != 0 || word[len] != ' ')
@@ -146,7 +150,8 @@ void hook_look_up(struct hook *hook)
     if (!slash || !untagged_card())
         return;
     snprintf(fields, sizeof(fields), "JobID:20,tres-alloc:%u", FIELD_MAX);
-    snprintf(program, sizeof(program), "%.*s/squeue", (int)(slash - hook->scontrol), hook->scontrol);
+    snprintf(program, sizeof(program), "%.*s/squeue", (int)(slash - hook->scontrol),
+             hook->scontrol);
     int64_t began = hook_now_ns();
     if (hook_command(program, argv, text, sizeof(text)))
         take_line(text, hook->job_id, hook->allocated, sizeof(hook->allocated));

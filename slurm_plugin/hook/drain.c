@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Draining the node with a reason that an admin understands. slurmctld drains it anyway when a Prolog fails, but
- * with the reason "Prolog error" only; it leaves the reason of a node alone that is drained already, so ours has
- * to be there first.
+ * Draining the node with a reason that an admin understands. slurmctld drains it anyway when a
+ * Prolog fails, but with the reason "Prolog error" only; it leaves the reason of a node alone that
+ * is drained already, so ours has to be there first.
  */
 #include "hook.h"
 
@@ -25,6 +25,6 @@ void hook_drain(const struct hook *hook, const char *reason)
         if ((unsigned char)*c < ' ')
             *c = ' ';
     if (!hook_command(hook->scontrol, argv, NULL, 0))
-        fprintf(stderr, "qgpu-hook: %s did not drain %s: the drain reason will be Slurm's own\n", hook->scontrol,
-                hook->node);
+        fprintf(stderr, "qgpu-hook: %s did not drain %s: the drain reason will be Slurm's own\n",
+                hook->scontrol, hook->node);
 }

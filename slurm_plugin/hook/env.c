@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The part of the hook's environment that qgpud gets to see. A whitelist: SPANK_* is the user's, and whatever
- * else slurmd may export one day should not reach a root daemon unread.
+ * The part of the hook's environment that qgpud gets to see. A whitelist: SPANK_* is the user's,
+ * and whatever else slurmd may export one day should not reach a root daemon unread.
  */
 #include "hook.h"
 
@@ -9,24 +9,39 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Text fields start with the tag, so a long one may lose its tail; any other value has to be whole. */
+/* Text fields start with the tag, so a long one may lose its tail; any other value has to be whole.
+ */
 struct variable {
     const char *name;
     bool may_truncate;
 };
 
 static const struct variable VARIABLES[] = {
-    {"SLURM_JOB_ID", false},        {"SLURM_JOB_UID", false},       {"SLURM_JOB_GID", false},
-    {"SLURM_JOB_USER", false},      {"SLURM_JOB_ACCOUNT", false},   {"SLURM_JOB_PARTITION", false},
-    {"SLURM_JOB_QOS", false},       {"SLURM_JOB_COMMENT", true},    {"SLURM_JOB_EXTRA", true},
-    {"SLURM_JOB_GPUS", false},      {"SLURM_JOB_RESTART_COUNT", false},
-    {"QGPU_NATIVE_CLASS", false},   {"QGPU_NATIVE_SHARE", false},   {"QGPU_NATIVE_MEM", false},
-    {"SLURM_JOB_NODELIST", true},   {"SLURM_CLUSTER_NAME", false},  {"SLURMD_NODENAME", false},
-    {"SLURM_SCRIPT_CONTEXT", false}, {"CUDA_VISIBLE_DEVICES", false}, {"SLURM_JOB_EXIT_CODE", false},
+    {"SLURM_JOB_ID", false},
+    {"SLURM_JOB_UID", false},
+    {"SLURM_JOB_GID", false},
+    {"SLURM_JOB_USER", false},
+    {"SLURM_JOB_ACCOUNT", false},
+    {"SLURM_JOB_PARTITION", false},
+    {"SLURM_JOB_QOS", false},
+    {"SLURM_JOB_COMMENT", true},
+    {"SLURM_JOB_EXTRA", true},
+    {"SLURM_JOB_GPUS", false},
+    {"SLURM_JOB_RESTART_COUNT", false},
+    {"QGPU_NATIVE_CLASS", false},
+    {"QGPU_NATIVE_SHARE", false},
+    {"QGPU_NATIVE_MEM", false},
+    {"SLURM_JOB_NODELIST", true},
+    {"SLURM_CLUSTER_NAME", false},
+    {"SLURMD_NODENAME", false},
+    {"SLURM_SCRIPT_CONTEXT", false},
+    {"CUDA_VISIBLE_DEVICES", false},
+    {"SLURM_JOB_EXIT_CODE", false},
 };
 
 /* Appends NAME=VALUE and its NUL; returns the new length, unchanged if it was left out. */
-static size_t append(char *out, size_t used, size_t size, const struct variable *var, const char *value)
+static size_t append(char *out, size_t used, size_t size, const struct variable *var,
+                     const char *value)
 {
     size_t name_len = strlen(var->name);
 
@@ -35,7 +50,8 @@ static size_t append(char *out, size_t used, size_t size, const struct variable 
     size_t len = strlen(value);
     if (len > HOOK_VALUE_MAX) {
         if (!var->may_truncate) {
-            fprintf(stderr, "qgpu-hook: %s is longer than %u bytes and was left out\n", var->name, HOOK_VALUE_MAX);
+            fprintf(stderr, "qgpu-hook: %s is longer than %u bytes and was left out\n", var->name,
+                    HOOK_VALUE_MAX);
             return used;
         }
         len = HOOK_VALUE_MAX;
@@ -59,6 +75,7 @@ size_t hook_pack_env(const struct hook *hook, char *out, size_t size)
     for (size_t i = 0; i < sizeof(VARIABLES) / sizeof(VARIABLES[0]); i++)
         used = append(out, used, size, &VARIABLES[i], getenv(VARIABLES[i].name));
     if (hook->allocated[0])
-        used = append(out, used, size, &(struct variable){"QGPU_ALLOCATED", false}, hook->allocated);
+        used =
+            append(out, used, size, &(struct variable){"QGPU_ALLOCATED", false}, hook->allocated);
     return used;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the hook leaves on disk when nobody answers: the reason of the last failure, and a note that a job ended.
+ * What the hook leaves on disk when nobody answers: the reason of the last failure, and a note that
+ * a job ended.
  */
 #include "hook.h"
 
@@ -19,7 +20,8 @@ static int open_grants(const struct hook *hook, char *why, size_t size)
 {
     char path[PATH_MAX];
 
-    if ((size_t)snprintf(path, sizeof(path), "%s/%s", hook->run_dir, QG_GRANTS_DIR) >= sizeof(path)) {
+    if ((size_t)snprintf(path, sizeof(path), "%s/%s", hook->run_dir, QG_GRANTS_DIR) >=
+        sizeof(path)) {
         snprintf(why, size, "%s is too long a path", hook->run_dir);
         return -1;
     }

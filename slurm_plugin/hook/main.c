@@ -2,9 +2,10 @@
  *
  * qgpu-hook prolog|epilog --run-dir DIR --deadline-ms N [--scontrol PATH]
  *
- * What slurmd's Prolog and Epilog exec. It hands the job's environment to qgpud and exits with qgpud's answer;
- * being compiled and static it costs about a millisecond where a Python start costs a hundred. Exit status:
- * 0 go on, 1 the node is broken (Slurm drains it), 2 wrong usage, which is a broken node as well.
+ * What slurmd's Prolog and Epilog exec. It hands the job's environment to qgpud and exits with
+ * qgpud's answer; being compiled and static it costs about a millisecond where a Python start costs
+ * a hundred. Exit status: 0 go on, 1 the node is broken (Slurm drains it), 2 wrong usage, which is
+ * a broken node as well.
  */
 #include "hook.h"
 
@@ -16,11 +17,13 @@
 #include "../common/proof.h"
 #include "qgpu_abi.h"
 
-#define EPILOG_CONNECT_NS 500000000LL /* an ended job should not wait for a daemon that is not there */
+/* an ended job should not wait for a daemon that is not there */
+#define EPILOG_CONNECT_NS 500000000LL
 
 static int usage(void)
 {
-    fprintf(stderr, "qgpu-hook: usage: qgpu-hook prolog|epilog --run-dir DIR --deadline-ms N [--scontrol PATH]\n");
+    fprintf(stderr, "qgpu-hook: usage: qgpu-hook prolog|epilog --run-dir DIR --deadline-ms N "
+                    "[--scontrol PATH]\n");
     return 2;
 }
 
@@ -57,8 +60,9 @@ static int parse(struct hook *hook, int argc, char **argv)
     if (hook->scontrol && *hook->scontrol != '/')
         return usage(); /* PATH is unset in a Prolog */
     if (!qg_expand_node(run_dir, hook->node, hook->run_dir, sizeof(hook->run_dir))) {
-        fprintf(stderr, "qgpu-hook: --run-dir %s: %%n needs SLURMD_NODENAME, which slurmd sets; it is %s\n", run_dir,
-                hook->node ? hook->node : "missing");
+        fprintf(stderr,
+                "qgpu-hook: --run-dir %s: %%n needs SLURMD_NODENAME, which slurmd sets; it is %s\n",
+                run_dir, hook->node ? hook->node : "missing");
         return 1;
     }
     hook->deadline_ns = hook_now_ns() + deadline_ms * 1000000LL;
@@ -84,8 +88,10 @@ static int fail_unproven(const struct hook *hook, const char *why)
     const char *node = hook->node ? hook->node : "NODE";
 
     snprintf(sentence, sizeof(sentence),
-             "qgpu: Slurm did not run qgpu's SPANK plugin for job %s: see that plugstack.conf has its line with this "
-             "run_dir, that it is built for this Slurm (grep spank in slurmd's log), restart slurmd, then scontrol "
+             "qgpu: Slurm did not run qgpu's SPANK plugin for job %s: see that plugstack.conf has "
+             "its line with this "
+             "run_dir, that it is built for this Slurm (grep spank in slurmd's log), restart "
+             "slurmd, then scontrol "
              "update nodename=%s state=resume (%s)",
              hook->job_id, node, why);
     return fail_node(hook, sentence);
@@ -96,7 +102,8 @@ static int run_prolog(struct hook *hook)
     char text[HOOK_TEXT_MAX] = "", sentence[HOOK_TEXT_MAX + PATH_MAX], why[HOOK_TEXT_MAX] = "";
     bool proven = qg_proof_take(hook->run_dir, why, sizeof(why));
 
-    /* Where qgpud has never been, neither has a place for the proof: then that is what has to be said. */
+    /* Where qgpud has never been, neither has a place for the proof: then that is what has to be
+     * said. */
     if (!proven && hook_daemon_was_here(hook))
         return fail_unproven(hook, why);
     hook_look_up(hook);
@@ -109,18 +116,21 @@ static int run_prolog(struct hook *hook)
         return 0;
     }
     if (status > 0) {
-        snprintf(sentence, sizeof(sentence), "qgpu: %s", *text ? text : "qgpud refused without saying why");
+        snprintf(sentence, sizeof(sentence), "qgpu: %s",
+                 *text ? text : "qgpud refused without saying why");
         fail_node(hook, sentence);
         return status;
     }
     snprintf(sentence, sizeof(sentence),
-             "qgpu: qgpud on this node does not answer at %s/%s: start it, then scontrol update nodename=%s "
+             "qgpu: qgpud on this node does not answer at %s/%s: start it, then scontrol update "
+             "nodename=%s "
              "state=resume (%s)",
              hook->run_dir, QG_SOCK_HOOK, hook->node ? hook->node : "NODE", text);
     return fail_node(hook, sentence);
 }
 
-/* An Epilog never drains: what it could not tell qgpud is left as a marker, which qgpud reads when it starts. */
+/* An Epilog never drains: what it could not tell qgpud is left as a marker, which qgpud reads when
+ * it starts. */
 static int run_epilog(const struct hook *hook)
 {
     char text[HOOK_TEXT_MAX] = "", why[HOOK_TEXT_MAX] = "";
@@ -131,8 +141,8 @@ static int run_epilog(const struct hook *hook)
             fprintf(stderr, "qgpu: epilog: %s\n", text);
         return 0;
     }
-    fprintf(stderr, "qgpu: epilog: qgpud did not answer (%s): the end of job %s is noted for it\n", text,
-            hook->job_id);
+    fprintf(stderr, "qgpu: epilog: qgpud did not answer (%s): the end of job %s is noted for it\n",
+            text, hook->job_id);
     if (!hook_leave_ended_marker(hook, why, sizeof(why)))
         fprintf(stderr, "qgpu: epilog: the note could not be written: %s\n", why);
     return 0;
@@ -146,7 +156,8 @@ int main(int argc, char **argv)
     if (hook.node && !*hook.node)
         hook.node = NULL;
     if (rc == 0 && !all_digits(hook.job_id)) {
-        fprintf(stderr, "qgpu-hook: SLURM_JOB_ID is missing or not a number: slurmd sets it for a Prolog or Epilog\n");
+        fprintf(stderr, "qgpu-hook: SLURM_JOB_ID is missing or not a number: slurmd sets it for a "
+                        "Prolog or Epilog\n");
         rc = 2;
     }
     if (rc != 0)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One question to qgpud and its answer, within a deadline. A daemon that restarts just now is waited for: a
- * refused connection and a connection that ends without an answer are tried again, since both prolog and epilog
- * are idempotent there.
+ * One question to qgpud and its answer, within a deadline. A daemon that restarts just now is
+ * waited for: a refused connection and a connection that ends without an answer are tried again,
+ * since both prolog and epilog are idempotent there.
  */
 #include "hook.h"
 
@@ -40,7 +40,8 @@ static int remaining_ms(int64_t until_ns)
     return left <= 0 ? 0 : (int)(left / 1000000) + 1;
 }
 
-/* The socket must be root's, in a directory that only root can change: else anybody could answer for qgpud. */
+/* The socket must be root's, in a directory that only root can change: else anybody could answer
+ * for qgpud. */
 static enum outcome check_socket(const struct hook *hook, char *why, size_t size)
 {
     struct stat st;
@@ -71,10 +72,10 @@ static enum outcome connect_to_daemon(const struct hook *hook, int *out, char *w
 
     if (check != ANSWERED)
         return check;
-    if ((size_t)snprintf(addr.sun_path, sizeof(addr.sun_path), "%s/%s", hook->run_dir, QG_SOCK_HOOK) >=
-        sizeof(addr.sun_path)) {
-        snprintf(why, size, "the path %s/%s is too long for a socket (%zu bytes at most)", hook->run_dir,
-                 QG_SOCK_HOOK, sizeof(addr.sun_path) - 1);
+    if ((size_t)snprintf(addr.sun_path, sizeof(addr.sun_path), "%s/%s", hook->run_dir,
+                         QG_SOCK_HOOK) >= sizeof(addr.sun_path)) {
+        snprintf(why, size, "the path %s/%s is too long for a socket (%zu bytes at most)",
+                 hook->run_dir, QG_SOCK_HOOK, sizeof(addr.sun_path) - 1);
         return HOPELESS;
     }
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -104,7 +105,8 @@ static int parse_answer(char *msg, size_t len, char *text, size_t size)
         return -1;
     const char *digits = msg + sizeof(prefix) - 1;
     long status = strtol(digits, &end, 10);
-    if (end == digits || *end != '\0' || *digits == '-' || *digits == '+' || status < 0 || status > 255)
+    if (end == digits || *end != '\0' || *digits == '-' || *digits == '+' || status < 0 ||
+        status > 255)
         return -1;
     size_t text_len = strnlen(head_end + 1, len - (size_t)(head_end + 1 - msg));
     if (text_len >= size)
@@ -159,7 +161,8 @@ int hook_ask(const struct hook *hook, char *text, size_t size)
         }
         if (outcome == ANSWERED)
             return status;
-        if (outcome == HOPELESS || hook_now_ns() + RETRY_NS >= (connected ? hook->deadline_ns : hook->connect_ns))
+        if (outcome == HOPELESS ||
+            hook_now_ns() + RETRY_NS >= (connected ? hook->deadline_ns : hook->connect_ns))
             return -1;
         nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
     }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * qgpu-mounts DRIVER SHIM: can tasks of this node get the shim by mounts? It makes the same mounts as the SPANK plugin, in
- * a mount namespace of its own, which ends with it, and starts a program there. Exit status 0, or 1 with a sentence.
+ * qgpu-mounts DRIVER SHIM: can tasks of this node get the shim by mounts? It makes the same mounts
+ * as the SPANK plugin, in a mount namespace of its own, which ends with it, and starts a program
+ * there. Exit status 0, or 1 with a sentence.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -36,14 +37,16 @@ static bool started(char *said, size_t size)
     said[used] = '\0';
     said[strcspn(said, "\n")] = '\0';
     close(ends[0]);
-    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) &&
+           WEXITSTATUS(status) == 0;
 }
 
 static bool covered(const char *driver, const char *shim)
 {
     struct stat seen, ours;
 
-    return stat(driver, &seen) == 0 && stat(shim, &ours) == 0 && seen.st_dev == ours.st_dev && seen.st_ino == ours.st_ino;
+    return stat(driver, &seen) == 0 && stat(shim, &ours) == 0 && seen.st_dev == ours.st_dev &&
+           seen.st_ino == ours.st_ino;
 }
 
 int main(int argc, char **argv)
@@ -51,7 +54,8 @@ int main(int argc, char **argv)
     struct qg_grant grant = {.ncards = 0};
     char nvml[PATH_MAX], why[PATH_MAX + 512], said[512];
 
-    if (argc != 3 || argv[1][0] != '/' || argv[2][0] != '/' || strlen(argv[1]) >= sizeof(grant.driver_path) ||
+    if (argc != 3 || argv[1][0] != '/' || argv[2][0] != '/' ||
+        strlen(argv[1]) >= sizeof(grant.driver_path) ||
         strlen(argv[2]) >= sizeof(grant.shim_path)) {
         fprintf(stderr, "usage: qgpu-mounts DRIVER SHIM (absolute paths of two libcuda.so.1)\n");
         return 2;
@@ -68,7 +72,8 @@ int main(int argc, char **argv)
         return 1;
     }
     if (!started(said, sizeof(said)) || said[0]) {
-        printf("a program does not start well with the shim in /etc/ld.so.preload%s%s\n", said[0] ? ": " : "", said);
+        printf("a program does not start well with the shim in /etc/ld.so.preload%s%s\n",
+               said[0] ? ": " : "", said);
         return 1;
     }
     return 0;

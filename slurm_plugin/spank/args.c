@@ -16,9 +16,12 @@ void qg_args_parse(int argc, char **argv, struct qg_args *args)
         const char *value = strncmp(argv[i], "run_dir=", 8) == 0 ? argv[i] + 8 : NULL;
 
         if (!value)
-            slurm_error("qgpu: spank: plugstack.conf: '%s' is not known; the one argument is run_dir=DIR", argv[i]);
+            slurm_error(
+                "qgpu: spank: plugstack.conf: '%s' is not known; the one argument is run_dir=DIR",
+                argv[i]);
         else if (*value != '/' || strlen(value) >= sizeof(args->run_dir))
-            slurm_error("qgpu: spank: plugstack.conf: run_dir must be an absolute path, not '%s'", value);
+            slurm_error("qgpu: spank: plugstack.conf: run_dir must be an absolute path, not '%s'",
+                        value);
         else
             snprintf(args->run_dir, sizeof(args->run_dir), "%s", value);
     }

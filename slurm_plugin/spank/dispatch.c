@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The SPANK entry points. The same shared object is loaded by srun, sbatch, salloc, slurmd and slurmstepd. Hooks used,
- * in order:
+ * The SPANK entry points. The same shared object is loaded by srun, sbatch, salloc, slurmd and
+ * slurmstepd. Hooks used, in order:
  *
- *   slurm_spank_job_prolog            `slurmstepd spank prolog`, root, right before slurmd's Prolog: the proof
- *   slurm_spank_init                  all                   our options; slurmstepd, root: plugstack arguments
+ *   slurm_spank_job_prolog            `slurmstepd spank prolog`, root, right before slurmd's
+ *                                     Prolog: the proof
+ *   slurm_spank_init                  all                   our options; slurmstepd, root:
+ *                                     plugstack arguments
  *   slurm_spank_init_post_opt         srun, sbatch, salloc  the options' values go with the request
- *   slurm_spank_task_init_privileged  the task's process, root: read the grant, make the sealed descriptor
- *   slurm_spank_task_init             the task's process, the user, stdio in place: environment, or refusal
+ *   slurm_spank_task_init_privileged  the task's process, root: read the grant, make the sealed
+ *                                     descriptor
+ *   slurm_spank_task_init             the task's process, the user, stdio in place: environment, or
+ *                                     refusal
  *
- * Those of tasks run for batch scripts, srun tasks and interactive steps alike, and not for the extern step.
+ * Those of tasks run for batch scripts, srun tasks and interactive steps alike, and not for the
+ * extern step.
  */
 #include "spank_qgpu.h"
 
@@ -44,7 +49,8 @@ int slurm_spank_init_post_opt(spank_t sp, int argc, char **argv)
     return ESPANK_SUCCESS;
 }
 
-/* The hook of the Prolog fails the node where this left nothing; what went wrong here is in slurmd's log. */
+/* The hook of the Prolog fails the node where this left nothing; what went wrong here is in
+ * slurmd's log. */
 int slurm_spank_job_prolog(spank_t sp, int argc, char **argv)
 {
     char run_dir[PATH_MAX], why[PATH_MAX + 256] = "";

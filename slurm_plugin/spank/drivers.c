@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * See drivers.h. The cache of ld.so is read here and not by running ldconfig, which would cost each task three
- * milliseconds. It is root's file; a damaged one must all the same not crash slurmstepd's child.
+ * See drivers.h. The cache of ld.so is read here and not by running ldconfig, which would cost each
+ * task three milliseconds. It is root's file; a damaged one must all the same not crash
+ * slurmstepd's child.
  */
 #include "drivers.h"
 
@@ -15,10 +16,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define CACHE_MAX (64u << 20)
-#define OLD_MAGIC "ld.so-1.7.0"
-#define NEW_MAGIC "glibc-ld.so.cache1.1"
-#define MAX_DIRS 32
+#define CACHE_MAX    (64u << 20)
+#define OLD_MAGIC    "ld.so-1.7.0"
+#define NEW_MAGIC    "glibc-ld.so.cache1.1"
+#define MAX_DIRS     32
 #define MAX_OWN_DIRS 16
 
 /* The layout of glibc's sysdeps/generic/dl-cache.h, which has been the same since 2.2. */
@@ -41,7 +42,8 @@ struct new_entry {
     uint32_t os_version;
     uint64_t hwcap;
 };
-_Static_assert(sizeof(struct old_head) == 16 && sizeof(struct new_head) == 48 && sizeof(struct new_entry) == 24,
+_Static_assert(sizeof(struct old_head) == 16 && sizeof(struct new_head) == 48 &&
+                   sizeof(struct new_entry) == 24,
                "layout of ld.so.cache");
 
 struct dirs {
@@ -116,7 +118,8 @@ static void dirs_of_cache(const char *base, size_t size, struct dirs *dirs)
     struct old_head old;
     struct new_head head;
 
-    if (size >= sizeof(old) && memcmp(base, OLD_MAGIC, sizeof(old.magic)) == 0) { /* before glibc 2.32: both in one */
+    /* before glibc 2.32: both in one */
+    if (size >= sizeof(old) && memcmp(base, OLD_MAGIC, sizeof(old.magic)) == 0) {
         memcpy(&old, base, sizeof(old));
         size_t skip = (sizeof(old) + 12 * (size_t)old.count + 7) & ~(size_t)7;
         if (skip >= size)
@@ -127,7 +130,8 @@ static void dirs_of_cache(const char *base, size_t size, struct dirs *dirs)
     if (size < sizeof(head) || memcmp(base, NEW_MAGIC, sizeof(head.magic)) != 0)
         return;
     memcpy(&head, base, sizeof(head));
-    for (uint32_t i = 0; i < head.count && sizeof(head) + (i + 1ull) * sizeof(struct new_entry) <= size; i++) {
+    for (uint32_t i = 0;
+         i < head.count && sizeof(head) + (i + 1ull) * sizeof(struct new_entry) <= size; i++) {
         struct new_entry entry;
 
         memcpy(&entry, base + sizeof(head) + i * sizeof(entry), sizeof(entry));

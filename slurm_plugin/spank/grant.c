@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The grant file, read with distrust, and its sealed copy. The copy is made while root, so that its owner is root:
- * nobody else can make such a descriptor, which is how the shim and the arbiter know that it is genuine.
+ * The grant file, read with distrust, and its sealed copy. The copy is made while root, so that its
+ * owner is root: nobody else can make such a descriptor, which is how the shim and the arbiter know
+ * that it is genuine.
  */
 #include "spank_qgpu.h"
 
@@ -61,8 +62,10 @@ static const char *grant_fault(const struct qg_grant *g, uint32_t job_id, uid_t 
         return "its way of injection is unknown: qgpud and this plugin are from different releases";
     if (g->ncards < 1 || g->ncards > QG_MAX_CARDS)
         return "its number of cards is out of range";
-    if (!text_ok(g->run_dir, sizeof(g->run_dir), true) || !text_ok(g->driver_path, sizeof(g->driver_path), true) ||
-        !text_ok(g->shim_path, sizeof(g->shim_path), true) || !text_ok(g->node, sizeof(g->node), false))
+    if (!text_ok(g->run_dir, sizeof(g->run_dir), true) ||
+        !text_ok(g->driver_path, sizeof(g->driver_path), true) ||
+        !text_ok(g->shim_path, sizeof(g->shim_path), true) ||
+        !text_ok(g->node, sizeof(g->node), false))
         return "one of its paths is not absolute";
     if (strpbrk(g->shim_path, ": "))
         return "the shim's path holds a colon or a blank, which LD_PRELOAD cannot carry";
@@ -72,7 +75,8 @@ static const char *grant_fault(const struct qg_grant *g, uint32_t job_id, uid_t 
     return NULL;
 }
 
-/* One read of exactly the grant's size from a regular file that root owns and nobody else can write. */
+/* One read of exactly the grant's size from a regular file that root owns and nobody else can
+ * write. */
 static const char *file_fault(int fd, struct qg_grant *grant)
 {
     struct stat st;
@@ -90,23 +94,27 @@ static const char *file_fault(int fd, struct qg_grant *grant)
     return NULL;
 }
 
-/* qgpud leaves JOB.over when a grant ends (gres/grants.py). The directory was checked to be root's alone. */
+/* qgpud leaves JOB.over when a grant ends (gres/grants.py). The directory was checked to be root's
+ * alone. */
 static bool is_over(int dir, uint32_t job_id)
 {
     char name[32];
     struct stat st;
 
     snprintf(name, sizeof(name), "%u.over", job_id);
-    return fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode) && st.st_uid == 0;
+    return fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode) &&
+           st.st_uid == 0;
 }
 
-enum qg_read qg_grant_read(const char *run_dir, uint32_t job_id, uid_t uid, struct qg_grant *grant, char *path,
-                           size_t path_size, char *why, size_t why_size)
+enum qg_read qg_grant_read(const char *run_dir, uint32_t job_id, uid_t uid, struct qg_grant *grant,
+                           char *path, size_t path_size, char *why, size_t why_size)
 {
     char dir_path[PATH_MAX], name[32];
 
-    if ((size_t)snprintf(dir_path, sizeof(dir_path), "%s/%s", run_dir, QG_GRANTS_DIR) >= sizeof(dir_path) ||
-        (size_t)snprintf(path, path_size, "%s/%s/%u.grant", run_dir, QG_GRANTS_DIR, job_id) >= path_size) {
+    if ((size_t)snprintf(dir_path, sizeof(dir_path), "%s/%s", run_dir, QG_GRANTS_DIR) >=
+            sizeof(dir_path) ||
+        (size_t)snprintf(path, path_size, "%s/%s/%u.grant", run_dir, QG_GRANTS_DIR, job_id) >=
+            path_size) {
         snprintf(why, why_size, "%s is too long a path", run_dir);
         return QG_READ_NO_DIR;
     }
@@ -120,7 +128,8 @@ enum qg_read qg_grant_read(const char *run_dir, uint32_t job_id, uid_t uid, stru
     bool over = fd < 0 && err == ENOENT && is_over(dir, job_id);
     close(dir);
     if (over) {
-        snprintf(why, why_size, "its grant on this node has ended, and Slurm started it again without its Prolog");
+        snprintf(why, why_size,
+                 "its grant on this node has ended, and Slurm started it again without its Prolog");
         return QG_READ_OVER;
     }
     if (fd < 0) {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Injection by mounts: as root, in the task's own process, a mount namespace in which every file that a program
- * could open as the driver is the shim. Environment, absolute paths and dlmopen() make no difference there. The
- * namespace ends with its last process, so nothing has to be undone; the user has no right over it, and in a user
- * namespace of his own what lies below a mount stays covered (the kernel locks inherited mounts).
+ * Injection by mounts: as root, in the task's own process, a mount namespace in which every file
+ * that a program could open as the driver is the shim. Environment, absolute paths and dlmopen()
+ * make no difference there. The namespace ends with its last process, so nothing has to be undone;
+ * the user has no right over it, and in a user namespace of his own what lies below a mount stays
+ * covered (the kernel locks inherited mounts).
  *
- * Slave, not private, propagation: nothing that is mounted here is seen elsewhere, but what the node mounts later
- * (autofs, a network share that comes back) still reaches the job.
+ * Slave, not private, propagation: nothing that is mounted here is seen elsewhere, but what the
+ * node mounts later (autofs, a network share that comes back) still reaches the job.
  */
 #include "spank_qgpu.h"
 
@@ -23,18 +24,19 @@
 
 #include "drivers.h"
 
-#define LD_CACHE "/etc/ld.so.cache"
+#define LD_CACHE        "/etc/ld.so.cache"
 #define LD_PRELOAD_FILE "/etc/ld.so.preload"
-#define OUR_PRELOAD QG_TASK_DIR "/ld.so.preload"
-#define LIST_MAX 16384
-#define TMPFS_FLAGS (MS_NOSUID | MS_NODEV | MS_NOEXEC)
+#define OUR_PRELOAD     QG_TASK_DIR "/ld.so.preload"
+#define LIST_MAX        16384
+#define TMPFS_FLAGS     (MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 struct why {
     char *text;
     size_t size;
 };
 
-__attribute__((format(printf, 2, 3))) static bool failed(const struct why *why, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static bool failed(const struct why *why, const char *format,
+                                                         ...)
 {
     int err = errno;
     va_list ap;
@@ -62,10 +64,12 @@ static bool write_file(const char *path, const void *data, size_t size, const st
 
 static bool bind(const char *from, const char *to, const struct why *why)
 {
-    return mount(from, to, NULL, MS_BIND, NULL) == 0 || failed(why, "%s cannot be mounted over %s", from, to);
+    return mount(from, to, NULL, MS_BIND, NULL) == 0 ||
+           failed(why, "%s cannot be mounted over %s", from, to);
 }
 
-/* An own place in an own namespace. The empty directory stays on the node; it is the mount point of the next job. */
+/* An own place in an own namespace. The empty directory stays on the node; it is the mount point of
+ * the next job. */
 static bool make_place(const struct why *why)
 {
     struct stat st;
@@ -92,7 +96,8 @@ static bool keep_real(const char *library, const char *name, const struct why *w
     return write_file(place, "", 0, why) && bind(library, place, why);
 }
 
-/* A driver's library that the program brings is kept under its own name below, where the shim looks for it (compat.c). */
+/* A driver's library that the program brings is kept under its own name below, where the shim looks
+ * for it (compat.c). */
 static bool keep_own(const struct qg_target *target, const struct why *why)
 {
     char place[PATH_MAX + sizeof(QG_TASK_REAL)];
@@ -114,12 +119,16 @@ static bool keep_owns(const struct qg_targets *targets, const struct why *why)
     return true;
 }
 
-/* Beside the driver, as qgpu's NVML looks for it, else the first that ld.so knows; none is no fault. */
-static const char *real_nvml(const char *driver_path, const struct qg_targets *targets, char *out, size_t size)
+/* Beside the driver, as qgpu's NVML looks for it, else the first that ld.so knows; none is no
+ * fault. */
+static const char *real_nvml(const char *driver_path, const struct qg_targets *targets, char *out,
+                             size_t size)
 {
     const char *slash = strrchr(driver_path, '/');
 
-    if (slash && snprintf(out, size, "%.*s/" QG_NVML_NAME, (int)(slash - driver_path), driver_path) < (int)size &&
+    if (slash &&
+        snprintf(out, size, "%.*s/" QG_NVML_NAME, (int)(slash - driver_path), driver_path) <
+            (int)size &&
         access(out, R_OK) == 0)
         return out;
     for (size_t i = 0; i < targets->count; i++)
@@ -135,7 +144,8 @@ static bool same_file(const struct qg_target *target, const char *path)
     return stat(path, &st) == 0 && st.st_dev == target->dev && st.st_ino == target->ino;
 }
 
-static bool cover(const struct qg_targets *targets, const char *shim, const char *nvml, const struct why *why)
+static bool cover(const struct qg_targets *targets, const char *shim, const char *nvml,
+                  const struct why *why)
 {
     for (size_t i = 0; i < targets->count; i++) {
         const struct qg_target *target = &targets->at[i];
@@ -162,10 +172,12 @@ static bool cover_preload(const char *shim, const char *nvml, const struct why *
         errno = got < 0 ? errno : EFBIG;
         return failed(why, LD_PRELOAD_FILE " cannot be read");
     }
-    return write_file(OUR_PRELOAD, list, (size_t)len + (size_t)got, why) && bind(OUR_PRELOAD, LD_PRELOAD_FILE, why);
+    return write_file(OUR_PRELOAD, list, (size_t)len + (size_t)got, why) &&
+           bind(OUR_PRELOAD, LD_PRELOAD_FILE, why);
 }
 
-bool qg_mounts_make(struct qg_grant *grant, const char *nvml, const char *library_path, char *text, size_t size)
+bool qg_mounts_make(struct qg_grant *grant, const char *nvml, const char *library_path, char *text,
+                    size_t size)
 {
     static struct qg_targets targets;
     const struct why why = {text, size};
@@ -177,14 +189,17 @@ bool qg_mounts_make(struct qg_grant *grant, const char *nvml, const char *librar
         return failed(&why, "files named libcuda.so* beside %s", grant->driver_path);
     }
     qg_drivers_own(library_path, &targets);
-    if (!make_place(&why) || !keep_real(grant->driver_path, QG_CUDA ".1", &why) || !keep_owns(&targets, &why))
+    if (!make_place(&why) || !keep_real(grant->driver_path, QG_CUDA ".1", &why) ||
+        !keep_owns(&targets, &why))
         return false;
-    const char *nvml_real = *nvml ? real_nvml(grant->driver_path, &targets, beside, sizeof(beside)) : NULL;
+    const char *nvml_real =
+        *nvml ? real_nvml(grant->driver_path, &targets, beside, sizeof(beside)) : NULL;
     if (nvml_real && !keep_real(nvml_real, QG_NVML_NAME, &why))
         return false;
     memset(grant->driver_path, 0, sizeof(grant->driver_path));
     snprintf(grant->driver_path, sizeof(grant->driver_path), "%s", QG_TASK_REAL "/" QG_CUDA ".1");
-    if (!write_file(QG_TASK_GRANT, grant, sizeof(*grant), &why) || !cover(&targets, grant->shim_path, nvml, &why) ||
+    if (!write_file(QG_TASK_GRANT, grant, sizeof(*grant), &why) ||
+        !cover(&targets, grant->shim_path, nvml, &why) ||
         !cover_preload(grant->shim_path, nvml, &why))
         return false;
     if (mount(NULL, QG_TASK_DIR, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | TMPFS_FLAGS, NULL) != 0)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * --qgpu-mem and --qgpu-cards. Each context registers them (srun sends what it was given to slurmstepd, which would
- * complain about strangers); only the clients look at the values. They end in the native request, qgpu_mem and the
- * number of cards, which job_submit.lua writes (client.c).
+ * --qgpu-mem and --qgpu-cards. Each context registers them (srun sends what it was given to
+ * slurmstepd, which would complain about strangers); only the clients look at the values. They end
+ * in the native request, qgpu_mem and the number of cards, which job_submit.lua writes (client.c).
  */
 #include "spank_qgpu.h"
 
@@ -22,7 +22,8 @@ const char *qg_option_cards(void)
     return cards[0] ? cards : NULL;
 }
 
-/* Number and suffix as Slurm counts them: K M G T P, also KiB and KB. A number alone would be bytes. */
+/* Number and suffix as Slurm counts them: K M G T P, also KiB and KB. A number alone would be
+ * bytes. */
 static bool is_size(const char *text)
 {
     size_t digits = strspn(text, "0123456789");
@@ -30,7 +31,8 @@ static bool is_size(const char *text)
 
     if (digits == 0 || digits > 15 || !*suffix || !strchr("KMGTPkmgtp", *suffix))
         return false;
-    return suffix[1] == '\0' || strcasecmp(suffix + 1, "b") == 0 || strcasecmp(suffix + 1, "ib") == 0;
+    return suffix[1] == '\0' || strcasecmp(suffix + 1, "b") == 0 ||
+           strcasecmp(suffix + 1, "ib") == 0;
 }
 
 static int take_mem(int val, const char *text, int remote)
@@ -39,7 +41,8 @@ static int take_mem(int val, const char *text, int remote)
     if (remote)
         return ESPANK_SUCCESS;
     if (!text || strlen(text) >= sizeof(mem) || !is_size(text)) {
-        slurm_error("qgpu: --qgpu-mem=%.60s is refused: write a whole number with M, G or T, for example --qgpu-mem=12G",
+        slurm_error("qgpu: --qgpu-mem=%.60s is refused: write a whole number with M, G or T, for "
+                    "example --qgpu-mem=12G",
                     text ? text : "");
         return ESPANK_BAD_ARG;
     }
@@ -54,7 +57,8 @@ static int take_cards(int val, const char *text, int remote)
         return ESPANK_SUCCESS;
     if (!text || !*text || strlen(text) > 2 || text[strspn(text, "0123456789")] || atoi(text) < 1 ||
         atoi(text) > (int)QG_MAX_CARDS) {
-        slurm_error("qgpu: --qgpu-cards=%.60s is refused: write a number of cards per node from 1 to %u, for example "
+        slurm_error("qgpu: --qgpu-cards=%.60s is refused: write a number of cards per node from 1 "
+                    "to %u, for example "
                     "--gres=qgpu:30 --qgpu-cards=2",
                     text ? text : "", QG_MAX_CARDS);
         return ESPANK_BAD_ARG;
@@ -66,12 +70,14 @@ static int take_cards(int val, const char *text, int remote)
 static struct spank_option options[] = {
     {.name = "qgpu-mem",
      .arginfo = "SIZE",
-     .usage = "[qgpu] memory on each card, beside --gres=qgpu:N; the same as --gres=qgpu:N,qgpu_mem:SIZE",
+     .usage = "[qgpu] memory on each card, beside --gres=qgpu:N; the same as "
+              "--gres=qgpu:N,qgpu_mem:SIZE",
      .has_arg = 1,
      .cb = take_mem},
     {.name = "qgpu-cards",
      .arginfo = "K",
-     .usage = "[qgpu] K cards of each node instead of one, N percent of each of them, beside --gres=qgpu:N",
+     .usage = "[qgpu] K cards of each node instead of one, N percent of each of them, beside "
+              "--gres=qgpu:N",
      .has_arg = 1,
      .cb = take_cards},
 };

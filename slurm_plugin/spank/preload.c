@@ -13,7 +13,8 @@ void qg_nvml_beside(const char *shim, char *out, size_t size)
     const char *slash = strrchr(shim, '/');
     int dir = slash ? (int)(slash - shim) : 0;
 
-    if (!slash || snprintf(out, size, "%.*s/" QG_NVML_NAME, dir, shim) >= (int)size || access(out, R_OK) != 0)
+    if (!slash || snprintf(out, size, "%.*s/" QG_NVML_NAME, dir, shim) >= (int)size ||
+        access(out, R_OK) != 0)
         out[0] = '\0';
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One task: the process that slurmstepd forked and that will exec the user's program. As root it reads the grant
- * and makes the sealed descriptor; as the user, with the task's stdio in place, it sets the environment or says
- * why the job must not start. A fault of ours never stops a job that has no card to govern.
+ * One task: the process that slurmstepd forked and that will exec the user's program. As root it
+ * reads the grant and makes the sealed descriptor; as the user, with the task's stdio in place, it
+ * sets the environment or says why the job must not start. A fault of ours never stops a job that
+ * has no card to govern.
  */
 #include "spank_qgpu.h"
 
@@ -28,8 +29,8 @@ static struct {
     char sentence[PATH_MAX + 1024];
 } task;
 
-/* slurmstepd's own environment is root's and holds the name of its slurmd (several can share a machine). The
- * job's environment is the user's and is not asked. */
+/* slurmstepd's own environment is root's and holds the name of its slurmd (several can share a
+ * machine). The job's environment is the user's and is not asked. */
 static void node_name(char *out, size_t size)
 {
     const char *node = getenv("SLURMD_NODENAME");
@@ -43,8 +44,8 @@ static void node_name(char *out, size_t size)
         out[strcspn(out, ".")] = '\0';
 }
 
-/* Slurm sets one of these in every batch script and task that was given a card. A user who fakes them on a job
- * without a card refuses only himself. */
+/* Slurm sets one of these in every batch script and task that was given a card. A user who fakes
+ * them on a job without a card refuses only himself. */
 static bool holds_card(spank_t sp)
 {
     static const struct {
@@ -71,15 +72,16 @@ static bool reads(spank_t sp, const char *name, char *value, size_t size)
     return spank_getenv(sp, name, value, (int)size) == ESPANK_SUCCESS;
 }
 
-/* Parts of a card in a job whose note says whole cards. Only where gres_qgpu.so is installed: it always writes
- * QGPU_ON_NODE, and where that is 0 no SLURM_SHARDS_ON_NODE of another job is left in the environment. Multiples of 100
- * are whole cards (Slurm before 23.11.5). */
+/* Parts of a card in a job whose note says whole cards. Only where gres_qgpu.so is installed: it
+ * always writes QGPU_ON_NODE, and where that is 0 no SLURM_SHARDS_ON_NODE of another job is left in
+ * the environment. Multiples of 100 are whole cards (Slurm before 23.11.5). */
 static bool holds_parts(spank_t sp)
 {
     char ours[16], shards[32];
 
     return reads(sp, "QGPU_ON_NODE", ours, sizeof(ours)) && strcmp(ours, "0") == 0 &&
-           reads(sp, "SLURM_SHARDS_ON_NODE", shards, sizeof(shards)) && strtoull(shards, NULL, 10) % 100 != 0;
+           reads(sp, "SLURM_SHARDS_ON_NODE", shards, sizeof(shards)) &&
+           strtoull(shards, NULL, 10) % 100 != 0;
 }
 
 static void refuse(const char *sentence)
@@ -94,7 +96,8 @@ static void refuse_unreadable(uint32_t job_id, const char *why)
 
     slurm_error("qgpu: spank: job %u: %s", job_id, why);
     snprintf(text, sizeof(text),
-             "job %u holds a GPU whose grant cannot be read, and does not run without its limits: %s. Tell the "
+             "job %u holds a GPU whose grant cannot be read, and does not run without its limits: "
+             "%s. Tell the "
              "administrators; submitting again on another node may work.",
              job_id, why);
     refuse(text);
@@ -105,7 +108,8 @@ static void refuse_again(uint32_t job_id, const char *why)
     char text[PATH_MAX + 768];
 
     slurm_info("qgpu: spank: job %u: %s", job_id, why);
-    snprintf(text, sizeof(text), "job %u does not run without its limits: %s. Submit it again as a new job.", job_id,
+    snprintf(text, sizeof(text),
+             "job %u does not run without its limits: %s. Submit it again as a new job.", job_id,
              why);
     refuse(text);
 }
@@ -121,12 +125,14 @@ static bool put_mounts(spank_t sp, uint32_t job_id)
         snprintf(task.path, sizeof(task.path), "%s", QG_TASK_GRANT);
         return true;
     }
-    snprintf(text, sizeof(text), "the driver's files could not be covered (injection: mount): %s", why);
+    snprintf(text, sizeof(text), "the driver's files could not be covered (injection: mount): %s",
+             why);
     refuse_unreadable(job_id, text);
     return false;
 }
 
-/* What the job will load; qgpud looked at the Prolog. A path that is not there is a matter for the loader. */
+/* What the job will load; qgpud looked at the Prolog. A path that is not there is a matter for the
+ * loader. */
 static bool libraries_trusted(uint32_t job_id)
 {
     const char *paths[] = {task.grant.shim_path, task.nvml, task.grant.driver_path};
@@ -180,20 +186,24 @@ void qg_task_as_root(spank_t sp, const struct qg_args *args)
     node_name(node, sizeof(node));
     enum qg_read got = QG_READ_NO_DIR;
     if (qg_expand_node(args->run_dir, node, run_dir, sizeof(run_dir)))
-        got = qg_grant_read(run_dir, job_id, uid, &task.grant, task.path, sizeof(task.path), why, sizeof(why));
+        got = qg_grant_read(run_dir, job_id, uid, &task.grant, task.path, sizeof(task.path), why,
+                            sizeof(why));
     else
-        snprintf(why, sizeof(why), "run_dir=%s cannot be used with node name '%s'", args->run_dir, node);
+        snprintf(why, sizeof(why), "run_dir=%s cannot be used with node name '%s'", args->run_dir,
+                 node);
 
     if (got == QG_READ_OVER)
         refuse_again(job_id, why);
     else if (got == QG_READ_BROKEN || (got == QG_READ_NO_DIR && holds_card(sp)))
         refuse_unreadable(job_id, why);
     else if (got == QG_READ_OK && task.grant.state == QG_GRANT_REFUSED)
-        refuse(task.grant.message[0] ? task.grant.message : "this job was refused without a reason");
+        refuse(task.grant.message[0] ? task.grant.message
+                                     : "this job was refused without a reason");
     else if (got == QG_READ_OK && task.grant.state == QG_GRANT_ACTIVE)
         seal_active(sp, job_id, run_dir);
     else if (got == QG_READ_OK && task.grant.state == QG_GRANT_WHOLE && holds_parts(sp))
-        refuse("this job holds a share of a card (gres/shard) and a note that says it has a whole card: submit it again "
+        refuse("this job holds a share of a card (gres/shard) and a note that says it has a whole "
+               "card: submit it again "
                "with --gres=qgpu:N, N percent of a card");
 }
 
@@ -208,7 +218,8 @@ static bool set_or_log(spank_t sp, const char *name, const char *value)
     return err == ESPANK_SUCCESS;
 }
 
-/* Mounted, the library needs no variable, and one would only trouble containers, which have not its path. */
+/* Mounted, the library needs no variable, and one would only trouble containers, which have not its
+ * path. */
 static bool put_preload(spank_t sp)
 {
     bool mounted = task.grant.injection == QG_INJECT_MOUNT;
@@ -218,7 +229,8 @@ static bool put_preload(spank_t sp)
         return false;
     if (err != ESPANK_SUCCESS)
         env_old[0] = '\0';
-    if (!qg_preload_list(env_old, mounted ? NULL : task.grant.shim_path, task.nvml, env_new, sizeof(env_new)))
+    if (!qg_preload_list(env_old, mounted ? NULL : task.grant.shim_path, task.nvml, env_new,
+                         sizeof(env_new)))
         return false;
     if (env_new[0])
         return set_or_log(sp, "LD_PRELOAD", env_new);
@@ -227,8 +239,9 @@ static bool put_preload(spank_t sp)
     return true;
 }
 
-/* Slurm names a MIG instance by its UUID only where it detected it itself: the index that the lines of gres.conf give
- * means a card to CUDA. A process uses one instance, so a job with several keeps what Slurm says per task. */
+/* Slurm names a MIG instance by its UUID only where it detected it itself: the index that the lines
+ * of gres.conf give means a card to CUDA. A process uses one instance, so a job with several keeps
+ * what Slurm says per task. */
 static bool put_instance(spank_t sp)
 {
     const struct qg_grant *grant = &task.grant;
@@ -243,30 +256,37 @@ static bool govern(spank_t sp)
     char number[16];
 
     snprintf(number, sizeof(number), "%d", task.fd);
-    /* As the user: ld.so would only say that it cannot be preloaded, and start the program without it. */
+    /* As the user: ld.so would only say that it cannot be preloaded, and start the program without
+     * it. */
     if (access(task.grant.shim_path, R_OK) != 0) {
-        snprintf(task.sentence, sizeof(task.sentence), "the library that keeps the limits of this job cannot be read: %s: %s. "
-                 "Tell the administrators; submitting again on another node may work.", task.grant.shim_path, strerror(errno));
+        snprintf(task.sentence, sizeof(task.sentence),
+                 "the library that keeps the limits of this job cannot be read: %s: %s. "
+                 "Tell the administrators; submitting again on another node may work.",
+                 task.grant.shim_path, strerror(errno));
         return false;
     }
-    return set_or_log(sp, QG_ENV_GRANT_FD, number) && set_or_log(sp, QG_ENV_GRANT, task.path) && put_preload(sp) &&
-           put_instance(sp);
+    return set_or_log(sp, QG_ENV_GRANT_FD, number) && set_or_log(sp, QG_ENV_GRANT, task.path) &&
+           put_preload(sp) && put_instance(sp);
 }
 
 /* The options of this job are not those of a job that is submitted from inside it. */
 static void forget_options(spank_t sp)
 {
-    /* Slurm's own way to hand options to what runs in a job; a client takes all of them over as its own. */
-    static const char *const names[] = {
-        "SLURM_SPANK_" QG_SPANK_MEM, "SLURM_SPANK_" QG_SPANK_CARDS, "SLURM_SPANK__SLURM_SPANK_OPTION_qgpu_qgpu_mem",
-        "SLURM_SPANK__SLURM_SPANK_OPTION_qgpu_qgpu_cards", "_SLURM_SPANK_OPTION_qgpu_qgpu_mem",
-        "_SLURM_SPANK_OPTION_qgpu_qgpu_cards"};
+    /* Slurm's own way to hand options to what runs in a job; a client takes all of them over as its
+     * own. */
+    static const char *const names[] = {"SLURM_SPANK_" QG_SPANK_MEM,
+                                        "SLURM_SPANK_" QG_SPANK_CARDS,
+                                        "SLURM_SPANK__SLURM_SPANK_OPTION_qgpu_qgpu_mem",
+                                        "SLURM_SPANK__SLURM_SPANK_OPTION_qgpu_qgpu_cards",
+                                        "_SLURM_SPANK_OPTION_qgpu_qgpu_mem",
+                                        "_SLURM_SPANK_OPTION_qgpu_qgpu_cards"};
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         spank_unsetenv(sp, names[i]);
 }
 
-/* A job that was submitted from inside a governed one inherited that one's variables: they are not its own. */
+/* A job that was submitted from inside a governed one inherited that one's variables: they are not
+ * its own. */
 static void forget_inherited(spank_t sp)
 {
     char value[PATH_MAX];
@@ -293,7 +313,8 @@ void qg_task_as_user(spank_t sp)
     if (task.verdict == GOVERN && !govern(sp)) {
         task.verdict = REFUSE;
         if (!task.sentence[0])
-            refuse("the limits of this job could not be put into its environment (is LD_PRELOAD longer than 128 KiB?)");
+            refuse("the limits of this job could not be put into its environment (is LD_PRELOAD "
+                   "longer than 128 KiB?)");
     }
     if (task.verdict == LEAVE_ALONE) {
         forget_inherited(sp);
@@ -303,6 +324,7 @@ void qg_task_as_user(spank_t sp)
     if (task.verdict != REFUSE)
         return;
     dprintf(STDERR_FILENO, "qgpu: %s\n", task.sentence);
-    /* Not a return code: an optional plugin's errors are ignored, and the program would start without limits. */
+    /* Not a return code: an optional plugin's errors are ignored, and the program would start
+     * without limits. */
     _exit(1);
 }

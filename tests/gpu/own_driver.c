@@ -1,5 +1,6 @@
-/* A libcuda.so.1 for the test of bench/gpu/experiments/own.c: its calls make the control calls that a real one makes, and the kernel
- * that answers them is the function syscall() below. What is done to a handle that was never allocated goes to QGPU_OWN_LOG. */
+/* A libcuda.so.1 for the test of bench/gpu/experiments/own.c: its calls make the control calls that
+ * a real one makes, and the kernel that answers them is the function syscall() below. What is done
+ * to a handle that was never allocated goes to QGPU_OWN_LOG. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +13,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { ROOT = 0xc1d00001u, GROUP = 0x5c000010u, COPY = 0x5c000020u, GONE = 0x5c000030u, INVALID_OBJECT = 0x57 };
+enum {
+    ROOT = 0xc1d00001u,
+    GROUP = 0x5c000010u,
+    COPY = 0x5c000020u,
+    GONE = 0x5c000030u,
+    INVALID_OBJECT = 0x57
+};
 
 static uint64_t slice_us[2] = {1024, 2048};
 static int control_fd = -1;
@@ -65,7 +72,8 @@ __attribute__((visibility("default"))) long syscall(long number, ...)
     return 0;
 }
 
-static void allocate(uint32_t root, uint32_t parent, uint32_t object, uint32_t class_id, uint32_t engine)
+static void allocate(uint32_t root, uint32_t parent, uint32_t object, uint32_t class_id,
+                     uint32_t engine)
 {
     uint32_t group[8] = {0, 0, 0, engine}, call[8] = {root, parent, object, class_id};
     uint64_t params = (uintptr_t)group;
@@ -83,7 +91,8 @@ int cuInit(unsigned flags)
 
 int cuDevicePrimaryCtxRetain(void **context, int device)
 {
-    uint32_t freed[4] = {ROOT, ROOT, GONE, 0}, failed[8] = {ROOT, ROOT, 0x5c0000ff, 0xa06c, 0, 0, 0, INVALID_OBJECT};
+    uint32_t freed[4] = {ROOT, ROOT, GONE, 0},
+             failed[8] = {ROOT, ROOT, 0x5c0000ff, 0xa06c, 0, 0, 0, INVALID_OBJECT};
     (void)device;
     *context = context;
     allocate(ROOT, ROOT, 0x5c000003u, 0x2080, 0);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A program that wants the driver: says whether what it got is qgpu's library ("shim") or another one ("driver").
+ * A program that wants the driver: says whether what it got is qgpu's library ("shim") or another
+ * one ("driver").
  *
  * usage: spank_escape open NAME | newns NAME | next NAME
  */
@@ -28,7 +29,8 @@ static int next(const char *name)
     if (!dlopen(name, RTLD_NOW | RTLD_GLOBAL))
         return say(NULL);
     void *symbol = dlsym(RTLD_NEXT, "cuInit");
-    return symbol && dladdr(symbol, &info) ? say(dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD)) : 3;
+    return symbol && dladdr(symbol, &info) ? say(dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD))
+                                           : 3;
 }
 
 int main(int argc, char **argv)

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * slurmstepd's part for tests of the SPANK plugin: loads it, runs its hooks in slurmstepd's order and as the right
- * users in a forked child, then execs a command with the environment that the plugin made.
+ * slurmstepd's part for tests of the SPANK plugin: loads it, runs its hooks in slurmstepd's order
+ * and as the right users in a forked child, then execs a command with the environment that the
+ * plugin made.
  *
- * usage: spank_stage PLUGIN CONTEXT JOB UID [ARG=VALUE...] -- COMMAND...
- * CONTEXT is remote, local, allocator, slurmd or prolog; the last runs the job's prolog alone, as slurmd has it done
- * before its Prolog script, which COMMAND then is. The job's environment is this process's, less SLURMD_NODENAME,
- * which belongs to slurmstepd and not to the job.
+ * usage: spank_stage PLUGIN CONTEXT JOB UID [ARG=VALUE...] -- COMMAND... CONTEXT is remote, local,
+ * allocator, slurmd or prolog; the last runs the job's prolog alone, as slurmd has it done before
+ * its Prolog script, which COMMAND then is. The job's environment is this process's, less
+ * SLURMD_NODENAME, which belongs to slurmstepd and not to the job.
  */
 #include <dlfcn.h>
 #include <grp.h>
@@ -92,7 +93,8 @@ spank_err_t spank_unsetenv(spank_t sp, const char *name)
     return ESPANK_SUCCESS;
 }
 
-/* The stage has no command line of its own: options come from its environment, under their names. */
+/* The stage has no command line of its own: options come from its environment, under their names.
+ */
 spank_err_t spank_option_register(spank_t sp, struct spank_option *option)
 {
     const char *given = getenv(option->name);
@@ -174,7 +176,11 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         enum spank_context value;
-    } contexts[] = {{"remote", S_CTX_REMOTE}, {"local", S_CTX_LOCAL}, {"allocator", S_CTX_ALLOCATOR}, {"slurmd", S_CTX_SLURMD}, {"prolog", S_CTX_JOB_SCRIPT}};
+    } contexts[] = {{"remote", S_CTX_REMOTE},
+                    {"local", S_CTX_LOCAL},
+                    {"allocator", S_CTX_ALLOCATOR},
+                    {"slurmd", S_CTX_SLURMD},
+                    {"prolog", S_CTX_JOB_SCRIPT}};
     int dash = 5, status = 0;
 
     while (dash < argc && strcmp(argv[dash], "--") != 0)

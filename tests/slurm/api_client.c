@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A client of Slurm's C interface, as slurmrestd or a site's own portal is one: no sbatch, no cli_filter, no SPANK.
+ * A client of Slurm's C interface, as slurmrestd or a site's own portal is one: no sbatch, no
+ * cli_filter, no SPANK.
  *
- *     api_client GRES COMMENT EXTRA QOS     ("" leaves a field out); prints the job's number, or slurmctld's words
+ *     api_client GRES COMMENT EXTRA QOS     ("" leaves a field out); prints the job's number, or
+ *                                           slurmctld's words
  */
 #include <errno.h>
 #include <stdio.h>

@@ -14,7 +14,8 @@
 struct driver driver;
 
 extern const char beat_ptx[];
-__asm__(".section .rodata\n.global beat_ptx\nbeat_ptx:\n.incbin \"bench/gpu/experiments/beat.ptx\"\n.byte 0\n.previous\n");
+__asm__(".section .rodata\n.global beat_ptx\nbeat_ptx:\n.incbin "
+        "\"bench/gpu/experiments/beat.ptx\"\n.byte 0\n.previous\n");
 
 void die(const char *what, int code)
 {
@@ -33,9 +34,9 @@ static void load(void)
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
     if (!library)
         die("libcuda.so.1 cannot be loaded", 0);
-#define X(name, symbol)                                                                                                \
-    *(void **)&driver.name = dlsym(library, #symbol);                                                                  \
-    if (!driver.name)                                                                                                  \
+#define X(name, symbol)                                                                            \
+    *(void **)&driver.name = dlsym(library, #symbol);                                              \
+    if (!driver.name)                                                                              \
         die("libcuda has no " #symbol, 0);
     CARD_FUNCTIONS(X)
 #undef X
@@ -58,7 +59,8 @@ void card_open(struct card *card)
     check(driver.cuInit(0), "cuInit");
     check(driver.cuDevicePrimaryCtxRetain(&card->context, 0), "a context");
     check(driver.cuCtxSetCurrent(card->context), "cuCtxSetCurrent");
-    check(driver.cuDeviceGetAttribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0), "cuDeviceGetAttribute");
+    check(driver.cuDeviceGetAttribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0),
+          "cuDeviceGetAttribute");
     check(driver.cuModuleLoadData(&module, beat_ptx), "beat.ptx");
     card->beat = function_of(module, "qgpu_beat");
     card->first = function_of(module, "qgpu_first");
@@ -67,7 +69,9 @@ void card_open(struct card *card)
     card->blocks = sms > 0 ? (unsigned)sms : 1;
     check(driver.cuStreamCreate(&card->stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
     check(driver.cuEventCreate(&card->event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
-    check(driver.cuMemHostAlloc((void **)&card->board, sizeof *card->board, CU_MEMHOSTALLOC_DEVICEMAP), "host memory");
+    check(driver.cuMemHostAlloc((void **)&card->board, sizeof *card->board,
+                                CU_MEMHOSTALLOC_DEVICEMAP),
+          "host memory");
     check(driver.cuMemAlloc(&card->gaps, card->blocks * CHUNK_ROOM * sizeof(struct gap)), "memory");
     check(driver.cuMemAlloc(&card->told, card->blocks * sizeof(struct block)), "memory");
     check(driver.cuMemAlloc(&card->sums, card->blocks * THREADS * sizeof(uint64_t)), "memory");
@@ -77,9 +81,12 @@ void card_open(struct card *card)
     check(driver.cuStreamSynchronize(card->stream), "the first kernel");
 }
 
-void card_launch(struct card *card, CUfunction function, unsigned blocks, unsigned threads, void **arguments)
+void card_launch(struct card *card, CUfunction function, unsigned blocks, unsigned threads,
+                 void **arguments)
 {
-    check(driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, card->stream, arguments, NULL), "a launch");
+    check(driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, card->stream, arguments,
+                                NULL),
+          "a launch");
 }
 
 void card_beat(struct card *card, uint64_t chunks)
@@ -100,7 +107,8 @@ void card_told(struct card *card, struct block *blocks, struct gap *gaps, uint64
     if (blocks)
         check(driver.cuMemcpyDtoH(blocks, card->told, card->blocks * sizeof *blocks), "a copy");
     if (gaps)
-        check(driver.cuMemcpyDtoH(gaps, card->gaps, card->blocks * CHUNK_ROOM * sizeof *gaps), "a copy");
+        check(driver.cuMemcpyDtoH(gaps, card->gaps, card->blocks * CHUNK_ROOM * sizeof *gaps),
+              "a copy");
     if (!sum)
         return;
     uint64_t *sums = malloc(count * sizeof *sums);
@@ -121,8 +129,10 @@ struct clock_pair card_clocks(struct card *card)
     struct clock_pair best = {own_now(), 0, UINT64_MAX};
     if (card->model)
         return (struct clock_pair){best.host, best.host, 0};
-    check(driver.cuMemHostAlloc((void **)&ask, sizeof *ask, CU_MEMHOSTALLOC_DEVICEMAP), "host memory");
-    check(driver.cuMemHostAlloc((void **)&told, 2 * sizeof *told, CU_MEMHOSTALLOC_DEVICEMAP), "host memory");
+    check(driver.cuMemHostAlloc((void **)&ask, sizeof *ask, CU_MEMHOSTALLOC_DEVICEMAP),
+          "host memory");
+    check(driver.cuMemHostAlloc((void **)&told, 2 * sizeof *told, CU_MEMHOSTALLOC_DEVICEMAP),
+          "host memory");
     *ask = 0;
     told[0] = told[1] = 0;
     card_launch(card, card->answer, 1, 1, (void *[]){&ask, &told, &rounds});

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The driver's control calls on channel groups of this very process, seen (rm_own.c) and asked. Questions are put with own handles only.
- * Reads, with two exceptions: `slice` sets the time slice of its own groups and puts it back, `pause` takes its own groups off the
- * card for some milliseconds and puts them back. Never a card, a runlist, an engine, or a handle that is not in its own table.
- * usage: own sniff|record|ask|outsider|slice US|pause MS; QGPU_OWN_RECORD=FILE keeps every call (docs/specs/rm-recording.md)
+ * The driver's control calls on channel groups of this very process, seen (rm_own.c) and asked.
+ * Questions are put with own handles only. Reads, with two exceptions: `slice` sets the time slice
+ * of its own groups and puts it back, `pause` takes its own groups off the card for some
+ * milliseconds and puts them back. Never a card, a runlist, an engine, or a handle that is not in
+ * its own table.
+ * usage: own sniff|record|ask|outsider|slice US|pause MS; QGPU_OWN_RECORD=FILE keeps every call
+ * (docs/specs/rm-recording.md)
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -19,7 +22,8 @@
 
 #include "rm_own.h"
 
-static uint32_t control(int fd, const struct handle *h, uint32_t cmd, void *params, uint32_t size, uint64_t *took)
+static uint32_t control(int fd, const struct handle *h, uint32_t cmd, void *params, uint32_t size,
+                        uint64_t *took)
 {
     return own_control(fd, h->client, h->object, cmd, params, size, took);
 }
@@ -40,7 +44,8 @@ static void open_context(void)
         die("libcuda.so.1 cannot be loaded", 0);
 #define F(name) __typeof__(&name) p_##name = (__typeof__(&name))dlsym(library, #name)
     F(cuInit);
-    __typeof__(&cuDevicePrimaryCtxRetain) retain = (__typeof__(retain))dlsym(library, "cuDevicePrimaryCtxRetain");
+    __typeof__(&cuDevicePrimaryCtxRetain) retain =
+        (__typeof__(retain))dlsym(library, "cuDevicePrimaryCtxRetain");
     F(cuCtxSetCurrent);
     __typeof__(&cuMemAlloc) alloc = (__typeof__(alloc))dlsym(library, "cuMemAlloc_v2");
     F(cuMemsetD8_v2);
@@ -49,9 +54,9 @@ static void open_context(void)
     CUcontext context;
     CUdeviceptr p;
     int status = (int)p_cuInit(0);
-    if (status || (status = (int)retain(&context, 0)) || (status = (int)p_cuCtxSetCurrent(context)) ||
-        (status = (int)alloc(&p, 1 << 20)) || (status = (int)p_cuMemsetD8_v2(p, 1, 1 << 20)) ||
-        (status = (int)p_cuCtxSynchronize()))
+    if (status || (status = (int)retain(&context, 0)) ||
+        (status = (int)p_cuCtxSetCurrent(context)) || (status = (int)alloc(&p, 1 << 20)) ||
+        (status = (int)p_cuMemsetD8_v2(p, 1, 1 << 20)) || (status = (int)p_cuCtxSynchronize()))
         die("a context", status);
 }
 
@@ -77,10 +82,13 @@ static void tell_classes(void)
                 live += !own_seen[k].freed;
             }
         if (first)
-            printf("{\"class\": \"0x%x\", \"allocated\": %u, \"live\": %u}\n", own_seen[i].class_id, same, live);
+            printf("{\"class\": \"0x%x\", \"allocated\": %u, \"live\": %u}\n", own_seen[i].class_id,
+                   same, live);
     }
-    printf("{\"calls\": {\"alloc\": %u, \"control\": %u, \"free\": %u, \"dup\": %u}, \"other_sizes\": %u}\n", own_calls[RM_ESC_ALLOC],
-           own_calls[RM_ESC_CONTROL], own_calls[RM_ESC_FREE], own_calls[RM_ESC_DUP], own_other_sizes);
+    printf("{\"calls\": {\"alloc\": %u, \"control\": %u, \"free\": %u, \"dup\": %u}, "
+           "\"other_sizes\": %u}\n",
+           own_calls[RM_ESC_ALLOC], own_calls[RM_ESC_CONTROL], own_calls[RM_ESC_FREE],
+           own_calls[RM_ESC_DUP], own_other_sizes);
 }
 
 static void ask(void)
@@ -90,11 +98,14 @@ static void ask(void)
     for (int i = 0; i < n; i++) {
         uint64_t slice_us = 0, took;
         uint32_t id = 0;
-        uint32_t a = control(group[i]->fd, group[i], RM_GROUP_GET_TIMESLICE, &slice_us, sizeof slice_us, &took);
+        uint32_t a = control(group[i]->fd, group[i], RM_GROUP_GET_TIMESLICE, &slice_us,
+                             sizeof slice_us, &took);
         uint32_t b = control(group[i]->fd, group[i], RM_GROUP_GET_INFO, &id, sizeof id, NULL);
-        printf("{\"group\": \"0x%x\", \"engine\": %u, \"get_timeslice\": \"0x%x\", \"us\": %llu, \"took_ns\": %llu, "
-               "\"get_info\": \"0x%x\", \"tsg\": %u}\n", group[i]->object, group[i]->engine, a,
-               (unsigned long long)slice_us, (unsigned long long)took, b, id);
+        printf("{\"group\": \"0x%x\", \"engine\": %u, \"get_timeslice\": \"0x%x\", \"us\": %llu, "
+               "\"took_ns\": %llu, "
+               "\"get_info\": \"0x%x\", \"tsg\": %u}\n",
+               group[i]->object, group[i]->engine, a, (unsigned long long)slice_us,
+               (unsigned long long)took, b, id);
     }
 }
 
@@ -106,12 +117,16 @@ static void slice(uint64_t us)
         uint64_t before = 0, wanted = us, after = 0, took;
         if (control(group[i]->fd, group[i], RM_GROUP_GET_TIMESLICE, &before, sizeof before, NULL))
             continue; /* never set what cannot be read, and so not be put back */
-        uint32_t set = control(group[i]->fd, group[i], RM_GROUP_SET_TIMESLICE, &wanted, sizeof wanted, &took);
+        uint32_t set =
+            control(group[i]->fd, group[i], RM_GROUP_SET_TIMESLICE, &wanted, sizeof wanted, &took);
         control(group[i]->fd, group[i], RM_GROUP_GET_TIMESLICE, &after, sizeof after, NULL);
-        uint32_t back = control(group[i]->fd, group[i], RM_GROUP_SET_TIMESLICE, &before, sizeof before, NULL);
-        printf("{\"group\": \"0x%x\", \"engine\": %u, \"before_us\": %llu, \"set\": \"0x%x\", \"took_ns\": %llu, "
-               "\"after_us\": %llu, \"put_back\": \"0x%x\"}\n", group[i]->object, group[i]->engine,
-               (unsigned long long)before, set, (unsigned long long)took, (unsigned long long)after, back);
+        uint32_t back =
+            control(group[i]->fd, group[i], RM_GROUP_SET_TIMESLICE, &before, sizeof before, NULL);
+        printf("{\"group\": \"0x%x\", \"engine\": %u, \"before_us\": %llu, \"set\": \"0x%x\", "
+               "\"took_ns\": %llu, "
+               "\"after_us\": %llu, \"put_back\": \"0x%x\"}\n",
+               group[i]->object, group[i]->engine, (unsigned long long)before, set,
+               (unsigned long long)took, (unsigned long long)after, back);
     }
 }
 
@@ -124,8 +139,8 @@ static void pause_groups(unsigned ms)
     uint64_t took;
     for (int i = 0; i < n; i++) {
         off[i] = control(group[i]->fd, group[i], RM_GROUP_SCHEDULE, stop, sizeof stop, &took);
-        printf("{\"group\": \"0x%x\", \"stop\": \"0x%x\", \"took_ns\": %llu}\n", group[i]->object, off[i],
-               (unsigned long long)took);
+        printf("{\"group\": \"0x%x\", \"stop\": \"0x%x\", \"took_ns\": %llu}\n", group[i]->object,
+               off[i], (unsigned long long)took);
     }
     usleep(ms * 1000);
     for (int i = 0; i < n; i++)
@@ -144,14 +159,16 @@ static int receive(int socket, struct letter *letter)
 {
     char room[CMSG_SPACE(sizeof(int))];
     struct iovec part = {letter, sizeof *letter};
-    struct msghdr head = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
+    struct msghdr head = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
     int fd = -1;
     if (recvmsg(socket, &head, 0) == (ssize_t)sizeof *letter && CMSG_FIRSTHDR(&head))
         memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&head)), sizeof fd);
     return fd;
 }
 
-/* Another process: what works with a fresh descriptor, with ours by message, with ours by pidfd. Only reads. */
+/* Another process: what works with a fresh descriptor, with ours by message, with ours by pidfd.
+ * Only reads. */
 static void outside(int socket)
 {
     struct letter letter;
@@ -170,9 +187,10 @@ static void outside(int socket)
         uint32_t id = 0;
         uint64_t took = 0;
         uint32_t status = ways[i].fd < 0 ? 0xffff0000u + (uint32_t)taken_errno
-                                         : control(ways[i].fd, &letter.group, RM_GROUP_GET_INFO, &id, sizeof id, &took);
-        printf("{\"from_outside\": \"%s\", \"status\": \"0x%x\", \"tsg\": %u, \"took_ns\": %llu}\n", ways[i].how, status, id,
-               (unsigned long long)took);
+                                         : control(ways[i].fd, &letter.group, RM_GROUP_GET_INFO,
+                                                   &id, sizeof id, &took);
+        printf("{\"from_outside\": \"%s\", \"status\": \"0x%x\", \"tsg\": %u, \"took_ns\": %llu}\n",
+               ways[i].how, status, id, (unsigned long long)took);
     }
     fflush(stdout);
     _exit(0);
@@ -186,9 +204,11 @@ static void outsider(int socket, pid_t child)
     struct letter letter = {*group[0], group[0]->fd, getpid()};
     char room[CMSG_SPACE(sizeof(int))] = {0};
     struct iovec part = {&letter, sizeof letter};
-    struct msghdr head = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
+    struct msghdr head = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
     struct cmsghdr *c = CMSG_FIRSTHDR(&head);
-    *c = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    *c = (struct cmsghdr){
+        .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
     memcpy(CMSG_DATA(c), &group[0]->fd, sizeof(int));
     fflush(stdout);
     if (sendmsg(socket, &head, 0) < 0)
@@ -202,7 +222,8 @@ int main(int argc, char **argv)
     double value = argc > 2 ? atof(argv[2]) : 0;
     int pair[2] = {-1, -1};
     pid_t child = 0;
-    if (!strcmp(what, "outsider")) { /* before the card is opened: the child must inherit nothing of it */
+    /* before the card is opened: the child must inherit nothing of it */
+    if (!strcmp(what, "outsider")) {
         if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) || (child = fork()) < 0)
             die("a second process", errno);
         close(pair[child == 0 ? 0 : 1]);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rm_own.h. The executable exports `ioctl`, so that libcuda's own calls pass through here and tell the handles.
+ * rm_own.h. The executable exports `ioctl`, so that libcuda's own calls pass through here and tell
+ * the handles.
  */
 #include "rm_own.h"
 
@@ -18,8 +19,8 @@
 struct handle own_seen[4096];
 unsigned own_count, own_calls[256], own_other_sizes;
 bool own_quiet;
-const char *const own_method_names[OWN_METHODS] = {"schedule", "disable", "disable-scheduling", "timeslice", "timeslice0",
-                                                   "preempt"};
+const char *const own_method_names[OWN_METHODS] = {"schedule",  "disable",    "disable-scheduling",
+                                                   "timeslice", "timeslice0", "preempt"};
 
 static FILE *record;
 static uint64_t record_began, slice_before[64];
@@ -48,17 +49,22 @@ static struct handle *find(uint32_t client, uint32_t object)
 
 static void say(const char *call, uint32_t client, const char *name, uint32_t value)
 {
-    fprintf(record, "{\"t_us\": %.1f, \"pid\": %d, \"call\": \"%s\", \"client\": \"0x%x\", \"%s\": \"0x%x\"",
-            (double)(own_now() - record_began) / 1e3, (int)getpid(), call, client, name, value);
+    fprintf(
+        record,
+        "{\"t_us\": %.1f, \"pid\": %d, \"call\": \"%s\", \"client\": \"0x%x\", \"%s\": \"0x%x\"",
+        (double)(own_now() - record_began) / 1e3, (int)getpid(), call, client, name, value);
 }
 
-static void record_alloc(bool wide, const struct rm_alloc *a, uint32_t params_size, uint32_t status, uint32_t engine)
+static void record_alloc(bool wide, const struct rm_alloc *a, uint32_t params_size, uint32_t status,
+                         uint32_t engine)
 {
     if (!record)
         return;
     say(wide ? "alloc64" : "alloc", a->client, "object", a->object);
-    fprintf(record, ", \"parent\": \"0x%x\", \"class\": \"0x%x\", \"params_size\": %u, \"status\": \"0x%x\"", a->parent,
-            a->class_id, params_size, status);
+    fprintf(
+        record,
+        ", \"parent\": \"0x%x\", \"class\": \"0x%x\", \"params_size\": %u, \"status\": \"0x%x\"",
+        a->parent, a->class_id, params_size, status);
     if (a->class_id == RM_CLASS_GROUP)
         fprintf(record, ", \"engine\": %u", engine);
     fputs("}\n", record);
@@ -69,8 +75,13 @@ static void note(int fd, bool wide, void *arg)
     const struct rm_alloc *a = arg; /* both begin alike; what follows is at another place */
     const struct rm_alloc64 *b = arg;
     uint32_t status = wide ? b->status : a->status, size = wide ? b->params_size : a->params_size;
-    struct handle h = {.client = a->client, .parent = a->parent, .object = a->object, .class_id = a->class_id, .fd = fd};
-    if (a->class_id == RM_CLASS_ROOT || a->class_id == RM_CLASS_ROOT_NON_PRIV || a->class_id == RM_CLASS_ROOT_CLIENT)
+    struct handle h = {.client = a->client,
+                       .parent = a->parent,
+                       .object = a->object,
+                       .class_id = a->class_id,
+                       .fd = fd};
+    if (a->class_id == RM_CLASS_ROOT || a->class_id == RM_CLASS_ROOT_NON_PRIV ||
+        a->class_id == RM_CLASS_ROOT_CLIENT)
         h.client = a->object;
     if (a->class_id == RM_CLASS_GROUP && a->params)
         h.engine = ((const struct rm_group_params *)(uintptr_t)a->params)->engine;
@@ -85,12 +96,14 @@ static void note_control(const struct rm_control *c)
     struct handle *h = find(c->client, c->object);
     if (h && c->cmd == CHANNEL_SCHEDULE)
         h = find(c->client, h->parent);
-    if (h && (c->cmd == RM_GROUP_SCHEDULE || c->cmd == CHANNEL_SCHEDULE) && c->status == 0 && schedule)
+    if (h && (c->cmd == RM_GROUP_SCHEDULE || c->cmd == CHANNEL_SCHEDULE) && c->status == 0 &&
+        schedule)
         h->scheduled = schedule->enable;
     if (!record)
         return;
     say("control", c->client, "object", c->object);
-    fprintf(record, ", \"cmd\": \"0x%x\", \"params_size\": %u, \"status\": \"0x%x\"}\n", c->cmd, c->params_size, c->status);
+    fprintf(record, ", \"cmd\": \"0x%x\", \"params_size\": %u, \"status\": \"0x%x\"}\n", c->cmd,
+            c->params_size, c->status);
 }
 
 static void note_free(const struct rm_free *f)
@@ -126,11 +139,14 @@ static void watch(int fd, unsigned long request, void *arg)
         note_free(arg);
     else if (request == RM_DUP)
         note_dup(arg);
-    else if (number == RM_ESC_ALLOC || number == RM_ESC_CONTROL || number == RM_ESC_FREE || number == RM_ESC_DUP)
+    else if (number == RM_ESC_ALLOC || number == RM_ESC_CONTROL || number == RM_ESC_FREE ||
+             number == RM_ESC_DUP)
         own_other_sizes++;
     else if (record)
-        fprintf(record, "{\"t_us\": %.1f, \"pid\": %d, \"call\": \"other\", \"number\": %u, \"size\": %u}\n",
-                (double)(own_now() - record_began) / 1e3, (int)getpid(), number, size);
+        fprintf(
+            record,
+            "{\"t_us\": %.1f, \"pid\": %d, \"call\": \"other\", \"number\": %u, \"size\": %u}\n",
+            (double)(own_now() - record_began) / 1e3, (int)getpid(), number, size);
 }
 
 __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, ...)
@@ -147,9 +163,14 @@ __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, 
     return result;
 }
 
-uint32_t own_control(int fd, uint32_t client, uint32_t object, uint32_t cmd, void *params, uint32_t size, uint64_t *took)
+uint32_t own_control(int fd, uint32_t client, uint32_t object, uint32_t cmd, void *params,
+                     uint32_t size, uint64_t *took)
 {
-    struct rm_control c = {.client = client, .object = object, .cmd = cmd, .params = (uintptr_t)params, .params_size = size};
+    struct rm_control c = {.client = client,
+                           .object = object,
+                           .cmd = cmd,
+                           .params = (uintptr_t)params,
+                           .params_size = size};
     uint64_t start = own_now();
     long result = syscall(SYS_ioctl, fd, RM_CONTROL, &c);
     if (took)
@@ -162,7 +183,8 @@ int own_groups(struct handle **found, int room)
     int n = 0;
     for (int pass = 0; pass < 2 && n == 0; pass++)
         for (unsigned i = 0; i < own_count && n < room; i++)
-            if (own_seen[i].class_id == RM_CLASS_GROUP && !own_seen[i].freed && (pass || own_seen[i].scheduled))
+            if (own_seen[i].class_id == RM_CLASS_GROUP && !own_seen[i].freed &&
+                (pass || own_seen[i].scheduled))
                 found[n++] = &own_seen[i];
     return n;
 }
@@ -175,7 +197,8 @@ static uint32_t ask(const struct handle *h, uint32_t cmd, void *params, uint32_t
 static const struct handle *subdevice_of(uint32_t client)
 {
     for (unsigned i = 0; i < own_count; i++)
-        if (own_seen[i].class_id == RM_CLASS_SUBDEVICE && own_seen[i].client == client && !own_seen[i].freed)
+        if (own_seen[i].class_id == RM_CLASS_SUBDEVICE && own_seen[i].client == client &&
+            !own_seen[i].freed)
             return &own_seen[i];
     return NULL;
 }
@@ -187,12 +210,14 @@ static uint32_t disable(struct handle **group, int n, bool off, bool only_schedu
     const struct handle *subdevice = n ? subdevice_of(group[0]->client) : NULL;
     for (unsigned i = 0; i < own_count && p.count < RM_MAX_DISABLED; i++)
         for (int g = 0; g < n; g++)
-            if (RM_IS_CHANNEL(own_seen[i].class_id) && !own_seen[i].freed && own_seen[i].client == group[0]->client &&
-                group[g]->client == own_seen[i].client && own_seen[i].parent == group[g]->object) {
+            if (RM_IS_CHANNEL(own_seen[i].class_id) && !own_seen[i].freed &&
+                own_seen[i].client == group[0]->client && group[g]->client == own_seen[i].client &&
+                own_seen[i].parent == group[g]->object) {
                 p.clients[p.count] = own_seen[i].client;
                 p.channels[p.count++] = own_seen[i].object;
             }
-    return subdevice && p.count ? ask(subdevice, RM_SUBDEVICE_DISABLE_CHANNELS, &p, sizeof p) : RM_NOT_FOUND;
+    return subdevice && p.count ? ask(subdevice, RM_SUBDEVICE_DISABLE_CHANNELS, &p, sizeof p)
+                                : RM_NOT_FOUND;
 }
 
 static uint32_t set_slice(struct handle *group, int at, uint64_t us)
@@ -257,8 +282,9 @@ uint32_t own_continue(enum own_method method)
     for (int i = 0; i < n && method != OWN_PREEMPT; i++) {
         struct rm_timeslice back = {slice_before[i]};
         uint32_t status = method == OWN_SCHEDULE ? schedule(group[i], true)
-                          : slice_before[i]      ? ask(group[i], RM_GROUP_SET_TIMESLICE, &back, sizeof back)
-                                                 : 0;
+                          : slice_before[i]
+                              ? ask(group[i], RM_GROUP_SET_TIMESLICE, &back, sizeof back)
+                              : 0;
         slice_before[i] = 0;
         first = first ? first : status;
     }
@@ -287,7 +313,8 @@ uint32_t own_preemption_mode(uint32_t mode)
     for (unsigned i = 0; i < own_count; i++) {
         struct handle *h = &own_seen[i], *group = find(h->client, h->parent);
         const struct handle *subdevice = subdevice_of(h->client);
-        if (!RM_IS_CHANNEL(h->class_id) || h->freed || !subdevice || !group || group->engine > RM_ENGINE_GRAPHICS_LAST)
+        if (!RM_IS_CHANNEL(h->class_id) || h->freed || !subdevice || !group ||
+            group->engine > RM_ENGINE_GRAPHICS_LAST)
             continue;
         memset(&p, 0, sizeof p);
         p.flags = 1, p.channel = h->object, p.compute = mode;

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What stopping does to a kernel that runs (gpu.md 11): the process takes its own groups off the card and lets them go on. Its kernel
- * notes each pause with the card's clock, and a second process of its own asks for the card meanwhile. One JSON line per trial.
- * Every stop is followed by its continue, also on SIGTERM and at the end; kill -9 leaves it to the driver, which is one experiment.
- * usage: stops latency METHOD COUNT [MODE] | spin METHOD MS | checksum METHOD COUNT | slices US US SECONDS | hold METHOD SECONDS
- *        | cost COUNT        METHOD: schedule disable disable-scheduling timeslice timeslice0 preempt; MODE: 0 WFI, 1 CTA, 2 CILP
+ * What stopping does to a kernel that runs (gpu.md 11): the process takes its own groups off the
+ * card and lets them go on. Its kernel notes each pause with the card's clock, and a second process
+ * of its own asks for the card meanwhile. One JSON line per trial. Every stop is followed by its
+ * continue, also on SIGTERM and at the end; kill -9 leaves it to the driver, which is one
+ * experiment.
+ * usage: stops latency METHOD COUNT [MODE] | spin METHOD MS | checksum METHOD COUNT | slices US US
+ * SECONDS | hold METHOD SECONDS
+ *        | cost COUNT        METHOD: schedule disable disable-scheduling timeslice timeslice0
+ *                            preempt; MODE: 0 WFI, 1 CTA, 2 CILP
  */
 #include <errno.h>
 #include <signal.h>
@@ -20,8 +24,10 @@
 #include "rm_own.h"
 
 #define ENDLESS(card) ((card)->model ? 120000000000u : UINT64_MAX / 2)
-#define MAX_TRIALS 1000u
-#define STUCK_S 3 /* a command that takes longer waits for the kernel's end: it is told to end, and that was the last trial */
+#define MAX_TRIALS    1000u
+/* a command that takes longer waits for the kernel's end: it is told to end, and that was the
+ * last trial */
+#define STUCK_S 3
 
 static struct card card;
 static volatile sig_atomic_t asked_to_end;
@@ -75,7 +81,8 @@ static void online(int ask, int answer)
     volatile uint64_t *told;
     char byte;
     card_open(&card);
-    check(driver.cuMemHostAlloc((void **)&told, sizeof *told, CU_MEMHOSTALLOC_DEVICEMAP), "host memory");
+    check(driver.cuMemHostAlloc((void **)&told, sizeof *told, CU_MEMHOSTALLOC_DEVICEMAP),
+          "host memory");
     struct reply ready = {0, 0, (uint64_t)getpid()};
     for (struct reply r = ready;; r = (struct reply){0, 0, 0}) {
         if (r.done == 0) {
@@ -113,7 +120,8 @@ static pid_t start_online(int *ask, int *answer)
     return child;
 }
 
-/* When the last block made its last progress before the middle of the stop; 0 where one went on through it. */
+/* When the last block made its last progress before the middle of the stop; 0 where one went on
+ * through it. */
 static uint64_t last_progress(const struct block *blocks, const struct gap *gaps, uint64_t middle)
 {
     uint64_t last = 0;
@@ -131,7 +139,8 @@ static uint64_t last_progress(const struct block *blocks, const struct gap *gaps
     return last;
 }
 
-static void tell(const struct trial *t, unsigned count, struct clock_pair a, struct clock_pair b, pid_t other)
+static void tell(const struct trial *t, unsigned count, struct clock_pair a, struct clock_pair b,
+                 pid_t other)
 {
     struct block *blocks = calloc(card.blocks, sizeof *blocks);
     struct gap *gaps = calloc((size_t)card.blocks * CHUNK_ROOM, sizeof *gaps);
@@ -144,12 +153,20 @@ static void tell(const struct trial *t, unsigned count, struct clock_pair a, str
         uint64_t half = t->stopped + (t->resume - t->stopped) / 2;
         uint64_t middle = a.card + (uint64_t)((double)(int64_t)(half - a.host) / rate);
         uint64_t last = card.model ? 0 : last_progress(blocks, gaps, middle);
-        double last_us = last ? ((double)(int64_t)(last - a.card) * rate + (double)(int64_t)(a.host - t->stop)) / 1e3 : 0;
-        double first_us = ((double)(int64_t)(t->online.start - a.card) * rate + (double)(int64_t)(a.host - t->stop)) / 1e3;
-        printf("{\"pid\": %d, \"online_pid\": %d, \"status\": \"0x%x\", \"status_continue\": \"0x%x\", \"stop_ns\": %llu, "
-               "\"stopped_ns\": %llu, \"continue_ns\": %llu, \"continued_ns\": %llu, \"online_submit_ns\": %llu, \"online_done_ns\": %llu",
-               (int)getpid(), (int)other, t->status, t->status_resume, (unsigned long long)t->stop, (unsigned long long)t->stopped,
-               (unsigned long long)t->resume, (unsigned long long)t->resumed, (unsigned long long)t->online.submit,
+        double last_us =
+            last ? ((double)(int64_t)(last - a.card) * rate + (double)(int64_t)(a.host - t->stop)) /
+                       1e3
+                 : 0;
+        double first_us = ((double)(int64_t)(t->online.start - a.card) * rate +
+                           (double)(int64_t)(a.host - t->stop)) /
+                          1e3;
+        printf("{\"pid\": %d, \"online_pid\": %d, \"status\": \"0x%x\", \"status_continue\": "
+               "\"0x%x\", \"stop_ns\": %llu, "
+               "\"stopped_ns\": %llu, \"continue_ns\": %llu, \"continued_ns\": %llu, "
+               "\"online_submit_ns\": %llu, \"online_done_ns\": %llu",
+               (int)getpid(), (int)other, t->status, t->status_resume, (unsigned long long)t->stop,
+               (unsigned long long)t->stopped, (unsigned long long)t->resume,
+               (unsigned long long)t->resumed, (unsigned long long)t->online.submit,
                (unsigned long long)t->online.done);
         if (!card.model && last)
             printf(", \"last_progress_us\": %.2f", last_us);
@@ -170,7 +187,8 @@ static void latency(enum own_method method, unsigned count, int mode)
     pid_t other = start_online(&ask, &answer);
     card_open(&card);
     if (mode >= 0)
-        printf("{\"preemption_mode\": %d, \"status\": \"0x%x\"}\n", mode, own_preemption_mode((uint32_t)mode));
+        printf("{\"preemption_mode\": %d, \"status\": \"0x%x\"}\n", mode,
+               own_preemption_mode((uint32_t)mode));
     struct clock_pair before = card_clocks(&card);
     card_beat(&card, ENDLESS(&card));
     nap_us(20000);
@@ -186,7 +204,8 @@ static void latency(enum own_method method, unsigned count, int mode)
             t->resumed = own_now();
             continue;
         }
-        if (write(ask, "", 1) != 1 || read(answer, &t->online, sizeof t->online) != (ssize_t)sizeof t->online)
+        if (write(ask, "", 1) != 1 ||
+            read(answer, &t->online, sizeof t->online) != (ssize_t)sizeof t->online)
             t->online = (struct reply){0, 0, 0};
         nap_us(1000);
         t->resume = own_now();
@@ -259,7 +278,8 @@ static void checksum(enum own_method method, unsigned count)
     uint64_t start = own_now();
     while (stops < count && !asked_to_end) {
         card_beat(&card, chunks);
-        while (stops < count && !asked_to_end && driver.cuStreamQuery(card.stream) == CUDA_ERROR_NOT_READY) {
+        while (stops < count && !asked_to_end &&
+               driver.cuStreamQuery(card.stream) == CUDA_ERROR_NOT_READY) {
             failures += stop(method) != 0;
             nap_us(500 + rand() % 1000);
             failures += own_continue(method) != 0;
@@ -270,8 +290,10 @@ static void checksum(enum own_method method, unsigned count)
         kernels++;
         wrong += sum != reference;
     }
-    printf("{\"pid\": %d, \"stops\": %u, \"kernels\": %u, \"wrong\": %u, \"failures\": %u, \"start_ns\": %llu, \"work_ns\": %llu, "
-           "\"sum\": \"0x%llx\"}\n", (int)getpid(), stops, kernels, wrong, failures, (unsigned long long)start,
+    printf("{\"pid\": %d, \"stops\": %u, \"kernels\": %u, \"wrong\": %u, \"failures\": %u, "
+           "\"start_ns\": %llu, \"work_ns\": %llu, "
+           "\"sum\": \"0x%llx\"}\n",
+           (int)getpid(), stops, kernels, wrong, failures, (unsigned long long)start,
            (unsigned long long)(card.model ? chunks : 0), (unsigned long long)reference);
 }
 
@@ -297,9 +319,10 @@ static void weighted(const char *who, uint64_t us, double seconds, int ready, in
         chunks += blocks[b].chunks;
     if (us)
         own_continue(OWN_TIMESLICE_1);
-    printf("{\"who\": \"%s\", \"pid\": %d, \"us\": %llu, \"status\": \"0x%x\", \"start_ns\": %llu, \"end_ns\": %llu, \"chunks\": %llu}\n",
-           who, (int)getpid(), (unsigned long long)us, status, (unsigned long long)start, (unsigned long long)stop,
-           (unsigned long long)chunks);
+    printf("{\"who\": \"%s\", \"pid\": %d, \"us\": %llu, \"status\": \"0x%x\", \"start_ns\": %llu, "
+           "\"end_ns\": %llu, \"chunks\": %llu}\n",
+           who, (int)getpid(), (unsigned long long)us, status, (unsigned long long)start,
+           (unsigned long long)stop, (unsigned long long)chunks);
     fflush(stdout);
     _exit(0);
 }
@@ -327,7 +350,8 @@ static void slices(const uint64_t us[2], double seconds)
     }
 }
 
-/* One line per second, so that whoever reads them knows how far it is when this process is killed. */
+/* One line per second, so that whoever reads them knows how far it is when this process is killed.
+ */
 static void hold(enum own_method method, unsigned seconds)
 {
     unsigned moved = 0, s = 0;
@@ -341,8 +365,9 @@ static void hold(enum own_method method, unsigned seconds)
         nap_us(1000000);
         moved += card.board->beat != beat;
         beat = card.board->beat;
-        printf("{\"pid\": %d, \"status\": \"0x%x\", \"start_ns\": %llu, \"held_s\": %u, \"moved\": %u}\n", (int)getpid(), status,
-               (unsigned long long)start, s + 1, moved);
+        printf("{\"pid\": %d, \"status\": \"0x%x\", \"start_ns\": %llu, \"held_s\": %u, \"moved\": "
+               "%u}\n",
+               (int)getpid(), status, (unsigned long long)start, s + 1, moved);
         fflush(stdout);
     }
     uint64_t end_ns = own_now();
@@ -352,8 +377,10 @@ static void hold(enum own_method method, unsigned seconds)
     card.board->leave = 1;
     if (!card.model)
         check(driver.cuStreamSynchronize(card.stream), "the end of the kernel");
-    printf("{\"pid\": %d, \"ended\": true, \"held_s\": %u, \"moved\": %u, \"end_ns\": %llu, \"status_continue\": \"0x%x\", \"moves_again\": %s}\n",
-           (int)getpid(), s, moved, (unsigned long long)end_ns, status_continue, again ? "true" : "false");
+    printf("{\"pid\": %d, \"ended\": true, \"held_s\": %u, \"moved\": %u, \"end_ns\": %llu, "
+           "\"status_continue\": \"0x%x\", \"moves_again\": %s}\n",
+           (int)getpid(), s, moved, (unsigned long long)end_ns, status_continue,
+           again ? "true" : "false");
 }
 
 static int by_value(const void *a, const void *b)
@@ -365,8 +392,10 @@ static int by_value(const void *a, const void *b)
 static void quantiles(const char *what, uint64_t *ns, unsigned count)
 {
     qsort(ns, count, sizeof *ns, by_value);
-    printf("{\"what\": \"%s\", \"p50_ns\": %llu, \"p99_ns\": %llu, \"max_ns\": %llu, \"count\": %u}\n", what,
-           (unsigned long long)ns[count / 2], (unsigned long long)ns[count * 99 / 100], (unsigned long long)ns[count - 1], count);
+    printf(
+        "{\"what\": \"%s\", \"p50_ns\": %llu, \"p99_ns\": %llu, \"max_ns\": %llu, \"count\": %u}\n",
+        what, (unsigned long long)ns[count / 2], (unsigned long long)ns[count * 99 / 100],
+        (unsigned long long)ns[count - 1], count);
 }
 
 static void cost(unsigned count)
@@ -376,7 +405,8 @@ static void cost(unsigned count)
     volatile uint64_t *told;
     CUdeviceptr word;
     card_open(&card);
-    check(driver.cuMemHostAlloc((void **)&told, sizeof *told, CU_MEMHOSTALLOC_DEVICEMAP), "host memory");
+    check(driver.cuMemHostAlloc((void **)&told, sizeof *told, CU_MEMHOSTALLOC_DEVICEMAP),
+          "host memory");
     check(driver.cuMemAlloc(&word, sizeof(uint32_t)), "memory");
     int n = own_groups(group, 64);
     for (unsigned i = 0; i < count; i++) {
@@ -388,7 +418,8 @@ static void cost(unsigned count)
         uint64_t t2 = own_now();
         check(driver.cuStreamWriteValue32(card.stream, word, i, 0), "cuStreamWriteValue32");
         uint64_t t3 = own_now();
-        if (n && own_control(group[0]->fd, group[0]->client, group[0]->object, RM_GROUP_GET_TIMESLICE, &slice, sizeof slice, NULL))
+        if (n && own_control(group[0]->fd, group[0]->client, group[0]->object,
+                             RM_GROUP_GET_TIMESLICE, &slice, sizeof slice, NULL))
             n = 0;
         uint64_t t4 = own_now();
         ns[0][i] = t1 - t0, ns[1][i] = t2 - t1, ns[2][i] = t3 - t2, ns[3][i] = t4 - t3;
@@ -402,7 +433,8 @@ static void cost(unsigned count)
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: stops latency METHOD COUNT [MODE] | spin METHOD MS | checksum METHOD COUNT | slices US US SECONDS | "
+    fprintf(stderr, "usage: stops latency METHOD COUNT [MODE] | spin METHOD MS | checksum METHOD "
+                    "COUNT | slices US US SECONDS | "
                     "hold METHOD SECONDS | cost COUNT\n");
     return 2;
 }
@@ -411,7 +443,8 @@ int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
     unsigned number = argc > 3 ? (unsigned)strtoul(argv[3], NULL, 10) : 0;
-    struct sigaction on_end = {.sa_handler = end}, on_alarm = {.sa_handler = stuck}; /* without SA_RESTART */
+    /* without SA_RESTART */
+    struct sigaction on_end = {.sa_handler = end}, on_alarm = {.sa_handler = stuck};
     sigaction(SIGTERM, &on_end, NULL);
     sigaction(SIGINT, &on_end, NULL);
     sigaction(SIGALRM, &on_alarm, NULL);
@@ -423,10 +456,12 @@ int main(int argc, char **argv)
     else if (!strcmp(what, "checksum") && argc == 4 && number >= 1)
         checksum(method_of(argv[2]), number);
     else if (!strcmp(what, "slices") && argc == 5)
-        slices((uint64_t[]){strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10)}, atof(argv[4]));
+        slices((uint64_t[]){strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10)},
+               atof(argv[4]));
     else if (!strcmp(what, "hold") && argc == 4 && number >= 1 && number <= 600)
         hold(method_of(argv[2]), number);
-    else if (!strcmp(what, "cost") && argc == 3 && atoi(argv[2]) >= 1 && atoi(argv[2]) <= (int)MAX_TRIALS)
+    else if (!strcmp(what, "cost") && argc == 3 && atoi(argv[2]) >= 1 &&
+             atoi(argv[2]) <= (int)MAX_TRIALS)
         cost((unsigned)atoi(argv[2]));
     else
         return usage();

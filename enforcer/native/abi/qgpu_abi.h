@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The one header that every qgpu process shares: the sealed grant, the two pages between a tenant and the
- * arbiter, and the messages on the three node-local sockets. Fixed-width types only, every offset checked at
- * compile time below and again from Python (enforcer/abi.py, tests/unit/test_abi.py), so that neither a
- * compiler nor a language can move a field. docs/specs/abi.md explains each word in prose.
+ * The one header that every qgpu process shares: the sealed grant, the two pages between a tenant
+ * and the arbiter, and the messages on the three node-local sockets. Fixed-width types only, every
+ * offset checked at compile time below and again from Python (enforcer/abi.py,
+ * tests/unit/test_abi.py), so that neither a compiler nor a language can move a field.
+ * docs/specs/abi.md explains each word in prose.
  *
- * Who may believe what: the grant and the gate page are written by root and may be trusted; everything in the
- * job page is written by the job and is a hint: read once, range-check, never loop on it.
+ * Who may believe what: the grant and the gate page are written by root and may be trusted;
+ * everything in the job page is written by the job and is a hint: read once, range-check, never
+ * loop on it.
  */
 #ifndef QGPU_ABI_H
 #define QGPU_ABI_H
@@ -14,38 +16,43 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define QG_MAGIC 0x55504751u /* "QGPU", little endian */
-#define QG_ABI_VERSION 2u    /* of pages and messages; every other version is refused */
-#define QG_GRANT_VERSION 1u  /* of struct qg_grant */
-#define QG_UUID_LEN 48u      /* "GPU-" or "MIG-" + 36 characters + NUL, rounded up */
-#define QG_MAX_CARDS 16u     /* cards of one job on one node */
-#define QG_MAX_PROCS 128u    /* processes of one job on one card */
-#define QG_MARKERS 64u       /* streams of one process whose completion is tracked */
-#define QG_LANES 16u         /* launch counters of one process: 15 threads have one of their own, the rest share */
-#define QG_MAX_GROUPS 32u    /* channel groups of one RM client on one card */
-#define QG_MAX_CHANNELS 64u  /* channels of the same */
-#define QG_PAGE 4096u
+#define QG_MAGIC         0x55504751u /* "QGPU", little endian */
+#define QG_ABI_VERSION   2u          /* of pages and messages; every other version is refused */
+#define QG_GRANT_VERSION 1u          /* of struct qg_grant */
+#define QG_UUID_LEN      48u         /* "GPU-" or "MIG-" + 36 characters + NUL, rounded up */
+#define QG_MAX_CARDS     16u         /* cards of one job on one node */
+#define QG_MAX_PROCS     128u        /* processes of one job on one card */
+#define QG_MARKERS       64u         /* streams of one process whose completion is tracked */
+/* launch counters of one process: 15 threads have one of their own, the rest share */
+#define QG_LANES        16u
+#define QG_MAX_GROUPS   32u /* channel groups of one RM client on one card */
+#define QG_MAX_CHANNELS 64u /* channels of the same */
+#define QG_PAGE         4096u
 
 /* File names inside run_dir. */
 #define QG_SOCK_REGISTER "enforcer.sock" /* tenants -> arbiter, mode 0666, SOCK_SEQPACKET */
-#define QG_SOCK_CONTROL "arbiter.sock"   /* qgpud -> arbiter, mode 0600, SOCK_SEQPACKET */
-#define QG_SOCK_HOOK "hook.sock"         /* prolog and epilog -> qgpud, mode 0600, SOCK_SEQPACKET */
-#define QG_GRANTS_DIR "grants"           /* JOBID.json (truth) and JOBID.grant (struct qg_grant), root-owned */
+#define QG_SOCK_CONTROL  "arbiter.sock"  /* qgpud -> arbiter, mode 0600, SOCK_SEQPACKET */
+#define QG_SOCK_HOOK     "hook.sock"     /* prolog and epilog -> qgpud, mode 0600, SOCK_SEQPACKET */
+/* JOBID.json (truth) and JOBID.grant (struct qg_grant), root-owned */
+#define QG_GRANTS_DIR "grants"
 
-/* Only in a task whose grant says QG_INJECT_MOUNT: a root-owned, read-only place in its own mount namespace. */
-#define QG_TASK_DIR "/run/qgpu-task"
+/* Only in a task whose grant says QG_INJECT_MOUNT: a root-owned, read-only place in its own mount
+ * namespace. */
+#define QG_TASK_DIR   "/run/qgpu-task"
 #define QG_TASK_GRANT QG_TASK_DIR "/grant" /* struct qg_grant; its driver_path is the one below */
-#define QG_TASK_REAL QG_TASK_DIR "/real"   /* the real libcuda.so.1 and libnvidia-ml.so.1 */
+#define QG_TASK_REAL  QG_TASK_DIR "/real"  /* the real libcuda.so.1 and libnvidia-ml.so.1 */
 
 /* Environment that SPANK sets in tasks of a qgpu job; the shim reads them, nothing else does. */
 #define QG_ENV_GRANT_FD "QGPU_GRANT_FD" /* number of the inherited, sealed memfd */
-#define QG_ENV_GRANT "QGPU_GRANT"       /* path of JOBID.grant, for children that closed their descriptors */
+/* path of JOBID.grant, for children that closed their descriptors */
+#define QG_ENV_GRANT "QGPU_GRANT"
 
 enum qg_class { QG_CLASS_ONLINE = 1, QG_CLASS_OFFLINE = 2 };
 enum qg_policy { QG_POLICY_BEST_EFFORT = 1, QG_POLICY_FIXED_SHARE = 2, QG_POLICY_BURST_SHARE = 3 };
 enum qg_injection {
     QG_INJECT_PRELOAD = 0, /* LD_PRELOAD in the task's environment */
-    QG_INJECT_MOUNT = 1    /* the shim is mounted over the driver's files, in a mount namespace of the task */
+    /* the shim is mounted over the driver's files, in a mount namespace of the task */
+    QG_INJECT_MOUNT = 1
 };
 enum qg_grant_state {
     QG_GRANT_ACTIVE = 1,  /* governed shares: the shim is injected */
@@ -53,7 +60,7 @@ enum qg_grant_state {
     QG_GRANT_WHOLE = 3    /* whole cards: monitored, never governed, no shim */
 };
 
-/* ---- the grant: content of JOBID.grant and of the sealed memfd ---------------------------------------- */
+/* ---- the grant: content of JOBID.grant and of the sealed memfd ---- */
 
 struct qg_grant_card {
     char uuid[QG_UUID_LEN]; /* key of the card everywhere */
@@ -87,21 +94,24 @@ struct qg_grant {
     struct qg_grant_card cards[QG_MAX_CARDS];
 };
 
-/* ---- gate page: one per tenant (job, card); arbiter writes, job maps it read-only --------------------- */
+/* ---- gate page: one per tenant (job, card); arbiter writes, job maps it read-only ---- */
 
 /* Gate word. Zero or QG_GATE_TRACK alone: launch at once. */
-#define QG_GATE_CLOSED 0x1u    /* wait (futex on this word, shared) until the bit is gone */
-#define QG_GATE_NOTIFY 0x2u    /* the arbiter sleeps on this tenant: ring the doorbell, then go on */
-#define QG_GATE_TRACK 0x4u     /* keep completion markers (nearly always set) */
-#define QG_GATE_WINDOW 0x8u    /* bound the estimated in-flight work to window_us */
-#define QG_GATE_HOLD 0x10u     /* beside online: the first launch goes, the next ones wait (2 ms at most, without a ring) until
-                                  the bit is gone: what offline has on the card ends first. A shim may ignore it */
-#define QG_GATE_EARLY 0x20u    /* opened a little before the former tenant's last work has ended: for 2 ms what runs may
-                                  share the card, and its time says little. A shim may ignore it */
-#define QG_GATE_WHY_MASK 0xf00u
+#define QG_GATE_CLOSED 0x1u /* wait (futex on this word, shared) until the bit is gone */
+/* the arbiter sleeps on this tenant: ring the doorbell, then go on */
+#define QG_GATE_NOTIFY 0x2u
+#define QG_GATE_TRACK  0x4u /* keep completion markers (nearly always set) */
+#define QG_GATE_WINDOW 0x8u /* bound the estimated in-flight work to window_us */
+/* beside online: the first launch goes, the next ones wait (2 ms at most, without a ring) until
+ * the bit is gone: what offline has on the card ends first. A shim may ignore it */
+#define QG_GATE_HOLD 0x10u
+/* opened a little before the former tenant's last work has ended: for 2 ms what runs may share
+ * the card, and its time says little. A shim may ignore it */
+#define QG_GATE_EARLY         0x20u
+#define QG_GATE_WHY_MASK      0xf00u
 #define QG_GATE_WHY_PREEMPTED 0x100u /* an online tenant of the card is busy */
-#define QG_GATE_WHY_SHARE 0x200u     /* it is another member's turn, or the share is used up */
-#define QG_GATE_WHY_RECOVERY 0x400u  /* the arbiter restarted and waits for tenants to come back */
+#define QG_GATE_WHY_SHARE     0x200u /* it is another member's turn, or the share is used up */
+#define QG_GATE_WHY_RECOVERY  0x400u /* the arbiter restarted and waits for tenants to come back */
 
 struct qg_gate_page {
     uint32_t magic;
@@ -112,9 +122,12 @@ struct qg_gate_page {
     uint64_t mem_cap; /* bytes; the shim takes the smaller of this and the grant's */
     uint32_t window_us;
     uint32_t lease_ms; /* heartbeat older than this: compute fails open */
-    uint64_t mem_extra; /* bytes of the job on this card that no live slot tells: contexts and modules as NVML
-                           counts them, and processes that died but still lie on the card */
-    uint64_t until_ns; /* CLOCK_MONOTONIC; past it nothing more is launched until the arbiter has looked again; 0: no such time */
+    /* bytes of the job on this card that no live slot tells: contexts and modules as NVML counts
+     * them, and processes that died but still lie on the card */
+    uint64_t mem_extra;
+    /* CLOCK_MONOTONIC; past it nothing more is launched until the arbiter has looked again; 0:
+     * no such time */
+    uint64_t until_ns;
     uint8_t pad0[8];
     uint32_t flags; /* offset 64: the gate word */
     uint32_t reserved2;
@@ -124,41 +137,49 @@ struct qg_gate_page {
     uint8_t pad1[32];
 };
 
-/* ---- job page: one per tenant; every process of the job on that card writes its own slot -------------- */
+/* ---- job page: one per tenant; every process of the job on that card writes its own slot ---- */
 
 struct qg_marker {      /* one stream */
     uint32_t submitted; /* last marker value enqueued, by the CPU */
     uint32_t done;      /* last value reached, written by the GPU itself (cuStreamWriteValue32) */
 };
 
-/* A launch counter that one thread writes without an atomic operation (all but the last lane). The arbiter
- * makes such launches visible by membarrier(2) before it goes to sleep on the tenant. */
+/* A launch counter that one thread writes without an atomic operation (all but the last lane). The
+ * arbiter makes such launches visible by membarrier(2) before it goes to sleep on the tenant. */
 struct qg_lane {
     uint64_t launches;
     uint8_t pad[56];
 };
 
 struct qg_proc {
-    uint32_t pid;            /* as the arbiter assigned the slot; 0 = free. Set by the arbiter */
-    uint32_t waiting;        /* threads that stand at the closed gate */
-    uint64_t launches;       /* incremented (seq_cst) before the gate word is read, by who has no lane */
-    uint64_t mem_used;       /* bytes held on this card by this process */
-    uint64_t mem_pending;    /* bytes being allocated just now */
-    uint64_t mem_peak;       /* largest mem_used */
-    uint64_t mem_denied;     /* allocations refused because of the cap */
-    uint64_t gate_waits;     /* launches that found the gate closed */
-    uint64_t gate_wait_ns;   /* time spent there */
-    uint64_t inflight_us;    /* estimate of submitted, unfinished work (window mode) */
-    uint64_t window_bypass;  /* launches let through a full window after 2 ms without progress */
-    uint64_t copy_bytes;     /* bytes of gated copies */
-    uint32_t unmarked;       /* 1: work was submitted after the last marker of some stream */
-    uint32_t contexts;       /* of the process on this card, in which it submitted work and which still are */
-    uint64_t ends_ns;        /* CLOCK_MONOTONIC: when what it has on the card will probably have ended; 0: nobody can tell */
-    uint64_t turn_ns;        /* CLOCK_MONOTONIC: when a thread that stood at the closed gate first went on after it last opened */
-    uint32_t queued;         /* threads that wait for room in the window: once the gate has closed they stand at it */
+    uint32_t pid;     /* as the arbiter assigned the slot; 0 = free. Set by the arbiter */
+    uint32_t waiting; /* threads that stand at the closed gate */
+    /* incremented (seq_cst) before the gate word is read, by who has no lane */
+    uint64_t launches;
+    uint64_t mem_used;      /* bytes held on this card by this process */
+    uint64_t mem_pending;   /* bytes being allocated just now */
+    uint64_t mem_peak;      /* largest mem_used */
+    uint64_t mem_denied;    /* allocations refused because of the cap */
+    uint64_t gate_waits;    /* launches that found the gate closed */
+    uint64_t gate_wait_ns;  /* time spent there */
+    uint64_t inflight_us;   /* estimate of submitted, unfinished work (window mode) */
+    uint64_t window_bypass; /* launches let through a full window after 2 ms without progress */
+    uint64_t copy_bytes;    /* bytes of gated copies */
+    uint32_t unmarked;      /* 1: work was submitted after the last marker of some stream */
+    /* of the process on this card, in which it submitted work and which still are */
+    uint32_t contexts;
+    /* CLOCK_MONOTONIC: when what it has on the card will probably have ended; 0: nobody can tell */
+    uint64_t ends_ns;
+    /* CLOCK_MONOTONIC: when a thread that stood at the closed gate first went on after it last
+     * opened */
+    uint64_t turn_ns;
+    /* threads that wait for room in the window: once the gate has closed they stand at it */
+    uint32_t queued;
     uint32_t spare;
-    uint64_t rests_ns;       /* CLOCK_MONOTONIC: when a call returned that had waited for the last of its work; 0: never */
-    uint64_t rests_launches; /* all its launches until then: it rests since then if there are no more now */
+    /* CLOCK_MONOTONIC: when a call returned that had waited for the last of its work; 0: never */
+    uint64_t rests_ns;
+    /* all its launches until then: it rests since then if there are no more now */
+    uint64_t rests_launches;
     uint8_t pad[376];
     struct qg_marker markers[QG_MARKERS]; /* offset 512 */
     struct qg_lane lanes[QG_LANES];       /* offset 1024 */
@@ -171,42 +192,51 @@ struct qg_job_page {
     uint32_t size;
     uint32_t nslots; /* QG_MAX_PROCS */
     uint8_t pad[QG_PAGE - 16];
-    struct qg_proc procs[QG_MAX_PROCS]; /* one page each, so that a process registers only its own with CUDA */
+    /* one page each, so that a process registers only its own with CUDA */
+    struct qg_proc procs[QG_MAX_PROCS];
 };
 
-/* Highest slot in use + 1, a u32 in the first bytes of the job page's padding: kept by the shims of the job alone
- * (raised before a process first writes its slot), so that admission visits only slots that were ever used. */
+/* Highest slot in use + 1, a u32 in the first bytes of the job page's padding: kept by the shims of
+ * the job alone (raised before a process first writes its slot), so that admission visits only
+ * slots that were ever used. */
 #define QG_JOB_SLOTS_USED(page) ((uint32_t *)(void *)&(page)->pad[0])
 
-/* ---- messages ----------------------------------------------------------------------------------------- */
+/* ---- messages ---- */
 
 enum qg_msg_type {
-    QG_MSG_REGISTER = 1,    /* tenant -> arbiter; may carry the sealed grant memfd */
-    QG_MSG_REGISTERED = 2,  /* arbiter -> tenant; carries gate page, job page, doorbell (in this order) */
-    QG_MSG_GROUPS = 3,      /* tenant -> arbiter, after 2: the process's channel groups; carries the control device */
-    QG_MSG_ACT = 4,         /* arbiter -> tenant: do this to your own groups of that card (the fallback: the shim acts) */
-    QG_MSG_ACTED = 5,       /* tenant -> arbiter: what came of it */
-    QG_CTL_HELLO = 16,      /* qgpud -> arbiter: forget which grants are confirmed, a full list follows */
-    QG_CTL_CARD = 17,       /* settings of one card */
-    QG_CTL_GRANT = 18,      /* one (job, card); the same again updates it */
-    QG_CTL_REVOKE = 19,     /* job ended */
-    QG_CTL_SYNCED = 20,     /* end of the full list: unconfirmed grants are revoked */
-    QG_CTL_STATS = 21,      /* what QG_CTL_LIST asks for: all tenants */
-    QG_CTL_TENANT = 22,     /* answer, one per tenant, then QG_CTL_END */
-    QG_CTL_END = 23,        /* answer, end of list */
-    QG_CTL_ACK = 24,        /* answer to 16..20, 25, 27, 28, 36 */
-    QG_CTL_WATCH = 25,      /* from then on this connection only receives QG_CTL_DIED */
-    QG_CTL_DIED = 26,       /* arbiter -> qgpud: a process died, its bytes stay charged until QG_CTL_GONE */
-    QG_CTL_GONE = 27,       /* qgpud -> arbiter: NVML does not list it any more */
-    QG_CTL_OVERHEAD = 28,   /* qgpud -> arbiter: bytes of contexts and modules of a tenant, from NVML */
-    QG_CTL_PROCS = 29,      /* what QG_CTL_LIST asks for: all registered processes */
-    QG_CTL_PROC = 30,       /* answer, one per registered process, then QG_CTL_END */
-    QG_CTL_HARDWARE = 31,   /* qgpud -> arbiter: settings of hardware preemption of one card */
-    QG_CTL_HWSTATS = 32,    /* what QG_CTL_LIST asks for: hardware preemption */
-    QG_CTL_HWTENANT = 33,   /* answer, one per tenant, then QG_CTL_END */
-    QG_CTL_LIST = 34,       /* ask for 21, 29 or 32; as many answers to a packet as fit */
-    QG_CTL_HWCARD = 35,     /* in the list of 32, one per card that was ever told 31 */
-    QG_CTL_LISTED = 36      /* qgpud -> arbiter: NVML still lists this dead process: its bytes stay charged */
+    QG_MSG_REGISTER = 1, /* tenant -> arbiter; may carry the sealed grant memfd */
+    /* arbiter -> tenant; carries gate page, job page, doorbell (in this order) */
+    QG_MSG_REGISTERED = 2,
+    /* tenant -> arbiter, after 2: the process's channel groups; carries the control device */
+    QG_MSG_GROUPS = 3,
+    /* arbiter -> tenant: do this to your own groups of that card (the fallback: the shim acts) */
+    QG_MSG_ACT = 4,
+    QG_MSG_ACTED = 5, /* tenant -> arbiter: what came of it */
+    /* qgpud -> arbiter: forget which grants are confirmed, a full list follows */
+    QG_CTL_HELLO = 16,
+    QG_CTL_CARD = 17,   /* settings of one card */
+    QG_CTL_GRANT = 18,  /* one (job, card); the same again updates it */
+    QG_CTL_REVOKE = 19, /* job ended */
+    QG_CTL_SYNCED = 20, /* end of the full list: unconfirmed grants are revoked */
+    QG_CTL_STATS = 21,  /* what QG_CTL_LIST asks for: all tenants */
+    QG_CTL_TENANT = 22, /* answer, one per tenant, then QG_CTL_END */
+    QG_CTL_END = 23,    /* answer, end of list */
+    QG_CTL_ACK = 24,    /* answer to 16..20, 25, 27, 28, 36 */
+    QG_CTL_WATCH = 25,  /* from then on this connection only receives QG_CTL_DIED */
+    /* arbiter -> qgpud: a process died, its bytes stay charged until QG_CTL_GONE */
+    QG_CTL_DIED = 26,
+    QG_CTL_GONE = 27, /* qgpud -> arbiter: NVML does not list it any more */
+    /* qgpud -> arbiter: bytes of contexts and modules of a tenant, from NVML */
+    QG_CTL_OVERHEAD = 28,
+    QG_CTL_PROCS = 29,    /* what QG_CTL_LIST asks for: all registered processes */
+    QG_CTL_PROC = 30,     /* answer, one per registered process, then QG_CTL_END */
+    QG_CTL_HARDWARE = 31, /* qgpud -> arbiter: settings of hardware preemption of one card */
+    QG_CTL_HWSTATS = 32,  /* what QG_CTL_LIST asks for: hardware preemption */
+    QG_CTL_HWTENANT = 33, /* answer, one per tenant, then QG_CTL_END */
+    QG_CTL_LIST = 34,     /* ask for 21, 29 or 32; as many answers to a packet as fit */
+    QG_CTL_HWCARD = 35,   /* in the list of 32, one per card that was ever told 31 */
+    /* qgpud -> arbiter: NVML still lists this dead process: its bytes stay charged */
+    QG_CTL_LISTED = 36
 };
 
 struct qg_msg_head {
@@ -225,8 +255,9 @@ struct qg_register {
 
 struct qg_registered {
     struct qg_msg_head head;
-    int32_t status;    /* 0, or an errno: EAGAIN = ask again soon (grants not loaded yet), EPERM, ENOSPC, EPROTO */
-    uint32_t slot;     /* index into qg_job_page.procs */
+    /* 0, or an errno: EAGAIN = ask again soon (grants not loaded yet), EPERM, ENOSPC, EPROTO */
+    int32_t status;
+    uint32_t slot; /* index into qg_job_page.procs */
     uint64_t mem_cap;
     char message[256]; /* why, when status is not 0 */
 };
@@ -240,11 +271,14 @@ struct qg_ctl_card {
     uint32_t lease_ms;
     uint32_t policy_online;  /* enum qg_policy */
     uint32_t policy_offline; /* enum qg_policy */
-    uint32_t flags;          /* QG_CARD_UNGOVERNED: gates stay open (isolation off, and the benchmarks' control) */
-    uint32_t grace_ms;       /* after a restart offline stays closed so long, or until tenants registered */
+    /* QG_CARD_UNGOVERNED: gates stay open (isolation off, and the benchmarks' control) */
+    uint32_t flags;
+    /* after a restart offline stays closed so long, or until tenants registered */
+    uint32_t grace_ms;
 };
 #define QG_CARD_UNGOVERNED 0x1u
-#define QG_CARD_TOGETHER 0x8u /* an offline job preempted on this card is suspended on all its cards of the node */
+/* an offline job preempted on this card is suspended on all its cards of the node */
+#define QG_CARD_TOGETHER 0x8u
 
 struct qg_ctl_grant {
     struct qg_msg_head head;
@@ -256,7 +290,8 @@ struct qg_ctl_grant {
     uint32_t flags; /* QG_GRANT_UNGOVERNED */
     uint64_t mem_cap;
 };
-#define QG_GRANT_UNGOVERNED 0x1u /* isolation was none when the job started: its gate stays open on this card */
+/* isolation was none when the job started: its gate stays open on this card */
+#define QG_GRANT_UNGOVERNED 0x1u
 
 struct qg_ctl_revoke {
     struct qg_msg_head head;
@@ -268,7 +303,8 @@ struct qg_ctl_list {
     uint32_t of; /* QG_CTL_STATS, QG_CTL_PROCS or QG_CTL_HWSTATS */
     uint32_t reserved;
 };
-#define QG_LIST_BYTES 32768u /* a packet of it is never longer; messages follow each other, each with its own head */
+/* a packet of it is never longer; messages follow each other, each with its own head */
+#define QG_LIST_BYTES 32768u
 
 struct qg_ctl_ack {
     struct qg_msg_head head;
@@ -293,24 +329,32 @@ struct qg_ctl_tenant {
     uint64_t mem_peak;
     uint64_t mem_denied;
     uint64_t launches;
-    uint64_t busy_ns;             /* on the card, overlapping tenants divided; Σ over tenants ≤ wall */
-    uint64_t closed_preempted_ns; /* gate closed for an online tenant while this one wanted to work */
-    uint64_t closed_share_ns;     /* gate closed by shares while this one wanted to work */
-    uint64_t preemptions;         /* times an online tenant closed the gate while this one had work */
-    uint64_t gate_close_max_ns;   /* doorbell seen -> gate closed, worst */
-    uint64_t granted_ns;          /* CLOCK_MONOTONIC since when the tenant exists here */
-    uint32_t flags;       /* QG_TENANT_* */
-    uint32_t policy;      /* enum qg_policy that rules it */
-    int64_t deficit_ns;   /* > 0: got less than its share under contention; fixed-share: budget left */
-    uint64_t mem_extra;   /* as in the gate page */
-    uint64_t closed_suspended_ns; /* part of closed_preempted_ns: for the sake of another card of the job */
-    uint64_t held_ns; /* online: at work, or its last work is less than idle_release ago, so that offline is locked out */
-    uint32_t close_hist[QG_CLOSE_BUCKETS]; /* closings for online: bucket k took less than 2^k us, the last the rest */
+    /* on the card, overlapping tenants divided; Σ over tenants ≤ wall */
+    uint64_t busy_ns;
+    /* gate closed for an online tenant while this one wanted to work */
+    uint64_t closed_preempted_ns;
+    uint64_t closed_share_ns; /* gate closed by shares while this one wanted to work */
+    /* times an online tenant closed the gate while this one had work */
+    uint64_t preemptions;
+    uint64_t gate_close_max_ns; /* doorbell seen -> gate closed, worst */
+    uint64_t granted_ns;        /* CLOCK_MONOTONIC since when the tenant exists here */
+    uint32_t flags;             /* QG_TENANT_* */
+    uint32_t policy;            /* enum qg_policy that rules it */
+    /* > 0: got less than its share under contention; fixed-share: budget left */
+    int64_t deficit_ns;
+    uint64_t mem_extra; /* as in the gate page */
+    /* part of closed_preempted_ns: for the sake of another card of the job */
+    uint64_t closed_suspended_ns;
+    /* online: at work, or its last work is less than idle_release ago, so that offline is locked
+     * out */
+    uint64_t held_ns;
+    /* closings for online: bucket k took less than 2^k us, the last the rest */
+    uint32_t close_hist[QG_CLOSE_BUCKETS];
 };
-#define QG_TENANT_ESTIMATED 0x1u  /* busy_ns was sampled, not clocked, since the last answer */
+#define QG_TENANT_ESTIMATED   0x1u /* busy_ns was sampled, not clocked, since the last answer */
 #define QG_TENANT_PASSED_OVER 0x2u /* shows no progress (stopped, hung, lying) */
-#define QG_TENANT_UNGOVERNED 0x4u
-#define QG_TENANT_SUSPENDED 0x8u  /* for the sake of another card of its job */
+#define QG_TENANT_UNGOVERNED  0x4u
+#define QG_TENANT_SUSPENDED   0x8u /* for the sake of another card of its job */
 
 struct qg_ctl_process { /* QG_CTL_DIED, QG_CTL_GONE, QG_CTL_LISTED, QG_CTL_PROC */
     struct qg_msg_head head;
@@ -329,15 +373,18 @@ struct qg_ctl_overhead {
     uint64_t bytes;
 };
 
-/* ---- hardware preemption (docs/specs/hardware.md); only between a shim and an arbiter that both know it ------ */
+/* ---- hardware preemption (docs/specs/hardware.md); only between a shim and an arbiter that both
+ * know it ---- */
 
-/* All that the process has below one RM client on one card, each time anew; it takes the place of what was told of this
- * client before. ngroups 0: nothing is left. Everything in it is a hint until the driver itself confirmed it. */
+/* All that the process has below one RM client on one card, each time anew; it takes the place of
+ * what was told of this client before. ngroups 0: nothing is left. Everything in it is a hint until
+ * the driver itself confirmed it. */
 struct qg_groups {
     struct qg_msg_head head;
     uint64_t job_id;
     char uuid[QG_UUID_LEN];
-    uint32_t client, device, subdevice; /* RM handles; the descriptor that comes along made the client */
+    /* RM handles; the descriptor that comes along made the client */
+    uint32_t client, device, subdevice;
     uint32_t ngroups, nchannels;
     uint32_t flags; /* QG_GROUPS_* */
     struct {
@@ -347,12 +394,16 @@ struct qg_groups {
         uint32_t handle, group;
     } channels[QG_MAX_CHANNELS];
 };
-#define QG_GROUPS_LOST 0x1u  /* more than fits, or something that could not be followed: do not stop by hardware */
-#define QG_GROUPS_LEAVE 0x2u /* a context of it is about to be destroyed: continue it, and leave it alone from now on */
-#define QG_GROUPS_MORE_CHANNELS 0x4u /* channels that did not fit: DISABLE would not stop all of it */
+/* more than fits, or something that could not be followed: do not stop by hardware */
+#define QG_GROUPS_LOST 0x1u
+/* a context of it is about to be destroyed: continue it, and leave it alone from now on */
+#define QG_GROUPS_LEAVE 0x2u
+/* channels that did not fit: DISABLE would not stop all of it */
+#define QG_GROUPS_MORE_CHANNELS 0x4u
 
 enum qg_action { QG_ACT_CONTINUE = 0, QG_ACT_STOP = 1, QG_ACT_SLICE = 2, QG_ACT_TELL = 3 };
-/* TELL: send QG_MSG_GROUPS of this card anew; not answered otherwise. serial 0: not answered at all. */
+/* TELL: send QG_MSG_GROUPS of this card anew; not answered otherwise. serial 0: not answered at
+ * all. */
 struct qg_act { /* QG_MSG_ACT and its answer QG_MSG_ACTED */
     struct qg_msg_head head;
     char uuid[QG_UUID_LEN];
@@ -365,10 +416,10 @@ struct qg_act { /* QG_MSG_ACT and its answer QG_MSG_ACTED */
 };
 
 enum qg_hw_method {
-    QG_HW_AUTO = 0,      /* the first below that the self-test passes with */
-    QG_HW_SCHEDULE = 1,  /* GPFIFO_SCHEDULE of each group, then PREEMPT */
-    QG_HW_DISABLE = 2,   /* FIFO_DISABLE_CHANNELS of the subdevice, own channels only */
-    QG_HW_TIMESLICE = 3  /* the shortest slice: weakest, stops nothing by itself */
+    QG_HW_AUTO = 0,     /* the first below that the self-test passes with */
+    QG_HW_SCHEDULE = 1, /* GPFIFO_SCHEDULE of each group, then PREEMPT */
+    QG_HW_DISABLE = 2,  /* FIFO_DISABLE_CHANNELS of the subdevice, own channels only */
+    QG_HW_TIMESLICE = 3 /* the shortest slice: weakest, stops nothing by itself */
 };
 struct qg_ctl_hardware {
     struct qg_msg_head head;
@@ -379,16 +430,18 @@ struct qg_ctl_hardware {
     uint32_t weights;      /* 1: shares by time slices of the groups instead of turns */
     uint32_t driver_major; /* as NVML says; outside the known range the backend stays off */
     uint32_t period_us;    /* weights: slices of all tenants add up to this */
-    uint64_t ctl_dev, ctl_ino, ctl_rdev; /* the control device; rdev 0: a simulated one, told by the other two */
+    /* the control device; rdev 0: a simulated one, told by the other two */
+    uint64_t ctl_dev, ctl_ino, ctl_rdev;
 };
 enum qg_hw_actor { QG_HW_ACTOR_AUTO = 0, QG_HW_ACTOR_ARBITER = 1, QG_HW_ACTOR_SHIM = 2 };
 enum qg_hw_state {
-    QG_HW_NONE = 0,   /* no group is known */
-    QG_HW_READY = 1,  /* the self-test passed */
+    QG_HW_NONE = 0,  /* no group is known */
+    QG_HW_READY = 1, /* the self-test passed */
     QG_HW_STOPPED = 2,
-    QG_HW_FAILED = 3  /* gating alone; `why` says it */
+    QG_HW_FAILED = 3 /* gating alone; `why` says it */
 };
-/* Whether it goes on as ordered: a card whose control calls hang again and again is left to its gates. */
+/* Whether it goes on as ordered: a card whose control calls hang again and again is left to its
+ * gates. */
 struct qg_ctl_hwcard {
     struct qg_msg_head head;
     char uuid[QG_UUID_LEN];
@@ -402,9 +455,9 @@ struct qg_ctl_hwtenant {
     char uuid[QG_UUID_LEN];
     uint32_t state, actor, method, ngroups;
     uint64_t stops, continues, failures;
-    uint64_t stopped_ns;                    /* sum of the time that it was stopped */
-    uint64_t stop_max_ns;                   /* gate closed -> last command answered, worst */
-    uint32_t stop_hist[QG_CLOSE_BUCKETS];   /* the same; bucket k took less than 2^k us */
+    uint64_t stopped_ns;                  /* sum of the time that it was stopped */
+    uint64_t stop_max_ns;                 /* gate closed -> last command answered, worst */
+    uint32_t stop_hist[QG_CLOSE_BUCKETS]; /* the same; bucket k took less than 2^k us */
     uint32_t last_status, reserved;
     char why[128];
 };
@@ -417,7 +470,7 @@ struct qg_gate_event {
     uint32_t flags;
 };
 
-/* ---- the layout, pinned ------------------------------------------------------------------------------- */
+/* ---- the layout, pinned ---- */
 
 #define QG_PIN(type, size) _Static_assert(sizeof(type) == (size), #type " changed its size")
 QG_PIN(struct qg_grant_card, 128);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The part of the NVIDIA driver's control interface that qgpu speaks: ioctl(2) on the control device, as published with
- * the open kernel modules (535 to 595). Declared here from the documented layouts, so that nothing of theirs is needed to
- * build; every size is pinned, and a driver whose sizes differ is left alone. docs/specs/hardware.md explains each.
+ * The part of the NVIDIA driver's control interface that qgpu speaks: ioctl(2) on the control
+ * device, as published with the open kernel modules (535 to 595). Declared here from the documented
+ * layouts, so that nothing of theirs is needed to build; every size is pinned, and a driver whose
+ * sizes differ is left alone. docs/specs/hardware.md explains each.
  *
- * Words: a client is what one open file of the control device made; objects hang below it by handles that the client
- * chose. device > subdevice, device > channel group (TSG) > channel. Only the file that made a client may use it.
+ * Words: a client is what one open file of the control device made; objects hang below it by
+ * handles that the client chose. device > subdevice, device > channel group (TSG) > channel. Only
+ * the file that made a client may use it.
  */
 #ifndef QGPU_RM_H
 #define QGPU_RM_H
@@ -15,7 +17,13 @@
 #include <sys/ioctl.h>
 
 /* ioctl numbers below 'F' */
-enum { RM_ESC_FREE = 0x29, RM_ESC_CONTROL = 0x2a, RM_ESC_ALLOC = 0x2b, RM_ESC_DUP = 0x34, RM_ESC_SHARE = 0x35 };
+enum {
+    RM_ESC_FREE = 0x29,
+    RM_ESC_CONTROL = 0x2a,
+    RM_ESC_ALLOC = 0x2b,
+    RM_ESC_DUP = 0x34,
+    RM_ESC_SHARE = 0x35
+};
 #define RM_MAGIC 'F'
 
 enum rm_class {
@@ -26,10 +34,16 @@ enum rm_class {
     RM_CLASS_SUBDEVICE = 0x2080,
     RM_CLASS_GROUP = 0xa06c /* KEPLER_CHANNEL_GROUP_A: the TSG class of every card since Kepler */
 };
-/* GPFIFO channel classes end in 6f: c36f Volta, c46f Turing, c56f Ampere, c86f Hopper, c96f, ca6f Blackwell. */
+/* GPFIFO channel classes end in 6f: c36f Volta, c46f Turing, c56f Ampere, c86f Hopper, c96f, ca6f
+ * Blackwell. */
 #define RM_IS_CHANNEL(class_id) (((class_id) & 0xffu) == 0x6fu && (class_id) > 0xff)
 
-enum { RM_ENGINE_GRAPHICS = 1, RM_ENGINE_GRAPHICS_LAST = 8, RM_ENGINE_COPY0 = 9, RM_ENGINE_COPY9 = 18 };
+enum {
+    RM_ENGINE_GRAPHICS = 1,
+    RM_ENGINE_GRAPHICS_LAST = 8,
+    RM_ENGINE_COPY0 = 9,
+    RM_ENGINE_COPY9 = 18
+};
 
 /* NV_STATUS */
 enum rm_status {
@@ -73,11 +87,11 @@ struct rm_control { /* NVOS54 */
 struct rm_dup { /* NVOS55 */
     uint32_t client, parent, object, client_from, object_from, flags, status;
 };
-#define RM_FREE _IOWR(RM_MAGIC, RM_ESC_FREE, struct rm_free)
-#define RM_ALLOC _IOWR(RM_MAGIC, RM_ESC_ALLOC, struct rm_alloc)
+#define RM_FREE    _IOWR(RM_MAGIC, RM_ESC_FREE, struct rm_free)
+#define RM_ALLOC   _IOWR(RM_MAGIC, RM_ESC_ALLOC, struct rm_alloc)
 #define RM_ALLOC64 _IOWR(RM_MAGIC, RM_ESC_ALLOC, struct rm_alloc64)
 #define RM_CONTROL _IOWR(RM_MAGIC, RM_ESC_CONTROL, struct rm_control)
-#define RM_DUP _IOWR(RM_MAGIC, RM_ESC_DUP, struct rm_dup)
+#define RM_DUP     _IOWR(RM_MAGIC, RM_ESC_DUP, struct rm_dup)
 
 /* parameters of allocations */
 struct rm_device_params { /* NV0080_ALLOC_PARAMETERS */
@@ -92,14 +106,14 @@ struct rm_group_params { /* NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS */
 };
 
 /* control commands; of a group: */
-#define RM_GROUP_SCHEDULE 0xa06c0101u
+#define RM_GROUP_SCHEDULE      0xa06c0101u
 #define RM_GROUP_SET_TIMESLICE 0xa06c0103u
 #define RM_GROUP_GET_TIMESLICE 0xa06c0104u
-#define RM_GROUP_PREEMPT 0xa06c0105u
-#define RM_GROUP_GET_INFO 0xa06c0106u
+#define RM_GROUP_PREEMPT       0xa06c0105u
+#define RM_GROUP_GET_INFO      0xa06c0106u
 /* of a subdevice: */
-#define RM_SUBDEVICE_DISABLE_CHANNELS 0x2080110bu
-#define RM_SUBDEVICE_GET_GID 0x2080014au
+#define RM_SUBDEVICE_DISABLE_CHANNELS    0x2080110bu
+#define RM_SUBDEVICE_GET_GID             0x2080014au
 #define RM_SUBDEVICE_SET_PREEMPTION_MODE 0x20801210u
 /* of a client: */
 #define RM_CLIENT_HANDLE_INFO 0x00000d02u
@@ -159,6 +173,7 @@ RM_PIN(struct rm_preemption_mode, 32);
 RM_PIN(struct rm_gid, 268);
 RM_PIN(struct rm_handle_info, 16);
 _Static_assert(offsetof(struct rm_disable_channels, event) == 16, "event moved");
-_Static_assert(RM_CONTROL == 0xc020462au && RM_ALLOC64 == 0xc030462bu, "numbers of the published interface");
+_Static_assert(RM_CONTROL == 0xc020462au && RM_ALLOC64 == 0xc030462bu,
+               "numbers of the published interface");
 
 #endif

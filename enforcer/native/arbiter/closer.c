@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Closing what porters passed on (porter.c), somewhere else: small memory files, and control devices, whose last close may
- * keep the driver busy for as long as it takes to give back what hung on it. Helpers do it, more of them while some are
- * stuck, so that the thread that serves everybody never waits.
+ * Closing what porters passed on (porter.c), somewhere else: small memory files, and control
+ * devices, whose last close may keep the driver busy for as long as it takes to give back what hung
+ * on it. Helpers do it, more of them while some are stuck, so that the thread that serves everybody
+ * never waits.
  */
 #include <limits.h>
 #include <signal.h>
@@ -20,17 +21,21 @@ static struct {
     int first, last;
     uint32_t waiting, idle, nhelpers;
     uint64_t since_ns[MAX_HELPERS]; /* of each helper; 0 = not closing anything */
-} closer = {.lock = PTHREAD_MUTEX_INITIALIZER, .more = PTHREAD_COND_INITIALIZER, .first = -1, .last = -1};
+} closer = {
+    .lock = PTHREAD_MUTEX_INITIALIZER, .more = PTHREAD_COND_INITIALIZER, .first = -1, .last = -1};
 
-static int take(void) {
+static int take(void)
+{
     int fd = closer.first;
     closer.first = closer.next[fd];
-    if (closer.first < 0) closer.last = -1;
+    if (closer.first < 0)
+        closer.last = -1;
     closer.waiting--;
     return fd;
 }
 
-static void *helper_main(void *arg) {
+static void *helper_main(void *arg)
+{
     size_t self = (size_t)arg;
     pthread_mutex_lock(&closer.lock);
     for (;;) {
@@ -50,12 +55,14 @@ static void *helper_main(void *arg) {
 }
 
 /* Signals stay with the main thread's signalfd. */
-static bool add_helper(void) {
+static bool add_helper(void)
+{
     pthread_attr_t attr;
     pthread_t thread;
     sigset_t all, old;
     size_t self = closer.nhelpers;
-    if (self == MAX_HELPERS) return false;
+    if (self == MAX_HELPERS)
+        return false;
     pthread_attr_init(&attr);
     pthread_attr_setstacksize(&attr, PTHREAD_STACK_MIN > 65536 ? (size_t)PTHREAD_STACK_MIN : 65536);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
@@ -64,18 +71,21 @@ static bool add_helper(void) {
     int err = pthread_create(&thread, &attr, helper_main, (void *)self);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);
-    if (!err) closer.nhelpers++;
+    if (!err)
+        closer.nhelpers++;
     return !err;
 }
 
-bool closer_start(void) {
+bool closer_start(void)
+{
     pthread_mutex_lock(&closer.lock);
     bool ok = add_helper();
     pthread_mutex_unlock(&closer.lock);
     return ok;
 }
 
-void closer_close(int fd) {
+void closer_close(int fd)
+{
     pthread_mutex_lock(&closer.lock);
     if (fd >= MAX_FD || !closer.nhelpers) {
         pthread_mutex_unlock(&closer.lock);
@@ -83,15 +93,19 @@ void closer_close(int fd) {
         return;
     }
     closer.next[fd] = -1;
-    if (closer.last >= 0) closer.next[closer.last] = fd;
-    else closer.first = fd;
+    if (closer.last >= 0)
+        closer.next[closer.last] = fd;
+    else
+        closer.first = fd;
     closer.last = fd;
     closer.waiting++;
-    if (closer.idle) pthread_cond_signal(&closer.more);
+    if (closer.idle)
+        pthread_cond_signal(&closer.more);
     pthread_mutex_unlock(&closer.lock);
 }
 
-int closer_review(uint64_t now) {
+int closer_review(uint64_t now)
+{
     pthread_mutex_lock(&closer.lock);
     uint32_t stuck = 0, busy = 0;
     for (uint32_t i = 0; i < closer.nhelpers; i++) {
@@ -99,7 +113,8 @@ int closer_review(uint64_t now) {
         busy += since != 0;
         stuck += since && now >= since + STUCK_MS * QP_MS;
     }
-    if (closer.waiting && stuck == closer.nhelpers) add_helper();
+    if (closer.waiting && stuck == closer.nhelpers)
+        add_helper();
     bool again = closer.waiting || busy;
     pthread_mutex_unlock(&closer.lock);
     return again ? REVIEW_MS : -1;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hardware preemption: QG_MSG_GROUPS and QG_MSG_ACTED of registered processes, and what becomes of their records when
- * they end. Main thread. Nothing here calls the driver or waits for anybody: a descriptor is looked at without asking
- * the file system behind it, which may be the sender's own.
+ * Hardware preemption: QG_MSG_GROUPS and QG_MSG_ACTED of registered processes, and what becomes of
+ * their records when they end. Main thread. Nothing here calls the driver or waits for anybody: a
+ * descriptor is looked at without asking the file system behind it, which may be the sender's own.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,44 +18,61 @@
 #define AT_STATX_DONT_SYNC 0x4000
 #endif
 
-/* Is it the control device that qgpud named? An O_PATH descriptor looks like it, and can do nothing. */
-bool hw_is_control(const struct qg_ctl_hardware *s, int fd) {
+/* Is it the control device that qgpud named? An O_PATH descriptor looks like it, and can do
+ * nothing. */
+bool hw_is_control(const struct qg_ctl_hardware *s, int fd)
+{
     struct statx st;
     int flags = fcntl(fd, F_GETFL);
-    if (flags < 0 || flags & O_PATH || (flags & O_ACCMODE) == O_WRONLY) return false;
-    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO, &st) != 0) return false;
-    if (s->ctl_rdev) return S_ISCHR(st.stx_mode) && makedev(st.stx_rdev_major, st.stx_rdev_minor) == s->ctl_rdev;
+    if (flags < 0 || flags & O_PATH || (flags & O_ACCMODE) == O_WRONLY)
+        return false;
+    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO, &st) != 0)
+        return false;
+    if (s->ctl_rdev)
+        return S_ISCHR(st.stx_mode) && makedev(st.stx_rdev_major, st.stx_rdev_minor) == s->ctl_rdev;
     return makedev(st.stx_dev_major, st.stx_dev_minor) == s->ctl_dev && st.stx_ino == s->ctl_ino;
 }
 
-static bool sane(const struct qg_groups *m) {
-    return qg_terminated(m->uuid, sizeof(m->uuid)) && m->ngroups <= QG_MAX_GROUPS && m->nchannels <= QG_MAX_CHANNELS &&
+static bool sane(const struct qg_groups *m)
+{
+    return qg_terminated(m->uuid, sizeof(m->uuid)) && m->ngroups <= QG_MAX_GROUPS &&
+           m->nchannels <= QG_MAX_CHANNELS &&
            !(m->flags & ~(QG_GROUPS_LOST | QG_GROUPS_LEAVE | QG_GROUPS_MORE_CHANNELS));
 }
 
 /* The live slot of the sender in that tenant. */
-static bool slot_of(const struct arbiter *a, const struct conn *c, const struct tenant *t, uint32_t *slot) {
+static bool slot_of(const struct arbiter *a, const struct conn *c, const struct tenant *t,
+                    uint32_t *slot)
+{
     for (const struct proc *p = a->procs; p; p = p->next) {
-        if (p->dead || p->pid != c->pid) continue;
+        if (p->dead || p->pid != c->pid)
+            continue;
         for (uint32_t i = 0; i < p->nslots; i++) {
             *slot = p->slots[i].slot;
-            if (p->slots[i].tenant == t) return true;
+            if (p->slots[i].tenant == t)
+                return true;
         }
     }
     return false;
 }
 
 /* Whom the message is about; NULL where nothing is to be kept of it. */
-static struct tenant *subject(const struct arbiter *a, const struct conn *c, const struct qg_groups *m, uint32_t *slot) {
+static struct tenant *subject(const struct arbiter *a, const struct conn *c,
+                              const struct qg_groups *m, uint32_t *slot)
+{
     struct card *card = c->registered ? card_find(a, m->uuid) : NULL;
     struct tenant *t = card && card->hw ? tenant_find(card, m->job_id) : NULL;
-    if (!t || t->revoked || !slot_of(a, c, t, slot)) return NULL;
+    if (!t || t->revoked || !slot_of(a, c, t, slot))
+        return NULL;
     return t;
 }
 
-/* The new one remembers what may stand still. A chain never grows: who was not yet looked at leaves it. */
-static void replace(struct hw *hw, struct hw_record *r, struct hw_record *old) {
-    if (!old) return;
+/* The new one remembers what may stand still. A chain never grows: who was not yet looked at leaves
+ * it. */
+static void replace(struct hw *hw, struct hw_record *r, struct hw_record *old)
+{
+    if (!old)
+        return;
     hw_record_unlink(hw, old);
     if (old->actor == QG_HW_ACTOR_SHIM) {
         hw_record_put(hw, old);
@@ -69,72 +86,95 @@ static void replace(struct hw *hw, struct hw_record *r, struct hw_record *old) {
 }
 
 /* What the message asks for, with the lock. Takes *fd where it keeps it. */
-static void take(struct hw *hw, struct conn *c, struct tenant *t, uint32_t slot, const struct qg_groups *m, int *fd) {
+static void take(struct hw *hw, struct conn *c, struct tenant *t, uint32_t slot,
+                 const struct qg_groups *m, int *fd)
+{
     struct hw_tenant *ht = &hw->tenant[t->index];
     struct hw_record *old = hw_record_find(hw, t, slot, m);
-    bool shim = hw->settings.actor != QG_HW_ACTOR_ARBITER, arbiter = hw->settings.actor != QG_HW_ACTOR_SHIM;
+    bool shim = hw->settings.actor != QG_HW_ACTOR_ARBITER,
+         arbiter = hw->settings.actor != QG_HW_ACTOR_SHIM;
     if (m->flags & QG_GROUPS_LEAVE) {
-        if (old && old->sock < 0) old->sock = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
-        if (old) old->uid = c->uid;
-        if (old) old->acknowledge = old->sock >= 0;
-        if (old) hw_record_leave(hw, old);
-        else hw_acknowledge(c->fd, m->uuid, m->client);
+        if (old && old->sock < 0)
+            old->sock = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
+        if (old)
+            old->uid = c->uid;
+        if (old)
+            old->acknowledge = old->sock >= 0;
+        if (old)
+            hw_record_leave(hw, old);
+        else
+            hw_acknowledge(c->fd, m->uuid, m->client);
         return;
     }
     if (m->flags & QG_GROUPS_LOST) {
         hw_fail(hw, t->index, 0, "a process has more groups than can be followed");
     } else if (!m->ngroups) {
-        if (old) hw_record_leave(hw, old);
+        if (old)
+            hw_record_leave(hw, old);
     } else if (arbiter && (*fd >= 0 || !shim) && !(*fd >= 0 && hw_is_control(&hw->settings, *fd))) {
         hw_fail(hw, t->index, 0, "the descriptor that it sent is not the driver's control device");
-    } else if (!old && (hw_record_count(hw, t->index, slot) >= HW_CLIENTS || ht->nrecords >= HW_TENANT_RECORDS ||
-                        hw_record_total() >= HW_RECORDS)) {
+    } else if (!old && (hw_record_count(hw, t->index, slot) >= HW_CLIENTS ||
+                        ht->nrecords >= HW_TENANT_RECORDS || hw_record_total() >= HW_RECORDS)) {
         hw_fail(hw, t->index, 0, "it told more clients of the driver than are followed");
     } else {
         struct hw_record *r = hw_record_create(hw, t, slot, m);
-        if (!r) return;
+        if (!r)
+            return;
         replace(hw, r, old);
         r->sock = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
         r->uid = c->uid;
-        if (!arbiter) return;
+        if (!arbiter)
+            return;
         r->fd = *fd;
         *fd = -1;
     }
 }
 
-static void learn(struct hw_tenant *ht, const struct tenant *t) {
+static void learn(struct hw_tenant *ht, const struct tenant *t)
+{
     ht->job_id = t->job_id;
     ht->share = t->share;
     ht->job_class = t->job_class;
 }
 
-void hw_tenant_changed(const struct tenant *t) {
+void hw_tenant_changed(const struct tenant *t)
+{
     struct hw *hw = t->card->hw;
-    if (!hw) return;
+    if (!hw)
+        return;
     pthread_mutex_lock(&hw->lock);
     learn(&hw->tenant[t->index], t);
     pthread_mutex_unlock(&hw->lock);
-    if (HW_LOAD(hw->weights)) hw_ring(hw);
+    if (HW_LOAD(hw->weights))
+        hw_ring(hw);
 }
 
 /* Groups of an online tenant are of use to weights alone; what nobody needs is not kept. */
-static bool of_use(const struct hw *hw, const struct tenant *t) {
-    if (!HW_LOAD(hw->on) || hw->tenant[t->index].failed) return false;
+static bool of_use(const struct hw *hw, const struct tenant *t)
+{
+    if (!HW_LOAD(hw->on) || hw->tenant[t->index].failed)
+        return false;
     return t->job_class == QG_CLASS_OFFLINE || hw->settings.weights;
 }
 
 /* Settings are the main thread's to change. */
-bool hw_control_of(const struct arbiter *a, const void *buf, size_t cap, struct qg_ctl_hardware *device) {
+bool hw_control_of(const struct arbiter *a, const void *buf, size_t cap,
+                   struct qg_ctl_hardware *device)
+{
     struct qg_groups m;
-    if (cap < sizeof(m)) return false;
+    if (cap < sizeof(m))
+        return false;
     memcpy(&m, buf, sizeof(m));
-    const struct card *card = m.head.type == QG_MSG_GROUPS && sane(&m) ? card_find(a, m.uuid) : NULL;
-    if (!card || !card->hw) return false;
+    const struct card *card =
+        m.head.type == QG_MSG_GROUPS && sane(&m) ? card_find(a, m.uuid) : NULL;
+    if (!card || !card->hw)
+        return false;
     *device = card->hw->settings;
     return true;
 }
 
-void hw_groups(struct arbiter *a, struct conn *c, const void *buf, size_t len, int *fd) {
+void hw_groups(struct arbiter *a, struct conn *c, const void *buf, size_t len, int *fd)
+{
     struct qg_groups m;
     uint32_t slot = 0;
     if (!qg_msg_is(buf, len, QG_MSG_GROUPS, sizeof(m))) {
@@ -149,7 +189,8 @@ void hw_groups(struct arbiter *a, struct conn *c, const void *buf, size_t len, i
     struct tenant *t = subject(a, c, &m, &slot);
     struct hw *hw = t ? t->card->hw : NULL;
     if (!hw || !of_use(hw, t)) {
-        if (m.flags & QG_GROUPS_LEAVE && !hw_acknowledge(c->fd, m.uuid, m.client)) conn_close(a, c);
+        if (m.flags & QG_GROUPS_LEAVE && !hw_acknowledge(c->fd, m.uuid, m.client))
+            conn_close(a, c);
         return;
     }
     pthread_mutex_lock(&hw->lock);
@@ -161,9 +202,11 @@ void hw_groups(struct arbiter *a, struct conn *c, const void *buf, size_t len, i
     hw_attend(a, &hw->key);
 }
 
-static void answered(struct hw *hw, struct hw_record *r, const struct qg_act *m) {
+static void answered(struct hw *hw, struct hw_record *r, const struct qg_act *m)
+{
     r->serial = 0;
-    if (r->stage == HW_LEAVING || r->stage == HW_SUSPECT) return;
+    if (r->stage == HW_LEAVING || r->stage == HW_SUSPECT)
+        return;
     if (r->stage == HW_ASKED && m->status) {
         r->status = m->status;
         hw_ask_test(hw, r);
@@ -172,68 +215,85 @@ static void answered(struct hw *hw, struct hw_record *r, const struct qg_act *m)
         r->stage = HW_SUSPECT;
         r->due_ns = qg_now_ns() + HW_EXPLAIN_NS;
     } else if (m->status) {
-        hw_fail(hw, r->tenant, m->status, "the process could not do to its groups what it was told");
+        hw_fail(hw, r->tenant, m->status,
+                "the process could not do to its groups what it was told");
     } else if (r->stage == HW_ASKED) {
         r->stage = HW_USABLE;
         r->applied = 0;
     } else {
         bool went_on = m->action == QG_ACT_CONTINUE;
-        r->applied = went_on && r->doing & 1 ? 0 : r->doing; /* continued for the sake of another record: stop it again */
-        if (went_on) r->stopped = false;
+        /* continued for the sake of another record: stop it again */
+        r->applied = went_on && r->doing & 1 ? 0 : r->doing;
+        if (went_on)
+            r->stopped = false;
     }
 }
 
-void hw_acted(struct arbiter *a, struct conn *c, const void *buf, size_t len) {
+void hw_acted(struct arbiter *a, struct conn *c, const void *buf, size_t len)
+{
     struct qg_act m;
     if (!qg_msg_is(buf, len, QG_MSG_ACTED, sizeof(m))) {
         conn_close(a, c);
         return;
     }
     memcpy(&m, buf, sizeof(m));
-    struct card *card = c->registered && qg_terminated(m.uuid, sizeof(m.uuid)) ? card_find(a, m.uuid) : NULL;
-    if (!card || !card->hw || !m.serial) return;
+    struct card *card =
+        c->registered && qg_terminated(m.uuid, sizeof(m.uuid)) ? card_find(a, m.uuid) : NULL;
+    if (!card || !card->hw || !m.serial)
+        return;
     struct hw *hw = card->hw;
     pthread_mutex_lock(&hw->lock);
     for (struct hw_record *r = hw->records, *next; r; r = next) {
         next = r->next;
-        if (r->pid != c->pid || r->actor != QG_HW_ACTOR_SHIM || r->serial != m.serial) continue;
+        if (r->pid != c->pid || r->actor != QG_HW_ACTOR_SHIM || r->serial != m.serial)
+            continue;
         uint32_t tenant = r->tenant;
         answered(hw, r, &m);
         hw_review_tenant(hw, tenant);
-        if (hw->tenant[tenant].failed) break; /* its records are gone */
+        if (hw->tenant[tenant].failed)
+            break; /* its records are gone */
     }
     pthread_mutex_unlock(&hw->lock);
     hw_ring(hw);
     hw_attend(a, &hw->key);
 }
 
-void hw_process_left(struct arbiter *a, const struct tenant *t, uint32_t slot) {
+void hw_process_left(struct arbiter *a, const struct tenant *t, uint32_t slot)
+{
     struct hw *hw = t->card->hw;
-    if (!hw) return;
+    if (!hw)
+        return;
     pthread_mutex_lock(&hw->lock);
     for (struct hw_record *r = hw->records, *next; r; r = next) {
         next = r->next;
-        if (r->tenant != t->index || r->slot != slot) continue;
+        if (r->tenant != t->index || r->slot != slot)
+            continue;
         hw_record_unlink(hw, r);
         hw_record_put(hw, r);
     }
     hw_review_tenant(hw, t->index);
-    if (t->nprocs == 1) hw->tenant[t->index].failed = false; /* the next ones get another chance */
+    if (t->nprocs == 1)
+        hw->tenant[t->index].failed = false; /* the next ones get another chance */
     pthread_mutex_unlock(&hw->lock);
-    if (HW_LOAD(hw->weights)) hw_ring(hw); /* the others' slices grow */
+    if (HW_LOAD(hw->weights))
+        hw_ring(hw); /* the others' slices grow */
     hw_attend(a, &hw->key);
 }
 
-/* Whose connection ends continues its groups itself and tells them anew, if it still can. A process that runs another
- * program now has lost its context, which our descriptor alone would keep on the card; and one that has just died must
- * not be continued. What the worker is at right now it undoes: it may be later than the process itself. */
-void hw_connection_ended(struct arbiter *a, const struct tenant *t, uint32_t slot) {
+/* Whose connection ends continues its groups itself and tells them anew, if it still can. A process
+ * that runs another program now has lost its context, which our descriptor alone would keep on the
+ * card; and one that has just died must not be continued. What the worker is at right now it
+ * undoes: it may be later than the process itself. */
+void hw_connection_ended(struct arbiter *a, const struct tenant *t, uint32_t slot)
+{
     struct hw *hw = t->card ? t->card->hw : NULL;
-    if (!hw) return;
+    if (!hw)
+        return;
     pthread_mutex_lock(&hw->lock);
     for (struct hw_record *r = hw->records, *next; r; r = next) {
         next = r->next;
-        if (r->tenant != t->index || r->slot != slot) continue;
+        if (r->tenant != t->index || r->slot != slot)
+            continue;
         if (hw->current == r) {
             hw_record_leave(hw, r);
             continue;
@@ -246,22 +306,28 @@ void hw_connection_ended(struct arbiter *a, const struct tenant *t, uint32_t slo
     hw_attend(a, &hw->key);
 }
 
-void hw_forget_all(struct hw *hw) {
+void hw_forget_all(struct hw *hw)
+{
     HW_STORE(hw->on, 0);
     for (struct hw_record *r = hw->records, *next; r; r = next) {
         next = r->next;
-        if (r->stage != HW_LEAVING) hw_record_leave(hw, r);
+        if (r->stage != HW_LEAVING)
+            hw_record_leave(hw, r);
     }
-    for (uint32_t i = 0; i < QP_MAX_TENANTS; i++) hw_review_tenant(hw, i);
+    for (uint32_t i = 0; i < QP_MAX_TENANTS; i++)
+        hw_review_tenant(hw, i);
 }
 
-void hw_tenant_revoked(struct arbiter *a, const struct tenant *t) {
+void hw_tenant_revoked(struct arbiter *a, const struct tenant *t)
+{
     struct hw *hw = t->card->hw;
-    if (!hw) return;
+    if (!hw)
+        return;
     pthread_mutex_lock(&hw->lock);
     for (struct hw_record *r = hw->records, *next; r; r = next) {
         next = r->next;
-        if (r->tenant == t->index && r->stage != HW_LEAVING) hw_record_leave(hw, r);
+        if (r->tenant == t->index && r->stage != HW_LEAVING)
+            hw_record_leave(hw, r);
     }
     hw_review_tenant(hw, t->index);
     pthread_mutex_unlock(&hw->lock);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The decision: given what every tenant of one card shows and the time, which gates are open, and when to look
- * again. No system call, no global, no clock: the same code runs in the arbiter, in `qgpu simulate` and in the tests.
- * All times are nanoseconds of one monotonic clock. docs/specs/control.md explains the rules in prose;
- * enforcer/policylib.py mirrors these structures.
+ * The decision: given what every tenant of one card shows and the time, which gates are open, and
+ * when to look again. No system call, no global, no clock: the same code runs in the arbiter, in
+ * `qgpu simulate` and in the tests. All times are nanoseconds of one monotonic clock.
+ * docs/specs/control.md explains the rules in prose; enforcer/policylib.py mirrors these
+ * structures.
  */
 #ifndef QGPU_POLICY_H
 #define QGPU_POLICY_H
@@ -11,58 +12,92 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define QP_MAX_TENANTS 256u           /* tenants of one card */
-#define QP_NEVER UINT64_MAX           /* no wake-up needed */
-#define QP_MS 1000000ull
-#define QP_TICK_NS (1 * QP_MS)        /* look again while somebody works and shares the card */
-#define QP_SOLO_TICK_NS (5 * QP_MS)   /* the same for a tenant alone on a card */
-#define QP_FINE_NS 100000ull          /* fixed-share: looks at one whose work began just now are so far apart, at least */
-#define QP_FINE_PARTS 8u              /* ... and this part of the time for which it has worked */
-#define QP_UNSEEN_NS (100 * QP_MS)    /* ... and an interval in which work began or ended counts so much at most: the arbiter was late */
-#define QP_NOTIFY_NS (2 * QP_MS)      /* idle so long: stop polling, the next launch rings */
-#define QP_PASS_ON_NS (1 * QP_MS)     /* without work for so long, a tenant competes no more */
-#define QP_PAUSE_NS 400000ull         /* a holder that shows no sign of work for so long passes its turn on: kernels have gaps */
-#define QP_LATE_PAUSE_NS 500000ull    /* the same where its last pause was none (QP_LATE) */
-#define QP_CLOSE_LOOK_NS 300000ull    /* ... then two looks for one are so far apart: with the pause less than a millisecond */
-#define QP_REST_NS 100000ull          /* the same of one whose last pauses were all that long */
-#define QP_RESTING 3u                 /* so many of them */
-#define QP_LATE 4u                    /* its last pause was none, its thread was late: next time QP_LATE_PAUSE_NS */
-#define QP_SOON_NS (12 * QP_MS / 10)  /* ... which is so if it went on so soon after its last work */
-#define QP_WARY_NS (1000 * QP_MS)      /* so long after a drain of the class was cut off turns are passed on after QP_PASS_ON_NS only */
-#define QP_PAUSES_NS (1000 * QP_MS)   /* who did that is looked at as often in the turns of the time that follows */
-#define QP_START_NS (1 * QP_MS)       /* a turn that nobody began to use by then is charged all the same */
-#define QP_DRAIN_POLL_NS 50000ull     /* a closed holder is looked at so often for its last completion, at most */
-#define QP_DRAIN_MAX_NS (100 * QP_MS) /* then the next one starts although the former never finished */
-#define QP_DRAIN_LEAST_NS (25 * QP_MS) /* ... or after so many times the longest drain of late, if that is less */
-#define QP_DRAIN_TAILS 8u
-#define QP_UNEVEN 16u                  /* so many drains after one that ended unseen, the time until the first look is looked into */
-#define QP_UNEVEN_LOOKS 8u             /* ... so often at most */
-#define QP_LIMITED_LOOKS 16u           /* ... the same under fixed-share */
-#define QP_TOLD_LOOK_NS 500000ull      /* who drains and stands at its gate, and rings when its work has ended, is looked at so often at most */
-#define QP_OVERDUE_MAX 6u             /* each drain that is cut off halves the next one, so often at most: to 1.6 ms */
-#define QP_KEEP_NS (5 * QP_MS)        /* who is away for less keeps its credit */
+#define QP_MAX_TENANTS  256u       /* tenants of one card */
+#define QP_NEVER        UINT64_MAX /* no wake-up needed */
+#define QP_MS           1000000ull
+#define QP_TICK_NS      (1 * QP_MS) /* look again while somebody works and shares the card */
+#define QP_SOLO_TICK_NS (5 * QP_MS) /* the same for a tenant alone on a card */
+/* fixed-share: looks at one whose work began just now are so far apart, at least */
+#define QP_FINE_NS    100000ull
+#define QP_FINE_PARTS 8u /* ... and this part of the time for which it has worked */
+/* ... and an interval in which work began or ended counts so much at most: the arbiter was late */
+#define QP_UNSEEN_NS  (100 * QP_MS)
+#define QP_NOTIFY_NS  (2 * QP_MS) /* idle so long: stop polling, the next launch rings */
+#define QP_PASS_ON_NS (1 * QP_MS) /* without work for so long, a tenant competes no more */
+/* a holder that shows no sign of work for so long passes its turn on: kernels have gaps */
+#define QP_PAUSE_NS      400000ull
+#define QP_LATE_PAUSE_NS 500000ull /* the same where its last pause was none (QP_LATE) */
+/* ... then two looks for one are so far apart: with the pause less than a millisecond */
+#define QP_CLOSE_LOOK_NS 300000ull
+#define QP_REST_NS       100000ull /* the same of one whose last pauses were all that long */
+#define QP_RESTING       3u        /* so many of them */
+/* its last pause was none, its thread was late: next time QP_LATE_PAUSE_NS */
+#define QP_LATE 4u
+/* ... which is so if it went on so soon after its last work */
+#define QP_SOON_NS (12 * QP_MS / 10)
+/* so long after a drain of the class was cut off turns are passed on after QP_PASS_ON_NS only */
+#define QP_WARY_NS (1000 * QP_MS)
+/* who did that is looked at as often in the turns of the time that follows */
+#define QP_PAUSES_NS (1000 * QP_MS)
+/* a turn that nobody began to use by then is charged all the same */
+#define QP_START_NS (1 * QP_MS)
+/* a closed holder is looked at so often for its last completion, at most */
+#define QP_DRAIN_POLL_NS 50000ull
+/* then the next one starts although the former never finished */
+#define QP_DRAIN_MAX_NS (100 * QP_MS)
+/* ... or after so many times the longest drain of late, if that is less */
+#define QP_DRAIN_LEAST_NS (25 * QP_MS)
+#define QP_DRAIN_TAILS    8u
+/* so many drains after one that ended unseen, the time until the first look is looked into */
+#define QP_UNEVEN        16u
+#define QP_UNEVEN_LOOKS  8u  /* ... so often at most */
+#define QP_LIMITED_LOOKS 16u /* ... the same under fixed-share */
+/* who drains and stands at its gate, and rings when its work has ended, is looked at so often at
+ * most */
+#define QP_TOLD_LOOK_NS 500000ull
+/* each drain that is cut off halves the next one, so often at most: to 1.6 ms */
+#define QP_OVERDUE_MAX    6u
+#define QP_KEEP_NS        (5 * QP_MS)             /* who is away for less keeps its credit */
 #define QP_DEFICIT_MAX_NS (1000 * (int64_t)QP_MS) /* |credit or debt| of a tenant */
-#define QP_BUDGET_MAX_NS (50 * (int64_t)QP_MS)    /* fixed-share: what may be saved up */
-#define QP_MARGIN_NS (2 * QP_MS)      /* fixed-share: kept free of a window of 1 s for what is in flight at a closing */
-#define QP_OVERSTAY_NS (QP_MS / 4)    /* fixed-share: past the end of the budget by so much a launch waits until we have looked again */
-#define QP_LATE_NS (QP_MS / 2)         /* ... for what was heard of late, in all turns of a second, where that is one long kernel */
-#define QP_LONG_TURN 10u              /* slices of a turn where only tenants wait that never let one go unused */
-#define QP_CROWD_TURN 7u              /* the same of more than two: a few long turns of one are all of its second */
-#define QP_PORTION 3u                 /* fixed-share: slices of budget that are saved up before a gate opens again */
-#define QP_LONE_WINDOW_US 20000u       /* in flight of a tenant with nobody beside it: what a newcomer waits at most */
-#define QP_SHARED_WINDOW_US 4000u      /* the same of several tenants where no online one has to be waited for */
-#define QP_FIXED_WINDOW_US 2000u       /* the same under fixed-share: what is in flight comes on top of the share */
-#define QP_FIXED_MOST_US 5000u         /* ... at most, whatever the card's settings say */
-#define QP_HOLD_NS (1 * QP_MS)        /* so long online's second launch waits for the end of what offline has on the card */
-#define QP_DEEP_TAIL_NS (3 * QP_MS)    /* drains so long tell of kernels that a window does not hold two of */
-#define QP_DEEP_WINDOW_US 24000u       /* the most that may be in flight in the middle of a long turn, for two of them */
-#define QP_DEEP_ROOM_NS (14 * QP_MS)   /* ... if at least so much of it is left: what is queued begins before its end */
-#define QP_LEAD_NS 150000ull           /* a foreseen end of the former holder's work: the next gate opens so long before */
-#define QP_OVERLAP_NS 1500000ull       /* ... if it has not come so long after it should have, it is waited for no more */
-#define QP_LATE_LOOK_NS 200000ull      /* ... and looked for so often */
-#define QP_MISS 64u                   /* an end foreseen wrongly counts so much, a right one half of it less, one that nobody went by 1 less */
-#define QP_MISSES_MAX (4 * QP_MISS)   /* ... with half of that a tenant is believed no more, until so many ends brought it below */
-#define QP_BINS 256u                  /* of a sliding window; 250 of them make its length */
+#define QP_BUDGET_MAX_NS  (50 * (int64_t)QP_MS)   /* fixed-share: what may be saved up */
+/* fixed-share: kept free of a window of 1 s for what is in flight at a closing */
+#define QP_MARGIN_NS (2 * QP_MS)
+/* fixed-share: past the end of the budget by so much a launch waits until we have looked again */
+#define QP_OVERSTAY_NS (QP_MS / 4)
+/* ... for what was heard of late, in all turns of a second, where that is one long kernel */
+#define QP_LATE_NS (QP_MS / 2)
+/* slices of a turn where only tenants wait that never let one go unused */
+#define QP_LONG_TURN 10u
+/* the same of more than two: a few long turns of one are all of its second */
+#define QP_CROWD_TURN 7u
+/* fixed-share: slices of budget that are saved up before a gate opens again */
+#define QP_PORTION 3u
+/* in flight of a tenant with nobody beside it: what a newcomer waits at most */
+#define QP_LONE_WINDOW_US 20000u
+/* the same of several tenants where no online one has to be waited for */
+#define QP_SHARED_WINDOW_US 4000u
+/* the same under fixed-share: what is in flight comes on top of the share */
+#define QP_FIXED_WINDOW_US 2000u
+#define QP_FIXED_MOST_US   5000u /* ... at most, whatever the card's settings say */
+/* so long online's second launch waits for the end of what offline has on the card */
+#define QP_HOLD_NS (1 * QP_MS)
+/* drains so long tell of kernels that a window does not hold two of */
+#define QP_DEEP_TAIL_NS (3 * QP_MS)
+/* the most that may be in flight in the middle of a long turn, for two of them */
+#define QP_DEEP_WINDOW_US 24000u
+/* ... if at least so much of it is left: what is queued begins before its end */
+#define QP_DEEP_ROOM_NS (14 * QP_MS)
+/* a foreseen end of the former holder's work: the next gate opens so long before */
+#define QP_LEAD_NS 150000ull
+/* ... if it has not come so long after it should have, it is waited for no more */
+#define QP_OVERLAP_NS   1500000ull
+#define QP_LATE_LOOK_NS 200000ull /* ... and looked for so often */
+/* an end foreseen wrongly counts so much, a right one half of it less, one that nobody went by 1
+ * less */
+#define QP_MISS 64u
+/* ... with half of that a tenant is believed no more, until so many ends brought it below */
+#define QP_MISSES_MAX (4 * QP_MISS)
+#define QP_BINS       256u /* of a sliding window; 250 of them make its length */
 
 struct qp_tenant {
     /* input: who */
@@ -74,55 +109,85 @@ struct qp_tenant {
     uint32_t wants;     /* 1: work unfinished, or threads at the gate */
     uint32_t undrained; /* 1: work of it may still be on the card */
     uint32_t granted;   /* 1: the job is here, though perhaps no process of it has registered yet */
-    uint32_t free;      /* 1: isolation none for its class or job: its gate stays open; as online it still preempts */
-    uint32_t suspended; /* 1: its job is preempted on another card of the node, so it must not run here either */
-    uint32_t hung;      /* 1: online, and its work makes no progress: no turn among its peers, offline stays closed all the same */
-    uint32_t stands;    /* 1: a thread of it stands at its gate: it launches when that opens, says when it began, and rings when what it launched before has ended */
-    uint32_t unsure;    /* 1: it wants for no other reason than that it stands there, and let turns go unused of late: stopped, or a liar */
-    uint64_t ends_ns;      /* when what it has on the card will have ended, as its programs foresee it; 0 = they do not */
-    uint64_t used_from_ns; /* when it began to use the turn it was given, by the arbiter's clock; 0 = not known */
-    uint64_t ended_ns;     /* when its last work ended, by its programs' word and since the last look that found it at work; 0 = not known, or it works */
-    uint64_t silent_ns;    /* the look at which it last moved, if nothing of it is known to be unfinished; else 0 */
+    /* 1: isolation none for its class or job: its gate stays open; as online it still preempts */
+    uint32_t free;
+    /* 1: its job is preempted on another card of the node, so it must not run here either */
+    uint32_t suspended;
+    /* 1: online, and its work makes no progress: no turn among its peers, offline stays closed
+     * all the same */
+    uint32_t hung;
+    /* 1: a thread of it stands at its gate: it launches when that opens, says when it began, and
+     * rings when what it launched before has ended */
+    uint32_t stands;
+    /* 1: it wants for no other reason than that it stands there, and let turns go unused of
+     * late: stopped, or a liar */
+    uint32_t unsure;
+    /* when what it has on the card will have ended, as its programs foresee it; 0 = they do not */
+    uint64_t ends_ns;
+    /* when it began to use the turn it was given, by the arbiter's clock; 0 = not known */
+    uint64_t used_from_ns;
+    /* when its last work ended, by its programs' word and since the last look that found it at
+     * work; 0 = not known, or it works */
+    uint64_t ended_ns;
+    /* the look at which it last moved, if nothing of it is known to be unfinished; else 0 */
+    uint64_t silent_ns;
     /* state and output */
-    uint32_t gate;         /* gate word decided */
-    uint32_t worked;       /* 1: wanted at least once, last_work_ns is of then */
-    uint32_t flew;         /* undrained, as it was at the last decision */
-    uint32_t was_busy;     /* wants or undrained, as it was at the last decision */
-    uint32_t wished;       /* it competed for the card at the last decision */
-    uint32_t wanted;       /* the same, also where its budget was used up: it is entitled all the same */
-    uint32_t budgeted;     /* 1: budget_ns is kept (its class is fixed-share) */
-    uint32_t greedy;       /* 1: it used its last turn to the end, and has wanted the card ever since */
-    uint32_t drains;       /* it had work on the card when online came, and it is not known yet how long that takes */
-    uint32_t heavy;        /* the last time that took longer than online is held back for it */
-    uint32_t roomy;        /* its turn lasts so much longer that kernels may queue up, however long they are */
-    uint32_t resting;      /* so many pauses on end, at most, turned out to be worth a change of hands */
-    uint32_t away;         /* 1: it passed its turn on and has not wanted the card since */
-    uint32_t spent;        /* 1: its budget is used up, the gate is closed until it has filled again */
-    uint32_t uneven;       /* counts down: so many drains ago one ended long before the first look; drains differ much */
-    uint32_t misses;       /* ends that did not come as foreseen, see QP_MISS */
-    int64_t deficit_ns;    /* > 0: got less than its share */
-    int64_t budget_ns;     /* fixed-share: may use so much more now */
-    uint64_t last_work_ns; /* when it last wanted */
+    uint32_t gate;     /* gate word decided */
+    uint32_t worked;   /* 1: wanted at least once, last_work_ns is of then */
+    uint32_t flew;     /* undrained, as it was at the last decision */
+    uint32_t was_busy; /* wants or undrained, as it was at the last decision */
+    uint32_t wished;   /* it competed for the card at the last decision */
+    /* the same, also where its budget was used up: it is entitled all the same */
+    uint32_t wanted;
+    uint32_t budgeted; /* 1: budget_ns is kept (its class is fixed-share) */
+    /* 1: it used its last turn to the end, and has wanted the card ever since */
+    uint32_t greedy;
+    /* it had work on the card when online came, and it is not known yet how long that takes */
+    uint32_t drains;
+    uint32_t heavy; /* the last time that took longer than online is held back for it */
+    /* its turn lasts so much longer that kernels may queue up, however long they are */
+    uint32_t roomy;
+    /* so many pauses on end, at most, turned out to be worth a change of hands */
+    uint32_t resting;
+    uint32_t away; /* 1: it passed its turn on and has not wanted the card since */
+    /* 1: its budget is used up, the gate is closed until it has filled again */
+    uint32_t spent;
+    /* counts down: so many drains ago one ended long before the first look; drains differ much */
+    uint32_t uneven;
+    uint32_t misses;        /* ends that did not come as foreseen, see QP_MISS */
+    int64_t deficit_ns;     /* > 0: got less than its share */
+    int64_t budget_ns;      /* fixed-share: may use so much more now */
+    uint64_t last_work_ns;  /* when it last wanted */
     uint64_t idle_since_ns; /* the first look since then that found it without work; 0 = it wants */
-    uint64_t rests_ns;     /* online: QP_NEVER, it works; or since when it rests, at the latest; 0 = it never worked */
-    uint64_t busy_since_ns; /* the first look that found it at work, if all since then did; else 0 */
-    uint64_t paused_ns;    /* when the pause began for which it last passed a turn on; 0 = never */
-    uint64_t service_ns;   /* total charged (members that take turns) */
-    uint64_t used_ns;      /* charged by the last decision */
-    uint64_t unseen_ns;    /* fixed-share: it may have used so much more, nobody looked meanwhile */
-    uint64_t drain_ns;     /* how long it usually takes from the closing of its gate to its last completion */
-    uint64_t early_ns;     /* it seldom takes less than that */
-    uint64_t tail_ns;      /* the longest such time of late: what may come on top when its gate opens */
-    uint64_t longest_ns;   /* the same of a longer time: some thirty drains */
-    uint64_t overdue;      /* how often on end its last completion did not come in time: it is waited for less and less */
-    uint64_t cut_off_ns;   /* when the gate closed whose drain was cut off, until its work has ended or its next turn begins; else 0 */
-    uint64_t until_ns;     /* output: its limit is reached then at the latest, so the gate is open no longer; 0 = no such time */
+    /* online: QP_NEVER, it works; or since when it rests, at the latest; 0 = it never worked */
+    uint64_t rests_ns;
+    /* the first look that found it at work, if all since then did; else 0 */
+    uint64_t busy_since_ns;
+    uint64_t paused_ns;  /* when the pause began for which it last passed a turn on; 0 = never */
+    uint64_t service_ns; /* total charged (members that take turns) */
+    uint64_t used_ns;    /* charged by the last decision */
+    uint64_t unseen_ns;  /* fixed-share: it may have used so much more, nobody looked meanwhile */
+    /* how long it usually takes from the closing of its gate to its last completion */
+    uint64_t drain_ns;
+    uint64_t early_ns; /* it seldom takes less than that */
+    /* the longest such time of late: what may come on top when its gate opens */
+    uint64_t tail_ns;
+    uint64_t longest_ns; /* the same of a longer time: some thirty drains */
+    /* how often on end its last completion did not come in time: it is waited for less and less */
+    uint64_t overdue;
+    /* when the gate closed whose drain was cut off, until its work has ended or its next turn
+     * begins; else 0 */
+    uint64_t cut_off_ns;
+    /* output: its limit is reached then at the latest, so the gate is open no longer; 0 = no
+     * such time */
+    uint64_t until_ns;
 };
 
 struct qp_class {
     /* input */
     uint32_t policy; /* enum qg_policy */
-    uint32_t sliced; /* 1: shares are kept by time slices of the hardware: no turns (not under fixed-share) */
+    /* 1: shares are kept by time slices of the hardware: no turns (not under fixed-share) */
+    uint32_t sliced;
     /* state */
     int32_t holder;     /* index, or -1 */
     int32_t draining;   /* former holder whose work is awaited, or -1 */
@@ -130,17 +195,21 @@ struct qp_class {
     uint32_t resumed;   /* 0: it was closed as a whole; a fresh slice is due */
     uint32_t looked;    /* the draining one was seen at work since it was closed */
     uint32_t wary;      /* 1: somebody's work was cut off of late */
-    uint32_t stayed;    /* 1: the turn before this one was the same tenant's: no change of context came between */
-    uint32_t bare;      /* the draining one showed nothing on the card when its gate was closed */
-    uint32_t early;     /* the holder's gate was opened before the former one's work had ended */
-    uint32_t rivals;    /* members that took part in the last interval, and the sum of their weights */
+    /* 1: the turn before this one was the same tenant's: no change of context came between */
+    uint32_t stayed;
+    uint32_t bare;  /* the draining one showed nothing on the card when its gate was closed */
+    uint32_t early; /* the holder's gate was opened before the former one's work had ended */
+    /* members that took part in the last interval, and the sum of their weights */
+    uint32_t rivals;
     int64_t weights;
     uint64_t slice_end_ns; /* the turn may end */
     uint64_t turn_end_ns;  /* the same where all who wait are greedy */
-    uint64_t opened_ns; /* when the holder's gate was opened */
-    uint64_t use_ns;    /* when its use of the turn began, 0 = not known yet */
-    uint64_t booked_ns; /* time before this has been charged */
-    uint64_t foreseen_ns; /* the holder's gate was opened ahead of the draining one's end, which should come then; else 0 */
+    uint64_t opened_ns;    /* when the holder's gate was opened */
+    uint64_t use_ns;       /* when its use of the turn began, 0 = not known yet */
+    uint64_t booked_ns;    /* time before this has been charged */
+    /* the holder's gate was opened ahead of the draining one's end, which should come then; else
+     * 0 */
+    uint64_t foreseen_ns;
     uint64_t drain_from_ns;
     uint64_t drain_until_ns;
     uint64_t cut_off_ns; /* when a drain was last cut off; 0 = never */
@@ -165,21 +234,26 @@ struct qp_card {
     uint32_t ungoverned;        /* 1: all gates open */
     uint32_t ntenants;          /* entries of tenant[] to look at, <= QP_MAX_TENANTS */
     /* state */
-    uint64_t last_ns;        /* of the last decision; 0 = none yet */
+    uint64_t last_ns;         /* of the last decision; 0 = none yet */
     uint64_t preempt_from_ns; /* when online came; 0 = offline may run */
-    uint64_t online_busy_ns; /* when online was last seen at work, or has rested since, at the latest; 0 = never */
-    struct qp_class cls[2];  /* [0] online, [1] offline */
+    /* when online was last seen at work, or has rested since, at the latest; 0 = never */
+    uint64_t online_busy_ns;
+    struct qp_class cls[2]; /* [0] online, [1] offline */
     /* output */
     uint64_t wake_ns; /* decide again then at the latest, or QP_NEVER */
-    uint64_t due_ns;  /* the same if those who work now go on working: only looks at them come before */
-    uint64_t soft_ns; /* a long turn is over then, or is charged from then: the first look after that is soon enough; or QP_NEVER */
+    /* the same if those who work now go on working: only looks at them come before */
+    uint64_t due_ns;
+    /* a long turn is over then, or is charged from then: the first look after that is soon
+     * enough; or QP_NEVER */
+    uint64_t soft_ns;
     uint32_t preempting;
     uint32_t online_working; /* state: so many online tenants had work at the last decision */
     uint32_t awaits_online;  /* state: an online tenant lives here, or may come at any time */
     int32_t last_user;       /* state: who last began to use a turn, or -1 */
-    uint32_t again;          /* output: a gate closed behind nothing on the card, and a launch may have passed it since the inputs
-                                were read: once it is closed, read them again, set this to 0 and decide again */
-    uint32_t padding;        /* no hole before tenant */
+    /* output: a gate closed behind nothing on the card, and a launch may have passed it since
+     * the inputs were read: once it is closed, read them again, set this to 0 and decide again */
+    uint32_t again;
+    uint32_t padding; /* no hole before tenant */
     struct qp_tenant tenant[QP_MAX_TENANTS];
     struct qp_history history[QP_MAX_TENANTS]; /* state: of members of a fixed-share class */
 };
@@ -190,7 +264,8 @@ void qp_init(struct qp_card *card);
 /* Forgets the state of one entry, before it is given to another tenant or after its tenant left. */
 void qp_forget(struct qp_card *card, uint32_t index);
 
-/* Decides: reads the inputs, updates the state, writes each gate and wake_ns. now_ns must not go backwards. */
+/* Decides: reads the inputs, updates the state, writes each gate and wake_ns. now_ns must not go
+ * backwards. */
 void qp_decide(struct qp_card *card, uint64_t now_ns);
 
 #endif

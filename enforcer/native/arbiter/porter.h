@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the arbiter (porter.c) and its porters (porter_child.c) say to each other, over a socket of their own.
+ * What the arbiter (porter.c) and its porters (porter_child.c) say to each other, over a socket of
+ * their own.
  */
 #ifndef QGPU_PORTER_H
 #define QGPU_PORTER_H
@@ -9,15 +10,17 @@
 
 #include "qgpu_abi.h"
 
-#define PORTER_CAP 1024u      /* the longest message there is, and more */
-#define PORTER_PROCESSES 512u /* of all users, those that hang included */
+#define PORTER_CAP       1024u /* the longest message there is, and more */
+#define PORTER_PROCESSES 512u  /* of all users, those that hang included */
 
 enum porter_word {
-    PORTER_FETCH = 1, /* with a connection: take its next message, pass on what came with it if that is harmless */
-    PORTER_CLOSE,     /* with a connection: close it */
-    PORTER_HOLD,      /* with a connection: close it when you end, not before */
-    PORTER_MESSAGE,   /* the answer to FETCH */
-    PORTER_DONE       /* all that was asked for is done, and closed; without being asked: here I am */
+    /* with a connection: take its next message, pass on what came with it if that is harmless */
+    PORTER_FETCH = 1,
+    PORTER_CLOSE,   /* with a connection: close it */
+    PORTER_HOLD,    /* with a connection: close it when you end, not before */
+    PORTER_MESSAGE, /* the answer to FETCH */
+    /* all that was asked for is done, and closed; without being asked: here I am */
+    PORTER_DONE
 };
 
 struct porter_ask {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Registered processes. Only a pidfd ends one: a forked child may hold the connection, a program may close it.
+ * Registered processes. Only a pidfd ends one: a forked child may hold the connection, a program
+ * may close it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -14,34 +15,42 @@
 
 enum { MAX_PROCS = 8192 };
 
-bool proc_lives(int pidfd) {
+bool proc_lives(int pidfd)
+{
     struct pollfd pfd = {.fd = pidfd, .events = POLLIN};
     return poll(&pfd, 1, 0) == 0;
 }
 
-static struct proc *find(struct arbiter *a, pid_t pid, uint32_t *total) {
+static struct proc *find(struct arbiter *a, pid_t pid, uint32_t *total)
+{
     struct proc *found = NULL;
     *total = 0;
     for (struct proc *p = a->procs; p; p = p->next, (*total)++) {
-        if (p->pid == pid && !p->dead) found = p;
+        if (p->pid == pid && !p->dead)
+            found = p;
     }
     return found;
 }
 
-struct proc *proc_get(struct arbiter *a, pid_t pid, uid_t uid, int pidfd, int *err) {
+struct proc *proc_get(struct arbiter *a, pid_t pid, uid_t uid, int pidfd, int *err)
+{
     uint32_t total;
     struct proc *p = find(a, pid, &total);
-    if (p && proc_lives(p->pidfd)) return p;
-    if (p) proc_died(a, p); /* the number was given to another process */
+    if (p && proc_lives(p->pidfd))
+        return p;
+    if (p)
+        proc_died(a, p); /* the number was given to another process */
     *err = -ENOSPC;
-    if (total >= MAX_PROCS || !(p = calloc(1, sizeof(*p)))) return NULL;
+    if (total >= MAX_PROCS || !(p = calloc(1, sizeof(*p))))
+        return NULL;
     p->key.kind = KEY_PROC;
     p->pid = pid;
     p->uid = uid;
     p->pidfd = fcntl(pidfd, F_DUPFD_CLOEXEC, 0);
     *err = p->pidfd < 0 ? -errno : !proc_lives(p->pidfd) ? -ESRCH : ar_watch(a, p->pidfd, &p->key);
     if (*err) {
-        if (p->pidfd >= 0) close(p->pidfd);
+        if (p->pidfd >= 0)
+            close(p->pidfd);
         free(p);
         return NULL;
     }
@@ -50,8 +59,10 @@ struct proc *proc_get(struct arbiter *a, pid_t pid, uid_t uid, int pidfd, int *e
     return p;
 }
 
-void proc_died(struct arbiter *a, struct proc *p) {
-    if (p->dead) return;
+void proc_died(struct arbiter *a, struct proc *p)
+{
+    if (p->dead)
+        return;
     p->dead = true;
     epoll_ctl(a->epfd, EPOLL_CTL_DEL, p->pidfd, NULL);
     while (p->nslots) {
@@ -60,12 +71,14 @@ void proc_died(struct arbiter *a, struct proc *p) {
     }
 }
 
-void proc_conn_closed(struct arbiter *a, const struct conn *c) {
+void proc_conn_closed(struct arbiter *a, const struct conn *c)
+{
     uint64_t now = qg_now_ns();
     for (struct proc *p = a->procs; p; p = p->next) {
         for (uint32_t i = 0; i < p->nslots; i++) {
             struct slot *s = &p->slots[i].tenant->slots[p->slots[i].slot];
-            if (s->conn != c) continue;
+            if (s->conn != c)
+                continue;
             s->conn = NULL;
             __atomic_store_n(&s->lost_ns, now, __ATOMIC_RELAXED);
             hw_connection_ended(a, p->slots[i].tenant, p->slots[i].slot);
@@ -73,7 +86,8 @@ void proc_conn_closed(struct arbiter *a, const struct conn *c) {
     }
 }
 
-void proc_sweep(struct arbiter *a) {
+void proc_sweep(struct arbiter *a)
+{
     for (struct proc **at = &a->procs; *at;) {
         struct proc *p = *at;
         if (!p->dead && p->nslots) {
@@ -81,7 +95,8 @@ void proc_sweep(struct arbiter *a) {
             continue;
         }
         *at = p->next; /* dead, or it never got a slot */
-        /* its connection's pidfd is the same open file: with that one still there, close() alone would leave p watched */
+        /* its connection's pidfd is the same open file: with that one still there, close() alone
+         * would leave p watched */
         epoll_ctl(a->epfd, EPOLL_CTL_DEL, p->pidfd, NULL);
         close(p->pidfd);
         free(p);

@@ -21,7 +21,8 @@ static inline uint64_t qg_number_ending_in(const char *text, const char *ends)
     return *end == 0 || strchr(ends, *end) ? value : 0;
 }
 
-/* Job named by the outermost /job_N of the paths; a job cannot create one above its own. 0 = none. The text is cut up. */
+/* Job named by the outermost /job_N of the paths; a job cannot create one above its own. 0 = none.
+ * The text is cut up. */
 static inline uint64_t qg_job_of_cgroups(char *text)
 {
     char *rest;

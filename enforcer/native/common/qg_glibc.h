@@ -1,27 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * For libraries that enter users' programs, put in front of each of their sources (QG_OLD_GLIBC in the Makefile). They must
- * load in containers whose glibc is older than the build machine's: down to 2.17. glibc 2.32 to 2.38 gave many functions a
- * newer version without a change that matters here; this asks for the old one, which every glibc still has.
- * packaging/glibc.py fails the build when a newer one slips in.
+ * For libraries that enter users' programs, put in front of each of their sources (QG_OLD_GLIBC in
+ * the Makefile). They must load in containers whose glibc is older than the build machine's: down
+ * to 2.17. glibc 2.32 to 2.38 gave many functions a newer version without a change that matters
+ * here; this asks for the old one, which every glibc still has. packaging/glibc.py fails the build
+ * when a newer one slips in.
  */
 #ifndef QG_GLIBC_H
 #define QG_GLIBC_H
 
 #include <features.h>
 
-/* Since 2.38 strtol() and sscanf() read 0b101, by the name __isoc23_strtol. Nothing here wants that. */
+/* Since 2.38 strtol() and sscanf() read 0b101, by the name __isoc23_strtol. Nothing here wants
+ * that. */
 #undef __GLIBC_USE_C2X_STRTOL
 #define __GLIBC_USE_C2X_STRTOL 0
 #undef __GLIBC_USE_C23_STRTOL
 #define __GLIBC_USE_C23_STRTOL 0
 
 #if defined(__x86_64__)
-#define QG_GLIBC_BASE "GLIBC_2.2.5"
+#define QG_GLIBC_BASE   "GLIBC_2.2.5"
 #define QG_GLIBC_DLINFO "GLIBC_2.3.3"
 #define QG_STAT_VERSION 1
 #elif defined(__aarch64__)
-#define QG_GLIBC_BASE "GLIBC_2.17"
+#define QG_GLIBC_BASE   "GLIBC_2.17"
 #define QG_GLIBC_DLINFO "GLIBC_2.17"
 #define QG_STAT_VERSION 0
 #else
@@ -29,7 +31,7 @@
 #endif
 
 #define QG_GLIBC(name, version) __asm__(".symver " #name "," #name "@" version)
-#define QG_OLD(name) QG_GLIBC(name, QG_GLIBC_BASE)
+#define QG_OLD(name)            QG_GLIBC(name, QG_GLIBC_BASE)
 
 /* libdl, until 2.34 a library of its own */
 QG_OLD(dladdr);
@@ -67,7 +69,8 @@ QG_OLD(exp);
 QG_OLD(log);
 QG_OLD(pow);
 
-/* Until 2.33 these were inline functions around others, whose first argument is the version of struct stat. */
+/* Until 2.33 these were inline functions around others, whose first argument is the version of
+ * struct stat. */
 #ifndef __ASSEMBLER__
 #include <sys/stat.h>
 
@@ -96,10 +99,10 @@ static inline int qg_fstatat(int dir, const char *path, struct stat *st, int fla
     return __fxstatat(QG_STAT_VERSION, dir, path, st, flags);
 }
 
-#define fstat qg_fstat
+#define fstat          qg_fstat
 #define stat(path, st) qg_stat(path, st) /* with arguments: `struct stat` stays */
-#define lstat qg_lstat
-#define fstatat qg_fstatat
+#define lstat          qg_lstat
+#define fstatat        qg_fstatat
 #endif
 
 #endif

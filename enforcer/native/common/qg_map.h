@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Mapping a page that the arbiter sent, after a look at who made it and whether it can be pulled away.
+ * Mapping a page that the arbiter sent, after a look at who made it and whether it can be pulled
+ * away.
  */
 #ifndef QG_MAP_H
 #define QG_MAP_H
@@ -18,8 +19,9 @@
 #endif
 #define QG_SEALS_FIXED (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) /* of every page */
 
-/* What has neither a file's type nor seals is memory that the kernel keeps by itself (qg_kept_create): of a fixed size, which
- * mmap(2) knows. A memory file must have these seals and this size. */
+/* What has neither a file's type nor seals is memory that the kernel keeps by itself
+ * (qg_kept_create): of a fixed size, which mmap(2) knows. A memory file must have these seals and
+ * this size. */
 static inline bool qg_map_may(int fd, size_t size, int seals)
 {
     struct stat st;
@@ -34,7 +36,8 @@ static inline bool qg_map_may(int fd, size_t size, int seals)
 /* NULL if it is anything but root's page of that size. */
 static inline void *qg_map_page(int fd, size_t size, int seals, int protection)
 {
-    void *page = qg_map_may(fd, size, seals) ? mmap(NULL, size, protection, MAP_SHARED, fd, 0) : MAP_FAILED;
+    void *page =
+        qg_map_may(fd, size, seals) ? mmap(NULL, size, protection, MAP_SHARED, fd, 0) : MAP_FAILED;
     return page == MAP_FAILED ? NULL : page;
 }
 

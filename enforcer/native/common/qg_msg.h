@@ -12,16 +12,19 @@
 
 #include "qgpu_abi.h"
 
-/* Receives one message of at most cap bytes. At most one descriptor is kept in *fd (else -1), close-on-exec; more
- * than one, or a message larger than cap, is refused with -EPROTO and everything is closed. Returns the number of
- * bytes, 0 at the end of the connection, or a negative errno. */
+/* Receives one message of at most cap bytes. At most one descriptor is kept in *fd (else -1),
+ * close-on-exec; more than one, or a message larger than cap, is refused with -EPROTO and
+ * everything is closed. Returns the number of bytes, 0 at the end of the connection, or a negative
+ * errno. */
 ssize_t qg_msg_recv(int sock, void *buf, size_t cap, int *fd);
 
-/* The same without descriptors, in the thread that may not wait: -EXFULL if any come with the next message, which then stays
- * where it is, and what of it there is room for is in buf. They are not touched. */
+/* The same without descriptors, in the thread that may not wait: -EXFULL if any come with the next
+ * message, which then stays where it is, and what of it there is room for is in buf. They are not
+ * touched. */
 ssize_t qg_msg_recv_bare(int sock, void *buf, size_t cap);
 
-/* Sends one message with nfds descriptors (at most 4). Returns 0 or a negative errno (-EAGAIN: peer does not read). */
+/* Sends one message with nfds descriptors (at most 4). Returns 0 or a negative errno (-EAGAIN: peer
+ * does not read). */
 int qg_msg_send(int sock, const void *buf, size_t len, const int *fds, size_t nfds);
 
 /* Is this a whole message of the given type and size, and of our version? */

@@ -8,7 +8,8 @@
 #include <stdint.h>
 #include <time.h>
 
-static inline uint64_t qg_now_ns(void) {
+static inline uint64_t qg_now_ns(void)
+{
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;

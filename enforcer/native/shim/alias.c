@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory that a context registered with CUDA may go with it, and what another context writes there then faults: a marker of ours
- * would end a program's work. So each context registers a mapping of its own of the process's slot.
+ * Memory that a context registered with CUDA may go with it, and what another context writes there
+ * then faults: a marker of ours would end a program's work. So each context registers a mapping of
+ * its own of the process's slot.
  */
 #include "pages.h"
 
@@ -14,7 +15,8 @@ void qg_aliases_map(struct qg_pages *pages, int fd)
     off_t at = (char *)pages->proc - (char *)pages->job;
     for (unsigned i = 0; i < QG_ALIASES; i++) {
         void *map = mmap(NULL, QG_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, at);
-        pages->aliases[i] = map == MAP_FAILED ? (struct qg_alias){.owner = NOBODY} : (struct qg_alias){.page = map};
+        pages->aliases[i] =
+            map == MAP_FAILED ? (struct qg_alias){.owner = NOBODY} : (struct qg_alias){.page = map};
     }
 }
 
@@ -34,7 +36,8 @@ struct qg_proc *qg_alias_of(struct qg_pages *pages, CUcontext owner)
     for (unsigned i = 0; i < QG_ALIASES; i++) {
         struct qg_alias *alias = &pages->aliases[i];
         CUcontext none = NULL;
-        if (!__atomic_compare_exchange_n(&alias->owner, &none, owner, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        if (!__atomic_compare_exchange_n(&alias->owner, &none, owner, false, __ATOMIC_ACQ_REL,
+                                         __ATOMIC_RELAXED))
             continue;
         __atomic_store_n(&alias->used, true, __ATOMIC_RELEASE);
         return alias->page;
@@ -49,9 +52,11 @@ void qg_aliases_retire(struct qg_pages *pages)
         struct qg_alias *alias = &pages->aliases[i];
         CUcontext none = NULL;
         if (!alias->page || __atomic_load_n(&alias->used, __ATOMIC_ACQUIRE) ||
-            !__atomic_compare_exchange_n(&alias->owner, &none, NOBODY, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            !__atomic_compare_exchange_n(&alias->owner, &none, NOBODY, false, __ATOMIC_ACQ_REL,
+                                         __ATOMIC_RELAXED))
             continue;
-        if (__atomic_load_n(&alias->used, __ATOMIC_ACQUIRE)) /* somebody had it meanwhile, and is gone */
+        /* somebody had it meanwhile, and is gone */
+        if (__atomic_load_n(&alias->used, __ATOMIC_ACQUIRE))
             continue;
         munmap(alias->page, QG_PAGE);
         alias->page = NULL;
@@ -62,6 +67,7 @@ void qg_aliases_release(struct qg_pages *pages, CUcontext owner)
 {
     for (unsigned i = 0; i < QG_ALIASES; i++) {
         CUcontext was = owner;
-        __atomic_compare_exchange_n(&pages->aliases[i].owner, &was, NULL, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+        __atomic_compare_exchange_n(&pages->aliases[i].owner, &was, NULL, false, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_RELAXED);
     }
 }

@@ -17,7 +17,8 @@
 #include "rm.h"
 #include "shim.h"
 
-/* Only root's arbiter may tell this process what to do; run_dir is root's, and the listener must be too. */
+/* Only root's arbiter may tell this process what to do; run_dir is root's, and the listener must be
+ * too. */
 static int connected_to_root(int fd, const struct sockaddr_un *address)
 {
     struct ucred peer;
@@ -31,8 +32,8 @@ static int connected_to_root(int fd, const struct sockaddr_un *address)
 int qg_arbiter_connect(void)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int written = snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", qg_info.grant.run_dir,
-                           QG_SOCK_REGISTER);
+    int written = snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s",
+                           qg_info.grant.run_dir, QG_SOCK_REGISTER);
     if (written < 0 || (size_t)written >= sizeof(address.sun_path))
         return -ENAMETOOLONG;
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -101,8 +102,8 @@ int qg_arbiter_answer(int sock, struct qg_registered *answer, int fds[QG_PAGE_FD
         answer->status = EPROTO;
         return 0;
     }
-    if (!qg_msg_is(answer, (size_t)got, QG_MSG_REGISTERED, sizeof(*answer)) || (message.msg_flags & MSG_CTRUNC) ||
-        (count && count != QG_PAGE_FDS)) {
+    if (!qg_msg_is(answer, (size_t)got, QG_MSG_REGISTERED, sizeof(*answer)) ||
+        (message.msg_flags & MSG_CTRUNC) || (count && count != QG_PAGE_FDS)) {
         qg_close_all(all, count);
         return -1;
     }

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "begun.h"
 
-#define EARLY_PARTS 32u     /* an end is taken for so much of the estimate sooner: those err upwards, and errors add up */
-#define EARLIEST_NS 40000u  /* ... but for so much sooner than its latest time: what is queued too soon, online waits for */
-#define SEEN_NS 200000u     /* an end between two looks so close was seen */
-#define MOST_UNSEEN 32u     /* kernels of varying length, and a card that stood still, lead further and further astray */
+/* an end is taken for so much of the estimate sooner: those err upwards, and errors add up */
+#define EARLY_PARTS 32u
+/* ... but for so much sooner than its latest time: what is queued too soon, online waits for */
+#define EARLIEST_NS 40000u
+#define SEEN_NS     200000u /* an end between two looks so close was seen */
+/* kernels of varying length, and a card that stood still, lead further and further astray */
+#define MOST_UNSEEN 32u
 
 void qg_begun_none(struct qg_begun *begun, uint64_t now)
 {
@@ -16,7 +19,8 @@ void qg_begun_ended(struct qg_begun *begun, uint64_t took_ns, uint64_t now)
 {
     uint64_t looked = begun->looked_ns, latest = begun->latest_ns + took_ns;
     uint64_t ended = begun->began_ns + took_ns - took_ns / EARLY_PARTS;
-    latest = latest < looked ? looked : latest < now ? latest : now; /* it may have taken longer than it was to take */
+    /* it may have taken longer than it was to take */
+    latest = latest < looked ? looked : latest < now ? latest : now;
     if (ended < looked)
         ended = looked;
     if (ended + EARLIEST_NS < latest)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The books of this process: which allocation holds how much of which card. Every change shows in the slot at once.
+ * The books of this process: which allocation holds how much of which card. Every change shows in
+ * the slot at once.
  */
 #include "books.h"
 
@@ -40,14 +41,19 @@ static void over(const struct qg_entry *entry)
         qg_give_back(card, entry->size);
 }
 
-static struct qg_entry fresh(struct qg_card *card, enum qg_kind kind, uint64_t key, uint64_t owner, uint64_t size)
+static struct qg_entry fresh(struct qg_card *card, enum qg_kind kind, uint64_t key, uint64_t owner,
+                             uint64_t size)
 {
-    return (struct qg_entry){.key = key, .size = size, .owner = owner, .refs = 1, .kind = (uint8_t)kind,
+    return (struct qg_entry){.key = key,
+                             .size = size,
+                             .owner = owner,
+                             .refs = 1,
+                             .kind = (uint8_t)kind,
                              .card = (uint8_t)(card - qg_cards)};
 }
 
-void qg_charge(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint64_t key, uint64_t owner,
-               uint64_t size)
+void qg_charge(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint64_t key,
+               uint64_t owner, uint64_t size)
 {
     struct qg_entry entry = fresh(card, kind, key, owner, size), stale;
     pthread_mutex_lock(&qg_books_lock);
@@ -57,12 +63,14 @@ void qg_charge(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint6
     card->pending -= reserved;
     card->used += size;
     qg_publish(card);
-    /* Without host memory for the entry the bytes stay charged for good: refusing later is right, leaking is not. */
+    /* Without host memory for the entry the bytes stay charged for good: refusing later is right,
+     * leaking is not. */
     qg_ledger_insert(&ledger, &entry);
     pthread_mutex_unlock(&qg_books_lock);
 }
 
-void qg_hold(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint64_t key, uint64_t size)
+void qg_hold(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint64_t key,
+             uint64_t size)
 {
     struct qg_entry entry = fresh(card, kind, key, 0, size), old = {0};
     pthread_mutex_lock(&qg_books_lock);
@@ -149,7 +157,8 @@ void qg_piece_over(const struct qg_entry *piece)
 {
     pthread_mutex_lock(&qg_books_lock);
     struct qg_entry gone, *orphan = qg_ledger_find(&ledger, QG_KIND_ORPHAN, piece->owner);
-    if (orphan && --orphan->refs == 0 && qg_ledger_remove(&ledger, QG_KIND_ORPHAN, piece->owner, &gone))
+    if (orphan && --orphan->refs == 0 &&
+        qg_ledger_remove(&ledger, QG_KIND_ORPHAN, piece->owner, &gone))
         qg_give_back(&qg_cards[gone.card], gone.size);
     pthread_mutex_unlock(&qg_books_lock);
 }
@@ -174,9 +183,10 @@ void qg_set_share(enum qg_kind kind, uint64_t key, uint16_t share)
     pthread_mutex_unlock(&qg_books_lock);
 }
 
-/* ---- physical handles --------------------------------------------------------------------------------------- */
+/* ---- physical handles ---- */
 
-/* Under the lock: the memory behind a handle lives until the last reference and the last mapping are gone. */
+/* Under the lock: the memory behind a handle lives until the last reference and the last mapping
+ * are gone. */
 static void maybe_gone(struct qg_entry *entry)
 {
     struct qg_entry gone;
@@ -192,7 +202,8 @@ void qg_handle_foreign(struct qg_card *card, uint64_t handle, uint16_t share)
     entry.foreign = QG_FOREIGN;
     entry.share = share;
     pthread_mutex_lock(&qg_books_lock);
-    if (qg_ledger_remove(&ledger, QG_KIND_HANDLE, handle, &old)) { /* the same memory again: the same handle */
+    /* the same memory again: the same handle */
+    if (qg_ledger_remove(&ledger, QG_KIND_HANDLE, handle, &old)) {
         if (share)
             qg_share_let_go(card, share); /* opened once more than it will be closed */
         old.refs++;
@@ -263,7 +274,8 @@ bool qg_handle_last(uint64_t handle, struct qg_entry *out)
 {
     pthread_mutex_lock(&qg_books_lock);
     struct qg_entry *entry = qg_ledger_find(&ledger, QG_KIND_HANDLE, handle);
-    bool last = entry && entry->refs == 1 && !entry->maps && qg_ledger_remove(&ledger, QG_KIND_HANDLE, handle, out);
+    bool last = entry && entry->refs == 1 && !entry->maps &&
+                qg_ledger_remove(&ledger, QG_KIND_HANDLE, handle, out);
     pthread_mutex_unlock(&qg_books_lock);
     return last;
 }
@@ -281,12 +293,14 @@ static bool unuse(enum qg_kind kind, uint64_t key, struct qg_entry *mapping)
     return true;
 }
 
-/* A use of a handle that keeps its memory: a mapping by its address, a tie by its holder and place. What is noted there of
- * another handle was undone in a way that we do not see. Mappings of what is not charged are noted too, as nobody's (0): one
- * call may unmap them together with others that follow. */
+/* A use of a handle that keeps its memory: a mapping by its address, a tie by its holder and place.
+ * What is noted there of another handle was undone in a way that we do not see. Mappings of what is
+ * not charged are noted too, as nobody's (0): one call may unmap them together with others that
+ * follow. */
 static void use(enum qg_kind kind, uint64_t key, uint64_t handle, uint64_t size, uint32_t span)
 {
-    struct qg_entry mapping = {.key = key, .size = size, .refs = span, .kind = (uint8_t)kind}, stale;
+    struct qg_entry mapping = {.key = key, .size = size, .refs = span, .kind = (uint8_t)kind},
+                    stale;
     pthread_mutex_lock(&qg_books_lock);
     mapping.owner = qg_ledger_find(&ledger, QG_KIND_HANDLE, handle) ? handle : 0;
     struct qg_entry *old = qg_ledger_find(&ledger, kind, key);
@@ -337,7 +351,8 @@ uint64_t qg_handle_untie(uint64_t holder, uint64_t place)
     return was ? (uint64_t)tie.refs * QG_TIE_UNIT : 0;
 }
 
-/* With a tie its memory may go, which moves entries behind us: again until a whole look finds none. */
+/* With a tie its memory may go, which moves entries behind us: again until a whole look finds none.
+ */
 static void free_ties(uint64_t holder)
 {
     struct qg_entry tie;
@@ -347,7 +362,8 @@ static void free_ties(uint64_t holder)
         for (size_t at = 0; ledger.slots && at <= ledger.mask;) {
             const struct qg_entry *entry = &ledger.slots[at];
             if (entry->kind == QG_KIND_TIE && entry->size == holder)
-                freed |= unuse(QG_KIND_TIE, entry->key, &tie); /* may move another one here: look again */
+                /* may move another one here: look again */
+                freed |= unuse(QG_KIND_TIE, entry->key, &tie);
             else
                 at++;
         }
@@ -361,7 +377,7 @@ void qg_handle_free_ties(uint64_t holder)
     pthread_mutex_unlock(&qg_books_lock);
 }
 
-/* ---- contexts ----------------------------------------------------------------------------------------------- */
+/* ---- contexts ---- */
 
 /* What no live context is called: handles are aligned addresses. */
 static uint64_t ending(CUcontext context)

@@ -1,22 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Contexts as the driver keeps them: primary ones live as long as somebody retains them, green ones are a part of a primary
- * one (its memory, its end). hook_context.c, hook_green.c.
+ * Contexts as the driver keeps them: primary ones live as long as somebody retains them, green ones
+ * are a part of a primary one (its memory, its end). hook_context.c, hook_green.c.
  */
 #ifndef QG_CONTEXTS_H
 #define QG_CONTEXTS_H
 
 #include "shim.h"
 
-/* The context whose memory this one's allocations are, and whose end is theirs: the primary one of a green one, else itself. */
+/* The context whose memory this one's allocations are, and whose end is theirs: the primary one of
+ * a green one, else itself. */
 extern unsigned qg_greens; /* atomic: green contexts that live */
 CUcontext qg_green_owner(CUcontext context);
 static inline CUcontext qg_context_owner(CUcontext context)
 {
-    return QG_LIKELY(!__atomic_load_n(&qg_greens, __ATOMIC_RELAXED)) ? context : qg_green_owner(context);
+    return QG_LIKELY(!__atomic_load_n(&qg_greens, __ATOMIC_RELAXED)) ? context
+                                                                     : qg_green_owner(context);
 }
 
-/* outside.c. True: the card is not in the grant, so it has neither a gate nor a cap here, and nothing begins on it. */
+/* outside.c. True: the card is not in the grant, so it has neither a gate nor a cap here, and
+ * nothing begins on it. */
 bool qg_context_refused(CUdevice device);
 
 /* As which CUcontext a green context goes; NULL: not known. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opens the real driver. Its absolute path comes from the grant; glibc aliases a library by SONAME only for a
- * name without a slash, so an absolute path gives the real file although we carry the same SONAME.
+ * Opens the real driver. Its absolute path comes from the grant; glibc aliases a library by SONAME
+ * only for a name without a slash, so an absolute path gives the real file although we carry the
+ * same SONAME.
  */
 #include "driver.h"
 
@@ -21,7 +22,8 @@ static char driver_file[256];
 static void *driver_handle;
 static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
 
-/* Where distributions put the driver; only used by a process that has no grant (preloaded by accident). */
+/* Where distributions put the driver; only used by a process that has no grant (preloaded by
+ * accident). */
 static const char *const usual_places[] = {
     "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
     "/usr/lib64/libcuda.so.1",
@@ -60,7 +62,8 @@ static void find_driver(void)
             driver_handle = open_other(driver_file);
         if (!driver_handle) {
             const char *why = dlerror();
-            qg_say("the NVIDIA driver cannot be opened: %s. The administrator sets driver.libcuda in qgpu.yaml.",
+            qg_say("the NVIDIA driver cannot be opened: %s. The administrator sets driver.libcuda "
+                   "in qgpu.yaml.",
                    why ? why : "its path leads back to qgpu's own library");
         }
         return;

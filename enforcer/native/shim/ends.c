@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ends of streams and contexts: the records are laid to rest, and no call of ours is left in what the program destroys.
+ * Ends of streams and contexts: the records are laid to rest, and no call of ours is left in what
+ * the program destroys.
  */
 #include "contexts.h"
 #include "pages.h"
 #include "table.h"
 
-/* ---- captures ---------------------------------------------------------------------------------------------- */
+/* ---- captures ---- */
 
-/* A lock orders the two: who has begun a call knows of the capture (qg_captures), or is waited for here. */
+/* A lock orders the two: who has begun a call knows of the capture (qg_captures), or is waited for
+ * here. */
 struct qg_stream *qg_capture_begins(CUstream handle, bool ptsz)
 {
     uint64_t key = qg_stream_key(handle, ptsz), thread = key == 2 ? qg_this_thread() : 0;
@@ -41,18 +43,19 @@ void qg_capture_begun(struct qg_stream *stream)
 void qg_capture_over(void)
 {
     int now = __atomic_load_n(&qg_captures, __ATOMIC_RELAXED);
-    while (now > 0 && !__atomic_compare_exchange_n(&qg_captures, &now, now - 1, false, __ATOMIC_SEQ_CST,
-                                                   __ATOMIC_RELAXED))
+    while (now > 0 && !__atomic_compare_exchange_n(&qg_captures, &now, now - 1, false,
+                                                   __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
         ;
     if (now == 1) /* streams that were looked up meanwhile are not fast: once more */
         __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);
 }
 
-/* ---- ends -------------------------------------------------------------------------------------------------- */
+/* ---- ends ---- */
 
-/* Under qg_table_lock. The record stays: another thread's cache may still hold it for one more call. patient: not while a call of
- * ours goes into the stream, whose handle must stay good: false, and the end of that call can be waited for. Else the
- * marker's index is given back by who makes the call. */
+/* Under qg_table_lock. The record stays: another thread's cache may still hold it for one more
+ * call. patient: not while a call of ours goes into the stream, whose handle must stay good: false,
+ * and the end of that call can be waited for. Else the marker's index is given back by who makes
+ * the call. */
 static bool bury(struct qg_stream *stream, bool patient)
 {
     pthread_mutex_lock(&stream->lock);
@@ -131,13 +134,15 @@ static void set_ending(CUcontext handle, bool ending)
             __atomic_store_n(&record->ending, ending, __ATOMIC_RELAXED);
 }
 
-/* Under qg_table_lock: a stream of an ending context that a call of ours still goes into; it is awaited. */
+/* Under qg_table_lock: a stream of an ending context that a call of ours still goes into; it is
+ * awaited. */
 static struct qg_stream *busy_of_ending(void)
 {
     for (size_t i = 0; i < QG_BUCKETS; i++)
         for (struct qg_stream *stream = qg_streams[i]; stream; stream = stream->next) {
             pthread_mutex_lock(&stream->lock);
-            bool busy = stream->calling && __atomic_load_n(&stream->context->ending, __ATOMIC_RELAXED);
+            bool busy =
+                stream->calling && __atomic_load_n(&stream->context->ending, __ATOMIC_RELAXED);
             stream->awaited += busy;
             pthread_mutex_unlock(&stream->lock);
             if (busy)
@@ -185,7 +190,8 @@ void qg_streams_context_gone(CUcontext handle)
             struct qg_pages *pages = qg_pages_of(stream->card);
             pthread_mutex_lock(&stream->lock);
             if (pages && stream->marker >= 0)
-                __atomic_store_n(&pages->proc->markers[stream->marker].done, stream->value, __ATOMIC_SEQ_CST);
+                __atomic_store_n(&pages->proc->markers[stream->marker].done, stream->value,
+                                 __ATOMIC_SEQ_CST);
             pthread_mutex_unlock(&stream->lock);
             bury(stream, false);
         }
@@ -194,7 +200,8 @@ void qg_streams_context_gone(CUcontext handle)
     qg_pages_context_gone(handle); /* first: who finds none below shall find its place free */
     for (struct qg_context *record = qg_contexts; record; record = record->next) {
         pthread_mutex_lock(&record->lock);
-        record->attached = NULL; /* its registration is gone, or there may be a place now for one that had none */
+        /* its registration is gone, or there may be a place now for one that had none */
+        record->attached = NULL;
         record->ends++;
         pthread_mutex_unlock(&record->lock);
         if (record->handle == handle)

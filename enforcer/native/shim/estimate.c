@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-#define PROBES 8u
-#define PROOF 1000u    /* then it is looked again whether it waits for others */
+#define PROBES  8u
+#define PROOF   1000u  /* then it is looked again whether it waits for others */
 #define LATE_NS 40000u /* an end is seen so much later */
 
 static struct qg_function *find(struct qg_functions *functions, const void *key, bool make)
@@ -36,7 +36,8 @@ struct qg_function *qg_function_of(struct qg_functions *functions, const void *k
 
 bool qg_function_launched(struct qg_function *function)
 {
-    uint32_t count = function->launches++, each = function->est_ns >= QG_LONG_NS ? QG_LEARN_LONG : QG_LEARN_EACH;
+    uint32_t count = function->launches++,
+             each = function->est_ns >= QG_LONG_NS ? QG_LEARN_LONG : QG_LEARN_EACH;
     return count < QG_LEARN_FIRST || count % each == 0 || !function->samples;
 }
 
@@ -45,7 +46,8 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* Longer than the estimate, unless others had the card: one such sample says nothing, several do. */
+/* Longer than the estimate, unless others had the card: one such sample says nothing, several do.
+ */
 static void may_be_longer(struct qg_function *function, uint64_t own_ns)
 {
     function->doubted_ns = function->doubts ? least(function->doubted_ns, own_ns) : own_ns;
@@ -56,7 +58,8 @@ static void may_be_longer(struct qg_function *function, uint64_t own_ns)
     function->doubts = 0;
 }
 
-/* A driver call that stalls makes a sample so long that nothing else would ever show the estimate to be wrong soon. */
+/* A driver call that stalls makes a sample so long that nothing else would ever show the estimate
+ * to be wrong soon. */
 static bool too_vague(struct qg_function *function, uint64_t took_ns, uint64_t gap_ns)
 {
     if (gap_ns < QG_VAGUE_NS || gap_ns <= took_ns / 4) {
@@ -69,13 +72,14 @@ static bool too_vague(struct qg_function *function, uint64_t took_ns, uint64_t g
     return false;
 }
 
-void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns, uint64_t gap_ns,
-                       uint64_t shared_ns, bool alone)
+void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns,
+                       uint64_t gap_ns, uint64_t shared_ns, bool alone)
 {
     struct qg_function *function = find(functions, key, false);
     if (!function || too_vague(function, took_ns, gap_ns))
         return;
-    uint64_t own = took_ns > gap_ns ? took_ns - gap_ns : 0, surely = own > shared_ns ? own - shared_ns : 0;
+    uint64_t own = took_ns > gap_ns ? took_ns - gap_ns : 0,
+             surely = own > shared_ns ? own - shared_ns : 0;
     function->shorter = took_ns < function->est_ns / 4 * 3 ? function->shorter + 1 : 0;
     bool quickly = function->samples < QG_LEARN_FIRST || function->shorter >= QG_OUTLIER;
     if (!function->samples)
@@ -94,7 +98,8 @@ void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t
         function->low_ns += least((took_ns - function->low_ns) / 8, function->low_ns / 16);
     uint64_t us = (took_ns - least(took_ns, gap_ns) / 2) / 1000 + 1;
     if (alone || !function->kept)
-        function->recent_us[function->kept++ % QG_RECENT] = us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
+        function->recent_us[function->kept++ % QG_RECENT] =
+            us < UINT32_MAX ? (uint32_t)us : UINT32_MAX;
     if (function->samples < UINT32_MAX)
         function->samples++;
 }
@@ -128,7 +133,8 @@ bool qg_function_ends(const struct qg_function *function, uint64_t ran_ns, struc
 
 uint64_t qg_function_call_ns(const struct qg_function *function)
 {
-    return qg_function_new(function) || function->vague >= QG_VAGUES ? UINT64_MAX : 2 * function->call_ns;
+    return qg_function_new(function) || function->vague >= QG_VAGUES ? UINT64_MAX
+                                                                     : 2 * function->call_ns;
 }
 
 /* The key stays: an emptied slot would hide those that were put behind it. */
@@ -136,7 +142,8 @@ void qg_function_forget(struct qg_functions *functions, const void *key)
 {
     struct qg_function *function = find(functions, key, false);
     if (function) {
-        function->samples = function->launches = function->shorter = function->doubts = function->kept = 0;
+        function->samples = function->launches = function->shorter = function->doubts =
+            function->kept = 0;
         function->vague = 0;
         function->call_ns = 0;
         function->waits = false;
@@ -164,7 +171,9 @@ bool qg_function_new(const struct qg_function *function)
 
 uint64_t qg_function_least(const struct qg_function *function)
 {
-    return !function->samples ? 0 : function->low_ns < function->est_ns ? function->low_ns : function->est_ns;
+    return !function->samples                    ? 0
+           : function->low_ns < function->est_ns ? function->low_ns
+                                                 : function->est_ns;
 }
 
 uint64_t qg_function_estimate(const struct qg_function *function, uint64_t unknown_ns)

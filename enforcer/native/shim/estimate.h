@@ -8,32 +8,43 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define QG_FUNCTIONS 4096u /* slots; more functions than this share slots, newest wins */
-#define QG_LEARN_FIRST 16u /* launches of a new function that are all sampled */
-#define QG_TRUST 12u       /* samples before its estimate is believed */
-#define QG_LEARN_EACH 32u  /* afterwards each so many */
-#define QG_LONG_NS 250000u /* of functions that take longer, each QG_LEARN_LONG-th: a sample costs them nothing */
+#define QG_FUNCTIONS   4096u /* slots; more functions than this share slots, newest wins */
+#define QG_LEARN_FIRST 16u   /* launches of a new function that are all sampled */
+#define QG_TRUST       12u   /* samples before its estimate is believed */
+#define QG_LEARN_EACH  32u   /* afterwards each so many */
+/* of functions that take longer, each QG_LEARN_LONG-th: a sample costs them nothing */
+#define QG_LONG_NS    250000u
 #define QG_LEARN_LONG 4u
-#define QG_RECENT 24u      /* samples that are kept as they are */
-#define QG_DOUBT 16u       /* so many samples in the place of one that may be longer */
-#define QG_DOUBTS 4u       /* ... and so many of them say that it is */
-#define QG_VAGUE_NS 100000u /* of a launch that took so long in the driver, and a good part of the sample, nobody knows how long the work took */
-#define QG_VAGUES 3u       /* ... and after so many of them on end the next counts all the same: it is that driver's way */
-#define QG_OUTLIER 48u     /* so many much shorter samples on end say that the estimate is one that was disturbed */
+#define QG_RECENT     24u /* samples that are kept as they are */
+#define QG_DOUBT      16u /* so many samples in the place of one that may be longer */
+#define QG_DOUBTS     4u  /* ... and so many of them say that it is */
+/* of a launch that took so long in the driver, and a good part of the sample, nobody knows how
+ * long the work took */
+#define QG_VAGUE_NS 100000u
+/* ... and after so many of them on end the next counts all the same: it is that driver's way */
+#define QG_VAGUES 3u
+/* so many much shorter samples on end say that the estimate is one that was disturbed */
+#define QG_OUTLIER 48u
 
 struct qg_function {
     const void *key;
-    uint64_t est_ns;   /* valid when samples > 0 */
-    uint64_t low_ns;   /* the shortest of late */
+    uint64_t est_ns; /* valid when samples > 0 */
+    uint64_t low_ns; /* the shortest of late */
     uint16_t proven; /* so many times more it is believed to take its time by itself */
-    bool waits;      /* it was seen to end as soon as a launch was let through: such times say nothing */
+    /* it was seen to end as soon as a launch was let through: such times say nothing */
+    bool waits;
     uint32_t launches;
     uint32_t samples;
-    uint32_t doubts;               /* rises by QG_DOUBT with a sample that may be longer than the estimate, falls by one with others */
-    uint64_t doubted_ns;           /* the shortest of those */
-    uint32_t shorter;              /* samples on end that took less than three quarters of the estimate */
-    uint64_t call_ns;              /* the longest launch call of late, less an eighth for each since */
-    uint32_t vague;                /* samples on end that were dropped, since launching took too much of them */
+    /* rises by QG_DOUBT with a sample that may be longer than the estimate, falls by one with
+     * others */
+    uint32_t doubts;
+    uint64_t doubted_ns; /* the shortest of those */
+    /* samples on end that took less than three quarters of the estimate */
+    uint32_t shorter;
+    /* the longest launch call of late, less an eighth for each since */
+    uint64_t call_ns;
+    /* samples on end that were dropped, since launching took too much of them */
+    uint32_t vague;
     uint32_t kept;                 /* samples that went into the next */
     uint32_t recent_us[QG_RECENT]; /* the last of them; 0: none yet */
 };
@@ -48,29 +59,36 @@ struct qg_function *qg_function_of(struct qg_functions *functions, const void *k
 /* Counts a launch; true if this one should be timed. */
 bool qg_function_launched(struct qg_function *function);
 
-/* Takes a sample. Of took_ns, up to gap_ns may be time in which an idle card waited for the launch, and up to shared_ns time of others. So much as is surely
- * longer than the estimate counts at once, and what may be longer if it comes again and again; a shorter sample counts by a 64th of the difference, by an eighth while little is
- * known or where no sample of late came near the estimate. One of which gap_ns is a large part counts only where there are no others. The least that it takes falls at once and rises slowly. alone: nobody else can have been on the card when it began. */
-void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns, uint64_t gap_ns,
-                       uint64_t shared_ns, bool alone);
+/* Takes a sample. Of took_ns, up to gap_ns may be time in which an idle card waited for the launch,
+ * and up to shared_ns time of others. So much as is surely longer than the estimate counts at once,
+ * and what may be longer if it comes again and again; a shorter sample counts by a 64th of the
+ * difference, by an eighth while little is known or where no sample of late came near the estimate.
+ * One of which gap_ns is a large part counts only where there are no others. The least that it
+ * takes falls at once and rises slowly. alone: nobody else can have been on the card when it began.
+ */
+void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns,
+                       uint64_t gap_ns, uint64_t shared_ns, bool alone);
 
-/* It was seen to take long while nothing was launched, or although something was let through; or to wait for just that. */
+/* It was seen to take long while nothing was launched, or although something was let through; or to
+ * wait for just that. */
 void qg_function_runs(struct qg_function *function);
 void qg_function_waits(struct qg_function *function);
 
 /* What it takes at least, as far as known; 0 before the first sample. */
 uint64_t qg_function_least(const struct qg_function *function);
 
-/* What a launch that has run for ran_ns may take in all, from its last samples: the soonest, the middle and the latest of
- * those that are left. False: it has run longer than all of them, or there are none. */
+/* What a launch that has run for ran_ns may take in all, from its last samples: the soonest, the
+ * middle and the latest of those that are left. False: it has run longer than all of them, or there
+ * are none. */
 struct qg_ends {
     uint64_t soonest_ns, middle_ns, latest_ns;
     bool expected; /* some took a little less than ran_ns */
 };
 bool qg_function_ends(const struct qg_function *function, uint64_t ran_ns, struct qg_ends *ends);
 
-/* How long a launch of it is inside the driver at most, usually: twice the longest of late. As long as its work lasts, for all that
- * is known, where little is, or where launching took a good part of its time again and again: UINT64_MAX. */
+/* How long a launch of it is inside the driver at most, usually: twice the longest of late. As long
+ * as its work lasts, for all that is known, where little is, or where launching took a good part of
+ * its time again and again: UINT64_MAX. */
 uint64_t qg_function_call_ns(const struct qg_function *function);
 
 /* The handle means another function from now on, or none. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What stands before every submission of work. Where nothing is wrong a launch passes qg_fast(), which counts it, looks
- * at the gate word and lets the hook jump into the driver with its arguments untouched. Everything else brackets the
- * driver's call with qg_enter() and qg_leave().
+ * What stands before every submission of work. Where nothing is wrong a launch passes qg_fast(),
+ * which counts it, looks at the gate word and lets the hook jump into the driver with its arguments
+ * untouched. Everything else brackets the driver's call with qg_enter() and qg_leave().
  */
 #ifndef QG_GATE_H
 #define QG_GATE_H
@@ -13,7 +13,8 @@
 struct qg_work {
     const void *function; /* CUfunction or CUgraphExec; NULL for a copy */
     uint64_t bytes;       /* of a copy */
-    uint32_t times;       /* launches that it stands for: itself, and those that passed since the last look */
+    /* launches that it stands for: itself, and those that passed since the last look */
+    uint32_t times;
 };
 
 /* The slow half of qg_enter: rings, waits at a closed gate, waits for room in the window. */
@@ -22,19 +23,21 @@ void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work);
 /* Waits while the card's gate is closed, as a launch does. */
 void qg_gate_wait(struct qg_card *card);
 
-/* The same for work of this stream that is not counted yet. False: the gate is open, nothing was waited for. */
+/* The same for work of this stream that is not counted yet. False: the gate is open, nothing was
+ * waited for. */
 bool qg_gate_waited(struct qg_stream *stream);
 
 /* The slow half of qg_leave in window mode. */
 void qg_window_leave(struct qg_stream *stream, CUresult result);
 void qg_window_calm(struct qg_seen *seen);
-extern __thread bool qg_window_open __attribute__((tls_model("initial-exec"))); /* this thread owes a window_leave */
+/* this thread owes a window_leave */
+extern __thread bool qg_window_open __attribute__((tls_model("initial-exec")));
 
 /* Clock check of every few launches, and a marker if the stream's last one is a millisecond old. */
 void qg_leave_look(struct qg_seen *seen, struct qg_stream *stream);
 
-/* One more in a counter that only this thread writes. The gate word is read after it: the compiler keeps the order, and
- * for the processor the arbiter's membarrier does (lanes.c). */
+/* One more in a counter that only this thread writes. The gate word is read after it: the compiler
+ * keeps the order, and for the processor the arbiter's membarrier does (lanes.c). */
 static inline void qg_count_own(uint64_t *launches)
 {
     __atomic_store_n(launches, __atomic_load_n(launches, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
@@ -44,8 +47,8 @@ static inline void qg_count_own(uint64_t *launches)
 /* True: counted, and the launch may go at once. */
 __attribute__((always_inline)) static inline bool qg_fast_seen(struct qg_seen *seen)
 {
-    if (QG_UNLIKELY(seen->fast != __atomic_load_n(&qg_generation, __ATOMIC_ACQUIRE) || !seen->skip ||
-                    !__atomic_load_n(&seen->stream->unmarked, __ATOMIC_RELAXED)))
+    if (QG_UNLIKELY(seen->fast != __atomic_load_n(&qg_generation, __ATOMIC_ACQUIRE) ||
+                    !seen->skip || !__atomic_load_n(&seen->stream->unmarked, __ATOMIC_RELAXED)))
         return false;
     seen->skip--;
     qg_count_own(seen->launches);
@@ -62,28 +65,33 @@ __attribute__((always_inline)) static inline bool qg_fast(CUstream handle)
     return QG_LIKELY(seen->key == (uint64_t)(uintptr_t)handle) && qg_fast_seen(seen);
 }
 
-/* Of a default stream: it is another one in each context, so the driver is asked for the current one. */
+/* Of a default stream: it is another one in each context, so the driver is asked for the current
+ * one. */
 static inline bool qg_fast_default(CUstream handle, bool ptsz)
 {
     CUcontext context = NULL;
     uint64_t key = qg_stream_key(handle, ptsz);
     struct qg_seen *seen = qg_seen_of(key);
-    return key <= 2 && seen->key == QG_SEEN_DEFAULT + key && QG_REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS &&
-           seen->context == context && qg_fast_seen(seen);
+    return key <= 2 && seen->key == QG_SEEN_DEFAULT + key &&
+           QG_REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS && seen->context == context &&
+           qg_fast_seen(seen);
 }
 
-/* Counted before the gate word is read: the arbiter writes the word, fences and reads the counts. */
+/* Counted before the gate word is read: the arbiter writes the word, fences and reads the counts.
+ */
 static inline void qg_count(struct qg_pages *pages)
 {
     int lane = pages->lanes ? qg_lane_mine() : 0;
     if (QG_LIKELY(lane && lane < (int)QG_LANES))
         qg_count_own(&pages->proc->lanes[lane - 1].launches);
     else
-        __atomic_fetch_add(lane ? &pages->proc->lanes[QG_LANES - 1].launches : &pages->proc->launches, 1,
-                           __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(lane ? &pages->proc->lanes[QG_LANES - 1].launches
+                                : &pages->proc->launches,
+                           1, __ATOMIC_SEQ_CST);
 }
 
-static inline struct qg_stream *qg_enter(CUstream handle, bool ptsz, const void *function, uint64_t bytes)
+static inline struct qg_stream *qg_enter(CUstream handle, bool ptsz, const void *function,
+                                         uint64_t bytes)
 {
     bool counted = qg_thread.counted;
     struct qg_seen *seen;
@@ -97,10 +105,12 @@ static inline struct qg_stream *qg_enter(CUstream handle, bool ptsz, const void 
     if (QG_LIKELY(pages != NULL)) {
         if (!counted)
             qg_count(pages);
-        if (QG_LIKELY(!(__atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST) & QG_GATE_ATTENTION)))
+        if (QG_LIKELY(
+                !(__atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST) & QG_GATE_ATTENTION)))
             goto open;
     }
-    uint32_t passed = seen->granted - seen->skip - counted; /* qg_fast() took this one off as well */
+    /* qg_fast() took this one off as well */
+    uint32_t passed = seen->granted - seen->skip - counted;
     struct qg_work work = {function, bytes, function ? 1 + passed : 1};
     seen->granted = (uint16_t)seen->skip;
     qg_gate_attention(stream, &work);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Where the limits come from. A process may hand us any descriptor or path, so a grant is believed only if root
- * made it and nobody could have changed it since: a memfd owned by root with all seals, or a root-owned file that
- * others cannot write.
+ * Where the limits come from. A process may hand us any descriptor or path, so a grant is believed
+ * only if root made it and nobody could have changed it since: a memfd owned by root with all
+ * seals, or a root-owned file that others cannot write.
  */
 #include "grant.h"
 
@@ -35,14 +35,16 @@ static const char *content_problem(const struct qg_grant *grant)
     if (grant->size != sizeof(*grant))
         return "it has a wrong size";
     if (grant->state != QG_GRANT_ACTIVE)
-        return grant->state == QG_GRANT_WHOLE ? "it is of a job with whole cards, which gets no qgpu library"
-                                              : "it is not an active grant";
+        return grant->state == QG_GRANT_WHOLE
+                   ? "it is of a job with whole cards, which gets no qgpu library"
+                   : "it is not an active grant";
     if (grant->ncards == 0 || grant->ncards > QG_MAX_CARDS)
         return "its number of cards is out of range";
     return NULL;
 }
 
-/* Strings of a checked grant still get their terminator: root wrote them, but a page of a disk may not agree. */
+/* Strings of a checked grant still get their terminator: root wrote them, but a page of a disk may
+ * not agree. */
 static void terminate(struct qg_grant *grant)
 {
     grant->node[sizeof(grant->node) - 1] = 0;
@@ -65,14 +67,16 @@ static bool proc_line(const char *path, char *out, size_t size)
     return got > 0;
 }
 
-/* Root's grants are of many jobs, and a process may be handed any of them: this one must be its own job's, as far as a
- * process can know that itself. The arbiter looks again, from outside. In a user namespace numbers of users say nothing. */
+/* Root's grants are of many jobs, and a process may be handed any of them: this one must be its own
+ * job's, as far as a process can know that itself. The arbiter looks again, from outside. In a user
+ * namespace numbers of users say nothing. */
 static const char *owner_problem(const struct qg_grant *grant)
 {
     static char text[96];
     char groups[8192];
     uid_t root, user = getuid();
-    uint64_t job = proc_line("/proc/self/cgroup", groups, sizeof(groups)) ? qg_job_of_cgroups(groups) : 0;
+    uint64_t job =
+        proc_line("/proc/self/cgroup", groups, sizeof(groups)) ? qg_job_of_cgroups(groups) : 0;
 
     if (job && job != grant->job_id) {
         snprintf(text, sizeof(text), "it is of job %llu, and this process is of job %llu",
@@ -81,7 +85,8 @@ static const char *owner_problem(const struct qg_grant *grant)
     }
     if (!qg_root_here(&root) || root != 0 || user == 0 || user == grant->uid)
         return NULL;
-    snprintf(text, sizeof(text), "it is of user %u, and this process runs as user %u", grant->uid, user);
+    snprintf(text, sizeof(text), "it is of user %u, and this process runs as user %u", grant->uid,
+             user);
     return text;
 }
 
@@ -158,31 +163,36 @@ static bool any_qgpu_variable(void)
     return false;
 }
 
-/* The library was mounted over the driver: root put the grant where no environment is needed to find it, so what the
- * environment names counts only as what is shown to the arbiter, and only if it says the same. */
+/* The library was mounted over the driver: root put the grant where no environment is needed to
+ * find it, so what the environment names counts only as what is shown to the arbiter, and only if
+ * it says the same. */
 static bool from_task(struct qg_grant_info *info, const char *number)
 {
     struct qg_grant shown;
     if (from_file(QG_TASK_GRANT, &info->grant))
         return false;
-    if (number && !from_descriptor(descriptor_number(number), &shown) && shown.job_id != info->grant.job_id)
+    if (number && !from_descriptor(descriptor_number(number), &shown) &&
+        shown.job_id != info->grant.job_id)
         inherited.fd = -1;
     return true;
 }
 
 void qg_grant_read(struct qg_grant_info *info)
 {
-    /* secure_getenv: mounted, this library is also in set-user-id programs, which must not open what a user names. */
+    /* secure_getenv: mounted, this library is also in set-user-id programs, which must not open
+     * what a user names. */
     const char *number = secure_getenv(QG_ENV_GRANT_FD);
     const char *path = secure_getenv(QG_ENV_GRANT);
     const char *why = NULL;
     info->mode = QG_MODE_GOVERNED;
-    if (from_task(info, number) || (number && !(why = from_descriptor(descriptor_number(number), &info->grant))))
+    if (from_task(info, number) ||
+        (number && !(why = from_descriptor(descriptor_number(number), &info->grant))))
         return;
     if (path && *path && !(why = from_file(path, &info->grant)))
         return;
     info->mode = any_qgpu_variable() ? QG_MODE_BROKEN : QG_MODE_NONE;
-    snprintf(info->problem, sizeof(info->problem), "%s%s: %s", path && *path ? "grant " : "grant descriptor ",
+    snprintf(info->problem, sizeof(info->problem), "%s%s: %s",
+             path && *path ? "grant " : "grant descriptor ",
              path && *path ? path : (number ? number : "?"), why ? why : "nothing was named");
 }
 

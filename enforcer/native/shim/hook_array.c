@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of arrays and mipmapped arrays. Their size is the driver's own affair; it tells it of arrays that have no memory
- * yet, so one like the wanted one is made without memory, asked, and thrown away. A driver that does not know that
- * (before 11.6) gets an estimate.
+ * Hooks of arrays and mipmapped arrays. Their size is the driver's own affair; it tells it of
+ * arrays that have no memory yet, so one like the wanted one is made without memory, asked, and
+ * thrown away. A driver that does not know that (before 11.6) gets an estimate.
  */
 #include "charge.h"
 
-#define UNBACKED (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) /* memory comes by cuMemMapArrayAsync */
+/* memory comes by cuMemMapArrayAsync */
+#define UNBACKED (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)
 
 static uint64_t element_bytes(CUarray_format format, unsigned int channels)
 {
@@ -23,11 +24,13 @@ static uint64_t element_bytes(CUarray_format format, unsigned int channels)
     }
 }
 
-/* All levels of a mipmapped array together are less than 4/3 of the first in two dimensions, 2 in one. */
+/* All levels of a mipmapped array together are less than 4/3 of the first in two dimensions, 2 in
+ * one. */
 static uint64_t guessed(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int levels)
 {
     uint64_t size = element_bytes(wanted->Format, wanted->NumChannels ? wanted->NumChannels : 1);
-    uint64_t sides[] = {wanted->Width, wanted->Height ? wanted->Height : 1, wanted->Depth ? wanted->Depth : 1};
+    uint64_t sides[] = {wanted->Width, wanted->Height ? wanted->Height : 1,
+                        wanted->Depth ? wanted->Depth : 1};
     for (unsigned i = 0; i < 3; i++)
         if (__builtin_mul_overflow(size, sides[i], &size))
             return UINT64_MAX;
@@ -35,7 +38,8 @@ static uint64_t guessed(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int leve
     return __builtin_add_overflow(size, more, &size) ? UINT64_MAX : size;
 }
 
-static bool told(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int levels, CUdevice device, size_t *size)
+static bool told(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int levels, CUdevice device,
+                 size_t *size)
 {
     CUDA_ARRAY3D_DESCRIPTOR like = *wanted;
     CUDA_ARRAY_MEMORY_REQUIREMENTS needs = {0};
@@ -50,7 +54,8 @@ static bool told(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int levels, CUd
         result = QG_REAL(cuMipmappedArrayGetMemoryRequirements)(&needs, mipmap, device);
         QG_REAL(cuMipmappedArrayDestroy)(mipmap);
     } else {
-        if (!QG_HAVE(cuArrayGetMemoryRequirements) || QG_REAL(cuArray3DCreate_v2)(&array, &like) != CUDA_SUCCESS)
+        if (!QG_HAVE(cuArrayGetMemoryRequirements) ||
+            QG_REAL(cuArray3DCreate_v2)(&array, &like) != CUDA_SUCCESS)
             return false;
         result = QG_REAL(cuArrayGetMemoryRequirements)(&needs, array, device);
         QG_REAL(cuArrayDestroy)(array);
@@ -67,24 +72,32 @@ static uint64_t size_of(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int leve
     if (wanted->Flags & UNBACKED)
         return 0;
     qg_depth++;
-    bool known = QG_REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS && told(wanted, levels, device, &size);
+    bool known =
+        QG_REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS && told(wanted, levels, device, &size);
     qg_depth--;
     return known ? size : guessed(wanted, levels);
 }
 
-#define FLAT (&(CUDA_ARRAY3D_DESCRIPTOR){.Width = wanted->Width, .Height = wanted->Height, \
-                                         .Format = wanted->Format, .NumChannels = wanted->NumChannels})
-#define OLD (&(CUDA_ARRAY3D_DESCRIPTOR){.Width = wanted->Width, .Height = wanted->Height, .Depth = wanted->Depth, \
-                                        .Format = wanted->Format, .NumChannels = wanted->NumChannels, \
-                                        .Flags = wanted->Flags})
+#define FLAT                                                                                       \
+    (&(CUDA_ARRAY3D_DESCRIPTOR){.Width = wanted->Width,                                            \
+                                .Height = wanted->Height,                                          \
+                                .Format = wanted->Format,                                          \
+                                .NumChannels = wanted->NumChannels})
+#define OLD                                                                                        \
+    (&(CUDA_ARRAY3D_DESCRIPTOR){.Width = wanted->Width,                                            \
+                                .Height = wanted->Height,                                          \
+                                .Depth = wanted->Depth,                                            \
+                                .Format = wanted->Format,                                          \
+                                .NumChannels = wanted->NumChannels,                                \
+                                .Flags = wanted->Flags})
 
-#define ARRAY(name, descriptor, full)                                         \
-    CUresult name(CUarray *array, const descriptor *wanted)                   \
-    {                                                                         \
-        if (!wanted || !ruled())                                              \
-            return QG_REAL(name)(array, wanted);                              \
-        uint64_t bytes = size_of(full, 0);                                    \
-        CHARGED(bytes, QG_REAL(name)(array, wanted), QG_KIND_ARRAY, *array, bytes); \
+#define ARRAY(name, descriptor, full)                                                              \
+    CUresult name(CUarray *array, const descriptor *wanted)                                        \
+    {                                                                                              \
+        if (!wanted || !ruled())                                                                   \
+            return QG_REAL(name)(array, wanted);                                                   \
+        uint64_t bytes = size_of(full, 0);                                                         \
+        CHARGED(bytes, QG_REAL(name)(array, wanted), QG_KIND_ARRAY, *array, bytes);                \
     }
 
 ARRAY(cuArrayCreate, CUDA_ARRAY_DESCRIPTOR_v1, FLAT)
@@ -92,29 +105,31 @@ ARRAY(cuArrayCreate_v2, CUDA_ARRAY_DESCRIPTOR, FLAT)
 ARRAY(cuArray3DCreate, CUDA_ARRAY3D_DESCRIPTOR_v1, OLD)
 ARRAY(cuArray3DCreate_v2, CUDA_ARRAY3D_DESCRIPTOR, wanted)
 
-CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int levels)
+CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *wanted,
+                                unsigned int levels)
 {
     if (!wanted || !ruled())
         return QG_REAL(cuMipmappedArrayCreate)(array, wanted, levels);
     uint64_t bytes = size_of(wanted, levels ? levels : 1);
-    CHARGED(bytes, QG_REAL(cuMipmappedArrayCreate)(array, wanted, levels), QG_KIND_ARRAY, *array, bytes);
+    CHARGED(bytes, QG_REAL(cuMipmappedArrayCreate)(array, wanted, levels), QG_KIND_ARRAY, *array,
+            bytes);
 }
 
-#define DESTROYS(name, type)                                                  \
-    CUresult name(type array)                                                 \
-    {                                                                         \
-        struct qg_entry entry;                                                \
-        if (!ruled() || !qg_take(QG_KIND_ARRAY, key_of(array), &entry))       \
-            return QG_REAL(name)(array);                                      \
-        CUresult result = DIRECT(QG_REAL(name)(array));                       \
-        if (result != CUDA_SUCCESS) {                                         \
-            qg_restore(&entry);                                               \
-            return result;                                                    \
-        }                                                                     \
-        qg_settle(&entry);                                                    \
-        if (!entry.size)                                                      \
-            qg_handle_free_ties(key_of(array));                               \
-        return result;                                                        \
+#define DESTROYS(name, type)                                                                       \
+    CUresult name(type array)                                                                      \
+    {                                                                                              \
+        struct qg_entry entry;                                                                     \
+        if (!ruled() || !qg_take(QG_KIND_ARRAY, key_of(array), &entry))                            \
+            return QG_REAL(name)(array);                                                           \
+        CUresult result = DIRECT(QG_REAL(name)(array));                                            \
+        if (result != CUDA_SUCCESS) {                                                              \
+            qg_restore(&entry);                                                                    \
+            return result;                                                                         \
+        }                                                                                          \
+        qg_settle(&entry);                                                                         \
+        if (!entry.size)                                                                           \
+            qg_handle_free_ties(key_of(array));                                                    \
+        return result;                                                                             \
     }
 
 DESTROYS(cuArrayDestroy, CUarray)

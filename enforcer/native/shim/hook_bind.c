@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of multicast objects and logical endpoints. They have no memory of their own; what is bound to them lives until it
- * is unbound, or they are gone, whatever its own handle does.
+ * Hooks of multicast objects and logical endpoints. They have no memory of their own; what is bound
+ * to them lives until it is unbound, or they are gone, whatever its own handle does.
  */
 #include "charge.h"
 
@@ -50,7 +50,8 @@ static CUdevice device_of(HANDLE memory)
 static HANDLE handle_at(CUdeviceptr address)
 {
     HANDLE memory;
-    if (DIRECT(QG_REAL(cuMemRetainAllocationHandle)(&memory, (void *)(uintptr_t)address)) != CUDA_SUCCESS)
+    if (DIRECT(QG_REAL(cuMemRetainAllocationHandle)(&memory, (void *)(uintptr_t)address)) !=
+        CUDA_SUCCESS)
         return 0;
     DIRECT(QG_REAL(cuMemRelease)(memory)); /* the mapping keeps it */
     return memory;
@@ -71,29 +72,32 @@ static void unbound(uint64_t holder, CUdevice device, uint64_t at, uint64_t size
             break;
 }
 
-#define BINDS(name, holder, device, at, memory, parameters, arguments)        \
-    CUresult name parameters                                                  \
-    {                                                                         \
-        CUresult result = QG_REAL(name) arguments;                            \
-        if (result == CUDA_SUCCESS && ruled())                                \
-            bound(holder, device, at, memory, n);                             \
-        return result;                                                        \
+#define BINDS(name, holder, device, at, memory, parameters, arguments)                             \
+    CUresult name parameters                                                                       \
+    {                                                                                              \
+        CUresult result = QG_REAL(name) arguments;                                                 \
+        if (result == CUDA_SUCCESS && ruled())                                                     \
+            bound(holder, device, at, memory, n);                                                  \
+        return result;                                                                             \
     }
 #define X unsigned long long x
 
-BINDS(cuMulticastBindMem, object, -1, at, m, (HANDLE object, size_t at, HANDLE m, size_t from, size_t n, X),
-      (object, at, m, from, n, x))
+BINDS(cuMulticastBindMem, object, -1, at, m,
+      (HANDLE object, size_t at, HANDLE m, size_t from, size_t n, X), (object, at, m, from, n, x))
 BINDS(cuMulticastBindMem_v2, object, d, at, m,
-      (HANDLE object, CUdevice d, size_t at, HANDLE m, size_t from, size_t n, X), (object, d, at, m, from, n, x))
-BINDS(cuMulticastBindAddr, object, -1, at, handle_at(a), (HANDLE object, size_t at, CUdeviceptr a, size_t n, X),
-      (object, at, a, n, x))
+      (HANDLE object, CUdevice d, size_t at, HANDLE m, size_t from, size_t n, X),
+      (object, d, at, m, from, n, x))
+BINDS(cuMulticastBindAddr, object, -1, at, handle_at(a),
+      (HANDLE object, size_t at, CUdeviceptr a, size_t n, X), (object, at, a, n, x))
 BINDS(cuMulticastBindAddr_v2, object, d, at, handle_at(a),
       (HANDLE object, CUdevice d, size_t at, CUdeviceptr a, size_t n, X), (object, d, at, a, n, x))
 BINDS(cuLogicalEndpointBindMem, endpoint(id), d, at, m,
-      (CUlogicalEndpointId id, CUdevice d, cuuint64_t at, HANDLE m, cuuint64_t from, cuuint64_t n, X),
+      (CUlogicalEndpointId id, CUdevice d, cuuint64_t at, HANDLE m, cuuint64_t from, cuuint64_t n,
+       X),
       (id, d, at, m, from, n, x))
 BINDS(cuLogicalEndpointBindAddr, endpoint(id), d, at, handle_at((CUdeviceptr)(uintptr_t)a),
-      (CUlogicalEndpointId id, CUdevice d, cuuint64_t at, void *a, cuuint64_t n, X), (id, d, at, a, n, x))
+      (CUlogicalEndpointId id, CUdevice d, cuuint64_t at, void *a, cuuint64_t n, X),
+      (id, d, at, a, n, x))
 
 CUresult cuMulticastUnbind(HANDLE object, CUdevice device, size_t at, size_t size)
 {
@@ -103,7 +107,8 @@ CUresult cuMulticastUnbind(HANDLE object, CUdevice device, size_t at, size_t siz
     return result;
 }
 
-CUresult cuLogicalEndpointUnbind(CUlogicalEndpointId id, CUdevice device, cuuint64_t at, cuuint64_t size)
+CUresult cuLogicalEndpointUnbind(CUlogicalEndpointId id, CUdevice device, cuuint64_t at,
+                                 cuuint64_t size)
 {
     CUresult result = QG_REAL(cuLogicalEndpointUnbind)(id, device, at, size);
     if (result == CUDA_SUCCESS && ruled())

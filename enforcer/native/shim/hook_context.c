@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of contexts: their channel groups are told before the first work, and nothing of a context is stopped by hardware
- * when it ends and takes its memory with it.
+ * Hooks of contexts: their channel groups are told before the first work, and nothing of a context
+ * is stopped by hardware when it ends and takes its memory with it.
  */
 #include "charge.h"
 #include "contexts.h"
@@ -25,22 +25,27 @@ void qg_context_gone(CUcontext context)
     qg_window_context_gone(context);
 }
 
-#define MAKES(name, parameters, arguments)                                     \
-    CUresult name parameters                                                   \
-    {                                                                          \
-        if (qg_context_refused(device))                                        \
-            return CUDA_ERROR_NOT_PERMITTED;                                   \
-        bool counted = !qg_depth && qg_rm_making();                            \
-        CUresult result = QG_REAL(name) arguments;                             \
-        qg_rm_context_made(counted, result == CUDA_SUCCESS && !qg_depth);      \
-        return result;                                                         \
+#define MAKES(name, parameters, arguments)                                                         \
+    CUresult name parameters                                                                       \
+    {                                                                                              \
+        if (qg_context_refused(device))                                                            \
+            return CUDA_ERROR_NOT_PERMITTED;                                                       \
+        bool counted = !qg_depth && qg_rm_making();                                                \
+        CUresult result = QG_REAL(name) arguments;                                                 \
+        qg_rm_context_made(counted, result == CUDA_SUCCESS && !qg_depth);                          \
+        return result;                                                                             \
     }
 
-MAKES(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device), (context, flags, device))
-MAKES(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device), (context, flags, device))
-MAKES(cuCtxCreate_v3, (CUcontext * context, CUexecAffinityParam *affinity, int count, unsigned int flags, CUdevice device),
+MAKES(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device),
+      (context, flags, device))
+MAKES(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device),
+      (context, flags, device))
+MAKES(cuCtxCreate_v3,
+      (CUcontext * context, CUexecAffinityParam *affinity, int count, unsigned int flags,
+       CUdevice device),
       (context, affinity, count, flags, device))
-MAKES(cuCtxCreate_v4, (CUcontext * context, CUctxCreateParams *parameters, unsigned int flags, CUdevice device),
+MAKES(cuCtxCreate_v4,
+      (CUcontext * context, CUctxCreateParams *parameters, unsigned int flags, CUdevice device),
       (context, parameters, flags, device))
 
 static struct qg_card *card_of(CUcontext context)
@@ -55,7 +60,8 @@ static struct qg_card *card_of(CUcontext context)
     return card;
 }
 
-/* ---- usage counts of CUDA 2: cuCtxAttach() adds one, and the last cuCtxDetach() destroys the context --------- */
+/* ---- usage counts of CUDA 2: cuCtxAttach() adds one, and the last cuCtxDetach() destroys the
+ * context ---- */
 
 static pthread_mutex_t usage_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct usage {
@@ -103,31 +109,32 @@ CUresult cuCtxAttach(CUcontext *context, unsigned int flags)
     return result;
 }
 
-/* Set apart before the call: the driver may give the same handle to another thread's new context at once. */
-#define DESTROYS(name, all)                                                    \
-    CUresult name(CUcontext context)                                           \
-    {                                                                          \
-        bool ours = qg_governed && !qg_depth && context;                       \
-        unsigned uses = ours ? uses_end(context, all) : 0;                     \
-        bool apart = ours && (all || !uses);                                   \
-        struct qg_card *left = apart && qg_rm_any() ? card_of(context) : NULL; \
-        left = qg_rm_leave(left) ? left : NULL;                                \
-        if (apart) {                                                           \
-            qg_memory_context_ends(context);                                   \
-            qg_streams_context_ends(context);                                  \
-        }                                                                      \
-        CUresult result = QG_REAL(name)(context);                              \
-        if (left)                                                              \
-            qg_rm_left(left);                                                  \
-        if (uses && result != CUDA_SUCCESS)                                    \
-            uses_begin(context, uses);                                         \
-        if (apart && result == CUDA_SUCCESS) {                                 \
-            qg_context_gone(context);                                          \
-        } else if (apart) {                                                    \
-            qg_memory_context_stays(context);                                  \
-            qg_streams_context_stays(context);                                 \
-        }                                                                      \
-        return result;                                                         \
+/* Set apart before the call: the driver may give the same handle to another thread's new context at
+ * once. */
+#define DESTROYS(name, all)                                                                        \
+    CUresult name(CUcontext context)                                                               \
+    {                                                                                              \
+        bool ours = qg_governed && !qg_depth && context;                                           \
+        unsigned uses = ours ? uses_end(context, all) : 0;                                         \
+        bool apart = ours && (all || !uses);                                                       \
+        struct qg_card *left = apart && qg_rm_any() ? card_of(context) : NULL;                     \
+        left = qg_rm_leave(left) ? left : NULL;                                                    \
+        if (apart) {                                                                               \
+            qg_memory_context_ends(context);                                                       \
+            qg_streams_context_ends(context);                                                      \
+        }                                                                                          \
+        CUresult result = QG_REAL(name)(context);                                                  \
+        if (left)                                                                                  \
+            qg_rm_left(left);                                                                      \
+        if (uses && result != CUDA_SUCCESS)                                                        \
+            uses_begin(context, uses);                                                             \
+        if (apart && result == CUDA_SUCCESS) {                                                     \
+            qg_context_gone(context);                                                              \
+        } else if (apart) {                                                                        \
+            qg_memory_context_stays(context);                                                      \
+            qg_streams_context_stays(context);                                                     \
+        }                                                                                          \
+        return result;                                                                             \
     }
 
 DESTROYS(cuCtxDestroy_v2, true)
@@ -140,8 +147,9 @@ CUcontext qg_primary(CUdevice device)
     unsigned int flags;
     int active = 0;
     CUcontext context = NULL;
-    if (!qg_governed || qg_depth || QG_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) != CUDA_SUCCESS ||
-        !active || QG_REAL(cuDevicePrimaryCtxRetain)(&context, device) != CUDA_SUCCESS)
+    if (!qg_governed || qg_depth ||
+        QG_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) != CUDA_SUCCESS || !active ||
+        QG_REAL(cuDevicePrimaryCtxRetain)(&context, device) != CUDA_SUCCESS)
         return NULL;
     if (QG_HAVE(cuDevicePrimaryCtxRelease_v2))
         QG_REAL(cuDevicePrimaryCtxRelease_v2)(device);
@@ -157,9 +165,10 @@ static bool primary_active(CUdevice device)
     return QG_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-/* Of each primary context. Releases take their references away before the driver's call, each one its own, so that of several
- * threads that release at once the one that takes the last knows it. Which of their calls the driver hears last is
- * another matter: so what is prepared for an end stays prepared until all of them are back. */
+/* Of each primary context. Releases take their references away before the driver's call, each one
+ * its own, so that of several threads that release at once the one that takes the last knows it.
+ * Which of their calls the driver hears last is another matter: so what is prepared for an end
+ * stays prepared until all of them are back. */
 static struct primary {
     pthread_mutex_t lock; /* never held across a call of the driver */
     unsigned retained;    /* references that the program has */
@@ -206,8 +215,10 @@ static bool release_begins(struct primary *primary, bool all, struct qg_primary_
     return last;
 }
 
-/* `gone`: the context is no more. In *was: what was prepared and is to be taken back now, by this thread. */
-static void release_ends(struct primary *primary, const struct qg_primary_end *end, bool failed, bool gone, struct primary *was)
+/* `gone`: the context is no more. In *was: what was prepared and is to be taken back now, by this
+ * thread. */
+static void release_ends(struct primary *primary, const struct qg_primary_end *end, bool failed,
+                         bool gone, struct primary *was)
 {
     *was = (struct primary){.ended = false};
     pthread_mutex_lock(&primary->lock);
@@ -265,7 +276,8 @@ void qg_primary_ended(CUdevice device, const struct qg_primary_end *end, CUresul
         return;
     bool gone = end->context && result == CUDA_SUCCESS && !primary_active(device);
     release_ends(&primaries[device], end, result != CUDA_SUCCESS, gone, &was);
-    for (struct qg_card *card = was.left ? qg_card_by_ordinal(device) : NULL; card && was.left; was.left--)
+    for (struct qg_card *card = was.left ? qg_card_by_ordinal(device) : NULL; card && was.left;
+         was.left--)
         qg_rm_left(card);
     if (gone) {
         qg_memory_context_ends(end->context);
@@ -275,13 +287,13 @@ void qg_primary_ended(CUdevice device, const struct qg_primary_end *end, CUresul
     }
 }
 
-#define PRIMARY(name, all)                                                     \
-    CUresult name(CUdevice device)                                             \
-    {                                                                          \
-        struct qg_primary_end end = qg_primary_ending(device, all);            \
-        CUresult result = QG_REAL(name)(device);                               \
-        qg_primary_ended(device, &end, result);                                \
-        return result;                                                         \
+#define PRIMARY(name, all)                                                                         \
+    CUresult name(CUdevice device)                                                                 \
+    {                                                                                              \
+        struct qg_primary_end end = qg_primary_ending(device, all);                                \
+        CUresult result = QG_REAL(name)(device);                                                   \
+        qg_primary_ended(device, &end, result);                                                    \
+        return result;                                                                             \
     }
 
 PRIMARY(cuDevicePrimaryCtxReset, true)

@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of copies and fills as programs of CUDA 3.1 and before were linked: 32-bit sizes and addresses, legacy default
- * stream.
+ * Hooks of copies and fills as programs of CUDA 3.1 and before were linked: 32-bit sizes and
+ * addresses, legacy default stream.
  */
 #include "copy.h"
 
 #define QG_PIECES 1
-#define QG_ROUTE QG_HOST_LINK
+#define QG_ROUTE  QG_HOST_LINK
 
 typedef CUdeviceptr_v1 Old;
 typedef unsigned int Size;
 
-#define SYNC(name, bytes, parameters, arguments) COPY(name, NULL, false, true, bytes, parameters, arguments)
-#define ASYNC(name, bytes, parameters, arguments) COPY(name, s, false, false, bytes, parameters, arguments)
+#define SYNC(name, bytes, parameters, arguments)                                                   \
+    COPY(name, NULL, false, true, bytes, parameters, arguments)
+#define ASYNC(name, bytes, parameters, arguments)                                                  \
+    COPY(name, s, false, false, bytes, parameters, arguments)
 
 SYNC(cuMemcpyHtoD, n, (Old d, const void *h, Size n), (d, h, n))
 SYNC(cuMemcpyDtoH, n, (void *h, Old d, Size n), (h, d, n))

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuInit, which starts everything, and cuGetProcAddress, through which the CUDA runtime asks for all functions. The
- * runtime asks for several versions of one name, with different signatures; the key is (name, version, flags).
+ * cuInit, which starts everything, and cuGetProcAddress, through which the CUDA runtime asks for
+ * all functions. The runtime asks for several versions of one name, with different signatures; the
+ * key is (name, version, flags).
  */
 #include <string.h>
 
@@ -13,8 +14,10 @@ static CUresult not_permitted(void)
 {
     static bool said;
     if (!__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
-        qg_say("this program gets no card, because its limits are not known: %s. Start it with srun or sbatch inside its "
-               "job.", qg_info.problem);
+        qg_say("this program gets no card, because its limits are not known: %s. Start it with "
+               "srun or sbatch inside its "
+               "job.",
+               qg_info.problem);
     return CUDA_ERROR_NOT_PERMITTED;
 }
 
@@ -29,7 +32,8 @@ CUresult cuInit(unsigned int flags)
     return result;
 }
 
-/* First row of a name (rows are sorted by name, then by default stream, then by version); -1: no hook has it. */
+/* First row of a name (rows are sorted by name, then by default stream, then by version); -1: no
+ * hook has it. */
 static int first_row(const char *name)
 {
     int low = 0, high = (int)qg_api_row_count;
@@ -56,10 +60,11 @@ static const struct qg_api_row *meaning(const char *name, int version, bool ptsz
     return best;
 }
 
-/* A version newer than our table may have another signature. If the driver still means the same function by it,
- * our hook fits; if not, work passes ungoverned, but memory is never given past the ledger, nor
- * kept beyond the release of its handle. */
-static CUresult newer_than_table(const char *name, void **found, cuuint64_t flags, const struct qg_api_row *row)
+/* A version newer than our table may have another signature. If the driver still means the same
+ * function by it, our hook fits; if not, work passes ungoverned, but memory is never given past the
+ * ledger, nor kept beyond the release of its handle. */
+static CUresult newer_than_table(const char *name, void **found, cuuint64_t flags,
+                                 const struct qg_api_row *row)
 {
     void *known = NULL;
     CUresult result;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of graphs with memory nodes. A node is only a wish; the driver reserves memory when the executable graph is
- * uploaded or first launched, keeps it after the graph is gone, and gives it back when it is trimmed. What it has
- * reserved for a card is one entry of the books.
+ * Hooks of graphs with memory nodes. A node is only a wish; the driver reserves memory when the
+ * executable graph is uploaded or first launched, keeps it after the graph is gone, and gives it
+ * back when it is trimmed. What it has reserved for a card is one entry of the books.
  */
 #include "charge.h"
 #include "gate.h"
@@ -14,9 +14,10 @@
 
 #define DEEP 1000 /* graphs within graphs; deeper ones with memory are refused */
 
-static bool exists;        /* atomic */
-static bool several;       /* atomic: a graph had memory nodes on another card than the first one */
-static uint32_t trims = 1; /* atomic: an exec whose refs are this was launched since the last trim, so it has its memory */
+static bool exists;  /* atomic */
+static bool several; /* atomic: a graph had memory nodes on another card than the first one */
+/* atomic: an exec whose refs are this was launched since the last trim, so it has its memory */
+static uint32_t trims = 1;
 
 void qg_graph_memory_exists(void)
 {
@@ -38,31 +39,35 @@ static bool looked_at(void)
     return __atomic_load_n(&exists, __ATOMIC_ACQUIRE) && qg_governed && !qg_depth;
 }
 
-#define NODE(name, parameters, arguments, when)                               \
-    CUresult name parameters                                                  \
-    {                                                                         \
-        CUresult result = QG_REAL(name) arguments;                            \
-        if (result == CUDA_SUCCESS && (when))                                 \
-            qg_graph_memory_exists();                                         \
-        return result;                                                        \
+#define NODE(name, parameters, arguments, when)                                                    \
+    CUresult name parameters                                                                       \
+    {                                                                                              \
+        CUresult result = QG_REAL(name) arguments;                                                 \
+        if (result == CUDA_SUCCESS && (when))                                                      \
+            qg_graph_memory_exists();                                                              \
+        return result;                                                                             \
     }
 #define AFTER const CUgraphNode *after
 #define EDGES const CUgraphEdgeData *edges
 
-NODE(cuGraphAddMemAllocNode, (CUgraphNode *node, CUgraph graph, AFTER, size_t n, CUDA_MEM_ALLOC_NODE_PARAMS *p),
+NODE(cuGraphAddMemAllocNode,
+     (CUgraphNode * node, CUgraph graph, AFTER, size_t n, CUDA_MEM_ALLOC_NODE_PARAMS *p),
      (node, graph, after, n, p), true)
-NODE(cuGraphAddNode, (CUgraphNode *node, CUgraph graph, AFTER, size_t n, CUgraphNodeParams *p),
+NODE(cuGraphAddNode, (CUgraphNode * node, CUgraph graph, AFTER, size_t n, CUgraphNodeParams *p),
      (node, graph, after, n, p), p->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-NODE(cuGraphAddNode_v2, (CUgraphNode *node, CUgraph graph, AFTER, EDGES, size_t n, CUgraphNodeParams *p),
+NODE(cuGraphAddNode_v2,
+     (CUgraphNode * node, CUgraph graph, AFTER, EDGES, size_t n, CUgraphNodeParams *p),
      (node, graph, after, edges, n, p), p->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-NODE(cuGraphAddNode_v3, (CUgraphNode *node, CUgraph graph, AFTER, EDGES, size_t n, CUgraphNodeParams *p),
+NODE(cuGraphAddNode_v3,
+     (CUgraphNode * node, CUgraph graph, AFTER, EDGES, size_t n, CUgraphNodeParams *p),
      (node, graph, after, edges, n, p), p->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
 
-/* ---- what a graph may take ---------------------------------------------------------------------------------- */
+/* ---- what a graph may take ---- */
 
 struct need {
     uint64_t bytes[QG_MAX_CARDS];
-    bool elsewhere; /* on a card that was not granted, or nobody knows how much: refused at its launch */
+    /* on a card that was not granted, or nobody knows how much: refused at its launch */
+    bool elsewhere;
 };
 
 static void add_graph(CUgraph graph, struct need *need, int depth);
@@ -74,9 +79,11 @@ static void add_node(CUgraphNode node, struct need *need, int depth)
     CUDA_MEM_ALLOC_NODE_PARAMS params;
     if (QG_REAL(cuGraphNodeGetType)(node, &type) != CUDA_SUCCESS)
         return;
-    if (type == CU_GRAPH_NODE_TYPE_GRAPH && QG_REAL(cuGraphChildGraphNodeGetGraph)(node, &inner) == CUDA_SUCCESS)
+    if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
+        QG_REAL(cuGraphChildGraphNodeGetGraph)(node, &inner) == CUDA_SUCCESS)
         add_graph(inner, need, depth + 1);
-    if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || QG_REAL(cuGraphMemAllocNodeGetParams)(node, &params) != CUDA_SUCCESS)
+    if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC ||
+        QG_REAL(cuGraphMemAllocNodeGetParams)(node, &params) != CUDA_SUCCESS)
         return;
     if (!qg_place_counts(&params.poolProps.location, params.poolProps.allocType))
         return; /* captured from a pool of the host */
@@ -137,24 +144,25 @@ static void instantiated(CUgraphExec exec, CUgraph graph)
     note(exec, &need);
 }
 
-#define INSTANTIATES(name, parameters, arguments)                             \
-    CUresult name parameters                                                  \
-    {                                                                         \
-        CUresult result = QG_REAL(name) arguments;                            \
-        if (result == CUDA_SUCCESS && looked_at())                            \
-            instantiated(*exec, graph);                                       \
-        return result;                                                        \
+#define INSTANTIATES(name, parameters, arguments)                                                  \
+    CUresult name parameters                                                                       \
+    {                                                                                              \
+        CUresult result = QG_REAL(name) arguments;                                                 \
+        if (result == CUDA_SUCCESS && looked_at())                                                 \
+            instantiated(*exec, graph);                                                            \
+        return result;                                                                             \
     }
 
-#define WITH_LOG (CUgraphExec * exec, CUgraph graph, CUgraphNode *error, char *log, size_t size)
+#define WITH_LOG (CUgraphExec * exec, CUgraph graph, CUgraphNode * error, char *log, size_t size)
 INSTANTIATES(cuGraphInstantiate, WITH_LOG, (exec, graph, error, log, size))
 INSTANTIATES(cuGraphInstantiate_v2, WITH_LOG, (exec, graph, error, log, size))
-INSTANTIATES(cuGraphInstantiateWithFlags, (CUgraphExec * exec, CUgraph graph, unsigned long long flags),
-             (exec, graph, flags))
+INSTANTIATES(cuGraphInstantiateWithFlags,
+             (CUgraphExec * exec, CUgraph graph, unsigned long long flags), (exec, graph, flags))
 
-/* ---- launches ----------------------------------------------------------------------------------------------- */
+/* ---- launches ---- */
 
-#define ROUNDS 100u /* so often a launch goes back to the gate because others took the room that it had found */
+/* so often a launch goes back to the gate because others took the room that it had found */
+#define ROUNDS 100u
 
 /* Cards that a graph may have memory on. */
 static unsigned cards(void)
@@ -169,7 +177,8 @@ static void give_back(const struct qg_graph_need *reserved, unsigned cards)
             qg_unreserve(&qg_cards[i], reserved->bytes[i]);
 }
 
-/* On its way through the gate a launch waits for nobody, so that what it announces stands as long as the driver's call. */
+/* On its way through the gate a launch waits for nobody, so that what it announces stands as long
+ * as the driver's call. */
 static bool admit(struct qg_card *card, uint64_t size, uint64_t *reserved)
 {
     if (!qg_reserve_now(card, size))
@@ -178,7 +187,8 @@ static bool admit(struct qg_card *card, uint64_t size, uint64_t *reserved)
     return true;
 }
 
-/* Waits for room, as an allocation does, and takes none: the launch goes to the gate first. False: a cap refuses. */
+/* Waits for room, as an allocation does, and takes none: the launch goes to the gate first. False:
+ * a cap refuses. */
 static bool make_room(struct qg_card *card, uint64_t size, unsigned round)
 {
     if (round >= ROUNDS) {
@@ -196,20 +206,24 @@ static bool make_room(struct qg_card *card, uint64_t size, unsigned round)
 /* What a launch of it may take of the card: nothing if it was launched since the last trim. */
 static bool needs(CUgraphExec exec, unsigned card, struct qg_entry *entry)
 {
-    return qg_look(QG_KIND_EXEC, key_on(exec, card), entry) && entry->refs != __atomic_load_n(&trims, __ATOMIC_ACQUIRE);
+    return qg_look(QG_KIND_EXEC, key_on(exec, card), entry) &&
+           entry->refs != __atomic_load_n(&trims, __ATOMIC_ACQUIRE);
 }
 
-/* Behind the gate, where it waits for nothing (entered: qg_enter() gave a stream). False: there is no room just now. */
+/* Behind the gate, where it waits for nothing (entered: qg_enter() gave a stream). False: there is
+ * no room just now. */
 static bool reserve(CUgraphExec exec, bool entered, struct qg_graph_need *reserved)
 {
     struct qg_entry entry;
     reserved->cards = 0;
-    if (QG_LIKELY(!__atomic_load_n(&exists, __ATOMIC_ACQUIRE)) || !qg_governed || (qg_depth && !entered))
+    if (QG_LIKELY(!__atomic_load_n(&exists, __ATOMIC_ACQUIRE)) || !qg_governed ||
+        (qg_depth && !entered))
         return true;
     for (unsigned i = 0; i < cards(); i++) {
         reserved->bytes[i] = 0;
         reserved->cards = i + 1;
-        if (!needs(exec, i, &entry) || admit(&qg_cards[entry.card], entry.size, &reserved->bytes[i]))
+        if (!needs(exec, i, &entry) ||
+            admit(&qg_cards[entry.card], entry.size, &reserved->bytes[i]))
             continue;
         give_back(reserved, i);
         return false;
@@ -227,8 +241,8 @@ static bool wait_for_room(CUgraphExec exec, unsigned round)
     return true;
 }
 
-bool qg_graph_enter(CUgraphExec exec, CUstream handle, bool ptsz, bool launch, struct qg_stream **stream,
-                    struct qg_graph_need *reserved)
+bool qg_graph_enter(CUgraphExec exec, CUstream handle, bool ptsz, bool launch,
+                    struct qg_stream **stream, struct qg_graph_need *reserved)
 {
     for (unsigned round = 0;; round++) {
         bool fast = launch && (qg_fast(handle) || qg_fast_default(handle, ptsz));
@@ -258,7 +272,7 @@ void qg_graph_memory_after(CUgraphExec exec, const struct qg_graph_need *reserve
     }
 }
 
-/* ---- uploads ------------------------------------------------------------------------------------------------ */
+/* ---- uploads ---- */
 
 static bool admit_all(const struct need *need, struct qg_graph_need *reserved)
 {
@@ -273,7 +287,8 @@ static bool admit_all(const struct need *need, struct qg_graph_need *reserved)
 }
 
 /* What its memory nodes take is reserved before, and looked up after. */
-static CUresult upload_at_once(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p, bool ptsz)
+static CUresult upload_at_once(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p,
+                               bool ptsz)
 {
     struct need need = looked_at() ? need_of(graph) : (struct need){0};
     struct qg_graph_need reserved;
@@ -299,31 +314,31 @@ static CUresult upload_at_once(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INST
 }
 
 /* These may upload at once, which is work. */
-#define INSTANTIATES_AND_UPLOADS(name, ptsz)                                  \
-    CUresult name(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p) \
-    {                                                                         \
-        if (qg_governed && !qg_depth && p && (p->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)) \
-            return upload_at_once(exec, graph, p, ptsz);                      \
-        CUresult result = QG_REAL(name)(exec, graph, p);                      \
-        if (result == CUDA_SUCCESS && looked_at())                            \
-            instantiated(*exec, graph);                                       \
-        return result;                                                        \
+#define INSTANTIATES_AND_UPLOADS(name, ptsz)                                                       \
+    CUresult name(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p)              \
+    {                                                                                              \
+        if (qg_governed && !qg_depth && p && (p->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD))      \
+            return upload_at_once(exec, graph, p, ptsz);                                           \
+        CUresult result = QG_REAL(name)(exec, graph, p);                                           \
+        if (result == CUDA_SUCCESS && looked_at())                                                 \
+            instantiated(*exec, graph);                                                            \
+        return result;                                                                             \
     }
 
 INSTANTIATES_AND_UPLOADS(cuGraphInstantiateWithParams, false)
 INSTANTIATES_AND_UPLOADS(cuGraphInstantiateWithParams_ptsz, true)
 
-#define UPLOADS(name, ptsz)                                                   \
-    CUresult name(CUgraphExec exec, CUstream stream)                          \
-    {                                                                         \
-        struct qg_graph_need reserved;                                        \
-        struct qg_stream *seen;                                               \
-        if (!qg_graph_enter(exec, stream, ptsz, false, &seen, &reserved))     \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                  \
-        CUresult result = QG_REAL(name)(exec, stream);                        \
-        qg_leave(seen, result);                                               \
-        qg_graph_memory_after(exec, &reserved);                               \
-        return result;                                                        \
+#define UPLOADS(name, ptsz)                                                                        \
+    CUresult name(CUgraphExec exec, CUstream stream)                                               \
+    {                                                                                              \
+        struct qg_graph_need reserved;                                                             \
+        struct qg_stream *seen;                                                                    \
+        if (!qg_graph_enter(exec, stream, ptsz, false, &seen, &reserved))                          \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                       \
+        CUresult result = QG_REAL(name)(exec, stream);                                             \
+        qg_leave(seen, result);                                                                    \
+        qg_graph_memory_after(exec, &reserved);                                                    \
+        return result;                                                                             \
     }
 
 UPLOADS(cuGraphUpload, false)

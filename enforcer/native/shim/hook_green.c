@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of green contexts: parts of a card's primary context that go as contexts of their own. Each holds a reference to the
- * primary one; what is allocated in it is the primary one's.
+ * Hooks of green contexts: parts of a card's primary context that go as contexts of their own. Each
+ * holds a reference to the primary one; what is allocated in it is the primary one's.
  */
 #include "contexts.h"
 #include "rm.h"
@@ -61,7 +61,8 @@ static void enlist(const struct green *made)
     pthread_mutex_unlock(&lock);
 }
 
-/* The one of this handle (or, without, one of this primary context), and out of the list with it if it is over. */
+/* The one of this handle (or, without, one of this primary context), and out of the list with it if
+ * it is over. */
 static bool find(CUgreenCtx handle, CUcontext primary, bool over, struct green *out)
 {
     pthread_mutex_lock(&lock);
@@ -88,7 +89,8 @@ void qg_greens_gone(CUcontext primary)
     }
 }
 
-CUresult cuGreenCtxCreate(CUgreenCtx *handle, CUdevResourceDesc resources, CUdevice device, unsigned int flags)
+CUresult cuGreenCtxCreate(CUgreenCtx *handle, CUdevResourceDesc resources, CUdevice device,
+                          unsigned int flags)
 {
     if (qg_context_refused(device))
         return CUDA_ERROR_NOT_PERMITTED;
@@ -105,8 +107,9 @@ CUresult cuGreenCtxCreate(CUgreenCtx *handle, CUdevResourceDesc resources, CUdev
     return result;
 }
 
-/* What runs in its streams goes on, but nothing can be put into them any more: the last marker goes in before. Set apart
- * before the call too: the driver may give the same handle to another thread's new one at once. */
+/* What runs in its streams goes on, but nothing can be put into them any more: the last marker goes
+ * in before. Set apart before the call too: the driver may give the same handle to another thread's
+ * new one at once. */
 CUresult cuGreenCtxDestroy(CUgreenCtx handle)
 {
     struct green one;

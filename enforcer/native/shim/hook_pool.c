@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of memory pools. An allocation that a pool serves from what it has costs nothing more; one that makes it grow
- * is admitted by the size of the growth. What the growth will be is the driver's secret until it has happened, so
- * an admission by our guess is corrected afterwards, and undone if the job would be above its cap.
+ * Hooks of memory pools. An allocation that a pool serves from what it has costs nothing more; one
+ * that makes it grow is admitted by the size of the growth. What the growth will be is the driver's
+ * secret until it has happened, so an admission by our guess is corrected afterwards, and undone if
+ * the job would be above its cap.
  */
 #include "charge.h"
 #include "graphmem.h"
@@ -44,7 +45,8 @@ static CUresult undo(const struct request *r)
                    : QG_REAL(cuMemFreeAsync)(*r->pointer, r->stream);
 }
 
-/* Reserves for a growth. 0 is possible: then the pool must serve it from what it has. False: refused. */
+/* Reserves for a growth. 0 is possible: then the pool must serve it from what it has. False:
+ * refused. */
 static bool admit(struct qg_card *card, CUmemoryPool pool, uint64_t size, uint64_t *reserved)
 {
     *reserved = qg_pool_rounded(size);
@@ -99,13 +101,14 @@ static CUresult by_size(const struct request *r, struct qg_card *card, CUcontext
     return result;
 }
 
-/* Memory comes from the card of the stream, which need not be that of the current context; nor need there be one. What the driver
- * says of a current context that it is about, and that died. */
+/* Memory comes from the card of the stream, which need not be that of the current context; nor need
+ * there be one. What the driver says of a current context that it is about, and that died. */
 static CUresult card_of_stream(const struct request *r, struct qg_card **card)
 {
     if (qg_stream_key(r->stream, ptsz(r)) <= 2)
         return qg_card_here(card);
-    const struct qg_stream *stream = r->pool ? NULL : qg_stream_of(r->stream, ptsz(r)); /* a pool says itself where it is */
+    /* a pool says itself where it is */
+    const struct qg_stream *stream = r->pool ? NULL : qg_stream_of(r->stream, ptsz(r));
     *card = stream ? stream->card : NULL;
     return CUDA_SUCCESS;
 }
@@ -130,7 +133,8 @@ static CUresult allocate(const struct request *r)
             pool = qg_pool_current(card);
         if (!card && (qg_stream_lost(r->stream) || (pool && qg_pool_lost(pool))))
             return forward(r); /* the driver says so */
-        return card && pool && qg_pool_tells(pool) ? by_growth(r, card, pool) : by_size(r, card, context);
+        return card && pool && qg_pool_tells(pool) ? by_growth(r, card, pool)
+                                                   : by_size(r, card, context);
     }
     return forward(r);
 }
@@ -145,41 +149,44 @@ CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t size, CUstream stream
     return allocate(&(struct request){ASYNC_PTSZ, pointer, size, NULL, stream});
 }
 
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t size, CUmemoryPool pool, CUstream stream)
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t size, CUmemoryPool pool,
+                                 CUstream stream)
 {
     return allocate(&(struct request){FROM_POOL, pointer, size, pool, stream});
 }
 
-CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t size, CUmemoryPool pool, CUstream stream)
+CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t size, CUmemoryPool pool,
+                                      CUstream stream)
 {
     return allocate(&(struct request){FROM_POOL_PTSZ, pointer, size, pool, stream});
 }
 
-#define FREE_ASYNC(name, ptsz)                                                \
-    CUresult name(CUdeviceptr pointer, CUstream stream)                       \
-    {                                                                         \
-        struct qg_entry piece;                                                \
-        if (!ruled() || captured(stream, ptsz))                               \
-            return QG_REAL(name)(pointer, stream);                            \
-        if (!qg_take(QG_KIND_PIECE, pointer, &piece)) {                       \
-            FREED(QG_KIND_POINTER, pointer, QG_REAL(name)(pointer, stream));  \
-        }                                                                     \
-        CUresult result = DIRECT(QG_REAL(name)(pointer, stream));             \
-        if (result == CUDA_SUCCESS)                                           \
-            qg_piece_over(&piece);                                            \
-        else                                                                  \
-            qg_restore(&piece);                                               \
-        qg_pools_stale();                                                     \
-        return result;                                                        \
+#define FREE_ASYNC(name, ptsz)                                                                     \
+    CUresult name(CUdeviceptr pointer, CUstream stream)                                            \
+    {                                                                                              \
+        struct qg_entry piece;                                                                     \
+        if (!ruled() || captured(stream, ptsz))                                                    \
+            return QG_REAL(name)(pointer, stream);                                                 \
+        if (!qg_take(QG_KIND_PIECE, pointer, &piece)) {                                            \
+            FREED(QG_KIND_POINTER, pointer, QG_REAL(name)(pointer, stream));                       \
+        }                                                                                          \
+        CUresult result = DIRECT(QG_REAL(name)(pointer, stream));                                  \
+        if (result == CUDA_SUCCESS)                                                                \
+            qg_piece_over(&piece);                                                                 \
+        else                                                                                       \
+            qg_restore(&piece);                                                                    \
+        qg_pools_stale();                                                                          \
+        return result;                                                                             \
     }
 
 FREE_ASYNC(cuMemFreeAsync, false)
 FREE_ASYNC(cuMemFreeAsync_ptsz, true)
 
-/* ---- pools themselves --------------------------------------------------------------------------------------- */
+/* ---- pools themselves ---- */
 
 /* Where a pool's memory lies, as far as the location tells. */
-static enum qg_place placed(const CUmemLocation *location, CUmemAllocationType type, struct qg_card **card)
+static enum qg_place placed(const CUmemLocation *location, CUmemAllocationType type,
+                            struct qg_card **card)
 {
     CUdevice ordinal;
     bool told = qg_place_tells(location, &ordinal);
@@ -199,7 +206,8 @@ static CUresult create_elsewhere(CUmemoryPool *pool, const CUmemPoolProps *wante
     return result;
 }
 
-/* A pool may never be larger than the cap; drivers since 12.2 see to it themselves. A managed one has no limit. */
+/* A pool may never be larger than the cap; drivers since 12.2 see to it themselves. A managed one
+ * has no limit. */
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *wanted)
 {
     if (!ruled() || !wanted)
@@ -216,7 +224,8 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *wanted)
     if (!limited.maxSize || limited.maxSize > cap)
         limited.maxSize = cap;
     CUresult result = DIRECT(QG_REAL(cuMemPoolCreate)(pool, &limited));
-    if (result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_SUPPORTED) /* older than the field */
+    /* older than the field */
+    if (result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_SUPPORTED)
         result = DIRECT(QG_REAL(cuMemPoolCreate)(pool, wanted));
     if (result == CUDA_SUCCESS)
         qg_pool_made(*pool, QG_PLACE_CARD, card);
@@ -243,16 +252,16 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 }
 
 /* Also pools of the driver's own. Who asks for one by its place has told us where it is. */
-#define GETS(name)                                                            \
-    CUresult name(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type) \
-    {                                                                         \
-        struct qg_card *card;                                                 \
-        CUresult result = QG_REAL(name)(pool, location, type);                \
-        if (result == CUDA_SUCCESS && ruled()) {                              \
-            enum qg_place place = placed(location, type, &card);              \
-            qg_pool_met(*pool, place, card);                                  \
-        }                                                                     \
-        return result;                                                        \
+#define GETS(name)                                                                                 \
+    CUresult name(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)           \
+    {                                                                                              \
+        struct qg_card *card;                                                                      \
+        CUresult result = QG_REAL(name)(pool, location, type);                                     \
+        if (result == CUDA_SUCCESS && ruled()) {                                                   \
+            enum qg_place place = placed(location, type, &card);                                   \
+            qg_pool_met(*pool, place, card);                                                       \
+        }                                                                                          \
+        return result;                                                                             \
     }
 
 GETS(cuMemGetDefaultMemPool)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of what tells how much memory there is. All of it, and NVML's answers too (shim_nvml), is the cap and what the
- * job holds in the books; the card's own numbers only where they are smaller.
+ * Hooks of what tells how much memory there is. All of it, and NVML's answers too (shim_nvml), is
+ * the cap and what the job holds in the books; the card's own numbers only where they are smaller.
  */
 #include "charge.h"
 #include "pools.h"
@@ -23,19 +23,19 @@ static void virtual_memory(struct qg_card *card, uint64_t *available, uint64_t *
 }
 
 /* Either may be NULL: who asks for one of the two only is answered by some drivers. */
-#define GET_INFO(name, type)                                                   \
-    CUresult name(type *available, type *total)                                \
-    {                                                                          \
-        CUresult result = QG_REAL(name)(available, total);                     \
-        if (result == CUDA_SUCCESS && ruled()) {                               \
-            uint64_t left = available ? *available : 0, all = total ? *total : 0; \
-            virtual_memory(qg_card_current(), &left, &all);                    \
-            if (available)                                                     \
-                *available = (type)left;                                       \
-            if (total)                                                         \
-                *total = (type)all;                                            \
-        }                                                                      \
-        return result;                                                         \
+#define GET_INFO(name, type)                                                                       \
+    CUresult name(type *available, type *total)                                                    \
+    {                                                                                              \
+        CUresult result = QG_REAL(name)(available, total);                                         \
+        if (result == CUDA_SUCCESS && ruled()) {                                                   \
+            uint64_t left = available ? *available : 0, all = total ? *total : 0;                  \
+            virtual_memory(qg_card_current(), &left, &all);                                        \
+            if (available)                                                                         \
+                *available = (type)left;                                                           \
+            if (total)                                                                             \
+                *total = (type)all;                                                                \
+        }                                                                                          \
+        return result;                                                                             \
     }
 
 GET_INFO(cuMemGetInfo_v2, size_t)

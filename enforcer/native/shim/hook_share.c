@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of memory from elsewhere: IPC handles (charged to the maker if it is of this job, else to us) and external
- * memory (made by no CUDA call, so nobody else could be charged).
+ * Hooks of memory from elsewhere: IPC handles (charged to the maker if it is of this job, else to
+ * us) and external memory (made by no CUDA call, so nobody else could be charged).
  */
 #include "charge.h"
 #include "shares.h"
@@ -25,8 +25,9 @@ static bool opened(CUdeviceptr pointer, struct qg_card *card, CUcontext context,
     CUdeviceptr base;
     size_t size = 0;
     uint16_t share = qg_share_known(card, name);
-    if (!share && (DIRECT(QG_REAL(cuMemGetAddressRange_v2)(&base, &size, pointer)) != CUDA_SUCCESS ||
-                   !qg_reserve(card, size)))
+    if (!share &&
+        (DIRECT(QG_REAL(cuMemGetAddressRange_v2)(&base, &size, pointer)) != CUDA_SUCCESS ||
+         !qg_reserve(card, size)))
         return false;
     qg_charge(card, share ? 0 : size, QG_KIND_IPC, pointer, owner_of(context), share ? 0 : size);
     if (share)
@@ -34,21 +35,22 @@ static bool opened(CUdeviceptr pointer, struct qg_card *card, CUcontext context,
     return true;
 }
 
-#define OPENS(name)                                                           \
-    CUresult name(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags) \
-    {                                                                         \
-        CUcontext context = NULL;                                             \
-        struct qg_entry entry;                                                \
-        CUresult result = QG_REAL(name)(pointer, handle, flags);              \
-        if (result != CUDA_SUCCESS || !ruled() || QG_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS) \
-            return result;                                                    \
-        if (qg_reopen(QG_KIND_IPC, *pointer, 1, &entry)) /* open already: the same address */ \
-            return result;                                                    \
-        struct qg_card *card = qg_card_current();                             \
-        if (card && opened(*pointer, card, context, qg_share_name(&handle, sizeof(handle)))) \
-            return result;                                                    \
-        DIRECT(QG_REAL(cuIpcCloseMemHandle)(*pointer));                       \
-        return CUDA_ERROR_OUT_OF_MEMORY;                                      \
+#define OPENS(name)                                                                                \
+    CUresult name(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)                 \
+    {                                                                                              \
+        CUcontext context = NULL;                                                                  \
+        struct qg_entry entry;                                                                     \
+        CUresult result = QG_REAL(name)(pointer, handle, flags);                                   \
+        if (result != CUDA_SUCCESS || !ruled() ||                                                  \
+            QG_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)                                    \
+            return result;                                                                         \
+        if (qg_reopen(QG_KIND_IPC, *pointer, 1, &entry)) /* open already: the same address */      \
+            return result;                                                                         \
+        struct qg_card *card = qg_card_current();                                                  \
+        if (card && opened(*pointer, card, context, qg_share_name(&handle, sizeof(handle))))       \
+            return result;                                                                         \
+        DIRECT(QG_REAL(cuIpcCloseMemHandle)(*pointer));                                            \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                                           \
     }
 
 OPENS(cuIpcOpenMemHandle)
@@ -58,16 +60,19 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 {
     struct qg_entry entry;
     CUresult result = QG_REAL(cuIpcCloseMemHandle)(pointer);
-    if (result == CUDA_SUCCESS && ruled() && qg_reopen(QG_KIND_IPC, pointer, -1, &entry) && !entry.refs)
+    if (result == CUDA_SUCCESS && ruled() && qg_reopen(QG_KIND_IPC, pointer, -1, &entry) &&
+        !entry.refs)
         qg_settle(&entry);
     return result;
 }
 
-CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *wanted)
+CUresult cuImportExternalMemory(CUexternalMemory *memory,
+                                const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *wanted)
 {
     if (!wanted)
         return QG_REAL(cuImportExternalMemory)(memory, wanted);
-    CHARGED(wanted->size, QG_REAL(cuImportExternalMemory)(memory, wanted), QG_KIND_EXTERNAL, *memory, wanted->size);
+    CHARGED(wanted->size, QG_REAL(cuImportExternalMemory)(memory, wanted), QG_KIND_EXTERNAL,
+            *memory, wanted->size);
 }
 
 CUresult cuDestroyExternalMemory(CUexternalMemory memory)

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of physical memory by handle: creations, imports, mappings, tiles of sparse arrays. What else keeps it alive is in
- * hook_bind.c.
+ * Hooks of physical memory by handle: creations, imports, mappings, tiles of sparse arrays. What
+ * else keeps it alive is in hook_bind.c.
  */
 #include "charge.h"
 #include "shares.h"
 
 #include <sys/stat.h>
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *property,
-                     unsigned long long flags)
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
+                     const CUmemAllocationProp *property, unsigned long long flags)
 {
     if (!ruled() || !property || !qg_place_counts(&property->location, property->type))
         return QG_REAL(cuMemCreate)(handle, size, property, flags);
@@ -46,8 +46,8 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     return result;
 }
 
-CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-                  unsigned long long flags)
+CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
+                  CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
     uint64_t end;
     bool governed = ruled();
@@ -67,10 +67,11 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t size)
     return result;
 }
 
-/* ---- between processes -------------------------------------------------------------------------------------- */
+/* ---- between processes ---- */
 
-/* What a descriptor leads to, the same in every process that was sent it. 0 where it does not tell: a driver's character device is
- * one file for all that it stands for, and whose memory came by it nobody knows; so its importer pays as well as its maker. */
+/* What a descriptor leads to, the same in every process that was sent it. 0 where it does not tell:
+ * a driver's character device is one file for all that it stands for, and whose memory came by it
+ * nobody knows; so its importer pays as well as its maker. */
 static uint64_t file_name(int fd)
 {
     struct stat st;
@@ -94,26 +95,30 @@ static uint64_t handle_name(const void *handle, CUmemAllocationHandleType type, 
     return 0;
 }
 
-CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
-                                      unsigned long long flags)
+CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags)
 {
     CUresult result = QG_REAL(cuMemExportToShareableHandle)(out, handle, type, flags);
     bool file = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     if (result == CUDA_SUCCESS && ruled())
-        qg_share_this(QG_KIND_HANDLE, handle, handle_name(out, type, false), file ? *(const int *)out : -1);
+        qg_share_this(QG_KIND_HANDLE, handle, handle_name(out, type, false),
+                      file ? *(const int *)out : -1);
     return result;
 }
 
-/* NULL: memory of the host, or of a card that is none of ours: of another node, or not visible to this process. */
+/* NULL: memory of the host, or of a card that is none of ours: of another node, or not visible to
+ * this process. */
 static struct qg_card *card_of_import(CUmemGenericAllocationHandle handle)
 {
     CUmemAllocationProp about = {0};
     CUdevice ordinal;
     if (DIRECT(QG_REAL(cuMemGetAllocationPropertiesFromHandle)(&about, handle)) != CUDA_SUCCESS)
         return qg_card_current();
-    if (about.location.type == CU_MEM_LOCATION_TYPE_INVISIBLE || !qg_place_counts(&about.location, about.type))
+    if (about.location.type == CU_MEM_LOCATION_TYPE_INVISIBLE ||
+        !qg_place_counts(&about.location, about.type))
         return NULL;
-    return qg_place_tells(&about.location, &ordinal) && ordinal >= 0 ? qg_card_by_ordinal(ordinal) : qg_card_current();
+    return qg_place_tells(&about.location, &ordinal) && ordinal >= 0 ? qg_card_by_ordinal(ordinal)
+                                                                     : qg_card_current();
 }
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *from,
@@ -131,7 +136,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
     return result;
 }
 
-/* ---- other uses of a handle --------------------------------------------------------------------------------- */
+/* ---- other uses of a handle ---- */
 
 static void tie_arrays(const CUarrayMapInfo *list, unsigned int count)
 {
@@ -143,14 +148,15 @@ static void tie_arrays(const CUarrayMapInfo *list, unsigned int count)
     }
 }
 
-/* Which tiles a later unmapping leaves mapped is not followed: the memory counts until the array is destroyed. */
-#define MAPS_ARRAYS(name)                                                     \
-    CUresult name(CUarrayMapInfo *list, unsigned int count, CUstream stream)  \
-    {                                                                         \
-        CUresult result = QG_REAL(name)(list, count, stream);                 \
-        if (result == CUDA_SUCCESS && ruled())                                \
-            tie_arrays(list, count);                                          \
-        return result;                                                        \
+/* Which tiles a later unmapping leaves mapped is not followed: the memory counts until the array is
+ * destroyed. */
+#define MAPS_ARRAYS(name)                                                                          \
+    CUresult name(CUarrayMapInfo *list, unsigned int count, CUstream stream)                       \
+    {                                                                                              \
+        CUresult result = QG_REAL(name)(list, count, stream);                                      \
+        if (result == CUDA_SUCCESS && ruled())                                                     \
+            tie_arrays(list, count);                                                               \
+        return result;                                                                             \
     }
 
 MAPS_ARRAYS(cuMemMapArrayAsync)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Marker indices: which of the slot's words belongs to which stream. Only streams that are used for work have one; who
- * rests gives it to the next that works, and who finds none stands on a list.
+ * Marker indices: which of the slot's words belongs to which stream. Only streams that are used for
+ * work have one; who rests gives it to the next that works, and who finds none stands on a list.
  */
 #include "table.h"
 
@@ -45,12 +45,14 @@ void qg_release_marker(struct qg_stream *stream)
     __atomic_store_n(&stream->marker, -1, __ATOMIC_RELAXED);
 }
 
-/* Under qg_table_lock: takes the index of a stream whose last marker was reached, if nothing came after it nor is just coming. */
+/* Under qg_table_lock: takes the index of a stream whose last marker was reached, if nothing came
+ * after it nor is just coming. */
 static bool give_away(struct qg_stream *stream, const struct qg_pages *pages)
 {
     pthread_mutex_lock(&stream->lock);
     uint32_t done = __atomic_load_n(&pages->proc->markers[stream->marker].done, __ATOMIC_ACQUIRE);
-    bool rests = done == stream->value && !stream->calling && !__atomic_load_n(&stream->unmarked, __ATOMIC_SEQ_CST) &&
+    bool rests = done == stream->value && !stream->calling &&
+                 !__atomic_load_n(&stream->unmarked, __ATOMIC_SEQ_CST) &&
                  !qg_stream_inflight(stream);
     if (rests)
         qg_release_marker(stream);
@@ -58,7 +60,8 @@ static bool give_away(struct qg_stream *stream, const struct qg_pages *pages)
     return rests;
 }
 
-/* Under qg_table_lock: an index whose last marker has been reached: a free one, or that of a stream at rest. -1: none. */
+/* Under qg_table_lock: an index whose last marker has been reached: a free one, or that of a stream
+ * at rest. -1: none. */
 static int free_marker(int at, const struct qg_pages *pages)
 {
     for (int i = 0; i < (int)QG_MARKERS; i++)
@@ -89,7 +92,8 @@ static void take_marker(struct qg_stream *stream)
     qg_homeless_remove(stream);
 }
 
-/* Only streams that are used for work get an index: there are QG_MARKERS of them, and who rests gives its one away. */
+/* Only streams that are used for work get an index: there are QG_MARKERS of them, and who rests
+ * gives its one away. */
 void qg_want_marker(struct qg_stream *stream)
 {
     if (QG_LIKELY(__atomic_load_n(&stream->marker, __ATOMIC_RELAXED) >= 0))

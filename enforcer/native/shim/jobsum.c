@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A restarted arbiter brings a new job page, and the processes of a job move to it one after the other. Until all have
- * moved, the truth is in both: so whoever moved goes on writing its old slot, and reads those of the processes that
- * it does not see on the new page. A process is known by the pid that the arbiter wrote into its slots.
+ * A restarted arbiter brings a new job page, and the processes of a job move to it one after the
+ * other. Until all have moved, the truth is in both: so whoever moved goes on writing its old slot,
+ * and reads those of the processes that it does not see on the new page. A process is known by the
+ * pid that the arbiter wrote into its slots.
  */
 #include "jobsum.h"
 
 #include <errno.h>
 #include <signal.h>
 
-#define OLD_NS 30000000000u         /* a process that did not move in this time is stopped, or never will */
-#define MANY (2u * QG_MAX_PROCS)    /* processes that one sum can tell apart */
+/* a process that did not move in this time is stopped, or never will */
+#define OLD_NS 30000000000u
+#define MANY   (2u * QG_MAX_PROCS) /* processes that one sum can tell apart */
 
 struct seen {
     uint32_t pid;
@@ -23,21 +25,24 @@ static void add(uint64_t *sum, uint64_t part)
         *sum = UINT64_MAX; /* a lying slot only hurts its own job */
 }
 
-/* Slots above the highest one ever used are not visited: each is a page, and a cache line, of its own. */
+/* Slots above the highest one ever used are not visited: each is a page, and a cache line, of its
+ * own. */
 static uint32_t slots_used(const struct qg_pages *pages)
 {
     uint32_t high = __atomic_load_n(QG_JOB_SLOTS_USED(pages->job), __ATOMIC_ACQUIRE);
     return high < QG_MAX_PROCS ? high : QG_MAX_PROCS;
 }
 
-/* Pending first: bytes move from pending to used, so in this order they may be seen twice but never not at all. */
+/* Pending first: bytes move from pending to used, so in this order they may be seen twice but never
+ * not at all. */
 static void look(const struct qg_proc *slot, uint64_t *used, uint64_t *pending)
 {
     *pending = __atomic_load_n(&slot->mem_pending, __ATOMIC_ACQUIRE);
     *used = __atomic_load_n(&slot->mem_used, __ATOMIC_ACQUIRE);
 }
 
-/* In a PID namespace other than the arbiter's the numbers say nothing: then only the new page counts. */
+/* In a PID namespace other than the arbiter's the numbers say nothing: then only the new page
+ * counts. */
 static bool lives(uint32_t pid)
 {
     int saved = errno;
@@ -54,7 +59,8 @@ static struct seen *place(struct seen *seen, uint32_t count, uint32_t pid)
     return NULL;
 }
 
-/* Each process once, with the larger of what its slots say: while it moves, one of them may be behind. */
+/* Each process once, with the larger of what its slots say: while it moves, one of them may be
+ * behind. */
 static void sum_both(struct qg_pages *pages, uint64_t *used, uint64_t *pending)
 {
     struct seen all[MANY];
@@ -68,7 +74,8 @@ static void sum_both(struct qg_pages *pages, uint64_t *used, uint64_t *pending)
             if (same) {
                 same->used = now.used > same->used ? now.used : same->used;
                 same->pending = now.pending > same->pending ? now.pending : same->pending;
-            } else if (count < MANY && (now.used || now.pending) && (at == pages || lives(now.pid))) {
+            } else if (count < MANY && (now.used || now.pending) &&
+                       (at == pages || lives(now.pid))) {
                 all[count++] = now;
             }
         }
@@ -113,8 +120,8 @@ void qg_job_publish(struct qg_pages *pages, uint64_t used, uint64_t pending)
         if (QG_UNLIKELY(at != pages && __atomic_load_n(&at->proc->pid, __ATOMIC_RELAXED) !=
                                            __atomic_load_n(&pages->proc->pid, __ATOMIC_RELAXED)))
             continue; /* no longer ours */
-        /* Used before pending, see look(). Sequentially consistent: what we announce must be visible before we
-         * read what the others announced. */
+        /* Used before pending, see look(). Sequentially consistent: what we announce must be
+         * visible before we read what the others announced. */
         __atomic_store_n(&at->proc->mem_used, used, __ATOMIC_RELEASE);
         __atomic_store_n(&at->proc->mem_pending, pending, __ATOMIC_SEQ_CST);
     }

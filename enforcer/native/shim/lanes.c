@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Launch counters that cost no locked instruction. Each of the first threads that launch owns a lane of the process's
- * slot and counts there with a plain store; the others share the last lane. A plain store may become visible after the
- * gate word was read, so this process tells the kernel that it wants the arbiter's membarrier(2): the arbiter issues it
- * after it changed the word and before it reads the lanes. Where the kernel refuses, launches are counted
- * with one atomic counter.
+ * Launch counters that cost no locked instruction. Each of the first threads that launch owns a
+ * lane of the process's slot and counts there with a plain store; the others share the last lane. A
+ * plain store may become visible after the gate word was read, so this process tells the kernel
+ * that it wants the arbiter's membarrier(2): the arbiter issues it after it changed the word and
+ * before it reads the lanes. Where the kernel refuses, launches are counted with one atomic
+ * counter.
  */
 #include <linux/membarrier.h>
 #include <sys/syscall.h>
@@ -45,9 +46,10 @@ int qg_lane_mine(void)
     do {
         lane = __builtin_ctz(~taken);
         if (lane >= SHARED_LANE)
-            return SHARED_LANE + 1; /* asked for again with the next stream: a thread may have ended by then */
-    } while (!__atomic_compare_exchange_n(&lanes_taken, &taken, taken | 1u << lane, false, __ATOMIC_ACQ_REL,
-                                          __ATOMIC_RELAXED));
+            /* asked for again with the next stream: a thread may have ended by then */
+            return SHARED_LANE + 1;
+    } while (!__atomic_compare_exchange_n(&lanes_taken, &taken, taken | 1u << lane, false,
+                                          __ATOMIC_ACQ_REL, __ATOMIC_RELAXED));
     qg_this_thread(); /* so that it is given back */
     return qg_thread.lane = lane + 1;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Open addressing with linear probing and backward-shift deletion: no tombstones, so a program that allocates and
- * frees for days stays as fast as in its first second.
+ * Open addressing with linear probing and backward-shift deletion: no tombstones, so a program that
+ * allocates and frees for days stays as fast as in its first second.
  */
 #include "ledger.h"
 
@@ -10,9 +10,10 @@
 #include <sys/mman.h>
 
 #define FIRST_SIZE 256u
-#define HUGE ((size_t)2 << 20)
+#define HUGE       ((size_t)2 << 20)
 
-/* A pointer and a piece of a pool have the same home: to look for the one and then the other misses the cache once. */
+/* A pointer and a piece of a pool have the same home: to look for the one and then the other misses
+ * the cache once. */
 static size_t home(const struct qg_ledger *ledger, uint8_t kind, uint64_t key)
 {
     if (kind == QG_KIND_PIECE)
@@ -21,7 +22,8 @@ static size_t home(const struct qg_ledger *ledger, uint8_t kind, uint64_t key)
     return (size_t)(hash >> 20) & ledger->mask;
 }
 
-/* Aligned to cache lines, and large ones to large pages: each access to a large table is a random one. */
+/* Aligned to cache lines, and large ones to large pages: each access to a large table is a random
+ * one. */
 static struct qg_entry *new_table(size_t count)
 {
     size_t bytes = count * sizeof(struct qg_entry);
@@ -67,7 +69,8 @@ struct qg_entry *qg_ledger_find(struct qg_ledger *ledger, enum qg_kind kind, uin
 {
     if (!ledger->slots)
         return NULL;
-    for (size_t at = home(ledger, (uint8_t)kind, key); ledger->slots[at].kind; at = (at + 1) & ledger->mask)
+    for (size_t at = home(ledger, (uint8_t)kind, key); ledger->slots[at].kind;
+         at = (at + 1) & ledger->mask)
         if (ledger->slots[at].key == key && ledger->slots[at].kind == kind)
             return &ledger->slots[at];
     return NULL;
@@ -90,7 +93,8 @@ static void remove_at(struct qg_ledger *ledger, size_t hole)
     ledger->used--;
 }
 
-bool qg_ledger_remove(struct qg_ledger *ledger, enum qg_kind kind, uint64_t key, struct qg_entry *out)
+bool qg_ledger_remove(struct qg_ledger *ledger, enum qg_kind kind, uint64_t key,
+                      struct qg_entry *out)
 {
     struct qg_entry *entry = qg_ledger_find(ledger, kind, key);
     if (!entry)
@@ -103,8 +107,9 @@ bool qg_ledger_remove(struct qg_ledger *ledger, enum qg_kind kind, uint64_t key,
 /* What dies with its context. */
 static bool belongs(const struct qg_entry *entry, uint64_t owner)
 {
-    return entry->owner == owner && (entry->kind == QG_KIND_POINTER || entry->kind == QG_KIND_ARRAY ||
-                                     entry->kind == QG_KIND_EXTERNAL || entry->kind == QG_KIND_IPC);
+    return entry->owner == owner &&
+           (entry->kind == QG_KIND_POINTER || entry->kind == QG_KIND_ARRAY ||
+            entry->kind == QG_KIND_EXTERNAL || entry->kind == QG_KIND_IPC);
 }
 
 void qg_ledger_change_owner(struct qg_ledger *ledger, uint64_t owner, uint64_t to)

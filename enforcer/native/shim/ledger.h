@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What this process holds: a hash table from a driver handle to its size, card and owner. Pure data structure; the
- * caller locks. Insert, find and remove take constant time at any number of live entries.
+ * What this process holds: a hash table from a driver handle to its size, card and owner. Pure data
+ * structure; the caller locks. Insert, find and remove take constant time at any number of live
+ * entries.
  */
 #ifndef QG_LEDGER_H
 #define QG_LEDGER_H
@@ -16,10 +17,11 @@ enum qg_kind {
     QG_KIND_POINTER = 1,
     QG_KIND_HANDLE = 2,
     QG_KIND_ARRAY = 3,
-    QG_KIND_MAPPING = 4,  /* of a handle, at an address; holds no bytes */
-    QG_KIND_POOL = 5,     /* what the driver has reserved for a memory pool */
-    QG_KIND_PIECE = 6,    /* an allocation out of a pool; holds no bytes */
-    QG_KIND_GRAPH = 7,    /* what the driver has reserved for the graphs of a card; the key is the card's index */
+    QG_KIND_MAPPING = 4, /* of a handle, at an address; holds no bytes */
+    QG_KIND_POOL = 5,    /* what the driver has reserved for a memory pool */
+    QG_KIND_PIECE = 6,   /* an allocation out of a pool; holds no bytes */
+    /* what the driver has reserved for the graphs of a card; the key is the card's index */
+    QG_KIND_GRAPH = 7,
     QG_KIND_EXEC = 8,     /* an executable graph with memory nodes; holds no bytes */
     QG_KIND_EXTERNAL = 9, /* imported external memory */
     QG_KIND_IPC = 10,     /* memory of another process, by its address here */
@@ -27,19 +29,22 @@ enum qg_kind {
     QG_KIND_TIE = 11      /* a use of a handle by an array or a multicast object; holds no bytes */
 };
 
-enum qg_foreign { QG_OWN, QG_FOREIGN, QG_MULTICAST }; /* made here, by another process; no memory of its own */
+/* made here, by another process; no memory of its own */
+enum qg_foreign { QG_OWN, QG_FOREIGN, QG_MULTICAST };
 
 struct qg_entry { /* 32 bytes: two to a cache line */
     uint64_t key;
-    uint64_t size;  /* bytes charged; of a mapping: bytes mapped */
+    uint64_t size; /* bytes charged; of a mapping: bytes mapped */
     union {
-        uint64_t owner; /* context (pointer, array), handle (mapping, tie), pool (piece) */
-        struct {        /* of a handle */
+        uint64_t owner;       /* context (pointer, array), handle (mapping, tie), pool (piece) */
+        struct {              /* of a handle */
             uint32_t maps;    /* live mappings and ties */
             uint32_t foreign; /* enum qg_foreign */
         };
     };
-    uint32_t refs;  /* handle: creations and retains not yet released; ipc: opens; exec: see hook_graphmem.c; tie: bytes, in QG_TIE_UNIT */
+    /* handle: creations and retains not yet released; ipc: opens; exec: see hook_graphmem.c;
+     * tie: bytes, in QG_TIE_UNIT */
+    uint32_t refs;
     uint16_t share; /* place in the list of shared memory + 1; 0: not shared */
     uint8_t kind;
     uint8_t card;
@@ -60,7 +65,8 @@ bool qg_ledger_insert(struct qg_ledger *ledger, const struct qg_entry *entry);
 struct qg_entry *qg_ledger_find(struct qg_ledger *ledger, enum qg_kind kind, uint64_t key);
 
 /* Copies the entry out and removes it; false if there is none. */
-bool qg_ledger_remove(struct qg_ledger *ledger, enum qg_kind kind, uint64_t key, struct qg_entry *out);
+bool qg_ledger_remove(struct qg_ledger *ledger, enum qg_kind kind, uint64_t key,
+                      struct qg_entry *out);
 
 /* Takes one entry of a context out; false when it has none left. at: where to go on, 0 at first. */
 bool qg_ledger_next_of(struct qg_ledger *ledger, uint64_t owner, size_t *at, struct qg_entry *out);

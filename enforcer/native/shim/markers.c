@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A marker is a word in the process's slot that the GPU itself writes when the work before it is done, so anybody
- * who maps the page can tell whether a stream is idle without asking the driver or running our code.
+ * A marker is a word in the process's slot that the GPU itself writes when the work before it is
+ * done, so anybody who maps the page can tell whether a stream is idle without asking the driver or
+ * running our code.
  */
 #include "contexts.h"
 #include "pages.h"
@@ -11,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* ---- unmarked work ---------------------------------------------------------------------------------------- */
+/* ---- unmarked work ---- */
 
 void qg_show_unmarked(struct qg_card *card)
 {
@@ -41,7 +42,7 @@ void qg_clear_unmarked(struct qg_stream *stream)
     qg_show_unmarked(stream->card);
 }
 
-/* ---- markers ---------------------------------------------------------------------------------------------- */
+/* ---- markers ---- */
 
 bool qg_relax(CUstreamCaptureMode *mode)
 {
@@ -60,17 +61,20 @@ void qg_unrelax(bool relaxed, CUstreamCaptureMode *mode)
 static CUdeviceptr register_page(struct qg_proc *page)
 {
     CUdeviceptr device = 0;
-    CUresult result = page ? QG_REAL(cuMemHostRegister_v2)(page, QG_PAGE,
-                                                           CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP)
-                           : CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result =
+        page ? QG_REAL(cuMemHostRegister_v2)(
+                   page, QG_PAGE, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP)
+             : CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
         result = QG_REAL(cuMemHostGetDevicePointer_v2)(&device, page, 0);
     return result == CUDA_SUCCESS ? device : 0;
 }
 
-/* Makes our slot's page known to the GPU in this context. Rare, so it always guards against captures elsewhere. Without a lock:
- * two threads may do it at once, and the driver tells the second that it is done. */
-static CUdeviceptr attach(struct qg_context *context, struct qg_pages *pages, CUcontext handle, unsigned ends)
+/* Makes our slot's page known to the GPU in this context. Rare, so it always guards against
+ * captures elsewhere. Without a lock: two threads may do it at once, and the driver tells the
+ * second that it is done. */
+static CUdeviceptr attach(struct qg_context *context, struct qg_pages *pages, CUcontext handle,
+                          unsigned ends)
 {
     struct qg_proc *page = pages->proc;
     CUstreamCaptureMode mode;
@@ -78,7 +82,8 @@ static CUdeviceptr attach(struct qg_context *context, struct qg_pages *pages, CU
     bool relaxed = qg_relax(&mode);
     QG_REAL(cuCtxGetCurrent)(&before);
     bool pushed = before != handle && QG_REAL(cuCtxPushCurrent_v2)(handle) == CUDA_SUCCESS;
-    bool current = pushed || before == handle; /* else it would be registered with another one's memory */
+    /* else it would be registered with another one's memory */
+    bool current = pushed || before == handle;
     CUdeviceptr device = current ? register_page(qg_alias_of(pages, context->owner)) : 0;
     if (pushed)
         QG_REAL(cuCtxPopCurrent_v2)(&popped);
@@ -115,16 +120,19 @@ static void refuse(struct qg_context *context)
 static CUresult write_into(CUstream stream, CUdeviceptr address, uint32_t value)
 {
     if (QG_HAVE(cuStreamWriteValue32_v2))
-        return QG_REAL(cuStreamWriteValue32_v2)(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
+        return QG_REAL(cuStreamWriteValue32_v2)(stream, address, value,
+                                                CU_STREAM_WRITE_VALUE_DEFAULT);
     return QG_REAL(cuStreamWriteValue32)(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
-/* A thread without a current context may work in a stream all the same; for us the driver may want one. */
+/* A thread without a current context may work in a stream all the same; for us the driver may want
+ * one. */
 static CUresult write_word(const struct qg_stream *stream, CUdeviceptr address, uint32_t value)
 {
     CUcontext popped;
     CUresult result = write_into(stream->handle, address, value);
-    if (result != CUDA_ERROR_INVALID_CONTEXT || QG_REAL(cuCtxPushCurrent_v2)(stream->context->handle) != CUDA_SUCCESS)
+    if (result != CUDA_ERROR_INVALID_CONTEXT ||
+        QG_REAL(cuCtxPushCurrent_v2)(stream->context->handle) != CUDA_SUCCESS)
         return result;
     result = write_into(stream->handle, address, value);
     QG_REAL(cuCtxPopCurrent_v2)(&popped);
@@ -144,7 +152,8 @@ static void push_ring(struct qg_stream *stream, const struct marking *mark)
 {
     if (!mark->open_ns)
         return;
-    if (stream->ring_count == QG_RING) { /* merge into the newest: it ends later, which is the safe side */
+    /* merge into the newest: it ends later, which is the safe side */
+    if (stream->ring_count == QG_RING) {
         struct qg_ring_item *last = &stream->ring[(stream->ring_first + QG_RING - 1) % QG_RING];
         last->value = mark->value;
         last->est_ns += mark->open_ns;
@@ -158,14 +167,17 @@ static void push_ring(struct qg_stream *stream, const struct marking *mark)
     stream->open_low_ns -= mark->open_low_ns;
 }
 
-/* One call of ours at a time goes into a stream: so the order of markers is that of the calls, and whoever destroys the stream
- * knows when none does. It is made without a lock, since it may take as long as the card. foreign: not into a stream
- * whose own thread is about to submit. False: not now; a marker, if one was wanted, comes behind. */
+/* One call of ours at a time goes into a stream: so the order of markers is that of the calls, and
+ * whoever destroys the stream knows when none does. It is made without a lock, since it may take as
+ * long as the card. foreign: not into a stream whose own thread is about to submit. False: not now;
+ * a marker, if one was wanted, comes behind. */
 static bool call_begins(struct qg_stream *stream, bool marks, bool foreign)
 {
     pthread_mutex_lock(&stream->lock);
-    bool good = !stream->dead && !stream->beginning && !__atomic_load_n(&stream->context->ending, __ATOMIC_RELAXED);
-    bool mine = good && !stream->calling && !(foreign && stream->entered) && !(marks && stream->marker < 0);
+    bool good = !stream->dead && !stream->beginning &&
+                !__atomic_load_n(&stream->context->ending, __ATOMIC_RELAXED);
+    bool mine =
+        good && !stream->calling && !(foreign && stream->entered) && !(marks && stream->marker < 0);
     if (mine) {
         __atomic_store_n(&stream->calling, 1, __ATOMIC_RELAXED);
         stream->again &= !marks; /* what was wanted until now comes with this one */
@@ -212,8 +224,9 @@ void qg_stream_await(struct qg_stream *stream)
 /* Before the call. */
 static void prepare(struct qg_stream *stream, struct marking *mark)
 {
-    /* Until the driver has taken the marker the work before it counts as unmarked, which is believed in for less long: a
-     * driver that takes its time over this call must not look like a long kernel. */
+    /* Until the driver has taken the marker the work before it counts as unmarked, which is
+     * believed in for less long: a driver that takes its time over this call must not look like a
+     * long kernel. */
     __atomic_add_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
     qg_clear_unmarked(stream);
     pthread_mutex_lock(&stream->lock);
@@ -233,7 +246,8 @@ static void publish(struct qg_stream *stream, const struct marking *mark, CUresu
     bool lost = qg_says_lost(result);
     if (lost)
         qg_nothing_open(stream);
-    if (stream->dead || lost) { /* it or its context ended meanwhile: nothing will write the word any more */
+    /* it or its context ended meanwhile: nothing will write the word any more */
+    if (stream->dead || lost) {
         __atomic_store_n(&marker->submitted, mark->value, __ATOMIC_SEQ_CST);
         __atomic_store_n(&marker->done, mark->value, __ATOMIC_SEQ_CST);
     } else if (result == CUDA_SUCCESS) {
@@ -258,10 +272,12 @@ static void mark_once(struct qg_stream *stream)
         return;
     prepare(stream, &mark);
     /* The index stays this stream's while a call goes into it. */
-    struct qg_marker *marker = &mark.page->markers[__atomic_load_n(&stream->marker, __ATOMIC_RELAXED)];
+    struct qg_marker *marker =
+        &mark.page->markers[__atomic_load_n(&stream->marker, __ATOMIC_RELAXED)];
     CUdeviceptr word = device + (CUdeviceptr)((char *)&marker->done - (char *)mark.page);
     CUresult result = write_word(stream, word, mark.value);
-    if (result != CUDA_SUCCESS && !qg_says_lost(result)) /* not supported here, or the context is in error */
+    /* not supported here, or the context is in error */
+    if (result != CUDA_SUCCESS && !qg_says_lost(result))
         refuse(stream->context);
     publish(stream, &mark, result);
 }
@@ -272,7 +288,8 @@ static bool elsewhere(const struct qg_stream *stream)
     return stream->key == 2 && stream->thread != qg_this_thread();
 }
 
-/* The handles of default streams mean those of the current context: makes it the stream's. False: it cannot be. */
+/* The handles of default streams mean those of the current context: makes it the stream's. False:
+ * it cannot be. */
 static bool enter_context(const struct qg_stream *stream, bool *pushed)
 {
     CUcontext current = NULL;
@@ -291,8 +308,9 @@ static void leave_context(bool pushed)
         QG_REAL(cuCtxPopCurrent_v2)(&popped);
 }
 
-/* The call into the stream is ours: a marker, and another one as often as one is wanted meanwhile. Whether the stream captures is
- * asked each time: its thread may have begun to, or have made it part of a capture, since somebody looked last. */
+/* The call into the stream is ours: a marker, and another one as often as one is wanted meanwhile.
+ * Whether the stream captures is asked each time: its thread may have begun to, or have made it
+ * part of a capture, since somebody looked last. */
 static void mark_on(struct qg_stream *stream)
 {
     CUstreamCaptureMode mode;
@@ -311,7 +329,8 @@ static void mark_on(struct qg_stream *stream)
 
 static void put_marker(struct qg_stream *stream, bool foreign)
 {
-    if (!qg_pages_of(stream->card) || __atomic_load_n(&stream->dead, __ATOMIC_RELAXED) || elsewhere(stream))
+    if (!qg_pages_of(stream->card) || __atomic_load_n(&stream->dead, __ATOMIC_RELAXED) ||
+        elsewhere(stream))
         return;
     qg_want_marker(stream);
     qg_depth++;
@@ -334,7 +353,8 @@ void qg_observe_stream(CUstream handle, bool ptsz)
 {
     if (!qg_unmarked_anywhere())
         return;
-    if (!qg_stream_key(handle, ptsz)) { /* the legacy stream waits for the other streams of its context as well */
+    /* the legacy stream waits for the other streams of its context as well */
+    if (!qg_stream_key(handle, ptsz)) {
         qg_observe_context(NULL);
         return;
     }
@@ -343,14 +363,15 @@ void qg_observe_stream(CUstream handle, bool ptsz)
         qg_mark_for(stream);
 }
 
-/* ---- window mode ------------------------------------------------------------------------------------------ */
+/* ---- window mode ---- */
 
 uint64_t qg_stream_inflight(struct qg_stream *stream)
 {
     uint64_t sum = stream->open_ns;
     while (stream->ring_count && stream->page) {
         struct qg_ring_item *first = &stream->ring[stream->ring_first];
-        uint32_t done = __atomic_load_n(&stream->page->markers[stream->marker].done, __ATOMIC_ACQUIRE);
+        uint32_t done =
+            __atomic_load_n(&stream->page->markers[stream->marker].done, __ATOMIC_ACQUIRE);
         if ((int32_t)(done - first->value) < 0)
             break;
         stream->ring_first = (stream->ring_first + 1) % QG_RING;
@@ -365,13 +386,16 @@ bool qg_stream_reached(struct qg_stream *stream, uint32_t value)
 {
     pthread_mutex_lock(&stream->lock);
     bool gone = stream->dead || stream->marker < 0 || !stream->page;
-    bool reached = gone || (int32_t)(__atomic_load_n(&stream->page->markers[stream->marker].done, __ATOMIC_ACQUIRE) - value) >= 0;
+    bool reached = gone || (int32_t)(__atomic_load_n(&stream->page->markers[stream->marker].done,
+                                                     __ATOMIC_ACQUIRE) -
+                                     value) >= 0;
     pthread_mutex_unlock(&stream->lock);
     return reached;
 }
 
-/* The call into the stream is ours, so none begins to capture in it now. A query of the legacy stream may spoil a capture of
- * another one; of the rest a global capture of another thread may begin just before the driver hears us. */
+/* The call into the stream is ours, so none begins to capture in it now. A query of the legacy
+ * stream may spoil a capture of another one; of the rest a global capture of another thread may
+ * begin just before the driver hears us. */
 static bool asked_over(struct qg_stream *stream)
 {
     CUstreamCaptureMode mode;
@@ -382,16 +406,17 @@ static bool asked_over(struct qg_stream *stream)
     CUresult result = QG_REAL(cuStreamQuery)(stream->handle);
     qg_unrelax(relaxed, &mode);
     leave_context(pushed);
-    bool over = result != CUDA_ERROR_NOT_READY &&
-                (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+    bool over = result != CUDA_ERROR_NOT_READY && (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ||
+                                                   result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
     if (over && result != CUDA_SUCCESS && !qg_says_lost(result))
         __atomic_store_n(&stream->context->broken, true, __ATOMIC_RELAXED);
     return over;
 }
 
-/* No marker tells, and while something captures the driver cannot be asked. Its work has had the time that it was to take, and some
- * more: without this all of it would count as unfinished until that capture ends, and each launch wait for the sum. Not while a
- * call is on its way into the stream: what it brings has had no time yet, and its books are open. */
+/* No marker tells, and while something captures the driver cannot be asked. Its work has had the
+ * time that it was to take, and some more: without this all of it would count as unfinished until
+ * that capture ends, and each launch wait for the sum. Not while a call is on its way into the
+ * stream: what it brings has had no time yet, and its books are open. */
 static void take_for_over(struct qg_stream *stream)
 {
     pthread_mutex_lock(&stream->context->lock);
@@ -409,14 +434,16 @@ bool qg_stream_over(struct qg_stream *stream)
 {
     if (__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE))
         take_for_over(stream);
-    if (__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) || elsewhere(stream) || !call_begins(stream, false, true))
+    if (__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) || elsewhere(stream) ||
+        !call_begins(stream, false, true))
         return false;
     pthread_mutex_lock(&stream->lock);
     uint64_t open_ns = stream->open_ns;
     pthread_mutex_unlock(&stream->lock);
     bool over = asked_over(stream);
     pthread_mutex_lock(&stream->lock);
-    over = over && stream->open_ns == open_ns; /* else a launch came meanwhile, and was not asked about */
+    /* else a launch came meanwhile, and was not asked about */
+    over = over && stream->open_ns == open_ns;
     if (over)
         qg_nothing_open(stream);
     pthread_mutex_unlock(&stream->lock);

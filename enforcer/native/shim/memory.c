@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The cap is the job's, so admission sums over the slots of all its processes: announce the bytes as pending, sum,
- * and go on only if everything used and pending fits. Two that announce at the same time may both see too much;
- * both withdraw and try again after unequal pauses. Before a process is registered it gets nothing.
+ * The cap is the job's, so admission sums over the slots of all its processes: announce the bytes
+ * as pending, sum, and go on only if everything used and pending fits. Two that announce at the
+ * same time may both see too much; both withdraw and try again after unequal pauses. Before a
+ * process is registered it gets nothing.
  */
 #include "memory.h"
 
@@ -17,9 +18,12 @@
 #include "say.h"
 #include "shares.h"
 
-#define RETRY_NS 1000000000u     /* someone else's announcement may stand this long (a slow driver call) */
-#define DEAD_HOLDER_NS 20000000u /* so long the arbiter may take to notice that a process of the job died */
-#define DEAD_GOES_NS 100000000u  /* so long the memory of a dead process may still lie on the card */
+/* someone else's announcement may stand this long (a slow driver call) */
+#define RETRY_NS 1000000000u
+/* so long the arbiter may take to notice that a process of the job died */
+#define DEAD_HOLDER_NS 20000000u
+/* so long the memory of a dead process may still lie on the card */
+#define DEAD_GOES_NS 100000000u
 
 pthread_mutex_t qg_books_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool said;
@@ -40,7 +44,8 @@ uint64_t qg_cap(struct qg_card *card)
 }
 
 /* The extra is read last: bytes of a process that dies move from its slot into it. */
-static void job_sums(struct qg_card *card, struct qg_pages *pages, uint64_t *used, uint64_t *pending)
+static void job_sums(struct qg_card *card, struct qg_pages *pages, uint64_t *used,
+                     uint64_t *pending)
 {
     if (pages) {
         qg_job_sums(pages, used, pending);
@@ -86,11 +91,12 @@ void qg_memory_adopt(struct qg_card *card, struct qg_pages *pages)
     pthread_mutex_lock(&qg_books_lock);
     uint32_t high = __atomic_load_n(QG_JOB_SLOTS_USED(pages->job), __ATOMIC_ACQUIRE);
     while (high < pages->slot + 1 &&
-           !__atomic_compare_exchange_n(QG_JOB_SLOTS_USED(pages->job), &high, pages->slot + 1, false, __ATOMIC_SEQ_CST,
-                                        __ATOMIC_ACQUIRE))
+           !__atomic_compare_exchange_n(QG_JOB_SLOTS_USED(pages->job), &high, pages->slot + 1,
+                                        false, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE))
         ;
     struct qg_pages *old = qg_pages_of(card);
-    bool same = old && old->gate_dev == pages->gate_dev && old->gate_ino == pages->gate_ino && old->slot == pages->slot;
+    bool same = old && old->gate_dev == pages->gate_dev && old->gate_ino == pages->gate_ino &&
+                old->slot == pages->slot;
     qg_job_follow(pages, old);
     __atomic_store_n(&card->pages, pages, __ATOMIC_RELEASE);
     qg_publish(card);
@@ -113,8 +119,9 @@ static struct amount human(uint64_t bytes)
     return (struct amount){(double)bytes / 1024, "KiB"};
 }
 
-/* Before it is registered a process knows nothing of its siblings, so it waits for that. If the answer is no, or there is
- * none, it gets nothing: each process of a crowd would have the whole cap. */
+/* Before it is registered a process knows nothing of its siblings, so it waits for that. If the
+ * answer is no, or there is none, it gets nothing: each process of a crowd would have the whole
+ * cap. */
 static bool may_hold(struct qg_card *card)
 {
     return QG_LIKELY(qg_pages_of(card) != NULL) || !qg_register_for_memory(card);
@@ -130,16 +137,19 @@ static void say_denied(struct qg_card *card, uint64_t size, uint64_t used, uint6
     struct amount want = human(size), held = human(used), all = human(cap);
     if (!card) {
         qg_say("allocation of %.1f %s refused: this card is not part of job %llu. Use the cards in "
-               "CUDA_VISIBLE_DEVICES as it was when the program started.", want.value, want.unit, job);
+               "CUDA_VISIBLE_DEVICES as it was when the program started.",
+               want.value, want.unit, job);
         return;
     }
     const char *why = qg_pages_of(card) ? NULL : qg_register_for_memory(card);
     if (why) {
-        qg_say("no device memory: the arbiter of this node did not register process %d of job %llu: %s.", (int)getpid(), job,
-               why);
+        qg_say("no device memory: the arbiter of this node did not register process %d of job "
+               "%llu: %s.",
+               (int)getpid(), job, why);
         return;
     }
-    /* Too much even for the sum is possible (size comes from the program); then suggest nothing absurd. */
+    /* Too much even for the sum is possible (size comes from the program); then suggest nothing
+     * absurd. */
     uint64_t total, gib = 1u << 30, mib = 1u << 20;
     if (__builtin_add_overflow(used, size, &total) || total > card->grant->mem_total)
         total = card->grant->mem_total;
@@ -151,10 +161,12 @@ static void say_denied(struct qg_card *card, uint64_t size, uint64_t used, uint6
     if (job >= QG_JOB_WITHOUT_SLURM)
         snprintf(how, sizeof(how), "qgpu run --mem %llu%c", ask, whole ? 'G' : 'M');
     else
-        snprintf(how, sizeof(how), "qgpu_mem (for example --gres=qgpu:%u,qgpu_mem:%llu%c)", card->grant->share, ask,
-                 whole ? 'G' : 'M');
-    qg_say("allocation of %.1f %s refused: job %llu holds %.1f%s%s of %.1f %s on this card. Ask for more with %s or use "
-           "less.", want.value, want.unit, job, held.value, strcmp(held.unit, all.unit) ? " " : "",
+        snprintf(how, sizeof(how), "qgpu_mem (for example --gres=qgpu:%u,qgpu_mem:%llu%c)",
+                 card->grant->share, ask, whole ? 'G' : 'M');
+    qg_say("allocation of %.1f %s refused: job %llu holds %.1f%s%s of %.1f %s on this card. Ask "
+           "for more with %s or use "
+           "less.",
+           want.value, want.unit, job, held.value, strcmp(held.unit, all.unit) ? " " : "",
            strcmp(held.unit, all.unit) ? held.unit : "", all.value, all.unit, how);
 }
 
@@ -200,8 +212,8 @@ static void pause_ns(uint64_t ns)
     nanosleep(&wait, NULL);
 }
 
-/* How long a refusal is looked at again: another process is just allocating, or died and its bytes are still in the
- * books, or lie on the card until the driver has cleaned up after it. */
+/* How long a refusal is looked at again: another process is just allocating, or died and its bytes
+ * are still in the books, or lie on the card until the driver has cleaned up after it. */
 static uint64_t patience(enum verdict verdict, const struct seen *seen, uint64_t size, uint64_t cap)
 {
     if (size > cap)
@@ -213,7 +225,8 @@ static uint64_t patience(enum verdict verdict, const struct seen *seen, uint64_t
     return seen->others ? DEAD_HOLDER_NS : 0;
 }
 
-static bool wait_and_try(struct qg_card *card, uint64_t size, struct seen *seen, enum verdict verdict)
+static bool wait_and_try(struct qg_card *card, uint64_t size, struct seen *seen,
+                         enum verdict verdict)
 {
     uint64_t start = qg_now_ns(), pause = 20000 + (start & 0x3fff);
     while (qg_now_ns() - start < patience(verdict, seen, size, qg_cap(card))) {
@@ -253,7 +266,8 @@ bool qg_reserve(struct qg_card *card, uint64_t size)
         enum verdict verdict = attempt(card, size, &seen);
         if (QG_LIKELY(verdict == ADMITTED))
             return true;
-        if (qg_shares_tick(card) && qg_reserve_now(card, size)) /* the helper may not have looked yet */
+        /* the helper may not have looked yet */
+        if (qg_shares_tick(card) && qg_reserve_now(card, size))
             return true;
         /* As the driver does when the card is full: first what our own pools keep for nothing. */
         if (size <= qg_cap(card) && qg_pools_give_back(card) && qg_reserve_now(card, size))

@@ -1,17 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nap.h"
 
-#define WAKE_EARLY_NS 50000u      /* a sleep until the expected end of work ends so long before it */
-#define LONGEST_NAP_NS 1000000u   /* the gate may close meanwhile */
-#define SOON_NS 60000u            /* work of uncertain length often ends right after its least */
-#define EXPECTED_PARTS 64u        /* about when it should end it is looked for each so many-th part of its time */
-#define VARIES_PARTS 16u          /* ... and, of a function that takes now long and now short, all the time */
-#define AFTER_NS 5000u            /* so long after its expected end it is over most often, and a look tells when the next one began */
-#define RESERVE_NS 100000u        /* behind what runs stands so much more: nothing is lost by a late look */
+/* a sleep until the expected end of work ends so long before it */
+#define WAKE_EARLY_NS  50000u
+#define LONGEST_NAP_NS 1000000u /* the gate may close meanwhile */
+#define SOON_NS        60000u   /* work of uncertain length often ends right after its least */
+/* about when it should end it is looked for each so many-th part of its time */
+#define EXPECTED_PARTS 64u
+/* ... and, of a function that takes now long and now short, all the time */
+#define VARIES_PARTS 16u
+/* so long after its expected end it is over most often, and a look tells when the next one began */
+#define AFTER_NS 5000u
+/* behind what runs stands so much more: nothing is lost by a late look */
+#define RESERVE_NS 100000u
 
-#define LATE_STEP_NS 1000u        /* one wake-up that was later than thought counts so much */
-#define LATE_PARTS 3u             /* ... one that was sooner so often more: one of four is sooner */
-#define LATEST_NS 60000u          /* later than that wakes who lacks a processor; spinning would not give it one */
+#define LATE_STEP_NS 1000u /* one wake-up that was later than thought counts so much */
+#define LATE_PARTS   3u    /* ... one that was sooner so often more: one of four is sooner */
+/* later than that wakes who lacks a processor; spinning would not give it one */
+#define LATEST_NS       60000u
 #define SHORTEST_NAP_NS 5000u
 
 static unsigned late_ns; /* atomic */
@@ -28,7 +34,8 @@ void qg_nap_took(uint64_t asked_ns, uint64_t took_ns)
     __atomic_store_n(&late_ns, late, __ATOMIC_RELAXED);
 }
 
-/* What waits is to be launched then, and neither sooner nor later: a thread wakes late, so that it asks to be woken before. */
+/* What waits is to be launched then, and neither sooner nor later: a thread wakes late, so that it
+ * asks to be woken before. */
 static uint64_t until(uint64_t left_ns)
 {
     uint64_t late = __atomic_load_n(&late_ns, __ATOMIC_RELAXED);
@@ -45,18 +52,24 @@ uint64_t qg_nap_ns(const struct qg_look *at)
     if (exact)
         sleep_ns = until(at->due - waited);
     else if (behind >= RESERVE_NS)
-        sleep_ns = waited < low ? until(low - waited + AFTER_NS) : behind / 8 < RESERVE_NS ? behind / 8 : RESERVE_NS;
+        sleep_ns = waited < low              ? until(low - waited + AFTER_NS)
+                   : behind / 8 < RESERVE_NS ? behind / 8
+                                             : RESERVE_NS;
     else if (waited < low)
         sleep_ns = low - waited > WAKE_EARLY_NS ? low - waited - WAKE_EARLY_NS : 0;
     else if (!sure && waited < low + SOON_NS)
         sleep_ns = 0;
     else if (waited < high)
-        sleep_ns = high - waited <= WAKE_EARLY_NS ? 0 :
-                   high - waited - WAKE_EARLY_NS < waited / 16 ? high - waited - WAKE_EARLY_NS : waited / 16;
+        sleep_ns = high - waited <= WAKE_EARLY_NS                ? 0
+                   : high - waited - WAKE_EARLY_NS < waited / 16 ? high - waited - WAKE_EARLY_NS
+                                                                 : waited / 16;
     else if (waited - high > LONGEST_NAP_NS)
         sleep_ns = (waited - high) / 16;
-    bool varies = at->inflight.first_low_ns < at->inflight.first_ns / 4 * 3 && waited >= at->inflight.first_low_ns;
-    uint64_t most = at->expected ? waited / EXPECTED_PARTS : varies ? waited / VARIES_PARTS : sleep_ns;
+    bool varies = at->inflight.first_low_ns < at->inflight.first_ns / 4 * 3 &&
+                  waited >= at->inflight.first_low_ns;
+    uint64_t most = at->expected ? waited / EXPECTED_PARTS
+                    : varies     ? waited / VARIES_PARTS
+                                 : sleep_ns;
     if (sleep_ns > most)
         sleep_ns = most;
     if (at->due > waited && sleep_ns > at->due - waited)

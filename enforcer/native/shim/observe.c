@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Looks at all streams of a context or card: which still lack a marker, and how much work they have in flight.
+ * Looks at all streams of a context or card: which still lack a marker, and how much work they have
+ * in flight.
  */
 #include "contexts.h"
 #include "table.h"
 
-/* The green contexts of a primary one are waited for with it, and their events may be anybody's: they count as one. */
+/* The green contexts of a primary one are waited for with it, and their events may be anybody's:
+ * they count as one. */
 static bool wants_mark(const struct qg_stream *stream, CUcontext context, uint64_t thread)
 {
-    return stream && qg_context_owner(stream->context->handle) == context && (stream->key != 2 || stream->thread == thread) &&
+    return stream && qg_context_owner(stream->context->handle) == context &&
+           (stream->key != 2 || stream->thread == thread) &&
            __atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED);
 }
 
-/* Streams of a context with work after their last marker. Collected first, marked after: qg_mark_for() calls the driver,
- * which must not happen under qg_table_lock. */
+/* Streams of a context with work after their last marker. Collected first, marked after:
+ * qg_mark_for() calls the driver, which must not happen under qg_table_lock. */
 static unsigned unmarked_of(CUcontext context, struct qg_stream **found, unsigned room)
 {
     unsigned count = 0;
@@ -23,7 +26,8 @@ static unsigned unmarked_of(CUcontext context, struct qg_stream **found, unsigne
         for (unsigned i = 0; i < QG_MARKERS && count < room; i++)
             if (wants_mark(qg_marker_owner[card][i], context, thread))
                 found[count++] = qg_marker_owner[card][i];
-        for (struct qg_stream *stream = qg_homeless[card]; stream && count < room; stream = stream->homeless_next)
+        for (struct qg_stream *stream = qg_homeless[card]; stream && count < room;
+             stream = stream->homeless_next)
             if (wants_mark(stream, context, thread))
                 found[count++] = stream;
     }
@@ -57,7 +61,7 @@ void qg_observe_homeless(void)
         qg_observe_context(NULL);
 }
 
-/* ---- window mode ------------------------------------------------------------------------------------------ */
+/* ---- window mode ---- */
 
 static void add_inflight(struct qg_stream *stream, struct qg_inflight *out, uint32_t *most)
 {
@@ -93,7 +97,8 @@ void qg_inflight_of(struct qg_card *card, struct qg_inflight *out)
     pthread_mutex_lock(&qg_table_lock);
     for (uint64_t left = qg_marker_taken[card - qg_cards]; left; left &= left - 1)
         add_inflight(qg_marker_owner[card - qg_cards][__builtin_ctzll(left)], out, &most);
-    for (struct qg_stream *stream = qg_homeless[card - qg_cards]; stream; stream = stream->homeless_next)
+    for (struct qg_stream *stream = qg_homeless[card - qg_cards]; stream;
+         stream = stream->homeless_next)
         add_inflight(stream, out, &most);
     pthread_mutex_unlock(&qg_table_lock);
 }

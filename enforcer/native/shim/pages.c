@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The pages of one registration: mapped after a look at who made them, and known by their identity from then on.
+ * The pages of one registration: mapped after a look at who made them, and known by their identity
+ * from then on.
  */
 #include "pages.h"
 
@@ -13,7 +14,7 @@
 
 #include "qg_map.h"
 
-#define FIRST_FD 200           /* our descriptors lie at or above it */
+#define FIRST_FD 200 /* our descriptors lie at or above it */
 
 bool qg_same_file(int fd, dev_t dev, ino_t ino)
 {
@@ -30,7 +31,8 @@ int qg_move_high(int fd)
     return high;
 }
 
-static struct qg_pages *last; /* atomic; of all that were ever mapped; only the helper thread adds to them */
+/* atomic; of all that were ever mapped; only the helper thread adds to them */
+static struct qg_pages *last;
 
 static void unmap(const struct qg_pages *pages)
 {
@@ -41,8 +43,9 @@ static void unmap(const struct qg_pages *pages)
     qg_aliases_unmap(pages);
 }
 
-/* By hand and not by MADV_DONTFORK: a child that was made past fork(3), by _Fork or clone(2), runs no handler of ours. It knows
- * these pages still and does as its parent; what it then asks of CUDA, CUDA refuses. */
+/* By hand and not by MADV_DONTFORK: a child that was made past fork(3), by _Fork or clone(2), runs
+ * no handler of ours. It knows these pages still and does as its parent; what it then asks of CUDA,
+ * CUDA refuses. */
 void qg_pages_after_fork(void)
 {
     for (const struct qg_pages *at = last; at; at = at->mapped_before)
@@ -56,25 +59,30 @@ void qg_pages_context_gone(CUcontext owner)
         qg_aliases_release(at, owner);
 }
 
-/* A copy with a closed gate takes the page's place, at the same address, in one step: threads know it by that. */
+/* A copy with a closed gate takes the page's place, at the same address, in one step: threads know
+ * it by that. */
 bool qg_pages_shut(struct qg_pages *pages)
 {
-    struct qg_gate_page *copy = mmap(NULL, sizeof(*copy), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct qg_gate_page *copy =
+        mmap(NULL, sizeof(*copy), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (copy == MAP_FAILED)
         return false;
     memcpy(copy, pages->gate, sizeof(*copy));
     copy->flags = QG_GATE_CLOSED | QG_GATE_TRACK;
     mprotect(copy, sizeof(*copy), PROT_READ);
     void *place = (void *)(uintptr_t)pages->gate;
-    return mremap(copy, sizeof(*copy), sizeof(*copy), MREMAP_MAYMOVE | MREMAP_FIXED, place) == place;
+    return mremap(copy, sizeof(*copy), sizeof(*copy), MREMAP_MAYMOVE | MREMAP_FIXED, place) ==
+           place;
 }
 
 static bool valid_pages(const struct qg_pages *pages)
 {
     const struct qg_gate_page *gate = pages->gate;
-    /* The job page's header says nothing: a sibling may have written over it, and its owner and seals are checked. */
+    /* The job page's header says nothing: a sibling may have written over it, and its owner and
+     * seals are checked. */
     return gate && pages->job && gate->magic == QG_MAGIC && gate->version == QG_ABI_VERSION &&
-           gate->size >= sizeof(*gate) && gate->job_id == qg_info.grant.job_id && pages->slot < QG_MAX_PROCS;
+           gate->size >= sizeof(*gate) && gate->job_id == qg_info.grant.job_id &&
+           pages->slot < QG_MAX_PROCS;
 }
 
 struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PAGE_FDS])
@@ -84,8 +92,10 @@ struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PA
     if (!pages)
         return NULL;
     pages->slot = answer->slot;
-    pages->gate = qg_map_page(fds[0], sizeof(struct qg_gate_page), QG_SEALS_FIXED | F_SEAL_FUTURE_WRITE, PROT_READ);
-    pages->job = qg_map_page(fds[1], sizeof(struct qg_job_page), QG_SEALS_FIXED, PROT_READ | PROT_WRITE);
+    pages->gate = qg_map_page(fds[0], sizeof(struct qg_gate_page),
+                              QG_SEALS_FIXED | F_SEAL_FUTURE_WRITE, PROT_READ);
+    pages->job =
+        qg_map_page(fds[1], sizeof(struct qg_job_page), QG_SEALS_FIXED, PROT_READ | PROT_WRITE);
     if (!valid_pages(pages) || fstat(fds[2], &st) != 0 || fstat(fds[0], &gate) != 0) {
         unmap(pages);
         free(pages);

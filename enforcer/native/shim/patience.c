@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "patience.h"
 
-#define STUCK_NS 2000000u /* no progress for so long at a full window: let it through */
-#define PATIENT 3u        /* so many times in a row at once, then after 4, 8, ... ms */
+#define STUCK_NS      2000000u /* no progress for so long at a full window: let it through */
+#define PATIENT       3u       /* so many times in a row at once, then after 4, 8, ... ms */
 #define LONGEST_SHIFT 5u
-#define BELIEVED 6u       /* that a kernel waits is believed until so many launches have not freed it */
-#define SOON_NS 2000000u  /* who waited for a launch ends so soon after it went, and twice its time, up to as much again */
-#define LONG_NS 8000000u  /* a kernel of less may end by itself then: everybody waits for its end */
+/* that a kernel waits is believed until so many launches have not freed it */
+#define BELIEVED 6u
+/* who waited for a launch ends so soon after it went, and twice its time, up to as much again */
+#define SOON_NS 2000000u
+#define LONG_NS 8000000u /* a kernel of less may end by itself then: everybody waits for its end */
 
-/* A kernel that is known to take long may have the rest of its estimate before it, and who was let through without any effect
- * waits for the whole of it again, longer each time: else long kernels would pile up behind the first. But a long time
- * may have been spent waiting for what the window held back. So it counts only where the function was seen to take it by
- * itself; of others a launch into another stream goes after 2 ms, and then it is seen. */
-bool qg_patience_over(const struct qg_patience *patience, const struct qg_look *at, const struct qg_stream *stream)
+/* A kernel that is known to take long may have the rest of its estimate before it, and who was let
+ * through without any effect waits for the whole of it again, longer each time: else long kernels
+ * would pile up behind the first. But a long time may have been spent waiting for what the window
+ * held back. So it counts only where the function was seen to take it by itself; of others a launch
+ * into another stream goes after 2 ms, and then it is seen. */
+bool qg_patience_over(const struct qg_patience *patience, const struct qg_look *at,
+                      const struct qg_stream *stream)
 {
     const struct qg_inflight *now = &at->inflight;
     unsigned times = patience->times, shift = times < PATIENT ? 0 : times - PATIENT + 1;
@@ -20,7 +24,8 @@ bool qg_patience_over(const struct qg_patience *patience, const struct qg_look *
     if (at->now - at->moved <= wait)
         return false;
     uint64_t estimate = now->longest.ns;
-    bool unproven = now->longest.stream && now->longest.stream != stream && estimate > LONG_NS && times < BELIEVED &&
+    bool unproven = now->longest.stream && now->longest.stream != stream && estimate > LONG_NS &&
+                    times < BELIEVED &&
                     !qg_function_of(&qg_functions, now->longest.function)->proven;
     bool alone = !times && now->sum_ns == estimate; /* nothing stands behind it already */
     uint64_t ran = alone && at->moved > at->began ? at->moved - at->began : 0;
@@ -36,12 +41,13 @@ void qg_patience_used(const struct qg_look *at)
         function->proven--;
 }
 
-void qg_patience_passed(struct qg_patience *patience, const struct qg_look *at, const struct qg_stream *stream,
-                        uint64_t takes_ns)
+void qg_patience_passed(struct qg_patience *patience, const struct qg_look *at,
+                        const struct qg_stream *stream, uint64_t takes_ns)
 {
     const struct qg_inflight *now = &at->inflight;
     if (!patience->times++) {
-        patience->stream = now->longest.ns > LONG_NS && now->longest.stream != stream ? now->longest.stream : NULL;
+        patience->stream =
+            now->longest.ns > LONG_NS && now->longest.stream != stream ? now->longest.stream : NULL;
         patience->value = now->longest.value;
         patience->function = now->longest.function;
     }
@@ -50,7 +56,8 @@ void qg_patience_passed(struct qg_patience *patience, const struct qg_look *at, 
     qg_let_through++;
 }
 
-void qg_patience_look(struct qg_patience *patience, const struct qg_look *at, uint64_t looked_ns, bool moved)
+void qg_patience_look(struct qg_patience *patience, const struct qg_look *at, uint64_t looked_ns,
+                      bool moved)
 {
     if (patience->stream) {
         uint64_t latest = patience->passed_ns + patience->soon_ns;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Where memory lies, as a CUmemLocation says it. Only what is known to be memory of the host is not charged: a type
- * that a later driver adds may be memory of a card.
+ * Where memory lies, as a CUmemLocation says it. Only what is known to be memory of the host is not
+ * charged: a type that a later driver adds may be memory of a card.
  */
 #ifndef QG_PLACE_H
 #define QG_PLACE_H
@@ -30,7 +30,8 @@ static inline enum qg_place qg_place_of(CUmemLocationType type)
     }
 }
 
-/* Whether the location tells the card, and its ordinal; INVISIBLE does not, nor what we do not know. */
+/* Whether the location tells the card, and its ordinal; INVISIBLE does not, nor what we do not
+ * know. */
 static inline bool qg_place_tells(const CUmemLocation *location, CUdevice *ordinal)
 {
     if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
@@ -42,8 +43,9 @@ static inline bool qg_place_tells(const CUmemLocation *location, CUdevice *ordin
     return true;
 }
 
-/* Whether memory of this kind at this place is charged. Only what cannot move stays where the location says: managed
- * memory counts wherever it is to lie first, as that of cuMemAllocManaged does. */
+/* Whether memory of this kind at this place is charged. Only what cannot move stays where the
+ * location says: managed memory counts wherever it is to lie first, as that of cuMemAllocManaged
+ * does. */
 static inline bool qg_place_counts(const CUmemLocation *location, CUmemAllocationType type)
 {
     return qg_place_of(location->type) == QG_PLACE_CARD || type == CU_MEM_ALLOCATION_TYPE_MANAGED;

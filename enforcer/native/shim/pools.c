@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The books of pools. The driver is asked after each call that may have changed what it has reserved; asking and
- * writing down happen under one lock, so that of two threads the later answer is the one that stays.
+ * The books of pools. The driver is asked after each call that may have changed what it has
+ * reserved; asking and writing down happen under one lock, so that of two threads the later answer
+ * is the one that stays.
  */
 #include "graphmem.h"
 #include "pools.h"
@@ -11,7 +12,7 @@
 
 #include "streams.h"
 
-#define MIB (1ull << 20)
+#define MIB     (1ull << 20)
 #define UNKNOWN UINT64_MAX
 
 struct qg_pool {
@@ -19,7 +20,7 @@ struct qg_pool {
     struct qg_card *card; /* NULL: host memory, a card that was not granted, or not told yet */
     enum qg_place place;
     bool asked, tells;
-    bool holds;           /* while it is being destroyed: what is charged for it */
+    bool holds; /* while it is being destroyed: what is charged for it */
     struct qg_entry held;
     struct qg_pool *next;
 };
@@ -41,29 +42,33 @@ void qg_pools_after_fork(void)
     stale = false;
 }
 
-/* Questions of ours. Another thread may begin a capture that they would spoil just before the driver hears them. */
-#define ASK(call)                                                              \
-    ({                                                                         \
-        CUstreamCaptureMode qg_mode;                                           \
-        bool qg_relaxed = qg_relax(&qg_mode);                                  \
-        qg_depth++;                                                            \
-        CUresult qg_answer = (call);                                           \
-        qg_depth--;                                                            \
-        qg_unrelax(qg_relaxed, &qg_mode);                                      \
-        qg_answer;                                                             \
+/* Questions of ours. Another thread may begin a capture that they would spoil just before the
+ * driver hears them. */
+#define ASK(call)                                                                                  \
+    ({                                                                                             \
+        CUstreamCaptureMode qg_mode;                                                               \
+        bool qg_relaxed = qg_relax(&qg_mode);                                                      \
+        qg_depth++;                                                                                \
+        CUresult qg_answer = (call);                                                               \
+        qg_depth--;                                                                                \
+        qg_unrelax(qg_relaxed, &qg_mode);                                                          \
+        qg_answer;                                                                                 \
     })
 
 /* A driver that knows nothing of the question may answer without writing. */
 static uint64_t attribute(CUmemoryPool pool, CUmemPool_attribute which)
 {
     cuuint64_t value = UNKNOWN;
-    return ASK(QG_REAL(cuMemPoolGetAttribute)(pool, which, &value)) == CUDA_SUCCESS ? value : UNKNOWN;
+    return ASK(QG_REAL(cuMemPoolGetAttribute)(pool, which, &value)) == CUDA_SUCCESS ? value
+                                                                                    : UNKNOWN;
 }
 
 static uint64_t graph_attribute(struct qg_card *card, CUgraphMem_attribute which)
 {
     cuuint64_t value = UNKNOWN;
-    return ASK(QG_REAL(cuDeviceGetGraphMemAttribute)(card->ordinal, which, &value)) == CUDA_SUCCESS ? value : UNKNOWN;
+    return ASK(QG_REAL(cuDeviceGetGraphMemAttribute)(card->ordinal, which, &value)) == CUDA_SUCCESS
+               ? value
+               : UNKNOWN;
 }
 
 /* Under the lock. */
@@ -83,7 +88,8 @@ static struct qg_pool *add(CUmemoryPool handle, enum qg_place place, struct qg_c
         pools = pool;
     }
     if (pool)
-        *pool = (struct qg_pool){.handle = handle, .place = place, .card = card, .next = pool->next};
+        *pool =
+            (struct qg_pool){.handle = handle, .place = place, .card = card, .next = pool->next};
     return pool;
 }
 
@@ -111,7 +117,8 @@ struct qg_pool *qg_pool_goes(CUmemoryPool handle)
         link = &pool->next;
     if (pool) {
         *link = pool->next;
-        pool->holds = pool->tells && pool->card && qg_take(QG_KIND_POOL, (uint64_t)(uintptr_t)handle, &pool->held);
+        pool->holds = pool->tells && pool->card &&
+                      qg_take(QG_KIND_POOL, (uint64_t)(uintptr_t)handle, &pool->held);
     }
     pthread_mutex_unlock(&lock);
     return pool;
@@ -182,7 +189,8 @@ bool qg_pool_in_host(CUmemoryPool handle)
 
 CUmemoryPool qg_pool_current(struct qg_card *card)
 {
-    CUmemoryPool *cached = &current[card - qg_cards], pool = __atomic_load_n(cached, __ATOMIC_ACQUIRE);
+    CUmemoryPool *cached = &current[card - qg_cards],
+                 pool = __atomic_load_n(cached, __ATOMIC_ACQUIRE);
     if (pool)
         return pool;
     unsigned before = __atomic_load_n(&changes, __ATOMIC_ACQUIRE);
@@ -191,7 +199,8 @@ CUmemoryPool qg_pool_current(struct qg_card *card)
     pthread_mutex_lock(&lock);
     if (!find(pool))
         add(pool, QG_PLACE_CARD, card);
-    if (before == __atomic_load_n(&changes, __ATOMIC_RELAXED)) /* else the answer may be older than what was set since */
+    /* else the answer may be older than what was set since */
+    if (before == __atomic_load_n(&changes, __ATOMIC_RELAXED))
         __atomic_store_n(cached, pool, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&lock);
     return pool;
@@ -235,7 +244,8 @@ static uint64_t held(enum qg_kind kind, uint64_t key)
 }
 
 /* Under the lock. */
-static uint64_t correct(struct qg_card *card, enum qg_kind kind, uint64_t key, uint64_t reserved, uint64_t now)
+static uint64_t correct(struct qg_card *card, enum qg_kind kind, uint64_t key, uint64_t reserved,
+                        uint64_t now)
 {
     uint64_t before = held(kind, key);
     if (now == UNKNOWN)
@@ -289,7 +299,8 @@ uint64_t qg_pool_rounded(uint64_t size)
     return size > UINT64_MAX - unit ? size : (size + unit - 1) / unit * unit;
 }
 
-/* Whether a later wait may still find less: unused memory above the threshold, whose free the card has not reached. */
+/* Whether a later wait may still find less: unused memory above the threshold, whose free the card
+ * has not reached. */
 static bool may_shrink(CUmemoryPool handle, uint64_t reserved)
 {
     if (!reserved)
@@ -299,7 +310,8 @@ static bool may_shrink(CUmemoryPool handle, uint64_t reserved)
     return keeps != UNKNOWN && used != UNKNOWN && reserved > keeps && reserved > used;
 }
 
-/* All pools of a card (NULL: of all cards), trimmed or only looked at. True if something was given back. */
+/* All pools of a card (NULL: of all cards), trimmed or only looked at. True if something was given
+ * back. */
 static bool look_at_all(struct qg_card *card, bool trim)
 {
     bool less = false;
@@ -311,7 +323,8 @@ static bool look_at_all(struct qg_card *card, bool trim)
         uint64_t before = held(QG_KIND_POOL, key);
         if (trim && before)
             ASK(QG_REAL(cuMemPoolTrimTo)(pool->handle, 0));
-        correct(pool->card, QG_KIND_POOL, key, 0, attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT));
+        correct(pool->card, QG_KIND_POOL, key, 0,
+                attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT));
         less |= held(QG_KIND_POOL, key) < before;
         if (may_shrink(pool->handle, held(QG_KIND_POOL, key)))
             qg_pools_stale();
@@ -344,7 +357,8 @@ void qg_pools_stale(void)
 
 void qg_pools_settled(void)
 {
-    if (QG_LIKELY(!__atomic_load_n(&stale, __ATOMIC_ACQUIRE)) || !__atomic_exchange_n(&stale, false, __ATOMIC_ACQ_REL))
+    if (QG_LIKELY(!__atomic_load_n(&stale, __ATOMIC_ACQUIRE)) ||
+        !__atomic_exchange_n(&stale, false, __ATOMIC_ACQ_REL))
         return;
     look_at_all(NULL, false);
 }

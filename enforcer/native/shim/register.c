@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The connection to the arbiter. One helper thread per process connects, registers every visible card of the
- * grant, publishes the pages and then sleeps in poll(2) on the socket; when the arbiter goes away, or the program
- * closes the descriptor under us, it starts over.
+ * The connection to the arbiter. One helper thread per process connects, registers every visible
+ * card of the grant, publishes the pages and then sleeps in poll(2) on the socket; when the arbiter
+ * goes away, or the program closes the descriptor under us, it starts over.
  *
- * The program owns the descriptor table. Ours have high numbers, and before one is used again its identity
- * (device and inode) is compared, so that nothing is ever read from or written to a descriptor of the program.
+ * The program owns the descriptor table. Ours have high numbers, and before one is used again its
+ * identity (device and inode) is compared, so that nothing is ever read from or written to a
+ * descriptor of the program.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -28,13 +29,16 @@
 #include "shim.h"
 #include "waiters.h"
 
-#define FIRST_WAIT_NS 500000000u  /* cuInit waits so long for the first registration */
+#define FIRST_WAIT_NS  500000000u   /* cuInit waits so long for the first registration */
 #define START_LEASE_NS 10000000000u /* no arbiter for so long after cuInit: memory is refused */
-#define SAY_AFTER_NS 2000000000u    /* a restart of the arbiter takes less, and is not worth a word */
-#define ANSWER_MS 2000         /* the arbiter answers within this, or we start over */
-#define RETRY_MS 100
-#define REFUSED_MS 1000        /* a clear no will hardly become a yes, but an administrator may repair it */
-#define LOOK_MS 250            /* how often the helper looks whether its descriptors are still its own */
+/* a restart of the arbiter takes less, and is not worth a word */
+#define SAY_AFTER_NS 2000000000u
+#define ANSWER_MS    2000 /* the arbiter answers within this, or we start over */
+#define RETRY_MS     100
+/* a clear no will hardly become a yes, but an administrator may repair it */
+#define REFUSED_MS 1000
+/* how often the helper looks whether its descriptors are still its own */
+#define LOOK_MS 250
 
 static struct {
     uint32_t changed;    /* atomic, futex: rises with attempted and with each registration */
@@ -45,10 +49,10 @@ static struct {
     int sock;            /* the next three are the helper's, and the child's after a fork */
     dev_t dev;
     ino_t ino;
-    uint32_t ring; /* atomic: somebody could not ring */
+    uint32_t ring;                 /* atomic: somebody could not ring */
     int refused[QG_MAX_CARDS];     /* atomic: errno of a clear no for this card, until a yes */
     bool registered[QG_MAX_CARDS]; /* the helper's: on this connection */
-    int last;      /* atomic: what the last round came to */
+    int last;                      /* atomic: what the last round came to */
     int unreached; /* atomic: errno of the last attempt to connect, 0: somebody was there */
     char why[200]; /* the first no in the arbiter's words; written before refused, once */
 } reg = {.sock = -1};
@@ -59,14 +63,15 @@ static void changed(void)
     syscall(SYS_futex, &reg.changed, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 
-/* Sleeps until something changed since `seen`. By number, since a cancelled thread must not die in here. False: the time
- * is over. */
+/* Sleeps until something changed since `seen`. By number, since a cancelled thread must not die in
+ * here. False: the time is over. */
 static bool wait_change(uint32_t seen, uint64_t until_ns)
 {
     uint64_t now = qg_now_ns();
     if (now >= until_ns)
         return false;
-    struct timespec limit = {(time_t)((until_ns - now) / 1000000000u), (long)((until_ns - now) % 1000000000u)};
+    struct timespec limit = {(time_t)((until_ns - now) / 1000000000u),
+                             (long)((until_ns - now) % 1000000000u)};
     syscall(SYS_futex, &reg.changed, FUTEX_WAIT_PRIVATE, seen, &limit, NULL, 0);
     return true;
 }
@@ -76,22 +81,24 @@ bool qg_register_connected(void)
     return __atomic_load_n(&reg.connected, __ATOMIC_ACQUIRE);
 }
 
-/* ---- one registration ------------------------------------------------------------------------------------- */
+/* ---- one registration ---- */
 
-/* Another thread may just be ringing the old doorbell. If we closed it, the program could get its number in that moment,
- * so the number stays a doorbell for ever: the new one takes it. */
+/* Another thread may just be ringing the old doorbell. If we closed it, the program could get its
+ * number in that moment, so the number stays a doorbell for ever: the new one takes it. */
 static void keep_number(struct qg_pages *pages, const struct qg_pages *old)
 {
-    if (!old || old->doorbell == pages->doorbell || !qg_same_file(old->doorbell, old->doorbell_dev, old->doorbell_ino) ||
+    if (!old || old->doorbell == pages->doorbell ||
+        !qg_same_file(old->doorbell, old->doorbell_dev, old->doorbell_ino) ||
         dup3(pages->doorbell, old->doorbell, O_CLOEXEC) < 0)
         return;
     close(pages->doorbell);
     pages->doorbell = old->doorbell;
 }
 
-/* The slot may have been that of the program which this process ran before it executed us: its threads stand at no gate any
- * more, and its work is gone. The arbiter clears markers; that these words are stale only we know, since a program that merely
- * lost its connection comes back in the same way. */
+/* The slot may have been that of the program which this process ran before it executed us: its
+ * threads stand at no gate any more, and its work is gone. The arbiter clears markers; that these
+ * words are stale only we know, since a program that merely lost its connection comes back in the
+ * same way. */
 static void begin_slot(struct qg_proc *proc)
 {
     __atomic_store_n(&proc->waiting, 0, __ATOMIC_RELAXED);
@@ -118,7 +125,8 @@ static void adopt(struct qg_card *card, struct qg_pages *pages)
     changed();
 }
 
-/* Pages of a former arbiter, whose gate may be open for ever, are no more than what is held by them. */
+/* Pages of a former arbiter, whose gate may be open for ever, are no more than what is held by
+ * them. */
 static void note_refusal(struct qg_card *card, int status, const char *why)
 {
     struct qg_pages *pages = qg_pages_of(card);
@@ -137,7 +145,8 @@ static bool has_ended(int sock)
     return poll(&look, 1, 0) > 0 && (look.revents & (POLLHUP | POLLERR | POLLNVAL));
 }
 
-/* 0, or an errno: EAGAIN asks for another try on the same connection. EPROTO: the arbiter is of another version. */
+/* 0, or an errno: EAGAIN asks for another try on the same connection. EPROTO: the arbiter is of
+ * another version. */
 static int register_card(int sock, struct qg_card *card)
 {
     struct qg_register ask = {.job_id = qg_info.grant.job_id, .mem_used = qg_memory_used(card)};
@@ -189,8 +198,9 @@ static unsigned registered(void)
     return count;
 }
 
-/* Those that are not yet. 0 when every visible card is registered on this connection; else EAGAIN if one is to ask again soon,
- * or why the first is not. Such a card leaves the others in peace: their work and their memory are as governed as ever. */
+/* Those that are not yet. 0 when every visible card is registered on this connection; else EAGAIN
+ * if one is to ask again soon, or why the first is not. Such a card leaves the others in peace:
+ * their work and their memory are as governed as ever. */
 static int register_all(int sock)
 {
     int why = 0;
@@ -230,7 +240,8 @@ static bool again(int sock)
 {
     static uint64_t asked_ns;
     uint64_t now = qg_now_ns();
-    if (!__atomic_load_n(&reg.last, __ATOMIC_RELAXED) || now - asked_ns < (uint64_t)retry_ms() * 1000000u)
+    if (!__atomic_load_n(&reg.last, __ATOMIC_RELAXED) ||
+        now - asked_ns < (uint64_t)retry_ms() * 1000000u)
         return true;
     asked_ns = now;
     unsigned before = registered();
@@ -241,7 +252,7 @@ static bool again(int sock)
     return !is_over(status);
 }
 
-/* ---- the helper thread ------------------------------------------------------------------------------------ */
+/* ---- the helper thread ---- */
 
 static void first_round_over(void)
 {
@@ -259,7 +270,8 @@ static bool doorbells_are_ours(void)
     return true;
 }
 
-/* A card that this arbiter refuses is not registered anew all the time, though old pages of it may beat: again() asks. */
+/* A card that this arbiter refuses is not registered anew all the time, though old pages of it may
+ * beat: again() asks. */
 static bool given_up_is_back(void)
 {
     for (unsigned i = 0; i < qg_info.grant.ncards; i++)
@@ -268,8 +280,8 @@ static bool given_up_is_back(void)
     return false;
 }
 
-/* Until the arbiter hangs up, a descriptor is lost, or an arbiter that we had given up is back: then all begins anew. What
- * the arbiter sends unasked is about channel groups. */
+/* Until the arbiter hangs up, a descriptor is lost, or an arbiter that we had given up is back:
+ * then all begins anew. What the arbiter sends unasked is about channel groups. */
 static void stand_by(int sock)
 {
     union {
@@ -327,7 +339,9 @@ static void *helper(void *unused)
         if (sock >= 0 && qg_same_file(sock, reg.dev, reg.ino))
             close(sock);
         reg.sock = -1;
-        nap_ms(done ? 1 : status == ENOTCONN || (is_over(status) && status != EPROTO) ? RETRY_MS : REFUSED_MS);
+        nap_ms(done                                                          ? 1
+               : status == ENOTCONN || (is_over(status) && status != EPROTO) ? RETRY_MS
+                                                                             : REFUSED_MS);
     }
     return NULL;
 }
@@ -345,7 +359,8 @@ void qg_register_first(void)
 {
     while (__atomic_load_n(&reg.running, __ATOMIC_ACQUIRE)) {
         uint32_t seen = __atomic_load_n(&reg.changed, __ATOMIC_SEQ_CST);
-        if (__atomic_load_n(&reg.attempted, __ATOMIC_SEQ_CST) || !wait_change(seen, reg.started_ns + FIRST_WAIT_NS))
+        if (__atomic_load_n(&reg.attempted, __ATOMIC_SEQ_CST) ||
+            !wait_change(seen, reg.started_ns + FIRST_WAIT_NS))
             break;
     }
 }
@@ -390,9 +405,11 @@ static const char *advice(int status)
     if (status == ENOSPC)
         return "Start fewer, or end some.";
     if (status == EPERM && qg_info.grant.job_id >= QG_JOB_WITHOUT_SLURM)
-        return "The grant of a command ends with it; let it wait for what it started, or start that with qgpu run.";
+        return "The grant of a command ends with it; let it wait for what it started, or start "
+               "that with qgpu run.";
     return status ? "Start it with srun or sbatch inside its job, or tell your administrator."
-                  : "It goes on as soon as it is registered. If that takes long, tell your administrator.";
+                  : "It goes on as soon as it is registered. If that takes long, tell your "
+                    "administrator.";
 }
 
 void qg_register_say_shut(struct qg_card *card)
@@ -401,8 +418,10 @@ void qg_register_say_shut(struct qg_card *card)
     const char *why = qg_register_refusal(card);
     if (__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
         return;
-    qg_say("this process waits for its turn on the card, because the arbiter of this node did not register it at %s/%s: %s. %s",
-           qg_info.grant.run_dir, QG_SOCK_REGISTER, why ? why : unanswered(), advice(why ? reg.refused[card - qg_cards] : 0));
+    qg_say("this process waits for its turn on the card, because the arbiter of this node did not "
+           "register it at %s/%s: %s. %s",
+           qg_info.grant.run_dir, QG_SOCK_REGISTER, why ? why : unanswered(),
+           advice(why ? reg.refused[card - qg_cards] : 0));
 }
 
 /* As at a closed gate: what nobody registers has no limits, and does not work. */
@@ -436,7 +455,8 @@ const char *qg_register_for_memory(struct qg_card *card)
     return qg_pages_of(card) ? NULL : unanswered();
 }
 
-/* Our doorbell was closed by the program: the helper registers again at its next look, which rings by itself. */
+/* Our doorbell was closed by the program: the helper registers again at its next look, which rings
+ * by itself. */
 void qg_ring_by_helper(struct qg_card *card)
 {
     (void)card;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Since when this process has nothing on a card. The arbiter looks at intervals; who waited for the end of its work knows
- * exactly, and says so in its slot: offline's turn comes so much sooner.
+ * Since when this process has nothing on a card. The arbiter looks at intervals; who waited for the
+ * end of its work knows exactly, and says so in its slot: offline's turn comes so much sooner.
  */
 #include "streams.h"
 
@@ -22,14 +22,16 @@ static bool rests(const struct qg_proc *proc)
     return !left;
 }
 
-/* The launches are read first: who counts one later makes the two words disagree with its count, and then they say nothing.
- * One that another thread has counted and not made yet is covered by them: where the arbiter finds it at work they are not
- * believed, and where it was too brief for that offline comes sooner by a look at most. Who only asked, again and again, has
- * said it already. */
+/* The launches are read first: who counts one later makes the two words disagree with its count,
+ * and then they say nothing. One that another thread has counted and not made yet is covered by
+ * them: where the arbiter finds it at work they are not believed, and where it was too brief for
+ * that offline comes sooner by a look at most. Who only asked, again and again, has said it
+ * already. */
 static void tell(struct qg_proc *proc, bool slept)
 {
     uint64_t count = launches(proc);
-    if ((!slept && count == __atomic_load_n(&proc->rests_launches, __ATOMIC_RELAXED)) || !rests(proc))
+    if ((!slept && count == __atomic_load_n(&proc->rests_launches, __ATOMIC_RELAXED)) ||
+        !rests(proc))
         return;
     __atomic_store_n(&proc->rests_ns, qg_now_ns(), __ATOMIC_RELAXED);
     __atomic_store_n(&proc->rests_launches, count, __ATOMIC_RELEASE);

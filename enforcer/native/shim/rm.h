@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The channel groups of this process, as its own control calls told them: rm_hook.c hears the calls, rm_table.c keeps what
- * they made, rm_tell.c tells the arbiter and acts, rm_leave.c is what the hooks of contexts need. docs/specs/shim.md.
+ * The channel groups of this process, as its own control calls told them: rm_hook.c hears the
+ * calls, rm_table.c keeps what they made, rm_tell.c tells the arbiter and acts, rm_leave.c is what
+ * the hooks of contexts need. docs/specs/shim.md.
  */
 #ifndef QG_SHIM_RM_H
 #define QG_SHIM_RM_H
@@ -13,29 +14,34 @@
 #include "qgpu_abi.h"
 #include "qgpu_rm.h"
 
-/* ---- rm_table.c: callable everywhere, also from a signal handler; nothing here allocates or waits ----------- */
+/* ---- rm_table.c: callable everywhere, also from a signal handler; nothing here allocates or waits
+ * ---- */
 
 struct qg_rm_file { /* an open control device, as the program's descriptor table knows it */
     dev_t dev, rdev;
     ino_t ino;
 };
 
-enum qg_rm_card { QG_RM_CARD_UNKNOWN = -2, QG_RM_CARD_FOREIGN = -1 }; /* or an index into qg_cards */
+/* or an index into qg_cards */
+enum qg_rm_card { QG_RM_CARD_UNKNOWN = -2, QG_RM_CARD_FOREIGN = -1 };
 
 /* One device of one client, and what lies below it. */
 struct qg_rm_view {
     uint32_t client_serial, device_serial; /* handles are used again, these are not */
-    int fd;                                /* the number by which the program last used the client; -1: none */
+    /* the number by which the program last used the client; -1: none */
+    int fd;
     struct qg_rm_file file;
-    int card;                              /* enum qg_rm_card */
-    struct qg_groups told;                 /* all but head, job and UUID */
+    int card;              /* enum qg_rm_card */
+    struct qg_groups told; /* all but head, job and UUID */
     uint32_t group_serial[QG_MAX_GROUPS];
-    uint64_t slice_us[QG_MAX_GROUPS];      /* before anybody changed it; 0: not asked yet */
+    uint64_t slice_us[QG_MAX_GROUPS]; /* before anybody changed it; 0: not asked yet */
 };
 
 /* What the program did, after the driver said yes. */
-void qg_rm_allocated(int fd, uint32_t client, uint32_t parent, uint32_t object, uint32_t class_id, uint32_t engine);
-void qg_rm_duplicated(int fd, uint32_t client, uint32_t parent, uint32_t object, uint32_t from_client, uint32_t from);
+void qg_rm_allocated(int fd, uint32_t client, uint32_t parent, uint32_t object, uint32_t class_id,
+                     uint32_t engine);
+void qg_rm_duplicated(int fd, uint32_t client, uint32_t parent, uint32_t object,
+                      uint32_t from_client, uint32_t from);
 void qg_rm_scheduled(int fd, uint32_t client, uint32_t object);
 void qg_rm_not_understood(void); /* a call of a size that is not the published one */
 
@@ -56,15 +62,18 @@ void qg_rm_unreachable(const struct qg_rm_view *view); /* its descriptor is not 
 /* Rises with each change that an arbiter may want to know. */
 uint32_t qg_rm_changes(void);
 
-/* A private descriptor of the client's file, for one use; -1: the program closed it. To be closed by the caller. */
+/* A private descriptor of the client's file, for one use; -1: the program closed it. To be closed
+ * by the caller. */
 int qg_rm_borrow(const struct qg_rm_view *view);
 
-/* ---- rm_hook.c, rm_import.c --------------------------------------------------------------------------------- */
+/* ---- rm_hook.c, rm_import.c ---- */
 
-void qg_rm_watch(bool on);               /* off: this process is not governed, and all calls pass unseen */
-void qg_rm_driver_opened(void *library); /* its calls of ioctl() go through ours, however we were loaded */
+/* off: this process is not governed, and all calls pass unseen */
+void qg_rm_watch(bool on);
+/* its calls of ioctl() go through ours, however we were loaded */
+void qg_rm_driver_opened(void *library);
 
-/* ---- rm_tell.c ---------------------------------------------------------------------------------------------- */
+/* ---- rm_tell.c ---- */
 
 void qg_rm_changed(void); /* wakes the teller */
 
@@ -76,13 +85,16 @@ void qg_rm_look(void);                                 /* at intervals: a lease 
 
 void qg_rm_after_fork(void);
 
-/* ---- rm_leave.c --------------------------------------------------------------------------------------------- */
+/* ---- rm_leave.c ---- */
 
 struct qg_card;
-bool qg_rm_any(void);                    /* somebody wants to know of contexts at all */
-bool qg_rm_making(void);                 /* a context is about to be made; then the next, with the answer and the result */
-void qg_rm_context_made(bool counted, bool made); /* waits shortly until the arbiter knows its groups */
-bool qg_rm_leave(struct qg_card *card);  /* a context of it is about to be destroyed: nothing of it is stopped any more */
-void qg_rm_left(struct qg_card *card);   /* it was; only after a true qg_rm_leave() */
+bool qg_rm_any(void); /* somebody wants to know of contexts at all */
+/* a context is about to be made; then the next, with the answer and the result */
+bool qg_rm_making(void);
+/* waits shortly until the arbiter knows its groups */
+void qg_rm_context_made(bool counted, bool made);
+/* a context of it is about to be destroyed: nothing of it is stopped any more */
+bool qg_rm_leave(struct qg_card *card);
+void qg_rm_left(struct qg_card *card); /* it was; only after a true qg_rm_leave() */
 
 #endif

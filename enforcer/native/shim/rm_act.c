@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Acting on the groups of this very process: what the arbiter orders, and the way back from all that it may have done.
+ * Acting on the groups of this very process: what the arbiter orders, and the way back from all
+ * that it may have done.
  */
 #include <string.h>
 #include <unistd.h>
@@ -11,7 +12,8 @@
 #define TRIES 5 /* looks at a table that changes under our hands */
 
 /* One action on one device's groups; retried where a group went away under our hands. */
-static uint32_t act_on(const struct qg_rm_view *view, uint32_t action, uint32_t method, uint64_t value, uint32_t *count)
+static uint32_t act_on(const struct qg_rm_view *view, uint32_t action, uint32_t method,
+                       uint64_t value, uint32_t *count)
 {
     int fd = qg_rm_borrow(view);
     *count = 0;
@@ -24,7 +26,8 @@ static uint32_t act_on(const struct qg_rm_view *view, uint32_t action, uint32_t 
     return status;
 }
 
-/* The slice that each group had before. To set what is set already would take the group off the card for nothing. */
+/* The slice that each group had before. To set what is set already would take the group off the
+ * card for nothing. */
 static uint32_t slices_again(const struct qg_rm_view *view, bool always)
 {
     uint32_t first = RM_OK;
@@ -32,9 +35,11 @@ static uint32_t slices_again(const struct qg_rm_view *view, bool always)
     for (uint32_t i = 0; fd >= 0 && i < view->told.ngroups; i++) {
         struct rm_timeslice now = {0}, before = {.us = view->slice_us[i]};
         uint32_t client = view->told.client, group = view->told.groups[i].handle;
-        uint32_t status = qg_rm_control(fd, client, group, RM_GROUP_GET_TIMESLICE, &now, sizeof(now));
+        uint32_t status =
+            qg_rm_control(fd, client, group, RM_GROUP_GET_TIMESLICE, &now, sizeof(now));
         if (!status && before.us && (always || now.us != before.us))
-            status = qg_rm_control(fd, client, group, RM_GROUP_SET_TIMESLICE, &before, sizeof(before));
+            status =
+                qg_rm_control(fd, client, group, RM_GROUP_SET_TIMESLICE, &before, sizeof(before));
         first = first ? first : status;
     }
     if (fd >= 0)
@@ -59,7 +64,8 @@ uint32_t qg_rm_act_on_card(int card, const struct qg_act *order, uint32_t *count
 {
     struct qg_rm_view view;
     uint32_t status = RM_OK, some, before;
-    bool slices = order->action == QG_ACT_CONTINUE && order->method == QG_HW_TIMESLICE && !order->value;
+    bool slices =
+        order->action == QG_ACT_CONTINUE && order->method == QG_HW_TIMESLICE && !order->value;
     int tries = TRIES;
     *count = 0;
     for (unsigned at = 0; before = qg_rm_changes(), qg_rm_next(&at, &view);) {

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ioctl(2), for the whole process: what is not the NVIDIA driver's passes after one comparison, the rest goes to the
- * kernel unchanged and is looked at when it comes back. Called from signal handlers, before any constructor, and in
- * children of vfork(2): no allocation, no thread-local state but errno, no lock but the table's.
+ * ioctl(2), for the whole process: what is not the NVIDIA driver's passes after one comparison, the
+ * rest goes to the kernel unchanged and is looked at when it comes back. Called from signal
+ * handlers, before any constructor, and in children of vfork(2): no allocation, no thread-local
+ * state but errno, no lock but the table's.
  *
- * There is no `syscall()` and no dlsym(RTLD_NEXT) here: the system call itself is the only thing that is surely there.
+ * There is no `syscall()` and no dlsym(RTLD_NEXT) here: the system call itself is the only thing
+ * that is surely there.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -14,7 +16,7 @@
 #include "shim.h"
 
 #define CHANNEL_SCHEDULE 0xa06f0103u /* RM_GROUP_SCHEDULE of a single channel */
-#define XFER 211u                    /* an envelope for calls of other sizes */
+#define XFER             211u        /* an envelope for calls of other sizes */
 
 struct xfer {
     uint32_t number, size;
@@ -28,7 +30,8 @@ void qg_rm_watch(bool on)
     __atomic_store_n(&passes, !on, __ATOMIC_RELAXED);
 }
 
-__attribute__((always_inline)) static inline long kernel(int fd, unsigned long request, void *argument)
+__attribute__((always_inline)) static inline long kernel(int fd, unsigned long request,
+                                                         void *argument)
 {
     long result;
     __asm__ volatile("syscall"
@@ -50,7 +53,8 @@ __attribute__((always_inline)) static inline int answer(long result)
 static uint32_t engine_of(uint32_t class_id, uint64_t params, uint32_t size)
 {
     const struct rm_group_params *group = (const struct rm_group_params *)(uintptr_t)params;
-    bool there = class_id == RM_CLASS_GROUP && params && (!size || size >= offsetof(struct rm_group_params, vgpu));
+    bool there = class_id == RM_CLASS_GROUP && params &&
+                 (!size || size >= offsetof(struct rm_group_params, vgpu));
     return there ? group->engine : 0;
 }
 
@@ -61,7 +65,8 @@ static void allocated(int fd, const void *argument, uint32_t size)
     bool is_wide = size == sizeof(*wide);
     if ((is_wide ? wide->status : a->status) != RM_OK)
         return;
-    uint32_t engine = engine_of(a->class_id, a->params, is_wide ? wide->params_size : a->params_size);
+    uint32_t engine =
+        engine_of(a->class_id, a->params, is_wide ? wide->params_size : a->params_size);
     qg_rm_allocated(fd, a->client, a->parent, a->object, a->class_id, engine);
     qg_rm_changed();
 }
@@ -69,8 +74,8 @@ static void allocated(int fd, const void *argument, uint32_t size)
 static void controlled(int fd, const struct rm_control *c)
 {
     const struct rm_schedule *schedule = (const struct rm_schedule *)(uintptr_t)c->params;
-    if ((c->cmd == RM_GROUP_SCHEDULE || c->cmd == CHANNEL_SCHEDULE) && c->status == RM_OK && schedule &&
-        c->params_size >= sizeof(*schedule) && schedule->enable) {
+    if ((c->cmd == RM_GROUP_SCHEDULE || c->cmd == CHANNEL_SCHEDULE) && c->status == RM_OK &&
+        schedule && c->params_size >= sizeof(*schedule) && schedule->enable) {
         qg_rm_scheduled(fd, c->client, c->object);
         qg_rm_changed();
     } else {
@@ -102,8 +107,9 @@ static bool published(uint32_t number, uint32_t size)
     }
 }
 
-/* Looked at before the kernel saw it, so a wild pointer must not be our crash: the kernel says EFAULT of it. A bad first
- * argument, so that nothing is done but the copying. The two ends are enough for what is shorter than a page. */
+/* Looked at before the kernel saw it, so a wild pointer must not be our crash: the kernel says
+ * EFAULT of it. A bad first argument, so that nothing is done but the copying. The two ends are
+ * enough for what is shorter than a page. */
 static bool readable(const void *p, size_t size)
 {
     for (int i = 0; i < 2; i++) {
@@ -111,8 +117,9 @@ static bool readable(const void *p, size_t size)
         long result;
         __asm__ volatile("syscall"
                          : "=a"(result)
-                         : "0"(14L /* rt_sigprocmask */), "D"(-1L), "S"((uintptr_t)p + (i ? size - sizeof(uint64_t) : 0)),
-                           "d"(0L), "r"(of_mask)
+                         : "0"(14L /* rt_sigprocmask */), "D"(-1L),
+                           "S"((uintptr_t)p + (i ? size - sizeof(uint64_t) : 0)), "d"(0L),
+                           "r"(of_mask)
                          : "rcx", "r11", "memory");
         if (result == -EFAULT)
             return false;
@@ -130,7 +137,8 @@ __attribute__((noinline)) static long watched(int fd, unsigned long request, voi
         size = x->size;
         inner = (const void *)(uintptr_t)x->argument;
     }
-    if (!inner || (number != RM_ESC_ALLOC && number != RM_ESC_CONTROL && number != RM_ESC_FREE && number != RM_ESC_DUP))
+    if (!inner || (number != RM_ESC_ALLOC && number != RM_ESC_CONTROL && number != RM_ESC_FREE &&
+                   number != RM_ESC_DUP))
         return kernel(fd, request, argument);
     bool known = published(number, size);
     const struct rm_free *f = inner;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Preloaded, our ioctl() stands before libc's for everybody. Loaded by dlopen (the shim mounted over the driver's file), it
- * does not: then the driver's own reference is turned to ours in its table of imports, and only that one.
+ * Preloaded, our ioctl() stands before libc's for everybody. Loaded by dlopen (the shim mounted
+ * over the driver's file), it does not: then the driver's own reference is turned to ours in its
+ * table of imports, and only that one.
  */
 #include <dlfcn.h>
 #include <elf.h>
@@ -14,9 +15,9 @@
 #include "rm.h"
 
 struct imports {
-    const ElfW(Sym) *symbols;
+    const ElfW(Sym) * symbols;
     const char *names;
-    const ElfW(Rela) *relocations[2]; /* of the PLT; the others */
+    const ElfW(Rela) * relocations[2]; /* of the PLT; the others */
     size_t count[2];
 };
 
@@ -27,13 +28,26 @@ static void read_imports(const struct link_map *map, struct imports *at)
     for (const ElfW(Dyn) *d = map->l_ld; d && d->d_tag != DT_NULL; d++) {
         const void *pointer = (const void *)d->d_un.d_ptr; /* glibc has made them absolute */
         switch (d->d_tag) {
-        case DT_SYMTAB: at->symbols = pointer; break;
-        case DT_STRTAB: at->names = pointer; break;
-        case DT_JMPREL: at->relocations[0] = pointer; break;
-        case DT_PLTRELSZ: bytes[0] = d->d_un.d_val; break;
-        case DT_RELA: at->relocations[1] = pointer; break;
-        case DT_RELASZ: bytes[1] = d->d_un.d_val; break;
-        default: break;
+        case DT_SYMTAB:
+            at->symbols = pointer;
+            break;
+        case DT_STRTAB:
+            at->names = pointer;
+            break;
+        case DT_JMPREL:
+            at->relocations[0] = pointer;
+            break;
+        case DT_PLTRELSZ:
+            bytes[0] = d->d_un.d_val;
+            break;
+        case DT_RELA:
+            at->relocations[1] = pointer;
+            break;
+        case DT_RELASZ:
+            bytes[1] = d->d_un.d_val;
+            break;
+        default:
+            break;
         }
     }
     for (int i = 0; i < 2; i++)
@@ -76,7 +90,8 @@ void qg_rm_driver_opened(void *library)
 {
     struct link_map *map = NULL;
     struct imports at;
-    void *libc = dlopen("libc.so.6", RTLD_NOW | RTLD_NOLOAD), *theirs = libc ? dlsym(libc, "ioctl") : NULL;
+    void *libc = dlopen("libc.so.6", RTLD_NOW | RTLD_NOLOAD),
+         *theirs = libc ? dlsym(libc, "ioctl") : NULL;
     if (!library || !theirs || dlinfo(library, RTLD_DI_LINKMAP, &map) != 0 || !map)
         return;
     read_imports(map, &at);
@@ -85,7 +100,8 @@ void qg_rm_driver_opened(void *library)
             const ElfW(Rela) *r = &at.relocations[kind][i];
             const ElfW(Sym) *symbol = &at.symbols[ELF64_R_SYM(r->r_info)];
             void **slot = (void **)(map->l_addr + r->r_offset);
-            /* Whoever else stands before libc's, an interposer of the program or we ourselves, stays there. */
+            /* Whoever else stands before libc's, an interposer of the program or we ourselves,
+             * stays there. */
             if (ELF64_R_SYM(r->r_info) && ELF64_R_TYPE(r->r_info) != R_X86_64_COPY &&
                 !strcmp(at.names + symbol->st_name, "ioctl") && *slot == theirs)
                 turn(map->l_addr, slot, (void *)(uintptr_t)&ioctl);

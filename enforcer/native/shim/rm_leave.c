@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What threads of the program do about the groups of their contexts: after one was made, wait a moment until the arbiter
- * knows it; before one is destroyed, see to it that nothing of it is stopped.
+ * What threads of the program do about the groups of their contexts: after one was made, wait a
+ * moment until the arbiter knows it; before one is destroyed, see to it that nothing of it is
+ * stopped.
  */
 #include <stdlib.h>
 
 #include "gate.h"
 #include "rm_tell.h"
 
-#define TOLD_NS 5000000u   /* a new context waits so long at most */
-#define LEFT_NS 50000000u  /* one that is to be destroyed */
-#define EXIT_NS 20000000u  /* and the process's end */
+#define TOLD_NS 5000000u  /* a new context waits so long at most */
+#define LEFT_NS 50000000u /* one that is to be destroyed */
+#define EXIT_NS 20000000u /* and the process's end */
 
 static bool running(void)
 {
@@ -22,7 +23,8 @@ bool qg_rm_any(void)
     return running();
 }
 
-/* Until a round that began after `asked` is over and, if a card is given, the arbiter has left all of it alone. */
+/* Until a round that began after `asked` is over and, if a card is given, the arbiter has left all
+ * of it alone. */
 static bool wait_round(uint32_t asked, int card, uint64_t limit_ns)
 {
     uint64_t end = qg_now_ns() + limit_ns;
@@ -84,7 +86,8 @@ void qg_rm_context_made(bool counted, bool made)
     for (;;) {
         uint32_t done = __atomic_load_n(&qg_teller.done, __ATOMIC_SEQ_CST);
         uint64_t now = qg_now_ns();
-        if ((int32_t)(__atomic_load_n(&qg_teller.seen, __ATOMIC_SEQ_CST) - changes) >= 0 || now >= end)
+        if ((int32_t)(__atomic_load_n(&qg_teller.seen, __ATOMIC_SEQ_CST) - changes) >= 0 ||
+            now >= end)
             return;
         qg_rm_sleep(&qg_teller.done, done, end - now);
     }
@@ -98,7 +101,8 @@ bool qg_rm_leave(struct qg_card *card)
     if (!__atomic_load_n(&qg_teller.told[at], __ATOMIC_SEQ_CST) &&
         __atomic_load_n(&qg_teller.seen, __ATOMIC_SEQ_CST) == qg_rm_changes())
         return false;
-    /* What is stopped ends only when its turn comes; destroying it would wait for that in the driver. */
+    /* What is stopped ends only when its turn comes; destroying it would wait for that in the
+     * driver. */
     if (!__atomic_load_n(&qg_teller.exiting, __ATOMIC_SEQ_CST))
         qg_gate_wait(card);
     __atomic_add_fetch(&qg_teller.leaving[at], 1, __ATOMIC_SEQ_CST);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The objects that matter: clients, their devices and subdevices, channel groups, channels. Handles are chosen by whoever
- * makes an object and are used again, so each entry has a serial number that is not.
+ * The objects that matter: clients, their devices and subdevices, channel groups, channels. Handles
+ * are chosen by whoever makes an object and are used again, so each entry has a serial number that
+ * is not.
  *
- * Everything lies in one mapping that a child of fork(2) sees as zeros: its copies of the descriptors are its parent's
- * clients, which are not its business. While the lock is held all signals are blocked, so that a handler, or a
- * cancellation, never meets it.
+ * Everything lies in one mapping that a child of fork(2) sees as zeros: its copies of the
+ * descriptors are its parent's clients, which are not its business. While the lock is held all
+ * signals are blocked, so that a handler, or a cancellation, never meets it.
  */
 #include "rm_table.h"
 
@@ -45,7 +46,7 @@ static struct rm_table *make_table(void)
     return now; /* another thread's; NULL on a kernel that cannot wipe: then nothing is watched */
 }
 
-/* ---- the lock ----------------------------------------------------------------------------------------------- */
+/* ---- the lock ---- */
 
 void rm_lock(struct rm_table *t, uint64_t *mask)
 {
@@ -66,7 +67,7 @@ void rm_unlock(struct rm_table *t, const uint64_t *mask)
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, mask, NULL, sizeof(*mask));
 }
 
-/* ---- entries; all under the lock ---------------------------------------------------------------------------- */
+/* ---- entries; all under the lock ---- */
 
 static uint32_t next_serial(struct rm_table *t)
 {
@@ -75,7 +76,8 @@ static uint32_t next_serial(struct rm_table *t)
 
 static void count_in_filter(struct rm_table *t, uint32_t client, uint32_t handle, int by)
 {
-    __atomic_fetch_add(&t->filter[hash_of(client, handle) % RM_FILTER], (uint16_t)by, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&t->filter[hash_of(client, handle) % RM_FILTER], (uint16_t)by,
+                       __ATOMIC_RELAXED);
 }
 
 static bool maybe_known(const struct rm_table *t, uint32_t client, uint32_t handle)
@@ -93,7 +95,8 @@ struct rm_client *rm_client_of(struct rm_table *t, uint32_t handle)
 
 struct rm_object *rm_object_of(struct rm_table *t, uint32_t client, uint32_t handle)
 {
-    for (uint16_t at = t->heads[hash_of(client, handle) % RM_HEADS]; at; at = t->objects[at - 1].next)
+    for (uint16_t at = t->heads[hash_of(client, handle) % RM_HEADS]; at;
+         at = t->objects[at - 1].next)
         if (t->objects[at - 1].client == client && t->objects[at - 1].handle == handle)
             return &t->objects[at - 1];
     return NULL;
@@ -121,7 +124,8 @@ static void remove_object(struct rm_table *t, struct rm_object *o)
     bool leaf = o->kind == RM_CHANNEL || o->kind == RM_SUBDEVICE;
     unlink_object(t, o);
     for (unsigned i = 0; !leaf && i < t->used; i++)
-        if (t->objects[i].serial && t->objects[i].client == client && t->objects[i].parent == handle)
+        if (t->objects[i].serial && t->objects[i].client == client &&
+            t->objects[i].parent == handle)
             remove_object(t, &t->objects[i]);
     rm_note_change(t);
 }
@@ -179,13 +183,14 @@ static struct rm_object *new_object(struct rm_table *t)
     return NULL;
 }
 
-/* ---- what the program did ----------------------------------------------------------------------------------- */
+/* ---- what the program did ---- */
 
 static void add_client(struct rm_table *t, int fd, uint32_t handle)
 {
     struct rm_client *c = rm_client_of(t, handle);
     if (c)
-        remove_client(t, c); /* its file was closed, and the driver gave the handle to another one */
+        /* its file was closed, and the driver gave the handle to another one */
+        remove_client(t, c);
     for (unsigned i = 0; i < RM_CLIENTS && !c; i++)
         if (!t->clients[i].serial)
             c = &t->clients[i];
@@ -214,7 +219,8 @@ static enum rm_kind kind_of(uint32_t class_id)
 
 static bool is_root(uint32_t class_id)
 {
-    return class_id == RM_CLASS_ROOT || class_id == RM_CLASS_ROOT_NON_PRIV || class_id == RM_CLASS_ROOT_CLIENT;
+    return class_id == RM_CLASS_ROOT || class_id == RM_CLASS_ROOT_NON_PRIV ||
+           class_id == RM_CLASS_ROOT_CLIENT;
 }
 
 static void add_object(struct rm_table *t, const struct rm_object *like)
@@ -241,7 +247,8 @@ static void add_object(struct rm_table *t, const struct rm_object *like)
     rm_note_change(t);
 }
 
-void qg_rm_allocated(int fd, uint32_t client, uint32_t parent, uint32_t object, uint32_t class_id, uint32_t engine)
+void qg_rm_allocated(int fd, uint32_t client, uint32_t parent, uint32_t object, uint32_t class_id,
+                     uint32_t engine)
 {
     uint64_t mask;
     enum rm_kind kind = kind_of(class_id);
@@ -253,8 +260,12 @@ void qg_rm_allocated(int fd, uint32_t client, uint32_t parent, uint32_t object, 
         add_client(t, fd, object);
     } else {
         struct rm_client *c = rm_client_of(t, client);
-        struct rm_object like = {.client = client, .handle = object, .parent = parent, .engine = engine, .kind = kind,
-                              .card = QG_RM_CARD_UNKNOWN};
+        struct rm_object like = {.client = client,
+                                 .handle = object,
+                                 .parent = parent,
+                                 .engine = engine,
+                                 .kind = kind,
+                                 .card = QG_RM_CARD_UNKNOWN};
         if (c)
             use_client(t, c, fd);
         add_object(t, &like);
@@ -262,8 +273,10 @@ void qg_rm_allocated(int fd, uint32_t client, uint32_t parent, uint32_t object, 
     rm_unlock(t, &mask);
 }
 
-/* A second name for the same object. Of a group both are told: acting twice on one is the same as once. */
-void qg_rm_duplicated(int fd, uint32_t client, uint32_t parent, uint32_t object, uint32_t from_client, uint32_t from)
+/* A second name for the same object. Of a group both are told: acting twice on one is the same as
+ * once. */
+void qg_rm_duplicated(int fd, uint32_t client, uint32_t parent, uint32_t object,
+                      uint32_t from_client, uint32_t from)
 {
     uint64_t mask;
     struct rm_table *t = rm_table();
@@ -272,7 +285,8 @@ void qg_rm_duplicated(int fd, uint32_t client, uint32_t parent, uint32_t object,
     rm_lock(t, &mask);
     struct rm_client *c = rm_client_of(t, client);
     struct rm_object *source = rm_object_of(t, from_client, from);
-    struct rm_object like = {.client = client, .handle = object, .parent = parent, .card = QG_RM_CARD_UNKNOWN};
+    struct rm_object like = {
+        .client = client, .handle = object, .parent = parent, .card = QG_RM_CARD_UNKNOWN};
     if (source) {
         like.kind = source->kind;
         like.engine = source->engine;
@@ -337,7 +351,8 @@ uint32_t qg_rm_freeing(uint32_t client, uint32_t object)
     return serial;
 }
 
-/* Between the driver's answer and here another thread may have got the same handle anew: the serial tells. */
+/* Between the driver's answer and here another thread may have got the same handle anew: the serial
+ * tells. */
 static void settle(uint32_t client, uint32_t object, uint32_t serial, bool gone)
 {
     uint64_t mask;
@@ -370,7 +385,8 @@ void qg_rm_used(int fd, uint32_t client)
 {
     uint64_t mask;
     struct rm_table *t = rm_table();
-    if (!t || !__atomic_load_n(&t->unreachable, __ATOMIC_RELAXED) || !maybe_known(t, client, client))
+    if (!t || !__atomic_load_n(&t->unreachable, __ATOMIC_RELAXED) ||
+        !maybe_known(t, client, client))
         return;
     rm_lock(t, &mask);
     struct rm_client *c = rm_client_of(t, client);

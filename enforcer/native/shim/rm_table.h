@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The table of the driver's objects, for the two files that work on it: rm_table.c keeps it, rm_view.c looks at it.
+ * The table of the driver's objects, for the two files that work on it: rm_table.c keeps it,
+ * rm_view.c looks at it.
  */
 #ifndef QG_SHIM_RM_TABLE_H
 #define QG_SHIM_RM_TABLE_H
@@ -9,15 +10,15 @@
 
 #define RM_CLIENTS 16u
 #define RM_OBJECTS 1024u
-#define RM_HEADS 512u
-#define RM_FILTER 4096u
+#define RM_HEADS   512u
+#define RM_FILTER  4096u
 
 enum rm_kind { RM_NOTHING, RM_DEVICE, RM_SUBDEVICE, RM_GROUP, RM_CHANNEL };
 
 struct rm_client {
     uint32_t handle, serial; /* serial 0: not in use */
     int fd;
-    bool lost;               /* something of it could not be followed */
+    bool lost; /* something of it could not be followed */
     struct qg_rm_file file;
 };
 
@@ -31,14 +32,15 @@ struct rm_object {
 };
 
 struct rm_table {
-    uint32_t lock;       /* 0 free, 1 held, 2 held and somebody sleeps */
+    uint32_t lock; /* 0 free, 1 held, 2 held and somebody sleeps */
     uint32_t serial;
-    uint32_t changes;    /* atomic */
+    uint32_t changes;     /* atomic */
     uint32_t unreachable; /* atomic: clients whose descriptor was lost */
-    bool lost;           /* something could not be followed, and nobody knows whose it was */
-    unsigned used;       /* entries of objects ever used */
+    bool lost;            /* something could not be followed, and nobody knows whose it was */
+    unsigned used;        /* entries of objects ever used */
     uint16_t heads[RM_HEADS];
-    uint16_t filter[RM_FILTER]; /* atomic: objects and clients per hash, so that most handles are known as foreign at once */
+    /* atomic: objects and clients per hash, so that most handles are known as foreign at once */
+    uint16_t filter[RM_FILTER];
     struct rm_client clients[RM_CLIENTS];
     struct rm_object objects[RM_OBJECTS];
 };

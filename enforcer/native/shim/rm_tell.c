@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The teller: a second helper thread, there only under an arbiter that asks for it. It tells the arbiter what channel
- * groups this process has, acts on them when the arbiter has the shim do it, and continues all of them when the arbiter is
- * gone. Nobody waits for it without a limit: if it never runs, groups are not told, and so never stopped.
+ * The teller: a second helper thread, there only under an arbiter that asks for it. It tells the
+ * arbiter what channel groups this process has, acts on them when the arbiter has the shim do it,
+ * and continues all of them when the arbiter is gone. Nobody waits for it without a limit: if it
+ * never runs, groups are not told, and so never stopped.
  */
 #include "rm_tell.h"
 
@@ -19,21 +20,23 @@
 #include "qg_msg.h"
 #include "qg_rm.h"
 
-#define MAIL 32u        /* orders that wait; more than an arbiter has under way at once */
-#define TOLD 64u        /* devices of clients that the arbiter knows */
-#define BURST 40u       /* messages at once, and per second: below what the arbiter hangs up at */
-#define PER_SECOND 150u
-#define RESERVED 8u     /* of the burst: for contexts that are about to go */
-#define HUNG_FACTOR 3u  /* as gate.c */
-#define NS 1000000000ull
-#define ANSWERS 20 /* times that an answer is tried, when there is no budget left */
-#define ATTEMPTS 100u /* at continuing everything, a second's worth: a driver may know only one of the methods */
+#define MAIL        32u /* orders that wait; more than an arbiter has under way at once */
+#define TOLD        64u /* devices of clients that the arbiter knows */
+#define BURST       40u /* messages at once, and per second: below what the arbiter hangs up at */
+#define PER_SECOND  150u
+#define RESERVED    8u /* of the burst: for contexts that are about to go */
+#define HUNG_FACTOR 3u /* as gate.c */
+#define NS          1000000000ull
+#define ANSWERS     20 /* times that an answer is tried, when there is no budget left */
+/* at continuing everything, a second's worth: a driver may know only one of the methods */
+#define ATTEMPTS  100u
 #define GATHER_NS 2000000u
 #define MAKING_NS 999000000u
 
 struct qg_teller qg_teller;
 
-static pthread_mutex_t post = PTHREAD_MUTEX_INITIALIZER; /* of the next; never taken by a thread of the program */
+/* of the next; never taken by a thread of the program */
+static pthread_mutex_t post = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     int sock; /* -1: no connection that wants to know */
     dev_t dev;
@@ -44,19 +47,20 @@ static struct {
     bool lease_over, stale; /* stale: continued although the arbiter believes them stopped */
 } line = {.sock = -1};
 
-static struct told { /* the teller's own */
+static struct told {                                       /* the teller's own */
     uint32_t client, device, client_serial, device_serial; /* serial 0: not in use */
     int card;
     uint64_t hash;
     bool groups, here;                /* it has some; it was seen in this round */
     enum { STAYS, LEAVES, LEFT } way; /* the arbiter leaves it alone when it has said so */
 } told[TOLD];
-static unsigned connection;  /* that told[] is about */
+static unsigned connection;        /* that told[] is about */
 static bool stopped[QG_MAX_CARDS]; /* by ourselves */
 static unsigned attempts;          /* left at continuing everything */
-static double budget;        /* messages that may be sent now */
+static double budget;              /* messages that may be sent now */
 static uint64_t budget_ns;
-static bool again;           /* this round left something undone for want of budget, or of room in the socket */
+/* this round left something undone for want of budget, or of room in the socket */
+static bool again;
 
 void qg_rm_wake(uint32_t *word)
 {
@@ -117,12 +121,13 @@ static void obey(struct qg_act *order)
         stopped[card] = false;
 }
 
-/* ---- the connection ------------------------------------------------------------------------------------------ */
+/* ---- the connection ---- */
 
 static bool still_ours(void)
 {
     struct stat st;
-    return line.sock >= 0 && fstat(line.sock, &st) == 0 && st.st_dev == line.dev && st.st_ino == line.ino;
+    return line.sock >= 0 && fstat(line.sock, &st) == 0 && st.st_dev == line.dev &&
+           st.st_ino == line.ino;
 }
 
 static bool may_send(bool urgent)
@@ -167,8 +172,8 @@ static bool next_order(struct qg_act *order)
 static void has_left(const struct qg_act *said)
 {
     for (unsigned i = 0; i < TOLD; i++)
-        if (told[i].device_serial && told[i].client == (uint32_t)said->value && told[i].way == LEAVES &&
-            told[i].card == card_of_uuid(said->uuid)) {
+        if (told[i].device_serial && told[i].client == (uint32_t)said->value &&
+            told[i].way == LEAVES && told[i].card == card_of_uuid(said->uuid)) {
             if (said->status)
                 qg_rm_continue(told[i].card);
             told[i].way = LEFT;
@@ -203,7 +208,7 @@ static void take_orders(void)
     }
 }
 
-/* ---- telling ------------------------------------------------------------------------------------------------- */
+/* ---- telling ---- */
 
 static uint64_t hash_of(const void *data, size_t size)
 {
@@ -214,7 +219,8 @@ static uint64_t hash_of(const void *data, size_t size)
     return hash;
 }
 
-/* Which of our cards it is, asked once; and the slice that each group has before anybody changes it. */
+/* Which of our cards it is, asked once; and the slice that each group has before anybody changes
+ * it. */
 static void ask_driver(struct qg_rm_view *view)
 {
     uint8_t uuid[16];
@@ -225,7 +231,8 @@ static void ask_driver(struct qg_rm_view *view)
     int fd = ask_card || (ask_slice && view->card >= 0) ? qg_rm_borrow(view) : -1;
     if (fd < 0)
         return;
-    uint32_t status = ask_card ? qg_rm_uuid(fd, view->told.client, view->told.subdevice, uuid) : RM_OK;
+    uint32_t status =
+        ask_card ? qg_rm_uuid(fd, view->told.client, view->told.subdevice, uuid) : RM_OK;
     if (ask_card && status < QG_RM_NO_CALL) {
         view->card = QG_RM_CARD_FOREIGN;
         for (unsigned i = 0; status == RM_OK && i < qg_info.grant.ncards; i++)
@@ -237,7 +244,9 @@ static void ask_driver(struct qg_rm_view *view)
         struct rm_timeslice now = {0};
         uint32_t group = view->told.groups[i].handle;
         if (!view->slice_us[i] &&
-            qg_rm_control(fd, view->told.client, group, RM_GROUP_GET_TIMESLICE, &now, sizeof(now)) == RM_OK && now.us)
+            qg_rm_control(fd, view->told.client, group, RM_GROUP_GET_TIMESLICE, &now,
+                          sizeof(now)) == RM_OK &&
+            now.us)
             qg_rm_set_slice(view, i, now.us);
     }
     close(fd);
@@ -247,14 +256,18 @@ static struct told *entry_of(const struct qg_rm_view *view)
 {
     struct told *unused = NULL;
     for (unsigned i = 0; i < TOLD; i++) {
-        if (told[i].device_serial == view->device_serial && told[i].client_serial == view->client_serial)
+        if (told[i].device_serial == view->device_serial &&
+            told[i].client_serial == view->client_serial)
             return &told[i];
         if (!told[i].device_serial && !unused)
             unused = &told[i];
     }
     if (unused)
-        *unused = (struct told){.client = view->told.client, .device = view->told.device, .card = view->card,
-                                .client_serial = view->client_serial, .device_serial = view->device_serial};
+        *unused = (struct told){.client = view->told.client,
+                                .device = view->told.device,
+                                .card = view->card,
+                                .client_serial = view->client_serial,
+                                .device_serial = view->device_serial};
     return unused;
 }
 
@@ -315,7 +328,7 @@ static void tell_all(void)
             tell_end(&told[i]);
 }
 
-/* ---- rounds -------------------------------------------------------------------------------------------------- */
+/* ---- rounds ---- */
 
 static void publish(void)
 {
@@ -342,7 +355,8 @@ static bool look_at_line(void)
     if (other || over)
         attempts = ATTEMPTS;
     if (attempts)
-        attempts = qg_rm_continue(-1) || up ? 0 : attempts - 1; /* without an arbiter nobody else does it later */
+        /* without an arbiter nobody else does it later */
+        attempts = qg_rm_continue(-1) || up ? 0 : attempts - 1;
     again |= attempts > 0;
     if (other) {
         memset(told, 0, sizeof(told));
@@ -398,7 +412,7 @@ static void *teller(void *unused)
     return NULL;
 }
 
-/* ---- what register.c tells ----------------------------------------------------------------------------------- */
+/* ---- what register.c tells ---- */
 
 static const struct qg_gate_page *some_gate(void)
 {
@@ -449,7 +463,8 @@ void qg_rm_received(const void *message, size_t size)
         return;
     pthread_mutex_lock(&post);
     if (line.sock >= 0 && line.count < MAIL)
-        line.mail[(line.first + line.count++) % MAIL] = order; /* else it goes unanswered, and the arbiter gives up */
+        /* else it goes unanswered, and the arbiter gives up */
+        line.mail[(line.first + line.count++) % MAIL] = order;
     pthread_mutex_unlock(&post);
     qg_rm_ask();
 }
@@ -464,7 +479,8 @@ void qg_rm_look(void)
     bool over = now > beat + HUNG_FACTOR * lease, back = now < beat + lease;
     pthread_mutex_lock(&post);
     bool news = line.sock >= 0 && ((over && !line.stale) || (back && line.stale));
-    line.lease_over |= news; /* when it is back all is told again, and what it wants stopped is stopped again */
+    /* when it is back all is told again, and what it wants stopped is stopped again */
+    line.lease_over |= news;
     line.stale = news ? over : line.stale;
     pthread_mutex_unlock(&post);
     if (news)

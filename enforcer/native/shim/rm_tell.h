@@ -24,15 +24,16 @@ extern struct qg_teller {
 } qg_teller;
 
 void qg_rm_wake(uint32_t *word);
-uint32_t qg_rm_ask(void); /* for a round, at once; `answered` reaches the number when one that began after it is over */
+/* for a round, at once; `answered` reaches the number when one that began after it is over */
+uint32_t qg_rm_ask(void);
 void qg_rm_sleep(uint32_t *word, uint32_t seen, uint64_t ns); /* ns 0: without a limit */
 
-/* Continues the groups of a card (-1: of all) by every method, and gives them their slices back. By any thread. False: the
- * driver refused some of it. */
+/* Continues the groups of a card (-1: of all) by every method, and gives them their slices back. By
+ * any thread. False: the driver refused some of it. */
 bool qg_rm_continue(int card);
 
-/* The order's action on all groups of a card. The first status that is not RM_OK; *count: groups acted on. A group that
- * went away meanwhile is no failure. */
+/* The order's action on all groups of a card. The first status that is not RM_OK; *count: groups
+ * acted on. A group that went away meanwhile is no failure. */
 uint32_t qg_rm_act_on_card(int card, const struct qg_act *order, uint32_t *count);
 
 #endif

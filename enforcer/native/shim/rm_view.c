@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the teller sees of the table: one device of one client at a time, copied, so that nothing is held while the driver
- * or the arbiter is spoken to.
+ * What the teller sees of the table: one device of one client at a time, copied, so that nothing is
+ * held while the driver or the arbiter is spoken to.
  */
 #include <fcntl.h>
 #include <string.h>
@@ -11,15 +11,14 @@
 
 #define PRIVATE_FD 200 /* as register.c: our numbers are high */
 
-
 uint32_t qg_rm_changes(void)
 {
     struct rm_table *t = rm_table();
     return t ? __atomic_load_n(&t->changes, __ATOMIC_SEQ_CST) : 0;
 }
 
-/* A group is told when the program has scheduled it: to continue a group is to schedule it, which the driver refuses
- * before the group is complete. */
+/* A group is told when the program has scheduled it: to continue a group is to schedule it, which
+ * the driver refuses before the group is complete. */
 static void view_child(const struct rm_table *t, const struct rm_object *o, struct qg_rm_view *view)
 {
     struct qg_groups *told = &view->told;
@@ -73,7 +72,8 @@ static void view_device(struct rm_table *t, const struct rm_object *device, stru
     view->told.device = device->handle;
     view->told.flags = c->lost || t->lost ? QG_GROUPS_LOST : 0;
     for (unsigned i = 0; i < t->used; i++)
-        if (t->objects[i].serial && t->objects[i].client == device->client && t->objects[i].parent == device->handle)
+        if (t->objects[i].serial && t->objects[i].client == device->client &&
+            t->objects[i].parent == device->handle)
             view_child(t, &t->objects[i], view);
     for (unsigned i = 0; i < t->used; i++)
         if (t->objects[i].serial && t->objects[i].client == device->client)
@@ -140,7 +140,8 @@ void qg_rm_unreachable(const struct qg_rm_view *view)
     rm_unlock(t, &mask);
 }
 
-/* A duplicate is looked at, used and closed: the program may close or replace its number at any moment. */
+/* A duplicate is looked at, used and closed: the program may close or replace its number at any
+ * moment. */
 int qg_rm_borrow(const struct qg_rm_view *view)
 {
     struct qg_rm_file now;
@@ -151,7 +152,8 @@ int qg_rm_borrow(const struct qg_rm_view *view)
         fd = fcntl(view->fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
         return -1;
-    if (rm_file_of(fd, &now) && now.dev == view->file.dev && now.ino == view->file.ino && now.rdev == view->file.rdev)
+    if (rm_file_of(fd, &now) && now.dev == view->file.dev && now.ino == view->file.ino &&
+        now.rdev == view->file.rdev)
         return fd;
     close(fd);
     return -1;

@@ -4,8 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PAIRS 16u        /* of a context */
-#define ALONE_NS 2000000u /* a gate may be opened a little before the former tenant's work has ended */
+#define PAIRS 16u /* of a context */
+/* a gate may be opened a little before the former tenant's work has ended */
+#define ALONE_NS 2000000u
 
 struct qg_sample {
     CUevent start, end; /* NULL: not created */
@@ -13,15 +14,20 @@ struct qg_sample {
     const void *function;
     struct qg_pages *pages; /* and the gate's count of changes, when the start was recorded */
     uint64_t changes;
-    unsigned let;    /* qg_let_through and qg_booked then */
+    unsigned let; /* qg_let_through and qg_booked then */
     unsigned booked;
-    bool alone;      /* the gate had been open for so long that the former tenant's work had ended */
-    uint64_t gap_ns; /* at the start: when; at the end: between recording the start and having launched */
-    uint64_t shared_ns; /* so long at most the former tenant's work may have been on the card beside it */
-    enum { FREE, TAKEN, PENDING, ASKED } state; /* taken, asked: one thread calls the driver with it, without the lock */
+    /* the gate had been open for so long that the former tenant's work had ended */
+    bool alone;
+    /* at the start: when; at the end: between recording the start and having launched */
+    uint64_t gap_ns;
+    /* so long at most the former tenant's work may have been on the card beside it */
+    uint64_t shared_ns;
+    /* taken, asked: one thread calls the driver with it, without the lock */
+    enum { FREE, TAKEN, PENDING, ASKED } state;
 };
 
-/* Never freed; used again when its context is gone and no thread calls the driver with its events any more. */
+/* Never freed; used again when its context is gone and no thread calls the driver with its events
+ * any more. */
 static struct group {
     CUcontext context; /* NULL: gone */
     unsigned busy;     /* taken or asked */
@@ -113,7 +119,8 @@ void qg_samples_after_turn(const struct qg_pages *pages, uint64_t before, uint64
                 group->samples[i].changes = after;
 }
 
-/* Events belong to the context that is current, and that need not be the stream's; nor need there be one. */
+/* Events belong to the context that is current, and that need not be the stream's; nor need there
+ * be one. */
 static bool make_events(struct qg_sample *sample, CUcontext context)
 {
     CUcontext popped;
@@ -133,7 +140,8 @@ static bool make_events(struct qg_sample *sample, CUcontext context)
     return made;
 }
 
-struct qg_sample *qg_sample_start(const struct qg_stream *stream, struct qg_pages *pages, const void *function)
+struct qg_sample *qg_sample_start(const struct qg_stream *stream, struct qg_pages *pages,
+                                  const void *function)
 {
     CUcontext context = stream->context->handle;
     uint64_t now = qg_now_ns();
@@ -173,14 +181,16 @@ void qg_sample_end(struct qg_sample *sample, const struct qg_stream *stream)
     pthread_mutex_unlock(&qg_window_lock);
 }
 
-/* A gate that closed meanwhile may mean that others were on the card at the same time: such a sample says nothing. (Turns
- * are no such case: who threw those samples away would learn of short kernels only.) */
+/* A gate that closed meanwhile may mean that others were on the card at the same time: such a
+ * sample says nothing. (Turns are no such case: who threw those samples away would learn of short
+ * kernels only.) */
 static bool undisturbed(const struct qg_sample *sample)
 {
     return sample->changes == __atomic_load_n(&sample->pages->gate->changes, __ATOMIC_RELAXED);
 }
 
-/* A kernel that was seen to wait for launches, and waited for one that the window held back, says how long the shim took. */
+/* A kernel that was seen to wait for launches, and waited for one that the window held back, says
+ * how long the shim took. */
 static bool waited(const struct qg_sample *sample)
 {
     return sample->let != qg_let_through && qg_function_of(&qg_functions, sample->function)->waits;
@@ -194,7 +204,8 @@ void qg_samples_collect(CUcontext context, bool own)
     unsigned count = 0;
     CUstreamCaptureMode mode;
     pthread_mutex_lock(&qg_window_lock);
-    unsigned booked = qg_booked - own; /* before the driver is asked: a launch from now on may end what runs */
+    /* before the driver is asked: a launch from now on may end what runs */
+    unsigned booked = qg_booked - own;
     struct group *group = group_of(context, false);
     for (unsigned i = 0; group && i < PAIRS; i++)
         if (group->samples[i].state == PENDING) {
@@ -205,7 +216,8 @@ void qg_samples_collect(CUcontext context, bool own)
     pthread_mutex_unlock(&qg_window_lock);
     if (!count)
         return;
-    bool relaxed = qg_relax(&mode); /* even if nobody captures: another thread may begin to just before the driver hears us */
+    /* even if nobody captures: another thread may begin to just before the driver hears us */
+    bool relaxed = qg_relax(&mode);
     for (unsigned i = 0; i < count; i++) {
         results[i] = QG_REAL(cuEventQuery)(asked[i]->end);
         if (results[i] == CUDA_SUCCESS &&
@@ -216,11 +228,13 @@ void qg_samples_collect(CUcontext context, bool own)
     pthread_mutex_lock(&qg_window_lock);
     for (unsigned i = 0; i < count; i++) {
         struct qg_sample *sample = asked[i];
-        if (results[i] == CUDA_SUCCESS && sample->function && sample->booked == booked) /* for no launch of ours, at least */
+        /* for no launch of ours, at least */
+        if (results[i] == CUDA_SUCCESS && sample->function && sample->booked == booked)
             qg_function_runs(qg_function_of(&qg_functions, sample->function));
-        if (results[i] == CUDA_SUCCESS && ms[i] >= 0 && sample->function && undisturbed(sample) && !waited(sample))
-            qg_function_learn(&qg_functions, sample->function, (uint64_t)(ms[i] * 1e6f), sample->gap_ns,
-                              sample->shared_ns, sample->alone);
+        if (results[i] == CUDA_SUCCESS && ms[i] >= 0 && sample->function && undisturbed(sample) &&
+            !waited(sample))
+            qg_function_learn(&qg_functions, sample->function, (uint64_t)(ms[i] * 1e6f),
+                              sample->gap_ns, sample->shared_ns, sample->alone);
         give(sample, results[i] == CUDA_ERROR_NOT_READY);
     }
     pthread_mutex_unlock(&qg_window_lock);

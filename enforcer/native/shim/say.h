@@ -2,7 +2,8 @@
 #ifndef QG_SAY_H
 #define QG_SAY_H
 
-/* One line on stderr, "qgpu: ...\n", in one write(2). The caller makes sure that it is said once. */
+/* One line on stderr, "qgpu: ...\n", in one write(2). The caller makes sure that it is said once.
+ */
 void qg_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

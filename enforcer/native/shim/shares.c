@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The list of shared memory lies in the padding of the job page, written by the shims of the job alone: a name (hash of
- * the handle that is passed between processes), who is charged, and a bit for each slot that has opened it. Whoever is
- * charged stays so while a bit of a living process is set; if that process dies, another user takes the bytes over at
- * its next look (the arbiter keeps the dead one's bytes charged until its memory has left the card). A process
- * that was killed leaves rows and bits behind. A row is worth something only while the pid in the slot is the same; bits, and what
- * a program left that executed another, are cleared by whoever has the slot next.
+ * The list of shared memory lies in the padding of the job page, written by the shims of the job
+ * alone: a name (hash of the handle that is passed between processes), who is charged, and a bit
+ * for each slot that has opened it. Whoever is charged stays so while a bit of a living process is
+ * set; if that process dies, another user takes the bytes over at its next look (the arbiter keeps
+ * the dead one's bytes charged until its memory has left the card). A process that was killed
+ * leaves rows and bits behind. A row is worth something only while the pid in the slot is the same;
+ * bits, and what a program left that executed another, are cleared by whoever has the slot next.
  */
 #include "shares.h"
 
@@ -14,21 +15,24 @@
 
 #include "books.h"
 
-#define ROWS 100u
-#define LOCALS 512u
-#define SENT 256u
+#define ROWS     100u
+#define LOCALS   512u
+#define SENT     256u
 #define MOVES_NS 5000000000u /* so long the processes of a job may take to come to a new page */
 
 struct row {
     uint64_t name; /* 0: free */
     uint64_t size;
-    uint32_t pid, slot; /* who is charged; pid 0: has not come to this page yet; slot QG_MAX_PROCS: nobody any more */
+    /* who is charged; pid 0: has not come to this page yet; slot QG_MAX_PROCS: nobody any more */
+    uint32_t pid, slot;
     uint64_t users[QG_MAX_PROCS / 64];
 };
 #define TABLE(pages) ((struct row *)(void *)&(pages)->job->pad[48])
-_Static_assert(offsetof(struct qg_job_page, pad) + 48 + ROWS * sizeof(struct row) <= QG_PAGE, "no room for the rows");
+_Static_assert(offsetof(struct qg_job_page, pad) + 48 + ROWS * sizeof(struct row) <= QG_PAGE,
+               "no room for the rows");
 
-enum { FREE, MAKER, USER, LENT }; /* LENT: charged here although this process does not use it itself */
+/* LENT: charged here although this process does not use it itself */
+enum { FREE, MAKER, USER, LENT };
 
 static struct local {
     uint64_t name, size; /* name 0: no importer can know it again */
@@ -38,7 +42,8 @@ static struct local {
 } locals[LOCALS];
 static unsigned nlocals; /* atomic: in use, so that the common case costs one look */
 
-/* Descriptors that the program was given for memory of ours, which lives as long as one of them is open. */
+/* Descriptors that the program was given for memory of ours, which lives as long as one of them is
+ * open. */
 static struct sent {
     uint16_t place; /* of the memory; 0: free */
     int fd;
@@ -64,7 +69,8 @@ uint64_t qg_share_name(const void *bytes, unsigned long size)
 
 static uint32_t pid_in(const struct qg_pages *pages, uint32_t slot)
 {
-    return slot < QG_MAX_PROCS ? __atomic_load_n(&pages->job->procs[slot].pid, __ATOMIC_ACQUIRE) : 0;
+    return slot < QG_MAX_PROCS ? __atomic_load_n(&pages->job->procs[slot].pid, __ATOMIC_ACQUIRE)
+                               : 0;
 }
 
 static bool owner_lives(const struct qg_pages *pages, const struct row *row)
@@ -75,14 +81,16 @@ static bool owner_lives(const struct qg_pages *pages, const struct row *row)
 
 static bool used_by_us(const struct qg_pages *pages, const struct row *row)
 {
-    return __atomic_load_n(&row->users[pages->slot / 64], __ATOMIC_ACQUIRE) >> (pages->slot % 64) & 1;
+    return __atomic_load_n(&row->users[pages->slot / 64], __ATOMIC_ACQUIRE) >> (pages->slot % 64) &
+           1;
 }
 
 /* Whether a living process other than this one has it open. */
 static bool used_by_others(const struct qg_pages *pages, const struct row *row)
 {
     for (uint32_t slot = 0; slot < QG_MAX_PROCS; slot++)
-        if (slot != pages->slot && __atomic_load_n(&row->users[slot / 64], __ATOMIC_ACQUIRE) >> (slot % 64) & 1 &&
+        if (slot != pages->slot &&
+            __atomic_load_n(&row->users[slot / 64], __ATOMIC_ACQUIRE) >> (slot % 64) & 1 &&
             pid_in(pages, slot))
             return true;
     return false;
@@ -112,9 +120,11 @@ static struct row *claim(const struct qg_pages *pages, uint64_t name)
     struct row *rows = TABLE(pages);
     for (unsigned i = 0; i < ROWS; i++) {
         uint64_t old = __atomic_load_n(&rows[i].name, __ATOMIC_ACQUIRE);
-        if (old && (owner_lives(pages, &rows[i]) || used_by_us(pages, &rows[i]) || used_by_others(pages, &rows[i])))
+        if (old && (owner_lives(pages, &rows[i]) || used_by_us(pages, &rows[i]) ||
+                    used_by_others(pages, &rows[i])))
             continue;
-        if (__atomic_compare_exchange_n(&rows[i].name, &old, name, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+        if (__atomic_compare_exchange_n(&rows[i].name, &old, name, false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_RELAXED))
             return &rows[i];
     }
     return NULL;
@@ -143,7 +153,8 @@ static struct local *remember(struct qg_card *card, uint64_t name, uint64_t size
 {
     for (unsigned i = 0; i < LOCALS; i++)
         if (locals[i].role == FREE) {
-            locals[i] = (struct local){.name = name, .size = size, .card = card, .role = role, .opens = 1};
+            locals[i] =
+                (struct local){.name = name, .size = size, .card = card, .role = role, .opens = 1};
             __atomic_add_fetch(&nlocals, 1, __ATOMIC_RELAXED);
             return &locals[i];
         }
@@ -167,9 +178,10 @@ uint16_t qg_share_publish(struct qg_card *card, uint16_t place, uint64_t name, u
     return local ? place_of(local) : 0;
 }
 
-/* ---- descriptors -------------------------------------------------------------------------------------------- */
+/* ---- descriptors ---- */
 
-/* All of a driver's character device look alike: then the number may be another one's by now, and the memory counts on. */
+/* All of a driver's character device look alike: then the number may be another one's by now, and
+ * the memory counts on. */
 static bool still_open(const struct sent *one)
 {
     struct stat st;
@@ -197,7 +209,8 @@ void qg_share_sent(uint16_t place, int fd)
     if (!place || fstat(fd, &st) != 0)
         return;
     for (unsigned i = 0; i < SENT; i++) {
-        if (sent[i].place && sent[i].fd == fd) /* it was closed, or the number would not be given again */
+        /* it was closed, or the number would not be given again */
+        if (sent[i].place && sent[i].fd == fd)
             sent[i].place = 0;
         if (!sent[i].place)
             unused = &sent[i];
@@ -209,7 +222,7 @@ void qg_share_sent(uint16_t place, int fd)
         *unused = (struct sent){place, fd, st.st_dev, st.st_ino};
 }
 
-/* ---- users -------------------------------------------------------------------------------------------------- */
+/* ---- users ---- */
 
 uint16_t qg_share_known(struct qg_card *card, uint64_t name)
 {
@@ -235,10 +248,12 @@ uint16_t qg_share_known(struct qg_card *card, uint64_t name)
     return place;
 }
 
-/* Whether what we let go of goes on being used: here, by others, or by whoever takes a descriptor that we have. */
+/* Whether what we let go of goes on being used: here, by others, or by whoever takes a descriptor
+ * that we have. */
 static bool needed(const struct local *local, const struct qg_pages *pages, const struct row *row)
 {
-    return has_open(place_of(local)) || (row && (used_by_us(pages, row) || used_by_others(pages, row)));
+    return has_open(place_of(local)) ||
+           (row && (used_by_us(pages, row) || used_by_others(pages, row)));
 }
 
 /* The row goes with the last of ours that is called so. */
@@ -282,14 +297,16 @@ bool qg_share_let_go(struct qg_card *card, uint16_t share)
     return false; /* a user's entry has no bytes of its own */
 }
 
-/* The maker died: its bytes are ours, if nobody else was faster. One that has not come to a new page is given the time to. */
+/* The maker died: its bytes are ours, if nobody else was faster. One that has not come to a new
+ * page is given the time to. */
 static void take_over(struct local *local, struct qg_pages *pages, struct row *row)
 {
     uint32_t dead = __atomic_load_n(&row->pid, __ATOMIC_ACQUIRE);
     if (!dead && qg_now_ns() - pages->followed_ns < MOVES_NS)
         return;
-    if (owner_lives(pages, row) || !__atomic_compare_exchange_n(&row->pid, &dead, pid_in(pages, pages->slot), false,
-                                                                 __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+    if (owner_lives(pages, row) ||
+        !__atomic_compare_exchange_n(&row->pid, &dead, pid_in(pages, pages->slot), false,
+                                     __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
         return;
     __atomic_store_n(&row->slot, pages->slot, __ATOMIC_RELEASE);
     struct local *charged = remember(local->card, local->name, local->size, LENT);
@@ -321,8 +338,8 @@ bool qg_shares_tick(struct qg_card *card)
     return less;
 }
 
-/* The slot was another process's, or that of the program which this process ran before: it opened what we do not have, and made
- * what we are not charged for. */
+/* The slot was another process's, or that of the program which this process ran before: it opened
+ * what we do not have, and made what we are not charged for. */
 static void begin_slot(const struct qg_pages *pages)
 {
     struct row *rows = TABLE(pages);
@@ -344,11 +361,13 @@ void qg_shares_adopt(struct qg_card *card, bool fresh)
         struct local *local = &locals[i];
         if (local->role == FREE || local->card != card || !local->name)
             continue;
-        struct row *row = local->role == USER ? row_of(pages, local->name) : write_row(pages, local->name, local->size);
+        struct row *row = local->role == USER ? row_of(pages, local->name)
+                                              : write_row(pages, local->name, local->size);
         if (!row && local->role == USER && (row = claim(pages, local->name)) != NULL) {
             memset(row->users, 0, sizeof(row->users));
             __atomic_store_n(&row->size, local->size, __ATOMIC_RELAXED);
-            __atomic_store_n(&row->pid, 0, __ATOMIC_RELEASE); /* the maker writes itself in when it moves */
+            /* the maker writes itself in when it moves */
+            __atomic_store_n(&row->pid, 0, __ATOMIC_RELEASE);
         }
         if (row && local->role == USER)
             set_user(pages, row, true);

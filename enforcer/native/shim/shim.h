@@ -17,8 +17,8 @@
 #include "qgpu_abi.h"
 
 #define QG_MAX_ORDINALS 64
-#define QG_LIKELY(x) __builtin_expect(!!(x), 1)
-#define QG_UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define QG_LIKELY(x)    __builtin_expect(!!(x), 1)
+#define QG_UNLIKELY(x)  __builtin_expect(!!(x), 0)
 
 #define QG_ALIASES 64u /* contexts of a process that can have markers at a time */
 
@@ -35,13 +35,14 @@ struct qg_pages {
     struct qg_job_page *job;
     struct qg_proc *proc; /* &job->procs[slot] */
     uint32_t slot;
-    bool lanes;   /* launches may be counted without an atomic operation */
-    int doorbell; /* in the program's descriptor table */
+    bool lanes;                   /* launches may be counted without an atomic operation */
+    int doorbell;                 /* in the program's descriptor table */
     dev_t doorbell_dev, gate_dev; /* a tenant's gate and job page live and end together */
     ino_t doorbell_ino, gate_ino;
     struct qg_pages *mapped_before;
-    struct qg_pages *before; /* under the ledger's lock: pages where siblings may still be; jobsum.c */
-    uint64_t followed_ns;    /* when these took over */
+    /* under the ledger's lock: pages where siblings may still be; jobsum.c */
+    struct qg_pages *before;
+    uint64_t followed_ns; /* when these took over */
     struct qg_alias aliases[QG_ALIASES];
 };
 
@@ -67,17 +68,22 @@ struct qg_card {
     uint64_t small;      /* atomic: small copies that no gate has seen, as small.c puts them */
     uint64_t small_tick; /* atomic: when they last were a launch's worth */
 
-    bool compute_open; /* atomic: the arbiter is gone and the lease ran out; the gate is ignored until one registers us */
+    /* atomic: the arbiter is gone and the lease ran out; the gate is ignored until one registers
+     * us */
+    bool compute_open;
 };
 
 extern struct qg_grant_info qg_info;
 extern struct qg_card qg_cards[QG_MAX_CARDS];
 extern int8_t qg_card_of_ordinal[QG_MAX_ORDINALS]; /* -1: not granted */
-extern bool qg_governed;                          /* a valid grant of shares */
-extern int qg_captures;                           /* atomic: captures that were begun and not ended */
-extern unsigned qg_generation; /* atomic: rises when a stream or context dies, a capture begins, the last one ends, pages change */
+extern bool qg_governed;                           /* a valid grant of shares */
+/* atomic: captures that were begun and not ended */
+extern int qg_captures;
+/* atomic: rises when a stream or context dies, a capture begins, the last one ends, pages change */
+extern unsigned qg_generation;
 
-/* Depth of our own code on this thread: hooks that the driver calls from inside are passed through. */
+/* Depth of our own code on this thread: hooks that the driver calls from inside are passed through.
+ */
 extern __thread int qg_depth __attribute__((tls_model("initial-exec")));
 
 static inline struct qg_pages *qg_pages_of(struct qg_card *card)
@@ -92,30 +98,35 @@ static inline uint64_t qg_tick(void)
 }
 extern uint64_t qg_ticks_per_ms;
 
-/* start.c: reads the grant, once; the constructor, or a constructor of the program that calls CUDA before it. */
+/* start.c: reads the grant, once; the constructor, or a constructor of the program that calls CUDA
+ * before it. */
 void qg_load(void);
 bool qg_thread_start(void *(*body)(void *)); /* thread.c */
 
 /* start.c: everything that one successful cuInit sets in motion; at most once per process. */
 void qg_started(void);
 
-/* Card of a device ordinal or of the current context; NULL if it is not granted (or there is none). */
+/* Card of a device ordinal or of the current context; NULL if it is not granted (or there is none).
+ */
 struct qg_card *qg_card_by_ordinal(CUdevice ordinal);
 struct qg_card *qg_card_current(void);
-CUresult qg_card_here(struct qg_card **card); /* the same, and why the driver does not say: a context that died of a fault, or none */
+/* the same, and why the driver does not say: a context that died of a fault, or none */
+CUresult qg_card_here(struct qg_card **card);
 
 /* register.c */
-void qg_register_start(void);            /* starts the helper thread */
-void qg_register_first(void);            /* waits shortly for its first answer */
-void qg_register_after_fork(void);       /* in the child */
+void qg_register_start(void);      /* starts the helper thread */
+void qg_register_first(void);      /* waits shortly for its first answer */
+void qg_register_after_fork(void); /* in the child */
 bool qg_register_connected(void);
 void qg_register_wait(struct qg_card *card);     /* until pages are there */
 void qg_register_say_shut(struct qg_card *card); /* once: why this process waits */
-/* Waits the same way. Why the process may hold no device memory; NULL: it is registered, so it may. */
+/* Waits the same way. Why the process may hold no device memory; NULL: it is registered, so it may.
+ */
 const char *qg_register_for_memory(struct qg_card *card);
 void qg_ring_by_helper(struct qg_card *card);
 
-/* Why the arbiter did not register this process on this card; NULL: it did, or gave no clear answer. */
+/* Why the arbiter did not register this process on this card; NULL: it did, or gave no clear
+ * answer. */
 const char *qg_register_refusal(struct qg_card *card);
 
 /* gate.c: the gate was opened because no heart beat any more, and now it beats again */
@@ -129,9 +140,11 @@ void qg_lanes_after_fork(void);
 
 /* memory.c */
 void qg_memory_after_fork(void);
-void qg_memory_adopt(struct qg_card *card, struct qg_pages *pages); /* publishes pages and what is held */
+/* publishes pages and what is held */
+void qg_memory_adopt(struct qg_card *card, struct qg_pages *pages);
 uint64_t qg_memory_used(struct qg_card *card);
-void qg_memory_context_ends(CUcontext context);  /* before it is destroyed: what it holds is set apart */
+/* before it is destroyed: what it holds is set apart */
+void qg_memory_context_ends(CUcontext context);
 void qg_memory_context_stays(CUcontext context); /* the driver refused */
 void qg_memory_context_gone(CUcontext context);  /* gives back what was set apart */
 
@@ -140,9 +153,12 @@ void qg_primaries_after_fork(void);
 
 /* streams.c */
 void qg_streams_after_fork(void);
-void qg_streams_context_ends(CUcontext context);  /* before it is destroyed: waits for our calls into its streams */
-void qg_streams_context_stays(CUcontext context); /* the driver refused, or it was not the last reference */
+/* before it is destroyed: waits for our calls into its streams */
+void qg_streams_context_ends(CUcontext context);
+/* the driver refused, or it was not the last reference */
+void qg_streams_context_stays(CUcontext context);
 void qg_streams_context_gone(CUcontext context);
-void qg_streams_adopt(struct qg_card *card, struct qg_pages *from); /* after the new pages are published */
+/* after the new pages are published */
+void qg_streams_adopt(struct qg_card *card, struct qg_pages *from);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Beginning and forking. The constructor runs in every process of the job, most of which never touch a GPU, so it
- * only reads the grant; the driver is opened at the first call, the arbiter is sought after the first cuInit.
+ * Beginning and forking. The constructor runs in every process of the job, most of which never
+ * touch a GPU, so it only reads the grant; the driver is opened at the first call, the arbiter is
+ * sought after the first cuInit.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -33,7 +34,8 @@ static void forget_cards(void)
         qg_cards[i].grant = &qg_info.grant.cards[i];
 }
 
-/* The child has its parent's memory but neither its threads nor a usable CUDA: it starts from nothing. */
+/* The child has its parent's memory but neither its threads nor a usable CUDA: it starts from
+ * nothing. */
 static void after_fork(void)
 {
     pthread_mutex_init(&start_lock, NULL);
@@ -108,7 +110,8 @@ static void find_cards(void)
         if (QG_REAL(cuDeviceGet)(&device, ordinal) != CUDA_SUCCESS || !uuid_of(device, &uuid))
             continue;
         for (uint32_t i = 0; i < qg_info.grant.ncards; i++) {
-            if (device < 0 || device >= QG_MAX_ORDINALS || !same_uuid(qg_cards[i].grant->uuid, &uuid))
+            if (device < 0 || device >= QG_MAX_ORDINALS ||
+                !same_uuid(qg_cards[i].grant->uuid, &uuid))
                 continue;
             qg_card_of_ordinal[device] = (int8_t)i;
             qg_cards[i].visible = true;
@@ -126,8 +129,8 @@ static uint64_t tick_rate(void)
     return (qg_tick() - tick) * 1000000u / took_ns;
 }
 
-/* The tick's rate against the kernel's clock, once per process: the median of three, because the kernel may take the
- * processor away between the two clocks. */
+/* The tick's rate against the kernel's clock, once per process: the median of three, because the
+ * kernel may take the processor away between the two clocks. */
 static void measure_tick(void)
 {
     uint64_t a = tick_rate(), b = tick_rate(), c = tick_rate();

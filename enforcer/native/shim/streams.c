@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The records of streams and contexts: found by handle, made at the first use, laid to rest when the program destroys
- * its object, and the marker indices that they hold.
+ * The records of streams and contexts: found by handle, made at the first use, laid to rest when
+ * the program destroys its object, and the marker indices that they hold.
  */
 #include "contexts.h"
 #include "table.h"
@@ -32,7 +32,8 @@ int qg_captures;
 void qg_streams_after_fork(void)
 {
     pthread_mutex_init(&qg_table_lock, NULL);
-    memset(qg_streams, 0, sizeof(qg_streams)); /* the records are the parent's; a few leaked bytes are not worth a walk */
+    /* the records are the parent's; a few leaked bytes are not worth a walk */
+    memset(qg_streams, 0, sizeof(qg_streams));
     qg_contexts = NULL;
     rest_first = NULL;
     rest_last = &rest_first;
@@ -45,12 +46,14 @@ void qg_streams_after_fork(void)
 
 size_t qg_bucket(uint64_t key, CUcontext context, uint64_t thread)
 {
-    uint64_t hash = (key ^ ((uint64_t)(uintptr_t)context << 1) ^ (thread << 40)) * 0x9e3779b97f4a7c15u;
+    uint64_t hash =
+        (key ^ ((uint64_t)(uintptr_t)context << 1) ^ (thread << 40)) * 0x9e3779b97f4a7c15u;
     return (size_t)(hash >> 40) % QG_BUCKETS;
 }
 
-/* Under qg_table_lock: tells the arbiter in how many contexts this process works on the card. Each is a client of the card's
- * own time slices, so that the card does not divide equally between processes. */
+/* Under qg_table_lock: tells the arbiter in how many contexts this process works on the card. Each
+ * is a client of the card's own time slices, so that the card does not divide equally between
+ * processes. */
 void qg_show_contexts(struct qg_card *card)
 {
     struct qg_pages *pages = qg_pages_of(card);
@@ -94,8 +97,8 @@ static struct qg_context *context_record(CUcontext handle, struct qg_card *card)
     return record;
 }
 
-/* A call into the stream has not come back although its context or thread is gone, or somebody waits for its end, or just
- * begins a capture. */
+/* A call into the stream has not come back although its context or thread is gone, or somebody
+ * waits for its end, or just begins a capture. */
 static bool still_used(struct qg_stream *stream)
 {
     pthread_mutex_lock(&stream->lock);
@@ -104,13 +107,15 @@ static bool still_used(struct qg_stream *stream)
     return used;
 }
 
-/* Under qg_table_lock: an empty record. Records are never given back to the heap: a thread that just looked one up, or
- * put it on its list of streams to mark, may touch it (under its lock) after it died. */
+/* Under qg_table_lock: an empty record. Records are never given back to the heap: a thread that
+ * just looked one up, or put it on its list of streams to mark, may touch it (under its lock) after
+ * it died. */
 static struct qg_stream *blank_stream(void)
 {
     struct qg_stream *stream;
     if (resting < REST || still_used(rest_first)) {
-        stream = aligned_alloc(64, (sizeof(*stream) + 63) & ~(size_t)63); /* two threads' streams share no line */
+        /* two threads' streams share no line */
+        stream = aligned_alloc(64, (sizeof(*stream) + 63) & ~(size_t)63);
         if (stream) {
             memset(stream, 0, sizeof(*stream));
             pthread_mutex_init(&stream->lock, NULL);
@@ -138,7 +143,8 @@ void qg_lay_to_rest(struct qg_stream *stream)
     resting++;
 }
 
-/* A thread ended: its per-thread default streams have no further work, and its lane and its place at the gate are free. */
+/* A thread ended: its per-thread default streams have no further work, and its lane and its place
+ * at the gate are free. */
 static void thread_ended(void *thread)
 {
     memset(qg_thread.seen, 0, sizeof(qg_thread.seen));
@@ -170,8 +176,8 @@ struct home {
 };
 
 /* Under qg_table_lock. */
-static struct qg_stream *new_stream(uint64_t key, CUcontext current, uint64_t thread, CUstream handle,
-                                    const struct home *home)
+static struct qg_stream *new_stream(uint64_t key, CUcontext current, uint64_t thread,
+                                    CUstream handle, const struct home *home)
 {
     struct qg_context *context = home->card ? context_record(home->context, home->card) : NULL;
     struct qg_stream *stream = context ? blank_stream() : NULL;
@@ -197,8 +203,9 @@ bool qg_stream_lost(CUstream stream)
            qg_says_lost(QG_REAL(cuStreamGetCtx)(stream, &own));
 }
 
-/* Streams are created in some context; the one that is current at the first launch is not always that one. A handle that is no
- * stream's has no home: what is to go into it the driver refuses, and nobody waits for it. */
+/* Streams are created in some context; the one that is current at the first launch is not always
+ * that one. A handle that is no stream's has no home: what is to go into it the driver refuses, and
+ * nobody waits for it. */
 static struct home home_of(CUstream stream, CUcontext current)
 {
     struct home home = {current, NULL};
@@ -208,7 +215,8 @@ static struct home home_of(CUstream stream, CUcontext current)
         result = QG_REAL(cuStreamGetCtx)(stream, &own);
     if (qg_says_lost(result))
         return home;
-    if (result == CUDA_SUCCESS && own && own != current && QG_REAL(cuCtxPushCurrent_v2)(own) == CUDA_SUCCESS) {
+    if (result == CUDA_SUCCESS && own && own != current &&
+        QG_REAL(cuCtxPushCurrent_v2)(own) == CUDA_SUCCESS) {
         home.context = own;
         home.card = qg_card_current();
         QG_REAL(cuCtxPopCurrent_v2)(&popped);
@@ -221,7 +229,8 @@ static struct home home_of(CUstream stream, CUcontext current)
 struct qg_stream *qg_find_stream(uint64_t key, CUcontext context, uint64_t thread)
 {
     struct qg_stream *found = qg_streams[qg_bucket(key, context, thread)];
-    while (found && (found->key != key || found->context_key != context || found->thread != thread || found->dead))
+    while (found && (found->key != key || found->context_key != context ||
+                     found->thread != thread || found->dead))
         found = found->next;
     return found;
 }
@@ -233,7 +242,10 @@ static void remember(struct qg_stream *stream, uint64_t key, CUcontext context, 
     struct qg_pages *pages = stream ? qg_pages_of(stream->card) : NULL;
     uint32_t skip = seen->stream == stream ? seen->skip : 0;
     uint16_t stride = seen->stream == stream ? seen->stride : 0;
-    *seen = (struct qg_seen){.key = key > 2 ? key : QG_SEEN_DEFAULT + key, .generation = generation, .stream = stream, .context = context};
+    *seen = (struct qg_seen){.key = key > 2 ? key : QG_SEEN_DEFAULT + key,
+                             .generation = generation,
+                             .stream = stream,
+                             .context = context};
     seen->stride = stride;
     seen->skip = skip;
     seen->granted = (uint16_t)skip;

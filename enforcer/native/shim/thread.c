@@ -24,7 +24,9 @@ bool qg_thread_start(void *(*body)(void *))
     sigset_t all, before;
     pthread_attr_t attributes;
     pthread_t thread;
-    size_t tls = 0; /* glibc takes the thread-local variables of all libraries out of the stack, and they may be large */
+    /* glibc takes the thread-local variables of all libraries out of the stack, and they may be
+     * large */
+    size_t tls = 0;
     dl_iterate_phdr(add_tls, &tls);
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, (STACK + tls + 4095) & ~(size_t)4095);

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Assembler macros of the generated exports.S. A pass-through is one indirect tail jump, so arguments, their
- * number and the return value of every driver function stay as they are. The table entry first points at a
- * resolver, which saves all argument registers, asks qg_resolve() for the real address (it stores it in the
- * table) and jumps there. Hooks call the driver through the same table, so they resolve the same way.
+ * Assembler macros of the generated exports.S. A pass-through is one indirect tail jump, so
+ * arguments, their number and the return value of every driver function stay as they are. The table
+ * entry first points at a resolver, which saves all argument registers, asks qg_resolve() for the
+ * real address (it stores it in the table) and jumps there. Hooks call the driver through the same
+ * table, so they resolve the same way.
  */
+/* clang-format off */
 #if !defined(__x86_64__)
 #error "pass-throughs are written for x86-64 only so far"
 #endif

@@ -1,28 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Who stands at the gate, or waits for room. A signal handler may leave a wait by siglongjmp, and then nobody lowers
- * qg_proc.waiting, so that the tenant would ask for the card for ever. So each waiting thread has a record with the time of its last look,
- * and the helper thread takes back what was not looked at for a second. A thread that was merely not scheduled for so
- * long raises itself again at its next look.
+ * Who stands at the gate, or waits for room. A signal handler may leave a wait by siglongjmp, and
+ * then nobody lowers qg_proc.waiting, so that the tenant would ask for the card for ever. So each
+ * waiting thread has a record with the time of its last look, and the helper thread takes back what
+ * was not looked at for a second. A thread that was merely not scheduled for so long raises itself
+ * again at its next look.
  */
 #include "waiters.h"
 
 #include "streams.h"
 
-#define RECORDS 128
+#define RECORDS      128
 #define FORGOTTEN_NS 1000000000u
 
 static struct {
-    uint32_t taken;       /* atomic; by one thread until it ends */
-    uint32_t *word;       /* atomic; counted in this word of a slot. NULL: does not wait */
-    uint64_t looked_ns;   /* atomic */
+    uint32_t taken;     /* atomic; by one thread until it ends */
+    uint32_t *word;     /* atomic; counted in this word of a slot. NULL: does not wait */
+    uint64_t looked_ns; /* atomic */
 } __attribute__((aligned(64))) records[RECORDS];
-static __thread uint32_t *unrecorded __attribute__((tls_model("initial-exec"))); /* more threads than records */
+/* more threads than records */
+static __thread uint32_t *unrecorded __attribute__((tls_model("initial-exec")));
 
 static void lower(uint32_t *word)
 {
     uint32_t now = word ? __atomic_load_n(word, __ATOMIC_RELAXED) : 0;
-    while (now && !__atomic_compare_exchange_n(word, &now, now - 1, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+    while (now && !__atomic_compare_exchange_n(word, &now, now - 1, false, __ATOMIC_SEQ_CST,
+                                               __ATOMIC_RELAXED))
         ; /* never below zero: the slot may have been cleared and given to another process */
 }
 
@@ -30,7 +33,8 @@ static uint32_t **mine(void)
 {
     for (int i = 0; !qg_thread.waiter && i < RECORDS; i++) {
         uint32_t taken = 0;
-        if (__atomic_compare_exchange_n(&records[i].taken, &taken, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+        if (__atomic_compare_exchange_n(&records[i].taken, &taken, 1, false, __ATOMIC_ACQUIRE,
+                                        __ATOMIC_RELAXED)) {
             qg_thread.waiter = i + 1;
             qg_this_thread(); /* so that it is given back */
         }
@@ -38,8 +42,8 @@ static uint32_t **mine(void)
     return qg_thread.waiter ? &records[qg_thread.waiter - 1].word : &unrecorded;
 }
 
-/* In that word instead of the one before: the new one first, so that a thread that goes from the window to the gate is never
- * missed. Returns the one before. */
+/* In that word instead of the one before: the new one first, so that a thread that goes from the
+ * window to the gate is never missed. Returns the one before. */
 static uint32_t *count_in(uint32_t *word)
 {
     uint32_t **at = mine();

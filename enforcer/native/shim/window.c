@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Window mode: the work that the GPU has not finished is bounded in time, so that a gate that closes now means a
- * free card soon. Durations are learned per function from event pairs; how far the GPU got is read from markers.
+ * Window mode: the work that the GPU has not finished is bounded in time, so that a gate that
+ * closes now means a free card soon. Durations are learned per function from event pairs; how far
+ * the GPU got is read from markers.
  */
 #include "window.h"
 
@@ -16,22 +17,31 @@
 #include "patience.h"
 #include "waiters.h"
 
-#define COPY_BYTES_PER_US 12000u  /* a cautious host link; only orders of magnitude matter */
-#define COPY_SETUP_NS 5000u
-#define LEAD_NS 40000u            /* work longer than the window is queued so long before what runs will end */
-#define HOLD_NS 150000u           /* beside offline work so much goes before the arbiter said that the card is free */
-#define LONGEST_HOLD_NS 2000000u  /* an arbiter that lives tells sooner */
-#define LONGEST_SPENT_NS 100000000u /* so long the arbiter may be late, and nobody launches more than he may */
-#define CALL_NS 300000u           /* what a launch call takes, and the driver's way from there to the card */
-#define ROOMY_NS 5000000u         /* from such a window on not each launch is looked at: nobody waits for the card */
-#define ROOMY_PARTS 8u            /* ... but so that those between two looks fill at most this part of it */
-#define UNMARKED_NS 250000u       /* where others wait, more than this does not stay without a marker: its end must be seen */
-#define MAX_CALM 63u
-#define NEW_PARTS 8u              /* a function of which little is known fills at least this part of any window */
-#define UNKNOWN_PARTS 2u          /* such a window is not filled by one unknown function, but by so many */
+#define COPY_BYTES_PER_US 12000u /* a cautious host link; only orders of magnitude matter */
+#define COPY_SETUP_NS     5000u
+/* work longer than the window is queued so long before what runs will end */
+#define LEAD_NS 40000u
+/* beside offline work so much goes before the arbiter said that the card is free */
+#define HOLD_NS         150000u
+#define LONGEST_HOLD_NS 2000000u /* an arbiter that lives tells sooner */
+/* so long the arbiter may be late, and nobody launches more than he may */
+#define LONGEST_SPENT_NS 100000000u
+/* what a launch call takes, and the driver's way from there to the card */
+#define CALL_NS 300000u
+/* from such a window on not each launch is looked at: nobody waits for the card */
+#define ROOMY_NS 5000000u
+/* ... but so that those between two looks fill at most this part of it */
+#define ROOMY_PARTS 8u
+/* where others wait, more than this does not stay without a marker: its end must be seen */
+#define UNMARKED_NS 250000u
+#define MAX_CALM    63u
+/* a function of which little is known fills at least this part of any window */
+#define NEW_PARTS 8u
+/* such a window is not filled by one unknown function, but by so many */
+#define UNKNOWN_PARTS 2u
 
-/* Held for less than a microsecond, but by each thread that launches: who finds it taken looks again before it asks the kernel
- * to wake it, or eight threads spend half of their time on that. */
+/* Held for less than a microsecond, but by each thread that launches: who finds it taken looks
+ * again before it asks the kernel to wake it, or eight threads spend half of their time on that. */
 #define UNLOCKED PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
 pthread_mutex_t qg_window_lock = UNLOCKED;
 struct qg_functions qg_functions;
@@ -40,7 +50,7 @@ static struct progress {
     uint64_t sum_ns; /* unfinished at the last look */
     struct qg_begun begun;
     struct qg_patience patience;
-} progress[QG_MAX_CARDS];  /* under lock */
+} progress[QG_MAX_CARDS]; /* under lock */
 static struct hold {
     uint64_t seen;     /* qg_gate_page.changed_ns of the word that asked for the ring */
     uint64_t began_ns; /* when that was seen */
@@ -48,11 +58,13 @@ static struct hold {
 } holds[QG_MAX_CARDS]; /* under lock */
 __thread bool qg_window_open __attribute__((tls_model("initial-exec")));
 static __thread struct qg_sample *sampling __attribute__((tls_model("initial-exec")));
-static __thread struct qg_stream *entering __attribute__((tls_model("initial-exec"))); /* booked, and not launched yet */
+/* booked, and not launched yet */
+static __thread struct qg_stream *entering __attribute__((tls_model("initial-exec")));
 static __thread struct booking {
     uint64_t ns, low_ns;
 } booking __attribute__((tls_model("initial-exec"))); /* for the one launch that enters */
-static __thread uint64_t entering_ns __attribute__((tls_model("initial-exec"))); /* in flight with what this thread launches */
+/* in flight with what this thread launches */
+static __thread uint64_t entering_ns __attribute__((tls_model("initial-exec")));
 __thread bool qg_window_queued __attribute__((tls_model("initial-exec")));
 
 void qg_window_after_fork(void)
@@ -73,14 +85,16 @@ void qg_window_context_gone(CUcontext context)
     qg_samples_context_gone(context);
 }
 
-/* Under lock: a function that takes now long and now short has few lengths, most often; those that are over by now are out. */
+/* Under lock: a function that takes now long and now short has few lengths, most often; those that
+ * are over by now are out. */
 static void narrow(struct qg_look *at)
 {
     struct qg_inflight *now = &at->inflight;
     struct qg_ends ends;
     if (!now->first)
         return;
-    bool left = qg_function_ends(qg_function_of(&qg_functions, now->first), at->now - at->began, &ends);
+    bool left =
+        qg_function_ends(qg_function_of(&qg_functions, now->first), at->now - at->began, &ends);
     at->expected = ends.expected;
     if (!left)
         return;
@@ -88,12 +102,14 @@ static void narrow(struct qg_look *at)
     at->first_ns = ends.soonest_ns < ends.latest_ns / 4 * 3 ? ends.latest_ns : ends.middle_ns;
 }
 
-/* Says when all of it will have ended, so that the next tenant's gate opens in time. When work ends that takes now long and
- * now short nobody knows, until it has run for so long that only its longest is left. */
+/* Says when all of it will have ended, so that the next tenant's gate opens in time. When work ends
+ * that takes now long and now short nobody knows, until it has run for so long that only its
+ * longest is left. */
 static void foresee(struct qg_pages *pages, const struct qg_look *at)
 {
     const struct qg_inflight *now = &at->inflight;
-    uint64_t behind = now->sum_ns - now->first_ns, low = now->sum_low_ns - now->first_low_ns, sum = at->first_ns + behind;
+    uint64_t behind = now->sum_ns - now->first_ns, low = now->sum_low_ns - now->first_low_ns,
+             sum = at->first_ns + behind;
     bool known = now->sum_ns && !now->unmarked && sum - at->first_low_ns - low <= sum / 4;
     __atomic_store_n(&pages->proc->ends_ns, known ? at->began + sum : 0, __ATOMIC_RELAXED);
 }
@@ -111,7 +127,8 @@ void qg_slack_again(int slack)
         prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
 }
 
-/* By number: a cancellation point otherwise. Who is held back is woken by the arbiter, or by the end of its own work. */
+/* By number: a cancellation point otherwise. Who is held back is woken by the arbiter, or by the
+ * end of its own work. */
 static void nap(const struct qg_look *at, const uint32_t *word)
 {
     struct timespec wait = {0, (long)qg_nap_ns(at)};
@@ -144,32 +161,40 @@ static void not_entering(void)
     entering = NULL;
 }
 
-/* How long all that is in flight is to take, of which the last is about to enter the driver. Until the call returns nobody can
- * tell whether it is on the card, so that no more is claimed for it than such a call takes. */
-static void show(struct qg_pages *pages, const struct qg_work *work, uint64_t sum_ns, uint64_t last_ns)
+/* How long all that is in flight is to take, of which the last is about to enter the driver. Until
+ * the call returns nobody can tell whether it is on the card, so that no more is claimed for it
+ * than such a call takes. */
+static void show(struct qg_pages *pages, const struct qg_work *work, uint64_t sum_ns,
+                 uint64_t last_ns)
 {
-    uint64_t call_ns = work->function ? qg_function_call_ns(qg_function_of(&qg_functions, work->function)) : UINT64_MAX;
+    uint64_t call_ns = work->function
+                           ? qg_function_call_ns(qg_function_of(&qg_functions, work->function))
+                           : UINT64_MAX;
     if (call_ns < CALL_NS)
         call_ns = CALL_NS;
     entering_ns = sum_ns + last_ns;
-    __atomic_store_n(&pages->proc->inflight_us, (sum_ns + (last_ns < call_ns ? last_ns : call_ns)) / 1000,
-                     __ATOMIC_RELAXED);
+    __atomic_store_n(&pages->proc->inflight_us,
+                     (sum_ns + (last_ns < call_ns ? last_ns : call_ns)) / 1000, __ATOMIC_RELAXED);
 }
 
 /* It has entered. Another thread may have shown more meanwhile. */
 static void show_all(struct qg_pages *pages)
 {
-    uint64_t us = entering_ns / 1000, shown = __atomic_load_n(&pages->proc->inflight_us, __ATOMIC_RELAXED);
-    while (shown < us && !__atomic_compare_exchange_n(&pages->proc->inflight_us, &shown, us, true, __ATOMIC_RELAXED,
-                                                      __ATOMIC_RELAXED))
+    uint64_t us = entering_ns / 1000,
+             shown = __atomic_load_n(&pages->proc->inflight_us, __ATOMIC_RELAXED);
+    while (shown < us && !__atomic_compare_exchange_n(&pages->proc->inflight_us, &shown, us, true,
+                                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         ;
 }
 
-/* Booked under lock, so that two threads cannot both take the last room. True: the launch shall be timed. */
-static bool book(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work, uint64_t estimate,
-                 struct qg_look *at)
+/* Booked under lock, so that two threads cannot both take the last room. True: the launch shall be
+ * timed. */
+static bool book(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work,
+                 uint64_t estimate, struct qg_look *at)
 {
-    uint64_t least = work->function ? qg_function_least(qg_function_of(&qg_functions, work->function)) : estimate;
+    uint64_t least = work->function
+                         ? qg_function_least(qg_function_of(&qg_functions, work->function))
+                         : estimate;
     not_entering();
     pthread_mutex_lock(&stream->lock);
     stream->open_function = stream->open_ns || work->times != 1 ? NULL : work->function;
@@ -180,7 +205,8 @@ static bool book(struct qg_stream *stream, struct qg_pages *pages, const struct 
     entering = stream;
     booking = (struct booking){estimate, least};
     qg_stream_works(stream);
-    show(pages, work, at->inflight.sum_ns + estimate * (work->times - 1), estimate); /* the others have entered before */
+    /* the others have entered before */
+    show(pages, work, at->inflight.sum_ns + estimate * (work->times - 1), estimate);
     if (!at->inflight.sum_ns) {
         at->inflight.first_ns = at->first_ns = estimate * work->times;
         at->inflight.first_low_ns = at->first_low_ns = least * work->times;
@@ -213,13 +239,15 @@ static uint16_t calm_after(const struct qg_work *work, uint64_t estimate, uint64
     return (uint16_t)(fit < MAX_CALM ? fit : MAX_CALM);
 }
 
-/* Some of them, not all: a program that repeats a pattern must not always be looked at in the same place of it. */
+/* Some of them, not all: a program that repeats a pattern must not always be looked at in the same
+ * place of it. */
 void qg_window_calm(struct qg_seen *seen)
 {
     uint32_t calm = qg_thread.calm;
     seen->attention = QG_GATE_STOPS | (calm ? 0 : QG_GATE_WINDOW);
     if (calm)
-        seen->skip = seen->granted = (uint16_t)(calm - (calm > 1 ? (qg_tick() >> 6) % (calm / 2) : 0));
+        seen->skip = seen->granted =
+            (uint16_t)(calm - (calm > 1 ? (qg_tick() >> 6) % (calm / 2) : 0));
 }
 
 static void look_at(struct qg_look *at, struct qg_card *card)
@@ -234,7 +262,8 @@ static void look_at(struct qg_look *at, struct qg_card *card)
         qg_begun_ended(&seen->begun, seen->sum_ns - sum, at->now);
     if (sum < at->last)
         at->moved = at->now;
-    qg_patience_look(&seen->patience, at, seen->begun.looked_ns, !sum || (sum < at->last && at->last != UINT64_MAX));
+    qg_patience_look(&seen->patience, at, seen->begun.looked_ns,
+                     !sum || (sum < at->last && at->last != UINT64_MAX));
     seen->sum_ns = at->last = sum;
     seen->begun.looked_ns = at->now;
     at->began = seen->begun.began_ns;
@@ -244,43 +273,48 @@ static void look_at(struct qg_look *at, struct qg_card *card)
     at->expected = false;
 }
 
-/* Work too long to be queued behind what runs is queued shortly before that ends, so that the card need not wait for
- * this thread to wake up. Only where one piece runs alone; what has run almost as long as its function ever takes ends soon,
- * however short it is at other times. */
+/* Work too long to be queued behind what runs is queued shortly before that ends, so that the card
+ * need not wait for this thread to wake up. Only where one piece runs alone; what has run almost as
+ * long as its function ever takes ends soon, however short it is at other times. */
 static bool just_in_time(struct qg_look *at, uint64_t estimate, uint64_t window_ns)
 {
     const struct qg_inflight *now = &at->inflight;
     uint64_t lead = estimate + LEAD_NS > window_ns ? LEAD_NS : window_ns - estimate;
-    if (!now->oldest || at->guessed || now->unmarked || now->sum_ns != now->first_ns || !at->first_low_ns)
+    if (!now->oldest || at->guessed || now->unmarked || now->sum_ns != now->first_ns ||
+        !at->first_low_ns)
         return false;
     at->due = at->first_ns > lead ? at->first_ns - lead : 0;
     return at->now - at->began >= at->due;
 }
 
-/* What is unfinished, as far as can be told: what runs has taken much longer than estimated, so will what follows. */
+/* What is unfinished, as far as can be told: what runs has taken much longer than estimated, so
+ * will what follows. */
 static uint64_t unfinished(const struct qg_look *at)
 {
     uint64_t ran = at->now - at->began, first = at->inflight.first_ns, sum = at->inflight.sum_ns;
     return first && ran > 2 * first ? (uint64_t)((double)sum / (double)first * (double)ran) : sum;
 }
 
-/* Beside offline work the first launch after a pause goes, so that the card has it at once, and what follows waits until
- * that work is over: the arbiter tells. What passes meanwhile lasts about as long as it takes to be told. */
+/* Beside offline work the first launch after a pause goes, so that the card has it at once, and
+ * what follows waits until that work is over: the arbiter tells. What passes meanwhile lasts about
+ * as long as it takes to be told. */
 static bool held_back(const struct hold *hold, const struct qg_look *at, uint64_t cost)
 {
-    return hold->spent_ns && hold->spent_ns + cost > HOLD_NS && at->now - hold->began_ns < LONGEST_HOLD_NS;
+    return hold->spent_ns && hold->spent_ns + cost > HOLD_NS &&
+           at->now - hold->began_ns < LONGEST_HOLD_NS;
 }
 
-/* The arbiter should have closed the gate or looked again by now. One that does not for long is dead or hangs: without it
- * compute goes on. */
+/* The arbiter should have closed the gate or looked again by now. One that does not for long is
+ * dead or hangs: without it compute goes on. */
 static bool spent(const struct qg_pages *pages, uint64_t now)
 {
     uint64_t until = __atomic_load_n(&pages->gate->until_ns, __ATOMIC_RELAXED);
     return until && now >= until && now - until < LONGEST_SPENT_NS;
 }
 
-/* A launch that waited for room was counted when it came, so the arbiter knows of it by this word: written before the gate is
- * read once more, so that a gate that closes now either holds this launch back or finds it on its way to the card. */
+/* A launch that waited for room was counted when it came, so the arbiter knows of it by this word:
+ * written before the gate is read once more, so that a gate that closes now either holds this
+ * launch back or finds it on its way to the card. */
 static bool closed_meanwhile(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages)
 {
     qg_set_unmarked(stream);
@@ -289,10 +323,11 @@ static bool closed_meanwhile(struct qg_look *at, struct qg_stream *stream, struc
     return at->closed;
 }
 
-/* Under lock: books the work and returns true if it fits, or if nothing has moved for too long and the driver was asked why.
- * *timed: it is booked, and its launch shall be timed; or waits, and a better estimate may make it fit. */
-static bool fits(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work,
-                 uint64_t window_ns, bool *timed)
+/* Under lock: books the work and returns true if it fits, or if nothing has moved for too long and
+ * the driver was asked why. *timed: it is booked, and its launch shall be timed; or waits, and a
+ * better estimate may make it fit. */
+static bool fits(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages,
+                 const struct qg_work *work, uint64_t window_ns, bool *timed)
 {
     look_at(at, stream->card);
     uint64_t estimate = estimate_of(work, window_ns), sum = at->inflight.sum_ns;
@@ -331,9 +366,10 @@ static bool fits(struct qg_look *at, struct qg_stream *stream, struct qg_pages *
     return enter || stuck;
 }
 
-/* One look, and what the driver has to be asked or told after it, when nothing is locked: its calls may block. */
-static bool look(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work,
-                 uint64_t window_ns)
+/* One look, and what the driver has to be asked or told after it, when nothing is locked: its calls
+ * may block. */
+static bool look(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages,
+                 const struct qg_work *work, uint64_t window_ns)
 {
     bool timed;
     pthread_mutex_lock(&qg_window_lock);
@@ -349,11 +385,11 @@ static bool look(struct qg_look *at, struct qg_stream *stream, struct qg_pages *
     return enter;
 }
 
-/* Another look, and a marker behind work that has none: without one its end is invisible. Where nothing moved, the driver is
- * asked about the stream first. A signal handler may leave the wait by siglongjmp, so signals come in while the thread
- * sleeps and not while it holds a lock. */
-static bool look_again(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work,
-                       uint64_t window_ns)
+/* Another look, and a marker behind work that has none: without one its end is invisible. Where
+ * nothing moved, the driver is asked about the stream first. A signal handler may leave the wait by
+ * siglongjmp, so signals come in while the thread sleeps and not while it holds a lock. */
+static bool look_again(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages,
+                       const struct qg_work *work, uint64_t window_ns)
 {
     sigset_t all, before;
     sigfillset(&all);
@@ -393,7 +429,8 @@ uint64_t qg_window_drain_ns(struct qg_card *card, struct qg_pages *pages)
 
 bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work)
 {
-    uint64_t window_ns = (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 1000u;
+    uint64_t window_ns =
+        (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 1000u;
     uint64_t start = qg_now_ns();
     struct qg_look at = {.now = start, .moved = start, .last = UINT64_MAX};
     qg_want_marker(stream);
@@ -402,8 +439,8 @@ bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const str
     while (!look_again(&at, stream, pages, work, window_ns)) {
         nap(&at, &pages->gate->flags);
         if (qg_pages_of(stream->card) != pages ||
-            (__atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST) & (QG_GATE_CLOSED | QG_GATE_WINDOW)) !=
-                QG_GATE_WINDOW)
+            (__atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST) &
+             (QG_GATE_CLOSED | QG_GATE_WINDOW)) != QG_GATE_WINDOW)
             return false;
     }
     return true;
@@ -437,11 +474,13 @@ void qg_window_forget(const void *function)
     pthread_mutex_unlock(&qg_window_lock);
 }
 
-/* Under stream->lock. A marker of another thread that came meanwhile has taken the booking along, and ends it. */
+/* Under stream->lock. A marker of another thread that came meanwhile has taken the booking along,
+ * and ends it. */
 static void unbook(struct qg_stream *stream)
 {
     stream->open_ns -= booking.ns < stream->open_ns ? booking.ns : stream->open_ns;
-    stream->open_low_ns -= booking.low_ns < stream->open_low_ns ? booking.low_ns : stream->open_low_ns;
+    stream->open_low_ns -=
+        booking.low_ns < stream->open_low_ns ? booking.low_ns : stream->open_low_ns;
 }
 
 static void drop_sample(void)
@@ -465,15 +504,18 @@ void qg_window_leave(struct qg_stream *stream, CUresult result)
     sampling = NULL;
     if (entering != stream)
         not_entering();
-    uint64_t window_ns = (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 1000u;
-    uint64_t most = window_ns >= ROOMY_NS || window_ns < 4 * UNMARKED_NS ? window_ns / 4 : UNMARKED_NS;
+    uint64_t window_ns =
+        (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 1000u;
+    uint64_t most =
+        window_ns >= ROOMY_NS || window_ns < 4 * UNMARKED_NS ? window_ns / 4 : UNMARKED_NS;
     pthread_mutex_lock(&stream->lock);
     if (entering && stream->entered)
         stream->entered--;
     if (entering && result != CUDA_SUCCESS)
         unbook(stream);
     entering = NULL;
-    bool due = stream->open_ns >= most || stream->again; /* or somebody wanted one while this launch was under way */
+    /* or somebody wanted one while this launch was under way */
+    bool due = stream->open_ns >= most || stream->again;
     pthread_mutex_unlock(&stream->lock);
     if (due)
         qg_mark(stream);

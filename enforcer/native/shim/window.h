@@ -4,7 +4,8 @@
 
 #include "gate.h"
 
-/* Waits until the work fits into the window, and books it. False: the gate closed meanwhile, look again. */
+/* Waits until the work fits into the window, and books it. False: the gate closed meanwhile, look
+ * again. */
 bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work);
 
 /* This thread waited for room, and qg_proc.queued may still count it. */
@@ -13,14 +14,16 @@ extern __thread bool qg_window_queued __attribute__((tls_model("initial-exec")))
 /* Before the ring of a launch that finds QG_GATE_HOLD: the first one after a pause. */
 void qg_window_pause_ends(struct qg_card *card, const struct qg_pages *pages);
 
-/* The gate was closed and opened again for a turn of others, who had the card only after our work had ended. */
+/* The gate was closed and opened again for a turn of others, who had the card only after our work
+ * had ended. */
 void qg_window_after_turn(const struct qg_pages *pages, uint64_t before, uint64_t after);
 
-/* At a closed gate: how long to sleep until what this process has on the card may have ended (0: it has), and tells when it
- * will. */
+/* At a closed gate: how long to sleep until what this process has on the card may have ended (0: it
+ * has), and tells when it will. */
 uint64_t qg_window_drain_ns(struct qg_card *card, struct qg_pages *pages);
 
-/* The usual timer slack of 50 us would more than double a short sleep; the program's own setting is put back. */
+/* The usual timer slack of 50 us would more than double a short sleep; the program's own setting is
+ * put back. */
 int qg_no_slack(void);
 void qg_slack_again(int slack);
 

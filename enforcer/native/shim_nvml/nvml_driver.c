@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Finds the real NVML: beside the driver that the grant names, else where distributions put it. As for the driver, an
- * absolute path gives the real file although this library carries the same SONAME.
+ * Finds the real NVML: beside the driver that the grant names, else where distributions put it. As
+ * for the driver, an absolute path gives the real file although this library carries the same
+ * SONAME.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -17,8 +18,13 @@ static void *library;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static const char *const usual_places[] = {
-    "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib64/nvidia",
-    "/usr/lib/x86_64-linux-gnu/nvidia/current", "/usr/lib/wsl/lib", "/run/opengl-driver/lib",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/lib64/nvidia",
+    "/usr/lib/x86_64-linux-gnu/nvidia/current",
+    "/usr/lib/wsl/lib",
+    "/run/opengl-driver/lib",
 };
 
 /* A path that leads back to this very library would make every call recurse for ever. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * NVML's answers about utilisation in the past: those of the job, as nvml_hooks.c gives them for now. Made of the samples
- * of its processes, since the card's own do not tell who used it.
+ * NVML's answers about utilisation in the past: those of the job, as nvml_hooks.c gives them for
+ * now. Made of the samples of its processes, since the card's own do not tell who used it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -13,10 +13,14 @@
 static unsigned int percent(const nvmlProcessUtilizationSample_t *sample, nvmlSamplingType_t type)
 {
     switch (type) {
-    case NVML_GPU_UTILIZATION_SAMPLES: return sample->smUtil;
-    case NVML_MEMORY_UTILIZATION_SAMPLES: return sample->memUtil;
-    case NVML_ENC_UTILIZATION_SAMPLES: return sample->encUtil;
-    default: return sample->decUtil;
+    case NVML_GPU_UTILIZATION_SAMPLES:
+        return sample->smUtil;
+    case NVML_MEMORY_UTILIZATION_SAMPLES:
+        return sample->memUtil;
+    case NVML_ENC_UTILIZATION_SAMPLES:
+        return sample->encUtil;
+    default:
+        return sample->decUtil;
     }
 }
 
@@ -27,8 +31,10 @@ static int by_time(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* One sample per moment, in order: what all processes of the job used then. Returns their number. */
-static unsigned int moments(nvmlProcessUtilizationSample_t *all, unsigned int n, nvmlSamplingType_t type, nvmlSample_t *out)
+/* One sample per moment, in order: what all processes of the job used then. Returns their number.
+ */
+static unsigned int moments(nvmlProcessUtilizationSample_t *all, unsigned int n,
+                            nvmlSamplingType_t type, nvmlSample_t *out)
 {
     unsigned int found = 0;
     qsort(all, n, sizeof(*all), by_time);
@@ -41,8 +47,9 @@ static unsigned int moments(nvmlProcessUtilizationSample_t *all, unsigned int n,
     return found;
 }
 
-static nvmlReturn_t samples_of_job(const struct qgpu_view *view, nvmlDevice_t device, nvmlSamplingType_t type,
-                                   unsigned long long since, nvmlSample_t *out, unsigned int *n)
+static nvmlReturn_t samples_of_job(const struct qgpu_view *view, nvmlDevice_t device,
+                                   nvmlSamplingType_t type, unsigned long long since,
+                                   nvmlSample_t *out, unsigned int *n)
 {
     nvmlProcessUtilizationSample_t *all = calloc(QG_NVML_ROOM, sizeof(*all));
     nvmlReturn_t result = all ? qg_nvml_samples(view, device, since, all, n) : NVML_ERROR_MEMORY;
@@ -51,9 +58,11 @@ static nvmlReturn_t samples_of_job(const struct qgpu_view *view, nvmlDevice_t de
     return result == NVML_SUCCESS && !*n ? NVML_ERROR_NOT_FOUND : result;
 }
 
-/* Clocks and power are the card's. Where the real library does not tell processes apart (MIG), its own answer stands. */
-nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type, unsigned long long since,
-                                  nvmlValueType_t *value_type, unsigned int *count, nvmlSample_t *samples)
+/* Clocks and power are the card's. Where the real library does not tell processes apart (MIG), its
+ * own answer stands. */
+nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type,
+                                  unsigned long long since, nvmlValueType_t *value_type,
+                                  unsigned int *count, nvmlSample_t *samples)
 {
     struct qgpu_view view;
     unsigned int n = 0;
@@ -83,16 +92,19 @@ nvmlReturn_t nvmlDeviceGetDynamicPstatesInfo(nvmlDevice_t device, nvmlGpuDynamic
     struct qgpu_view view;
     nvmlUtilization_t rates;
     nvmlReturn_t result = QG_REAL(nvmlDeviceGetDynamicPstatesInfo)(device, info);
-    if (result != NVML_SUCCESS || !qg_nvml_view(device, &view) || nvmlDeviceGetUtilizationRates(device, &rates) != NVML_SUCCESS)
+    if (result != NVML_SUCCESS || !qg_nvml_view(device, &view) ||
+        nvmlDeviceGetUtilizationRates(device, &rates) != NVML_SUCCESS)
         return result;
     info->utilization[NVML_GPU_UTILIZATION_DOMAIN_GPU].percentage = rates.gpu;
     info->utilization[NVML_GPU_UTILIZATION_DOMAIN_FB].percentage = rates.memory;
     return result;
 }
 
-/* ---- accounting mode: processes that ended are known to nobody as the job's, and are left out --------------------- */
+/* ---- accounting mode: processes that ended are known to nobody as the job's, and are left out
+ * ---- */
 
-nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids)
+nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count,
+                                         unsigned int *pids)
 {
     struct qgpu_view view;
     unsigned int n = ACCOUNTED;
@@ -116,15 +128,21 @@ static bool hidden(nvmlDevice_t device, unsigned int pid)
     return qg_nvml_view(device, &view) && !qg_nvml_ours(&view, pid);
 }
 
-nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, nvmlAccountingStats_t *stats)
+nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid,
+                                          nvmlAccountingStats_t *stats)
 {
-    return hidden(device, pid) ? NVML_ERROR_NOT_FOUND : QG_REAL(nvmlDeviceGetAccountingStats)(device, pid, stats);
+    return hidden(device, pid) ? NVML_ERROR_NOT_FOUND
+                               : QG_REAL(nvmlDeviceGetAccountingStats)(device, pid, stats);
 }
 
-/* Newer than the header that this is built with; its structure begins with the pid that is asked for. */
-__attribute__((visibility("default"))) nvmlReturn_t nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, unsigned int *stats);
+/* Newer than the header that this is built with; its structure begins with the pid that is asked
+ * for. */
+__attribute__((visibility("default"))) nvmlReturn_t
+nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, unsigned int *stats);
 
 nvmlReturn_t nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, unsigned int *stats)
 {
-    return stats && hidden(device, *stats) ? NVML_ERROR_NOT_FOUND : QG_REAL(nvmlDeviceGetAccountingStats_v2)(device, stats);
+    return stats && hidden(device, *stats)
+               ? NVML_ERROR_NOT_FOUND
+               : QG_REAL(nvmlDeviceGetAccountingStats_v2)(device, stats);
 }

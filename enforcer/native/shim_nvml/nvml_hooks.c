@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * NVML's answers about memory, processes and utilisation: those of the job. Lists are asked for from the real library
- * with room to spare, and what belongs to other jobs is left out. A device that is none of the job's answers as it is.
+ * NVML's answers about memory, processes and utilisation: those of the job. Lists are asked for
+ * from the real library with room to spare, and what belongs to other jobs is left out. A device
+ * that is none of the job's answers as it is.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,10 +13,11 @@ const char *nvmlErrorString(nvmlReturn_t result)
 {
     if (qg_nvml_has(QG_SYM_nvmlErrorString))
         return QG_REAL(nvmlErrorString)(result);
-    return result == NVML_ERROR_LIBRARY_NOT_FOUND ? "The NVIDIA library was not found" : "Unknown Error";
+    return result == NVML_ERROR_LIBRARY_NOT_FOUND ? "The NVIDIA library was not found"
+                                                  : "Unknown Error";
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------- */
+/* ---- memory ---- */
 
 static unsigned long long least(unsigned long long a, unsigned long long b)
 {
@@ -52,9 +54,10 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     return result;
 }
 
-/* ---- processes ---------------------------------------------------------------------------------------------- */
+/* ---- processes ---- */
 
-unsigned int qg_nvml_keep(const struct qgpu_view *view, void *list, unsigned int count, size_t size, size_t offset)
+unsigned int qg_nvml_keep(const struct qgpu_view *view, void *list, unsigned int count, size_t size,
+                          size_t offset)
 {
     unsigned int kept = 0, pid;
     for (unsigned int i = 0; i < count; i++) {
@@ -66,7 +69,8 @@ unsigned int qg_nvml_keep(const struct qgpu_view *view, void *list, unsigned int
     return kept;
 }
 
-nvmlReturn_t qg_nvml_hand_out(const void *list, unsigned int n, size_t size, unsigned int *count, void *out)
+nvmlReturn_t qg_nvml_hand_out(const void *list, unsigned int n, size_t size, unsigned int *count,
+                              void *out)
 {
     unsigned int room = *count;
     *count = n;
@@ -77,23 +81,23 @@ nvmlReturn_t qg_nvml_hand_out(const void *list, unsigned int n, size_t size, uns
     return NVML_SUCCESS;
 }
 
-#define PROCESSES(name, type)                                                  \
-    nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *infos)   \
-    {                                                                          \
-        struct qgpu_view view;                                                 \
-        unsigned int n = QG_NVML_ROOM;                                         \
-        if (!count || (*count && !infos) || !qg_nvml_view(device, &view))      \
-            return QG_REAL(name)(device, count, infos);                        \
-        type *all = calloc(QG_NVML_ROOM, sizeof(*all));                        \
-        if (!all)                                                              \
-            return NVML_ERROR_MEMORY;                                          \
-        nvmlReturn_t result = QG_REAL(name)(device, &n, all);                  \
-        if (result == NVML_SUCCESS) {                                          \
-            n = qg_nvml_keep(&view, all, n, sizeof(*all), offsetof(type, pid));\
-            result = qg_nvml_hand_out(all, n, sizeof(*all), count, infos);     \
-        }                                                                      \
-        free(all);                                                             \
-        return result;                                                         \
+#define PROCESSES(name, type)                                                                      \
+    nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *infos)                       \
+    {                                                                                              \
+        struct qgpu_view view;                                                                     \
+        unsigned int n = QG_NVML_ROOM;                                                             \
+        if (!count || (*count && !infos) || !qg_nvml_view(device, &view))                          \
+            return QG_REAL(name)(device, count, infos);                                            \
+        type *all = calloc(QG_NVML_ROOM, sizeof(*all));                                            \
+        if (!all)                                                                                  \
+            return NVML_ERROR_MEMORY;                                                              \
+        nvmlReturn_t result = QG_REAL(name)(device, &n, all);                                      \
+        if (result == NVML_SUCCESS) {                                                              \
+            n = qg_nvml_keep(&view, all, n, sizeof(*all), offsetof(type, pid));                    \
+            result = qg_nvml_hand_out(all, n, sizeof(*all), count, infos);                         \
+        }                                                                                          \
+        free(all);                                                                                 \
+        return result;                                                                             \
     }
 
 PROCESSES(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t)
@@ -106,31 +110,36 @@ PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
 PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
 PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
 
-nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *list)
+nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
+                                                   nvmlProcessDetailList_t *list)
 {
     struct qgpu_view view;
     nvmlReturn_t result = QG_REAL(nvmlDeviceGetRunningProcessDetailList)(device, list);
     if (result == NVML_SUCCESS && list->procArray && qg_nvml_view(device, &view))
-        list->numProcArrayEntries = qg_nvml_keep(&view, list->procArray, list->numProcArrayEntries,
-                                                 sizeof(*list->procArray), offsetof(nvmlProcessDetail_v1_t, pid));
+        list->numProcArrayEntries =
+            qg_nvml_keep(&view, list->procArray, list->numProcArrayEntries,
+                         sizeof(*list->procArray), offsetof(nvmlProcessDetail_v1_t, pid));
     return result;
 }
 
-/* ---- utilisation -------------------------------------------------------------------------------------------- */
+/* ---- utilisation ---- */
 
 #define RECENT_US 1000000u /* NVML's time stamps are microseconds */
 
-nvmlReturn_t qg_nvml_samples(const struct qgpu_view *view, nvmlDevice_t device, unsigned long long since,
-                             nvmlProcessUtilizationSample_t *all, unsigned int *n)
+nvmlReturn_t qg_nvml_samples(const struct qgpu_view *view, nvmlDevice_t device,
+                             unsigned long long since, nvmlProcessUtilizationSample_t *all,
+                             unsigned int *n)
 {
     *n = QG_NVML_ROOM;
     nvmlReturn_t result = QG_REAL(nvmlDeviceGetProcessUtilization)(device, all, n, since);
     if (result == NVML_SUCCESS)
-        *n = qg_nvml_keep(view, all, *n, sizeof(*all), offsetof(nvmlProcessUtilizationSample_t, pid));
+        *n = qg_nvml_keep(view, all, *n, sizeof(*all),
+                          offsetof(nvmlProcessUtilizationSample_t, pid));
     return result;
 }
 
-nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
+                                             nvmlProcessUtilizationSample_t *samples,
                                              unsigned int *count, unsigned long long since)
 {
     struct qgpu_view view;
@@ -154,22 +163,24 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
     return result;
 }
 
-nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *info)
+nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
+                                                   nvmlProcessesUtilizationInfo_t *info)
 {
     struct qgpu_view view;
     nvmlReturn_t result = QG_REAL(nvmlDeviceGetProcessesUtilizationInfo)(device, info);
     if (result == NVML_SUCCESS && info->procUtilArray && qg_nvml_view(device, &view)) {
-        info->processSamplesCount = qg_nvml_keep(&view, info->procUtilArray, info->processSamplesCount,
-                                                 sizeof(*info->procUtilArray),
-                                                 offsetof(nvmlProcessUtilizationInfo_v1_t, pid));
+        info->processSamplesCount = qg_nvml_keep(
+            &view, info->procUtilArray, info->processSamplesCount, sizeof(*info->procUtilArray),
+            offsetof(nvmlProcessUtilizationInfo_v1_t, pid));
         if (!info->processSamplesCount)
             result = NVML_ERROR_NOT_FOUND;
     }
     return result;
 }
 
-/* Keeps the samples, of whatever process, that are of the last second before the newest one, by the driver's own clock:
- * NVML remembers more, and would show what a job did before it fell idle. What says above 100 % is rubbish. */
+/* Keeps the samples, of whatever process, that are of the last second before the newest one, by the
+ * driver's own clock: NVML remembers more, and would show what a job did before it fell idle. What
+ * says above 100 % is rubbish. */
 static unsigned int recent(nvmlProcessUtilizationSample_t *all, unsigned int n)
 {
     unsigned long long newest = 0;
@@ -183,8 +194,10 @@ static unsigned int recent(nvmlProcessUtilizationSample_t *all, unsigned int n)
     return kept;
 }
 
-/* The newest sample of each process, added up; no more than the whole card does, whose samples may all be old. */
-static void add_up(const nvmlProcessUtilizationSample_t *all, unsigned int n, nvmlUtilization_t *rates)
+/* The newest sample of each process, added up; no more than the whole card does, whose samples may
+ * all be old. */
+static void add_up(const nvmlProcessUtilizationSample_t *all, unsigned int n,
+                   nvmlUtilization_t *rates)
 {
     nvmlUtilization_t card = *rates;
     rates->gpu = rates->memory = 0;
@@ -209,10 +222,13 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     if (result != NVML_SUCCESS || !qg_nvml_view(device, &view))
         return result;
     nvmlProcessUtilizationSample_t *all = calloc(QG_NVML_ROOM, sizeof(*all));
-    nvmlReturn_t told = all ? QG_REAL(nvmlDeviceGetProcessUtilization)(device, all, &n, 0) : NVML_ERROR_MEMORY;
+    nvmlReturn_t told =
+        all ? QG_REAL(nvmlDeviceGetProcessUtilization)(device, all, &n, 0) : NVML_ERROR_MEMORY;
     if (told == NVML_SUCCESS || told == NVML_ERROR_NOT_FOUND) {
-        n = told == NVML_SUCCESS ? recent(all, n) : 0; /* of all processes: the job's may all be old */
-        n = qg_nvml_keep(&view, all, n, sizeof(*all), offsetof(nvmlProcessUtilizationSample_t, pid));
+        /* of all processes: the job's may all be old */
+        n = told == NVML_SUCCESS ? recent(all, n) : 0;
+        n = qg_nvml_keep(&view, all, n, sizeof(*all),
+                         offsetof(nvmlProcessUtilizationSample_t, pid));
         add_up(all, n, rates);
     }
     free(all);

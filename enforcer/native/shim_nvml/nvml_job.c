@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The job's pages. In a process that uses CUDA, qgpu's libcuda.so.1 has them and is asked; in one that does not (a
- * monitor), this library registers by itself, when it is first asked about a card. The slot that this takes holds
- * nothing.
+ * The job's pages. In a process that uses CUDA, qgpu's libcuda.so.1 has them and is asked; in one
+ * that does not (a monitor), this library registers by itself, when it is first asked about a card.
+ * The slot that this takes holds nothing.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -25,8 +25,8 @@
 #include "qg_msg.h"
 
 #define ANSWER_MS 500
-#define AGAIN_NS 1000000000u /* between tries to register */
-#define NFDS 3
+#define AGAIN_NS  1000000000u /* between tries to register */
+#define NFDS      3
 
 static struct qg_grant_info info;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -45,29 +45,32 @@ static void read_grant(void)
 const struct qg_grant *qg_nvml_grant(void)
 {
     pthread_once(&once, read_grant);
-    return info.mode == QG_MODE_GOVERNED && info.grant.state == QG_GRANT_ACTIVE ? &info.grant : NULL;
+    return info.mode == QG_MODE_GOVERNED && info.grant.state == QG_GRANT_ACTIVE ? &info.grant
+                                                                                : NULL;
 }
 
-/* ---- registration ------------------------------------------------------------------------------------------- */
+/* ---- registration ---- */
 
 static int connect_arbiter(void)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct ucred peer;
     socklen_t length = sizeof(peer);
-    if (snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", info.grant.run_dir, QG_SOCK_REGISTER) >=
-        (int)sizeof(address.sun_path))
+    if (snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", info.grant.run_dir,
+                 QG_SOCK_REGISTER) >= (int)sizeof(address.sun_path))
         return -1;
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0 && (connect(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
-                    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || !qg_is_root(peer.uid))) {
+    if (fd >= 0 &&
+        (connect(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
+         getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || !qg_is_root(peer.uid))) {
         close(fd);
         return -1;
     }
     return fd;
 }
 
-/* The answer, and its descriptors: exactly three where it is a yes. Its status; EPROTO also where there is no answer. */
+/* The answer, and its descriptors: exactly three where it is a yes. Its status; EPROTO also where
+ * there is no answer. */
 static int receive(int sock, struct qg_registered *answer, int fds[NFDS])
 {
     union {
@@ -75,7 +78,9 @@ static int receive(int sock, struct qg_registered *answer, int fds[NFDS])
         struct cmsghdr align;
     } control;
     struct iovec data = {answer, sizeof(*answer)};
-    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control.space,
+    struct msghdr message = {.msg_iov = &data,
+                             .msg_iovlen = 1,
+                             .msg_control = control.space,
                              .msg_controllen = sizeof(control.space)};
     struct pollfd ready = {.fd = sock, .events = POLLIN};
     if (poll(&ready, 1, ANSWER_MS) != 1)
@@ -98,10 +103,12 @@ static bool take(const struct qg_registered *answer, const int fds[NFDS], struct
     const struct qg_gate_page *gate =
         qg_map_page(fds[0], sizeof(*gate), QG_SEALS_FIXED | F_SEAL_FUTURE_WRITE, PROT_READ);
     const struct qg_job_page *job = qg_map_page(fds[1], sizeof(*job), QG_SEALS_FIXED, PROT_READ);
-    bool good = gate && job && gate->magic == QG_MAGIC && job->magic == QG_MAGIC && answer->slot < QG_MAX_PROCS &&
-                gate->version == QG_ABI_VERSION && gate->job_id == info.grant.job_id;
+    bool good = gate && job && gate->magic == QG_MAGIC && job->magic == QG_MAGIC &&
+                answer->slot < QG_MAX_PROCS && gate->version == QG_ABI_VERSION &&
+                gate->job_id == info.grant.job_id;
     if (good)
-        *pages = (struct qg_pages){.gate = gate, .job = (struct qg_job_page *)(uintptr_t)job, .slot = answer->slot};
+        *pages = (struct qg_pages){
+            .gate = gate, .job = (struct qg_job_page *)(uintptr_t)job, .slot = answer->slot};
     return good;
 }
 
@@ -110,7 +117,8 @@ static bool enter(const struct qg_grant_card *card, struct qg_pages *pages)
 {
     struct qg_register ask = {.job_id = info.grant.job_id};
     struct qg_registered answer = {0};
-    int fds[NFDS] = {-1, -1, -1}, grant = qg_grant_descriptor(), sock = connect_arbiter(), status = EPROTO;
+    int fds[NFDS] = {-1, -1, -1}, grant = qg_grant_descriptor(), sock = connect_arbiter(),
+        status = EPROTO;
     if (sock < 0)
         return false;
     memcpy(ask.uuid, card->uuid, sizeof(ask.uuid));
@@ -131,7 +139,7 @@ static bool alive(const struct qg_gate_page *gate)
     return qg_now_ns() < beat + 3 * (uint64_t)gate->lease_ms * 1000000u;
 }
 
-/* ---- the view ----------------------------------------------------------------------------------------------- */
+/* ---- the view ---- */
 
 static bool view_of_ours(unsigned index, struct qgpu_view *out)
 {
@@ -142,7 +150,8 @@ static bool view_of_ours(unsigned index, struct qgpu_view *out)
         cards[index].tried_ns = now;
         cards[index].there |= enter(&info.grant.cards[index], pages);
     }
-    *out = (struct qgpu_view){.cap = qg_job_cap(&info.grant.cards[index], cards[index].there ? pages : NULL)};
+    *out = (struct qgpu_view){
+        .cap = qg_job_cap(&info.grant.cards[index], cards[index].there ? pages : NULL)};
     if (cards[index].there) {
         qg_job_sums(pages, &out->used, &pending);
         out->used += qg_job_extra(pages);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * qgpu's libnvidia-ml.so.1: NVML with the job in the place of the card. Everything that is not about memory, processes
- * or utilisation goes to the real library as it is.
+ * qgpu's libnvidia-ml.so.1: NVML with the job in the place of the card. Everything that is not
+ * about memory, processes or utilisation goes to the real library as it is.
  */
 #ifndef QG_NVML_SHIM_H
 #define QG_NVML_SHIM_H
@@ -20,25 +20,32 @@
 /* nvml_driver.c: the real library. */
 extern void *qg_real[QG_NSYMBOLS];
 bool qg_nvml_has(unsigned symbol);
-#define QG_REAL(symbol) ((__typeof__(&symbol))__atomic_load_n(&qg_real[QG_SYM_##symbol], __ATOMIC_RELAXED))
+#define QG_REAL(symbol)                                                                            \
+    ((__typeof__(&symbol))__atomic_load_n(&qg_real[QG_SYM_##symbol], __ATOMIC_RELAXED))
 
-/* nvml_job.c: the job's view of a device; false if the device is none of the job's, or there is no job. */
+/* nvml_job.c: the job's view of a device; false if the device is none of the job's, or there is no
+ * job. */
 bool qg_nvml_view(nvmlDevice_t device, struct qgpu_view *out);
 
 /* Whether a process is one of the job's. */
 bool qg_nvml_ours(const struct qgpu_view *view, unsigned int pid);
 
 /* nvml_hooks.c */
-#define QG_NVML_ROOM 1024u /* processes on one card, or samples of them; more than NVML ever tells */
+/* processes on one card, or samples of them; more than NVML ever tells */
+#define QG_NVML_ROOM 1024u
 
-/* Keeps the job's entries, in place, and returns their number; size is that of one, and its pid lies at offset. */
-unsigned int qg_nvml_keep(const struct qgpu_view *view, void *list, unsigned int count, size_t size, size_t offset);
+/* Keeps the job's entries, in place, and returns their number; size is that of one, and its pid
+ * lies at offset. */
+unsigned int qg_nvml_keep(const struct qgpu_view *view, void *list, unsigned int count, size_t size,
+                          size_t offset);
 
 /* NVML's manner: count is the room on the way in, the number on the way out. */
-nvmlReturn_t qg_nvml_hand_out(const void *list, unsigned int n, size_t size, unsigned int *count, void *out);
+nvmlReturn_t qg_nvml_hand_out(const void *list, unsigned int n, size_t size, unsigned int *count,
+                              void *out);
 
 /* Samples of the job's processes, at most QG_NVML_ROOM. */
-nvmlReturn_t qg_nvml_samples(const struct qgpu_view *view, nvmlDevice_t device, unsigned long long since,
-                             nvmlProcessUtilizationSample_t *all, unsigned int *n);
+nvmlReturn_t qg_nvml_samples(const struct qgpu_view *view, nvmlDevice_t device,
+                             unsigned long long since, nvmlProcessUtilizationSample_t *all,
+                             unsigned int *n);
 
 #endif

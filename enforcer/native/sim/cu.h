@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Inside of build/sim/libcuda.so.1, the client side of the simulated driver. Handles are addresses in arenas that are
- * never unmapped, so that any stale or invented handle can be examined without a crash and refused.
+ * Inside of build/sim/libcuda.so.1, the client side of the simulated driver. Handles are addresses
+ * in arenas that are never unmapped, so that any stale or invented handle can be examined without a
+ * crash and refused.
  */
 #ifndef QGPU_SIM_CU_H
 #define QGPU_SIM_CU_H
@@ -18,30 +19,42 @@
 #include "sim_proto.h"
 
 #define CU_SIM_VERSION 13000
-#define CU_MAX_STACK 32
+#define CU_MAX_STACK   32
 
 /* One definition of a function and of its per-thread default stream variant. */
-#define CU_BOTH(name, pt_name, impl, params, ...) \
-    CUresult CUDAAPI name params                  \
-    {                                             \
-        CU_TRY(cu_enter(#name));                  \
-        return impl(__VA_ARGS__, false);          \
-    }                                             \
-    CUresult CUDAAPI pt_name params               \
-    {                                             \
-        CU_TRY(cu_enter(#pt_name));               \
-        return impl(__VA_ARGS__, true);           \
+#define CU_BOTH(name, pt_name, impl, params, ...)                                                  \
+    CUresult CUDAAPI name params                                                                   \
+    {                                                                                              \
+        CU_TRY(cu_enter(#name));                                                                   \
+        return impl(__VA_ARGS__, false);                                                           \
+    }                                                                                              \
+    CUresult CUDAAPI pt_name params                                                                \
+    {                                                                                              \
+        CU_TRY(cu_enter(#pt_name));                                                                \
+        return impl(__VA_ARGS__, true);                                                            \
     }
 
-#define CU_TRY(expression)                   \
-    do {                                     \
-        CUresult try_status = (expression);  \
-        if (try_status != CUDA_SUCCESS)      \
-            return try_status;               \
+#define CU_TRY(expression)                                                                         \
+    do {                                                                                           \
+        CUresult try_status = (expression);                                                        \
+        if (try_status != CUDA_SUCCESS)                                                            \
+            return try_status;                                                                     \
     } while (0)
 
-enum cu_magic { CU_CTX = 0x43545831, CU_STREAM, CU_EVENT, CU_MODULE, CU_FUNCTION, CU_GRAPH, CU_EXEC, CU_POOL, CU_ARRAY,
-                CU_NODE, CU_GREEN, CU_LINK };
+enum cu_magic {
+    CU_CTX = 0x43545831,
+    CU_STREAM,
+    CU_EVENT,
+    CU_MODULE,
+    CU_FUNCTION,
+    CU_GRAPH,
+    CU_EXEC,
+    CU_POOL,
+    CU_ARRAY,
+    CU_NODE,
+    CU_GREEN,
+    CU_LINK
+};
 
 #define CU_GROUPS 3u /* of a context: compute, host to card, card to host */
 
@@ -146,15 +159,21 @@ struct CUmod_st {
 /* cu_conn.c */
 uint64_t cu_now(void);
 CUresult cu_connect(void);
-CUresult cu_request(uint32_t type, uint64_t a, uint64_t b, void *answer, size_t size, int *fds, unsigned nfds);
+CUresult cu_request(uint32_t type, uint64_t a, uint64_t b, void *answer, size_t size, int *fds,
+                    unsigned nfds);
 CUresult cu_bind_groups(uint32_t ctx, uint32_t client, const uint32_t groups[CU_GROUPS]);
 bool cu_server_alive(void);
 CUresult cu_not_ready(void); /* CUDA_ERROR_NOT_READY, or that the device side is gone */
-CUresult cu_ready_in(const char *function); /* CUDA_SUCCESS after cuInit in this process, and no fault asked for */
+/* CUDA_SUCCESS after cuInit in this process, and no fault asked for */
+CUresult cu_ready_in(const char *function);
 #define cu_ready() cu_ready_in(__func__)
 
-/* Where every function of the API begins, by CU_BOTH, cu_ready() or cu_current(): faults on demand act here. */
-static inline CUresult cu_enter(const char *function) { return (CUresult)sim_fault(cu.page, function); }
+/* Where every function of the API begins, by CU_BOTH, cu_ready() or cu_current(): faults on demand
+ * act here. */
+static inline CUresult cu_enter(const char *function)
+{
+    return (CUresult)sim_fault(cu.page, function);
+}
 
 /* cu_rm.c */
 CUresult cu_rm_open(void);
@@ -185,8 +204,10 @@ CUresult cu_device_of(CUdevice dev, struct cu_device **device);
 /* cu_green.c */
 bool cu_green_ok(CUgreenCtx green);
 CUcontext cu_green_context(CUgreenCtx green);
-CUresult cu_green_primary(CUgreenCtx green, CUcontext *primary); /* the context that it is a part of */
-CUgreenCtx cu_green_current(void);                                /* the calling thread's; NULL: none */
+/* the context that it is a part of */
+CUresult cu_green_primary(CUgreenCtx green, CUcontext *primary);
+/* the calling thread's; NULL: none */
+CUgreenCtx cu_green_current(void);
 
 /* cu_stream.c */
 CUresult cu_stream_get(CUstream handle, bool per_thread, CUstream *stream);
@@ -201,17 +222,20 @@ CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes);
 CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t count);
 CUresult cu_memory_address(CUdeviceptr ptr, size_t bytes, uint64_t *address);
 bool cu_memory_is_device(CUdeviceptr ptr);
-CUresult cu_memory_managed(CUdeviceptr ptr, size_t bytes); /* CUDA_SUCCESS: within one managed allocation (cu_copy2d.c) */
+/* CUDA_SUCCESS: within one managed allocation (cu_copy2d.c) */
+CUresult cu_memory_managed(CUdeviceptr ptr, size_t bytes);
 
 /* cu_vmm.c: memory by handle that is kept by an array or a multicast object (the holder) */
 CUresult cu_vmm_tie(const void *holder, uint64_t place, CUmemGenericAllocationHandle handle);
 bool cu_vmm_untie(const void *holder, uint64_t place);
 void cu_vmm_holder_gone(const void *holder);
-CUresult cu_vmm_object(CUmemGenericAllocationHandle *handle, uint64_t size); /* without memory of a card */
+/* without memory of a card */
+CUresult cu_vmm_object(CUmemGenericAllocationHandle *handle, uint64_t size);
 bool cu_vmm_fits(CUmemGenericAllocationHandle handle, bool object, uint64_t from, uint64_t size);
 
 /* cu_pool.c */
-void cu_pool_settle(void); /* after a wait: what pools hold beyond their threshold goes back to the card */
+/* after a wait: what pools hold beyond their threshold goes back to the card */
+void cu_pool_settle(void);
 
 /* cu_graph.h, cu_capture.c */
 #define CU_EXEC_SIZE 512
@@ -226,8 +250,8 @@ bool cu_event_captured(CUevent event);
 void cu_front_drop(struct cu_front **front);
 
 /* cu_launch.c */
-CUresult cu_kernel_cmd(CUfunction f, uint64_t blocks, uint64_t threads, void **params, void **extra, struct sim_cmd *cmd);
+CUresult cu_kernel_cmd(CUfunction f, uint64_t blocks, uint64_t threads, void **params, void **extra,
+                       struct sim_cmd *cmd);
 CUresult cu_host_call(CUstream stream, CUhostFn fn, void *data);
-
 
 #endif

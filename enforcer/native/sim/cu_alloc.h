@@ -7,17 +7,20 @@
 
 #include "cu.h"
 
-/* VIRTUAL: a mapping of cuMemMap. Up to MANAGED it is memory of the card; PINNED comes out of a pool of the host. */
+/* VIRTUAL: a mapping of cuMemMap. Up to MANAGED it is memory of the card; PINNED comes out of a
+ * pool of the host. */
 enum kind { VIRTUAL, DEVICE, MANAGED, PINNED, HOST, REGISTERED };
 
 #define CU_DOMAINS 2 /* locality domains of a device */
 
-/* Whether a location is on a device that is there (of its locality domains, all parts of the whole), and on which. */
+/* Whether a location is on a device that is there (of its locality domains, all parts of the
+ * whole), and on which. */
 bool cu_on_device(const CUmemLocation *location, CUdevice *device);
 bool cu_on_host(const CUmemLocation *location);
 
 /* Whose the address space of an entry is, and what its end gives back. */
-enum owner { OWN, POOLED, BORROWED }; /* POOLED: cu_pool.c; BORROWED: address space its own, memory another's */
+/* POOLED: cu_pool.c; BORROWED: address space its own, memory another's */
+enum owner { OWN, POOLED, BORROWED };
 
 struct cu_alloc {
     CUdeviceptr base;
@@ -26,10 +29,10 @@ struct cu_alloc {
     enum kind kind;
     enum owner owner;
     CUmemoryPool pool; /* POOLED */
-    uint8_t *shadow; /* NULL until needed */
-    uint8_t *made;   /* one bit per chunk that has contents of its own */
-    uint32_t fill;   /* contents of the others, a 32-bit pattern */
-    unsigned flags; /* VIRTUAL: ordinal of the device */
+    uint8_t *shadow;   /* NULL until needed */
+    uint8_t *made;     /* one bit per chunk that has contents of its own */
+    uint32_t fill;     /* contents of the others, a 32-bit pattern */
+    unsigned flags;    /* VIRTUAL: ordinal of the device */
 };
 
 extern pthread_rwlock_t cu_alloc_lock;
@@ -37,7 +40,8 @@ extern pthread_rwlock_t cu_alloc_lock;
 /* Under the lock: the entry that an address lies in, or NULL. */
 struct cu_alloc *cu_alloc_find(CUdeviceptr ptr);
 
-/* These lock. take: the entry with exactly this base and a kind from low to high, out of the table, or NULL. */
+/* These lock. take: the entry with exactly this base and a kind from low to high, out of the table,
+ * or NULL. */
 CUresult cu_alloc_insert(const struct cu_alloc *entry);
 struct cu_alloc *cu_alloc_take(CUdeviceptr base, enum kind low, enum kind high);
 
@@ -49,7 +53,8 @@ void cu_alloc_release(struct cu_alloc *alloc);
 /* Address space with memory that somebody else keeps: an import, memory of a graph. */
 CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx);
 
-/* The context that keeps a device's memory on the device side: the primary one, or the current one. */
+/* The context that keeps a device's memory on the device side: the primary one, or the current one.
+ */
 CUresult cu_keeper(const struct cu_device *device, CUcontext *ctx);
 
 /* cu_pool.c. returned: the address goes back to its pool. */
@@ -57,20 +62,23 @@ CUresult cu_pool_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstre
 CUmemoryPool cu_pool_current(CUdevice device);
 void cu_pool_returned(const struct cu_alloc *alloc);
 void cu_pool_forget(CUcontext ctx);
-CUresult cu_pool_import(CUmemoryPool *out, CUdevice device); /* a pool of another process: nothing comes out of it */
+/* a pool of another process: nothing comes out of it */
+CUresult cu_pool_import(CUmemoryPool *out, CUdevice device);
 CUdevice cu_pool_device(CUmemoryPool pool); /* -1: of the host */
 
-/* Physical memory of cuMemCreate as another process gets it: a file of its contents and then this. */
+/* Physical memory of cuMemCreate as another process gets it: a file of its contents and then this.
+ */
 struct cu_export {
     uint32_t magic, index; /* of the card on the node */
     uint64_t size;
 };
 #define CU_EXPORT_PHYSICAL 0x58455051u
-#define CU_EXPORT_POOL 0x58455052u
+#define CU_EXPORT_POOL     0x58455052u
 bool cu_export_read(int fd, uint32_t magic, struct cu_export *out, CUdevice *device);
 
 /* cu_graphmem.c: what a graph's memory nodes need of cu_graph.c. */
-CUresult cu_graphmem_capture_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream);
+CUresult cu_graphmem_capture_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool,
+                                   CUstream stream);
 CUresult cu_graphmem_capture_free(CUdeviceptr ptr, CUstream stream);
 CUresult cu_graphmem_instantiated(CUgraph graph, CUgraphExec exec);
 CUresult cu_graphmem_before_launch(CUgraphExec exec);

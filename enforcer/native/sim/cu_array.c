@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Arrays and mipmapped arrays: memory with a size of the card's own choosing (rows of whole 512 bytes, planes of whole
- * 64 KiB, levels that do not shrink below one such). No texture reads them here; their use is to be counted.
+ * Arrays and mipmapped arrays: memory with a size of the card's own choosing (rows of whole 512
+ * bytes, planes of whole 64 KiB, levels that do not shrink below one such). No texture reads them
+ * here; their use is to be counted.
  */
 #include "cu.h"
 
-#define ROW 512ull
-#define PLANE 65536ull
+#define ROW      512ull
+#define PLANE    65536ull
 #define UNBACKED (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)
 
 struct CUarray_st {
@@ -38,7 +39,8 @@ static uint64_t texel(CUarray_format format, unsigned channels)
 
 static bool up(uint64_t *value, uint64_t unit)
 {
-    return !__builtin_add_overflow(*value, unit - 1, value) && (*value = *value / unit * unit, true);
+    return !__builtin_add_overflow(*value, unit - 1, value) &&
+           (*value = *value / unit * unit, true);
 }
 
 static bool level_size(const CUDA_ARRAY3D_DESCRIPTOR *want, unsigned level, uint64_t *size)
@@ -56,7 +58,8 @@ static bool level_size(const CUDA_ARRAY3D_DESCRIPTOR *want, unsigned level, uint
            !__builtin_mul_overflow(*size, sides[2], size);
 }
 
-static CUresult create(void **out, const CUDA_ARRAY3D_DESCRIPTOR *want, unsigned levels, bool mipmap)
+static CUresult create(void **out, const CUDA_ARRAY3D_DESCRIPTOR *want, unsigned levels,
+                       bool mipmap)
 {
     struct sim_rep rep = {0};
     CUcontext ctx;
@@ -100,7 +103,8 @@ static CUresult destroy(struct CUarray_st *array, bool mipmap)
 }
 
 /* As with the real driver: only of arrays without memory of their own. */
-static CUresult needs(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, const struct CUarray_st *array, bool mipmap)
+static CUresult needs(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, const struct CUarray_st *array,
+                      bool mipmap)
 {
     CU_TRY(cu_ready());
     if (!out || !cu_handle_ok(CU_ARRAY, array) || array->mipmap != mipmap ||
@@ -119,7 +123,9 @@ CUresult CUDAAPI cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *wan
 {
     if (!want)
         return CUDA_ERROR_INVALID_VALUE;
-    CUDA_ARRAY3D_DESCRIPTOR full = {.Width = want->Width, .Height = want->Height, .Format = want->Format,
+    CUDA_ARRAY3D_DESCRIPTOR full = {.Width = want->Width,
+                                    .Height = want->Height,
+                                    .Format = want->Format,
                                     .NumChannels = want->NumChannels};
     return create((void **)out, &full, 1, false);
 }
@@ -128,8 +134,12 @@ CUresult CUDAAPI cuArray3DCreate(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR_v1 
 {
     if (!want)
         return CUDA_ERROR_INVALID_VALUE;
-    CUDA_ARRAY3D_DESCRIPTOR full = {.Width = want->Width, .Height = want->Height, .Depth = want->Depth,
-                                    .Format = want->Format, .NumChannels = want->NumChannels, .Flags = want->Flags};
+    CUDA_ARRAY3D_DESCRIPTOR full = {.Width = want->Width,
+                                    .Height = want->Height,
+                                    .Depth = want->Depth,
+                                    .Format = want->Format,
+                                    .NumChannels = want->NumChannels,
+                                    .Flags = want->Flags};
     return create((void **)out, &full, 1, false);
 }
 
@@ -147,17 +157,24 @@ CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3
     return create((void **)out, want, levels, true);
 }
 
-CUresult CUDAAPI cuArrayDestroy(CUarray array) { return destroy((void *)array, false); }
-CUresult CUDAAPI cuMipmappedArrayDestroy(CUmipmappedArray array) { return destroy((void *)array, true); }
+CUresult CUDAAPI cuArrayDestroy(CUarray array)
+{
+    return destroy((void *)array, false);
+}
+CUresult CUDAAPI cuMipmappedArrayDestroy(CUmipmappedArray array)
+{
+    return destroy((void *)array, true);
+}
 
-CUresult CUDAAPI cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUarray array, CUdevice device)
+CUresult CUDAAPI cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUarray array,
+                                              CUdevice device)
 {
     (void)device;
     return needs(out, (void *)array, false);
 }
 
-CUresult CUDAAPI cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUmipmappedArray array,
-                                                       CUdevice device)
+CUresult CUDAAPI cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out,
+                                                       CUmipmappedArray array, CUdevice device)
 {
     (void)device;
     return needs(out, (void *)array, true);

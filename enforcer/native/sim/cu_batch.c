@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Many ranges in one call: prefetched, discarded (pages do not move here, so only the arguments are checked), copied as boxes;
- * and managed memory that is attached to a stream.
+ * Many ranges in one call: prefetched, discarded (pages do not move here, so only the arguments are
+ * checked), copied as boxes; and managed memory that is attached to a stream.
  */
 #include "cu_graph.h"
 
@@ -14,8 +14,9 @@ static CUresult ranges(const CUdeviceptr *ptrs, const size_t *sizes, size_t coun
     return CUDA_SUCCESS;
 }
 
-static CUresult prefetch(const CUdeviceptr *ptrs, const size_t *sizes, size_t count, const CUmemLocation *to,
-                         const size_t *first, size_t nto, unsigned long long flags, CUstream handle, bool pt)
+static CUresult prefetch(const CUdeviceptr *ptrs, const size_t *sizes, size_t count,
+                         const CUmemLocation *to, const size_t *first, size_t nto,
+                         unsigned long long flags, CUstream handle, bool pt)
 {
     CUstream stream;
     CU_TRY(cu_stream_get(handle, pt, &stream));
@@ -27,39 +28,43 @@ static CUresult prefetch(const CUdeviceptr *ptrs, const size_t *sizes, size_t co
     return ranges(ptrs, sizes, count);
 }
 
-static CUresult discard(const CUdeviceptr *ptrs, const size_t *sizes, size_t count, unsigned long long flags,
-                        CUstream handle, bool pt)
+static CUresult discard(const CUdeviceptr *ptrs, const size_t *sizes, size_t count,
+                        unsigned long long flags, CUstream handle, bool pt)
 {
     CUstream stream;
     CU_TRY(cu_stream_get(handle, pt, &stream));
     return flags ? CUDA_ERROR_INVALID_VALUE : ranges(ptrs, sizes, count);
 }
 
-#define PREFETCH                                                                                                       \
-    (CUdeviceptr * ptrs, size_t * sizes, size_t count, CUmemLocation * to, size_t * first, size_t nto,                 \
-     unsigned long long flags, CUstream stream)
-CU_BOTH(cuMemPrefetchBatchAsync, cuMemPrefetchBatchAsync_ptsz, prefetch, PREFETCH, ptrs, sizes, count, to, first, nto, flags,
-        stream)
-CU_BOTH(cuMemDiscardAndPrefetchBatchAsync, cuMemDiscardAndPrefetchBatchAsync_ptsz, prefetch, PREFETCH, ptrs, sizes, count, to,
-        first, nto, flags, stream)
+#define PREFETCH                                                                                   \
+    (CUdeviceptr * ptrs, size_t *sizes, size_t count, CUmemLocation *to, size_t *first,            \
+     size_t nto, unsigned long long flags, CUstream stream)
+CU_BOTH(cuMemPrefetchBatchAsync, cuMemPrefetchBatchAsync_ptsz, prefetch, PREFETCH, ptrs, sizes,
+        count, to, first, nto, flags, stream)
+CU_BOTH(cuMemDiscardAndPrefetchBatchAsync, cuMemDiscardAndPrefetchBatchAsync_ptsz, prefetch,
+        PREFETCH, ptrs, sizes, count, to, first, nto, flags, stream)
 CU_BOTH(cuMemDiscardBatchAsync, cuMemDiscardBatchAsync_ptsz, discard,
-        (CUdeviceptr * ptrs, size_t * sizes, size_t count, unsigned long long flags, CUstream stream), ptrs, sizes, count,
-        flags, stream)
+        (CUdeviceptr * ptrs, size_t *sizes, size_t count, unsigned long long flags,
+         CUstream stream),
+        ptrs, sizes, count, flags, stream)
 
 static CUresult attach(CUstream handle, CUdeviceptr ptr, unsigned flags, bool pt)
 {
     CUstream stream;
     CU_TRY(cu_stream_get(handle, pt, &stream));
-    if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST && flags != CU_MEM_ATTACH_SINGLE)
+    if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST &&
+        flags != CU_MEM_ATTACH_SINGLE)
         return CUDA_ERROR_INVALID_VALUE;
     return cu_memory_managed(ptr, 1);
 }
 CU_BOTH(cuStreamAttachMemAsync, cuStreamAttachMemAsync_ptsz, attach,
-        (CUstream stream, CUdeviceptr ptr, size_t length, unsigned int flags), stream, ((void)length, ptr), flags)
+        (CUstream stream, CUdeviceptr ptr, size_t length, unsigned int flags), stream,
+        ((void)length, ptr), flags)
 
-/* ---- boxes ---------------------------------------------------------------------------------------------- */
+/* ---- boxes ---- */
 
-static CUresult side(const CUmemcpy3DOperand *operand, CUdeviceptr *ptr, size_t *pitch, size_t *height)
+static CUresult side(const CUmemcpy3DOperand *operand, CUdeviceptr *ptr, size_t *pitch,
+                     size_t *height)
 {
     if (operand->type != CU_MEMCPY_OPERAND_TYPE_POINTER)
         return CUDA_ERROR_NOT_SUPPORTED; /* arrays have no contents here */
@@ -69,8 +74,8 @@ static CUresult side(const CUmemcpy3DOperand *operand, CUdeviceptr *ptr, size_t 
     return CUDA_SUCCESS;
 }
 
-static CUresult boxes(size_t count, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed, unsigned long long flags, CUstream handle,
-                      bool pt)
+static CUresult boxes(size_t count, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed,
+                      unsigned long long flags, CUstream handle, bool pt)
 {
     CUstream stream;
     CU_TRY(cu_stream_get(handle, pt, &stream));
@@ -80,11 +85,16 @@ static CUresult boxes(size_t count, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed
         return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
         const CUDA_MEMCPY3D_BATCH_OP *op = &list[i];
-        CUDA_MEMCPY3D copy = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED, .dstMemoryType = CU_MEMORYTYPE_UNIFIED,
-                              .WidthInBytes = op->extent.width, .Height = op->extent.height, .Depth = op->extent.depth};
+        CUDA_MEMCPY3D copy = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
+                              .dstMemoryType = CU_MEMORYTYPE_UNIFIED,
+                              .WidthInBytes = op->extent.width,
+                              .Height = op->extent.height,
+                              .Depth = op->extent.depth};
         CUresult status = side(&op->src, &copy.srcDevice, &copy.srcPitch, &copy.srcHeight);
         status = status ? status : side(&op->dst, &copy.dstDevice, &copy.dstPitch, &copy.dstHeight);
-        status = status ? status : pt ? cuMemcpy3DAsync_v2_ptsz(&copy, handle) : cuMemcpy3DAsync_v2(&copy, handle);
+        status = status ? status
+                 : pt   ? cuMemcpy3DAsync_v2_ptsz(&copy, handle)
+                        : cuMemcpy3DAsync_v2(&copy, handle);
         if (status && failed)
             *failed = i;
         CU_TRY(status);
@@ -93,8 +103,9 @@ static CUresult boxes(size_t count, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed
 }
 
 CU_BOTH(cuMemcpy3DBatchAsync, cuMemcpy3DBatchAsync_ptsz, boxes,
-        (size_t count, CUDA_MEMCPY3D_BATCH_OP * list, size_t * failed, unsigned long long flags, CUstream stream), count, list,
-        failed, flags, stream)
+        (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed, unsigned long long flags,
+         CUstream stream),
+        count, list, failed, flags, stream)
 CU_BOTH(cuMemcpy3DBatchAsync_v2, cuMemcpy3DBatchAsync_v2_ptsz, boxes,
-        (size_t count, CUDA_MEMCPY3D_BATCH_OP * list, unsigned long long flags, CUstream stream), count, list, NULL, flags,
-        stream)
+        (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream),
+        count, list, NULL, flags, stream)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Stream capture. What a capturing stream is given becomes a node behind its front; an event recorded there carries the
- * front, and a stream that waits for the event joins the capture. Modes: a call that may synchronise (cu_capture_unsafe)
- * invalidates every capture of global mode, unless its thread is in relaxed mode.
+ * Stream capture. What a capturing stream is given becomes a node behind its front; an event
+ * recorded there carries the front, and a stream that waits for the event joins the capture. Modes:
+ * a call that may synchronise (cu_capture_unsafe) invalidates every capture of global mode, unless
+ * its thread is in relaxed mode.
  */
 #include "cu_graph.h"
 
@@ -16,13 +17,14 @@ static CUgraph captures[CAPTURES];                       /* in progress, of glob
 static _Atomic unsigned nglobal;
 static __thread CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
-/* ---- fronts --------------------------------------------------------------------------------------------- */
+/* ---- fronts ---- */
 
 static CUresult front_add(struct cu_front **front, struct cu_node *const *nodes, size_t n)
 {
     if (!*front)
         *front = calloc(1, sizeof **front);
-    struct cu_node **grown = *front ? realloc((*front)->nodes, ((*front)->count + n + 1) * sizeof *grown) : NULL;
+    struct cu_node **grown =
+        *front ? realloc((*front)->nodes, ((*front)->count + n + 1) * sizeof *grown) : NULL;
     if (!grown)
         return CUDA_ERROR_OUT_OF_MEMORY;
     (*front)->nodes = grown;
@@ -45,7 +47,8 @@ static CUresult append(CUstream stream, CUgraphNodeType type, struct cu_node **n
     struct cu_front *front = stream->front;
     if (stream->capture->invalid)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    CU_TRY(cu_graph_add(stream->capture, front ? front->nodes : NULL, front ? front->count : 0, type, node));
+    CU_TRY(cu_graph_add(stream->capture, front ? front->nodes : NULL, front ? front->count : 0,
+                        type, node));
     if (front)
         front->count = 0;
     return front_add(&stream->front, node, 1);
@@ -53,14 +56,17 @@ static CUresult append(CUstream stream, CUgraphNodeType type, struct cu_node **n
 
 static CUgraphNodeType type_of(uint32_t op)
 {
-    return op == SIM_OP_KERNEL ? CU_GRAPH_NODE_TYPE_KERNEL : op == SIM_OP_MEMSET ? CU_GRAPH_NODE_TYPE_MEMSET :
-        op <= SIM_OP_PEER ? CU_GRAPH_NODE_TYPE_MEMCPY : CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
+    return op == SIM_OP_KERNEL   ? CU_GRAPH_NODE_TYPE_KERNEL
+           : op == SIM_OP_MEMSET ? CU_GRAPH_NODE_TYPE_MEMSET
+           : op <= SIM_OP_PEER   ? CU_GRAPH_NODE_TYPE_MEMCPY
+                                 : CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
 }
 
 CUresult cu_capture(CUstream stream, const struct sim_cmd *cmd)
 {
     struct cu_node *node;
-    bool word = cmd->op == SIM_OP_WRITE32 || cmd->op == SIM_OP_WRITE64 || cmd->op == SIM_OP_WAIT32 || cmd->op == SIM_OP_WAIT64;
+    bool word = cmd->op == SIM_OP_WRITE32 || cmd->op == SIM_OP_WRITE64 ||
+                cmd->op == SIM_OP_WAIT32 || cmd->op == SIM_OP_WAIT64;
     if (cmd->op > SIM_OP_PEER && !word)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&lock);
@@ -142,7 +148,7 @@ CUresult cu_capture_wait(CUstream stream, CUevent event)
     return status;
 }
 
-/* ---- begin and end -------------------------------------------------------------------------------------- */
+/* ---- begin and end ---- */
 
 static void list(CUgraph graph, bool in)
 {
@@ -156,7 +162,8 @@ static void list(CUgraph graph, bool in)
 
 CUresult cu_capture_unsafe(void)
 {
-    if (!nglobal || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED || thread_mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+    if (!nglobal || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED ||
+        thread_mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
         return CUDA_SUCCESS;
     bool any = false;
     pthread_mutex_lock(&lock);
@@ -186,8 +193,8 @@ static CUresult begin(CUstream handle, CUstreamCaptureMode mode, bool pt)
     pthread_mutex_unlock(&lock);
     return status;
 }
-CU_BOTH(cuStreamBeginCapture_v2, cuStreamBeginCapture_v2_ptsz, begin, (CUstream stream, CUstreamCaptureMode mode), stream,
-        mode)
+CU_BOTH(cuStreamBeginCapture_v2, cuStreamBeginCapture_v2_ptsz, begin,
+        (CUstream stream, CUstreamCaptureMode mode), stream, mode)
 
 static void mark(bool *seen, const struct cu_node *node)
 {
@@ -234,8 +241,9 @@ static CUresult end(CUstream handle, CUgraph *out, bool pt)
     if (graph->capturing != stream)
         return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
     pthread_mutex_lock(&lock);
-    CUresult status = graph->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED :
-        all_lead_back(graph, stream) ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+    CUresult status = graph->invalid                 ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+                      : all_lead_back(graph, stream) ? CUDA_SUCCESS
+                                                     : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
     leave(graph);
     pthread_mutex_unlock(&lock);
     if (status != CUDA_SUCCESS)
@@ -243,9 +251,10 @@ static CUresult end(CUstream handle, CUgraph *out, bool pt)
     *out = status == CUDA_SUCCESS ? graph : NULL;
     return status;
 }
-CU_BOTH(cuStreamEndCapture, cuStreamEndCapture_ptsz, end, (CUstream stream, CUgraph *graph), stream, graph)
+CU_BOTH(cuStreamEndCapture, cuStreamEndCapture_ptsz, end, (CUstream stream, CUgraph *graph), stream,
+        graph)
 
-/* ---- queries -------------------------------------------------------------------------------------------- */
+/* ---- queries ---- */
 
 static CUresult is_capturing(CUstream handle, CUstreamCaptureStatus *status, bool pt)
 {
@@ -253,15 +262,16 @@ static CUresult is_capturing(CUstream handle, CUstreamCaptureStatus *status, boo
     CU_TRY(cu_stream_get(handle, pt, &stream));
     if (!status)
         return CUDA_ERROR_INVALID_VALUE;
-    *status = !stream->capture ? CU_STREAM_CAPTURE_STATUS_NONE :
-        stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    *status = !stream->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
+              : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                         : CU_STREAM_CAPTURE_STATUS_ACTIVE;
     return CUDA_SUCCESS;
 }
-CU_BOTH(cuStreamIsCapturing, cuStreamIsCapturing_ptsz, is_capturing, (CUstream stream, CUstreamCaptureStatus *status),
-        stream, status)
+CU_BOTH(cuStreamIsCapturing, cuStreamIsCapturing_ptsz, is_capturing,
+        (CUstream stream, CUstreamCaptureStatus *status), stream, status)
 
-static CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
-                             const CUgraphNode **nodes, size_t *n, bool pt)
+static CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id,
+                             CUgraph *graph, const CUgraphNode **nodes, size_t *n, bool pt)
 {
     CUstream stream;
     CU_TRY(cu_stream_get(handle, pt, &stream));
@@ -278,19 +288,22 @@ static CUresult capture_info(CUstream handle, CUstreamCaptureStatus *status, cuu
     return CUDA_SUCCESS;
 }
 CU_BOTH(cuStreamGetCaptureInfo_v2, cuStreamGetCaptureInfo_v2_ptsz, capture_info,
-        (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
-         size_t *n), stream, status, id, graph, nodes, n)
+        (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+         const CUgraphNode **nodes, size_t *n),
+        stream, status, id, graph, nodes, n)
 
-static CUresult capture_info_edges(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
-                                   const CUgraphNode **nodes, const CUgraphEdgeData **edges, size_t *n, bool pt)
+static CUresult capture_info_edges(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
+                                   CUgraph *graph, const CUgraphNode **nodes,
+                                   const CUgraphEdgeData **edges, size_t *n, bool pt)
 {
     if (edges)
         *edges = NULL;
     return capture_info(stream, status, id, graph, nodes, n, pt);
 }
 CU_BOTH(cuStreamGetCaptureInfo_v3, cuStreamGetCaptureInfo_v3_ptsz, capture_info_edges,
-        (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
-         const CUgraphEdgeData **edges, size_t *n), stream, status, id, graph, nodes, edges, n)
+        (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+         const CUgraphNode **nodes, const CUgraphEdgeData **edges, size_t *n),
+        stream, status, id, graph, nodes, edges, n)
 
 CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 {

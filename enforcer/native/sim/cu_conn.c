@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Connection to the device side, found by QGPU_SIM_DIR, and cuInit: which cards this process may see.
+ * Connection to the device side, found by QGPU_SIM_DIR, and cuInit: which cards this process may
+ * see.
  */
 #include "cu.h"
 #include "sim_client.h"
@@ -11,7 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
-struct cu_state cu = {.sock = -1, .rm = {.fd = -1}, .lock = PTHREAD_MUTEX_INITIALIZER, .sock_lock = PTHREAD_MUTEX_INITIALIZER};
+struct cu_state cu = {.sock = -1,
+                      .rm = {.fd = -1},
+                      .lock = PTHREAD_MUTEX_INITIALIZER,
+                      .sock_lock = PTHREAD_MUTEX_INITIALIZER};
 
 uint64_t cu_now(void)
 {
@@ -20,7 +24,10 @@ uint64_t cu_now(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static bool is_api(const char *function) { return function[2] >= 'A' && function[2] <= 'Z'; }
+static bool is_api(const char *function)
+{
+    return function[2] >= 'A' && function[2] <= 'Z';
+}
 
 CUresult cu_ready_in(const char *function)
 {
@@ -36,7 +43,8 @@ static void after_fork(void)
         cu.forked = true;
 }
 
-static CUresult exchange(const struct sim_req *req, void *answer, size_t size, int *fds, unsigned nfds)
+static CUresult exchange(const struct sim_req *req, void *answer, size_t size, int *fds,
+                         unsigned nfds)
 {
     struct sim_rep *rep = answer;
     pthread_mutex_lock(&cu.sock_lock);
@@ -47,7 +55,8 @@ static CUresult exchange(const struct sim_req *req, void *answer, size_t size, i
     return ok ? (CUresult)rep->status : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
-CUresult cu_request(uint32_t type, uint64_t a, uint64_t b, void *answer, size_t size, int *fds, unsigned nfds)
+CUresult cu_request(uint32_t type, uint64_t a, uint64_t b, void *answer, size_t size, int *fds,
+                    unsigned nfds)
 {
     struct sim_req req = {SIM_MAGIC, SIM_VERSION, type, sizeof req, a, b, 0, 0};
     return exchange(&req, answer, size, fds, nfds);
@@ -56,8 +65,9 @@ CUresult cu_request(uint32_t type, uint64_t a, uint64_t b, void *answer, size_t 
 CUresult cu_bind_groups(uint32_t ctx, uint32_t client, const uint32_t groups[CU_GROUPS])
 {
     struct sim_rep rep;
-    struct sim_req req = {SIM_MAGIC, SIM_VERSION, SIM_REQ_CTX_GROUPS, sizeof req, ctx | (uint64_t)client << 32, groups[0],
-                          groups[1], groups[2]};
+    struct sim_req req = {
+        SIM_MAGIC, SIM_VERSION, SIM_REQ_CTX_GROUPS, sizeof req, ctx | (uint64_t)client << 32,
+        groups[0], groups[1],   groups[2]};
     return exchange(&req, &rep, sizeof rep, NULL, 0);
 }
 
@@ -69,8 +79,8 @@ bool cu_server_alive(void)
     return !cu.lost;
 }
 
-/* What a query of unfinished work answers. A program that only polls learns here that the device side is gone; now and
- * then is enough, the look costs a system call. */
+/* What a query of unfinished work answers. A program that only polls learns here that the device
+ * side is gone; now and then is enough, the look costs a system call. */
 CUresult cu_not_ready(void)
 {
     static _Thread_local unsigned queries;
@@ -92,7 +102,8 @@ static int by_name(const struct cu_device *all, int n, const char *token, size_t
     return end == token || end != token + len || index < 0 || index >= n ? -1 : (int)index;
 }
 
-/* CUDA_VISIBLE_DEVICES: order and choice; the list ends at the first entry that names nothing, as in CUDA. */
+/* CUDA_VISIBLE_DEVICES: order and choice; the list ends at the first entry that names nothing, as
+ * in CUDA. */
 static void choose(const struct cu_device *all, int n, const char *list)
 {
     bool taken[SIM_MAX_CARDS] = {false};

@@ -11,7 +11,10 @@
 static __thread CUcontext stack[CU_MAX_STACK];
 static __thread int depth;
 
-CUresult cu_sticky(CUcontext ctx) { return (CUresult)__atomic_load_n(&ctx->shm->sticky, __ATOMIC_ACQUIRE); }
+CUresult cu_sticky(CUcontext ctx)
+{
+    return (CUresult)__atomic_load_n(&ctx->shm->sticky, __ATOMIC_ACQUIRE);
+}
 
 /* The context that does the work for this one: a green one's is the primary one. */
 static CUresult whole(CUcontext ctx, CUcontext *out)
@@ -52,8 +55,9 @@ static CUresult map_shared(CUcontext ctx, struct cu_device *device)
     CU_TRY(cu_request(SIM_REQ_CTX_CREATE, device->info.index, 0, &rep, sizeof rep, fds, 2));
     ctx->id = (uint32_t)rep.a;
     ctx->bell = fds[1];
-    void *map = fds[0] < 0 ? MAP_FAILED :
-        mmap(NULL, sizeof(struct sim_shared), PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+    void *map = fds[0] < 0 ? MAP_FAILED
+                           : mmap(NULL, sizeof(struct sim_shared), PROT_READ | PROT_WRITE,
+                                  MAP_SHARED, fds[0], 0);
     if (fds[0] >= 0)
         close(fds[0]);
     if (map == MAP_FAILED) {
@@ -133,13 +137,15 @@ CUresult CUDAAPI cuCtxCreate_v2(CUcontext *ctx, unsigned int flags, CUdevice dev
     return create_current(ctx, flags, dev);
 }
 
-CUresult CUDAAPI cuCtxCreate_v3(CUcontext *ctx, CUexecAffinityParam *affinity, int n, unsigned int flags, CUdevice dev)
+CUresult CUDAAPI cuCtxCreate_v3(CUcontext *ctx, CUexecAffinityParam *affinity, int n,
+                                unsigned int flags, CUdevice dev)
 {
     (void)affinity;
     return n ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : create_current(ctx, flags, dev);
 }
 
-CUresult CUDAAPI cuCtxCreate_v4(CUcontext *ctx, CUctxCreateParams *params, unsigned int flags, CUdevice dev)
+CUresult CUDAAPI cuCtxCreate_v4(CUcontext *ctx, CUctxCreateParams *params, unsigned int flags,
+                                CUdevice dev)
 {
     if (params && params->numExecAffinityParams)
         return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
@@ -156,7 +162,10 @@ CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
     return destroy(ctx);
 }
 
-CUresult CUDAAPI cuCtxDestroy(CUcontext ctx) { return cuCtxDestroy_v2(ctx); }
+CUresult CUDAAPI cuCtxDestroy(CUcontext ctx)
+{
+    return cuCtxDestroy_v2(ctx);
+}
 
 CUresult CUDAAPI cuCtxAttach(CUcontext *out, unsigned int flags)
 {
@@ -174,7 +183,8 @@ CUresult CUDAAPI cuCtxAttach(CUcontext *out, unsigned int flags)
 CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
 {
     CU_TRY(cu_ready());
-    if (!cu_handle_ok(CU_CTX, ctx) || ctx->is_primary || ctx->green || !depth || stack[depth - 1] != ctx)
+    if (!cu_handle_ok(CU_CTX, ctx) || ctx->is_primary || ctx->green || !depth ||
+        stack[depth - 1] != ctx)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (ctx->more) {
         ctx->more--;
@@ -189,7 +199,10 @@ CUresult CUDAAPI cuCtxPushCurrent_v2(CUcontext ctx)
     return cu_handle_ok(CU_CTX, ctx) ? push(ctx) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-CUresult CUDAAPI cuCtxPushCurrent(CUcontext ctx) { return cuCtxPushCurrent_v2(ctx); }
+CUresult CUDAAPI cuCtxPushCurrent(CUcontext ctx)
+{
+    return cuCtxPushCurrent_v2(ctx);
+}
 
 CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext *ctx)
 {
@@ -202,7 +215,10 @@ CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext *ctx)
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuCtxPopCurrent(CUcontext *ctx) { return cuCtxPopCurrent_v2(ctx); }
+CUresult CUDAAPI cuCtxPopCurrent(CUcontext *ctx)
+{
+    return cuCtxPopCurrent_v2(ctx);
+}
 
 CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx)
 {
@@ -333,7 +349,9 @@ CUresult CUDAAPI cuCtxGetLimit(size_t *value, CUlimit limit)
     CU_TRY(cu_current(&ctx));
     if (!value || limit >= CU_LIMIT_MAX)
         return CUDA_ERROR_UNSUPPORTED_LIMIT;
-    *value = limit == CU_LIMIT_STACK_SIZE ? 1024 : limit == CU_LIMIT_MALLOC_HEAP_SIZE ? 8u << 20 : 0;
+    *value = limit == CU_LIMIT_STACK_SIZE         ? 1024
+             : limit == CU_LIMIT_MALLOC_HEAP_SIZE ? 8u << 20
+                                                  : 0;
     return CUDA_SUCCESS;
 }
 
@@ -344,7 +362,7 @@ CUresult CUDAAPI cuCtxSetCacheConfig(CUfunc_cache config)
     return cu_current(&ctx);
 }
 
-/* ---- primary contexts ----------------------------------------------------------------------------------- */
+/* ---- primary contexts ---- */
 
 CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice dev)
 {
@@ -386,10 +404,22 @@ static CUresult drop_primary(CUdevice dev, bool reset)
     return status;
 }
 
-CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice dev) { return drop_primary(dev, false); }
-CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice dev) { return drop_primary(dev, false); }
-CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev) { return drop_primary(dev, true); }
-CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice dev) { return drop_primary(dev, true); }
+CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice dev)
+{
+    return drop_primary(dev, false);
+}
+CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice dev)
+{
+    return drop_primary(dev, false);
+}
+CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
+{
+    return drop_primary(dev, true);
+}
+CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice dev)
+{
+    return drop_primary(dev, true);
+}
 
 CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)
 {

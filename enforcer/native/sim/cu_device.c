@@ -46,7 +46,10 @@ CUresult CUDAAPI cuDeviceGetName(char *name, int len, CUdevice dev)
     return CUDA_SUCCESS;
 }
 
-static int hex(char c) { return c >= 'a' ? c - 'a' + 10 : c - '0'; }
+static int hex(char c)
+{
+    return c >= 'a' ? c - 'a' + 10 : c - '0';
+}
 
 CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
 {
@@ -63,7 +66,10 @@ CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev) { return cuDeviceGetUuid_v2(uuid, dev); }
+CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
+{
+    return cuDeviceGetUuid_v2(uuid, dev);
+}
 
 CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 {
@@ -85,7 +91,10 @@ CUresult CUDAAPI cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
     return CUDA_SUCCESS;
 }
 
-static int bus_of(const struct cu_device *device) { return 0x10 + (int)device->info.index; }
+static int bus_of(const struct cu_device *device)
+{
+    return 0x10 + (int)device->info.index;
+}
 
 CUresult CUDAAPI cuDeviceGetPCIBusId(char *id, int len, CUdevice dev)
 {

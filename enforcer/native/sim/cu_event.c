@@ -25,7 +25,8 @@ static CUresult get_in(const char *function, CUevent event)
     CU_TRY(cu_ready_in(function));
     if (!cu_handle_ok(CU_EVENT, event))
         return CUDA_ERROR_INVALID_HANDLE;
-    return cu_handle_ok(CU_CTX, event->ctx) ? cu_sticky(event->ctx) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return cu_handle_ok(CU_CTX, event->ctx) ? cu_sticky(event->ctx)
+                                            : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 CUresult CUDAAPI cuEventCreate(CUevent *out, unsigned int flags)
@@ -60,7 +61,10 @@ CUresult CUDAAPI cuEventDestroy_v2(CUevent event)
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuEventDestroy(CUevent event) { return cuEventDestroy_v2(event); }
+CUresult CUDAAPI cuEventDestroy(CUevent event)
+{
+    return cuEventDestroy_v2(event);
+}
 
 static CUresult record(CUevent event, CUstream handle, bool pt)
 {
@@ -83,14 +87,16 @@ CU_BOTH(cuEventRecord, cuEventRecord_ptsz, record, (CUevent event, CUstream stre
 
 static CUresult record_flags(CUevent event, CUstream stream, unsigned flags, bool pt)
 {
-    return flags & ~(unsigned)CU_EVENT_RECORD_EXTERNAL ? CUDA_ERROR_INVALID_VALUE : record(event, stream, pt);
+    return flags & ~(unsigned)CU_EVENT_RECORD_EXTERNAL ? CUDA_ERROR_INVALID_VALUE
+                                                       : record(event, stream, pt);
 }
 CU_BOTH(cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz, record_flags,
         (CUevent event, CUstream stream, unsigned int flags), event, stream, flags)
 
 static bool done(CUevent event)
 {
-    return __atomic_load_n(&event->ctx->shm->events[event->slot].done_seq, __ATOMIC_ACQUIRE) >= event->rec_seq;
+    return __atomic_load_n(&event->ctx->shm->events[event->slot].done_seq, __ATOMIC_ACQUIRE) >=
+           event->rec_seq;
 }
 
 CUresult CUDAAPI cuEventQuery(CUevent event)
@@ -123,13 +129,20 @@ static CUresult elapsed(float *ms, CUevent start, CUevent end)
         return CUDA_ERROR_INVALID_HANDLE;
     if (!done(start) || !done(end))
         return CUDA_ERROR_NOT_READY;
-    const struct sim_event_word *from = &start->ctx->shm->events[start->slot], *to = &end->ctx->shm->events[end->slot];
+    const struct sim_event_word *from = &start->ctx->shm->events[start->slot],
+                                *to = &end->ctx->shm->events[end->slot];
     *ms = (float)((double)(int64_t)(to->done_ns - from->done_ns) / 1e6);
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuEventElapsedTime(float *ms, CUevent start, CUevent end) { return elapsed(ms, start, end); }
-CUresult CUDAAPI cuEventElapsedTime_v2(float *ms, CUevent start, CUevent end) { return elapsed(ms, start, end); }
+CUresult CUDAAPI cuEventElapsedTime(float *ms, CUevent start, CUevent end)
+{
+    return elapsed(ms, start, end);
+}
+CUresult CUDAAPI cuEventElapsedTime_v2(float *ms, CUevent start, CUevent end)
+{
+    return elapsed(ms, start, end);
+}
 
 static CUresult wait_event(CUstream handle, CUevent event, unsigned flags, bool pt)
 {
@@ -142,8 +155,9 @@ static CUresult wait_event(CUstream handle, CUevent event, unsigned flags, bool 
         return cu_capture_wait(stream, event);
     if (!event->rec_seq)
         return CUDA_SUCCESS;
-    struct sim_cmd cmd = {.op = SIM_OP_WAIT, .a = event->ctx->id, .b = event->rec_stream, .c = event->rec_seq};
+    struct sim_cmd cmd = {
+        .op = SIM_OP_WAIT, .a = event->ctx->id, .b = event->rec_stream, .c = event->rec_seq};
     return cu_push(stream, &cmd, event->ctx != stream->ctx, NULL);
 }
-CU_BOTH(cuStreamWaitEvent, cuStreamWaitEvent_ptsz, wait_event, (CUstream stream, CUevent event, unsigned int flags),
-        stream, event, flags)
+CU_BOTH(cuStreamWaitEvent, cuStreamWaitEvent_ptsz, wait_event,
+        (CUstream stream, CUevent event, unsigned int flags), stream, event, flags)

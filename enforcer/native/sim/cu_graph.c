@@ -45,11 +45,12 @@ CUresult CUDAAPI cuGraphDestroy(CUgraph graph)
     return CUDA_SUCCESS;
 }
 
-/* ---- nodes ---------------------------------------------------------------------------------------------- */
+/* ---- nodes ---- */
 
 static CUresult depend(struct cu_node *node, struct cu_node *const *deps, size_t n)
 {
-    struct cu_node **grown = n ? realloc(node->deps, (node->ndeps + n) * sizeof *grown) : node->deps;
+    struct cu_node **grown =
+        n ? realloc(node->deps, (node->ndeps + n) * sizeof *grown) : node->deps;
     if (n && !grown)
         return CUDA_ERROR_OUT_OF_MEMORY;
     node->deps = grown;
@@ -58,7 +59,8 @@ static CUresult depend(struct cu_node *node, struct cu_node *const *deps, size_t
     return CUDA_SUCCESS;
 }
 
-CUresult cu_graph_add(CUgraph graph, struct cu_node *const *deps, size_t ndeps, CUgraphNodeType type, struct cu_node **out)
+CUresult cu_graph_add(CUgraph graph, struct cu_node *const *deps, size_t ndeps,
+                      CUgraphNodeType type, struct cu_node **out)
 {
     if (graph->count == graph->room) {
         size_t room = graph->room ? graph->room * 2 : 64;
@@ -84,11 +86,14 @@ CUresult cu_graph_add(CUgraph graph, struct cu_node *const *deps, size_t ndeps, 
     return CUDA_SUCCESS;
 }
 
-static bool in(const struct cu_node *node, CUgraph graph) { return cu_handle_ok(CU_NODE, node) && node->graph == graph; }
+static bool in(const struct cu_node *node, CUgraph graph)
+{
+    return cu_handle_ok(CU_NODE, node) && node->graph == graph;
+}
 
 /* The program's list of dependencies without the memory nodes, which nothing waits for. */
-static CUresult make(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n, CUgraphNodeType type,
-                     struct cu_node **node)
+static CUresult make(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n,
+                     CUgraphNodeType type, struct cu_node **node)
 {
     CUgraphNodeType other;
     size_t used = 0;
@@ -127,17 +132,18 @@ CUresult cu_node_kernel(struct cu_node *node, const CUDA_KERNEL_NODE_PARAMS_v2 *
         return CUDA_ERROR_INVALID_VALUE;
     CU_TRY(cu_kernel_cmd(params->func ? params->func : (CUfunction)params->kern,
                          (uint64_t)params->gridDimX * params->gridDimY * params->gridDimZ,
-                         (uint64_t)params->blockDimX * params->blockDimY * params->blockDimZ, params->kernelParams,
-                         params->extra, &cmd));
+                         (uint64_t)params->blockDimX * params->blockDimY * params->blockDimZ,
+                         params->kernelParams, params->extra, &cmd));
     node->cmd = cmd;
     node->has_kernel = true;
     node->as.kernel = *params;
-    node->as.kernel.kernelParams = node->as.kernel.extra = NULL; /* their contents were the program's, and are used up */
+    /* their contents were the program's, and are used up */
+    node->as.kernel.kernelParams = node->as.kernel.extra = NULL;
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n,
-                                         const CUDA_KERNEL_NODE_PARAMS_v2 *params)
+CUresult CUDAAPI cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                         size_t n, const CUDA_KERNEL_NODE_PARAMS_v2 *params)
 {
     struct cu_node *node;
     CU_TRY(cu_ready());
@@ -147,15 +153,20 @@ CUresult CUDAAPI cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const 
 
 static CUDA_KERNEL_NODE_PARAMS_v2 newer(const CUDA_KERNEL_NODE_PARAMS_v1 *old)
 {
-    return (CUDA_KERNEL_NODE_PARAMS_v2){.func = old->func, .gridDimX = old->gridDimX, .gridDimY = old->gridDimY,
-                                        .gridDimZ = old->gridDimZ, .blockDimX = old->blockDimX,
-                                        .blockDimY = old->blockDimY, .blockDimZ = old->blockDimZ,
-                                        .sharedMemBytes = old->sharedMemBytes, .kernelParams = old->kernelParams,
+    return (CUDA_KERNEL_NODE_PARAMS_v2){.func = old->func,
+                                        .gridDimX = old->gridDimX,
+                                        .gridDimY = old->gridDimY,
+                                        .gridDimZ = old->gridDimZ,
+                                        .blockDimX = old->blockDimX,
+                                        .blockDimY = old->blockDimY,
+                                        .blockDimZ = old->blockDimZ,
+                                        .sharedMemBytes = old->sharedMemBytes,
+                                        .kernelParams = old->kernelParams,
                                         .extra = old->extra};
 }
 
-CUresult CUDAAPI cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n,
-                                      const CUDA_KERNEL_NODE_PARAMS_v1 *params)
+CUresult CUDAAPI cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                      size_t n, const CUDA_KERNEL_NODE_PARAMS_v1 *params)
 {
     if (!params)
         return CUDA_ERROR_INVALID_VALUE;
@@ -166,11 +177,13 @@ CUresult CUDAAPI cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUg
 static CUresult kernel_node(CUgraphNode handle, struct cu_node **node)
 {
     *node = (struct cu_node *)handle;
-    return cu_handle_ok(CU_NODE, *node) && (*node)->type == CU_GRAPH_NODE_TYPE_KERNEL ? CUDA_SUCCESS
-                                                                                    : CUDA_ERROR_INVALID_VALUE;
+    return cu_handle_ok(CU_NODE, *node) && (*node)->type == CU_GRAPH_NODE_TYPE_KERNEL
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult CUDAAPI cuGraphKernelNodeSetParams_v2(CUgraphNode handle, const CUDA_KERNEL_NODE_PARAMS_v2 *params)
+CUresult CUDAAPI cuGraphKernelNodeSetParams_v2(CUgraphNode handle,
+                                               const CUDA_KERNEL_NODE_PARAMS_v2 *params)
 {
     struct cu_node *node;
     CU_TRY(cu_ready());
@@ -178,19 +191,21 @@ CUresult CUDAAPI cuGraphKernelNodeSetParams_v2(CUgraphNode handle, const CUDA_KE
     return cu_node_kernel(node, params);
 }
 
-CUresult CUDAAPI cuGraphKernelNodeGetParams_v2(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS_v2 *params)
+CUresult CUDAAPI cuGraphKernelNodeGetParams_v2(CUgraphNode handle,
+                                               CUDA_KERNEL_NODE_PARAMS_v2 *params)
 {
     struct cu_node *node;
     CU_TRY(cu_ready());
     CU_TRY(kernel_node(handle, &node));
     if (!params || !node->has_kernel)
-        return params ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE; /* a captured launch keeps its cost alone */
+        /* a captured launch keeps its cost alone */
+        return params ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
     *params = node->as.kernel;
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n,
-                                      const CUDA_MEMCPY3D *copy, CUcontext ctx)
+CUresult CUDAAPI cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                      size_t n, const CUDA_MEMCPY3D *copy, CUcontext ctx)
 {
     struct cu_node *node;
     CU_TRY(cu_ready());
@@ -202,23 +217,25 @@ CUresult CUDAAPI cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph graph, const CUg
     return keep(node, cu_copy3d_cmd(copy, &node->cmd));
 }
 
-CUresult CUDAAPI cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n,
-                                      const CUDA_MEMSET_NODE_PARAMS *set, CUcontext ctx)
+CUresult CUDAAPI cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                      size_t n, const CUDA_MEMSET_NODE_PARAMS *set, CUcontext ctx)
 {
     struct cu_node *node;
     CU_TRY(cu_ready());
-    if (!set || (ctx && !cu_handle_ok(CU_CTX, ctx)) || !cu_memory_is_device(set->dst) || !set->width || !set->height ||
+    if (!set || (ctx && !cu_handle_ok(CU_CTX, ctx)) || !cu_memory_is_device(set->dst) ||
+        !set->width || !set->height ||
         (set->elementSize != 1 && set->elementSize != 2 && set->elementSize != 4))
         return CUDA_ERROR_INVALID_VALUE;
     CU_TRY(make(out, graph, after, n, CU_GRAPH_NODE_TYPE_MEMSET, &node));
     node->as.set = *set;
     node->has_set = true;
-    node->cmd = (struct sim_cmd){.op = SIM_OP_MEMSET, .a = set->width * set->height * set->elementSize};
+    node->cmd =
+        (struct sim_cmd){.op = SIM_OP_MEMSET, .a = set->width * set->height * set->elementSize};
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n,
-                                    const CUDA_HOST_NODE_PARAMS *params)
+CUresult CUDAAPI cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                    size_t n, const CUDA_HOST_NODE_PARAMS *params)
 {
     struct cu_node *node;
     CU_TRY(cu_ready());
@@ -230,7 +247,8 @@ CUresult CUDAAPI cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgra
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n)
+CUresult CUDAAPI cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                     size_t n)
 {
     struct cu_node *node;
     CU_TRY(cu_ready());
@@ -276,7 +294,8 @@ CUresult CUDAAPI cuGraphClone(CUgraph *out, CUgraph from)
     return out && cu_handle_ok(CU_GRAPH, from) ? duplicate(out, from) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult CUDAAPI cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n, CUgraph child)
+CUresult CUDAAPI cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                          size_t n, CUgraph child)
 {
     struct cu_node *node;
     CU_TRY(cu_ready());
@@ -287,7 +306,8 @@ CUresult CUDAAPI cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const
 }
 
 /* It is the parent's from now on, with its memory nodes, which no copy could have. */
-static CUresult move_child(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n, CUgraph child)
+static CUresult move_child(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n,
+                           CUgraph child)
 {
     struct cu_node *node;
     if (!cu_handle_ok(CU_GRAPH, child) || child == graph)
@@ -310,7 +330,8 @@ CUresult CUDAAPI cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph *out)
 static CUresult add_memory(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t n,
                            CUDA_MEM_ALLOC_NODE_PARAMS_v2 *params)
 {
-    CUDA_MEM_ALLOC_NODE_PARAMS wanted = {.poolProps = params->poolProps, .bytesize = params->bytesize};
+    CUDA_MEM_ALLOC_NODE_PARAMS wanted = {.poolProps = params->poolProps,
+                                         .bytesize = params->bytesize};
     CU_TRY(cuGraphAddMemAllocNode(out, graph, after, n, &wanted));
     params->dptr = wanted.dptr;
     return CUDA_SUCCESS;
@@ -322,20 +343,31 @@ CUresult CUDAAPI cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNo
     if (!params)
         return CUDA_ERROR_INVALID_VALUE;
     const CUDA_KERNEL_NODE_PARAMS_v3 *kernel = &params->kernel;
-    CUDA_KERNEL_NODE_PARAMS_v2 launch = {.func = kernel->func, .gridDimX = kernel->gridDimX, .gridDimY = kernel->gridDimY,
-                                         .gridDimZ = kernel->gridDimZ, .blockDimX = kernel->blockDimX,
-                                         .blockDimY = kernel->blockDimY, .blockDimZ = kernel->blockDimZ,
-                                         .sharedMemBytes = kernel->sharedMemBytes, .kernelParams = kernel->kernelParams,
-                                         .extra = kernel->extra, .kern = kernel->kern, .ctx = kernel->ctx};
-    CUDA_MEMSET_NODE_PARAMS set = {.dst = params->memset.dst, .pitch = params->memset.pitch, .value = params->memset.value,
-                                   .elementSize = params->memset.elementSize, .width = params->memset.width,
+    CUDA_KERNEL_NODE_PARAMS_v2 launch = {.func = kernel->func,
+                                         .gridDimX = kernel->gridDimX,
+                                         .gridDimY = kernel->gridDimY,
+                                         .gridDimZ = kernel->gridDimZ,
+                                         .blockDimX = kernel->blockDimX,
+                                         .blockDimY = kernel->blockDimY,
+                                         .blockDimZ = kernel->blockDimZ,
+                                         .sharedMemBytes = kernel->sharedMemBytes,
+                                         .kernelParams = kernel->kernelParams,
+                                         .extra = kernel->extra,
+                                         .kern = kernel->kern,
+                                         .ctx = kernel->ctx};
+    CUDA_MEMSET_NODE_PARAMS set = {.dst = params->memset.dst,
+                                   .pitch = params->memset.pitch,
+                                   .value = params->memset.value,
+                                   .elementSize = params->memset.elementSize,
+                                   .width = params->memset.width,
                                    .height = params->memset.height};
     CUDA_HOST_NODE_PARAMS host = {.fn = params->host.fn, .userData = params->host.userData};
     switch (params->type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
         return cuGraphAddKernelNode_v2(out, graph, after, n, &launch);
     case CU_GRAPH_NODE_TYPE_MEMCPY:
-        return cuGraphAddMemcpyNode(out, graph, after, n, &params->memcpy.copyParams, params->memcpy.copyCtx);
+        return cuGraphAddMemcpyNode(out, graph, after, n, &params->memcpy.copyParams,
+                                    params->memcpy.copyCtx);
     case CU_GRAPH_NODE_TYPE_MEMSET:
         return cuGraphAddMemsetNode(out, graph, after, n, &set, params->memset.ctx);
     case CU_GRAPH_NODE_TYPE_HOST:
@@ -355,34 +387,38 @@ CUresult CUDAAPI cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNo
     }
 }
 
-CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, const CUgraphEdgeData *edges,
-                                   size_t n, CUgraphNodeParams *params)
+CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                   const CUgraphEdgeData *edges, size_t n,
+                                   CUgraphNodeParams *params)
 {
     (void)edges; /* programmatic launches start with the full dependency here */
     return cuGraphAddNode(out, graph, after, n, params);
 }
 
-CUresult CUDAAPI cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t n)
+CUresult CUDAAPI cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from,
+                                        const CUgraphNode *to, size_t n)
 {
     CU_TRY(cu_ready());
     if (!cu_handle_ok(CU_GRAPH, graph) || (n && (!from || !to)))
         return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < n; i++)
-        if (!in((struct cu_node *)from[i], graph) || !in((struct cu_node *)to[i], graph) || from[i] == to[i])
+        if (!in((struct cu_node *)from[i], graph) || !in((struct cu_node *)to[i], graph) ||
+            from[i] == to[i])
             return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < n; i++)
         CU_TRY(depend((struct cu_node *)to[i], (struct cu_node *const *)&from[i], 1));
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to,
-                                           const CUgraphEdgeData *edges, size_t n)
+CUresult CUDAAPI cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from,
+                                           const CUgraphNode *to, const CUgraphEdgeData *edges,
+                                           size_t n)
 {
     (void)edges;
     return cuGraphAddDependencies(graph, from, to, n);
 }
 
-/* ---- queries -------------------------------------------------------------------------------------------- */
+/* ---- queries ---- */
 
 CUresult CUDAAPI cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *n)
 {
@@ -392,7 +428,8 @@ CUresult CUDAAPI cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *n)
     size_t room = nodes ? *n : 0, mine = graph->count < room ? graph->count : room;
     for (size_t i = 0; i < mine; i++)
         nodes[i] = (CUgraphNode)graph->nodes[i];
-    size_t others = cu_graphmem_nodes(graph, nodes + mine, room - mine), total = graph->count + others;
+    size_t others = cu_graphmem_nodes(graph, nodes + mine, room - mine),
+           total = graph->count + others;
     *n = nodes && total > room ? room : total;
     return CUDA_SUCCESS;
 }

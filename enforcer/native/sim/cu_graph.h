@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Graphs of the simulator: nodes with dependencies (cu_graph.c), executable graphs (cu_graphexec.c) and stream capture
- * (cu_capture.c). Memory nodes are cu_graphmem.c's; they take no time and no part in the order.
+ * Graphs of the simulator: nodes with dependencies (cu_graph.c), executable graphs (cu_graphexec.c)
+ * and stream capture (cu_capture.c). Memory nodes are cu_graphmem.c's; they take no time and no
+ * part in the order.
  */
 #ifndef QGPU_SIM_CU_GRAPH_H
 #define QGPU_SIM_CU_GRAPH_H
@@ -34,20 +35,23 @@ struct CUgraph_st {
     CUstream capturing; /* the stream whose capture makes it */
     uint64_t capture_id;
     CUstreamCaptureMode mode;
-    bool invalid;       /* the capture is */
-    CUstream *members;  /* streams that take part in the capture */
+    bool invalid;      /* the capture is */
+    CUstream *members; /* streams that take part in the capture */
     size_t nmembers;
 };
 
-_Static_assert(sizeof(struct cu_node) <= CU_NODE_SIZE && sizeof(struct CUgraph_st) <= 256, "the arena's items are too small");
+_Static_assert(sizeof(struct cu_node) <= CU_NODE_SIZE && sizeof(struct CUgraph_st) <= 256,
+               "the arena's items are too small");
 
-struct cu_front { /* what the next captured command of a stream, or a waiter of an event, depends on */
+/* what the next captured command of a stream, or a waiter of an event, depends on */
+struct cu_front {
     struct cu_node **nodes;
     size_t count;
 };
 
 /* cu_graph.c: a node without parameters yet */
-CUresult cu_graph_add(CUgraph graph, struct cu_node *const *deps, size_t ndeps, CUgraphNodeType type, struct cu_node **out);
+CUresult cu_graph_add(CUgraph graph, struct cu_node *const *deps, size_t ndeps,
+                      CUgraphNodeType type, struct cu_node **out);
 CUresult cu_graph_new(CUgraph *out);
 void cu_graph_free(CUgraph graph);
 CUresult cu_node_kernel(struct cu_node *node, const CUDA_KERNEL_NODE_PARAMS_v2 *params);
@@ -56,8 +60,10 @@ CUresult cu_node_kernel(struct cu_node *node, const CUDA_KERNEL_NODE_PARAMS_v2 *
 CUresult cu_cmd_contents(const struct cu_node *node);
 
 /* cu_copy2d.c */
-CUresult cu_copy3d_cmd(const CUDA_MEMCPY3D *copy, struct sim_cmd *cmd); /* what it costs; checks it too */
+/* what it costs; checks it too */
+CUresult cu_copy3d_cmd(const CUDA_MEMCPY3D *copy, struct sim_cmd *cmd);
 CUresult cu_copy3d_contents(const CUDA_MEMCPY3D *copy);
-CUresult cu_fill2d_contents(CUdeviceptr dst, size_t pitch, unsigned value, unsigned width, size_t columns, size_t rows);
+CUresult cu_fill2d_contents(CUdeviceptr dst, size_t pitch, unsigned value, unsigned width,
+                            size_t columns, size_t rows);
 
 #endif

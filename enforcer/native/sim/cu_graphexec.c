@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Executable graphs. Instantiation puts the nodes in order and deals them out to branches: a node follows in the branch
- * of a node that it depends on, or begins one of its own. A launch submits branch 0 to the program's stream and the others
- * to streams of the executable graph, with waits between them: one launch latency, kernels of different branches one
- * after the other as the card has them, copies beside kernels.
+ * Executable graphs. Instantiation puts the nodes in order and deals them out to branches: a node
+ * follows in the branch of a node that it depends on, or begins one of its own. A launch submits
+ * branch 0 to the program's stream and the others to streams of the executable graph, with waits
+ * between them: one launch latency, kernels of different branches one after the other as the card
+ * has them, copies beside kernels.
  */
 #include "cu_graph.h"
 
@@ -17,7 +18,7 @@ struct item {
     const struct cu_node *origin;
     size_t *deps, ndeps; /* earlier items */
     unsigned branch;
-    uint64_t seq;        /* of the newest launch */
+    uint64_t seq; /* of the newest launch */
 };
 
 struct CUgraphExec_st {
@@ -34,7 +35,7 @@ struct CUgraphExec_st {
 
 _Static_assert(sizeof(struct CUgraphExec_st) <= CU_EXEC_SIZE, "the arena's items are too small");
 
-/* ---- instantiation -------------------------------------------------------------------------------------- */
+/* ---- instantiation ---- */
 
 static size_t count_nodes(CUgraph graph)
 {
@@ -59,9 +60,11 @@ static bool add_dep(struct item *item, size_t dep)
     return true;
 }
 
-static CUresult place(struct build *build, const struct cu_node *node, const size_t *of_node, const size_t *entry);
+static CUresult place(struct build *build, const struct cu_node *node, const size_t *of_node,
+                      const size_t *entry);
 
-/* The nodes of a graph in an order in which each comes after those it depends on. entry: an item that all wait for. */
+/* The nodes of a graph in an order in which each comes after those it depends on. entry: an item
+ * that all wait for. */
 static CUresult place_all(struct build *build, CUgraph graph, const size_t *entry)
 {
     size_t *of_node = malloc((graph->count + 1) * sizeof *of_node), done = 0;
@@ -84,12 +87,14 @@ static CUresult place_all(struct build *build, CUgraph graph, const size_t *entr
         }
     }
     free(of_node);
-    return status == CUDA_SUCCESS && done < graph->count ? CUDA_ERROR_INVALID_VALUE : status; /* a cycle */
+    /* a cycle */
+    return status == CUDA_SUCCESS && done < graph->count ? CUDA_ERROR_INVALID_VALUE : status;
 }
 
-/* A child graph: its nodes between an item that waits for the node's dependencies, and the node itself, which waits for
- * all of them. */
-static CUresult place(struct build *build, const struct cu_node *node, const size_t *of_node, const size_t *entry)
+/* A child graph: its nodes between an item that waits for the node's dependencies, and the node
+ * itself, which waits for all of them. */
+static CUresult place(struct build *build, const struct cu_node *node, const size_t *of_node,
+                      const size_t *entry)
 {
     struct item fresh = {.node = *node, .origin = node};
     bool ok = true;
@@ -163,13 +168,15 @@ static CUresult instantiate(CUgraphExec *out, CUgraph graph, unsigned long long 
     return memory_of(graph, exec);
 }
 
-CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags)
+CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph,
+                                             unsigned long long flags)
 {
     CU_TRY(cu_ready());
     return instantiate(out, graph, flags);
 }
 
-CUresult CUDAAPI cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *node, char *log, size_t size)
+CUresult CUDAAPI cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *node,
+                                       char *log, size_t size)
 {
     CU_TRY(cu_ready());
     if (node)
@@ -179,25 +186,30 @@ CUresult CUDAAPI cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphN
     return instantiate(out, graph, 0);
 }
 
-CUresult CUDAAPI cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode *node, char *log, size_t size)
+CUresult CUDAAPI cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode *node, char *log,
+                                    size_t size)
 {
     return cuGraphInstantiate_v2(out, graph, node, log, size);
 }
 
-static CUresult with_params(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params, bool pt)
+static CUresult with_params(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params,
+                            bool pt)
 {
     CU_TRY(cu_ready());
     if (!params)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult status = instantiate(out, graph, params->flags);
     if (status == CUDA_SUCCESS && params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
-        status = pt ? cuGraphUpload_ptsz(*out, params->hUploadStream) : cuGraphUpload(*out, params->hUploadStream);
+        status = pt ? cuGraphUpload_ptsz(*out, params->hUploadStream)
+                    : cuGraphUpload(*out, params->hUploadStream);
     params->hErrNode_out = NULL;
-    params->result_out = status == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
+    params->result_out =
+        status == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
     return status;
 }
 CU_BOTH(cuGraphInstantiateWithParams, cuGraphInstantiateWithParams_ptsz, with_params,
-        (CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params), out, graph, params)
+        (CUgraphExec * out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params), out, graph,
+        params)
 
 CUresult CUDAAPI cuGraphExecGetFlags(CUgraphExec exec, cuuint64_t *flags)
 {
@@ -229,9 +241,10 @@ CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec exec)
     return CUDA_SUCCESS;
 }
 
-/* ---- launch --------------------------------------------------------------------------------------------- */
+/* ---- launch ---- */
 
-/* Memory that was freed, and perhaps given out again, since it was captured has no contents that anybody may expect. */
+/* Memory that was freed, and perhaps given out again, since it was captured has no contents that
+ * anybody may expect. */
 static CUresult moved(CUresult status)
 {
     return status == CUDA_ERROR_OUT_OF_MEMORY ? status : CUDA_SUCCESS;
@@ -239,7 +252,8 @@ static CUresult moved(CUresult status)
 
 static CUresult captured_copy(const struct sim_cmd *cmd)
 {
-    bool there = (cmd->op == SIM_OP_DTOH || cu_memory_known(cmd->b)) && (cmd->op == SIM_OP_HTOD || cu_memory_known(cmd->c));
+    bool there = (cmd->op == SIM_OP_DTOH || cu_memory_known(cmd->b)) &&
+                 (cmd->op == SIM_OP_HTOD || cu_memory_known(cmd->c));
     return there ? moved(cu_memory_copy(cmd->b, cmd->c, cmd->a)) : CUDA_SUCCESS;
 }
 
@@ -249,12 +263,15 @@ CUresult cu_cmd_contents(const struct cu_node *node)
     if (node->has_copy)
         return cu_copy3d_contents(&node->as.copy);
     if (node->has_set)
-        return cu_fill2d_contents(node->as.set.dst, node->as.set.pitch, node->as.set.value, node->as.set.elementSize,
-                                  node->as.set.width, node->as.set.height);
-    if (cmd->op >= SIM_OP_HTOD && cmd->op <= SIM_OP_DTOD && cmd->b) /* captured: destination and source */
+        return cu_fill2d_contents(node->as.set.dst, node->as.set.pitch, node->as.set.value,
+                                  node->as.set.elementSize, node->as.set.width,
+                                  node->as.set.height);
+    /* captured: destination and source */
+    if (cmd->op >= SIM_OP_HTOD && cmd->op <= SIM_OP_DTOD && cmd->b)
         return captured_copy(cmd);
     if (cmd->op == SIM_OP_MEMSET && cmd->b) /* captured: destination, and value with width */
-        return moved(cu_memory_fill(cmd->b, (uint32_t)cmd->c, (unsigned)(cmd->c >> 32), cmd->a / (cmd->c >> 32)));
+        return moved(cu_memory_fill(cmd->b, (uint32_t)cmd->c, (unsigned)(cmd->c >> 32),
+                                    cmd->a / (cmd->c >> 32)));
     return CUDA_SUCCESS;
 }
 
@@ -300,7 +317,8 @@ static CUresult launch_locked(CUgraphExec exec, CUstream stream)
     bool first = true;
     uint64_t head;
     CU_TRY(open_streams(exec, stream->ctx));
-    if (exec->last_stream && exec->last_stream != stream && cu_handle_ok(CU_STREAM, exec->last_stream))
+    if (exec->last_stream && exec->last_stream != stream &&
+        cu_handle_ok(CU_STREAM, exec->last_stream))
         CU_TRY(wait_for(stream, exec->last_stream, exec->last_stream->last_seq));
     exec->last_stream = stream;
     exec->streams[0] = stream;
@@ -332,7 +350,8 @@ static CUresult launch_graph(CUgraphExec exec, CUstream handle, bool pt)
     pthread_mutex_unlock(&exec->lock);
     return status;
 }
-CU_BOTH(cuGraphLaunch, cuGraphLaunch_ptsz, launch_graph, (CUgraphExec exec, CUstream stream), exec, stream)
+CU_BOTH(cuGraphLaunch, cuGraphLaunch_ptsz, launch_graph, (CUgraphExec exec, CUstream stream), exec,
+        stream)
 
 static CUresult upload_graph(CUgraphExec exec, CUstream handle, bool pt)
 {
@@ -340,9 +359,10 @@ static CUresult upload_graph(CUgraphExec exec, CUstream handle, bool pt)
     CU_TRY(cu_stream_get(handle, pt, &stream));
     return cu_handle_ok(CU_EXEC, exec) ? cu_graphmem_before_launch(exec) : CUDA_ERROR_INVALID_VALUE;
 }
-CU_BOTH(cuGraphUpload, cuGraphUpload_ptsz, upload_graph, (CUgraphExec exec, CUstream stream), exec, stream)
+CU_BOTH(cuGraphUpload, cuGraphUpload_ptsz, upload_graph, (CUgraphExec exec, CUstream stream), exec,
+        stream)
 
-/* ---- changes -------------------------------------------------------------------------------------------- */
+/* ---- changes ---- */
 
 CUresult CUDAAPI cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
                                                    const CUDA_KERNEL_NODE_PARAMS_v2 *params)
@@ -353,7 +373,8 @@ CUresult CUDAAPI cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode
         return status;
     pthread_mutex_lock(&exec->lock);
     for (size_t i = 0; i < exec->count; i++)
-        if ((CUgraphNode)exec->items[i].origin == node && exec->items[i].node.type == CU_GRAPH_NODE_TYPE_KERNEL)
+        if ((CUgraphNode)exec->items[i].origin == node &&
+            exec->items[i].node.type == CU_GRAPH_NODE_TYPE_KERNEL)
             status = cu_node_kernel(&exec->items[i].node, params);
     pthread_mutex_unlock(&exec->lock);
     return status;
@@ -370,7 +391,8 @@ static bool same_shape(const struct CUgraphExec_st *a, const struct CUgraphExec_
     return same;
 }
 
-CUresult CUDAAPI cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info)
+CUresult CUDAAPI cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph,
+                                      CUgraphExecUpdateResultInfo *info)
 {
     CUgraphExec fresh;
     CU_TRY(cu_ready());
@@ -380,17 +402,20 @@ CUresult CUDAAPI cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphEx
     CU_TRY(instantiate(&fresh, graph, exec->flags));
     pthread_mutex_lock(&exec->lock);
     bool same = same_shape(exec, fresh);
-    if (same) { /* the nodes are the other graph's; SetParams still goes by those that it was made of */
+    /* the nodes are the other graph's; SetParams still goes by those that it was made of */
+    if (same) {
         for (size_t i = 0; i < exec->count; i++)
             exec->items[i].node = fresh->items[i].node;
     }
     pthread_mutex_unlock(&exec->lock);
     cuGraphExecDestroy(fresh);
-    info->result = same ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+    info->result =
+        same ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
     return same ? CUDA_SUCCESS : CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
 }
 
-CUresult CUDAAPI cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node, CUgraphExecUpdateResult *result)
+CUresult CUDAAPI cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node,
+                                   CUgraphExecUpdateResult *result)
 {
     CUgraphExecUpdateResultInfo info = {.result = CU_GRAPH_EXEC_UPDATE_ERROR};
     CUresult status = cuGraphExecUpdate_v2(exec, graph, &info);

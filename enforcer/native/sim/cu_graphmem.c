@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory nodes of graphs. An address is given when the node is made, memory when the executable graph is first uploaded
- * or launched. It comes from the device's graph memory, which only grows until it is trimmed: an executable graph
- * that was destroyed leaves its part there for others. Each allocation has memory of its own; a real driver lets those
- * of one graph that do not live at the same time share it.
+ * Memory nodes of graphs. An address is given when the node is made, memory when the executable
+ * graph is first uploaded or launched. It comes from the device's graph memory, which only grows
+ * until it is trimmed: an executable graph that was destroyed leaves its part there for others.
+ * Each allocation has memory of its own; a real driver lets those of one graph that do not live at
+ * the same time share it.
  */
 #include "cu_alloc.h"
 
@@ -48,9 +49,12 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct CUgraphNode_st *nodes; /* of graphs that live */
 static struct exec *execs;
 
-static uint64_t rounded(uint64_t bytes) { return (bytes + UNIT - 1) / UNIT * UNIT; }
+static uint64_t rounded(uint64_t bytes)
+{
+    return (bytes + UNIT - 1) / UNIT * UNIT;
+}
 
-/* ---- nodes ------------------------------------------------------------------------------------------------ */
+/* ---- nodes ---- */
 
 static CUresult add(CUgraphNode *out, const struct CUgraphNode_st *wanted)
 {
@@ -67,10 +71,14 @@ static CUresult add(CUgraphNode *out, const struct CUgraphNode_st *wanted)
     return CUDA_SUCCESS;
 }
 
-static CUresult add_alloc(CUgraphNode *out, CUgraph graph, CUdevice dev, uint64_t bytes, CUdeviceptr *ptr, bool host)
+static CUresult add_alloc(CUgraphNode *out, CUgraph graph, CUdevice dev, uint64_t bytes,
+                          CUdeviceptr *ptr, bool host)
 {
     struct cu_device *device;
-    struct CUgraphNode_st node = {.graph = graph, .type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .device = dev, .size = bytes,
+    struct CUgraphNode_st node = {.graph = graph,
+                                  .type = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+                                  .device = dev,
+                                  .size = bytes,
                                   .host = host};
     if (!bytes)
         return CUDA_ERROR_INVALID_VALUE;
@@ -91,38 +99,45 @@ static CUresult add_free(CUgraphNode *out, CUgraph graph, CUdeviceptr ptr)
     bool known = false;
     pthread_mutex_lock(&lock);
     for (struct CUgraphNode_st *at = nodes; at && !known; at = at->next)
-        if (at->graph == graph && at->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && at->ptr == ptr && !at->freed)
+        if (at->graph == graph && at->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && at->ptr == ptr &&
+            !at->freed)
             known = at->freed = true;
     pthread_mutex_unlock(&lock);
     return known ? add(out, &node) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cu_graphmem_capture_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)
+CUresult cu_graphmem_capture_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool,
+                                   CUstream stream)
 {
-    return out ? add_alloc(NULL, stream->capture, (CUdevice)(stream->ctx->device - cu.devices), bytes, out,
-                           cu_pool_device(pool) < 0)
+    return out ? add_alloc(NULL, stream->capture, (CUdevice)(stream->ctx->device - cu.devices),
+                           bytes, out, cu_pool_device(pool) < 0)
                : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cu_graphmem_capture_free(CUdeviceptr ptr, CUstream stream) { return add_free(NULL, stream->capture, ptr); }
+CUresult cu_graphmem_capture_free(CUdeviceptr ptr, CUstream stream)
+{
+    return add_free(NULL, stream->capture, ptr);
+}
 
-CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t nafter,
-                                        CUDA_MEM_ALLOC_NODE_PARAMS *params)
+CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                        size_t nafter, CUDA_MEM_ALLOC_NODE_PARAMS *params)
 {
     (void)after, (void)nafter;
     CUdevice device;
     CU_TRY(cu_ready());
-    if (!out || !params || !cu_handle_ok(CU_GRAPH, graph) || !cu_on_device(&params->poolProps.location, &device))
+    if (!out || !params || !cu_handle_ok(CU_GRAPH, graph) ||
+        !cu_on_device(&params->poolProps.location, &device))
         return CUDA_ERROR_INVALID_VALUE;
     return add_alloc(out, graph, device, params->bytesize, &params->dptr, false);
 }
 
-CUresult CUDAAPI cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t nafter,
-                                       CUdeviceptr ptr)
+CUresult CUDAAPI cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                                       size_t nafter, CUdeviceptr ptr)
 {
     (void)after, (void)nafter;
     CU_TRY(cu_ready());
-    return out && cu_handle_ok(CU_GRAPH, graph) ? add_free(out, graph, ptr) : CUDA_ERROR_INVALID_VALUE;
+    return out && cu_handle_ok(CU_GRAPH, graph) ? add_free(out, graph, ptr)
+                                                : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* Under the lock. */
@@ -134,7 +149,8 @@ static struct CUgraphNode_st *node_of(CUgraphNode node, CUgraphNodeType type)
     return NULL;
 }
 
-CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode handle, CUDA_MEM_ALLOC_NODE_PARAMS *params)
+CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode handle,
+                                              CUDA_MEM_ALLOC_NODE_PARAMS *params)
 {
     CU_TRY(cu_ready());
     pthread_mutex_lock(&lock);
@@ -142,7 +158,8 @@ CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode handle, CUDA_MEM_ALLOC
     if (node && params) {
         *params = (CUDA_MEM_ALLOC_NODE_PARAMS){.bytesize = node->size, .dptr = node->ptr};
         params->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-        params->poolProps.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = node->device};
+        params->poolProps.location =
+            (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = node->device};
         if (node->host)
             params->poolProps.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST};
     }
@@ -199,7 +216,7 @@ void cu_graphmem_graph_gone(CUgraph graph)
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- memory ----------------------------------------------------------------------------------------------- */
+/* ---- memory ---- */
 
 /* Under the lock: what an executable graph needs of one device; made if it needs nothing yet. */
 static struct exec *need_of(CUgraphExec handle, CUdevice device)
@@ -244,7 +261,8 @@ static CUresult grow(CUdevice dev, uint64_t bytes)
         free(part);
         return status;
     }
-    *part = (struct part){.id = rep.a, .size = bytes, .ctx = ctx, .ctx_id = ctx->id, .next = device->parts};
+    *part = (struct part){
+        .id = rep.a, .size = bytes, .ctx = ctx, .ctx_id = ctx->id, .next = device->parts};
     device->parts = part;
     device->reserved += bytes;
     if (device->reserved > device->reserved_high)
@@ -333,7 +351,8 @@ void cu_graphmem_forget(CUcontext ctx)
     pthread_mutex_unlock(&lock);
 }
 
-CUresult CUDAAPI cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute attribute, void *value)
+CUresult CUDAAPI cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute attribute,
+                                              void *value)
 {
     struct cu_device *known;
     CU_TRY(cu_device_of(dev, &known));
@@ -341,13 +360,15 @@ CUresult CUDAAPI cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute
     if (!value || attribute > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
-    const uint64_t values[] = {device->used, device->used_high, device->reserved, device->reserved_high};
+    const uint64_t values[] = {device->used, device->used_high, device->reserved,
+                               device->reserved_high};
     *(cuuint64_t *)value = values[attribute];
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuDeviceSetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute attribute, void *value)
+CUresult CUDAAPI cuDeviceSetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute attribute,
+                                              void *value)
 {
     struct cu_device *known;
     CU_TRY(cu_device_of(dev, &known));

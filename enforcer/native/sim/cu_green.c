@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Green contexts: a part of a card's multiprocessors with a handle of its own. It holds a reference to the primary context,
- * and all its work and memory are the primary one's. How many multiprocessors it has is kept and told; the model knows
- * kernels only one after the other, so it changes no duration.
+ * Green contexts: a part of a card's multiprocessors with a handle of its own. It holds a reference
+ * to the primary context, and all its work and memory are the primary one's. How many
+ * multiprocessors it has is kept and told; the model knows kernels only one after the other, so it
+ * changes no duration.
  */
 #include "cu.h"
 
@@ -10,7 +11,7 @@
 #include <string.h>
 
 #define MULTIPROCESSORS 132u
-#define GROUP 8u /* compute capability 9.0: so many at least, and a multiple of it */
+#define GROUP           8u /* compute capability 9.0: so many at least, and a multiple of it */
 
 struct CUgreenCtx_st {
     enum cu_magic magic;
@@ -24,9 +25,15 @@ struct CUdevResourceDesc_st {
     unsigned count;
 };
 
-bool cu_green_ok(CUgreenCtx green) { return cu_handle_ok(CU_GREEN, green); }
+bool cu_green_ok(CUgreenCtx green)
+{
+    return cu_handle_ok(CU_GREEN, green);
+}
 
-CUcontext cu_green_context(CUgreenCtx green) { return green->context; }
+CUcontext cu_green_context(CUgreenCtx green)
+{
+    return green->context;
+}
 
 CUresult cu_green_primary(CUgreenCtx green, CUcontext *primary)
 {
@@ -55,7 +62,8 @@ CUresult CUDAAPI cuDeviceGetDevResource(CUdevice dev, CUdevResource *out, CUdevR
     return resource(out, type, MULTIPROCESSORS);
 }
 
-CUresult CUDAAPI cuGreenCtxGetDevResource(CUgreenCtx green, CUdevResource *out, CUdevResourceType type)
+CUresult CUDAAPI cuGreenCtxGetDevResource(CUgreenCtx green, CUdevResource *out,
+                                          CUdevResourceType type)
 {
     CU_TRY(cu_ready());
     return cu_green_ok(green) ? resource(out, type, green->count) : CUDA_ERROR_INVALID_HANDLE;
@@ -66,28 +74,34 @@ CUresult CUDAAPI cuCtxGetDevResource(CUcontext ctx, CUdevResource *out, CUdevRes
     CU_TRY(cu_ready());
     if (!cu_handle_ok(CU_CTX, ctx))
         return CUDA_ERROR_INVALID_CONTEXT;
-    return ctx->green ? cuGreenCtxGetDevResource(ctx->green, out, type) : resource(out, type, MULTIPROCESSORS);
+    return ctx->green ? cuGreenCtxGetDevResource(ctx->green, out, type)
+                      : resource(out, type, MULTIPROCESSORS);
 }
 
-CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource *result, unsigned int *groups, const CUdevResource *input,
-                                             CUdevResource *remaining, unsigned int flags, unsigned int least)
+CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource *result, unsigned int *groups,
+                                             const CUdevResource *input, CUdevResource *remaining,
+                                             unsigned int flags, unsigned int least)
 {
     (void)flags;
     CU_TRY(cu_ready());
     if (!groups || !input || input->type != CU_DEV_RESOURCE_TYPE_SM || least > input->sm.smCount)
         return CUDA_ERROR_INVALID_VALUE;
-    unsigned each = least < GROUP ? GROUP : (least + GROUP - 1) / GROUP * GROUP, possible = input->sm.smCount / each;
+    unsigned each = least < GROUP ? GROUP : (least + GROUP - 1) / GROUP * GROUP,
+             possible = input->sm.smCount / each;
     if (!possible)
         return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
     if (!result || *groups > possible)
         *groups = possible;
     for (unsigned i = 0; result && i < *groups; i++)
         CU_TRY(resource(&result[i], CU_DEV_RESOURCE_TYPE_SM, each));
-    return remaining ? resource(remaining, CU_DEV_RESOURCE_TYPE_SM, input->sm.smCount - *groups * each) : CUDA_SUCCESS;
+    return remaining
+               ? resource(remaining, CU_DEV_RESOURCE_TYPE_SM, input->sm.smCount - *groups * each)
+               : CUDA_SUCCESS;
 }
 
 /* Descriptors have no end in CUDA either. */
-CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *resources, unsigned int n)
+CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *resources,
+                                           unsigned int n)
 {
     unsigned count = 0;
     CU_TRY(cu_ready());
@@ -103,7 +117,8 @@ CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice dev, unsigned int flags)
+CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice dev,
+                                  unsigned int flags)
 {
     static _Atomic uint64_t ids;
     struct cu_device *device;
@@ -137,7 +152,8 @@ CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx green)
     if (!cu_green_ok(green))
         return CUDA_ERROR_INVALID_HANDLE;
     CUdevice device = green->device;
-    bool lives = cu_handle_ok(CU_CTX, green->primary); /* else it was reset, and all references with it */
+    /* else it was reset, and all references with it */
+    bool lives = cu_handle_ok(CU_CTX, green->primary);
     cu_handle_free(CU_CTX, green->context);
     cu_handle_free(CU_GREEN, green);
     return lives ? cuDevicePrimaryCtxRelease_v2(device) : CUDA_SUCCESS;
@@ -161,7 +177,8 @@ CUresult CUDAAPI cuGreenCtxGetId(CUgreenCtx green, unsigned long long *id)
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *out, CUgreenCtx green, unsigned int flags, int priority)
+CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *out, CUgreenCtx green, unsigned int flags,
+                                        int priority)
 {
     CUcontext primary;
     CU_TRY(cu_ready());

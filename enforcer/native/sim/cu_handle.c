@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Arenas of handles. Memory of a destroyed handle stays mapped and is reused last, so stale handles are recognised.
+ * Arenas of handles. Memory of a destroyed handle stays mapped and is reused last, so stale handles
+ * are recognised.
  */
 #include "cu.h"
 
@@ -10,27 +11,36 @@
 struct arena {
     size_t item, count;
     char *base;
-    uint32_t used;           /* ever handed out */
-    uint32_t *free_list;     /* ring of indexes */
+    uint32_t used;       /* ever handed out */
+    uint32_t *free_list; /* ring of indexes */
     uint32_t free_head, free_tail;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct arena arenas[] = {
-    {.item = sizeof(struct CUctx_st), .count = 256},      {.item = sizeof(struct CUstream_st), .count = 65536},
-    {.item = sizeof(struct CUevent_st), .count = 1048576}, {.item = sizeof(struct CUmod_st), .count = 65536},
-    {.item = sizeof(struct CUfunc_st), .count = 262144},   {.item = 256, .count = 65536},
-    {.item = CU_EXEC_SIZE, .count = 65536},                {.item = 128, .count = 1024},
+    {.item = sizeof(struct CUctx_st), .count = 256},
+    {.item = sizeof(struct CUstream_st), .count = 65536},
+    {.item = sizeof(struct CUevent_st), .count = 1048576},
+    {.item = sizeof(struct CUmod_st), .count = 65536},
+    {.item = sizeof(struct CUfunc_st), .count = 262144},
+    {.item = 256, .count = 65536},
+    {.item = CU_EXEC_SIZE, .count = 65536},
+    {.item = 128, .count = 1024},
     {.item = 128, .count = 65536},
-    {.item = CU_NODE_SIZE, .count = 1048576},             {.item = 256, .count = 4096},
+    {.item = CU_NODE_SIZE, .count = 1048576},
+    {.item = 256, .count = 4096},
     {.item = 128, .count = 65536},
 };
 
-static struct arena *arena_of(enum cu_magic kind) { return &arenas[kind - CU_CTX]; }
+static struct arena *arena_of(enum cu_magic kind)
+{
+    return &arenas[kind - CU_CTX];
+}
 
 static void *reserve(size_t size)
 {
-    void *map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *map = mmap(NULL, size, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return map == MAP_FAILED ? NULL : map;
 }
 
@@ -52,7 +62,8 @@ void *cu_handle_new(enum cu_magic kind)
         if (arena->used < arena->count)
             handle = arena->base + arena->item * arena->used++;
         else if (arena->free_head != arena->free_tail)
-            handle = arena->base + arena->item * arena->free_list[arena->free_head++ % arena->count];
+            handle =
+                arena->base + arena->item * arena->free_list[arena->free_head++ % arena->count];
     }
     pthread_mutex_unlock(&lock);
     if (handle) {
@@ -67,7 +78,8 @@ void cu_handle_free(enum cu_magic kind, void *handle)
     struct arena *arena = arena_of(kind);
     *(enum cu_magic *)handle = 0;
     pthread_mutex_lock(&lock);
-    arena->free_list[arena->free_tail++ % arena->count] = (uint32_t)(((char *)handle - arena->base) / arena->item);
+    arena->free_list[arena->free_tail++ % arena->count] =
+        (uint32_t)(((char *)handle - arena->base) / arena->item);
     pthread_mutex_unlock(&lock);
 }
 

@@ -6,7 +6,7 @@
 
 #include <sys/mman.h>
 
-/* ---- host memory ---------------------------------------------------------------------------------------- */
+/* ---- host memory ---- */
 
 CUresult CUDAAPI cuMemHostAlloc(void **out, size_t bytes, unsigned int flags)
 {
@@ -15,7 +15,8 @@ CUresult CUDAAPI cuMemHostAlloc(void **out, size_t bytes, unsigned int flags)
     if (!out || !bytes)
         return CUDA_ERROR_INVALID_VALUE;
     void *base = cu_alloc_reserve(bytes, PROT_READ | PROT_WRITE);
-    struct cu_alloc alloc = {.base = (CUdeviceptr)base, .size = bytes, .ctx = ctx, .kind = HOST, .flags = flags};
+    struct cu_alloc alloc = {
+        .base = (CUdeviceptr)base, .size = bytes, .ctx = ctx, .kind = HOST, .flags = flags};
     if (!base)
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (cu_alloc_insert(&alloc) != CUDA_SUCCESS) {
@@ -26,7 +27,10 @@ CUresult CUDAAPI cuMemHostAlloc(void **out, size_t bytes, unsigned int flags)
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuMemAllocHost_v2(void **out, size_t bytes) { return cuMemHostAlloc(out, bytes, 0); }
+CUresult CUDAAPI cuMemAllocHost_v2(void **out, size_t bytes)
+{
+    return cuMemHostAlloc(out, bytes, 0);
+}
 
 CUresult CUDAAPI cuMemFreeHost(void *ptr)
 {
@@ -49,7 +53,8 @@ CUresult CUDAAPI cuMemHostRegister_v2(void *ptr, size_t bytes, unsigned int flag
     pthread_rwlock_unlock(&cu_alloc_lock);
     if (taken)
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    struct cu_alloc alloc = {.base = (CUdeviceptr)ptr, .size = bytes, .ctx = ctx, .kind = REGISTERED, .flags = flags};
+    struct cu_alloc alloc = {
+        .base = (CUdeviceptr)ptr, .size = bytes, .ctx = ctx, .kind = REGISTERED, .flags = flags};
     CU_TRY(cu_alloc_insert(&alloc));
     struct sim_rep rep;
     return cu_request(SIM_REQ_PIN, alloc.base, bytes, &rep, sizeof rep, NULL, 0);
@@ -89,7 +94,8 @@ CUresult CUDAAPI cuMemHostGetFlags(unsigned int *flags, void *ptr)
     return alloc && flags ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult attribute(void *data, CUpointer_attribute what, const struct cu_alloc *alloc, CUdeviceptr ptr)
+static CUresult attribute(void *data, CUpointer_attribute what, const struct cu_alloc *alloc,
+                          CUdeviceptr ptr)
 {
     switch (what) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
@@ -111,7 +117,8 @@ static CUresult attribute(void *data, CUpointer_attribute what, const struct cu_
         if (alloc->kind == VIRTUAL)
             *(int *)data = (int)alloc->flags;
         else
-            *(int *)data = cu_handle_ok(CU_CTX, alloc->ctx) ? (int)(alloc->ctx->device - cu.devices) : 0;
+            *(int *)data =
+                cu_handle_ok(CU_CTX, alloc->ctx) ? (int)(alloc->ctx->device - cu.devices) : 0;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
         *(CUdeviceptr *)data = alloc->base;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Launches. The kernel qgpu_work(u64 iterations, ...) takes iterations x ns-per-iter on the card, any other kernel what
- * the first rule of --kernel-cost says that fits its name, else a fixed time; nothing is computed. Host functions run in a thread per stream.
+ * Launches. The kernel qgpu_work(u64 iterations, ...) takes iterations x ns-per-iter on the card,
+ * any other kernel what the first rule of --kernel-cost says that fits its name, else a fixed time;
+ * nothing is computed. Host functions run in a thread per stream.
  */
 #include "cu.h"
 
@@ -19,7 +20,8 @@ static uint64_t first_argument(void **params, void **extra)
     return value;
 }
 
-CUresult cu_kernel_cmd(CUfunction f, uint64_t blocks, uint64_t threads, void **params, void **extra, struct sim_cmd *cmd)
+CUresult cu_kernel_cmd(CUfunction f, uint64_t blocks, uint64_t threads, void **params, void **extra,
+                       struct sim_cmd *cmd)
 {
     if (!cu_handle_ok(CU_FUNCTION, f))
         return CUDA_ERROR_INVALID_HANDLE;
@@ -31,7 +33,8 @@ CUresult cu_kernel_cmd(CUfunction f, uint64_t blocks, uint64_t threads, void **p
         cmd->a = first_argument(params, extra);
         cmd->b = SIM_COST_WORK;
     } else if (f->rule) {
-        double ns = f->rule->base_ns + (double)blocks * (f->rule->block_ns + (double)threads * f->rule->thread_ns);
+        double ns = f->rule->base_ns +
+                    (double)blocks * (f->rule->block_ns + (double)threads * f->rule->thread_ns);
         cmd->a = ns < 1e15 ? (uint64_t)ns : 1000000000000000ull;
         cmd->b = SIM_COST_RULE;
         cmd->c = (uint64_t)f->rule->stop_ns;
@@ -39,8 +42,8 @@ CUresult cu_kernel_cmd(CUfunction f, uint64_t blocks, uint64_t threads, void **p
     return CUDA_SUCCESS;
 }
 
-static CUresult launch(CUfunction f, uint64_t blocks, uint64_t threads, CUstream handle, void **params, void **extra,
-                       bool pt)
+static CUresult launch(CUfunction f, uint64_t blocks, uint64_t threads, CUstream handle,
+                       void **params, void **extra, bool pt)
 {
     CUstream stream;
     struct sim_cmd cmd = {.op = SIM_OP_KERNEL};
@@ -49,8 +52,9 @@ static CUresult launch(CUfunction f, uint64_t blocks, uint64_t threads, CUstream
     return cu_push(stream, &cmd, false, NULL);
 }
 
-static CUresult launch_kernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                              unsigned shared, CUstream stream, void **params, void **extra, bool pt)
+static CUresult launch_kernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                              unsigned by, unsigned bz, unsigned shared, CUstream stream,
+                              void **params, void **extra, bool pt)
 {
     if (shared > 232448)
         return CUDA_ERROR_INVALID_VALUE;
@@ -58,27 +62,31 @@ static CUresult launch_kernel(CUfunction f, unsigned gx, unsigned gy, unsigned g
 }
 
 CU_BOTH(cuLaunchKernel, cuLaunchKernel_ptsz, launch_kernel,
-        (CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
-         unsigned int bz, unsigned int shared, CUstream stream, void **params, void **extra),
+        (CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
+         unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **params,
+         void **extra),
         f, gx, gy, gz, bx, by, bz, shared, stream, params, extra)
 
 CU_BOTH(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz, launch_kernel,
-        (CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
-         unsigned int bz, unsigned int shared, CUstream stream, void **params),
+        (CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
+         unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **params),
         f, gx, gy, gz, bx, by, bz, shared, stream, params, NULL)
 
-static CUresult launch_ex(const CUlaunchConfig *config, CUfunction f, void **params, void **extra, bool pt)
+static CUresult launch_ex(const CUlaunchConfig *config, CUfunction f, void **params, void **extra,
+                          bool pt)
 {
     if (!config)
         return CUDA_ERROR_INVALID_VALUE;
-    return launch_kernel(f, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX, config->blockDimY,
-                         config->blockDimZ, config->sharedMemBytes, config->hStream, params, extra, pt);
+    return launch_kernel(f, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX,
+                         config->blockDimY, config->blockDimZ, config->sharedMemBytes,
+                         config->hStream, params, extra, pt);
 }
 
 CU_BOTH(cuLaunchKernelEx, cuLaunchKernelEx_ptsz, launch_ex,
-        (const CUlaunchConfig *config, CUfunction f, void **params, void **extra), config, f, params, extra)
+        (const CUlaunchConfig *config, CUfunction f, void **params, void **extra), config, f,
+        params, extra)
 
-/* ---- host functions ------------------------------------------------------------------------------------- */
+/* ---- host functions ---- */
 
 struct host_call {
     struct host_call *next;
@@ -121,7 +129,8 @@ static void *run_calls(void *arg)
         else if (status == CUDA_SUCCESS)
             call->fn(call->data);
         uint64_t one_call = call->seq;
-        __atomic_store_n(&queue->ctx->shm->streams[queue->slot].host_done, one_call, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&queue->ctx->shm->streams[queue->slot].host_done, one_call,
+                         __ATOMIC_SEQ_CST);
         cu_ring_bell(queue->ctx);
         free(call);
     }
@@ -172,7 +181,8 @@ static CUresult enqueue(CUstream stream, struct host_call *call)
     return status;
 }
 
-static CUresult host_call(CUstream handle, CUhostFn fn, CUstreamCallback callback, void *data, bool pt)
+static CUresult host_call(CUstream handle, CUhostFn fn, CUstreamCallback callback, void *data,
+                          bool pt)
 {
     CUstream stream;
     CU_TRY(cu_stream_get(handle, pt, &stream));
@@ -190,17 +200,23 @@ static CUresult host_call(CUstream handle, CUhostFn fn, CUstreamCallback callbac
     return status;
 }
 
-CUresult cu_host_call(CUstream stream, CUhostFn fn, void *data) { return host_call(stream, fn, NULL, data, false); }
+CUresult cu_host_call(CUstream stream, CUhostFn fn, void *data)
+{
+    return host_call(stream, fn, NULL, data, false);
+}
 
 static CUresult launch_host(CUstream stream, CUhostFn fn, void *data, bool pt)
 {
     return host_call(stream, fn, NULL, data, pt);
 }
-CU_BOTH(cuLaunchHostFunc, cuLaunchHostFunc_ptsz, launch_host, (CUstream stream, CUhostFn fn, void *data), stream, fn, data)
+CU_BOTH(cuLaunchHostFunc, cuLaunchHostFunc_ptsz, launch_host,
+        (CUstream stream, CUhostFn fn, void *data), stream, fn, data)
 
-static CUresult add_callback(CUstream stream, CUstreamCallback callback, void *data, unsigned flags, bool pt)
+static CUresult add_callback(CUstream stream, CUstreamCallback callback, void *data, unsigned flags,
+                             bool pt)
 {
     return flags ? CUDA_ERROR_INVALID_VALUE : host_call(stream, NULL, callback, data, pt);
 }
 CU_BOTH(cuStreamAddCallback, cuStreamAddCallback_ptsz, add_callback,
-        (CUstream stream, CUstreamCallback callback, void *data, unsigned int flags), stream, callback, data, flags)
+        (CUstream stream, CUstreamCallback callback, void *data, unsigned int flags), stream,
+        callback, data, flags)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Launches of other times: the grid as its own call with parameters that belong to the function (CUDA 2), and one
- * cooperative kernel on several cards (CUDA 9).
+ * Launches of other times: the grid as its own call with parameters that belong to the function
+ * (CUDA 2), and one cooperative kernel on several cards (CUDA 9).
  */
 #include "cu.h"
 
@@ -37,7 +37,8 @@ CUresult CUDAAPI cuParamSetSize(CUfunction f, unsigned int bytes)
 CUresult CUDAAPI cuParamSetv(CUfunction f, int offset, void *from, unsigned int bytes)
 {
     CU_TRY(function_ok(f));
-    if (offset < 0 || bytes > CU_OLD_PARAMS || (unsigned)offset > CU_OLD_PARAMS - bytes || (bytes && !from))
+    if (offset < 0 || bytes > CU_OLD_PARAMS || (unsigned)offset > CU_OLD_PARAMS - bytes ||
+        (bytes && !from))
         return CUDA_ERROR_INVALID_VALUE;
     memcpy(f->old.params + offset, from, bytes);
     return CUDA_SUCCESS;
@@ -59,21 +60,31 @@ static CUresult launch_grid(CUfunction f, int width, int height, CUstream stream
     if (width < 1 || height < 1 || !f->old.threads)
         return CUDA_ERROR_INVALID_VALUE;
     size_t size = sizeof f->old.params;
-    void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, f->old.params, CU_LAUNCH_PARAM_BUFFER_SIZE, &size, CU_LAUNCH_PARAM_END};
-    return cuLaunchKernel(f, (unsigned)width, (unsigned)height, 1, (unsigned)f->old.threads, 1, 1, 0, stream, NULL, extra);
+    void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, f->old.params, CU_LAUNCH_PARAM_BUFFER_SIZE,
+                     &size, CU_LAUNCH_PARAM_END};
+    return cuLaunchKernel(f, (unsigned)width, (unsigned)height, 1, (unsigned)f->old.threads, 1, 1,
+                          0, stream, NULL, extra);
 }
 
-CUresult CUDAAPI cuLaunch(CUfunction f) { return launch_grid(f, 1, 1, NULL); }
+CUresult CUDAAPI cuLaunch(CUfunction f)
+{
+    return launch_grid(f, 1, 1, NULL);
+}
 
-CUresult CUDAAPI cuLaunchGrid(CUfunction f, int width, int height) { return launch_grid(f, width, height, NULL); }
+CUresult CUDAAPI cuLaunchGrid(CUfunction f, int width, int height)
+{
+    return launch_grid(f, width, height, NULL);
+}
 
 CUresult CUDAAPI cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream)
 {
     return launch_grid(f, width, height, stream);
 }
 
-/* Each part is a launch into a stream of its own card; the streams' contexts need not be current. */
-CUresult CUDAAPI cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags)
+/* Each part is a launch into a stream of its own card; the streams' contexts need not be current.
+ */
+CUresult CUDAAPI cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count,
+                                                      unsigned int flags)
 {
     CU_TRY(cu_ready());
     if (!list || !count || count > (unsigned)cu.ndevices || flags & ~3u)
@@ -87,8 +98,9 @@ CUresult CUDAAPI cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, 
     }
     for (unsigned i = 0; i < count; i++) {
         const CUDA_LAUNCH_PARAMS *p = &list[i];
-        CU_TRY(cuLaunchCooperativeKernel(p->function, p->gridDimX, p->gridDimY, p->gridDimZ, p->blockDimX, p->blockDimY,
-                                         p->blockDimZ, p->sharedMemBytes, p->hStream, p->kernelParams));
+        CU_TRY(cuLaunchCooperativeKernel(p->function, p->gridDimX, p->gridDimY, p->gridDimZ,
+                                         p->blockDimX, p->blockDimY, p->blockDimZ,
+                                         p->sharedMemBytes, p->hStream, p->kernelParams));
     }
     return CUDA_SUCCESS;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The linker. Code is never run here, so what comes out is what went in: PTX one after the other, or the first binary,
- * from which any kernel name is accepted.
+ * The linker. Code is never run here, so what comes out is what went in: PTX one after the other,
+ * or the first binary, from which any kernel name is accepted.
  */
 #include "cu.h"
 
@@ -17,7 +17,8 @@ struct CUlinkState_st {
     bool binary;
 };
 
-CUresult CUDAAPI cuLinkCreate_v2(unsigned int n, CUjit_option *options, void **values, CUlinkState *out)
+CUresult CUDAAPI cuLinkCreate_v2(unsigned int n, CUjit_option *options, void **values,
+                                 CUlinkState *out)
 {
     CUcontext ctx;
     (void)n, (void)options, (void)values;
@@ -29,7 +30,8 @@ CUresult CUDAAPI cuLinkCreate_v2(unsigned int n, CUjit_option *options, void **v
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuLinkCreate(unsigned int n, CUjit_option *options, void **values, CUlinkState *out)
+CUresult CUDAAPI cuLinkCreate(unsigned int n, CUjit_option *options, void **values,
+                              CUlinkState *out)
 {
     CU_TRY(cu_enter(__func__));
     return cuLinkCreate_v2(n, options, values, out);
@@ -68,23 +70,25 @@ static CUresult add(CUlinkState state, CUjitInputType type, const char *data, si
     return append(state, "\n", 1);
 }
 
-CUresult CUDAAPI cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name,
-                                  unsigned int n, CUjit_option *options, void **values)
+CUresult CUDAAPI cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void *data, size_t size,
+                                  const char *name, unsigned int n, CUjit_option *options,
+                                  void **values)
 {
     (void)name, (void)n, (void)options, (void)values;
     CU_TRY(cu_ready());
     return cu_handle_ok(CU_LINK, state) ? add(state, type, data, size) : CUDA_ERROR_INVALID_HANDLE;
 }
 
-CUresult CUDAAPI cuLinkAddData(CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name,
-                               unsigned int n, CUjit_option *options, void **values)
+CUresult CUDAAPI cuLinkAddData(CUlinkState state, CUjitInputType type, void *data, size_t size,
+                               const char *name, unsigned int n, CUjit_option *options,
+                               void **values)
 {
     CU_TRY(cu_enter(__func__));
     return cuLinkAddData_v2(state, type, data, size, name, n, options, values);
 }
 
-CUresult CUDAAPI cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const char *path, unsigned int n,
-                                  CUjit_option *options, void **values)
+CUresult CUDAAPI cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const char *path,
+                                  unsigned int n, CUjit_option *options, void **values)
 {
     struct stat st;
     (void)n, (void)options, (void)values;
@@ -94,7 +98,9 @@ CUresult CUDAAPI cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const 
     FILE *file = path ? fopen(path, "re") : NULL;
     if (!file)
         return CUDA_ERROR_FILE_NOT_FOUND;
-    char *data = fstat(fileno(file), &st) == 0 && st.st_size < 1 << 30 ? malloc((size_t)st.st_size + 1) : NULL;
+    char *data = fstat(fileno(file), &st) == 0 && st.st_size < 1 << 30
+                     ? malloc((size_t)st.st_size + 1)
+                     : NULL;
     CUresult status = CUDA_ERROR_INVALID_IMAGE;
     if (data && fread(data, 1, (size_t)st.st_size, file) == (size_t)st.st_size)
         status = add(state, type, data, (size_t)st.st_size);
@@ -103,8 +109,8 @@ CUresult CUDAAPI cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const 
     return status;
 }
 
-CUresult CUDAAPI cuLinkAddFile(CUlinkState state, CUjitInputType type, const char *path, unsigned int n,
-                               CUjit_option *options, void **values)
+CUresult CUDAAPI cuLinkAddFile(CUlinkState state, CUjitInputType type, const char *path,
+                               unsigned int n, CUjit_option *options, void **values)
 {
     CU_TRY(cu_enter(__func__));
     return cuLinkAddFile_v2(state, type, path, n, options, values);

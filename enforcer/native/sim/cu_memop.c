@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Words in memory that a stream writes or waits for: cuStreamWriteValue, cuStreamWaitValue, and batches of them.
+ * Words in memory that a stream writes or waits for: cuStreamWriteValue, cuStreamWaitValue, and
+ * batches of them.
  */
 #include "cu.h"
 
-static CUresult word_op(uint32_t op, CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned flags)
+static CUresult word_op(uint32_t op, CUstream stream, CUdeviceptr addr, cuuint64_t value,
+                        unsigned flags)
 {
     struct sim_cmd cmd = {.op = op, .b = value, .c = flags};
     unsigned size = op == SIM_OP_WRITE64 || op == SIM_OP_WAIT64 ? 8 : 4;
@@ -14,26 +16,30 @@ static CUresult word_op(uint32_t op, CUstream stream, CUdeviceptr addr, cuuint64
     return cu_push(stream, &cmd, true, NULL);
 }
 
-static CUresult write_word(uint32_t op, CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned flags)
+static CUresult write_word(uint32_t op, CUstream stream, CUdeviceptr addr, cuuint64_t value,
+                           unsigned flags)
 {
     if (flags & ~(unsigned)CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER)
         return CUDA_ERROR_INVALID_VALUE;
     return word_op(op, stream, addr, value, flags);
 }
 
-static CUresult wait_word(uint32_t op, CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned flags)
+static CUresult wait_word(uint32_t op, CUstream stream, CUdeviceptr addr, cuuint64_t value,
+                          unsigned flags)
 {
     return flags & ~3u ? CUDA_ERROR_NOT_SUPPORTED : word_op(op, stream, addr, value, flags);
 }
 
-static CUresult write32(CUstream handle, CUdeviceptr addr, cuuint64_t value, unsigned flags, bool pt)
+static CUresult write32(CUstream handle, CUdeviceptr addr, cuuint64_t value, unsigned flags,
+                        bool pt)
 {
     CUstream stream;
     CU_TRY(cu_stream_get(handle, pt, &stream));
     return write_word(SIM_OP_WRITE32, stream, addr, value, flags);
 }
 
-static CUresult write64(CUstream handle, CUdeviceptr addr, cuuint64_t value, unsigned flags, bool pt)
+static CUresult write64(CUstream handle, CUdeviceptr addr, cuuint64_t value, unsigned flags,
+                        bool pt)
 {
     CUstream stream;
     CU_TRY(cu_stream_get(handle, pt, &stream));
@@ -56,14 +62,20 @@ static CUresult wait64(CUstream handle, CUdeviceptr addr, cuuint64_t value, unsi
 
 #define WORD32 (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
 #define WORD64 (CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
-CU_BOTH(cuStreamWriteValue32, cuStreamWriteValue32_ptsz, write32, WORD32, stream, addr, value, flags)
-CU_BOTH(cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz, write32, WORD32, stream, addr, value, flags)
-CU_BOTH(cuStreamWriteValue64, cuStreamWriteValue64_ptsz, write64, WORD64, stream, addr, value, flags)
-CU_BOTH(cuStreamWriteValue64_v2, cuStreamWriteValue64_v2_ptsz, write64, WORD64, stream, addr, value, flags)
+CU_BOTH(cuStreamWriteValue32, cuStreamWriteValue32_ptsz, write32, WORD32, stream, addr, value,
+        flags)
+CU_BOTH(cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz, write32, WORD32, stream, addr, value,
+        flags)
+CU_BOTH(cuStreamWriteValue64, cuStreamWriteValue64_ptsz, write64, WORD64, stream, addr, value,
+        flags)
+CU_BOTH(cuStreamWriteValue64_v2, cuStreamWriteValue64_v2_ptsz, write64, WORD64, stream, addr, value,
+        flags)
 CU_BOTH(cuStreamWaitValue32, cuStreamWaitValue32_ptsz, wait32, WORD32, stream, addr, value, flags)
-CU_BOTH(cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz, wait32, WORD32, stream, addr, value, flags)
+CU_BOTH(cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz, wait32, WORD32, stream, addr, value,
+        flags)
 CU_BOTH(cuStreamWaitValue64, cuStreamWaitValue64_ptsz, wait64, WORD64, stream, addr, value, flags)
-CU_BOTH(cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz, wait64, WORD64, stream, addr, value, flags)
+CU_BOTH(cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz, wait64, WORD64, stream, addr, value,
+        flags)
 
 static CUresult one_of_batch(CUstream stream, const CUstreamBatchMemOpParams *op)
 {
@@ -86,7 +98,8 @@ static CUresult one_of_batch(CUstream stream, const CUstreamBatchMemOpParams *op
     }
 }
 
-static CUresult batch(CUstream handle, unsigned count, CUstreamBatchMemOpParams *ops, unsigned flags, bool pt)
+static CUresult batch(CUstream handle, unsigned count, CUstreamBatchMemOpParams *ops,
+                      unsigned flags, bool pt)
 {
     CUstream stream;
     CU_TRY(cu_stream_get(handle, pt, &stream));
@@ -97,6 +110,7 @@ static CUresult batch(CUstream handle, unsigned count, CUstreamBatchMemOpParams 
     return CUDA_SUCCESS;
 }
 
-#define BATCH (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *ops, unsigned int flags)
+#define BATCH                                                                                      \
+    (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *ops, unsigned int flags)
 CU_BOTH(cuStreamBatchMemOp, cuStreamBatchMemOp_ptsz, batch, BATCH, stream, count, ops, flags)
 CU_BOTH(cuStreamBatchMemOp_v2, cuStreamBatchMemOp_v2_ptsz, batch, BATCH, stream, count, ops, flags)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory of the simulated card. A device pointer is an address in a reservation that nobody may touch, so that a
- * program that dereferences it crashes as on a real card. Contents live in a shadow, in chunks that are made when a
- * copy or a fill needs them: a large allocation that is only filled costs a bitmap. Contents move at the call, in
- * program order; only the time of copies is the model's.
+ * Memory of the simulated card. A device pointer is an address in a reservation that nobody may
+ * touch, so that a program that dereferences it crashes as on a real card. Contents live in a
+ * shadow, in chunks that are made when a copy or a fill needs them: a large allocation that is only
+ * filled costs a bitmap. Contents move at the call, in program order; only the time of copies is
+ * the model's.
  */
 #include "cu_alloc.h"
 
@@ -68,7 +69,8 @@ struct cu_alloc *cu_alloc_take(CUdeviceptr base, enum kind low, enum kind high)
     struct cu_alloc *found = NULL;
     pthread_rwlock_wrlock(&cu_alloc_lock);
     size_t at = place(base);
-    if (at && table[at - 1]->base == base && table[at - 1]->kind >= low && table[at - 1]->kind <= high) {
+    if (at && table[at - 1]->base == base && table[at - 1]->kind >= low &&
+        table[at - 1]->kind <= high) {
         found = table[at - 1];
         memmove(&table[at - 1], &table[at], (used - at) * sizeof *table);
         used--;
@@ -106,7 +108,8 @@ void cu_memory_forget(CUcontext ctx)
         dead = NULL;
         pthread_rwlock_wrlock(&cu_alloc_lock);
         for (size_t i = 0; i < used && !dead; i++)
-            if (table[i]->ctx == ctx && (table[i]->kind <= MANAGED || table[i]->kind == REGISTERED)) {
+            if (table[i]->ctx == ctx &&
+                (table[i]->kind <= MANAGED || table[i]->kind == REGISTERED)) {
                 dead = table[i];
                 memmove(&table[i], &table[i + 1], (used - i - 1) * sizeof *table);
                 used--;
@@ -119,9 +122,10 @@ void cu_memory_forget(CUcontext ctx)
     cu_graphmem_forget(ctx);
 }
 
-/* ---- contents ------------------------------------------------------------------------------------------- */
+/* ---- contents ---- */
 
-/* Makes the chunks that [offset, offset + bytes) touches real; fresh ones get the pattern. The lock is held. */
+/* Makes the chunks that [offset, offset + bytes) touches real; fresh ones get the pattern. The lock
+ * is held. */
 static uint8_t *materialise(struct cu_alloc *alloc, uint64_t offset, uint64_t bytes)
 {
     if (alloc->kind == VIRTUAL)
@@ -195,7 +199,9 @@ static void fill_bytes(uint8_t *to, uint32_t value, unsigned width, size_t count
 
 static void fill_whole(struct cu_alloc *alloc, uint32_t value, unsigned width)
 {
-    alloc->fill = width == 1 ? (value & 0xff) * 0x01010101u : width == 2 ? (value & 0xffff) * 0x10001u : value;
+    alloc->fill = width == 1   ? (value & 0xff) * 0x01010101u
+                  : width == 2 ? (value & 0xffff) * 0x10001u
+                               : value;
     if (alloc->shadow) {
         madvise(alloc->shadow, alloc->size, MADV_DONTNEED);
         memset(alloc->made, 0, alloc->size / CHUNK / 8 + 1);
@@ -242,12 +248,13 @@ bool cu_memory_is_device(CUdeviceptr ptr)
     return is;
 }
 
-/* ---- allocation ----------------------------------------------------------------------------------------- */
+/* ---- allocation ---- */
 
 /* What can be reached through CUdeviceptr_v1 lies low. */
 static void *reserve_low(size_t size, int access)
 {
-    void *map = mmap(NULL, size, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_32BIT, -1, 0);
+    void *map =
+        mmap(NULL, size, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_32BIT, -1, 0);
     return map == MAP_FAILED ? NULL : map;
 }
 
@@ -303,7 +310,8 @@ CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *ptr, size_t bytes)
     return allocate(ptr, bytes, DEVICE, ctx, false);
 }
 
-static CUresult pitch_of(size_t *pitch, size_t width, size_t height, unsigned element, size_t *bytes)
+static CUresult pitch_of(size_t *pitch, size_t width, size_t height, unsigned element,
+                         size_t *bytes)
 {
     if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16))
         return CUDA_ERROR_INVALID_VALUE;
@@ -313,7 +321,8 @@ static CUresult pitch_of(size_t *pitch, size_t width, size_t height, unsigned el
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *ptr, size_t *pitch, size_t width, size_t height, unsigned int element)
+CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *ptr, size_t *pitch, size_t width, size_t height,
+                                    unsigned int element)
 {
     size_t bytes;
     CU_TRY(pitch_of(pitch, width, height, element, &bytes));
@@ -333,8 +342,8 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr_v1 *ptr, unsigned int bytes)
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuMemAllocPitch(CUdeviceptr_v1 *ptr, unsigned int *pitch, unsigned int width, unsigned int height,
-                                 unsigned int element)
+CUresult CUDAAPI cuMemAllocPitch(CUdeviceptr_v1 *ptr, unsigned int *pitch, unsigned int width,
+                                 unsigned int height, unsigned int element)
 {
     size_t wide, bytes;
     CU_TRY(pitch_of(pitch ? &wide : NULL, width, height, element, &bytes));
@@ -348,8 +357,9 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *ptr, size_t bytes, unsigned int 
 {
     CUcontext ctx;
     CU_TRY(cu_current(&ctx));
-    return flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST ? CUDA_ERROR_INVALID_VALUE :
-        allocate(ptr, bytes, MANAGED, ctx, false);
+    return flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST
+               ? CUDA_ERROR_INVALID_VALUE
+               : allocate(ptr, bytes, MANAGED, ctx, false);
 }
 
 /* A real free waits for work that may use the memory. */
@@ -373,9 +383,13 @@ CUresult CUDAAPI cuMemFree_v2(CUdeviceptr ptr)
     return status;
 }
 
-CUresult CUDAAPI cuMemFree(CUdeviceptr_v1 ptr) { return cuMemFree_v2(ptr); }
+CUresult CUDAAPI cuMemFree(CUdeviceptr_v1 ptr)
+{
+    return cuMemFree_v2(ptr);
+}
 
-static CUresult alloc_from_pool(CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream handle, bool pt)
+static CUresult alloc_from_pool(CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream handle,
+                                bool pt)
 {
     CUstream stream;
     CU_TRY(cu_stream_get(handle, pt, &stream));
@@ -385,18 +399,21 @@ static CUresult alloc_from_pool(CUdeviceptr *ptr, size_t bytes, CUmemoryPool poo
                            : cu_pool_alloc(ptr, bytes, pool, stream);
 }
 CU_BOTH(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz, alloc_from_pool,
-        (CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream stream), ptr, bytes, pool, stream)
+        (CUdeviceptr * ptr, size_t bytes, CUmemoryPool pool, CUstream stream), ptr, bytes, pool,
+        stream)
 
 static CUresult alloc_async(CUdeviceptr *ptr, size_t bytes, CUstream handle, bool pt)
 {
     CUstream stream;
     CU_TRY(cu_stream_get(handle, pt, &stream));
-    return alloc_from_pool(ptr, bytes, cu_pool_current((CUdevice)(stream->ctx->device - cu.devices)), handle, pt);
+    return alloc_from_pool(
+        ptr, bytes, cu_pool_current((CUdevice)(stream->ctx->device - cu.devices)), handle, pt);
 }
-CU_BOTH(cuMemAllocAsync, cuMemAllocAsync_ptsz, alloc_async, (CUdeviceptr *ptr, size_t bytes, CUstream stream), ptr, bytes,
-        stream)
+CU_BOTH(cuMemAllocAsync, cuMemAllocAsync_ptsz, alloc_async,
+        (CUdeviceptr * ptr, size_t bytes, CUstream stream), ptr, bytes, stream)
 
-/* The card takes the memory back when the stream gets there; a pool's memory stays with the pool. */
+/* The card takes the memory back when the stream gets there; a pool's memory stays with the pool.
+ */
 static CUresult free_async(CUdeviceptr ptr, CUstream handle, bool pt)
 {
     CUstream stream;
@@ -414,7 +431,8 @@ static CUresult free_async(CUdeviceptr ptr, CUstream handle, bool pt)
     cu_alloc_release(alloc);
     return status;
 }
-CU_BOTH(cuMemFreeAsync, cuMemFreeAsync_ptsz, free_async, (CUdeviceptr ptr, CUstream stream), ptr, stream)
+CU_BOTH(cuMemFreeAsync, cuMemFreeAsync_ptsz, free_async, (CUdeviceptr ptr, CUstream stream), ptr,
+        stream)
 
 CUresult CUDAAPI cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {

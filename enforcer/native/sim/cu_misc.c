@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Small calls that programs make besides the real ones, and the door to the driver's private tables, which stays shut.
+ * Small calls that programs make besides the real ones, and the door to the driver's private
+ * tables, which stays shut.
  */
 #include "cu.h"
 
 #include <string.h>
 
-/* The CUDA runtime asks here for tables whose contents NVIDIA does not publish. None is imitated. */
+/* The CUDA runtime asks here for tables whose contents NVIDIA does not publish. None is imitated.
+ */
 CUresult CUDAAPI cuGetExportTable(const void **table, const CUuuid *id)
 {
     if (!table || !id)
@@ -43,7 +45,8 @@ CUresult CUDAAPI cuCtxResetPersistingL2Cache(void)
     return cu_current(&ctx);
 }
 
-CUresult CUDAAPI cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice from, CUdevice to)
+CUresult CUDAAPI cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice from,
+                                         CUdevice to)
 {
     struct cu_device *device;
     CU_TRY(cu_device_of(from, &device));
@@ -54,25 +57,31 @@ CUresult CUDAAPI cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attri
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuKernelGetName(const char **name, CUkernel kernel) { return cuFuncGetName(name, (CUfunction)kernel); }
+CUresult CUDAAPI cuKernelGetName(const char **name, CUkernel kernel)
+{
+    return cuFuncGetName(name, (CUfunction)kernel);
+}
 
-CUresult CUDAAPI cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkernel kernel, CUdevice dev)
+CUresult CUDAAPI cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkernel kernel,
+                                      CUdevice dev)
 {
     struct cu_device *device;
     CU_TRY(cu_device_of(dev, &device));
     return cuFuncGetAttribute(value, attribute, (CUfunction)kernel);
 }
 
-CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice dev)
+CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel,
+                                      CUdevice dev)
 {
     struct cu_device *device;
     CU_TRY(cu_device_of(dev, &device));
     return cuFuncSetAttribute((CUfunction)kernel, attribute, value);
 }
 
-/* ---- attributes of streams: kept as far as there are any, without effect -------------------------------- */
+/* ---- attributes of streams: kept as far as there are any, without effect ---- */
 
-static CUresult get_attribute(CUstream handle, CUstreamAttrID attribute, CUstreamAttrValue *value, bool pt)
+static CUresult get_attribute(CUstream handle, CUstreamAttrID attribute, CUstreamAttrValue *value,
+                              bool pt)
 {
     CUstream stream;
     CU_TRY(cu_stream_get(handle, pt, &stream));
@@ -84,9 +93,11 @@ static CUresult get_attribute(CUstream handle, CUstreamAttrID attribute, CUstrea
     return CUDA_SUCCESS;
 }
 CU_BOTH(cuStreamGetAttribute, cuStreamGetAttribute_ptsz, get_attribute,
-        (CUstream stream, CUstreamAttrID attribute, CUstreamAttrValue *value), stream, attribute, value)
+        (CUstream stream, CUstreamAttrID attribute, CUstreamAttrValue *value), stream, attribute,
+        value)
 
-static CUresult set_attribute(CUstream handle, CUstreamAttrID attribute, const CUstreamAttrValue *value, bool pt)
+static CUresult set_attribute(CUstream handle, CUstreamAttrID attribute,
+                              const CUstreamAttrValue *value, bool pt)
 {
     CUstream stream;
     CU_TRY(cu_stream_get(handle, pt, &stream));
@@ -97,7 +108,8 @@ static CUresult set_attribute(CUstream handle, CUstreamAttrID attribute, const C
     return CUDA_SUCCESS;
 }
 CU_BOTH(cuStreamSetAttribute, cuStreamSetAttribute_ptsz, set_attribute,
-        (CUstream stream, CUstreamAttrID attribute, const CUstreamAttrValue *value), stream, attribute, value)
+        (CUstream stream, CUstreamAttrID attribute, const CUstreamAttrValue *value), stream,
+        attribute, value)
 
 static CUresult copy_attributes(CUstream to, CUstream from, bool pt)
 {
@@ -107,4 +119,5 @@ static CUresult copy_attributes(CUstream to, CUstream from, bool pt)
     target->priority = source->priority;
     return CUDA_SUCCESS;
 }
-CU_BOTH(cuStreamCopyAttributes, cuStreamCopyAttributes_ptsz, copy_attributes, (CUstream to, CUstream from), to, from)
+CU_BOTH(cuStreamCopyAttributes, cuStreamCopyAttributes_ptsz, copy_attributes,
+        (CUstream to, CUstream from), to, from)

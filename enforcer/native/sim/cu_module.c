@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Modules, libraries and functions. PTX text is searched for its entries; binary code (cubin, fatbin) cannot be read
- * here, so any kernel name is accepted from it. Code is never run: see cu_launch.c for durations.
+ * Modules, libraries and functions. PTX text is searched for its entries; binary code (cubin,
+ * fatbin) cannot be read here, so any kernel name is accepted from it. Code is never run: see
+ * cu_launch.c for durations.
  */
 #include "cu.h"
 
@@ -15,7 +16,8 @@
 static bool is_text(const char *image)
 {
     size_t i = 0;
-    while (i < 64 && image[i] && (isprint((unsigned char)image[i]) || isspace((unsigned char)image[i])))
+    while (i < 64 && image[i] &&
+           (isprint((unsigned char)image[i]) || isspace((unsigned char)image[i])))
         i++;
     return i == 64 || (i > 4 && !image[i]);
 }
@@ -47,7 +49,9 @@ static CUresult load_file(CUmodule *out, const char *path, bool library)
     FILE *file = path ? fopen(path, "re") : NULL;
     if (!file)
         return CUDA_ERROR_FILE_NOT_FOUND;
-    char *image = fstat(fileno(file), &st) == 0 && st.st_size < 1 << 30 ? calloc(1, (size_t)st.st_size + 64) : NULL;
+    char *image = fstat(fileno(file), &st) == 0 && st.st_size < 1 << 30
+                      ? calloc(1, (size_t)st.st_size + 64)
+                      : NULL;
     CUresult status = CUDA_ERROR_INVALID_IMAGE;
     if (image && fread(image, 1, (size_t)st.st_size, file) == (size_t)st.st_size)
         status = load(out, image, library);
@@ -61,7 +65,8 @@ static bool has_entry(const char *ptx, const char *name)
     size_t len = strlen(name);
     for (const char *at = strstr(ptx, ".entry"); at; at = strstr(at + 6, ".entry")) {
         const char *word = at + 6 + strspn(at + 6, " \t\r\n");
-        if (strncmp(word, name, len) == 0 && !isalnum((unsigned char)word[len]) && word[len] != '_' && word[len] != '$')
+        if (strncmp(word, name, len) == 0 && !isalnum((unsigned char)word[len]) &&
+            word[len] != '_' && word[len] != '$')
             return true;
     }
     return false;
@@ -88,7 +93,8 @@ static CUresult find(CUfunction *out, CUmodule module, const char *name)
         }
     CUfunction f = NULL;
     char *own = NULL;
-    if (status != CUDA_SUCCESS && (!module->ptx || has_entry(module->ptx, name)) && (own = strdup(name)) != NULL)
+    if (status != CUDA_SUCCESS && (!module->ptx || has_entry(module->ptx, name)) &&
+        (own = strdup(name)) != NULL)
         f = cu_handle_new(CU_FUNCTION);
     if (!f) {
         free(own);
@@ -99,7 +105,8 @@ static CUresult find(CUfunction *out, CUmodule module, const char *name)
         f->is_work = module->ptx && strcmp(name, "qgpu_work") == 0;
         f->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 1024;
         f->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS] = 32;
-        f->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] = f->attributes[CU_FUNC_ATTRIBUTE_BINARY_VERSION] = 90;
+        f->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] =
+            f->attributes[CU_FUNC_ATTRIBUTE_BINARY_VERSION] = 90;
         f->name = own;
         module->functions = f;
         *out = f;
@@ -125,7 +132,9 @@ static CUresult unload(CUmodule module)
 static CUresult get(CUmodule module, bool library)
 {
     CU_TRY(cu_ready());
-    return cu_handle_ok(CU_MODULE, module) && module->is_library == library ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    return cu_handle_ok(CU_MODULE, module) && module->is_library == library
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_HANDLE;
 }
 
 CUresult CUDAAPI cuModuleLoadData(CUmodule *module, const void *image)
@@ -135,7 +144,8 @@ CUresult CUDAAPI cuModuleLoadData(CUmodule *module, const void *image)
     return load(module, image, false);
 }
 
-CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int n, CUjit_option *options, void **values)
+CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int n,
+                                    CUjit_option *options, void **values)
 {
     (void)n, (void)options, (void)values;
     CU_TRY(cu_enter(__func__));
@@ -167,7 +177,8 @@ CUresult CUDAAPI cuModuleGetFunction(CUfunction *f, CUmodule module, const char 
     return find(f, module, name);
 }
 
-CUresult CUDAAPI cuModuleGetGlobal_v2(CUdeviceptr *ptr, size_t *bytes, CUmodule module, const char *name)
+CUresult CUDAAPI cuModuleGetGlobal_v2(CUdeviceptr *ptr, size_t *bytes, CUmodule module,
+                                      const char *name)
 {
     (void)ptr, (void)bytes, (void)name;
     CU_TRY(get(module, false));
@@ -184,16 +195,18 @@ CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
 }
 
 /* A CUlibrary is a module that needs no context; a CUkernel is its function. */
-CUresult CUDAAPI cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit, void **jit_values,
-                                   unsigned int njit, CUlibraryOption *options, void **values, unsigned int n)
+CUresult CUDAAPI cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit,
+                                   void **jit_values, unsigned int njit, CUlibraryOption *options,
+                                   void **values, unsigned int n)
 {
     (void)jit, (void)jit_values, (void)njit, (void)options, (void)values, (void)n;
     CU_TRY(cu_ready());
     return load((CUmodule *)library, code, true);
 }
 
-CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit, void **jit_values,
-                                       unsigned int njit, CUlibraryOption *options, void **values, unsigned int n)
+CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit,
+                                       void **jit_values, unsigned int njit,
+                                       CUlibraryOption *options, void **values, unsigned int n)
 {
     (void)jit, (void)jit_values, (void)njit, (void)options, (void)values, (void)n;
     CU_TRY(cu_ready());
@@ -266,7 +279,8 @@ CUresult CUDAAPI cuFuncGetAttribute(int *value, CUfunction_attribute attribute, 
 CUresult CUDAAPI cuFuncSetAttribute(CUfunction f, CUfunction_attribute attribute, int value)
 {
     CU_TRY(get_function(f));
-    if (attribute < CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || attribute >= CU_FUNC_ATTRIBUTE_MAX)
+    if (attribute < CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES ||
+        attribute >= CU_FUNC_ATTRIBUTE_MAX)
         return CUDA_ERROR_INVALID_VALUE;
     f->attributes[attribute] = value;
     return CUDA_SUCCESS;
@@ -278,7 +292,8 @@ CUresult CUDAAPI cuFuncSetCacheConfig(CUfunction f, CUfunc_cache config)
     return get_function(f);
 }
 
-CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction f, int block, size_t shared,
+CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction f,
+                                                                      int block, size_t shared,
                                                                       unsigned int flags)
 {
     (void)flags;
@@ -291,13 +306,14 @@ CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *block
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int block, size_t shared)
+CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, int block,
+                                                             size_t shared)
 {
     return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, f, block, shared, 0);
 }
 
-CUresult CUDAAPI cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction f, CUoccupancyB2DSize size,
-                                                  size_t shared, int limit)
+CUresult CUDAAPI cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction f,
+                                                  CUoccupancyB2DSize size, size_t shared, int limit)
 {
     (void)size, (void)shared;
     CU_TRY(get_function(f));

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Multicast objects: a team of cards, and memory of each bound to one range. What is bound stays until it is unbound or the
- * object is gone. Objects cannot be given to other processes here, and what is written through one arrives nowhere.
+ * Multicast objects: a team of cards, and memory of each bound to one range. What is bound stays
+ * until it is unbound or the object is gone. Objects cannot be given to other processes here, and
+ * what is written through one arrives nowhere.
  */
 #include "cu_alloc.h"
 
@@ -20,10 +21,12 @@ CUresult CUDAAPI cuMulticastGetGranularity(size_t *out, const CUmulticastObjectP
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuMulticastCreate(CUmemGenericAllocationHandle *object, const CUmulticastObjectProp *prop)
+CUresult CUDAAPI cuMulticastCreate(CUmemGenericAllocationHandle *object,
+                                   const CUmulticastObjectProp *prop)
 {
     CU_TRY(cu_ready());
-    if (!object || !prop || !prop->numDevices || !prop->size || prop->size % GRANULARITY || prop->flags)
+    if (!object || !prop || !prop->numDevices || !prop->size || prop->size % GRANULARITY ||
+        prop->flags)
         return CUDA_ERROR_INVALID_VALUE;
     return prop->handleTypes ? CUDA_ERROR_NOT_SUPPORTED : cu_vmm_object(object, prop->size);
 }
@@ -35,9 +38,15 @@ CUresult CUDAAPI cuMulticastAddDevice(CUmemGenericAllocationHandle object, CUdev
     return cu_vmm_fits(object, true, 0, GRANULARITY) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-static const void *holder(CUmemGenericAllocationHandle object) { return (void *)(uintptr_t)object; }
+static const void *holder(CUmemGenericAllocationHandle object)
+{
+    return (void *)(uintptr_t)object;
+}
 
-static uint64_t place(CUdevice device, uint64_t at) { return at | (uint64_t)(uint32_t)device << 56; }
+static uint64_t place(CUdevice device, uint64_t at)
+{
+    return at | (uint64_t)(uint32_t)device << 56;
+}
 
 static CUresult bind(CUmemGenericAllocationHandle object, CUdevice device, size_t at,
                      CUmemGenericAllocationHandle memory, size_t from, size_t size)
@@ -52,7 +61,8 @@ static CUresult bind(CUmemGenericAllocationHandle object, CUdevice device, size_
 }
 
 /* An address of cuMemMap(): the handle behind it, which the mapping keeps. */
-static CUresult bind_address(CUmemGenericAllocationHandle object, CUdevice device, size_t at, CUdeviceptr ptr, size_t size)
+static CUresult bind_address(CUmemGenericAllocationHandle object, CUdevice device, size_t at,
+                             CUdeviceptr ptr, size_t size)
 {
     CUmemGenericAllocationHandle memory;
     CU_TRY(cuMemRetainAllocationHandle(&memory, (void *)ptr));
@@ -65,38 +75,42 @@ static CUresult bind_address(CUmemGenericAllocationHandle object, CUdevice devic
     return status;
 }
 
-CUresult CUDAAPI cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t at, CUmemGenericAllocationHandle memory,
-                                    size_t from, size_t size, unsigned long long flags)
+CUresult CUDAAPI cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t at,
+                                    CUmemGenericAllocationHandle memory, size_t from, size_t size,
+                                    unsigned long long flags)
 {
     CU_TRY(cu_ready());
     return flags ? CUDA_ERROR_INVALID_VALUE : bind(object, -1, at, memory, from, size);
 }
 
 CUresult CUDAAPI cuMulticastBindMem_v2(CUmemGenericAllocationHandle object, CUdevice dev, size_t at,
-                                       CUmemGenericAllocationHandle memory, size_t from, size_t size,
-                                       unsigned long long flags)
+                                       CUmemGenericAllocationHandle memory, size_t from,
+                                       size_t size, unsigned long long flags)
 {
     CU_TRY(cu_ready());
     return flags ? CUDA_ERROR_INVALID_VALUE : bind(object, dev, at, memory, from, size);
 }
 
-CUresult CUDAAPI cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t at, CUdeviceptr ptr, size_t size,
-                                     unsigned long long flags)
+CUresult CUDAAPI cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t at,
+                                     CUdeviceptr ptr, size_t size, unsigned long long flags)
 {
     CU_TRY(cu_ready());
     return flags ? CUDA_ERROR_INVALID_VALUE : bind_address(object, -1, at, ptr, size);
 }
 
-CUresult CUDAAPI cuMulticastBindAddr_v2(CUmemGenericAllocationHandle object, CUdevice dev, size_t at, CUdeviceptr ptr,
-                                        size_t size, unsigned long long flags)
+CUresult CUDAAPI cuMulticastBindAddr_v2(CUmemGenericAllocationHandle object, CUdevice dev,
+                                        size_t at, CUdeviceptr ptr, size_t size,
+                                        unsigned long long flags)
 {
     CU_TRY(cu_ready());
     return flags ? CUDA_ERROR_INVALID_VALUE : bind_address(object, dev, at, ptr, size);
 }
 
-CUresult CUDAAPI cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice dev, size_t at, size_t size)
+CUresult CUDAAPI cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice dev, size_t at,
+                                   size_t size)
 {
     CU_TRY(cu_ready());
-    bool valid = cu_vmm_fits(object, true, at, size) && cu_vmm_untie(holder(object), place(dev, at));
+    bool valid =
+        cu_vmm_fits(object, true, at, size) && cu_vmm_untie(holder(object), place(dev, at));
     return valid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

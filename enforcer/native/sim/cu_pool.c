@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory pools of cuMemAllocAsync. A pool takes memory from the card in chunks of 32 MiB and hands out pieces of them.
- * What is freed stays with the pool and can be handed out again at once; whole chunks go back to the card when the
- * program waits for work while the pool holds more than its threshold, and by cuMemPoolTrimTo. Order between streams
- * needs no care: contents move at the call (cu_memory.c). Pools of the host (one NUMA node) do the same without a card.
+ * Memory pools of cuMemAllocAsync. A pool takes memory from the card in chunks of 32 MiB and hands
+ * out pieces of them. What is freed stays with the pool and can be handed out again at once; whole
+ * chunks go back to the card when the program waits for work while the pool holds more than its
+ * threshold, and by cuMemPoolTrimTo. Order between streams needs no care: contents move at the call
+ * (cu_memory.c). Pools of the host (one NUMA node) do the same without a card.
  */
 #include "cu_alloc.h"
 
@@ -11,8 +12,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define CHUNK (32ull << 20)
-#define PIECE 512ull
+#define CHUNK   (32ull << 20)
+#define PIECE   512ull
 #define ON_HOST ((CUdevice)SIM_MAX_CARDS) /* in the place of a device */
 
 struct piece { /* in order of address, without gaps, from the chunk's base to its end */
@@ -64,7 +65,7 @@ static CUmemoryPool default_of(CUdevice device)
     return defaults[device];
 }
 
-/* ---- chunks and pieces; all under the lock ---------------------------------------------------------------- */
+/* ---- chunks and pieces; all under the lock ---- */
 
 static void count(uint64_t *value, uint64_t *high, uint64_t now)
 {
@@ -92,7 +93,10 @@ static void drop_chunk(CUmemoryPool pool, struct chunk *chunk)
     free(chunk);
 }
 
-static bool idle(const struct chunk *chunk) { return !chunk->pieces->live && !chunk->pieces->next; }
+static bool idle(const struct chunk *chunk)
+{
+    return !chunk->pieces->live && !chunk->pieces->next;
+}
 
 static void trim(CUmemoryPool pool, uint64_t keep)
 {
@@ -128,7 +132,8 @@ static CUresult grow(CUmemoryPool pool, uint64_t bytes)
     }
     struct chunk *chunk = calloc(1, sizeof *chunk);
     struct piece *piece = calloc(1, sizeof *piece);
-    void *base = chunk && piece ? cu_alloc_reserve(size, host ? PROT_READ | PROT_WRITE : PROT_NONE) : NULL;
+    void *base =
+        chunk && piece ? cu_alloc_reserve(size, host ? PROT_READ | PROT_WRITE : PROT_NONE) : NULL;
     if (!base) {
         free(chunk);
         free(piece);
@@ -137,8 +142,13 @@ static CUresult grow(CUmemoryPool pool, uint64_t bytes)
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *piece = (struct piece){.size = size};
-    *chunk = (struct chunk){.base = (CUdeviceptr)base, .size = size, .id = rep.a, .ctx = ctx,
-                            .ctx_id = host ? 0 : ctx->id, .pieces = piece, .next = pool->chunks};
+    *chunk = (struct chunk){.base = (CUdeviceptr)base,
+                            .size = size,
+                            .id = rep.a,
+                            .ctx = ctx,
+                            .ctx_id = host ? 0 : ctx->id,
+                            .pieces = piece,
+                            .next = pool->chunks};
     pool->chunks = chunk;
     count(&pool->reserved, &pool->reserved_high, pool->reserved + size);
     __atomic_store_n(&anything, true, __ATOMIC_RELEASE);
@@ -154,7 +164,9 @@ static CUdeviceptr carve(CUmemoryPool pool, uint64_t size)
                 continue;
             struct piece *rest = piece->size > size ? malloc(sizeof *rest) : NULL;
             if (rest) {
-                *rest = (struct piece){.offset = piece->offset + size, .size = piece->size - size, .next = piece->next};
+                *rest = (struct piece){.offset = piece->offset + size,
+                                       .size = piece->size - size,
+                                       .next = piece->next};
                 piece->next = rest;
                 piece->size = size;
             }
@@ -192,7 +204,7 @@ static void put_back(CUmemoryPool pool, CUdeviceptr base)
     }
 }
 
-/* ---- for the other files ---------------------------------------------------------------------------------- */
+/* ---- for the other files ---- */
 
 CUmemoryPool cu_pool_current(CUdevice device)
 {
@@ -217,7 +229,11 @@ CUresult cu_pool_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstre
     pthread_mutex_unlock(&lock);
     if (!base)
         return status == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : status;
-    struct cu_alloc alloc = {.base = base, .size = bytes, .ctx = stream->ctx, .owner = POOLED, .pool = pool,
+    struct cu_alloc alloc = {.base = base,
+                             .size = bytes,
+                             .ctx = stream->ctx,
+                             .owner = POOLED,
+                             .pool = pool,
                              .kind = pool->device == ON_HOST ? PINNED : DEVICE};
     if ((status = cu_alloc_insert(&alloc)) != CUDA_SUCCESS)
         cu_pool_returned(&alloc);
@@ -265,7 +281,7 @@ void cu_pool_settle(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- the driver's functions ------------------------------------------------------------------------------- */
+/* ---- the driver's functions ---- */
 
 bool cu_on_device(const CUmemLocation *location, CUdevice *device)
 {
@@ -273,7 +289,8 @@ bool cu_on_device(const CUmemLocation *location, CUdevice *device)
     if (!domain && (!location || location->type != CU_MEM_LOCATION_TYPE_DEVICE))
         return false;
     *device = domain ? location->localized.deviceId : location->id;
-    return *device >= 0 && *device < cu.ndevices && (!domain || location->localized.localityDomainId < CU_DOMAINS);
+    return *device >= 0 && *device < cu.ndevices &&
+           (!domain || location->localized.localityDomainId < CU_DOMAINS);
 }
 
 bool cu_on_host(const CUmemLocation *location)
@@ -344,8 +361,14 @@ static CUresult pool_of(CUmemoryPool *out, CUdevice dev, bool is_default)
     return get_pool(out, dev, is_default);
 }
 
-CUresult CUDAAPI cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice dev) { return pool_of(pool, dev, true); }
-CUresult CUDAAPI cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev) { return pool_of(pool, dev, false); }
+CUresult CUDAAPI cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice dev)
+{
+    return pool_of(pool, dev, true);
+}
+CUresult CUDAAPI cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
+{
+    return pool_of(pool, dev, false);
+}
 
 static CUresult set_pool(CUdevice place, CUmemoryPool pool)
 {
@@ -364,28 +387,34 @@ CUresult CUDAAPI cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
     return set_pool(dev, pool);
 }
 
-CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location,
+                                        CUmemAllocationType type)
 {
     CUdevice place;
     CU_TRY(cu_ready());
-    return place_of(location, type, &place) ? get_pool(pool, place, true) : CUDA_ERROR_NOT_SUPPORTED;
+    return place_of(location, type, &place) ? get_pool(pool, place, true)
+                                            : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location,
+                                 CUmemAllocationType type)
 {
     CUdevice place;
     CU_TRY(cu_ready());
-    return place_of(location, type, &place) ? get_pool(pool, place, false) : CUDA_ERROR_NOT_SUPPORTED;
+    return place_of(location, type, &place) ? get_pool(pool, place, false)
+                                            : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-CUresult CUDAAPI cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
+CUresult CUDAAPI cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type,
+                                 CUmemoryPool pool)
 {
     CUdevice place;
     CU_TRY(cu_ready());
     return place_of(location, type, &place) ? set_pool(place, pool) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
+                                       void *value)
 {
     CU_TRY(cu_ready());
     if (!cu_handle_ok(CU_POOL, pool) || !value)
@@ -401,7 +430,8 @@ CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute at
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
+                                       void *value)
 {
     CU_TRY(cu_ready());
     if (!cu_handle_ok(CU_POOL, pool) || !value)
@@ -452,4 +482,7 @@ CUresult cu_pool_import(CUmemoryPool *out, CUdevice device)
     return pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUdevice cu_pool_device(CUmemoryPool pool) { return pool->device == ON_HOST ? -1 : pool->device; }
+CUdevice cu_pool_device(CUmemoryPool pool)
+{
+    return pool->device == ON_HOST ? -1 : pool->device;
+}

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Submitting commands and waiting for them. A launch is one clock read and one ring slot; the device is woken only for
- * commands whose end somebody can see, because its model replays the past exactly.
+ * Submitting commands and waiting for them. A launch is one clock read and one ring slot; the
+ * device is woken only for commands whose end somebody can see, because its model replays the past
+ * exactly.
  */
 #include "cu.h"
 
@@ -26,13 +27,15 @@ static CUresult gone(const struct CUctx_st *ctx)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
     if (__atomic_load_n(&ctx->shm->sticky, __ATOMIC_ACQUIRE))
         return (CUresult)ctx->shm->sticky;
-    return __atomic_load_n(&ctx->shm->dead, __ATOMIC_ACQUIRE) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
+    return __atomic_load_n(&ctx->shm->dead, __ATOMIC_ACQUIRE) ? CUDA_ERROR_CONTEXT_IS_DESTROYED
+                                                              : CUDA_SUCCESS;
 }
 
 void cu_ring_bell(CUcontext ctx)
 {
     uint64_t one = 1;
-    if (__atomic_exchange_n(&ctx->shm->need_bell, 0, __ATOMIC_SEQ_CST) && write(ctx->bell, &one, sizeof one) < 0)
+    if (__atomic_exchange_n(&ctx->shm->need_bell, 0, __ATOMIC_SEQ_CST) &&
+        write(ctx->bell, &one, sizeof one) < 0)
         cu_server_alive();
 }
 
@@ -91,7 +94,8 @@ bool cu_seq_done(CUcontext ctx, uint32_t slot, uint64_t seq)
     return __atomic_load_n(&ctx->shm->streams[slot].done_seq, __ATOMIC_ACQUIRE) >= seq;
 }
 
-static CUresult wait_word(CUcontext ctx, uint64_t *done, uint32_t *gen, uint32_t *waiters, uint64_t seq)
+static CUresult wait_word(CUcontext ctx, uint64_t *done, uint32_t *gen, uint32_t *waiters,
+                          uint64_t seq)
 {
     CUresult status = CUDA_SUCCESS;
     if (__atomic_load_n(done, __ATOMIC_ACQUIRE) >= seq)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the library does to the control device, in the order and the layouts of the real one as far as those are
- * published: a client per process, a device per card, and per context an address space, a group of compute channels and
- * two of copy channels. By libc's ioctl, found as any other symbol, so that whoever watches that function sees it all.
- * Without a control device nothing happens here.
+ * What the library does to the control device, in the order and the layouts of the real one as far
+ * as those are published: a client per process, a device per card, and per context an address
+ * space, a group of compute channels and two of copy channels. By libc's ioctl, found as any other
+ * symbol, so that whoever watches that function sees it all. Without a control device nothing
+ * happens here.
  */
 #include "cu.h"
 
@@ -15,20 +16,20 @@
 
 #include "qgpu_rm.h"
 
-#define HANDLE_BASE 0x5c000000u
-#define COMPUTE_CHANNELS 8u
-#define CLASS_CHANNEL 0xc86fu
-#define CLASS_SPACE 0x90f1u
-#define CLASS_COMPUTE 0xcbc0u
-#define CLASS_COPY 0xc8b5u
-#define CLASS_UNHEARD_OF 0x83deu /* a debugger's; this driver has none */
-#define ESC_REGISTER_FD 201u
+#define HANDLE_BASE       0x5c000000u
+#define COMPUTE_CHANNELS  8u
+#define CLASS_CHANNEL     0xc86fu
+#define CLASS_SPACE       0x90f1u
+#define CLASS_COMPUTE     0xcbc0u
+#define CLASS_COPY        0xc8b5u
+#define CLASS_UNHEARD_OF  0x83deu /* a debugger's; this driver has none */
+#define ESC_REGISTER_FD   201u
 #define ESC_CHECK_VERSION 210u
-#define ESC_SYS_PARAMS 214u
+#define ESC_SYS_PARAMS    214u
 
 static atomic_uint handles = HANDLE_BASE;
 
-/* ---- calls --------------------------------------------------------------------------------------------------- */
+/* ---- calls ---- */
 
 static int call(unsigned long number, void *data)
 {
@@ -42,9 +43,12 @@ static int call(unsigned long number, void *data)
 static CUresult verdict(int done, uint32_t status)
 {
     if (done < 0)
-        return errno == ENODEV || errno == ENOTCONN || errno == ECONNABORTED ? CUDA_ERROR_DEVICE_UNAVAILABLE :
-                                                                              CUDA_ERROR_OPERATING_SYSTEM;
-    return status == RM_OK ? CUDA_SUCCESS : status == RM_NO_RESOURCES ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_UNKNOWN;
+        return errno == ENODEV || errno == ENOTCONN || errno == ECONNABORTED
+                   ? CUDA_ERROR_DEVICE_UNAVAILABLE
+                   : CUDA_ERROR_OPERATING_SYSTEM;
+    return status == RM_OK             ? CUDA_SUCCESS
+           : status == RM_NO_RESOURCES ? CUDA_ERROR_OUT_OF_MEMORY
+                                       : CUDA_ERROR_UNKNOWN;
 }
 
 static CUresult make_client(uint32_t *handle)
@@ -56,10 +60,15 @@ static CUresult make_client(uint32_t *handle)
 }
 
 /* A handle of the program's choice, as the real library does it. */
-static CUresult make(uint32_t client, uint32_t parent, uint32_t class_id, void *params, uint32_t size, uint32_t *handle)
+static CUresult make(uint32_t client, uint32_t parent, uint32_t class_id, void *params,
+                     uint32_t size, uint32_t *handle)
 {
-    struct rm_alloc64 alloc = {.client = client, .parent = parent, .object = atomic_fetch_add(&handles, 1),
-                               .class_id = class_id, .params = (uint64_t)(uintptr_t)params, .params_size = size};
+    struct rm_alloc64 alloc = {.client = client,
+                               .parent = parent,
+                               .object = atomic_fetch_add(&handles, 1),
+                               .class_id = class_id,
+                               .params = (uint64_t)(uintptr_t)params,
+                               .params_size = size};
     int done = call(RM_ALLOC64, &alloc);
     *handle = alloc.object;
     return verdict(done, alloc.status);
@@ -67,8 +76,11 @@ static CUresult make(uint32_t client, uint32_t parent, uint32_t class_id, void *
 
 static CUresult command(uint32_t client, uint32_t object, uint32_t cmd, void *params, uint32_t size)
 {
-    struct rm_control control = {.client = client, .object = object, .cmd = cmd,
-                                 .params = (uint64_t)(uintptr_t)params, .params_size = size};
+    struct rm_control control = {.client = client,
+                                 .object = object,
+                                 .cmd = cmd,
+                                 .params = (uint64_t)(uintptr_t)params,
+                                 .params_size = size};
     int done = call(RM_CONTROL, &control);
     return verdict(done, control.status);
 }
@@ -81,7 +93,7 @@ static void release(uint32_t client, uint32_t parent, uint32_t *object)
     *object = 0;
 }
 
-/* ---- the process --------------------------------------------------------------------------------------------- */
+/* ---- the process ---- */
 
 /* Calls that mean nothing here, like many of the real library: a watcher has to let them pass. */
 static void say_hello(void)
@@ -95,7 +107,8 @@ static void say_hello(void)
     uint32_t ignored;
     call(_IOWR(RM_MAGIC, ESC_CHECK_VERSION, version), &version);
     call(_IOWR(RM_MAGIC, ESC_SYS_PARAMS, block), &block);
-    call(_IOWR(RM_MAGIC, ESC_REGISTER_FD, fd), &fd);                                  /* EINVAL: for files of cards */
+    /* EINVAL: for files of cards */
+    call(_IOWR(RM_MAGIC, ESC_REGISTER_FD, fd), &fd);
     make(cu.rm.client, cu.rm.client, CLASS_UNHEARD_OF, NULL, 0, &ignored); /* is refused */
 }
 
@@ -124,7 +137,7 @@ CUresult cu_rm_open(void)
     return CUDA_SUCCESS;
 }
 
-/* ---- cards --------------------------------------------------------------------------------------------------- */
+/* ---- cards ---- */
 
 static CUresult make_device(uint32_t client, const struct cu_device *device, uint32_t *handle)
 {
@@ -132,7 +145,8 @@ static CUresult make_device(uint32_t client, const struct cu_device *device, uin
     return make(client, client, RM_CLASS_DEVICE, &params, sizeof params, handle);
 }
 
-static CUresult open_place(const struct cu_device *device, uint32_t client, struct cu_rm_place *place)
+static CUresult open_place(const struct cu_device *device, uint32_t client,
+                           struct cu_rm_place *place)
 {
     struct rm_gid gid = {.flags = RM_GID_BINARY};
     place->client = client;
@@ -142,8 +156,8 @@ static CUresult open_place(const struct cu_device *device, uint32_t client, stru
     return command(client, place->subdevice, RM_SUBDEVICE_GET_GID, &gid, sizeof gid);
 }
 
-/* The process's objects of the card, made at its first context; or, as some versions of the library do, the context's
- * own client with objects of the card. */
+/* The process's objects of the card, made at its first context; or, as some versions of the library
+ * do, the context's own client with objects of the card. */
 static CUresult find_place(CUcontext ctx)
 {
     static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
@@ -166,9 +180,10 @@ static CUresult find_place(CUcontext ctx)
     return status;
 }
 
-/* ---- contexts ------------------------------------------------------------------------------------------------ */
+/* ---- contexts ---- */
 
-static CUresult make_channels(uint32_t client, uint32_t group, unsigned count, uint32_t object_class)
+static CUresult make_channels(uint32_t client, uint32_t group, unsigned count,
+                              uint32_t object_class)
 {
     uint32_t channel, object;
     for (unsigned i = 0; i < count; i++) {
@@ -184,14 +199,17 @@ static CUresult make_group(CUcontext ctx, uint32_t engine, uint32_t *group)
     const struct cu_rm_place *place = &ctx->rm.place;
     bool compute = engine == RM_ENGINE_GRAPHICS;
     CU_TRY(make(place->client, place->device, RM_CLASS_GROUP, &params, sizeof params, group));
-    return make_channels(place->client, *group, compute ? COMPUTE_CHANNELS : 1, compute ? CLASS_COMPUTE : CLASS_COPY);
+    return make_channels(place->client, *group, compute ? COMPUTE_CHANNELS : 1,
+                         compute ? CLASS_COMPUTE : CLASS_COPY);
 }
 
 static CUresult make_space(CUcontext ctx)
 {
     const struct cu_rm_place *place = &ctx->rm.place;
     CU_TRY(make(place->client, place->device, CLASS_SPACE, NULL, 0, &ctx->rm.space));
-    struct rm_dup dup = {.client = cu.rm.memory_client, .parent = place->memory_device, .client_from = place->client,
+    struct rm_dup dup = {.client = cu.rm.memory_client,
+                         .parent = place->memory_device,
+                         .client_from = place->client,
                          .object_from = ctx->rm.space};
     int done = call(RM_DUP, &dup);
     ctx->rm.memory_space = dup.object;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Memory of other processes: IPC handles, pools and their pointers, external memory. Shared in the
- * books only: an address from here has contents of its own (those of cuMemCreate memory are truly shared, cu_vmm.c).
- * Whoever made the memory has it in the card's books; external memory, which no CUDA call made, its importer has.
+ * books only: an address from here has contents of its own (those of cuMemCreate memory are truly
+ * shared, cu_vmm.c). Whoever made the memory has it in the card's books; external memory, which no
+ * CUDA call made, its importer has.
  */
 #include "cu_alloc.h"
 
@@ -13,7 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MAGIC_IPC 0x43504951u
+#define MAGIC_IPC     0x43504951u
 #define MAGIC_POINTER 0x52544951u
 
 struct ticket { /* inside of a CUipcMemHandle or CUmemPoolPtrExportData, 64 bytes both */
@@ -38,18 +39,24 @@ bool cu_export_read(int fd, uint32_t magic, struct cu_export *out, CUdevice *dev
 {
     off_t end = lseek(fd, 0, SEEK_END);
     return end >= (off_t)sizeof *out &&
-           pread(fd, out, sizeof *out, end - (off_t)sizeof *out) == (ssize_t)sizeof *out && out->magic == magic &&
-           out->size + sizeof *out == (uint64_t)end && device_of_card(out->index, device) == CUDA_SUCCESS;
+           pread(fd, out, sizeof *out, end - (off_t)sizeof *out) == (ssize_t)sizeof *out &&
+           out->magic == magic && out->size + sizeof *out == (uint64_t)end &&
+           device_of_card(out->index, device) == CUDA_SUCCESS;
 }
 
 static CUresult ticket_for(CUdeviceptr ptr, uint32_t magic, struct ticket *out)
 {
     pthread_rwlock_rdlock(&cu_alloc_lock);
     const struct cu_alloc *alloc = cu_alloc_find(ptr);
-    bool ok = alloc && alloc->kind == DEVICE && alloc->owner != BORROWED && cu_handle_ok(CU_CTX, alloc->ctx);
+    bool ok = alloc && alloc->kind == DEVICE && alloc->owner != BORROWED &&
+              cu_handle_ok(CU_CTX, alloc->ctx);
     if (ok)
-        *out = (struct ticket){.magic = magic, .index = alloc->ctx->device->info.index, .pid = getpid(),
-                               .size = alloc->size, .base = alloc->base, .id = alloc->id};
+        *out = (struct ticket){.magic = magic,
+                               .index = alloc->ctx->device->info.index,
+                               .pid = getpid(),
+                               .size = alloc->size,
+                               .base = alloc->base,
+                               .id = alloc->id};
     pthread_rwlock_unlock(&cu_alloc_lock);
     return ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -112,16 +119,18 @@ CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr ptr)
     return close_borrowed(ptr);
 }
 
-/* ---- pools ------------------------------------------------------------------------------------------------ */
+/* ---- pools ---- */
 
-CUresult CUDAAPI cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, CUmemAllocationHandleType type,
+CUresult CUDAAPI cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool,
+                                                  CUmemAllocationHandleType type,
                                                   unsigned long long flags)
 {
     CU_TRY(cu_ready());
-    if (!out || !cu_handle_ok(CU_POOL, pool) || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-        cu_pool_device(pool) < 0)
+    if (!out || !cu_handle_ok(CU_POOL, pool) || flags ||
+        type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || cu_pool_device(pool) < 0)
         return CUDA_ERROR_INVALID_VALUE;
-    struct cu_export about = {.magic = CU_EXPORT_POOL, .index = cu.devices[cu_pool_device(pool)].info.index};
+    struct cu_export about = {.magic = CU_EXPORT_POOL,
+                              .index = cu.devices[cu_pool_device(pool)].info.index};
     int file = memfd_create("qgpu-sim-pool", MFD_CLOEXEC);
     if (file < 0 || write(file, &about, sizeof about) != (ssize_t)sizeof about) {
         if (file >= 0)
@@ -132,7 +141,8 @@ CUresult CUDAAPI cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, 
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *from, CUmemAllocationHandleType type,
+CUresult CUDAAPI cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *from,
+                                                    CUmemAllocationHandleType type,
                                                     unsigned long long flags)
 {
     struct cu_export about;
@@ -156,7 +166,8 @@ CUresult CUDAAPI cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, CUmemPoolPtrExportData *data)
+CUresult CUDAAPI cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool,
+                                        CUmemPoolPtrExportData *data)
 {
     struct ticket ticket;
     CU_TRY(cu_ready());
@@ -166,7 +177,7 @@ CUresult CUDAAPI cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool pool, CUm
     return ticket.magic == MAGIC_POINTER ? open_ticket(out, &ticket) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* ---- external memory --------------------------------------------------------------------------------------- */
+/* ---- external memory ---- */
 
 struct CUextMemory_st {
     CUexternalMemory self; /* the handle itself while it is valid */
@@ -175,7 +186,8 @@ struct CUextMemory_st {
     int fd;
 };
 
-CUresult CUDAAPI cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc)
+CUresult CUDAAPI cuImportExternalMemory(CUexternalMemory *out,
+                                        const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc)
 {
     struct sim_rep rep;
     CUcontext ctx;
@@ -197,8 +209,8 @@ CUresult CUDAAPI cuExternalMemoryGetMappedBuffer(CUdeviceptr *out, CUexternalMem
                                                  const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *desc)
 {
     CU_TRY(cu_ready());
-    if (!out || !memory || memory->self != memory || !desc || desc->offset > memory->size || !desc->size ||
-        desc->size > memory->size - desc->offset)
+    if (!out || !memory || memory->self != memory || !desc || desc->offset > memory->size ||
+        !desc->size || desc->size > memory->size - desc->offset)
         return CUDA_ERROR_INVALID_VALUE;
     return cu_alloc_borrow(out, desc->size, memory->ctx);
 }

@@ -6,8 +6,12 @@
 
 void cu_stream_setup(CUstream stream, CUcontext ctx, uint32_t slot, unsigned flags)
 {
-    *stream = (struct CUstream_st){.magic = CU_STREAM, .ctx = ctx, .slot = slot, .flags = flags,
-                                   .cmd_flags = flags & CU_STREAM_NON_BLOCKING ? SIM_CMD_NONBLOCKING : 0};
+    *stream =
+        (struct CUstream_st){.magic = CU_STREAM,
+                             .ctx = ctx,
+                             .slot = slot,
+                             .flags = flags,
+                             .cmd_flags = flags & CU_STREAM_NON_BLOCKING ? SIM_CMD_NONBLOCKING : 0};
 }
 
 /* Threads share the per-thread slots round robin once there are more than 16 of them. */
@@ -30,7 +34,8 @@ CUresult cu_stream_get(CUstream handle, bool per_thread, CUstream *stream)
         *stream = handle;
         if (handle->green && !cu_green_ok(handle->green))
             return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-        return cu_handle_ok(CU_CTX, handle->ctx) ? cu_sticky(handle->ctx) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        return cu_handle_ok(CU_CTX, handle->ctx) ? cu_sticky(handle->ctx)
+                                                 : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     }
     CU_TRY(cu_current(&ctx));
     per_thread = handle == CU_STREAM_PER_THREAD || (per_thread && !handle);
@@ -104,7 +109,10 @@ CUresult CUDAAPI cuStreamDestroy_v2(CUstream handle)
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuStreamDestroy(CUstream handle) { return cuStreamDestroy_v2(handle); }
+CUresult CUDAAPI cuStreamDestroy(CUstream handle)
+{
+    return cuStreamDestroy_v2(handle);
+}
 
 static CUresult synchronize(CUstream handle, bool pt)
 {
@@ -114,7 +122,8 @@ static CUresult synchronize(CUstream handle, bool pt)
 }
 CU_BOTH(cuStreamSynchronize, cuStreamSynchronize_ptsz, synchronize, (CUstream stream), stream)
 
-/* The device publishes what it passes when it wakes; a fence behind unfinished work makes it wake in time. */
+/* The device publishes what it passes when it wakes; a fence behind unfinished work makes it wake
+ * in time. */
 static CUresult query(CUstream handle, bool pt)
 {
     CUstream stream;
@@ -141,7 +150,8 @@ static CUresult get_flags(CUstream handle, unsigned *flags, bool pt)
     *flags = stream->flags;
     return CUDA_SUCCESS;
 }
-CU_BOTH(cuStreamGetFlags, cuStreamGetFlags_ptsz, get_flags, (CUstream stream, unsigned int *flags), stream, flags)
+CU_BOTH(cuStreamGetFlags, cuStreamGetFlags_ptsz, get_flags, (CUstream stream, unsigned int *flags),
+        stream, flags)
 
 static CUresult get_priority(CUstream handle, int *priority, bool pt)
 {
@@ -152,7 +162,8 @@ static CUresult get_priority(CUstream handle, int *priority, bool pt)
     *priority = stream->priority;
     return CUDA_SUCCESS;
 }
-CU_BOTH(cuStreamGetPriority, cuStreamGetPriority_ptsz, get_priority, (CUstream stream, int *priority), stream, priority)
+CU_BOTH(cuStreamGetPriority, cuStreamGetPriority_ptsz, get_priority,
+        (CUstream stream, int *priority), stream, priority)
 
 static CUresult get_ctx_green(CUstream handle, CUcontext *ctx, CUgreenCtx *green, bool pt)
 {
@@ -165,8 +176,8 @@ static CUresult get_ctx_green(CUstream handle, CUcontext *ctx, CUgreenCtx *green
         *green = handle > CU_STREAM_PER_THREAD ? stream->green : cu_green_current();
     return CUDA_SUCCESS;
 }
-CU_BOTH(cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz, get_ctx_green, (CUstream stream, CUcontext *ctx, CUgreenCtx *green),
-        stream, ctx, green)
+CU_BOTH(cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz, get_ctx_green,
+        (CUstream stream, CUcontext *ctx, CUgreenCtx *green), stream, ctx, green)
 
 static CUresult get_ctx(CUstream stream, CUcontext *ctx, bool pt)
 {
@@ -176,7 +187,8 @@ static CUresult get_ctx(CUstream stream, CUcontext *ctx, bool pt)
         *ctx = cu_green_context(green);
     return CUDA_SUCCESS;
 }
-CU_BOTH(cuStreamGetCtx, cuStreamGetCtx_ptsz, get_ctx, (CUstream stream, CUcontext *ctx), stream, ctx)
+CU_BOTH(cuStreamGetCtx, cuStreamGetCtx_ptsz, get_ctx, (CUstream stream, CUcontext *ctx), stream,
+        ctx)
 
 static CUresult get_id(CUstream handle, unsigned long long *id, bool pt)
 {
@@ -187,7 +199,8 @@ static CUresult get_id(CUstream handle, unsigned long long *id, bool pt)
     *id = (unsigned long long)stream->ctx->id << 32 | stream->slot;
     return CUDA_SUCCESS;
 }
-CU_BOTH(cuStreamGetId, cuStreamGetId_ptsz, get_id, (CUstream stream, unsigned long long *id), stream, id)
+CU_BOTH(cuStreamGetId, cuStreamGetId_ptsz, get_id, (CUstream stream, unsigned long long *id),
+        stream, id)
 
 static CUresult get_device(CUstream handle, CUdevice *dev, bool pt)
 {
@@ -198,4 +211,5 @@ static CUresult get_device(CUstream handle, CUdevice *dev, bool pt)
     *dev = (CUdevice)(stream->ctx->device - cu.devices);
     return CUDA_SUCCESS;
 }
-CU_BOTH(cuStreamGetDevice, cuStreamGetDevice_ptsz, get_device, (CUstream stream, CUdevice *dev), stream, dev)
+CU_BOTH(cuStreamGetDevice, cuStreamGetDevice_ptsz, get_device, (CUstream stream, CUdevice *dev),
+        stream, dev)

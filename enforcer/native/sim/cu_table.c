@@ -1,23 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuGetProcAddress: the key is (name, version, flags). A row is base name, exported symbol, the CUDA version that
- * introduced it, and whether it is the per-thread default stream variant. Of the rows that are old enough the newest
- * wins; with the flag for per-thread default streams a variant wins over the plain function.
+ * cuGetProcAddress: the key is (name, version, flags). A row is base name, exported symbol, the
+ * CUDA version that introduced it, and whether it is the per-thread default stream variant. Of the
+ * rows that are old enough the newest wins; with the flag for per-thread default streams a variant
+ * wins over the plain function.
  */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-/* Not cuda.h: the rows are of every function that the library defines (cu_rows.h, made by rows.awk), also of those whose
- * declaration depends on macros. */
+/* Not cuda.h: the rows are of every function that the library defines (cu_rows.h, made by
+ * rows.awk), also of those whose declaration depends on macros. */
 #define ROW(name, symbol, version, per_thread) extern char symbol[];
 #include "cu_rows.h"
 #undef ROW
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_FOUND = 500 };                     /* CUresult */
-enum { FOUND = 0, SYMBOL_NOT_FOUND = 1, VERSION_NOT_SUFFICIENT = 2 };         /* CUdriverProcAddressQueryResult */
-#define PER_THREAD_DEFAULT_STREAM 2u                                          /* CU_GET_PROC_ADDRESS_... */
+enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_FOUND = 500 }; /* CUresult */
+/* CUdriverProcAddressQueryResult */
+enum { FOUND = 0, SYMBOL_NOT_FOUND = 1, VERSION_NOT_SUFFICIENT = 2 };
+/* CU_GET_PROC_ADDRESS_... */
+#define PER_THREAD_DEFAULT_STREAM 2u
 
 struct row {
     const char *name;
@@ -27,7 +30,8 @@ struct row {
 };
 
 extern int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags);
-extern int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *result);
+extern int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags,
+                               int *result);
 
 static const struct row rows[] = {
 #define ROW(name, symbol, version, per_thread) {name, symbol, version, per_thread},
@@ -61,8 +65,7 @@ static int look(const char *name, void **function, int version, uint64_t flags, 
     }
     *function = best ? best->function : NULL;
     if (result)
-        *result = best ? FOUND : known ? VERSION_NOT_SUFFICIENT
-                                                             : SYMBOL_NOT_FOUND;
+        *result = best ? FOUND : known ? VERSION_NOT_SUFFICIENT : SYMBOL_NOT_FOUND;
     return best ? SUCCESS : NOT_FOUND;
 }
 
@@ -71,7 +74,8 @@ int cuGetProcAddress(const char *name, void **function, int version, uint64_t fl
     return look(name, function, version, flags, NULL);
 }
 
-/* With a place for the result a name that is not there is no error; the runtime probes with an empty name. */
+/* With a place for the result a name that is not there is no error; the runtime probes with an
+ * empty name. */
 int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *result)
 {
     int status = look(name, function, version, flags, result);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Virtual memory: physical memory by handle, reserved addresses, and mappings of the one at the other. Physical memory
- * lives until its last reference and its last mapping are gone. A card's memory is kept by a context here, so one of
- * the device must exist (the current or the primary one), and the memory ends with it.
+ * Virtual memory: physical memory by handle, reserved addresses, and mappings of the one at the
+ * other. Physical memory lives until its last reference and its last mapping are gone. A card's
+ * memory is kept by a context here, so one of the device must exist (the current or the primary
+ * one), and the memory ends with it.
  */
 #include "cu_alloc.h"
 
@@ -21,8 +22,10 @@ struct physical {
     CUmemAllocationProp prop;
     uint8_t *contents;
     int file; /* of the contents, for other processes; -1: cannot be shared */
-    bool borrowed; /* not ours in the books of the card: imported (its maker has it there), or memory of the host */
-    bool object;   /* of a multicast team: what it shows is bound to it */
+    /* not ours in the books of the card: imported (its maker has it there), or memory of the
+     * host */
+    bool borrowed;
+    bool object; /* of a multicast team: what it shows is bound to it */
     unsigned refs, maps;
     struct physical *next;
 };
@@ -44,7 +47,10 @@ static struct tile { /* or a binding */
 static struct range *ranges;
 static CUmemGenericAllocationHandle last_handle = 0x76000000;
 
-static bool whole(uint64_t size) { return size && size % GRANULARITY == 0; }
+static bool whole(uint64_t size)
+{
+    return size && size % GRANULARITY == 0;
+}
 
 /* device: NULL: memory of the host. */
 static CUresult property_ok(const CUmemAllocationProp *prop, struct cu_device **device)
@@ -59,7 +65,8 @@ static CUresult property_ok(const CUmemAllocationProp *prop, struct cu_device **
         return prop->requestedHandleTypes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     if (cu_on_device(&prop->location, &ordinal))
         return cu_device_of(ordinal, device);
-    return prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_NOT_SUPPORTED;
+    return prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? CUDA_ERROR_INVALID_DEVICE
+                                                              : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult CUDAAPI cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *prop,
@@ -67,7 +74,8 @@ CUresult CUDAAPI cuMemGetAllocationGranularity(size_t *out, const CUmemAllocatio
 {
     struct cu_device *device;
     CU_TRY(cu_ready());
-    if (!out || (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM && option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED))
+    if (!out || (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM &&
+                 option != CU_MEM_ALLOC_GRANULARITY_RECOMMENDED))
         return CUDA_ERROR_INVALID_VALUE;
     CU_TRY(property_ok(prop, &device));
     *out = GRANULARITY;
@@ -117,8 +125,8 @@ static CUmemGenericAllocationHandle enlist(struct physical *made)
     return handle;
 }
 
-CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
-                             unsigned long long flags)
+CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
+                             const CUmemAllocationProp *prop, unsigned long long flags)
 {
     struct cu_device *device;
     struct sim_rep rep = {0}, ignored;
@@ -159,7 +167,8 @@ static struct physical *physical_of(CUmemGenericAllocationHandle handle)
     return at;
 }
 
-/* Under vmm_lock: out of the list when nothing holds it any more; the caller gives it back without the lock. */
+/* Under vmm_lock: out of the list when nothing holds it any more; the caller gives it back without
+ * the lock. */
 static struct physical *if_unused(struct physical *physical)
 {
     struct physical **link = &physicals;
@@ -202,7 +211,8 @@ CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
     return held ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult CUDAAPI cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
+CUresult CUDAAPI cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
+                                                        CUmemGenericAllocationHandle handle)
 {
     CU_TRY(cu_ready());
     pthread_mutex_lock(&vmm_lock);
@@ -213,10 +223,11 @@ CUresult CUDAAPI cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *pro
     return prop && physical ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* ---- sharing ---------------------------------------------------------------------------------------------- */
+/* ---- sharing ---- */
 
 CUresult CUDAAPI cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
-                                              CUmemAllocationHandleType type, unsigned long long flags)
+                                              CUmemAllocationHandleType type,
+                                              unsigned long long flags)
 {
     CU_TRY(cu_ready());
     if (!out || flags)
@@ -229,7 +240,9 @@ CUresult CUDAAPI cuMemExportToShareableHandle(void *out, CUmemGenericAllocationH
     pthread_mutex_unlock(&vmm_lock);
     if (file >= 0)
         *(int *)out = file;
-    return file >= 0 ? CUDA_SUCCESS : physical ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_INVALID_VALUE;
+    return file >= 0  ? CUDA_SUCCESS
+           : physical ? CUDA_ERROR_NOT_PERMITTED
+                      : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *from,
@@ -250,9 +263,10 @@ CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ha
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     made->borrowed = true;
-    made->prop = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                       .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                       .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
+    made->prop =
+        (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                              .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                              .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
     *handle = enlist(made);
     return CUDA_SUCCESS;
 }
@@ -295,7 +309,10 @@ static bool untie(const void *holder, uint64_t place, bool all)
     return tile != NULL;
 }
 
-bool cu_vmm_untie(const void *holder, uint64_t place) { return untie(holder, place, false); }
+bool cu_vmm_untie(const void *holder, uint64_t place)
+{
+    return untie(holder, place, false);
+}
 
 void cu_vmm_holder_gone(const void *holder)
 {
@@ -317,8 +334,8 @@ bool cu_vmm_fits(CUmemGenericAllocationHandle handle, bool object, uint64_t from
 {
     pthread_mutex_lock(&vmm_lock);
     const struct physical *at = physical_of(handle);
-    bool fits = at && at->object == object && whole(size) && from % GRANULARITY == 0 && from <= at->size &&
-                size <= at->size - from;
+    bool fits = at && at->object == object && whole(size) && from % GRANULARITY == 0 &&
+                from <= at->size && size <= at->size - from;
     pthread_mutex_unlock(&vmm_lock);
     return fits;
 }
@@ -335,12 +352,12 @@ static CUresult map_arrays(CUarrayMapInfo *list, unsigned int count, CUstream ha
     return CUDA_SUCCESS;
 }
 CU_BOTH(cuMemMapArrayAsync, cuMemMapArrayAsync_ptsz, map_arrays,
-        (CUarrayMapInfo *list, unsigned int count, CUstream stream), list, count, stream)
+        (CUarrayMapInfo * list, unsigned int count, CUstream stream), list, count, stream)
 
-/* ---- addresses -------------------------------------------------------------------------------------------- */
+/* ---- addresses ---- */
 
-CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr wish,
-                                     unsigned long long flags)
+CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment,
+                                     CUdeviceptr wish, unsigned long long flags)
 {
     CU_TRY(cu_ready());
     if (alignment < GRANULARITY)
@@ -406,15 +423,16 @@ static bool reserved(CUdeviceptr ptr, size_t size)
     return false;
 }
 
-CUresult CUDAAPI cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-                          unsigned long long flags)
+CUresult CUDAAPI cuMemMap(CUdeviceptr ptr, size_t size, size_t offset,
+                          CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
     CU_TRY(cu_ready());
     CUresult status = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&vmm_lock);
     struct physical *physical = physical_of(handle);
     if (physical && !flags && whole(size) && ptr % GRANULARITY == 0 && offset % GRANULARITY == 0 &&
-        offset <= physical->size && size <= physical->size - offset && reserved(ptr, size) && !mapped(ptr, size)) {
+        offset <= physical->size && size <= physical->size - offset && reserved(ptr, size) &&
+        !mapped(ptr, size)) {
         struct cu_alloc alloc = {.base = ptr, .size = size, .id = handle, .kind = VIRTUAL};
         alloc.shadow = physical->contents + offset;
         CUdevice device;
@@ -433,7 +451,8 @@ static bool covered(CUdeviceptr ptr, size_t size)
     pthread_rwlock_rdlock(&cu_alloc_lock);
     for (size_t at = 0; yes && at < size;) {
         const struct cu_alloc *alloc = cu_alloc_find(ptr + at);
-        yes = alloc && alloc->kind == VIRTUAL && alloc->base == ptr + at && alloc->size <= size - at;
+        yes =
+            alloc && alloc->kind == VIRTUAL && alloc->base == ptr + at && alloc->size <= size - at;
         at += yes ? alloc->size : 0;
     }
     pthread_rwlock_unlock(&cu_alloc_lock);
@@ -467,7 +486,8 @@ CUresult CUDAAPI cuMemUnmap(CUdeviceptr ptr, size_t size)
 }
 
 /* Rights are checked for form only: a mapping may be used without. */
-CUresult CUDAAPI cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
+CUresult CUDAAPI cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc,
+                                size_t count)
 {
     CU_TRY(cu_ready());
     return desc && count && mapped(ptr, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Inside of qgpu-simgpu, the device side of the simulated driver: one single-threaded process per node.
+ * Inside of qgpu-simgpu, the device side of the simulated driver: one single-threaded process per
+ * node.
  */
 #ifndef QGPU_SIM_GPU_H
 #define QGPU_SIM_GPU_H
@@ -13,22 +14,31 @@
 #include "sim_model.h"
 #include "sim_proto.h"
 
-#define GPU_MAX_CONNS 4096u
+#define GPU_MAX_CONNS    4096u
 #define GPU_MAX_CTX_PROC 64u
-#define GPU_MAX_CTX 2048u
-#define GPU_PAGE 4096u
-#define GPU_MAX_PINS 64u
-#define GPU_PIN_MOST (1ull << 20)
-#define GPU_MAX_MAPPED 8192u /* of all processes */
-#define GPU_MAX_ALLOCS (1u << 20) /* of one context */
-#define GPU_SAMPLES 11u           /* of busy time, 100 ms apart: utilization over one second */
-#define GPU_TICK_NS 100000000ull
+#define GPU_MAX_CTX      2048u
+#define GPU_PAGE         4096u
+#define GPU_MAX_PINS     64u
+#define GPU_PIN_MOST     (1ull << 20)
+#define GPU_MAX_MAPPED   8192u      /* of all processes */
+#define GPU_MAX_ALLOCS   (1u << 20) /* of one context */
+#define GPU_SAMPLES      11u        /* of busy time, 100 ms apart: utilization over one second */
+#define GPU_TICK_NS      100000000ull
 
 struct gpu_conn; /* one connection = one process that opened the driver or NVML */
 struct gpu;
 
-enum gpu_source { SRC_LISTEN, SRC_TIMER, SRC_TICK, SRC_SIGNAL, SRC_CONN, SRC_DEATH, SRC_BELL, SRC_CONTROL,
-                  SRC_OPENER };
+enum gpu_source {
+    SRC_LISTEN,
+    SRC_TIMER,
+    SRC_TICK,
+    SRC_SIGNAL,
+    SRC_CONN,
+    SRC_DEATH,
+    SRC_BELL,
+    SRC_CONTROL,
+    SRC_OPENER
+};
 
 struct gpu_watch { /* what an epoll event points at */
     enum gpu_source source;
@@ -48,9 +58,10 @@ struct gpu_card {
     char uuid[SIM_UUID_LEN];
     char path[192];
     struct gpu_samples samples;
-    uint64_t backoff_ns; /* grows while timer wake-ups find nothing: a guard, the prediction is a lower bound */
-    bool faulted;        /* one of its contexts has */
-    bool published;      /* something observable ended since the last prediction */
+    /* grows while timer wake-ups find nothing: a guard, the prediction is a lower bound */
+    uint64_t backoff_ns;
+    bool faulted;   /* one of its contexts has */
+    bool published; /* something observable ended since the last prediction */
 };
 
 struct gpu_alloc {
@@ -72,7 +83,8 @@ struct gpu_ctx {
     uint32_t nallocs, room;
     uint64_t next_alloc, mem;
     bool hostile;
-    bool faulted; /* it wrote where registered memory had been; poisoned when the model stands still */
+    /* it wrote where registered memory had been; poisoned when the model stands still */
+    bool faulted;
     int sticky; /* a CUresult: nothing runs here any more */
 };
 
@@ -82,21 +94,22 @@ struct gpu_conn {
     struct gpu_watch watch, death;
     struct gpu_ctx *ctxs;
     uint32_t nctx;
-    int sock, pidfd, mem; /* mem: /proc/PID/mem as it was when the process connected, so exec(2) cannot redirect it */
+    /* mem: /proc/PID/mem as it was when the process connected, so exec(2) cannot redirect it */
+    int sock, pidfd, mem;
     pid_t pid;
     uid_t uid;
     bool gone;
-    struct sim_page *page;  /* shared with the process; NULL before its HELLO */
+    struct sim_page *page; /* shared with the process; NULL before its HELLO */
     int page_fd;
-    enum sim_listed listed; /* by NVML */
-    uint32_t hang_kernels;  /* so many of the next kernels never end */
-    uint64_t slice_ns;      /* of contexts to come; 0: the card's */
-    uint64_t linger_us;     /* so long it holds its memory, and is listed, after its end */
+    enum sim_listed listed;  /* by NVML */
+    uint32_t hang_kernels;   /* so many of the next kernels never end */
+    uint64_t slice_ns;       /* of contexts to come; 0: the card's */
+    uint64_t linger_us;      /* so long it holds its memory, and is listed, after its end */
     struct rm_file *control; /* its open file of the control device */
     bool wants_control;      /* it waits for one */
     struct gpu_pin *pins;    /* registered memory, and what was */
     uint32_t npins;
-    bool lingers;           /* it ended; `pidfd` is the timer of what is left */
+    bool lingers;                      /* it ended; `pidfd` is the timer of what is left */
     uint64_t past_busy[SIM_MAX_CARDS]; /* of contexts that it destroyed */
     struct gpu_samples samples[SIM_MAX_CARDS];
 };
@@ -114,7 +127,7 @@ struct gpu_config {
     uint64_t memory, context_bytes;
     double ns_per_iter, unknown_us, copy_gbs, memory_gbs;
     struct model_params params;
-    uint64_t control_ns; /* what a command takes that the card executes */
+    uint64_t control_ns;              /* what a command takes that the card executes */
     uint64_t stall_ns, stall_each_ns; /* all cards stand still for so long, so often; 0: never */
     bool trace, has_ready_fd, realtime;
 };
@@ -122,7 +135,7 @@ struct gpu_config {
 struct gpu {
     struct gpu_config config;
     struct gpu_card cards[SIM_MAX_CARDS];
-    struct gpu_conn *conns, *buried; /* buried: freed after the batch of events */
+    struct gpu_conn *conns, *buried;    /* buried: freed after the batch of events */
     struct gpu_ctx *table[GPU_MAX_CTX]; /* by id % GPU_MAX_CTX */
     struct sim_page page;               /* what every new process gets */
     struct gpu_limit *limits;
@@ -145,7 +158,8 @@ void gpu_ctx_destroy(struct gpu_ctx *ctx);
 struct gpu_ctx *gpu_ctx_find(struct gpu *gpu, uint32_t id);
 bool gpu_ctx_drain(struct gpu_ctx *ctx, uint64_t now); /* true: took an observable command */
 void gpu_ctx_poll_client(struct gpu_ctx *ctx);
-void gpu_ctx_poison(struct gpu_ctx *ctx, int status); /* all its work is lost, every call answers status */
+/* all its work is lost, every call answers status */
+void gpu_ctx_poison(struct gpu_ctx *ctx, int status);
 extern const struct model_hooks gpu_hooks;
 
 /* gpu_memory.c */
@@ -179,15 +193,19 @@ void gpu_answer_file(struct gpu_conn *conn, int fd); /* of the control device; -
 bool gpu_page_open(struct gpu_conn *conn);
 void gpu_page_close(struct gpu_conn *conn);
 
-/* gpu_pin.c: memory of a process that it registered; what cannot be mapped is reached another way */
+/* gpu_pin.c: memory of a process that it registered; what cannot be mapped is reached another way
+ */
 void gpu_pin(struct gpu_conn *conn, uint64_t base, uint64_t size);
 void gpu_unpin(struct gpu_conn *conn, uint64_t base);
-bool gpu_pin_gone(const struct gpu_conn *conn, uint64_t address, uint64_t since_ns); /* was registered then, and is not now */
+/* was registered then, and is not now */
+bool gpu_pin_gone(const struct gpu_conn *conn, uint64_t address, uint64_t since_ns);
 void gpu_unpin_all(struct gpu_conn *conn);
 bool gpu_word_read(const struct gpu_conn *conn, uint64_t address, size_t size, uint64_t *value);
-bool gpu_word_write(const struct gpu_conn *conn, uint64_t address, size_t size, uint64_t value); /* false: it is lost */
+/* false: it is lost */
+bool gpu_word_write(const struct gpu_conn *conn, uint64_t address, size_t size, uint64_t value);
 
-/* gpu_control.c: one command in words; a CUresult, *reached: contexts or processes. complain: to stderr */
+/* gpu_control.c: one command in words; a CUresult, *reached: contexts or processes. complain: to
+ * stderr */
 int gpu_control(struct gpu *gpu, const char *command, uint64_t *reached, bool complain);
 
 /* gpu_cost.c: rules for the duration of kernels, from a file; false: a message is on stderr */
@@ -197,7 +215,8 @@ bool gpu_cost_read(struct sim_page *page, const char *path);
 int gpu_limit_set(struct gpu *gpu, const struct sim_req *req, const char *dir);
 int gpu_limit_get(struct gpu *gpu, const struct sim_req *req, const char *dir, struct sim_rep *rep);
 /* Room that the limits leave to a process; *total, *used: what it sees of the card. */
-uint64_t gpu_limit_room(struct gpu_conn *conn, const struct gpu_card *card, uint64_t *total, uint64_t *used);
+uint64_t gpu_limit_room(struct gpu_conn *conn, const struct gpu_card *card, uint64_t *total,
+                        uint64_t *used);
 
 /* gpu_node.c: the directory, device nodes and socket; the trace */
 bool gpu_node_open(struct gpu *gpu);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One card: its identity, bringing its model up to now, predicting the next wake-up, and utilization.
+ * One card: its identity, bringing its model up to now, predicting the next wake-up, and
+ * utilization.
  */
 #include <cuda.h>
 #include <stdio.h>
@@ -8,7 +9,8 @@
 
 #include "gpu.h"
 
-#define POLL_NS 50000ull    /* host functions end by a doorbell; words that a WAIT32 looks at are polled */
+/* host functions end by a doorbell; words that a WAIT32 looks at are polled */
+#define POLL_NS     50000ull
 #define BACKOFF_MIN 2000ull
 #define BACKOFF_MAX 50000ull
 
@@ -20,7 +22,8 @@ static uint64_t mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* The same node name and index give the same UUID after each restart, as a real card keeps its own. */
+/* The same node name and index give the same UUID after each restart, as a real card keeps its own.
+ */
 static void make_uuid(char *uuid, const char *kind, const char *node, unsigned index)
 {
     uint64_t hash = 0xcbf29ce484222325ull;
@@ -28,7 +31,8 @@ static void make_uuid(char *uuid, const char *kind, const char *node, unsigned i
         hash = (hash ^ (unsigned char)*c) * 0x100000001b3ull;
     uint64_t hi = mix(hash ^ index), lo = mix(hi);
     snprintf(uuid, SIM_UUID_LEN, "%s-%08x-%04x-%04x-%04x-%012llx", kind, (unsigned)(hi >> 32),
-             (unsigned)(hi >> 16 & 0xffff), (unsigned)(hi & 0xffff), (unsigned)(lo >> 48), (unsigned long long)(lo & 0xffffffffffffull));
+             (unsigned)(hi >> 16 & 0xffff), (unsigned)(hi & 0xffff), (unsigned)(lo >> 48),
+             (unsigned long long)(lo & 0xffffffffffffull));
 }
 
 bool gpu_card_init(struct gpu *gpu, unsigned index)
@@ -36,7 +40,8 @@ bool gpu_card_init(struct gpu *gpu, unsigned index)
     struct gpu_card *card = &gpu->cards[index];
     int len = snprintf(card->path, sizeof card->path, "%s/dev/qgpusim%u", gpu->config.dir, index);
     if (len < 0 || (size_t)len >= sizeof card->path) {
-        fprintf(stderr, "qgpu-simgpu: the directory's name is too long (%zu characters, at most 160)\n",
+        fprintf(stderr,
+                "qgpu-simgpu: the directory's name is too long (%zu characters, at most 160)\n",
                 strlen(gpu->config.dir));
         return false;
     }
@@ -49,7 +54,10 @@ bool gpu_card_init(struct gpu *gpu, unsigned index)
     return true;
 }
 
-static bool on_card(const struct gpu_ctx *ctx, const struct gpu_card *card) { return ctx->card == card; }
+static bool on_card(const struct gpu_ctx *ctx, const struct gpu_card *card)
+{
+    return ctx->card == card;
+}
 
 static void drain_all(struct gpu_card *card, uint64_t now)
 {
@@ -84,7 +92,8 @@ static void poison_faulted(struct gpu_card *card)
 
 void gpu_card_sync(struct gpu_card *card)
 {
-    /* The clock first: everything stamped before it and visible now is in the rings when the model passes it. */
+    /* The clock first: everything stamped before it and visible now is in the rings when the model
+     * passes it. */
     uint64_t now = gpu_now();
     drain_all(card, now);
     model_advance(&card->model, now);
@@ -93,7 +102,8 @@ void gpu_card_sync(struct gpu_card *card)
     poison_faulted(card);
 }
 
-/* A launch is blocked because so much is in flight; or the ring holds what the model had no room for. */
+/* A launch is blocked because so much is in flight; or the ring holds what the model had no room
+ * for. */
 static bool wants_room(const struct model_ctx *model)
 {
     const struct gpu_ctx *ctx = model->owner;
@@ -116,7 +126,8 @@ uint64_t gpu_card_next(struct gpu_card *card, uint64_t now)
     if (card->published)
         card->backoff_ns = 0;
     card->published = false;
-    if (next <= now) { /* due, yet not over: others are in between. Look again soon, and ever less often */
+    /* due, yet not over: others are in between. Look again soon, and ever less often */
+    if (next <= now) {
         card->backoff_ns = card->backoff_ns ? card->backoff_ns * 2 : BACKOFF_MIN;
         if (card->backoff_ns > BACKOFF_MAX)
             card->backoff_ns = BACKOFF_MAX;
@@ -136,7 +147,10 @@ void gpu_sample(struct gpu_samples *samples, uint64_t now, uint64_t busy)
         samples->count++;
 }
 
-void gpu_card_sample(struct gpu_card *card, uint64_t now) { gpu_sample(&card->samples, now, card->model.busy_ns[ENG_COMPUTE]); }
+void gpu_card_sample(struct gpu_card *card, uint64_t now)
+{
+    gpu_sample(&card->samples, now, card->model.busy_ns[ENG_COMPUTE]);
+}
 
 /* Busy percent since the oldest sample that is no older than about a second. */
 unsigned gpu_percent(const struct gpu_samples *samples, uint64_t now, uint64_t busy)

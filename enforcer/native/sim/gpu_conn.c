@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Clients of the device side: accepting them, and taking everything back when their process ends. The end is the
- * pidfd (a forked child may keep the socket open) or the end of the connection (exec closes it), whatever is first.
+ * Clients of the device side: accepting them, and taking everything back when their process ends.
+ * The end is the pidfd (a forked child may keep the socket open) or the end of the connection (exec
+ * closes it), whatever is first.
  */
 #include <cuda.h>
 #include <errno.h>
@@ -41,8 +42,9 @@ bool gpu_same_user(pid_t pid, uid_t uid)
     return stat(name, &st) == 0 && st.st_uid == uid;
 }
 
-/* The descriptor stays bound to the memory that the process has now: neither exec(2) of a setuid program nor a
- * recycled pid can turn later writes against somebody else. -1 when the process changed its credentials since. */
+/* The descriptor stays bound to the memory that the process has now: neither exec(2) of a setuid
+ * program nor a recycled pid can turn later writes against somebody else. -1 when the process
+ * changed its credentials since. */
 static int open_memory(pid_t pid, uid_t uid)
 {
     char name[64];
@@ -97,10 +99,11 @@ void gpu_accept(struct gpu *gpu)
         close(sock);
         return;
     }
-    if (conn->pidfd < 0 || conn->mem < 0 || !gpu_watch_fd(gpu, conn->pidfd, EPOLLIN, &conn->death) ||
+    if (conn->pidfd < 0 || conn->mem < 0 ||
+        !gpu_watch_fd(gpu, conn->pidfd, EPOLLIN, &conn->death) ||
         !gpu_watch_fd(gpu, sock, EPOLLIN | EPOLLRDHUP, &conn->watch)) {
-        fprintf(stderr, "qgpu-simgpu: process %d was refused: it cannot be watched (%s)\n", (int)conn->pid,
-                strerror(errno));
+        fprintf(stderr, "qgpu-simgpu: process %d was refused: it cannot be watched (%s)\n",
+                (int)conn->pid, strerror(errno));
         close_conn(conn);
         free(conn);
         return;
@@ -110,8 +113,8 @@ void gpu_accept(struct gpu *gpu)
     gpu->nconn++;
 }
 
-/* A driver that takes its time with a dead process, or somebody else who holds its file of the control device: its work is
- * lost, its memory is held, NVML lists it. */
+/* A driver that takes its time with a dead process, or somebody else who holds its file of the
+ * control device: its work is lost, its memory is held, NVML lists it. */
 static bool linger(struct gpu_conn *conn)
 {
     struct pollfd left = {.fd = conn->pidfd, .events = POLLIN};
@@ -121,14 +124,18 @@ static bool linger(struct gpu_conn *conn)
         if (conn->linger_us && poll(&left, 1, 0) == 0)
             return true;
         if (conn->control && conn->linger_us)
-            epoll_ctl(conn->gpu->epoll, EPOLL_CTL_DEL, conn->pidfd, NULL); /* from now on its file decides */
+            /* from now on its file decides */
+            epoll_ctl(conn->gpu->epoll, EPOLL_CTL_DEL, conn->pidfd, NULL);
         conn->linger_us = 0;
         return conn->control != NULL;
     }
     if (conn->control)
         gpu_fuse_drain(&conn->gpu->rm.fuse); /* usually it went with the process */
-    struct itimerspec due = {.it_value = {(time_t)(conn->linger_us / 1000000), (long)(conn->linger_us % 1000000) * 1000}};
-    int timer = !conn->linger_us && !conn->control ? -1 : timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    struct itimerspec due = {.it_value = {(time_t)(conn->linger_us / 1000000),
+                                          (long)(conn->linger_us % 1000000) * 1000}};
+    int timer = !conn->linger_us && !conn->control
+                    ? -1
+                    : timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (timer < 0)
         return false;
     for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next) {
@@ -152,9 +159,11 @@ void gpu_conn_end(struct gpu_conn *conn, const char *why)
     conn->gone = true;
     rm_forget(conn);
     if (why)
-        fprintf(stderr, "qgpu-simgpu: process %d was thrown off the cards: %s\n", (int)conn->pid, why);
+        fprintf(stderr, "qgpu-simgpu: process %d was thrown off the cards: %s\n", (int)conn->pid,
+                why);
     for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
-        gpu_card_sync(ctx->card); /* the running kernel is cut now, not when the model looked last */
+        /* the running kernel is cut now, not when the model looked last */
+        gpu_card_sync(ctx->card);
     while (conn->ctxs)
         gpu_ctx_destroy(conn->ctxs);
     struct gpu_conn **link = &gpu->conns;
@@ -187,7 +196,10 @@ void gpu_reap_dead(struct gpu *gpu)
     }
 }
 
-static bool has_text(uint32_t type) { return type >= SIM_REQ_CONTROL && type <= SIM_REQ_LIMIT_GET; }
+static bool has_text(uint32_t type)
+{
+    return type >= SIM_REQ_CONTROL && type <= SIM_REQ_LIMIT_GET;
+}
 
 static bool well_formed(const struct sim_text_req *message, ssize_t len)
 {

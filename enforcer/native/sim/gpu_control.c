@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Faults on demand, for tests. One command in words, "VERB key=value ...", through sim.sock (root alone) or --fault:
- *   sticky pid=P [code=700]            every context of the process is in error: its work is lost, all calls answer code
+ * Faults on demand, for tests. One command in words, "VERB key=value ...", through sim.sock (root
+ * alone) or --fault:
+ *   sticky pid=P [code=700]            every context of the process is in error: its work is lost,
+ *                                      all calls answer code
  *   hang pid=P [kernels=1]             so many of its next kernels never end
  *   stall us=U [card=0]                nothing on the card moves for that long
- *   linger pid=P us=U                  it holds its memory, and NVML lists it, so long after its end
+ *   linger pid=P us=U                  it holds its memory, and NVML lists it, so long after its
+ *                                      end
  *   list pid=P as=KIND                 NVML lists it as compute, graphics or mps
  *   slice pid=P us=U                   its time slice, of present and coming contexts
  *   delay call=NAME us=U [times=K] [pid=P]    the function takes that much longer
@@ -12,10 +15,12 @@
  *   block call=NAME [times=K] [pid=P]  the function does not return until "clear"
  *   errno call=rm.NAME code=C [times=K] [pid=P]  the ioctl fails with that errno
  *   clear [pid=P]                      no delay, error, errno or block any more
- *   flush                              no fault: what the cards executed so far reaches the trace at once
- * NAME is a function of libcuda or NVML without its version suffix, "*" any of libcuda, "nvml*" any of NVML, "rm.NAME" a
- * call of the control device (rm_fault.c), "rm.*" any of those. Without a pid: every process that is there or comes; of
- * calls of the control device: the caller, or the process that the open file belongs to.
+ *   flush                              no fault: what the cards executed so far reaches the trace
+ *                                      at once
+ * NAME is a function of libcuda or NVML without its version suffix, "*" any of libcuda, "nvml*" any
+ * of NVML, "rm.NAME" a call of the control device (rm_fault.c), "rm.*" any of those. Without a pid:
+ * every process that is there or comes; of calls of the control device: the caller, or the process
+ * that the open file belongs to.
  */
 #include <cuda.h>
 #include <stdio.h>
@@ -40,7 +45,8 @@ static bool number(const char *text, uint64_t *value)
 static bool keyword(struct words *words, const char *key, const char *value)
 {
     if (strcmp(key, "call") == 0)
-        return snprintf(words->call, sizeof words->call, "%s", value) < (int)sizeof words->call && *value;
+        return snprintf(words->call, sizeof words->call, "%s", value) < (int)sizeof words->call &&
+               *value;
     if (strcmp(key, "as") == 0)
         return snprintf(words->as, sizeof words->as, "%s", value) < (int)sizeof words->as;
     if (strcmp(key, "pid") == 0)
@@ -77,7 +83,7 @@ static bool parse(const char *command, struct words *words)
     return words->verb[0] != 0;
 }
 
-/* ---- faults of calls ------------------------------------------------------------------------------------ */
+/* ---- faults of calls ---- */
 
 static bool add_fault(struct sim_page *page, const struct sim_fault *fault)
 {
@@ -105,7 +111,8 @@ static void clear_faults(struct sim_page *page)
 }
 
 /* fault NULL: clear. */
-static int on_pages(struct gpu *gpu, const struct words *words, const struct sim_fault *fault, uint64_t *reached)
+static int on_pages(struct gpu *gpu, const struct words *words, const struct sim_fault *fault,
+                    uint64_t *reached)
 {
     bool ok = true;
     if (!fault)
@@ -133,14 +140,15 @@ static int on_pages(struct gpu *gpu, const struct words *words, const struct sim
 /* Calls of the control device are this process's own: nothing has to be told to anybody. */
 static int on_ioctls(struct gpu *gpu, const struct words *words, uint64_t *reached)
 {
-    struct rm_fault fault = {.left = words->times ? (int64_t)words->times : -1, .pid = (uint32_t)words->pid,
+    struct rm_fault fault = {.left = words->times ? (int64_t)words->times : -1,
+                             .pid = (uint32_t)words->pid,
                              .value = words->has_us ? words->us : words->code};
     const char *verb = words->verb;
-    fault.kind = strcmp(verb, "delay") == 0 && words->has_us ? RM_FAULT_DELAY :
-        strcmp(verb, "error") == 0 && words->has_code        ? RM_FAULT_STATUS :
-        strcmp(verb, "errno") == 0 && words->has_code        ? RM_FAULT_ERRNO :
-        strcmp(verb, "block") == 0                           ? RM_FAULT_HANG :
-                                                               RM_FAULT_NONE;
+    fault.kind = strcmp(verb, "delay") == 0 && words->has_us     ? RM_FAULT_DELAY
+                 : strcmp(verb, "error") == 0 && words->has_code ? RM_FAULT_STATUS
+                 : strcmp(verb, "errno") == 0 && words->has_code ? RM_FAULT_ERRNO
+                 : strcmp(verb, "block") == 0                    ? RM_FAULT_HANG
+                                                                 : RM_FAULT_NONE;
     if (!fault.kind || !rm_call_exists(words->call) || fault.value > 3600000000u ||
         (fault.kind == RM_FAULT_ERRNO && (!fault.value || fault.value > 4095)))
         return CUDA_ERROR_INVALID_VALUE;
@@ -169,7 +177,7 @@ static int on_calls(struct gpu *gpu, const struct words *words, uint64_t *reache
     return on_pages(gpu, words, &fault, reached);
 }
 
-/* ---- faults of the card --------------------------------------------------------------------------------- */
+/* ---- faults of the card ---- */
 
 static void on_contexts(struct gpu_conn *conn, const struct words *words, uint64_t *reached)
 {
@@ -209,7 +217,8 @@ static int on_process(struct gpu *gpu, const struct words *words, uint64_t *reac
 
 static int list(struct gpu *gpu, const struct words *words, uint64_t *reached)
 {
-    static const char *const kinds[] = {[SIM_LISTED_COMPUTE] = "compute", [SIM_LISTED_GRAPHICS] = "graphics",
+    static const char *const kinds[] = {[SIM_LISTED_COMPUTE] = "compute",
+                                        [SIM_LISTED_GRAPHICS] = "graphics",
                                         [SIM_LISTED_MPS] = "mps"};
     unsigned kind = 0;
     while (kind <= SIM_LISTED_MPS && strcmp(words->as, kinds[kind]) != 0)
@@ -234,7 +243,8 @@ static int stall(struct gpu *gpu, const struct words *words, uint64_t *reached)
     return CUDA_SUCCESS;
 }
 
-/* The trace is written ten times a second; a reader who wants the last kernels, too, asks for them. */
+/* The trace is written ten times a second; a reader who wants the last kernels, too, asks for them.
+ */
 static int flush(struct gpu *gpu, uint64_t *reached)
 {
     for (unsigned i = 0; i < gpu->config.cards; i++)
@@ -267,6 +277,9 @@ int gpu_control(struct gpu *gpu, const char *command, uint64_t *reached, bool co
     *reached = 0;
     int status = parse(command, &words) ? execute(gpu, &words, reached) : CUDA_ERROR_INVALID_VALUE;
     if (status != CUDA_SUCCESS && complain)
-        fprintf(stderr, "qgpu-simgpu: '%s' is no fault that is understood (docs/specs/simulator.md lists them)\n", command);
+        fprintf(stderr,
+                "qgpu-simgpu: '%s' is no fault that is understood (docs/specs/simulator.md lists "
+                "them)\n",
+                command);
     return status;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The cost model of kernels that are not qgpu_work: a file with lines "PATTERN DURATION", "#" begins a comment. A
- * duration is a sum of terms like 40us, 0.2us/block or 3ns/thread. A third word "stop=5us" says how
- * long a block takes: the grain of --preempt cta.
+ * The cost model of kernels that are not qgpu_work: a file with lines "PATTERN DURATION", "#"
+ * begins a comment. A duration is a sum of terms like 40us, 0.2us/block or 3ns/thread. A third word
+ * "stop=5us" says how long a block takes: the grain of --preempt cta.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -82,7 +82,10 @@ static bool line_of(struct sim_page *page, char *line, const char *path, unsigne
     struct sim_rule rule = {.base_ns = 0};
     if (!text || strlen(pattern) >= sizeof rule.pattern || !duration(text, &rule) ||
         !stop(strtok_r(NULL, " \t", &save), &rule) || strtok_r(NULL, " \t", &save)) {
-        fprintf(stderr, "qgpu-simgpu: %s:%u: expected PATTERN DURATION [stop=DURATION], as 'gemm_* 40us+0.2us/block'\n", path, number);
+        fprintf(stderr,
+                "qgpu-simgpu: %s:%u: expected PATTERN DURATION [stop=DURATION], as 'gemm_* "
+                "40us+0.2us/block'\n",
+                path, number);
         return false;
     }
     if (page->nrules == SIM_RULES) {

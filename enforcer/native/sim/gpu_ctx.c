@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Contexts on the device side: taking commands out of the shared ring, publishing what ended, and memory.
+ * Contexts on the device side: taking commands out of the shared ring, publishing what ended, and
+ * memory.
  */
 #include <cuda.h>
 #include <errno.h>
@@ -20,7 +21,7 @@
 
 #include "gpu.h"
 
-#define MAX_KERNEL_NS 3600e9 /* an hour; longer is a broken argument */
+#define MAX_KERNEL_NS   3600e9 /* an hour; longer is a broken argument */
 #define COPY_LATENCY_NS 1500.0
 
 static void wake(uint32_t *word)
@@ -28,7 +29,8 @@ static void wake(uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Publishes a change of word's neighbours; the sequentially consistent pair with the client's waiters++ loses no wake. */
+/* Publishes a change of word's neighbours; the sequentially consistent pair with the client's
+ * waiters++ loses no wake. */
 static void announce(uint32_t *gen, uint32_t *waiters)
 {
     __atomic_add_fetch(gen, 1, __ATOMIC_SEQ_CST);
@@ -117,8 +119,11 @@ struct gpu_ctx *gpu_ctx_create(struct gpu_conn *conn, struct gpu_card *card, int
     if (!ctx->model || !gpu_watch_fd(gpu, ctx->bell, EPOLLIN | EPOLLET, &gpu->bell_watch))
         goto fail;
     ctx->model->slice_ns[ENG_COMPUTE] = conn->slice_ns;
-    *ctx->shm = (struct sim_shared){.magic = SIM_MAGIC, .version = SIM_VERSION, .ctx_id = ctx->id,
-                                    .card = card->index, .depth = gpu->config.depth};
+    *ctx->shm = (struct sim_shared){.magic = SIM_MAGIC,
+                                    .version = SIM_VERSION,
+                                    .ctx_id = ctx->id,
+                                    .card = card->index,
+                                    .depth = gpu->config.depth};
     link_ctx(ctx);
     return ctx;
 fail:
@@ -161,15 +166,16 @@ void gpu_ctx_poison(struct gpu_ctx *ctx, int status)
         announce(&shm->events[i].gen, &shm->events[i].waiters);
 }
 
-/* ---- commands in ---------------------------------------------------------------------------------------- */
+/* ---- commands in ---- */
 
 static uint64_t duration(const struct gpu_config *config, const struct sim_cmd *cmd)
 {
     double ns = 0;
     switch (cmd->op) {
     case SIM_OP_KERNEL:
-        ns = cmd->b == SIM_COST_WORK ? (double)cmd->a * config->ns_per_iter :
-            cmd->b == SIM_COST_RULE ? (double)cmd->a : config->unknown_us * 1e3;
+        ns = cmd->b == SIM_COST_WORK   ? (double)cmd->a * config->ns_per_iter
+             : cmd->b == SIM_COST_RULE ? (double)cmd->a
+                                       : config->unknown_us * 1e3;
         break;
     case SIM_OP_HTOD:
     case SIM_OP_DTOH:
@@ -197,7 +203,8 @@ static bool take(struct gpu_ctx *ctx, uint64_t now, bool *seen)
 {
     struct sim_cmd cmd;
     memcpy(&cmd, (const void *)&ctx->shm->ring[ctx->tail % SIM_RING], sizeof cmd);
-    __asm__ volatile("" ::: "memory"); /* cmd is a copy from here on, whatever the client does to the slot */
+    /* cmd is a copy from here on, whatever the client does to the slot */
+    __asm__ volatile("" ::: "memory");
     if (!valid(&cmd)) {
         ctx->hostile = true;
         return false;
@@ -270,14 +277,16 @@ void gpu_ctx_poll_client(struct gpu_ctx *ctx)
         uint32_t stream = ctx->model->active[i];
         const struct model_op *head = model_head(ctx->model, stream);
         if (head->op == SIM_OP_HOST)
-            model_client_done(ctx->model, stream,
-                              __atomic_load_n(&ctx->shm->streams[stream].host_done, __ATOMIC_ACQUIRE));
-        else if (model_awaits_word(head->op) && head->t_submit <= ctx->card->model.t && word_holds(ctx, head))
+            model_client_done(
+                ctx->model, stream,
+                __atomic_load_n(&ctx->shm->streams[stream].host_done, __ATOMIC_ACQUIRE));
+        else if (model_awaits_word(head->op) && head->t_submit <= ctx->card->model.t &&
+                 word_holds(ctx, head))
             model_client_done(ctx->model, stream, head->seq);
     }
 }
 
-/* ---- results out ---------------------------------------------------------------------------------------- */
+/* ---- results out ---- */
 
 static void publish_event(struct gpu_ctx *ctx, const struct model_op *op, uint64_t t)
 {
@@ -295,15 +304,16 @@ static void write_word(struct gpu_ctx *ctx, const struct model_op *op)
         return;
     if (gpu_pin_gone(ctx->conn, op->a, op->t_submit)) { /* the card has no page there any more */
         ctx->faulted = ctx->card->faulted = true;
-        __atomic_store_n(&ctx->shm->sticky, CUDA_ERROR_ILLEGAL_ADDRESS, __ATOMIC_SEQ_CST); /* before its end is known */
+        /* before its end is known */
+        __atomic_store_n(&ctx->shm->sticky, CUDA_ERROR_ILLEGAL_ADDRESS, __ATOMIC_SEQ_CST);
         return;
     }
     /* A process that is dying, or an address that went away: the write is lost. */
     gpu_word_write(ctx->conn, op->a, op->op == SIM_OP_WRITE64 ? 8 : 4, op->b);
 }
 
-/* A blocked launch goes on when a quarter of the queue is free: a wake-up per finished kernel would cost more than it
- * shows, and the queue never runs dry. */
+/* A blocked launch goes on when a quarter of the queue is free: a wake-up per finished kernel would
+ * cost more than it shows, and the queue never runs dry. */
 static void count_finished(struct gpu_ctx *ctx)
 {
     uint32_t depth = ctx->conn->gpu->config.depth, free_quarter = depth / 4 ? depth / 4 : 1;
@@ -336,14 +346,21 @@ static void hook_done(void *arg, struct model_ctx *model, const struct model_op 
     announce(&stream->gen, &stream->waiters);
 }
 
-static void hook_piece(void *arg, struct model_ctx *model, const struct model_op *op, uint64_t t0, uint64_t t1,
-                       uint32_t flags)
+static void hook_piece(void *arg, struct model_ctx *model, const struct model_op *op, uint64_t t0,
+                       uint64_t t1, uint32_t flags)
 {
     struct gpu_card *card = arg;
     const struct gpu_ctx *ctx = model->owner;
-    struct sim_trace_rec rec = {.t_start = t0, .t_end = t1, .t_submit = op->t_submit,
-                                .pid = (uint32_t)ctx->conn->pid, .card = card->index, .ctx = ctx->id,
-                                .stream = op->stream, .kind = op->op, .flags = flags, .seq = op->seq,
+    struct sim_trace_rec rec = {.t_start = t0,
+                                .t_end = t1,
+                                .t_submit = op->t_submit,
+                                .pid = (uint32_t)ctx->conn->pid,
+                                .card = card->index,
+                                .ctx = ctx->id,
+                                .stream = op->stream,
+                                .kind = op->op,
+                                .flags = flags,
+                                .seq = op->seq,
                                 .work = op->work};
     gpu_trace(card->gpu, &rec);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The FUSE protocol of the control device, as far as one file needs it, and the thread that opens it. See gpu_fuse.h.
+ * The FUSE protocol of the control device, as far as one file needs it, and the thread that opens
+ * it. See gpu_fuse.h.
  */
 #include "gpu_fuse.h"
 
@@ -21,10 +22,10 @@
 #include <unistd.h>
 
 #define REQUEST_SIZE (64u << 10) /* the kernel wants at least 8 KiB; an ioctl carries at most 16 */
-#define MAX_WRITE 4096u
-#define MAX_SERVED 1024u /* at a time; more than are ever waiting */
-#define FOREVER 86400u
-#define START_MS 5000
+#define MAX_WRITE    4096u
+#define MAX_SERVED   1024u /* at a time; more than are ever waiting */
+#define FOREVER      86400u
+#define START_MS     5000
 
 #ifndef FOPEN_NOFLUSH
 #define FOPEN_NOFLUSH (1u << 5)
@@ -35,7 +36,7 @@ struct opener_note { /* what the opener says; the file itself comes as a descrip
     uint64_t st_dev, st_ino;
 };
 
-/* ---- the opener ------------------------------------------------------------------------------------------- */
+/* ---- the opener ---- */
 
 struct opener {
     int mount, sock, device;
@@ -67,8 +68,9 @@ static int open_file(int mount)
     return open(name, O_RDWR | O_CLOEXEC);
 }
 
-/* Opened and closed once before the loop depends on it: the close makes the kernel ask for FLUSH, and learn that nobody
- * wants it; from then on closing a file never waits for the loop, so the loop itself may close one. */
+/* Opened and closed once before the loop depends on it: the close makes the kernel ask for FLUSH,
+ * and learn that nobody wants it; from then on closing a file never waits for the loop, so the loop
+ * itself may close one. */
 static struct opener_note try_out(int mount)
 {
     struct opener_note note = {.tid = (int32_t)syscall(SYS_gettid)};
@@ -89,7 +91,8 @@ static bool own_table(const struct opener *opener)
     unsigned low = (unsigned)(opener->mount < opener->sock ? opener->mount : opener->sock);
     unsigned high = (unsigned)(opener->mount < opener->sock ? opener->sock : opener->mount);
     return unshare(CLONE_FILES) == 0 && (low == 0 || close_range(0, low - 1, 0) == 0) &&
-           (high == low + 1 || close_range(low + 1, high - 1, 0) == 0) && close_range(high + 1, ~0u, 0) == 0;
+           (high == low + 1 || close_range(low + 1, high - 1, 0) == 0) &&
+           close_range(high + 1, ~0u, 0) == 0;
 }
 
 static void *opener_thread(void *arg)
@@ -120,12 +123,14 @@ static bool hear(int sock, struct opener_note *note, int *fd)
 {
     char control[CMSG_SPACE(sizeof(int))];
     struct iovec iov = {note, sizeof *note};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct msghdr msg = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
     *fd = -1;
     if (recvmsg(sock, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != (ssize_t)sizeof *note)
         return false;
     struct cmsghdr *head = CMSG_FIRSTHDR(&msg);
-    if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof(int)))
+    if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS &&
+        head->cmsg_len == CMSG_LEN(sizeof(int)))
         memcpy(fd, CMSG_DATA(head), sizeof *fd);
     return true;
 }
@@ -143,17 +148,19 @@ void gpu_fuse_handed(struct gpu_fuse *fuse)
         fuse->ops->handed(fuse->arg, fd);
 }
 
-/* ---- the protocol ------------------------------------------------------------------------------------------ */
+/* ---- the protocol ---- */
 
 static void reply(struct gpu_fuse *fuse, uint64_t unique, int error, const void *body, size_t size)
 {
-    struct fuse_out_header head = {.len = (uint32_t)(sizeof head + size), .error = -error, .unique = unique};
+    struct fuse_out_header head = {
+        .len = (uint32_t)(sizeof head + size), .error = -error, .unique = unique};
     struct iovec iov[2] = {{&head, sizeof head}, {(void *)body, size}};
     if (writev(fuse->device, iov, size ? 2 : 1) < 0)
         return; /* ENOENT: the caller was killed before it was heard */
 }
 
-void gpu_fuse_answer(struct gpu_fuse *fuse, uint64_t unique, int error, const void *data, uint32_t size)
+void gpu_fuse_answer(struct gpu_fuse *fuse, uint64_t unique, int error, const void *data,
+                     uint32_t size)
 {
     struct {
         struct fuse_ioctl_out out;
@@ -167,10 +174,14 @@ void gpu_fuse_answer(struct gpu_fuse *fuse, uint64_t unique, int error, const vo
     reply(fuse, unique, 0, &body, sizeof body.out + size);
 }
 
-static void answer_init(struct gpu_fuse *fuse, const struct fuse_in_header *head, const struct fuse_init_in *in)
+static void answer_init(struct gpu_fuse *fuse, const struct fuse_in_header *head,
+                        const struct fuse_init_in *in)
 {
-    struct fuse_init_out out = {.major = FUSE_KERNEL_VERSION, .minor = FUSE_KERNEL_MINOR_VERSION, .max_write = MAX_WRITE,
-                                .max_background = 64, .congestion_threshold = 48};
+    struct fuse_init_out out = {.major = FUSE_KERNEL_VERSION,
+                                .minor = FUSE_KERNEL_MINOR_VERSION,
+                                .max_write = MAX_WRITE,
+                                .max_background = 64,
+                                .congestion_threshold = 48};
     if (in->major < FUSE_KERNEL_VERSION || (in->major == FUSE_KERNEL_VERSION && in->minor < 23)) {
         reply(fuse, head->unique, EPROTO, NULL, 0);
         return;
@@ -182,7 +193,9 @@ static void answer_init(struct gpu_fuse *fuse, const struct fuse_in_header *head
 
 static void answer_attributes(struct gpu_fuse *fuse, const struct fuse_in_header *head)
 {
-    struct fuse_attr_out out = {.attr_valid = FOREVER, .attr = {.ino = FUSE_FILE_INODE, .mode = S_IFREG | 0666, .nlink = 1}};
+    struct fuse_attr_out out = {
+        .attr_valid = FOREVER,
+        .attr = {.ino = FUSE_FILE_INODE, .mode = S_IFREG | 0666, .nlink = 1}};
     reply(fuse, head->unique, 0, &out, sizeof out);
 }
 
@@ -197,9 +210,13 @@ static void answer_open(struct gpu_fuse *fuse, const struct fuse_in_header *head
     reply(fuse, head->unique, out.fh ? 0 : ENOMEM, &out, out.fh ? sizeof out : 0);
 }
 
-static void serve_ioctl(struct gpu_fuse *fuse, const struct fuse_in_header *head, const struct fuse_ioctl_in *in)
+static void serve_ioctl(struct gpu_fuse *fuse, const struct fuse_in_header *head,
+                        const struct fuse_ioctl_in *in)
 {
-    struct gpu_ioctl call = {.unique = head->unique, .fh = in->fh, .cmd = in->cmd, .size = in->in_size,
+    struct gpu_ioctl call = {.unique = head->unique,
+                             .fh = in->fh,
+                             .cmd = in->cmd,
+                             .size = in->in_size,
                              .tid = (pid_t)head->pid};
     if (in->flags & FUSE_IOCTL_DIR || !fuse->ops || in->in_size > GPU_IOCTL_DATA ||
         head->len < sizeof *head + sizeof *in + in->in_size) {
@@ -253,7 +270,8 @@ void gpu_fuse_drain(struct gpu_fuse *fuse)
     for (unsigned served = 0; fuse->device >= 0 && served < MAX_SERVED; served++) {
         ssize_t size = read(fuse->device, buffer, sizeof buffer);
         const struct fuse_in_header *head = (const void *)buffer;
-        if (size < 0 && (errno == EINTR || errno == ENOENT)) /* ENOENT: taken back while it was read */
+        /* ENOENT: taken back while it was read */
+        if (size < 0 && (errno == EINTR || errno == ENOENT))
             continue;
         if (size < (ssize_t)sizeof *head)
             return;
@@ -261,7 +279,7 @@ void gpu_fuse_drain(struct gpu_fuse *fuse)
     }
 }
 
-/* ---- start -------------------------------------------------------------------------------------------------- */
+/* ---- start ---- */
 
 static int make_mount(int device)
 {
@@ -269,12 +287,14 @@ static int make_mount(int device)
     snprintf(number, sizeof number, "%d", device);
     int context = fsopen("fuse", FSOPEN_CLOEXEC), mount = -1;
     if (context >= 0 && fsconfig(context, FSCONFIG_SET_STRING, "fd", number, 0) == 0 &&
-        fsconfig(context, FSCONFIG_SET_STRING, "rootmode", "100000", 0) == 0 && /* S_IFREG: the root is the file */
+        /* S_IFREG: the root is the file */
+        fsconfig(context, FSCONFIG_SET_STRING, "rootmode", "100000", 0) == 0 &&
         fsconfig(context, FSCONFIG_SET_STRING, "user_id", "0", 0) == 0 &&
         fsconfig(context, FSCONFIG_SET_STRING, "group_id", "0", 0) == 0 &&
         fsconfig(context, FSCONFIG_SET_FLAG, "allow_other", NULL, 0) == 0 &&
         fsconfig(context, FSCONFIG_CMD_CREATE, NULL, NULL, 0) == 0)
-        mount = fsmount(context, FSMOUNT_CLOEXEC, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
+        mount = fsmount(context, FSMOUNT_CLOEXEC,
+                        MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
     int error = errno;
     if (context >= 0)
         close(context);
@@ -287,7 +307,8 @@ static bool await_opener(struct gpu_fuse *fuse, struct opener_note *note)
 {
     int unused;
     for (int waited = 0; waited < START_MS; waited += 100) {
-        struct pollfd fds[2] = {{.fd = fuse->device, .events = POLLIN}, {.fd = fuse->opener, .events = POLLIN}};
+        struct pollfd fds[2] = {{.fd = fuse->device, .events = POLLIN},
+                                {.fd = fuse->opener, .events = POLLIN}};
         if (poll(fds, 2, 100) > 0)
             waited -= 100;
         gpu_fuse_drain(fuse);
@@ -324,7 +345,8 @@ static bool start_opener(struct gpu_fuse *fuse, int mount, unsigned priority)
     return started && !note.error;
 }
 
-bool gpu_fuse_open(struct gpu_fuse *fuse, const struct gpu_fuse_ops *ops, void *arg, unsigned priority, char why[160])
+bool gpu_fuse_open(struct gpu_fuse *fuse, const struct gpu_fuse_ops *ops, void *arg,
+                   unsigned priority, char why[160])
 {
     *fuse = (struct gpu_fuse){.opener = -1};
     fuse->device = open("/dev/fuse", O_RDWR | O_CLOEXEC | O_NONBLOCK);

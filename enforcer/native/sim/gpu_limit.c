@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory limits of cgroups, as NVML of driver generation 615 sets them: a hard limit is enforced at allocation, over all
- * processes at or below the directory; a process whose own cgroup has a limit sees it as the size of the card. The soft
- * limit is stored and reported, there is no eviction here. A limit ends with its directory.
+ * Memory limits of cgroups, as NVML of driver generation 615 sets them: a hard limit is enforced at
+ * allocation, over all processes at or below the directory; a process whose own cgroup has a limit
+ * sees it as the size of the card. The soft limit is stored and reported, there is no eviction
+ * here. A limit ends with its directory.
  */
 #include <cuda.h>
 #include <stdio.h>
@@ -14,8 +15,9 @@
 
 enum place { ELSEWHERE, BELOW, HERE };
 
-/* "N:controllers:path" of /proc/PID/cgroup, as directories below /sys/fs/cgroup. NVIDIA's driver knows cgroup v2 alone;
- * on a machine with version 1 hierarchies one of those serves here as well. */
+/* "N:controllers:path" of /proc/PID/cgroup, as directories below /sys/fs/cgroup. NVIDIA's driver
+ * knows cgroup v2 alone; on a machine with version 1 hierarchies one of those serves here as well.
+ */
 static enum place place_in_line(char *line, const char *dir)
 {
     static const char *const unified[] = {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"};
@@ -30,7 +32,8 @@ static enum place place_in_line(char *line, const char *dir)
         if (*names && i)
             break;
         if (*names)
-            snprintf(full, sizeof full, "/sys/fs/cgroup/%s%s", strncmp(names, "name=", 5) ? names : names + 5, path);
+            snprintf(full, sizeof full, "/sys/fs/cgroup/%s%s",
+                     strncmp(names, "name=", 5) ? names : names + 5, path);
         else
             snprintf(full, sizeof full, "%s%s", unified[i], path);
         size_t len = strlen(full);
@@ -151,7 +154,8 @@ int gpu_limit_get(struct gpu *gpu, const struct sim_req *req, const char *dir, s
     return CUDA_SUCCESS;
 }
 
-uint64_t gpu_limit_room(struct gpu_conn *conn, const struct gpu_card *card, uint64_t *total, uint64_t *used)
+uint64_t gpu_limit_room(struct gpu_conn *conn, const struct gpu_card *card, uint64_t *total,
+                        uint64_t *used)
 {
     struct gpu *gpu = card->gpu;
     *total = card->mem_total;
@@ -162,7 +166,8 @@ uint64_t gpu_limit_room(struct gpu_conn *conn, const struct gpu_card *card, uint
         enum place place = limit->card == card->index ? place_of(conn, limit->dir) : ELSEWHERE;
         if (place == ELSEWHERE || limit->hard >= card->mem_total)
             continue;
-        uint64_t have = used_by(gpu, card, limit->dir), left = have < limit->hard ? limit->hard - have : 0;
+        uint64_t have = used_by(gpu, card, limit->dir),
+                 left = have < limit->hard ? limit->hard - have : 0;
         room = left < room ? left : room;
         if (place == HERE) {
             *total = limit->hard;

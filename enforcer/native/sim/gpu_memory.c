@@ -18,7 +18,8 @@ static bool room_for(struct gpu_ctx *ctx)
     if (ctx->nallocs < ctx->room)
         return true;
     uint32_t room = ctx->room ? ctx->room * 2 : 64;
-    struct gpu_alloc *grown = room <= GPU_MAX_ALLOCS ? realloc(ctx->allocs, room * sizeof *grown) : NULL;
+    struct gpu_alloc *grown =
+        room <= GPU_MAX_ALLOCS ? realloc(ctx->allocs, room * sizeof *grown) : NULL;
     if (!grown)
         return false;
     ctx->allocs = grown;
@@ -26,8 +27,8 @@ static bool room_for(struct gpu_ctx *ctx)
     return true;
 }
 
-/* What a killed process held is free at once, as under a real kernel driver. False also when the asking process is the
- * one that died. */
+/* What a killed process held is free at once, as under a real kernel driver. False also when the
+ * asking process is the one that died. */
 bool gpu_has_room(struct gpu_conn *conn, struct gpu_card *card, uint64_t bytes)
 {
     uint64_t total, used;
@@ -67,7 +68,8 @@ int gpu_ctx_alloc(struct gpu_ctx *ctx, uint64_t bytes, uint64_t *id)
 
 int gpu_ctx_free(struct gpu_ctx *ctx, uint64_t id)
 {
-    for (uint32_t i = ctx->nallocs; i-- > 0;) /* the youngest first: programs free what they took last */
+    /* the youngest first: programs free what they took last */
+    for (uint32_t i = ctx->nallocs; i-- > 0;)
         if (ctx->allocs[i].id == id) {
             ctx->mem -= ctx->allocs[i].bytes;
             ctx->card->mem_used -= ctx->allocs[i].bytes;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the device side leaves in its directory: device nodes, socket and trace. A killed predecessor's
- * leftovers are recognised by the lock on the directory that nobody holds, and removed.
+ * What the device side leaves in its directory: device nodes, socket and trace. A killed
+ * predecessor's leftovers are recognised by the lock on the directory that nobody holds, and
+ * removed.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +17,7 @@
 
 #include "gpu.h"
 
-#define TRACE_BUFFER 2048u
+#define TRACE_BUFFER   2048u
 #define SIM_MIG_MINORS "mig-minors" /* as /proc/driver/nvidia-caps/mig-minors */
 
 static struct sim_trace_rec buffer[TRACE_BUFFER];
@@ -38,7 +39,10 @@ static bool open_dir(struct gpu *gpu)
     if (gpu->dir < 0)
         return complain("open the directory", dir);
     if (fstat(gpu->dir, &st) != 0 || st.st_uid != geteuid() || st.st_mode & 022) {
-        fprintf(stderr, "qgpu-simgpu: %s must belong to the user that runs this and be writable by nobody else\n", dir);
+        fprintf(stderr,
+                "qgpu-simgpu: %s must belong to the user that runs this and be writable by nobody "
+                "else\n",
+                dir);
         return false;
     }
     return true;
@@ -70,7 +74,8 @@ static void remove_leftovers(struct gpu *gpu)
     unlinkat(gpu->dir, "dev", AT_REMOVEDIR);
 }
 
-/* 245 by default; if a driver has it here, the first unused one of the range for local and experimental use. */
+/* 245 by default; if a driver has it here, the first unused one of the range for local and
+ * experimental use. */
 static unsigned unused_major(unsigned wanted)
 {
     bool used[512] = {false};
@@ -115,9 +120,10 @@ static bool make_device(struct gpu *gpu, const struct gpu_card *card)
     unsigned first = card->index - (gpu->config.mig ? card->index % gpu->config.mig : 0);
     if (!make_node(gpu, "", card->index, card->minor))
         return false;
-    return !gpu->config.mig || (make_node(gpu, "-gi", card->index, card->minor + SIM_MIG_GI_MINOR) &&
-                                (card->index != first || make_node(gpu, "-card", first / gpu->config.mig,
-                                                                   card->minor + SIM_MIG_CARD_MINOR)));
+    return !gpu->config.mig ||
+           (make_node(gpu, "-gi", card->index, card->minor + SIM_MIG_GI_MINOR) &&
+            (card->index != first ||
+             make_node(gpu, "-card", first / gpu->config.mig, card->minor + SIM_MIG_CARD_MINOR)));
 }
 
 /* GPU instances count from 1 and have one compute instance each, of number 0. */
@@ -129,11 +135,13 @@ static bool make_minors(struct gpu *gpu)
     if (!file)
         return complain("make", SIM_MIG_MINORS);
     for (unsigned i = 0; i < gpu->config.cards; i++) {
-        unsigned card = gpu->cards[i - i % mig].minor + SIM_MIG_CARD_MINOR, minor = gpu->cards[i].minor;
-        fprintf(file, "gpu%u/gi%u/access %u\ngpu%u/gi%u/ci0/access %u\n", card, i % mig + 1, minor + SIM_MIG_GI_MINOR, card,
-                i % mig + 1, minor);
+        unsigned card = gpu->cards[i - i % mig].minor + SIM_MIG_CARD_MINOR,
+                 minor = gpu->cards[i].minor;
+        fprintf(file, "gpu%u/gi%u/access %u\ngpu%u/gi%u/ci0/access %u\n", card, i % mig + 1,
+                minor + SIM_MIG_GI_MINOR, card, i % mig + 1, minor);
     }
-    return (fclose(file) == 0 && fchmodat(gpu->dir, SIM_MIG_MINORS, 0644, 0) == 0) || complain("write", SIM_MIG_MINORS);
+    return (fclose(file) == 0 && fchmodat(gpu->dir, SIM_MIG_MINORS, 0644, 0) == 0) ||
+           complain("write", SIM_MIG_MINORS);
 }
 
 static bool make_socket(struct gpu *gpu)
@@ -178,12 +186,14 @@ void gpu_node_close(struct gpu *gpu)
 bool gpu_trace_open(struct gpu *gpu)
 {
     struct sim_trace_head head = {.version = SIM_TRACE_VERSION,
-                                  .record_size = sizeof(struct sim_trace_rec), .ncards = gpu->config.cards,
+                                  .record_size = sizeof(struct sim_trace_rec),
+                                  .ncards = gpu->config.cards,
                                   .start_ns = gpu_now()};
     memcpy(head.magic, SIM_TRACE_MAGIC, sizeof head.magic); /* eight characters without an end */
     snprintf(head.node, sizeof head.node, "%s", gpu->config.node);
     unlinkat(gpu->dir, SIM_TRACE, 0);
-    gpu->trace = openat(gpu->dir, SIM_TRACE, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_APPEND | O_CLOEXEC, 0600);
+    gpu->trace = openat(gpu->dir, SIM_TRACE,
+                        O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_APPEND | O_CLOEXEC, 0600);
     if (gpu->trace < 0 || write(gpu->trace, &head, sizeof head) != (ssize_t)sizeof head)
         return complain("write", SIM_TRACE);
     return true;

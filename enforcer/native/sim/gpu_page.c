@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The page that a process shares with the device side: faults that its libraries act out, and rules for kernels. A
- * process may scribble over its own; nothing that matters here is read back from it.
+ * The page that a process shares with the device side: faults that its libraries act out, and rules
+ * for kernels. A process may scribble over its own; nothing that matters here is read back from it.
  */
 #include <fcntl.h>
 #include <linux/memfd.h>

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Host memory that a process registered, as the device side reaches it. A card writes a word into such memory without
- * anybody's help; through /proc/PID/mem it costs 4 us of the device side's time, which would be the kernels'. So what
- * can be mapped here is: pages of root's file in memory that nobody can shorten, mapped shared and for writing.
+ * Host memory that a process registered, as the device side reaches it. A card writes a word into
+ * such memory without anybody's help; through /proc/PID/mem it costs 4 us of the device side's
+ * time, which would be the kernels'. So what can be mapped here is: pages of root's file in memory
+ * that nobody can shorten, mapped shared and for writing.
  */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -21,7 +22,8 @@ struct gpu_pin {
     struct gpu_pin *next;
     uint64_t base, size; /* in the process */
     char *map;           /* NULL: it cannot be mapped here */
-    uint64_t gone_ns;    /* since when it is registered no more: words that were queued before fault; 0: it is */
+    /* since when it is registered no more: words that were queued before fault; 0: it is */
+    uint64_t gone_ns;
 };
 
 struct area { /* a line of /proc/PID/maps */
@@ -60,13 +62,14 @@ static bool area_of(pid_t pid, uint64_t base, uint64_t size, struct area *area)
     snprintf(name, sizeof name, "/proc/%d/maps", (int)pid);
     FILE *maps = fopen(name, "re");
     while (maps && !found && next_line(maps, line, sizeof line))
-        found = sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %x:%x %" SCNu64, &area->start, &area->end, access,
-                       &area->offset, &area->major, &area->minor, &area->inode) == 7 &&
+        found = sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %x:%x %" SCNu64, &area->start,
+                       &area->end, access, &area->offset, &area->major, &area->minor,
+                       &area->inode) == 7 &&
                 area->start <= base && base < area->end;
     if (maps)
         fclose(maps);
-    return found && size <= area->end - base && access[0] == 'r' && access[1] == 'w' && access[3] == 's' &&
-           makedev(area->major, area->minor) == memory_device();
+    return found && size <= area->end - base && access[0] == 'r' && access[1] == 'w' &&
+           access[3] == 's' && makedev(area->major, area->minor) == memory_device();
 }
 
 static int open_area(const struct gpu_conn *conn, const struct area *area, uint64_t end)
@@ -74,13 +77,17 @@ static int open_area(const struct gpu_conn *conn, const struct area *area, uint6
     struct pollfd over = {.fd = conn->pidfd, .events = POLLIN};
     char name[96];
     struct stat st;
-    snprintf(name, sizeof name, "/proc/%d/map_files/%" PRIx64 "-%" PRIx64, (int)conn->pid, area->start, area->end);
+    snprintf(name, sizeof name, "/proc/%d/map_files/%" PRIx64 "-%" PRIx64, (int)conn->pid,
+             area->start, area->end);
     int fd = open(name, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    /* Root's: what a job made would be filled with our memory. Past the end of a file a mapping faults. */
-    bool good = fd >= 0 && fstat(fd, &st) == 0 && st.st_uid == geteuid() && st.st_dev == memory_device() &&
-                st.st_ino == area->inode && end <= (uint64_t)st.st_size;
+    /* Root's: what a job made would be filled with our memory. Past the end of a file a mapping
+     * faults. */
+    bool good = fd >= 0 && fstat(fd, &st) == 0 && st.st_uid == geteuid() &&
+                st.st_dev == memory_device() && st.st_ino == area->inode &&
+                end <= (uint64_t)st.st_size;
     int seals = good ? fcntl(fd, F_GET_SEALS) : -1;
-    if (seals >= 0 && seals & F_SEAL_SHRINK && gpu_same_user(conn->pid, conn->uid) && poll(&over, 1, 0) == 0)
+    if (seals >= 0 && seals & F_SEAL_SHRINK && gpu_same_user(conn->pid, conn->uid) &&
+        poll(&over, 1, 0) == 0)
         return fd;
     if (fd >= 0)
         close(fd);
@@ -119,7 +126,8 @@ static void forget(struct gpu_conn *conn, struct gpu_pin **link)
     free(pin);
 }
 
-/* What was registered there before is of no interest any more; of too many the oldest of these neither. */
+/* What was registered there before is of no interest any more; of too many the oldest of these
+ * neither. */
 static bool make_place(struct gpu_conn *conn, uint64_t base, uint64_t size)
 {
     struct gpu_pin **link = &conn->pins, **oldest = NULL;
@@ -144,7 +152,8 @@ void gpu_pin(struct gpu_conn *conn, uint64_t base, uint64_t size)
     struct gpu_pin *pin = malloc(sizeof *pin);
     if (!pin)
         return;
-    bool pages = base % GPU_PAGE == 0 && size % GPU_PAGE == 0 && size <= GPU_PIN_MOST && mapped < GPU_MAX_MAPPED;
+    bool pages = base % GPU_PAGE == 0 && size % GPU_PAGE == 0 && size <= GPU_PIN_MOST &&
+                 mapped < GPU_MAX_MAPPED;
     *pin = (struct gpu_pin){conn->pins, base, size, pages ? map_area(conn, base, size) : NULL, 0};
     mapped += pin->map != NULL;
     conn->pins = pin;

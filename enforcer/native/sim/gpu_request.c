@@ -12,8 +12,10 @@
 
 #include "gpu.h"
 
-/* Answers carry at most two descriptors. A client that does not read is thrown off, never waited for. */
-static void answer(struct gpu_conn *conn, void *message, uint32_t size, int status, const int *fds, unsigned nfds)
+/* Answers carry at most two descriptors. A client that does not read is thrown off, never waited
+ * for. */
+static void answer(struct gpu_conn *conn, void *message, uint32_t size, int status, const int *fds,
+                   unsigned nfds)
 {
     struct sim_rep *rep = message;
     if (conn->gone)
@@ -61,14 +63,17 @@ static void bind_groups(struct gpu_conn *conn, const struct sim_req *req)
 {
     const uint32_t groups[MODEL_ENGINES] = {(uint32_t)req->b, (uint32_t)req->c, (uint32_t)req->d};
     struct gpu_ctx *ctx = gpu_ctx_find(conn->gpu, (uint32_t)req->a);
-    bool ok = ctx && ctx->conn == conn && rm_bind(ctx, conn->control, (uint32_t)(req->a >> 32), groups);
+    bool ok =
+        ctx && ctx->conn == conn && rm_bind(ctx, conn->control, (uint32_t)(req->a >> 32), groups);
     answer_plain(conn, ok ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE, 0);
 }
 
 static void answer_hello(struct gpu_conn *conn)
 {
     const struct gpu_config *config = &conn->gpu->config;
-    struct sim_node node = {.ncards = config->cards, .major = config->major, .generation = config->generation,
+    struct sim_node node = {.ncards = config->cards,
+                            .major = config->major,
+                            .generation = config->generation,
                             .mig = config->mig};
     if (!gpu_page_open(conn)) {
         gpu_conn_end(conn, "there is no memory for its page");
@@ -115,7 +120,8 @@ static void create_ctx(struct gpu_conn *conn, struct gpu_card *card)
 
 static void list_procs(struct gpu_conn *asking, struct gpu_card *card)
 {
-    static struct sim_procs procs; /* one thread serves all; what an answer does not use is not sent */
+    /* one thread serves all; what an answer does not use is not sent */
+    static struct sim_procs procs;
     uint32_t n = 0;
     _Static_assert(GPU_MAX_CTX <= SIM_MAX_PROCS, "a list would be cut");
     gpu_reap_dead(card->gpu);
@@ -123,7 +129,9 @@ static void list_procs(struct gpu_conn *asking, struct gpu_card *card)
         return;
     gpu_card_sync(card);
     for (struct gpu_conn *conn = card->gpu->conns; conn; conn = conn->next) {
-        struct sim_proc_info info = {.pid = (uint32_t)conn->pid, .listed = conn->listed, .busy_ns = gpu_conn_busy(conn, card)};
+        struct sim_proc_info info = {.pid = (uint32_t)conn->pid,
+                                     .listed = conn->listed,
+                                     .busy_ns = gpu_conn_busy(conn, card)};
         for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
             if (ctx->card == card) {
                 info.contexts++;
@@ -156,7 +164,8 @@ static void answer_util(struct gpu_conn *asking, struct gpu_card *card)
         for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
             if (ctx->card == card) {
                 util.procs[n].pid = (uint32_t)conn->pid;
-                util.procs[n++].percent = gpu_percent(&conn->samples[card->index], now, gpu_conn_busy(conn, card));
+                util.procs[n++].percent =
+                    gpu_percent(&conn->samples[card->index], now, gpu_conn_busy(conn, card));
                 break;
             }
     util.rep.a = n;
@@ -196,7 +205,8 @@ static void pin_request(struct gpu_conn *conn, const struct sim_req *req)
     answer_plain(conn, CUDA_SUCCESS, 0);
 }
 
-/* Requests with a text. The control interface is for tests, memory limits are the driver's; both are root's. */
+/* Requests with a text. The control interface is for tests, memory limits are the driver's; both
+ * are root's. */
 static void text_request(struct gpu_conn *conn, const struct sim_req *req, const char *text)
 {
     struct gpu *gpu = conn->gpu;
@@ -230,7 +240,8 @@ void gpu_request(struct gpu_conn *conn, const struct sim_req *req, const char *t
         text_request(conn, req, text);
         return;
     }
-    if (req->type == SIM_REQ_CTX_DESTROY || req->type == SIM_REQ_ALLOC || req->type == SIM_REQ_FREE) {
+    if (req->type == SIM_REQ_CTX_DESTROY || req->type == SIM_REQ_ALLOC ||
+        req->type == SIM_REQ_FREE) {
         ctx_request(conn, req);
         return;
     }

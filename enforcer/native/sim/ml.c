@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * build/sim/libnvidia-ml.so.1: the part of NVML that programs use to see cards, memory and processes. Every call asks
- * the device side, so what is reported is what the model did. Unknown functions do not exist here, as with an old
- * driver; bindings treat that as "not supported".
+ * build/sim/libnvidia-ml.so.1: the part of NVML that programs use to see cards, memory and
+ * processes. Every call asks the device side, so what is reported is what the model did. Unknown
+ * functions do not exist here, as with an old driver; bindings treat that as "not supported".
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -15,30 +15,38 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int sock = -1;
 static pid_t owner;
 static unsigned references, ndevices, ncards;
-static struct nvmlDevice_st devices[2 * SIM_MAX_CARDS]; /* ncards cards, then, with MIG, their instances */
+/* ncards cards, then, with MIG, their instances */
+static struct nvmlDevice_st devices[2 * SIM_MAX_CARDS];
 static struct sim_node node;
 static struct sim_page *page; /* faults on demand */
 
 static nvmlReturn_t status_of(const struct sim_rep *rep)
 {
     switch (rep->status) {
-    case 0: return NVML_SUCCESS;
-    case SIM_EPERM: return NVML_ERROR_NO_PERMISSION;
-    case SIM_ENOSYS: return NVML_ERROR_FUNCTION_NOT_FOUND;
-    case 1: return NVML_ERROR_INVALID_ARGUMENT; /* CUDA_ERROR_INVALID_VALUE */
-    default: return NVML_ERROR_UNKNOWN;
+    case 0:
+        return NVML_SUCCESS;
+    case SIM_EPERM:
+        return NVML_ERROR_NO_PERMISSION;
+    case SIM_ENOSYS:
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    case 1:
+        return NVML_ERROR_INVALID_ARGUMENT; /* CUDA_ERROR_INVALID_VALUE */
+    default:
+        return NVML_ERROR_UNKNOWN;
     }
 }
 
 /* A question with a text if text is not NULL. */
-static nvmlReturn_t ask_locked(uint32_t type, const uint64_t numbers[3], const char *text, void *answer, size_t size)
+static nvmlReturn_t ask_locked(uint32_t type, const uint64_t numbers[3], const char *text,
+                               void *answer, size_t size)
 {
-    struct sim_req req = {SIM_MAGIC, SIM_VERSION, type, sizeof req, numbers[0], numbers[1], numbers[2], 0};
+    struct sim_req req = {SIM_MAGIC,  SIM_VERSION, type,       sizeof req,
+                          numbers[0], numbers[1],  numbers[2], 0};
     bool list = type == SIM_REQ_PROCS || type == SIM_REQ_UTIL;
     if (sock < 0 || owner != getpid() ||
-        !(text     ? sim_exchange_text(sock, type, numbers, text, answer)
-              : list ? sim_exchange_list(sock, &req, answer, size)
-                     : sim_exchange(sock, &req, answer, size, NULL, 0)))
+        !(text   ? sim_exchange_text(sock, type, numbers, text, answer)
+          : list ? sim_exchange_list(sock, &req, answer, size)
+                 : sim_exchange(sock, &req, answer, size, NULL, 0)))
         return NVML_ERROR_GPU_IS_LOST;
     return status_of(answer);
 }
@@ -53,10 +61,12 @@ static nvmlReturn_t connect_locked(void)
 }
 
 /* The device side may have been restarted since: one new connection is tried. */
-nvmlReturn_t ml_ask(uint32_t type, const uint64_t numbers[3], const char *text, void *answer, size_t size)
+nvmlReturn_t ml_ask(uint32_t type, const uint64_t numbers[3], const char *text, void *answer,
+                    size_t size)
 {
     pthread_mutex_lock(&lock);
-    nvmlReturn_t status = references ? ask_locked(type, numbers, text, answer, size) : NVML_ERROR_UNINITIALIZED;
+    nvmlReturn_t status =
+        references ? ask_locked(type, numbers, text, answer, size) : NVML_ERROR_UNINITIALIZED;
     if (status == NVML_ERROR_GPU_IS_LOST) {
         if (sock >= 0)
             close(sock);
@@ -132,7 +142,10 @@ nvmlReturn_t nvmlInit_v2(void)
     return status;
 }
 
-nvmlReturn_t nvmlInit(void) { return nvmlInit_v2(); }
+nvmlReturn_t nvmlInit(void)
+{
+    return nvmlInit_v2();
+}
 nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 {
     (void)flags;
@@ -162,7 +175,8 @@ nvmlReturn_t ml_enter_in(const char *function)
 nvmlReturn_t ml_check_in(const char *function, nvmlDevice_t device)
 {
     TRY(ml_enter_in(function));
-    return device >= devices && device < devices + ndevices ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+    return device >= devices && device < devices + ndevices ? NVML_SUCCESS
+                                                            : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 nvmlReturn_t ml_check_work_in(const char *function, nvmlDevice_t device)
@@ -187,7 +201,7 @@ static nvmlReturn_t text(char *out, unsigned length, const char *value)
     return NVML_SUCCESS;
 }
 
-/* ---- system --------------------------------------------------------------------------------------------- */
+/* ---- system ---- */
 
 nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
 {
@@ -211,7 +225,10 @@ nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
+nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
+{
+    return nvmlSystemGetCudaDriverVersion_v2(version);
+}
 
 nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int length)
 {
@@ -226,7 +243,7 @@ nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int
     return text(name, length, line);
 }
 
-/* ---- devices -------------------------------------------------------------------------------------------- */
+/* ---- devices ---- */
 
 nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 {
@@ -237,7 +254,10 @@ nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetCount(unsigned int *count) { return nvmlDeviceGetCount_v2(count); }
+nvmlReturn_t nvmlDeviceGetCount(unsigned int *count)
+{
+    return nvmlDeviceGetCount_v2(count);
+}
 
 nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
@@ -336,7 +356,8 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
         return NVML_ERROR_INVALID_ARGUMENT;
     TRY(ml_check_work(device));
     TRY(fresh(device, &info));
-    *memory = (nvmlMemory_t){.total = info.mem_total, .free = info.mem_total - info.mem_used, .used = info.mem_used};
+    *memory = (nvmlMemory_t){
+        .total = info.mem_total, .free = info.mem_total - info.mem_used, .used = info.mem_used};
     return NVML_SUCCESS;
 }
 
@@ -355,7 +376,8 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 }
 
 /* Constants, so that displays have something to show; the model knows neither heat nor power. */
-nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor, unsigned int *celsius)
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor,
+                                      unsigned int *celsius)
 {
     TRY(ml_check(device));
     if (!celsius || sensor != NVML_TEMPERATURE_GPU)
@@ -423,17 +445,29 @@ nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
 const char *nvmlErrorString(nvmlReturn_t result)
 {
     switch (result) {
-    case NVML_SUCCESS: return "Success";
-    case NVML_ERROR_UNINITIALIZED: return "Uninitialized";
-    case NVML_ERROR_INVALID_ARGUMENT: return "Invalid Argument";
-    case NVML_ERROR_NOT_SUPPORTED: return "Not Supported";
-    case NVML_ERROR_NO_PERMISSION: return "Insufficient Permissions";
-    case NVML_ERROR_NOT_FOUND: return "Not Found";
-    case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
-    case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
-    case NVML_ERROR_FUNCTION_NOT_FOUND: return "Function Not Found";
-    case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
-    case NVML_ERROR_ARGUMENT_VERSION_MISMATCH: return "Argument version mismatch";
-    default: return "Unknown Error";
+    case NVML_SUCCESS:
+        return "Success";
+    case NVML_ERROR_UNINITIALIZED:
+        return "Uninitialized";
+    case NVML_ERROR_INVALID_ARGUMENT:
+        return "Invalid Argument";
+    case NVML_ERROR_NOT_SUPPORTED:
+        return "Not Supported";
+    case NVML_ERROR_NO_PERMISSION:
+        return "Insufficient Permissions";
+    case NVML_ERROR_NOT_FOUND:
+        return "Not Found";
+    case NVML_ERROR_INSUFFICIENT_SIZE:
+        return "Insufficient Size";
+    case NVML_ERROR_DRIVER_NOT_LOADED:
+        return "Driver Not Loaded";
+    case NVML_ERROR_FUNCTION_NOT_FOUND:
+        return "Function Not Found";
+    case NVML_ERROR_GPU_IS_LOST:
+        return "GPU is lost";
+    case NVML_ERROR_ARGUMENT_VERSION_MISMATCH:
+        return "Argument version mismatch";
+    default:
+        return "Unknown Error";
     }
 }

@@ -12,17 +12,18 @@
 
 /* A card, or with MIG a card or an instance of one. */
 struct nvmlDevice_st {
-    struct sim_card_info info; /* of a card with MIG: of its first instance, but for what ml.c sets */
+    /* of a card with MIG: of its first instance, but for what ml.c sets */
+    struct sim_card_info info;
     struct nvmlDevice_st *card; /* an instance's card */
-    unsigned gi;               /* an instance's GPU instance, from 1 on; 0: a card */
-    bool parts;                /* a card with MIG: what it does is told of its instances only */
+    unsigned gi;                /* an instance's GPU instance, from 1 on; 0: a card */
+    bool parts;                 /* a card with MIG: what it does is told of its instances only */
 };
 
-#define TRY(expression)                        \
-    do {                                       \
-        nvmlReturn_t try_status = (expression); \
-        if (try_status != NVML_SUCCESS)        \
-            return try_status;                 \
+#define TRY(expression)                                                                            \
+    do {                                                                                           \
+        nvmlReturn_t try_status = (expression);                                                    \
+        if (try_status != NVML_SUCCESS)                                                            \
+            return try_status;                                                                     \
     } while (0)
 
 /* Where every function begins: it is refused before nvmlInit, and faults on demand act. */
@@ -35,11 +36,13 @@ nvmlReturn_t ml_check_work_in(const char *function, nvmlDevice_t device);
 /* Like ml_check, and for neither of both: no utilisation and no limits of cgroups with MIG. */
 nvmlReturn_t ml_check_whole_in(const char *function, nvmlDevice_t device);
 #define ml_check_whole(device) ml_check_whole_in(__func__, device)
-#define ml_check_work(device) ml_check_work_in(__func__, device)
-#define ml_enter() ml_enter_in(__func__)
-#define ml_check(device) ml_check_in(__func__, device)
+#define ml_check_work(device)  ml_check_work_in(__func__, device)
+#define ml_enter()             ml_enter_in(__func__)
+#define ml_check(device)       ml_check_in(__func__, device)
 
-/* A question to the device side; the answer begins with struct sim_rep. text NULL: the question has none. */
-nvmlReturn_t ml_ask(uint32_t type, const uint64_t numbers[3], const char *text, void *answer, size_t size);
+/* A question to the device side; the answer begins with struct sim_rep. text NULL: the question has
+ * none. */
+nvmlReturn_t ml_ask(uint32_t type, const uint64_t numbers[3], const char *text, void *answer,
+                    size_t size);
 
 #endif

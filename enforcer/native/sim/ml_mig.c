@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * MIG in the simulator's NVML: with --mig N the device side's "cards", which are isolated from each other in any case, are
- * shown as the instances of cards, N each. Every GPU instance has one compute instance.
+ * MIG in the simulator's NVML: with --mig N the device side's "cards", which are isolated from each
+ * other in any case, are shown as the instances of cards, N each. Every GPU instance has one
+ * compute instance.
  */
 #include "ml.h"
 
@@ -26,7 +27,8 @@ nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *c
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *instance)
+nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index,
+                                                 nvmlDevice_t *instance)
 {
     TRY(ml_check(device));
     if (!instance || !device->parts || index >= SIM_MIG_MOST)
@@ -35,7 +37,8 @@ nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned i
     return *instance ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
-nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t instance, nvmlDevice_t *device)
+nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t instance,
+                                                          nvmlDevice_t *device)
 {
     TRY(ml_check(instance));
     if (!device || !instance->gi)

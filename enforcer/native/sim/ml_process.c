@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Processes of a card in the simulator's NVML: memory, utilization, and the memory limits of driver generation 615.
+ * Processes of a card in the simulator's NVML: memory, utilization, and the memory limits of driver
+ * generation 615.
  */
 #include "ml.h"
 
@@ -8,12 +9,13 @@ static nvmlReturn_t list_procs(nvmlDevice_t device, struct sim_procs *procs)
 {
     uint64_t numbers[3] = {device->info.index, 0, 0};
     TRY(ml_ask(SIM_REQ_PROCS, numbers, NULL, procs, sizeof *procs));
-    return procs->rep.a <= SIM_MAX_PROCS ? NVML_SUCCESS : NVML_ERROR_UNKNOWN; /* never a part of a list for the whole */
+    /* never a part of a list for the whole */
+    return procs->rep.a <= SIM_MAX_PROCS ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
 }
 
 #define processes(kind, device, count, infos) processes_in(__func__, kind, device, count, infos)
-static nvmlReturn_t processes_in(const char *function, enum sim_listed kind, nvmlDevice_t device, unsigned *count,
-                                 nvmlProcessInfo_t *infos)
+static nvmlReturn_t processes_in(const char *function, enum sim_listed kind, nvmlDevice_t device,
+                                 unsigned *count, nvmlProcessInfo_t *infos)
 {
     struct sim_procs procs;
     unsigned n = 0, room = count ? *count : 0;
@@ -26,30 +28,36 @@ static nvmlReturn_t processes_in(const char *function, enum sim_listed kind, nvm
         if (info->listed != kind)
             continue;
         if (n++ < room)
-            infos[n - 1] = (nvmlProcessInfo_t){.pid = info->pid, .usedGpuMemory = info->mem, .gpuInstanceId = 0xffffffff,
+            infos[n - 1] = (nvmlProcessInfo_t){.pid = info->pid,
+                                               .usedGpuMemory = info->mem,
+                                               .gpuInstanceId = 0xffffffff,
                                                .computeInstanceId = 0xffffffff};
     }
     *count = n;
     return n > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
+                                                     nvmlProcessInfo_t *infos)
 {
     return processes(SIM_LISTED_COMPUTE, device, count, infos);
 }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos)
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count,
+                                                     nvmlProcessInfo_v2_t *infos)
 {
     _Static_assert(sizeof(nvmlProcessInfo_v2_t) == sizeof(nvmlProcessInfo_t), "one layout");
     return nvmlDeviceGetComputeRunningProcesses_v3(device, count, (nvmlProcessInfo_t *)infos);
 }
 
-nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
+nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
+                                                      nvmlProcessInfo_t *infos)
 {
     return processes(SIM_LISTED_GRAPHICS, device, count, infos);
 }
 
-nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
+nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
+                                                        nvmlProcessInfo_t *infos)
 {
     return processes(SIM_LISTED_MPS, device, count, infos);
 }
@@ -73,7 +81,8 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
+                                             nvmlProcessUtilizationSample_t *samples,
                                              unsigned int *count, unsigned long long last_seen)
 {
     struct sim_util util;
@@ -88,12 +97,13 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUti
     if (!samples || n > room)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (unsigned i = 0; i < n; i++)
-        samples[i] = (nvmlProcessUtilizationSample_t){.pid = util.procs[i].pid, .timeStamp = util.stamp_us,
-                                                      .smUtil = util.procs[i].percent};
+        samples[i] = (nvmlProcessUtilizationSample_t){
+            .pid = util.procs[i].pid, .timeStamp = util.stamp_us, .smUtil = util.procs[i].percent};
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *info)
+nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
+                                                   nvmlProcessesUtilizationInfo_t *info)
 {
     struct sim_util util;
     TRY(ml_check_whole(device));
@@ -107,14 +117,15 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProc
     if (!info->procUtilArray || n > room)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (unsigned i = 0; i < n; i++)
-        info->procUtilArray[i] = (nvmlProcessUtilizationInfo_v1_t){.pid = util.procs[i].pid, .timeStamp = util.stamp_us,
-                                                                   .smUtil = util.procs[i].percent};
+        info->procUtilArray[i] = (nvmlProcessUtilizationInfo_v1_t){
+            .pid = util.procs[i].pid, .timeStamp = util.stamp_us, .smUtil = util.procs[i].percent};
     return NVML_SUCCESS;
 }
 
 /* The simulated card keeps the newest sample only. */
-nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type, unsigned long long last_seen,
-                                  nvmlValueType_t *value_type, unsigned int *count, nvmlSample_t *samples)
+nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type,
+                                  unsigned long long last_seen, nvmlValueType_t *value_type,
+                                  unsigned int *count, nvmlSample_t *samples)
 {
     struct sim_util util;
     TRY(ml_check_whole(device));
@@ -131,7 +142,8 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type, 
     if (samples && !room)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     if (samples)
-        samples[0] = (nvmlSample_t){.timeStamp = util.stamp_us, .sampleValue.uiVal = util.gpu_percent};
+        samples[0] =
+            (nvmlSample_t){.timeStamp = util.stamp_us, .sampleValue.uiVal = util.gpu_percent};
     return NVML_SUCCESS;
 }
 
@@ -158,7 +170,8 @@ nvmlReturn_t nvmlDeviceGetAccountingBufferSize(nvmlDevice_t device, unsigned int
 }
 
 /* As with accounting mode on; processes that ended are not remembered. */
-nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids)
+nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count,
+                                         unsigned int *pids)
 {
     struct sim_procs procs;
     TRY(ml_check_whole(device));
@@ -174,7 +187,8 @@ nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *coun
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, nvmlAccountingStats_t *stats)
+nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid,
+                                          nvmlAccountingStats_t *stats)
 {
     struct sim_procs procs;
     TRY(ml_check_whole(device));
@@ -190,7 +204,7 @@ nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid,
     return NVML_ERROR_NOT_FOUND;
 }
 
-/* ---- driver generation 615 ------------------------------------------------------------------------------- */
+/* ---- driver generation 615 ---- */
 
 /* As in nvml.h of CUDA 13.4; the header that this is built with is older. */
 struct set_limits {

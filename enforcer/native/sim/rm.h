@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The simulated driver's resource manager: what programs make and command by ioctl(2) on the control device, in the
- * layouts of abi/qgpu_rm.h. An open file of the device owns clients, a client a tree of objects. Only the file that made
- * a client may use it, whoever holds a descriptor of that file. docs/specs/simulator.md says what is modelled.
+ * The simulated driver's resource manager: what programs make and command by ioctl(2) on the
+ * control device, in the layouts of abi/qgpu_rm.h. An open file of the device owns clients, a
+ * client a tree of objects. Only the file that made a client may use it, whoever holds a descriptor
+ * of that file. docs/specs/simulator.md says what is modelled.
  */
 #ifndef QGPU_SIM_RM_H
 #define QGPU_SIM_RM_H
@@ -15,10 +16,10 @@
 #include "qgpu_rm.h"
 #include "sim_model.h"
 
-#define RM_MAX_FILES 4096u
+#define RM_MAX_FILES   4096u
 #define RM_MAX_CLIENTS 64u    /* of a file */
 #define RM_MAX_OBJECTS 16384u /* of a client */
-#define RM_PARAMS 1024u       /* the longest parameters of a command */
+#define RM_PARAMS      1024u  /* the longest parameters of a command */
 #define RM_CLIENT_BASE 0xc1d00000u
 #define RM_HANDLE_BASE 0xcaf00000u /* of objects whose handle the driver chooses */
 
@@ -33,9 +34,9 @@ struct rm_group {
     struct gpu_ctx *ctx; /* whose work it carries; NULL: nobody's */
     uint32_t id, engine; /* RM_ENGINE_*; 0: graphics */
     uint32_t objects, channels, disabled;
-    unsigned engines; /* of the model, a bit each */
+    unsigned engines;        /* of the model, a bit each */
     bool scheduled, lenient; /* lenient: the last order to stop leaves what runs where it is */
-    uint64_t slice_us; /* as asked for */
+    uint64_t slice_us;       /* as asked for */
 };
 
 struct rm_object {
@@ -50,7 +51,7 @@ struct rm_object {
 struct rm_client {
     struct rm_client *next; /* of the file */
     struct rm_file *file;
-    struct rm_object root;      /* the client itself; its handle names both */
+    struct rm_object root; /* the client itself; its handle names both */
     struct rm_object *objects;
     uint32_t nobjects, next_handle;
 };
@@ -58,29 +59,38 @@ struct rm_client {
 struct rm_file {
     struct rm_file *next;
     uint64_t fh; /* also its name in the log: counted from 1 */
-    struct gpu_conn *conn; /* the process that it was made for; NULL when it is gone, or somebody opened the file anew */
+    /* the process that it was made for; NULL when it is gone, or somebody opened the file anew */
+    struct gpu_conn *conn;
     struct rm_client *clients;
     uint32_t nclients;
 };
 
-enum rm_phase { RM_ARRIVED, RM_EXECUTED }; /* what a call that waits is waiting for: its turn; the end of its effect */
+/* what a call that waits is waiting for: its turn; the end of its effect */
+enum rm_phase { RM_ARRIVED, RM_EXECUTED };
 
 struct rm_call {
     struct rm_call *next;
     struct gpu_ioctl ioctl;
     enum rm_phase phase;
-    bool hangs, waited; /* waited: for its turn */
-    int memory;         /* then: of the caller */
+    bool hangs, waited;     /* waited: for its turn */
+    int memory;             /* then: of the caller */
     uint32_t caller, owner; /* processes: that called; that the file was made for */
     uint32_t status;
-    uint64_t due, until, deadline; /* until: the effect takes so long; deadline: then the answer is RM_TIMEOUT */
+    /* until: the effect takes so long; deadline: then the answer is RM_TIMEOUT */
+    uint64_t due, until, deadline;
     uint32_t waits[RM_MAX_DISABLED]; /* contexts that have to leave their engines first */
     uint32_t nwaits;
     uint32_t params_size;
     _Alignas(8) uint8_t params[RM_PARAMS];
 };
 
-enum rm_fault_kind { RM_FAULT_NONE, RM_FAULT_STATUS, RM_FAULT_ERRNO, RM_FAULT_DELAY, RM_FAULT_HANG };
+enum rm_fault_kind {
+    RM_FAULT_NONE,
+    RM_FAULT_STATUS,
+    RM_FAULT_ERRNO,
+    RM_FAULT_DELAY,
+    RM_FAULT_HANG
+};
 struct rm_fault {
     char call[SIM_CALL_LEN]; /* "rm.schedule"; "rm.*" any */
     enum rm_fault_kind kind;
@@ -93,7 +103,7 @@ struct rm_fault {
 struct rm {
     struct gpu_fuse fuse;
     struct rm_file *files;
-    struct rm_call *calls; /* that wait */
+    struct rm_call *calls;  /* that wait */
     struct gpu_conn *asked; /* for whom the opener opens a file now; NULL: he is gone */
     bool opening;
     struct rm_fault faults[RM_FAULTS];
@@ -104,13 +114,15 @@ struct rm {
 };
 
 /* rm_object.c */
-struct rm_client *rm_client_find(const struct rm_file *file, uint32_t handle); /* NULL: not of this file */
-struct rm_client *rm_client_any(const struct gpu *gpu, uint32_t handle);       /* whoever made it */
+/* NULL: not of this file */
+struct rm_client *rm_client_find(const struct rm_file *file, uint32_t handle);
+struct rm_client *rm_client_any(const struct gpu *gpu, uint32_t handle); /* whoever made it */
 struct rm_object *rm_object_find(struct rm_client *client, uint32_t handle);
 uint32_t rm_alloc_client(struct gpu *gpu, struct rm_file *file, uint32_t *handle);
-uint32_t rm_alloc_object(struct gpu *gpu, struct rm_client *client, uint32_t parent, uint32_t *handle, uint32_t class_id,
-                         const void *params, uint32_t size);
-uint32_t rm_dup_object(struct rm_client *client, uint32_t parent, uint32_t *handle, struct rm_client *from, uint32_t object);
+uint32_t rm_alloc_object(struct gpu *gpu, struct rm_client *client, uint32_t parent,
+                         uint32_t *handle, uint32_t class_id, const void *params, uint32_t size);
+uint32_t rm_dup_object(struct rm_client *client, uint32_t parent, uint32_t *handle,
+                       struct rm_client *from, uint32_t object);
 uint32_t rm_free_object(struct rm_client *client, uint32_t handle);
 void rm_free_file(struct gpu *gpu, struct rm_file *file);
 
@@ -119,16 +131,19 @@ bool rm_group_runs(const struct rm_group *group);
 void rm_group_apply(struct rm_group *group);
 void rm_group_slice(struct rm_group *group, uint64_t us);
 void rm_group_gone(struct rm_group *group);
-bool rm_bind(struct gpu_ctx *ctx, struct rm_file *file, uint32_t client, const uint32_t groups[MODEL_ENGINES]);
+bool rm_bind(struct gpu_ctx *ctx, struct rm_file *file, uint32_t client,
+             const uint32_t groups[MODEL_ENGINES]);
 void rm_unbind(struct gpu_ctx *ctx);
 
 /* rm_control.c: a command; a status. call: takes what has to be waited for */
-uint32_t rm_control(struct gpu *gpu, struct rm_client *client, const struct rm_control *control, struct rm_call *call);
+uint32_t rm_control(struct gpu *gpu, struct rm_client *client, const struct rm_control *control,
+                    struct rm_call *call);
 bool rm_known_size(uint32_t cmd, uint32_t *size);
-bool rm_reaches_card(uint32_t cmd); /* executed by the card's own processor, and takes --control-us */
+/* executed by the card's own processor, and takes --control-us */
+bool rm_reaches_card(uint32_t cmd);
 
 /* rm_call.c: the calls themselves */
-bool rm_open(struct gpu *gpu); /* also when there is no control device */
+bool rm_open(struct gpu *gpu);           /* also when there is no control device */
 void rm_drain(struct gpu *gpu);          /* serves what waits at the control device */
 uint64_t rm_next(const struct gpu *gpu); /* when the first waiting call is due */
 void rm_settle(struct gpu *gpu, uint64_t now);
@@ -139,7 +154,8 @@ void rm_forget(struct gpu_conn *conn); /* it ends */
 bool rm_wants_caller(const struct rm *rm); /* somebody needs to know which process calls */
 bool rm_fault_add(struct rm *rm, const struct rm_fault *fault);
 void rm_fault_clear(struct gpu *gpu, uint32_t pid);
-const struct rm_fault *rm_fault_take(struct rm *rm, const char *name, uint32_t caller, uint32_t owner);
+const struct rm_fault *rm_fault_take(struct rm *rm, const char *name, uint32_t caller,
+                                     uint32_t owner);
 const char *rm_call_name(const struct gpu_ioctl *ioctl);
 bool rm_call_exists(const char *name); /* or it is "rm.*" */
 

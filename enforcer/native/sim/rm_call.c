@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Calls of the control device: from the ioctl to its answer, at once or when its time has come. The outer structure
- * comes and goes with the call; parameters are read from and written to the caller, who waits meanwhile.
+ * Calls of the control device: from the ioctl to its answer, at once or when its time has come. The
+ * outer structure comes and goes with the call; parameters are read from and written to the caller,
+ * who waits meanwhile.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -16,9 +17,9 @@
 #include "rm.h"
 
 #define ESC_CHECK_VERSION 210u
-#define ESC_SYS_PARAMS 214u
+#define ESC_SYS_PARAMS    214u
 
-struct rm_version { /* of the handshake between library and kernel module */
+struct rm_version {          /* of the handshake between library and kernel module */
     uint32_t command, reply; /* reply: 1 = the versions fit */
     char version[64];
 };
@@ -26,7 +27,7 @@ struct rm_sys_params {
     uint64_t block_size;
 };
 
-/* ---- the caller ---------------------------------------------------------------------------------------------- */
+/* ---- the caller ---- */
 
 static uint32_t process_of(pid_t tid)
 {
@@ -42,8 +43,9 @@ static uint32_t process_of(pid_t tid)
     return pid;
 }
 
-/* While the caller is held up here it cannot end, and its memory is found by its id. Not so for a call that waits for its
- * turn: it may be killed then, and the id be somebody else's. /proc/ID/mem stays bound to the memory that it was opened for. */
+/* While the caller is held up here it cannot end, and its memory is found by its id. Not so for a
+ * call that waits for its turn: it may be killed then, and the id be somebody else's. /proc/ID/mem
+ * stays bound to the memory that it was opened for. */
 static void keep_memory(struct rm_call *call)
 {
     char name[64];
@@ -71,7 +73,7 @@ static bool store(const struct rm_call *call, uint64_t address, const void *from
     return process_vm_writev(call->ioctl.tid, &here, 1, &there, 1, 0) == (ssize_t)size;
 }
 
-/* ---- the four calls ------------------------------------------------------------------------------------------ */
+/* ---- the four calls ---- */
 
 static struct rm_file *file_of(const struct gpu *gpu, uint64_t fh)
 {
@@ -97,8 +99,9 @@ static uint32_t alloc(struct gpu *gpu, struct rm_file *file, struct rm_call *cal
     if (!in->params)
         size = 0;
     else if (!size) /* older callers leave the size to the class */
-        size = in->class_id == RM_CLASS_GROUP ? sizeof(struct rm_group_params) :
-            in->class_id == RM_CLASS_DEVICE   ? sizeof(struct rm_device_params) : 0;
+        size = in->class_id == RM_CLASS_GROUP    ? sizeof(struct rm_group_params)
+               : in->class_id == RM_CLASS_DEVICE ? sizeof(struct rm_device_params)
+                                                 : 0;
     if (size > RM_PARAMS)
         return RM_BAD_PARAMS;
     if (!fetch(call, in->params, call->params, size))
@@ -129,10 +132,12 @@ static uint32_t control(struct gpu *gpu, struct rm_file *file, struct rm_call *c
     return status;
 }
 
-/* Within one file: whoever has it may do the same with either client. Across files nobody has granted anything. */
+/* Within one file: whoever has it may do the same with either client. Across files nobody has
+ * granted anything. */
 static uint32_t duplicate(struct gpu *gpu, struct rm_file *file, struct rm_dup *in)
 {
-    struct rm_client *client = rm_client_find(file, in->client), *from = rm_client_find(file, in->client_from);
+    struct rm_client *client = rm_client_find(file, in->client),
+                     *from = rm_client_find(file, in->client_from);
     if (!client)
         return RM_BAD_CLIENT;
     if (!from)
@@ -155,8 +160,8 @@ static void check_version(const struct gpu *gpu, struct rm_version *in)
     snprintf(in->version, sizeof in->version, "%s", mine);
 }
 
-/* An errno, or 0 and the status within the structure. What the kernel module does with sizes and numbers that it does
- * not know: EINVAL. */
+/* An errno, or 0 and the status within the structure. What the kernel module does with sizes and
+ * numbers that it does not know: EINVAL. */
 static int execute(struct gpu *gpu, struct rm_file *file, struct rm_call *call, uint32_t *status)
 {
     uint8_t *data = call->ioctl.data;
@@ -185,15 +190,16 @@ static void set_status(struct rm_call *call, uint32_t status)
 {
     uint8_t *data = call->ioctl.data;
     uint32_t nr = _IOC_NR(call->ioctl.cmd), size = call->ioctl.size;
-    size_t at = nr == RM_ESC_ALLOC && size == sizeof(struct rm_alloc64) ? offsetof(struct rm_alloc64, status) :
-        nr == RM_ESC_DUP                                                ? offsetof(struct rm_dup, status) :
-        nr == RM_ESC_FREE                                               ? offsetof(struct rm_free, status) :
-                                                                          offsetof(struct rm_control, status);
+    size_t at = nr == RM_ESC_ALLOC && size == sizeof(struct rm_alloc64)
+                    ? offsetof(struct rm_alloc64, status)
+                : nr == RM_ESC_DUP  ? offsetof(struct rm_dup, status)
+                : nr == RM_ESC_FREE ? offsetof(struct rm_free, status)
+                                    : offsetof(struct rm_control, status);
     if (at + sizeof status <= size)
         memcpy(data + at, &status, sizeof status);
 }
 
-/* ---- waiting ------------------------------------------------------------------------------------------------- */
+/* ---- waiting ---- */
 
 static void answer(struct gpu *gpu, struct rm_call *call, int error, uint32_t status)
 {
@@ -280,14 +286,15 @@ void rm_settle(struct gpu *gpu, uint64_t now)
     }
 }
 
-/* ---- from the device ----------------------------------------------------------------------------------------- */
+/* ---- from the device ---- */
 
 static void called(void *arg, const struct gpu_ioctl *ioctl)
 {
     struct gpu *gpu = arg;
     const struct rm_file *file = file_of(gpu, ioctl->fh);
     const struct rm_control *in = (const void *)ioctl->data;
-    struct rm_call *call = _IOC_TYPE(ioctl->cmd) == RM_MAGIC && file ? calloc(1, sizeof *call) : NULL;
+    struct rm_call *call =
+        _IOC_TYPE(ioctl->cmd) == RM_MAGIC && file ? calloc(1, sizeof *call) : NULL;
     if (!call) {
         gpu_fuse_answer(&gpu->rm.fuse, ioctl->unique, file ? EINVAL : ENODEV, NULL, 0);
         return;
@@ -295,9 +302,11 @@ static void called(void *arg, const struct gpu_ioctl *ioctl)
     call->ioctl = *ioctl;
     call->caller = rm_wants_caller(&gpu->rm) ? process_of(ioctl->tid) : 0;
     call->owner = file->conn ? (uint32_t)file->conn->pid : 0;
-    bool slow = _IOC_NR(ioctl->cmd) == RM_ESC_CONTROL && ioctl->size == sizeof *in && rm_reaches_card(in->cmd);
+    bool slow = _IOC_NR(ioctl->cmd) == RM_ESC_CONTROL && ioctl->size == sizeof *in &&
+                rm_reaches_card(in->cmd);
     call->due = slow && gpu->config.control_ns ? gpu_now() + gpu->config.control_ns : 0;
-    const struct rm_fault *fault = rm_fault_take(&gpu->rm, rm_call_name(ioctl), call->caller, call->owner);
+    const struct rm_fault *fault =
+        rm_fault_take(&gpu->rm, rm_call_name(ioctl), call->caller, call->owner);
     if (fault && fault->kind == RM_FAULT_ERRNO) {
         answer(gpu, call, (int)fault->value, 0);
         return;
@@ -319,7 +328,8 @@ static void called(void *arg, const struct gpu_ioctl *ioctl)
     }
 }
 
-/* A signal. Only what would hang for ever is given up: a call of a real driver is not interrupted either, and ends. */
+/* A signal. Only what would hang for ever is given up: a call of a real driver is not interrupted
+ * either, and ends. */
 static void interrupted(void *arg, uint64_t unique)
 {
     struct gpu *gpu = arg;
@@ -376,7 +386,7 @@ void rm_drain(struct gpu *gpu)
         ;
 }
 
-/* ---- files for programs -------------------------------------------------------------------------------------- */
+/* ---- files for programs ---- */
 
 /* One at a time, so that it is known whose file an open is for. */
 static void ask_next(struct gpu *gpu)
@@ -427,7 +437,7 @@ void rm_forget(struct gpu_conn *conn)
         rm->asked = NULL;
 }
 
-/* ---- start and end --------------------------------------------------------------------------------------------- */
+/* ---- start and end ---- */
 
 bool rm_open(struct gpu *gpu)
 {

@@ -8,7 +8,8 @@
 #include "rm.h"
 
 #define MAX_PREEMPT_US 1000000u
-#define OWN_TIMEOUT_NS 4000000000ull /* the driver's patience with a group that does not leave (guessed) */
+/* the driver's patience with a group that does not leave (guessed) */
+#define OWN_TIMEOUT_NS 4000000000ull
 
 static const struct {
     uint32_t cmd, size;
@@ -43,7 +44,7 @@ bool rm_reaches_card(uint32_t cmd)
     return false;
 }
 
-/* ---- groups ------------------------------------------------------------------------------------------------- */
+/* ---- groups ---- */
 
 /* The call is answered when the stopped group is off its engines. */
 static void await_stop(struct rm_call *call, const struct rm_group *group)
@@ -53,7 +54,8 @@ static void await_stop(struct rm_call *call, const struct rm_group *group)
     call->deadline = gpu_now() + OWN_TIMEOUT_NS;
 }
 
-static uint32_t schedule(struct rm_group *group, const struct rm_schedule *order, struct rm_call *call)
+static uint32_t schedule(struct rm_group *group, const struct rm_schedule *order,
+                         struct rm_call *call)
 {
     if (order->enable > 1 || order->skip_submit > 1 || order->skip_enable > 1)
         return RM_BAD_ARGUMENT;
@@ -65,7 +67,8 @@ static uint32_t schedule(struct rm_group *group, const struct rm_schedule *order
     return RM_OK;
 }
 
-static uint32_t preempt(struct rm_group *group, const struct rm_preempt *order, struct rm_call *call)
+static uint32_t preempt(struct rm_group *group, const struct rm_preempt *order,
+                        struct rm_call *call)
 {
     if (order->manual_timeout && order->timeout_us > MAX_PREEMPT_US)
         return RM_BAD_ARGUMENT;
@@ -77,7 +80,8 @@ static uint32_t preempt(struct rm_group *group, const struct rm_preempt *order, 
             uint64_t leaves = model_expire(group->ctx->model, e);
             call->until = order->wait && leaves > call->until ? leaves : call->until;
         }
-    call->deadline = gpu_now() + (order->manual_timeout ? order->timeout_us * 1000ull : OWN_TIMEOUT_NS);
+    call->deadline =
+        gpu_now() + (order->manual_timeout ? order->timeout_us * 1000ull : OWN_TIMEOUT_NS);
     return RM_OK;
 }
 
@@ -101,10 +105,10 @@ static uint32_t control_group(struct rm_group *group, uint32_t cmd, struct rm_ca
     }
 }
 
-/* ---- subdevices --------------------------------------------------------------------------------------------- */
+/* ---- subdevices ---- */
 
-/* Whose channels these are is not asked: whether the firmware of a real card does is not known, so that nobody may rely
- * on it. */
+/* Whose channels these are is not asked: whether the firmware of a real card does is not known, so
+ * that nobody may rely on it. */
 static uint32_t disable_channels(struct gpu *gpu, const struct rm_object *subdevice,
                                  const struct rm_disable_channels *order, struct rm_call *call)
 {
@@ -114,7 +118,8 @@ static uint32_t disable_channels(struct gpu *gpu, const struct rm_object *subdev
     for (uint32_t i = 0; i < order->count; i++) {
         struct rm_client *client = rm_client_any(gpu, order->clients[i]);
         channels[i] = client ? rm_object_find(client, order->channels[i]) : NULL;
-        if (!channels[i] || !RM_IS_CHANNEL(channels[i]->class_id) || channels[i]->card != subdevice->card)
+        if (!channels[i] || !RM_IS_CHANNEL(channels[i]->class_id) ||
+            channels[i]->card != subdevice->card)
             return RM_NOT_FOUND;
     }
     for (uint32_t i = 0; i < order->count; i++) {
@@ -135,8 +140,9 @@ static uint32_t disable_channels(struct gpu *gpu, const struct rm_object *subdev
 
 static uint32_t set_preemption(struct rm_client *client, const struct rm_preemption_mode *order)
 {
-    static const enum model_preempt modes[] = {
-        [RM_PREEMPT_WFI] = PREEMPT_AT_END, [RM_PREEMPT_CTA] = PREEMPT_BLOCK, [RM_PREEMPT_CILP] = PREEMPT_ANYWHERE};
+    static const enum model_preempt modes[] = {[RM_PREEMPT_WFI] = PREEMPT_AT_END,
+                                               [RM_PREEMPT_CTA] = PREEMPT_BLOCK,
+                                               [RM_PREEMPT_CILP] = PREEMPT_ANYWHERE};
     const struct rm_object *object = rm_object_find(client, order->channel);
     if (!object || !object->group)
         return RM_NOT_FOUND;
@@ -185,14 +191,16 @@ static uint32_t handle_info(struct rm_client *client, struct rm_handle_info *inf
     return RM_OK;
 }
 
-uint32_t rm_control(struct gpu *gpu, struct rm_client *client, const struct rm_control *control, struct rm_call *call)
+uint32_t rm_control(struct gpu *gpu, struct rm_client *client, const struct rm_control *control,
+                    struct rm_call *call)
 {
     struct rm_object *object = rm_object_find(client, control->object);
     uint32_t cmd = control->cmd, of = cmd >> 16;
     if (!object)
         return RM_NOT_FOUND;
     if (of == RM_CLASS_GROUP)
-        return object->class_id == RM_CLASS_GROUP ? control_group(object->group, cmd, call) : RM_BAD_COMMAND;
+        return object->class_id == RM_CLASS_GROUP ? control_group(object->group, cmd, call)
+                                                  : RM_BAD_COMMAND;
     if (of == RM_CLASS_SUBDEVICE && object->class_id != RM_CLASS_SUBDEVICE)
         return RM_BAD_COMMAND;
     if (cmd == RM_SUBDEVICE_DISABLE_CHANNELS)

@@ -44,7 +44,8 @@ const char *rm_call_name(const struct gpu_ioctl *ioctl)
 
 bool rm_call_exists(const char *name)
 {
-    static const char *const others[] = {"rm.*", "rm.free", "rm.alloc", "rm.dup", "rm.control", "rm.other"};
+    static const char *const others[] = {"rm.*",   "rm.free",    "rm.alloc",
+                                         "rm.dup", "rm.control", "rm.other"};
     for (unsigned i = 0; i < sizeof others / sizeof *others; i++)
         if (strcmp(name, others[i]) == 0)
             return true;
@@ -66,7 +67,8 @@ bool rm_fault_add(struct rm *rm, const struct rm_fault *fault)
 {
     for (unsigned i = 0; i < RM_FAULTS; i++) {
         struct rm_fault *slot = &rm->faults[i];
-        if (slot->kind && slot->left && (slot->pid != fault->pid || strcmp(slot->call, fault->call) != 0))
+        if (slot->kind && slot->left &&
+            (slot->pid != fault->pid || strcmp(slot->call, fault->call) != 0))
             continue;
         *slot = *fault;
         return true;
@@ -89,11 +91,14 @@ void rm_fault_clear(struct gpu *gpu, uint32_t pid)
 
 static bool fits(const char *pattern, const char *name)
 {
-    bool command = strcmp(name, "rm.alloc") && strcmp(name, "rm.free") && strcmp(name, "rm.dup") && strcmp(name, "rm.other");
-    return strcmp(pattern, "rm.*") == 0 || (command && strcmp(pattern, "rm.control") == 0) || strcmp(pattern, name) == 0;
+    bool command = strcmp(name, "rm.alloc") && strcmp(name, "rm.free") && strcmp(name, "rm.dup") &&
+                   strcmp(name, "rm.other");
+    return strcmp(pattern, "rm.*") == 0 || (command && strcmp(pattern, "rm.control") == 0) ||
+           strcmp(pattern, name) == 0;
 }
 
-const struct rm_fault *rm_fault_take(struct rm *rm, const char *name, uint32_t caller, uint32_t owner)
+const struct rm_fault *rm_fault_take(struct rm *rm, const char *name, uint32_t caller,
+                                     uint32_t owner)
 {
     for (unsigned i = 0; i < RM_FAULTS; i++) {
         struct rm_fault *fault = &rm->faults[i];

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Channel groups and the work that they carry: what is commanded to a group happens to its context on its engines.
+ * Channel groups and the work that they carry: what is commanded to a group happens to its context
+ * on its engines.
  */
 #include <cuda.h>
 
 #include "gpu.h"
 #include "rm.h"
 
-/* The hardware's slice is 8 bits of mantissa shifted by up to 15, in microseconds here (guessed: the unit). */
+/* The hardware's slice is 8 bits of mantissa shifted by up to 15, in microseconds here (guessed:
+ * the unit). */
 static uint64_t hardware_us(uint64_t us)
 {
     unsigned shift = 0;
@@ -58,12 +60,14 @@ void rm_group_gone(struct rm_group *group)
     gpu_ctx_poison(ctx, CUDA_ERROR_LAUNCH_FAILED);
 }
 
-bool rm_bind(struct gpu_ctx *ctx, struct rm_file *file, uint32_t client_handle, const uint32_t groups[MODEL_ENGINES])
+bool rm_bind(struct gpu_ctx *ctx, struct rm_file *file, uint32_t client_handle,
+             const uint32_t groups[MODEL_ENGINES])
 {
     struct rm_client *client = file ? rm_client_find(file, client_handle) : NULL;
     for (unsigned e = 0; e < MODEL_ENGINES; e++) {
         struct rm_object *object = client ? rm_object_find(client, groups[e]) : NULL;
-        struct rm_group *group = object && object->class_id == RM_CLASS_GROUP ? object->group : NULL;
+        struct rm_group *group =
+            object && object->class_id == RM_CLASS_GROUP ? object->group : NULL;
         if (!group || group->card != ctx->card || (group->ctx && group->ctx != ctx)) {
             rm_unbind(ctx);
             return false;

@@ -44,8 +44,11 @@ static void put_alloc(struct text *text, const struct rm_call *call)
     const struct rm_alloc *old = (const void *)call->ioctl.data;
     const struct rm_group_params *group = (const void *)call->params;
     bool wide = call->ioctl.size == sizeof *in;
-    put(text, "\"call\": \"%s\", \"client\": \"0x%x\", \"parent\": \"0x%x\", \"object\": \"0x%x\", \"class\": \"0x%x\", \"params_size\": %u",
-        wide ? "alloc64" : "alloc", in->client, in->parent, in->object, in->class_id, wide ? in->params_size : old->params_size);
+    put(text,
+        "\"call\": \"%s\", \"client\": \"0x%x\", \"parent\": \"0x%x\", \"object\": \"0x%x\", "
+        "\"class\": \"0x%x\", \"params_size\": %u",
+        wide ? "alloc64" : "alloc", in->client, in->parent, in->object, in->class_id,
+        wide ? in->params_size : old->params_size);
     if (in->class_id == RM_CLASS_GROUP && call->params_size == sizeof *group)
         put(text, ", \"engine\": %u", group->engine);
 }
@@ -54,9 +57,12 @@ static void put_control(struct text *text, const struct rm_call *call)
 {
     const struct rm_control *control = (const void *)call->ioctl.data;
     const struct rm_disable_channels *list = (const void *)call->params;
-    put(text, "\"call\": \"control\", \"client\": \"0x%x\", \"object\": \"0x%x\", \"cmd\": \"0x%x\", \"params_size\": %u",
+    put(text,
+        "\"call\": \"control\", \"client\": \"0x%x\", \"object\": \"0x%x\", \"cmd\": \"0x%x\", "
+        "\"params_size\": %u",
         control->client, control->object, control->cmd, control->params_size);
-    if (control->cmd != RM_SUBDEVICE_DISABLE_CHANNELS || call->params_size != sizeof *list || list->count > RM_MAX_DISABLED)
+    if (control->cmd != RM_SUBDEVICE_DISABLE_CHANNELS || call->params_size != sizeof *list ||
+        list->count > RM_MAX_DISABLED)
         return;
     put(text, ", \"channels\": [");
     for (uint32_t i = 0; i < list->count; i++)
@@ -70,13 +76,18 @@ static void put_what(struct text *text, const struct rm_call *call)
     const struct rm_free *gone = (const void *)call->ioctl.data;
     uint32_t nr = _IOC_NR(call->ioctl.cmd), size = call->ioctl.size;
     if (nr == RM_ESC_FREE && size == sizeof *gone)
-        put(text, "\"call\": \"free\", \"client\": \"0x%x\", \"parent\": \"0x%x\", \"object\": \"0x%x\"", gone->client, gone->parent,
-            gone->object);
-    else if (nr == RM_ESC_ALLOC && (size == sizeof(struct rm_alloc) || size == sizeof(struct rm_alloc64)))
+        put(text,
+            "\"call\": \"free\", \"client\": \"0x%x\", \"parent\": \"0x%x\", \"object\": \"0x%x\"",
+            gone->client, gone->parent, gone->object);
+    else if (nr == RM_ESC_ALLOC &&
+             (size == sizeof(struct rm_alloc) || size == sizeof(struct rm_alloc64)))
         put_alloc(text, call);
     else if (nr == RM_ESC_DUP && size == sizeof *dup)
-        put(text, "\"call\": \"dup\", \"client\": \"0x%x\", \"parent\": \"0x%x\", \"object\": \"0x%x\", \"client_from\": \"0x%x\", "
-                  "\"object_from\": \"0x%x\"", dup->client, dup->parent, dup->object, dup->client_from, dup->object_from);
+        put(text,
+            "\"call\": \"dup\", \"client\": \"0x%x\", \"parent\": \"0x%x\", \"object\": \"0x%x\", "
+            "\"client_from\": \"0x%x\", "
+            "\"object_from\": \"0x%x\"",
+            dup->client, dup->parent, dup->object, dup->client_from, dup->object_from);
     else if (nr == RM_ESC_CONTROL && size == sizeof(struct rm_control))
         put_control(text, call);
     else
@@ -89,8 +100,8 @@ void rm_log(const struct rm *rm, const struct rm_call *call, uint32_t status, in
     struct text text = {.len = 0};
     if (rm->log < 0)
         return;
-    put(&text, "{\"t_us\": %.3f, \"pid\": %u, \"file\": %llu, \"owner\": %u, ", (double)gpu_now() / 1e3, call->caller,
-        (unsigned long long)call->ioctl.fh, call->owner);
+    put(&text, "{\"t_us\": %.3f, \"pid\": %u, \"file\": %llu, \"owner\": %u, ",
+        (double)gpu_now() / 1e3, call->caller, (unsigned long long)call->ioctl.fh, call->owner);
     put_what(&text, call);
     if (error)
         put(&text, ", \"errno\": %d", error);

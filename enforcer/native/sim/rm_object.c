@@ -9,10 +9,16 @@
 #include "rm.h"
 
 /* Classes that carry no meaning here; programs make and free them all the time. */
-static const uint32_t plain_classes[] = {
-    0x0005 /* event */, 0x003e /* system memory */, 0x0040 /* local memory */, 0x0070 /* virtual memory */,
-    0x50a0 /* virtual memory */, 0x90f1 /* address space */, 0x9067 /* subcontext */, 0xc661 /* usermode */,
-    0xc8b5 /* copies of Hopper */, 0xcbc0 /* compute of Hopper */};
+static const uint32_t plain_classes[] = {0x0005 /* event */,
+                                         0x003e /* system memory */,
+                                         0x0040 /* local memory */,
+                                         0x0070 /* virtual memory */,
+                                         0x50a0 /* virtual memory */,
+                                         0x90f1 /* address space */,
+                                         0x9067 /* subcontext */,
+                                         0xc661 /* usermode */,
+                                         0xc8b5 /* copies of Hopper */,
+                                         0xcbc0 /* compute of Hopper */};
 
 struct rm_client *rm_client_find(const struct rm_file *file, uint32_t handle)
 {
@@ -62,7 +68,7 @@ uint32_t rm_alloc_client(struct gpu *gpu, struct rm_file *file, uint32_t *handle
     return RM_OK;
 }
 
-/* ---- making ------------------------------------------------------------------------------------------------- */
+/* ---- making ---- */
 
 static uint32_t choose_handle(struct rm_client *client, uint32_t *handle)
 {
@@ -94,10 +100,13 @@ static unsigned engines_of(uint32_t engine)
 {
     if (engine <= RM_ENGINE_GRAPHICS_LAST)
         return 1u << ENG_COMPUTE;
-    return engine > RM_ENGINE_COPY9 ? 0 : (engine - RM_ENGINE_COPY0) % 2 ? 1u << ENG_DTOH : 1u << ENG_HTOD;
+    return engine > RM_ENGINE_COPY9         ? 0
+           : (engine - RM_ENGINE_COPY0) % 2 ? 1u << ENG_DTOH
+                                            : 1u << ENG_HTOD;
 }
 
-static uint32_t make_group(struct gpu *gpu, struct rm_object *object, const struct rm_group_params *params, uint32_t size)
+static uint32_t make_group(struct gpu *gpu, struct rm_object *object,
+                           const struct rm_group_params *params, uint32_t size)
 {
     if (object->parent->class_id != RM_CLASS_DEVICE)
         return RM_BAD_PARENT;
@@ -108,14 +117,18 @@ static uint32_t make_group(struct gpu *gpu, struct rm_object *object, const stru
     struct rm_group *group = calloc(1, sizeof *group);
     if (!group)
         return RM_NO_RESOURCES;
-    *group = (struct rm_group){.card = object->card, .id = (uint32_t)gpu->rm.next_group++, .engine = params->engine,
-                               .engines = engines_of(params->engine), .objects = 1,
+    *group = (struct rm_group){.card = object->card,
+                               .id = (uint32_t)gpu->rm.next_group++,
+                               .engine = params->engine,
+                               .engines = engines_of(params->engine),
+                               .objects = 1,
                                .slice_us = gpu->config.params.slice_ns / 1000};
     object->group = group;
     return RM_OK;
 }
 
-static uint32_t make_device(struct gpu *gpu, struct rm_object *object, const struct rm_device_params *params, uint32_t size)
+static uint32_t make_device(struct gpu *gpu, struct rm_object *object,
+                            const struct rm_device_params *params, uint32_t size)
 {
     if (object->parent->parent)
         return RM_BAD_PARENT;
@@ -153,8 +166,8 @@ static void drop_group(struct rm_group *group)
     free(group);
 }
 
-uint32_t rm_alloc_object(struct gpu *gpu, struct rm_client *client, uint32_t parent, uint32_t *handle, uint32_t class_id,
-                         const void *params, uint32_t size)
+uint32_t rm_alloc_object(struct gpu *gpu, struct rm_client *client, uint32_t parent,
+                         uint32_t *handle, uint32_t class_id, const void *params, uint32_t size)
 {
     struct rm_object object = {.parent = rm_object_find(client, parent), .class_id = class_id};
     if (!object.parent)
@@ -173,7 +186,8 @@ uint32_t rm_alloc_object(struct gpu *gpu, struct rm_client *client, uint32_t par
     return status;
 }
 
-uint32_t rm_dup_object(struct rm_client *client, uint32_t parent, uint32_t *handle, struct rm_client *from, uint32_t source)
+uint32_t rm_dup_object(struct rm_client *client, uint32_t parent, uint32_t *handle,
+                       struct rm_client *from, uint32_t source)
 {
     const struct rm_object *original = rm_object_find(from, source);
     struct rm_object object = {.parent = rm_object_find(client, parent)};
@@ -194,7 +208,7 @@ uint32_t rm_dup_object(struct rm_client *client, uint32_t parent, uint32_t *hand
     return status;
 }
 
-/* ---- freeing ------------------------------------------------------------------------------------------------ */
+/* ---- freeing ---- */
 
 static void release(struct rm_client *client, struct rm_object *object)
 {
@@ -217,7 +231,8 @@ static bool below(const struct rm_object *object, const struct rm_object *top)
     return object == top;
 }
 
-/* Everything below top and, unless it is the client itself, top. Children come before their parents in the list. */
+/* Everything below top and, unless it is the client itself, top. Children come before their parents
+ * in the list. */
 static void free_tree(struct rm_client *client, const struct rm_object *top)
 {
     for (struct rm_object **link = &client->objects, *object; (object = *link);) {

@@ -43,12 +43,13 @@ static void take_fds(struct msghdr *msg, int *fds, unsigned nfds)
             memcpy(fds, CMSG_DATA(head), nfds * sizeof(int));
 }
 
-static bool exchange(int sock, const void *message, size_t length, void *answer, size_t least, size_t size, int *fds,
-                     unsigned nfds)
+static bool exchange(int sock, const void *message, size_t length, void *answer, size_t least,
+                     size_t size, int *fds, unsigned nfds)
 {
     char control[CMSG_SPACE(2 * sizeof(int))];
     struct iovec iov = {answer, size};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct msghdr msg = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
     const struct sim_rep *rep = answer;
     ssize_t len;
     if (send(sock, message, length, MSG_NOSIGNAL) != (ssize_t)length)
@@ -64,7 +65,8 @@ static bool exchange(int sock, const void *message, size_t length, void *answer,
     return rep->status || len == (ssize_t)(least < size ? rep->size : size);
 }
 
-bool sim_exchange(int sock, const struct sim_req *req, void *answer, size_t size, int *fds, unsigned nfds)
+bool sim_exchange(int sock, const struct sim_req *req, void *answer, size_t size, int *fds,
+                  unsigned nfds)
 {
     return exchange(sock, req, sizeof *req, answer, size, size, fds, nfds);
 }
@@ -74,10 +76,11 @@ bool sim_exchange_list(int sock, const struct sim_req *req, void *answer, size_t
     return exchange(sock, req, sizeof *req, answer, sizeof(struct sim_rep), size, NULL, 0);
 }
 
-bool sim_exchange_text(int sock, uint32_t type, const uint64_t numbers[3], const char *text, struct sim_rep *rep)
+bool sim_exchange_text(int sock, uint32_t type, const uint64_t numbers[3], const char *text,
+                       struct sim_rep *rep)
 {
-    struct sim_text_req message = {.req = {SIM_MAGIC, SIM_VERSION, type, sizeof message, numbers[0], numbers[1],
-                                           numbers[2], 0}};
+    struct sim_text_req message = {.req = {SIM_MAGIC, SIM_VERSION, type, sizeof message, numbers[0],
+                                           numbers[1], numbers[2], 0}};
     if (snprintf(message.text, sizeof message.text, "%s", text) >= (int)sizeof message.text)
         return false;
     return exchange(sock, &message, sizeof message, rep, sizeof *rep, sizeof *rep, NULL, 0);
@@ -89,7 +92,8 @@ bool sim_hello(int sock, struct sim_node *node, struct sim_page **page)
     int fd = -1;
     if (!sim_exchange(sock, &req, node, sizeof *node, &fd, 1) || node->rep.status)
         return false;
-    void *map = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof **page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *map =
+        fd < 0 ? MAP_FAILED : mmap(NULL, sizeof **page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (fd >= 0)
         close(fd);
     if (map != MAP_FAILED)
@@ -97,7 +101,7 @@ bool sim_hello(int sock, struct sim_node *node, struct sim_page **page)
     return map != MAP_FAILED;
 }
 
-/* ---- faults --------------------------------------------------------------------------------------------- */
+/* ---- faults ---- */
 
 /* The name without what marks its version: _v2, _ptsz, _ptds. */
 static bool names(const char *call, const char *function)
@@ -108,20 +112,23 @@ static bool names(const char *call, const char *function)
     if (strcmp(call, "nvml*") == 0)
         return strncmp(function, "nvml", 4) == 0;
     return strncmp(call, function, len) == 0 &&
-           (!function[len] || strncmp(function + len, "_v", 2) == 0 || strncmp(function + len, "_pt", 3) == 0);
+           (!function[len] || strncmp(function + len, "_v", 2) == 0 ||
+            strncmp(function + len, "_pt", 3) == 0);
 }
 
 static bool take_one(struct sim_fault *fault)
 {
     int32_t left = __atomic_load_n(&fault->left, __ATOMIC_SEQ_CST);
-    while (left > 0 && !__atomic_compare_exchange_n(&fault->left, &left, left - 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    while (left > 0 && !__atomic_compare_exchange_n(&fault->left, &left, left - 1, false,
+                                                    __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         ;
     return left != 0;
 }
 
 static void pause_us(uint64_t us)
 {
-    struct timespec left = {.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000) * 1000};
+    struct timespec left = {.tv_sec = (time_t)(us / 1000000),
+                            .tv_nsec = (long)(us % 1000000) * 1000};
     while (nanosleep(&left, &left) != 0 && errno == EINTR)
         ;
 }
@@ -138,13 +145,15 @@ int sim_fault_act(struct sim_page *page, const char *function)
             return (int)fault->value;
         if (kind == SIM_FAULT_DELAY)
             pause_us(fault->value);
-        while (kind == SIM_FAULT_HANG && __atomic_load_n(&fault->kind, __ATOMIC_SEQ_CST) == SIM_FAULT_HANG)
+        while (kind == SIM_FAULT_HANG &&
+               __atomic_load_n(&fault->kind, __ATOMIC_SEQ_CST) == SIM_FAULT_HANG)
             pause_us(1000);
     }
     return 0;
 }
 
-/* The device file's permission decides, also the device cgroup's. No driver is behind it: ENXIO or ENODEV mean yes. */
+/* The device file's permission decides, also the device cgroup's. No driver is behind it: ENXIO or
+ * ENODEV mean yes. */
 bool sim_may_see(const struct sim_card_info *info)
 {
     int fd = open(info->path, O_RDWR | O_CLOEXEC | O_NONBLOCK);

@@ -10,24 +10,30 @@
 
 #include "sim_proto.h"
 
-int sim_connect(void); /* to the directory that QGPU_SIM_DIR names, else SIM_DEFAULT_DIR; -1: no simulator there */
-/* One request and its answer; answer begins with struct sim_rep. False: the connection is useless from now on. */
-bool sim_exchange(int sock, const struct sim_req *req, void *answer, size_t size, int *fds, unsigned nfds);
+/* to the directory that QGPU_SIM_DIR names, else SIM_DEFAULT_DIR; -1: no simulator there */
+int sim_connect(void);
+/* One request and its answer; answer begins with struct sim_rep. False: the connection is useless
+ * from now on. */
+bool sim_exchange(int sock, const struct sim_req *req, void *answer, size_t size, int *fds,
+                  unsigned nfds);
 bool sim_may_see(const struct sim_card_info *info);
 /* A request with a text. */
 /* The same for SIM_REQ_PROCS and SIM_REQ_UTIL, whose answers are at most so long. */
 bool sim_exchange_list(int sock, const struct sim_req *req, void *answer, size_t size);
-bool sim_exchange_text(int sock, uint32_t type, const uint64_t numbers[3], const char *text, struct sim_rep *rep);
+bool sim_exchange_text(int sock, uint32_t type, const uint64_t numbers[3], const char *text,
+                       struct sim_rep *rep);
 
 /* HELLO, and the process's page mapped; the old one, if any, stays mapped. */
 bool sim_hello(int sock, struct sim_node *node, struct sim_page **page);
 
-/* Acts out the faults that were asked for this function: waits, and returns the status that it has to answer, 0: none. */
+/* Acts out the faults that were asked for this function: waits, and returns the status that it has
+ * to answer, 0: none. */
 int sim_fault_act(struct sim_page *page, const char *function);
 
 static inline int sim_fault(struct sim_page *page, const char *function)
 {
-    return page && __atomic_load_n(&page->nfaults, __ATOMIC_RELAXED) ? sim_fault_act(page, function) : 0;
+    return page && __atomic_load_n(&page->nfaults, __ATOMIC_RELAXED) ? sim_fault_act(page, function)
+                                                                     : 0;
 }
 
 #endif

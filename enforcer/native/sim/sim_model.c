@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-void model_init(struct model_card *card, const struct model_params *params, const struct model_hooks *hooks, void *arg,
-                uint64_t now)
+void model_init(struct model_card *card, const struct model_params *params,
+                const struct model_hooks *hooks, void *arg, uint64_t now)
 {
     *card = (struct model_card){.params = *params, .hooks = *hooks, .arg = arg, .t = now};
 }
@@ -35,8 +35,8 @@ void model_stop_piece(struct model_card *card, unsigned engine, uint32_t flags)
         return;
     eng->executing = false;
     if (card->t > eng->piece_start && card->hooks.piece)
-        card->hooks.piece(card->arg, eng->cur, model_at(eng->cur, eng->cur->running[engine]), eng->piece_start, card->t,
-                          flags);
+        card->hooks.piece(card->arg, eng->cur, model_at(eng->cur, eng->cur->running[engine]),
+                          eng->piece_start, card->t, flags);
 }
 
 static void leave_engines(struct model_ctx *ctx)
@@ -74,10 +74,15 @@ void model_ctx_destroy(struct model_ctx *ctx)
 
 static unsigned engine_for(uint32_t op)
 {
-    return op == SIM_OP_HTOD ? ENG_HTOD : op == SIM_OP_DTOH || op == SIM_OP_PEER ? ENG_DTOH : ENG_COMPUTE;
+    return op == SIM_OP_HTOD                        ? ENG_HTOD
+           : op == SIM_OP_DTOH || op == SIM_OP_PEER ? ENG_DTOH
+                                                    : ENG_COMPUTE;
 }
 
-static bool for_host(uint32_t op) { return op == SIM_OP_FENCE || op == SIM_OP_HOST || op == SIM_OP_FREE; }
+static bool for_host(uint32_t op)
+{
+    return op == SIM_OP_FENCE || op == SIM_OP_HOST || op == SIM_OP_FREE;
+}
 
 static bool is_copy(const struct model_op *op)
 {
@@ -115,10 +120,18 @@ bool model_submit(struct model_ctx *ctx, const struct sim_cmd *cmd, uint64_t seq
     struct model_stream *stream = &ctx->streams[cmd->stream];
     struct model_op *op = model_at(ctx, link);
     bool launch = cmd->op == SIM_OP_KERNEL && !(cmd->flags & SIM_CMD_NODE);
-    *op = (struct model_op){.op = cmd->op, .stream = cmd->stream, .flags = cmd->flags, .seq = seq,
-                            .t_submit = cmd->t_submit,
-                            .not_before = cmd->t_submit + (launch ? ctx->card->params.launch_ns : 0),
-                            .left = duration, .work = cmd->a, .a = cmd->a, .b = cmd->b, .c = cmd->c};
+    *op =
+        (struct model_op){.op = cmd->op,
+                          .stream = cmd->stream,
+                          .flags = cmd->flags,
+                          .seq = seq,
+                          .t_submit = cmd->t_submit,
+                          .not_before = cmd->t_submit + (launch ? ctx->card->params.launch_ns : 0),
+                          .left = duration,
+                          .work = cmd->a,
+                          .a = cmd->a,
+                          .b = cmd->b,
+                          .c = cmd->c};
     if (model_timed(cmd->op))
         stream->engine = (uint8_t)engine_for(cmd->op);
     op->engine = for_host(cmd->op) ? ENG_NONE : stream->engine;

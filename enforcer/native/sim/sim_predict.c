@@ -1,13 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * When the device side has to wake up next: a lower bound, computed from the commands that are known. Too early costs a
- * look that finds nothing, too late would be a completion that the program learns late.
+ * When the device side has to wake up next: a lower bound, computed from the commands that are
+ * known. Too early costs a look that finds nothing, too late would be a completion that the program
+ * learns late.
  */
 #include "sim_model.h"
 
-static uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t min64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
 
-static uint64_t add(uint64_t a, uint64_t b) { return a > MODEL_NEVER - b ? MODEL_NEVER : a + b; }
+static uint64_t add(uint64_t a, uint64_t b)
+{
+    return a > MODEL_NEVER - b ? MODEL_NEVER : a + b;
+}
 
 /* Work of one stream that comes before sequence number seq. */
 static uint64_t work_before(const struct model_ctx *ctx, uint32_t stream, uint64_t seq)
@@ -21,15 +28,20 @@ static uint64_t work_before(const struct model_ctx *ctx, uint32_t stream, uint64
     return sum;
 }
 
-static uint64_t max64(uint64_t a, uint64_t b) { return a > b ? a : b; }
+static uint64_t max64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
 
-/* Two pieces of work that both have to end: one after the other on one engine, perhaps at the same time on several. */
+/* Two pieces of work that both have to end: one after the other on one engine, perhaps at the same
+ * time on several. */
 static uint64_t both(const struct model_ctx *ctx, uint64_t a, uint64_t b)
 {
     return ctx->ncopies ? max64(a, b) : add(a, b);
 }
 
-/* Work before seq of the streams that are ordered with the default stream (of all streams if all), not of except. */
+/* Work before seq of the streams that are ordered with the default stream (of all streams if all),
+ * not of except. */
 static uint64_t work_of_others(const struct model_ctx *ctx, uint32_t except, bool all, uint64_t seq)
 {
     uint64_t work = 0;
@@ -41,27 +53,34 @@ static uint64_t work_of_others(const struct model_ctx *ctx, uint32_t except, boo
     return work;
 }
 
-/* Work of other streams that has to end before op may (behind_others and wait_over in sim_sched.c). */
+/* Work of other streams that has to end before op may (behind_others and wait_over in sim_sched.c).
+ */
 static uint64_t work_ahead(const struct model_ctx *ctx, const struct model_op *op)
 {
     bool all = op->stream == SIM_STREAM_ALL;
     uint64_t legacy = 0;
     if (op->op == SIM_OP_WAIT)
-        return op->a == ctx->id && op->b < SIM_STREAMS && op->b != op->stream ?
-            work_before(ctx, (uint32_t)op->b, op->c + 1) : 0;
+        return op->a == ctx->id && op->b < SIM_STREAMS && op->b != op->stream
+                   ? work_before(ctx, (uint32_t)op->b, op->c + 1)
+                   : 0;
     if (op->flags & SIM_CMD_NONBLOCKING && !all)
         return 0;
     if (all || op->stream == 0)
         return work_of_others(ctx, op->stream, all, op->seq);
-    /* Behind the default stream, and with it behind everything that its newest earlier command waits for. */
-    for (uint16_t link = ctx->streams[0].head; link && model_at(ctx, link)->seq < op->seq; link = model_at(ctx, link)->next)
+    /* Behind the default stream, and with it behind everything that its newest earlier command
+     * waits for. */
+    for (uint16_t link = ctx->streams[0].head; link && model_at(ctx, link)->seq < op->seq;
+         link = model_at(ctx, link)->next)
         legacy = model_at(ctx, link)->seq;
-    return legacy ? both(ctx, work_before(ctx, 0, op->seq), work_of_others(ctx, op->stream, false, legacy)) : 0;
+    return legacy ? both(ctx, work_before(ctx, 0, op->seq),
+                         work_of_others(ctx, op->stream, false, legacy))
+                  : 0;
 }
 
 static bool waits_for_client(const struct model_ctx *ctx, const struct model_op *op)
 {
-    return (op->op == SIM_OP_HOST || model_awaits_word(op->op)) && ctx->streams[op->stream].client_done < op->seq;
+    return (op->op == SIM_OP_HOST || model_awaits_word(op->op)) &&
+           ctx->streams[op->stream].client_done < op->seq;
 }
 
 /* The engine does nothing for the context until that is let go. */
@@ -71,8 +90,8 @@ static bool held(const struct model_ctx *ctx, unsigned engine)
            !(ctx->card->engines[engine].cur == ctx && model_leaving(ctx->card, engine));
 }
 
-/* Earliest end of the stream's first observable command if the context had the compute engine from t on. *sum: its
- * work. */
+/* Earliest end of the stream's first observable command if the context had the compute engine from
+ * t on. *sum: its work. */
 static uint64_t stream_wake(const struct model_ctx *ctx, uint16_t link, uint64_t t, uint64_t *sum)
 {
     uint64_t at = ctx->card->t, ahead = 0;
@@ -88,7 +107,8 @@ static uint64_t stream_wake(const struct model_ctx *ctx, uint16_t link, uint64_t
         if (held(ctx, op->engine))
             return MODEL_NEVER;
         if (op->op == SIM_OP_WAIT || model_observable(op->op))
-            ahead = max64(ahead, work_ahead(ctx, op)); /* what two of them wait for may be the same work */
+            /* what two of them wait for may be the same work */
+            ahead = max64(ahead, work_ahead(ctx, op));
         if (!model_observable(op->op))
             continue;
         ahead = both(ctx, *sum, ahead);
@@ -97,7 +117,8 @@ static uint64_t stream_wake(const struct model_ctx *ctx, uint16_t link, uint64_t
     return MODEL_NEVER;
 }
 
-/* The same for the whole context; with space also the time when about a quarter of its work is done. */
+/* The same for the whole context; with space also the time when about a quarter of its work is
+ * done. */
 static uint64_t ctx_wake(const struct model_ctx *ctx, uint64_t t, bool space)
 {
     uint64_t best = MODEL_NEVER, total = 0, sum;
@@ -122,10 +143,12 @@ static uint64_t cur_yields(const struct model_card *card)
     if (card->params.run_to_end)
         return add(t, model_at(cur, link)->left);
     if (cur->ncopies) /* what follows may have to wait for a copy, and the turn be given away */
-        return card->t >= eng->slice_end ? card->t : min64(add(t, model_at(cur, link)->left), eng->slice_end);
+        return card->t >= eng->slice_end ? card->t
+                                         : min64(add(t, model_at(cur, link)->left), eng->slice_end);
     for (; link && t < eng->slice_end; link = model_at(cur, link)->next) {
         const struct model_op *op = model_at(cur, link);
-        bool passes = model_timed(op->op) || op->op == SIM_OP_EVENT || op->op == SIM_OP_WRITE32 || op->op == SIM_OP_WRITE64;
+        bool passes = model_timed(op->op) || op->op == SIM_OP_EVENT || op->op == SIM_OP_WRITE32 ||
+                      op->op == SIM_OP_WRITE64;
         if (!passes || op->not_before > t)
             break;
         t = add(t, op->left);
@@ -139,6 +162,7 @@ uint64_t model_next_wake(const struct model_card *card, bool (*space)(const stru
     uint64_t best = MODEL_NEVER, later = add(cur_yields(card), card->params.switch_ns);
     for (const struct model_ctx *ctx = card->ctxs; ctx; ctx = ctx->next)
         if (ctx->nops)
-            best = min64(best, ctx_wake(ctx, ctx == cur || !cur ? card->t : later, space && space(ctx)));
+            best = min64(best,
+                         ctx_wake(ctx, ctx == cur || !cur ? card->t : later, space && space(ctx)));
     return best != MODEL_NEVER && best < card->stall_end ? card->stall_end : best;
 }

@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Time in the model: which command may run, who is on which engine, and moving on to the next change.
+ * Time in the model: which command may run, who is on which engine, and moving on to the next
+ * change.
  */
 #include "sim_model.h"
 
-static uint64_t min64(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t min64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
 
-/* ---- which command may run ------------------------------------------------------------------------------ */
+/* ---- which command may run ---- */
 
-/* The legacy default stream (slot 0) is ordered with all streams that are not NON_BLOCKING, slot ALL with every one. */
+/* The legacy default stream (slot 0) is ordered with all streams that are not NON_BLOCKING, slot
+ * ALL with every one. */
 static bool behind_others(const struct model_ctx *ctx, const struct model_op *op)
 {
     bool all = op->stream == SIM_STREAM_ALL, legacy = op->stream == 0;
@@ -21,7 +26,8 @@ static bool behind_others(const struct model_ctx *ctx, const struct model_op *op
     for (unsigned i = 0; i < ctx->nactive; i++) {
         const struct model_op *head = model_head(ctx, ctx->active[i]);
         bool free_runner = head->flags & SIM_CMD_NONBLOCKING && !all;
-        if (head->stream != op->stream && head->stream != SIM_STREAM_ALL && !free_runner && head->seq < op->seq)
+        if (head->stream != op->stream && head->stream != SIM_STREAM_ALL && !free_runner &&
+            head->seq < op->seq)
             return true;
     }
     return false;
@@ -30,8 +36,10 @@ static bool behind_others(const struct model_ctx *ctx, const struct model_op *op
 static bool wait_over(const struct model_ctx *ctx, const struct model_op *op)
 {
     const struct model_card *card = ctx->card;
-    const struct model_ctx *other = op->a == ctx->id ? ctx :
-        card->hooks.find ? card->hooks.find(card->arg, (uint32_t)op->a) : NULL;
+    const struct model_ctx *other = op->a == ctx->id ? ctx
+                                    : card->hooks.find
+                                        ? card->hooks.find(card->arg, (uint32_t)op->a)
+                                        : NULL;
     return !other || op->b >= SIM_STREAMS || other->streams[op->b].done_seq >= op->c;
 }
 
@@ -49,9 +57,10 @@ static bool ready(const struct model_ctx *ctx, const struct model_op *op)
 
 enum pick { PICK_ANY, PICK_TIMELESS };
 
-/* The ready stream head of an engine with the smallest sequence number; 0 if none. *soonest: earliest later time at which
- * a head may become ready by itself. */
-static uint16_t pick(const struct model_ctx *ctx, unsigned engine, enum pick what, uint64_t *soonest)
+/* The ready stream head of an engine with the smallest sequence number; 0 if none. *soonest:
+ * earliest later time at which a head may become ready by itself. */
+static uint16_t pick(const struct model_ctx *ctx, unsigned engine, enum pick what,
+                     uint64_t *soonest)
 {
     uint16_t best = 0;
     for (unsigned i = 0; i < ctx->nactive; i++) {
@@ -71,18 +80,22 @@ static uint16_t pick(const struct model_ctx *ctx, unsigned engine, enum pick wha
 static uint16_t pick_next(const struct model_ctx *ctx, unsigned engine, uint64_t *soonest)
 {
     if (ctx->held[engine])
-        return ctx->card->engines[engine].cur == ctx && model_leaving(ctx->card, engine) ? ctx->running[engine] : 0;
+        return ctx->card->engines[engine].cur == ctx && model_leaving(ctx->card, engine)
+                   ? ctx->running[engine]
+                   : 0;
     return ctx->running[engine] ? ctx->running[engine] : pick(ctx, engine, PICK_ANY, soonest);
 }
 
-/* ---- who is on an engine -------------------------------------------------------------------------------- */
+/* ---- who is on an engine ---- */
 
-static uint64_t slice_of(const struct model_card *card, const struct model_ctx *ctx, unsigned engine)
+static uint64_t slice_of(const struct model_card *card, const struct model_ctx *ctx,
+                         unsigned engine)
 {
     return ctx->slice_ns[engine] ? ctx->slice_ns[engine] : card->params.slice_ns;
 }
 
-static enum model_preempt preempts(const struct model_ctx *ctx, unsigned engine, const struct model_op *op)
+static enum model_preempt preempts(const struct model_ctx *ctx, unsigned engine,
+                                   const struct model_op *op)
 {
     const struct model_params *params = &ctx->card->params;
     if (engine != ENG_COMPUTE)
@@ -104,7 +117,8 @@ static uint64_t to_stop(const struct model_ctx *ctx, unsigned engine)
     return mode == PREEMPT_BLOCK && block ? op->left % block : op->left;
 }
 
-static struct model_ctx *next_ctx(struct model_card *card, unsigned engine, struct model_ctx *after, uint64_t *soonest)
+static struct model_ctx *next_ctx(struct model_card *card, unsigned engine, struct model_ctx *after,
+                                  uint64_t *soonest)
 {
     struct model_ctx *start = after && after->next ? after->next : card->ctxs;
     struct model_ctx *ctx = start;
@@ -131,8 +145,8 @@ static void switch_to(struct model_card *card, unsigned engine, struct model_ctx
     card->switches += costs;
 }
 
-/* A kernel that can be stopped at its end only, or between its blocks, keeps the engine until then, however long its
- * slice is over. So does what has been told to leave and takes its time. */
+/* A kernel that can be stopped at its end only, or between its blocks, keeps the engine until then,
+ * however long its slice is over. So does what has been told to leave and takes its time. */
 static uint64_t unstoppable(const struct model_card *card, unsigned engine)
 {
     const struct model_ctx *cur = card->engines[engine].cur;
@@ -165,7 +179,7 @@ static uint16_t schedule(struct model_card *card, unsigned engine, uint64_t *soo
     return link;
 }
 
-/* ---- time ----------------------------------------------------------------------------------------------- */
+/* ---- time ---- */
 
 /* Ends one command that needs no engine and is due. */
 static bool finish_for_host(struct model_card *card, uint64_t *next)
@@ -180,8 +194,8 @@ static bool finish_for_host(struct model_card *card, uint64_t *next)
     return false;
 }
 
-/* A kernel goes to the engine when the front end has taken it: launches of a context are launch_ns apart. The engine
- * waits for it, the context has work. Returns when; card->t or earlier: now. */
+/* A kernel goes to the engine when the front end has taken it: launches of a context are launch_ns
+ * apart. The engine waits for it, the context has work. Returns when; card->t or earlier: now. */
 static uint64_t start_time(const struct model_ctx *ctx, const struct model_op *op)
 {
     return op->op == SIM_OP_KERNEL && !(op->flags & SIM_CMD_NODE) ? ctx->next_launch : 0;
@@ -198,8 +212,8 @@ static void start(struct model_card *card, unsigned engine, uint16_t link)
     eng->cur->running[engine] = link;
 }
 
-/* What the engine does at card->t. True: something ended that takes no time; look again. *next: no later than its next
- * change. */
+/* What the engine does at card->t. True: something ended that takes no time; look again. *next: no
+ * later than its next change. */
 static bool settle_engine(struct model_card *card, unsigned engine, uint64_t *next)
 {
     struct model_engine *eng = &card->engines[engine];
@@ -218,7 +232,8 @@ static bool settle_engine(struct model_card *card, unsigned engine, uint64_t *ne
     }
     uint64_t from = eng->cur->running[engine] ? 0 : start_time(eng->cur, op);
     uint64_t keeps = unstoppable(card, engine);
-    *next = min64(*next, eng->slice_end > card->t && !eng->cur->held[engine] ? eng->slice_end : card->t + keeps);
+    *next = min64(*next, eng->slice_end > card->t && !eng->cur->held[engine] ? eng->slice_end
+                                                                             : card->t + keeps);
     if (from > card->t) {
         *next = min64(*next, from);
         return false;
@@ -287,7 +302,7 @@ void model_stall(struct model_card *card, uint64_t ns)
     card->stall_end = card->t + ns;
 }
 
-/* ---- orders from outside ------------------------------------------------------------------------------------ */
+/* ---- orders from outside ---- */
 
 static uint64_t preempted_at(const struct model_ctx *ctx, unsigned engine)
 {
@@ -326,7 +341,8 @@ void model_set_slice(struct model_ctx *ctx, unsigned engine, uint64_t ns)
     struct model_engine *eng = &ctx->card->engines[engine];
     ctx->slice_ns[engine] = ns;
     if (eng->cur == ctx)
-        eng->slice_end = min64(eng->slice_end, ctx->card->t + eng->switch_left + slice_of(ctx->card, ctx, engine));
+        eng->slice_end = min64(eng->slice_end,
+                               ctx->card->t + eng->switch_left + slice_of(ctx->card, ctx, engine));
 }
 
 uint64_t model_leaves(const struct model_ctx *ctx, unsigned engine)

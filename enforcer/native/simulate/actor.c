@@ -1,75 +1,102 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A tenant: its requests, its only thread and the gate that this one obeys, and what it shows the arbiter.
+ * A tenant: its requests, its only thread and the gate that this one obeys, and what it shows the
+ * arbiter.
  */
 #include <math.h>
 #include <stdlib.h>
 
 #include "simulate.h"
 
-/* As the arbiter's sampling has it: who stands at an open gate for so long without a launch is doubted for a while,
- * and work without any progress earns no more turns. */
+/* As the arbiter's sampling has it: who stands at an open gate for so long without a launch is
+ * doubted for a while, and work without any progress earns no more turns. */
 #define UNUSED_LEASE_NS (5 * QP_MS)
 #define UNUSED_AGAIN_NS (1 * QP_MS)
-#define DOUBT_MIN_NS (10 * QP_MS)
-#define DOUBT_MAX_NS (1000 * QP_MS)
+#define DOUBT_MIN_NS    (10 * QP_MS)
+#define DOUBT_MAX_NS    (1000 * QP_MS)
 #define STUCK_ONLINE_NS (60000 * QP_MS)
-#define STUCK_NS (2000 * QP_MS)
-#define STUCK_LEAST_NS (100 * QP_MS) /* ... sooner if its longest kernel takes less than a quarter of that */
-#define STUCK_TIMES 4u
+#define STUCK_NS        (2000 * QP_MS)
+/* ... sooner if its longest kernel takes less than a quarter of that */
+#define STUCK_LEAST_NS (100 * QP_MS)
+#define STUCK_TIMES    4u
 
-static uint64_t draw(struct machine *m) { /* xorshift64* */
+static uint64_t draw(struct machine *m)
+{ /* xorshift64* */
     m->rng ^= m->rng >> 12;
     m->rng ^= m->rng << 25;
     m->rng ^= m->rng >> 27;
     return m->rng * 2685821657736338717ull;
 }
 
-static double uniform(struct machine *m) { return (double)(draw(m) >> 11) * 0x1p-53; }
-
-/* Half the mean to half more: wake-ups have a floor. */
-uint64_t spread(struct machine *m, uint64_t mean) { return mean ? mean / 2 + draw(m) % (mean + 1) : 0; }
-
-void ring(struct machine *m) {
-    uint64_t at = m->now + spread(m, m->arbiter_ns);
-    if (at < m->decide_ns) m->decide_ns = at;
+static double uniform(struct machine *m)
+{
+    return (double)(draw(m) >> 11) * 0x1p-53;
 }
 
-static const char *const mode_names[MODES] = {"away", "idle", "run", "wait-share", "wait-preempted", "wake"};
+/* Half the mean to half more: wake-ups have a floor. */
+uint64_t spread(struct machine *m, uint64_t mean)
+{
+    return mean ? mean / 2 + draw(m) % (mean + 1) : 0;
+}
 
-static enum mode mode_of(const struct actor *a) {
+void ring(struct machine *m)
+{
+    uint64_t at = m->now + spread(m, m->arbiter_ns);
+    if (at < m->decide_ns)
+        m->decide_ns = at;
+}
+
+static const char *const mode_names[MODES] = {"away",       "idle",           "run",
+                                              "wait-share", "wait-preempted", "wake"};
+
+static enum mode mode_of(const struct actor *a)
+{
     switch (a->state) {
-    case ST_AWAY: return MODE_AWAY;
+    case ST_AWAY:
+        return MODE_AWAY;
     case ST_RUNNING:
-    case ST_DRAINING: return MODE_RUN;
-    case ST_STANDING: return a->gate & QG_GATE_WHY_PREEMPTED ? MODE_PREEMPTED : MODE_SHARE;
-    case ST_WAKING: return MODE_WAKE;
-    default: return MODE_IDLE;
+    case ST_DRAINING:
+        return MODE_RUN;
+    case ST_STANDING:
+        return a->gate & QG_GATE_WHY_PREEMPTED ? MODE_PREEMPTED : MODE_SHARE;
+    case ST_WAKING:
+        return MODE_WAKE;
+    default:
+        return MODE_IDLE;
     }
 }
 
-static void note_mode(struct world *w, struct machine *m, struct actor *a) {
+static void note_mode(struct world *w, struct machine *m, struct actor *a)
+{
     enum mode mode = mode_of(a);
-    if (mode == a->mode) return;
+    if (mode == a->mode)
+        return;
     a->mode_ns[a->mode] += m->now - a->mode_since_ns;
     a->mode = mode;
     a->mode_since_ns = m->now;
     if (w->timeline)
-        fprintf(w->timeline, "%llu,%u,%u,%s\n", (unsigned long long)m->now, m->number, (uint32_t)(a - w->actors),
-                mode_names[mode]);
+        fprintf(w->timeline, "%llu,%u,%u,%s\n", (unsigned long long)m->now, m->number,
+                (uint32_t)(a - w->actors), mode_names[mode]);
 }
 
-static bool on_card(enum state s) { return s == ST_RUNNING || s == ST_DRAINING; }
+static bool on_card(enum state s)
+{
+    return s == ST_RUNNING || s == ST_DRAINING;
+}
 
-void actor_enter(struct world *w, struct machine *m, struct actor *a, enum state state) {
+void actor_enter(struct world *w, struct machine *m, struct actor *a, enum state state)
+{
     bool before = on_card(a->state), after = on_card(state);
     a->state = state;
-    if (!before && after) a->progress_ns = m->now;
-    if (before && !after) a->ended_ns = m->now;
+    if (!before && after)
+        a->progress_ns = m->now;
+    if (before && !after)
+        a->ended_ns = m->now;
     if (before != after) {
         m->nrunning = 0;
         for (uint32_t i = 0; i < m->nactors; i++) {
-            if (on_card(m->actors[i]->state)) m->running[m->nrunning++] = (uint16_t)i;
+            if (on_card(m->actors[i]->state))
+                m->running[m->nrunning++] = (uint16_t)i;
         }
     }
     note_mode(w, m, a);
@@ -77,19 +104,23 @@ void actor_enter(struct world *w, struct machine *m, struct actor *a, enum state
 
 /* ---- work ---- */
 
-static void queue_put(struct queue *q, uint64_t at) {
+static void queue_put(struct queue *q, uint64_t at)
+{
     if (q->n == q->cap) {
         uint32_t cap = q->cap ? q->cap * 2 : 64;
         uint64_t *grown = malloc(cap * sizeof(*grown));
-        if (!grown) abort();
-        for (uint32_t i = 0; i < q->n; i++) grown[i] = q->at[(q->head + i) % q->cap];
+        if (!grown)
+            abort();
+        for (uint32_t i = 0; i < q->n; i++)
+            grown[i] = q->at[(q->head + i) % q->cap];
         free(q->at);
         *q = (struct queue){.at = grown, .cap = cap, .n = q->n};
     }
     q->at[(q->head + q->n++) % q->cap] = at;
 }
 
-static uint64_t queue_take(struct queue *q) {
+static uint64_t queue_take(struct queue *q)
+{
     uint64_t at = q->at[q->head];
     q->head = (q->head + 1) % q->cap;
     q->n--;
@@ -97,20 +128,26 @@ static uint64_t queue_take(struct queue *q) {
 }
 
 /* Equal kernels without a pause between them are one run; others come one by one. */
-static void next_run(struct machine *m, struct actor *a) {
+static void next_run(struct machine *m, struct actor *a)
+{
     bool single = a->nkernels > 1 || a->gap_ns;
     a->length_ns = a->kernel_ns[a->nkernels > 1 ? draw(m) % a->nkernels : 0];
     uint64_t most = (1ull << 60) / a->length_ns, kernels = 1;
-    if (!single) kernels = a->load == LOAD_ENDLESS || a->kernels_left > most ? most : a->kernels_left;
+    if (!single)
+        kernels = a->load == LOAD_ENDLESS || a->kernels_left > most ? most : a->kernels_left;
     a->run_ns = kernels * a->length_ns;
-    if (a->load != LOAD_ENDLESS) a->kernels_left -= (uint32_t)kernels;
+    if (a->load != LOAD_ENDLESS)
+        a->kernels_left -= (uint32_t)kernels;
 }
 
 /* Is there something to launch? Takes the next request where the last one is done. */
-static bool has_work(struct machine *m, struct actor *a) {
-    if (a->run_ns) return true;
+static bool has_work(struct machine *m, struct actor *a)
+{
+    if (a->run_ns)
+        return true;
     if (a->load != LOAD_ENDLESS && !a->kernels_left) {
-        if (!a->queue.n) return false;
+        if (!a->queue.n)
+            return false;
         a->head_ns = queue_take(&a->queue);
         a->kernels_left = a->per_request;
     }
@@ -118,24 +155,31 @@ static bool has_work(struct machine *m, struct actor *a) {
     return true;
 }
 
-static void request_done(struct machine *m, struct actor *a) {
-    if (a->load == LOAD_ENDLESS || a->kernels_left) return;
+static void request_done(struct machine *m, struct actor *a)
+{
+    if (a->load == LOAD_ENDLESS || a->kernels_left)
+        return;
     latency_add(&a->latency, m->now - a->head_ns);
     a->requests++;
 }
 
 /* ---- the gate ---- */
 
-static void launch(struct world *w, struct machine *m, struct actor *a) {
+static void launch(struct world *w, struct machine *m, struct actor *a)
+{
     a->launched = true;
-    if (!a->began_ns) a->rang = a->gate & QG_GATE_NOTIFY;
-    if (!a->began_ns) a->began_ns = m->now;
-    if (a->gate & QG_GATE_NOTIFY) ring(m);
+    if (!a->began_ns)
+        a->rang = a->gate & QG_GATE_NOTIFY;
+    if (!a->began_ns)
+        a->began_ns = m->now;
+    if (a->gate & QG_GATE_NOTIFY)
+        ring(m);
     actor_enter(w, m, a, ST_RUNNING);
 }
 
 /* Wants to launch now. */
-static void come(struct world *w, struct machine *m, struct actor *a) {
+static void come(struct world *w, struct machine *m, struct actor *a)
+{
     if (a->halted) {
         actor_enter(w, m, a, ST_IDLE);
     } else if (!has_work(m, a)) {
@@ -148,55 +192,78 @@ static void come(struct world *w, struct machine *m, struct actor *a) {
     }
 }
 
-/* What is in flight when no more launches come: the kernel that runs, and what the window or the queue let in. */
-static uint64_t in_flight(const struct machine *m, const struct actor *a) {
+/* What is in flight when no more launches come: the kernel that runs, and what the window or the
+ * queue let in. */
+static uint64_t in_flight(const struct machine *m, const struct actor *a)
+{
     uint64_t rest = a->run_ns % a->length_ns, depth = m->queue_depth * a->length_ns, more = 0;
-    if (!rest) rest = a->length_ns;
-    if (a->gap_ns || a->nkernels > 1) return rest;
-    if (a->gate & QG_GATE_WINDOW) depth = m->window_ns;
-    if (depth > rest) more = (depth - rest) / a->length_ns * a->length_ns;
+    if (!rest)
+        rest = a->length_ns;
+    if (a->gap_ns || a->nkernels > 1)
+        return rest;
+    if (a->gate & QG_GATE_WINDOW)
+        depth = m->window_ns;
+    if (depth > rest)
+        more = (depth - rest) / a->length_ns * a->length_ns;
     return rest + more < a->run_ns ? rest + more : a->run_ns;
 }
 
-static void stop_launching(struct world *w, struct machine *m, struct actor *a) {
+static void stop_launching(struct world *w, struct machine *m, struct actor *a)
+{
     a->flight_ns = in_flight(m, a);
     actor_enter(w, m, a, ST_DRAINING);
 }
 
-static void closed(struct world *w, struct machine *m, struct actor *a, bool preempted) {
-    if (preempted && (a->state == ST_RUNNING || a->state == ST_WAKING)) a->preemptions++;
-    if (a->state == ST_RUNNING) stop_launching(w, m, a);
-    else if (a->state == ST_WAKING) actor_enter(w, m, a, ST_STANDING);
-    else if (a->state == ST_DRAINING) a->timer_ns = QP_NEVER;
-    if (a->state != ST_THINKING) a->timer_ns = QP_NEVER;
+static void closed(struct world *w, struct machine *m, struct actor *a, bool preempted)
+{
+    if (preempted && (a->state == ST_RUNNING || a->state == ST_WAKING))
+        a->preemptions++;
+    if (a->state == ST_RUNNING)
+        stop_launching(w, m, a);
+    else if (a->state == ST_WAKING)
+        actor_enter(w, m, a, ST_STANDING);
+    else if (a->state == ST_DRAINING)
+        a->timer_ns = QP_NEVER;
+    if (a->state != ST_THINKING)
+        a->timer_ns = QP_NEVER;
 }
 
-static void opened(struct world *w, struct machine *m, struct actor *a) {
+static void opened(struct world *w, struct machine *m, struct actor *a)
+{
     a->turns++;
     a->opened_ns = m->now;
     a->began_ns = 0;
-    if (a->halted || (a->state != ST_STANDING && a->state != ST_DRAINING)) return;
+    if (a->halted || (a->state != ST_STANDING && a->state != ST_DRAINING))
+        return;
     a->timer_ns = m->now + spread(m, m->tenant_ns);
-    if (a->state == ST_STANDING) actor_enter(w, m, a, ST_WAKING);
+    if (a->state == ST_STANDING)
+        actor_enter(w, m, a, ST_WAKING);
 }
 
-void actor_gate(struct world *w, struct machine *m, struct actor *a, uint32_t gate) {
+void actor_gate(struct world *w, struct machine *m, struct actor *a, uint32_t gate)
+{
     uint32_t moved = (a->gate ^ gate) & QG_GATE_CLOSED;
-    if (moved && (gate & QG_GATE_CLOSED)) closed(w, m, a, gate & QG_GATE_WHY_PREEMPTED); /* with the old window */
+    /* with the old window */
+    if (moved && (gate & QG_GATE_CLOSED))
+        closed(w, m, a, gate & QG_GATE_WHY_PREEMPTED);
     a->gate = gate;
-    if (moved && !(gate & QG_GATE_CLOSED)) opened(w, m, a);
+    if (moved && !(gate & QG_GATE_CLOSED))
+        opened(w, m, a);
     note_mode(w, m, a);
 }
 
 /* ---- what happens when ---- */
 
-void actor_ran(struct world *w, struct machine *m, struct actor *a) {
-    if (!a->run_ns) request_done(m, a);
+void actor_ran(struct world *w, struct machine *m, struct actor *a)
+{
+    if (!a->run_ns)
+        request_done(m, a);
     if (a->state == ST_DRAINING && a->timer_ns != QP_NEVER) {
         actor_enter(w, m, a, ST_WAKING); /* its gate is open again, its thread not there yet */
     } else if (a->state == ST_DRAINING && a->run_ns) {
         actor_enter(w, m, a, a->halted ? ST_IDLE : ST_STANDING);
-        if (!(a->gate & QG_GATE_CLOSED)) come(w, m, a);
+        if (!(a->gate & QG_GATE_CLOSED))
+            come(w, m, a);
     } else if (a->gap_ns && !a->halted) {
         a->timer_ns = m->now + spread(m, a->gap_ns);
         actor_enter(w, m, a, ST_THINKING);
@@ -205,71 +272,92 @@ void actor_ran(struct world *w, struct machine *m, struct actor *a) {
     }
 }
 
-static uint64_t next_arrival(struct machine *m, const struct actor *a) {
-    if (a->load == LOAD_PERIODIC) return a->arrival_ns + a->period_ns;
+static uint64_t next_arrival(struct machine *m, const struct actor *a)
+{
+    if (a->load == LOAD_PERIODIC)
+        return a->arrival_ns + a->period_ns;
     double wait = -log(1 - uniform(m)) * (double)a->period_ns;
     return a->arrival_ns + (uint64_t)wait + 1;
 }
 
-static void arrive(struct world *w, struct machine *m, struct actor *a) {
+static void arrive(struct world *w, struct machine *m, struct actor *a)
+{
     queue_put(&a->queue, a->arrival_ns);
     a->arrival_ns = next_arrival(m, a);
-    if (a->state == ST_IDLE) come(w, m, a);
+    if (a->state == ST_IDLE)
+        come(w, m, a);
 }
 
-static void start(struct world *w, struct machine *m, struct actor *a) {
+static void start(struct world *w, struct machine *m, struct actor *a)
+{
     a->state = ST_IDLE;
     a->arrival_ns = QP_NEVER;
     if (a->load != LOAD_ENDLESS) {
         a->arrival_ns = m->now;
-        if (a->load == LOAD_POISSON) a->arrival_ns = next_arrival(m, a);
+        if (a->load == LOAD_POISSON)
+            a->arrival_ns = next_arrival(m, a);
     }
     a->gate = QG_GATE_CLOSED; /* until the first decision */
     a->timer_ns = QP_NEVER;
     note_mode(w, m, a);
     ring(m);
-    if (a->load == LOAD_ENDLESS) come(w, m, a);
+    if (a->load == LOAD_ENDLESS)
+        come(w, m, a);
 }
 
-static void leave(struct world *w, struct machine *m, struct actor *a) {
+static void leave(struct world *w, struct machine *m, struct actor *a)
+{
     actor_enter(w, m, a, ST_AWAY);
     a->timer_ns = a->arrival_ns = a->stop_ns = QP_NEVER;
     a->start_ns = QP_NEVER;
     for (uint32_t i = 0; i < m->nactors; i++) {
-        if (m->actors[i] == a) qp_forget(m->policy_card, i);
+        if (m->actors[i] == a)
+            qp_forget(m->policy_card, i);
     }
     ring(m);
 }
 
-static uint64_t stop_due(const struct actor *a) {
-    if (a->next_stop >= a->nstops) return QP_NEVER;
+static uint64_t stop_due(const struct actor *a)
+{
+    if (a->next_stop >= a->nstops)
+        return QP_NEVER;
     return a->stops[a->next_stop][a->halted];
 }
 
 /* SIGSTOP and SIGCONT. */
-static void halt_or_go_on(struct world *w, struct machine *m, struct actor *a) {
+static void halt_or_go_on(struct world *w, struct machine *m, struct actor *a)
+{
     if (!a->halted) {
         a->halted = true;
-        if (a->state == ST_RUNNING) stop_launching(w, m, a);
-        if (a->state != ST_DRAINING && a->state != ST_STANDING && a->state != ST_WAKING) a->state = ST_IDLE;
-        if (a->state == ST_WAKING) actor_enter(w, m, a, ST_STANDING);
+        if (a->state == ST_RUNNING)
+            stop_launching(w, m, a);
+        if (a->state != ST_DRAINING && a->state != ST_STANDING && a->state != ST_WAKING)
+            a->state = ST_IDLE;
+        if (a->state == ST_WAKING)
+            actor_enter(w, m, a, ST_STANDING);
         a->timer_ns = QP_NEVER;
         return;
     }
     a->halted = false;
     a->next_stop++;
-    if (a->state == ST_IDLE || a->state == ST_STANDING) come(w, m, a);
+    if (a->state == ST_IDLE || a->state == ST_STANDING)
+        come(w, m, a);
 }
 
-uint64_t actor_next(const struct actor *a) {
-    if (a->state == ST_AWAY) return a->start_ns;
+uint64_t actor_next(const struct actor *a)
+{
+    if (a->state == ST_AWAY)
+        return a->start_ns;
     uint64_t at = a->timer_ns < a->arrival_ns ? a->timer_ns : a->arrival_ns;
-    if (a->stop_ns < at) at = a->stop_ns;
-    if (a->nstops && stop_due(a) < at) at = stop_due(a);
+    if (a->stop_ns < at)
+        at = a->stop_ns;
+    if (a->nstops && stop_due(a) < at)
+        at = stop_due(a);
     return at;
 }
 
-void actor_due(struct world *w, struct machine *m, struct actor *a) {
+void actor_due(struct world *w, struct machine *m, struct actor *a)
+{
     if (a->state == ST_AWAY) {
         start(w, m, a);
     } else if (a->stop_ns <= m->now) {
@@ -278,8 +366,10 @@ void actor_due(struct world *w, struct machine *m, struct actor *a) {
         halt_or_go_on(w, m, a);
     } else if (a->timer_ns <= m->now) {
         a->timer_ns = QP_NEVER;
-        if (a->state == ST_DRAINING) launch(w, m, a); /* its gate opened again meanwhile */
-        else come(w, m, a);
+        if (a->state == ST_DRAINING)
+            launch(w, m, a); /* its gate opened again meanwhile */
+        else
+            come(w, m, a);
     } else {
         arrive(w, m, a);
     }
@@ -288,45 +378,58 @@ void actor_due(struct world *w, struct machine *m, struct actor *a) {
 /* ---- what the arbiter's sampling makes of it ---- */
 
 /* Who stands at an open gate and does not move earns no turns for a while. */
-static bool standing_believed(const struct machine *m, struct actor *a) {
+static bool standing_believed(const struct machine *m, struct actor *a)
+{
     uint64_t lease = a->doubt_ns ? UNUSED_AGAIN_NS : UNUSED_LEASE_NS;
-    if (m->now < a->doubt_until_ns) return false;
-    if ((a->gate & QG_GATE_CLOSED) || m->now < a->opened_ns + lease) return true;
+    if (m->now < a->doubt_until_ns)
+        return false;
+    if ((a->gate & QG_GATE_CLOSED) || m->now < a->opened_ns + lease)
+        return true;
     a->doubt_ns = a->doubt_ns ? a->doubt_ns * 2 : DOUBT_MIN_NS;
-    if (a->doubt_ns > DOUBT_MAX_NS) a->doubt_ns = DOUBT_MAX_NS;
+    if (a->doubt_ns > DOUBT_MAX_NS)
+        a->doubt_ns = DOUBT_MAX_NS;
     a->doubt_until_ns = m->now + a->doubt_ns;
     return false;
 }
 
-static uint64_t stuck_after(const struct actor *a) {
+static uint64_t stuck_after(const struct actor *a)
+{
     uint64_t longest = 0, after;
-    if (a->job_class == QG_CLASS_ONLINE) return STUCK_ONLINE_NS;
-    for (uint32_t i = 0; i < a->nkernels; i++) longest = a->kernel_ns[i] > longest ? a->kernel_ns[i] : longest;
+    if (a->job_class == QG_CLASS_ONLINE)
+        return STUCK_ONLINE_NS;
+    for (uint32_t i = 0; i < a->nkernels; i++)
+        longest = a->kernel_ns[i] > longest ? a->kernel_ns[i] : longest;
     after = longest < STUCK_NS / STUCK_TIMES ? STUCK_TIMES * longest : STUCK_NS;
     return after > STUCK_LEAST_NS ? after : STUCK_LEAST_NS;
 }
 
-void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t) {
+void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t)
+{
     t->live = t->granted = a->state != ST_AWAY;
     t->job_class = a->job_class;
     t->share = a->share;
     t->procs = a->procs;
     t->free = a->free;
     bool flying = on_card(a->state), standing = a->state == ST_STANDING || a->state == ST_WAKING;
-    if (flying) a->doubt_ns = a->doubt_until_ns = 0;
-    if (a->halted && standing) standing = standing_believed(m, a);
+    if (flying)
+        a->doubt_ns = a->doubt_until_ns = 0;
+    if (a->halted && standing)
+        standing = standing_believed(m, a);
     t->undrained = flying;
     bool foreseen = a->state == ST_DRAINING && a->nkernels == 1 && m->nrunning == 1;
     t->ends_ns = foreseen ? m->now + 1 + m->stall_ns + a->flight_ns : 0;
     t->wants = flying || standing || a->launched;
     t->ended_ns = flying || standing || a->nkernels > 1 ? 0 : a->ended_ns;
-    if (t->wants) a->moved_ns = m->now;
+    if (t->wants)
+        a->moved_ns = m->now;
     t->silent_ns = flying || standing || a->lie ? 0 : a->moved_ns;
     t->stands = standing;
-    if (!(a->gate & QG_GATE_CLOSED) && a->began_ns && !t->used_from_ns) t->used_from_ns = a->rang ? m->now : a->began_ns;
+    if (!(a->gate & QG_GATE_CLOSED) && a->began_ns && !t->used_from_ns)
+        t->used_from_ns = a->rang ? m->now : a->began_ns;
     t->unsure = standing && !flying && !a->launched && a->doubt_ns;
     a->launched = false;
-    if (a->lie == LIE_IDLE) t->wants = t->undrained = 0;
+    if (a->lie == LIE_IDLE)
+        t->wants = t->undrained = 0;
     if (a->lie == LIE_BUSY && t->live) {
         t->undrained = 1;
         t->wants = flying || standing || m->now - a->progress_ns < stuck_after(a);

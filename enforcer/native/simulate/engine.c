@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The event loop of one card: the card itself (who runs, what a change of context costs), the arbiter's wake-ups, and
- * the decision, which is the arbiter's own code.
+ * The event loop of one card: the card itself (who runs, what a change of context costs), the
+ * arbiter's wake-ups, and the decision, which is the arbiter's own code.
  */
 #include <stdlib.h>
 
@@ -9,18 +9,25 @@
 
 #define EPSILON_NS 4u /* of a run: left over by dividing whole nanoseconds */
 
-static uint64_t left(const struct actor *a) { return a->state == ST_DRAINING ? a->flight_ns : a->run_ns; }
+static uint64_t left(const struct actor *a)
+{
+    return a->state == ST_DRAINING ? a->flight_ns : a->run_ns;
+}
 
 /* Several contexts at once: equal time slices, and a change of context after each. */
-static double speed(const struct machine *m) {
-    if (m->nrunning < 2) return 1;
+static double speed(const struct machine *m)
+{
+    if (m->nrunning < 2)
+        return 1;
     double slice = (double)m->timeslice_ns;
     return slice / (slice + (double)m->switch_ns) / m->nrunning;
 }
 
 /* A card that goes from one context to another stands still for a moment. */
-static void change_context(struct machine *m) {
-    if (m->nrunning != 1) return;
+static void change_context(struct machine *m)
+{
+    if (m->nrunning != 1)
+        return;
     int32_t who = m->running[0];
     if (m->on_card != who && m->on_card >= 0) {
         m->switches++;
@@ -29,10 +36,13 @@ static void change_context(struct machine *m) {
     m->on_card = who;
 }
 
-static void progress(struct world *w, struct machine *m, struct actor *a, uint64_t ran) {
-    if (ran > left(a)) ran = left(a);
+static void progress(struct world *w, struct machine *m, struct actor *a, uint64_t ran)
+{
+    if (ran > left(a))
+        ran = left(a);
     a->run_ns -= ran;
-    if (a->state == ST_DRAINING) a->flight_ns -= ran;
+    if (a->state == ST_DRAINING)
+        a->flight_ns -= ran;
     a->busy_ns += ran;
     a->step_busy_ns += ran;
     a->progress_ns = m->now;
@@ -41,10 +51,12 @@ static void progress(struct world *w, struct machine *m, struct actor *a, uint64
 }
 
 /* The card works until the time. */
-static void advance(struct world *w, struct machine *m, uint64_t to) {
+static void advance(struct world *w, struct machine *m, uint64_t to)
+{
     uint64_t dt = to - m->now;
     m->now = to;
-    if (!m->nrunning || !dt) return;
+    if (!m->nrunning || !dt)
+        return;
     uint64_t lost = m->stall_ns < dt ? m->stall_ns : dt;
     m->stall_ns -= lost;
     m->switch_lost_ns += lost;
@@ -57,21 +69,26 @@ static void advance(struct world *w, struct machine *m, uint64_t to) {
     m->switch_lost_ns += dt - each * m->nrunning;
     m->switches += dt / m->timeslice_ns;
     m->on_card = -1;
-    for (uint32_t i = 0; i < m->nrunning; i++) progress(w, m, m->actors[m->running[i]], each);
+    for (uint32_t i = 0; i < m->nrunning; i++)
+        progress(w, m, m->actors[m->running[i]], each);
 }
 
 /* When the next run or flight ends. */
-static uint64_t next_end(const struct machine *m) {
+static uint64_t next_end(const struct machine *m)
+{
     uint64_t least = QP_NEVER;
     for (uint32_t i = 0; i < m->nrunning; i++) {
         uint64_t l = left(m->actors[m->running[i]]);
-        if (l < least) least = l;
+        if (l < least)
+            least = l;
     }
-    if (least == QP_NEVER) return QP_NEVER;
+    if (least == QP_NEVER)
+        return QP_NEVER;
     return m->now + m->stall_ns + (m->nrunning == 1 ? least : (uint64_t)((double)least / speed(m)));
 }
 
-static void finish_runs(struct world *w, struct machine *m) {
+static void finish_runs(struct world *w, struct machine *m)
+{
     for (uint32_t i = 0; i < m->nrunning;) {
         struct actor *a = m->actors[m->running[i]];
         uint64_t l = left(a);
@@ -79,7 +96,8 @@ static void finish_runs(struct world *w, struct machine *m) {
             i++;
             continue;
         }
-        if (a->state == ST_DRAINING) a->flight_ns = 0;
+        if (a->state == ST_DRAINING)
+            a->flight_ns = 0;
         a->run_ns -= l; /* what rounding left */
         actor_ran(w, m, a);
         i = 0; /* the list may have changed; who goes on has a run of more than EPSILON_NS */
@@ -87,48 +105,59 @@ static void finish_runs(struct world *w, struct machine *m) {
 }
 
 /* Does its wish count: does it want the card, and may its class have it? */
-static bool entitled(const struct qp_card *c, uint32_t i) {
+static bool entitled(const struct qp_card *c, uint32_t i)
+{
     return c->tenant[i].was_busy && !(c->preempting && c->tenant[i].job_class == QG_CLASS_OFFLINE);
 }
 
-/* What an ideal division gives in the time that passed, from who wanted the card. fixed-share: the share itself. */
-static void book_ideal(struct machine *m, const struct qp_card *c, uint64_t dt) {
+/* What an ideal division gives in the time that passed, from who wanted the card. fixed-share: the
+ * share itself. */
+static void book_ideal(struct machine *m, const struct qp_card *c, uint64_t dt)
+{
     uint32_t sum[2] = {0, 0}, n[2] = {0, 0};
     for (uint32_t i = 0; i < m->nactors; i++) {
         int k = c->tenant[i].job_class == QG_CLASS_OFFLINE;
-        if (!entitled(c, i)) continue;
+        if (!entitled(c, i))
+            continue;
         sum[k] += c->tenant[i].share;
         n[k]++;
     }
     for (uint32_t i = 0; i < m->nactors; i++) {
         const struct qp_tenant *t = &c->tenant[i];
         int k = t->job_class == QG_CLASS_OFFLINE;
-        if (!entitled(c, i)) continue;
+        if (!entitled(c, i))
+            continue;
         double whole = c->cls[k].policy == QG_POLICY_FIXED_SHARE && sum[k] < 100 ? 100 : sum[k];
         double part = c->cls[k].policy == QG_POLICY_BEST_EFFORT ? 1.0 / n[k] : t->share / whole;
         m->actors[i]->due_ns += part * (double)dt;
     }
 }
 
-static void apply(struct world *w, struct machine *m, struct qp_card *c) {
+static void apply(struct world *w, struct machine *m, struct qp_card *c)
+{
     for (int opening = 0; opening < 2; opening++) {
         for (uint32_t i = 0; i < m->nactors; i++) {
             struct actor *a = m->actors[i];
             uint32_t gate = c->tenant[i].gate;
             int opens = (gate & QG_GATE_CLOSED) == 0;
-            if (a->state == ST_AWAY || gate == a->gate || opens != opening) continue;
-            if (opening && (a->gate & QG_GATE_CLOSED)) c->tenant[i].used_from_ns = 0;
+            if (a->state == ST_AWAY || gate == a->gate || opens != opening)
+                continue;
+            if (opening && (a->gate & QG_GATE_CLOSED))
+                c->tenant[i].used_from_ns = 0;
             actor_gate(w, m, a, gate);
         }
     }
 }
 
-static void decide(struct world *w, struct machine *m) {
+static void decide(struct world *w, struct machine *m)
+{
     struct qp_card *c = m->policy_card;
-    if (c->last_ns) book_ideal(m, c, m->now + 1 - c->last_ns);
-    for (uint32_t i = 0; i < m->nactors; i++) actor_show(m, m->actors[i], &c->tenant[i]);
+    if (c->last_ns)
+        book_ideal(m, c, m->now + 1 - c->last_ns);
+    for (uint32_t i = 0; i < m->nactors; i++)
+        actor_show(m, m->actors[i], &c->tenant[i]);
     qp_decide(c, m->now + 1); /* its clock has no zero */
-    if (c->again) { /* nothing moves between a decision and its gates */
+    if (c->again) {           /* nothing moves between a decision and its gates */
         c->again = 0;
         qp_decide(c, m->now + 1);
     }
@@ -137,12 +166,15 @@ static void decide(struct world *w, struct machine *m) {
     m->decide_ns = c->wake_ns == QP_NEVER ? QP_NEVER : c->wake_ns - 1 + spread(m, m->arbiter_ns);
 }
 
-static void step(struct machine *m) {
-    for (uint32_t i = 0; i < m->nactors; i++) sliding_step(m->actors[i]);
+static void step(struct machine *m)
+{
+    for (uint32_t i = 0; i < m->nactors; i++)
+        sliding_step(m->actors[i]);
     m->step_end_ns += SM_STEP_NS;
 }
 
-static void prepare(const struct world *w, struct machine *m) {
+static void prepare(const struct world *w, struct machine *m)
+{
     struct qp_card *c = m->policy_card;
     qp_init(c);
     c->idle_release_ns = m->idle_release_ns;
@@ -151,33 +183,44 @@ static void prepare(const struct world *w, struct machine *m) {
     c->cls[1].policy = m->policy[1];
     c->ntenants = m->nactors;
     m->rng = (w->seed + 1) * 0x9e3779b97f4a7c15ull ^ (m->number + 1) * 0xbf58476d1ce4e5b9ull;
-    if (!m->rng) m->rng = 1;
+    if (!m->rng)
+        m->rng = 1;
     m->on_card = -1;
     m->decide_ns = 0;
     m->step_end_ns = SM_STEP_NS;
-    for (uint32_t i = 0; i < m->nactors; i++) m->actors[i]->timer_ns = m->actors[i]->arrival_ns = QP_NEVER;
+    for (uint32_t i = 0; i < m->nactors; i++)
+        m->actors[i]->timer_ns = m->actors[i]->arrival_ns = QP_NEVER;
 }
 
-void card_run(struct world *w, struct machine *m) {
+void card_run(struct world *w, struct machine *m)
+{
     prepare(w, m);
     while (m->now < w->duration_ns) {
         uint64_t next = next_end(m);
         for (uint32_t i = 0; i < m->nactors; i++) {
             uint64_t at = actor_next(m->actors[i]);
-            if (at < next) next = at;
+            if (at < next)
+                next = at;
         }
-        if (m->decide_ns < next) next = m->decide_ns;
-        if (m->step_end_ns < next) next = m->step_end_ns;
-        if (next > w->duration_ns) next = w->duration_ns;
-        if (next < m->now) next = m->now; /* a delay that has passed already */
+        if (m->decide_ns < next)
+            next = m->decide_ns;
+        if (m->step_end_ns < next)
+            next = m->step_end_ns;
+        if (next > w->duration_ns)
+            next = w->duration_ns;
+        if (next < m->now)
+            next = m->now; /* a delay that has passed already */
         m->events++;
         advance(w, m, next);
         finish_runs(w, m);
         for (uint32_t i = 0; i < m->nactors; i++) {
-            if (actor_next(m->actors[i]) <= m->now) actor_due(w, m, m->actors[i]);
+            if (actor_next(m->actors[i]) <= m->now)
+                actor_due(w, m, m->actors[i]);
         }
-        if (m->decide_ns <= m->now) decide(w, m);
-        if (m->step_end_ns <= m->now) step(m);
+        if (m->decide_ns <= m->now)
+            decide(w, m);
+        if (m->step_end_ns <= m->now)
+            step(m);
         change_context(m);
     }
     for (uint32_t i = 0; i < m->nactors; i++) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * qgpu-simulate: the arbiter's own decision (policy.h) driven by tenants that are a few numbers each. One event loop
- * per card; kernels are not stepped one by one, so that an hour of several cards takes seconds.
- * docs/specs/simulate.md describes the model.
+ * qgpu-simulate: the arbiter's own decision (policy.h) driven by tenants that are a few numbers
+ * each. One event loop per card; kernels are not stepped one by one, so that an hour of several
+ * cards takes seconds. docs/specs/simulate.md describes the model.
  */
 #ifndef QGPU_SIMULATE_H
 #define QGPU_SIMULATE_H
@@ -15,12 +15,12 @@
 #include "qgpu_abi.h"
 
 #define SM_MAX_KERNELS 16u
-#define SM_MAX_STOPS 16u
-#define SM_BINS 240u          /* columns of the busy profile, at most */
-#define SM_STEP_NS QP_MS      /* resolution of the sliding windows of 1 s that are reported */
-#define SM_STEPS 1000u        /* of each window */
-#define SM_STEPS_TEN 10u      /* of 1 s are one of 10 s */
-#define SM_BUCKETS 2048u
+#define SM_MAX_STOPS   16u
+#define SM_BINS        240u  /* columns of the busy profile, at most */
+#define SM_STEP_NS     QP_MS /* resolution of the sliding windows of 1 s that are reported */
+#define SM_STEPS       1000u /* of each window */
+#define SM_STEPS_TEN   10u   /* of 1 s are one of 10 s */
+#define SM_BUCKETS     2048u
 
 enum load { LOAD_ENDLESS = 0, LOAD_PERIODIC = 1, LOAD_POISSON = 2 };
 enum lie { LIE_NONE = 0, LIE_BUSY = 1, LIE_IDLE = 2 };
@@ -65,8 +65,10 @@ struct actor {
     /* now */
     enum state state;
     enum mode mode;
-    bool halted, launched, rang;   /* SIGSTOP; launched since the last decision; rang at the first launch of its turn */
-    uint64_t began_ns;             /* its first launch since the gate was opened, which its shim tells; 0 = none */
+    /* SIGSTOP; launched since the last decision; rang at the first launch of its turn */
+    bool halted, launched, rang;
+    /* its first launch since the gate was opened, which its shim tells; 0 = none */
+    uint64_t began_ns;
     uint32_t gate, kernels_left, next_stop;
     uint64_t length_ns;  /* of the kernels of this run */
     uint64_t run_ns;     /* left of this run of equal kernels */
@@ -74,7 +76,8 @@ struct actor {
     uint64_t timer_ns;   /* wake-up or end of thinking */
     uint64_t arrival_ns; /* next request */
     uint64_t head_ns;    /* arrival of the request in work; 0 = none */
-    uint64_t mode_since_ns, opened_ns, unused_ns, doubt_until_ns, doubt_ns, progress_ns, ended_ns, moved_ns;
+    uint64_t mode_since_ns, opened_ns, unused_ns, doubt_until_ns, doubt_ns, progress_ns, ended_ns,
+        moved_ns;
     struct queue queue;
 
     /* results */
@@ -88,7 +91,8 @@ struct actor {
 struct machine {
     /* from the trace */
     uint32_t policy[2];
-    uint64_t idle_release_ns, slice_ns, window_ns, switch_ns, timeslice_ns, arbiter_ns, tenant_ns, queue_depth;
+    uint64_t idle_release_ns, slice_ns, window_ns, switch_ns, timeslice_ns, arbiter_ns, tenant_ns,
+        queue_depth;
 
     /* now */
     uint32_t number, nactors, nrunning;

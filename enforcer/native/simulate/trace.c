@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads the trace. enforcer/simulate.py has checked everything for people; here only what would break the program.
+ * Reads the trace. enforcer/simulate.py has checked everything for people; here only what would
+ * break the program.
  *
  *   world SEED DURATION BINS CARDS TENANTS
- *   card POLICY_ONLINE POLICY_OFFLINE IDLE_RELEASE SLICE WINDOW SWITCH TIMESLICE ARBITER TENANT QUEUE
- *   tenant CARD CLASS SHARE PROCS START STOP LOAD PERIOD KERNELS GAP FREE LIE  N LENGTH...  N FROM TO...
+ *   card POLICY_ONLINE POLICY_OFFLINE IDLE_RELEASE SLICE WINDOW SWITCH TIMESLICE ARBITER TENANT
+ *       QUEUE
+ *   tenant CARD CLASS SHARE PROCS START STOP LOAD PERIOD KERNELS GAP FREE LIE  N LENGTH...  N FROM
+ *       TO...
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -12,22 +15,30 @@
 
 #include "simulate.h"
 
-static bool word(FILE *in, const char *expected) {
+static bool word(FILE *in, const char *expected)
+{
     char got[16];
-    if (fscanf(in, "%15s", got) == 1 && !strcmp(got, expected)) return true;
+    if (fscanf(in, "%15s", got) == 1 && !strcmp(got, expected))
+        return true;
     fprintf(stderr, "qgpu-simulate: the trace has no '%s' where one is due\n", expected);
     return false;
 }
 
-static bool number(FILE *in, uint64_t low, uint64_t high, uint64_t *out) {
-    if (fscanf(in, "%" SCNu64, out) == 1 && *out >= low && *out <= high) return true;
-    fprintf(stderr, "qgpu-simulate: a number of the trace is missing, or not in %" PRIu64 "..%" PRIu64 "\n", low, high);
+static bool number(FILE *in, uint64_t low, uint64_t high, uint64_t *out)
+{
+    if (fscanf(in, "%" SCNu64, out) == 1 && *out >= low && *out <= high)
+        return true;
+    fprintf(stderr,
+            "qgpu-simulate: a number of the trace is missing, or not in %" PRIu64 "..%" PRIu64 "\n",
+            low, high);
     return false;
 }
 
-static bool number32(FILE *in, uint64_t low, uint64_t high, uint32_t *out) {
+static bool number32(FILE *in, uint64_t low, uint64_t high, uint32_t *out)
+{
     uint64_t v;
-    if (!number(in, low, high, &v)) return false;
+    if (!number(in, low, high, &v))
+        return false;
     *out = (uint32_t)v;
     return true;
 }
@@ -35,46 +46,59 @@ static bool number32(FILE *in, uint64_t low, uint64_t high, uint32_t *out) {
 #define HOUR (3600000 * QP_MS)
 #define LONG (1000 * HOUR)
 
-static bool read_card(FILE *in, struct machine *m) {
-    return word(in, "card") && number32(in, 1, 3, &m->policy[0]) && number32(in, 1, 3, &m->policy[1]) &&
-           number(in, 0, HOUR, &m->idle_release_ns) && number(in, 1000, HOUR, &m->slice_ns) &&
-           number(in, 0, HOUR, &m->window_ns) && number(in, 0, HOUR, &m->switch_ns) &&
-           number(in, 1000, HOUR, &m->timeslice_ns) && number(in, 0, HOUR, &m->arbiter_ns) &&
-           number(in, 0, HOUR, &m->tenant_ns) && number(in, 1, 1000000, &m->queue_depth);
+static bool read_card(FILE *in, struct machine *m)
+{
+    return word(in, "card") && number32(in, 1, 3, &m->policy[0]) &&
+           number32(in, 1, 3, &m->policy[1]) && number(in, 0, HOUR, &m->idle_release_ns) &&
+           number(in, 1000, HOUR, &m->slice_ns) && number(in, 0, HOUR, &m->window_ns) &&
+           number(in, 0, HOUR, &m->switch_ns) && number(in, 1000, HOUR, &m->timeslice_ns) &&
+           number(in, 0, HOUR, &m->arbiter_ns) && number(in, 0, HOUR, &m->tenant_ns) &&
+           number(in, 1, 1000000, &m->queue_depth);
 }
 
-static bool read_tenant(const struct world *w, FILE *in, struct actor *a) {
+static bool read_tenant(const struct world *w, FILE *in, struct actor *a)
+{
     uint32_t load, lie;
-    if (!word(in, "tenant") || !number32(in, 0, w->ncards - 1, &a->card) || !number32(in, 1, 2, &a->job_class) ||
-        !number32(in, 1, 100, &a->share) || !number32(in, 1, 4096, &a->procs) || !number(in, 0, LONG, &a->start_ns) ||
-        !number(in, 0, LONG, &a->stop_ns) || !number32(in, 0, 2, &load) || !number(in, load ? 1 : 0, LONG, &a->period_ns) ||
+    if (!word(in, "tenant") || !number32(in, 0, w->ncards - 1, &a->card) ||
+        !number32(in, 1, 2, &a->job_class) || !number32(in, 1, 100, &a->share) ||
+        !number32(in, 1, 4096, &a->procs) || !number(in, 0, LONG, &a->start_ns) ||
+        !number(in, 0, LONG, &a->stop_ns) || !number32(in, 0, 2, &load) ||
+        !number(in, load ? 1 : 0, LONG, &a->period_ns) ||
         !number32(in, 1, 100000000, &a->per_request) || !number(in, 0, HOUR, &a->gap_ns) ||
-        !number32(in, 0, 1, &a->free) || !number32(in, 0, 2, &lie) || !number32(in, 1, SM_MAX_KERNELS, &a->nkernels))
+        !number32(in, 0, 1, &a->free) || !number32(in, 0, 2, &lie) ||
+        !number32(in, 1, SM_MAX_KERNELS, &a->nkernels))
         return false;
     a->load = (enum load)load;
     a->lie = (enum lie)lie;
     for (uint32_t i = 0; i < a->nkernels; i++) {
-        if (!number(in, 100, HOUR, &a->kernel_ns[i])) return false;
+        if (!number(in, 100, HOUR, &a->kernel_ns[i]))
+            return false;
     }
-    if (!number32(in, 0, SM_MAX_STOPS, &a->nstops)) return false;
+    if (!number32(in, 0, SM_MAX_STOPS, &a->nstops))
+        return false;
     for (uint32_t i = 0; i < a->nstops; i++) {
-        if (!number(in, 0, LONG, &a->stops[i][0]) || !number(in, a->stops[i][0], LONG, &a->stops[i][1])) return false;
+        if (!number(in, 0, LONG, &a->stops[i][0]) ||
+            !number(in, a->stops[i][0], LONG, &a->stops[i][1]))
+            return false;
     }
     return true;
 }
 
 /* Gives each card its tenants, in the order of the trace. */
-static bool deal_out(struct world *w) {
+static bool deal_out(struct world *w)
+{
     for (uint32_t i = 0; i < w->ncards; i++) {
         struct machine *m = &w->cards[i];
         m->actors = calloc(QP_MAX_TENANTS, sizeof(*m->actors));
         m->policy_card = calloc(1, sizeof(*m->policy_card));
-        if (!m->actors || !m->policy_card) return false;
+        if (!m->actors || !m->policy_card)
+            return false;
     }
     for (uint32_t i = 0; i < w->nactors; i++) {
         struct machine *m = &w->cards[w->actors[i].card];
         if (m->nactors == QP_MAX_TENANTS) {
-            fprintf(stderr, "qgpu-simulate: card %u has more than %u tenants\n", m->number, QP_MAX_TENANTS);
+            fprintf(stderr, "qgpu-simulate: card %u has more than %u tenants\n", m->number,
+                    QP_MAX_TENANTS);
             return false;
         }
         m->actors[m->nactors++] = &w->actors[i];
@@ -82,26 +106,32 @@ static bool deal_out(struct world *w) {
     return true;
 }
 
-bool trace_read(struct world *w, FILE *in) {
-    if (!word(in, "world") || !number(in, 0, UINT64_MAX, &w->seed) || !number(in, 1, LONG, &w->duration_ns) ||
-        !number32(in, 1, SM_BINS, &w->bins) || !number32(in, 1, 4096, &w->ncards) ||
-        !number32(in, 1, 65536, &w->nactors))
+bool trace_read(struct world *w, FILE *in)
+{
+    if (!word(in, "world") || !number(in, 0, UINT64_MAX, &w->seed) ||
+        !number(in, 1, LONG, &w->duration_ns) || !number32(in, 1, SM_BINS, &w->bins) ||
+        !number32(in, 1, 4096, &w->ncards) || !number32(in, 1, 65536, &w->nactors))
         return false;
     w->cards = calloc(w->ncards, sizeof(*w->cards));
     w->actors = calloc(w->nactors, sizeof(*w->actors));
-    if (!w->cards || !w->actors) return false;
+    if (!w->cards || !w->actors)
+        return false;
     for (uint32_t i = 0; i < w->ncards; i++) {
         w->cards[i].number = i;
-        if (!read_card(in, &w->cards[i])) return false;
+        if (!read_card(in, &w->cards[i]))
+            return false;
     }
     for (uint32_t i = 0; i < w->nactors; i++) {
-        if (!read_tenant(w, in, &w->actors[i])) return false;
+        if (!read_tenant(w, in, &w->actors[i]))
+            return false;
     }
     return deal_out(w);
 }
 
-void trace_free(struct world *w) {
-    for (uint32_t i = 0; i < w->nactors && w->actors; i++) free(w->actors[i].queue.at);
+void trace_free(struct world *w)
+{
+    for (uint32_t i = 0; i < w->nactors && w->actors; i++)
+        free(w->actors[i].queue.at);
     for (uint32_t i = 0; i < w->ncards && w->cards; i++) {
         free(w->cards[i].actors);
         free(w->cards[i].policy_card);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Everything that is left to chance, from one seed: splitmix64, so that a seed means the same load everywhere.
+ * Everything that is left to chance, from one seed: splitmix64, so that a seed means the same load
+ * everywhere.
  */
 #include <math.h>
 
@@ -30,7 +31,8 @@ double draw_kernel(struct draw *draw, const struct options *options)
     return options->nmix ? options->mix[draw_u64(draw) % options->nmix] : options->kernel_us;
 }
 
-uint64_t kernel_iterations(const struct options *options, const struct result *result, double kernel_us)
+uint64_t kernel_iterations(const struct options *options, const struct result *result,
+                           double kernel_us)
 {
     double iterations = (double)result->iterations * kernel_us / options->kernel_us;
     return iterations < 1 ? 1 : (uint64_t)(iterations + 0.5);

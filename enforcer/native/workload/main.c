@@ -18,26 +18,33 @@ static double quantile_us(const struct result *result, double q)
     return (double)result->latency[at < result->nlatency ? at : result->nlatency - 1] / 1e3;
 }
 
-static void report_json(const struct driver *driver, const struct options *options, const struct result *result,
-                        double seconds)
+static void report_json(const struct driver *driver, const struct options *options,
+                        const struct result *result, double seconds)
 {
-    printf("{\"pid\": %d, \"device\": \"%s\", \"uuid\": \"%s\", \"kernel_us\": %g, \"iterations\": %llu, ", (int)getpid(),
-           driver->name, driver->uuid, options->kernel_us, (unsigned long long)result->iterations);
-    printf("\"start_ns\": %llu, \"end_ns\": %llu, \"seconds\": %.6f, \"kernels\": %llu, \"requests\": %llu, "
-           "\"bursts\": %llu, ", (unsigned long long)result->start_ns, (unsigned long long)result->end_ns, seconds,
+    printf("{\"pid\": %d, \"device\": \"%s\", \"uuid\": \"%s\", \"kernel_us\": %g, \"iterations\": "
+           "%llu, ",
+           (int)getpid(), driver->name, driver->uuid, options->kernel_us,
+           (unsigned long long)result->iterations);
+    printf("\"start_ns\": %llu, \"end_ns\": %llu, \"seconds\": %.6f, \"kernels\": %llu, "
+           "\"requests\": %llu, "
+           "\"bursts\": %llu, ",
+           (unsigned long long)result->start_ns, (unsigned long long)result->end_ns, seconds,
            (unsigned long long)result->kernels, (unsigned long long)result->requests,
            (unsigned long long)result->bursts);
-    printf("\"kernels_per_s\": %.3f, \"requests_per_s\": %.3f, \"busy_fraction\": %.5f, \"card_fraction\": %.5f, ",
-           (double)result->kernels / seconds, (double)result->requests / seconds, (double)result->busy_ns / 1e9 / seconds,
-           result->kernel_us / 1e6 / seconds);
+    printf("\"kernels_per_s\": %.3f, \"requests_per_s\": %.3f, \"busy_fraction\": %.5f, "
+           "\"card_fraction\": %.5f, ",
+           (double)result->kernels / seconds, (double)result->requests / seconds,
+           (double)result->busy_ns / 1e9 / seconds, result->kernel_us / 1e6 / seconds);
     if (result->nlatency)
         printf("\"latency_us\": {\"p50\": %.3f, \"p90\": %.3f, \"p99\": %.3f, \"max\": %.3f}, ",
-               quantile_us(result, 0.5), quantile_us(result, 0.9), quantile_us(result, 0.99), quantile_us(result, 1));
+               quantile_us(result, 0.5), quantile_us(result, 0.9), quantile_us(result, 0.99),
+               quantile_us(result, 1));
     else
         printf("\"latency_us\": null, ");
     if (options->alloc_past)
         printf("\"alloc\": {\"bytes\": %llu, \"refused\": %s, \"error\": \"%s\"}, ",
-               (unsigned long long)result->refused_at, result->refused ? "true" : "false", result->refusal);
+               (unsigned long long)result->refused_at, result->refused ? "true" : "false",
+               result->refusal);
     printf("\"memory\": %llu, \"errors\": %llu}\n", (unsigned long long)options->memory,
            (unsigned long long)result->errors);
 }
@@ -53,15 +60,17 @@ void report(const struct driver *driver, const struct options *options, struct r
         fflush(stdout);
         return;
     }
-    printf("%d on %s (%s): %llu requests, %llu kernels of %g us on average in %.2f s\n", (int)getpid(), driver->name, driver->uuid,
-           (unsigned long long)result->requests, (unsigned long long)result->kernels,
+    printf("%d on %s (%s): %llu requests, %llu kernels of %g us on average in %.2f s\n",
+           (int)getpid(), driver->name, driver->uuid, (unsigned long long)result->requests,
+           (unsigned long long)result->kernels,
            result->kernels ? result->kernel_us / (double)result->kernels : 0, seconds);
     printf("  %.1f requests/s, %.1f kernels/s, %.1f %% of a card, busy %.1f %% of the time\n",
            (double)result->requests / seconds, (double)result->kernels / seconds,
            result->kernel_us / seconds / 1e4, (double)result->busy_ns / 1e7 / seconds);
     if (result->nlatency)
-        printf("  latency p50 %.0f us, p90 %.0f us, p99 %.0f us, max %.0f us\n", quantile_us(result, 0.5),
-               quantile_us(result, 0.9), quantile_us(result, 0.99), quantile_us(result, 1));
+        printf("  latency p50 %.0f us, p90 %.0f us, p99 %.0f us, max %.0f us\n",
+               quantile_us(result, 0.5), quantile_us(result, 0.9), quantile_us(result, 0.99),
+               quantile_us(result, 1));
 }
 
 int main(int argc, char **argv)
@@ -76,9 +85,11 @@ int main(int argc, char **argv)
     driver_alloc_past(&driver, &options, &result);
     driver_take_memory(&driver, &options);
     driver_open_copies(&driver, &options);
-    if (options.procs > 1 && !options.progress) /* one write per summary, so that those of several processes do not mix */
+    /* one write per summary, so that those of several processes do not mix */
+    if (options.procs > 1 && !options.progress)
         setvbuf(stdout, out, _IOFBF, sizeof out);
-    result.iterations = options.iterations ? options.iterations : driver_calibrate(&driver, options.kernel_us);
+    result.iterations =
+        options.iterations ? options.iterations : driver_calibrate(&driver, options.kernel_us);
     run(&driver, &options, &result);
     report(&driver, &options, &result);
     free(result.latency);

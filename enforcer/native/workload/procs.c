@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * --procs N: the load of a job that has several processes on its card. They fork before the driver is opened, because
- * CUDA does not survive a fork.
+ * --procs N: the load of a job that has several processes on its card. They fork before the driver
+ * is opened, because CUDA does not survive a fork.
  */
 #include <errno.h>
 #include <signal.h>

@@ -12,7 +12,7 @@
 #include "workload.h"
 
 #define MAX_LATENCIES (1u << 20)
-#define NS 1000000000u
+#define NS            1000000000u
 
 static volatile sig_atomic_t stopping;
 
@@ -68,9 +68,10 @@ static void progress(struct state *state, uint64_t now)
 {
     if (!state->options->progress || now < state->progress_ns + NS)
         return;
-    double seconds = (double)(now - state->progress_ns) / 1e9, us = state->result->kernel_us - state->progress_us;
-    printf("%d: %.0f kernels/s, %.1f %% of a card\n", (int)getpid(), us / state->options->kernel_us / seconds,
-           us / seconds / 1e4);
+    double seconds = (double)(now - state->progress_ns) / 1e9,
+           us = state->result->kernel_us - state->progress_us;
+    printf("%d: %.0f kernels/s, %.1f %% of a card\n", (int)getpid(),
+           us / state->options->kernel_us / seconds, us / seconds / 1e4);
     fflush(stdout);
     state->progress_ns = now;
     state->progress_us = state->result->kernel_us;
@@ -83,7 +84,8 @@ static void wait_all(struct state *state)
         driver_check(state->driver, state->driver->p_cuStreamSynchronize(state->driver->streams[i]),
                      "waiting for the card");
     for (unsigned i = 0; state->options->copy && i < 2; i++)
-        driver_check(state->driver, state->driver->p_cuStreamSynchronize(state->driver->copies[i].stream),
+        driver_check(state->driver,
+                     state->driver->p_cuStreamSynchronize(state->driver->copies[i].stream),
                      "waiting for a copy");
     state->unsynced = 0;
 }
@@ -95,8 +97,10 @@ static void launch(struct state *state, CUstream stream, double kernel_us)
     CUevent event = bound ? driver->in_flight[state->launched % bound] : NULL;
     if (bound && state->launched >= bound)
         driver_check(driver, driver->p_cuEventSynchronize(event), "waiting for a kernel");
-    driver_check(driver, driver_launch(driver, stream, kernel_iterations(state->options, state->result, kernel_us)),
-                 "launching a kernel");
+    driver_check(
+        driver,
+        driver_launch(driver, stream, kernel_iterations(state->options, state->result, kernel_us)),
+        "launching a kernel");
     if (bound)
         driver_check(driver, driver->p_cuEventRecord(event, stream), "cuEventRecord");
     state->launched++;
@@ -107,7 +111,8 @@ static double submit(struct state *state, CUstream stream)
 {
     double sum = 0;
     if (state->options->graph) {
-        driver_check(state->driver, state->driver->p_cuGraphLaunch(state->driver->graph, stream), "launching the graph");
+        driver_check(state->driver, state->driver->p_cuGraphLaunch(state->driver->graph, stream),
+                     "launching the graph");
         return state->graph_us;
     }
     for (uint64_t i = 0; i < state->options->kernels; i++) {
@@ -132,7 +137,8 @@ static void request(struct state *state, uint64_t due)
     state->done++;
     state->unsynced++;
     if (options->sync_every == 1) {
-        driver_check(state->driver, state->driver->p_cuStreamSynchronize(stream), "waiting for the card");
+        driver_check(state->driver, state->driver->p_cuStreamSynchronize(stream),
+                     "waiting for the card");
         state->unsynced = 0;
     } else if (state->unsynced >= options->sync_every) {
         wait_all(state);
@@ -148,15 +154,18 @@ static void request(struct state *state, uint64_t due)
     keep_latency(state, latency);
     if (state->log && options->log_requests)
         fprintf(state->log,
-                "{\"pid\": %d, \"request\": %llu, \"due_ns\": %llu, \"start_ns\": %llu, \"latency_ns\": %llu}\n",
-                (int)getpid(), (unsigned long long)state->done, (unsigned long long)(due ? due : start),
-                (unsigned long long)start, (unsigned long long)latency);
+                "{\"pid\": %d, \"request\": %llu, \"due_ns\": %llu, \"start_ns\": %llu, "
+                "\"latency_ns\": %llu}\n",
+                (int)getpid(), (unsigned long long)state->done,
+                (unsigned long long)(due ? due : start), (unsigned long long)start,
+                (unsigned long long)latency);
 }
 
 static bool over(const struct state *state, uint64_t now)
 {
     const struct options *options = state->options;
-    return stopping || (options->has_requests ? state->result->requests >= options->requests : now >= state->deadline);
+    return stopping || (options->has_requests ? state->result->requests >= options->requests
+                                              : now >= state->deadline);
 }
 
 /* Measuring starts behind the warm-up. */
@@ -183,9 +192,12 @@ static void end_burst(struct state *state, uint64_t requests_before)
     result->busy_ns += end - state->burst_start;
     if (!state->log)
         return;
-    fprintf(state->log, "{\"pid\": %d, \"burst\": %llu, \"start_ns\": %llu, \"end_ns\": %llu, \"requests\": %llu}\n",
-            (int)getpid(), (unsigned long long)result->bursts, (unsigned long long)state->burst_start,
-            (unsigned long long)end, (unsigned long long)(result->requests - requests_before));
+    fprintf(state->log,
+            "{\"pid\": %d, \"burst\": %llu, \"start_ns\": %llu, \"end_ns\": %llu, \"requests\": "
+            "%llu}\n",
+            (int)getpid(), (unsigned long long)result->bursts,
+            (unsigned long long)state->burst_start, (unsigned long long)end,
+            (unsigned long long)(result->requests - requests_before));
     fflush(state->log);
 }
 
@@ -215,8 +227,9 @@ static void run_bursts(struct state *state)
         burst(state, idle > 0 ? begin + (uint64_t)(busy * 1e9) : UINT64_MAX);
         if (idle <= 0 || over(state, now_ns()))
             continue;
-        rest_until(options->period_s > 0 ? begin + (uint64_t)(options->period_s * 1e9) :
-                                           now_ns() + (uint64_t)(idle * 1e9), state->deadline);
+        rest_until(options->period_s > 0 ? begin + (uint64_t)(options->period_s * 1e9)
+                                         : now_ns() + (uint64_t)(idle * 1e9),
+                   state->deadline);
         begin = now_ns();
     }
 }
@@ -251,7 +264,8 @@ static void prepare(struct state *state)
     result->latency = malloc(MAX_LATENCIES * sizeof *result->latency);
     state->log = options->log ? fopen(options->log, "ae") : NULL;
     if (!result->latency || (options->log && !state->log)) {
-        fprintf(stderr, "qgpu-workload: --log %s: %s\n", options->log ? options->log : "", strerror(errno));
+        fprintf(stderr, "qgpu-workload: --log %s: %s\n", options->log ? options->log : "",
+                strerror(errno));
         exit(EXIT_USAGE);
     }
     if (state->log && options->procs > 1)
@@ -272,8 +286,9 @@ void run(struct driver *driver, const struct options *options, struct result *re
                 (unsigned long long)result->start_ns);
         fflush(state.log);
     }
-    state.deadline = options->warmup || options->has_requests ? UINT64_MAX :
-        result->start_ns + (uint64_t)(options->length_s * 1e9);
+    state.deadline = options->warmup || options->has_requests
+                         ? UINT64_MAX
+                         : result->start_ns + (uint64_t)(options->length_s * 1e9);
     if (options->poisson > 0)
         run_poisson(&state);
     else

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * qgpu-workload: a program for demos, tests and benchmarks that loads a card in a chosen pattern. It speaks the CUDA
- * driver API only, resolved as the CUDA runtime does it, and runs unchanged on real and on simulated cards.
+ * qgpu-workload: a program for demos, tests and benchmarks that loads a card in a chosen pattern.
+ * It speaks the CUDA driver API only, resolved as the CUDA runtime does it, and runs unchanged on
+ * real and on simulated cards.
  */
 #ifndef QGPU_WORKLOAD_H
 #define QGPU_WORKLOAD_H
@@ -11,10 +12,16 @@
 #include <stdint.h>
 #include <stdio.h>
 
-enum exit_code { EXIT_OK = 0, EXIT_DRIVER = 1, EXIT_USAGE = 2, EXIT_NO_DEVICE = 3, EXIT_NO_MEMORY = 4 };
+enum exit_code {
+    EXIT_OK = 0,
+    EXIT_DRIVER = 1,
+    EXIT_USAGE = 2,
+    EXIT_NO_DEVICE = 3,
+    EXIT_NO_MEMORY = 4
+};
 
-#define MAX_STREAMS 256u
-#define MAX_MIX 16u        /* lengths of --kernel-mix */
+#define MAX_STREAMS   256u
+#define MAX_MIX       16u /* lengths of --kernel-mix */
 #define MAX_IN_FLIGHT 1024u
 
 struct options {
@@ -24,50 +31,53 @@ struct options {
     double poisson;        /* requests per second, 0: one after another */
     double mix[MAX_MIX];   /* lengths of kernels in microseconds, drawn for each kernel */
     unsigned nmix;
-    uint64_t kernels, requests, warmup, sync_every, iterations, memory, alloc_past, seed, in_flight, start_at, copy;
+    uint64_t kernels, requests, warmup, sync_every, iterations, memory, alloc_past, seed, in_flight,
+        start_at, copy;
     unsigned streams, procs;
     int device;
     const char *log;
     bool has_requests, json, progress, log_requests, graph;
 };
 
-/* Every function that is used: base name, the CUDA version whose ABI is meant, type of the pointer. */
-#define DRIVER_FUNCTIONS(X)                                                                                   \
-    X(cuInit, 2000, (unsigned))                                                                               \
-    X(cuDeviceGet, 2000, (CUdevice *, int))                                                                   \
-    X(cuDeviceGetCount, 2000, (int *))                                                                        \
-    X(cuDeviceGetName, 2000, (char *, int, CUdevice))                                                         \
-    X(cuDeviceGetUuid, 11040, (CUuuid *, CUdevice))                                                           \
-    X(cuDevicePrimaryCtxRetain, 7000, (CUcontext *, CUdevice))                                                \
-    X(cuDevicePrimaryCtxRelease, 11000, (CUdevice))                                                           \
-    X(cuCtxSetCurrent, 4000, (CUcontext))                                                                     \
-    X(cuCtxSynchronize, 2000, (void))                                                                         \
-    X(cuModuleLoadData, 2000, (CUmodule *, const void *))                                                     \
-    X(cuModuleGetFunction, 2000, (CUfunction *, CUmodule, const char *))                                      \
-    X(cuLaunchKernel, 4000, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
-                             CUstream, void **, void **))                                                     \
-    X(cuStreamCreate, 2000, (CUstream *, unsigned))                                                           \
-    X(cuStreamSynchronize, 2000, (CUstream))                                                                  \
-    X(cuEventCreate, 2000, (CUevent *, unsigned))                                                             \
-    X(cuEventRecord, 2000, (CUevent, CUstream))                                                               \
-    X(cuEventSynchronize, 2000, (CUevent))                                                                    \
-    X(cuEventElapsedTime, 2000, (float *, CUevent, CUevent))                                                  \
-    X(cuMemAlloc, 3020, (CUdeviceptr *, size_t))                                                              \
-    X(cuMemFree, 3020, (CUdeviceptr))                                                                         \
-    X(cuMemsetD8, 3020, (CUdeviceptr, unsigned char, size_t))                                                 \
+/* Every function that is used: base name, the CUDA version whose ABI is meant, type of the pointer.
+ */
+#define DRIVER_FUNCTIONS(X)                                                                        \
+    X(cuInit, 2000, (unsigned))                                                                    \
+    X(cuDeviceGet, 2000, (CUdevice *, int))                                                        \
+    X(cuDeviceGetCount, 2000, (int *))                                                             \
+    X(cuDeviceGetName, 2000, (char *, int, CUdevice))                                              \
+    X(cuDeviceGetUuid, 11040, (CUuuid *, CUdevice))                                                \
+    X(cuDevicePrimaryCtxRetain, 7000, (CUcontext *, CUdevice))                                     \
+    X(cuDevicePrimaryCtxRelease, 11000, (CUdevice))                                                \
+    X(cuCtxSetCurrent, 4000, (CUcontext))                                                          \
+    X(cuCtxSynchronize, 2000, (void))                                                              \
+    X(cuModuleLoadData, 2000, (CUmodule *, const void *))                                          \
+    X(cuModuleGetFunction, 2000, (CUfunction *, CUmodule, const char *))                           \
+    X(cuLaunchKernel, 4000,                                                                        \
+      (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, \
+       void **, void **))                                                                          \
+    X(cuStreamCreate, 2000, (CUstream *, unsigned))                                                \
+    X(cuStreamSynchronize, 2000, (CUstream))                                                       \
+    X(cuEventCreate, 2000, (CUevent *, unsigned))                                                  \
+    X(cuEventRecord, 2000, (CUevent, CUstream))                                                    \
+    X(cuEventSynchronize, 2000, (CUevent))                                                         \
+    X(cuEventElapsedTime, 2000, (float *, CUevent, CUevent))                                       \
+    X(cuMemAlloc, 3020, (CUdeviceptr *, size_t))                                                   \
+    X(cuMemFree, 3020, (CUdeviceptr))                                                              \
+    X(cuMemsetD8, 3020, (CUdeviceptr, unsigned char, size_t))                                      \
     X(cuGetErrorName, 6000, (CUresult, const char **))
 
 /* Only resolved for --graph: a driver without them runs everything else. */
-#define GRAPH_FUNCTIONS(X)                                                           \
-    X(cuStreamBeginCapture, 10010, (CUstream, CUstreamCaptureMode))                  \
-    X(cuStreamEndCapture, 10000, (CUstream, CUgraph *))                              \
-    X(cuGraphInstantiateWithFlags, 11040, (CUgraphExec *, CUgraph, unsigned long long)) \
+#define GRAPH_FUNCTIONS(X)                                                                         \
+    X(cuStreamBeginCapture, 10010, (CUstream, CUstreamCaptureMode))                                \
+    X(cuStreamEndCapture, 10000, (CUstream, CUgraph *))                                            \
+    X(cuGraphInstantiateWithFlags, 11040, (CUgraphExec *, CUgraph, unsigned long long))            \
     X(cuGraphLaunch, 10000, (CUgraphExec, CUstream))
 
 /* Only resolved for --copy. */
-#define COPY_FUNCTIONS(X)                                                            \
-    X(cuMemAllocHost, 3020, (void **, size_t))                                       \
-    X(cuMemcpyHtoDAsync, 3020, (CUdeviceptr, const void *, size_t, CUstream))        \
+#define COPY_FUNCTIONS(X)                                                                          \
+    X(cuMemAllocHost, 3020, (void **, size_t))                                                     \
+    X(cuMemcpyHtoDAsync, 3020, (CUdeviceptr, const void *, size_t, CUstream))                      \
     X(cuMemcpyDtoHAsync, 3020, (void *, CUdeviceptr, size_t, CUstream))
 
 struct driver {
@@ -96,8 +106,9 @@ struct draw {
 
 struct result {
     uint64_t kernels, requests, bursts, errors, refused_at, iterations;
-    uint64_t start_ns, end_ns, busy_ns; /* busy: inside bursts, from the first launch to the last completion */
-    double kernel_us;                   /* sum over all counted kernels */
+    /* busy: inside bursts, from the first launch to the last completion */
+    uint64_t start_ns, end_ns, busy_ns;
+    double kernel_us; /* sum over all counted kernels */
     bool refused;
     char refusal[64];
     uint64_t *latency; /* ns; a random sample once it is full */
@@ -117,16 +128,19 @@ CUresult driver_launch(const struct driver *driver, CUstream stream, uint64_t it
 
 void driver_open_copies(struct driver *driver, const struct options *options);
 void driver_copy(const struct driver *driver, uint64_t bytes); /* both ways, beside whatever runs */
-void driver_capture(struct driver *driver, const struct options *options, const struct result *result,
-                    struct draw *draw, double *graph_us);
+void driver_capture(struct driver *driver, const struct options *options,
+                    const struct result *result, struct draw *draw, double *graph_us);
 
 void draw_seed(struct draw *draw, uint64_t seed);
 uint64_t draw_u64(struct draw *draw);
 double draw_exponential(struct draw *draw, double mean);
-double draw_kernel(struct draw *draw, const struct options *options); /* length of the next kernel in microseconds */
-uint64_t kernel_iterations(const struct options *options, const struct result *result, double kernel_us);
+/* length of the next kernel in microseconds */
+double draw_kernel(struct draw *draw, const struct options *options);
+uint64_t kernel_iterations(const struct options *options, const struct result *result,
+                           double kernel_us);
 
-/* Runs the program in --procs processes and returns in each of the children; the parent leaves with the worst status. */
+/* Runs the program in --procs processes and returns in each of the children; the parent leaves with
+ * the worst status. */
 void fork_processes(struct options *options);
 
 void run(struct driver *driver, const struct options *options, struct result *result);

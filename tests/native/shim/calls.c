@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ioctl(2) as any program uses it, to be run with and without the shim before libc: the answers must be the same
- * (test_shim_groups_calls.py). `cost` times it against the bare system call. Built as a library too, whose constructor
- * calls before the shim's has run.
+ * ioctl(2) as any program uses it, to be run with and without the shim before libc: the answers
+ * must be the same (test_shim_groups_calls.py). `cost` times it against the bare system call. Built
+ * as a library too, whose constructor calls before the shim's has run.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -36,7 +36,8 @@ static void ask(const char *name, int fd, unsigned long request, void *argument,
 }
 
 #ifdef EARLY
-__attribute__((visibility("default"))) __thread char large[160 * 1024]; /* more than a small stack (test_shim_groups.py) */
+/* more than a small stack (test_shim_groups.py) */
+__attribute__((visibility("default"))) __thread char large[160 * 1024];
 
 __attribute__((constructor)) static void early(void)
 {
@@ -95,7 +96,8 @@ static double ns_of(int way, unsigned long request)
     int waiting;
     clock_gettime(CLOCK_MONOTONIC, &a);
     for (int i = 0; i < 20000; i++)
-        way ? (void)ioctl(ends[0], request, &waiting) : (void)syscall(SYS_ioctl, ends[0], request, &waiting);
+        way ? (void)ioctl(ends[0], request, &waiting)
+            : (void)syscall(SYS_ioctl, ends[0], request, &waiting);
     clock_gettime(CLOCK_MONOTONIC, &b);
     return ((double)(b.tv_sec - a.tv_sec) * 1e9 + (double)(b.tv_nsec - a.tv_nsec)) / 20000;
 }
@@ -126,7 +128,8 @@ int main(int argc, char **argv)
         return 1;
     if (argc > 1 && !strcmp(argv[1], "cost")) {
         cost("ioctl_overhead_ns", FIONREAD);
-        cost("ioctl_driver_overhead_ns", RM_CONTROL); /* refused by the pipe, so that only the way there counts */
+        /* refused by the pipe, so that only the way there counts */
+        cost("ioctl_driver_overhead_ns", RM_CONTROL);
         return 0;
     }
     ask("answers", ends[0], FIONREAD, &waiting, &waiting);
@@ -143,7 +146,8 @@ int main(int argc, char **argv)
     ask("wild_envelope", ends[0], _IOC(_IOC_READ | _IOC_WRITE, RM_MAGIC, 211, 16), (void *)1, NULL);
     ask("wild_in_envelope", ends[0], _IOC(_IOC_READ | _IOC_WRITE, RM_MAGIC, 211, 16),
         (uint64_t[]){(uint64_t)sizeof(struct rm_free) << 32 | RM_ESC_FREE, 1}, NULL);
-    ask("driver_odd_size", ends[0], _IOC(_IOC_READ | _IOC_WRITE, RM_MAGIC, RM_ESC_ALLOC, 99), &alloc, NULL);
+    ask("driver_odd_size", ends[0], _IOC(_IOC_READ | _IOC_WRITE, RM_MAGIC, RM_ESC_ALLOC, 99),
+        &alloc, NULL);
     ask("signed", ends[0], (unsigned long)(long)(int)RM_CONTROL, NULL, NULL);
     in_vfork();
     storm();

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A program of NVIDIA's own CUDA runtime: opens the library named on the command line and makes its first calls. Prints
- * the driver's version as the runtime tells it, and the results. The runtime finds the driver by itself.
+ * A program of NVIDIA's own CUDA runtime: opens the library named on the command line and makes its
+ * first calls. Prints the driver's version as the runtime tells it, and the results. The runtime
+ * finds the driver by itself.
  */
 #include <dlfcn.h>
 #include <stdio.h>

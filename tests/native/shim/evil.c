@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A hostile program of a job, for tests/security/test_hostile_live.py: `shim-evil ATTACK [PIECES]`. It takes that many
- * pieces of 64 MiB behind the shim's back, works on the card like any other under the shim, and meanwhile abuses at full
- * speed what every process of a job is handed: the job page and the doorbell. It finds them as an attacker would, in
- * /proc/self.
+ * A hostile program of a job, for tests/security/test_hostile_live.py: `shim-evil ATTACK [PIECES]`.
+ * It takes that many pieces of 64 MiB behind the shim's back, works on the card like any other
+ * under the shim, and meanwhile abuses at full speed what every process of a job is handed: the job
+ * page and the doorbell. It finds them as an attacker would, in /proc/self.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -33,7 +33,8 @@ static void find_page(void)
     while (maps && fgets(line, sizeof(line), maps))
         if ((strstr(line, "qgpu-job") || strstr(line, "bpf-map")) && strstr(line, "rw-s")) {
             uintptr_t start = strtoull(line, &end, 16);
-            if (strtoull(end + 1, NULL, 16) - start >= sizeof(*job)) /* the whole of it: single slots are mapped as well */
+            /* the whole of it: single slots are mapped as well */
+            if (strtoull(end + 1, NULL, 16) - start >= sizeof(*job))
                 job = (struct qg_job_page *)start;
         }
     MUST(!job);
@@ -63,9 +64,15 @@ static void random_bytes(void)
         at[i] = draw();
 }
 
-static void all_ones(void) { memset(job, 0xff, sizeof(*job)); }
+static void all_ones(void)
+{
+    memset(job, 0xff, sizeof(*job));
+}
 
-static void all_zeros(void) { memset(job, 0, sizeof(*job)); }
+static void all_zeros(void)
+{
+    memset(job, 0, sizeof(*job));
+}
 
 /* Work without end: markers that never arrive, threads that wait, launches that never happened. */
 static void always_busy(void)
@@ -130,13 +137,17 @@ static void drain(void)
         usleep(100);
 }
 
-static void hide_memory(void) { mine->mem_used = mine->mem_pending = 0; }
+static void hide_memory(void)
+{
+    mine->mem_used = mine->mem_pending = 0;
+}
 
 static const struct {
     const char *name;
     void (*step)(void);
-} attacks[] = {{"random", random_bytes}, {"ones", all_ones}, {"zeros", all_zeros}, {"busy", always_busy},
-               {"idle", always_idle}, {"counters", counters}, {"ring", ring}, {"drain", drain}, {"hide", hide_memory}};
+} attacks[] = {{"random", random_bytes}, {"ones", all_ones},    {"zeros", all_zeros},
+               {"busy", always_busy},    {"idle", always_idle}, {"counters", counters},
+               {"ring", ring},           {"drain", drain},      {"hide", hide_memory}};
 
 /* The driver's own function: in no books, under no cap. */
 static void take_behind_the_back(int pieces)

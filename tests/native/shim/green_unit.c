@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Handles of green contexts are used again: while one thread is in cuGreenCtxDestroy(), another's cuGreenCtxCreate() may be
- * given the same. The driver here does that each time.
+ * Handles of green contexts are used again: while one thread is in cuGreenCtxDestroy(), another's
+ * cuGreenCtxCreate() may be given the same. The driver here does that each time.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "streams.h"
 #include "window.h"
 
-#define HANDLE ((CUgreenCtx)0x10)
+#define HANDLE  ((CUgreenCtx)0x10)
 #define CONTEXT ((CUcontext)0x20)
 #define PRIMARY ((CUcontext)0x30)
 
@@ -22,14 +22,39 @@ __thread int qg_depth;
 static unsigned ended, gone;
 static bool again, fails;
 
-void qg_observe_context(CUcontext context) { (void)context; }
-void qg_streams_context_gone(CUcontext context) { (void)context; }
-void qg_streams_green_gone(CUcontext context) { gone += context == CONTEXT && qg_green_context(HANDLE) != CONTEXT; }
-void qg_window_context_gone(CUcontext context) { (void)context; }
-bool qg_context_refused(CUdevice device) { (void)device; return false; }
-bool qg_rm_making(void) { return false; }
-void qg_primary_retained(CUdevice device, bool counted, CUresult result) { (void)device, (void)counted, (void)result; }
-CUcontext qg_primary(CUdevice device) { return device == 0 ? PRIMARY : NULL; }
+void qg_observe_context(CUcontext context)
+{
+    (void)context;
+}
+void qg_streams_context_gone(CUcontext context)
+{
+    (void)context;
+}
+void qg_streams_green_gone(CUcontext context)
+{
+    gone += context == CONTEXT && qg_green_context(HANDLE) != CONTEXT;
+}
+void qg_window_context_gone(CUcontext context)
+{
+    (void)context;
+}
+bool qg_context_refused(CUdevice device)
+{
+    (void)device;
+    return false;
+}
+bool qg_rm_making(void)
+{
+    return false;
+}
+void qg_primary_retained(CUdevice device, bool counted, CUresult result)
+{
+    (void)device, (void)counted, (void)result;
+}
+CUcontext qg_primary(CUdevice device)
+{
+    return device == 0 ? PRIMARY : NULL;
+}
 struct qg_primary_end qg_primary_ending(CUdevice device, bool all)
 {
     (void)device, (void)all;
@@ -42,7 +67,8 @@ void qg_primary_ended(CUdevice device, const struct qg_primary_end *end, CUresul
     ended += result == CUDA_SUCCESS;
 }
 
-static CUresult create(CUgreenCtx *handle, CUdevResourceDesc resources, CUdevice device, unsigned int flags)
+static CUresult create(CUgreenCtx *handle, CUdevResourceDesc resources, CUdevice device,
+                       unsigned int flags)
 {
     (void)resources, (void)device, (void)flags;
     *handle = HANDLE;
@@ -63,10 +89,10 @@ static CUresult destroy(CUgreenCtx handle)
     return again ? cuGreenCtxCreate(&made, NULL, 0, 0) : CUDA_SUCCESS;
 }
 
-#define CHECK(what)                                               \
-    if (!(what)) {                                                \
-        printf("line %d: %s\n", __LINE__, #what);                 \
-        return 1;                                                 \
+#define CHECK(what)                                                                                \
+    if (!(what)) {                                                                                 \
+        printf("line %d: %s\n", __LINE__, #what);                                                  \
+        return 1;                                                                                  \
     }
 
 int main(void)
@@ -75,14 +101,17 @@ int main(void)
     qg_real[QG_SYM_cuGreenCtxCreate] = (void *)create;
     qg_real[QG_SYM_cuCtxFromGreenCtx] = (void *)context_of;
     qg_real[QG_SYM_cuGreenCtxDestroy] = (void *)destroy;
-    CHECK(cuGreenCtxCreate(&handle, NULL, 0, 0) == CUDA_SUCCESS && qg_context_owner(CONTEXT) == PRIMARY);
+    CHECK(cuGreenCtxCreate(&handle, NULL, 0, 0) == CUDA_SUCCESS &&
+          qg_context_owner(CONTEXT) == PRIMARY);
     fails = true;
-    CHECK(cuGreenCtxDestroy(handle) == CUDA_ERROR_INVALID_VALUE && qg_context_owner(CONTEXT) == PRIMARY && !ended);
+    CHECK(cuGreenCtxDestroy(handle) == CUDA_ERROR_INVALID_VALUE &&
+          qg_context_owner(CONTEXT) == PRIMARY && !ended);
     fails = false;
     gone = 0;
     again = true;
     CHECK(cuGreenCtxDestroy(handle) == CUDA_SUCCESS && ended == 1 && gone == 1);
-    CHECK(qg_greens == 1 && qg_context_owner(CONTEXT) == PRIMARY && qg_green_context(HANDLE) == CONTEXT);
+    CHECK(qg_greens == 1 && qg_context_owner(CONTEXT) == PRIMARY &&
+          qg_green_context(HANDLE) == CONTEXT);
     again = false;
     CHECK(cuGreenCtxDestroy(handle) == CUDA_SUCCESS && ended == 2 && gone == 2);
     CHECK(qg_greens == 0 && qg_context_owner(CONTEXT) == CONTEXT && !qg_green_context(HANDLE));

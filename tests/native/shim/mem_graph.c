@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory nodes of graphs: charged when the driver reserves, kept until it is trimmed. `mem_graph gate` launches them at a gate
- * that the test closes.
+ * Memory nodes of graphs: charged when the driver reserves, kept until it is trimmed. `mem_graph
+ * gate` launches them at a gate that the test closes.
  */
 #include <pthread.h>
 #include <setjmp.h>
@@ -121,7 +121,8 @@ static void captured_from_host(void)
     step("host_gone");
 }
 
-/* The same nodes by the call for all kinds of nodes, and reserved when the graph is instantiated. */
+/* The same nodes by the call for all kinds of nodes, and reserved when the graph is instantiated.
+ */
 static void uploaded_at_once(void)
 {
     CUgraph graph;
@@ -130,7 +131,8 @@ static void uploaded_at_once(void)
     CUgraphNodeParams takes = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
                                .alloc = {.poolProps = node_of(0).poolProps, .bytesize = 50 * MIB}};
     CUgraphNodeParams gives = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE};
-    CUDA_GRAPH_INSTANTIATE_PARAMS how = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, .hUploadStream = stream};
+    CUDA_GRAPH_INSTANTIATE_PARAMS how = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
+                                         .hUploadStream = stream};
     MUST(CALL(cuGraphCreate)(&graph, 0));
     MUST(CALL(cuGraphAddNode)(&node, graph, NULL, 0, &takes));
     gives.free.dptr = takes.alloc.dptr;
@@ -153,8 +155,9 @@ static CUgraph nest(size_t bytes, int depth)
     for (int i = 0; i < depth; i++) {
         CUgraph outer;
         CUgraphNode node;
-        CUgraphNodeParams child = {.type = CU_GRAPH_NODE_TYPE_GRAPH,
-                                   .graph = {.graph = inner, .ownership = CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE}};
+        CUgraphNodeParams child = {
+            .type = CU_GRAPH_NODE_TYPE_GRAPH,
+            .graph = {.graph = inner, .ownership = CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE}};
         MUST(CALL(cuGraphCreate)(&outer, 0));
         MUST(CALL(cuGraphAddNode_v2)(&node, outer, NULL, NULL, 0, &child));
         inner = outer;
@@ -180,7 +183,7 @@ static void nested(int depth)
     step("nested_gone");
 }
 
-/* ---- at a closed gate --------------------------------------------------------------------------------------- */
+/* ---- at a closed gate ---- */
 
 static sigjmp_buf out;
 
@@ -205,12 +208,14 @@ static void *uploads(void *exec)
 static void *instantiates(void *graph)
 {
     CUgraphExec exec;
-    CUDA_GRAPH_INSTANTIATE_PARAMS how = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, .hUploadStream = stream};
+    CUDA_GRAPH_INSTANTIATE_PARAMS how = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
+                                         .hUploadStream = stream};
     MUST(CALL(cuCtxSetCurrent)(context));
     return (void *)(intptr_t)CALL(cuGraphInstantiateWithParams)(&exec, (CUgraph)graph, &how);
 }
 
-/* While one thread stands there another takes what is left under the cap: 200 of 256 MiB, beside 100 of the graph. */
+/* While one thread stands there another takes what is left under the cap: 200 of 256 MiB, beside
+ * 100 of the graph. */
 static void beside(void *(*body)(void *), void *what)
 {
     pthread_t thread;

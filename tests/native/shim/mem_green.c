@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Contexts that end otherwise than by cuCtxDestroy(): green ones, whose memory is the primary context's, and old ones with
- * a usage count.
+ * Contexts that end otherwise than by cuCtxDestroy(): green ones, whose memory is the primary
+ * context's, and old ones with a usage count.
  */
 #include "step.h"
 
@@ -49,7 +49,8 @@ static void green_beside_primary(void)
     step("kept_freed");
 }
 
-/* The last reference to the primary context is the green one's: what was allocated in either ends with it. */
+/* The last reference to the primary context is the green one's: what was allocated in either ends
+ * with it. */
 static void green_is_the_last(void)
 {
     CUdeviceptr pointer;

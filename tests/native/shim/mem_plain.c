@@ -77,9 +77,10 @@ static void arrays(void)
 {
     CUarray flat, deep, sparse;
     CUmipmappedArray mipmap;
-    CUDA_ARRAY_DESCRIPTOR two = {.Width = 100, .Height = 8192, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
-    CUDA_ARRAY3D_DESCRIPTOR three = {.Width = 512, .Height = 512, .Depth = 8, .Format = CU_AD_FORMAT_FLOAT,
-                                     .NumChannels = 4};
+    CUDA_ARRAY_DESCRIPTOR two = {
+        .Width = 100, .Height = 8192, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+    CUDA_ARRAY3D_DESCRIPTOR three = {
+        .Width = 512, .Height = 512, .Depth = 8, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4};
     MUST(CALL(cuArrayCreate_v2)(&flat, &two)); /* rows of 400 bytes lie 512 apart: 4 MiB, not 3.1 */
     step("array");
     MUST(CALL(cuArray3DCreate_v2)(&deep, &three));

@@ -183,13 +183,16 @@ static void host_pools(void)
     step("numa_destroyed");
     MUST(CALL(cuMemFreeAsync)(a, stream));
     step("numa_gone");
-    MUST(CALL(cuMemPoolCreate)(&own, &(CUmemPoolProps){.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                       .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}}));
-    MUST(CALL(cuMemAllocFromPoolAsync)(&a, 20 * MIB, own, stream)); /* where a pool of the host may have been */
+    MUST(CALL(cuMemPoolCreate)(
+        &own, &(CUmemPoolProps){.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}}));
+    /* where a pool of the host may have been */
+    MUST(CALL(cuMemAllocFromPoolAsync)(&a, 20 * MIB, own, stream));
     step("card_again");
     MUST(CALL(cuMemFreeAsync)(a, stream));
     MUST(CALL(cuMemPoolDestroy)(own));
-    MUST(CALL(cuMemGetDefaultMemPool)(&its, &place, CU_MEM_ALLOCATION_TYPE_PINNED)); /* the driver's own */
+    /* the driver's own */
+    MUST(CALL(cuMemGetDefaultMemPool)(&its, &place, CU_MEM_ALLOCATION_TYPE_PINNED));
     from_host(its, "default");
 }
 

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory between processes. `mem_share make KIND` makes 64 MiB and gives them away as KIND (ipc, file or pool): the step
- * "made" is followed by what another process needs: the handle in hexadecimal, or the number of a descriptor of this
- * process. `mem_share take KIND WHAT PID` takes them. One more word, and it then executes `mem_share idle`. KIND alike is file, but
- * all descriptors lead to one file; device: to one character device. `mem_share external` imports memory of another interface;
- * `mem_share own kept`, `number` and `import` keep and take their own descriptors.
+ * Memory between processes. `mem_share make KIND` makes 64 MiB and gives them away as KIND (ipc,
+ * file or pool): the step "made" is followed by what another process needs: the handle in
+ * hexadecimal, or the number of a descriptor of this process. `mem_share take KIND WHAT PID` takes
+ * them. One more word, and it then executes `mem_share idle`. KIND alike is file, but all
+ * descriptors lead to one file; device: to one character device. `mem_share external` imports
+ * memory of another interface; `mem_share own kept`, `number` and `import` keep and take their own
+ * descriptors.
  */
 #include <stdbool.h>
 #include <sys/mman.h>
@@ -15,10 +17,12 @@
 
 #define SIZE (64 * MIB)
 
-static const CUmemAllocationProp wanted_file = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                                .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
-static mode_t alike; /* what kind of file all of them are; 0: the simulated driver's own, which differ */
+static const CUmemAllocationProp wanted_file = {
+    .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+    .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
+/* what kind of file all of them are; 0: the simulated driver's own, which differ */
+static mode_t alike;
 static bool idles;
 
 /* Before that of libc, for the shim too. */
@@ -27,7 +31,8 @@ int fstat(int fd, struct stat *st)
     char link[32], name[64] = "";
     int result = (int)syscall(SYS_fstat, fd, st);
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    if (result == 0 && alike && readlink(link, name, sizeof(name) - 1) > 0 && strstr(name, "qgpu-sim-memory")) {
+    if (result == 0 && alike && readlink(link, name, sizeof(name) - 1) > 0 &&
+        strstr(name, "qgpu-sim-memory")) {
         st->st_dev = 5;
         st->st_ino = 7;
         st->st_mode = alike | 0600;
@@ -70,10 +75,12 @@ static void make_file(void)
     int file, others;
     if (alike == S_IFREG) {
         MUST(CALL(cuMemCreate)(&other, SIZE / 2, &wanted_file, 0));
-        MUST(CALL(cuMemExportToShareableHandle)(&others, other, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        MUST(CALL(cuMemExportToShareableHandle)(&others, other,
+                                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
     }
     MUST(CALL(cuMemCreate)(&handle, SIZE, &wanted_file, 0));
-    MUST(CALL(cuMemExportToShareableHandle)(&file, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    MUST(CALL(cuMemExportToShareableHandle)(&file, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                            0));
     if (alike == S_IFREG) {
         close(others);
         MUST(CALL(cuMemRelease)(other));
@@ -93,7 +100,8 @@ static void kept_by_descriptors(void)
     int files[2];
     MUST(CALL(cuMemCreate)(&handle, SIZE, &wanted_file, 0));
     for (int i = 0; i < 2; i++)
-        MUST(CALL(cuMemExportToShareableHandle)(&files[i], handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        MUST(CALL(cuMemExportToShareableHandle)(&files[i], handle,
+                                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
     MUST(CALL(cuMemRelease)(handle));
     step("kept");
     close(files[0]);
@@ -102,7 +110,8 @@ static void kept_by_descriptors(void)
     close(files[1]);
     MUST(CALL(cuMemCreate)(&more, 200 * MIB, &wanted_file, 0)); /* at once */
     step("returned");
-    MUST(CALL(cuMemExportToShareableHandle)(&files[0], more, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    MUST(CALL(cuMemExportToShareableHandle)(&files[0], more,
+                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
     close(files[0]);
     MUST(CALL(cuMemRelease)(more));
     step("closed_before");
@@ -116,9 +125,11 @@ static void number_given_again(void)
     alike = S_IFCHR;
     MUST(CALL(cuMemCreate)(&first, SIZE, &wanted_file, 0));
     MUST(CALL(cuMemCreate)(&second, SIZE / 2, &wanted_file, 0));
-    MUST(CALL(cuMemExportToShareableHandle)(&one, first, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    MUST(CALL(cuMemExportToShareableHandle)(&one, first, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                            0));
     close(one);
-    MUST(CALL(cuMemExportToShareableHandle)(&two, second, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    MUST(CALL(cuMemExportToShareableHandle)(&two, second, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                            0));
     MUST(one != two);
     MUST(CALL(cuMemRelease)(first));
     step("number_again");
@@ -133,8 +144,10 @@ static void own_import(void)
     CUmemGenericAllocationHandle handle, again, more;
     int file;
     MUST(CALL(cuMemCreate)(&handle, SIZE, &wanted_file, 0));
-    MUST(CALL(cuMemExportToShareableHandle)(&file, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-    MUST(CALL(cuMemImportFromShareableHandle)(&again, (void *)(intptr_t)file, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+    MUST(CALL(cuMemExportToShareableHandle)(&file, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                            0));
+    MUST(CALL(cuMemImportFromShareableHandle)(&again, (void *)(intptr_t)file,
+                                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
     close(file);
     MUST(CALL(cuMemRelease)(handle));
     step("own_import");
@@ -153,7 +166,8 @@ static void take_ipc(const char *text)
         MUST(sscanf(text + 2 * i, "%2x", &byte) != 1);
         handle.reserved[i] = (char)byte;
     }
-    int result = (int)CALL(cuIpcOpenMemHandle_v2)(&pointer, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    int result =
+        (int)CALL(cuIpcOpenMemHandle_v2)(&pointer, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
         step("refused");
         return;
@@ -201,7 +215,8 @@ static void make_pool(void)
     int file;
     MUST(CALL(cuMemPoolCreate)(&own, &wanted));
     MUST(CALL(cuMemAllocFromPoolAsync)(&pointer, SIZE, own, stream));
-    MUST(CALL(cuMemPoolExportToShareableHandle)(&file, own, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    MUST(CALL(cuMemPoolExportToShareableHandle)(&file, own,
+                                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
     MUST(CALL(cuMemPoolExportPointer)(&name, pointer));
     printf("%d:", file);
     for (size_t i = 0; i < sizeof(name); i++)
@@ -231,7 +246,8 @@ static void take_pool(const char *text, int pid)
                                                   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
     MUST(CALL(cuMemPoolImportPointer)(&pointer, pool, &name));
     step("taken");
-    MUST(CALL(cuMemAllocFromPoolAsync)(&none, MIB, pool, stream) == CUDA_SUCCESS); /* nothing comes out of it */
+    /* nothing comes out of it */
+    MUST(CALL(cuMemAllocFromPoolAsync)(&none, MIB, pool, stream) == CUDA_SUCCESS);
     MUST(CALL(cuMemFreeAsync)(pointer, stream));
     MUST(CALL(cuStreamSynchronize)(stream));
     MUST(CALL(cuMemPoolDestroy)(pool));
@@ -242,7 +258,8 @@ static void external(void)
 {
     CUexternalMemory memory;
     CUdeviceptr buffer;
-    CUDA_EXTERNAL_MEMORY_HANDLE_DESC wanted = {.type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, .size = SIZE};
+    CUDA_EXTERNAL_MEMORY_HANDLE_DESC wanted = {.type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD,
+                                               .size = SIZE};
     CUDA_EXTERNAL_MEMORY_BUFFER_DESC whole = {.size = SIZE};
     wanted.handle.fd = memfd_create("vulkan", 0);
     MUST(CALL(cuImportExternalMemory)(&memory, &wanted));
@@ -280,7 +297,9 @@ int main(int argc, char **argv)
     if (argc == 2 && !strcmp(argv[1], "external")) {
         external();
     } else if (argc == 3 && !strcmp(argv[1], "own")) {
-        (!strcmp(kind, "kept") ? kept_by_descriptors : !strcmp(kind, "number") ? number_given_again : own_import)();
+        (!strcmp(kind, "kept")     ? kept_by_descriptors
+         : !strcmp(kind, "number") ? number_given_again
+                                   : own_import)();
     } else if ((argc == 3 || argc == 4) && !strcmp(argv[1], "make")) {
         idles = argc == 4;
         make(kind);

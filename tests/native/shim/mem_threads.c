@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Threads of one process that take and return memory of every kind at once, each in an order of its own; some also
- * ask, trim and make contexts meanwhile. What one thread is refused another one holds, so that refusals are part of it.
- * After each round all is returned, and ledger and card must say so.
+ * Threads of one process that take and return memory of every kind at once, each in an order of its
+ * own; some also ask, trim and make contexts meanwhile. What one thread is refused another one
+ * holds, so that refusals are part of it. After each round all is returned, and ledger and card
+ * must say so.
  */
 #include <pthread.h>
 #include <stdbool.h>
@@ -10,7 +11,7 @@
 #include "step.h"
 
 #define THREADS 8
-#define MOST 80
+#define MOST    80
 
 static CUdevice device;
 static CUmemoryPool shared_pool;
@@ -62,8 +63,10 @@ static void plain(struct thread *me)
 
 static void arrays(struct thread *me)
 {
-    CUDA_ARRAY3D_DESCRIPTOR shape = {
-        .Width = 1 + draw(me, 2048), .Height = 1 + draw(me, 1024), .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+    CUDA_ARRAY3D_DESCRIPTOR shape = {.Width = 1 + draw(me, 2048),
+                                     .Height = 1 + draw(me, 1024),
+                                     .Format = CU_AD_FORMAT_FLOAT,
+                                     .NumChannels = 1};
     CUarray array;
     CUmipmappedArray levels;
     if (got(me, CALL(cuArray3DCreate_v2)(&array, &shape)))
@@ -76,8 +79,9 @@ static void asynchronous(struct thread *me)
 {
     CUdeviceptr at;
     bool from_shared = draw(me, 2);
-    CUresult result = from_shared ? CALL(cuMemAllocFromPoolAsync)(&at, size_of(me), shared_pool, me->stream)
-                                  : CALL(cuMemAllocAsync)(&at, size_of(me), me->stream);
+    CUresult result = from_shared
+                          ? CALL(cuMemAllocFromPoolAsync)(&at, size_of(me), shared_pool, me->stream)
+                          : CALL(cuMemAllocAsync)(&at, size_of(me), me->stream);
     if (got(me, result))
         MUST(draw(me, 2) ? CALL(cuMemFreeAsync)(at, me->stream) : CALL(cuMemFree_v2)(at));
     if (draw(me, 4) == 0)
@@ -163,7 +167,8 @@ static void other_context(struct thread *me)
 
 static void *work(void *argument)
 {
-    static void (*const kinds[])(struct thread *) = {plain, arrays, asynchronous, own_pool, mapped, graph_memory, other_context};
+    static void (*const kinds[])(struct thread *) = {plain,  arrays,       asynchronous, own_pool,
+                                                     mapped, graph_memory, other_context};
     struct thread *me = argument;
     MUST(CALL(cuCtxSetCurrent)(context));
     for (unsigned long turn = 0; turn < turns; turn++)

@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * First versions, later versions and per-thread default stream variants of calls whose plain form the other programs make:
- * each must leave the ledger as the plain one does. `mem_variant take HANDLE` opens another process's IPC handle by the first
- * version of the call; `mem_variant node VERSION` makes a graph's memory node by this version (0: by the call for these alone).
+ * First versions, later versions and per-thread default stream variants of calls whose plain form
+ * the other programs make: each must leave the ledger as the plain one does. `mem_variant take
+ * HANDLE` opens another process's IPC handle by the first version of the call; `mem_variant node
+ * VERSION` makes a graph's memory node by this version (0: by the call for these alone).
  */
 #include "step.h"
 
-#define THREADS NULL /* what `_ptsz` takes for the calling thread's default stream, and the plain call for the legacy one */
+/* what `_ptsz` takes for the calling thread's default stream, and the plain call for the legacy
+ * one */
+#define THREADS NULL
 
-static const CUmemAllocationProp here = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
+static const CUmemAllocationProp here = {
+    .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
 
 /* The first version of the question for a function has no place for a status. */
 static void first_question(void)
@@ -22,9 +26,10 @@ static void first_question(void)
 static void first_arrays(void)
 {
     CUarray flat, deep, none;
-    CUDA_ARRAY_DESCRIPTOR_v1 two = {.Width = 100, .Height = 8192, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
-    CUDA_ARRAY3D_DESCRIPTOR_v1 three = {.Width = 512, .Height = 512, .Depth = 8, .Format = CU_AD_FORMAT_FLOAT,
-                                        .NumChannels = 4};
+    CUDA_ARRAY_DESCRIPTOR_v1 two = {
+        .Width = 100, .Height = 8192, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+    CUDA_ARRAY3D_DESCRIPTOR_v1 three = {
+        .Width = 512, .Height = 512, .Depth = 8, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4};
     unsigned int all;
     MUST(CALL(cuDeviceTotalMem)(&all, 0));
     MUST(all != 256 * MIB);
@@ -74,7 +79,8 @@ static void piece_of_a_destroyed_pool(void)
     step("piece_freed_ptsz");
 }
 
-/* More than the cap becomes a node, not memory; who does not see that the thread's stream captures refuses it. */
+/* More than the cap becomes a node, not memory; who does not see that the thread's stream captures
+ * refuses it. */
 static void captured(const char *text, int from_pool, CUgraph *graph)
 {
     CUmemoryPool pool;
@@ -122,14 +128,17 @@ static void graph_node(int version)
     CUgraph graph;
     CUgraphExec exec;
     CUgraphNode node, end;
-    CUgraphNodeParams takes = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
-                               .alloc = {.poolProps = {.allocType = here.type, .location = here.location},
-                                         .bytesize = 50 * MIB}};
+    CUgraphNodeParams takes = {
+        .type = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+        .alloc = {.poolProps = {.allocType = here.type, .location = here.location},
+                  .bytesize = 50 * MIB}};
     CUgraphNodeParams gives = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE};
-    CUDA_GRAPH_INSTANTIATE_PARAMS how = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, .hUploadStream = THREADS};
+    CUDA_GRAPH_INSTANTIATE_PARAMS how = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
+                                         .hUploadStream = THREADS};
     MUST(CALL(cuGraphCreate)(&graph, 0));
     if (version == 0) {
-        CUDA_MEM_ALLOC_NODE_PARAMS old = {.poolProps = takes.alloc.poolProps, .bytesize = takes.alloc.bytesize};
+        CUDA_MEM_ALLOC_NODE_PARAMS old = {.poolProps = takes.alloc.poolProps,
+                                          .bytesize = takes.alloc.bytesize};
         MUST(CALL(cuGraphAddMemAllocNode)(&node, graph, NULL, 0, &old));
         takes.alloc.dptr = old.dptr;
     } else if (version == 1) {
@@ -154,13 +163,18 @@ static void sparse_array(void)
 {
     CUarray array;
     CUmemGenericAllocationHandle handle;
-    CUDA_ARRAY3D_DESCRIPTOR wanted = {.Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1,
+    CUDA_ARRAY3D_DESCRIPTOR wanted = {.Width = 1024,
+                                      .Height = 1024,
+                                      .Format = CU_AD_FORMAT_FLOAT,
+                                      .NumChannels = 1,
                                       .Flags = CUDA_ARRAY3D_SPARSE};
     MUST(CALL(cuArray3DCreate_v2)(&array, &wanted));
     MUST(CALL(cuMemCreate)(&handle, 4 * MIB, &here, 0));
-    CUarrayMapInfo tile = {.resourceType = CU_RESOURCE_TYPE_ARRAY, .resource.array = array,
+    CUarrayMapInfo tile = {.resourceType = CU_RESOURCE_TYPE_ARRAY,
+                           .resource.array = array,
                            .memOperationType = CU_MEM_OPERATION_TYPE_MAP,
-                           .memHandleType = CU_MEM_HANDLE_TYPE_GENERIC, .memHandle.memHandle = handle,
+                           .memHandleType = CU_MEM_HANDLE_TYPE_GENERIC,
+                           .memHandle.memHandle = handle,
                            .deviceBitMask = 1};
     MUST(CALL(cuMemMapArrayAsync_ptsz)(&tile, 1, THREADS));
     MUST(CALL(cuMemRelease)(handle));
@@ -208,7 +222,8 @@ static void take(const char *text)
         MUST(sscanf(text + 2 * i, "%2x", &byte) != 1);
         handle.reserved[i] = (char)byte;
     }
-    int result = (int)CALL(cuIpcOpenMemHandle)(&pointer, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    int result =
+        (int)CALL(cuIpcOpenMemHandle)(&pointer, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
         step("refused");
         return;

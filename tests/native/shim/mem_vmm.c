@@ -4,8 +4,9 @@
  */
 #include "step.h"
 
-static const CUmemAllocationProp here = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                         .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
+static const CUmemAllocationProp here = {
+    .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
 
 static void mappings(void)
 {
@@ -35,7 +36,8 @@ static const CUmemAllocationProp of_host = {
 };
 
 /* One handle of that kind and one of the card, unmapped with one call. */
-static void two_handles_one_range(const CUmemAllocationProp *first, const char *mapped, const char *unmapped)
+static void two_handles_one_range(const CUmemAllocationProp *first, const char *mapped,
+                                  const char *unmapped)
 {
     CUmemGenericAllocationHandle a, b;
     CUdeviceptr space;
@@ -52,7 +54,8 @@ static void two_handles_one_range(const CUmemAllocationProp *first, const char *
     MUST(CALL(cuMemAddressFree)(space, 48 * MIB));
 }
 
-/* The driver itself, which the shim has opened: a library that brings its own way to it unmaps unseen. */
+/* The driver itself, which the shim has opened: a library that brings its own way to it unmaps
+ * unseen. */
 static CUresult unmapped_unseen(CUdeviceptr at, size_t size)
 {
     char path[4096];
@@ -84,12 +87,14 @@ static void left_over(void)
 /* A part of the card (CUDA 13.5) is memory of the card; memory of the host is none. */
 static void other_places(void)
 {
-    static const CUmemLocation host[] = {{.type = CU_MEM_LOCATION_TYPE_HOST}, {.type = CU_MEM_LOCATION_TYPE_HOST_NUMA}};
+    static const CUmemLocation host[] = {{.type = CU_MEM_LOCATION_TYPE_HOST},
+                                         {.type = CU_MEM_LOCATION_TYPE_HOST_NUMA}};
     static const char *const steps[] = {"host_created", "numa_created"};
     CUmemAllocationProp wanted = here;
     CUmemGenericAllocationHandle handle, other;
     CUdeviceptr space;
-    wanted.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, .localized = {0, 1}};
+    wanted.location =
+        (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, .localized = {0, 1}};
     REFUSED(CALL(cuMemCreate)(&handle, 258 * MIB, &wanted, 0));
     MUST(CALL(cuMemCreate)(&handle, 192 * MIB, &wanted, 0));
     step("in_domain");
@@ -120,13 +125,18 @@ static void sparse_array(void)
 {
     CUarray array;
     CUmemGenericAllocationHandle handle;
-    CUDA_ARRAY3D_DESCRIPTOR wanted = {.Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1,
+    CUDA_ARRAY3D_DESCRIPTOR wanted = {.Width = 1024,
+                                      .Height = 1024,
+                                      .Format = CU_AD_FORMAT_FLOAT,
+                                      .NumChannels = 1,
                                       .Flags = CUDA_ARRAY3D_SPARSE};
     MUST(CALL(cuArray3DCreate_v2)(&array, &wanted));
     MUST(CALL(cuMemCreate)(&handle, 4 * MIB, &here, 0));
-    CUarrayMapInfo tile = {.resourceType = CU_RESOURCE_TYPE_ARRAY, .resource.array = array,
+    CUarrayMapInfo tile = {.resourceType = CU_RESOURCE_TYPE_ARRAY,
+                           .resource.array = array,
                            .memOperationType = CU_MEM_OPERATION_TYPE_MAP,
-                           .memHandleType = CU_MEM_HANDLE_TYPE_GENERIC, .memHandle.memHandle = handle,
+                           .memHandleType = CU_MEM_HANDLE_TYPE_GENERIC,
+                           .memHandle.memHandle = handle,
                            .deviceBitMask = 1};
     MUST(CALL(cuMemMapArrayAsync)(&tile, 1, stream));
     MUST(CALL(cuMemRelease)(handle));
@@ -178,9 +188,11 @@ static void multicast(void)
     MUST(CALL(cuMemRelease)(handle));
     MUST(CALL(cuMemRelease)(object));
     step("second_team_gone");
-    object = team(1); /* bound without saying the device: it is that of the memory, told by its part */
+    /* bound without saying the device: it is that of the memory, told by its part */
+    object = team(1);
     CUmemAllocationProp part = here;
-    part.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, .localized = {0, 1}};
+    part.location =
+        (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, .localized = {0, 1}};
     MUST(CALL(cuMemCreate)(&handle, 8 * MIB, &part, 0));
     MUST(CALL(cuMulticastBindMem)(object, 0, handle, 0, 8 * MIB, 0));
     MUST(CALL(cuMemRelease)(handle));

@@ -8,13 +8,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define MUST(call)                                                                       \
-    do {                                                                                 \
-        int must = (int)(call);                                                          \
-        if (must) {                                                                      \
-            fprintf(stderr, "%s:%d: %s answered %d\n", __FILE__, __LINE__, #call, must); \
-            exit(3);                                                                     \
-        }                                                                                \
+#define MUST(call)                                                                                 \
+    do {                                                                                           \
+        int must = (int)(call);                                                                    \
+        if (must) {                                                                                \
+            fprintf(stderr, "%s:%d: %s answered %d\n", __FILE__, __LINE__, #call, must);           \
+            exit(3);                                                                               \
+        }                                                                                          \
     } while (0)
 
 #endif

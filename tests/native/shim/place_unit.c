@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the shim takes location types for: each argument is one, each line of output says where it is, of which device
- * if it tells, and whether pinned and managed memory there is charged. The location's bytes say device 3.
+ * What the shim takes location types for: each argument is one, each line of output says where it
+ * is, of which device if it tells, and whether pinned and managed memory there is charged. The
+ * location's bytes say device 3.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +11,8 @@
 
 int main(int count, char **words)
 {
-    static const char *const names[] = {[QG_PLACE_NONE] = "none", [QG_PLACE_HOST] = "host", [QG_PLACE_CARD] = "card"};
+    static const char *const names[] = {
+        [QG_PLACE_NONE] = "none", [QG_PLACE_HOST] = "host", [QG_PLACE_CARD] = "card"};
     for (int i = 1; i < count; i++) {
         CUmemLocation location = {.type = (CUmemLocationType)strtol(words[i], NULL, 0), .id = 3};
         CUdevice ordinal = -1;

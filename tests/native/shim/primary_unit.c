@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References to a primary context that several threads give back at once: our calls into its streams are kept out while the
- * driver may destroy it, whichever of theirs it hears last. What another thread does is done in the driver's own call here.
+ * References to a primary context that several threads give back at once: our calls into its
+ * streams are kept out while the driver may destroy it, whichever of theirs it hears last. What
+ * another thread does is done in the driver's own call here.
  */
 #include <stdio.h>
 
@@ -22,30 +23,97 @@ static unsigned references, ended, gone, left, leaving;
 static bool ending, unguarded, fails;
 static void (*meanwhile)(void); /* by another thread, before the driver gets to the release */
 
-void qg_observe_context(CUcontext context) { (void)context; }
-CUcontext qg_green_owner(CUcontext context) { return context; }
-void qg_greens_gone(CUcontext primary) { (void)primary; }
-void qg_greens_after_fork(void) { }
-void qg_window_context_gone(CUcontext context) { (void)context; }
-void qg_pools_stale(void) { }
-void qg_pools_settled(void) { }
-void qg_memory_context_ends(CUcontext context) { (void)context; }
-void qg_memory_context_stays(CUcontext context) { (void)context; }
-void qg_memory_context_gone(CUcontext context) { (void)context; }
-void qg_streams_context_ends(CUcontext context) { ending |= context == PRIMARY, ended++; }
-void qg_streams_context_stays(CUcontext context) { ending &= context != PRIMARY; }
-void qg_streams_context_gone(CUcontext context) { gone += context == PRIMARY, ending = false; }
-bool qg_context_refused(CUdevice device) { (void)device; return false; }
-bool qg_have(unsigned symbol) { return qg_real[symbol]; }
-bool qg_rm_making(void) { return false; }
-void qg_rm_context_made(bool counted, bool made) { (void)counted, (void)made; }
-bool qg_rm_any(void) { return true; }
-bool qg_rm_leave(struct qg_card *card) { return card && (left++, leaving++, true); }
-void qg_rm_left(struct qg_card *card) { leaving -= card != NULL; }
+void qg_observe_context(CUcontext context)
+{
+    (void)context;
+}
+CUcontext qg_green_owner(CUcontext context)
+{
+    return context;
+}
+void qg_greens_gone(CUcontext primary)
+{
+    (void)primary;
+}
+void qg_greens_after_fork(void)
+{
+}
+void qg_window_context_gone(CUcontext context)
+{
+    (void)context;
+}
+void qg_pools_stale(void)
+{
+}
+void qg_pools_settled(void)
+{
+}
+void qg_memory_context_ends(CUcontext context)
+{
+    (void)context;
+}
+void qg_memory_context_stays(CUcontext context)
+{
+    (void)context;
+}
+void qg_memory_context_gone(CUcontext context)
+{
+    (void)context;
+}
+void qg_streams_context_ends(CUcontext context)
+{
+    ending |= context == PRIMARY, ended++;
+}
+void qg_streams_context_stays(CUcontext context)
+{
+    ending &= context != PRIMARY;
+}
+void qg_streams_context_gone(CUcontext context)
+{
+    gone += context == PRIMARY, ending = false;
+}
+bool qg_context_refused(CUdevice device)
+{
+    (void)device;
+    return false;
+}
+bool qg_have(unsigned symbol)
+{
+    return qg_real[symbol];
+}
+bool qg_rm_making(void)
+{
+    return false;
+}
+void qg_rm_context_made(bool counted, bool made)
+{
+    (void)counted, (void)made;
+}
+bool qg_rm_any(void)
+{
+    return true;
+}
+bool qg_rm_leave(struct qg_card *card)
+{
+    return card && (left++, leaving++, true);
+}
+void qg_rm_left(struct qg_card *card)
+{
+    leaving -= card != NULL;
+}
 struct qg_card qg_cards[QG_MAX_CARDS];
-struct qg_card *qg_card_current(void) { return &qg_cards[0]; }
-struct qg_card *qg_card_by_ordinal(int ordinal) { return ordinal ? NULL : &qg_cards[0]; }
-void qg_gate_wait(struct qg_card *card) { (void)card; }
+struct qg_card *qg_card_current(void)
+{
+    return &qg_cards[0];
+}
+struct qg_card *qg_card_by_ordinal(int ordinal)
+{
+    return ordinal ? NULL : &qg_cards[0];
+}
+void qg_gate_wait(struct qg_card *card)
+{
+    (void)card;
+}
 
 static CUresult state(CUdevice device, unsigned int *flags, int *active)
 {
@@ -83,10 +151,10 @@ static CUresult release(CUdevice device)
     return CUDA_SUCCESS;
 }
 
-#define CHECK(what)                                               \
-    if (!(what)) {                                                \
-        printf("line %d: %s\n", __LINE__, #what);                 \
-        return 1;                                                 \
+#define CHECK(what)                                                                                \
+    if (!(what)) {                                                                                 \
+        printf("line %d: %s\n", __LINE__, #what);                                                  \
+        return 1;                                                                                  \
     }
 
 static void gives_one_back(void)
@@ -109,9 +177,11 @@ static int alone(void)
     CHECK(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
     CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS && !ended && !left && !gone);
     fails = true;
-    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_ERROR_UNKNOWN && ended == 1 && left == 1 && !gone && !ending && !leaving);
+    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_ERROR_UNKNOWN && ended == 1 && left == 1 && !gone &&
+          !ending && !leaving);
     fails = false;
-    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS && ended == 2 && gone == 1 && !ending && !leaving && !unguarded);
+    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS && ended == 2 && gone == 1 && !ending &&
+          !leaving && !unguarded);
     return 0;
 }
 
@@ -119,21 +189,25 @@ static int alone(void)
 static int at_once(void)
 {
     CUcontext context;
-    CHECK(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS && cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+    CHECK(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS &&
+          cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
     meanwhile = gives_one_back;
     CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS && references == 0);
     CHECK(!unguarded && gone == 2 && !ending && !leaving);
     return 0;
 }
 
-/* While the last one is given back another thread takes two and gives back one: it has nothing to take back. */
+/* While the last one is given back another thread takes two and gives back one: it has nothing to
+ * take back. */
 static int in_between(void)
 {
     CUcontext context;
     CHECK(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
     meanwhile = takes_two_and_gives_one_back;
-    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS && references == 1 && gone == 2 && !ending && !leaving);
-    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS && gone == 3 && !unguarded && !ending && !leaving);
+    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS && references == 1 && gone == 2 && !ending &&
+          !leaving);
+    CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS && gone == 3 && !unguarded && !ending &&
+          !leaving);
     return 0;
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A CUDA program that does what it is told, one command per line on stdin, one answer per line on stdout. It opens
- * libcuda.so.1 the way the CUDA runtime does, so in the tests it gets the shim; QGPU_TEST_STUB names the stub driver
- * for the commands that control or count behind the shim's back.
+ * A CUDA program that does what it is told, one command per line on stdin, one answer per line on
+ * stdout. It opens libcuda.so.1 the way the CUDA runtime does, so in the tests it gets the shim;
+ * QGPU_TEST_STUB names the stub driver for the commands that control or count behind the shim's
+ * back.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -42,7 +43,8 @@ int launch_on(CUstream stream, long function, long times)
 {
     int result = 0;
     for (long i = 0; i < times && !result; i++)
-        result = CALL(cuLaunchKernel)((CUfunction)(uintptr_t)function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+        result = CALL(cuLaunchKernel)((CUfunction)(uintptr_t)function, 1, 1, 1, 1, 1, 1, 0, stream,
+                                      NULL, NULL);
     return result;
 }
 
@@ -116,7 +118,8 @@ static int in_child(long bytes)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
-/* A child that no handler of fork(3) has seen uses its parent's CUDA, as it must not, and frees what it got. */
+/* A child that no handler of fork(3) has seen uses its parent's CUDA, as it must not, and frees
+ * what it got. */
 static int in_clone(long bytes)
 {
     int status = 0, pid = (int)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
@@ -138,7 +141,8 @@ static int in_clone(long bytes)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
-/* Closes everything but stdio and takes the freed numbers for one file; later the file must still be empty. */
+/* Closes everything but stdio and takes the freed numbers for one file; later the file must still
+ * be empty. */
 static int close_all(const char *path)
 {
     for (int fd = 3; fd < 1024; fd++)
@@ -152,7 +156,8 @@ static int close_all(const char *path)
 
 static int create_physical(int at, long bytes, long type, long id)
 {
-    CUmemAllocationProp property = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.id = (int)id}};
+    CUmemAllocationProp property = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                    .location = {.id = (int)id}};
     property.location.type = type ? (CUmemLocationType)type : CU_MEM_LOCATION_TYPE_DEVICE;
     return CALL(cuMemCreate)(&handles[at], (size_t)bytes, &property, 0);
 }
@@ -167,9 +172,11 @@ static int pool_command(char **w)
 {
     int at = (int)(arg(w, 1) % SLOTS);
     CUmemoryPool pool = pool_named(strcmp(w[0], "from_pool") ? at : arg(w, 3));
-    CUmemPoolProps property = {.allocType = (CUmemAllocationType)arg(w, 4), .location = {.id = (int)arg(w, 3)}};
+    CUmemPoolProps property = {.allocType = (CUmemAllocationType)arg(w, 4),
+                               .location = {.id = (int)arg(w, 3)}};
     property.location.type = (CUmemLocationType)arg(w, 2);
-    if (!strcmp(w[0], "pool")) /* pool POOL TYPE ID KIND: the bytes of a CUmemLocation; pinned is 1, managed 2 */
+    /* pool POOL TYPE ID KIND: the bytes of a CUmemLocation; pinned is 1, managed 2 */
+    if (!strcmp(w[0], "pool"))
         return CALL(cuMemPoolCreate)(&pool, &property);
     if (!strcmp(w[0], "get_pool")) /* the same, the driver's own */
         return CALL(cuMemGetDefaultMemPool)(&pool, &property.location, property.allocType);
@@ -196,11 +203,13 @@ static int memory_command(char **w)
         return CALL(cuMemFreeAsync)(pointers[at], streams[arg(w, 2) % SLOTS]);
     if (!strcmp(w[0], "pitch")) {
         size_t pitch;
-        return CALL(cuMemAllocPitch_v2)(&pointers[at], &pitch, (size_t)arg(w, 2), (size_t)arg(w, 3), 4);
+        return CALL(cuMemAllocPitch_v2)(&pointers[at], &pitch, (size_t)arg(w, 2), (size_t)arg(w, 3),
+                                        4);
     }
-    if (!strcmp(w[0], "endpoint")) /* endpoint SLOT DEVICE AT SIZE: binds what "create SLOT" made to endpoint 7 */
-        return CALL(cuLogicalEndpointBindMem)(7, (int)arg(w, 2), (uint64_t)arg(w, 3), handles[at], 0,
-                                              (uint64_t)arg(w, 4), 0);
+    /* endpoint SLOT DEVICE AT SIZE: binds what "create SLOT" made to endpoint 7 */
+    if (!strcmp(w[0], "endpoint"))
+        return CALL(cuLogicalEndpointBindMem)(7, (int)arg(w, 2), (uint64_t)arg(w, 3), handles[at],
+                                              0, (uint64_t)arg(w, 4), 0);
     if (!strcmp(w[0], "create")) /* create SLOT SIZE [TYPE ID]: the bytes of a CUmemLocation */
         return create_physical(at, arg(w, 2), arg(w, 3), arg(w, 4));
     if (!strcmp(w[0], "release"))
@@ -244,7 +253,8 @@ static int stream_command(char **w)
     return memory_command(w);
 }
 
-/* The file and symbol behind an address: "libcuda.so.1:cuMemAlloc_v2" with the directory's last part before it. */
+/* The file and symbol behind an address: "libcuda.so.1:cuMemAlloc_v2" with the directory's last
+ * part before it. */
 static void say_origin(void *address)
 {
     Dl_info info = {0};
@@ -252,7 +262,8 @@ static void say_origin(void *address)
         puts("none");
         return;
     }
-    printf("%s %s\n", strstr(info.dli_fname, "/shim/libcuda") ? "shim" : "driver", info.dli_sname ? info.dli_sname : "?");
+    printf("%s %s\n", strstr(info.dli_fname, "/shim/libcuda") ? "shim" : "driver",
+           info.dli_sname ? info.dli_sname : "?");
 }
 
 static int say_command(char **w)
@@ -267,12 +278,13 @@ static int say_command(char **w)
         printf("%d %zu\n", result, all);
     } else if (!strcmp(w[0], "counts")) {
         struct stub_counts *c = &state->counts;
-        printf("%lu %lu %lu %lu %lu %lu %lu\n", c->launches, c->writes, c->registers, c->event_records, c->allocs,
-               c->copies, c->queries);
+        printf("%lu %lu %lu %lu %lu %lu %lu\n", c->launches, c->writes, c->registers,
+               c->event_records, c->allocs, c->copies, c->queries);
     } else if (!strcmp(w[0], "proc")) { /* proc NAME VERSION FLAGS */
         CUdriverProcAddressQueryResult status = 0;
         const char *name = strcmp(w[1], "-") ? w[1] : "";
-        int result = CALL(cuGetProcAddress_v2)(name, &found, (int)arg(w, 2), (cuuint64_t)arg(w, 3), &status);
+        int result =
+            CALL(cuGetProcAddress_v2)(name, &found, (int)arg(w, 2), (cuuint64_t)arg(w, 3), &status);
         printf("%d ", result);
         say_origin(found);
     } else if (!strcmp(w[0], "symbol")) {

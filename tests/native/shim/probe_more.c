@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Commands of the probe that do to the shim what odd programs do: any call with any arguments, waits that are left by
- * siglongjmp or cancelled, many streams, threads that fork while others wait.
+ * Commands of the probe that do to the shim what odd programs do: any call with any arguments,
+ * waits that are left by siglongjmp or cancelled, many streams, threads that fork while others
+ * wait.
  */
 #include <pthread.h>
 #include <setjmp.h>
@@ -19,7 +20,8 @@
 
 typedef uint64_t Word;
 
-/* Any driver function: integers and pointers in the places where the x86-64 calling convention puts them. */
+/* Any driver function: integers and pointers in the places where the x86-64 calling convention puts
+ * them. */
 static uint64_t big[512], zero[512];
 
 static Word word_of(const char *text)
@@ -133,7 +135,8 @@ static void *make_contexts(void *times)
     long bad = 0;
     for (long i = (long)(intptr_t)times; i > 0; i--) {
         CUcontext context;
-        bad += CALL(cuCtxCreate_v2)(&context, 0, 0) != CUDA_SUCCESS || CALL(cuCtxDestroy_v2)(context) != CUDA_SUCCESS;
+        bad += CALL(cuCtxCreate_v2)(&context, 0, 0) != CUDA_SUCCESS ||
+               CALL(cuCtxDestroy_v2)(context) != CUDA_SUCCESS;
     }
     return (void *)(intptr_t)bad;
 }

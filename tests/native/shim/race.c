@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Two processes of a job share one job page and each want more than half of the cap, over and over, with the
- * driver's part left out: whoever is admitted must be alone. Prints how often each was; ends with 1 if both were.
+ * Two processes of a job share one job page and each want more than half of the cap, over and over,
+ * with the driver's part left out: whoever is admitted must be alone. Prints how often each was;
+ * ends with 1 if both were.
  */
 #include <signal.h>
 #include <stdarg.h>
@@ -17,7 +18,7 @@
 #include "pools.h"
 #include "say.h"
 
-#define CAP 1000u
+#define CAP  1000u
 #define WANT 600u
 
 struct qg_grant_info qg_info;
@@ -35,8 +36,12 @@ const char *qg_register_for_memory(struct qg_card *card)
     return NULL;
 }
 
-void qg_pools_after_fork(void) {}
-void qg_graph_memory_after_fork(void) {}
+void qg_pools_after_fork(void)
+{
+}
+void qg_graph_memory_after_fork(void)
+{
+}
 bool qg_pools_give_back(struct qg_card *card)
 {
     (void)card;
@@ -52,7 +57,8 @@ struct shared {
 static void tenant(struct shared *shared, struct qg_job_page *job, uint32_t slot, uint64_t until)
 {
     static struct qg_grant_card grant = {.mem_cap = CAP, .mem_total = CAP};
-    struct qg_pages pages = {.gate = &shared->gate, .job = job, .proc = &job->procs[slot], .slot = slot};
+    struct qg_pages pages = {
+        .gate = &shared->gate, .job = job, .proc = &job->procs[slot], .slot = slot};
     struct qg_card *card = &qg_cards[0];
     struct qg_entry entry;
     qg_info.mode = QG_MODE_GOVERNED;
@@ -149,6 +155,7 @@ int main(int argc, char **argv)
     if (child == 0)
         _exit(0);
     waitpid(child, NULL, 0);
-    printf("%llu %llu\n", (unsigned long long)shared->admitted[0], (unsigned long long)shared->admitted[1]);
+    printf("%llu %llu\n", (unsigned long long)shared->admitted[0],
+           (unsigned long long)shared->admitted[1]);
     return shared->broken ? 1 : 0;
 }

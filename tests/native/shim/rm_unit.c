@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The shim's table of the driver's objects, alone: orders on stdin, answers on stdout (test_shim_groups_table.py). `race`
- * lets threads make, free and look at once, with a handler that does the same on the same threads.
+ * The shim's table of the driver's objects, alone: orders on stdin, answers on stdout
+ * (test_shim_groups_table.py). `race` lets threads make, free and look at once, with a handler that
+ * does the same on the same threads.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,12 +22,14 @@ static unsigned number(char **rest)
     return (unsigned)strtoul(*rest, rest, 0);
 }
 
-/* One line per device: its handles, then groups with engines, then channels with their groups; all sorted by the reader. */
+/* One line per device: its handles, then groups with engines, then channels with their groups; all
+ * sorted by the reader. */
 static void view(void)
 {
     struct qg_rm_view v;
     for (unsigned at = 0; qg_rm_next(&at, &v);) {
-        printf("%u %u %u %d %u |", v.told.client, v.told.device, v.told.subdevice, v.fd, v.told.flags);
+        printf("%u %u %u %d %u |", v.told.client, v.told.device, v.told.subdevice, v.fd,
+               v.told.flags);
         for (uint32_t i = 0; i < v.told.ngroups; i++)
             printf(" %u:%u", v.told.groups[i].handle, v.told.groups[i].engine);
         printf(" |");

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A stream that a thread first used while another thread captured has its fast path when no capture is left, and not before.
+ * A stream that a thread first used while another thread captured has its fast path when no capture
+ * is left, and not before.
  */
 #include <stdio.h>
 
@@ -9,7 +10,7 @@
 #include "table.h"
 #include "waiters.h"
 
-#define STREAM ((CUstream)0x5000)
+#define STREAM  ((CUstream)0x5000)
 #define CONTEXT ((CUcontext)0x30)
 
 void *qg_real[QG_NSYMBOLS];
@@ -18,21 +19,63 @@ unsigned qg_greens;
 __thread int qg_depth;
 struct qg_stream *qg_marker_owner[QG_MAX_CARDS][QG_MARKERS];
 
-int qg_lane_mine(void) { return 1; }
-void qg_pages_context_gone(CUcontext owner) { (void)owner; }
-void qg_aliases_retire(struct qg_pages *pages) { (void)pages; }
-void qg_lane_release(void) {}
-void qg_waiter_release(void) {}
-void qg_indices_after_fork(void) {}
-void qg_homeless_remove(struct qg_stream *stream) { (void)stream; }
-void qg_release_marker(struct qg_stream *stream) { (void)stream; }
-void qg_set_unmarked(struct qg_stream *stream) { (void)stream; }
-void qg_clear_unmarked(struct qg_stream *stream) { (void)stream; }
-void qg_show_unmarked(struct qg_card *card) { (void)card; }
-void qg_stream_await(struct qg_stream *stream) { (void)stream; }
-CUcontext qg_green_owner(CUcontext context) { return context; }
-struct qg_card *qg_card_current(void) { return &qg_cards[0]; }
-bool qg_have(unsigned symbol) { return (void)symbol, false; }
+int qg_lane_mine(void)
+{
+    return 1;
+}
+void qg_pages_context_gone(CUcontext owner)
+{
+    (void)owner;
+}
+void qg_aliases_retire(struct qg_pages *pages)
+{
+    (void)pages;
+}
+void qg_lane_release(void)
+{
+}
+void qg_waiter_release(void)
+{
+}
+void qg_indices_after_fork(void)
+{
+}
+void qg_homeless_remove(struct qg_stream *stream)
+{
+    (void)stream;
+}
+void qg_release_marker(struct qg_stream *stream)
+{
+    (void)stream;
+}
+void qg_set_unmarked(struct qg_stream *stream)
+{
+    (void)stream;
+}
+void qg_clear_unmarked(struct qg_stream *stream)
+{
+    (void)stream;
+}
+void qg_show_unmarked(struct qg_card *card)
+{
+    (void)card;
+}
+void qg_stream_await(struct qg_stream *stream)
+{
+    (void)stream;
+}
+CUcontext qg_green_owner(CUcontext context)
+{
+    return context;
+}
+struct qg_card *qg_card_current(void)
+{
+    return &qg_cards[0];
+}
+bool qg_have(unsigned symbol)
+{
+    return (void)symbol, false;
+}
 
 static CUresult current_context(CUcontext *context)
 {
@@ -45,17 +88,18 @@ static bool is_fast(void)
     return qg_stream_of(STREAM, false) && qg_seen_of((uintptr_t)STREAM)->fast == qg_generation;
 }
 
-#define CHECK(what)                                               \
-    if (!(what)) {                                                \
-        printf("line %d: %s\n", __LINE__, #what);                 \
-        return 1;                                                 \
+#define CHECK(what)                                                                                \
+    if (!(what)) {                                                                                 \
+        printf("line %d: %s\n", __LINE__, #what);                                                  \
+        return 1;                                                                                  \
     }
 
 int main(void)
 {
     static struct qg_job_page job;
     static struct qg_gate_page gate;
-    static struct qg_pages pages = {.gate = &gate, .job = &job, .proc = &job.procs[0], .lanes = true};
+    static struct qg_pages pages = {
+        .gate = &gate, .job = &job, .proc = &job.procs[0], .lanes = true};
     qg_real[QG_SYM_cuCtxGetCurrent] = (void *)current_context;
     qg_cards[0].pages = &pages;
     qg_captures = 2;

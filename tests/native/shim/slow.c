@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Threads that have nothing to do with each other, while a call of the driver does not come back in one of them:
- * `shim-slow WHAT`. test_shim_slow.py.
+ * Threads that have nothing to do with each other, while a call of the driver does not come back in
+ * one of them: `shim-slow WHAT`. test_shim_slow.py.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -24,7 +24,8 @@ static atomic_bool stop;
 
 static void use(struct card *card, CUcontext of)
 {
-    static const char ptx[] = ".version 6.3\n.target sm_75\n.visible .entry qgpu_work(.param .u64 n)\n{ ret; }\n";
+    static const char ptx[] =
+        ".version 6.3\n.target sm_75\n.visible .entry qgpu_work(.param .u64 n)\n{ ret; }\n";
     card->context = of;
     MUST(CALL(cuCtxSetCurrent)(of));
     MUST(CALL(cuModuleLoadData)(&module, ptx));
@@ -40,7 +41,8 @@ static void open_cards(bool one)
     MUST(!cuda);
     MUST(CALL(cuInit)(0));
     for (int i = 0; i < 2; i++) {
-        MUST(i && one ? CALL(cuCtxCreate_v2)(&of, 0, 0) : CALL(cuDevicePrimaryCtxRetain)(&of, one ? 0 : i));
+        MUST(i && one ? CALL(cuCtxCreate_v2)(&of, 0, 0)
+                      : CALL(cuDevicePrimaryCtxRetain)(&of, one ? 0 : i));
         use(&cards[i], of);
     }
 }
@@ -86,7 +88,8 @@ static void counts(void)
     fflush(stdout);
 }
 
-/* pair: a thread per card works until told; orders: "c" counts, "0" and "1" a visitor of that card, "e" end. */
+/* pair: a thread per card works until told; orders: "c" counts, "0" and "1" a visitor of that card,
+ * "e" end. */
 static void pair(bool one)
 {
     char line[64];
@@ -121,7 +124,8 @@ static void *waits(void *unused)
     MUST(CALL(cuStreamWaitValue32_v2)(cards[0].stream, word, 1, CU_STREAM_WAIT_VALUE_GEQ));
     for (unsigned i = 1; i < DEPTH; i++) {
         MUST(CALL(cuMemcpyHtoDAsync_v2)(a, host, 64, cards[0].stream));
-        filled |= i > DEPTH / 2; /* on a busy machine markers take places as well, and one of the rest stands already */
+        /* on a busy machine markers take places as well, and one of the rest stands already */
+        filled |= i > DEPTH / 2;
     }
     launch(&cards[0], cards[0].stream, 1000); /* there is room when somebody has written the word */
     MUST(CALL(cuStreamSynchronize)(cards[0].stream));
@@ -153,7 +157,8 @@ static void behind(bool one)
 
 static atomic_bool passed;
 
-/* A function that nobody knows yet fills a window of half a millisecond: it waits for what the other context has there. */
+/* A function that nobody knows yet fills a window of half a millisecond: it waits for what the
+ * other context has there. */
 static void *needs_room(void *of)
 {
     struct card *card = of;
@@ -179,7 +184,8 @@ static double seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* A short kernel behind the word and without a marker of its own, as it is if the last one is less than a millisecond old. */
+/* A short kernel behind the word and without a marker of its own, as it is if the last one is less
+ * than a millisecond old. */
 static void unmarked_work(struct card *card, volatile uint32_t *at)
 {
     for (double began = 0; seconds() - began > 0.0008;) {
@@ -192,8 +198,8 @@ static void unmarked_work(struct card *card, volatile uint32_t *at)
     }
 }
 
-/* Another thread puts a marker behind the work of the second card's stream, which waits for a word in *page. That call is
- * blocked by the test: "stands" when it is made; then a line. */
+/* Another thread puts a marker behind the work of the second card's stream, which waits for a word
+ * in *page. That call is blocked by the test: "stands" when it is made; then a line. */
 static void marker_stands(bool one, void **page_out)
 {
     void *page;
@@ -226,7 +232,8 @@ static void ends(bool one)
     go_on();
 }
 
-/* captures: meanwhile that stream captures: "N nodes", and none of them is the program's; "over" at the end. */
+/* captures: meanwhile that stream captures: "N nodes", and none of them is the program's; "over" at
+ * the end. */
 static void captures(bool one)
 {
     void *page;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the small programs of test_shim_memory_*.py share. Each calls one group of the driver's functions and stops
- * after each step: it prints `NAME CARD`, where CARD is what the card itself says this process holds beyond its contexts,
- * and goes on when the test, which has looked at the ledger meanwhile, sends a line.
+ * What the small programs of test_shim_memory_*.py share. Each calls one group of the driver's
+ * functions and stops after each step: it prints `NAME CARD`, where CARD is what the card itself
+ * says this process holds beyond its contexts, and goes on when the test, which has looked at the
+ * ledger meanwhile, sends a line.
  */
 #ifndef QG_TEST_STEP_H
 #define QG_TEST_STEP_H
@@ -37,13 +38,14 @@ static inline void *step_find(const char *name)
     return found;
 }
 
-#define REFUSED(call)                                                          \
-    do {                                                                       \
-        int refused = (int)(call);                                             \
-        if (refused != CUDA_ERROR_OUT_OF_MEMORY) {                             \
-            fprintf(stderr, "%s:%d: %s answered %d, not out of memory\n", __FILE__, __LINE__, #call, refused); \
-            exit(4);                                                           \
-        }                                                                      \
+#define REFUSED(call)                                                                              \
+    do {                                                                                           \
+        int refused = (int)(call);                                                                 \
+        if (refused != CUDA_ERROR_OUT_OF_MEMORY) {                                                 \
+            fprintf(stderr, "%s:%d: %s answered %d, not out of memory\n", __FILE__, __LINE__,      \
+                    #call, refused);                                                               \
+            exit(4);                                                                               \
+        }                                                                                          \
     } while (0)
 
 struct step_process { /* nvmlProcessInfo_t */
@@ -62,7 +64,8 @@ static inline unsigned long long step_truth(void)
     if (!nvml) {
         nvml = dlopen(getenv("QGPU_TEST_NVML"), RTLD_NOW);
         MUST(!nvml || ((int (*)(void))dlsym(nvml, "nvmlInit_v2"))());
-        MUST(((int (*)(unsigned, void **))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2"))(0, &device));
+        MUST(
+            ((int (*)(unsigned, void **))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2"))(0, &device));
     }
     MUST(((int (*)(void *, unsigned *, struct step_process *))dlsym(
         nvml, "nvmlDeviceGetComputeRunningProcesses_v3"))(device, &count, all));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A program that nobody wrote the shim for: `shim-strange WHAT [WORD]`, each with one habit that some program has. It
- * prints how many launches it made, and ends well. test_shim_strange.py.
+ * A program that nobody wrote the shim for: `shim-strange WHAT [WORD]`, each with one habit that
+ * some program has. It prints how many launches it made, and ends well. test_shim_strange.py.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -186,7 +186,8 @@ static void spawns(void)
     for (unsigned i = 0; i < 60; i++) {
         pid_t child = -1;
         if (i % 2)
-            MUST(posix_spawn(&child, "/bin/true", NULL, NULL, words, i % 4 == 1 ? nothing : environ));
+            MUST(posix_spawn(&child, "/bin/true", NULL, NULL, words,
+                             i % 4 == 1 ? nothing : environ));
         else if ((child = vfork()) == 0) {
             execve("/bin/true", words, nothing);
             _exit(9);
@@ -198,7 +199,8 @@ static void spawns(void)
         MUST(pthread_join(threads[i], NULL));
 }
 
-/* Nothing is open any more, not even 0 to 2, before the first call of CUDA; its own files get those numbers. */
+/* Nothing is open any more, not even 0 to 2, before the first call of CUDA; its own files get those
+ * numbers. */
 static void closed(void)
 {
     int out = fcntl(1, F_DUPFD, 900);
@@ -215,25 +217,30 @@ static void closed(void)
     dup2(out, 1);
 }
 
-/* What a library asks that does not know the driver: the same answers as without the shim, written for the test to compare. */
+/* What a library asks that does not know the driver: the same answers as without the shim, written
+ * for the test to compare. */
 static void asks(void)
 {
     static const struct {
         const char *name;
         int version;
         cuuint64_t flags;
-    } queries[] = {{"cuNoSuchThing", 12000, 0}, {"", 0, 0}, {"cuLaunchKernel", 1, 0}, {"cuLaunchKernel", -5, 0},
-                   {"cuLaunchKernel", 12000, 64}, {"cuLaunchKernel", 2147483647, 2}, {"culaunchkernel", 12000, 0},
-                   {"cuLaunchKernel_ptsz", 12000, 0}, {"cuMemAlloc_v2", 12000, 0}, {"qgpu_job_view", 12000, 0}};
+    } queries[] = {{"cuNoSuchThing", 12000, 0},   {"", 0, 0},
+                   {"cuLaunchKernel", 1, 0},      {"cuLaunchKernel", -5, 0},
+                   {"cuLaunchKernel", 12000, 64}, {"cuLaunchKernel", 2147483647, 2},
+                   {"culaunchkernel", 12000, 0},  {"cuLaunchKernel_ptsz", 12000, 0},
+                   {"cuMemAlloc_v2", 12000, 0},   {"qgpu_job_view", 12000, 0}};
     for (unsigned i = 0; i < sizeof(queries) / sizeof(queries[0]); i++) {
         void *found = (void *)1;
         CUdriverProcAddressQueryResult why = (CUdriverProcAddressQueryResult)77;
-        int status = CALL(cuGetProcAddress_v2)(queries[i].name, &found, queries[i].version, queries[i].flags, &why);
+        int status = CALL(cuGetProcAddress_v2)(queries[i].name, &found, queries[i].version,
+                                               queries[i].flags, &why);
         printf("%d %d %d,", status, (int)why, found ? found == (void *)1 ? 1 : 2 : 0);
-        status = CALL(cuGetProcAddress_v2)(queries[i].name, &found, queries[i].version, queries[i].flags, NULL);
+        status = CALL(cuGetProcAddress_v2)(queries[i].name, &found, queries[i].version,
+                                           queries[i].flags, NULL);
         printf("%d,", status);
-        status = (int)((CUresult(*)(const char *, void **, int, cuuint64_t))submit_find("cuGetProcAddress"))(
-            queries[i].name, &found, queries[i].version, queries[i].flags);
+        status = (int)((CUresult (*)(const char *, void **, int, cuuint64_t))submit_find(
+            "cuGetProcAddress"))(queries[i].name, &found, queries[i].version, queries[i].flags);
         printf("%d,", status);
     }
     printf("%d %d\n", CALL(cuGetProcAddress_v2)("cuInit", NULL, 12000, 0, NULL),
@@ -245,13 +252,20 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(void);
-    } all[] = {{"tiny_stacks", tiny_stacks}, {"in_handlers", in_handlers}, {"at_ends_of_threads", at_ends_of_threads},
-               {"at_exit", at_exit}, {"exit_amid_work", exit_amid_work}, {"spawns", spawns}, {"closed", closed},
+    } all[] = {{"tiny_stacks", tiny_stacks},
+               {"in_handlers", in_handlers},
+               {"at_ends_of_threads", at_ends_of_threads},
+               {"at_exit", at_exit},
+               {"exit_amid_work", exit_amid_work},
+               {"spawns", spawns},
+               {"closed", closed},
                {"asks", asks}};
-    /* "local": nobody else shall see it; "namespace": a second set of libraries, as some sandboxes and plugins use. */
+    /* "local": nobody else shall see it; "namespace": a second set of libraries, as some sandboxes
+     * and plugins use. */
     const char *how = argc > 2 ? argv[2] : "", *path = argc > 3 ? argv[3] : "libcuda.so.1";
-    cuda = !strcmp(how, "namespace") ? dlmopen(LM_ID_NEWLM, path, RTLD_NOW | RTLD_LOCAL)
-                                     : dlopen(path, RTLD_LAZY | (*how ? RTLD_LOCAL | RTLD_DEEPBIND : RTLD_GLOBAL));
+    cuda = !strcmp(how, "namespace")
+               ? dlmopen(LM_ID_NEWLM, path, RTLD_NOW | RTLD_LOCAL)
+               : dlopen(path, RTLD_LAZY | (*how ? RTLD_LOCAL | RTLD_DEEPBIND : RTLD_GLOBAL));
     if (!cuda)
         fprintf(stderr, "%s\n", dlerror());
     MUST(!cuda);

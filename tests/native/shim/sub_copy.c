@@ -1,32 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Copies: every shape, direction and version. A small one passes; large ones, and many small ones in one call, are work.
+ * Copies: every shape, direction and version. A small one passes; large ones, and many small ones
+ * in one call, are work.
  */
 #include "submit.h"
 
-/* From `from` (which holds want) to `to`, which is blanked first; the contents of device buffers are looked at. */
-#define STEP(name, text, kind, s, bytes, truth, ...)                           \
-    do {                                                                       \
-        if (!strcmp(kind, "held"))                                             \
-            hold(s);                                                           \
-        unsigned counted = strcmp(kind, "order") != 0;                         \
-        announce(text, kind, counted, counted ? (bytes) : 0, truth ":%zu", (size_t)(bytes)); \
-        MUST(CALL(name)(__VA_ARGS__));                                         \
-        done(s);                                                               \
+/* From `from` (which holds want) to `to`, which is blanked first; the contents of device buffers
+ * are looked at. */
+#define STEP(name, text, kind, s, bytes, truth, ...)                                               \
+    do {                                                                                           \
+        if (!strcmp(kind, "held"))                                                                 \
+            hold(s);                                                                               \
+        unsigned counted = strcmp(kind, "order") != 0;                                             \
+        announce(text, kind, counted, counted ? (bytes) : 0, truth ":%zu", (size_t)(bytes));       \
+        MUST(CALL(name)(__VA_ARGS__));                                                             \
+        done(s);                                                                                   \
     } while (0)
-#define TO_B(name, kind, s, truth, ...)                                        \
-    do {                                                                       \
-        blank(b, 0xee);                                                        \
-        STEP(name, #name, kind, s, SIZE, truth, __VA_ARGS__);                  \
-        look(b, want, SIZE);                                                   \
-        right();                                                               \
+#define TO_B(name, kind, s, truth, ...)                                                            \
+    do {                                                                                           \
+        blank(b, 0xee);                                                                            \
+        STEP(name, #name, kind, s, SIZE, truth, __VA_ARGS__);                                      \
+        look(b, want, SIZE);                                                                       \
+        right();                                                                                   \
     } while (0)
-#define TO_HOST(name, kind, s, ...)                                            \
-    do {                                                                       \
-        memset(back, 0xee, SIZE);                                              \
-        STEP(name, #name, kind, s, SIZE, "dtoh", __VA_ARGS__);                 \
-        MUST(memcmp(back, want, SIZE));                                        \
-        right();                                                               \
+#define TO_HOST(name, kind, s, ...)                                                                \
+    do {                                                                                           \
+        memset(back, 0xee, SIZE);                                                                  \
+        STEP(name, #name, kind, s, SIZE, "dtoh", __VA_ARGS__);                                     \
+        MUST(memcmp(back, want, SIZE));                                                            \
+        right();                                                                                   \
     } while (0)
 
 static unsigned char *back;
@@ -54,12 +56,14 @@ static void plain(void)
 
 static void small(void)
 {
-    /* Worth a launch: it waits at the gate, but nothing of it is left to be counted when it returns. */
+    /* Worth a launch: it waits at the gate, but nothing of it is left to be counted when it
+     * returns. */
     announce("htod_worth_a_launch", "sync", 0, 0, "htod:%zu", MIB - 4);
     MUST(CALL(cuMemcpyHtoD_v2)(b, host, MIB - 4));
     done(stream);
     right();
-    STEP(cuMemcpyHtoDAsync_v2, "htod_async_worth_a_launch", "held", stream, MIB - 4, "htod", b, host, MIB - 4, stream);
+    STEP(cuMemcpyHtoDAsync_v2, "htod_async_worth_a_launch", "held", stream, MIB - 4, "htod", b,
+         host, MIB - 4, stream);
     right();
     STEP(cuMemcpyHtoD_v2, "htod_small", "order", stream, 4096, "htod", b, host, 4096);
     right();
@@ -72,23 +76,45 @@ static void small(void)
 /* Half of a buffer: 1024 rows of 2048 bytes at a pitch of 4096. */
 static void shapes(void)
 {
-    CUDA_MEMCPY2D area = {.srcMemoryType = CU_MEMORYTYPE_DEVICE, .srcDevice = a, .srcPitch = 4096,
-                          .dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = b, .dstPitch = 4096,
-                          .WidthInBytes = 2048, .Height = 1024};
-    CUDA_MEMCPY3D space = {.srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = host, .srcPitch = 4096, .srcHeight = 256,
-                           .dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = b, .dstPitch = 4096, .dstHeight = 256,
-                           .WidthInBytes = 2048, .Height = 256, .Depth = 4};
-    CUDA_MEMCPY3D_PEER peer = {.srcMemoryType = CU_MEMORYTYPE_DEVICE, .srcDevice = a, .srcPitch = 4096, .srcHeight = 256,
-                               .srcContext = context, .dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = b,
-                               .dstPitch = 4096, .dstHeight = 256, .dstContext = context,
-                               .WidthInBytes = 2048, .Height = 256, .Depth = 4};
-#define SHAPE(name, kind, s, truth, ...)                                       \
-    do {                                                                       \
-        blank(b, 0xee);                                                        \
-        STEP(name, #name, kind, s, SIZE / 2, truth, __VA_ARGS__);              \
-        look(b, want, 2048); /* the first row */                               \
-        look(b + 1023 * 4096, want + 1023 * 4096, 2048);                       \
-        right();                                                               \
+    CUDA_MEMCPY2D area = {.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+                          .srcDevice = a,
+                          .srcPitch = 4096,
+                          .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                          .dstDevice = b,
+                          .dstPitch = 4096,
+                          .WidthInBytes = 2048,
+                          .Height = 1024};
+    CUDA_MEMCPY3D space = {.srcMemoryType = CU_MEMORYTYPE_HOST,
+                           .srcHost = host,
+                           .srcPitch = 4096,
+                           .srcHeight = 256,
+                           .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                           .dstDevice = b,
+                           .dstPitch = 4096,
+                           .dstHeight = 256,
+                           .WidthInBytes = 2048,
+                           .Height = 256,
+                           .Depth = 4};
+    CUDA_MEMCPY3D_PEER peer = {.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+                               .srcDevice = a,
+                               .srcPitch = 4096,
+                               .srcHeight = 256,
+                               .srcContext = context,
+                               .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                               .dstDevice = b,
+                               .dstPitch = 4096,
+                               .dstHeight = 256,
+                               .dstContext = context,
+                               .WidthInBytes = 2048,
+                               .Height = 256,
+                               .Depth = 4};
+#define SHAPE(name, kind, s, truth, ...)                                                           \
+    do {                                                                                           \
+        blank(b, 0xee);                                                                            \
+        STEP(name, #name, kind, s, SIZE / 2, truth, __VA_ARGS__);                                  \
+        look(b, want, 2048); /* the first row */                                                   \
+        look(b + 1023 * 4096, want + 1023 * 4096, 2048);                                           \
+        right();                                                                                   \
     } while (0)
     SHAPE(cuMemcpy2D_v2, "sync", NULL, "dtod", &area);
     SHAPE(cuMemcpy2D_v2_ptds, "sync", NULL, "dtod", &area);
@@ -112,7 +138,8 @@ static void between_cards(void)
     MUST(CALL(cuCtxSetCurrent)(other));
     MUST(CALL(cuMemAlloc_v2)(&far, SIZE));
     MUST(CALL(cuCtxSetCurrent)(context));
-    STEP(cuMemcpyPeerAsync, "cuMemcpyPeerAsync", "held", stream, SIZE, "peer", far, other, a, context, SIZE, stream);
+    STEP(cuMemcpyPeerAsync, "cuMemcpyPeerAsync", "held", stream, SIZE, "peer", far, other, a,
+         context, SIZE, stream);
     look(far, want, SIZE);
     right();
     TO_B(cuMemcpyPeer, "sync", NULL, "peer", b, context, far, other, SIZE);
@@ -135,16 +162,16 @@ static void batches(void)
         boxes[i].dst.op.ptr.ptr = to[i];
         boxes[i].extent = (CUextent3D){part, 1, 1};
     }
-#define BATCH(name, ...)                                                       \
-    do {                                                                       \
-        blank(b, 0xee);                                                        \
-        hold(stream);                                                          \
-        announce(#name, "held", 1, 2 * part, "dtod:%zu,dtod:%zu", part, part); \
-        MUST(CALL(name)(__VA_ARGS__));                                         \
-        done(stream);                                                          \
-        look(b, want, part);                                                   \
-        look(b + 2 * MIB, want + 2 * MIB, part);                               \
-        right();                                                               \
+#define BATCH(name, ...)                                                                           \
+    do {                                                                                           \
+        blank(b, 0xee);                                                                            \
+        hold(stream);                                                                              \
+        announce(#name, "held", 1, 2 * part, "dtod:%zu,dtod:%zu", part, part);                     \
+        MUST(CALL(name)(__VA_ARGS__));                                                             \
+        done(stream);                                                                              \
+        look(b, want, part);                                                                       \
+        look(b + 2 * MIB, want + 2 * MIB, part);                                                   \
+        right();                                                                                   \
     } while (0)
     BATCH(cuMemcpyBatchAsync, to, from, sizes, 2, attributes, first, 1, &failed, stream);
     BATCH(cuMemcpyBatchAsync_ptsz, to, from, sizes, 2, attributes, first, 1, &failed, stream);
@@ -180,18 +207,31 @@ static void first_versions(void)
 {
     CUdeviceptr_v1 low;
     MUST(CALL(cuMemAlloc)(&low, SIZE));
-    CUDA_MEMCPY2D_v1 area = {.srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = host, .srcPitch = 4096,
-                             .dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = low, .dstPitch = 4096,
-                             .WidthInBytes = 4096, .Height = 1024};
-    CUDA_MEMCPY3D_v1 space = {.srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = host, .srcPitch = 4096, .srcHeight = 256,
-                              .dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = low, .dstPitch = 4096, .dstHeight = 256,
-                              .WidthInBytes = 4096, .Height = 256, .Depth = 4};
-#define LOW(name, kind, s, truth, ...)                                         \
-    do {                                                                       \
-        blank(low, 0xee);                                                      \
-        STEP(name, #name, kind, s, SIZE, truth, __VA_ARGS__);                  \
-        look(low, want, SIZE);                                                 \
-        right();                                                               \
+    CUDA_MEMCPY2D_v1 area = {.srcMemoryType = CU_MEMORYTYPE_HOST,
+                             .srcHost = host,
+                             .srcPitch = 4096,
+                             .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                             .dstDevice = low,
+                             .dstPitch = 4096,
+                             .WidthInBytes = 4096,
+                             .Height = 1024};
+    CUDA_MEMCPY3D_v1 space = {.srcMemoryType = CU_MEMORYTYPE_HOST,
+                              .srcHost = host,
+                              .srcPitch = 4096,
+                              .srcHeight = 256,
+                              .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                              .dstDevice = low,
+                              .dstPitch = 4096,
+                              .dstHeight = 256,
+                              .WidthInBytes = 4096,
+                              .Height = 256,
+                              .Depth = 4};
+#define LOW(name, kind, s, truth, ...)                                                             \
+    do {                                                                                           \
+        blank(low, 0xee);                                                                          \
+        STEP(name, #name, kind, s, SIZE, truth, __VA_ARGS__);                                      \
+        look(low, want, SIZE);                                                                     \
+        right();                                                                                   \
     } while (0)
     LOW(cuMemcpyHtoD, "sync", NULL, "htod", low, host, SIZE);
     LOW(cuMemcpyHtoDAsync, "held", stream, "htod", low, host, SIZE, stream);
@@ -205,7 +245,8 @@ static void first_versions(void)
     STEP(cuMemcpyDtoD, "cuMemcpyDtoD", "sync", NULL, 2 * MIB, "dtod", low, low + 2 * MIB, 2 * MIB);
     look(low, want + 2 * MIB, 2 * MIB);
     right();
-    STEP(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync", "held", stream, MIB, "dtod", low, low + 3 * MIB, MIB, stream);
+    STEP(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync", "held", stream, MIB, "dtod", low, low + 3 * MIB,
+         MIB, stream);
     look(low, want + 3 * MIB, MIB);
     right();
 }

@@ -5,17 +5,17 @@
 #include "submit.h"
 
 /* value: what each byte must be afterwards. */
-#define FILL(name, kind, s, value, ...)                                        \
-    do {                                                                       \
-        blank(b, 0xee);                                                        \
-        memset(want, value, SIZE);                                             \
-        if (!strcmp(kind, "held"))                                             \
-            hold(s);                                                           \
-        announce(#name, kind, 1, SIZE, "memset:%zu", SIZE);                    \
-        MUST(CALL(name)(__VA_ARGS__));                                         \
-        done(s);                                                               \
-        look(b, want, SIZE);                                                   \
-        right();                                                               \
+#define FILL(name, kind, s, value, ...)                                                            \
+    do {                                                                                           \
+        blank(b, 0xee);                                                                            \
+        memset(want, value, SIZE);                                                                 \
+        if (!strcmp(kind, "held"))                                                                 \
+            hold(s);                                                                               \
+        announce(#name, kind, 1, SIZE, "memset:%zu", SIZE);                                        \
+        MUST(CALL(name)(__VA_ARGS__));                                                             \
+        done(s);                                                                                   \
+        look(b, want, SIZE);                                                                       \
+        right();                                                                                   \
     } while (0)
 
 static void lines(void)
@@ -59,14 +59,16 @@ static void first_versions(void)
 
 static void small(void)
 {
-    MUST(CALL(cuMemcpyHtoD_v2)(b, host, MIB - 4)); /* worth a launch: what was summed up before goes with it */
+    /* worth a launch: what was summed up before goes with it */
+    MUST(CALL(cuMemcpyHtoD_v2)(b, host, MIB - 4));
     announce("small", "order", 0, 0, "memset:%zu,htod:%zu", (size_t)4096, MIB - 4);
     MUST(CALL(cuMemsetD8Async)(b, 1, 4096, stream));
     done(stream);
     right();
 }
 
-/* Pages of managed memory: moving many is large work; advice, discarding and attaching take nothing of the card. */
+/* Pages of managed memory: moving many is large work; advice, discarding and attaching take nothing
+ * of the card. */
 static void pages(void)
 {
     CUdeviceptr managed;
@@ -75,15 +77,15 @@ static void pages(void)
     MUST(CALL(cuMemAllocManaged)(&managed, SIZE, CU_MEM_ATTACH_GLOBAL));
     CUdeviceptr both[] = {managed, managed + 2 * MIB};
     memset((void *)(uintptr_t)managed, 0x5a, SIZE);
-#define MOVE(name, kind, launches, bytes, ...)                                 \
-    do {                                                                       \
-        if (!strcmp(kind, "held"))                                             \
-            hold(stream);                                                      \
-        announce(#name, kind, launches, bytes, "-");                           \
-        MUST(CALL(name)(__VA_ARGS__));                                         \
-        done(stream);                                                          \
-        MUST(((unsigned char *)(uintptr_t)managed)[SIZE - 1] != 0x5a);         \
-        right();                                                               \
+#define MOVE(name, kind, launches, bytes, ...)                                                     \
+    do {                                                                                           \
+        if (!strcmp(kind, "held"))                                                                 \
+            hold(stream);                                                                          \
+        announce(#name, kind, launches, bytes, "-");                                               \
+        MUST(CALL(name)(__VA_ARGS__));                                                             \
+        done(stream);                                                                              \
+        MUST(((unsigned char *)(uintptr_t)managed)[SIZE - 1] != 0x5a);                             \
+        right();                                                                                   \
     } while (0)
     MOVE(cuMemPrefetchAsync, "held", 1, SIZE, managed, SIZE, 0, stream);
     MOVE(cuMemPrefetchAsync_ptsz, "held", 1, SIZE, managed, SIZE, 0, stream);
@@ -91,7 +93,8 @@ static void pages(void)
     MOVE(cuMemPrefetchAsync_v2_ptsz, "held", 1, SIZE, managed, SIZE, to[0], 0, stream);
     MOVE(cuMemPrefetchBatchAsync, "held", 1, 2 * MIB, both, sizes, 2, to, first, 1, 0, stream);
     MOVE(cuMemPrefetchBatchAsync_ptsz, "held", 1, 2 * MIB, both, sizes, 2, to, first, 1, 0, stream);
-    MOVE(cuMemDiscardAndPrefetchBatchAsync, "held", 1, 2 * MIB, both, sizes, 2, to, first, 1, 0, stream);
+    MOVE(cuMemDiscardAndPrefetchBatchAsync, "held", 1, 2 * MIB, both, sizes, 2, to, first, 1, 0,
+         stream);
     MOVE(cuMemDiscardBatchAsync, "order", 0, 0, both, sizes, 2, 0, stream);
     MOVE(cuMemDiscardBatchAsync_ptsz, "order", 0, 0, both, sizes, 2, 0, stream);
     MOVE(cuMemAdvise, "order", 0, 0, managed, SIZE, CU_MEM_ADVISE_SET_READ_MOSTLY, 0);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Graphs: one launch is one submission, whatever is in it. Made by hand and captured, cloned, with children, updated.
+ * Graphs: one launch is one submission, whatever is in it. Made by hand and captured, cloned, with
+ * children, updated.
  */
 #include <stdbool.h>
 
@@ -19,8 +20,14 @@ static CUgraphNode kernel_of(CUgraph graph, uint64_t ns, const CUgraphNode *afte
 {
     CUgraphNode node;
     length = ns;
-    CUDA_KERNEL_NODE_PARAMS kernel = {.func = work, .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1,
-                                      .blockDimY = 1, .blockDimZ = 1, .kernelParams = params};
+    CUDA_KERNEL_NODE_PARAMS kernel = {.func = work,
+                                      .gridDimX = 1,
+                                      .gridDimY = 1,
+                                      .gridDimZ = 1,
+                                      .blockDimX = 1,
+                                      .blockDimY = 1,
+                                      .blockDimZ = 1,
+                                      .kernelParams = params};
     MUST(CALL(cuGraphAddKernelNode_v2)(&node, graph, after, after ? 1 : 0, &kernel));
     return node;
 }
@@ -30,10 +37,16 @@ static CUgraph by_hand(uint64_t ns, CUgraphNode *first)
 {
     CUgraph graph;
     CUgraphNode second, copied, hosted, filled;
-    CUDA_MEMCPY3D copy = {.srcMemoryType = CU_MEMORYTYPE_DEVICE, .srcDevice = a, .dstMemoryType = CU_MEMORYTYPE_DEVICE,
-                          .dstDevice = b, .WidthInBytes = SIZE, .Height = 1, .Depth = 1};
+    CUDA_MEMCPY3D copy = {.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+                          .srcDevice = a,
+                          .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                          .dstDevice = b,
+                          .WidthInBytes = SIZE,
+                          .Height = 1,
+                          .Depth = 1};
     CUDA_HOST_NODE_PARAMS function = {.fn = called};
-    CUDA_MEMSET_NODE_PARAMS fill = {.dst = b + 3 * MIB, .value = 9, .elementSize = 1, .width = MIB, .height = 1};
+    CUDA_MEMSET_NODE_PARAMS fill = {
+        .dst = b + 3 * MIB, .value = 9, .elementSize = 1, .width = MIB, .height = 1};
     MUST(CALL(cuGraphCreate)(&graph, 0));
     *first = kernel_of(graph, ns, NULL);
     second = kernel_of(graph, ns + 1, first);
@@ -50,12 +63,12 @@ static CUgraphExec ready(CUgraph graph)
     return exec;
 }
 
-#define LAUNCH(text, call, s, truth, ...)                                      \
-    do {                                                                       \
-        hold(s);                                                               \
-        announce(text, "held", 1, 0, truth, __VA_ARGS__);                      \
-        MUST(call);                                                            \
-        done(s);                                                               \
+#define LAUNCH(text, call, s, truth, ...)                                                          \
+    do {                                                                                           \
+        hold(s);                                                                                   \
+        announce(text, "held", 1, 0, truth, __VA_ARGS__);                                          \
+        MUST(call);                                                                                \
+        done(s);                                                                                   \
     } while (0)
 #define ALL "kernel:%d,kernel:%d,dtod:%zu,memset:%zu"
 
@@ -98,22 +111,27 @@ static void made_by_hand(void)
     MUST(CALL(cuGraphAddChildGraphNode)(&clone_first, outer, NULL, 0, other));
     kernel_of(outer, 7000, &clone_first);
     blank(b, 0xee);
-    LAUNCH("child", CALL(cuGraphLaunch)(ready(outer), stream), stream, ALL ",kernel:7000", 3000, 3001, SIZE, MIB);
+    LAUNCH("child", CALL(cuGraphLaunch)(ready(outer), stream), stream, ALL ",kernel:7000", 3000,
+           3001, SIZE, MIB);
     look(b, want, SIZE);
     right();
     LAUNCH("upload", CALL(cuGraphUpload)(exec, stream), stream, "%s", "-");
     right();
     LAUNCH("upload_ptsz", CALL(cuGraphUpload_ptsz)(exec, stream), stream, "%s", "-");
     right();
-    CUDA_GRAPH_INSTANTIATE_PARAMS how = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, .hUploadStream = stream};
-    LAUNCH("upload_at_once", CALL(cuGraphInstantiateWithParams)(&exec, graph, &how), stream, "%s", "-");
+    CUDA_GRAPH_INSTANTIATE_PARAMS how = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD,
+                                         .hUploadStream = stream};
+    LAUNCH("upload_at_once", CALL(cuGraphInstantiateWithParams)(&exec, graph, &how), stream, "%s",
+           "-");
     right();
-    LAUNCH("upload_at_once_ptsz", CALL(cuGraphInstantiateWithParams_ptsz)(&exec, graph, &how), stream, "%s", "-");
+    LAUNCH("upload_at_once_ptsz", CALL(cuGraphInstantiateWithParams_ptsz)(&exec, graph, &how),
+           stream, "%s", "-");
     right();
     MUST(CALL(cuGraphExecDestroy)(exec));
 }
 
-/* Each call of a capture passes a closed gate and is not counted; what comes of it is one launch. */
+/* Each call of a capture passes a closed gate and is not counted; what comes of it is one launch.
+ */
 static CUgraph captured(CUstreamCaptureMode mode, CUstream second, CUevent event)
 {
     CUgraph graph;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What stands in a stream and takes nothing of the card: words, host functions, callbacks, events. It passes a closed
- * gate, and what it signals arrives while the gate is closed.
+ * What stands in a stream and takes nothing of the card: words, host functions, callbacks, events.
+ * It passes a closed gate, and what it signals arrives while the gate is closed.
  */
 #include <time.h>
 
@@ -11,22 +11,22 @@ static volatile uint64_t *free_word; /* beside the word that streams stand behin
 static CUdeviceptr free_at;
 
 /* Each of them makes a word take its value; it must come although the gate is still closed. */
-#define REACHES(value)                                                         \
-    do {                                                                       \
-        for (int i = 0; *free_word != (value); i++) {                          \
-            struct timespec ms = {0, 1000000};                                 \
-            MUST(i > 10000);                                                   \
-            nanosleep(&ms, NULL);                                              \
-        }                                                                      \
+#define REACHES(value)                                                                             \
+    do {                                                                                           \
+        for (int i = 0; *free_word != (value); i++) {                                              \
+            struct timespec ms = {0, 1000000};                                                     \
+            MUST(i > 10000);                                                                       \
+            nanosleep(&ms, NULL);                                                                  \
+        }                                                                                          \
     } while (0)
-#define ORDER(text, call, value)                                               \
-    do {                                                                       \
-        *free_word = 0;                                                        \
-        announce(text, "order", 0, 0, "-");                                    \
-        MUST(call);                                                            \
-        REACHES(value);                                                        \
-        done(stream);                                                          \
-        right();                                                               \
+#define ORDER(text, call, value)                                                                   \
+    do {                                                                                           \
+        *free_word = 0;                                                                            \
+        announce(text, "order", 0, 0, "-");                                                        \
+        MUST(call);                                                                                \
+        REACHES(value);                                                                            \
+        done(stream);                                                                              \
+        right();                                                                                   \
     } while (0)
 
 static void writes(void)
@@ -46,7 +46,8 @@ static void writes(void)
     ORDER("write32_v2_ptsz", CALL(cuStreamWriteValue32_v2_ptsz)(stream, free_at, 4, 0), 4);
     ORDER("write64", CALL(cuStreamWriteValue64)(stream, free_at, 1ull << 40, 0), 1ull << 40);
     ORDER("write64_v2", CALL(cuStreamWriteValue64_v2)(stream, free_at, 3ull << 40, 0), 3ull << 40);
-    ORDER("write64_v2_ptsz", CALL(cuStreamWriteValue64_v2_ptsz)(stream, free_at, 5ull << 40, 0), 5ull << 40);
+    ORDER("write64_v2_ptsz", CALL(cuStreamWriteValue64_v2_ptsz)(stream, free_at, 5ull << 40, 0),
+          5ull << 40);
     ORDER("batch", CALL(cuStreamBatchMemOp)(stream, 2, ops, 0), 11);
     ORDER("batch_v2", CALL(cuStreamBatchMemOp_v2)(stream, 2, ops, 0), 11);
     ORDER("batch_v2_ptsz", CALL(cuStreamBatchMemOp_v2_ptsz)(stream, 2, ops, 0), 11);
@@ -55,11 +56,13 @@ static void writes(void)
 /* A wait before a write: the write comes when the program says so. */
 static void waits(void)
 {
-#define WAITS(name)                                                                      \
-    do {                                                                                     \
-        turn++;                                                                              \
-        ORDER(#name, (CALL(name)(stream, word, turn, CU_STREAM_WAIT_VALUE_GEQ),              \
-                      CALL(cuStreamWriteValue32)(stream, free_at, 21, 0), release(), 0), 21); \
+#define WAITS(name)                                                                                \
+    do {                                                                                           \
+        turn++;                                                                                    \
+        ORDER(#name,                                                                               \
+              (CALL(name)(stream, word, turn, CU_STREAM_WAIT_VALUE_GEQ),                           \
+               CALL(cuStreamWriteValue32)(stream, free_at, 21, 0), release(), 0),                  \
+              21);                                                                                 \
     } while (0)
     WAITS(cuStreamWaitValue32);
     WAITS(cuStreamWaitValue32_ptsz);
@@ -68,7 +71,10 @@ static void waits(void)
     WAITS(cuStreamWaitValue64_v2);
 }
 
-static void CUDA_CB called(void *data) { *free_word = (uint64_t)(uintptr_t)data; }
+static void CUDA_CB called(void *data)
+{
+    *free_word = (uint64_t)(uintptr_t)data;
+}
 
 static void CUDA_CB called_back(CUstream s, CUresult status, void *data)
 {
@@ -91,18 +97,23 @@ static void events(void)
     CUevent event;
     MUST(CALL(cuStreamCreate)(&second, CU_STREAM_NON_BLOCKING));
     MUST(CALL(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING));
-#define EVENT(text, record, wait, value)                                                     \
+#define EVENT(text, record, wait, value)                                                           \
     ORDER(text, (record) || (wait) || CALL(cuStreamWriteValue32)(second, free_at, value, 0), value)
-    EVENT("event", CALL(cuEventRecord)(event, stream), CALL(cuStreamWaitEvent)(second, event, 0), 41);
-    EVENT("event_ptsz", CALL(cuEventRecord_ptsz)(event, stream), CALL(cuStreamWaitEvent_ptsz)(second, event, 0), 42);
-    EVENT("event_flags", CALL(cuEventRecordWithFlags)(event, stream, 0), CALL(cuStreamWaitEvent)(second, event, 0), 43);
+    EVENT("event", CALL(cuEventRecord)(event, stream), CALL(cuStreamWaitEvent)(second, event, 0),
+          41);
+    EVENT("event_ptsz", CALL(cuEventRecord_ptsz)(event, stream),
+          CALL(cuStreamWaitEvent_ptsz)(second, event, 0), 42);
+    EVENT("event_flags", CALL(cuEventRecordWithFlags)(event, stream, 0),
+          CALL(cuStreamWaitEvent)(second, event, 0), 43);
     EVENT("event_sync", CALL(cuEventRecord)(event, stream),
           CALL(cuEventSynchronize)(event) || CALL(cuEventQuery)(event), 44);
-    EVENT("stream_sync", CALL(cuStreamSynchronize)(stream), CALL(cuStreamSynchronize_ptsz)(stream), 45);
+    EVENT("stream_sync", CALL(cuStreamSynchronize)(stream), CALL(cuStreamSynchronize_ptsz)(stream),
+          45);
     EVENT("context_sync", CALL(cuCtxSynchronize)(), 0, 46);
 }
 
-/* An event behind a kernel that stands: it is not done before, and done after. Timing it gives the kernel's length. */
+/* An event behind a kernel that stands: it is not done before, and done after. Timing it gives the
+ * kernel's length. */
 static void around_a_kernel(void)
 {
     void *params[] = {&length};

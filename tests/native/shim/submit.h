@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the small programs of test_shim_submit_groups.py share. Each takes one group of submitting calls, one call at a
- * time. Before a call it prints
+ * What the small programs of test_shim_submit_groups.py share. Each takes one group of submitting
+ * calls, one call at a time. Before a call it prints
  *     NAME KIND LAUNCHES BYTES TRUTH
- * and waits for a line: what must be counted, and what must appear in the card's own trace ("kernel:1000,htod:4194304", "-":
- * nothing). After it, "done"; after the next line it lets the stream go, waits, looks at the result and prints "right".
+ * and waits for a line: what must be counted, and what must appear in the card's own trace
+ * ("kernel:1000,htod:4194304", "-": nothing). After it, "done"; after the next line it lets the
+ * stream go, waits, looks at the result and prints "right".
  *
- *   held    the call waits at a closed gate; its stream stands behind a word, so that the work is there to be seen
+ *   held    the call waits at a closed gate; its stream stands behind a word, so that the work is
+ *           there to be seen
  *   sync    the call waits at a closed gate, and for the work
  *   crowd   as held, from as many threads as launches
  *   order   the call passes a closed gate
@@ -26,8 +28,8 @@
 
 #include "must.h"
 
-#define MIB ((size_t)1 << 20)
-#define SIZE (4 * MIB)
+#define MIB   ((size_t)1 << 20)
+#define SIZE  (4 * MIB)
 #define PROBE 64u /* copies of this size are ours, to look at results */
 
 static void *cuda;
@@ -64,7 +66,8 @@ static inline void go_on(void)
 /* Context, kernel and stream, from the driver that is loaded already. */
 static inline void open_work(void)
 {
-    static const char ptx[] = ".version 6.3\n.target sm_75\n.visible .entry qgpu_work(.param .u64 n)\n{ ret; }\n";
+    static const char ptx[] =
+        ".version 6.3\n.target sm_75\n.visible .entry qgpu_work(.param .u64 n)\n{ ret; }\n";
     MUST(CALL(cuInit)(0));
     MUST(CALL(cuDevicePrimaryCtxRetain)(&context, 0));
     MUST(CALL(cuCtxSetCurrent)(context));
@@ -102,9 +105,13 @@ static inline void hold(CUstream s)
     MUST(CALL(cuStreamWaitValue32_v2)(s, word, turn, CU_STREAM_WAIT_VALUE_GEQ));
 }
 
-static inline void release(void) { *word_host = turn; }
+static inline void release(void)
+{
+    *word_host = turn;
+}
 
-static inline void announce(const char *name, const char *kind, unsigned launches, size_t bytes, const char *truth, ...)
+static inline void announce(const char *name, const char *kind, unsigned launches, size_t bytes,
+                            const char *truth, ...)
 {
     va_list list;
     printf("%s %s %u %zu ", name, kind, launches, bytes);
@@ -125,7 +132,10 @@ static inline void done(CUstream s)
     MUST(CALL(cuCtxSynchronize)());
 }
 
-static inline void right(void) { printf("right\n"); }
+static inline void right(void)
+{
+    printf("right\n");
+}
 
 /* Some places of a buffer, against what must be there. */
 static inline void look(CUdeviceptr at, const unsigned char *expected, size_t size)

@@ -19,7 +19,8 @@ static void say(const char *word)
 
 static void start(void)
 {
-    static const char ptx[] = ".version 6.3\n.target sm_75\n.visible .entry qgpu_work(.param .u64 n)\n{ ret; }\n";
+    static const char ptx[] =
+        ".version 6.3\n.target sm_75\n.visible .entry qgpu_work(.param .u64 n)\n{ ret; }\n";
     cuda = dlopen("libcuda.so.1", RTLD_NOW);
     MUST(!cuda);
     MUST(CALL(cuInit)(0));
@@ -57,7 +58,8 @@ static int hold_memory(char **words)
     return 0;
 }
 
-/* churn SEED: says that it works, then allocates, frees and launches in a random order for ever; each byte of it is in the job's books. */
+/* churn SEED: says that it works, then allocates, frees and launches in a random order for ever;
+ * each byte of it is in the job's books. */
 static int churn(char **words)
 {
     unsigned seed = (unsigned)strtoul(words[0], NULL, 10);
@@ -70,7 +72,8 @@ static int churn(char **words)
             MUST(CALL(cuMemFree_v2)(held[at]));
             held[at] = 0;
         } else {
-            int status = CALL(cuMemAlloc_v2)(&held[at], ((size_t)1 + (unsigned)rand_r(&seed) % 64) * 2 * MIB);
+            int status = CALL(cuMemAlloc_v2)(&held[at],
+                                             ((size_t)1 + (unsigned)rand_r(&seed) % 64) * 2 * MIB);
             MUST(status && status != CUDA_ERROR_OUT_OF_MEMORY);
             held[at] = status ? 0 : held[at];
         }
@@ -89,7 +92,8 @@ static int close_everything(char **words)
     start();
     until = seconds() + strtod(words[0], NULL);
     while (seconds() < until) {
-        for (int fd = 200; fd < 1024; fd++) /* the driver's own lie below, and it cannot do without them */
+        /* the driver's own lie below, and it cannot do without them */
+        for (int fd = 200; fd < 1024; fd++)
             close(fd);
         for (int i = 0; i < 200; i++, launches++)
             MUST(launch(10000, stream));
@@ -117,7 +121,8 @@ static int exec_again(char **words)
     return 0;
 }
 
-/* spin ROUNDS: kernels behind a word that only a later launch, in another stream, sets. Each round fills the window. */
+/* spin ROUNDS: kernels behind a word that only a later launch, in another stream, sets. Each round
+ * fills the window. */
 static int spin_for_another(char **words)
 {
     CUstream second;
@@ -158,7 +163,8 @@ static CUgraphExec graph_on_both(size_t first, size_t second)
     return exec;
 }
 
-/* graphs A B A B ...: a graph with memory on two cards each, launched and destroyed: "launched" or "refused". */
+/* graphs A B A B ...: a graph with memory on two cards each, launched and destroyed: "launched" or
+ * "refused". */
 static int graphs(char **words)
 {
     CUcontext other;
@@ -182,7 +188,8 @@ static int graphs(char **words)
 /* multi: one launch on two cards when it is told to. */
 static int multi(char **words)
 {
-    static const char ptx[] = ".version 6.3\n.target sm_75\n.visible .entry qgpu_work(.param .u64 n)\n{ ret; }\n";
+    static const char ptx[] =
+        ".version 6.3\n.target sm_75\n.visible .entry qgpu_work(.param .u64 n)\n{ ret; }\n";
     uint64_t ns = 1000;
     void *params[] = {&ns};
     CUcontext other;
@@ -197,7 +204,8 @@ static int multi(char **words)
     MUST(CALL(cuModuleGetFunction)(&theirs, there, "qgpu_work"));
     MUST(CALL(cuStreamCreate)(&second, CU_STREAM_NON_BLOCKING));
     MUST(CALL(cuCtxSetCurrent)(context));
-    CUDA_LAUNCH_PARAMS list[] = {{work, 1, 1, 1, 1, 1, 1, 0, stream, params}, {theirs, 1, 1, 1, 1, 1, 1, 0, second, params}};
+    CUDA_LAUNCH_PARAMS list[] = {{work, 1, 1, 1, 1, 1, 1, 0, stream, params},
+                                 {theirs, 1, 1, 1, 1, 1, 1, 0, second, params}};
     say("ready");
     go_on();
     MUST(CALL(cuLaunchCooperativeKernelMultiDevice)(list, 2, 0));
@@ -209,7 +217,8 @@ static int multi(char **words)
 
 static volatile bool captures_over;
 
-/* Kernels of a length that is learned again and again, into a window that is full most of the time. */
+/* Kernels of a length that is learned again and again, into a window that is full most of the time.
+ */
 static void *launches_on(void *unused)
 {
     CUstream own;
@@ -220,7 +229,9 @@ static void *launches_on(void *unused)
         CUmodule again = NULL;
         MUST(launch(50000 + 1000 * (i % 50), own));
         if (i % 16 == 0) { /* forgets what was learned */
-            MUST(CALL(cuModuleLoadData)(&again, ".version 6.3\n.target sm_75\n.visible .entry other(.param .u64 n)\n{ ret; }\n"));
+            MUST(CALL(cuModuleLoadData)(
+                &again,
+                ".version 6.3\n.target sm_75\n.visible .entry other(.param .u64 n)\n{ ret; }\n"));
             MUST(CALL(cuModuleUnload)(again));
         }
     }
@@ -228,7 +239,8 @@ static void *launches_on(void *unused)
     return NULL;
 }
 
-/* captures NUMBER: so many of global mode, one after the other, while another thread launches: "N spoiled". */
+/* captures NUMBER: so many of global mode, one after the other, while another thread launches: "N
+ * spoiled". */
 static int captures(char **words)
 {
     struct timespec pause = {0, 300000};
@@ -271,7 +283,8 @@ static void *small_loop(void *unused)
             MUST(CALL(cuMemsetD8Async)(a, 1, 4096, own));
         else if (!strcmp(small_kind, "copy"))
             MUST(CALL(cuMemcpyDtoDAsync_v2)(b, a, 4096, own));
-        else if (!strcmp(small_kind, "fill_now")) /* returns before it is done, whatever its name says */
+        else if (!strcmp(small_kind,
+                         "fill_now")) /* returns before it is done, whatever its name says */
             MUST(CALL(cuMemsetD32_v2)(a, 1, 1024));
         else
             MUST(CALL(cuMemcpyHtoD_v2)(a, host, 4096));
@@ -332,9 +345,10 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(char **);
-    } all[] = {{"hold", hold_memory}, {"churn", churn}, {"close", close_everything}, {"exec", exec_again},
-               {"spin", spin_for_another}, {"fork", forks}, {"small", small_calls},
-               {"captures", captures}, {"multi", multi}, {"graphs", graphs}};
+    } all[] = {{"hold", hold_memory},  {"churn", churn},           {"close", close_everything},
+               {"exec", exec_again},   {"spin", spin_for_another}, {"fork", forks},
+               {"small", small_calls}, {"captures", captures},     {"multi", multi},
+               {"graphs", graphs}};
     (void)begin, (void)announce, (void)done, (void)right, (void)look, (void)blank, (void)hold;
     for (size_t i = 0; argc > 1 && i < sizeof(all) / sizeof(*all); i++)
         if (!strcmp(argv[1], all[i].name))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The pure parts of the shim under AddressSanitizer and UBSan: the ledger against a plain array, the estimates, and
- * when work began.
+ * The pure parts of the shim under AddressSanitizer and UBSan: the ledger against a plain array,
+ * the estimates, and when work began.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,15 +11,15 @@
 #include "estimate.h"
 #include "ledger.h"
 
-#define KEYS 3000
+#define KEYS  3000
 #define STEPS 200000
 
-#define CHECK(condition)                                                       \
-    do {                                                                       \
-        if (!(condition)) {                                                    \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);    \
-            exit(1);                                                           \
-        }                                                                      \
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
+            exit(1);                                                                               \
+        }                                                                                          \
     } while (0)
 
 static uint64_t next(uint64_t *seed)
@@ -42,7 +42,8 @@ static void ledger_agrees(void)
         uint64_t random = next(&seed), key = (random % KEYS) << 9;
         int kind = (int)(random >> 60) % 2;
         uint64_t *size = &sizes[kind][key >> 9];
-        struct qg_entry entry = {.key = key, .size = 1 + (random >> 20) % 1000, .kind = (uint8_t)(kind + 1)};
+        struct qg_entry entry = {
+            .key = key, .size = 1 + (random >> 20) % 1000, .kind = (uint8_t)(kind + 1)};
         if (!*size) {
             CHECK(qg_ledger_insert(&ledger, &entry));
             *size = entry.size;
@@ -70,7 +71,8 @@ static void owner_takes_all(void)
     struct qg_ledger ledger = {0};
     uint64_t freed[256] = {0};
     for (uint64_t i = 0; i < 1000; i++) {
-        struct qg_entry entry = {.key = i * 512, .size = 10, .owner = i % 3, .kind = QG_KIND_POINTER, .card = i % 2};
+        struct qg_entry entry = {
+            .key = i * 512, .size = 10, .owner = i % 3, .kind = QG_KIND_POINTER, .card = i % 2};
         CHECK(qg_ledger_insert(&ledger, &entry));
     }
     struct qg_entry entry;
@@ -95,7 +97,8 @@ static void estimates_learn(void)
     CHECK(qg_function_estimate(record, 500000) == 160000);
     qg_function_learn(&functions, f, 80000, 0, 0, true); /* shorter by an eighth */
     CHECK(qg_function_estimate(record, 500000) == 150000);
-    qg_function_learn(&functions, f, 900000, 800000, 0, true); /* the card may have waited 800 us for the launch: not longer */
+    /* the card may have waited 800 us for the launch: not longer */
+    qg_function_learn(&functions, f, 900000, 800000, 0, true);
     CHECK(qg_function_estimate(record, 500000) == 150000);
     qg_function_learn(&functions, f, 900000, 100000, 0, true); /* at least 800 us long, surely */
     CHECK(qg_function_estimate(record, 500000) == 800000);
@@ -104,18 +107,22 @@ static void estimates_learn(void)
     unsigned sampled = 0;
     for (int i = 0; i < 1000; i++)
         sampled += qg_function_launched(record);
-    CHECK(sampled >= 16 + 1000 / 4 - 5 && sampled <= 16 + 1000 / 4); /* of a long one, each fourth */
+    /* of a long one, each fourth */
+    CHECK(sampled >= 16 + 1000 / 4 - 5 && sampled <= 16 + 1000 / 4);
     CHECK(qg_function_least(record) == 80000);
-    qg_function_learn(&functions, f, 160000, 0, 0, true); /* what it takes at least rises by a sixteenth */
+    /* what it takes at least rises by a sixteenth */
+    qg_function_learn(&functions, f, 160000, 0, 0, true);
     CHECK(qg_function_least(record) == 85000);
     CHECK(qg_function_new(record));
     for (int i = 0; i < 100; i++)
         qg_function_learn(&functions, f, 100000, 0, 0, true);
-    CHECK(!qg_function_new(record) && qg_function_least(record) > 99000 && qg_function_estimate(record, 1) < 260000);
+    CHECK(!qg_function_new(record) && qg_function_least(record) > 99000 &&
+          qg_function_estimate(record, 1) < 260000);
     for (int i = sampled = 0; i < 960; i++)
         sampled += qg_function_launched(record);
     CHECK(sampled == (qg_function_estimate(record, 1) >= QG_LONG_NS ? 240u : 30u));
-    for (unsigned i = 0; i < 2 * QG_DOUBTS; i++) { /* others may have had the card: now and then that says nothing */
+    /* others may have had the card: now and then that says nothing */
+    for (unsigned i = 0; i < 2 * QG_DOUBTS; i++) {
         qg_function_learn(&functions, f, 1000000 + 1000 * i, 0, 1900000, false);
         for (unsigned j = 0; j < QG_DOUBT; j++)
             qg_function_learn(&functions, f, 100000, 0, 0, true);
@@ -127,18 +134,21 @@ static void estimates_learn(void)
     qg_function_learn(&functions, f, 1000000, 0, 0, true);
     for (unsigned i = 0; i < QG_OUTLIER - 1; i++)
         qg_function_learn(&functions, f, 100000, 0, 0, true);
-    CHECK(qg_function_estimate(record, 1) > 400000); /* a long one now and then is not forgotten at once */
+    /* a long one now and then is not forgotten at once */
+    CHECK(qg_function_estimate(record, 1) > 400000);
     for (unsigned i = 0; i < QG_OUTLIER; i++)
         qg_function_learn(&functions, f, 100000, 0, 0, true);
     CHECK(qg_function_estimate(record, 1) < 150000); /* no second one came: it was disturbed */
-    qg_function_learn(&functions, (const void *)0x2000, 1, 0, 0, true); /* unknown: ignored, not invented */
+    /* unknown: ignored, not invented */
+    qg_function_learn(&functions, (const void *)0x2000, 1, 0, 0, true);
     for (uintptr_t i = 1; i < 20000; i++) { /* more functions than slots */
         record = qg_function_of(&functions, (const void *)(i << 4));
         CHECK(record->key == (const void *)(i << 4));
     }
 }
 
-/* A launch call that stays in the driver for 50 ms: nobody knows how much of that was the work's. */
+/* A launch call that stays in the driver for 50 ms: nobody knows how much of that was the work's.
+ */
 static void stalled_launches_teach_nothing(void)
 {
     static struct qg_functions functions;
@@ -154,27 +164,32 @@ static void stalled_launches_teach_nothing(void)
     CHECK(qg_function_estimate(record, 275000) == 200000 && qg_function_least(record) == 200000);
     for (unsigned i = 0; i < QG_VAGUES; i++)
         qg_function_learn(&functions, f, 50280000, 50000000, 0, true);
-    CHECK(qg_function_estimate(record, 275000) == 200000 && qg_function_call_ns(record) == UINT64_MAX);
+    CHECK(qg_function_estimate(record, 275000) == 200000 &&
+          qg_function_call_ns(record) == UINT64_MAX);
     qg_function_learn(&functions, f, 50280000, 50000000, 0, true); /* it is always so */
-    CHECK(qg_function_estimate(record, 275000) == 280000 && qg_function_call_ns(record) == UINT64_MAX);
+    CHECK(qg_function_estimate(record, 275000) == 280000 &&
+          qg_function_call_ns(record) == UINT64_MAX);
     qg_function_learn(&functions, f, 280000, 3000, 0, true);
     CHECK(qg_function_call_ns(record) == 6000);
-    qg_function_learn(&functions, f, 10280000, 2000000, 0, true); /* a large graph: launching takes its time */
+    /* a large graph: launching takes its time */
+    qg_function_learn(&functions, f, 10280000, 2000000, 0, true);
     qg_function_learn(&functions, f, 10280000, 1000000, 0, true);
     CHECK(qg_function_call_ns(record) == 3500000);
     qg_function_forget(&functions, f);
     CHECK(qg_function_call_ns(record) == UINT64_MAX);
 }
 
-/* One kernel behind the other, each as long as its estimate or by up to less_ns shorter, each 50th longer, looked at by a
- * thread that queues the next one when it believes that the one that runs will end in 40 us, and works for a while between. */
+/* One kernel behind the other, each as long as its estimate or by up to less_ns shorter, each 50th
+ * longer, looked at by a thread that queues the next one when it believes that the one that runs
+ * will end in 40 us, and works for a while between. */
 static void begins_are_told(uint64_t work_ns, uint64_t less_ns, uint64_t longer_ns)
 {
     uint64_t seed = 7, est = 1000000, began = 1000000, looked = 0, now = began, guessed = 0;
     struct qg_begun b = {0};
     qg_begun_none(&b, now);
     for (int kernel = 0; kernel < 4000; kernel++) {
-        uint64_t late = kernel % 50 == 20 ? longer_ns : 0, end = began + est + late - next(&seed) % less_ns;
+        uint64_t late = kernel % 50 == 20 ? longer_ns : 0,
+                 end = began + est + late - next(&seed) % less_ns;
         uint64_t due = b.began_ns + est - 40000, look = due > now ? due : now;
         CHECK(b.began_ns <= b.latest_ns && b.latest_ns <= now);
         CHECK(!looked || b.began_ns >= looked);
@@ -186,7 +201,9 @@ static void begins_are_told(uint64_t work_ns, uint64_t less_ns, uint64_t longer_
             qg_begun_none(&b, now);
             looked = 0;
         } else {
-            now = look + work_ns; /* it runs, the next one is queued, and the one after that has to wait: it looks each 50 us */
+            /* it runs, the next one is queued, and the one after that has to wait: it looks each
+             * 50 us */
+            now = look + work_ns;
             looked = b.looked_ns = now + 50000 < end ? end - 50000 : look;
             now = now < end ? end : now;
             began = end;
@@ -195,7 +212,8 @@ static void begins_are_told(uint64_t work_ns, uint64_t less_ns, uint64_t longer_
         b.looked_ns = now;
         CHECK(!qg_begun_guessed(&b) || work_ns >= 200000);
     }
-    CHECK(less_ns > 1 || work_ns < 200000 || guessed); /* estimates that err end in a look that comes too late, and so well */
+    /* estimates that err end in a look that comes too late, and so well */
+    CHECK(less_ns > 1 || work_ns < 200000 || guessed);
 }
 
 int main(void)

@@ -13,12 +13,12 @@
 
 #define MS 1000000ull
 #define US 1000ull
-#define EXPECT(condition)                                                              \
-    do {                                                                               \
-        if (!(condition)) {                                                            \
-            fprintf(stderr, "%s:%d: expected %s\n", __func__, __LINE__, #condition);    \
-            exit(1);                                                                   \
-        }                                                                              \
+#define EXPECT(condition)                                                                          \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: expected %s\n", __func__, __LINE__, #condition);               \
+            exit(1);                                                                               \
+        }                                                                                          \
     } while (0)
 
 struct piece {
@@ -47,7 +47,8 @@ static void on_done(void *arg, struct model_ctx *ctx, const struct model_op *op,
     w->done[w->ndone++].t = t;
 }
 
-static void on_piece(void *arg, struct model_ctx *ctx, const struct model_op *op, uint64_t t0, uint64_t t1, uint32_t flags)
+static void on_piece(void *arg, struct model_ctx *ctx, const struct model_op *op, uint64_t t0,
+                     uint64_t t1, uint32_t flags)
 {
     struct world *w = arg;
     w->pieces[w->npieces++] = (struct piece){ctx->id, op->stream, flags, op->op, op->seq, t0, t1};
@@ -73,7 +74,8 @@ static void destroy(struct world *w)
     free(w);
 }
 
-static uint64_t put(struct world *w, struct model_ctx *ctx, uint32_t op, uint32_t stream, uint64_t at, uint64_t ns)
+static uint64_t put(struct world *w, struct model_ctx *ctx, uint32_t op, uint32_t stream,
+                    uint64_t at, uint64_t ns)
 {
     struct sim_cmd cmd = {.op = op, .stream = stream, .t_submit = at, .a = ns};
     EXPECT(model_submit(ctx, &cmd, ++w->seqs[ctx->id], ns));

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Preemption in the event model: contexts that are held and let go, slices that are cut short, the grain of kernels.
- * Exact times, no work lost or done twice, and independence of how often the model is advanced.
+ * Preemption in the event model: contexts that are held and let go, slices that are cut short, the
+ * grain of kernels. Exact times, no work lost or done twice, and independence of how often the
+ * model is advanced.
  */
 #include "model_world.h"
 
@@ -30,7 +31,8 @@ static void test_hold_stops_and_resumes(void)
     model_hold(a, ENG_COMPUTE, true, false);
     EXPECT(model_leaves(a, ENG_COMPUTE) == 3 * MS + 100 * US);
     model_advance(&w->card, 50 * MS);
-    EXPECT(model_leaves(a, ENG_COMPUTE) == 0 && w->npieces == 1 && w->pieces[0].t1 == 3 * MS + 100 * US);
+    EXPECT(model_leaves(a, ENG_COMPUTE) == 0 && w->npieces == 1 &&
+           w->pieces[0].t1 == 3 * MS + 100 * US);
     EXPECT(w->pieces[0].flags == 0 && w->card.busy_ns[0] == w->pieces[0].t1);
     EXPECT(model_next_wake(&w->card, NULL) == MODEL_NEVER);
     model_hold(a, ENG_COMPUTE, false, false);
@@ -40,11 +42,13 @@ static void test_hold_stops_and_resumes(void)
     destroy(w);
 }
 
-/* The next context comes when the held one has left, not at the end of its slice, and keeps the engine for good. */
+/* The next context comes when the held one has left, not at the end of its slice, and keeps the
+ * engine for good. */
 static void test_other_context_takes_over(void)
 {
     struct world *w = make_with(base());
-    struct model_ctx *a = model_ctx_create(&w->card, 1, NULL), *b = model_ctx_create(&w->card, 2, NULL);
+    struct model_ctx *a = model_ctx_create(&w->card, 1, NULL),
+                     *b = model_ctx_create(&w->card, 2, NULL);
     put(w, a, SIM_OP_KERNEL, 17, 0, 100 * MS);
     put(w, b, SIM_OP_KERNEL, 17, 200 * US, 20 * MS);
     put(w, b, SIM_OP_EVENT, 17, 200 * US, 0);
@@ -120,7 +124,8 @@ static void test_blocks(void)
     params.preempt = PREEMPT_BLOCK;
     params.block_ns = 3 * MS;
     struct world *w = make_with(params);
-    struct model_ctx *a = model_ctx_create(&w->card, 1, NULL), *b = model_ctx_create(&w->card, 2, NULL);
+    struct model_ctx *a = model_ctx_create(&w->card, 1, NULL),
+                     *b = model_ctx_create(&w->card, 2, NULL);
     put(w, a, SIM_OP_KERNEL, 17, 0, 10 * MS); /* places at 1, 4, 7 ms */
     model_advance(&w->card, 2 * MS);
     model_hold(a, ENG_COMPUTE, true, false);
@@ -130,12 +135,14 @@ static void test_blocks(void)
     model_hold(a, ENG_COMPUTE, false, false);
     put(w, b, SIM_OP_KERNEL, 17, 20 * MS + 1, 100 * US);
     model_advance(&w->card, 60 * MS); /* the slice ends at 21 ms, the block at 23 */
-    EXPECT(w->pieces[1].t0 == 20 * MS && w->pieces[1].t1 == 23 * MS && done_at(w, 2, 1) == 23150 * US);
+    EXPECT(w->pieces[1].t0 == 20 * MS && w->pieces[1].t1 == 23 * MS &&
+           done_at(w, 2, 1) == 23150 * US);
     EXPECT(work_of(w, 1, 1) == 10 * MS);
     destroy(w);
 }
 
-/* A block that is as long as its kernel: persistent kernels never yield. A kernel may say its own. */
+/* A block that is as long as its kernel: persistent kernels never yield. A kernel may say its own.
+ */
 static void test_grain_of_one_kernel(void)
 {
     struct model_params params = base();
@@ -176,7 +183,8 @@ static void test_lenient(void)
 static void test_expire(void)
 {
     struct world *w = make_with(base());
-    struct model_ctx *a = model_ctx_create(&w->card, 1, NULL), *b = model_ctx_create(&w->card, 2, NULL);
+    struct model_ctx *a = model_ctx_create(&w->card, 1, NULL),
+                     *b = model_ctx_create(&w->card, 2, NULL);
     put(w, a, SIM_OP_KERNEL, 17, 0, 10 * MS);
     model_advance(&w->card, 100 * US);
     model_expire(a, ENG_COMPUTE); /* alone: it goes on, in a new slice */
@@ -195,7 +203,8 @@ static void test_weights(void)
     struct model_params params = base();
     params.switch_ns = 0;
     struct world *w = make_with(params);
-    struct model_ctx *a = model_ctx_create(&w->card, 1, NULL), *b = model_ctx_create(&w->card, 2, NULL);
+    struct model_ctx *a = model_ctx_create(&w->card, 1, NULL),
+                     *b = model_ctx_create(&w->card, 2, NULL);
     put(w, a, SIM_OP_KERNEL, 17, 0, 10000 * MS);
     put(w, b, SIM_OP_KERNEL, 17, 0, 10000 * MS);
     model_advance(&w->card, 10 * MS);
@@ -212,7 +221,8 @@ static void test_weights(void)
 static void test_shorter_slice_now(void)
 {
     struct world *w = make_with(base());
-    struct model_ctx *a = model_ctx_create(&w->card, 1, NULL), *b = model_ctx_create(&w->card, 2, NULL);
+    struct model_ctx *a = model_ctx_create(&w->card, 1, NULL),
+                     *b = model_ctx_create(&w->card, 2, NULL);
     put(w, a, SIM_OP_KERNEL, 17, 0, 10 * MS);
     put(w, b, SIM_OP_KERNEL, 17, 0, 10 * MS);
     model_advance(&w->card, 200 * US);
@@ -225,14 +235,16 @@ static void test_shorter_slice_now(void)
 static void test_death_while_held(void)
 {
     struct world *w = make_with(base());
-    struct model_ctx *a = model_ctx_create(&w->card, 1, NULL), *b = model_ctx_create(&w->card, 2, NULL);
+    struct model_ctx *a = model_ctx_create(&w->card, 1, NULL),
+                     *b = model_ctx_create(&w->card, 2, NULL);
     put(w, a, SIM_OP_KERNEL, 17, 0, 10 * MS);
     put(w, b, SIM_OP_KERNEL, 17, 0, MS);
     model_advance(&w->card, 200 * US);
     model_hold(a, ENG_COMPUTE, true, false);
     model_advance(&w->card, 250 * US); /* on its way off */
     model_ctx_destroy(a);
-    EXPECT(w->npieces == 1 && w->pieces[0].t1 == 250 * US && w->pieces[0].flags == (SIM_TRACE_CUT | SIM_TRACE_LAST));
+    EXPECT(w->npieces == 1 && w->pieces[0].t1 == 250 * US &&
+           w->pieces[0].flags == (SIM_TRACE_CUT | SIM_TRACE_LAST));
     model_advance(&w->card, 10 * MS);
     EXPECT(done_at(w, 2, 1) == 1300 * US);
     destroy(w);
@@ -252,7 +264,7 @@ static void test_stall_while_leaving(void)
     destroy(w);
 }
 
-/* ---- random orders -------------------------------------------------------------------------------------------- */
+/* ---- random orders ---- */
 
 static uint32_t next_random(uint64_t *state)
 {
@@ -275,10 +287,13 @@ static void order(struct model_ctx *ctx, uint64_t *state)
     }
 }
 
-static const uint32_t ops[] = {SIM_OP_KERNEL, SIM_OP_KERNEL, SIM_OP_HTOD, SIM_OP_DTOH, SIM_OP_MEMSET, SIM_OP_EVENT, SIM_OP_FENCE};
+static const uint32_t ops[] = {SIM_OP_KERNEL, SIM_OP_KERNEL, SIM_OP_HTOD, SIM_OP_DTOH,
+                               SIM_OP_MEMSET, SIM_OP_EVENT,  SIM_OP_FENCE};
 
-/* Work of three contexts and orders between it; often: the model is also advanced in small steps. */
-static struct world *random_run(uint64_t seed, struct model_params params, bool often, unsigned *early)
+/* Work of three contexts and orders between it; often: the model is also advanced in small steps.
+ */
+static struct world *random_run(uint64_t seed, struct model_params params, bool often,
+                                unsigned *early)
 {
     struct world *w = make_with(params);
     struct model_ctx *ctxs[3];
@@ -316,8 +331,11 @@ static struct world *random_run(uint64_t seed, struct model_params params, bool 
 
 static struct model_params random_params(uint64_t seed)
 {
-    return (struct model_params){.slice_ns = 300 * US, .switch_ns = 7 * US, .launch_ns = seed % 3 * 2 * US,
-                                 .preempt = (enum model_preempt)(seed % 4), .block_ns = seed % 5 * 20 * US,
+    return (struct model_params){.slice_ns = 300 * US,
+                                 .switch_ns = 7 * US,
+                                 .launch_ns = seed % 3 * 2 * US,
+                                 .preempt = (enum model_preempt)(seed % 4),
+                                 .block_ns = seed % 5 * 20 * US,
                                  .preempt_ns = seed % 7 * 15 * US};
 }
 
@@ -329,13 +347,15 @@ static void test_replay(void)
         EXPECT(once->npieces == often->npieces && once->ndone == often->ndone);
         EXPECT(memcmp(once->pieces, often->pieces, once->npieces * sizeof once->pieces[0]) == 0);
         EXPECT(memcmp(once->done, often->done, once->ndone * sizeof once->done[0]) == 0);
-        EXPECT(once->card.switches == often->card.switches && once->card.switch_ns == often->card.switch_ns);
+        EXPECT(once->card.switches == often->card.switches &&
+               once->card.switch_ns == often->card.switch_ns);
         destroy(once);
         destroy(often);
     }
 }
 
-/* Whatever is ordered: each command is done once, with all of its work, in the order of its stream. */
+/* Whatever is ordered: each command is done once, with all of its work, in the order of its stream.
+ */
 static void test_no_work_is_lost(void)
 {
     for (uint64_t seed = 200; seed < 230; seed++) {
@@ -351,7 +371,8 @@ static void test_no_work_is_lost(void)
         unsigned timed = 0;
         for (unsigned i = 0; i < w->ndone; i++)
             timed += model_timed(w->done[i].op);
-        EXPECT(executed == busy && last == timed && w->ndone == w->seqs[1] + w->seqs[2] + w->seqs[3]);
+        EXPECT(executed == busy && last == timed &&
+               w->ndone == w->seqs[1] + w->seqs[2] + w->seqs[3]);
         destroy(w);
     }
 }
