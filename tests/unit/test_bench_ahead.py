@@ -15,7 +15,7 @@ def piece(pid: int, submit: int, start: int, end: int) -> Interval:
 
 def test_time_on_the_card_before_a_kernel_begins_is_counted_from_its_launch() -> None:
     spans = [piece(MINE, 3, 8, 9), piece(MINE, 0, 1, 2), piece(OTHER, 4, 5, 6), piece(MINE, 4, 4, 5)]
-    assert ahead.ahead_us(spans, MINE, 3 * MS) == [5000.0, 0.0]
+    assert ahead.ahead_us(spans, MINE, 3 * MS) == [0.0, 5000.0]
 
 
 def test_the_longest_hole_is_between_pieces_that_begin_in_that_time() -> None:
