@@ -129,6 +129,7 @@ lint: setup
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/mypy packaging/python packaging/completion.py
 	@$(PY) tools/layers.py
+	@$(PY) tools/doclines.py
 
 clean:
 	rm -rf $(BUILD)
