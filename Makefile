@@ -31,7 +31,8 @@ all: setup native
 NATIVE :=
 # Test programs of the suite that runs on every version of Slurm (cli/sandbox/matrix.py).
 LIVE_TESTS := $(BUILD)/test/spank_stage $(BUILD)/test/spank_escape
-include $(sort $(wildcard enforcer/native/*/build.mk slurm_plugin/*/build.mk gres/native/build.mk bench/*/build.mk))
+include $(sort $(wildcard enforcer/native/*/build.mk slurm_plugin/*/build.mk gres/native/build.mk \
+  simulator/native/build.mk simulator/native/*/build.mk bench/*/build.mk))
 include packaging/install.mk packaging/package.mk
 BUILT_BY = tools/rules.sh $(BUILD) "$(CC)" "$(sort $(CFLAGS)) $(SLURM_INC) $(VERSION)" $(MAKEFILE_LIST)
 

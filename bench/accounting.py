@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.figures import Figure
-from enforcer import evaluate as ev
 from enforcer.ledger import Ledger, Sample
 from enforcer.ledger_read import reading, usage_of_jobs
 from enforcer.reporting import state as live
 from enforcer.reporting.metrics import NodeCollector, Publisher
 from enforcer.reporting.state import Card, Seen, Watcher
 from gres.grants import Grant, GrantCard
+from simulator.judge import evaluate as ev
 from slurm_plugin import sacct
 
 SECOND = 10**9

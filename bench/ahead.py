@@ -16,8 +16,8 @@ from bench.figures import Figure
 from bench.machine import calmest
 from bench.rig import Rig, wait_for
 from bench.scene import kernels, rig
-from enforcer import evaluate as ev
-from enforcer.sim import Interval
+from simulator.judge import evaluate as ev
+from simulator.sim import Interval
 
 ONLINE, OFFLINE, NEIGHBOUR = 1, 2, 3
 LEARNING, COUNTED, QUICK = 200, 1200, 400  # kernels

@@ -14,7 +14,7 @@ from bench import preempt
 from bench.figures import Figure
 from bench.scene import Actor, endless, kernels, play, rig
 from bench.shares import TARGET, judge
-from enforcer import evaluate as ev
+from simulator.judge import evaluate as ev
 
 COUNT = 8
 SWAPPED = (90, 10)

@@ -23,9 +23,9 @@ from bench.figures import Figure
 from bench.machine import calmest
 from bench.rig import Rig, wait_for
 from bench.scene import Actor, Scene, endless, kernels, play, rig
-from enforcer import evaluate as ev
-from enforcer.gatetrace import Gate
-from enforcer.sim import SimError
+from simulator.judge import evaluate as ev
+from simulator.judge.gatetrace import Gate
+from simulator.sim import SimError
 
 ODD, NEIGHBOUR = 401, 402
 SWITCH_US = 50

@@ -19,8 +19,8 @@ from bench.hwtold import Told
 from bench.patterns import PATTERNS
 from bench.preempt import OFFLINE_JOB, ONLINE_JOB, online_job, spread
 from bench.scene import Actor, Scene, admit, kernels, play, rig
-from enforcer import evaluate as ev
-from enforcer.sim import Interval
+from simulator.judge import evaluate as ev
+from simulator.sim import Interval
 
 LAUNCH_S, PAUSE_S, RELEASE_MS = 0.002, 0.028, 5
 TARGET_US, RATIO, HARVEST, SHARE = 1000, 1.05, 0.97, 1.0

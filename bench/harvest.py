@@ -17,7 +17,7 @@ from bench.figures import NEAR, Figure, enough_runs
 from bench.patterns import PATTERNS, REQUEST
 from bench.preempt import ONLINE_JOB, RELEASE_MS, TENANTS, offline_jobs, online_job
 from bench.scene import Scene, calm_play
-from enforcer import evaluate as ev
+from simulator.judge import evaluate as ev
 
 SECONDS, FEW_SECONDS = 14.0, 6.0
 SELDOM = {"Poisson 5/s": 60.0, "10 % of 1 s": 24.0}  # so few requests that p99 needs a longer run

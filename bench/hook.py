@@ -16,8 +16,8 @@ import yaml
 from bench.figures import Figure
 from bench.rig import BUILD, CARD_MIB, MEMORY_DIR, Rig, wait_for
 from enforcer import abi
-from enforcer import evaluate as ev
 from gres.config import load_config
+from simulator.judge import evaluate as ev
 from slurm_plugin.render import render
 
 TAG = "qgpu/1 class=offline share=10 mem=1024"

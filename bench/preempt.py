@@ -21,9 +21,9 @@ from bench.machine import calmest
 from bench.patterns import PATTERNS, REQUEST
 from bench.rig import Rig
 from bench.scene import Actor, Scene, admit, endless, kernels, play, rig
-from enforcer import evaluate as ev
-from enforcer.gatetrace import Gate
-from enforcer.sim import Interval
+from simulator.judge import evaluate as ev
+from simulator.judge.gatetrace import Gate
+from simulator.sim import Interval
 
 RELEASE_MS = 100
 RELEASE_NS = RELEASE_MS * ev.NS_PER_MS

@@ -22,11 +22,11 @@ from typing import Any
 from enforcer import abi
 from enforcer.arbiter_link import ArbiterLink, CardSettings
 from enforcer.arbiter_wire import HardwareSettings
-from enforcer.gatetrace import Gate, read_gates
 from enforcer.nvml_driver import PynvmlNvml
-from enforcer.sim import Interval, SimConfig, Simulator, control_device, read_trace
 from gres.config import JobClass
 from gres.grants import Grant, GrantCard
+from simulator.judge.gatetrace import Gate, read_gates
+from simulator.sim import Interval, SimConfig, Simulator, control_device, read_trace
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
 MIB = 1 << 20

@@ -13,12 +13,12 @@ from typing import Any
 
 from bench.machine import calmest
 from bench.rig import BUILD, Rig
-from enforcer import evaluate as ev
-from enforcer import shares as sh
-from enforcer.gatetrace import Gate
-from enforcer.sim import Interval, Kind
 from gres.config import JobClass
 from gres.grants import Grant
+from simulator.judge import evaluate as ev
+from simulator.judge import shares as sh
+from simulator.judge.gatetrace import Gate
+from simulator.sim import Interval, Kind
 
 LOAD_S, LOAD_EACH_S = 0.6, 0.05  # all programs have opened the card before the first one launches
 START_S = 0.5  # from the first launch to the first counted moment

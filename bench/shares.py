@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from bench.figures import NEAR, Figure, enough_runs
 from bench.scene import Actor, Scene, calm_play, endless
-from enforcer import shares as sh
+from simulator.judge import shares as sh
 
 S = 1_000_000_000
 SWITCH_US = 50

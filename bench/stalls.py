@@ -12,7 +12,7 @@ from itertools import count as numbers
 
 from bench.rig import Rig
 from bench.scene import Actor
-from enforcer.sim import Interval, SimError
+from simulator.sim import Interval, SimError
 
 STALL_US, STALL_EACH_S, CALL_EACH_S = 50_000, 0.9, 0.25
 STALL_NS = STALL_US * 1000

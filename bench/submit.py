@@ -24,8 +24,8 @@ from cli.sandbox import native_gres
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.files import ROOT
 from cli.sandbox.options import SandboxOptions
-from enforcer import evaluate as ev
 from gres.config import load_config
+from simulator.judge import evaluate as ev
 from slurm_plugin.render import render
 
 LUA_RUNS = 21  # each of LUA_LOOP rewrites

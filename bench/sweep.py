@@ -31,7 +31,7 @@ from bench.sweeprun import (
     measure_harvest,
     measure_ratio,
 )
-from enforcer import evaluate as ev
+from simulator.judge import evaluate as ev
 
 GATE_US, BACK_MS, HARVEST = 200, 102, 0.97
 ROUNDS = 3

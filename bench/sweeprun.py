@@ -27,8 +27,8 @@ from bench.preempt import (
 from bench.scene import Actor, Scene, admit, endless, play, rig
 from bench.shares import S, judge
 from bench.stalls import Stalls, held, stalled
-from enforcer import evaluate as ev
-from enforcer import shares as sh
+from simulator.judge import evaluate as ev
+from simulator.judge import shares as sh
 
 FREE_US = 1000
 SHARES = {401: 30, 402: 70}

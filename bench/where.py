@@ -15,7 +15,7 @@ import click
 from bench.machine import kept_awake
 from bench.scene import Actor, Scene, endless, play, rig
 from bench.shares import KERNELS, MIXES, POLICIES, judge
-from enforcer import evaluate as ev
+from simulator.judge import evaluate as ev
 
 
 def openings(scene: Scene) -> dict[int, list[int]]:

@@ -13,7 +13,7 @@ from bench import harvest, sweeprun
 from bench.figures import Figure
 from bench.patterns import PATTERNS
 from bench.points import Point
-from enforcer import evaluate as ev
+from simulator.judge import evaluate as ev
 
 WIDTHS_US = (200, 250, 275, 300, 400, 600)
 PATTERN = "10 % of 1 s"  # one request of 20 finds offline on the card: p99 is one of them

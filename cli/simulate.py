@@ -10,9 +10,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from enforcer.simtrace import Trace, TraceError, load_trace
-from enforcer.simulate import Result, TenantResult, simulate
 from gres.units import UnitError, parse_duration
+from simulator.whatif.simtrace import Trace, TraceError, load_trace
+from simulator.whatif.simulate import Result, TenantResult, simulate
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 STATES = "away, idle, run, wait-share, wait-preempted, wake"

@@ -1,6 +1,6 @@
 """NVML as a port: which cards there are, and which processes hold memory on them.
 
-`enforcer.nvml_driver` is the adapter on nvidia-ml-py (module `pynvml`), `enforcer.nvml_fake` the fake for tests and
+`enforcer.nvml_driver` is the adapter on nvidia-ml-py (module `pynvml`), `simulator.nvml_fake` the fake for tests and
 for running qgpud without a card. Cards are keyed by UUID; memory is bytes.
 """
 

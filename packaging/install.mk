@@ -33,7 +33,7 @@ export PYTHON3 CC SLURM_INC NATIVE_GRES
 PRODUCT_NATIVE := bin/qgpu-arbiter bin/qgpu-hook bin/qgpu-mounts bin/qgpu-simulate bin/qgpu-simgpu bin/qgpu-workload shim/libcuda.so.1 \
                   shim/libnvidia-ml.so.1 sim/libcuda.so.1 sim/libnvidia-ml.so.1 lib/qgpu_spank.so
 SITE    := $(BUILD)/product/site
-OUR_PY   = $(shell find gres slurm_plugin enforcer cli configs -type f -not -name '*.pyc')
+OUR_PY   = $(shell find gres slurm_plugin enforcer simulator cli configs -type f -not -name '*.pyc')
 COMPLETIONS := $(BUILD)/product/qgpu.bash $(BUILD)/product/_qgpu
 
 .PHONY: product product-files wheels lock install $(COMPONENTS:%=install-%)

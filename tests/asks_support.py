@@ -14,7 +14,7 @@ from daemon_support import Serving
 
 from enforcer.clock import SystemClock
 from enforcer.daemon.askproto import SOCK_ASK, ask
-from enforcer.daemon.fakes import FakeNode
+from simulator.fakes import FakeNode
 
 NOBODY = 65534
 

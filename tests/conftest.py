@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from left_support import Open, children, descriptors, left, left_for_good
 
-from enforcer.daemon.fakes import FakeNode
 from enforcer.daemon.node import NodeService
+from simulator.fakes import FakeNode
 
 FAILED = pytest.StashKey[bool]()
 

@@ -7,9 +7,9 @@ import os
 import threading
 from pathlib import Path
 
-from enforcer.daemon.fakes import FakeNode
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.server import Server
+from simulator.fakes import FakeNode
 
 SHARE = "qgpu/1 class=online share=30 mem=12288"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from enforcer.daemon.fakes import FakeNode
 from enforcer.daemon.memory_backend import MemoryBackend
 from enforcer.daemon.node import NodeService
 from enforcer.nvml import MemoryLimits, NvmlError
-from enforcer.nvml_fake import FakeNvml
+from simulator.fakes import FakeNode
+from simulator.nvml_fake import FakeNvml
 
 
 def tree(root: Path, job: int, *tasks: str) -> Path:

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("gres", "slurm_plugin", "enforcer", "cli", "configs", "bench")
+PACKAGES = ("gres", "slurm_plugin", "enforcer", "simulator", "cli", "configs", "bench")
 ALLOWED = {
     "gres": {"gres"},
     "slurm_plugin": {"slurm_plugin", "gres", "configs"},
-    "enforcer": {"enforcer", "gres", "configs"},
-    "cli": {"cli", "slurm_plugin", "gres", "enforcer", "configs"},
+    "enforcer": {"enforcer", "gres", "configs", "simulator"},
+    "simulator": {"simulator", "enforcer", "gres", "configs"},
+    "cli": {"cli", "slurm_plugin", "gres", "enforcer", "simulator", "configs"},
     "configs": {"configs"},
     "bench": set(PACKAGES),
 }
@@ -83,7 +84,7 @@ def faults() -> Iterator[str]:
     for package in (*PACKAGES, "tests", "tools"):
         for path in sorted((ROOT / package).rglob("*.py")):
             yield from python_faults(path)
-    for package in ("enforcer", "slurm_plugin", "gres", "bench", "tests"):
+    for package in ("enforcer", "simulator", "slurm_plugin", "gres", "bench", "tests"):
         for path in sorted((*(ROOT / package).rglob("*.c"), *(ROOT / package).rglob("*.h"))):
             yield from c_faults(path)
 

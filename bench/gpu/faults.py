@@ -9,7 +9,7 @@ from typing import Any
 from bench.gpu.items import Item, Yield, figure
 from bench.gpu.node import Node, Way, wait_for
 from bench.gpu.place import BUILD, Place
-from enforcer.sim import SimConfig, Simulator
+from simulator.sim import SimConfig, Simulator
 
 MIB = 1 << 20
 ILLEGAL = 700

@@ -12,7 +12,7 @@ from typing import Any
 from bench.gpu.node import Node, NodeError, Way
 from bench.gpu.place import BUILD
 from bench.gpu.truth import Piece, Work, alone, merged, read_spans, read_stamps
-from enforcer.sim import read_trace
+from simulator.sim import read_trace
 
 NODES = 20
 LONG_US = 100_000

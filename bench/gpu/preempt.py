@@ -11,7 +11,7 @@ from bench.gpu.items import Item, Yield, figure
 from bench.gpu.loads import LOADS, Load, Player, Scene, play, unit_of, work_of
 from bench.gpu.node import Node, Way
 from bench.gpu.place import Place
-from enforcer import evaluate as ev
+from simulator.judge import evaluate as ev
 
 KERNELS_US = (50, 200, 1000, 5000)
 ONLINE = Load("online", "spin", 200)

@@ -19,7 +19,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from enforcer import shares as sh
+from simulator.judge import shares as sh
 
 HEAD = struct.Struct("<9Q")
 MAGIC = 0x31504D4154534751
@@ -123,7 +123,7 @@ class Judged:
 def judge(
     served: Mapping[str, Work], shares: Mapping[str, float], span: tuple[int, int], policy: str
 ) -> Judged:
-    """Both rules of enforcer.shares over the span, and over every window of 1 s in steps of 50 ms."""
+    """Both rules of simulator.judge.shares over the span, and over every window of 1 s in steps of 50 ms."""
     rule = sh.RULES[policy]
     weights = list(shares.values())
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from cli.demo.jobs import Job
 from cli.sandbox.layout import NodePaths
-from enforcer import evaluate as ev
-from enforcer.gatetrace import read_gates
-from enforcer.sim import Interval, read_trace
+from simulator.judge import evaluate as ev
+from simulator.judge.gatetrace import read_gates
+from simulator.sim import Interval, read_trace
 
 RELEASE_NS = 100 * ev.NS_PER_MS
 

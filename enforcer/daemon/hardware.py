@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from enforcer.nvml import NvmlError
-from enforcer.sim import SimError, control_device
 from gres.cardplan import CardPlan
 from gres.schema import HardwareSettings
+from simulator.sim import SimError, control_device
 
 CONTROL = Path("/dev/nvidiactl")
 DRIVERS = range(535, 596)  # whose structures qgpu_rm.h declares; the arbiter refuses others as well

@@ -19,13 +19,14 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-PACKAGES = ("gres", "slurm_plugin", "enforcer", "cli", "configs")
+PACKAGES = ("gres", "slurm_plugin", "enforcer", "simulator", "cli", "configs")
 DATA = {".j2", ".yaml", ".sql", ".json", ".lua"}
 # C sources, what lives only in a checkout, and what `make install` puts elsewhere.
 LEFT_OUT = (
     "gres/native",
     "enforcer/native",
-    "enforcer/policylib.py",
+    "simulator/native",
+    "simulator/policylib.py",
     "cli/sandbox",
     "cli/demo",
     "configs/sandbox",

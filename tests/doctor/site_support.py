@@ -20,8 +20,8 @@ from cli.doctor.result import Check
 from cli.doctor.roles import Role
 from enforcer.ledger import Ledger
 from enforcer.ledger_merge import CardBuckets, put_card
-from enforcer.nvml_fake import FakeNvml
 from gres.config import Config, digest_of, load_config
+from simulator.nvml_fake import FakeNvml
 from slurm_plugin.fragments import fragments, names_for
 from slurm_plugin.site.found import Places, without_fragments
 from slurm_plugin.site.sources import Disk

@@ -14,8 +14,8 @@ from cli.doctor.result import Check
 from cli.main import main
 from cli.run import environment, preload
 from cli.run_private import config_text, device_files, find_part
-from enforcer.nvml_fake import FakeNvml
 from gres.config import parse_config
+from simulator.nvml_fake import FakeNvml
 
 HOST = Host(trusted=frozenset({0, os.geteuid()}))
 

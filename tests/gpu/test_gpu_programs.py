@@ -31,7 +31,7 @@ def test_program_compiles_without_a_warning(tmp_path: Path, name: str, variant: 
 @pytest.mark.skipif(not shutil.which("ptxas"), reason="ptxas is not installed")
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100"])
 def test_the_workloads_own_kernel_assembles(tmp_path: Path, arch: str) -> None:
-    source = (ROOT / "enforcer/native/workload/driver.c").read_text()
+    source = (ROOT / "simulator/native/workload/driver.c").read_text()
     text = re.search(r"char ptx\[\] =\n(.*?);\n\n", source, re.DOTALL)[1]
     ptx = "".join(re.findall(r'"(.*?)"', text)).replace("\\n", "\n")
     (tmp_path / "w.ptx").write_text(ptx)

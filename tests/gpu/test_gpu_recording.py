@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.gpu.experiments.recording import Recording, RecordingError, differences, kind_of
-from enforcer.sim import SimConfig, Simulator
+from simulator.sim import SimConfig, Simulator
 
 BUILD = Path(__file__).parents[2] / "build"
 CASES = Path(__file__).parents[1] / "cases"

@@ -20,8 +20,8 @@ from bench.gpu.experiments.hold import PARTS
 from bench.gpu.loads import Played, Scene
 from bench.gpu.place import PROGRAMS, Place
 from bench.gpu.truth import Piece, merged
-from enforcer import evaluate as ev
-from enforcer.sim import SimConfig, Simulator
+from simulator.judge import evaluate as ev
+from simulator.sim import SimConfig, Simulator
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build"

@@ -21,7 +21,7 @@ import shim_support as s
 import sim_tools
 
 from enforcer.fdwait import readable_within
-from enforcer.sim import Simulator
+from simulator.sim import Simulator
 
 SIM_DRIVER = s.BUILD / "sim" / "libcuda.so.1"
 GROUPS, ACT, ACTED = 3, 4, 5

@@ -17,7 +17,7 @@ import sim_tools
 
 from enforcer.arbiter_link import ArbiterLink, HardwareSettings, HardwareTenant
 from enforcer.fdwait import readable_within
-from enforcer.sim import Simulator
+from simulator.sim import Simulator
 
 DRIVER = 580
 SERVE = """

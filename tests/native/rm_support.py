@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from sim_tools import make, spawn, start
 
-from enforcer.sim import Interval, Simulator
-from enforcer.simcontrol import ControlCall, read_control_log
+from simulator.sim import Interval, Simulator
+from simulator.simcontrol import ControlCall, read_control_log
 
 PIDFD_GETFD = 438
 NO_DEVICE = "this machine allows no control device of the simulator (FUSE)"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import shim_support as s
 
-from enforcer.sim import SimConfig, Simulator
+from simulator.sim import SimConfig, Simulator
 
 MIB = s.MIB
 NVML = s.BUILD / "sim" / "libnvidia-ml.so.1"

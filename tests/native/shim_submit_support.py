@@ -17,7 +17,7 @@ from bench.rig import BUILD, Rig, wait_for
 from enforcer import abi
 from enforcer.arbiter_link import TenantStats
 from enforcer.fdwait import readable_within
-from enforcer.sim import Interval, Kind
+from simulator.sim import Interval, Kind
 
 ONLINE, OFFLINE = 1, 2
 PROBE = (Kind.DTOH, 64)  # how a program looks at its results (submit.h)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from enforcer.sim import SimConfig, Simulator
+from simulator.sim import SimConfig, Simulator
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"

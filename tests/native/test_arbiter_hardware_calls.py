@@ -10,7 +10,7 @@ import sim_rm
 from hardware_support import Node, node
 from test_arbiter_hardware import LONG_US, ends
 
-from enforcer.simcontrol import ControlCall, acts, read_control_log, trespasses
+from simulator.simcontrol import ControlCall, acts, read_control_log, trespasses
 
 pytestmark = pytest.mark.native
 ALLOWED = {

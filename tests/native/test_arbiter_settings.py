@@ -30,8 +30,8 @@ from arbiter_support import (
 )
 
 from enforcer import abi
-from enforcer.policylib import FIXED_WINDOW_US, SHARED_WINDOW_US
 from gres.grants import Grant
+from simulator.policylib import FIXED_WINDOW_US, SHARED_WINDOW_US
 
 pytestmark = pytest.mark.native
 

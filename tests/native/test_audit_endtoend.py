@@ -12,7 +12,7 @@ import time
 import pytest
 from node_support import BUILD, as_nobody, end, until, work
 
-from enforcer.sim import SimConfig, Simulator
+from simulator.sim import SimConfig, Simulator
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -14,7 +14,7 @@ import pytest
 from node_support import BUILD, USER, chains, end, until
 
 from enforcer.arbiter_link import ArbiterLink
-from enforcer.sim import SimConfig, Simulator
+from simulator.sim import SimConfig, Simulator
 
 MIB, GIB = 1 << 20, 1 << 30
 CAP = 4 * GIB

@@ -13,7 +13,7 @@ import pytest
 from node_support import BUILD, Chain, end, until, work
 
 from enforcer.arbiter_link import TenantStats
-from enforcer.sim import SimConfig, Simulator
+from simulator.sim import SimConfig, Simulator
 
 MIB = 1 << 20
 pytestmark = [

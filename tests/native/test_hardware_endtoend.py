@@ -14,7 +14,7 @@ from node_support import Chain, chains, end, until
 
 from enforcer.arbiter_link import ArbiterGone, ArbiterLink
 from enforcer.arbiter_wire import HardwareTenant
-from enforcer.sim import control_device
+from simulator.sim import control_device
 
 LONG = ("--kernel-us", "500000", "--iters", "500000000", "--kernels-per-request", "1", "--no-sync-each=1")
 BURSTS = ("--kernel-us", "200", "--iters", "200000", "--busy", "0.03", "--idle", "0.2")

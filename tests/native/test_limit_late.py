@@ -11,7 +11,7 @@ import pytest
 
 from bench.rig import MIB, Rig, wait_for
 from enforcer import abi
-from enforcer.sim import busy_ns
+from simulator.sim import busy_ns
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
 JOB, SHARE = 1, 30

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from sim_tools import BUILD, ROOT, client_env, start
 
-from enforcer.sim import Simulator
+from simulator.sim import Simulator
 
 GIB = 1 << 30
 CONTROLLER = next(

@@ -17,7 +17,7 @@ import pytest
 from node_support import Chain, until, work
 
 from enforcer.daemon.askproto import ask
-from enforcer.sim import SimConfig, Simulator
+from simulator.sim import SimConfig, Simulator
 
 GIB = 1 << 30
 JOB = 9

@@ -11,7 +11,7 @@ import shim_support as s
 from shim_submit_support import OFFLINE, launches, site
 
 from bench.rig import BUILD, Rig, wait_for
-from enforcer.sim import Interval
+from simulator.sim import Interval
 
 pytestmark = pytest.mark.native
 ROOT = pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from sim_tools import BUILD, MIB, make, run, spawn, start, until
 
-from enforcer.sim import Kind, SimError, Simulator, busy_ns
+from simulator.sim import Kind, SimError, Simulator, busy_ns
 
 pytestmark = pytest.mark.native
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sim_tools import client_env, make, nvml, run, spawn, start
 
-from enforcer.sim import Kind, SimError, Simulator
+from simulator.sim import Kind, SimError, Simulator
 
 pytestmark = pytest.mark.native
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sim_tools import MIB, make, nvml, run, spawn, start
 
-from enforcer.sim import Simulator
+from simulator.sim import Simulator
 
 pytestmark = pytest.mark.native
 

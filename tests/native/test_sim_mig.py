@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from sim_tools import BUILD, MIB, client_env, make, nvml, run, spawn, start
 
-from enforcer.sim import SimConfig, Simulator
 from gres.config import CardSpec, Node
 from gres.identity import IdentityError, identify
 from gres.mig import Instance, Place, files_of, parse_minors
+from simulator.sim import SimConfig, Simulator
 
 pytestmark = pytest.mark.native
 ROOTED = pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sim_tools import BUILD, MIB, client_env, make, spawn, start, until
 
-from enforcer.sim import Simulator
+from simulator.sim import Simulator
 
 pytestmark = pytest.mark.native
 

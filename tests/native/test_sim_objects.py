@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sim_tools import MIB, nvml, run, start
 
-from enforcer.sim import Kind, Simulator
+from simulator.sim import Kind, Simulator
 
 pytestmark = pytest.mark.native
 

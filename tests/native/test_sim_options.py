@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sim_tools import BUILD, make, nvml, run, spawn, start
 
-from enforcer.sim import Kind, Simulator
+from simulator.sim import Kind, Simulator
 
 pytestmark = pytest.mark.native
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sim_tools import make, run, spawn, start, until
 
-from enforcer.sim import Simulator
+from simulator.sim import Simulator
 
 pytestmark = pytest.mark.native
 

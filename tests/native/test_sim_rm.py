@@ -11,7 +11,7 @@ import pytest
 from rm_support import clients, log_of, simulator
 from sim_tools import run
 
-from enforcer.sim import Simulator, control_device
+from simulator.sim import Simulator, control_device
 
 pytestmark = pytest.mark.native
 

@@ -18,7 +18,7 @@ from rm_support import clients, log_of, pieces, simulator, taken
 from sim_rm import BAD_ARGUMENT, BAD_CLIENT, DISABLE, NOT_FOUND, OK, TIMEOUT, Rm
 from sim_tools import run, spawn, until
 
-from enforcer.sim import Interval, Kind, Simulator, busy_ns
+from simulator.sim import Interval, Kind, Simulator, busy_ns
 
 pytestmark = pytest.mark.native
 MS = 1_000_000

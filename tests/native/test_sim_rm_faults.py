@@ -14,8 +14,8 @@ from rm_support import clients, log_of, simulator
 from sim_rm import OK, TIMEOUT
 from sim_tools import BUILD, make, nvml, run, spawn, until
 
-from enforcer.sim import SimConfig, SimError, Simulator, control_device
-from enforcer.simcontrol import acts, makers, parse_call, read_control_log, trespasses
+from simulator.sim import SimConfig, SimError, Simulator, control_device
+from simulator.simcontrol import acts, makers, parse_call, read_control_log, trespasses
 
 pytestmark = pytest.mark.native
 STOP, GO = "attempt(lambda: r.schedule(C, gr, False))", "attempt(lambda: r.schedule(C, gr, True))"

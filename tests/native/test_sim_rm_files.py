@@ -16,8 +16,8 @@ from rm_support import Client, clients, log_of, pieces, simulator, taken
 from sim_rm import BAD_CLIENT, GROUP, NO_PERMISSION, OK, Rm
 from sim_tools import MIB, nvml, run, spawn, until
 
-from enforcer.sim import Simulator
-from enforcer.simcontrol import trespasses
+from simulator.sim import Simulator
+from simulator.simcontrol import trespasses
 
 pytestmark = pytest.mark.native
 ATTEMPT = "attempt(lambda: r.schedule(C, gr, False))"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from sim_tools import BUILD, MIB, client_env, make, start
 
-from enforcer.sim import Simulator
+from simulator.sim import Simulator
 
 pytestmark = pytest.mark.native
 BINARY = str(BUILD / "bin/qgpu-workload")

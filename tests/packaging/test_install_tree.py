@@ -169,7 +169,7 @@ def test_collect_and_extend_may_write_to_a_shared_file_system(tree: Path) -> Non
 
 
 def test_the_simulator_and_its_unit_agree_on_the_directory(tree: Path) -> None:
-    header = (ROOT / "enforcer/native/sim/sim_proto.h").read_text()
+    header = (ROOT / "simulator/native/protocol/sim_proto.h").read_text()
     match = re.search(r'SIM_DEFAULT_DIR "(.*?)"', header)
     assert match
     unit = (tree / "usr/lib/systemd/system/qgpu-simgpu.service").read_text()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enforcer import abi
-from enforcer.policylib import MS, Policy, QpTenant
+from simulator.policylib import MS, Policy, QpTenant
 
 SLICE = 2 * MS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from enforcer import abi
-from enforcer.policylib import DEFICIT_MAX_NS, MS, NEVER, Policy
+from simulator.policylib import DEFICIT_MAX_NS, MS, NEVER, Policy
 
 ONLINE, OFFLINE = abi.CLASS_ONLINE, abi.CLASS_OFFLINE
 

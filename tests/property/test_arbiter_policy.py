@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policy_world import OFFLINE, ONLINE, Job, World
 
 from enforcer import abi
-from enforcer.policylib import DEFICIT_MAX_NS, DRAIN_POLL_NS, MS, NEVER, TICK_NS, QpCard
+from simulator.policylib import DEFICIT_MAX_NS, DRAIN_POLL_NS, MS, NEVER, TICK_NS, QpCard
 
 pytestmark = pytest.mark.native
 

@@ -8,7 +8,7 @@ import pytest
 from policy_card import SLICE, Card
 
 from enforcer import abi
-from enforcer.policylib import LEAD_NS, MISSES_MAX, MS, NEVER, OVERLAP_NS
+from simulator.policylib import LEAD_NS, MISSES_MAX, MS, NEVER, OVERLAP_NS
 
 pytestmark = pytest.mark.native
 ONLINE, OFFLINE = abi.CLASS_ONLINE, abi.CLASS_OFFLINE

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from policy_card import Card
 
 from enforcer import abi
-from enforcer.policylib import MS
-from enforcer.simtrace import Trace
-from enforcer.simulate import TenantResult, simulate
 from gres.units import parse_duration
+from simulator.policylib import MS
+from simulator.whatif.simtrace import Trace
+from simulator.whatif.simulate import TenantResult, simulate
 
 pytestmark = pytest.mark.native
 

@@ -9,7 +9,7 @@ from policy_card import Card, two
 from test_policy_turns import deep_queue
 
 from enforcer import abi
-from enforcer.policylib import (
+from simulator.policylib import (
     CLOSE_LOOK_NS,
     DRAIN_LEAST_NS,
     DRAIN_MAX_NS,

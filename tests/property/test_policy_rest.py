@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enforcer import abi
-from enforcer.policylib import MS
+from simulator.policylib import MS
 from tests.property.policy_world import OFFLINE, ONLINE, Job, World
 
 RELEASE_NS = 100 * MS

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enforcer.simtrace import Trace
-from enforcer.simulate import Result, TenantResult, simulate
 from gres.units import parse_duration
+from simulator.whatif.simtrace import Trace
+from simulator.whatif.simulate import Result, TenantResult, simulate
 
 pytestmark = pytest.mark.native
 

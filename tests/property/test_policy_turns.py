@@ -8,7 +8,7 @@ import pytest
 from policy_card import SLICE, Card, two
 
 from enforcer import abi
-from enforcer.policylib import (
+from simulator.policylib import (
     CROWD_TURN,
     DEEP_ROOM_NS,
     LONG_TURN,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enforcer import evaluate as ev
-from enforcer import shares as sh
+from simulator.judge import evaluate as ev
+from simulator.judge import shares as sh
 
 
 @dataclass(frozen=True)

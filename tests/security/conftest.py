@@ -8,7 +8,7 @@ import pytest
 from asks_support import serving
 from daemon_support import Serving
 
-from enforcer.daemon.fakes import FakeNode
+from simulator.fakes import FakeNode
 
 
 @pytest.fixture

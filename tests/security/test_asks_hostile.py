@@ -28,13 +28,13 @@ from enforcer.daemon.askserver import (
     ROOTS,
     _Client,
 )
-from enforcer.daemon.fakes import FakeNode
 from enforcer.nvml import GpuProcess
 from enforcer.reporting.privacy import Privacy
 from enforcer.reporting.state import NodeState
 from enforcer.reporting.viewserver import View, ViewServer
 from enforcer.reporting.viewserver import ask as view_ask
 from gres.grants import RUN_BASE, Grant, GrantCard
+from simulator.fakes import FakeNode
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from daemon_support import Serving
 
 from enforcer.daemon.askproto import SOCK_ASK, AskError, NoDaemonError, ask
 from enforcer.daemon.askserver import CROWDED, MAX_PER_STRANGER, MAX_PER_USER, MAX_STRANGERS
-from enforcer.daemon.fakes import FakeNode
+from simulator.fakes import FakeNode
 
 
 @pytest.fixture

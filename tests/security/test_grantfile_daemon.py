@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from enforcer.daemon.fakes import FakeNode
+from simulator.fakes import FakeNode
 
 SHARE = "qgpu/1 class=online share=30 mem=12288"
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")

@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "native"))
 from sim_tools import BUILD, make, run, spawn, until
 
-from enforcer.sim import SimConfig, Simulator, _await_ready
+from simulator.sim import SimConfig, Simulator, _await_ready
 
 pytestmark = pytest.mark.native
 

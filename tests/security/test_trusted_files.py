@@ -16,11 +16,11 @@ from cli.collect import collect
 from cli.extend import extend
 from cli.guard import guard
 from enforcer.abi import pack_grant
-from enforcer.daemon.fakes import FakeNode
 from enforcer.daemon.main import StartError, prepare_directory
 from gres.config import ConfigError, load_config
 from gres.grants import Grant, GrantCard
 from gres.trusted import UntrustedError, distrust, require
+from simulator.fakes import FakeNode
 
 USER = 65534
 BUILD = Path(__file__).parents[2] / "build"

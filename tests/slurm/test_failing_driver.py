@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from jobs_support import Live
 
 from cli.sandbox.files import build_dir
-from enforcer.sim import SimConfig, Simulator
+from simulator.sim import SimConfig, Simulator
 
 
 @contextmanager

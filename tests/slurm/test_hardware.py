@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from jobs_support import Live
 
-from enforcer import evaluate as ev
 from enforcer.arbiter_link import ArbiterLink
 from enforcer.arbiter_wire import HardwareTenant
-from enforcer.sim import Interval, control_device, read_trace
+from simulator.judge import evaluate as ev
+from simulator.sim import Interval, control_device, read_trace
 
 KERNEL_NS = 500_000_000
 KERNELS = 14  # so long that online comes in their midst on a slow machine too

@@ -15,8 +15,8 @@ from memory_support import service_of
 from enforcer.daemon.arbiter import ArbiterRefusedError
 from enforcer.daemon.asks import Asks, Peer, Reply
 from enforcer.daemon.askserver import PER_SECOND, STRANGERS_PER_SECOND, AskServer, _Client
-from enforcer.daemon.fakes import FakeNode
 from enforcer.daemon.node import NodeService
+from simulator.fakes import FakeNode
 
 ROOT, USER = 0, 1000
 

@@ -10,12 +10,12 @@ from daemon_support import hook_env as env
 from daemon_support import new_arbiter
 
 from enforcer.daemon.arbiter import ProcessUse
-from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.nvmlworker import NvmlStuckError
 from enforcer.daemon.procs import stopped
 from enforcer.nvml import CardInfo, GpuProcess, NvmlError
-from enforcer.nvml_fake import FakeNvml
+from simulator.fakes import GIB, FakeNode
+from simulator.nvml_fake import FakeNvml
 
 
 class Failing(FakeNvml):

@@ -12,10 +12,10 @@ from daemon_support import hook_env as env
 
 from enforcer.clock import FakeClock
 from enforcer.daemon.arbiter import ProcessUse
-from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.procs import stopped
 from enforcer.nvml import GpuProcess, NvmlError
+from simulator.fakes import GIB, FakeNode
 
 SECOND = 10**9
 

@@ -8,10 +8,10 @@ import signal
 import pytest
 from daemon_support import hook_env as env
 
-from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.procs import stopped
 from enforcer.nvml import GpuProcess
+from simulator.fakes import GIB, FakeNode
 
 
 @pytest.fixture

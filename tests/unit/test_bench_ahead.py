@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench import ahead
-from enforcer.sim import Interval, Kind
+from simulator.sim import Interval, Kind
 
 MS = 1_000_000
 MINE, OTHER = 7, 8

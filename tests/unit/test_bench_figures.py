@@ -17,9 +17,9 @@ from bench.patterns import PATTERNS
 from bench.rig import Rig, wait_for
 from bench.scene import Scene, kernels
 from bench.stalls import Stalls
-from enforcer import shares as sh
-from enforcer.gatetrace import Gate
 from gres.config import parse_config
+from simulator.judge import shares as sh
+from simulator.judge.gatetrace import Gate
 
 MS = 1_000_000
 

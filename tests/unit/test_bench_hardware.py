@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bench.hardware import NODES, Run, long_kernels, wrong_work
 from bench.hwtold import Told
-from enforcer import evaluate as ev
 from enforcer.arbiter_wire import HardwareTenant
-from enforcer.sim import Interval, Kind, Piece
+from simulator.judge import evaluate as ev
+from simulator.sim import Interval, Kind, Piece
 
 MS = 1_000_000
 

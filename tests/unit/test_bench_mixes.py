@@ -12,8 +12,8 @@ from bench import __main__ as program
 from bench import mixes
 from bench.figures import Figure
 from bench.scene import Actor, Scene
-from enforcer import shares as sh
-from enforcer.sim import Interval, Kind, Piece
+from simulator.judge import shares as sh
+from simulator.sim import Interval, Kind, Piece
 
 MS = 1_000_000
 

@@ -6,9 +6,9 @@ import pytest
 
 from bench import preempt
 from bench.patterns import PATTERNS
-from enforcer import evaluate as ev
-from enforcer.gatetrace import Gate
-from enforcer.sim import Interval, Kind, Piece
+from simulator.judge import evaluate as ev
+from simulator.judge.gatetrace import Gate
+from simulator.sim import Interval, Kind, Piece
 
 US, MS = 1000, 1_000_000
 CLOSED, TRACK = 0x1, 0x4

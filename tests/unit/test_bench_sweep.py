@@ -11,8 +11,8 @@ from bench.harvest import Outcome
 from bench.points import POINTS, Point
 from bench.scene import Actor, Scene
 from bench.sweeprun import Further, Result, ShareErrors
-from enforcer import shares as sh
-from enforcer.sim import Interval, Kind, Piece
+from simulator.judge import shares as sh
+from simulator.sim import Interval, Kind, Piece
 
 MS = 1_000_000
 

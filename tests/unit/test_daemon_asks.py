@@ -12,11 +12,11 @@ from daemon_support import hook_env
 
 from enforcer.abi import unpack_grant
 from enforcer.daemon.asks import Asks, Peer, Reply
-from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.runs import allowed_ids, may_run, next_job_id
 from enforcer.ledger import read_usage
 from gres.grants import RUN_BASE
+from simulator.fakes import GIB, FakeNode
 
 ROOT = 0
 ME = os.getuid()

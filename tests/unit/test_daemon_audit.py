@@ -11,13 +11,13 @@ from daemon_support import hook_env as env
 
 from enforcer.daemon.arbiter import ProcessUse
 from enforcer.daemon.audit import Registered, audit
-from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.procs import stopped
 from enforcer.daemon.punish import punish
 from enforcer.ledger import read_usage
 from enforcer.nvml import CardUsage, GpuProcess
 from gres.grants import Grant, GrantCard
+from simulator.fakes import GIB, FakeNode
 
 MIB = 1 << 20
 U = "GPU-1"

@@ -9,9 +9,9 @@ import pytest
 from daemon_support import hook_env as env
 
 from enforcer.daemon import boot
-from enforcer.daemon.fakes import FakeNode
 from enforcer.daemon.procs import boot_id, on_tmpfs
 from enforcer.ledger import read_usage
+from simulator.fakes import FakeNode
 
 FIRST, SECOND = (f"{number}2345678-1234-1234-1234-123456789abc" for number in (1, 2))
 HOUR = 3600 * 10**9

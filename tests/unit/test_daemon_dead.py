@@ -7,10 +7,10 @@ from daemon_support import hook_env as env
 from daemon_support import new_arbiter
 
 from enforcer.daemon.arbiter import ProcessUse
-from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.inspector import FULL_EACH
 from enforcer.daemon.node import NodeService
 from enforcer.nvml import GpuProcess
+from simulator.fakes import GIB, FakeNode
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from enforcer.daemon.decide import Broken, Decision, Ignore, Paths, decide, same_promise
-from enforcer.daemon.fakes import GIB, fake_identify
 from enforcer.nvml import CardInfo
-from enforcer.nvml_fake import FakeNvml
 from gres.config import parse_config
 from gres.grants import Grant
 from gres.hookenv import parse_hook_env
+from simulator.fakes import GIB, fake_identify
+from simulator.nvml_fake import FakeNvml
 
 CONFIG = parse_config(
     """

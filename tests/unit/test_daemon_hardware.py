@@ -14,7 +14,6 @@ from cli.doctor.checks.node import hardware as hardware_check
 from cli.doctor.known import Known
 from enforcer.daemon import hardware
 from enforcer.daemon.asks import Asks, Peer
-from enforcer.daemon.fakes import CONFIG, FakeNode
 from enforcer.daemon.hardware import (
     DRIVERS,
     UNMEASURED,
@@ -31,6 +30,7 @@ from enforcer.reporting.state import Seen, Watcher
 from gres.cardplan import plan_card
 from gres.config import ConfigError, parse_config
 from gres.schema import HardwareSettings
+from simulator.fakes import CONFIG, FakeNode
 from tests.unit.test_reporting_metrics import Node, grant, seen
 
 SIM = ControlDevice(dev=77, ino=9)

@@ -9,8 +9,8 @@ import pytest
 from daemon_support import hook_env as env
 
 from enforcer.daemon.asks import Asks, Peer
-from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.node import NodeService
+from simulator.fakes import GIB, FakeNode
 
 BEFORE, AFTER = (12, True), (80, False)  # GiB that the job may hold, and whether it is governed
 

@@ -9,12 +9,12 @@ import pytest
 from daemon_support import hook_env as env
 from memory_support import service_of, tree
 
-from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.hookproto import Answer
 from enforcer.daemon.memory_backend import MemoryBackend
 from enforcer.daemon.memory_probe import cgroup2_root, own_cgroup
 from enforcer.daemon.nvmlworker import NvmlInline, NvmlStuckError
-from enforcer.nvml_fake import UNLIMITED, FakeNvml
+from simulator.fakes import GIB, FakeNode
+from simulator.nvml_fake import UNLIMITED, FakeNvml
 
 MOUNTS = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
 OLD = "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"

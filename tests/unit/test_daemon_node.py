@@ -9,10 +9,10 @@ from daemon_support import hook_env as env
 
 from enforcer.abi import unpack_grant
 from enforcer.clock import FakeClock
-from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.hookproto import Answer, Later
 from enforcer.ledger import Usage, read_usage
 from enforcer.nvml import GpuProcess
+from simulator.fakes import GIB, FakeNode
 
 
 def rows(node: FakeNode, job: int = 9) -> list[Usage]:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 import pytest
 from daemon_support import hook_env as env
 
-from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.hookproto import Answer
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.nvmlworker import NvmlStuckError, NvmlThread
 from enforcer.fdwait import readable_within
 from enforcer.nvml import CardLostError, Nvml, NvmlError
-from enforcer.nvml_fake import FakeNvml
+from simulator.fakes import GIB, FakeNode
+from simulator.nvml_fake import FakeNvml
 
 DEADLINE = 0.5  # s; a driver that answers must do so within it, also on a machine that stalls
 

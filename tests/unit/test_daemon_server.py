@@ -16,9 +16,9 @@ import pytest
 from daemon_support import SHARE, Serving, hook_env
 
 from enforcer.clock import SystemClock
-from enforcer.daemon.fakes import FakeNode
 from enforcer.daemon.hookproto import Answer, ProtocolError, format_answer, parse_request
 from enforcer.daemon.server import Server, ServerError, Timer, guarded, listen
+from simulator.fakes import FakeNode
 
 
 def question(kind: str, job: int = 9, comment: str = SHARE, gpus: str = "0") -> bytes:

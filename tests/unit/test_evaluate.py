@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from enforcer import evaluate as ev
+from simulator.judge import evaluate as ev
 
 US, MS = 1000, 1_000_000
 

@@ -12,8 +12,8 @@ from daemon_support import hook_env as env
 from memory_support import service_of, tree
 
 from enforcer.daemon import job_cgroups
-from enforcer.daemon.fakes import FakeNode
 from enforcer.daemon.job_cgroups import JobCgroups
+from simulator.fakes import FakeNode
 
 STEP = ("slurm", "user/task_0")
 DIRECTORIES, FILES = 13, 60

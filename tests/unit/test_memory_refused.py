@@ -13,11 +13,11 @@ from cli.doctor.checks.node import memory as checks_memory
 from cli.doctor.known import Known
 from cli.doctor.result import Check
 from enforcer.daemon.asks import Asks, Peer
-from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.hookproto import Answer
 from enforcer.daemon.memory_backend import STUBBORN, MemoryBackend
-from enforcer.nvml_fake import UNLIMITED
 from gres.grants import RUN_BASE, Grant, GrantCard
+from simulator.fakes import GIB, FakeNode
+from simulator.nvml_fake import UNLIMITED
 
 PEER = Peer(os.getpid(), 0, 0, frozenset(), lambda: os.pidfd_open(os.getpid()))
 

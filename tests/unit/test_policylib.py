@@ -7,7 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from enforcer import policylib
+from simulator import policylib
 
 NATIVE = Path(__file__).resolve().parents[2] / "enforcer/native"
 HEADER = NATIVE / "arbiter/policy.h"

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from enforcer.clock import FakeClock
-from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.ledger_read import card_series, read_usage, reading
 from enforcer.nvml import CardLoad, NvmlError
 from enforcer.reporting import state as live
@@ -16,6 +15,7 @@ from enforcer.reporting.attach import NodeObserver
 from enforcer.reporting.state import NodeState
 from enforcer.reporting.viewserver import ask
 from gres.units import Duration
+from simulator.fakes import GIB, FakeNode
 
 COMMENT = "qgpu/1 class=online share=30 mem=12288"
 
@@ -31,8 +31,8 @@ class Watched:
     """The fake node with its observer, a tick at a time."""
 
     def __init__(self, directory: Path, reports: str = "{}") -> None:
-        from enforcer.daemon import fakes
         from gres.config import parse_config
+        from simulator import fakes
 
         self.node = FakeNode(directory)
         text = fakes.CONFIG.format(directory=directory, deadline="10s") + f"reports: {reports}\n"

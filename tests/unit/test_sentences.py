@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enforcer.simtrace import TraceError, parse_trace
+from simulator.whatif.simtrace import TraceError, parse_trace
 
 USES = (
     ("tenants: *a30", "tenants.0: Input should be"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from enforcer import shares as sh
+from simulator.judge import shares as sh
 
 MS = 1_000_000
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from enforcer.sim import Interval, SimConfig, SimError, busy_ns, read_trace
+from simulator.sim import Interval, SimConfig, SimError, busy_ns, read_trace
 
 HEAD = struct.pack("<8sIIIIQ32s", b"QGSIMTRC", 1, 64, 2, 0, 5, b"node1")
 

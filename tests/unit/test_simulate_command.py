@@ -16,8 +16,8 @@ from pydantic import BaseModel
 
 from cli.main import main
 from cli.simulate import profile_line
-from enforcer import simtrace
-from enforcer.simulate import placed, program_input, simulate
+from simulator.whatif import simtrace
+from simulator.whatif.simulate import placed, program_input, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "configs/examples/simulate.yaml"

@@ -16,12 +16,12 @@ from cli.doctor.known import Known
 from enforcer.daemon.askproto import MAX_MESSAGE, encode
 from enforcer.daemon.asks import Asks, Peer, Reply
 from enforcer.daemon.askserver import AskServer, _Client
-from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.daemon.hardware import HardwareOrder, HardwareUse, HardwareView
 from enforcer.daemon.memory_backend import MAX_ROWS
 from enforcer.daemon.node import NodeService
 from gres.grants import RUN_BASE, Grant, GrantCard
 from gres.schema import HardwareSettings
+from simulator.fakes import GIB, FakeNode
 
 PEER = Peer(os.getpid(), 0, 0, frozenset(), lambda: os.pidfd_open(os.getpid()))
 JOBS = 400

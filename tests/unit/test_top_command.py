@@ -21,10 +21,10 @@ from cli.held import cards, jobs
 from cli.top import top
 from cli.top_view import bar
 from enforcer.clock import SystemClock
-from enforcer.daemon.fakes import GIB, FakeNode
 from enforcer.fdwait import readable_within
 from enforcer.nvml import CardLoad
 from enforcer.reporting.attach import NodeObserver
+from simulator.fakes import GIB, FakeNode
 
 CONFIG = """version: 1
 cluster: c

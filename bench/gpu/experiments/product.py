@@ -16,7 +16,7 @@ from bench.gpu.node import Node
 from bench.gpu.place import Place
 from bench.gpu.preempt import bursts, latencies_us
 from bench.hwtold import Told
-from enforcer import evaluate as ev
+from simulator.judge import evaluate as ev
 
 ONLINE = Load("online", "spin", 200)
 LAUNCH_S, PAUSE_S, RELEASE_MS = 0.002, 0.033, 5

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from bench.gpu.items import Item, Yield, figure
 from bench.gpu.node import Node
 from bench.gpu.place import BUILD, Place
-from enforcer import evaluate as ev
-from enforcer.sim import Interval, read_trace
+from simulator.judge import evaluate as ev
+from simulator.sim import Interval, read_trace
 
 METHODS = ("schedule", "disable", "disable-scheduling", "timeslice", "timeslice0", "preempt")
 STOPPING = ("schedule", "disable")  # what the product would stop with; the others are asked for what they do

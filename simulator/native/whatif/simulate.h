@@ -114,7 +114,7 @@ struct world {
     FILE *timeline;
 };
 
-/* trace.c: reads the lines that enforcer/simulate.py writes; false after a sentence on stderr */
+/* trace.c: reads the lines that whatif/simulate.py writes; false after a sentence on stderr */
 bool trace_read(struct world *w, FILE *in);
 void trace_free(struct world *w);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sums: sliding windows of one and ten seconds, latencies, and the JSON that enforcer/simulate.py
+ * Sums: sliding windows of one and ten seconds, latencies, and the JSON that whatif/simulate.py
  * reads.
  */
 #include <inttypes.h>

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from enforcer import layout
-from enforcer.simtrace import CardTrace, Requests, TenantTrace, Trace, TraceError
 from gres.paths import PATHS
 from gres.schema import Policy
+from simulator.whatif.simtrace import CardTrace, Requests, TenantTrace, Trace, TraceError
 
 PROGRAMS = (
-    Path(__file__).resolve().parents[1] / "build/bin/qgpu-simulate",
+    Path(__file__).resolve().parents[2] / "build/bin/qgpu-simulate",
     Path(PATHS.simulate),
 )
 POLICIES: dict[Policy, int] = {
@@ -149,7 +149,7 @@ def _tenant_line(item: Placed) -> str:
 
 
 def program_input(trace: Trace, tenants: list[Placed]) -> str:
-    """The lines that qgpu-simulate reads (enforcer/native/simulate/trace.c)."""
+    """The lines that qgpu-simulate reads (simulator/native/whatif/trace.c)."""
     cards = _all_cards(trace)
     head = f"world {trace.seed} {trace.duration.ns} {COLUMNS} {len(cards)} {len(tenants)}"
     return "\n".join([head, *map(_card_line, cards), *map(_tenant_line, tenants), ""])

@@ -1,6 +1,6 @@
 """A whole node with invented cards and an invented arbiter: for tests, and to try qgpud without a GPU.
 
-`python -m enforcer.daemon.fakes DIR` serves hook.sock in DIR/run until SIGTERM; `qgpu-hook prolog --run-dir
+`python -m simulator.fakes DIR` serves hook.sock in DIR/run until SIGTERM; `qgpu-hook prolog --run-dir
 DIR/run ...` then behaves as on a real node (it needs root, as everywhere).
 """
 
@@ -19,10 +19,10 @@ from enforcer.daemon.ports import Ports
 from enforcer.daemon.server import Server
 from enforcer.layout import GRANTS_DIR
 from enforcer.ledger import FILE_NAME, Ledger
-from enforcer.nvml_fake import FakeNvml
 from gres.config import Config, Node, parse_config
 from gres.grants import GrantStore
 from gres.identity import DeviceCard, IdentityError
+from simulator.nvml_fake import FakeNvml
 
 GIB = 1 << 30
 CONFIG = """

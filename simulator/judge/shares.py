@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from enforcer.evaluate import Span
+from simulator.judge.evaluate import Span
 
 Rule = Callable[[Sequence[int], int, Sequence[float]], list[float]]
 

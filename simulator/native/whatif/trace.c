@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads the trace. enforcer/simulate.py has checked everything for people; here only what would
+ * Reads the trace. whatif/simulate.py has checked everything for people; here only what would
  * break the program.
  *
  *   world SEED DURATION BINS CARDS TENANTS

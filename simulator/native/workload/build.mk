@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-WORKLOAD_DIR := enforcer/native/workload
+WORKLOAD_DIR := simulator/native/workload
 WORKLOAD_OBJ := $(BUILD)/obj/workload
 WORKLOAD_SRC := $(wildcard $(WORKLOAD_DIR)/*.c)
 

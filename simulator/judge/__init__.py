@@ -1,0 +1,1 @@
+"""What a trace becomes: busy time, shares, bursts. Pure."""
