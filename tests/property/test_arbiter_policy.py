@@ -6,7 +6,8 @@ import ctypes
 import random
 
 import pytest
-from hypothesis import given, settings
+from examples_support import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from policy_world import OFFLINE, ONLINE, Job, World
 
@@ -27,7 +28,7 @@ job_strategy = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.lists(job_strategy, min_size=1, max_size=6),
     POLICIES,
@@ -48,7 +49,7 @@ def closed(card: QpCard) -> list[int]:
     return [card.tenant[i].gate & abi.GATE_CLOSED for i in range(card.ntenants)]
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(job_strategy, min_size=1, max_size=6), POLICIES, POLICIES)
 def test_no_gate_would_move_before_wake_ns(jobs: list[Job], offline: int, online: int) -> None:
     """As long as nothing happens: to sleep until wake_ns is as good as to look all the time.
@@ -77,7 +78,7 @@ def test_no_gate_would_move_before_wake_ns(jobs: list[Job], offline: int, online
             assert was == then or excused, "a gate was due earlier"
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(st.lists(job_strategy, min_size=2, max_size=5), POLICIES)
 def test_looking_when_due_is_as_good_as_looking_always(jobs: list[Job], policy: int) -> None:
     for job in jobs:
@@ -93,7 +94,7 @@ def test_looking_when_due_is_as_good_as_looking_always(jobs: list[Job], policy: 
     assert got[0] == pytest.approx(got[1], abs=0.03)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.lists(st.integers(1, 100), min_size=2, max_size=5), st.sampled_from([ONLINE, OFFLINE]))
 def test_all_the_time_that_was_used_is_charged(shares: list[int], job_class: int) -> None:
     """Contended and used without a pause: charged is what ran, but for half a look per turn; credits balance."""
@@ -107,7 +108,7 @@ def test_all_the_time_that_was_used_is_charged(shares: list[int], job_class: int
         assert abs(sum(t.deficit_ns for t in world.tenants)) < 2 * MS, "credit from nowhere"
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.lists(job_strategy, min_size=2, max_size=5))
 def test_every_closed_gate_opens_again(jobs: list[Job]) -> None:
     """Once online falls silent for good, everybody who waits gets the card within a bounded time."""
@@ -127,7 +128,7 @@ def test_every_closed_gate_opens_again(jobs: list[Job]) -> None:
     assert not waiting
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     st.lists(st.integers(5, 100), min_size=2, max_size=4), st.sampled_from([ONLINE, OFFLINE]), st.randoms()
 )
@@ -247,7 +248,7 @@ def test_what_is_in_flight_is_always_bounded() -> None:
 
 
 @given(st.integers(1, 30), st.integers(0, 999_999))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_release_never_comes_early(bursts: int, phase: int) -> None:
     """However the looks fall, offline waits idle_release from the end of online's last kernel at least."""
     world = World([Job(ONLINE, 50, 1 * MS, greedy=False), Job(OFFLINE, 50, 100_000)])

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from examples_support import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cases"))
@@ -224,7 +225,7 @@ clusters = pytest.mark.parametrize("name", ["one", "mixed", "old"])
 
 @pytest.mark.parametrize("version", LUA_VERSIONS)
 @clusters
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(asked=spelled())
 def test_a_well_formed_request_becomes_what_the_rules_say(
     name: str, version: str, asked: tuple[Meant, str]
@@ -236,7 +237,7 @@ def test_a_well_formed_request_becomes_what_the_rules_say(
 
 @pytest.mark.parametrize("multi_card", [False, True])
 @clusters
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(job=SEVERAL)
 def test_every_lua_version_says_the_same(name: str, multi_card: bool, job: Submission) -> None:
     first, *others = (outcome(job, name, version, multi_card=multi_card) for version in LUA_VERSIONS)
@@ -253,7 +254,7 @@ def foreign(gres: str) -> list[str]:
 
 
 @clusters
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(job=SUBMISSION)
 def test_what_is_accepted_is_within_the_limits_and_booked(name: str, job: Submission) -> None:
     """Whatever a user writes: the promise is one that the cluster can keep, and what belongs to others stays."""
@@ -272,7 +273,7 @@ def test_what_is_accepted_is_within_the_limits_and_booked(name: str, job: Submis
 
 
 @clusters
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(job=SUBMISSION)
 def test_what_the_node_reads_is_what_was_decided(name: str, job: Submission) -> None:
     """Whatever a user writes, a field that is a tag afterwards is ours, exact, and short enough for Slurm."""
@@ -294,6 +295,7 @@ def test_what_the_node_reads_is_what_was_decided(name: str, job: Submission) -> 
 
 @pytest.mark.parametrize("version", LUA_VERSIONS)
 @clusters
+@examples(100)
 @given(more=st.integers(-30, 30), letter=st.sampled_from(["x", "\u20ac"]), share=st.integers(5, 80))
 def test_a_text_is_refused_where_it_would_not_fit_behind_the_tag(
     name: str, version: str, more: int, letter: str, share: int

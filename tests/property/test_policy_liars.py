@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples_support import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from policy_card import Card
 
@@ -70,7 +71,7 @@ def parts(got: list[TenantResult]) -> list[float]:
     return [100 * t.busy_s / total for t in got]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(HONEST, LIAR, st.sampled_from(["burst-share", "best-effort"]), st.booleans(), st.integers(0, 99))
 def test_a_liar_does_not_move_the_shares_of_others(
     tenants: list[tuple[int, str]], liar: dict[str, Any], policy: str, online: bool, seed: int
@@ -82,7 +83,7 @@ def test_a_liar_does_not_move_the_shares_of_others(
     assert parts(beside) == pytest.approx(parts(without), abs=1.25)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.lists(KERNELS, min_size=2, max_size=3), LIAR, st.booleans())
 def test_a_liar_does_not_move_fixed_shares(kernels: list[str], liar: dict[str, Any], online: bool) -> None:
     """Nor does it lift a limit: time that it pretends to use is no discount for the others."""
@@ -102,7 +103,7 @@ def test_a_liar_does_not_move_fixed_shares(kernels: list[str], liar: dict[str, A
             assert t.got_percent >= share - 1 - liar["count"]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(HONEST, LIAR, st.booleans(), st.integers(0, 99))
 def test_a_limit_is_kept_beside_a_liar_and_by_one_that_shows_work(
     tenants: list[tuple[int, str]], liar: dict[str, Any], online: bool, seed: int

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples_support import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gres.units import parse_duration
@@ -145,7 +146,7 @@ def test_fixed_share_of_a_card_that_is_all_given_away(mix: str, kernels: str, se
         assert t.min_1s_percent >= t.share - 3.0
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     st.integers(2, 100),
     st.lists(st.sampled_from(["50us", "300us", "2ms", "10ms"]), min_size=1, max_size=3, unique=True),
@@ -185,7 +186,7 @@ ANYBODY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     st.lists(ANYBODY, min_size=1, max_size=5),
     st.sampled_from(["20us", "100us", "500us"]),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from examples_support import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -186,7 +187,7 @@ BITS = st.lists(
 )  # fmt: skip
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=400, deadline=None)
+@settings(examples(400), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(BITS, st.sampled_from(["", "A=included\n", 'Bb="of b" # c\n', "A=1 x\n"]))
 def test_slurms_own_parser_agrees(slurm: Slurm, tmp_path: Path, bits: list[str], other: str) -> None:
     text = "".join(bits).replace("a*", "a")  # 22.05 takes a star for a file's name and waits a minute for it

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from examples_support import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.collect import collect, totals_since
@@ -111,7 +112,7 @@ def test_collected_ledger_of_private_use_is_for_root(cluster):
     assert (cluster / "all.sqlite").stat().st_mode & 0o777 == 0o640
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.integers(0, 2**32))
 def test_any_order_of_copies_ends_in_the_newest(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     directory = tmp_path_factory.mktemp("merge")

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from examples_support import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from enforcer.ledger import SERIES_MOST, CardSample, Ledger, Sample
@@ -346,7 +347,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(STEPS)
 def test_series_add_up_to_the_row_whatever_happens(tmp_path_factory, steps: list[tuple[int, int, bool]]):
     path = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
