@@ -73,10 +73,13 @@ native-live: setup headers
 	@flock $(BUILD)/.native.lock $(BUILT_BY)
 	@flock $(BUILD)/.native.lock $(MAKE) --no-print-directory -s $(filter-out $(BUILD)/test/%,$(NATIVE)) $(LIVE_TESTS)
 
-# Most tests wait, so several run at a time; each worker of the live suite has a sandbox of its own.
-WORKERS ?= 2
+# Most tests wait, so more of them run at a time than there are cores. Each worker has a sandbox of its own.
+# HYPOTHESIS_PROFILE=deep tries four times as many examples.
+# Byte code is kept, else each worker and each program that a test starts would compile everything anew.
+WORKERS ?= 5
+PYTEST  := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(CURDIR)/$(BUILD)/pycache $(PY) -m pytest
 test: native product
-	@$(PY) -m pytest -n $(WORKERS) --dist loadfile
+	@$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The live suite on every version of Slurm that a sandbox can have; the machine's own is in `make test` already.
 test-matrix: native
@@ -89,7 +92,7 @@ test-install: setup $(BUILD)/ansible/.complete
 
 # The tests that failed in the last run, once more.
 retest: native
-	@$(PY) -m pytest --last-failed --last-failed-no-failures none
+	@$(PYTEST) --last-failed --last-failed-no-failures none
 
 # A processor that sleeps wakes late where the host of a virtual machine is busy, and the demo measures (docs/measurements/README.md).
 demo: native

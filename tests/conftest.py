@@ -17,6 +17,34 @@ from enforcer.daemon.node import NodeService
 from simulator.fakes import FakeNode
 
 FAILED = pytest.StashKey[bool]()
+# Files that take longest. They begin first, or one worker would still have one of them when all others are done.
+LONG = (
+    "test_real_schedules.py",
+    "test_jobs_failures.py",
+    "test_shim_memory_model.py",
+    "test_gpu_sim.py",
+    "test_jobs_accounting.py",
+    "test_surface.py",
+    "test_injection.py",
+    "test_sandbox_lifecycle.py",
+    "test_hardware_hostile.py",
+    "test_hostile_live.py",
+    "test_setup_live.py",
+    "test_dead_memory.py",
+    "test_doctor_live.py",
+    "test_native_gres.py",
+    "test_shim_default_streams.py",
+    "test_run_endtoend.py",
+    "test_shim_submit_groups.py",
+    "test_shim_programs.py",
+    "test_install_tree.py",
+    "test_hardware_stack.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first (`--no-loadscope-reorder` keeps this order), the others as they were found."""
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
