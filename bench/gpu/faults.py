@@ -116,7 +116,7 @@ def daemon_killed(which: str) -> Callable[[Node], Iterator[Yield]]:
         began = time.monotonic()
         start()
         wait_for(
-            "the program's registration", lambda: neighbour.pid in {row.pid for row in node.ledger()}, 15
+            "the program's registration", lambda: neighbour.pid in {row.pid for row in node.ledger()}, 60
         )
         yield figure(node, "known_again_after", time.monotonic() - began, "s", 10)
         yield from neighbour_is_well(node, neighbour)

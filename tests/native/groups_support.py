@@ -206,14 +206,14 @@ class Program:
         assert self.process.stdout
         return readable_within(self.process.stdout.fileno(), seconds)
 
-    def answer(self, seconds: float = 20.0) -> object:
+    def answer(self, seconds: float = 60.0) -> object:
         assert self.answered(seconds), "no answer: the program hangs"
         assert self.process.stdout
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]
         return json.loads(line)
 
-    def ask(self, code: str, seconds: float = 20.0) -> object:
+    def ask(self, code: str, seconds: float = 60.0) -> object:
         self.send(code)
         return self.answer(seconds)
 
@@ -222,7 +222,7 @@ class Program:
         self.ask("cuda = Cuda()")
 
     def finish(self) -> str:
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=60)
         assert self.process.returncode == 0, (self.process.returncode, out, err)
         return err
 

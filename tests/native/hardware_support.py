@@ -56,14 +56,14 @@ class Program:
         self.process.stdin.write(code + "\n")
         self.process.stdin.flush()
 
-    def answer(self, seconds: float = 20.0) -> object:
+    def answer(self, seconds: float = 60.0) -> object:
         assert self.process.stdout
         assert readable_within(self.process.stdout.fileno(), seconds), "no answer: the program hangs"
         line = self.process.stdout.readline()
         assert line, self.process.communicate()[1]
         return json.loads(line)
 
-    def ask(self, code: str, seconds: float = 20.0) -> object:
+    def ask(self, code: str, seconds: float = 60.0) -> object:
         self.send(code)
         return self.answer(seconds)
 

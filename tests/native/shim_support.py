@@ -54,7 +54,7 @@ FIELDS |= {
 }
 
 
-def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Waits for a condition; fails the test when it does not come true in time."""
     limit = time.monotonic() + seconds
     while not condition():
@@ -300,7 +300,7 @@ class Probe:
         """True if an answer is there within the time."""
         return readable_within(self.process.stdout.fileno(), seconds)
 
-    def answer(self, seconds: float = 20.0) -> str:
+    def answer(self, seconds: float = 60.0) -> str:
         """The next answer."""
         assert self.answered(seconds), "no answer: the program hangs"
         assert self.process.stdout

@@ -67,7 +67,7 @@ def nvml(sim: Simulator, code: str) -> str:
     return done.stdout
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 40.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():

@@ -125,7 +125,7 @@ print(json.dumps([card.total, card.used]))
 def test_monitor_of_a_job_asks_the_arbiter(site: Site) -> None:
     """A program without CUDA: the job's NVML registers by itself, and sees what the job's other process holds."""
     site.serve()
-    site.job(OFFLINE, "--length", "60", "--no-sync-each=64", "--memory", "2GiB")
+    site.job(OFFLINE, "--length", "600", "--no-sync-each=64", "--memory", "2GiB")
     site.works(OFFLINE, "offline works")
     fd = a.sealed(abi.pack_grant(site.grants[OFFLINE]))
     env = site.node.env | {"LD_PRELOAD": str(NVML_SHIM), "QGPU_GRANT_FD": str(fd)}
@@ -141,7 +141,7 @@ def test_monitor_of_a_job_asks_the_arbiter(site: Site) -> None:
 
 def test_memory_holds_while_no_arbiter_is_there(site: Site) -> None:
     site.serve()
-    site.job(OFFLINE2, "--length", "60", "--no-sync-each=64", "--memory", "6GiB")
+    site.job(OFFLINE2, "--length", "600", "--no-sync-each=64", "--memory", "6GiB")
     a.wait_for(lambda: stats(site.arbiter)[OFFLINE2].mem_used == 6 * s.GIB, "it holds 6 of 8 GiB")
     site.serve(signal.SIGKILL)
     a.wait_for(lambda: stats(site.arbiter)[OFFLINE2].mem_used == 6 * s.GIB, "known to the successor")

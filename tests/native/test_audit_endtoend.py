@@ -28,7 +28,7 @@ pytestmark = [
 
 def test_contexts_are_charged_from_nvml_and_given_back(start):
     chain = start()
-    process = chain.qgpu("run", "--mem", "4G", "--", *work(chain, "--length", "30", "--memory", "512M"))
+    process = chain.qgpu("run", "--mem", "4G", "--", *work(chain, "--length", "300", "--memory", "512M"))
     try:
         until(lambda: any(tenant.mem_extra for tenant in chain.tenants()))
         (tenant,) = chain.tenants()

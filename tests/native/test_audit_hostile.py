@@ -66,9 +66,9 @@ def test_job_whose_shim_lies_about_its_work_is_found(start, action):
     """It claims that all it launched is finished already, and so takes twice its share; its neighbour is honest."""
     chain = start()
     audited(chain, f"action: {action}, busy_window: 4s")
-    lie = " ".join(work(chain, *ENDLESS, "--iters", "2000000", "--length", "60"))
+    lie = " ".join(work(chain, *ENDLESS, "--iters", "2000000", "--length", "600"))
     liar = run(chain, 10, "sh", "-c", f'LD_PRELOAD="$LD_PRELOAD {BUILD}/test/liar.so" exec {lie}')
-    honest = run(chain, 90, *work(chain, *ENDLESS, "--iters", "2000000", "--length", "60"))
+    honest = run(chain, 90, *work(chain, *ENDLESS, "--iters", "2000000", "--length", "600"))
     try:
         until(lambda: len(chain.tenants()) == 2)
         (job,) = [tenant.job_id for tenant in chain.tenants() if tenant.share == 10]
@@ -119,10 +119,10 @@ def test_process_that_is_made_to_go_on_again_and_again_is_killed(start):
     """`while :; do kill -CONT $P; sleep .1; done`, by the job itself."""
     chain = start()
     audited(chain, "action: stop")
-    load = " ".join(work(chain, "--length", "60", "--kernel-us", "200"))
+    load = " ".join(work(chain, "--length", "600", "--kernel-us", "200"))
     loop = f"{BARE} {load} > /dev/null & p=$!; while kill -CONT $p; do sleep 0.1; done 2> /dev/null; wait $p; echo $?"
     hostile = run(chain, 10, "sh", "-c", loop)
-    honest = run(chain, 50, *work(chain, "--length", "60", "--kernel-us", "200"))
+    honest = run(chain, 50, *work(chain, "--length", "600", "--kernel-us", "200"))
     try:
         assert hostile.communicate(timeout=40)[0].strip() == "137"
         until(lambda: len(said(chain, "audit-again")) >= 6, 10)  # it is killed first
@@ -137,7 +137,7 @@ def test_process_that_is_made_to_go_on_again_and_again_is_killed(start):
 def test_administrator_lets_a_stopped_job_go_on(start):
     chain = start()
     audited(chain, "action: stop")
-    load = " ".join(work(chain, "--length", "60", "--kernel-us", "200"))
+    load = " ".join(work(chain, "--length", "600", "--kernel-us", "200"))
     job = run(chain, 10, "sh", "-c", f"exec {BARE} {load}")
     try:
         until(lambda: said(chain, "audit-unregistered"))
@@ -171,11 +171,11 @@ def test_program_on_a_card_that_it_was_not_granted_is_killed(start):
     """Nothing but CUDA_VISIBLE_DEVICES keeps it from there. Whoever qgpu knows nothing of may use that card."""
     chain = start()
     audited(chain, "action: kill")
-    load = " ".join(work(chain, "--length", "60", "--kernel-us", "200", "--device", "1"))
+    load = " ".join(work(chain, "--length", "600", "--kernel-us", "200", "--device", "1"))
     stranger = subprocess.Popen(
-        work(chain, "--length", "60", "--device", "1"), env=chain.env(), stdout=subprocess.DEVNULL
+        work(chain, "--length", "600", "--device", "1"), env=chain.env(), stdout=subprocess.DEVNULL
     )
-    honest = run(chain, 50, *work(chain, "--length", "60", "--kernel-us", "200"))
+    honest = run(chain, 50, *work(chain, "--length", "600", "--kernel-us", "200"))
     job = run(chain, 10, "sh", "-c", f"{BARE} -u CUDA_VISIBLE_DEVICES {load}; echo $?")
     try:
         assert job.communicate(timeout=40)[0].strip() == "137"
@@ -193,7 +193,7 @@ def test_stopped_process_on_a_mig_instance_is_not_excused_for_ever(start):
     """It launches without the shim and stops itself; NVML tells no utilisation of an instance."""
     chain = start('slurm: {version: "24.11"}\n', mig=2)
     audited(chain, "action: kill, excuse: 3s", "1s")
-    load = " ".join(work(chain, "--length", "60", "--kernel-us", "200"))
+    load = " ".join(work(chain, "--length", "600", "--kernel-us", "200"))
     # stopped long before three looks, a second apart: it is found by the end of the excuse alone
     up = "until ls -l /proc/$p/fd | grep -q socket:; do sleep 0.05; done; sleep 0.3"
     script = f"{BARE} {load} > /dev/null & p=$!; {up}; kill -STOP $p; wait $p; echo $?"

@@ -89,7 +89,7 @@ while True:
 
 def test_memory_of_a_killed_process_is_had_when_the_driver_lets_go_and_not_before(chain):
     assert chain.hook("prolog", 7, "qgpu/1 class=offline share=50 mem=4096") == 0
-    first = chain.task(7, "--memory", "3G", "--length", "60", "--kernel-us", "200")
+    first = chain.task(7, "--memory", "3G", "--length", "600", "--kernel-us", "200")
     second, watch = None, None
     try:
         until(lambda: any(t.mem_used >= 3 * GIB and t.mem_extra for t in chain.tenants()))
@@ -121,7 +121,7 @@ def test_memory_of_a_killed_process_is_had_when_the_driver_lets_go_and_not_befor
         assert (gone_ns - killed_ns) / 1e9 >= 0.9 * LINGER_US / 1e6, "the driver did take its time"
         waited_ms = (told["had_ns"] - gone_ns) / 1e6
         print(f"{waited_ms:.1f} ms after the driver let go, {told['refused']} refusals before")
-        assert waited_ms < 1500, "by GONE: the arbiter alone would have waited for a minute"
+        assert waited_ms < 20_000, "by GONE: the arbiter alone would have waited for a minute"
         # The arbiter never charged less than the dead process holds, nor more than the cap.
         assert min(charged[:-5]) >= 3 * GIB and max(charged) <= CAP
         # And the driver itself never held more than the cap and two contexts for this job.
@@ -149,7 +149,7 @@ def upset(chain, what: str, minute: str) -> None:
 @pytest.mark.parametrize("what", ["nothing", "qgpud hangs", "qgpud is killed", "the arbiter is new"])
 def test_memory_that_the_driver_holds_for_long_is_charged_for_long(chain, what: str):
     assert chain.hook("prolog", 7, "qgpu/1 class=offline share=50 mem=4096") == 0
-    first = chain.task(7, "--memory", "3G", "--length", "60", "--kernel-us", "200")
+    first = chain.task(7, "--memory", "3G", "--length", "600", "--kernel-us", "200")
     second = None
     try:
         until(lambda: any(t.mem_used >= 3 * GIB and t.mem_extra for t in chain.tenants()))

@@ -19,7 +19,7 @@ from enforcer.arbiter_link import TenantStats
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
 ONLINE, OFFLINE, NEIGHBOUR, PEER = 1, 2, 3, 4
-ENDLESS = ("--length", "60", "--iters", "200000", "--no-sync-each=16")
+ENDLESS = ("--length", "600", "--iters", "200000", "--no-sync-each=16")
 
 
 @pytest.fixture

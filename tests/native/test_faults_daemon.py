@@ -82,7 +82,7 @@ def test_nvml_that_fails_stops_no_job_and_frees_no_memory(start):
 def test_daemon_that_hangs_holds_up_neither_gates_nor_deaths(start):
     """qgpud is told of each death; one that does not listen is dropped, not waited for."""
     chain = start()
-    steady = run(chain, *work(chain, "--length", "60", "--kernel-us", "200", "--memory", "256M"))
+    steady = run(chain, *work(chain, "--length", "600", "--kernel-us", "200", "--memory", "256M"))
     works = f"exec 3< <(exec {BUILD}/test/shim-task churn 1); read -u 3"
     again = f"while :; do {works}; sleep 0.1; kill -9 $!; wait $!; done > /dev/null 2>&1"
     churn = run(chain, "bash", "-c", again)

@@ -52,7 +52,8 @@ def rests(node: Rig, way: str) -> bool:
 def test_who_does_nothing_is_passed_over_and_comes_back(tmp_path: Path, way: str) -> None:
     with Rig(tmp_path) as node:
         odd, _other = (
-            node.workload(node.grant(job, "offline"), *endless(200), "--length", "60") for job in (ODD, OTHER)
+            node.workload(node.grant(job, "offline"), *endless(200), "--length", "600")
+            for job in (ODD, OTHER)
         )
         works(node, ODD, "its turns")
         wait_for("turns", lambda: stats(node, OTHER).closed_share_ns > 0)

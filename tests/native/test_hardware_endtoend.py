@@ -67,7 +67,7 @@ def offered(chain: Chain) -> None:
 def offline(chain: Chain, job: int = 7) -> subprocess.Popen[str]:
     offered(chain)
     assert chain.hook("prolog", job, OFFLINE) == 0
-    return chain.task(job, *LONG, "--length", "60")
+    return chain.task(job, *LONG, "--length", "600")
 
 
 def test_ordered_used_shown_and_counted(make: Callable[..., Chain]) -> None:
@@ -76,7 +76,7 @@ def test_ordered_used_shown_and_counted(make: Callable[..., Chain]) -> None:
     until(lambda: state(chain, 7) == "ready")
     assert "event=hardware" in chain.log() and "enabled=True" in chain.log()
     assert chain.hook("prolog", 8, ONLINE) == 0
-    online = chain.task(8, *BURSTS, "--length", "60")
+    online = chain.task(8, *BURSTS, "--length", "600")
     until(lambda: stops(chain, 7) >= 3)
     found = hardware(chain, 7)
     assert found is not None and found.failures == 0 and sum(found.stop_hist) == found.stops

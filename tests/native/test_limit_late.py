@@ -15,7 +15,7 @@ from simulator.sim import busy_ns
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
 JOB, SHARE = 1, 30
-ENDLESS = ("--length", "60", "--iters", "200000", "--no-sync-each=16")
+ENDLESS = ("--length", "600", "--iters", "200000", "--no-sync-each=16")
 
 
 def open_now(rig: Rig) -> bool:

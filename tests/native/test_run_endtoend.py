@@ -214,7 +214,7 @@ def test_private_daemons_forward_signals_and_die_with_the_command(start):
 def test_setting_a_card_changes_running_programs_at_once(start):
     chain = start()
     process = chain.qgpu(
-        "run", "--card", "0", "--share", "20", "--", *work(chain, "--length", "30", "--kernel-us", "200")
+        "run", "--card", "0", "--share", "20", "--", *work(chain, "--length", "300", "--kernel-us", "200")
     )
     try:
         until(lambda: any(tenant.busy for tenant in chain.tenants()))
@@ -228,7 +228,7 @@ def test_setting_a_card_changes_running_programs_at_once(start):
         assert tenant.policy == "fixed-share"
         code, out, _ = chain.said("card", "set", "0", "isolation.offline=none")
         assert "isolation holds for jobs that start from now on" in out
-        later = chain.qgpu("run", "--card", "0", "--mem", "1G", "--", *work(chain, "--length", "30"))
+        later = chain.qgpu("run", "--card", "0", "--mem", "1G", "--", *work(chain, "--length", "300"))
         try:
             until(lambda: sum(t.procs for t in chain.tenants()) == 2)
             assert {t.job_id == tenant.job_id: t.ungoverned for t in chain.tenants()} == {

@@ -58,7 +58,7 @@ def over(command: subprocess.Popen[str]) -> None:
 def test_what_a_command_leaves_on_the_card_stays_booked_and_governed(start, tmp_path):
     """The grant ends with the last process that uses it: its memory cannot be given out a second time before."""
     chain = start()
-    load = shlex.join(map(str, work(chain, "--length", "60", "--kernel-us", "200", "--memory", "30GiB")))
+    load = shlex.join(map(str, work(chain, "--length", "600", "--kernel-us", "200", "--memory", "30GiB")))
     with left(chain, f"exec {load} > {tmp_path}/out 2>&1", "--mem", "40G") as command:
         until(lambda: any(tenant.launches > 100 for tenant in chain.tenants()))
         over(command)
@@ -82,7 +82,7 @@ def test_what_a_command_leaves_on_the_card_stays_booked_and_governed(start, tmp_
             "--mem",
             "1G",
             "--",
-            *work(chain, "--length", "60", "--kernel-us", "200"),
+            *work(chain, "--length", "600", "--kernel-us", "200"),
         )
         try:
             until(lambda: online.poll() is not None or shut(chain, before.job_id))

@@ -69,7 +69,7 @@ def test_gate_holds_who_has_no_current_context(rig: Rig) -> None:
     """
     process = python(rig, code, stdin=subprocess.PIPE)
     assert line(process) == "up"
-    online = rig.workload(rig.grants[ONLINE], "--length", "60", "--iters", "100000")
+    online = rig.workload(rig.grants[ONLINE], "--length", "600", "--iters", "100000")
     wait_for("online works", lambda: tenant(rig, ONLINE).launches > 20)
     goes_on(process)
     wait_for("it waits at its gate", lambda: on_card(rig, 0).busy and on_card(rig, 0).launches == 1)
@@ -152,7 +152,7 @@ def test_stream_of_a_green_context_waits_at_the_gate(rig: Rig) -> None:
         stdin=subprocess.PIPE,
     )
     assert line(process) == "up"
-    online = rig.workload(rig.grants[ONLINE], "--length", "60", "--iters", "100000")
+    online = rig.workload(rig.grants[ONLINE], "--length", "600", "--iters", "100000")
     wait_for("online works", lambda: tenant(rig, ONLINE).launches > 20)
     goes_on(process)
     wait_for("it waits at its gate", lambda: tenant(rig).busy and tenant(rig).launches == 1)

@@ -106,7 +106,7 @@ def test_compute_fails_open_after_the_lease_memory_does_not(tmp_path: Path) -> N
         arbiter.stop()
         began = time.monotonic()
         assert probe.ask("launch 0 0x10 1") == 0
-        assert 0.2 < time.monotonic() - began < 3
+        assert 0.2 < time.monotonic() - began < 30
         assert probe.ask("launch 0 0x10 1") == 0
         assert probe.ask(f"alloc 0 {25 * s.GIB}") == s.OUT_OF_MEMORY
         lines = probe.finish().splitlines()

@@ -81,7 +81,7 @@ def test_work_for_a_stream_that_is_none_delays_nothing(rig: Rig, name: str, size
     junk = c.create_string_buffer(4096); begun = time.monotonic()
     more = (None, None) if "Kernel" in "{name}" else ()
     print(*(d.raw("{name}", {work}, stream, *more) for stream in (gone, c.byref(junk)) for _ in range(3)))
-    d.launch(1000); d.call("cuCtxSynchronize"); print(time.monotonic() - begun < 3)
+    d.launch(1000); d.call("cuCtxSynchronize"); print(time.monotonic() - begun < 20)
     """
     out, err = ended(python(rig, code, JOB))
     assert (out.split(), err) == (["400"] * 6 + ["True"], "")
@@ -94,7 +94,7 @@ def test_refused_work_delays_nothing_where_no_marker_can_follow(rig: Rig) -> Non
     d = Cuda(); p = d.alloc(MIB); real, other, graph = d.stream(), d.stream(), c.c_void_p(); begun = time.monotonic()
     d.call("cuStreamBeginCapture_v2", other, 2)
     print(*(d.raw("cuMemsetD32Async", p, 0, c.c_size_t(1 << 42), at) for at in (real, None, real)))
-    d.launch(1000, real); d.launch(1000, real); print(time.monotonic() - begun < 3)
+    d.launch(1000, real); d.launch(1000, real); print(time.monotonic() - begun < 20)
     d.call("cuStreamEndCapture", other, c.byref(graph)); d.call("cuCtxSynchronize")
     """
     out, err = ended(python(rig, code, JOB))
@@ -109,7 +109,7 @@ def test_without_markers_work_counts_as_over_in_time_though_the_driver_cannot_be
     d.launch(1000, real); d.call("cuCtxSynchronize")
     d.call("cuStreamBeginCapture_v2", other, 2); begun = time.monotonic()
     for _ in range(150): d.launch(1000, real)
-    print(time.monotonic() - begun < 3)
+    print(time.monotonic() - begun < 5)
     d.call("cuStreamEndCapture", other, c.byref(graph)); d.call("cuCtxSynchronize")
     """
     out, err = ended(python(rig, code, JOB))

@@ -65,7 +65,7 @@ def busy_online(rig: Rig) -> Iterator[None]:
     """An online tenant that works without pause: offline's gate is closed, also where the machine stalls it."""
     rig.settings["idle_release_ms"] = 60_000
     rig.sync()
-    process = rig.workload(rig.grants[ONLINE], "--length", "60", "--iters", "100000")
+    process = rig.workload(rig.grants[ONLINE], "--length", "600", "--iters", "100000")
     wait_for("online works", lambda: tenant(rig, ONLINE).launches > 20)
     yield
     assert process.poll() is None, "it worked all the while"
@@ -328,7 +328,7 @@ def test_programs_end_when_the_card_is_gone(rig: Rig) -> None:
     time.sleep(0.2)
     rig.card_process.kill()
     for kind, process in running.items():
-        _, err = process.communicate(timeout=5)
+        _, err = process.communicate(timeout=60)
         assert process.returncode == 1 and "46" in err, kind
 
 
@@ -337,7 +337,7 @@ def test_without_an_arbiter_a_new_program_waits_and_memory_stays_shut(rig: Rig) 
     rig.arbiter.wait()
     code = """
     d = Cuda(); a = time.monotonic(); print(bool(d.try_alloc(4 * GIB)), bool(d.try_alloc(1)), flush=True)
-    print(9 < time.monotonic() - a < 13, flush=True)
+    print(9 < time.monotonic() - a < 40, flush=True)
     for _ in range(50): d.launch(1)
     d.call("cuCtxSynchronize"); print(d.try_alloc(MIB) > 0)
     """

@@ -55,7 +55,7 @@ def same(plain: list[str], ours: list[str]) -> bool:
 def test_random_programs_have_the_drivers_answers(rig: Rig, seed: int) -> None:
     plain = answers(rig, False, seed)
     if seed % 2:  # its gate closes and opens all the time
-        rig.workload(rig.grants[NEIGHBOUR], "--length", "60", "--iters", "200000", "--no-sync-each=16")
+        rig.workload(rig.grants[NEIGHBOUR], "--length", "600", "--iters", "200000", "--no-sync-each=16")
     ours = answers(rig, True, seed)
     assert len(plain) == len(ours) == STEPS
     different = [
@@ -75,7 +75,7 @@ def test_programs_in_threads_have_them_too(rig: Rig, seed: int) -> None:
     """The driver answers twice: an address that is gone may be another program's by then, once in a million calls."""
     driver = [answers(rig, False, seed, "random_threads.py", THREADS) for _ in range(2)]
     if seed % 2:
-        rig.workload(rig.grants[NEIGHBOUR], "--length", "60", "--iters", "200000", "--no-sync-each=16")
+        rig.workload(rig.grants[NEIGHBOUR], "--length", "600", "--iters", "200000", "--no-sync-each=16")
     ours = answers(rig, True, seed, "random_threads.py", THREADS)
     assert len(ours) == STEPS * THREADS
     for number in range(THREADS):

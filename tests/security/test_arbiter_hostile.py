@@ -370,7 +370,7 @@ def test_descriptors_whose_close_waits_hold_nobody_up(tmp_path: Path, how: str) 
         link.sync([settings()], [grant(1), grant(2)])
         before, numbers = descriptors(one), list[int]()
         for _ in range(3):
-            pairs = [lingering(5) for _ in range(9 if how == "too many" else 1)]
+            pairs = [lingering(60) for _ in range(9 if how == "too many" else 1)]
             numbers += [os.fstat(mine.fileno()).st_ino for mine, _ in pairs]
             fds = array.array("i", [mine.fileno() for mine, _ in pairs])
             sock = connect(one.run_dir)
@@ -390,7 +390,7 @@ def test_descriptors_whose_close_waits_hold_nobody_up(tmp_path: Path, how: str) 
             os.kill(one.process.pid, signal.SIGCONT)
             began = time.monotonic()
             still_serves(one, 2)
-            assert time.monotonic() - began < 2, "another job waited for the end of this one's descriptors"
+            assert time.monotonic() - began < 20, "another job waited for the end of this one's descriptors"
         sent = {f"socket:[{number}]" for number in numbers}
         wait_for(lambda: not sent & held_by_family(one), "what was sent is closed, linger or not", 3)
         few = "three connections, and what tells of this user's porters, are left"

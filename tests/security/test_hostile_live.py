@@ -39,7 +39,7 @@ from simulator.sim import busy_ns
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
 ONLINE, EVIL, HONEST = 1, 2, 3
 ATTACKS = ("random", "ones", "zeros", "busy", "idle", "counters", "ring", "drain", "hide")
-ENDLESS = ("--length", "60", "--iters", "200000", "--no-sync-each=16")
+ENDLESS = ("--length", "600", "--iters", "200000", "--no-sync-each=16")
 SETTINGS = {"idle_release_ms": 20}
 
 

@@ -26,6 +26,7 @@ from slurm_plugin import sacct
 CASES: dict[str, Any] = yaml.safe_load(
     (Path(__file__).resolve().parents[1] / "cases" / "live.yaml").read_text()
 )
+SLACK = 4  # a busy machine gets so many times the deadline of an idle one
 USABLE = (80 - 2) << 30  # bytes of a card of the sandbox that shares may hold
 GONE = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"})
 # One iteration of the workload's kernel is a nanosecond on a simulated card.
@@ -150,7 +151,7 @@ class Live:
     def until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
         """Poll; an error that names what did not happen and shows the queue."""
         try:
-            wait.until(done, seconds, what)
+            wait.until(done, SLACK * seconds, what)
         except Exception as error:
             queue = self.run("squeue", "-o", "%i %T %r %N %b %u").stdout
             raise AssertionError(f"{error}\n{queue}{self.drained()}") from None

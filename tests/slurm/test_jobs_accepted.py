@@ -92,7 +92,7 @@ def test_a_changed_text_keeps_the_tag(live: Live, field: str, user: str | None) 
 
 
 def test_a_started_job_keeps_its_card_and_class(live: Live) -> None:
-    job = live.submit("exec sleep 60", "--gres=qgpu:30", "--qos=online")
+    job = live.submit("exec sleep 600", "--gres=qgpu:30", "--qos=online")
     live.wait_state(job, "RUNNING")
     before = live.gres(job), live.tag(job)
     for change in ("Gres=qgpu:10", "QOS=offline"):

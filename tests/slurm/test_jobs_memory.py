@@ -44,7 +44,7 @@ kill %1; wait
 
 def test_concurrent_steps_share_the_cap(live: Live) -> None:
     (live.sandbox.layout.home("alice") / "first.log").unlink(missing_ok=True)
-    first = work("--memory", "3G", "--log", "first.log", "--length", "60")
+    first = work("--memory", "3G", "--log", "first.log", "--length", "600")
     second = work("--memory", "2G", "--requests", "1")
     options = ("-n2", "--gres=qgpu:30,qgpu_mem:4G")
     job = live.submit(CONCURRENT.format(first=first, second=second), *options)

@@ -151,7 +151,7 @@ def test_billing_counts_percent(live: Live) -> None:
 def test_a_running_job_changes_its_class_on_the_node(live: Live) -> None:
     """Slurm does not change the QOS of a running job, so `qgpu job class` says it to the node."""
     node = live.nodes[0]
-    first = live.submit(work("--length", "60"), "--qos=online", "--gres=qgpu:40,qgpu_mem:4G", "-w", node)
+    first = live.submit(work("--length", "600"), "--qos=online", "--gres=qgpu:40,qgpu_mem:4G", "-w", node)
     live.wait_state(first, "RUNNING")
     offline = live.submit(work("--length", "1"), "--qos=offline", "--gres=qgpu:40,qgpu_mem:1G", "-w", node)
     live.until(lambda: {first, offline} <= set(live.grants()), 20, "both grants")

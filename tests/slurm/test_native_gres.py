@@ -77,8 +77,8 @@ def test_both_plugins_are_loaded_and_the_node_is_found_valid(live: Live) -> None
 
 def test_class_share_and_memory_come_out_of_slurms_own_allocation(live: Live) -> None:
     jobs = {
-        "online": live.submit("sleep 60", "--qos=online", "--gres=qgpu:30,qgpu_mem:20G"),
-        "offline": live.submit("sleep 60", "--qos=offline", "--gres=qgpu:45"),
+        "online": live.submit("sleep 600", "--qos=online", "--gres=qgpu:30,qgpu_mem:20G"),
+        "offline": live.submit("sleep 600", "--qos=offline", "--gres=qgpu:45"),
     }
     assert _promise(_running(live, jobs["online"])) == ("active", "online", [(30, 20 * 1024)])
     state, job_class, [(share, mem)] = _promise(_running(live, jobs["offline"]))
@@ -87,7 +87,7 @@ def test_class_share_and_memory_come_out_of_slurms_own_allocation(live: Live) ->
 
 
 def test_a_whole_card_stays_whole(live: Live) -> None:
-    grant = _running(live, job := live.submit("sleep 60", "--gres=gpu:1"))
+    grant = _running(live, job := live.submit("sleep 600", "--gres=gpu:1"))
     assert (grant.state, grant.job_class) == ("whole", None)
     live.cancel(job)
 
@@ -95,7 +95,7 @@ def test_a_whole_card_stays_whole(live: Live) -> None:
 @pytest.mark.parametrize("gres", [(), ("--gres=gpu:2",)], ids=["no gres", "gpu:2"])
 def test_a_job_with_the_node_for_itself_has_its_cards(live: Live, gres: tuple[str, ...]) -> None:
     """Slurm allocates the counts of both classes to it as well, which are no share."""
-    grant = _running(live, job := live.submit("sleep 60", "--exclusive", *gres))
+    grant = _running(live, job := live.submit("sleep 600", "--exclusive", *gres))
     assert (grant.state, grant.job_class, len(grant.cards)) == ("whole", None, 2), grant
     live.cancel(job)
 
@@ -129,10 +129,10 @@ def test_a_whole_card_asked_for_inside_a_share_inherits_no_shards(live: Live) ->
 
 
 def test_reconfigure_while_a_job_runs_changes_nothing(live: Live) -> None:
-    first = live.submit("sleep 60", "--qos=online", "--gres=qgpu:30,qgpu_mem:8G")
+    first = live.submit("sleep 600", "--qos=online", "--gres=qgpu:30,qgpu_mem:8G")
     _running(live, first)
     live.ask("scontrol", "reconfigure")
-    second = live.submit("sleep 60", "--qos=offline", "--gres=qgpu:20,qgpu_mem:8G")
+    second = live.submit("sleep 600", "--qos=offline", "--gres=qgpu:20,qgpu_mem:8G")
     assert _promise(_running(live, second)) == ("active", "offline", [(20, 8192)])
     assert _promise(live.grant(first)) == ("active", "online", [(30, 8192)])
     live.cancel(first, second)
@@ -197,7 +197,7 @@ def test_a_forged_tag_brings_nothing(
 ) -> None:
     """Class, share and memory are those of the allocation, whatever the field says."""
     options = ["--qos=online", f"--gres={forgery.gres}"]
-    job = live.submit("sleep 60", *options, *([without_job_submit(forgery.note)] if forgery.note else []))
+    job = live.submit("sleep 600", *options, *([without_job_submit(forgery.note)] if forgery.note else []))
     if forgery.promise is None:
         [said] = live.finish(job)
         assert forgery.says in said
@@ -264,14 +264,14 @@ def test_a_wrong_version_stops_no_daemon_and_one_line_gets_the_site_running(live
             yaml.write_text(before.replace("native_gres: true", "native_gres: false"))
             live.sandbox.kill(node, "qgpud", signal.SIGTERM)
             live.sandbox.start(node, "qgpud")
-            job = live.submit("sleep 60", "--qos=online", "--gres=qgpu:30,qgpu_mem:8G")
+            job = live.submit("sleep 600", "--qos=online", "--gres=qgpu:30,qgpu_mem:8G")
             assert _promise(_running(live, job)) == ("active", "online", [(30, 8192)])
             live.cancel(job)
         finally:
             yaml.write_text(before)
             live.sandbox.kill(node, "qgpud", signal.SIGTERM)
             live.sandbox.start(node, "qgpud")
-    job = live.submit("sleep 60", "--qos=online", "--gres=qgpu:30,qgpu_mem:8G")
+    job = live.submit("sleep 600", "--qos=online", "--gres=qgpu:30,qgpu_mem:8G")
     assert _promise(_running(live, job)) == ("active", "online", [(30, 8192)])
     live.cancel(job)
 

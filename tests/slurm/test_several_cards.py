@@ -54,7 +54,7 @@ def _on(live: Live, job: int) -> dict[int, int]:
 
 
 def test_two_cards_in_equal_parts(several: Live) -> None:
-    script = 'echo cards $CUDA_VISIBLE_DEVICES; srun -n2 sh -c "echo task $SLURM_NTASKS"; sleep 60'
+    script = 'echo cards $CUDA_VISIBLE_DEVICES; srun -n2 sh -c "echo task $SLURM_NTASKS"; sleep 600'
     job = several.submit(script, "--qos=online", "--gres=qgpu:30,qgpu_mem:4G", "--qgpu-cards=2")
     several.wait_state(job, "RUNNING")
     several.until(lambda: several.output(job).count("task") == 2, 20, "its step")
@@ -69,7 +69,7 @@ def test_two_cards_in_equal_parts(several: Live) -> None:
 
 def test_a_text_of_its_owner_brings_no_card_more(several: Live) -> None:
     """The tag is written anew behind each text: with what one card of the job has, not with the sum."""
-    job = several.submit("sleep 60", "-H", "--qos=online", "--gres=qgpu:30,qgpu_mem:4G", "--qgpu-cards=2")
+    job = several.submit("sleep 600", "-H", "--qos=online", "--gres=qgpu:30,qgpu_mem:4G", "--qgpu-cards=2")
     field, tag = several.dialect.field, several.tag(job)
     assert tag == "qgpu/1 class=online share=30 mem=4096 cards=2"
     several.ask("scontrol", "update", f"JobId={job}", f"{field}=mine", user="alice")
@@ -89,7 +89,7 @@ WHICH = (
 
 
 def test_the_native_spelling_is_the_same_and_each_task_has_a_card_of_its_own(several: Live) -> None:
-    script = f'echo "env $SLURM_TRES_PER_TASK"; srun python3 -c "{WHICH}"; sleep 60'
+    script = f'echo "env $SLURM_TRES_PER_TASK"; srun python3 -c "{WHICH}"; sleep 600'
     words = ("-N1", "-n2", "--qos=online", "--tres-per-task=gres/qgpu:30,gres/qgpu_mem:4G")
     job = several.submit(script, *words)
     several.until(lambda: several.output(job).count("card") == 2, 20, "its step")
@@ -112,16 +112,16 @@ def test_the_native_spelling_is_the_same_and_each_task_has_a_card_of_its_own(sev
 def test_a_part_of_one_card_is_never_split(several: Live) -> None:
     """Both cards have 40 % left, together 80: what needs 60 waits."""
     jobs = [
-        several.submit("sleep 60", "--qos=online", "-w", several.nodes[0], "--gres=qgpu:60") for _ in "ab"
+        several.submit("sleep 600", "--qos=online", "-w", several.nodes[0], "--gres=qgpu:60") for _ in "ab"
     ]
     for job in jobs:
         several.wait_state(job, "RUNNING")
-    small = several.submit("sleep 60", "--qos=online", "-w", several.nodes[0], "--gres=qgpu:40")
+    small = several.submit("sleep 600", "--qos=online", "-w", several.nodes[0], "--gres=qgpu:40")
     several.wait_state(small, "RUNNING")
     several.cancel(small)
-    late = several.submit("sleep 60", "--qos=online", "-w", several.nodes[0], "--gres=qgpu:60")
+    late = several.submit("sleep 600", "--qos=online", "-w", several.nodes[0], "--gres=qgpu:60")
     both = several.submit(
-        "sleep 60", "--qos=online", "-w", several.nodes[0], "--gres=qgpu:41", "--qgpu-cards=2"
+        "sleep 600", "--qos=online", "-w", several.nodes[0], "--gres=qgpu:41", "--qgpu-cards=2"
     )
     several.until(lambda: several.reason(late) not in ("None", ""), 20, "slurmctld's look at the job")
     assert several.state(late) == several.state(both) == "PENDING"

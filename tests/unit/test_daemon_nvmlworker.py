@@ -60,7 +60,7 @@ def threads(driver: Hanging) -> Iterator[Callable[..., NvmlThread]]:
 
 
 def until(condition) -> None:
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 40
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.002)

@@ -56,7 +56,7 @@ def test_a_slurmctld_that_hangs_gathers_no_processes(scontrol: Path) -> None:
     notes, began = JobNotes(str(scontrol)), time.monotonic()
     for job in range(1, 20):
         notes.tell(finding(job), "log")
-    assert len(notes._running) == AT_ONCE and time.monotonic() - began < 5
+    assert len(notes._running) == AT_ONCE and time.monotonic() - began < 20
     for process in notes._running:
         process.kill()
         process.wait()
