@@ -53,6 +53,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         item.stash[FAILED] = True
 
 
+def pytest_collection_finish() -> None:
+    """What was collected lives to the end: the collector of garbage need not walk it after each test."""
+    gc.collect()
+    gc.freeze()
+
+
 def opened(request: pytest.FixtureRequest) -> Open:
     """Descriptors and processes; of tests of a live cluster only the former: its daemons come and go by themselves."""
     live = "sandbox" in request.fixturenames or request.path.parent.name in {"slurm", "install"}
