@@ -36,8 +36,8 @@ def test_a_long_line_is_named(tool: ModuleType, tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out == "bad.md:2: 101 columns, the limit is 100\n"
 
 
-def test_rows_of_tables_are_not_counted(tool: ModuleType, tmp_path: Path) -> None:
-    assert tool.main(repository(tmp_path, table=f"| {'x' * 101} |\n")) == 0
+def test_rows_of_tables_are_counted(tool: ModuleType, tmp_path: Path) -> None:
+    assert tool.main(repository(tmp_path, table=f"| {'x' * 101} |\n")) == 1
 
 
 def test_files_that_are_not_tracked_are_not_read(tool: ModuleType, tmp_path: Path) -> None:
