@@ -24,8 +24,7 @@ _HEAD = struct.Struct("<8sIIIIQ32s")
 _RECORD = struct.Struct("<QQQIIIIIIQQ")
 _MAGIC = b"QGSIMTRC"
 _VERSION = 1
-_SIM_MAGIC, _PROTOCOL, _REQ_CONTROL_ID, _REQ_CONTROL, _NOT_FOUND = 0x4D495351, 3, 10, 32, 500
-_REQUEST = struct.Struct("<IIII32x")
+_SIM_MAGIC, _PROTOCOL, _REQ_CONTROL, _NOT_FOUND = 0x4D495351, 3, 32, 500
 _CONTROL = struct.Struct("<IIII32x1024s")
 _ANSWER = struct.Struct("<12xiQQ16x")
 
@@ -213,15 +212,15 @@ def _exchange(directory: str | Path, message: bytes) -> bytes:
 
 
 def control_device(directory: str | Path) -> tuple[int, int] | None:
-    """Ask the simulator that serves directory (QGPU_SIM_DIR) for its control device: (st_dev, st_ino).
+    """The control device of the simulator that serves directory (QGPU_SIM_DIR): (st_dev, st_ino).
 
-    A descriptor with both is an open file of it. None: it has none. Raises OSError when nobody serves there.
+    A descriptor with both is an open file of it. None: it has none. Raises OSError when no simulator serves there.
     """
-    answer = _exchange(directory, _REQUEST.pack(_SIM_MAGIC, _PROTOCOL, _REQ_CONTROL_ID, _REQUEST.size))
-    if len(answer) != _ANSWER.size:
-        return None  # one that is older than the question
-    status, device, inode = _ANSWER.unpack(answer)
-    return (int(device), int(inode)) if status == 0 else None
+    text = Path(directory, "control").read_text()
+    if text == "none\n":
+        return None
+    device, inode = map(int, text.split())
+    return device, inode
 
 
 @dataclass

@@ -16,7 +16,6 @@ from pathlib import Path
 from enforcer.nvml import NvmlError
 from gres.cardplan import CardPlan
 from gres.schema import HardwareSettings
-from simulator.sim import SimError, control_device
 
 CONTROL = Path("/dev/nvidiactl")
 DRIVERS = range(535, 596)  # whose structures qgpu_rm.h declares; the arbiter refuses others as well
@@ -89,11 +88,15 @@ class HardwareTold:
 
 
 def _simulated(sim_dir: str) -> ControlDevice:
+    """The simulator writes device and inode into a file of its directory, or one word if it offers none."""
     try:
-        found = control_device(sim_dir)
-    except (OSError, SimError) as error:
-        return ControlDevice(why=f"the simulator of {sim_dir} does not answer: {error}")
-    return ControlDevice(*found) if found else ControlDevice(why="this simulator offers no control device")
+        text = Path(sim_dir, "control").read_text()
+        if text == "none\n":
+            return ControlDevice(why="this simulator offers no control device")
+        device, inode = map(int, text.split())
+    except (OSError, ValueError) as error:
+        return ControlDevice(why=f"no simulator says in {sim_dir} which its control device is: {error}")
+    return ControlDevice(device, inode)
 
 
 def find_control(sim_dir: str | None, path: Path = CONTROL) -> ControlDevice:

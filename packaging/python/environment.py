@@ -21,12 +21,12 @@ from pathlib import Path, PurePosixPath
 
 PACKAGES = ("gres", "slurm_plugin", "enforcer", "simulator", "cli", "configs")
 DATA = {".j2", ".yaml", ".sql", ".json", ".lua"}
-# C sources, what lives only in a checkout, and what `make install` puts elsewhere.
+# C sources, what lives only in a checkout, and what `make install` puts elsewhere. Of simulator/ only whatif/ is left.
 LEFT_OUT = (
     "gres/native",
     "enforcer/native",
-    "simulator/native",
-    "simulator/policylib.py",
+    *(f"simulator/{name}" for name in ("native", "judge", "fakes.py", "nvml_fake.py", "policylib.py")),
+    *(f"simulator/{name}" for name in ("sim.py", "simcontrol.py")),
     "cli/sandbox",
     "cli/demo",
     "configs/sandbox",

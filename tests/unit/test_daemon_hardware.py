@@ -12,7 +12,6 @@ import pytest
 from cli.card import hardware_words
 from cli.doctor.checks.node import hardware as hardware_check
 from cli.doctor.known import Known
-from enforcer.daemon import hardware
 from enforcer.daemon.asks import Asks, Peer
 from enforcer.daemon.hardware import (
     DRIVERS,
@@ -69,14 +68,15 @@ def test_other_words_are_refused_with_those_that_work() -> None:
         parse_config(text.replace("enforcer: {", "enforcer: {hardware: {enabled: yea}, "))
 
 
-def test_the_control_device_of_a_simulator_is_the_file_that_it_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "does not answer" in find_control(str(tmp_path)).why, "nobody serves there"
-    monkeypatch.setattr(hardware, "control_device", lambda directory: (77, 9))
+def test_the_control_device_of_a_simulator_is_the_file_that_it_names(tmp_path: Path) -> None:
+    told = tmp_path / "control"
+    assert "no simulator says" in find_control(str(tmp_path)).why, "no file"
+    told.write_text("77 9\n")
     assert find_control(str(tmp_path)) == SIM and SIM.simulated
-    monkeypatch.setattr(hardware, "control_device", lambda directory: None)
+    told.write_text("none\n")
     assert find_control(str(tmp_path)).why == "this simulator offers no control device"
+    told.write_text("seven nine\n")
+    assert "no simulator says" in find_control(str(tmp_path)).why, "no numbers"
 
 
 def test_the_real_control_device_is_a_character_device_of_roots(tmp_path: Path) -> None:

@@ -220,6 +220,7 @@ uint64_t gpu_limit_room(struct gpu_conn *conn, const struct gpu_card *card, uint
 
 /* gpu_node.c: the directory, device nodes and socket; the trace */
 bool gpu_node_open(struct gpu *gpu);
+bool gpu_node_tell_control(struct gpu *gpu); /* writes SIM_CONTROL */
 void gpu_node_close(struct gpu *gpu);
 bool gpu_trace_open(struct gpu *gpu);
 void gpu_trace(struct gpu *gpu, const struct sim_trace_rec *rec);

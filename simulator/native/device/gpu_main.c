@@ -620,7 +620,7 @@ int main(int argc, char **argv)
         return 1;
     }
     become_hardware(&gpu);
-    if (!rm_open(&gpu)) {
+    if (!rm_open(&gpu) || !gpu_node_tell_control(&gpu)) {
         gpu_node_close(&gpu);
         return 1;
     }

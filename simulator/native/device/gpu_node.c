@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the device side leaves in its directory: device nodes, socket and trace. A killed
+ * The directory of the device side: device nodes, socket, trace, the number of the control device. A killed
  * predecessor's leftovers are recognised by the lock on the directory that nobody holds, and
  * removed.
  */
@@ -71,6 +71,7 @@ static void remove_leftovers(struct gpu *gpu)
         unlinkat(gpu->dir, name, 0);
     }
     unlinkat(gpu->dir, SIM_MIG_MINORS, 0);
+    unlinkat(gpu->dir, SIM_CONTROL, 0);
     unlinkat(gpu->dir, "dev", AT_REMOVEDIR);
 }
 
@@ -171,6 +172,21 @@ bool gpu_node_open(struct gpu *gpu)
     if (gpu->config.mig && !make_minors(gpu))
         return false;
     return (!gpu->config.trace || gpu_trace_open(gpu)) && make_socket(gpu);
+}
+
+bool gpu_node_tell_control(struct gpu *gpu)
+{
+    const struct gpu_fuse *fuse = &gpu->rm.fuse;
+    int fd = openat(gpu->dir, SIM_CONTROL, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
+    if (!file)
+        return complain("make", SIM_CONTROL);
+    if (fuse->device >= 0)
+        fprintf(file, "%llu %llu\n", (unsigned long long)fuse->st_dev,
+                (unsigned long long)fuse->st_ino);
+    else
+        fputs("none\n", file);
+    return fclose(file) == 0 || complain("write", SIM_CONTROL);
 }
 
 /* The trace stays: it is read after the end. */

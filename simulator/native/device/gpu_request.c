@@ -52,13 +52,6 @@ void gpu_answer_file(struct gpu_conn *conn, int fd)
     answer(conn, &rep, sizeof rep, fd >= 0 ? CUDA_SUCCESS : SIM_ENOSYS, &fd, fd >= 0);
 }
 
-static void answer_control_id(struct gpu_conn *conn)
-{
-    const struct gpu_fuse *fuse = &conn->gpu->rm.fuse;
-    struct sim_rep rep = {.a = fuse->st_dev, .b = fuse->st_ino};
-    answer(conn, &rep, sizeof rep, fuse->device >= 0 ? CUDA_SUCCESS : SIM_ENOSYS, NULL, 0);
-}
-
 static void bind_groups(struct gpu_conn *conn, const struct sim_req *req)
 {
     const uint32_t groups[MODEL_ENGINES] = {(uint32_t)req->b, (uint32_t)req->c, (uint32_t)req->d};
@@ -247,10 +240,6 @@ void gpu_request(struct gpu_conn *conn, const struct sim_req *req, const char *t
     }
     if (req->type == SIM_REQ_CONTROL_FILE) {
         rm_request_file(conn);
-        return;
-    }
-    if (req->type == SIM_REQ_CONTROL_ID) {
-        answer_control_id(conn);
         return;
     }
     if (req->type == SIM_REQ_CTX_GROUPS) {

@@ -17,6 +17,7 @@
 #define SIM_VERSION 3u
 #define SIM_SOCK    "sim.sock"
 #define SIM_TRACE   "trace.bin"
+#define SIM_CONTROL "control"   /* st_dev and st_ino of the control device, or "none" */
 #define SIM_ENV_DIR "QGPU_SIM_DIR"
 /* of an installed simulator: a driver needs no environment */
 #define SIM_DEFAULT_DIR "/var/lib/qgpu-sim"
@@ -131,7 +132,6 @@ enum sim_req_type {
     SIM_REQ_UTIL = 8, /* a = card, b = last seen sample (us) -> struct sim_util */
     /* -> rep, carries an open file of the control device; SIM_ENOSYS: there is none */
     SIM_REQ_CONTROL_FILE = 9,
-    SIM_REQ_CONTROL_ID = 10, /* -> a = st_dev, b = st_ino of that file */
     /* a = context id | client << 32, b, c, d = the groups of compute, host to card, card to host */
     SIM_REQ_CTX_GROUPS = 11,
     /* a = address, b = bytes: registered host memory, which the device may map; always a success */
