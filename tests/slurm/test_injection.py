@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from jobs_support import Live
 
+from cli.sandbox.cluster import Sandbox
 from cli.sandbox.files import build_dir
 from enforcer.daemon.injecting.elf import exported
 
@@ -55,10 +56,11 @@ TRIES = {
 }
 
 
-@pytest.fixture(params=["preload", "mount"])
-def injection(request: pytest.FixtureRequest, live: Live) -> Iterator[str]:
-    """Nodes whose jobs get the shim in that way."""
-    yaml = live.sandbox.layout.qgpu_yaml
+@pytest.fixture(scope="module", params=["preload", "mount"])
+def injection(request: pytest.FixtureRequest, sandbox: Sandbox) -> Iterator[str]:
+    """Nodes whose jobs get the shim in that way; all tests of a way follow each other."""
+    live = Live(sandbox)
+    yaml = sandbox.layout.qgpu_yaml
     text = yaml.read_text()
     changed, found = re.subn(r"(?m)^injection: .*$", f"injection: {request.param}", text)
     assert found == 1
