@@ -134,6 +134,7 @@ lint: setup
 	@$(VENV)/bin/mypy packaging/python packaging/completion.py
 	@$(PY) tools/layers.py
 	@$(PY) tools/doclines.py
+	@$(PY) tools/doclinks.py
 
 clean:
 	rm -rf $(BUILD)
