@@ -1,4 +1,4 @@
-"""The usage ledger of one node: SQLite, one row per (job, card, grant). docs/specs/ledger.md is the format.
+"""The usage ledger of one node: SQLite, one row per (job, card, grant). docs/specs/reporting/ledger.md is the format.
 
 Written by qgpud alone; read at any time (WAL). Counters are sums of what the arbiter reported; a restart of
 the arbiter or of qgpud neither loses nor doubles them. None means not measured, 0 measured and zero.

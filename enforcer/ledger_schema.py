@@ -1,4 +1,4 @@
-"""What the ledger holds, as types, and the numbered SQL files that make it. docs/specs/ledger.md."""
+"""What the ledger holds, as types, and the numbered SQL files that make it. docs/specs/reporting/ledger.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's use as a short text in Slurm's database, where the field is free. docs/specs/report.md.
+"""A job's use as a short text in Slurm's database, where the field is free. docs/specs/reporting/report.md.
 
 jobstats owns AdminComment on many clusters: nothing that is not ours is ever overwritten, and `decide`,
 which says so, is pure.

@@ -1,4 +1,4 @@
-"""Prometheus metrics of one node, from its live state. docs/specs/metrics.md lists them.
+"""Prometheus metrics of one node, from its live state. docs/specs/reporting/metrics.md lists them.
 
 A collector: nothing is kept between scrapes, so a job that ended leaves no stale series. Without `job_labels`
 tenants are summed per card and class, which keeps the number of series fixed.

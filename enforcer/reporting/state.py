@@ -1,4 +1,4 @@
-"""The live state of a node: what `qgpu top`, `jobs`, `cards` and the metrics show. docs/specs/state.md.
+"""The live state of a node: what `qgpu top`, `jobs`, `cards` and the metrics show. docs/specs/reporting/state.md.
 
 Pure, but for `write` and `read`. None means not measured, 0 measured and zero.
 """

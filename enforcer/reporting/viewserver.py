@@ -1,6 +1,6 @@
 """run_dir/view.sock: what a user may know of the node, asked by anyone, answered by who asks (SO_PEERCRED).
 
-One line of JSON each way (docs/specs/state.md). The ledger is readable by root alone, so this is how
+One line of JSON each way (docs/specs/reporting/state.md). The ledger is readable by root alone, so this is how
 `qgpu report` and `qgpu top` of a user get their own jobs. A thread of its own: no Prolog waits for it.
 """
 
