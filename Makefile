@@ -64,6 +64,7 @@ native: setup headers
 	@flock $(BUILD)/.native.lock $(BUILT_BY)
 	@$(MAKE) --no-print-directory -q native-products 2>/dev/null || echo "building the native parts into $(BUILD)/"
 	@flock $(BUILD)/.native.lock $(MAKE) --no-print-directory -s native-products
+	@$(PY) tools/floors.py $(BUILD)
 
 .PHONY: native-products native-live
 native-products: $(NATIVE)

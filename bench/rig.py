@@ -97,7 +97,6 @@ class Rig:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        os.environ.pop("QGPU_SIM_DIR", None)  # nvml() sets it
         for process in reversed(self._running):
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -2,12 +2,14 @@
 # The simulated driver: the device side, and the two libraries that programs load.
 SIM_DIR := simulator/native
 SIM_OBJ := $(BUILD)/obj/sim
-SIM_PARTS := protocol model device control libcuda libnvml
+# In the order of dependence: each knows those before it.
+SIM_CUDA := $(addprefix libcuda/,base context stream memory copy launch graph entry)
+SIM_PARTS := protocol model device control serve $(SIM_CUDA) libnvml
 SIM_HDR := $(wildcard $(SIM_PARTS:%=$(SIM_DIR)/%/*.h)) enforcer/native/abi/qgpu_rm.h
 SIM_CLIENT_SRC := $(SIM_DIR)/protocol/sim_client.c
 SIM_MODEL_SRC := $(wildcard $(SIM_DIR)/model/*.c)
-SIM_GPU_SRC := $(SIM_MODEL_SRC) $(wildcard $(SIM_DIR)/device/*.c) $(wildcard $(SIM_DIR)/control/*.c)
-SIM_CU_SRC := $(SIM_CLIENT_SRC) $(wildcard $(SIM_DIR)/libcuda/*.c)
+SIM_GPU_SRC := $(SIM_MODEL_SRC) $(wildcard $(SIM_DIR)/device/*.c $(SIM_DIR)/control/*.c $(SIM_DIR)/serve/*.c)
+SIM_CU_SRC := $(SIM_CLIENT_SRC) $(wildcard $(SIM_CUDA:%=$(SIM_DIR)/%/*.c))
 SIM_ML_SRC := $(SIM_CLIENT_SRC) $(wildcard $(SIM_DIR)/libnvml/*.c)
 SIM_INC = $(SIM_PARTS:%=-I$(SIM_DIR)/%) -isystem $(CUDA_INC) -isystem $(NVML_INC) -Wno-deprecated-declarations
 SIM_SAN := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
@@ -24,18 +26,18 @@ $(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) $(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OB
 
 # Every function that the library defines is a row of cuGetProcAddress's table.
 SIM_ROW_OBJ := $(filter-out %/cu_table.o %/sim_client.o,$(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o))
-$(SIM_OBJ)/libcuda/cu_rows.h: $(SIM_ROW_OBJ) $(SIM_DIR)/libcuda/rows.awk enforcer/native/shim/symbols.tsv
-	nm -g --defined-only $(SIM_ROW_OBJ) | awk -f $(SIM_DIR)/libcuda/rows.awk enforcer/native/shim/symbols.tsv - > $@.new && mv $@.new $@
+$(SIM_OBJ)/libcuda/entry/cu_rows.h: $(SIM_ROW_OBJ) $(SIM_DIR)/libcuda/entry/rows.awk enforcer/native/shim/symbols.tsv
+	nm -g --defined-only $(SIM_ROW_OBJ) | awk -f $(SIM_DIR)/libcuda/entry/rows.awk enforcer/native/shim/symbols.tsv - > $@.new && mv $@.new $@
 
-$(SIM_OBJ)/libcuda/cu_table.o: $(SIM_OBJ)/libcuda/cu_rows.h
-$(SIM_OBJ)/libcuda/cu_table.o: SIM_INC += -I$(SIM_OBJ)/libcuda
+$(SIM_OBJ)/libcuda/entry/cu_table.o: $(SIM_OBJ)/libcuda/entry/cu_rows.h
+$(SIM_OBJ)/libcuda/entry/cu_table.o: SIM_INC += -I$(SIM_OBJ)/libcuda/entry
 
-$(SIM_OBJ)/device/gpu_main.o: gres/version.py
+$(SIM_OBJ)/serve/gpu_options.o: gres/version.py
 $(BUILD)/bin/qgpu-simgpu: $(SIM_GPU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_LDFLAGS) $^ -o $@
 
-$(BUILD)/sim/libcuda.so.1: $(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) $(SIM_DIR)/libcuda/libcuda.map
+$(BUILD)/sim/libcuda.so.1: $(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) $(SIM_DIR)/libcuda/entry/libcuda.map
 	@mkdir -p $(@D)
 	$(SIM_SO)
 

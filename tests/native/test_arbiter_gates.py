@@ -94,7 +94,7 @@ def test_a_tenant_alone_stays_open_and_is_measured(tmp_path: Path) -> None:
         tenant.finish()
         wait_for(lambda: not tenant_stats(link, 5).busy, "the end is seen")
         stats = tenant_stats(link, 5)
-        assert 0.9 * (ended - seen) < stats.busy_ns <= time.monotonic_ns() - begun
+        assert ended - seen <= stats.busy_ns <= time.monotonic_ns() - begun
         assert stats.launches == 1 and stats.closed_share_ns == 0
 
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import textwrap
@@ -228,9 +227,8 @@ while time.time() < end:
     bursts = [b for b in map(json.loads, log.read_text().splitlines()) if "burst" in b]
     seen = [b for b in bursts if pieces[0].t_start < b["start_ns"] and b["end_ns"] < pieces[-1].t_end]
     assert len(seen) >= 2, "the card was handed back and taken again"
-    late = statistics.median(
-        max((min(i.t_end, b["end_ns"]) - b["start_ns"] for i in pieces if _overlap(i, b)), default=0)
-        for b in seen
+    late = max(
+        (min(i.t_end, b["end_ns"]) - b["start_ns"] for b in seen for i in pieces if _overlap(i, b)), default=0
     )
     assert late < 100_000_000, "online works for 200 ms; how soon it stops is measured by the bench (preempt)"
 

@@ -12,9 +12,9 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "gpu.h"
 #include "gpu_fuse.h"
 #include "qgpu_rm.h"
-#include "sim_model.h"
 
 #define RM_MAX_FILES   4096u
 #define RM_MAX_CLIENTS 64u    /* of a file */
@@ -22,22 +22,6 @@
 #define RM_PARAMS      1024u  /* the longest parameters of a command */
 #define RM_CLIENT_BASE 0xc1d00000u
 #define RM_HANDLE_BASE 0xcaf00000u /* of objects whose handle the driver chooses */
-
-struct gpu;
-struct gpu_card;
-struct gpu_conn;
-struct gpu_ctx;
-
-/* A channel group as the hardware knows it; objects of several clients may stand for it (DUP). */
-struct rm_group {
-    struct gpu_card *card;
-    struct gpu_ctx *ctx; /* whose work it carries; NULL: nobody's */
-    uint32_t id, engine; /* RM_ENGINE_*; 0: graphics */
-    uint32_t objects, channels, disabled;
-    unsigned engines;        /* of the model, a bit each */
-    bool scheduled, lenient; /* lenient: the last order to stop leaves what runs where it is */
-    uint64_t slice_us;       /* as asked for */
-};
 
 struct rm_object {
     struct rm_object *next; /* of the client; parents come after their children */
@@ -109,6 +93,8 @@ struct rm {
     struct rm_fault faults[RM_FAULTS];
     uint64_t next_fh, next_group;
     uint32_t next_client, nfiles;
+    /* the answer to who asked for a file; -1: there is none */
+    void (*answer)(struct gpu_conn *conn, int fd);
     int log;
     char why[160]; /* there is no control device */
 };
@@ -133,7 +119,6 @@ void rm_group_slice(struct rm_group *group, uint64_t us);
 void rm_group_gone(struct rm_group *group);
 bool rm_bind(struct gpu_ctx *ctx, struct rm_file *file, uint32_t client,
              const uint32_t groups[MODEL_ENGINES]);
-void rm_unbind(struct gpu_ctx *ctx);
 
 /* rm_control.c: a command; a status. call: takes what has to be waited for */
 uint32_t rm_control(struct gpu *gpu, struct rm_client *client, const struct rm_control *control,
@@ -143,8 +128,8 @@ bool rm_known_size(uint32_t cmd, uint32_t *size);
 bool rm_reaches_card(uint32_t cmd);
 
 /* rm_call.c: the calls themselves */
-bool rm_open(struct gpu *gpu);           /* also when there is no control device */
-void rm_drain(struct gpu *gpu);          /* serves what waits at the control device */
+/* also true when there is no control device */
+bool rm_open(struct gpu *gpu, void (*answer)(struct gpu_conn *conn, int fd));
 uint64_t rm_next(const struct gpu *gpu); /* when the first waiting call is due */
 void rm_settle(struct gpu *gpu, uint64_t now);
 void rm_request_file(struct gpu_conn *conn);

@@ -77,7 +77,7 @@ static bool store(const struct rm_call *call, uint64_t address, const void *from
 
 static struct rm_file *file_of(const struct gpu *gpu, uint64_t fh)
 {
-    struct rm_file *file = gpu->rm.files;
+    struct rm_file *file = gpu->rm->files;
     while (file && file->fh != fh)
         file = file->next;
     return file;
@@ -203,8 +203,8 @@ static void set_status(struct rm_call *call, uint32_t status)
 
 static void answer(struct gpu *gpu, struct rm_call *call, int error, uint32_t status)
 {
-    rm_log(&gpu->rm, call, status, error);
-    gpu_fuse_answer(&gpu->rm.fuse, call->ioctl.unique, error, call->ioctl.data, call->ioctl.size);
+    rm_log(gpu->rm, call, status, error);
+    gpu_fuse_answer(&gpu->rm->fuse, call->ioctl.unique, error, call->ioctl.data, call->ioctl.size);
     if (call->waited && call->memory >= 0)
         close(call->memory);
     free(call);
@@ -212,7 +212,7 @@ static void answer(struct gpu *gpu, struct rm_call *call, int error, uint32_t st
 
 static void park(struct gpu *gpu, struct rm_call *call)
 {
-    struct rm_call **end = &gpu->rm.calls;
+    struct rm_call **end = &gpu->rm->calls;
     while (*end)
         end = &(*end)->next;
     call->next = NULL;
@@ -265,15 +265,15 @@ static void carry_out(struct gpu *gpu, struct rm_call *call)
 uint64_t rm_next(const struct gpu *gpu)
 {
     uint64_t next = MODEL_NEVER;
-    for (const struct rm_call *call = gpu->rm.calls; call; call = call->next)
+    for (const struct rm_call *call = gpu->rm->calls; call; call = call->next)
         next = !call->hangs && call->due < next ? call->due : next;
     return next;
 }
 
 void rm_settle(struct gpu *gpu, uint64_t now)
 {
-    struct rm_call *waiting = gpu->rm.calls;
-    gpu->rm.calls = NULL;
+    struct rm_call *waiting = gpu->rm->calls;
+    gpu->rm->calls = NULL;
     while (waiting) {
         struct rm_call *call = waiting;
         waiting = call->next;
@@ -296,17 +296,17 @@ static void called(void *arg, const struct gpu_ioctl *ioctl)
     struct rm_call *call =
         _IOC_TYPE(ioctl->cmd) == RM_MAGIC && file ? calloc(1, sizeof *call) : NULL;
     if (!call) {
-        gpu_fuse_answer(&gpu->rm.fuse, ioctl->unique, file ? EINVAL : ENODEV, NULL, 0);
+        gpu_fuse_answer(&gpu->rm->fuse, ioctl->unique, file ? EINVAL : ENODEV, NULL, 0);
         return;
     }
     call->ioctl = *ioctl;
-    call->caller = rm_wants_caller(&gpu->rm) ? process_of(ioctl->tid) : 0;
+    call->caller = rm_wants_caller(gpu->rm) ? process_of(ioctl->tid) : 0;
     call->owner = file->conn ? (uint32_t)file->conn->pid : 0;
     bool slow = _IOC_NR(ioctl->cmd) == RM_ESC_CONTROL && ioctl->size == sizeof *in &&
                 rm_reaches_card(in->cmd);
     call->due = slow && gpu->config.control_ns ? gpu_now() + gpu->config.control_ns : 0;
     const struct rm_fault *fault =
-        rm_fault_take(&gpu->rm, rm_call_name(ioctl), call->caller, call->owner);
+        rm_fault_take(gpu->rm, rm_call_name(ioctl), call->caller, call->owner);
     if (fault && fault->kind == RM_FAULT_ERRNO) {
         answer(gpu, call, (int)fault->value, 0);
         return;
@@ -333,7 +333,7 @@ static void called(void *arg, const struct gpu_ioctl *ioctl)
 static void interrupted(void *arg, uint64_t unique)
 {
     struct gpu *gpu = arg;
-    for (struct rm_call **link = &gpu->rm.calls, *call; (call = *link); link = &call->next)
+    for (struct rm_call **link = &gpu->rm->calls, *call; (call = *link); link = &call->next)
         if (call->ioctl.unique == unique && call->hangs) {
             *link = call->next;
             answer(gpu, call, EINTR, 0);
@@ -344,16 +344,16 @@ static void interrupted(void *arg, uint64_t unique)
 static uint64_t opened(void *arg, bool by_opener)
 {
     struct gpu *gpu = arg;
-    struct rm_file *file = gpu->rm.nfiles < RM_MAX_FILES ? calloc(1, sizeof *file) : NULL;
+    struct rm_file *file = gpu->rm->nfiles < RM_MAX_FILES ? calloc(1, sizeof *file) : NULL;
     if (!file)
         return 0;
-    file->fh = ++gpu->rm.next_fh;
-    file->conn = by_opener ? gpu->rm.asked : NULL;
+    file->fh = ++gpu->rm->next_fh;
+    file->conn = by_opener ? gpu->rm->asked : NULL;
     if (file->conn)
         file->conn->control = file;
-    file->next = gpu->rm.files;
-    gpu->rm.files = file;
-    gpu->rm.nfiles++;
+    file->next = gpu->rm->files;
+    gpu->rm->files = file;
+    gpu->rm->nfiles++;
     return file->fh;
 }
 
@@ -368,48 +368,30 @@ static void closed(void *arg, uint64_t fh)
     rm_free_file(gpu, file);
 }
 
-/* Processes that had ended, and of which somebody else kept the file until now. */
-static bool end_one(struct gpu *gpu)
-{
-    for (struct gpu_conn *conn = gpu->conns; conn; conn = conn->next)
-        if (conn->lingers && !conn->linger_us && !conn->control) {
-            gpu_conn_end(conn, NULL);
-            return true;
-        }
-    return false;
-}
-
-void rm_drain(struct gpu *gpu)
-{
-    gpu_fuse_drain(&gpu->rm.fuse);
-    while (end_one(gpu))
-        ;
-}
-
 /* ---- files for programs ---- */
 
 /* One at a time, so that it is known whose file an open is for. */
 static void ask_next(struct gpu *gpu)
 {
-    for (struct gpu_conn *conn = gpu->conns; conn && !gpu->rm.opening; conn = conn->next)
+    for (struct gpu_conn *conn = gpu->conns; conn && !gpu->rm->opening; conn = conn->next)
         if (conn->wants_control) {
             conn->wants_control = false;
-            gpu->rm.opening = gpu_fuse_ask(&gpu->rm.fuse);
-            if (gpu->rm.opening)
-                gpu->rm.asked = conn;
+            gpu->rm->opening = gpu_fuse_ask(&gpu->rm->fuse);
+            if (gpu->rm->opening)
+                gpu->rm->asked = conn;
             else
-                gpu_answer_file(conn, -1);
+                gpu->rm->answer(conn, -1);
         }
 }
 
 static void handed(void *arg, int fd)
 {
     struct gpu *gpu = arg;
-    struct gpu_conn *conn = gpu->rm.asked;
-    gpu->rm.asked = NULL;
-    gpu->rm.opening = false;
+    struct gpu_conn *conn = gpu->rm->asked;
+    gpu->rm->asked = NULL;
+    gpu->rm->opening = false;
     if (conn)
-        gpu_answer_file(conn, fd);
+        gpu->rm->answer(conn, fd);
     if (fd >= 0)
         close(fd);
     ask_next(gpu);
@@ -418,8 +400,9 @@ static void handed(void *arg, int fd)
 void rm_request_file(struct gpu_conn *conn)
 {
     struct gpu *gpu = conn->gpu;
-    if (gpu->rm.fuse.device < 0 || conn->control || conn->wants_control || gpu->rm.asked == conn) {
-        gpu_answer_file(conn, -1);
+    if (gpu->rm->fuse.device < 0 || conn->control || conn->wants_control ||
+        gpu->rm->asked == conn) {
+        gpu->rm->answer(conn, -1);
         return;
     }
     conn->wants_control = true;
@@ -428,7 +411,7 @@ void rm_request_file(struct gpu_conn *conn)
 
 void rm_forget(struct gpu_conn *conn)
 {
-    struct rm *rm = &conn->gpu->rm;
+    struct rm *rm = conn->gpu->rm;
     if (conn->control)
         conn->control->conn = NULL;
     conn->control = NULL;
@@ -439,10 +422,11 @@ void rm_forget(struct gpu_conn *conn)
 
 /* ---- start and end ---- */
 
-bool rm_open(struct gpu *gpu)
+bool rm_open(struct gpu *gpu, void (*answer)(struct gpu_conn *conn, int fd))
 {
     static const struct gpu_fuse_ops ops = {opened, called, interrupted, closed, handed};
-    struct rm *rm = &gpu->rm;
+    struct rm *rm = gpu->rm;
+    rm->answer = answer;
     unsigned priority = gpu->config.realtime ? gpu->config.priority : 0;
     gpu->control_watch.source = SRC_CONTROL;
     gpu->opener_watch.source = SRC_OPENER;

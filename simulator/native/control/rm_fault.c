@@ -80,9 +80,9 @@ bool rm_fault_add(struct rm *rm, const struct rm_fault *fault)
 void rm_fault_clear(struct gpu *gpu, uint32_t pid)
 {
     for (unsigned i = 0; i < RM_FAULTS; i++)
-        if (!pid || gpu->rm.faults[i].pid == pid)
-            gpu->rm.faults[i].kind = RM_FAULT_NONE;
-    for (struct rm_call *call = gpu->rm.calls; call; call = call->next)
+        if (!pid || gpu->rm->faults[i].pid == pid)
+            gpu->rm->faults[i].kind = RM_FAULT_NONE;
+    for (struct rm_call *call = gpu->rm->calls; call; call = call->next)
         if (!pid || call->caller == pid || call->owner == pid) {
             call->due = call->hangs ? 0 : call->due;
             call->hangs = false;

@@ -69,7 +69,7 @@ bool rm_bind(struct gpu_ctx *ctx, struct rm_file *file, uint32_t client_handle,
         struct rm_group *group =
             object && object->class_id == RM_CLASS_GROUP ? object->group : NULL;
         if (!group || group->card != ctx->card || (group->ctx && group->ctx != ctx)) {
-            rm_unbind(ctx);
+            gpu_ctx_unbind(ctx);
             return false;
         }
         group->engines = group->ctx ? group->engines | 1u << e : 1u << e;
@@ -82,13 +82,4 @@ bool rm_bind(struct gpu_ctx *ctx, struct rm_file *file, uint32_t client_handle,
             rm_group_slice(ctx->groups[e], ctx->groups[e]->slice_us);
     }
     return true;
-}
-
-void rm_unbind(struct gpu_ctx *ctx)
-{
-    for (unsigned e = 0; e < MODEL_ENGINES; e++) {
-        if (ctx->groups[e])
-            ctx->groups[e]->ctx = NULL;
-        ctx->groups[e] = NULL;
-    }
 }

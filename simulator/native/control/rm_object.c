@@ -31,7 +31,7 @@ struct rm_client *rm_client_find(const struct rm_file *file, uint32_t handle)
 struct rm_client *rm_client_any(const struct gpu *gpu, uint32_t handle)
 {
     struct rm_client *client = NULL;
-    for (const struct rm_file *file = gpu->rm.files; file && !client; file = file->next)
+    for (const struct rm_file *file = gpu->rm->files; file && !client; file = file->next)
         client = rm_client_find(file, handle);
     return client;
 }
@@ -48,7 +48,7 @@ struct rm_object *rm_object_find(struct rm_client *client, uint32_t handle)
 
 uint32_t rm_alloc_client(struct gpu *gpu, struct rm_file *file, uint32_t *handle)
 {
-    struct rm *rm = &gpu->rm;
+    struct rm *rm = gpu->rm;
     if (*handle) /* the driver alone chooses handles of clients */
         return RM_BAD_CLIENT;
     if (file->nclients >= RM_MAX_CLIENTS)
@@ -118,7 +118,7 @@ static uint32_t make_group(struct gpu *gpu, struct rm_object *object,
     if (!group)
         return RM_NO_RESOURCES;
     *group = (struct rm_group){.card = object->card,
-                               .id = (uint32_t)gpu->rm.next_group++,
+                               .id = (uint32_t)gpu->rm->next_group++,
                                .engine = params->engine,
                                .engines = engines_of(params->engine),
                                .objects = 1,
@@ -273,12 +273,12 @@ uint32_t rm_free_object(struct rm_client *client, uint32_t handle)
 
 void rm_free_file(struct gpu *gpu, struct rm_file *file)
 {
-    struct rm_file **link = &gpu->rm.files;
+    struct rm_file **link = &gpu->rm->files;
     while (file->clients)
         free_client(file->clients);
     while (*link != file)
         link = &(*link)->next;
     *link = file->next;
-    gpu->rm.nfiles--;
+    gpu->rm->nfiles--;
     free(file);
 }

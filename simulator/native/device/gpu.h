@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Inside of qgpu-simgpu, the device side of the simulated driver: one single-threaded process per
- * node.
+ * The cards of qgpu-simgpu and what processes have on them: contexts, memory, time, the trace. One
+ * thread, no locks. control/ and serve/ stand above and are not known here.
  */
 #ifndef QGPU_SIM_GPU_H
 #define QGPU_SIM_GPU_H
@@ -10,7 +10,6 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "rm.h"
 #include "sim_model.h"
 #include "sim_proto.h"
 
@@ -25,6 +24,10 @@
 #define GPU_SAMPLES      11u        /* of busy time, 100 ms apart: utilization over one second */
 #define GPU_TICK_NS      100000000ull
 
+struct rm; /* control/rm.h */
+struct rm_file;
+struct gpu_ctx;
+struct gpu_card;
 struct gpu_conn; /* one connection = one process that opened the driver or NVML */
 struct gpu;
 
@@ -66,6 +69,17 @@ struct gpu_card {
 
 struct gpu_alloc {
     uint64_t id, bytes;
+};
+
+/* A channel group as the hardware knows it; objects of several clients may stand for it (DUP). */
+struct rm_group {
+    struct gpu_card *card;
+    struct gpu_ctx *ctx; /* whose work it carries; NULL: nobody's */
+    uint32_t id, engine; /* RM_ENGINE_*; 0: graphics */
+    uint32_t objects, channels, disabled;
+    unsigned engines;        /* of the model, a bit each */
+    bool scheduled, lenient; /* lenient: the last order to stop leaves what runs where it is */
+    uint64_t slice_us;       /* as asked for */
 };
 
 struct gpu_ctx {
@@ -139,7 +153,7 @@ struct gpu {
     struct gpu_ctx *table[GPU_MAX_CTX]; /* by id % GPU_MAX_CTX */
     struct sim_page page;               /* what every new process gets */
     struct gpu_limit *limits;
-    struct rm rm;
+    struct rm *rm; /* of the control device */
     struct gpu_watch control_watch, opener_watch;
     struct gpu_watch listen_watch, timer_watch, tick_watch, signal_watch;
     struct gpu_watch bell_watch; /* of all contexts: settle() looks at every ring */
@@ -149,8 +163,10 @@ struct gpu {
     bool ticking, stop, locked;
 };
 
+/* gpu_base.c */
 uint64_t gpu_now(void);
 bool gpu_watch_fd(struct gpu *gpu, int fd, uint32_t events, struct gpu_watch *watch);
+bool gpu_same_user(pid_t pid, uid_t uid);
 
 /* gpu_ctx.c */
 struct gpu_ctx *gpu_ctx_create(struct gpu_conn *conn, struct gpu_card *card, int *memfd);
@@ -160,6 +176,7 @@ bool gpu_ctx_drain(struct gpu_ctx *ctx, uint64_t now); /* true: took an observab
 void gpu_ctx_poll_client(struct gpu_ctx *ctx);
 /* all its work is lost, every call answers status */
 void gpu_ctx_poison(struct gpu_ctx *ctx, int status);
+void gpu_ctx_unbind(struct gpu_ctx *ctx); /* its groups carry it no longer */
 extern const struct model_hooks gpu_hooks;
 
 /* gpu_memory.c */
@@ -177,18 +194,6 @@ void gpu_sample(struct gpu_samples *samples, uint64_t now, uint64_t busy);
 unsigned gpu_percent(const struct gpu_samples *samples, uint64_t now, uint64_t busy);
 uint64_t gpu_conn_busy(const struct gpu_conn *conn, const struct gpu_card *card); /* of compute */
 
-/* gpu_conn.c */
-bool gpu_same_user(pid_t pid, uid_t uid);
-void gpu_accept(struct gpu *gpu);
-void gpu_conn_readable(struct gpu_conn *conn);
-void gpu_conn_end(struct gpu_conn *conn, const char *why);
-void gpu_reap_dead(struct gpu *gpu); /* looks at every pidfd */
-void gpu_bury(struct gpu *gpu);
-
-/* gpu_request.c: text is empty where the request has none */
-void gpu_request(struct gpu_conn *conn, const struct sim_req *req, const char *text);
-void gpu_answer_file(struct gpu_conn *conn, int fd); /* of the control device; -1: there is none */
-
 /* gpu_page.c */
 bool gpu_page_open(struct gpu_conn *conn);
 void gpu_page_close(struct gpu_conn *conn);
@@ -204,10 +209,6 @@ bool gpu_word_read(const struct gpu_conn *conn, uint64_t address, size_t size, u
 /* false: it is lost */
 bool gpu_word_write(const struct gpu_conn *conn, uint64_t address, size_t size, uint64_t value);
 
-/* gpu_control.c: one command in words; a CUresult, *reached: contexts or processes. complain: to
- * stderr */
-int gpu_control(struct gpu *gpu, const char *command, uint64_t *reached, bool complain);
-
 /* gpu_cost.c: rules for the duration of kernels, from a file; false: a message is on stderr */
 bool gpu_cost_read(struct sim_page *page, const char *path);
 
@@ -218,10 +219,7 @@ int gpu_limit_get(struct gpu *gpu, const struct sim_req *req, const char *dir, s
 uint64_t gpu_limit_room(struct gpu_conn *conn, const struct gpu_card *card, uint64_t *total,
                         uint64_t *used);
 
-/* gpu_node.c: the directory, device nodes and socket; the trace */
-bool gpu_node_open(struct gpu *gpu);
-bool gpu_node_tell_control(struct gpu *gpu); /* writes SIM_CONTROL */
-void gpu_node_close(struct gpu *gpu);
+/* gpu_trace.c */
 bool gpu_trace_open(struct gpu *gpu);
 void gpu_trace(struct gpu *gpu, const struct sim_trace_rec *rec);
 void gpu_trace_flush(struct gpu *gpu);

@@ -84,11 +84,20 @@ static void link_ctx(struct gpu_ctx *ctx)
     ctx->card->mem_used += ctx->mem;
 }
 
+void gpu_ctx_unbind(struct gpu_ctx *ctx)
+{
+    for (unsigned e = 0; e < MODEL_ENGINES; e++) {
+        if (ctx->groups[e])
+            ctx->groups[e]->ctx = NULL;
+        ctx->groups[e] = NULL;
+    }
+}
+
 static void free_parts(struct gpu_ctx *ctx, int memfd)
 {
     if (ctx->id)
         ctx->conn->gpu->table[ctx->id % GPU_MAX_CTX] = NULL;
-    rm_unbind(ctx);
+    gpu_ctx_unbind(ctx);
     if (ctx->model)
         model_ctx_destroy(ctx->model);
     if (ctx->shm)

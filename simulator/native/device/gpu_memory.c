@@ -27,14 +27,10 @@ static bool room_for(struct gpu_ctx *ctx)
     return true;
 }
 
-/* What a killed process held is free at once, as under a real kernel driver. False also when the
- * asking process is the one that died. */
 bool gpu_has_room(struct gpu_conn *conn, struct gpu_card *card, uint64_t bytes)
 {
     uint64_t total, used;
-    if (bytes > gpu_limit_room(conn, card, &total, &used))
-        gpu_reap_dead(card->gpu);
-    return !conn->gone && bytes <= gpu_limit_room(conn, card, &total, &used);
+    return bytes <= gpu_limit_room(conn, card, &total, &used);
 }
 
 uint64_t gpu_conn_memory(const struct gpu_conn *conn, const struct gpu_card *card)
@@ -48,16 +44,12 @@ uint64_t gpu_conn_memory(const struct gpu_conn *conn, const struct gpu_card *car
 int gpu_ctx_alloc(struct gpu_ctx *ctx, uint64_t bytes, uint64_t *id)
 {
     struct gpu_card *card = ctx->card;
-    struct gpu_conn *conn = ctx->conn;
     if (!bytes)
         return CUDA_ERROR_INVALID_VALUE;
     if (bytes > card->mem_total || !room_for(ctx))
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t size = round_size(bytes);
-    bool room = gpu_has_room(conn, card, size);
-    if (conn->gone)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (!room)
+    if (!gpu_has_room(ctx->conn, card, size))
         return CUDA_ERROR_OUT_OF_MEMORY;
     *id = ++ctx->next_alloc;
     ctx->allocs[ctx->nallocs++] = (struct gpu_alloc){*id, size};

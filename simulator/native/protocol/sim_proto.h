@@ -17,7 +17,7 @@
 #define SIM_VERSION 3u
 #define SIM_SOCK    "sim.sock"
 #define SIM_TRACE   "trace.bin"
-#define SIM_CONTROL "control"   /* st_dev and st_ino of the control device, or "none" */
+#define SIM_CONTROL "control" /* st_dev and st_ino of the control device, or "none" */
 #define SIM_ENV_DIR "QGPU_SIM_DIR"
 /* of an installed simulator: a driver needs no environment */
 #define SIM_DEFAULT_DIR "/var/lib/qgpu-sim"
@@ -137,7 +137,7 @@ enum sim_req_type {
     /* a = address, b = bytes: registered host memory, which the device may map; always a success */
     SIM_REQ_PIN = 12,
     SIM_REQ_UNPIN = 13, /* a = address */
-    /* text: a command of gpu_control.c, from root only -> rep; a = what it reached */
+    /* text: a command of serve/gpu_control.c, from root only -> rep; a = what it reached */
     SIM_REQ_CONTROL = 32,
     /* a = card, b = soft, c = hard limit, text: the cgroup's directory; from root only */
     SIM_REQ_LIMIT_SET = 33,

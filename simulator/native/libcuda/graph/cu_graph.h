@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Graphs of the simulator: nodes with dependencies (cu_graph.c), executable graphs (cu_graphexec.c)
+ * and stream capture (cu_capture.c). Memory nodes are cu_graphmem.c's; they take no time and no
+ * part in the order.
+ */
+#ifndef QGPU_SIM_CU_GRAPH_H
+#define QGPU_SIM_CU_GRAPH_H
+
+#include "cu_alloc.h"
+
+struct cu_node { /* CUgraphNode points to one */
+    enum cu_magic magic;
+    CUgraphNodeType type;
+    CUgraph graph;
+    size_t index; /* in the graph */
+    struct cu_node **deps;
+    size_t ndeps;
+    struct sim_cmd cmd; /* op 0: takes no time on the card */
+    CUgraph child;      /* of a child node: a graph of its own */
+    CUhostFn fn;
+    void *data;
+    bool has_kernel, has_copy, has_set;
+    union {
+        CUDA_KERNEL_NODE_PARAMS_v2 kernel;
+        CUDA_MEMCPY3D copy;
+        CUDA_MEMSET_NODE_PARAMS set;
+    } as;
+};
+
+struct CUgraph_st {
+    enum cu_magic magic;
+    struct cu_node **nodes;
+    size_t count, room;
+    CUstream capturing; /* the stream whose capture makes it */
+    uint64_t capture_id;
+    CUstreamCaptureMode mode;
+    bool invalid;      /* the capture is */
+    CUstream *members; /* streams that take part in the capture */
+    size_t nmembers;
+};
+
+_Static_assert(sizeof(struct cu_node) <= CU_NODE_SIZE && sizeof(struct CUgraph_st) <= 256,
+               "the arena's items are too small");
+
+/* what the next captured command of a stream, or a waiter of an event, depends on */
+struct cu_front {
+    struct cu_node **nodes;
+    size_t count;
+};
+
+/* cu_graph.c: a node without parameters yet */
+CUresult cu_graph_add(CUgraph graph, struct cu_node *const *deps, size_t ndeps,
+                      CUgraphNodeType type, struct cu_node **out);
+CUresult cu_graph_new(CUgraph *out);
+void cu_graph_free(CUgraph graph);
+CUresult cu_node_kernel(struct cu_node *node, const CUDA_KERNEL_NODE_PARAMS_v2 *params);
+
+#endif

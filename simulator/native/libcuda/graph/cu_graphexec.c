@@ -1,0 +1,432 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Executable graphs. Instantiation puts the nodes in order and deals them out to branches: a node
+ * follows in the branch of a node that it depends on, or begins one of its own. A launch submits
+ * branch 0 to the program's stream and the others to streams of the executable graph, with waits
+ * between them: one launch latency, kernels of different branches one after the other as the card
+ * has them, copies beside kernels.
+ */
+#include "cu_copy.h"
+#include "cu_graph.h"
+#include "cu_graphmem.h"
+#include "cu_launch.h"
+#include "cu_stream.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define BRANCHES 32u /* more run one after the other in the last one */
+
+struct item {
+    struct cu_node node; /* a copy; deps unused */
+    const struct cu_node *origin;
+    size_t *deps, ndeps; /* earlier items */
+    unsigned branch;
+    uint64_t seq; /* of the newest launch */
+};
+
+struct CUgraphExec_st {
+    enum cu_magic magic;
+    struct item *items;
+    size_t count;
+    unsigned nbranches;
+    unsigned long long flags;
+    CUstream streams[BRANCHES]; /* of branches from 1 */
+    CUcontext ctx;              /* where they are */
+    CUstream last_stream;       /* of the newest launch */
+    pthread_mutex_t lock;
+};
+
+_Static_assert(sizeof(struct CUgraphExec_st) <= CU_EXEC_SIZE, "the arena's items are too small");
+
+/* ---- instantiation ---- */
+
+static size_t count_nodes(CUgraph graph)
+{
+    size_t n = graph->count;
+    for (size_t i = 0; i < graph->count; i++)
+        n += graph->nodes[i]->child ? count_nodes(graph->nodes[i]->child) : 0;
+    return n;
+}
+
+struct build {
+    struct item *items;
+    size_t count;
+};
+
+static bool add_dep(struct item *item, size_t dep)
+{
+    size_t *grown = realloc(item->deps, (item->ndeps + 1) * sizeof *grown);
+    if (!grown)
+        return false;
+    item->deps = grown;
+    item->deps[item->ndeps++] = dep;
+    return true;
+}
+
+static CUresult place(struct build *build, const struct cu_node *node, const size_t *of_node,
+                      const size_t *entry);
+
+/* The nodes of a graph in an order in which each comes after those it depends on. entry: an item
+ * that all wait for. */
+static CUresult place_all(struct build *build, CUgraph graph, const size_t *entry)
+{
+    size_t *of_node = malloc((graph->count + 1) * sizeof *of_node), done = 0;
+    CUresult status = of_node ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    for (size_t i = 0; of_node && i < graph->count; i++)
+        of_node[i] = SIZE_MAX;
+    for (bool moved = true; status == CUDA_SUCCESS && moved && done < graph->count;) {
+        moved = false;
+        for (size_t i = 0; i < graph->count && status == CUDA_SUCCESS; i++) {
+            const struct cu_node *node = graph->nodes[i];
+            bool free_to_go = of_node[i] == SIZE_MAX;
+            for (size_t k = 0; k < node->ndeps; k++)
+                free_to_go &= of_node[node->deps[k]->index] != SIZE_MAX;
+            if (!free_to_go)
+                continue;
+            status = place(build, node, of_node, entry);
+            of_node[i] = build->count - 1;
+            done++;
+            moved = true;
+        }
+    }
+    free(of_node);
+    /* a cycle */
+    return status == CUDA_SUCCESS && done < graph->count ? CUDA_ERROR_INVALID_VALUE : status;
+}
+
+/* A child graph: its nodes between an item that waits for the node's dependencies, and the node
+ * itself, which waits for all of them. */
+static CUresult place(struct build *build, const struct cu_node *node, const size_t *of_node,
+                      const size_t *entry)
+{
+    struct item fresh = {.node = *node, .origin = node};
+    bool ok = true;
+    for (size_t k = 0; k < node->ndeps && ok; k++)
+        ok = add_dep(&fresh, of_node[node->deps[k]->index]);
+    if (entry && !node->ndeps)
+        ok = ok && add_dep(&fresh, *entry);
+    build->items[build->count++] = fresh;
+    if (!ok)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!node->child)
+        return CUDA_SUCCESS;
+    size_t before = build->count - 1;
+    CU_TRY(place_all(build, node->child, &before));
+    struct item end = {.node = {.type = CU_GRAPH_NODE_TYPE_EMPTY}, .origin = NULL};
+    for (size_t i = before; i < build->count && ok; i++)
+        ok = add_dep(&end, i);
+    build->items[build->count++] = end;
+    return ok ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void deal_out(CUgraphExec exec)
+{
+    size_t tail[BRANCHES];
+    for (size_t i = 0; i < exec->count; i++) {
+        struct item *item = &exec->items[i];
+        unsigned branch = BRANCHES;
+        for (size_t k = 0; k < item->ndeps && branch == BRANCHES; k++)
+            if (tail[exec->items[item->deps[k]].branch] == item->deps[k])
+                branch = exec->items[item->deps[k]].branch;
+        if (branch == BRANCHES)
+            branch = exec->nbranches < BRANCHES ? exec->nbranches++ : BRANCHES - 1;
+        item->branch = branch;
+        tail[branch] = i;
+    }
+}
+
+static void free_items(struct item *items, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        free(items[i].deps);
+    free(items);
+}
+
+static CUresult memory_of(CUgraph graph, CUgraphExec exec)
+{
+    CU_TRY(cu_graphmem_instantiated(graph, exec));
+    for (size_t i = 0; i < graph->count; i++)
+        if (graph->nodes[i]->child)
+            CU_TRY(memory_of(graph->nodes[i]->child, exec));
+    return CUDA_SUCCESS;
+}
+
+static CUresult instantiate(CUgraphExec *out, CUgraph graph, unsigned long long flags)
+{
+    if (!out || !cu_handle_ok(CU_GRAPH, graph) || graph->capturing)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct build build = {.items = calloc(2 * count_nodes(graph) + 1, sizeof *build.items)};
+    CUresult status = build.items ? place_all(&build, graph, NULL) : CUDA_ERROR_OUT_OF_MEMORY;
+    CUgraphExec exec = status == CUDA_SUCCESS ? cu_handle_new(CU_EXEC) : NULL;
+    if (!exec) {
+        free_items(build.items, build.count);
+        return status == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : status;
+    }
+    exec->items = build.items;
+    exec->count = build.count;
+    exec->flags = flags;
+    pthread_mutex_init(&exec->lock, NULL);
+    deal_out(exec);
+    *out = exec;
+    return memory_of(graph, exec);
+}
+
+CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph,
+                                             unsigned long long flags)
+{
+    CU_TRY(cu_ready());
+    return instantiate(out, graph, flags);
+}
+
+CUresult CUDAAPI cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *node,
+                                       char *log, size_t size)
+{
+    CU_TRY(cu_ready());
+    if (node)
+        *node = NULL;
+    if (log && size)
+        *log = 0;
+    return instantiate(out, graph, 0);
+}
+
+CUresult CUDAAPI cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode *node, char *log,
+                                    size_t size)
+{
+    return cuGraphInstantiate_v2(out, graph, node, log, size);
+}
+
+static CUresult with_params(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params,
+                            bool pt)
+{
+    CU_TRY(cu_ready());
+    if (!params)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult status = instantiate(out, graph, params->flags);
+    if (status == CUDA_SUCCESS && params->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
+        status = pt ? cuGraphUpload_ptsz(*out, params->hUploadStream)
+                    : cuGraphUpload(*out, params->hUploadStream);
+    params->hErrNode_out = NULL;
+    params->result_out =
+        status == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
+    return status;
+}
+CU_BOTH(cuGraphInstantiateWithParams, cuGraphInstantiateWithParams_ptsz, with_params,
+        (CUgraphExec * out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params), out, graph,
+        params)
+
+CUresult CUDAAPI cuGraphExecGetFlags(CUgraphExec exec, cuuint64_t *flags)
+{
+    CU_TRY(cu_ready());
+    if (!cu_handle_ok(CU_EXEC, exec) || !flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = exec->flags;
+    return CUDA_SUCCESS;
+}
+
+static void drop_streams(CUgraphExec exec)
+{
+    for (unsigned i = 1; i < BRANCHES; i++)
+        if (exec->streams[i]) {
+            cuStreamDestroy_v2(exec->streams[i]);
+            exec->streams[i] = NULL;
+        }
+}
+
+CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec exec)
+{
+    CU_TRY(cu_ready());
+    if (!cu_handle_ok(CU_EXEC, exec))
+        return CUDA_ERROR_INVALID_VALUE;
+    cu_graphmem_exec_gone(exec);
+    drop_streams(exec);
+    free_items(exec->items, exec->count);
+    cu_handle_free(CU_EXEC, exec);
+    return CUDA_SUCCESS;
+}
+
+/* ---- launch ---- */
+
+/* Memory that was freed, and perhaps given out again, since it was captured has no contents that
+ * anybody may expect. */
+static CUresult moved(CUresult status)
+{
+    return status == CUDA_ERROR_OUT_OF_MEMORY ? status : CUDA_SUCCESS;
+}
+
+static CUresult captured_copy(const struct sim_cmd *cmd)
+{
+    bool there = (cmd->op == SIM_OP_DTOH || cu_memory_known(cmd->b)) &&
+                 (cmd->op == SIM_OP_HTOD || cu_memory_known(cmd->c));
+    return there ? moved(cu_memory_copy(cmd->b, cmd->c, cmd->a)) : CUDA_SUCCESS;
+}
+
+/* Contents of memory move at the launch. */
+static CUresult node_contents(const struct cu_node *node)
+{
+    const struct sim_cmd *cmd = &node->cmd;
+    if (node->has_copy)
+        return cu_copy3d_contents(&node->as.copy);
+    if (node->has_set)
+        return cu_fill2d_contents(node->as.set.dst, node->as.set.pitch, node->as.set.value,
+                                  node->as.set.elementSize, node->as.set.width,
+                                  node->as.set.height);
+    /* captured: destination and source */
+    if (cmd->op >= SIM_OP_HTOD && cmd->op <= SIM_OP_DTOD && cmd->b)
+        return captured_copy(cmd);
+    if (cmd->op == SIM_OP_MEMSET && cmd->b) /* captured: destination, and value with width */
+        return moved(cu_memory_fill(cmd->b, (uint32_t)cmd->c, (unsigned)(cmd->c >> 32),
+                                    cmd->a / (cmd->c >> 32)));
+    return CUDA_SUCCESS;
+}
+
+static CUresult wait_for(CUstream stream, CUstream other, uint64_t seq)
+{
+    struct sim_cmd cmd = {.op = SIM_OP_WAIT, .a = other->ctx->id, .b = other->slot, .c = seq};
+    return stream == other ? CUDA_SUCCESS : cu_push(stream, &cmd, other->ctx != stream->ctx, NULL);
+}
+
+static CUresult open_streams(CUgraphExec exec, CUcontext ctx)
+{
+    if (exec->ctx != ctx)
+        drop_streams(exec);
+    exec->ctx = ctx;
+    for (unsigned i = 1; i < exec->nbranches; i++)
+        if (!exec->streams[i])
+            CU_TRY(cu_stream_new(ctx, CU_STREAM_NON_BLOCKING, &exec->streams[i]));
+    return CUDA_SUCCESS;
+}
+
+static CUresult run_item(CUgraphExec exec, struct item *item, bool first)
+{
+    CUstream stream = exec->streams[item->branch];
+    struct sim_cmd cmd = item->node.cmd;
+    for (size_t k = 0; k < item->ndeps; k++) {
+        const struct item *dep = &exec->items[item->deps[k]];
+        CU_TRY(wait_for(stream, exec->streams[dep->branch], dep->seq));
+    }
+    CU_TRY(node_contents(&item->node));
+    if (!first)
+        cmd.flags |= SIM_CMD_NODE;
+    if (cmd.op)
+        CU_TRY(cu_push(stream, &cmd, cmd.op > SIM_OP_PEER, NULL));
+    if (item->node.fn)
+        CU_TRY(cu_host_call(stream, item->node.fn, item->node.data));
+    item->seq = stream->last_seq;
+    return CUDA_SUCCESS;
+}
+
+static CUresult launch_locked(CUgraphExec exec, CUstream stream)
+{
+    struct sim_cmd mark = {.op = SIM_OP_WAIT, .a = stream->ctx->id, .b = stream->slot};
+    bool first = true;
+    uint64_t head;
+    CU_TRY(open_streams(exec, stream->ctx));
+    if (exec->last_stream && exec->last_stream != stream &&
+        cu_handle_ok(CU_STREAM, exec->last_stream))
+        CU_TRY(wait_for(stream, exec->last_stream, exec->last_stream->last_seq));
+    exec->last_stream = stream;
+    exec->streams[0] = stream;
+    if (exec->nbranches > 1) { /* where the launch is in its stream */
+        CU_TRY(cu_push(stream, &mark, false, &head));
+        for (unsigned i = 1; i < exec->nbranches; i++)
+            CU_TRY(wait_for(exec->streams[i], stream, head));
+    }
+    for (size_t i = 0; i < exec->count; i++) {
+        CU_TRY(run_item(exec, &exec->items[i], first));
+        first &= exec->items[i].node.cmd.op != SIM_OP_KERNEL;
+    }
+    for (unsigned i = 1; i < exec->nbranches; i++)
+        CU_TRY(wait_for(stream, exec->streams[i], exec->streams[i]->last_seq));
+    return CUDA_SUCCESS;
+}
+
+static CUresult launch_graph(CUgraphExec exec, CUstream handle, bool pt)
+{
+    CUstream stream;
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    if (!cu_handle_ok(CU_EXEC, exec))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (stream->capture)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; /* it would become a child graph */
+    CU_TRY(cu_graphmem_before_launch(exec));
+    pthread_mutex_lock(&exec->lock); /* an executable graph runs once at a time */
+    CUresult status = launch_locked(exec, stream);
+    pthread_mutex_unlock(&exec->lock);
+    return status;
+}
+CU_BOTH(cuGraphLaunch, cuGraphLaunch_ptsz, launch_graph, (CUgraphExec exec, CUstream stream), exec,
+        stream)
+
+static CUresult upload_graph(CUgraphExec exec, CUstream handle, bool pt)
+{
+    CUstream stream;
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    return cu_handle_ok(CU_EXEC, exec) ? cu_graphmem_before_launch(exec) : CUDA_ERROR_INVALID_VALUE;
+}
+CU_BOTH(cuGraphUpload, cuGraphUpload_ptsz, upload_graph, (CUgraphExec exec, CUstream stream), exec,
+        stream)
+
+/* ---- changes ---- */
+
+CUresult CUDAAPI cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
+                                                   const CUDA_KERNEL_NODE_PARAMS_v2 *params)
+{
+    CUresult status = CUDA_ERROR_INVALID_VALUE;
+    CU_TRY(cu_ready());
+    if (!cu_handle_ok(CU_EXEC, exec))
+        return status;
+    pthread_mutex_lock(&exec->lock);
+    for (size_t i = 0; i < exec->count; i++)
+        if ((CUgraphNode)exec->items[i].origin == node &&
+            exec->items[i].node.type == CU_GRAPH_NODE_TYPE_KERNEL)
+            status = cu_node_kernel(&exec->items[i].node, params);
+    pthread_mutex_unlock(&exec->lock);
+    return status;
+}
+
+static bool same_shape(const struct CUgraphExec_st *a, const struct CUgraphExec_st *b)
+{
+    bool same = a->count == b->count;
+    for (size_t i = 0; same && i < a->count; i++) {
+        const struct item *x = &a->items[i], *y = &b->items[i];
+        same = x->node.type == y->node.type && x->ndeps == y->ndeps &&
+               (!x->ndeps || memcmp(x->deps, y->deps, x->ndeps * sizeof *x->deps) == 0);
+    }
+    return same;
+}
+
+CUresult CUDAAPI cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph,
+                                      CUgraphExecUpdateResultInfo *info)
+{
+    CUgraphExec fresh;
+    CU_TRY(cu_ready());
+    if (!cu_handle_ok(CU_EXEC, exec) || !info)
+        return CUDA_ERROR_INVALID_VALUE;
+    *info = (CUgraphExecUpdateResultInfo){.result = CU_GRAPH_EXEC_UPDATE_ERROR};
+    CU_TRY(instantiate(&fresh, graph, exec->flags));
+    pthread_mutex_lock(&exec->lock);
+    bool same = same_shape(exec, fresh);
+    /* the nodes are the other graph's; SetParams still goes by those that it was made of */
+    if (same) {
+        for (size_t i = 0; i < exec->count; i++)
+            exec->items[i].node = fresh->items[i].node;
+    }
+    pthread_mutex_unlock(&exec->lock);
+    cuGraphExecDestroy(fresh);
+    info->result =
+        same ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+    return same ? CUDA_SUCCESS : CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+}
+
+CUresult CUDAAPI cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node,
+                                   CUgraphExecUpdateResult *result)
+{
+    CUgraphExecUpdateResultInfo info = {.result = CU_GRAPH_EXEC_UPDATE_ERROR};
+    CUresult status = cuGraphExecUpdate_v2(exec, graph, &info);
+    if (node)
+        *node = NULL;
+    if (result)
+        *result = info.result;
+    return status;
+}

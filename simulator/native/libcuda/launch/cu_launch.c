@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Launches. The kernel qgpu_work(u64 iterations, ...) takes iterations x ns-per-iter on the card,
+ * any other kernel what the first rule of --kernel-cost says that fits its name, else a fixed time;
+ * nothing is computed. Host functions run in a thread per stream.
+ */
+#include "cu_capture.h"
+#include "cu_launch.h"
+#include "cu_stream.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t first_argument(void **params, void **extra)
+{
+    uint64_t value = 0;
+    if (params && params[0])
+        memcpy(&value, params[0], sizeof value);
+    for (; !params && extra && *extra != CU_LAUNCH_PARAM_END; extra += 2)
+        if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER)
+            memcpy(&value, extra[1], sizeof value);
+    return value;
+}
+
+CUresult cu_kernel_cmd(CUfunction f, uint64_t blocks, uint64_t threads, void **params, void **extra,
+                       struct sim_cmd *cmd)
+{
+    if (!cu_handle_ok(CU_FUNCTION, f))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!blocks || !threads || threads > 1024 || (params && extra))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (f->is_work) {
+        if (!params && !extra)
+            return CUDA_ERROR_INVALID_VALUE;
+        cmd->a = first_argument(params, extra);
+        cmd->b = SIM_COST_WORK;
+    } else if (f->rule) {
+        double ns = f->rule->base_ns +
+                    (double)blocks * (f->rule->block_ns + (double)threads * f->rule->thread_ns);
+        cmd->a = ns < 1e15 ? (uint64_t)ns : 1000000000000000ull;
+        cmd->b = SIM_COST_RULE;
+        cmd->c = (uint64_t)f->rule->stop_ns;
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult launch(CUfunction f, uint64_t blocks, uint64_t threads, CUstream handle,
+                       void **params, void **extra, bool pt)
+{
+    CUstream stream;
+    struct sim_cmd cmd = {.op = SIM_OP_KERNEL};
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    CU_TRY(cu_kernel_cmd(f, blocks, threads, params, extra, &cmd));
+    return cu_push(stream, &cmd, false, NULL);
+}
+
+static CUresult launch_kernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                              unsigned by, unsigned bz, unsigned shared, CUstream stream,
+                              void **params, void **extra, bool pt)
+{
+    if (shared > 232448)
+        return CUDA_ERROR_INVALID_VALUE;
+    return launch(f, (uint64_t)gx * gy * gz, (uint64_t)bx * by * bz, stream, params, extra, pt);
+}
+
+CU_BOTH(cuLaunchKernel, cuLaunchKernel_ptsz, launch_kernel,
+        (CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
+         unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **params,
+         void **extra),
+        f, gx, gy, gz, bx, by, bz, shared, stream, params, extra)
+
+CU_BOTH(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz, launch_kernel,
+        (CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
+         unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **params),
+        f, gx, gy, gz, bx, by, bz, shared, stream, params, NULL)
+
+static CUresult launch_ex(const CUlaunchConfig *config, CUfunction f, void **params, void **extra,
+                          bool pt)
+{
+    if (!config)
+        return CUDA_ERROR_INVALID_VALUE;
+    return launch_kernel(f, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX,
+                         config->blockDimY, config->blockDimZ, config->sharedMemBytes,
+                         config->hStream, params, extra, pt);
+}
+
+CU_BOTH(cuLaunchKernelEx, cuLaunchKernelEx_ptsz, launch_ex,
+        (const CUlaunchConfig *config, CUfunction f, void **params, void **extra), config, f,
+        params, extra)
+
+/* ---- host functions ---- */
+
+struct host_call {
+    struct host_call *next;
+    CUhostFn fn;
+    CUstreamCallback callback;
+    CUstream handle;
+    void *data;
+    uint64_t fence, seq;
+};
+
+struct cu_host_queue { /* one per stream slot; lives as long as the process */
+    CUcontext ctx;
+    uint32_t slot;
+    pthread_mutex_t lock;
+    pthread_cond_t more;
+    struct host_call *first, **last;
+};
+
+static struct host_call *next_call(struct cu_host_queue *queue)
+{
+    pthread_mutex_lock(&queue->lock);
+    while (!queue->first)
+        pthread_cond_wait(&queue->more, &queue->lock);
+    struct host_call *call = queue->first;
+    queue->first = call->next;
+    if (!queue->first)
+        queue->last = &queue->first;
+    pthread_mutex_unlock(&queue->lock);
+    return call;
+}
+
+static void *run_calls(void *arg)
+{
+    struct cu_host_queue *queue = arg;
+    for (;;) {
+        struct host_call *call = next_call(queue);
+        CUresult status = cu_wait_seq(queue->ctx, queue->slot, call->fence);
+        if (call->callback)
+            call->callback(call->handle, status, call->data);
+        else if (status == CUDA_SUCCESS)
+            call->fn(call->data);
+        uint64_t one_call = call->seq;
+        __atomic_store_n(&queue->ctx->shm->streams[queue->slot].host_done, one_call,
+                         __ATOMIC_SEQ_CST);
+        cu_ring_bell(queue->ctx);
+        free(call);
+    }
+    return NULL;
+}
+
+static struct cu_host_queue *queue_of(CUstream stream)
+{
+    static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+    pthread_t thread;
+    pthread_mutex_lock(&making);
+    if (!stream->host) {
+        struct cu_host_queue *queue = calloc(1, sizeof *queue);
+        if (queue) {
+            *queue = (struct cu_host_queue){.ctx = stream->ctx, .slot = stream->slot};
+            queue->last = &queue->first;
+            pthread_mutex_init(&queue->lock, NULL);
+            pthread_cond_init(&queue->more, NULL);
+            if (pthread_create(&thread, NULL, run_calls, queue) == 0) {
+                pthread_detach(thread);
+                stream->host = queue;
+            } else {
+                free(queue);
+            }
+        }
+    }
+    pthread_mutex_unlock(&making);
+    return stream->host;
+}
+
+static CUresult enqueue(CUstream stream, struct host_call *call)
+{
+    struct cu_host_queue *queue = queue_of(stream);
+    struct sim_cmd cmd = {.op = SIM_OP_HOST};
+    CUresult status = CUDA_ERROR_OUT_OF_MEMORY;
+    if (queue) {
+        pthread_mutex_lock(&queue->lock); /* calls of one stream keep the order of their commands */
+        status = cu_fence(stream, &call->fence);
+        if (status == CUDA_SUCCESS)
+            status = cu_push(stream, &cmd, true, &call->seq);
+        if (status == CUDA_SUCCESS) {
+            *queue->last = call;
+            queue->last = &call->next;
+            pthread_cond_signal(&queue->more);
+        }
+        pthread_mutex_unlock(&queue->lock);
+    }
+    return status;
+}
+
+static CUresult host_call(CUstream handle, CUhostFn fn, CUstreamCallback callback, void *data,
+                          bool pt)
+{
+    CUstream stream;
+    CU_TRY(cu_stream_get(handle, pt, &stream));
+    if (!fn && !callback)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (stream->capture)
+        return fn ? cu_capture_host(stream, fn, data) : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    struct host_call *call = calloc(1, sizeof *call);
+    if (!call)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *call = (struct host_call){.fn = fn, .callback = callback, .handle = handle, .data = data};
+    CUresult status = enqueue(stream, call);
+    if (status != CUDA_SUCCESS)
+        free(call);
+    return status;
+}
+
+CUresult cu_host_call(CUstream stream, CUhostFn fn, void *data)
+{
+    return host_call(stream, fn, NULL, data, false);
+}
+
+static CUresult launch_host(CUstream stream, CUhostFn fn, void *data, bool pt)
+{
+    return host_call(stream, fn, NULL, data, pt);
+}
+CU_BOTH(cuLaunchHostFunc, cuLaunchHostFunc_ptsz, launch_host,
+        (CUstream stream, CUhostFn fn, void *data), stream, fn, data)
+
+static CUresult add_callback(CUstream stream, CUstreamCallback callback, void *data, unsigned flags,
+                             bool pt)
+{
+    return flags ? CUDA_ERROR_INVALID_VALUE : host_call(stream, NULL, callback, data, pt);
+}
+CU_BOTH(cuStreamAddCallback, cuStreamAddCallback_ptsz, add_callback,
+        (CUstream stream, CUstreamCallback callback, void *data, unsigned int flags), stream,
+        callback, data, flags)

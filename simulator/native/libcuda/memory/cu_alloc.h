@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The table of everything that an address can belong to: allocations, mappings, host memory.
+ */
+#ifndef QGPU_SIM_CU_ALLOC_H
+#define QGPU_SIM_CU_ALLOC_H
+
+#include "cu.h"
+
+/* VIRTUAL: a mapping of cuMemMap. Up to MANAGED it is memory of the card; PINNED comes out of a
+ * pool of the host. */
+enum kind { VIRTUAL, DEVICE, MANAGED, PINNED, HOST, REGISTERED };
+
+#define CU_DOMAINS 2 /* locality domains of a device */
+
+/* Whether a location is on a device that is there (of its locality domains, all parts of the
+ * whole), and on which. */
+bool cu_on_device(const CUmemLocation *location, CUdevice *device);
+bool cu_on_host(const CUmemLocation *location);
+
+/* Whose the address space of an entry is, and what its end gives back. */
+/* POOLED: cu_pool.c; BORROWED: address space its own, memory another's */
+enum owner { OWN, POOLED, BORROWED };
+
+struct cu_alloc {
+    CUdeviceptr base;
+    uint64_t size, id;
+    CUcontext ctx;
+    enum kind kind;
+    enum owner owner;
+    CUmemoryPool pool; /* POOLED */
+    uint8_t *shadow;   /* NULL until needed */
+    uint8_t *made;     /* one bit per chunk that has contents of its own */
+    uint32_t fill;     /* contents of the others, a 32-bit pattern */
+    unsigned flags;    /* VIRTUAL: ordinal of the device */
+};
+
+extern pthread_rwlock_t cu_alloc_lock;
+
+/* Under the lock: the entry that an address lies in, or NULL. */
+struct cu_alloc *cu_alloc_find(CUdeviceptr ptr);
+
+/* These lock. take: the entry with exactly this base and a kind from low to high, out of the table,
+ * or NULL. */
+CUresult cu_alloc_insert(const struct cu_alloc *entry);
+struct cu_alloc *cu_alloc_take(CUdeviceptr base, enum kind low, enum kind high);
+
+/* Of an entry that was taken out. */
+void cu_alloc_release(struct cu_alloc *alloc);
+
+/* Address space with memory that somebody else keeps: an import, memory of a graph. */
+CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx);
+
+/* The context that keeps a device's memory on the device side: the primary one, or the current one.
+ */
+CUresult cu_keeper(const struct cu_device *device, CUcontext *ctx);
+
+/* cu_pool.c. returned: the address goes back to its pool. */
+CUresult cu_pool_alloc(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream);
+CUmemoryPool cu_pool_current(CUdevice device);
+void cu_pool_returned(const struct cu_alloc *alloc);
+void cu_pool_forget(CUcontext ctx);
+/* a pool of another process: nothing comes out of it */
+CUresult cu_pool_import(CUmemoryPool *out, CUdevice device);
+CUdevice cu_pool_device(CUmemoryPool pool); /* -1: of the host */
+
+/* Physical memory of cuMemCreate as another process gets it: a file of its contents and then this.
+ */
+struct cu_export {
+    uint32_t magic, index; /* of the card on the node */
+    uint64_t size;
+};
+#define CU_EXPORT_PHYSICAL 0x58455051u
+#define CU_EXPORT_POOL     0x58455052u
+bool cu_export_read(int fd, uint32_t magic, struct cu_export *out, CUdevice *device);
+
+/* Address space; NULL if there is none. */
+void *cu_alloc_reserve(size_t size, int access);
+
+/* cu_memory.c */
+void cu_memory_forget(CUcontext ctx);
+bool cu_memory_known(CUdeviceptr ptr); /* of the card, or registered with it */
+CUresult cu_memory_copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes);
+CUresult cu_memory_fill(CUdeviceptr dst, uint32_t value, unsigned width, size_t count);
+CUresult cu_memory_address(CUdeviceptr ptr, size_t bytes, uint64_t *address);
+bool cu_memory_is_device(CUdeviceptr ptr);
+/* CUDA_SUCCESS: within one managed allocation (cu_copy2d.c) */
+CUresult cu_memory_managed(CUdeviceptr ptr, size_t bytes);
+
+/* cu_vmm.c: memory by handle that is kept by an array or a multicast object (the holder) */
+CUresult cu_vmm_tie(const void *holder, uint64_t place, CUmemGenericAllocationHandle handle);
+bool cu_vmm_untie(const void *holder, uint64_t place);
+void cu_vmm_holder_gone(const void *holder);
+/* without memory of a card */
+CUresult cu_vmm_object(CUmemGenericAllocationHandle *handle, uint64_t size);
+bool cu_vmm_fits(CUmemGenericAllocationHandle handle, bool object, uint64_t from, uint64_t size);
+
+/* cu_pool.c */
+/* after a wait: what pools hold beyond their threshold goes back to the card */
+void cu_pool_settle(void);
+
+#endif

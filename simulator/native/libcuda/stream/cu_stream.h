@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Streams, events, and the ring through which commands reach the card.
+ */
+#ifndef QGPU_SIM_CU_STREAM_H
+#define QGPU_SIM_CU_STREAM_H
+
+#include "cu.h"
+
+/* cu_stream.c */
+CUresult cu_stream_get(CUstream handle, bool per_thread, CUstream *stream);
+CUresult cu_stream_new(CUcontext ctx, unsigned flags, CUstream *out);
+void cu_stream_setup(CUstream stream, CUcontext ctx, uint32_t slot, unsigned flags);
+
+/* cu_ring.c */
+CUresult cu_push(CUstream stream, const struct sim_cmd *cmd, bool bell, uint64_t *seq);
+CUresult cu_fence(CUstream stream, uint64_t *seq);
+CUresult cu_wait_seq(CUcontext ctx, uint32_t slot, uint64_t seq);
+CUresult cu_wait_event(CUcontext ctx, uint32_t slot, uint64_t seq);
+CUresult cu_stream_sync(CUstream stream);
+bool cu_seq_done(CUcontext ctx, uint32_t slot, uint64_t seq);
+void cu_ring_bell(CUcontext ctx);
+
+#endif

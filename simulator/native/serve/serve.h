@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The process qgpu-simgpu: its command line, its loop, its clients and their requests.
+ */
+#ifndef QGPU_SIM_SERVE_H
+#define QGPU_SIM_SERVE_H
+
+#include "gpu.h"
+#include "rm.h"
+
+/* gpu_options.c */
+void gpu_parse(struct gpu *gpu, int argc, char **argv);
+
+/* gpu_conn.c */
+void gpu_accept(struct gpu *gpu);
+void gpu_conn_readable(struct gpu_conn *conn);
+void gpu_conn_end(struct gpu_conn *conn, const char *why);
+void gpu_reap_dead(struct gpu *gpu); /* looks at every pidfd */
+/* serves what waits at the control device */
+void gpu_drain_control(struct gpu *gpu);
+void gpu_bury(struct gpu *gpu);
+
+/* gpu_request.c: text is empty where the request has none */
+void gpu_request(struct gpu_conn *conn, const struct sim_req *req, const char *text);
+void gpu_answer_file(struct gpu_conn *conn, int fd); /* of the control device; -1: there is none */
+
+/* gpu_control.c: one command in words; a CUresult, *reached: contexts or processes. complain: to
+ * stderr */
+int gpu_control(struct gpu *gpu, const char *command, uint64_t *reached, bool complain);
+
+/* gpu_node.c: the directory, device nodes and socket */
+bool gpu_node_open(struct gpu *gpu);
+bool gpu_node_tell_control(struct gpu *gpu); /* writes SIM_CONTROL */
+void gpu_node_close(struct gpu *gpu);
+
+#endif

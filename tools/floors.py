@@ -1,0 +1,93 @@
+"""Checks the order of native folders: no object may need a symbol, and no source a header, of a later folder.
+
+usage: floors.py BUILD    after `make native`. Exit status 1 and one line per fault.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class House:
+    """Sources and objects of one program or library, and its folders: each may use those before it."""
+
+    source: Path
+    objects: Path
+    floors: tuple[str, ...]
+
+    def floor(self, path: str) -> int:
+        """Of a file below source or objects."""
+        return self.floors.index(path.split("/")[0])
+
+
+def houses(build: Path) -> list[House]:
+    """All that have an order."""
+    simulator = ("protocol", "model", "device", "control", "serve", "libcuda", "libnvml")
+    return [House(ROOT / "simulator/native", build / "obj/sim", simulator)]
+
+
+def files(place: Path, house: House, *endings: str) -> list[str]:
+    """Those below the folders of the order, relative to place."""
+    found = [path for floor in house.floors for path in (place / floor).rglob("*") if path.suffix in endings]
+    return sorted(path.relative_to(place).as_posix() for path in found)
+
+
+def symbols(place: Path, names: list[str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Which object defines each global symbol, and which object needs which."""
+    told = subprocess.run(["nm", "-A", "-g", *names], cwd=place, check=True, capture_output=True, text=True)
+    made: dict[str, str] = {}
+    needs: list[tuple[str, str]] = []
+    for line in told.stdout.splitlines():
+        name, _, rest = line.partition(":")
+        *_, kind, symbol = rest.split()
+        if kind == "U":
+            needs.append((name, symbol))
+        else:
+            made[symbol] = name
+    return made, needs
+
+
+def object_faults(house: House) -> Iterator[str]:
+    """Symbols that are defined on a later floor."""
+    names = files(house.objects, house, ".o")
+    if not names:
+        yield f"{house.objects} has no objects: say 'make native'"
+        return
+    made, needs = symbols(house.objects, names)
+    for name, symbol in needs:
+        if symbol in made and house.floor(made[symbol]) > house.floor(name):
+            yield f"{name} needs {symbol} of {made[symbol]}, a later floor"
+
+
+def header_faults(house: House) -> Iterator[str]:
+    """Headers of a later floor that a source or header includes."""
+    headers = {Path(name).name: name for name in files(house.source, house, ".h")}
+    for name in files(house.source, house, ".c", ".h"):
+        for header in INCLUDE.findall((house.source / name).read_text(encoding="utf-8")):
+            if header in headers and house.floor(headers[header]) > house.floor(name):
+                yield f"{name} includes {headers[header]}, a later floor"
+
+
+def main() -> int:
+    """Print the faults; 1 if there are any."""
+    found = [
+        fault
+        for house in houses(Path(sys.argv[1]).resolve())
+        for fault in (*object_faults(house), *header_faults(house))
+    ]
+    for fault in found:
+        print(fault)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
