@@ -9,6 +9,7 @@ without our fragments: what they set is left out of slurm.conf and cgroup.conf.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 import jinja2
@@ -114,7 +115,10 @@ def lua_literal(value: object) -> str:
     return f'"{plain}"'
 
 
+@cache
 def _environment() -> jinja2.Environment:
+    """Compiles each template once."""
+
     def source(name: str) -> str | None:
         path = files("configs") / "templates" / name
         return path.read_text() if path.is_file() else None
