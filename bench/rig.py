@@ -40,9 +40,9 @@ SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_S
 SLACK = 4  # a busy machine gets so many times the deadline of an idle one
 
 
-def wait_for(what: str, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_for(what: str, condition: Callable[[], bool], seconds: float = 10.0, slack: float = SLACK) -> None:
     """Poll a condition each 5 ms until it holds; TimeoutError names what did not come."""
-    seconds *= SLACK
+    seconds *= slack
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

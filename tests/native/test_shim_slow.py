@@ -53,7 +53,10 @@ class Program:
         before = self.counts()
         try:
             wait_for(
-                "both launch", lambda: all(n > b for n, b in zip(self.counts(), before, strict=True)), 0.5
+                "both launch",
+                lambda: all(n > b for n, b in zip(self.counts(), before, strict=True)),
+                1.0,
+                slack=1,
             )
         except TimeoutError:
             return [i for i in (0, 1) if self.counts()[i] == before[i]]
