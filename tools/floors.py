@@ -6,6 +6,7 @@ usage: floors.py BUILD    after `make native`. Exit status 1 and one line per fa
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,10 @@ INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 @dataclass(frozen=True)
 class House:
-    """Sources and objects of one program or library, and its folders: each may use those before it."""
+    """Sources and objects of one program or library, and its folders: each may use those before it.
+
+    Sources that lie loose beside the folders may use all of them.
+    """
 
     source: Path
     objects: Path
@@ -26,24 +30,35 @@ class House:
 
     def floor(self, path: str) -> int:
         """Of a file below source or objects."""
-        return self.floors.index(path.split("/")[0])
+        return self.floors.index(path.split("/")[0]) if "/" in path else len(self.floors)
 
 
 def houses(build: Path) -> list[House]:
     """All that have an order."""
     simulator = ("protocol", "model", "device", "control", "serve", "libcuda", "libnvml")
-    return [House(ROOT / "simulator/native", build / "obj/sim", simulator)]
+    arbiter = (
+        *("base", "policy", "model", "fds", "hw", "observe"),
+        *("gate", "card", "peer", "tenant", "serve"),
+    )
+    return [
+        House(ROOT / "simulator/native", build / "obj/sim", simulator),
+        House(ROOT / "enforcer/native/arbiter", build / "obj/arbiter", arbiter),
+    ]
 
 
 def files(place: Path, house: House, *endings: str) -> list[str]:
-    """Those below the folders of the order, relative to place."""
+    """Those below the folders of the order, and the loose ones, relative to place."""
     found = [path for floor in house.floors for path in (place / floor).rglob("*") if path.suffix in endings]
+    for path in place.glob("*"):
+        if path.suffix in endings and (house.source / path.name).with_suffix(".c").exists():
+            found.append(path)
     return sorted(path.relative_to(place).as_posix() for path in found)
 
 
 def symbols(place: Path, names: list[str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Which object defines each global symbol, and which object needs which."""
-    told = subprocess.run(["nm", "-A", "-g", *names], cwd=place, check=True, capture_output=True, text=True)
+    nm = shutil.which("gcc-nm") or "nm"  # gcc-nm also reads objects of -flto
+    told = subprocess.run([nm, "-A", "-g", *names], cwd=place, check=True, capture_output=True, text=True)
     made: dict[str, str] = {}
     needs: list[tuple[str, str]] = []
     for line in told.stdout.splitlines():
@@ -70,7 +85,8 @@ def object_faults(house: House) -> Iterator[str]:
 
 def header_faults(house: House) -> Iterator[str]:
     """Headers of a later floor that a source or header includes."""
-    headers = {Path(name).name: name for name in files(house.source, house, ".h")}
+    names = files(house.source, house, ".h")
+    headers = {name: name for name in names} | {Path(name).name: name for name in names}
     for name in files(house.source, house, ".c", ".h"):
         for header in INCLUDE.findall((house.source / name).read_text(encoding="utf-8")):
             if header in headers and house.floor(headers[header]) > house.floor(name):

@@ -38,10 +38,10 @@ def house(floors: ModuleType, tmp_path: Path) -> object:
     return floors.House(tmp_path, tmp_path, ("low", "high"))
 
 
-def compiled(house: object) -> None:
+def compiled(house: object, *flags: str) -> None:
     place = house.source  # type: ignore[attr-defined]
     for name in ("low/low", "high/high"):
-        command = ["gcc", "-Ilow", "-Ihigh", "-c", f"{name}.c", "-o", f"{name}.o"]
+        command = ["gcc", *flags, "-I.", "-Ilow", "-Ihigh", "-c", f"{name}.c", "-o", f"{name}.o"]
         subprocess.run(command, cwd=place, check=True)
 
 
@@ -54,12 +54,23 @@ def test_downwards_is_allowed(floors: ModuleType, house: object) -> None:
     assert list(floors.object_faults(house)) == [] and list(floors.header_faults(house)) == []
 
 
-def test_upwards_is_a_fault(floors: ModuleType, house: object) -> None:
+@pytest.mark.parametrize("flags", [(), ("-flto",)])
+@pytest.mark.parametrize("header", ["high.h", "high/high.h"])
+def test_upwards_is_a_fault(floors: ModuleType, house: object, header: str, flags: tuple[str, ...]) -> None:
     low = house.source / "low/low.c"  # type: ignore[attr-defined]
-    low.write_text('#include "high.h"\nint low(void) { return high(); }\n')
-    compiled(house)
+    low.write_text(f'#include "{header}"\nint low(void) {{ return high(); }}\n')
+    compiled(house, *flags)
     assert list(floors.object_faults(house)) == ["low/low.o needs high of high/high.o, a later floor"]
     assert list(floors.header_faults(house)) == ["low/low.c includes high/high.h, a later floor"]
+
+
+def test_loose_sources_are_above_all_folders(floors: ModuleType, house: object) -> None:
+    top = house.source  # type: ignore[attr-defined]
+    (top / "main.c").write_text("int low(void); int top(void) { return low(); }\n")
+    (top / "low/low.c").write_text("int top(void); int low(void) { return top(); }\n")
+    compiled(house)
+    subprocess.run(["gcc", "-c", "main.c"], cwd=top, check=True)
+    assert list(floors.object_faults(house)) == ["low/low.o needs top of main.o, a later floor"]
 
 
 @pytest.mark.native

@@ -2,9 +2,11 @@
 # The arbiter; for tests: its sanitized twins and its decision as a library.
 ARB_DIR := enforcer/native/arbiter
 ARB_OBJ := $(BUILD)/obj/arbiter
-ARB_SRC := $(sort $(wildcard $(ARB_DIR)/*.c)) enforcer/native/common/qg_msg.c enforcer/native/common/qg_rm.c enforcer/native/common/qg_seal.c
-ARB_HDR := $(wildcard $(ARB_DIR)/*.h) $(wildcard enforcer/native/common/*.h) enforcer/native/abi/qgpu_abi.h enforcer/native/abi/qgpu_rm.h
-ARB_O   := $(patsubst %.c,$(ARB_OBJ)/%.o,$(notdir $(ARB_SRC)))
+# Sources lie in folders; each uses only those before it (tools/floors.py).
+ARB_SRC := $(sort $(wildcard $(ARB_DIR)/*.c $(ARB_DIR)/*/*.c)) enforcer/native/common/qg_msg.c enforcer/native/common/qg_rm.c enforcer/native/common/qg_seal.c
+ARB_HDR := $(wildcard $(ARB_DIR)/*.h $(ARB_DIR)/*/*.h) $(wildcard enforcer/native/common/*.h) enforcer/native/abi/qgpu_abi.h enforcer/native/abi/qgpu_rm.h
+ARB_O   := $(patsubst enforcer/native/%.c,$(ARB_OBJ)/%.o,$(ARB_SRC:$(ARB_DIR)/%=enforcer/native/%))
+ARB_CFLAGS := $(QG_CFLAGS) -I$(ARB_DIR) -pthread
 
 # With QG_LTO: a tick goes through many small functions of several files; inlined, it costs about a twentieth less.
 NATIVE += $(BUILD)/bin/qgpu-arbiter $(BUILD)/test/qgpu-arbiter-asan $(BUILD)/test/qgpu-arbiter-tsan \
@@ -12,11 +14,11 @@ NATIVE += $(BUILD)/bin/qgpu-arbiter $(BUILD)/test/qgpu-arbiter-asan $(BUILD)/tes
 
 $(ARB_OBJ)/%.o: $(ARB_DIR)/%.c $(ARB_HDR)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(QG_CFLAGS) $(QG_LTO) -pthread -c $< -o $@
+	$(CC) $(CFLAGS) $(ARB_CFLAGS) $(QG_LTO) -c $< -o $@
 
-$(ARB_OBJ)/%.o: enforcer/native/common/%.c $(ARB_HDR)
+$(ARB_OBJ)/common/%.o: enforcer/native/common/%.c $(ARB_HDR)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(QG_CFLAGS) $(QG_LTO) -pthread -c $< -o $@
+	$(CC) $(CFLAGS) $(ARB_CFLAGS) $(QG_LTO) -c $< -o $@
 
 $(ARB_OBJ)/main.o: gres/version.py
 $(BUILD)/bin/qgpu-arbiter: $(ARB_O)
@@ -25,12 +27,12 @@ $(BUILD)/bin/qgpu-arbiter: $(ARB_O)
 
 $(BUILD)/test/qgpu-arbiter-asan: $(ARB_SRC) $(ARB_HDR)
 	@mkdir -p $(@D)
-	$(CC) -O1 -g $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -pthread $(ARB_SRC) -o $@
+	$(CC) -O1 -g $(ARB_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer $(ARB_SRC) -o $@
 
 $(BUILD)/test/qgpu-arbiter-tsan: $(ARB_SRC) $(ARB_HDR)
 	@mkdir -p $(@D)
-	$(CC) -O1 -g $(QG_CFLAGS) -fsanitize=thread -fno-omit-frame-pointer -pthread $(ARB_SRC) -o $@
+	$(CC) -O1 -g $(ARB_CFLAGS) -fsanitize=thread -fno-omit-frame-pointer $(ARB_SRC) -o $@
 
-$(BUILD)/test/libqgpu_policy.so: $(wildcard $(ARB_DIR)/policy*.c) $(ARB_HDR)
+$(BUILD)/test/libqgpu_policy.so: $(wildcard $(ARB_DIR)/policy*.c $(ARB_DIR)/policy/*.c) $(ARB_HDR)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(QG_CFLAGS) -shared $(filter %.c,$^) -o $@
+	$(CC) $(CFLAGS) $(ARB_CFLAGS) -shared $(filter %.c,$^) -o $@
