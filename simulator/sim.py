@@ -279,7 +279,7 @@ class Simulator:
         """Ask for a fault, as root: "sticky pid=P", "delay call=cuMemAlloc us=50000", "clear" and others.
 
         docs/specs/simulator.md lists them. Returns how many contexts or processes it reached. Raises
-        SimError when the command is not understood, reaches nobody, or comes from somebody else.
+        SimError when the command is not understood, reaches no process, or does not come from root.
         """
         message = _CONTROL.pack(_SIM_MAGIC, _PROTOCOL, _REQ_CONTROL, _CONTROL.size, command.encode())
         answer = _exchange(self.config.directory, message)

@@ -72,7 +72,7 @@ def with_calls(found: Iterable[Burst], calls: Iterable[int], within_ns: int) -> 
     """The bursts with the time of the program's own first launch call in place of the driver's.
 
     The trace stamps a command when it reaches the driver, which is after the shim rang the doorbell: a gate that
-    closed in between would seem to have closed before anybody launched. `calls` are the times that the program
+    closed in between would seem to have closed before the launch. `calls` are the times that the program
     noted right before its launches; a burst without one at most within_ns earlier keeps the driver's time.
     """
     noted = sorted(calls)

@@ -75,7 +75,7 @@ def services(spans: Iterable[Span], tenants: Mapping[int, Iterable[int]]) -> dic
 def burst_rule(busy: Sequence[int], wall: int, shares: Sequence[float]) -> list[float]:
     """Points by which each tenant's part of the executed time is above (+) or below (-) its weight's part.
 
-    A window in which nobody executed gave everybody nothing: each is short of its whole part.
+    In a window without execution each tenant is short of its whole part.
     """
     del wall
     executed, weight = sum(busy), sum(shares)
@@ -111,7 +111,7 @@ def errors(
 
 
 def worst(points: Mapping[int, float], at: int, sides: str = "both") -> Worst:
-    """The tenant furthest from what it should have had; sides="above" looks at too much only."""
+    """The tenant furthest from what it should have had; sides="above": considers surpluses only."""
     size = (lambda value: value) if sides == "above" else abs
     tenant = max(points, key=lambda t: size(points[t]))
     return Worst(size(points[tenant]), tenant, at)
@@ -146,7 +146,7 @@ def worst_window(
 
 @dataclass(frozen=True)
 class Price:
-    """What sharing cost the card over a stretch in which somebody always had work."""
+    """What sharing cost the card over a stretch in which at least one tenant always had work."""
 
     switches_per_s: float
     lost_percent: float

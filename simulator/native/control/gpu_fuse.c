@@ -68,9 +68,9 @@ static int open_file(int mount)
     return open(name, O_RDWR | O_CLOEXEC);
 }
 
-/* Opened and closed once before the loop depends on it: the close makes the kernel ask for FLUSH,
- * and learn that nobody wants it; from then on closing a file never waits for the loop, so the loop
- * itself may close one. */
+/* Opens and closes the file once before the loop starts. The close makes the kernel send FLUSH and
+ * learn that it is not implemented. From then on close() does not wait for the loop, so the loop
+ * itself may close a file. */
 static struct opener_note try_out(int mount)
 {
     struct opener_note note = {.tid = (int32_t)syscall(SYS_gettid)};
@@ -156,7 +156,7 @@ static void reply(struct gpu_fuse *fuse, uint64_t unique, int error, const void 
         .len = (uint32_t)(sizeof head + size), .error = -error, .unique = unique};
     struct iovec iov[2] = {{&head, sizeof head}, {(void *)body, size}};
     if (writev(fuse->device, iov, size ? 2 : 1) < 0)
-        return; /* ENOENT: the caller was killed before it was heard */
+        return; /* ENOENT: the caller was killed before its answer */
 }
 
 void gpu_fuse_answer(struct gpu_fuse *fuse, uint64_t unique, int error, const void *data,
@@ -266,7 +266,7 @@ static void serve(struct gpu_fuse *fuse, const struct fuse_in_header *head)
 void gpu_fuse_drain(struct gpu_fuse *fuse)
 {
     static _Alignas(8) uint8_t buffer[REQUEST_SIZE]; /* one thread */
-    /* Bounded: callers that never stop calling must not keep the rest from being heard. */
+    /* Bounded: callers that never stop must not starve the rest of the loop. */
     for (unsigned served = 0; fuse->device >= 0 && served < MAX_SERVED; served++) {
         ssize_t size = read(fuse->device, buffer, sizeof buffer);
         const struct fuse_in_header *head = (const void *)buffer;

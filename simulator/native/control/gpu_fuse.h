@@ -7,8 +7,8 @@
  *
  * All requests are served by the one loop of this process and none is waited for there. Only the
  * opener, a thread with a descriptor table of its own, ever opens the file: it lacks the descriptor
- * that serves the mount, so that the end of this process ends the mount even while the opener is
- * stuck in an open(2) that nobody will answer.
+ * that serves the mount, so that the end of this process ends the mount even while the opener
+ * waits in an open(2) that will not be answered.
  */
 #ifndef QGPU_SIM_GPU_FUSE_H
 #define QGPU_SIM_GPU_FUSE_H

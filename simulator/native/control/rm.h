@@ -43,7 +43,7 @@ struct rm_client {
 struct rm_file {
     struct rm_file *next;
     uint64_t fh; /* also its name in the log: counted from 1 */
-    /* the process that it was made for; NULL when it is gone, or somebody opened the file anew */
+    /* the process that it was made for; NULL: it is gone, or the file was reopened by path */
     struct gpu_conn *conn;
     struct rm_client *clients;
     uint32_t nclients;
@@ -60,7 +60,7 @@ struct rm_call {
     int memory;             /* then: of the caller */
     uint32_t caller, owner; /* processes: that called; that the file was made for */
     uint32_t status;
-    /* until: the effect takes so long; deadline: then the answer is RM_TIMEOUT */
+    /* until: end of the effect; deadline: then the answer is RM_TIMEOUT */
     uint64_t due, until, deadline;
     uint32_t waits[RM_MAX_DISABLED]; /* contexts that have to leave their engines first */
     uint32_t nwaits;
@@ -93,7 +93,7 @@ struct rm {
     struct rm_fault faults[RM_FAULTS];
     uint64_t next_fh, next_group;
     uint32_t next_client, nfiles;
-    /* the answer to who asked for a file; -1: there is none */
+    /* answers the process that asked for a file; -1: there is none */
     void (*answer)(struct gpu_conn *conn, int fd);
     int log;
     char why[160]; /* there is no control device */
@@ -102,7 +102,7 @@ struct rm {
 /* rm_object.c */
 /* NULL: not of this file */
 struct rm_client *rm_client_find(const struct rm_file *file, uint32_t handle);
-struct rm_client *rm_client_any(const struct gpu *gpu, uint32_t handle); /* whoever made it */
+struct rm_client *rm_client_any(const struct gpu *gpu, uint32_t handle); /* of any file */
 struct rm_object *rm_object_find(struct rm_client *client, uint32_t handle);
 uint32_t rm_alloc_client(struct gpu *gpu, struct rm_file *file, uint32_t *handle);
 uint32_t rm_alloc_object(struct gpu *gpu, struct rm_client *client, uint32_t parent,
@@ -136,7 +136,7 @@ void rm_request_file(struct gpu_conn *conn);
 void rm_forget(struct gpu_conn *conn); /* it ends */
 
 /* rm_fault.c */
-bool rm_wants_caller(const struct rm *rm); /* somebody needs to know which process calls */
+bool rm_wants_caller(const struct rm *rm); /* a log or a fault needs the caller's pid */
 bool rm_fault_add(struct rm *rm, const struct rm_fault *fault);
 void rm_fault_clear(struct gpu *gpu, uint32_t pid);
 const struct rm_fault *rm_fault_take(struct rm *rm, const char *name, uint32_t caller,

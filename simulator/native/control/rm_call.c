@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Calls of the control device: from the ioctl to its answer, at once or when its time has come. The
- * outer structure comes and goes with the call; parameters are read from and written to the caller,
- * who waits meanwhile.
+ * outer structure comes and goes with the call; parameters are read from and written to the memory
+ * of the caller, which waits in its ioctl.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -44,7 +44,7 @@ static uint32_t process_of(pid_t tid)
 }
 
 /* While the caller is held up here it cannot end, and its memory is found by its id. Not so for a
- * call that waits for its turn: it may be killed then, and the id be somebody else's. /proc/ID/mem
+ * call that waits for its turn: it may be killed then, and its id reused. /proc/ID/mem
  * stays bound to the memory that it was opened for. */
 static void keep_memory(struct rm_call *call)
 {
@@ -132,8 +132,8 @@ static uint32_t control(struct gpu *gpu, struct rm_file *file, struct rm_call *c
     return status;
 }
 
-/* Within one file: whoever has it may do the same with either client. Across files nobody has
- * granted anything. */
+/* Within one file only: its holder may use both clients anyway. There are no grants across files.
+ */
 static uint32_t duplicate(struct gpu *gpu, struct rm_file *file, struct rm_dup *in)
 {
     struct rm_client *client = rm_client_find(file, in->client),

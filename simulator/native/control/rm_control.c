@@ -107,8 +107,7 @@ static uint32_t control_group(struct rm_group *group, uint32_t cmd, struct rm_ca
 
 /* ---- subdevices ---- */
 
-/* Whose channels these are is not asked: whether the firmware of a real card does is not known, so
- * that nobody may rely on it. */
+/* The owner of the channels is not checked: it is unknown whether a real card's firmware does. */
 static uint32_t disable_channels(struct gpu *gpu, const struct rm_object *subdevice,
                                  const struct rm_disable_channels *order, struct rm_call *call)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Faults on demand of calls of the control device: "rm.NAME" in gpu_control.c's words.
+ * Faults on demand of calls of the control device: "rm.NAME" in gpu_faults.c's words.
  */
 #include <stdio.h>
 #include <string.h>

@@ -94,7 +94,7 @@ static void put_what(struct text *text, const struct rm_call *call)
         put(text, "\"call\": \"other\", \"number\": \"0x%x\"", call->ioctl.cmd);
 }
 
-/* In one write each: whoever reads meanwhile sees whole lines. */
+/* One write per line: a concurrent reader sees whole lines. */
 void rm_log(const struct rm *rm, const struct rm_call *call, uint32_t status, int error)
 {
     struct text text = {.len = 0};

@@ -74,7 +74,7 @@ struct gpu_alloc {
 /* A channel group as the hardware knows it; objects of several clients may stand for it (DUP). */
 struct rm_group {
     struct gpu_card *card;
-    struct gpu_ctx *ctx; /* whose work it carries; NULL: nobody's */
+    struct gpu_ctx *ctx; /* whose work it carries; NULL: none's */
     uint32_t id, engine; /* RM_ENGINE_*; 0: graphics */
     uint32_t objects, channels, disabled;
     unsigned engines;        /* of the model, a bit each */
@@ -116,9 +116,9 @@ struct gpu_conn {
     struct sim_page *page; /* shared with the process; NULL before its HELLO */
     int page_fd;
     enum sim_listed listed;  /* by NVML */
-    uint32_t hang_kernels;   /* so many of the next kernels never end */
+    uint32_t hang_kernels;   /* number of next kernels that never end */
     uint64_t slice_ns;       /* of contexts to come; 0: the card's */
-    uint64_t linger_us;      /* so long it holds its memory, and is listed, after its end */
+    uint64_t linger_us;      /* its memory and NVML entry outlive it by this */
     struct rm_file *control; /* its open file of the control device */
     bool wants_control;      /* it waits for one */
     struct gpu_pin *pins;    /* registered memory, and what was */
@@ -142,7 +142,7 @@ struct gpu_config {
     double ns_per_iter, unknown_us, copy_gbs, memory_gbs;
     struct model_params params;
     uint64_t control_ns;              /* what a command takes that the card executes */
-    uint64_t stall_ns, stall_each_ns; /* all cards stand still for so long, so often; 0: never */
+    uint64_t stall_ns, stall_each_ns; /* a stall of all cards, and its period; 0: none */
     bool trace, has_ready_fd, realtime;
 };
 
@@ -156,7 +156,7 @@ struct gpu {
     struct rm *rm; /* of the control device */
     struct gpu_watch control_watch, opener_watch;
     struct gpu_watch listen_watch, timer_watch, tick_watch, signal_watch;
-    struct gpu_watch bell_watch; /* of all contexts: settle() looks at every ring */
+    struct gpu_watch bell_watch; /* of all contexts: settle() reads every ring */
     uint32_t next_ctx, nconn, nctx;
     int epoll, listen, timer, tick, signals, dir, trace;
     uint64_t armed_ns, next_stall;

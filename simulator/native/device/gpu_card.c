@@ -9,7 +9,7 @@
 
 #include "gpu.h"
 
-/* host functions end by a doorbell; words that a WAIT32 looks at are polled */
+/* host functions end by a doorbell; the words of a WAIT32 are polled */
 #define POLL_NS     50000ull
 #define BACKOFF_MIN 2000ull
 #define BACKOFF_MAX 50000ull
@@ -102,7 +102,7 @@ void gpu_card_sync(struct gpu_card *card)
     poison_faulted(card);
 }
 
-/* A launch is blocked because so much is in flight; or the ring holds what the model had no room
+/* A launch is blocked at the queue depth, or the ring holds commands that the model has no room
  * for. */
 static bool wants_room(const struct model_ctx *model)
 {

@@ -157,7 +157,7 @@ void gpu_ctx_destroy(struct gpu_ctx *ctx)
     free_parts(ctx, -1);
 }
 
-/* Whoever waits for a stream, an event or a place in the queue learns it. */
+/* Wakes all threads that wait for a stream, an event or a place in the queue. */
 void gpu_ctx_poison(struct gpu_ctx *ctx, int status)
 {
     struct sim_shared *shm = ctx->shm;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory of the card: who holds how much, and whether there is room.
+ * Memory of the card: what each context holds, and whether there is room.
  */
 #include <cuda.h>
 #include <stdlib.h>

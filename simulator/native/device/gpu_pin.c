@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Host memory that a process registered, as the device side reaches it. A card writes a word into
- * such memory without anybody's help; through /proc/PID/mem it costs 4 us of the device side's
- * time, which would be the kernels'. So what can be mapped here is: pages of root's file in memory
- * that nobody can shorten, mapped shared and for writing.
+ * such memory by itself. A write through /proc/PID/mem takes the device side 4 us, which would be
+ * missing from kernels. So memory that can be mapped here is mapped: pages of a memfd of root that
+ * is sealed against shrinking, if the process mapped them shared and for writing.
  */
 #include <fcntl.h>
 #include <inttypes.h>

@@ -16,7 +16,7 @@ struct nvmlDevice_st {
     struct sim_card_info info;
     struct nvmlDevice_st *card; /* an instance's card */
     unsigned gi;                /* an instance's GPU instance, from 1 on; 0: a card */
-    bool parts;                 /* a card with MIG: what it does is told of its instances only */
+    bool parts;                 /* a card with MIG: only its instances report use */
 };
 
 #define TRY(expression)                                                                            \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Time in the model: which command may run, who is on which engine, and moving on to the next
- * change.
+ * Time in the model: which command may run, which context has which engine, and the step to the
+ * next change.
  */
 #include "sim_model.h"
 
@@ -86,7 +86,7 @@ static uint16_t pick_next(const struct model_ctx *ctx, unsigned engine, uint64_t
     return ctx->running[engine] ? ctx->running[engine] : pick(ctx, engine, PICK_ANY, soonest);
 }
 
-/* ---- who is on an engine ---- */
+/* ---- which context has an engine ---- */
 
 static uint64_t slice_of(const struct model_card *card, const struct model_ctx *ctx,
                          unsigned engine)
@@ -155,7 +155,7 @@ static uint64_t unstoppable(const struct model_card *card, unsigned engine)
     return cur && cur->running[engine] ? to_stop(cur, engine) : 0;
 }
 
-/* Decides who is on the engine at card->t. Returns the command to run, 0 if nothing is ready. */
+/* Picks the context of the engine at card->t. Returns the command to run, 0 if none is ready. */
 static uint16_t schedule(struct model_card *card, unsigned engine, uint64_t *soonest)
 {
     struct model_engine *eng = &card->engines[engine];
@@ -212,8 +212,8 @@ static void start(struct model_card *card, unsigned engine, uint16_t link)
     eng->cur->running[engine] = link;
 }
 
-/* What the engine does at card->t. True: something ended that takes no time; look again. *next: no
- * later than its next change. */
+/* What the engine does at card->t. True: a command without duration ended, so call it again. *next:
+ * no later than its next change. */
 static bool settle_engine(struct model_card *card, unsigned engine, uint64_t *next)
 {
     struct model_engine *eng = &card->engines[engine];

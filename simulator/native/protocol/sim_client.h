@@ -17,9 +17,9 @@ int sim_connect(void);
 bool sim_exchange(int sock, const struct sim_req *req, void *answer, size_t size, int *fds,
                   unsigned nfds);
 bool sim_may_see(const struct sim_card_info *info);
-/* A request with a text. */
-/* The same for SIM_REQ_PROCS and SIM_REQ_UTIL, whose answers are at most so long. */
+/* The same for SIM_REQ_PROCS and SIM_REQ_UTIL, whose answers have at most size bytes. */
 bool sim_exchange_list(int sock, const struct sim_req *req, void *answer, size_t size);
+/* A request with a text. */
 bool sim_exchange_text(int sock, uint32_t type, const uint64_t numbers[3], const char *text,
                        struct sim_rep *rep);
 

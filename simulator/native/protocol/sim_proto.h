@@ -24,7 +24,7 @@
 #define SIM_MAX_CARDS   16u
 
 /* MIG: an instance's device node is the file of its compute instance. Its GPU instance and its card
- * have nodes beside it, whose minor numbers are so much higher; the card's is that of its first
+ * have nodes beside it, whose minor numbers are higher by these; the card's is that of its first
  * instance. */
 #define SIM_MIG_MOST       7u
 #define SIM_MIG_GI_MINOR   (1u << 18)
@@ -56,7 +56,7 @@ enum sim_op {
     SIM_OP_WAIT = 17,    /* a = context id, b = stream slot, c = sequence number there */
     SIM_OP_WRITE32 = 18, /* a = address in the client, b = value */
     SIM_OP_WAIT32 = 19, /* a = address in the client, b = value, c = flags of cuStreamWaitValue32 */
-    SIM_OP_FENCE = 20,  /* somebody waits for this place */
+    SIM_OP_FENCE = 20,  /* a thread waits for this place */
     SIM_OP_HOST = 21,   /* the client runs a host function, then stores host_done of the stream */
     SIM_OP_FREE = 22,   /* a = allocation id, freed here (cuMemFreeAsync) */
     SIM_OP_WRITE64 = 23,
@@ -82,7 +82,7 @@ struct sim_cmd {
 struct sim_stream_word {
     uint64_t done_seq;  /* device: last finished command */
     uint64_t host_done; /* client: last host function that returned */
-    uint32_t gen;       /* device: futex word, changes when somebody may wake */
+    uint32_t gen;       /* device: futex word, changes when a waiter may wake */
     uint32_t waiters;   /* client: hint */
 };
 
@@ -137,7 +137,7 @@ enum sim_req_type {
     /* a = address, b = bytes: registered host memory, which the device may map; always a success */
     SIM_REQ_PIN = 12,
     SIM_REQ_UNPIN = 13, /* a = address */
-    /* text: a command of serve/gpu_control.c, from root only -> rep; a = what it reached */
+    /* text: a command of serve/gpu_faults.c, from root only -> rep; a = what it reached */
     SIM_REQ_CONTROL = 32,
     /* a = card, b = soft, c = hard limit, text: the cgroup's directory; from root only */
     SIM_REQ_LIMIT_SET = 33,
@@ -168,7 +168,7 @@ struct sim_rep {
 struct sim_node {
     struct sim_rep rep;
     uint32_t ncards, major, generation;
-    /* 0, or the "cards" are MIG instances: so many following each other are of one card */
+    /* 0, or the "cards" are MIG instances: this number in a row are of one card */
     uint32_t mig;
     char node[64];
     char driver[64]; /* its version */
@@ -181,7 +181,7 @@ struct sim_card_info {
     uint64_t mem_total, mem_used;
     char uuid[SIM_UUID_LEN];
     char name[96];
-    char path[192]; /* device node; whoever may open(2) it sees the card */
+    char path[192]; /* device node; a process that may open(2) it sees the card */
 };
 
 /* of a card; as many contexts as there can be, so no list is ever cut */

@@ -33,7 +33,7 @@ static int open_pidfd(int sock, pid_t pid)
 }
 
 /* The descriptor stays bound to the memory that the process has now: neither exec(2) of a setuid
- * program nor a recycled pid can turn later writes against somebody else. -1 when the process
+ * program nor a recycled pid can direct later writes into another process. -1 when the process
  * changed its credentials since. */
 static int open_memory(pid_t pid, uid_t uid)
 {
@@ -103,8 +103,8 @@ void gpu_accept(struct gpu *gpu)
     gpu->nconn++;
 }
 
-/* A driver that takes its time with a dead process, or somebody else who holds its file of the
- * control device: its work is lost, its memory is held, NVML lists it. */
+/* The process is dead, but a slow driver ("linger"), or another process that holds its file of the
+ * control device, keeps its memory allocated. Its work is lost; NVML lists it. */
 static bool linger(struct gpu_conn *conn)
 {
     struct pollfd left = {.fd = conn->pidfd, .events = POLLIN};
@@ -152,7 +152,7 @@ void gpu_conn_end(struct gpu_conn *conn, const char *why)
         fprintf(stderr, "qgpu-simgpu: process %d was thrown off the cards: %s\n", (int)conn->pid,
                 why);
     for (struct gpu_ctx *ctx = conn->ctxs; ctx; ctx = ctx->next)
-        /* the running kernel is cut now, not when the model looked last */
+        /* the running kernel is cut now, not at the model's last step */
         gpu_card_sync(ctx->card);
     while (conn->ctxs)
         gpu_ctx_destroy(conn->ctxs);
@@ -175,7 +175,7 @@ void gpu_bury(struct gpu *gpu)
     }
 }
 
-/* Processes that had ended, and of which somebody else kept the file until now. */
+/* Ends one process that was dead, and whose file of the control device another one just closed. */
 static bool end_one(struct gpu *gpu)
 {
     for (struct gpu_conn *conn = gpu->conns; conn; conn = conn->next)

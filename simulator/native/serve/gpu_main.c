@@ -38,7 +38,7 @@ static void arm(struct gpu *gpu, uint64_t at)
     timerfd_settime(gpu->timer, TFD_TIMER_ABSTIME, &spec, NULL);
 }
 
-/* Ten times a second while anybody has a context: samples, and the trace reaches the file. */
+/* Ten times a second while there is a context: takes samples, writes the trace. */
 static void set_ticking(struct gpu *gpu, bool ticking)
 {
     struct itimerspec spec = {0};
@@ -90,7 +90,7 @@ static void throw_out_hostile(struct gpu *gpu)
     }
 }
 
-/* Asks for doorbells, then looks once more: a command that came before the request rang nothing. */
+/* Asks for doorbells, then reads the rings again: a command before the request rang none. */
 static bool ask_for_bells(struct gpu *gpu)
 {
     bool seen = false;
@@ -105,7 +105,7 @@ static void settle(struct gpu *gpu)
 {
     uint64_t next = MODEL_NEVER;
     bool again = true;
-    /* Bounded: a client that never stops submitting must not keep the others from being heard. */
+    /* Bounded: a client that never stops submitting must not starve the others. */
     for (int tries = 0; again && tries < 3; tries++) {
         for (unsigned i = 0; i < gpu->config.cards; i++)
             if (gpu->cards[i].model.ctxs)
@@ -155,7 +155,7 @@ static void handle(struct gpu *gpu, const struct gpu_watch *watch)
     case SRC_OPENER:
         gpu_fuse_handed(&gpu->rm->fuse);
         break;
-    case SRC_BELL: /* settle() looks at every ring */
+    case SRC_BELL: /* settle() reads every ring */
         break;
     }
 }

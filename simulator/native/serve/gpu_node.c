@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The directory of the device side: device nodes, socket, the number of the control device. A killed
- * predecessor's leftovers are recognised by the lock on the directory that nobody holds, and
- * removed.
+ * The directory of the device side: device nodes, socket, the number of the control device. If
+ * no process holds the lock on the directory, what a killed predecessor left there is removed.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -161,7 +161,7 @@ static const struct option options[] = {{"dir", 1, NULL, O_DIR},
 static void command(struct gpu *gpu, const char *text)
 {
     uint64_t reached;
-    if (gpu_control(gpu, text, &reached, true) != 0)
+    if (gpu_fault_command(gpu, text, &reached, true) != 0)
         exit(2);
 }
 

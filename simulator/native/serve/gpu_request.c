@@ -222,7 +222,7 @@ static void text_request(struct gpu_conn *conn, const struct sim_req *req, const
     int status = SIM_EPERM;
     bool root = conn->uid == 0 || conn->uid == geteuid();
     if (req->type == SIM_REQ_CONTROL)
-        status = root ? gpu_control(gpu, text, &rep.a, false) : SIM_EPERM;
+        status = root ? gpu_fault_command(gpu, text, &rep.a, false) : SIM_EPERM;
     else if (gpu->config.generation < 615)
         status = SIM_ENOSYS;
     else if (req->type == SIM_REQ_LIMIT_GET)

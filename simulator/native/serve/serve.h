@@ -15,7 +15,7 @@ void gpu_parse(struct gpu *gpu, int argc, char **argv);
 void gpu_accept(struct gpu *gpu);
 void gpu_conn_readable(struct gpu_conn *conn);
 void gpu_conn_end(struct gpu_conn *conn, const char *why);
-void gpu_reap_dead(struct gpu *gpu); /* looks at every pidfd */
+void gpu_reap_dead(struct gpu *gpu); /* ends every connection whose process is dead */
 /* serves what waits at the control device */
 void gpu_drain_control(struct gpu *gpu);
 void gpu_bury(struct gpu *gpu);
@@ -24,9 +24,9 @@ void gpu_bury(struct gpu *gpu);
 void gpu_request(struct gpu_conn *conn, const struct sim_req *req, const char *text);
 void gpu_answer_file(struct gpu_conn *conn, int fd); /* of the control device; -1: there is none */
 
-/* gpu_control.c: one command in words; a CUresult, *reached: contexts or processes. complain: to
+/* gpu_faults.c: one command in words; a CUresult, *reached: contexts or processes. complain: to
  * stderr */
-int gpu_control(struct gpu *gpu, const char *command, uint64_t *reached, bool complain);
+int gpu_fault_command(struct gpu *gpu, const char *command, uint64_t *reached, bool complain);
 
 /* gpu_node.c: the directory, device nodes and socket */
 bool gpu_node_open(struct gpu *gpu);

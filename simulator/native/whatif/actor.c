@@ -8,8 +8,8 @@
 
 #include "simulate.h"
 
-/* As the arbiter's sampling has it: who stands at an open gate for so long without a launch is
- * doubted for a while, and work without any progress earns no more turns. */
+/* As in the arbiter's sampling: a tenant that waits at an open gate without a launch for this time
+ * is doubted for a while; work without progress gets no more quanta. */
 #define UNUSED_LEASE_NS (5 * QP_MS)
 #define UNUSED_AGAIN_NS (1 * QP_MS)
 #define DOUBT_MIN_NS    (10 * QP_MS)

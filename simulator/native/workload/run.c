@@ -281,7 +281,7 @@ void run(struct driver *driver, const struct options *options, struct result *re
     if (options->start_at)
         rest_until(options->start_at, UINT64_MAX);
     result->start_ns = state.progress_ns = now_ns();
-    if (state.log) { /* whoever watches the log learns the process before its first burst ends */
+    if (state.log) { /* a reader of the log learns the pid before the first burst ends */
         fprintf(state.log, "{\"pid\": %d, \"started_ns\": %llu}\n", (int)getpid(),
                 (unsigned long long)result->start_ns);
         fflush(state.log);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the library does to the control device, in the order and the layouts of the real one as far
- * as those are published: a client per process, a device per card, and per context an address
- * space, a group of compute channels and two of copy channels. By libc's ioctl, found as any other
- * symbol, so that whoever watches that function sees it all. Without a control device nothing
+ * The library's calls of the control device, in the order and layouts of the real one as far as
+ * those are published. A process makes a client, and a device per card; a context makes an address
+ * space, a group of compute channels and two of copy channels. The calls go through libc's ioctl,
+ * found as any other symbol: an interposed ioctl sees all of them. Without a control device nothing
  * happens here.
  */
 #include "cu.h"

@@ -72,7 +72,7 @@ static CUresult map_shared(CUcontext ctx, struct cu_device *device)
     return CUDA_SUCCESS;
 }
 
-/* The mapping stays: a thread may still look at a destroyed context. */
+/* The mapping stays: a thread may still read a destroyed context. */
 static CUresult remove_from_card(CUcontext ctx)
 {
     struct sim_rep rep;

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define MULTIPROCESSORS 132u
-#define GROUP           8u /* compute capability 9.0: so many at least, and a multiple of it */
+#define GROUP           8u /* multiprocessors: least number and unit at compute capability 9.0 */
 
 struct CUgreenCtx_st {
     enum cu_magic magic;

@@ -247,8 +247,7 @@ CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec exec)
 
 /* ---- launch ---- */
 
-/* Memory that was freed, and perhaps given out again, since it was captured has no contents that
- * anybody may expect. */
+/* Memory that was freed since the capture, and perhaps allocated again, has undefined contents. */
 static CUresult moved(CUresult status)
 {
     return status == CUDA_ERROR_OUT_OF_MEMORY ? status : CUDA_SUCCESS;

@@ -48,7 +48,7 @@ struct cu_alloc *cu_alloc_take(CUdeviceptr base, enum kind low, enum kind high);
 /* Of an entry that was taken out. */
 void cu_alloc_release(struct cu_alloc *alloc);
 
-/* Address space with memory that somebody else keeps: an import, memory of a graph. */
+/* Address space for memory with another owner: an import, memory of a graph. */
 CUresult cu_alloc_borrow(CUdeviceptr *out, size_t bytes, CUcontext ctx);
 
 /* The context that keeps a device's memory on the device side: the primary one, or the current one.

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory of the simulated card. A device pointer is an address in a reservation that nobody may
- * touch, so that a program that dereferences it crashes as on a real card. Contents live in a
- * shadow, in chunks that are made when a copy or a fill needs them: a large allocation that is only
- * filled costs a bitmap. Contents move at the call, in program order; only the time of copies is
- * the model's.
+ * Memory of the simulated card. A device pointer is an address in a reservation without access
+ * rights: a program that dereferences it crashes as on a real card. Contents live in a shadow, in
+ * chunks that are made when a copy or a fill needs them. A large allocation that is only filled
+ * costs a bitmap. Contents move at the call, in program order; only the time of copies is the
+ * model's.
  */
 #include "cu_alloc.h"
 #include "cu_capture.h"

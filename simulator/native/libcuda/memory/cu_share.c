@@ -2,8 +2,8 @@
  *
  * Memory of other processes: IPC handles, pools and their pointers, external memory. Shared in the
  * books only: an address from here has contents of its own (those of cuMemCreate memory are truly
- * shared, cu_vmm.c). Whoever made the memory has it in the card's books; external memory, which no
- * CUDA call made, its importer has.
+ * shared, cu_vmm.c). The card counts memory for the process that made it, and external memory,
+ * which no CUDA call made, for its importer.
  */
 #include "cu_alloc.h"
 #include "cu_context.h"

@@ -139,8 +139,6 @@ struct cu_physical *cu_vmm_find(CUmemGenericAllocationHandle handle)
     return at;
 }
 
-/* Under cu_vmm_lock: out of the list when nothing holds it any more; the caller gives it back without
- * the lock. */
 struct cu_physical *cu_vmm_if_unused(struct cu_physical *physical)
 {
     struct cu_physical **link = &physicals;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Submitting commands and waiting for them. A launch is one clock read and one ring slot; the
- * device is woken only for commands whose end somebody can see, because its model replays the past
+ * Submitting commands and waiting for them. A launch is one clock read and one ring slot. The
+ * device side is woken only for commands whose end can be observed: its model replays the past
  * exactly.
  */
 #include "cu_alloc.h"
@@ -47,7 +47,7 @@ static bool full(CUcontext ctx)
     return ctx->head - __atomic_load_n(&ctx->shm->finished, __ATOMIC_SEQ_CST) >= ctx->shm->depth;
 }
 
-/* Blocks as a real launch does when so many commands are in flight. */
+/* Blocks at the queue depth, as a real launch does. */
 static CUresult wait_for_room(CUcontext ctx)
 {
     CUresult status = CUDA_SUCCESS;

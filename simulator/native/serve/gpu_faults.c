@@ -137,7 +137,7 @@ static int on_pages(struct gpu *gpu, const struct words *words, const struct sim
     return words->has_pid && !*reached ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
 }
 
-/* Calls of the control device are this process's own: nothing has to be told to anybody. */
+/* This process serves the control device itself: no page of a client is concerned. */
 static int on_ioctls(struct gpu *gpu, const struct words *words, uint64_t *reached)
 {
     struct rm_fault fault = {.left = words->times ? (int64_t)words->times : -1,
@@ -243,8 +243,7 @@ static int stall(struct gpu *gpu, const struct words *words, uint64_t *reached)
     return CUDA_SUCCESS;
 }
 
-/* The trace is written ten times a second; a reader who wants the last kernels, too, asks for them.
- */
+/* The trace is written ten times a second; this writes what is buffered now. */
 static int flush(struct gpu *gpu, uint64_t *reached)
 {
     for (unsigned i = 0; i < gpu->config.cards; i++)
@@ -271,7 +270,7 @@ static int execute(struct gpu *gpu, const struct words *words, uint64_t *reached
     return on_calls(gpu, words, reached);
 }
 
-int gpu_control(struct gpu *gpu, const char *command, uint64_t *reached, bool complain)
+int gpu_fault_command(struct gpu *gpu, const char *command, uint64_t *reached, bool complain)
 {
     struct words words;
     *reached = 0;
