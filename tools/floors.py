@@ -37,7 +37,7 @@ def houses(build: Path) -> list[House]:
     """All that have an order."""
     simulator = ("protocol", "model", "device", "control", "serve", "libcuda", "libnvml")
     arbiter = (
-        *("base", "policy", "model", "fds", "hw", "observe"),
+        *("policy", "base", "model", "fds", "hw", "observe"),
         *("gate", "card", "peer", "tenant", "serve"),
     )
     return [

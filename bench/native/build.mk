@@ -12,6 +12,6 @@ $(BUILD)/test/stub/libcuda.so.1: $(BENCH_NATIVE)/stub.c $(BENCH_NATIVE)/stub.h $
 	  $(BENCH_OBJ)/stub_exports.o -ldl -lpthread
 
 BENCH_SRC := $(BENCH_NATIVE)/launch_bench.c $(BENCH_NATIVE)/mini_arbiter.c enforcer/native/common/qg_msg.c enforcer/native/common/qg_seal.c
-$(BUILD)/test/launch-bench: $(BENCH_SRC) $(wildcard $(BENCH_NATIVE)/*.h enforcer/native/common/*.h) enforcer/native/abi/qgpu_abi.h enforcer/native/arbiter/policy.h
+$(BUILD)/test/launch-bench: $(BENCH_SRC) $(wildcard $(BENCH_NATIVE)/*.h enforcer/native/common/*.h) enforcer/native/abi/qgpu_abi.h enforcer/native/arbiter/policy/policy.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(BENCH_CFLAGS) $(QG_LDFLAGS) -o $@ $(BENCH_SRC) -ldl

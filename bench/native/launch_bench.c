@@ -34,7 +34,7 @@
 #include <cuda.h>
 
 #include "mini_arbiter.h"
-#include "policy.h"
+#include "policy/policy.h"
 #include "qg_time.h"
 #include "stub.h"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from simulator import policylib
 
 NATIVE = Path(__file__).resolve().parents[2] / "enforcer/native"
-HEADER = NATIVE / "arbiter/policy.h"
+HEADER = NATIVE / "arbiter/policy/policy.h"
 PROBE = '#include <stddef.h>\n#include <stdio.h>\n#include "policy.h"\nint main(void) {{\n{lines}\nreturn 0;\n}}\n'
 
 

@@ -4,7 +4,7 @@ ARB_DIR := enforcer/native/arbiter
 ARB_OBJ := $(BUILD)/obj/arbiter
 # Sources lie in folders; each uses only those before it (tools/floors.py).
 ARB_SRC := $(sort $(wildcard $(ARB_DIR)/*.c $(ARB_DIR)/*/*.c)) enforcer/native/common/qg_msg.c enforcer/native/common/qg_rm.c enforcer/native/common/qg_seal.c
-ARB_HDR := $(wildcard $(ARB_DIR)/*.h $(ARB_DIR)/*/*.h) $(wildcard enforcer/native/common/*.h) enforcer/native/abi/qgpu_abi.h enforcer/native/abi/qgpu_rm.h
+ARB_HDR := $(wildcard $(ARB_DIR)/*/*.h) $(wildcard enforcer/native/common/*.h) enforcer/native/abi/qgpu_abi.h enforcer/native/abi/qgpu_rm.h
 ARB_O   := $(patsubst enforcer/native/%.c,$(ARB_OBJ)/%.o,$(ARB_SRC:$(ARB_DIR)/%=enforcer/native/%))
 ARB_CFLAGS := $(QG_CFLAGS) -I$(ARB_DIR) -pthread
 
@@ -33,6 +33,6 @@ $(BUILD)/test/qgpu-arbiter-tsan: $(ARB_SRC) $(ARB_HDR)
 	@mkdir -p $(@D)
 	$(CC) -O1 -g $(ARB_CFLAGS) -fsanitize=thread -fno-omit-frame-pointer $(ARB_SRC) -o $@
 
-$(BUILD)/test/libqgpu_policy.so: $(wildcard $(ARB_DIR)/policy*.c $(ARB_DIR)/policy/*.c) $(ARB_HDR)
+$(BUILD)/test/libqgpu_policy.so: $(wildcard $(ARB_DIR)/policy/*.c) $(ARB_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(ARB_CFLAGS) -shared $(filter %.c,$^) -o $@

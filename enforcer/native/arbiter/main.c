@@ -20,27 +20,23 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "arbiter.h"
+#include "base/base.h"
+#include "card/card.h"
+#include "fds/fds.h"
+#include "gate/gate.h"
+#include "hw/hw.h"
+#include "model/model.h"
+#include "serve/serve.h"
+#include "tenant/tenant.h"
 #include "qg_time.h"
 
-struct key key_register = {KEY_REGISTER}, key_control = {KEY_CONTROL}, key_signal = {KEY_SIGNAL};
+static struct key key_register = {KEY_REGISTER}, key_control = {KEY_CONTROL},
+                  key_signal = {KEY_SIGNAL};
 
 struct options {
     const char *trace;
     int ready_fd;
 };
-
-int ar_watch(const struct arbiter *a, int fd, struct key *key)
-{
-    struct epoll_event ev = {.events = EPOLLIN, .data.ptr = key};
-    return epoll_ctl(a->epfd, EPOLL_CTL_ADD, fd, &ev) == 0 ? 0 : -errno;
-}
-
-int ar_watch_room(const struct arbiter *a, int fd, struct key *key, bool on)
-{
-    struct epoll_event ev = {.events = on ? EPOLLIN | EPOLLOUT : EPOLLIN, .data.ptr = key};
-    return epoll_ctl(a->epfd, EPOLL_CTL_MOD, fd, &ev) == 0 ? 0 : -errno;
-}
 
 static void usage(FILE *out)
 {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # The simulation of `qgpu simulate`: the arbiter's own decision and tenants that are a few numbers each.
 SIMULATE_DIR := simulator/native/whatif
-SIMULATE_SRC := $(sort $(wildcard $(SIMULATE_DIR)/*.c)) $(sort $(wildcard enforcer/native/arbiter/policy*.c))
-SIMULATE_HDR := $(wildcard $(SIMULATE_DIR)/*.h) $(wildcard enforcer/native/arbiter/policy*.h) enforcer/native/abi/qgpu_abi.h
+SIMULATE_SRC := $(sort $(wildcard $(SIMULATE_DIR)/*.c)) $(sort $(wildcard enforcer/native/arbiter/policy/*.c))
+SIMULATE_HDR := $(wildcard $(SIMULATE_DIR)/*.h) $(wildcard enforcer/native/arbiter/policy/*.h) enforcer/native/abi/qgpu_abi.h
 
 NATIVE += $(BUILD)/bin/qgpu-simulate $(BUILD)/test/qgpu-simulate-asan
 

@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "policy.h"
+#include "policy/policy.h"
 #include "qgpu_abi.h"
 
 #define SM_MAX_KERNELS 16u

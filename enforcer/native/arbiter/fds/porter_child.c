@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A porter: a small process that takes what a user sent out of his connection, looks at it, and
+ * closes it. It holds nothing that the arbiter needs, so it may hang in close() for as long as the
+ * user likes, and be left behind.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "fds/fds.h"
+#include "fds/porter.h"
+#include "fds/porter_pool.h"
+#include "model/model.h"
+#include "qg_msg.h"
+
+enum { MAX_BYTES = 65536, MAX_FD = 65536, WAKE_US = 5000 };
+
+static int stand_in = -1; /* is no memory file and no device, and says so to whoever looks */
+
+static void nothing(int sig)
+{
+    (void)sig;
+}
+
+/* A socket that lingers waits for its peer until a signal comes; the rest goes on in the kernel. */
+static void wake_often(bool on)
+{
+    struct itimerval every = {{0, on ? WAKE_US : 0}, {0, on ? WAKE_US : 0}};
+    setitimer(ITIMER_REAL, &every, NULL);
+}
+
+/* What the arbiter may hold, and close again, without waiting for whoever made it. F_GET_SEALS
+ * answers for memory files alone, and those of a bounded size are given back at once. */
+static bool harmless(const struct porter_ask *ask, int fd)
+{
+    struct stat st;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals >= 0)
+        return seals & F_SEAL_GROW && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
+               st.st_size <= MAX_BYTES;
+    return ask->has_device && hw_is_control(&ask->device, fd);
+}
+
+static bool wait_for(int pair, short events)
+{
+    struct pollfd pfd = {.fd = pair, .events = events};
+    int n;
+    do
+        n = poll(&pfd, 1, -1);
+    while (n < 0 && errno == EINTR);
+    return n == 1;
+}
+
+static void answer(int pair, const struct porter_answer *answer, int fd)
+{
+    size_t bytes = answer->got > 0 ? (size_t)answer->got : 0;
+    int err;
+    while ((err = qg_msg_send(pair, answer, offsetof(struct porter_answer, bytes) + bytes, &fd,
+                              fd >= 0)) == -EAGAIN)
+        if (!wait_for(pair, POLLOUT))
+            break;
+    if (err)
+        _exit(0); /* the arbiter is gone */
+}
+
+/* The answer goes first: what has to be closed afterwards is nobody else's affair. */
+static void fetch(int pair, const struct porter_ask *ask, int conn)
+{
+    struct porter_answer a = {.what = PORTER_MESSAGE, .id = ask->id};
+    int fd = -1;
+    a.got = (int32_t)qg_msg_recv(conn, a.bytes, sizeof(a.bytes), &fd);
+    answer(pair, &a, fd < 0 || harmless(ask, fd) ? fd : stand_in);
+    if (fd >= 0)
+        close(fd);
+}
+
+static void serve(int pair) __attribute__((noreturn));
+static void serve(int pair)
+{
+    struct porter_answer done = {.what = PORTER_DONE};
+    struct porter_ask ask;
+    int conn;
+    answer(pair, &done, -1);
+    while (wait_for(pair, POLLIN)) {
+        ssize_t got = qg_msg_recv(pair, &ask, sizeof(ask), &conn);
+        if (got == -EAGAIN)
+            continue;
+        if (got != sizeof(ask))
+            break;
+        wake_often(true);
+        if (ask.what == PORTER_FETCH && conn >= 0)
+            fetch(pair, &ask, conn);
+        if (ask.what != PORTER_HOLD && conn >= 0)
+            close(conn);
+        wake_often(false);
+        done.id = ask.id;
+        answer(pair, &done, -1);
+    }
+    _exit(0);
+}
+
+static void close_all_but(int fd)
+{
+#ifdef SYS_close_range
+    if ((fd == 0 || syscall(SYS_close_range, 0, fd - 1, 0) == 0) &&
+        syscall(SYS_close_range, fd + 1, ~0u, 0) == 0)
+        return;
+#endif
+    for (int i = 0; i < MAX_FD; i++)
+        if (i != fd)
+            close(i);
+}
+
+/* It holds nothing of any user: what it passes on was empty when it came. */
+void porter_nursery(int sock)
+{
+    struct sigaction wake = {.sa_handler = nothing}; /* without SA_RESTART: it has to end a wait */
+    uint32_t alive = 0;
+    sigset_t none;
+    int pair = -1;
+    close_all_but(sock);
+    /* numbers that libraries write to */
+    for (int i = 0; i < 3; i++)
+        stand_in = open("/dev/null", O_RDWR);
+    stand_in = open("/dev/null", O_PATH | O_CLOEXEC);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    sigaction(SIGALRM, &wake, NULL);
+    prctl(PR_SET_NAME, "qgpu-porter");
+    while (wait_for(sock, POLLIN)) {
+        char byte;
+        ssize_t got = qg_msg_recv(sock, &byte, sizeof(byte), &pair);
+        if (got == -EAGAIN)
+            continue;
+        if (got <= 0)
+            break;
+        while (waitpid(-1, NULL, WNOHANG) > 0)
+            alive--;
+        pid_t pid = pair >= 0 && alive < PORTER_PROCESSES ? fork() : -1;
+        if (pid == 0) {
+            close(sock);
+            serve(pair);
+        }
+        alive += pid > 0;
+        /* nothing is sent over it before the porter said that it is there */
+        if (pair >= 0)
+            close(pair);
+    }
+    _exit(0);
+}

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Whose connections there are. A user with a grant on this node is known, and so is root; all
+ * others are strangers, who share one small pool and one budget: whoever has a range of uids
+ * (/etc/subuid) is as many users as he likes, but no uid without a grant can take anything from one
+ * that has one.
+ */
+#include <stdlib.h>
+
+#include "base/base.h"
+#include "fds/fds.h"
+#include "model/model.h"
+#include "policy/policy.h"
+
+#define BUCKETS    256u
+#define BURST      2048u
+#define PER_SECOND 1000u
+
+static struct {
+    struct user *bucket[BUCKETS];
+    struct budget shared; /* of all strangers together */
+    uint32_t strangers;   /* their connections that are not registered */
+    bool stale;           /* grants came or went: who is known has to be looked up anew */
+} users;
+
+static bool is_root(const struct arbiter *a, uid_t uid)
+{
+    return uid == 0 || uid == a->owner;
+}
+
+static struct user **find(uid_t uid)
+{
+    struct user **at = &users.bucket[uid % BUCKETS];
+    while (*at && (*at)->uid != uid)
+        at = &(*at)->next;
+    return at;
+}
+
+struct user *user_get(const struct arbiter *a, uid_t uid)
+{
+    struct user **at = find(uid);
+    if (*at || !(*at = calloc(1, sizeof(**at))))
+        return *at;
+    (*at)->uid = uid;
+    (*at)->stranger = !is_root(a, uid); /* who has a grant is made when it comes */
+    return *at;
+}
+
+/* Without a grant nothing of him is worth keeping, and there are four thousand million uids. */
+void user_forget(uid_t uid)
+{
+    struct user **at = find(uid), *u = *at;
+    if (!u || u->conns || !u->stranger)
+        return;
+    *at = u->next;
+    free(u);
+}
+
+void users_changed(void)
+{
+    users.stale = true;
+}
+
+static void know_those_with_grants(const struct arbiter *a)
+{
+    for (uint32_t i = 0; i < a->ncards; i++) {
+        for (uint32_t k = 0; k < QP_MAX_TENANTS; k++) {
+            const struct tenant *t = a->cards[i]->tenants[k];
+            struct user *u = t && !t->revoked ? user_get(a, t->uid) : NULL;
+            if (u)
+                u->stranger = false;
+        }
+    }
+}
+
+/* Grants are looked through only after they changed, not for each caller. */
+void users_review(const struct arbiter *a)
+{
+    if (!users.stale)
+        return;
+    users.stale = false;
+    for (uint32_t i = 0; i < BUCKETS; i++) {
+        for (struct user *u = users.bucket[i]; u; u = u->next) {
+            u->proven = u->proven && !a->synced; /* now the list of grants says who has one */
+            u->stranger = !u->proven && !is_root(a, u->uid);
+        }
+    }
+    know_those_with_grants(a);
+    users.strangers = 0;
+    for (uint32_t i = 0; i < BUCKETS; i++) {
+        for (struct user *u = users.bucket[i], *next; u; u = next) {
+            next = u->next;
+            if (u->stranger)
+                users.strangers += u->waiting;
+            user_forget(u->uid);
+        }
+    }
+}
+
+void user_prove(struct user *u)
+{
+    if (u->stranger)
+        users.strangers -= u->waiting;
+    u->proven = true;
+    u->stranger = false;
+}
+
+void user_wait(struct user *u, int change)
+{
+    u->waiting += (uint32_t)change;
+    if (u->stranger)
+        users.strangers += (uint32_t)change;
+}
+
+uint32_t users_strangers(void)
+{
+    return users.strangers;
+}
+
+struct user *users_biggest(void)
+{
+    struct user *most = NULL;
+    for (uint32_t i = 0; i < BUCKETS; i++) {
+        for (struct user *u = users.bucket[i]; u; u = u->next) {
+            if (u->waiting && !u->stranger && (!most || u->conns > most->conns))
+                most = u;
+        }
+    }
+    return most;
+}
+
+bool user_may_ask(struct user *u, uint64_t now)
+{
+    struct budget *b = u->stranger ? &users.shared : &u->budget;
+    uint64_t earned = (now - b->at_ns) / (1000000000ull / PER_SECOND);
+    if (earned)
+        b->at_ns = now;
+    b->left = earned > BURST - b->left ? BURST : b->left + (uint32_t)earned;
+    return b->left && b->left--;
+}

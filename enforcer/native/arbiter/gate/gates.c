@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Moves the decided gate words into the pages: closings first, since somebody waits for the card to
+ * be free.
+ */
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "gate/gate.h"
+#include "model/model.h"
+#include "observe/observe.h"
+#include "qg_time.h"
+
+/* more threads of one job than that wake by their own timeout, not at our expense */
+enum { MAX_WAKE = 128 };
+
+static void wake_waiters(uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, MAX_WAKE, NULL, NULL, 0);
+}
+
+/* Nobody needs a barrier to see a ring that he could not miss: behind a closed gate the word is
+ * read again. */
+static void note_ring(struct card *card, struct tenant *t, uint32_t old, uint32_t flags)
+{
+    if (!(flags & ~old & QG_GATE_NOTIFY))
+        return;
+    t->notified = true;
+    if (!(old & QG_GATE_CLOSED))
+        card->barrier = true;
+}
+
+void gate_store(struct card *card, struct tenant *t, uint32_t flags)
+{
+    uint32_t old = t->gate->flags; /* only the arbiter writes this page */
+    if (old == flags)
+        return;
+    __atomic_store_n(&t->gate->flags, flags, __ATOMIC_SEQ_CST);
+    uint64_t now = qg_now_ns();
+    __atomic_store_n(&t->gate->changed_ns, now, __ATOMIC_RELAXED);
+    bool moved = (old ^ flags) & QG_GATE_CLOSED;
+    if (moved)
+        __atomic_store_n(&t->gate->changes, t->gate->changes + 1, __ATOMIC_RELAXED);
+    note_ring(card, t, old, flags);
+    if (moved)
+        sample_turn(t, !(flags & QG_GATE_CLOSED), now);
+    if ((moved && !(flags & QG_GATE_CLOSED)) || (old & ~flags & QG_GATE_HOLD))
+        wake_waiters(&t->gate->flags);
+    struct qg_gate_event event = {
+        .t_ns = now, .job_id = t->job_id, .card = card->number, .flags = flags};
+    trace_put(card->trace, &event);
+}
+
+/* Time from the doorbell that caused this pass to the stored gate, booked on the tenant that was
+ * closed. */
+static void note_closing(struct tenant *t, uint32_t why, uint64_t bell_ns)
+{
+    if ((why & QG_GATE_WHY_PREEMPTED) && t->busy)
+        t->preemptions++;
+    if (!bell_ns || !(why & QG_GATE_WHY_PREEMPTED))
+        return;
+    uint64_t took = t->gate->changed_ns - bell_ns;
+    if (took > t->close_max_ns)
+        t->close_max_ns = took;
+    uint32_t bucket = 0;
+    while (bucket < QG_CLOSE_BUCKETS - 1 && took >= 1000ull << bucket)
+        bucket++;
+    t->close_hist[bucket]++;
+}
+
+static uint32_t wanted_gate(const struct card *card, const struct tenant *t)
+{
+    return t->revoked ? QG_GATE_CLOSED | QG_GATE_TRACK : card->policy.tenant[t->index].gate;
+}
+
+static uint64_t oldest_bell(const struct card *card)
+{
+    uint64_t bell = 0;
+    for (uint32_t i = 0; i < card->policy.ntenants; i++) {
+        const struct tenant *t = card->tenants[i];
+        if (t && t->bell_ns && t->job_class == QG_CLASS_ONLINE && (!bell || t->bell_ns < bell))
+            bell = t->bell_ns;
+    }
+    return bell;
+}
+
+/* Before the word that opens the gate. */
+static void set_until(struct tenant *t, uint64_t until)
+{
+    if (t->gate->until_ns != until)
+        __atomic_store_n(&t->gate->until_ns, until, __ATOMIC_RELAXED);
+}
+
+void gates_apply(struct card *card)
+{
+    uint64_t bell_ns = oldest_bell(card);
+    for (int opening = 0; opening < 2; opening++) {
+        for (uint32_t i = 0; i < card->policy.ntenants; i++) {
+            struct tenant *t = card->tenants[i];
+            if (!t || (!t->nprocs && !t->revoked))
+                continue;
+            uint32_t flags = wanted_gate(card, t);
+            bool opens = !(flags & QG_GATE_CLOSED), was_open = !(t->gate->flags & QG_GATE_CLOSED);
+            if (opens != opening)
+                continue;
+            set_until(t, card->policy.tenant[t->index].until_ns);
+            gate_store(card, t, flags);
+            if (!opens && was_open)
+                note_closing(t, flags & QG_GATE_WHY_MASK, bell_ns);
+        }
+    }
+}
+
+void gates_heartbeat(struct card *card, uint64_t now)
+{
+    for (uint32_t i = 0; i < card->policy.ntenants; i++) {
+        if (card->tenants[i])
+            __atomic_store_n(&card->tenants[i]->gate->heartbeat_ns, now, __ATOMIC_RELEASE);
+    }
+    card->beat_ns = now;
+}
+
+/* A lease that gets shorter must not find an old heartbeat: that one first. */
+void gates_settings(struct tenant *t, uint64_t now)
+{
+    __atomic_store_n(&t->gate->heartbeat_ns, now, __ATOMIC_RELEASE);
+    __atomic_store_n(&t->gate->mem_cap, t->mem_cap, __ATOMIC_RELAXED);
+    __atomic_store_n(&t->gate->window_us, sample_window(t), __ATOMIC_RELAXED);
+    __atomic_store_n(&t->gate->lease_ms, t->card->lease_ms, __ATOMIC_RELEASE);
+}

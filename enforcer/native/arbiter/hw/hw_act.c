@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Hardware preemption: what is done to the groups of one record through the descriptor that its
+ * process passed. Only the commands of qg_rm.c, only with handles that were confirmed below that
+ * client, and never with the lock: a call of the driver may hang.
+ */
+#include "hw/hw_parts.h"
+
+static uint32_t set_slice(const struct hw_record *r, uint32_t group, uint64_t us)
+{
+    struct rm_timeslice t = {.us = us};
+    return qg_rm_control(r->fd, r->told.client, group, RM_GROUP_SET_TIMESLICE, &t, sizeof(t));
+}
+
+/* Back to `us`, or (0) to what each group had when it was told. */
+static uint32_t slices(const struct hw_record *r, uint64_t us)
+{
+    uint32_t status = RM_OK;
+    for (uint32_t i = 0; i < r->told.ngroups; i++) {
+        uint64_t want = us ? us : r->had_us[i];
+        uint32_t s = want ? set_slice(r, r->told.groups[i].handle, want) : RM_OK;
+        if (!status)
+            status = s;
+    }
+    return status;
+}
+
+uint32_t hw_stop(const struct hw_record *r, enum hw_part part)
+{
+    uint32_t count;
+    if (!r->part[part].ngroups)
+        return RM_OK;
+    return qg_rm_act(r->fd, &r->part[part], QG_ACT_STOP, r->method, HW_SHORTEST_US, &count);
+}
+
+uint32_t hw_resume(const struct hw_record *r)
+{
+    uint32_t count, status = RM_OK;
+    if (r->method == QG_HW_TIMESLICE)
+        return slices(r, r->slice_us);
+    for (int i = 0; i < HW_PARTS; i++) {
+        uint32_t s = r->part[i].ngroups
+                         ? qg_rm_act(r->fd, &r->part[i], QG_ACT_CONTINUE, r->method, 0, &count)
+                         : RM_OK;
+        if (!status)
+            status = s;
+    }
+    return status;
+}
+
+uint32_t hw_slice(const struct hw_record *r, uint64_t us)
+{
+    return slices(r, us);
+}
+
+/* Best effort, on the way out: what answers with an error is gone, or will end with its process. */
+uint32_t hw_continue(const struct hw_record *r)
+{
+    uint32_t status = RM_OK, s = RM_OK;
+    /* it continues by itself when it is told, or hears nothing any more */
+    if (r->actor == QG_HW_ACTOR_SHIM)
+        return RM_OK;
+    if (r->stopped && r->method != QG_HW_TIMESLICE)
+        status = hw_resume(r);
+    if (r->slice_us || (r->stopped && r->method == QG_HW_TIMESLICE))
+        s = slices(r, 0);
+    return status ? status : s;
+}

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Hardware preemption: nothing that a process told is believed. The driver itself says, through the
+ * client of the descriptor that came along, that the device, the subdevice, the groups and the
+ * channels are what they are said to be and hang below one another, and that the card is this one.
+ * Then a self-test on the tenant's own groups: their slice is set to what it is, and they are
+ * scheduled, as they are already. A few steps at a time: somebody may have to be stopped.
+ */
+#include <string.h>
+
+#include "hw/hw_parts.h"
+#include "model/model.h"
+
+enum { STEPS = 4 }; /* of up to four calls each, before the worker looks around */
+
+bool hw_vanished(uint32_t status)
+{
+    return status == RM_BAD_HANDLE || status == RM_BAD_CLIENT || status == RM_NOT_FOUND ||
+           status == RM_BAD_PARENT;
+}
+
+static uint32_t ask(const struct hw_record *r, uint32_t object, uint32_t what, uint32_t *value)
+{
+    struct rm_handle_info info = {.object = object, .index = what};
+    uint32_t status = qg_rm_control(r->fd, r->told.client, r->told.client, RM_CLIENT_HANDLE_INFO,
+                                    &info, sizeof(info));
+    *value = (uint32_t)info.result;
+    return status;
+}
+
+/* Is it of that class (0: a channel's), directly below that one? */
+static enum hw_verdict is(struct hw_record *r, uint32_t object, uint32_t class_id, uint32_t parent)
+{
+    uint32_t found = 0, above = 0;
+    r->status = ask(r, object, RM_HANDLE_CLASS, &found);
+    if (!r->status)
+        r->status = ask(r, object, RM_HANDLE_PARENT, &above);
+    if (r->status)
+        return hw_vanished(r->status) ? HW_VANISHED : HW_UNABLE;
+    bool right = class_id ? found == class_id : RM_IS_CHANNEL(found);
+    return right && above == parent ? HW_PASSED : HW_LIED;
+}
+
+static enum hw_verdict is_this_card(const struct card *card, struct hw_record *r, const char **why)
+{
+    uint8_t uuid[16];
+    enum hw_verdict v = is(r, r->told.subdevice, RM_CLASS_SUBDEVICE, r->told.device);
+    *why = "the subdevice it named is none, or another device's";
+    if (v != HW_PASSED)
+        return v;
+    r->status = qg_rm_uuid(r->fd, r->told.client, r->told.subdevice, uuid);
+    *why = "the driver does not tell whose subdevice it named";
+    if (r->status)
+        return hw_vanished(r->status) ? HW_VANISHED : HW_UNABLE;
+    *why = "the groups it named are another card's";
+    return qg_rm_same_uuid(card->uuid, uuid) ? HW_PASSED : HW_LIED;
+}
+
+static bool is_graphics(uint32_t engine)
+{
+    return engine >= RM_ENGINE_GRAPHICS && engine <= RM_ENGINE_GRAPHICS_LAST;
+}
+
+static enum hw_verdict take_group(struct hw_record *r, uint32_t i, const char **why)
+{
+    *why = "a group it named is none, or another device's";
+    enum hw_verdict v = is(r, r->told.groups[i].handle, RM_CLASS_GROUP, r->told.device);
+    if (v != HW_PASSED)
+        return v;
+    struct qg_groups *part =
+        &r->part[is_graphics(r->told.groups[i].engine) ? HW_GRAPHICS : HW_REST];
+    part->groups[part->ngroups++] = r->told.groups[i];
+    return HW_PASSED;
+}
+
+static bool has(const struct qg_groups *part, uint32_t group)
+{
+    for (uint32_t i = 0; i < part->ngroups; i++) {
+        if (part->groups[i].handle == group)
+            return true;
+    }
+    return false;
+}
+
+static enum hw_verdict take_channel(struct hw_record *r, uint32_t i, const char **why)
+{
+    uint32_t group = r->told.channels[i].group;
+    *why = "a channel it named is none, or of none of its groups";
+    for (int k = 0; k < HW_PARTS; k++) {
+        struct qg_groups *part = &r->part[k];
+        if (!has(part, group))
+            continue;
+        enum hw_verdict v = is(r, r->told.channels[i].handle, 0, group);
+        if (v == HW_PASSED)
+            part->channels[part->nchannels++] = r->told.channels[i];
+        return v;
+    }
+    return HW_LIED;
+}
+
+static uint32_t slice_of(const struct hw_record *r, uint32_t group, uint64_t *us)
+{
+    struct rm_timeslice t = {0};
+    uint32_t status =
+        qg_rm_control(r->fd, r->told.client, group, RM_GROUP_GET_TIMESLICE, &t, sizeof(t));
+    *us = t.us;
+    return status;
+}
+
+/* The slice is read, set to what it is, and read again: a driver whose structures were others would
+ * not agree. */
+static enum hw_verdict try_slice(struct hw_record *r, uint32_t i)
+{
+    uint32_t group = r->told.groups[i].handle;
+    uint64_t had = 0, has_now = 0;
+    uint32_t status = slice_of(r, group, &had);
+    if (!status && had <= HW_SHORTEST_US)
+        had = HW_DEFAULT_US;
+    struct rm_timeslice t = {.us = had};
+    if (!status)
+        status = qg_rm_control(r->fd, r->told.client, group, RM_GROUP_SET_TIMESLICE, &t, sizeof(t));
+    if (!status)
+        status = slice_of(r, group, &has_now);
+    if (status) {
+        r->methods &= ~(1u << QG_HW_TIMESLICE);
+        r->status = status;
+        return hw_vanished(status) ? HW_VANISHED : HW_PASSED;
+    }
+    r->had_us[i] = had;
+    return has_now == had ? HW_PASSED : HW_UNABLE;
+}
+
+static enum hw_verdict try_schedule(struct hw_record *r, uint32_t i)
+{
+    struct rm_schedule on = {.enable = 1};
+    if (!(r->methods & 1u << QG_HW_SCHEDULE))
+        return HW_PASSED;
+    uint32_t group = r->told.groups[i].handle;
+    uint32_t status =
+        qg_rm_control(r->fd, r->told.client, group, RM_GROUP_SCHEDULE, &on, sizeof(on));
+    if (!status)
+        return HW_PASSED;
+    r->methods &= ~(1u << QG_HW_SCHEDULE);
+    r->status = status;
+    return hw_vanished(status) ? HW_VANISHED : HW_PASSED;
+}
+
+static enum hw_verdict try_group(struct hw_record *r, uint32_t i, const char **why)
+{
+    *why = "the driver does not keep the slice that it was given";
+    enum hw_verdict v = try_slice(r, i);
+    return v == HW_PASSED ? try_schedule(r, i) : v;
+}
+
+/* The first method that is left. Enabling channels is tried where that is the one, or a predecessor
+ * may have used it. */
+static enum hw_verdict choose(struct hw_record *r, const char **why)
+{
+    uint32_t asked = r->asked, count;
+    *why = "the self-test of the driver's control calls failed";
+    if (asked != QG_HW_SCHEDULE && r->methods & 1u << QG_HW_DISABLE) {
+        for (int k = 0; k < HW_PARTS; k++) {
+            uint32_t s = qg_rm_act(r->fd, &r->part[k], QG_ACT_CONTINUE, QG_HW_DISABLE, 0, &count);
+            if (s && r->methods & 1u << QG_HW_SCHEDULE)
+                s = 0; /* it is not needed */
+            if (!s)
+                continue;
+            r->methods &= ~(1u << QG_HW_DISABLE);
+            r->status = s;
+        }
+    }
+    for (uint32_t m = QG_HW_SCHEDULE; m <= QG_HW_TIMESLICE; m++) {
+        if (!(r->methods & 1u << m))
+            continue;
+        r->method = m;
+        return HW_PASSED;
+    }
+    return HW_UNABLE;
+}
+
+static void prepare(struct hw_record *r)
+{
+    uint32_t asked = r->asked;
+    r->methods =
+        asked ? 1u << asked : 1u << QG_HW_SCHEDULE | 1u << QG_HW_DISABLE | 1u << QG_HW_TIMESLICE;
+    if (r->told.flags & QG_GROUPS_MORE_CHANNELS)
+        r->methods &= ~(1u << QG_HW_DISABLE);
+    for (int k = 0; k < HW_PARTS; k++) {
+        r->part[k] = r->told;
+        r->part[k].ngroups = r->part[k].nchannels = 0;
+        memset(r->part[k].groups, 0, sizeof(r->part[k].groups));
+        memset(r->part[k].channels, 0, sizeof(r->part[k].channels));
+    }
+}
+
+/* The record that this one replaces was in use: its groups may stand still, and its method is known
+ * to work. */
+static bool inherits(struct hw_record *r)
+{
+    const struct hw_record *f = hw_former(r);
+    if (!f || !f->stopped)
+        return false;
+    r->method = f->method;
+    for (uint32_t i = 0; i < r->told.ngroups; i++) {
+        for (uint32_t k = 0; k < f->told.ngroups; k++) {
+            if (r->told.groups[i].handle == f->told.groups[k].handle)
+                r->had_us[i] = f->had_us[k];
+        }
+    }
+    return true;
+}
+
+static enum hw_verdict step(const struct card *card, struct hw_record *r, uint32_t at,
+                            const char **why)
+{
+    uint32_t groups = r->told.ngroups, channels = r->told.nchannels;
+    *why = "the device it named is none of its client";
+    if (at == 0)
+        return is(r, r->told.device, RM_CLASS_DEVICE, r->told.client);
+    if (at == 1)
+        return is_this_card(card, r, why);
+    at -= 2;
+    if (at < groups)
+        return take_group(r, at, why);
+    at -= groups;
+    if (at < channels)
+        return take_channel(r, at, why);
+    at -= channels;
+    if (!inherits(r))
+        return try_group(r, at, why);
+    return r->had_us[at] ? HW_PASSED : try_slice(r, at);
+}
+
+enum hw_verdict hw_test(const struct card *card, struct hw_record *r, const char **why)
+{
+    uint32_t last = 2 + 2 * r->told.ngroups + r->told.nchannels;
+    if (r->step == 0)
+        prepare(r);
+    for (int i = 0; i < STEPS && r->step < last; i++) {
+        enum hw_verdict v = step(card, r, r->step++, why);
+        if (v != HW_PASSED)
+            return v;
+    }
+    if (r->step < last)
+        return HW_MORE;
+    return inherits(r) ? HW_PASSED : choose(r, why);
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Hardware preemption with the shim as the actor: where the arbiter cannot, or shall not, act
+ * through the descriptor. The order goes straight to the process's connection; its answer comes in
+ * by the main thread. A process acts on all its groups of the card at once, so one order serves all
+ * its records. All with hw->lock; nothing here waits.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "hw/hw_parts.h"
+#include "model/model.h"
+#include "qg_msg.h"
+#include "qg_time.h"
+
+/* A connection whose end we are about to hear of is no refusal: one process that dies costs its
+ * siblings nothing. */
+static bool send_act(int sock, struct qg_act *m)
+{
+    qg_msg_head_init(&m->head, QG_MSG_ACT, sizeof(*m));
+    int err = qg_msg_send(sock, m, sizeof(*m), NULL, 0);
+    return err == 0 || err == -EPIPE || err == -ECONNRESET;
+}
+
+bool hw_acknowledge(int sock, const char *uuid, uint32_t client)
+{
+    struct qg_act m = {.action = QG_ACT_CONTINUE, .method = QG_HW_AUTO, .value = client};
+    memcpy(m.uuid, uuid, sizeof(m.uuid));
+    return send_act(sock, &m);
+}
+
+bool hw_ask(struct hw *hw, struct hw_record *r, uint32_t action, uint32_t method, uint64_t value)
+{
+    struct qg_act m = {.action = action, .method = method, .value = value, .serial = ++hw->serial};
+    uint64_t word = HW_LOAD(hw->tenant[r->tenant].word), now = qg_now_ns();
+    memcpy(m.uuid, hw->card->uuid, sizeof(m.uuid));
+    for (struct hw_record *o = hw->records; o; o = o->next) {
+        if (o->tenant != r->tenant || o->slot != r->slot || o->actor != QG_HW_ACTOR_SHIM)
+            continue;
+        o->serial = m.serial;
+        o->doing = word;
+        o->due_ns = now + (o->stage == HW_ASKED ? HW_FIRST_NS : HW_LIMIT_NS);
+        if (action == QG_ACT_STOP)
+            o->stopped = true;
+        if (action == QG_ACT_SLICE)
+            o->slice_us = value;
+    }
+    return send_act(r->sock, &m);
+}
+
+/* Where we cannot undo what was done to the groups, or were not who did it, the process is asked
+ * to; whether it does is not waited for. */
+void hw_ask_back(struct hw *hw, struct hw_record *r)
+{
+    const struct hw_record *f = hw_former(r);
+    bool stopped = r->stopped || (f && f->stopped), slices = r->slice_us || (f && f->slice_us);
+    if (r->sock < 0)
+        return;
+    if (stopped)
+        hw_ask(hw, r, QG_ACT_CONTINUE, QG_HW_AUTO, 0);
+    if (slices || (stopped && r->method == QG_HW_TIMESLICE))
+        hw_ask(hw, r, QG_ACT_CONTINUE, QG_HW_TIMESLICE, 0);
+}
+
+/* The next method that is left is tried by continuing what runs. */
+void hw_ask_test(struct hw *hw, struct hw_record *r)
+{
+    uint32_t m = QG_HW_SCHEDULE;
+    while (m <= QG_HW_TIMESLICE && !(r->methods & 1u << m))
+        m++;
+    if (m > QG_HW_TIMESLICE) {
+        hw_fail(hw, r->tenant, r->status,
+                "neither the arbiter nor the process itself can act on its groups");
+        return;
+    }
+    r->actor = QG_HW_ACTOR_SHIM;
+    r->stage = HW_ASKED;
+    r->method = m;
+    r->methods &= ~(1u << m);
+    if (!hw_ask(hw, r, QG_ACT_CONTINUE, m, 0))
+        hw_fail(hw, r->tenant, 0, "the process does not read its orders");
+}

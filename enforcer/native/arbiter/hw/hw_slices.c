@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Shares by time slices (weights): the groups of all tenants of a class get slices in proportion to
+ * their shares, which add up to the period, and their gates stay open. Counted in are tenants with
+ * usable groups; the card leaves a slice early where there is no work, so nothing idles. With
+ * hw->lock.
+ */
+#include "hw/hw_parts.h"
+#include "model/model.h"
+#include "policy/policy.h"
+
+#define MIN_SLICE_US 100u
+
+uint64_t hw_slice_of(const struct hw *hw, uint32_t tenant)
+{
+    const struct hw_tenant *me = &hw->tenant[tenant];
+    uint64_t sum = 0;
+    if (!hw->settings.weights || !HW_LOAD(hw->on) || me->failed)
+        return 0;
+    for (uint32_t i = 0; i < QP_MAX_TENANTS; i++) {
+        const struct hw_tenant *ht = &hw->tenant[i];
+        if (ht->nrecords && !ht->failed && ht->job_class == me->job_class)
+            sum += ht->share;
+    }
+    if (!sum)
+        return 0;
+    uint64_t us = (uint64_t)hw->settings.period_us * me->share / sum;
+    return us > MIN_SLICE_US ? us : MIN_SLICE_US;
+}

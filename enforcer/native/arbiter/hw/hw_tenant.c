@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Hardware preemption: what becomes of a tenant's records when it changes or ends. Main thread.
+ * Nothing here calls the driver or waits.
+ */
+#include <string.h>
+
+#include "base/base.h"
+#include "hw/hw.h"
+#include "hw/hw_parts.h"
+#include "model/model.h"
+#include "policy/policy.h"
+#include "qg_msg.h"
+
+bool hw_groups_sane(const struct qg_groups *m)
+{
+    return qg_terminated(m->uuid, sizeof(m->uuid)) && m->ngroups <= QG_MAX_GROUPS &&
+           m->nchannels <= QG_MAX_CHANNELS &&
+           !(m->flags & ~(QG_GROUPS_LOST | QG_GROUPS_LEAVE | QG_GROUPS_MORE_CHANNELS));
+}
+
+void hw_learn(struct hw_tenant *ht, const struct tenant *t)
+{
+    ht->job_id = t->job_id;
+    ht->share = t->share;
+    ht->job_class = t->job_class;
+}
+
+void hw_tenant_changed(const struct tenant *t)
+{
+    struct hw *hw = t->card->hw;
+    if (!hw)
+        return;
+    pthread_mutex_lock(&hw->lock);
+    hw_learn(&hw->tenant[t->index], t);
+    pthread_mutex_unlock(&hw->lock);
+    if (HW_LOAD(hw->weights))
+        hw_ring(hw);
+}
+
+/* Settings are the main thread's to change. */
+bool hw_control_of(const struct arbiter *a, const void *buf, size_t cap,
+                   struct qg_ctl_hardware *device)
+{
+    struct qg_groups m;
+    if (cap < sizeof(m))
+        return false;
+    memcpy(&m, buf, sizeof(m));
+    const struct card *card =
+        m.head.type == QG_MSG_GROUPS && hw_groups_sane(&m) ? card_find(a, m.uuid) : NULL;
+    if (!card || !card->hw)
+        return false;
+    *device = card->hw->settings;
+    return true;
+}
+
+void hw_process_left(struct arbiter *a, const struct tenant *t, uint32_t slot)
+{
+    struct hw *hw = t->card->hw;
+    if (!hw)
+        return;
+    pthread_mutex_lock(&hw->lock);
+    for (struct hw_record *r = hw->records, *next; r; r = next) {
+        next = r->next;
+        if (r->tenant != t->index || r->slot != slot)
+            continue;
+        hw_record_unlink(hw, r);
+        hw_record_put(hw, r);
+    }
+    hw_review_tenant(hw, t->index);
+    if (t->nprocs == 1)
+        hw->tenant[t->index].failed = false; /* the next ones get another chance */
+    pthread_mutex_unlock(&hw->lock);
+    if (HW_LOAD(hw->weights))
+        hw_ring(hw); /* the others' slices grow */
+    hw_attend(a, &hw->key);
+}
+
+/* Whose connection ends continues its groups itself and tells them anew, if it still can. A process
+ * that runs another program now has lost its context, which our descriptor alone would keep on the
+ * card; and one that has just died must not be continued. What the worker is at right now it
+ * undoes: it may be later than the process itself. */
+void hw_connection_ended(struct arbiter *a, const struct tenant *t, uint32_t slot)
+{
+    struct hw *hw = t->card ? t->card->hw : NULL;
+    if (!hw)
+        return;
+    pthread_mutex_lock(&hw->lock);
+    for (struct hw_record *r = hw->records, *next; r; r = next) {
+        next = r->next;
+        if (r->tenant != t->index || r->slot != slot)
+            continue;
+        if (hw->current == r) {
+            hw_record_leave(hw, r);
+            continue;
+        }
+        hw_record_unlink(hw, r);
+        hw_record_put(hw, r);
+    }
+    hw_review_tenant(hw, t->index);
+    pthread_mutex_unlock(&hw->lock);
+    hw_attend(a, &hw->key);
+}
+
+void hw_forget_all(struct hw *hw)
+{
+    HW_STORE(hw->on, 0);
+    for (struct hw_record *r = hw->records, *next; r; r = next) {
+        next = r->next;
+        if (r->stage != HW_LEAVING)
+            hw_record_leave(hw, r);
+    }
+    for (uint32_t i = 0; i < QP_MAX_TENANTS; i++)
+        hw_review_tenant(hw, i);
+}
+
+void hw_tenant_revoked(struct arbiter *a, const struct tenant *t)
+{
+    struct hw *hw = t->card->hw;
+    if (!hw)
+        return;
+    pthread_mutex_lock(&hw->lock);
+    for (struct hw_record *r = hw->records, *next; r; r = next) {
+        next = r->next;
+        if (r->tenant == t->index && r->stage != HW_LEAVING)
+            hw_record_leave(hw, r);
+    }
+    hw_review_tenant(hw, t->index);
+    pthread_mutex_unlock(&hw->lock);
+    hw_attend(a, &hw->key);
+}
+
+void hw_tenant_new(struct card *card, uint32_t index)
+{
+    if (!card->hw)
+        return;
+    pthread_mutex_lock(&card->hw->lock);
+    memset(&card->hw->tenant[index], 0, sizeof(card->hw->tenant[index]));
+    pthread_mutex_unlock(&card->hw->lock);
+}

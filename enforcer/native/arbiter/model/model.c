@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Looks up cards and tenants, and answers simple questions about them.
+ */
+#include <string.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "model/model.h"
+#include "policy/policy.h"
+
+struct card *card_find(const struct arbiter *a, const char *uuid)
+{
+    for (uint32_t i = 0; i < a->ncards; i++) {
+        if (strncmp(a->cards[i]->uuid, uuid, QG_UUID_LEN) == 0)
+            return a->cards[i];
+    }
+    return NULL;
+}
+
+struct tenant *tenant_find(const struct card *card, uint64_t job_id)
+{
+    for (uint32_t i = 0; i < QP_MAX_TENANTS; i++) {
+        if (card->tenants[i] && card->tenants[i]->job_id == job_id)
+            return card->tenants[i];
+    }
+    return NULL;
+}
+
+void card_kick(struct card *card)
+{
+    uint64_t one = 1;
+    if (write(card->eventfd, &one, sizeof(one)) < 0)
+        return; /* full: it is awake already */
+}
+
+uint64_t dead_extra(const struct tenant *t)
+{
+    uint64_t sum = t->overhead + t->crowd;
+    for (uint32_t i = 0; i < t->ndead; i++)
+        sum += t->dead[i].bytes;
+    return sum;
+}
+
+bool together_suspended(const struct tenant *t)
+{
+    if (!(t->card->flags & QG_CARD_TOGETHER) || t->job_class != QG_CLASS_OFFLINE)
+        return false;
+    return __atomic_load_n(&t->together->preempted, __ATOMIC_SEQ_CST) & ~job_bit(t->card);
+}

@@ -1,0 +1,582 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reading what a job shows of itself. Each word is read exactly once and range-checked; nothing is
+ * repeated until it "fits". The worst a lying job reaches is to be taken for busy (then it waits
+ * for its own turns and pays for them) or for idle (then it loses them).
+ */
+#include <string.h>
+
+#include "base/base.h"
+#include "hw/hw.h"
+#include "model/model.h"
+#include "observe/observe.h"
+#include "policy/policy.h"
+#include "qg_msg.h"
+
+/* the same for work that no marker follows, without a window */
+#define UNMARKED_LEASE_NS (100 * QP_MS)
+#define LOOSE_NS          200000ull /* the same with one: so much more than it is to take */
+/* markers without progress for so long: no turns among peers, but charged on */
+#define STUCK_NS (2000 * QP_MS)
+/* ... sooner if it never was silent for a quarter as long */
+#define STUCK_LEAST_NS (100 * QP_MS)
+#define STUCK_TIMES    4u
+/* open gate, in one turn or many, and still standing there: stopped, lying */
+#define STANDING_LEASE_NS (5 * QP_MS)
+#define STANDING_AGAIN_NS (1 * QP_MS) /* the same if that is not the first time */
+#define DISCREDIT_MIN_NS  (10 * QP_MS)
+#define DISCREDIT_MAX_NS  (1000 * QP_MS)
+/* words that were on their way when groups were stopped arrive within it */
+#define HELD_NS (1 * QP_MS)
+/* without a connection for so long: it runs another program, whose words these are not */
+#define LOST_NS (2000 * QP_MS)
+/* a process that showed work so recently divides the window */
+#define WORKING_NS (10 * QP_MS)
+/* a thread may go on so long before the arbiter has noted when it opened the gate */
+#define TURN_NS 20000u
+/* ends that are foreseen further ahead are garbage, or of no interest yet */
+#define MAX_AHEAD_NS (1000 * QP_MS)
+#define MAX_WAITING  65536u /* threads; more is garbage */
+/* of one process; more is garbage, and counts as so many */
+#define MAX_CONTEXTS 64u
+#define MAX_LAUNCHES (1ull << 56) /* of one counter; more is garbage */
+/* where a total of what a job counted stays: it must never wrap, nor look negative */
+#define MAX_TOTAL (1ull << 56)
+
+#define QUEUED_NS       (2 * QP_MS) /* who waits for room looks at its gate each millisecond */
+#define READ_ONCE(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
+
+static uint64_t at_most(uint64_t v, uint64_t most)
+{
+    return v < most ? v : most;
+}
+
+static uint64_t bytes(uint64_t v)
+{
+    return v < AR_MAX_BYTES ? v : AR_MAX_BYTES;
+}
+
+static uint64_t launches(uint64_t v)
+{
+    return v < MAX_LAUNCHES ? v : 0;
+}
+
+/* All counters of a process, each read once. Idle lanes cost no cache miss: nobody writes them. */
+static uint64_t total_launches(const struct qg_proc *page)
+{
+    uint64_t sum = launches(__atomic_load_n(&page->launches, __ATOMIC_SEQ_CST));
+    for (uint32_t i = 0; i < QG_LANES; i++)
+        sum += launches(__atomic_load_n(&page->lanes[i].launches, __ATOMIC_SEQ_CST));
+    return sum;
+}
+
+/* Advances a total by what a counter of the job grew; a counter that falls or jumps moves nothing
+ * back. One that goes up and down again and again counts each time: it may be a program that began
+ * anew. */
+static void advance(uint64_t *total, uint64_t *seen, uint64_t value)
+{
+    uint64_t grown = value - *seen;
+    if (value > *seen && grown < (1ull << 48))
+        *total = at_most(*total + grown, MAX_TOTAL);
+    *seen = value;
+}
+
+struct view {
+    bool launched, pending, unmarked, frozen, unforeseen, queued, untold;
+    uint32_t waiting, working, more_contexts;
+    uint64_t signature, inflight_us, ends_ns, ended_ns, turn_ns;
+};
+
+/* What the card reaches although all groups of the process stand still tells that it continued them
+ * by itself. */
+static void watch_held(const struct tenant *t, struct slot *s, bool held, uint64_t reached,
+                       uint64_t now)
+{
+    if (held && s->held_ns && ar_since(s->held_ns, now) >= HELD_NS && reached != s->reached)
+        hw_escaped(t);
+    if (!held)
+        s->held_ns = 0;
+    else if (!s->held_ns)
+        s->held_ns = now;
+    s->reached = reached;
+}
+
+/* When a thread of the process went on after the gate opened last. Each process says it once per
+ * turn, and perhaps long after others have, or after a ring that found nothing: what it launches
+ * now was counted when it came to the gate. */
+static void look_for_turn(const struct tenant *t, const struct qg_proc *page, struct slot *s,
+                          struct view *v, uint64_t now)
+{
+    uint64_t turn = READ_ONCE(page->turn_ns);
+    if (turn == s->turn_ns || turn + TURN_NS <= t->opened_ns || turn > now)
+        return;
+    s->turn_ns = turn;
+    if (!v->turn_ns || turn < v->turn_ns)
+        v->turn_ns = turn;
+}
+
+/* When the process's work ended, if the look before found it at work, or this one finds traces: by
+ * its own word, which it gave when a call of it came back that had waited for that. */
+static void look_for_end(const struct tenant *t, const struct slot *s, const struct qg_proc *page,
+                         bool works, uint64_t count, struct view *v)
+{
+    if (!works && s->worked_ns < t->full_ns)
+        return;
+    bool told = __atomic_load_n(&page->rests_launches, __ATOMIC_ACQUIRE) == count;
+    uint64_t ended = told ? READ_ONCE(page->rests_ns) : 0;
+    v->untold |= !ended;
+    if (ended > v->ended_ns)
+        v->ended_ns = ended;
+}
+
+static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool markers, uint64_t now)
+{
+    struct qg_proc *page = &t->job->procs[i];
+    struct slot *s = &t->slots[i];
+    uint64_t count = total_launches(page);
+    uint64_t lost = READ_ONCE(s->lost_ns);
+    /* a shim that lost its connection is back within 0.4 s */
+    bool ours = !lost || now < lost + LOST_NS;
+    /* before `waiting`, which it goes over to */
+    bool queued = ours && __atomic_load_n(&page->queued, __ATOMIC_ACQUIRE);
+    uint32_t waiting = ours ? READ_ONCE(page->waiting) : 0;
+    bool works = count != s->launches, pending = false;
+    v->launched |= works;
+    advance(&t->launches, &s->launches, count);
+    if (waiting > MAX_WAITING)
+        waiting = 0;
+    v->waiting += waiting;
+    v->queued |= queued;
+    look_for_turn(t, page, s, v, now);
+    if (markers && ours) {
+        bool unmarked = READ_ONCE(page->unmarked) != 0, held = hw_held(t, i);
+        uint64_t reached = 0;
+        for (uint32_t m = 0; m < QG_MARKERS; m++) {
+            uint32_t submitted = READ_ONCE(page->markers[m].submitted),
+                     done = READ_ONCE(page->markers[m].done);
+            if ((int32_t)(submitted - done) > 0)
+                pending = true;
+            v->signature = v->signature * 31 + submitted * 7ull + done;
+            reached = reached * 31 + done;
+        }
+        watch_held(t, s, held, reached, now);
+        uint64_t contexts = at_most(READ_ONCE(page->contexts), MAX_CONTEXTS);
+        v->more_contexts += contexts > 1 ? (uint32_t)contexts - 1 : 0;
+        if (unmarked || pending) /* else it is of work that has ended */
+            v->inflight_us += at_most(READ_ONCE(page->inflight_us), QP_DEEP_WINDOW_US);
+        v->frozen |= held && (unmarked || pending);
+        v->unmarked |= unmarked && !held;
+        v->pending |= pending && !held;
+        uint64_t ends = READ_ONCE(page->ends_ns);
+        if (pending && ends > v->ends_ns)
+            v->ends_ns = ends;
+        look_for_end(t, s, page, works || pending, count, v);
+        v->unforeseen |= unmarked || (pending && (!ends || ends > now + MAX_AHEAD_NS));
+        works |= unmarked || pending;
+    }
+    if (works || waiting)
+        s->worked_ns = now;
+    v->working += s->worked_ns && ar_since(s->worked_ns, now) < WORKING_NS;
+}
+
+static struct view look(struct tenant *t, bool markers, uint64_t now)
+{
+    struct view v = {0};
+    for (uint32_t i = 0; i < t->hi; i++) {
+        if (t->slots[i].proc)
+            look_at_slot(t, i, &v, markers, now);
+    }
+    return v;
+}
+
+/* Adds up how long the gate was open while somebody stood there all the same, over as many turns as
+ * it takes. */
+static void count_unused(struct tenant *t, bool standing, uint64_t now)
+{
+    if (t->unused_from_ns && now > t->unused_from_ns)
+        t->unused_ns += now - t->unused_from_ns;
+    t->unused_from_ns = standing && !(t->gate->flags & QG_GATE_CLOSED) ? now : 0;
+}
+
+/* Threads at an open gate that do not move earn no more turns for a while; any progress clears
+ * their name. The same for one that waits for room (`stuck`) although nothing of its process is on
+ * the card. */
+static bool believe_standing(struct tenant *t, bool waiting, bool stuck, uint64_t now)
+{
+    bool there = waiting || stuck;
+    t->doubted = there && now < t->discredit_until_ns;
+    count_unused(t, there && !t->doubted, now);
+    if (!there || t->doubted)
+        return false;
+    if (t->unused_ns < (t->discredit_ns ? STANDING_AGAIN_NS : STANDING_LEASE_NS))
+        return waiting;
+    t->unused_ns = t->unused_from_ns = 0;
+    t->doubted = true;
+    t->discredit_ns = t->discredit_ns ? t->discredit_ns * 2 : DISCREDIT_MIN_NS;
+    if (t->discredit_ns > DISCREDIT_MAX_NS)
+        t->discredit_ns = DISCREDIT_MAX_NS;
+    t->discredit_until_ns = now + t->discredit_ns;
+    return false;
+}
+
+/* A launch that came while the gate was closed all the time stands in front of it: it is a wish,
+ * not work. */
+static bool shut_since(const struct tenant *t)
+{
+    return (t->gate->flags & QG_GATE_CLOSED) && t->gate->changed_ns < t->looked_ns;
+}
+
+/* The tenant uses the turn that it was given since then. False: that was known, or it has none. */
+static bool begin_use(struct tenant *t, uint64_t since)
+{
+    struct qp_tenant *q = &t->card->policy.tenant[t->index];
+    if (q->used_from_ns || (t->gate->flags & QG_GATE_CLOSED))
+        return false;
+    q->used_from_ns = since > t->opened_ns ? since : t->opened_ns;
+    return true;
+}
+
+/* The first ring of a turn comes from a launch that was counted when it came to the closed gate: it
+ * is work now. */
+void sample_bell(struct tenant *t, uint64_t now)
+{
+    bool first = begin_use(t, now);
+    t->moved_ns = now;
+    if (!first || !t->standing)
+        return;
+    t->launched = t->ran = true;
+    t->looked_ns = now > t->full_ns ? now : t->full_ns + 1; /* the next full look keeps it */
+}
+
+void sample_turn(struct tenant *t, bool open, uint64_t now)
+{
+    if (open) {
+        t->opened_ns = now;
+        t->card->policy.tenant[t->index].used_from_ns = 0;
+        /* what stood here launches now, and was counted long ago */
+        if (t->standing)
+            t->progress_ns = now;
+    }
+    count_unused(t, t->standing, now);
+}
+
+/* In the middle of a long turn two kernels fit even where they are long. */
+static uint32_t deep_window(const struct tenant *t, uint32_t window)
+{
+    const struct qp_tenant *q = &t->card->policy.tenant[t->index];
+    uint32_t two = q->roomy ? QP_DEEP_WINDOW_US : 0;
+    return two > window ? two : window;
+}
+
+/* The window is a budget of the card: processes that work at the same time divide it. It bounds how
+ * long an online tenant waits for offline ones. Where nobody online has to be waited for, and of
+ * online tenants themselves, it is wider, so that kernels of a millisecond queue up and a late
+ * wake-up of the program costs the card nothing; who is alone (an online tenant also beside offline
+ * ones) gets a large one. Less under fixed-share: what is in flight when a budget is used up comes
+ * on top of the share. */
+uint32_t sample_window(const struct tenant *t)
+{
+    const struct card *card = t->card;
+    bool online = t->job_class == QG_CLASS_ONLINE,
+         fixed = card->policy.cls[!online].policy == QG_POLICY_FIXED_SHARE;
+    bool lone = online ? card->lone_online : card->lone;
+    uint32_t window = card->window_us, wide = fixed ? QP_FIXED_WINDOW_US : QP_SHARED_WINDOW_US;
+    if (lone && !fixed)
+        wide = QP_LONE_WINDOW_US;
+    if (online || !card->awaits_online || lone)
+        window = window > wide ? window : wide;
+    if (fixed && window > QP_FIXED_MOST_US)
+        window = QP_FIXED_MOST_US;
+    if (!card->awaits_online)
+        window = deep_window(t, window);
+    if (!lone || fixed)
+        window /= t->working ? t->working : 1;
+    if ((online || !card->awaits_online) && window < hw_window(t))
+        window = hw_window(t);
+    return window ? window : 1;
+}
+
+static void set_window(struct tenant *t)
+{
+    uint32_t window = sample_window(t);
+    if (t->gate->window_us != window)
+        __atomic_store_n(&t->gate->window_us, window, __ATOMIC_RELAXED);
+}
+
+void sample_lonely(struct card *card)
+{
+    uint32_t live = 0, online = 0, expected = 0;
+    for (uint32_t i = 0; i < card->policy.ntenants; i++) {
+        const struct qp_tenant *q = &card->policy.tenant[i];
+        live += q->live;
+        online += q->live && q->job_class == QG_CLASS_ONLINE;
+        expected += card->tenants[i] && q->granted && !q->live && q->job_class == QG_CLASS_ONLINE;
+    }
+    bool lone = live <= 1 && !expected, awaits = online || expected,
+         lone_online = online + expected <= 1;
+    if (lone == card->lone && awaits == card->awaits_online && lone_online == card->lone_online)
+        return;
+    card->lone = lone;
+    card->lone_online = lone_online;
+    card->awaits_online = awaits;
+    for (uint32_t i = 0; i < card->policy.ntenants; i++) {
+        if (card->tenants[i])
+            set_window(card->tenants[i]);
+    }
+}
+
+/* A thread that stood at the gate went on: the launch that was counted there is made now, and it is
+ * as good as a ring. */
+static void go_on(struct tenant *t, uint64_t turn)
+{
+    begin_use(t, turn);
+    t->launched = t->ran = true;
+    if (t->progress_ns < turn)
+        t->progress_ns = turn;
+    if (t->moved_ns < turn)
+        t->moved_ns = turn;
+}
+
+static void take_in(struct tenant *t, const struct view *v, bool progress, uint64_t now)
+{
+    bool ran = v->launched && !shut_since(t);
+    if (ran || progress)
+        t->progress_ns = now;
+    if (v->launched || progress)
+        t->discredit_ns = t->discredit_until_ns = t->unused_ns = t->unused_from_ns = 0;
+    if (v->turn_ns)
+        go_on(t, v->turn_ns);
+    if (ran || progress)
+        begin_use(t, t->opened_ns); /* nobody rang */
+    t->launched |= v->launched;
+    t->ran |= ran;
+    /* who waited for room comes to the gate now, unless it was stopped */
+    bool closed = t->gate->flags & QG_GATE_CLOSED;
+    t->queued = v->queued && (!closed || now < t->gate->changed_ns + QUEUED_NS);
+    t->standing = believe_standing(t, v->waiting || (closed && t->queued),
+                                   v->queued && !v->pending && !v->unmarked, now);
+    if (v->launched)
+        t->counted_ns = now;
+    if (v->launched || progress || t->standing)
+        t->moved_ns = now;
+    t->looked_ns = now;
+    sample_classify(t, now);
+}
+
+void sample_quick(struct tenant *t, uint64_t now)
+{
+    struct view v = look(t, false, now);
+    take_in(t, &v, false, now);
+}
+
+/* A shim in window mode marks what takes longer than a quarter of the window, and says how long all
+ * that is in flight is to take; who sits in a driver call, or lies, has no more than that of its
+ * turn. */
+static bool believe_unmarked(const struct tenant *t, uint64_t now)
+{
+    if (!(t->gate->flags & QG_GATE_WINDOW))
+        return ar_since(t->progress_ns, now) < UNMARKED_LEASE_NS;
+    return now < t->counted_ns + t->expected_ns + LOOSE_NS ||
+           now < t->progress_ns + t->expected_ns / 4 + LOOSE_NS;
+}
+
+/* No kernel of it ever took a quarter of that: it hangs, or lies. */
+static uint64_t stuck_after(const struct tenant *t)
+{
+    uint64_t after = STUCK_TIMES * at_most(t->longest_ns, STUCK_NS);
+    return at_most(after > STUCK_LEAST_NS ? after : STUCK_LEAST_NS, STUCK_NS);
+}
+
+/* When did its last work end? After the last look that found it at work, or after which it may have
+ * been, or it is not believed. What a quick look found since the last full one is work like what
+ * this one finds. */
+static void note_end(struct tenant *t, const struct view *v, uint64_t now)
+{
+    bool at_work = v->pending || v->unmarked || v->frozen || v->waiting || v->queued || v->turn_ns;
+    bool launched = v->launched || t->launched;
+    if (at_work) {
+        t->at_work_ns = now;
+        t->ended_ns = 0;
+    } else if (launched || !t->ended_ns || t->ended_ns == QP_NEVER) {
+        if (launched && t->at_work_ns < t->looked_ns)
+            t->at_work_ns = t->looked_ns;
+        bool told = !v->untold && v->ended_ns && v->ended_ns >= t->at_work_ns && v->ended_ns <= now;
+        t->ended_ns = told ? v->ended_ns : QP_NEVER;
+        if (!told)
+            t->at_work_ns = now;
+    }
+    t->card->policy.tenant[t->index].ended_ns = t->ended_ns == QP_NEVER ? 0 : t->ended_ns;
+}
+
+void sample_full(struct tenant *t, uint64_t now)
+{
+    struct view v = look(t, true, now);
+    bool progress = v.signature != t->signature;
+    /* what a quick look found since the last full one still counts: the counters have moved on */
+    t->launched = t->launched && t->looked_ns > t->full_ns;
+    t->ran = t->ran && t->looked_ns > t->full_ns;
+    t->signature = v.signature;
+    if (t->frozen && !v.frozen)
+        t->progress_ns = now; /* it could not have made any */
+    t->frozen = v.frozen;
+    if (t->pending && progress && ar_since(t->progress_ns, now) > t->longest_ns)
+        t->longest_ns = now - t->progress_ns;
+    t->pending = v.pending;
+    t->expected_ns = v.inflight_us * 1250; /* a quarter more: estimates are only that */
+    t->unmarked = v.unmarked;
+    t->working = v.working;
+    t->more_contexts = v.more_contexts;
+    t->card->policy.tenant[t->index].ends_ns = v.unforeseen ? 0 : v.ends_ns;
+    note_end(t, &v, now);
+    set_window(t);
+    take_in(t, &v, progress, now);
+    bool ending = t->busy && !t->pending && !t->unmarked && !t->standing;
+    t->ending = ending && !t->ended;
+    t->ended = ending;
+    t->full_ns = now;
+}
+
+/* A look behind a gate that was closed a moment ago. What the last one found still counts. */
+void sample_behind(struct tenant *t, uint64_t now)
+{
+    bool launched = t->launched, ran = t->ran, ending = t->ending, unmarked = t->unmarked;
+    sample_full(t, now);
+    bool rose = t->unmarked && !unmarked; /* counted when it came to the window, and launched now */
+    if (rose)
+        t->counted_ns = t->progress_ns = now;
+    t->launched |= launched;
+    t->ran |= ran || rose;
+    t->ending |= ending;
+    sample_classify(t, now);
+}
+
+/* Turns what was seen into the inputs of the decision. */
+void sample_classify(struct tenant *t, uint64_t now)
+{
+    struct qp_tenant *q = &t->card->policy.tenant[t->index];
+    uint64_t quiet = ar_since(t->progress_ns, now);
+    uint64_t window = (uint64_t)t->card->window_us * 2000;
+    bool marked = t->pending && quiet < (uint64_t)t->card->arbiter->hang_s * 1000 * QP_MS;
+    bool online = t->job_class == QG_CLASS_ONLINE;
+    bool loose = t->ran || (t->unmarked && believe_unmarked(t, now));
+    /* Online has the card for as long as a kernel takes; only its peers do not wait for that. */
+    t->stuck = t->pending && quiet >= stuck_after(t) && !(online && t->card->lone_online);
+    t->busy = t->nprocs && (marked || loose || t->standing || t->launched || t->frozen);
+    q->live = t->nprocs > 0 && !t->revoked;
+    q->granted = !t->revoked;
+    q->job_class = t->job_class;
+    q->share = t->share;
+    q->procs = t->nprocs + t->more_contexts;
+    bool works = (marked && !t->stuck) || loose || t->launched || t->frozen;
+    q->wants = t->nprocs && (works || t->standing);
+    q->unsure = q->wants && !works && t->discredit_ns;
+    q->hung = online && marked && t->stuck && !q->wants;
+    q->stands = t->standing || (t->queued && !t->doubted);
+    q->free = t->free;
+    q->suspended = together_suspended(t);
+    q->silent_ns = marked || t->standing || t->frozen ? 0 : t->moved_ns;
+    /* unmarked work behind a closed gate is bounded by the window, it is not awaited for the whole
+     * lease */
+    q->undrained = t->nprocs && (marked || (loose && quiet < (window > QP_MS ? window : QP_MS)));
+}
+
+/* Did anything pass the gate since the last sample? Read after the gate was stored (Dekker's other
+ * half). */
+bool sample_launched_since(const struct tenant *t)
+{
+    for (uint32_t i = 0; i < t->hi; i++) {
+        if (t->slots[i].proc && total_launches(&t->job->procs[i]) != t->slots[i].launches)
+            return true;
+    }
+    return false;
+}
+
+void sample_counters(struct tenant *t)
+{
+    uint64_t used = 0;
+    for (uint32_t i = 0; i < t->hi; i++) {
+        struct slot *s = &t->slots[i];
+        if (!s->proc)
+            continue;
+        struct qg_proc *page = &t->job->procs[i];
+        s->mem_used = bytes(READ_ONCE(page->mem_used));
+        used += s->mem_used;
+        uint64_t peak = bytes(READ_ONCE(page->mem_peak));
+        if (peak > t->mem_peak)
+            t->mem_peak = peak;
+        advance(&t->mem_denied, &s->denied, READ_ONCE(page->mem_denied));
+    }
+    t->mem_used = used;
+    used += dead_extra(t);
+    if (used > t->mem_peak)
+        t->mem_peak = used;
+}
+
+/* How much of the interval a tenant was on the card: by the arbiter's clock where members took
+ * turns, else the mean of the two samples at its ends (work that no marker follows yet counts
+ * half). */
+static double part_of_interval(struct tenant *t, uint64_t dt)
+{
+    const struct qp_tenant *q = &t->card->policy.tenant[t->index];
+    double load = t->pending ? 1.0 : t->ran && t->unmarked ? 0.5 : 0.0;
+    double part = (t->load + load) / 2;
+    double held = dt ? (double)(q->service_ns - t->service_seen) / (double)dt : 0;
+    t->load = load;
+    t->service_seen = q->service_ns;
+    return t->took_turns ? (held < 1 ? held : 1) : part;
+}
+
+/* The gate that counts is the one that stood during the interval, not the one just decided. */
+static void book_waiting(struct tenant *t, uint64_t dt)
+{
+    uint32_t flags = t->stood;
+    if (!t->wished || !(flags & QG_GATE_CLOSED))
+        return;
+    if (flags & QG_GATE_WHY_PREEMPTED) {
+        t->closed_preempted_ns += dt;
+        if (t->suspended)
+            t->closed_suspended_ns += dt;
+    } else if (flags & QG_GATE_WHY_SHARE) {
+        t->closed_share_ns += dt;
+    }
+}
+
+static void book_holding(struct tenant *t, uint64_t dt, uint64_t now)
+{
+    const struct card *card = t->card;
+    const struct qp_tenant *q = &card->policy.tenant[t->index];
+    if (t->job_class != QG_CLASS_ONLINE || !q->worked)
+        return;
+    uint64_t quiet = ar_since(q->last_work_ns, now), release = card->policy.idle_release_ns;
+    uint64_t let_go = q->hung || quiet < release ? 0 : quiet - release;
+    if (let_go < dt)
+        t->held_ns += dt - let_go;
+}
+
+/* Books the interval since the last call; called right after a decision, which has charged the same
+ * interval. */
+void account(struct card *card, uint64_t now)
+{
+    uint64_t dt = card->booked_ns && now > card->booked_ns ? now - card->booked_ns : 0;
+    double part[QP_MAX_TENANTS], sum = 0;
+    for (uint32_t i = 0; i < card->policy.ntenants; i++) {
+        struct tenant *t = card->tenants[i];
+        part[i] = t && t->nprocs ? part_of_interval(t, dt) : 0;
+        sum += part[i];
+    }
+    for (uint32_t i = 0; i < card->policy.ntenants; i++) {
+        struct tenant *t = card->tenants[i];
+        if (!t || !t->nprocs)
+            continue;
+        t->busy_ns += (uint64_t)((double)dt * part[i] / (sum > 1 ? sum : 1));
+        t->estimated |= part[i] > 0 && !t->took_turns;
+        book_waiting(t, dt);
+        book_holding(t, dt, now);
+        t->stood = t->gate->flags;
+        bool follows = card->policy.tenant[i].suspended && !card->policy.preempting;
+        t->suspended = follows && (t->stood & QG_GATE_WHY_PREEMPTED);
+        t->wished = t->busy;
+        t->took_turns = card->policy.cls[t->job_class == QG_CLASS_ONLINE ? 0 : 1].contended;
+    }
+    card->booked_ns = now;
+}

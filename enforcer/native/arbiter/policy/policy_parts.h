@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the parts of the decision share: who belongs to which class, and the two parts that policy.c
+ * calls.
+ */
+#ifndef QGPU_POLICY_PARTS_H
+#define QGPU_POLICY_PARTS_H
+
+#include "policy/policy.h"
+#include "qgpu_abi.h"
+
+enum { ONLINE = 0, OFFLINE = 1 };
+
+/* The members of one class, found once per decision. Free tenants are registered, but take no part
+ * in turns. */
+struct side {
+    uint32_t registered; /* live tenants of the class, free ones too */
+    uint32_t n;          /* members */
+    uint32_t runnable;   /* members that are not suspended, or still have work on the card */
+    uint16_t at[QP_MAX_TENANTS];
+};
+
+static inline int class_of(const struct qp_tenant *t)
+{
+    return t->job_class == QG_CLASS_ONLINE ? ONLINE : OFFLINE;
+}
+
+static inline uint64_t min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline uint64_t max_u64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline bool fixed(const struct qp_class *s)
+{
+    return s->policy == QG_POLICY_FIXED_SHARE;
+}
+
+/* best-effort is burst-share with equal weights */
+static inline int64_t weight(const struct qp_class *s, const struct qp_tenant *t)
+{
+    if (s->policy == QG_POLICY_BEST_EFFORT)
+        return 1;
+    return t->share ? (int64_t)t->share : 1;
+}
+
+/* Takes part in the competition for the card. */
+static inline bool claims(const struct qp_tenant *t)
+{
+    return t->wants && !t->suspended && !t->spent;
+}
+
+/* policy_charge.c: who used the card since the last decision */
+void qp_charge(struct qp_card *c, int k, const struct side *m, uint64_t now);
+
+/* policy_turns.c: whose turn it is now */
+int32_t qp_take_turns(struct qp_card *c, int k, const struct side *m, uint64_t now);
+uint64_t qp_turn_wake(struct qp_card *c, int k, const struct side *m, uint64_t now);
+void qp_make_room(struct qp_card *c, int k, const struct side *m, uint64_t now);
+void qp_begin_slice(struct qp_card *c, int k, uint64_t from);
+
+/* policy_claim.c: who comes next */
+int32_t qp_best_claim(const struct qp_card *c, int k, const struct side *m, int32_t except);
+bool qp_better(const struct qp_class *s, const struct qp_tenant *a, const struct qp_tenant *b);
+
+/* policy_budget.c: fixed-share */
+void qp_budget_book(struct qp_card *c, uint32_t index, uint64_t now, uint64_t passed, uint64_t used,
+                    uint64_t unseen);
+void qp_budget_review(struct qp_card *c, const struct side *m, uint64_t now);
+void qp_budget_drop(struct qp_card *c, const struct side *m);
+uint64_t qp_budget_opens(struct qp_card *c, uint32_t i, uint64_t now);
+uint64_t qp_budget_lasts(struct qp_card *c, uint32_t i, uint64_t now, uint64_t most);
+void qp_budget_until(struct qp_card *c, uint32_t i, bool limited, uint64_t now);
+uint64_t qp_budget_wake(struct qp_card *c, int k, const struct side *m, uint64_t now);
+
+#endif

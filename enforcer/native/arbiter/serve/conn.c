@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Connections of both sockets: accepted in small portions, counted per user, one message at a time
+ * each, so that a user who floods the socket gets refused and nobody else waits for it. Users
+ * without a grant on this node have a pool of their own, in which the newest finds a place; of the
+ * others none may have more than are still free.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "fds/fds.h"
+#include "fds/porter.h"
+#include "fds/porter_pool.h"
+#include "model/model.h"
+#include "peer/peer.h"
+#include "policy/policy.h"
+#include "serve/serve.h"
+#include "tenant/tenant.h"
+#include "qg_msg.h"
+#include "qg_time.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+enum {
+    MAX_CONNS = 4096, /* of users with a grant */
+    MAX_CONNS_PER_USER = 1024,
+    MAX_WAITING_PER_USER = 256, /* connected, not registered */
+    MAX_STRANGERS = 256,        /* of users without */
+    MAX_STRANGERS_PER_USER = 32,
+    /* the same two before the first list of grants, when most are tenants that nobody knows yet */
+    MAX_EARLY = 1024,
+    MAX_EARLY_PER_USER = 256,
+    MAX_CONTROL = 8,
+    /* or what the system allows: where it is full, a program tries again 100 ms later */
+    BACKLOG = 4096,
+    ACCEPT_BATCH = 64,
+    MESSAGE_BURST = 64,
+    MESSAGES_PER_SECOND = 200,
+    WAITING_SECONDS = 5
+};
+
+static int spare_fd = -1; /* given up to answer a caller when descriptors run out */
+
+/* Without a free descriptor a caller would stay in the queue and wake us for ever: hang up on it
+ * instead. */
+static void refuse_one(const struct arbiter *a, int listener)
+{
+    struct ucred peer = {.uid = (uid_t)-1};
+    socklen_t len = sizeof(peer);
+    close(spare_fd);
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    spare_fd = -1;
+    if (fd < 0)
+        return;
+    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len);
+    porter_hang_up(a, peer.uid, fd);
+}
+
+/* The spare one comes back when the caller is closed, by a porter perhaps; until then nobody else
+ * may take its place. */
+static bool have_spare(void)
+{
+    if (spare_fd < 0)
+        spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    /* do not spin on the listener */
+    if (spare_fd < 0)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    return spare_fd >= 0;
+}
+
+int listen_open(struct arbiter *a, const char *name, mode_t mode)
+{
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    if (strlen(a->run_dir) + strlen(name) + 2 > sizeof(addr.sun_path))
+        return -ENAMETOOLONG;
+    strcpy(addr.sun_path, a->run_dir);
+    strcat(addr.sun_path, "/");
+    strcat(addr.sun_path, name);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -errno;
+    have_spare();
+    unlink(addr.sun_path); /* of a predecessor: the lock says that none is alive */
+    mode_t old = umask(0777 & ~mode);
+    int bad = bind(fd, (struct sockaddr *)&addr, sizeof(addr));
+    umask(old);
+    if (!bad && listen(fd, BACKLOG) == 0)
+        return fd;
+    int err = -errno;
+    close(fd);
+    return err;
+}
+
+static bool may_control(const struct arbiter *a, uid_t uid)
+{
+    uint32_t control = 0;
+    for (const struct conn *c = a->conns; c; c = c->next)
+        control += !c->dead && c->kind == CONN_CONTROL;
+    return (uid == 0 || uid == a->owner) && control < MAX_CONTROL;
+}
+
+/* The oldest goes, since it had the time to say what it wanted: so a flood makes the places change
+ * hands quickly, but each caller is heard, and the one among them who can prove that he is none
+ * leaves the pool. */
+static bool room_for_stranger(struct arbiter *a, const struct user *u)
+{
+    uint32_t most = a->ever_synced ? MAX_STRANGERS : MAX_EARLY;
+    if (u->waiting >= (a->ever_synced ? MAX_STRANGERS_PER_USER : MAX_EARLY_PER_USER))
+        return false;
+    while (users_strangers() >= most) {
+        struct conn *oldest = NULL;
+        for (struct conn *c = a->conns; c; c = c->next) {
+            if (!c->dead && c->user && c->user->stranger && !c->registered)
+                oldest = c;
+        }
+        if (!oldest)
+            break;
+        conn_close(a, oldest);
+    }
+    return true;
+}
+
+/* Nobody may have more than are free: however many fill the table together, there is a place for
+ * the next one. Where they left him little, the newest that is not registered of the one who has
+ * most makes room. */
+static bool room_for_known(struct arbiter *a, const struct user *u)
+{
+    uint32_t known = a->nconns - users_strangers();
+    if (u->conns >= MAX_CONNS_PER_USER || u->waiting >= MAX_WAITING_PER_USER)
+        return false;
+    if (known < MAX_CONNS && u->conns < MAX_CONNS - known)
+        return true;
+    const struct user *biggest = users_biggest();
+    if (!biggest || biggest->conns <= u->conns + 1)
+        return false;
+    struct conn *newest = a->conns;
+    while (newest && (newest->dead || newest->user != biggest || newest->registered))
+        newest = newest->next;
+    if (newest)
+        conn_close(a, newest);
+    return newest;
+}
+
+static bool allowed(struct arbiter *a, uid_t uid, enum conn_kind kind)
+{
+    if (kind == CONN_CONTROL)
+        return may_control(a, uid);
+    users_review(a);
+    struct user *u = user_get(a, uid);
+    if (!u)
+        return false;
+    return u->stranger ? room_for_stranger(a, u) : room_for_known(a, u);
+}
+
+/* The process at the other end, held by a pidfd: its number alone could be another's a moment
+ * later. */
+static int peer_pidfd(int fd, pid_t pid)
+{
+    int pidfd = -1;
+    socklen_t len = sizeof(pidfd);
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &len) == 0)
+        return pidfd;
+    if (errno != ENOPROTOOPT)
+        return -1; /* it is dead already; its number may be another's */
+    return (int)syscall(SYS_pidfd_open, pid, 0); /* before Linux 6.5 */
+}
+
+static struct conn *conn_create(struct arbiter *a, int fd, enum conn_kind kind,
+                                const struct ucred *peer)
+{
+    static uint64_t made;
+    struct conn *c = calloc(1, sizeof(*c));
+    struct user *u = kind == CONN_TENANT ? user_get(a, peer->uid) : NULL;
+    if (!c || (kind == CONN_TENANT && !u)) {
+        free(c);
+        return NULL;
+    }
+    c->key.kind = KEY_CONN;
+    c->id = ++made;
+    c->kind = kind;
+    c->fd = fd;
+    c->pid = peer->pid;
+    c->uid = peer->uid;
+    c->pidfd = kind == CONN_TENANT && peer->pid > 0 ? peer_pidfd(fd, peer->pid) : -1;
+    c->opened_ns = c->since_ns = c->bucket_ns = qg_now_ns();
+    c->bucket = MESSAGE_BURST;
+    if ((kind == CONN_TENANT && c->pidfd < 0) || ar_watch(a, fd, &c->key) != 0) {
+        if (c->pidfd >= 0)
+            close(c->pidfd);
+        free(c);
+        return NULL;
+    }
+    c->next = a->conns;
+    a->conns = c;
+    if (!u)
+        return c;
+    c->user = u;
+    u->conns++;
+    user_wait(u, 1);
+    a->nconns++;
+    return c;
+}
+
+/* A whole list of tenants must fit, since nobody waits for the reader. Beyond the system's limit it
+ * takes CAP_NET_ADMIN. */
+static void take_room(int fd)
+{
+    int room = 16 << 20;
+    if (setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof(room)) == 0)
+        return;
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
+}
+
+void conn_accept(struct arbiter *a, int listener, enum conn_kind kind)
+{
+    for (int i = 0; i < ACCEPT_BATCH && have_spare(); i++) {
+        struct ucred peer = {.uid = (uid_t)-1};
+        socklen_t len = sizeof(peer);
+        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0) {
+            if (errno == EMFILE || errno == ENFILE)
+                refuse_one(a, listener);
+            return;
+        }
+        bool named = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) == 0;
+        if (!named || !allowed(a, peer.uid, kind) || !conn_create(a, fd, kind, &peer)) {
+            porter_hang_up(a, peer.uid, fd);
+            if (named)
+                user_forget(peer.uid);
+            continue;
+        }
+        if (kind == CONN_CONTROL)
+            take_room(fd);
+    }
+}
+
+static bool may_speak(struct conn *c)
+{
+    uint64_t now = qg_now_ns(),
+             earned = (now - c->bucket_ns) / (1000000000ull / MESSAGES_PER_SECOND);
+    if (c->kind == CONN_CONTROL)
+        return true;
+    if (earned) {
+        c->bucket =
+            c->bucket + earned > MESSAGE_BURST ? MESSAGE_BURST : c->bucket + (uint32_t)earned;
+        c->bucket_ns = now;
+    }
+    if (!c->bucket)
+        return false;
+    c->bucket--;
+    return true;
+}
+
+void conn_message(struct arbiter *a, struct conn *c, const void *buf, size_t len, int fd)
+{
+    struct qg_msg_head head = {0};
+    if (len >= sizeof(head))
+        memcpy(&head, buf, sizeof(head));
+    if (c->kind == CONN_CONTROL) {
+        if (!control_message(a, c, buf, len))
+            conn_close(a, c);
+    } else {
+        switch (head.type) {
+        case QG_MSG_GROUPS:
+            hw_groups(a, c, buf, len, &fd);
+            break;
+        case QG_MSG_ACTED:
+            hw_acted(a, c, buf, len);
+            break;
+        default:
+            register_message(a, c, buf, len, fd);
+            break;
+        }
+    }
+    if (fd >= 0)
+        closer_close(fd);
+}
+
+void conn_ready(struct arbiter *a, struct conn *c, uint32_t events)
+{
+    char bytes[PORTER_CAP] = {0};
+    int fd = -1;
+    if (c->dead || c->lent)
+        return;
+    if (events & EPOLLOUT)
+        dead_tell(a, c);
+    if (c->dead || events == EPOLLOUT)
+        return;
+    ssize_t got = c->kind == CONN_CONTROL ? qg_msg_recv(c->fd, bytes, sizeof(bytes), &fd)
+                                          : qg_msg_recv_bare(c->fd, bytes, sizeof(bytes));
+    if (got == -EAGAIN && !(events & (EPOLLHUP | EPOLLERR)))
+        return;
+    bool loaded = got == -EXFULL;
+    if ((got <= 0 && !loaded) || !may_speak(c))
+        conn_close(a, c);
+    else if (loaded)
+        porter_fetch(a, c, bytes, sizeof(bytes));
+    else
+        conn_message(a, c, bytes, (size_t)got, fd);
+}
+
+int conn_sweep(struct arbiter *a, uint64_t now)
+{
+    int wait = -1;
+    for (struct conn *c = a->conns; c; c = c->next) {
+        if (c->dead || c->registered || c->kind == CONN_CONTROL)
+            continue;
+        if (now - c->since_ns > WAITING_SECONDS * 1000 * QP_MS)
+            conn_close(a, c);
+        else
+            wait = 1000;
+    }
+    for (struct conn **at = &a->conns; *at;) {
+        struct conn *c = *at;
+        if (!c->dead) {
+            at = &c->next;
+            continue;
+        }
+        *at = c->next;
+        free(c);
+    }
+    return wait;
+}

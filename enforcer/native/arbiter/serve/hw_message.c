@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Hardware preemption: QG_MSG_GROUPS and QG_MSG_ACTED of registered processes. Main thread. Nothing here calls the driver or waits for anybody: a
+ * descriptor is looked at without asking the file system behind it, which may be the sender's own.
+ */
+#include <fcntl.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "fds/fds.h"
+#include "hw/hw.h"
+#include "hw/hw_parts.h"
+#include "model/model.h"
+#include "peer/peer.h"
+#include "serve/serve.h"
+#include "qg_msg.h"
+#include "qg_time.h"
+
+/* The live slot of the sender in that tenant. */
+static bool slot_of(const struct arbiter *a, const struct conn *c, const struct tenant *t,
+                    uint32_t *slot)
+{
+    for (const struct proc *p = a->procs; p; p = p->next) {
+        if (p->dead || p->pid != c->pid)
+            continue;
+        for (uint32_t i = 0; i < p->nslots; i++) {
+            *slot = p->slots[i].slot;
+            if (p->slots[i].tenant == t)
+                return true;
+        }
+    }
+    return false;
+}
+
+/* Whom the message is about; NULL where nothing is to be kept of it. */
+static struct tenant *subject(const struct arbiter *a, const struct conn *c,
+                              const struct qg_groups *m, uint32_t *slot)
+{
+    struct card *card = c->registered ? card_find(a, m->uuid) : NULL;
+    struct tenant *t = card && card->hw ? tenant_find(card, m->job_id) : NULL;
+    if (!t || t->revoked || !slot_of(a, c, t, slot))
+        return NULL;
+    return t;
+}
+
+/* The new one remembers what may stand still. A chain never grows: who was not yet looked at leaves
+ * it. */
+static void replace(struct hw *hw, struct hw_record *r, struct hw_record *old)
+{
+    if (!old)
+        return;
+    hw_record_unlink(hw, old);
+    if (old->actor == QG_HW_ACTOR_SHIM) {
+        hw_record_put(hw, old);
+    } else if (old->tested || hw->current == old) {
+        r->former = old; /* the list's reference goes with it */
+    } else {
+        r->former = old->former;
+        old->former = NULL;
+        hw_record_put(hw, old);
+    }
+}
+
+/* What the message asks for, with the lock. Takes *fd where it keeps it. */
+static void take(struct hw *hw, struct conn *c, struct tenant *t, uint32_t slot,
+                 const struct qg_groups *m, int *fd)
+{
+    struct hw_tenant *ht = &hw->tenant[t->index];
+    struct hw_record *old = hw_record_find(hw, t, slot, m);
+    bool shim = hw->settings.actor != QG_HW_ACTOR_ARBITER,
+         arbiter = hw->settings.actor != QG_HW_ACTOR_SHIM;
+    if (m->flags & QG_GROUPS_LEAVE) {
+        if (old && old->sock < 0)
+            old->sock = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
+        if (old)
+            old->uid = c->uid;
+        if (old)
+            old->acknowledge = old->sock >= 0;
+        if (old)
+            hw_record_leave(hw, old);
+        else
+            hw_acknowledge(c->fd, m->uuid, m->client);
+        return;
+    }
+    if (m->flags & QG_GROUPS_LOST) {
+        hw_fail(hw, t->index, 0, "a process has more groups than can be followed");
+    } else if (!m->ngroups) {
+        if (old)
+            hw_record_leave(hw, old);
+    } else if (arbiter && (*fd >= 0 || !shim) && !(*fd >= 0 && hw_is_control(&hw->settings, *fd))) {
+        hw_fail(hw, t->index, 0, "the descriptor that it sent is not the driver's control device");
+    } else if (!old && (hw_record_count(hw, t->index, slot) >= HW_CLIENTS ||
+                        ht->nrecords >= HW_TENANT_RECORDS || hw_record_total() >= HW_RECORDS)) {
+        hw_fail(hw, t->index, 0, "it told more clients of the driver than are followed");
+    } else {
+        struct hw_record *r = hw_record_create(hw, t, slot, m);
+        if (!r)
+            return;
+        replace(hw, r, old);
+        r->sock = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
+        r->uid = c->uid;
+        if (!arbiter)
+            return;
+        r->fd = *fd;
+        *fd = -1;
+    }
+}
+
+/* Groups of an online tenant are of use to weights alone; what nobody needs is not kept. */
+static bool of_use(const struct hw *hw, const struct tenant *t)
+{
+    if (!HW_LOAD(hw->on) || hw->tenant[t->index].failed)
+        return false;
+    return t->job_class == QG_CLASS_OFFLINE || hw->settings.weights;
+}
+
+void hw_groups(struct arbiter *a, struct conn *c, const void *buf, size_t len, int *fd)
+{
+    struct qg_groups m;
+    uint32_t slot = 0;
+    if (!qg_msg_is(buf, len, QG_MSG_GROUPS, sizeof(m))) {
+        conn_close(a, c);
+        return;
+    }
+    memcpy(&m, buf, sizeof(m));
+    if (!hw_groups_sane(&m)) {
+        conn_close(a, c);
+        return;
+    }
+    struct tenant *t = subject(a, c, &m, &slot);
+    struct hw *hw = t ? t->card->hw : NULL;
+    if (!hw || !of_use(hw, t)) {
+        if (m.flags & QG_GROUPS_LEAVE && !hw_acknowledge(c->fd, m.uuid, m.client))
+            conn_close(a, c);
+        return;
+    }
+    pthread_mutex_lock(&hw->lock);
+    hw_learn(&hw->tenant[t->index], t);
+    take(hw, c, t, slot, &m, fd);
+    hw_review_tenant(hw, t->index);
+    pthread_mutex_unlock(&hw->lock);
+    hw_ring(hw);
+    hw_attend(a, &hw->key);
+}
+
+static void answered(struct hw *hw, struct hw_record *r, const struct qg_act *m)
+{
+    r->serial = 0;
+    if (r->stage == HW_LEAVING || r->stage == HW_SUSPECT)
+        return;
+    if (r->stage == HW_ASKED && m->status) {
+        r->status = m->status;
+        hw_ask_test(hw, r);
+    } else if (m->status == RM_BAD_STATE) { /* it is about to destroy them, and says so next */
+        r->status = m->status;
+        r->stage = HW_SUSPECT;
+        r->due_ns = qg_now_ns() + HW_EXPLAIN_NS;
+    } else if (m->status) {
+        hw_fail(hw, r->tenant, m->status,
+                "the process could not do to its groups what it was told");
+    } else if (r->stage == HW_ASKED) {
+        r->stage = HW_USABLE;
+        r->applied = 0;
+    } else {
+        bool went_on = m->action == QG_ACT_CONTINUE;
+        /* continued for the sake of another record: stop it again */
+        r->applied = went_on && r->doing & 1 ? 0 : r->doing;
+        if (went_on)
+            r->stopped = false;
+    }
+}
+
+void hw_acted(struct arbiter *a, struct conn *c, const void *buf, size_t len)
+{
+    struct qg_act m;
+    if (!qg_msg_is(buf, len, QG_MSG_ACTED, sizeof(m))) {
+        conn_close(a, c);
+        return;
+    }
+    memcpy(&m, buf, sizeof(m));
+    struct card *card =
+        c->registered && qg_terminated(m.uuid, sizeof(m.uuid)) ? card_find(a, m.uuid) : NULL;
+    if (!card || !card->hw || !m.serial)
+        return;
+    struct hw *hw = card->hw;
+    pthread_mutex_lock(&hw->lock);
+    for (struct hw_record *r = hw->records, *next; r; r = next) {
+        next = r->next;
+        if (r->pid != c->pid || r->actor != QG_HW_ACTOR_SHIM || r->serial != m.serial)
+            continue;
+        uint32_t tenant = r->tenant;
+        answered(hw, r, &m);
+        hw_review_tenant(hw, tenant);
+        if (hw->tenant[tenant].failed)
+            break; /* its records are gone */
+    }
+    pthread_mutex_unlock(&hw->lock);
+    hw_ring(hw);
+    hw_attend(a, &hw->key);
+}

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Registered processes. Only a pidfd ends one: a forked child may hold the connection, a program
+ * may close it.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "model/model.h"
+#include "tenant/tenant.h"
+
+enum { MAX_PROCS = 8192 };
+
+bool proc_lives(int pidfd)
+{
+    struct pollfd pfd = {.fd = pidfd, .events = POLLIN};
+    return poll(&pfd, 1, 0) == 0;
+}
+
+static struct proc *find(struct arbiter *a, pid_t pid, uint32_t *total)
+{
+    struct proc *found = NULL;
+    *total = 0;
+    for (struct proc *p = a->procs; p; p = p->next, (*total)++) {
+        if (p->pid == pid && !p->dead)
+            found = p;
+    }
+    return found;
+}
+
+struct proc *proc_get(struct arbiter *a, pid_t pid, uid_t uid, int pidfd, int *err)
+{
+    uint32_t total;
+    struct proc *p = find(a, pid, &total);
+    if (p && proc_lives(p->pidfd))
+        return p;
+    if (p)
+        proc_died(a, p); /* the number was given to another process */
+    *err = -ENOSPC;
+    if (total >= MAX_PROCS || !(p = calloc(1, sizeof(*p))))
+        return NULL;
+    p->key.kind = KEY_PROC;
+    p->pid = pid;
+    p->uid = uid;
+    p->pidfd = fcntl(pidfd, F_DUPFD_CLOEXEC, 0);
+    *err = p->pidfd < 0 ? -errno : !proc_lives(p->pidfd) ? -ESRCH : ar_watch(a, p->pidfd, &p->key);
+    if (*err) {
+        if (p->pidfd >= 0)
+            close(p->pidfd);
+        free(p);
+        return NULL;
+    }
+    p->next = a->procs;
+    a->procs = p;
+    return p;
+}
+
+void proc_died(struct arbiter *a, struct proc *p)
+{
+    if (p->dead)
+        return;
+    p->dead = true;
+    epoll_ctl(a->epfd, EPOLL_CTL_DEL, p->pidfd, NULL);
+    while (p->nslots) {
+        p->nslots--;
+        tenant_leave(a, p->slots[p->nslots].tenant, p->slots[p->nslots].slot);
+    }
+}
+
+void proc_sweep(struct arbiter *a)
+{
+    for (struct proc **at = &a->procs; *at;) {
+        struct proc *p = *at;
+        if (!p->dead && p->nslots) {
+            at = &p->next;
+            continue;
+        }
+        *at = p->next; /* dead, or it never got a slot */
+        /* its connection's pidfd is the same open file: with that one still there, close() alone
+         * would leave p watched */
+        epoll_ctl(a->epfd, EPOLL_CTL_DEL, p->pidfd, NULL);
+        close(p->pidfd);
+        free(p);
+    }
+}

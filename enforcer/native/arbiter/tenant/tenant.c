@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The life of a tenant: granted, joined by processes, left by them, revoked. Main thread only; each
+ * function takes the lock of the card for the moment in which it changes something, and decides
+ * again before it lets go, so that no process ever gets a gate that was not decided.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "card/card.h"
+#include "fds/fds.h"
+#include "gate/gate.h"
+#include "hw/hw.h"
+#include "model/model.h"
+#include "observe/observe.h"
+#include "peer/peer.h"
+#include "policy/policy.h"
+#include "tenant/tenant.h"
+#include "qg_msg.h"
+#include "qg_seal.h"
+#include "qg_time.h"
+
+/* A process that lost its arbiter asks for the next one each 100 ms, and shows what it does on the
+ * card only after that. */
+#define RETURN_NS (250 * QP_MS)
+
+/* So long the NVML library's own connection may take, which ends with its answer: the shim of that
+ * process asks again. */
+#define SHORT_NS (1000 * QP_MS)
+
+static void tenant_free(struct arbiter *a, struct tenant *t)
+{
+    dead_forget(a, t);
+    job_put(a, t);
+    if (t->gate)
+        munmap(t->gate, QG_PAGE);
+    if (t->job)
+        munmap(t->job, sizeof(*t->job));
+    if (t->gate_fd >= 0)
+        close(t->gate_fd);
+    if (t->job_fd >= 0)
+        close(t->job_fd);
+    if (t->bell_fd >= 0)
+        close(t->bell_fd);
+    free(t);
+}
+
+/* Of the page that the job may write: a newcomer must not stumble over what a sibling did to it. */
+static void write_job_header(struct tenant *t)
+{
+    t->job->magic = QG_MAGIC;
+    t->job->version = QG_ABI_VERSION;
+    t->job->size = sizeof(*t->job);
+    t->job->nslots = QG_MAX_PROCS;
+}
+
+static void write_headers(struct tenant *t)
+{
+    t->gate->magic = QG_MAGIC;
+    t->gate->version = QG_ABI_VERSION;
+    t->gate->size = sizeof(*t->gate);
+    t->gate->job_id = t->job_id;
+    write_job_header(t);
+    /* until the first decision: online may go, offline may not */
+    t->gate->flags = QG_GATE_TRACK;
+    if (t->job_class == QG_CLASS_OFFLINE)
+        t->gate->flags |= QG_GATE_CLOSED | QG_GATE_WHY_SHARE;
+    t->gate->heartbeat_ns = qg_now_ns();
+}
+
+/* A job that punches holes into a memory file makes its readers wait for it, the card's thread
+ * among them. */
+static int create_job_page(struct arbiter *a, struct tenant *t)
+{
+    void *page = NULL;
+    int err =
+        a->job_file ? -ENOSYS : qg_kept_create("qgpu_job", sizeof(*t->job), &t->job_fd, &page);
+    if (err && !a->job_file) {
+        ar_log(a, 1,
+               "no BPF array for job pages (%s; it takes Linux 5.5 and CAP_BPF): memory files "
+               "serve, but a hostile job "
+               "can delay its card's gates with them",
+               strerror(-err));
+        a->job_file = true;
+    }
+    if (err)
+        err = qg_shared_create("qgpu-job", sizeof(*t->job), 0, &t->job_fd, &page);
+    t->job = page;
+    return err;
+}
+
+static struct tenant *tenant_create(struct arbiter *a, const struct qg_ctl_grant *g, int *err)
+{
+    struct tenant *t = calloc(1, sizeof(*t));
+    void *gate = NULL;
+    *err = -ENOMEM;
+    if (!t)
+        return NULL;
+    t->gate_fd = t->job_fd = t->bell_fd = -1;
+    t->job_id = g->job_id;
+    t->job_class = g->job_class;
+    t->granted_ns = qg_now_ns();
+    *err = qg_shared_create("qgpu-gate", QG_PAGE, 1, &t->gate_fd, &gate);
+    t->gate = gate;
+    t->together = job_get(g->job_id);
+    if (!t->together)
+        *err = -ENOMEM;
+    if (!*err)
+        *err = create_job_page(a, t);
+    if (!*err) {
+        t->bell_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+        if (t->bell_fd < 0)
+            *err = -errno;
+    }
+    if (*err) {
+        tenant_free(a, t);
+        return NULL;
+    }
+    write_headers(t);
+    return t;
+}
+
+static void tenant_update(struct tenant *t, const struct qg_ctl_grant *g)
+{
+    t->uid = g->uid;
+    t->job_class = g->job_class;
+    t->share = g->share;
+    t->mem_cap = g->mem_cap;
+    t->free = g->flags & QG_GRANT_UNGOVERNED;
+    t->confirmed = true;
+    t->revoked = false;
+    gates_settings(t, qg_now_ns());
+}
+
+/* Decides with the change in place; the thread then only has to set its timer. */
+static void step_and_unlock(struct card *card)
+{
+    card_step(card, qg_now_ns());
+    pthread_mutex_unlock(&card->lock);
+    card_kick(card);
+}
+
+int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g)
+{
+    struct card *card = card_find(a, g->uuid);
+    if (!card)
+        return -ENODEV;
+    struct tenant *t = tenant_find(card, g->job_id), *fresh = NULL;
+    int err = 0;
+    if (t && t->uid != g->uid)
+        return -EEXIST; /* a job never changes its user */
+    if (!t && !(t = fresh = tenant_create(a, g, &err)))
+        return err;
+    pthread_mutex_lock(&card->lock);
+    if (fresh && (err = card_add(card, fresh)) != 0) {
+        pthread_mutex_unlock(&card->lock);
+        fresh->card = NULL;
+        tenant_free(a, fresh);
+        return err;
+    }
+    if (fresh && !a->ever_synced) {
+        t->expected = g->job_class == QG_CLASS_ONLINE;
+        card->policy.recovery_until_ns = t->granted_ns + (uint64_t)card->grace_ms * QP_MS;
+    }
+    tenant_update(t, g);
+    step_and_unlock(card);
+    users_changed();
+    hw_tenant_changed(t);
+    return 0;
+}
+
+static void forget(struct arbiter *a, struct tenant *t)
+{
+    struct card *card = t->card;
+    pthread_mutex_lock(&card->lock);
+    card_remove(card, t);
+    step_and_unlock(card);
+    tenant_free(a, t);
+}
+
+void tenant_revoke(struct arbiter *a, struct tenant *t)
+{
+    struct card *card = t->card;
+    users_changed();
+    if (t->nprocs == 0) {
+        forget(a, t);
+        return;
+    }
+    ar_log(a, 1, "job %llu ended on %s, but %u of its processes live; their gate stays closed",
+           (unsigned long long)t->job_id, card->uuid, t->nprocs);
+    pthread_mutex_lock(&card->lock);
+    t->revoked = true;
+    sample_classify(t, qg_now_ns());
+    step_and_unlock(card);
+    hw_tenant_revoked(a, t);
+}
+
+/* After a restart offline waits for the list of grants, then for the online tenants on it to come
+ * back, and then a little longer: at the moment of its registration nobody knows whether a process
+ * is at work, nor whether its siblings are. */
+void recovery_review(struct card *card, bool list_complete)
+{
+    if (!card->policy.recovery_until_ns || !list_complete)
+        return;
+    for (uint32_t i = 0; i < card->policy.ntenants; i++) {
+        const struct tenant *t = card->tenants[i];
+        if (t && t->expected && !t->nprocs && !t->revoked)
+            return;
+    }
+    uint64_t until = card->returned_ns ? card->returned_ns + RETURN_NS : 0;
+    if (until < card->policy.recovery_until_ns)
+        card->policy.recovery_until_ns = until;
+}
+
+/* The slot this process already has, else a free one, else none. */
+static int choose_slot(const struct tenant *t, const struct proc *p)
+{
+    int chosen = -ENOSPC;
+    for (uint32_t i = 0; i < QG_MAX_PROCS; i++) {
+        if (t->slots[i].proc == p)
+            return (int)i;
+        if (!t->slots[i].proc && chosen < 0)
+            chosen = (int)i;
+    }
+    return chosen;
+}
+
+static void take_slot(struct tenant *t, uint32_t i, struct proc *p, struct conn *c,
+                      uint64_t mem_used)
+{
+    struct qg_proc *page = &t->job->procs[i];
+    struct slot *s = &t->slots[i];
+    bool fresh = !s->proc;
+    if (fresh) {
+        memset(page, 0, sizeof(*page));
+        memset(s, 0, sizeof(*s));
+        t->nprocs++;
+        if (t->hi <= i)
+            t->hi = i + 1;
+    } else if (
+        s->conn !=
+        c) { /* it closed everything, or runs another program: old streams say nothing any more */
+        memset(page->markers, 0, sizeof(page->markers));
+        __atomic_store_n(&page->unmarked, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&page->mem_pending, 0, __ATOMIC_RELAXED);
+    }
+    s->proc = p;
+    if (s->conn != c) {
+        if (s->conn)
+            conn_let_go(s->conn);
+        conn_hold(c);
+    }
+    s->conn = c;
+    __atomic_store_n(&s->lost_ns, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&page->mem_used, mem_used, __ATOMIC_RELAXED);
+    __atomic_store_n(&page->pid, (uint32_t)p->pid, __ATOMIC_RELEASE);
+}
+
+int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn *c,
+                uint64_t mem_used, uint32_t *slot)
+{
+    int at = choose_slot(t, p);
+    if (at < 0)
+        return at;
+    /* the end of that one is not seen yet */
+    bool moved = t->slots[at].proc == p && t->slots[at].conn && t->slots[at].conn != c;
+    /* Two copies of the shim in one process would write one slot, and each hide what the other
+     * holds. */
+    if (moved && conn_alive(t->slots[at].conn))
+        return qg_now_ns() - t->slots[at].conn->opened_ns < SHORT_NS ? -EAGAIN : -EBUSY;
+    if (t->slots[at].proc != p) {
+        if (p->nslots == AR_MAX_PROC_CARDS)
+            return -ENOSPC;
+        p->slots[p->nslots].tenant = t;
+        p->slots[p->nslots++].slot = (uint32_t)at;
+    }
+    int bell = t->nprocs ? -1 : eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    pthread_mutex_lock(&t->card->lock);
+    /* Processes before it may have left the doorbell blocking and full: then ringing it would never
+     * return. And bytes in slots that nobody has would be summed for ever. */
+    if (bell >= 0)
+        card_fresh_bell(t->card, t, bell);
+    if (!t->nprocs)
+        memset(t->job, 0, sizeof(*t->job));
+    write_job_header(t);
+    take_slot(t, (uint32_t)at, p, c, mem_used);
+    t->progress_ns = qg_now_ns(); /* what it left on the card before may still be there */
+    if (t->expected)
+        t->card->returned_ns = t->progress_ns;
+    t->expected = false;
+    recovery_review(t->card, a->ever_synced);
+    t->rung = true; /* look at it in this step */
+    step_and_unlock(t->card);
+    *slot = (uint32_t)at;
+    if (moved)
+        hw_connection_ended(a, t, *slot);
+    return 0;
+}
+
+/* An allocation under way may have been granted by the driver before the process died. */
+static uint64_t held(const struct tenant *t, uint32_t slot)
+{
+    uint64_t pending = __atomic_load_n(&t->job->procs[slot].mem_pending, __ATOMIC_RELAXED);
+    return t->slots[slot].mem_used + (pending < AR_MAX_BYTES ? pending : AR_MAX_BYTES);
+}
+
+void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot)
+{
+    struct card *card = t->card;
+    hw_process_left(a, t, slot); /* what we hold of it keeps its memory on the card */
+    pthread_mutex_lock(&card->lock);
+    sample_counters(t);
+    sample_full(t, qg_now_ns());
+    pthread_mutex_unlock(&card->lock);
+    /* before its slot is given up: what it held must not look free in between */
+    dead_add(a, t, t->slots[slot].proc->pid, t->slots[slot].proc->uid, held(t, slot));
+    if (t->slots[slot].conn)
+        conn_let_go(t->slots[slot].conn);
+    pthread_mutex_lock(&card->lock);
+    memset(&t->job->procs[slot], 0, sizeof(t->job->procs[slot]));
+    memset(&t->slots[slot], 0, sizeof(t->slots[slot]));
+    t->nprocs--;
+    while (t->hi && !t->slots[t->hi - 1].proc)
+        t->hi--;
+    if (!t->nprocs)
+        t->launched = t->ran = t->pending = t->unmarked = t->standing = t->queued = t->busy = false;
+    sample_full(t, qg_now_ns());
+    step_and_unlock(card);
+    if (t->revoked && !t->nprocs)
+        forget(a, t);
+}
