@@ -48,11 +48,14 @@ def houses(build: Path) -> list[House]:
 
 def files(place: Path, house: House, *endings: str) -> list[str]:
     """Those below the folders of the order, and the loose ones, relative to place."""
-    found = [path for floor in house.floors for path in (place / floor).rglob("*") if path.suffix in endings]
-    for path in place.glob("*"):
-        if path.suffix in endings and (house.source / path.name).with_suffix(".c").exists():
-            found.append(path)
-    return sorted(path.relative_to(place).as_posix() for path in found)
+    folders = [path for floor in house.floors for path in (place / floor).rglob("*")]
+    found = [path.relative_to(place) for path in (*folders, *place.glob("*")) if path.suffix in endings]
+    return sorted(path.as_posix() for path in found if has_source(house, path))
+
+
+def has_source(house: House, path: Path) -> bool:
+    """Not so: an object of a source that was renamed or belongs to another folder of the tree."""
+    return path.suffix != ".o" or (house.source / path).with_suffix(".c").exists()
 
 
 def symbols(place: Path, names: list[str]) -> tuple[dict[str, str], list[tuple[str, str]]]:

@@ -177,6 +177,12 @@ def test_the_simulator_and_its_unit_agree_on_the_directory(tree: Path) -> None:
     assert (tree / "etc/ld.so.conf.d/qgpu-simulator.conf").read_text() == "/usr/lib/qgpu/sim\n"
 
 
+def test_of_the_simulator_in_python_only_the_engine_of_simulate_is_installed(tree: Path) -> None:
+    site = tree / "usr/lib/qgpu/python/site-packages/simulator"
+    found = {path.relative_to(site).as_posix() for path in site.rglob("*.py")}
+    assert found == {"__init__.py", "whatif/__init__.py", "whatif/simulate.py", "whatif/simtrace.py"}
+
+
 def test_the_environment_is_the_same_when_it_is_made_again(tree: Path, tmp_path: Path) -> None:
     script = ROOT / "packaging/python/environment.py"
     subprocess.run(
