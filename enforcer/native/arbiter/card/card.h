@@ -7,14 +7,20 @@
 
 #include "model/model.h"
 
-/* card.c: everything below needs card->lock unless it says otherwise */
+#define CARD_GROUP      8u       /* cards that one wake-up serves at most */
+#define CARD_STAGGER_NS 60000ull /* between the ticks of two cards */
+
+/* card_thread.c. Everything below needs card->lock unless it says otherwise */
 struct card *card_create(struct arbiter *a, const char *uuid, int *err); /* takes no lock */
 void card_stop(struct card *card);                                       /* takes no lock */
-void card_step(struct card *card, uint64_t now);
 int card_add(struct card *card, struct tenant *t);
 void card_remove(struct card *card, struct tenant *t);
 void card_watch_bell(struct card *card, struct tenant *t, bool on);
 void card_fresh_bell(struct card *card, struct tenant *t, int fd); /* takes fd for its own */
+
+/* step.c */
+void card_step(struct card *card, uint64_t now);
+void card_tick(struct card *card, uint64_t now); /* quietly, where that does */
 
 /* quiet.c */
 /* a tick is due: true if a look at who works was all it needed */

@@ -9,18 +9,10 @@
 #include "base/base.h"
 #include "hw/hw.h"
 #include "model/model.h"
-#include "observe/observe.h"
+#include "observe/observe_parts.h"
 #include "policy/policy.h"
 #include "qg_msg.h"
 
-/* the same for work that no marker follows, without a window */
-#define UNMARKED_LEASE_NS (100 * QP_MS)
-#define LOOSE_NS          200000ull /* the same with one: so much more than it is to take */
-/* markers without progress for so long: no turns among peers, but charged on */
-#define STUCK_NS (2000 * QP_MS)
-/* ... sooner if it never was silent for a quarter as long */
-#define STUCK_LEAST_NS (100 * QP_MS)
-#define STUCK_TIMES    4u
 /* open gate, in one turn or many, and still standing there: stopped, lying */
 #define STANDING_LEASE_NS (5 * QP_MS)
 #define STANDING_AGAIN_NS (1 * QP_MS) /* the same if that is not the first time */
@@ -45,11 +37,6 @@
 
 #define QUEUED_NS       (2 * QP_MS) /* who waits for room looks at its gate each millisecond */
 #define READ_ONCE(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
-
-static uint64_t at_most(uint64_t v, uint64_t most)
-{
-    return v < most ? v : most;
-}
 
 static uint64_t bytes(uint64_t v)
 {
@@ -260,71 +247,6 @@ void sample_turn(struct tenant *t, bool open, uint64_t now)
     count_unused(t, t->standing, now);
 }
 
-/* In the middle of a long turn two kernels fit even where they are long. */
-static uint32_t deep_window(const struct tenant *t, uint32_t window)
-{
-    const struct qp_tenant *q = &t->card->policy.tenant[t->index];
-    uint32_t two = q->roomy ? QP_DEEP_WINDOW_US : 0;
-    return two > window ? two : window;
-}
-
-/* The window is a budget of the card: processes that work at the same time divide it. It bounds how
- * long an online tenant waits for offline ones. Where nobody online has to be waited for, and of
- * online tenants themselves, it is wider, so that kernels of a millisecond queue up and a late
- * wake-up of the program costs the card nothing; who is alone (an online tenant also beside offline
- * ones) gets a large one. Less under fixed-share: what is in flight when a budget is used up comes
- * on top of the share. */
-uint32_t sample_window(const struct tenant *t)
-{
-    const struct card *card = t->card;
-    bool online = t->job_class == QG_CLASS_ONLINE,
-         fixed = card->policy.cls[!online].policy == QG_POLICY_FIXED_SHARE;
-    bool lone = online ? card->lone_online : card->lone;
-    uint32_t window = card->window_us, wide = fixed ? QP_FIXED_WINDOW_US : QP_SHARED_WINDOW_US;
-    if (lone && !fixed)
-        wide = QP_LONE_WINDOW_US;
-    if (online || !card->awaits_online || lone)
-        window = window > wide ? window : wide;
-    if (fixed && window > QP_FIXED_MOST_US)
-        window = QP_FIXED_MOST_US;
-    if (!card->awaits_online)
-        window = deep_window(t, window);
-    if (!lone || fixed)
-        window /= t->working ? t->working : 1;
-    if ((online || !card->awaits_online) && window < hw_window(t))
-        window = hw_window(t);
-    return window ? window : 1;
-}
-
-static void set_window(struct tenant *t)
-{
-    uint32_t window = sample_window(t);
-    if (t->gate->window_us != window)
-        __atomic_store_n(&t->gate->window_us, window, __ATOMIC_RELAXED);
-}
-
-void sample_lonely(struct card *card)
-{
-    uint32_t live = 0, online = 0, expected = 0;
-    for (uint32_t i = 0; i < card->policy.ntenants; i++) {
-        const struct qp_tenant *q = &card->policy.tenant[i];
-        live += q->live;
-        online += q->live && q->job_class == QG_CLASS_ONLINE;
-        expected += card->tenants[i] && q->granted && !q->live && q->job_class == QG_CLASS_ONLINE;
-    }
-    bool lone = live <= 1 && !expected, awaits = online || expected,
-         lone_online = online + expected <= 1;
-    if (lone == card->lone && awaits == card->awaits_online && lone_online == card->lone_online)
-        return;
-    card->lone = lone;
-    card->lone_online = lone_online;
-    card->awaits_online = awaits;
-    for (uint32_t i = 0; i < card->policy.ntenants; i++) {
-        if (card->tenants[i])
-            set_window(card->tenants[i]);
-    }
-}
-
 /* A thread that stood at the gate went on: the launch that was counted there is made now, and it is
  * as good as a ring. */
 static void go_on(struct tenant *t, uint64_t turn)
@@ -369,24 +291,6 @@ void sample_quick(struct tenant *t, uint64_t now)
     take_in(t, &v, false, now);
 }
 
-/* A shim in window mode marks what takes longer than a quarter of the window, and says how long all
- * that is in flight is to take; who sits in a driver call, or lies, has no more than that of its
- * turn. */
-static bool believe_unmarked(const struct tenant *t, uint64_t now)
-{
-    if (!(t->gate->flags & QG_GATE_WINDOW))
-        return ar_since(t->progress_ns, now) < UNMARKED_LEASE_NS;
-    return now < t->counted_ns + t->expected_ns + LOOSE_NS ||
-           now < t->progress_ns + t->expected_ns / 4 + LOOSE_NS;
-}
-
-/* No kernel of it ever took a quarter of that: it hangs, or lies. */
-static uint64_t stuck_after(const struct tenant *t)
-{
-    uint64_t after = STUCK_TIMES * at_most(t->longest_ns, STUCK_NS);
-    return at_most(after > STUCK_LEAST_NS ? after : STUCK_LEAST_NS, STUCK_NS);
-}
-
 /* When did its last work end? After the last look that found it at work, or after which it may have
  * been, or it is not believed. What a quick look found since the last full one is work like what
  * this one finds. */
@@ -428,7 +332,7 @@ void sample_full(struct tenant *t, uint64_t now)
     t->more_contexts = v.more_contexts;
     t->card->policy.tenant[t->index].ends_ns = v.unforeseen ? 0 : v.ends_ns;
     note_end(t, &v, now);
-    set_window(t);
+    sample_set_window(t);
     take_in(t, &v, progress, now);
     bool ending = t->busy && !t->pending && !t->unmarked && !t->standing;
     t->ending = ending && !t->ended;
@@ -448,36 +352,6 @@ void sample_behind(struct tenant *t, uint64_t now)
     t->ran |= ran || rose;
     t->ending |= ending;
     sample_classify(t, now);
-}
-
-/* Turns what was seen into the inputs of the decision. */
-void sample_classify(struct tenant *t, uint64_t now)
-{
-    struct qp_tenant *q = &t->card->policy.tenant[t->index];
-    uint64_t quiet = ar_since(t->progress_ns, now);
-    uint64_t window = (uint64_t)t->card->window_us * 2000;
-    bool marked = t->pending && quiet < (uint64_t)t->card->arbiter->hang_s * 1000 * QP_MS;
-    bool online = t->job_class == QG_CLASS_ONLINE;
-    bool loose = t->ran || (t->unmarked && believe_unmarked(t, now));
-    /* Online has the card for as long as a kernel takes; only its peers do not wait for that. */
-    t->stuck = t->pending && quiet >= stuck_after(t) && !(online && t->card->lone_online);
-    t->busy = t->nprocs && (marked || loose || t->standing || t->launched || t->frozen);
-    q->live = t->nprocs > 0 && !t->revoked;
-    q->granted = !t->revoked;
-    q->job_class = t->job_class;
-    q->share = t->share;
-    q->procs = t->nprocs + t->more_contexts;
-    bool works = (marked && !t->stuck) || loose || t->launched || t->frozen;
-    q->wants = t->nprocs && (works || t->standing);
-    q->unsure = q->wants && !works && t->discredit_ns;
-    q->hung = online && marked && t->stuck && !q->wants;
-    q->stands = t->standing || (t->queued && !t->doubted);
-    q->free = t->free;
-    q->suspended = together_suspended(t);
-    q->silent_ns = marked || t->standing || t->frozen ? 0 : t->moved_ns;
-    /* unmarked work behind a closed gate is bounded by the window, it is not awaited for the whole
-     * lease */
-    q->undrained = t->nprocs && (marked || (loose && quiet < (window > QP_MS ? window : QP_MS)));
 }
 
 /* Did anything pass the gate since the last sample? Read after the gate was stored (Dekker's other
@@ -510,73 +384,4 @@ void sample_counters(struct tenant *t)
     used += dead_extra(t);
     if (used > t->mem_peak)
         t->mem_peak = used;
-}
-
-/* How much of the interval a tenant was on the card: by the arbiter's clock where members took
- * turns, else the mean of the two samples at its ends (work that no marker follows yet counts
- * half). */
-static double part_of_interval(struct tenant *t, uint64_t dt)
-{
-    const struct qp_tenant *q = &t->card->policy.tenant[t->index];
-    double load = t->pending ? 1.0 : t->ran && t->unmarked ? 0.5 : 0.0;
-    double part = (t->load + load) / 2;
-    double held = dt ? (double)(q->service_ns - t->service_seen) / (double)dt : 0;
-    t->load = load;
-    t->service_seen = q->service_ns;
-    return t->took_turns ? (held < 1 ? held : 1) : part;
-}
-
-/* The gate that counts is the one that stood during the interval, not the one just decided. */
-static void book_waiting(struct tenant *t, uint64_t dt)
-{
-    uint32_t flags = t->stood;
-    if (!t->wished || !(flags & QG_GATE_CLOSED))
-        return;
-    if (flags & QG_GATE_WHY_PREEMPTED) {
-        t->closed_preempted_ns += dt;
-        if (t->suspended)
-            t->closed_suspended_ns += dt;
-    } else if (flags & QG_GATE_WHY_SHARE) {
-        t->closed_share_ns += dt;
-    }
-}
-
-static void book_holding(struct tenant *t, uint64_t dt, uint64_t now)
-{
-    const struct card *card = t->card;
-    const struct qp_tenant *q = &card->policy.tenant[t->index];
-    if (t->job_class != QG_CLASS_ONLINE || !q->worked)
-        return;
-    uint64_t quiet = ar_since(q->last_work_ns, now), release = card->policy.idle_release_ns;
-    uint64_t let_go = q->hung || quiet < release ? 0 : quiet - release;
-    if (let_go < dt)
-        t->held_ns += dt - let_go;
-}
-
-/* Books the interval since the last call; called right after a decision, which has charged the same
- * interval. */
-void account(struct card *card, uint64_t now)
-{
-    uint64_t dt = card->booked_ns && now > card->booked_ns ? now - card->booked_ns : 0;
-    double part[QP_MAX_TENANTS], sum = 0;
-    for (uint32_t i = 0; i < card->policy.ntenants; i++) {
-        struct tenant *t = card->tenants[i];
-        part[i] = t && t->nprocs ? part_of_interval(t, dt) : 0;
-        sum += part[i];
-    }
-    for (uint32_t i = 0; i < card->policy.ntenants; i++) {
-        struct tenant *t = card->tenants[i];
-        if (!t || !t->nprocs)
-            continue;
-        t->busy_ns += (uint64_t)((double)dt * part[i] / (sum > 1 ? sum : 1));
-        t->estimated |= part[i] > 0 && !t->took_turns;
-        book_waiting(t, dt);
-        book_holding(t, dt, now);
-        t->stood = t->gate->flags;
-        bool follows = card->policy.tenant[i].suspended && !card->policy.preempting;
-        t->suspended = follows && (t->stood & QG_GATE_WHY_PREEMPTED);
-        t->wished = t->busy;
-        t->took_turns = card->policy.cls[t->job_class == QG_CLASS_ONLINE ? 0 : 1].contended;
-    }
-    card->booked_ns = now;
 }

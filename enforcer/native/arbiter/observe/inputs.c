@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Turns what a job page showed into the inputs of the decision.
+ */
+#include "base/base.h"
+#include "model/model.h"
+#include "observe/observe_parts.h"
+#include "policy/policy.h"
+
+/* the same for work that no marker follows, without a window */
+#define UNMARKED_LEASE_NS (100 * QP_MS)
+#define LOOSE_NS          200000ull /* the same with one: so much more than it is to take */
+/* markers without progress for so long: no turns among peers, but charged on */
+#define STUCK_NS (2000 * QP_MS)
+/* ... sooner if it never was silent for a quarter as long */
+#define STUCK_LEAST_NS (100 * QP_MS)
+#define STUCK_TIMES    4u
+
+/* A shim in window mode marks what takes longer than a quarter of the window, and says how long all
+ * that is in flight is to take; who sits in a driver call, or lies, has no more than that of its
+ * turn. */
+static bool believe_unmarked(const struct tenant *t, uint64_t now)
+{
+    if (!(t->gate->flags & QG_GATE_WINDOW))
+        return ar_since(t->progress_ns, now) < UNMARKED_LEASE_NS;
+    return now < t->counted_ns + t->expected_ns + LOOSE_NS ||
+           now < t->progress_ns + t->expected_ns / 4 + LOOSE_NS;
+}
+
+/* No kernel of it ever took a quarter of that: it hangs, or lies. */
+static uint64_t stuck_after(const struct tenant *t)
+{
+    uint64_t after = STUCK_TIMES * at_most(t->longest_ns, STUCK_NS);
+    return at_most(after > STUCK_LEAST_NS ? after : STUCK_LEAST_NS, STUCK_NS);
+}
+
+/* Turns what was seen into the inputs of the decision. */
+void sample_classify(struct tenant *t, uint64_t now)
+{
+    struct qp_tenant *q = &t->card->policy.tenant[t->index];
+    uint64_t quiet = ar_since(t->progress_ns, now);
+    uint64_t window = (uint64_t)t->card->window_us * 2000;
+    bool marked = t->pending && quiet < (uint64_t)t->card->arbiter->hang_s * 1000 * QP_MS;
+    bool online = t->job_class == QG_CLASS_ONLINE;
+    bool loose = t->ran || (t->unmarked && believe_unmarked(t, now));
+    /* Online has the card for as long as a kernel takes; only its peers do not wait for that. */
+    t->stuck = t->pending && quiet >= stuck_after(t) && !(online && t->card->lone_online);
+    t->busy = t->nprocs && (marked || loose || t->standing || t->launched || t->frozen);
+    q->live = t->nprocs > 0 && !t->revoked;
+    q->granted = !t->revoked;
+    q->job_class = t->job_class;
+    q->share = t->share;
+    q->procs = t->nprocs + t->more_contexts;
+    bool works = (marked && !t->stuck) || loose || t->launched || t->frozen;
+    q->wants = t->nprocs && (works || t->standing);
+    q->unsure = q->wants && !works && t->discredit_ns;
+    q->hung = online && marked && t->stuck && !q->wants;
+    q->stands = t->standing || (t->queued && !t->doubted);
+    q->free = t->free;
+    q->suspended = together_suspended(t);
+    q->silent_ns = marked || t->standing || t->frozen ? 0 : t->moved_ns;
+    /* unmarked work behind a closed gate is bounded by the window, it is not awaited for the whole
+     * lease */
+    q->undrained = t->nprocs && (marked || (loose && quiet < (window > QP_MS ? window : QP_MS)));
+}
