@@ -29,7 +29,7 @@ all: setup native
 
 # Each native part brings its own build.mk, which adds its products to NATIVE.
 NATIVE :=
-# Test programs of the suite that runs on every version of Slurm (cli/sandbox/matrix.py).
+# Test programs of the suite that runs on every version of Slurm (cli/sandbox/versions/matrix.py).
 LIVE_TESTS := $(BUILD)/test/spank_stage $(BUILD)/test/spank_escape
 include $(sort $(wildcard enforcer/native/*/build.mk slurm_plugin/*/build.mk gres/native/build.mk \
   simulator/native/build.mk simulator/native/*/build.mk bench/*/build.mk))
@@ -84,7 +84,7 @@ test: native product
 
 # The live suite on every version of Slurm that a sandbox can have; the machine's own is in `make test` already.
 test-matrix: native
-	@$(PY) -m cli.sandbox.matrix
+	@$(PY) -m cli.sandbox.versions.matrix
 
 # The packages, installed by the commands of docs/install.md, on containers with a real systemd and a stock Slurm.
 SUITES ?= bookworm trixie

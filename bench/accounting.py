@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.figures import Figure
-from enforcer.ledger import Ledger, Sample
-from enforcer.ledger_read import reading, usage_of_jobs
+from enforcer.ledger.read import reading, usage_of_jobs
+from enforcer.ledger.store import Ledger, Sample
 from enforcer.reporting import state as live
 from enforcer.reporting.metrics import NodeCollector, Publisher
 from enforcer.reporting.state import Card, Seen, Watcher
-from gres.grants import Grant, GrantCard
+from gres.grant.store import Grant, GrantCard
 from simulator.judge import evaluate as ev
-from slurm_plugin import sacct
+from slurm_plugin.accounting import sacct
 
 SECOND = 10**9
 START = int(time.time()) - 86400

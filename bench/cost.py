@@ -23,8 +23,8 @@ from bench.daemons import cpu_percent, free_port, scraped, start_qgpud, wakeups
 from bench.figures import Figure
 from bench.rig import MEMORY_DIR, Rig, wait_for
 from bench.scene import endless, kernels
-from enforcer.nvml import CardUsage
-from gres.config import JobClass
+from enforcer.nvml.port import CardUsage
+from gres.config.site import JobClass
 
 CARDS, TENANTS = 8, 16
 ONLINE = 4  # of each card's tenants, where classes are mixed

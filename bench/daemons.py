@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.rig import BUILD, CARD_MIB, Rig, wait_for
-from enforcer import abi
-from enforcer.arbiter_link import ArbiterLink, CardSettings
-from gres.grants import GrantStore
+from enforcer.wire import abi
+from enforcer.wire.link import ArbiterLink, CardSettings
+from gres.grant.store import GrantStore
 
 READY = "serving"
 

@@ -15,8 +15,8 @@ import yaml
 
 from bench.figures import Figure
 from bench.rig import BUILD, CARD_MIB, MEMORY_DIR, Rig, wait_for
-from enforcer import abi
-from gres.config import load_config
+from enforcer.wire import abi
+from gres.config.site import load_config
 from simulator.judge import evaluate as ev
 from slurm_plugin.render import render
 

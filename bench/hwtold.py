@@ -6,8 +6,8 @@ import contextlib
 import threading
 from pathlib import Path
 
-from enforcer.arbiter_link import ArbiterGone, ArbiterLink
-from enforcer.arbiter_wire import HardwareTenant
+from enforcer.wire.link import ArbiterGone, ArbiterLink
+from enforcer.wire.messages import HardwareTenant
 
 LOOK_S = 0.1
 

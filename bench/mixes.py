@@ -18,7 +18,7 @@ from bench.figures import NEAR, Figure, enough_runs
 from bench.scene import Actor, Scene, calm_play, endless
 from bench.shares import SWITCH_US, TARGET, TARGET_1S, Errors, S, judge
 from bench.shares import of_runs as errors_of_runs
-from gres.config import JobClass
+from gres.config.site import JobClass
 from simulator.judge import shares as sh
 
 OFFLINE_BESIDE_ONLINE = 0.1  # percent of the time in which online always has work

@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.figures import Figure
 from bench.rig import BUILD, Rig
 from bench.scene import kernels
-from gres.grants import Grant
+from gres.grant.store import Grant
 
 TARGETS = {
     "launch_overhead_ns": 10.0,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
-from enforcer.arbiter_link import CardSettings
+from enforcer.wire.link import CardSettings
 
 SLICES_US, SWITCHES_US, LAUNCHES_US = (500, 5000), (20, 500), (2.0, 6.0)
 CLOSES_US = 200  # gate_close_us_p99 may be so much

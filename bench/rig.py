@@ -19,12 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from enforcer import abi
-from enforcer.arbiter_link import ArbiterLink, CardSettings
-from enforcer.arbiter_wire import HardwareSettings
-from enforcer.nvml_driver import PynvmlNvml
-from gres.config import JobClass
-from gres.grants import Grant, GrantCard
+from enforcer.nvml.driver import PynvmlNvml
+from enforcer.wire import abi
+from enforcer.wire.link import ArbiterLink, CardSettings
+from enforcer.wire.messages import HardwareSettings
+from gres.config.site import JobClass
+from gres.grant.store import Grant, GrantCard
 from simulator.judge.gatetrace import Gate, read_gates
 from simulator.sim import Interval, SimConfig, Simulator, control_device, read_trace
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from bench.machine import calmest
 from bench.rig import BUILD, Rig
-from gres.config import JobClass
-from gres.grants import Grant
+from gres.config.site import JobClass
+from gres.grant.store import Grant
 from simulator.judge import evaluate as ev
 from simulator.judge import shares as sh
 from simulator.judge.gatetrace import Gate

@@ -20,11 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.figures import Figure
-from cli.sandbox import native_gres
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.files import ROOT
 from cli.sandbox.options import SandboxOptions
-from gres.config import load_config
+from cli.sandbox.versions import native_gres
+from gres.config.site import load_config
 from simulator.judge import evaluate as ev
 from slurm_plugin.render import render
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from bench.figures import Figure
 from bench.rig import BUILD
-from enforcer.abi import pack_grant
-from gres.config import Injection
-from gres.grants import Grant, GrantCard
+from enforcer.wire.abi import pack_grant
+from gres.config.site import Injection
+from gres.grant.store import Grant, GrantCard
 
 TARGET_MS = 5.0
 GIB = 1 << 30

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import click
 
-from cli.plan import DEFAULT_CONFIG
-from enforcer.daemon.askproto import AskError, ask
-from gres.config import Config, ConfigError, load_config
+from cli.site.plan import DEFAULT_CONFIG
+from enforcer.daemon.requests.protocol import AskError, ask
+from gres.config.site import Config, ConfigError, load_config
 
 config_option = click.option(
     "--config", "config_path", default=DEFAULT_CONFIG, show_default=True, envvar="QGPU_CONFIG"

@@ -8,12 +8,12 @@ from importlib.resources import files
 import click
 import jinja2
 
-from cli import live
+from cli.live import states as live
 from cli.output import fail, user_name
-from cli.report import DEFAULT_CONFIG
+from cli.report.command import DEFAULT_CONFIG
 from enforcer.reporting.metrics import NodeCollector, Publisher
 from enforcer.reporting.state import StateError
-from gres.config import Config, ConfigError, load_config
+from gres.config.site import Config, ConfigError, load_config
 
 TEMPLATES = {"dashboard": "grafana/dashboard.json.j2", "alerts": "grafana/alerts.yml.j2"}
 

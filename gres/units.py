@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from gres.sentences import shown
+from gres.config.sentences import shown
 
 MIB = 1024 * 1024
 MAX_BYTES = 2**53  # beyond this Lua's doubles are no longer exact; 8 PiB is above any card

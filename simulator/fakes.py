@@ -11,17 +11,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from enforcer.clock import Clock, FakeClock, SystemClock
-from enforcer.daemon.arbiter import FakeArbiter
+from enforcer.daemon.arbiter.port import FakeArbiter
 from enforcer.daemon.injecting.way import resolved
 from enforcer.daemon.log import setup
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.ports import Ports
 from enforcer.daemon.server import Server
-from enforcer.layout import GRANTS_DIR
-from enforcer.ledger import FILE_NAME, Ledger
-from gres.config import Config, Node, parse_config
-from gres.grants import GrantStore
-from gres.identity import DeviceCard, IdentityError
+from enforcer.ledger.store import FILE_NAME, Ledger
+from enforcer.wire.layout import GRANTS_DIR
+from gres.config.site import Config, Node, parse_config
+from gres.grant.identity import DeviceCard, IdentityError
+from gres.grant.store import GrantStore
 from simulator.nvml_fake import FakeNvml
 
 GIB = 1 << 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from enforcer.nvml import (
+from enforcer.nvml.port import (
     CardInfo,
     CardLoad,
     CardLostError,

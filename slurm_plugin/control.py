@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from gres.extension import RunningJob
-from slurm_plugin.sacct import Runner, SacctError, run
+from gres.grant.extension import RunningJob
+from slurm_plugin.accounting.sacct import Runner, SacctError, run
 
 FORMAT = "%A|%q|%l|%S|%P"
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from gres.config import Config
+from gres.config.site import Config
 from gres.paths import PATHS
 from slurm_plugin.render import render
 from slurm_plugin.site.difference import Role

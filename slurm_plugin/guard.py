@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from slurm_plugin.sacct import Runner, SacctError, run
+from slurm_plugin.accounting.sacct import Runner, SacctError, run
 
 # Fields of squeue and their columns. Only these two kinds of requests can hold qgpu: the others are about GPUs.
 _COLUMNS = {

@@ -14,11 +14,11 @@ from importlib.resources import files
 
 import jinja2
 
-from gres.config import Config, NodeGroup, for_node
-from gres.hostlist import expand
-from gres.messages import MESSAGES
+from gres.config.hostlist import expand
+from gres.config.site import Config, NodeGroup, for_node
 from gres.paths import PATHS
-from gres.tables import SCHEMA, tables_of
+from gres.request.messages import MESSAGES
+from gres.request.tables import SCHEMA, tables_of
 from gres.units import format_mib
 from gres.version import VERSION
 from slurm_plugin.site.conf import Conf

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 from lupa.lua54 import LuaError, LuaRuntime
 
-from gres.config import Config
-from gres.schema import JobClass
-from gres.tag import Tag
+from gres.config.schema import JobClass
+from gres.config.site import Config
+from gres.grant.tag import Tag
 from slurm_plugin.render import render
 
 # The modules beside this file: every host has them, also one without qgpu-controller, and of the same release.

@@ -13,7 +13,7 @@ from pathlib import Path
 from daemon_support import Serving
 
 from enforcer.clock import SystemClock
-from enforcer.daemon.askproto import SOCK_ASK, ask
+from enforcer.daemon.requests.protocol import SOCK_ASK, ask
 from simulator.fakes import FakeNode
 
 NOBODY = 65534

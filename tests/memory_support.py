@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from enforcer.daemon.memory_backend import MemoryBackend
+from enforcer.daemon.limits.backend import MemoryBackend
 from enforcer.daemon.node import NodeService
-from enforcer.nvml import MemoryLimits, NvmlError
+from enforcer.nvml.port import MemoryLimits, NvmlError
 from simulator.fakes import FakeNode
 from simulator.nvml_fake import FakeNvml
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.gpu.place import BUILD, ROOT, Place, loaded_driver
-from enforcer.arbiter_link import ArbiterGone, ArbiterLink, ProcessStats, TenantStats
-from enforcer.nvml_driver import PynvmlNvml
+from enforcer.nvml.driver import PynvmlNvml
+from enforcer.wire.link import ArbiterGone, ArbiterLink, ProcessStats, TenantStats
 
 Way = Literal["plain", "qgpu", "mps"]
 NAME = "local"

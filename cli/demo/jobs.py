@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.sandbox.cluster import Sandbox
-from gres.grants import Grant, GrantError, GrantStore
+from gres.grant.store import Grant, GrantError, GrantStore
 
 POLL_S = 0.1
 

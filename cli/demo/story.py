@@ -15,7 +15,7 @@ from cli.demo import measure
 from cli.demo.draw import axis, line
 from cli.demo.jobs import Cluster, Job, wait_for
 from cli.demo.promises import Promises
-from enforcer.nvml_driver import PynvmlNvml
+from enforcer.nvml.driver import PynvmlNvml
 from simulator.judge import evaluate as ev
 
 # The simulated card executes one iteration a nanosecond; on a real one the program calibrates itself.

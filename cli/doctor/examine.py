@@ -24,7 +24,7 @@ from cli.doctor.host import Host
 from cli.doctor.known import Known
 from cli.doctor.result import Check, Group
 from cli.doctor.roles import ROLES, Role, guess
-from gres.config import ConfigError, digest_of, load_config
+from gres.config.site import ConfigError, digest_of, load_config
 
 Step = Callable[[Known], Check]
 HOST: tuple[Step, ...] = (slurm.slurm, slurm.munge, slurm.clock)

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 
 from cli.doctor.host import Host, Process
-from enforcer.nvml import CardInfo
-from gres.config import Config
+from enforcer.nvml.port import CardInfo
+from gres.config.site import Config
 from gres.paths import PATHS
 from slurm_plugin import releases
 from slurm_plugin.site.conf import Conf

@@ -17,7 +17,7 @@ from cli.doctor.host import Host
 from cli.doctor.known import Known
 from cli.doctor.probe_task import POINTS
 from cli.doctor.result import Check, Status
-from gres.config import Config
+from gres.config.site import Config
 from gres.paths import PATHS
 
 NAME = "qgpu-doctor"

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from enforcer.abi import GRANT_ACTIVE, AbiError, GrantPage, unpack_grant
 from enforcer.reporting.state import NodeState, StateError
 from enforcer.reporting.viewserver import SOCK_NAME, ViewError, ask
-from gres.config import Config, ConfigError, digest_of, load_config
+from enforcer.wire.abi import GRANT_ACTIVE, AbiError, GrantPage, unpack_grant
+from gres.config.site import Config, ConfigError, digest_of, load_config
 
 POINTS = ("grant", "driver", "cap", "registered", "devices", "ledger", "config")
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY

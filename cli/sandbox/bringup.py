@@ -11,13 +11,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from cli.program import program
-from cli.sandbox import accounting, files, namespace, native_gres, nodes, services, usercli
+from cli.sandbox import accounting, files, namespace, nodes, services, usercli
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout, check_length
 from cli.sandbox.options import SandboxOptions
 from cli.sandbox.plan import Plan
 from cli.sandbox.services import Cluster
-from gres.config import SlurmSettings
+from cli.sandbox.versions import native_gres
+from gres.config.site import SlurmSettings
 
 Progress = Callable[[str], None]
 

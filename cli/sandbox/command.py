@@ -12,12 +12,13 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from cli.program import program
-from cli.sandbox import plan, processes, tree
+from cli.sandbox import plan, processes
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
 from cli.sandbox.options import DEFAULT_ROOT, Placement, SandboxOptions, check_name, parse_memory
-from gres.config import Injection
+from cli.sandbox.versions import tree
+from gres.config.site import Injection
 
 F = TypeVar("F", bound=Callable[..., Any])
 

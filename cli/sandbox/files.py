@@ -15,7 +15,7 @@ import configs
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
 from cli.sandbox.plan import DATABASE, Plan
-from gres.config import load_config
+from gres.config.site import load_config
 from slurm_plugin.render import node_gres, render
 from slurm_plugin.site.conf import parse
 from slurm_plugin.site.found import Overlay

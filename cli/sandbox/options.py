@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from cli.sandbox.errors import SandboxError
-from gres.config import CLASSES, Injection
+from gres.config.site import CLASSES, Injection
 from gres.units import UnitError, parse_mib
 
 Placement = Literal["binpack", "spread"]

@@ -16,7 +16,7 @@ from cli.sandbox import cgroups, namespace, processes
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
 from cli.sandbox.options import MAX_CARDS, MAX_NODES, Placement, SandboxOptions
-from gres.config import Injection
+from gres.config.site import Injection
 
 FORMAT = 1
 DATABASE = "slurm"  # slurmdbd's StorageLoc

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gres.hostlist import HostlistError, expand
+from gres.config.hostlist import HostlistError, expand
 
 PROC = Path("/proc/driver/nvidia/gpus")
 SYS = Path("/sys")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-from cli.plan import DEFAULT_CONFIG
 from cli.setup import initial, show
 from cli.setup.host import Here, look
 from cli.setup.place import Done, PlaceError
 from cli.setup.work import Work, remove
-from gres.config import Config, ConfigError, load_config
+from cli.site.plan import DEFAULT_CONFIG
+from gres.config.site import Config, ConfigError, load_config
 from gres.paths import PATHS
 from gres.trusted import distrust
 from slurm_plugin.site.difference import ROLES, Role

@@ -11,7 +11,7 @@ from pathlib import Path
 from cli.doctor.host import Host
 from cli.doctor.known import CACHES, USUAL
 from cli.setup.place import PlaceError
-from gres.config import Config
+from gres.config.site import Config
 from gres.paths import PATHS
 from slurm_plugin.site.conf import Conf
 from slurm_plugin.site.found import Places

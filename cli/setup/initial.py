@@ -15,13 +15,13 @@ import jinja2
 import yaml
 
 from cli.doctor.host import Host
-from cli.run_private import device_files
+from cli.run.private import device_files
 from cli.setup.affinity import cores_of_cards
 from cli.setup.host import Here
 from cli.setup.place import Folder, folder
-from enforcer.nvml import CardInfo, NvmlError
-from enforcer.nvml_driver import PynvmlNvml
-from gres.config import ConfigError, parse_config
+from enforcer.nvml.driver import PynvmlNvml
+from enforcer.nvml.port import CardInfo, NvmlError
+from gres.config.site import ConfigError, parse_config
 from gres.units import MIB, UnitError, format_mib, parse_mib
 from slurm_plugin.fragments import Fragment
 from slurm_plugin.site.conf import Conf, parse

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from cli.setup.host import Here
 from cli.setup.place import Done, PlaceError, folder, link, unlink
-from gres.config import Config
+from gres.config.site import Config
 from slurm_plugin.fragments import LINKED, NEEDED, Fragment, fragments, names_for
 from slurm_plugin.site.difference import Difference, Role
 from slurm_plugin.site.differences import differences

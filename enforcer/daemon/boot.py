@@ -10,11 +10,11 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from enforcer.daemon import grantdir
+from enforcer.daemon.audit.procs import BOOT_ID
+from enforcer.daemon.granting import grantdir
 from enforcer.daemon.log import emit
 from enforcer.daemon.ports import Ports
-from enforcer.daemon.procs import BOOT_ID
-from gres.grants import Grant, GrantError, GrantStore
+from gres.grant.store import Grant, GrantError, GrantStore
 
 FILE_NAME = "boot_id"
 

@@ -15,22 +15,22 @@ from pathlib import Path
 import click
 
 from enforcer.clock import SystemClock
-from enforcer.daemon.arbiter_port import SocketArbiter
+from enforcer.daemon.arbiter.client import SocketArbiter
 from enforcer.daemon.injecting.start import make_ready
 from enforcer.daemon.injecting.way import keep, probe, resolved
 from enforcer.daemon.log import emit, setup
 from enforcer.daemon.node import NodeService
-from enforcer.daemon.nvmlworker import NvmlThread
 from enforcer.daemon.ports import Ports
 from enforcer.daemon.server import Server, ServerError
 from enforcer.daemon.telling import JobNotes
-from enforcer.layout import GRANTS_DIR
-from enforcer.ledger import FILE_NAME, Ledger, LedgerError
-from enforcer.nvml import Nvml
-from enforcer.nvml_driver import PynvmlNvml
+from enforcer.ledger.store import FILE_NAME, Ledger, LedgerError
+from enforcer.nvml.driver import PynvmlNvml
+from enforcer.nvml.port import Nvml
+from enforcer.nvml.worker import NvmlThread
 from enforcer.reporting.attach import NodeObserver
-from gres.config import Config, ConfigError, digest_of, load_config
-from gres.grants import GrantError, GrantStore
+from enforcer.wire.layout import GRANTS_DIR
+from gres.config.site import Config, ConfigError, digest_of, load_config
+from gres.grant.store import GrantError, GrantStore
 from gres.paths import PATHS
 from gres.trusted import UntrustedError, require
 from gres.version import VERSION

@@ -11,31 +11,32 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from enforcer.abi import AbiError, pack_grant
-from enforcer.daemon import boot, ending, grantdir
-from enforcer.daemon.admission import say_grant, within_the_card
-from enforcer.daemon.arbiter import ArbiterError, ArbiterRefusedError
-from enforcer.daemon.cardview import CardView
-from enforcer.daemon.decide import Broken, Ignore, decide, same_promise
-from enforcer.daemon.driver import BrokenNodeError
-from enforcer.daemon.hardware import HardwareView
-from enforcer.daemon.hookproto import Answer, Later
-from enforcer.daemon.inspector import Inspector
-from enforcer.daemon.livecards import LiveCards
+from enforcer.daemon import boot
+from enforcer.daemon.arbiter.hardware import HardwareView
+from enforcer.daemon.arbiter.port import ArbiterError, ArbiterRefusedError
+from enforcer.daemon.arbiter.sampling import Sampler
+from enforcer.daemon.audit.inspector import Inspector
+from enforcer.daemon.audit.procs import ancestors
+from enforcer.daemon.granting import ending, grantdir
+from enforcer.daemon.granting.admission import say_grant, within_the_card
+from enforcer.daemon.granting.decide import Broken, Ignore, decide, same_promise
+from enforcer.daemon.granting.driver import BrokenNodeError
+from enforcer.daemon.granting.hookproto import Answer, Later
+from enforcer.daemon.limits.backend import MemoryBackend
+from enforcer.daemon.limits.probe import cgroup2_root
 from enforcer.daemon.log import emit
-from enforcer.daemon.memory_backend import MemoryBackend
-from enforcer.daemon.memory_probe import cgroup2_root
-from enforcer.daemon.nvmlworker import NvmlCaller, NvmlStuckError
 from enforcer.daemon.ports import Ports
-from enforcer.daemon.procs import ancestors
-from enforcer.daemon.runs import RETURN_NS, RunWatch
-from enforcer.daemon.sampling import Sampler
-from enforcer.ledger import Ledger
-from enforcer.nvml import NvmlError
-from gres.cardplan import CardPlan
-from gres.config import Config, Node
-from gres.grants import Grant, GrantError, GrantStore
-from gres.hookenv import HookEnvError, parse_hook_env
+from enforcer.daemon.requests.livecards import LiveCards
+from enforcer.daemon.requests.runs import RETURN_NS, RunWatch
+from enforcer.ledger.store import Ledger
+from enforcer.nvml.cardview import CardView
+from enforcer.nvml.port import NvmlError
+from enforcer.nvml.worker import NvmlCaller, NvmlStuckError
+from enforcer.wire.abi import AbiError, pack_grant
+from gres.config.levels import CardPlan
+from gres.config.site import Config, Node
+from gres.grant.hookenv import HookEnvError, parse_hook_env
+from gres.grant.store import Grant, GrantError, GrantStore
 
 
 @dataclass

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enforcer.clock import Clock
-from enforcer.daemon.arbiter import Arbiter
-from enforcer.daemon.decide import Identify
-from enforcer.daemon.nvmlworker import NvmlCaller, NvmlInline
-from enforcer.daemon.procs import alive, boot_id, boot_time_ns, job_of_pid, on_tmpfs, owner_of
-from enforcer.nvml import Nvml
-from gres.identity import identify
+from enforcer.daemon.arbiter.port import Arbiter
+from enforcer.daemon.audit.procs import alive, boot_id, boot_time_ns, job_of_pid, on_tmpfs, owner_of
+from enforcer.daemon.granting.decide import Identify
+from enforcer.nvml.port import Nvml
+from enforcer.nvml.worker import NvmlCaller, NvmlInline
+from gres.grant.identity import identify
 
 
 @dataclass

@@ -18,10 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from enforcer.clock import Clock
-from enforcer.daemon.askproto import SOCK_ASK
-from enforcer.daemon.asks import Asks
-from enforcer.daemon.askserver import AskServer
-from enforcer.daemon.hookproto import (
+from enforcer.daemon.granting.hookproto import (
     MAX_MESSAGE,
     Answer,
     Later,
@@ -34,7 +31,10 @@ from enforcer.daemon.log import emit
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.notify import notify
 from enforcer.daemon.packets import hang_up, receive
-from enforcer.layout import SOCK_HOOK
+from enforcer.daemon.requests.answers import Asks
+from enforcer.daemon.requests.protocol import SOCK_ASK
+from enforcer.daemon.requests.server import AskServer
+from enforcer.wire.layout import SOCK_HOOK
 from gres.units import Duration
 
 MAX_CLIENTS = 256

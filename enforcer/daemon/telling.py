@@ -12,8 +12,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from enforcer.daemon.audit import Finding
-from enforcer.daemon.runs import is_run
+from enforcer.daemon.audit.findings import Finding
+from enforcer.daemon.requests.runs import is_run
 from gres.trusted import UntrustedError, require
 
 AT_ONCE = 4  # a slurmctld that does not answer must not gather processes here

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from enforcer.clock import Clock
-from enforcer.daemon.arbiter import Tenant
+from enforcer.daemon.arbiter.port import Tenant
 from enforcer.daemon.node import NodeService
-from enforcer.daemon.nvmlworker import NvmlStuckError
-from enforcer.nvml import CardInfo, CardLoad, CardLostError, Nvml, NvmlError
+from enforcer.nvml.port import CardInfo, CardLoad, CardLostError, Nvml, NvmlError
+from enforcer.nvml.worker import NvmlStuckError
 from enforcer.reporting.observer import Observer
 from enforcer.reporting.state import Card, Seen
-from gres.identity import IdentityError
-from gres.mig import Place
+from gres.config.mig import Place
+from gres.grant.identity import IdentityError
 
 LIST_NS = 60 * 10**9  # the list of cards is expensive to ask for, and hardly ever changes
 SLACK_NS = 500 * 10**6

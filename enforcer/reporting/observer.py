@@ -14,16 +14,16 @@ from pathlib import Path
 
 from enforcer.clock import Clock
 from enforcer.daemon.log import emit
-from enforcer.ledger import CardSample, Ledger
-from enforcer.ledger_prune import Limits, prune
+from enforcer.ledger.prune import Limits, prune
+from enforcer.ledger.store import CardSample, Ledger
 from enforcer.reporting import state as live
 from enforcer.reporting.hpcmap import JobMapping, jobs_by_card
 from enforcer.reporting.metrics import NodeCollector, Publisher
 from enforcer.reporting.privacy import Privacy
 from enforcer.reporting.state import Card, Encoder, NodeState, Seen, Watcher
 from enforcer.reporting.viewserver import SOCK_NAME, View, ViewServer
-from gres.config import Config, Node
-from gres.grants import Grant
+from gres.config.site import Config, Node
+from gres.grant.store import Grant
 
 PRUNE_NS = 30 * 10**9
 UNCHANGED_NS = 4 * 10**9  # younger than what `qgpu top` calls old

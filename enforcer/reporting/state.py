@@ -15,10 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from enforcer import layout
-from enforcer.ledger_schema import Sample
+from enforcer.ledger.schema import Sample
 from enforcer.reporting.privacy import Privacy
-from gres.grants import Grant, GrantCard
+from enforcer.wire import layout
+from gres.grant.store import Grant, GrantCard
 
 VERSION = 1
 FILE_NAME = "state.json"

@@ -18,8 +18,8 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from enforcer.ledger_read import latency_of, reading, series_of, usage_between, usage_of_jobs
-from enforcer.ledger_schema import LedgerError, Usage
+from enforcer.ledger.read import latency_of, reading, series_of, usage_between, usage_of_jobs
+from enforcer.ledger.schema import LedgerError, Usage
 from enforcer.rate import Rate
 from enforcer.reporting.privacy import Privacy
 from enforcer.reporting.state import NodeState

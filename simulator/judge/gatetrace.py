@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
-from enforcer import abi
+from enforcer.wire import abi
 
 
 @dataclass(frozen=True)

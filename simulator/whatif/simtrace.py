@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from gres.schema import Isolation, JobClass, Policy, Section, Word
-from gres.sentences import fault_sentence, shown
+from gres.config.schema import Isolation, JobClass, Policy, Section, Word
+from gres.config.sentences import fault_sentence, shown
 from gres.units import Duration, UnitError, parse_duration
 
 MS = 10**6

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from enforcer import layout
+from enforcer.wire import layout
+from gres.config.schema import Policy
 from gres.paths import PATHS
-from gres.schema import Policy
 from simulator.whatif.simtrace import CardTrace, Requests, TenantTrace, Trace, TraceError
 
 PROGRAMS = (

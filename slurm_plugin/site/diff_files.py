@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gres.config import Config
+from gres.config.site import Config
 from slurm_plugin.site.conf import Value
 from slurm_plugin.site.diff_settings import include
 from slurm_plugin.site.difference import Difference, removed, replaced, stale

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from gres.config import Config
-from gres.hostlist import HostlistError, expand
+from gres.config.hostlist import HostlistError, expand
+from gres.config.site import Config
 from slurm_plugin.render import render
 from slurm_plugin.site.conf import Conf, Entry, Value, parse
 from slurm_plugin.site.diff_nodes import OURS, count_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gres.config import Config
-from gres.hostlist import HostlistError, expand, fold
+from gres.config.hostlist import HostlistError, expand, fold
+from gres.config.site import Config
 from slurm_plugin.render import gres_by_node
 from slurm_plugin.site.conf import Value
 from slurm_plugin.site.difference import Difference, replaced

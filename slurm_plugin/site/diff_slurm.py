@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gres.config import Config
+from gres.config.site import Config
 from slurm_plugin.site.conf import Value
 from slurm_plugin.site.difference import Difference, removed, replaced
 from slurm_plugin.site.found import Site

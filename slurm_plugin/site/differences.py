@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from gres.config import Config
+from gres.config.site import Config
 from gres.paths import PATHS
 from slurm_plugin.site.conf import Fault
 from slurm_plugin.site.diff_files import lua_differences, plugstack_differences

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gres.hostlist import HostlistError, expand
+from gres.config.hostlist import HostlistError, expand
 from slurm_plugin.site.conf import Conf, Entry, Fault, Value, shown
 
 

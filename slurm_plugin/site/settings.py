@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gres.config import Config
+from gres.config.site import Config
 from slurm_plugin.site.conf import Conf, Value
 
 Restart = Literal["", "reconfigure", "slurmd", "slurmctld", "all"]

@@ -94,7 +94,7 @@ static const char *file_fault(int fd, struct qg_grant *grant)
     return NULL;
 }
 
-/* qgpud leaves JOB.over when a grant ends (gres/grants.py). The directory was checked to be root's
+/* qgpud leaves JOB.over when a grant ends (gres/grant/store.py). The directory was checked to be root's
  * alone. */
 static bool is_over(int dir, uint32_t job_id)
 {

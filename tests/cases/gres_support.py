@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from gres.config import Config, parse_config
-from gres.tables import Tables, tables_of
+from gres.config.site import Config, parse_config
+from gres.request.tables import Tables, tables_of
 from slurm_plugin.submission import JobSubmit, RequestError, Submission
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,9 +18,9 @@ from cli.doctor.examine import examine
 from cli.doctor.host import Host, Said
 from cli.doctor.result import Check
 from cli.doctor.roles import Role
-from enforcer.ledger import Ledger
-from enforcer.ledger_merge import CardBuckets, put_card
-from gres.config import Config, digest_of, load_config
+from enforcer.ledger.merge import CardBuckets, put_card
+from enforcer.ledger.store import Ledger
+from gres.config.site import Config, digest_of, load_config
 from simulator.nvml_fake import FakeNvml
 from slurm_plugin.fragments import fragments, names_for
 from slurm_plugin.site.found import Places, without_fragments

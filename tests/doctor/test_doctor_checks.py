@@ -12,9 +12,9 @@ from cli.doctor.command import doctor, table
 from cli.doctor.host import Host
 from cli.doctor.result import Check
 from cli.main import main
-from cli.run import environment, preload
-from cli.run_private import config_text, device_files, find_part
-from gres.config import parse_config
+from cli.run.command import environment, preload
+from cli.run.private import config_text, device_files, find_part
+from gres.config.site import parse_config
 from simulator.nvml_fake import FakeNvml
 
 HOST = Host(trusted=frozenset({0, os.geteuid()}))
@@ -106,8 +106,8 @@ def test_options_behind_the_command_are_the_commands():
 
 
 def test_private_configuration_names_the_cards_that_nvml_sees(tmp_path, monkeypatch):
-    monkeypatch.setattr("cli.run_private.PynvmlNvml", lambda: FakeNvml.with_cards(2, 80 << 30, first_minor=3))
-    monkeypatch.setattr("cli.run_private.find_part", lambda name: f"/x/{name}")
+    monkeypatch.setattr("cli.run.private.PynvmlNvml", lambda: FakeNvml.with_cards(2, 80 << 30, first_minor=3))
+    monkeypatch.setattr("cli.run.private.find_part", lambda name: f"/x/{name}")
     monkeypatch.delenv("QGPU_SIM_DIR", raising=False)
     node = parse_config(config_text(tmp_path)).node("local")
     assert [card.path for card in node.cards] == ["/dev/nvidia3", "/dev/nvidia4"]

@@ -17,7 +17,7 @@ from cli.doctor.elf import plugin_of, plugin_version
 from cli.doctor.host import Host
 from cli.doctor.known import Known
 from cli.doctor.result import Check
-from gres.config import Config, parse_config
+from gres.config.site import Config, parse_config
 from slurm_plugin import releases
 from slurm_plugin.render import render
 

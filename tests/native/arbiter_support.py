@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from enforcer import abi
-from enforcer.arbiter_link import ArbiterLink, CardSettings
-from gres.grants import Grant, GrantCard
+from enforcer.wire import abi
+from enforcer.wire.link import ArbiterLink, CardSettings
+from gres.grant.store import Grant, GrantCard
 
 ROOT = Path(__file__).resolve().parents[2]
 ARBITER = Path(os.environ.get("QGPU_TEST_ARBITER", ROOT / "build/bin/qgpu-arbiter"))  # or a sanitized one

@@ -16,7 +16,7 @@ import sim_rm
 from arbiter_support import GIB, Tenant, grant, wait_for
 from sim_client import Cuda
 
-from enforcer import abi
+from enforcer.wire import abi
 
 NOT_READY = 600
 

@@ -15,8 +15,8 @@ import arbiter_support as a
 import pytest
 import sim_tools
 
-from enforcer.arbiter_link import ArbiterLink, HardwareSettings, HardwareTenant
 from enforcer.fdwait import readable_within
+from enforcer.wire.link import ArbiterLink, HardwareSettings, HardwareTenant
 from simulator.sim import Simulator
 
 DRIVER = 580

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from cli.main import main
-from enforcer.arbiter_link import ArbiterLink, TenantStats
-from enforcer.ledger import read_usage
+from enforcer.ledger.store import read_usage
+from enforcer.wire.link import ArbiterLink, TenantStats
 
 for module in (
-    "cli.card",
+    "cli.live.card",
     "cli.doctor.command",
-    "cli.run",
+    "cli.run.command",
     "pynvml",
 ):  # before somebody runs them who cannot read this checkout
     importlib.import_module(module)

@@ -14,9 +14,9 @@ import arbiter_support as a
 from shim_memory_support import sanitizer_and_twin
 
 from bench.rig import BUILD, Rig, wait_for
-from enforcer import abi
-from enforcer.arbiter_link import TenantStats
 from enforcer.fdwait import readable_within
+from enforcer.wire import abi
+from enforcer.wire.link import TenantStats
 from simulator.sim import Interval, Kind
 
 ONLINE, OFFLINE = 1, 2

@@ -16,8 +16,8 @@ import shim_support as s
 from shim_memory_support import NVML_SHIM
 from test_shim_stack import OFFLINE, OFFLINE2, ONLINE, Node, stats
 
-from enforcer import abi
-from enforcer.arbiter_link import CardSettings
+from enforcer.wire import abi
+from enforcer.wire.link import CardSettings
 
 pytestmark = pytest.mark.native
 

@@ -10,8 +10,8 @@ import pytest
 from arbiter_support import CARD, CARD2, Arbiter, Tenant, arbiter, grant, settings, tenant_stats, wait_for
 from filter_support import EPOLL_PWAIT2, without
 
-from enforcer import abi
-from enforcer.arbiter_link import ArbiterError
+from enforcer.wire import abi
+from enforcer.wire.link import ArbiterError
 
 pytestmark = pytest.mark.native
 

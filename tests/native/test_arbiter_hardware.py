@@ -10,7 +10,7 @@ import arbiter_support as a
 import pytest
 from hardware_support import Node, Program, node
 
-from enforcer import abi
+from enforcer.wire import abi
 
 pytestmark = pytest.mark.native
 LONG_US = 60_000

@@ -11,8 +11,8 @@ import pytest
 from hardware_support import Node, Program, node
 from test_arbiter_hardware import LONG_US, ends, prepared, runs_on
 
-from enforcer import abi
-from enforcer.arbiter_link import ArbiterError, HardwareSettings
+from enforcer.wire import abi
+from enforcer.wire.link import ArbiterError, HardwareSettings
 
 pytestmark = pytest.mark.native
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import arbiter_support as a
 import pytest
 
-from enforcer import abi
-from enforcer.arbiter_link import ArbiterGone, ArbiterLink
+from enforcer.wire import abi
+from enforcer.wire.link import ArbiterGone, ArbiterLink
 
 GRANTS = [
     a.grant(job, "offline", 1, 1 << 20, *cards)

@@ -12,8 +12,8 @@ import pytest
 from arbiter_support import CARD, Arbiter, Tenant, arbiter, grant, settings, tenant_stats, wait_for
 from test_arbiter_registration import child
 
-from enforcer.arbiter_link import ArbiterGone, DeathWatch, ProcessStats
 from enforcer.fdwait import readable_within
+from enforcer.wire.link import ArbiterGone, DeathWatch, ProcessStats
 
 pytestmark = pytest.mark.native
 MIB = 1 << 20

@@ -31,8 +31,8 @@ from arbiter_support import (
     wait_for,
 )
 
-from enforcer import abi
-from enforcer.arbiter_link import ArbiterGone
+from enforcer.wire import abi
+from enforcer.wire.link import ArbiterGone
 
 pytestmark = pytest.mark.native
 HERE = Path(__file__).resolve().parent

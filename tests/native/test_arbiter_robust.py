@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from arbiter_support import Arbiter, Tenant, arbiter, grant, settings, tenant_stats, wait_for
 
-from enforcer import abi
+from enforcer.wire import abi
 
 pytestmark = pytest.mark.native
 WORKER = """

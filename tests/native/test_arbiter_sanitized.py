@@ -27,7 +27,7 @@ from arbiter_support import (
     wait_for,
 )
 
-from enforcer.arbiter_link import DeathWatch
+from enforcer.wire.link import DeathWatch
 
 pytestmark = pytest.mark.native
 STORM = """

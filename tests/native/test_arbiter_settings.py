@@ -28,8 +28,8 @@ from arbiter_support import (
     wait_for,
 )
 
-from enforcer import abi
-from gres.grants import Grant
+from enforcer.wire import abi
+from gres.grant.store import Grant
 from simulator.policylib import FIXED_WINDOW_US, SHARED_WINDOW_US
 
 pytestmark = pytest.mark.native

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from arbiter_support import arbiter, confined, grant, settings, wait_for
 
-from enforcer.arbiter_link import DeathWatch, ProcessStats
+from enforcer.wire.link import DeathWatch, ProcessStats
 
 pytestmark = pytest.mark.native
 JOBS, PROCESSES = 5, 120  # far more deaths than a socket of the usual size holds

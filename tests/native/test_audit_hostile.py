@@ -12,7 +12,7 @@ import time
 import pytest
 from node_support import BUILD, Chain, end, until, work
 
-from enforcer.daemon.procs import stopped
+from enforcer.daemon.audit.procs import stopped
 
 pytestmark = [
     pytest.mark.native,

@@ -12,12 +12,12 @@ import pytest
 from daemon_support import hook_env as env
 
 from enforcer.clock import SystemClock
-from enforcer.daemon.arbiter import ArbiterError, ProcessUse
-from enforcer.daemon.arbiter_port import SocketArbiter
-from enforcer.daemon.hookproto import Answer
+from enforcer.daemon.arbiter.client import SocketArbiter
+from enforcer.daemon.arbiter.port import ArbiterError, ProcessUse
+from enforcer.daemon.granting.hookproto import Answer
 from enforcer.daemon.node import NodeService
 from enforcer.fdwait import readable_within
-from enforcer.nvml import GpuProcess
+from enforcer.nvml.port import GpuProcess
 from simulator.fakes import FakeNode
 
 ARBITER = Path(__file__).parents[2] / "build/bin/qgpu-arbiter"

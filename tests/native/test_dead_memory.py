@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from node_support import BUILD, USER, chains, end, until
 
-from enforcer.arbiter_link import ArbiterLink
+from enforcer.wire.link import ArbiterLink
 from simulator.sim import SimConfig, Simulator
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -62,7 +62,7 @@ class Watch:
 
     SCRIPT = """
 import json, sys, time
-from enforcer.nvml_driver import PynvmlNvml
+from enforcer.nvml.driver import PynvmlNvml
 nvml = PynvmlNvml(sys.argv[1])
 card = next(c.uuid for c in nvml.cards() if c.minor == int(sys.argv[2]))
 while True:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.rig import Rig, wait_for
-from enforcer import abi
+from enforcer.wire import abi
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
 FEW, MANY = 1, 2

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from bench.rig import BUILD, MIB, Rig, wait_for
-from enforcer import abi
-from enforcer.arbiter_link import TenantStats
+from enforcer.wire import abi
+from enforcer.wire.link import TenantStats
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
 ONLINE, OFFLINE, NEIGHBOUR, PEER = 1, 2, 3, 4

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from node_support import BUILD, Chain, end, until, work
 
-from enforcer.arbiter_link import TenantStats
+from enforcer.wire.link import TenantStats
 from simulator.sim import SimConfig, Simulator
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ import pytest
 
 from bench.rig import Rig, wait_for
 from bench.scene import endless
-from enforcer.arbiter_link import TenantStats
+from enforcer.wire.link import TenantStats
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
 ODD, OTHER = 1, 2

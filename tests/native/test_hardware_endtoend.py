@@ -12,8 +12,8 @@ import psutil
 import pytest
 from node_support import Chain, chains, end, until
 
-from enforcer.arbiter_link import ArbiterGone, ArbiterLink
-from enforcer.arbiter_wire import HardwareTenant
+from enforcer.wire.link import ArbiterGone, ArbiterLink
+from enforcer.wire.messages import HardwareTenant
 from simulator.sim import control_device
 
 LONG = ("--kernel-us", "500000", "--iters", "500000000", "--kernels-per-request", "1", "--no-sync-each=1")

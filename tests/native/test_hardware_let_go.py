@@ -12,7 +12,7 @@ from hardware_support import Node, node
 from test_arbiter_hardware_faults import fault
 from test_hardware_stack import LONG_US, Governed, ends, finishes, grant, keeps_running, serve
 
-from enforcer import abi
+from enforcer.wire import abi
 
 pytestmark = pytest.mark.native
 OTHERS = range(3, 11)

@@ -16,8 +16,8 @@ import shim_support as s
 import sim_tools
 from hardware_support import Node, Program, node
 
-from enforcer import abi
-from gres.grants import Grant, GrantCard
+from enforcer.wire import abi
+from gres.grant.store import Grant, GrantCard
 
 pytestmark = pytest.mark.native
 LONG_US = 300_000

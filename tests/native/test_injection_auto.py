@@ -12,9 +12,9 @@ import pytest
 from node_support import BUILD, Chain
 from test_spank_plugin import USER
 
-from enforcer.abi import unpack_grant
 from enforcer.daemon.injecting.way import FILE, NOT_TRIED, Way, found, keep, probe, resolved
-from gres.config import load_config
+from enforcer.wire.abi import unpack_grant
+from gres.config.site import load_config
 
 pytestmark = [
     pytest.mark.native,
@@ -56,7 +56,7 @@ def given(chain: Chain, job: int) -> int:
 
 def told(chain: Chain) -> dict[str, str]:
     """What `status` says to everybody."""
-    from enforcer.daemon.askproto import ask
+    from enforcer.daemon.requests.protocol import ask
 
     answer, _ = ask(f"{chain.directory}/run", {"op": "status"}, timeout=5)
     return {name: str(answer[name]) for name in ("injection", "injection_why")}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.rig import MIB, Rig, wait_for
-from enforcer import abi
+from enforcer.wire import abi
 from simulator.sim import busy_ns
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]

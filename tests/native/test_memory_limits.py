@@ -32,10 +32,10 @@ pytestmark = [
 BACKEND = """
 import json, sys
 from pathlib import Path
-from enforcer.daemon.memory_backend import MemoryBackend
-from enforcer.daemon.nvmlworker import NvmlInline
-from enforcer.nvml_driver import PynvmlNvml
-from gres.grants import Grant, GrantCard
+from enforcer.daemon.limits.backend import MemoryBackend
+from enforcer.nvml.worker import NvmlInline
+from enforcer.nvml.driver import PynvmlNvml
+from gres.grant.store import Grant, GrantCard
 nvml = PynvmlNvml(sys.argv[1])
 info = nvml.cards()[0]
 card = GrantCard(info.uuid, info.minor, 0, 30, 1 << 30, info.mem_total)

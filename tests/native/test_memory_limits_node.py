@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from node_support import Chain, until, work
 
-from enforcer.daemon.askproto import ask
+from enforcer.daemon.requests.protocol import ask
 from simulator.sim import SimConfig, Simulator
 
 GIB = 1 << 30

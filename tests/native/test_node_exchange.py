@@ -10,7 +10,7 @@ import psutil
 import pytest
 from node_support import BUILD, MIB, Chain, chains, until
 
-from enforcer.arbiter_link import TenantStats
+from enforcer.wire.link import TenantStats
 
 pytestmark = [
     pytest.mark.native,

@@ -26,10 +26,10 @@ from typing import Any, get_args
 import pytest
 
 from bench.rig import Rig, wait_for
-from enforcer.arbiter_link import DeathWatch
-from enforcer.arbiter_wire import CardSettings, ProcessStats
 from enforcer.fdwait import readable_within
-from gres.config import JobClass
+from enforcer.wire.link import DeathWatch
+from enforcer.wire.messages import CardSettings, ProcessStats
+from gres.config.site import JobClass
 
 pytestmark = [
     pytest.mark.native,

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 from node_support import Chain, end, grants, until, work
 
-from enforcer import abi
-from enforcer.arbiter_link import ArbiterLink
+from enforcer.wire import abi
+from enforcer.wire.link import ArbiterLink
 
 GIB = 1 << 30
 pytestmark = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from node_support import end, until
 
-from cli.run_directory import private_directory, remove_left
+from cli.run.directory import private_directory, remove_left
 
 pytestmark = [
     pytest.mark.native,

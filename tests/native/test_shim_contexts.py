@@ -12,8 +12,8 @@ import pytest
 from test_shim_programs import OFFLINE, ONLINE, ended, line, python, tenant
 
 from bench.rig import BUILD, Rig, wait_for
-from enforcer.arbiter_link import TenantStats
 from enforcer.fdwait import readable_within
+from enforcer.wire.link import TenantStats
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
 

@@ -11,7 +11,7 @@ import pytest
 from shim_submit_support import OFFLINE, ONLINE, launches
 
 from bench.rig import BUILD, Rig, wait_for
-from enforcer import abi
+from enforcer.wire import abi
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from bench.rig import BUILD, Rig, wait_for
-from enforcer.arbiter_link import TenantStats
+from enforcer.wire.link import TenantStats
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
 HEAD = (

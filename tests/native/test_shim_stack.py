@@ -15,9 +15,9 @@ import arbiter_support as a
 import pytest
 import shim_support as s
 
-from enforcer import abi
-from enforcer.arbiter_link import ArbiterLink, TenantStats
-from gres.grants import Grant, GrantCard
+from enforcer.wire import abi
+from enforcer.wire.link import ArbiterLink, TenantStats
+from gres.grant.store import Grant, GrantCard
 
 pytestmark = pytest.mark.native
 SIM = s.BUILD / "sim" / "libcuda.so.1"

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from sim_tools import BUILD, MIB, client_env, make, nvml, run, spawn, start
 
-from gres.config import CardSpec, Node
-from gres.identity import IdentityError, identify
-from gres.mig import Instance, Place, files_of, parse_minors
+from gres.config.mig import Instance, Place, files_of, parse_minors
+from gres.config.site import CardSpec, Node
+from gres.grant.identity import IdentityError, identify
 from simulator.sim import SimConfig, Simulator
 
 pytestmark = pytest.mark.native
@@ -34,7 +34,7 @@ def inventory(sim: Simulator) -> list[list[object]]:
     """What our NVML adapter sees: UUID, minor, GPU instance, compute instance, memory."""
     code = """
 import json
-from enforcer.nvml_driver import PynvmlNvml
+from enforcer.nvml.driver import PynvmlNvml
 print(json.dumps([[c.uuid, c.minor, *(c.instance or ()), c.mem_total] for c in PynvmlNvml().cards()]))
 """
     env = client_env(sim)

@@ -168,7 +168,7 @@ def test_processes_of_other_kinds_are_in_lists_of_their_own(sim: Simulator) -> N
     uuid = str(nvml(sim, "n.nvmlDeviceGetUUID(h)"))
     lists = "[len(n.nvmlDeviceGet%sRunningProcesses(h)) for h in [h]]"
     code = (
-        "from enforcer.nvml_driver import PynvmlNvml\n"
+        "from enforcer.nvml.driver import PynvmlNvml\n"
         f"print([p.pid for p in PynvmlNvml().processes({uuid!r})])"
     )
     for kind, other in (("graphics", "Graphics"), ("mps", "MPSCompute")):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from test_spank_plugin import PLUGIN, ROOT, STAGE, USER, active
 
-from enforcer.abi import Injection, pack_grant, unpack_grant
+from enforcer.wire.abi import Injection, pack_grant, unpack_grant
 
 SHIM, SIM = ROOT / "build/shim", ROOT / "build/sim"
 NAMES = ("libcuda.so.1", "libnvidia-ml.so.1")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from enforcer.abi import pack_grant, unpack_grant
-from gres.grants import Grant, GrantCard
+from enforcer.wire.abi import pack_grant, unpack_grant
+from gres.grant.store import Grant, GrantCard
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "build/lib/qgpu_spank.so"

@@ -31,7 +31,7 @@ FILES = {
         "usr/lib/qgpu/python/pyvenv.cfg",
         "usr/lib/qgpu/python/site-packages/gres/install.json",
         "usr/lib/qgpu/python/site-packages/configs/templates/prolog.j2",
-        "usr/lib/qgpu/python/site-packages/enforcer/sql/0001_usage.sql",
+        "usr/lib/qgpu/python/site-packages/enforcer/ledger/sql/0001_usage.sql",
         "usr/libexec/qgpu/qgpu-simulate",
         "usr/share/qgpu/lua/qgpu.lua",
         "usr/share/qgpu/lua/qgpu_cli_filter.lua",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enforcer import abi
+from enforcer.wire import abi
 from simulator.policylib import MS, Policy, QpTenant
 
 SLICE = 2 * MS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from enforcer import abi
+from enforcer.wire import abi
 from simulator.policylib import DEFICIT_MAX_NS, MS, NEVER, Policy
 
 ONLINE, OFFLINE = abi.CLASS_ONLINE, abi.CLASS_OFFLINE

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_world import OFFLINE, ONLINE, Job, World
 
-from enforcer import abi
+from enforcer.wire import abi
 from simulator.policylib import DEFICIT_MAX_NS, DRAIN_POLL_NS, MS, NEVER, TICK_NS, QpCard
 
 pytestmark = pytest.mark.native

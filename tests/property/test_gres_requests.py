@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cases"))
 
 from gres_support import LUA_VERSIONS, Outcome, outcome, tables
 
-from gres.reservation import shards
-from gres.tables import Tables
-from gres.tag import Tag, looks_like_tag, parse_tag
+from gres.grant.tag import Tag, looks_like_tag, parse_tag
+from gres.request.reservation import shards
+from gres.request.tables import Tables
 from slurm_plugin.submission import Submission
 
 MAX_FIELD_BYTES = 1024  # what slurmctld accepts in comment and extra

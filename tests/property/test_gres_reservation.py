@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cases"))
 
 from gres_support import LUA_VERSIONS, module
 
-from gres.reservation import CARD_SHARDS, mem_shards
-from gres.reservation import shards as in_python
+from gres.request.reservation import CARD_SHARDS, mem_shards
+from gres.request.reservation import shards as in_python
 
 Shards = Callable[[int, int, int, bool], int]
 BOOKED = [*(module(version)[1].shards for version in LUA_VERSIONS), in_python]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gres.hostlist import expand, fold
+from gres.config.hostlist import expand, fold
 
 NAMES = st.from_regex(r"[a-z]{0,2}[0-9]{0,3}[a-z.-]{0,2}[0-9]{0,3}", fullmatch=True).filter(bool)
 

@@ -6,9 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gres.config import CardSpec, Node
-from gres.identity import IdentityError, identify
-from gres.mig import Capability, Instance, MigError, Place, caps_of, files_of, instance_of, parse_minors
+from gres.config.mig import (
+    Capability,
+    Instance,
+    MigError,
+    Place,
+    caps_of,
+    files_of,
+    instance_of,
+    parse_minors,
+)
+from gres.config.site import CardSpec, Node
+from gres.grant.identity import IdentityError, identify
 
 # Some instances of some cards, and the driver's numbers for them in any order: nothing may rely on its formula.
 PLACES = st.sets(
@@ -87,7 +96,7 @@ def test_slurms_index_names_the_configured_instance(
     node = Node("n1", "m", tuple(specs), "/r", "/s")
     wanted = data.draw(st.lists(st.sampled_from(range(len(order))), unique=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gres.identity.device_number", device_number)
+        patch.setattr("gres.grant.identity.device_number", device_number)
         found = identify(node, wanted, lambda: minors)
         assert [card.place for card in found] == [order[index] for index in wanted]
         assert [card.spec.index for card in found] == wanted

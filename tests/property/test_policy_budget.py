@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from policy_card import Card
 
-from enforcer import abi
+from enforcer.wire import abi
 from simulator.policylib import BUDGET_MAX_NS, MS, NEVER
 
 pytestmark = pytest.mark.native

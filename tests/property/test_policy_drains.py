@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from policy_card import Card, two
 
-from enforcer import abi
+from enforcer.wire import abi
 from simulator.policylib import DRAIN_LEAST_NS, DRAIN_MAX_NS, MS, OVERDUE_MAX, PAUSE_NS
 
 pytestmark = pytest.mark.native

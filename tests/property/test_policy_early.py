@@ -7,7 +7,7 @@ import random
 import pytest
 from policy_card import SLICE, Card
 
-from enforcer import abi
+from enforcer.wire import abi
 from simulator.policylib import LEAD_NS, MISSES_MAX, MS, NEVER, OVERLAP_NS
 
 pytestmark = pytest.mark.native

@@ -7,7 +7,7 @@ import random
 import pytest
 from policy_card import Card
 
-from enforcer import abi
+from enforcer.wire import abi
 from simulator.policylib import DRAIN_POLL_NS, HOLD_NS, MS, NOTIFY_NS
 
 pytestmark = pytest.mark.native

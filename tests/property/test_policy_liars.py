@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_card import Card
 
-from enforcer import abi
+from enforcer.wire import abi
 from gres.units import parse_duration
 from simulator.policylib import MS
 from simulator.whatif.simtrace import Trace

@@ -8,7 +8,7 @@ import pytest
 from policy_card import Card, two
 from test_policy_turns import deep_queue
 
-from enforcer import abi
+from enforcer.wire import abi
 from simulator.policylib import (
     CLOSE_LOOK_NS,
     DRAIN_LEAST_NS,

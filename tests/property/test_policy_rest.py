@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enforcer import abi
+from enforcer.wire import abi
 from simulator.policylib import MS
 from tests.property.policy_world import OFFLINE, ONLINE, Job, World
 

@@ -7,7 +7,7 @@ import random
 import pytest
 from policy_card import SLICE, Card, two
 
-from enforcer import abi
+from enforcer.wire import abi
 from simulator.policylib import (
     CROWD_TURN,
     DEEP_ROOM_NS,

@@ -15,10 +15,10 @@ from fractions import Fraction
 import pytest
 from click.testing import CliRunner
 
-from cli.report import report
-from enforcer.ledger import Ledger, Sample
-from gres.grants import Grant, GrantCard
-from slurm_plugin import sacct
+from cli.report.command import report
+from enforcer.ledger.store import Ledger, Sample
+from gres.grant.store import Grant, GrantCard
+from slurm_plugin.accounting import sacct
 
 SECOND = 10**9
 GIB = 1 << 30

@@ -13,7 +13,7 @@ from examples_support import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gres.config import parse_config
+from gres.config.site import parse_config
 from slurm_plugin.site.conf import Conf, parse
 from slurm_plugin.site.differences import differences
 from slurm_plugin.site.found import Places, read_site

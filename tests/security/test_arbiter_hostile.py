@@ -38,7 +38,7 @@ from arbiter_support import (
     wait_for,
 )
 
-from enforcer import abi
+from enforcer.wire import abi
 
 pytestmark = pytest.mark.native
 

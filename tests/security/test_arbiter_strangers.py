@@ -36,8 +36,8 @@ from arbiter_support import (
     wait_for,
 )
 
-from enforcer import abi
-from gres.grants import Grant
+from enforcer.wire import abi
+from gres.grant.store import Grant
 
 pytestmark = [
     pytest.mark.native,

@@ -35,7 +35,7 @@ from arbiter_support import (
     wait_for,
 )
 
-from enforcer import abi
+from enforcer.wire import abi
 
 pytestmark = pytest.mark.native
 NATIVE = Path(__file__).resolve().parents[1] / "native"

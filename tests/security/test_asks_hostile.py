@@ -17,23 +17,23 @@ import pytest
 from asks_support import NOBODY, as_nobody, connect, run_dir, status
 from daemon_support import Serving
 
-from enforcer.daemon import warden
-from enforcer.daemon.arbiter import ProcessUse
-from enforcer.daemon.askproto import MAX_MESSAGE, SOCK_ASK, AskError, NoDaemonError, ask
-from enforcer.daemon.asks import MAX_RUNS, MAX_RUNS_PER_USER, Asks, Peer
-from enforcer.daemon.askserver import (
+from enforcer.daemon.arbiter.port import ProcessUse
+from enforcer.daemon.audit import warden
+from enforcer.daemon.requests.answers import MAX_RUNS, MAX_RUNS_PER_USER, Asks, Peer
+from enforcer.daemon.requests.protocol import MAX_MESSAGE, SOCK_ASK, AskError, NoDaemonError, ask
+from enforcer.daemon.requests.server import (
     MAX_CLIENTS,
     MAX_PER_USER,
     PER_SECOND,
     ROOTS,
     _Client,
 )
-from enforcer.nvml import GpuProcess
+from enforcer.nvml.port import GpuProcess
 from enforcer.reporting.privacy import Privacy
 from enforcer.reporting.state import NodeState
 from enforcer.reporting.viewserver import View, ViewServer
 from enforcer.reporting.viewserver import ask as view_ask
-from gres.grants import RUN_BASE, Grant, GrantCard
+from gres.grant.store import RUN_BASE, Grant, GrantCard
 from simulator.fakes import FakeNode
 
 

@@ -14,8 +14,8 @@ import pytest
 from asks_support import NOBODY, as_nobody, connect, run_dir, status
 from daemon_support import Serving
 
-from enforcer.daemon.askproto import SOCK_ASK, AskError, NoDaemonError, ask
-from enforcer.daemon.askserver import CROWDED, MAX_PER_STRANGER, MAX_PER_USER, MAX_STRANGERS
+from enforcer.daemon.requests.protocol import SOCK_ASK, AskError, NoDaemonError, ask
+from enforcer.daemon.requests.server import CROWDED, MAX_PER_STRANGER, MAX_PER_USER, MAX_STRANGERS
 from simulator.fakes import FakeNode
 
 

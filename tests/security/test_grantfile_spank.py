@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from enforcer.abi import GrantPage, pack_grant
-from gres.grants import Grant, GrantCard
+from enforcer.wire.abi import GrantPage, pack_grant
+from gres.grant.store import Grant, GrantCard
 
 ROOT = Path(__file__).parents[2]
 USER = 65534

@@ -32,8 +32,8 @@ from arbiter_support import (
 )
 
 from bench.rig import BUILD, MIB, Rig, wait_for
-from enforcer import abi
-from enforcer.arbiter_link import TenantStats
+from enforcer.wire import abi
+from enforcer.wire.link import TenantStats
 from simulator.sim import busy_ns
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]

@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner
 from daemon_support import hook_env as env
 
-from cli.collect import collect
-from cli.extend import extend
-from cli.guard import guard
-from enforcer.abi import pack_grant
+from cli.jobs.extend import extend
+from cli.jobs.guard import guard
+from cli.report.collect import collect
 from enforcer.daemon.main import StartError, prepare_directory
-from gres.config import ConfigError, load_config
-from gres.grants import Grant, GrantCard
+from enforcer.wire.abi import pack_grant
+from gres.config.site import ConfigError, load_config
+from gres.grant.store import Grant, GrantCard
 from gres.trusted import UntrustedError, distrust, require
 from simulator.fakes import FakeNode
 

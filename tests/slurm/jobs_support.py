@@ -20,8 +20,8 @@ import yaml
 from cli.sandbox import wait
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.layout import NodePaths
-from gres.grants import Grant, GrantError, GrantStore
-from slurm_plugin import sacct
+from gres.grant.store import Grant, GrantError, GrantStore
+from slurm_plugin.accounting import sacct
 
 CASES: dict[str, Any] = yaml.safe_load(
     (Path(__file__).resolve().parents[1] / "cases" / "live.yaml").read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jobs_support import Live, work
 
-from enforcer.ledger import read_usage
+from enforcer.ledger.store import read_usage
 
 
 @pytest.fixture

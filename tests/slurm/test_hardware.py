@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from jobs_support import Live
 
-from enforcer.arbiter_link import ArbiterLink
-from enforcer.arbiter_wire import HardwareTenant
+from enforcer.wire.link import ArbiterLink
+from enforcer.wire.messages import HardwareTenant
 from simulator.judge import evaluate as ev
 from simulator.sim import Interval, control_device, read_trace
 

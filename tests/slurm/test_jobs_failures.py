@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jobs_support import Live, together, work
 
-from enforcer.ledger import read_usage
+from enforcer.ledger.store import read_usage
 
 CLUSTER = ("slurmctld", "slurmdbd", "mariadbd")
 NODE = ("slurmd", "qgpud", "arbiter")

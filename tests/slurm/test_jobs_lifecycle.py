@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from jobs_support import Live, work
 
-from enforcer.arbiter_link import ArbiterLink
-from enforcer.ledger import Usage, read_usage
+from enforcer.ledger.store import Usage, read_usage
+from enforcer.wire.link import ArbiterLink
 
 NAP = "exec sleep 100"
 

@@ -11,7 +11,7 @@ import pytest
 from jobs_support import Live, sentence_of
 
 from cli.sandbox import files, services
-from gres.config import ConfigError, parse_config
+from gres.config.site import ConfigError, parse_config
 
 NAP = "exec sleep 100"
 MPS = {"Name=": "Name=mps", "shard": "mps:"}  # how such an entry of a node begins with mps in its place

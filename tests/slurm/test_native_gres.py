@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 from jobs_support import Live, alone
 
-from cli.sandbox import native_gres, services, wait
+from cli.sandbox import services, wait
 from cli.sandbox.cluster import Sandbox
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.options import SandboxOptions
-from gres.grants import Grant
+from cli.sandbox.versions import native_gres
+from gres.grant.store import Grant
 from gres.units import MIB
 
 VARIABLES = "env | grep -E '^(QGPU(_MEM)?_ON_NODE|SLURM_SHARDS_ON_NODE)=' | sort | xargs echo"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from enforcer import abi, layout, layout_hw
-from enforcer.arbiter_wire import stats
-from gres.grants import Grant, GrantCard
+from enforcer.wire import abi, layout, layout_hw
+from enforcer.wire.messages import stats
+from gres.grant.store import Grant, GrantCard
 
 HEADER = Path(__file__).resolve().parents[2] / "enforcer/native/abi/qgpu_abi.h"
 STRUCTS = layout.STRUCTS | layout_hw.HW_STRUCTS

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from slurm_plugin import accounting, sacct
-from slurm_plugin.accounting import Accounting, CommandLine, choose, major
-from slurm_plugin.pyslurm_adapter import Pyslurm, fits, job_of
-from slurm_plugin.sacct import SacctError, SacctJob, Window
+from slurm_plugin.accounting import sacct
+from slurm_plugin.accounting import source as accounting
+from slurm_plugin.accounting.pyslurm import Pyslurm, fits, job_of
+from slurm_plugin.accounting.sacct import SacctError, SacctJob, Window
+from slurm_plugin.accounting.source import Accounting, CommandLine, choose, major
 
 CASES = Path(__file__).parents[1] / "cases"
 TEXT = (CASES / "sacct-22.05.txt").read_text()

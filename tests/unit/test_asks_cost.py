@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from memory_support import service_of
 
-from enforcer.daemon.arbiter import ArbiterRefusedError
-from enforcer.daemon.asks import Asks, Peer, Reply
-from enforcer.daemon.askserver import PER_SECOND, STRANGERS_PER_SECOND, AskServer, _Client
+from enforcer.daemon.arbiter.port import ArbiterRefusedError
 from enforcer.daemon.node import NodeService
+from enforcer.daemon.requests.answers import Asks, Peer, Reply
+from enforcer.daemon.requests.server import PER_SECOND, STRANGERS_PER_SECOND, AskServer, _Client
 from simulator.fakes import FakeNode
 
 ROOT, USER = 0, 1000

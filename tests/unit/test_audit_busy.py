@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enforcer.daemon.arbiter import Tenant
-from enforcer.daemon.busy import SPAN_NS, BusyWatch, Excess, _Point
-from enforcer.ledger import Sample
+from enforcer.daemon.arbiter.port import Tenant
+from enforcer.daemon.audit.busy import SPAN_NS, BusyWatch, Excess, _Point
+from enforcer.ledger.store import Sample
 
 SECOND = 10**9
 KEY = (9, "GPU-1")

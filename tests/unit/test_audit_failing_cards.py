@@ -9,11 +9,11 @@ import pytest
 from daemon_support import hook_env as env
 from daemon_support import new_arbiter
 
-from enforcer.daemon.arbiter import ProcessUse
+from enforcer.daemon.arbiter.port import ProcessUse
+from enforcer.daemon.audit.procs import stopped
 from enforcer.daemon.node import NodeService
-from enforcer.daemon.nvmlworker import NvmlStuckError
-from enforcer.daemon.procs import stopped
-from enforcer.nvml import CardInfo, GpuProcess, NvmlError
+from enforcer.nvml.port import CardInfo, GpuProcess, NvmlError
+from enforcer.nvml.worker import NvmlStuckError
 from simulator.fakes import GIB, FakeNode
 from simulator.nvml_fake import FakeNvml
 

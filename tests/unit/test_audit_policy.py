@@ -11,10 +11,10 @@ import pytest
 from daemon_support import hook_env as env
 
 from enforcer.clock import FakeClock
-from enforcer.daemon.arbiter import ProcessUse
+from enforcer.daemon.arbiter.port import ProcessUse
+from enforcer.daemon.audit.procs import stopped
 from enforcer.daemon.node import NodeService
-from enforcer.daemon.procs import stopped
-from enforcer.nvml import GpuProcess, NvmlError
+from enforcer.nvml.port import GpuProcess, NvmlError
 from simulator.fakes import GIB, FakeNode
 
 SECOND = 10**9

@@ -8,9 +8,9 @@ import signal
 import pytest
 from daemon_support import hook_env as env
 
+from enforcer.daemon.audit.procs import stopped
 from enforcer.daemon.node import NodeService
-from enforcer.daemon.procs import stopped
-from enforcer.nvml import GpuProcess
+from enforcer.nvml.port import GpuProcess
 from simulator.fakes import GIB, FakeNode
 
 

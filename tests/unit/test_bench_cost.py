@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench import cost
-from enforcer.nvml import CardUsage, GpuProcess
+from enforcer.nvml.port import CardUsage, GpuProcess
 
 MIB = 1 << 20
 

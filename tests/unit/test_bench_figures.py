@@ -17,7 +17,7 @@ from bench.patterns import PATTERNS
 from bench.rig import Rig, wait_for
 from bench.scene import Scene, kernels
 from bench.stalls import Stalls
-from gres.config import parse_config
+from gres.config.site import parse_config
 from simulator.judge import shares as sh
 from simulator.judge.gatetrace import Gate
 

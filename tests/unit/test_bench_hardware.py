@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.hardware import NODES, Run, long_kernels, wrong_work
 from bench.hwtold import Told
-from enforcer.arbiter_wire import HardwareTenant
+from enforcer.wire.messages import HardwareTenant
 from simulator.judge import evaluate as ev
 from simulator.sim import Interval, Kind, Piece
 

@@ -10,10 +10,10 @@ import pytest
 from test_collect_command import START, run
 from test_collect_command import cluster as cluster
 
-from enforcer.ledger import CardSample, Ledger
-from enforcer.ledger_merge import CardBuckets, card_records, parse_line, put_card, records
-from enforcer.ledger_read import card_series, node_configs, reading
-from enforcer.ledger_schema import LedgerError
+from enforcer.ledger.merge import CardBuckets, card_records, parse_line, put_card, records
+from enforcer.ledger.read import card_series, node_configs, reading
+from enforcer.ledger.schema import LedgerError
+from enforcer.ledger.store import CardSample, Ledger
 
 SECOND = 10**9
 

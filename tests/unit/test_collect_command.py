@@ -17,14 +17,14 @@ from examples_support import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.collect import collect, totals_since
-from enforcer.ledger import Ledger, Sample
-from enforcer.ledger_merge import Record, merge, records
-from enforcer.ledger_read import read_usage, reading, series_of, usage_of_jobs
-from enforcer.ledger_schema import LedgerError
-from gres.grants import Grant, GrantCard
-from slurm_plugin import summary
-from slurm_plugin.summary import Totals, decide, text_of
+from cli.report.collect import collect, totals_since
+from enforcer.ledger.merge import Record, merge, records
+from enforcer.ledger.read import read_usage, reading, series_of, usage_of_jobs
+from enforcer.ledger.schema import LedgerError
+from enforcer.ledger.store import Ledger, Sample
+from gres.grant.store import Grant, GrantCard
+from slurm_plugin.accounting import summary
+from slurm_plugin.accounting.summary import Totals, decide, text_of
 
 SECOND = 10**9
 START = (int(time.time()) - 7200) // 300 * 300  # what is older than the retention is not collected

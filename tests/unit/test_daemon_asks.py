@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from daemon_support import hook_env
 
-from enforcer.abi import unpack_grant
-from enforcer.daemon.asks import Asks, Peer, Reply
 from enforcer.daemon.node import NodeService
-from enforcer.daemon.runs import allowed_ids, may_run, next_job_id
-from enforcer.ledger import read_usage
-from gres.grants import RUN_BASE
+from enforcer.daemon.requests.answers import Asks, Peer, Reply
+from enforcer.daemon.requests.runs import allowed_ids, may_run, next_job_id
+from enforcer.ledger.store import read_usage
+from enforcer.wire.abi import unpack_grant
+from gres.grant.store import RUN_BASE
 from simulator.fakes import GIB, FakeNode
 
 ROOT = 0
@@ -110,7 +110,7 @@ def test_change_while_the_arbiter_is_away_is_told_when_it_is_back(node, service,
 
 
 def test_change_that_the_arbiter_refuses_is_undone(node, service, asks, monkeypatch):
-    from enforcer.daemon.arbiter import ArbiterRefusedError
+    from enforcer.daemon.arbiter.port import ArbiterRefusedError
 
     def no(*_: object) -> None:
         raise ArbiterRefusedError("the arbiter refused it")

@@ -9,14 +9,14 @@ import subprocess
 import pytest
 from daemon_support import hook_env as env
 
-from enforcer.daemon.arbiter import ProcessUse
-from enforcer.daemon.audit import Registered, audit
+from enforcer.daemon.arbiter.port import ProcessUse
+from enforcer.daemon.audit.findings import Registered, audit
+from enforcer.daemon.audit.procs import stopped
+from enforcer.daemon.audit.punish import punish
 from enforcer.daemon.node import NodeService
-from enforcer.daemon.procs import stopped
-from enforcer.daemon.punish import punish
-from enforcer.ledger import read_usage
-from enforcer.nvml import CardUsage, GpuProcess
-from gres.grants import Grant, GrantCard
+from enforcer.ledger.store import read_usage
+from enforcer.nvml.port import CardUsage, GpuProcess
+from gres.grant.store import Grant, GrantCard
 from simulator.fakes import GIB, FakeNode
 
 MIB = 1 << 20

@@ -9,8 +9,8 @@ import pytest
 from daemon_support import hook_env as env
 
 from enforcer.daemon import boot
-from enforcer.daemon.procs import boot_id, on_tmpfs
-from enforcer.ledger import read_usage
+from enforcer.daemon.audit.procs import boot_id, on_tmpfs
+from enforcer.ledger.store import read_usage
 from simulator.fakes import FakeNode
 
 FIRST, SECOND = (f"{number}2345678-1234-1234-1234-123456789abc" for number in (1, 2))

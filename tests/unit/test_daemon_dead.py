@@ -6,10 +6,10 @@ import pytest
 from daemon_support import hook_env as env
 from daemon_support import new_arbiter
 
-from enforcer.daemon.arbiter import ProcessUse
-from enforcer.daemon.inspector import FULL_EACH
+from enforcer.daemon.arbiter.port import ProcessUse
+from enforcer.daemon.audit.inspector import FULL_EACH
 from enforcer.daemon.node import NodeService
-from enforcer.nvml import GpuProcess
+from enforcer.nvml.port import GpuProcess
 from simulator.fakes import GIB, FakeNode
 
 

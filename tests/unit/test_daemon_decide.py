@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from enforcer.daemon.decide import Broken, Decision, Ignore, Paths, decide, same_promise
-from enforcer.nvml import CardInfo
-from gres.config import parse_config
-from gres.grants import Grant
-from gres.hookenv import parse_hook_env
+from enforcer.daemon.granting.decide import Broken, Decision, Ignore, Paths, decide, same_promise
+from enforcer.nvml.port import CardInfo
+from gres.config.site import parse_config
+from gres.grant.hookenv import parse_hook_env
+from gres.grant.store import Grant
 from simulator.fakes import GIB, fake_identify
 from simulator.nvml_fake import FakeNvml
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from cli.card import hardware_words
 from cli.doctor.checks.node import hardware as hardware_check
 from cli.doctor.known import Known
-from enforcer.daemon.asks import Asks, Peer
-from enforcer.daemon.hardware import (
+from cli.live.card import hardware_words
+from enforcer.daemon.arbiter.hardware import (
     DRIVERS,
     UNMEASURED,
     ControlDevice,
@@ -22,13 +21,14 @@ from enforcer.daemon.hardware import (
     find_control,
     major_of,
 )
-from enforcer.daemon.sampling import Sampler
-from enforcer.nvml import NvmlError
+from enforcer.daemon.arbiter.sampling import Sampler
+from enforcer.daemon.requests.answers import Asks, Peer
+from enforcer.nvml.port import NvmlError
 from enforcer.reporting.attach import seen_of
 from enforcer.reporting.state import Seen, Watcher
-from gres.cardplan import plan_card
-from gres.config import ConfigError, parse_config
-from gres.schema import HardwareSettings
+from gres.config.levels import plan_card
+from gres.config.schema import HardwareSettings
+from gres.config.site import ConfigError, parse_config
 from simulator.fakes import CONFIG, FakeNode
 from tests.unit.test_reporting_metrics import Node, grant, seen
 
@@ -208,8 +208,8 @@ def test_a_card_that_the_arbiter_gave_up_is_said_to_be_off(
 
 
 def test_a_stopped_tenant_is_shown_as_stopped() -> None:
-    from enforcer.daemon.arbiter import Tenant
-    from enforcer.ledger import Sample
+    from enforcer.daemon.arbiter.port import Tenant
+    from enforcer.ledger.store import Sample
     from enforcer.reporting.state import Card
 
     sample = Sample(1, "GPU-00000000-0000-0000-0000-000000000001", 1, 5, closed_preempted_ns=0)

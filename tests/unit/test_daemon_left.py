@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from test_daemon_asks import ME, run, uuid
 
-from enforcer.daemon.asks import Asks
-from enforcer.ledger import read_usage
+from enforcer.daemon.requests.answers import Asks
+from enforcer.ledger.store import read_usage
 
 
 def test_grant_ends_with_the_last_process_that_its_command_left_on_the_card(node, service):

@@ -9,10 +9,10 @@ import pytest
 from daemon_support import hook_env as env
 from memory_support import service_of, tree
 
-from enforcer.daemon.hookproto import Answer
-from enforcer.daemon.memory_backend import MemoryBackend
-from enforcer.daemon.memory_probe import cgroup2_root, own_cgroup
-from enforcer.daemon.nvmlworker import NvmlInline, NvmlStuckError
+from enforcer.daemon.granting.hookproto import Answer
+from enforcer.daemon.limits.backend import MemoryBackend
+from enforcer.daemon.limits.probe import cgroup2_root, own_cgroup
+from enforcer.nvml.worker import NvmlInline, NvmlStuckError
 from simulator.fakes import GIB, FakeNode
 from simulator.nvml_fake import UNLIMITED, FakeNvml
 

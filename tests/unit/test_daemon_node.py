@@ -7,11 +7,11 @@ import os
 import pytest
 from daemon_support import hook_env as env
 
-from enforcer.abi import unpack_grant
 from enforcer.clock import FakeClock
-from enforcer.daemon.hookproto import Answer, Later
-from enforcer.ledger import Usage, read_usage
-from enforcer.nvml import GpuProcess
+from enforcer.daemon.granting.hookproto import Answer, Later
+from enforcer.ledger.store import Usage, read_usage
+from enforcer.nvml.port import GpuProcess
+from enforcer.wire.abi import unpack_grant
 from simulator.fakes import GIB, FakeNode
 
 

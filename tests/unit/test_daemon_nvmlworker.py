@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from daemon_support import hook_env as env
 
-from enforcer.daemon.hookproto import Answer
+from enforcer.daemon.granting.hookproto import Answer
 from enforcer.daemon.node import NodeService
-from enforcer.daemon.nvmlworker import NvmlStuckError, NvmlThread
 from enforcer.fdwait import readable_within
-from enforcer.nvml import CardLostError, Nvml, NvmlError
+from enforcer.nvml.port import CardLostError, Nvml, NvmlError
+from enforcer.nvml.worker import NvmlStuckError, NvmlThread
 from simulator.fakes import GIB, FakeNode
 from simulator.nvml_fake import FakeNvml
 
@@ -171,7 +171,7 @@ def test_audit_goes_on_when_the_driver_is_back(node, service, driver, caplog):
     driver.go()
     until(lambda: (service.nvml.collect(), not service.inspector._looking)[1])
     uuid = node.nvml.cards()[0].uuid
-    from enforcer.nvml import GpuProcess
+    from enforcer.nvml.port import GpuProcess
 
     node.nvml.put(uuid, GpuProcess(77, 1))
     for _ in range(3):

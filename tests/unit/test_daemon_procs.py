@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from enforcer.daemon import procs
-from enforcer.daemon.procs import (
+from enforcer.daemon.audit import procs
+from enforcer.daemon.audit.procs import (
     ThreadBudget,
     alive,
     job_of_pid,

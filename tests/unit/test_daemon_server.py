@@ -16,7 +16,7 @@ import pytest
 from daemon_support import SHARE, Serving, hook_env
 
 from enforcer.clock import SystemClock
-from enforcer.daemon.hookproto import Answer, ProtocolError, format_answer, parse_request
+from enforcer.daemon.granting.hookproto import Answer, ProtocolError, format_answer, parse_request
 from enforcer.daemon.server import Server, ServerError, Timer, guarded, listen
 from simulator.fakes import FakeNode
 
@@ -191,7 +191,7 @@ def test_bug_in_one_hook_does_not_end_the_daemon(node, run):
 
 
 def test_counters_flow_into_the_ledger_by_themselves(node, run):
-    from enforcer.ledger import read_usage
+    from enforcer.ledger.store import read_usage
 
     running = run(node)
     ask(running.path, question("prolog"))

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from enforcer.daemon import driver
-from enforcer.daemon.arbiter_port import card_settings
-from enforcer.daemon.audit import Finding
-from enforcer.daemon.driver import BrokenNodeError, find_driver
+from enforcer.daemon.arbiter.client import card_settings
+from enforcer.daemon.audit.findings import Finding
+from enforcer.daemon.audit.patience import PATIENCE, Patience
+from enforcer.daemon.audit.procs import boot_time_ns, job_of_cgroup, job_of_pid
+from enforcer.daemon.granting import driver
+from enforcer.daemon.granting.driver import BrokenNodeError, find_driver
 from enforcer.daemon.log import _Formatter, line
 from enforcer.daemon.notify import notify
-from enforcer.daemon.patience import PATIENCE, Patience
-from enforcer.daemon.procs import boot_time_ns, job_of_cgroup, job_of_pid
-from gres.cardplan import plan_card
-from gres.config import parse_config
+from gres.config.levels import plan_card
+from gres.config.site import parse_config
 
 
 @pytest.mark.parametrize(

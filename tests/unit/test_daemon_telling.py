@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from enforcer.daemon.audit import Finding
+from enforcer.daemon.audit.findings import Finding
 from enforcer.daemon.telling import AT_ONCE, JobNotes, outside, sentence
-from gres.grants import RUN_BASE
+from gres.grant.store import RUN_BASE
 
 
 def finding(job: int | None = 7, pid: int = 12) -> Finding:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from daemon_support import hook_env as env
 
-from enforcer.daemon import ending, grantdir
-from enforcer.ledger import read_usage
-from gres.grants import GrantStore
+from enforcer.daemon.granting import ending, grantdir
+from enforcer.ledger.store import read_usage
+from gres.grant.store import GrantStore
 
 GIB = 1 << 30
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cli import extensions
-from gres.config import ConfigError, parse_config
-from gres.extension import Action, Given, RunningJob, decide
-from gres.schema import SuspendedSettings
+from cli.jobs import extensions
+from gres.config.schema import SuspendedSettings
+from gres.config.site import ConfigError, parse_config
+from gres.grant.extension import Action, Given, RunningJob, decide
 from gres.units import Duration
+from slurm_plugin.accounting.sacct import SacctError
 from slurm_plugin.control import parse_jobs, parse_limit, parse_partitions
-from slurm_plugin.sacct import SacctError
 
 EXTEND = SuspendedSettings(extend_time=True)
 JOB = RunningJob(7, "offline", start=1000, limit_s=600, most_s=86400)

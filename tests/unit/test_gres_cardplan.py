@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gres.cardplan import KEYS, CardPlanError, check_change, parse_words, plan_card
-from gres.config import parse_config
+from gres.config.levels import KEYS, CardPlanError, check_change, parse_words, plan_card
+from gres.config.site import parse_config
 
 TEXT = """
 version: 1

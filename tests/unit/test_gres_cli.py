@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cli.plan import plan
-from cli.render import render
+from cli.site.plan import plan
+from cli.site.render import render
 from slurm_plugin.submission import JobSubmit
 
 EXAMPLE = str(Path(__file__).resolve().parents[2] / "configs" / "examples" / "qgpu.yaml")
@@ -69,7 +69,7 @@ def test_without_a_qos_the_class_is_that_of_normal_where_it_is_mapped(tmp_path: 
 def test_without_the_lua_modules_a_plan_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.plan.JobSubmit", partial(JobSubmit, directory=tmp_path))
+    monkeypatch.setattr("cli.site.plan.JobSubmit", partial(JobSubmit, directory=tmp_path))
     found = _plan("--gres=qgpu:30")
     assert found.exit_code == 1
     said = f"Error: cannot open {tmp_path}/qgpu_job_submit.lua: No such file or directory: install the package again"

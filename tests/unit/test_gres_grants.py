@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gres.config import CardSpec, Node
-from gres.grants import Grant, GrantCard, GrantError, GrantMissing, GrantStore, clip_message
-from gres.hookenv import HookEnvError, parse_gpus, parse_hook_env
-from gres.identity import IdentityError, identify
-from gres.tag import Tag, TagError, parse_tag
+from gres.config.site import CardSpec, Node
+from gres.grant.hookenv import HookEnvError, parse_gpus, parse_hook_env
+from gres.grant.identity import IdentityError, identify
+from gres.grant.store import Grant, GrantCard, GrantError, GrantMissing, GrantStore, clip_message
+from gres.grant.tag import Tag, TagError, parse_tag
 
 CARD = GrantCard("GPU-0000", 0, 1, 30, 1 << 30, 80 << 30)
 GRANT = Grant(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from cli.guard import guard
+from cli.jobs.guard import guard
 from slurm_plugin import guard as guarding
-from slurm_plugin.sacct import SacctError
+from slurm_plugin.accounting.sacct import SacctError
 
 WIDTHS = (12, 16, 14, 60, 160, 160)
 
@@ -107,7 +107,7 @@ def run(tmp_path, monkeypatch):
             asked.append(command[:3])
             return text if command[0] == "squeue" else ""
 
-        monkeypatch.setattr("cli.guard.run", runner)
+        monkeypatch.setattr("cli.jobs.guard.run", runner)
         return CliRunner().invoke(guard, ["--config", str(config), *words]), asked
 
     return call

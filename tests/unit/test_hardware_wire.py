@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from enforcer import abi, arbiter_wire
-from enforcer.arbiter_wire import HardwareSettings
+from enforcer.wire import abi
+from enforcer.wire import messages as arbiter_wire
+from enforcer.wire.messages import HardwareSettings
 
 SETTINGS = HardwareSettings("GPU-1", True, "disable", "shim", True, 580, 5000, 1, 2, 3)
 

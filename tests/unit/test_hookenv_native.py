@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gres.hookenv import HookEnvError, parse_hook_env
-from gres.schema import JobClass
-from gres.tag import Tag
+from gres.config.schema import JobClass
+from gres.grant.hookenv import HookEnvError, parse_hook_env
+from gres.grant.tag import Tag
 from gres.units import MIB
 
 ENV = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gres.config import Config
+from gres.config.site import Config
 from gres.paths import ABI_VERSION, PATHS, InstallPaths, load
 
 

@@ -11,8 +11,8 @@ import pytest
 from daemon_support import hook_env as env
 from memory_support import service_of, tree
 
-from enforcer.daemon import job_cgroups
-from enforcer.daemon.job_cgroups import JobCgroups
+from enforcer.daemon.limits import cgroups as job_cgroups
+from enforcer.daemon.limits.cgroups import JobCgroups
 from simulator.fakes import FakeNode
 
 STEP = ("slurm", "user/task_0")

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from enforcer.fdwait import readable_within
-from enforcer.ledger import Ledger, Sample
-from enforcer.ledger_prune import Limits, prune
-from enforcer.ledger_read import read_usage
-from gres.grants import Grant, GrantCard
+from enforcer.ledger.prune import Limits, prune
+from enforcer.ledger.read import read_usage
+from enforcer.ledger.store import Ledger, Sample
+from gres.grant.store import Grant, GrantCard
 
 KILLS = 200
 START = 1_700_000_000 * 10**9

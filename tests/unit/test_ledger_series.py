@@ -12,10 +12,9 @@ from examples_support import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enforcer.ledger import SERIES_MOST, CardSample, Ledger, Sample
-from enforcer.ledger_gains import baseline_of, closings
-from enforcer.ledger_prune import Limits, prune, used_bytes
-from enforcer.ledger_read import (
+from enforcer.ledger.gains import baseline_of, closings
+from enforcer.ledger.prune import Limits, prune, used_bytes
+from enforcer.ledger.read import (
     card_series,
     latency_of,
     read_usage,
@@ -24,8 +23,9 @@ from enforcer.ledger_read import (
     usage_between,
     usage_of_jobs,
 )
-from enforcer.ledger_schema import COARSE_S, FINE_S, Point, Usage, migrations
-from gres.grants import Grant, GrantCard
+from enforcer.ledger.schema import COARSE_S, FINE_S, Point, Usage, migrations
+from enforcer.ledger.store import SERIES_MOST, CardSample, Ledger, Sample
+from gres.grant.store import Grant, GrantCard
 
 SECOND = 10**9
 DAY = 86400

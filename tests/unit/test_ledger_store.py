@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enforcer import ledger as module
-from enforcer.ledger import (
+from enforcer.ledger import store as module
+from enforcer.ledger.store import (
     COUNTERS,
     Ledger,
     LedgerError,
@@ -25,7 +25,7 @@ from enforcer.ledger import (
     migrations,
     read_usage,
 )
-from gres.grants import Grant, GrantCard
+from gres.grant.store import Grant, GrantCard
 
 CARD = GrantCard("GPU-00000000-0000-0000-0000-000000000001", 0, 0, 30, 1000, 4000)
 OTHER = replace(CARD, uuid="GPU-00000000-0000-0000-0000-000000000002", minor=1, index=1)

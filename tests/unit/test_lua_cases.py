@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cases"))
 
 from gres_support import CASES, LUA_VERSIONS, Outcome, module, outcome
 
-from gres.messages import MESSAGES
+from gres.request.messages import MESSAGES
 from slurm_plugin.submission import Submission
 
 Case = tuple[str, dict[str, Any]]

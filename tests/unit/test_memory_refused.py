@@ -12,10 +12,10 @@ from memory_support import Picky, service_of, tree
 from cli.doctor.checks.node import memory as checks_memory
 from cli.doctor.known import Known
 from cli.doctor.result import Check
-from enforcer.daemon.asks import Asks, Peer
-from enforcer.daemon.hookproto import Answer
-from enforcer.daemon.memory_backend import STUBBORN, MemoryBackend
-from gres.grants import RUN_BASE, Grant, GrantCard
+from enforcer.daemon.granting.hookproto import Answer
+from enforcer.daemon.limits.backend import STUBBORN, MemoryBackend
+from enforcer.daemon.requests.answers import Asks, Peer
+from gres.grant.store import RUN_BASE, Grant, GrantCard
 from simulator.fakes import GIB, FakeNode
 from simulator.nvml_fake import UNLIMITED
 

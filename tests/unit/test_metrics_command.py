@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cli.metrics import metrics
 from enforcer.clock import SystemClock
-from enforcer.daemon.hardware import ControlDevice, HardwareUse
-from enforcer.nvml import CardLoad
+from enforcer.daemon.arbiter.hardware import ControlDevice, HardwareUse
+from enforcer.nvml.port import CardLoad
 from enforcer.reporting.attach import NodeObserver
 from enforcer.reporting.metrics import COUNTERS, HARDWARE, STATES
-from gres.config import parse_config
+from gres.config.site import parse_config
 
 CONFIG = """version: 1
 cluster: c

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from cli.card import instance_lines
-from enforcer.daemon.decide import Broken, Paths, decide
-from enforcer.nvml import CardInfo
-from enforcer.nvml_driver import mig_handles
-from gres.config import Config, ConfigError, Node, parse_config
-from gres.grants import Grant
-from gres.hookenv import parse_hook_env
-from gres.identity import DeviceCard
-from gres.mig import Instance, MigError, instance_of, parse_minors, read_minors
+from cli.live.card import instance_lines
+from enforcer.daemon.granting.decide import Broken, Paths, decide
+from enforcer.nvml.driver import mig_handles
+from enforcer.nvml.port import CardInfo
+from gres.config.mig import Instance, MigError, instance_of, parse_minors, read_minors
+from gres.config.site import Config, ConfigError, Node, parse_config
+from gres.grant.hookenv import parse_hook_env
+from gres.grant.identity import DeviceCard
+from gres.grant.store import Grant
 from slurm_plugin.render import render
 from slurm_plugin.site.conf import parse
 from slurm_plugin.site.diff_gres import gres_node_fault, rendered

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.sandbox import native_gres
 from cli.sandbox.errors import SandboxError
-from gres.config import Config
+from cli.sandbox.versions import native_gres
+from gres.config.site import Config
 from slurm_plugin.render import render
 
 SOURCES = native_gres.HERE

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from enforcer.nvml import CardUsage, GpuProcess, NvmlError
-from enforcer.nvml_driver import PynvmlNvml
+from enforcer.nvml.driver import PynvmlNvml
+from enforcer.nvml.port import CardUsage, GpuProcess, NvmlError
 
 
 def fail(error: type[Exception] | int):

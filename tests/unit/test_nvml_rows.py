@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enforcer.nvml_rows import ROOM, TRIES, RowReader
+from enforcer.nvml.rows import ROOM, TRIES, RowReader
 
 KIND = "nvmlDeviceGetComputeRunningProcesses"
 GONE = 2**64 - 1

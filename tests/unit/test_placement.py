@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cli.plan import plan
 from cli.sandbox import bringup, files, services
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
 from cli.sandbox.options import SandboxOptions
 from cli.sandbox.plan import Plan
-from gres.config import Config, ConfigError, load_config, parse_config
+from cli.site.plan import plan
+from gres.config.site import Config, ConfigError, load_config, parse_config
 from slurm_plugin.render import render
 
 YAML = """version: 1

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cli.report import report
-from cli.report_text import COLUMNS, duration
-from enforcer.ledger import Ledger, Sample
-from gres.grants import Grant, GrantCard
-from slurm_plugin import sacct
+from cli.report.command import report
+from cli.report.text import COLUMNS, duration
+from enforcer.ledger.store import Ledger, Sample
+from gres.grant.store import Grant, GrantCard
+from slurm_plugin.accounting import sacct
 
 GIB = 1 << 30
 SECOND = 10**9

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cli.report import report
-from enforcer.ledger import CardSample, Ledger, Sample
-from gres.grants import Grant, GrantCard
-from slurm_plugin import sacct
+from cli.report.command import report
+from enforcer.ledger.store import CardSample, Ledger, Sample
+from gres.grant.store import Grant, GrantCard
+from slurm_plugin.accounting import sacct
 
 GIB = 1 << 30
 SECOND = 10**9
@@ -136,8 +136,8 @@ def test_plots_are_svg_with_one_bar_per_grant_by_class(page):
 
 
 def test_gap_in_the_samples_is_a_gap_in_the_line():
-    from cli.report_plots import _steps
-    from enforcer.ledger_schema import Point
+    from cli.report.plots import _steps
+    from enforcer.ledger.schema import Point
 
     points = [Point(at, 10, 1, 0, 0, 0, None) for at in (0, 10, 40)]
     _, values = _steps(points, lambda point: 1.0)

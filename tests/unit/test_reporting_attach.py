@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from enforcer.clock import FakeClock
-from enforcer.ledger_read import card_series, read_usage, reading
-from enforcer.nvml import CardLoad, NvmlError
+from enforcer.ledger.read import card_series, read_usage, reading
+from enforcer.nvml.port import CardLoad, NvmlError
 from enforcer.reporting import state as live
 from enforcer.reporting.attach import NodeObserver
 from enforcer.reporting.state import NodeState
@@ -31,7 +31,7 @@ class Watched:
     """The fake node with its observer, a tick at a time."""
 
     def __init__(self, directory: Path, reports: str = "{}") -> None:
-        from gres.config import parse_config
+        from gres.config.site import parse_config
         from simulator import fakes
 
         self.node = FakeNode(directory)

@@ -11,10 +11,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from enforcer.ledger_schema import Sample
+from enforcer.ledger.schema import Sample
 from enforcer.reporting.metrics import COUNTERS, MAX_SCRAPES, NodeCollector, Publisher
 from enforcer.reporting.state import Card, NodeState, Seen, Watcher
-from gres.grants import Grant, GrantCard
+from gres.grant.store import Grant, GrantCard
 
 SECOND = 10**9
 UUID = "GPU-00000000-0000-0000-0000-000000000001"

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enforcer import layout
-from enforcer.ledger_schema import Sample
+from enforcer.ledger.schema import Sample
 from enforcer.reporting import state as live
 from enforcer.reporting.hpcmap import JobMapping, jobs_by_card
 from enforcer.reporting.privacy import Privacy
 from enforcer.reporting.state import Card, NodeState, Seen, StateError, Watcher
-from gres.grants import Grant, GrantCard
+from enforcer.wire import layout
+from gres.grant.store import Grant, GrantCard
 
 SECOND = 10**9
 UUID = "GPU-00000000-0000-0000-0000-000000000001"

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from enforcer.ledger import Ledger, Sample
-from enforcer.ledger_schema import LedgerError, Usage
+from enforcer.ledger.schema import LedgerError, Usage
+from enforcer.ledger.store import Ledger, Sample
 from enforcer.rate import Rate
 from enforcer.reporting.privacy import Privacy
 from enforcer.reporting.state import NodeState, Watcher
 from enforcer.reporting.viewserver import View, ViewError, ViewServer, ask
-from gres.grants import Grant, GrantCard
+from gres.grant.store import Grant, GrantCard
 
 CARD = GrantCard("GPU-00000000-0000-0000-0000-000000000001", 0, 0, 30, 1000, 4000)
 OPEN, CLOSED = Privacy(), Privacy.of(["jobs"], [7])

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import main
-from cli.run import NOT_STARTED, inherited
+from cli.run.command import NOT_STARTED, inherited
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs/examples/qgpu.yaml"
 
@@ -40,8 +40,10 @@ def test_what_is_wrong_with_the_options_is_a_sentence_and_125(words, sentence):
 
 def test_options_behind_the_command_are_the_commands_own(monkeypatch):
     asked = {}
-    monkeypatch.setattr("cli.run.become", lambda run_dir, question, command: asked.update(command=command))
-    monkeypatch.setattr("cli.run.find_daemon", lambda *_: type("D", (), {"run_dir": "/x"}))
+    monkeypatch.setattr(
+        "cli.run.command.become", lambda run_dir, question, command: asked.update(command=command)
+    )
+    monkeypatch.setattr("cli.run.command.find_daemon", lambda *_: type("D", (), {"run_dir": "/x"}))
     result = CliRunner().invoke(main, ["run", "--share", "3", "ls", "--share", "-x"])
     assert result.exit_code == 0 and asked["command"] == ("ls", "--share", "-x")
 

@@ -12,7 +12,7 @@ from cli.sandbox.accounting import commands
 from cli.sandbox.errors import SandboxError
 from cli.sandbox.layout import Layout
 from cli.sandbox.plan import Plan
-from gres.config import load_config
+from gres.config.site import load_config
 
 
 def written(tmp_path: Path, cgroup: str, nodes: int = 2, cards: int = 2) -> Layout:

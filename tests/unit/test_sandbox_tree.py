@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cli.sandbox import matrix, tree
 from cli.sandbox.errors import SandboxError
+from cli.sandbox.versions import matrix, tree
 
 STATUS = """Package: slurm-client
 Status: install ok installed

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.setup.affinity import core_of_processor, cores_of_cards, ranges
-from gres.config import ConfigError, parse_config
-from gres.hostlist import expand
+from gres.config.hostlist import expand
+from gres.config.site import ConfigError, parse_config
 from slurm_plugin.render import render
 
 YAML = """version: 1

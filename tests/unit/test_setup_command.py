@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from cli.main import main
 from cli.setup import initial
 from cli.setup import place as placing
-from enforcer.nvml import CardInfo
-from gres.config import load_config
+from enforcer.nvml.port import CardInfo
+from gres.config.site import load_config
 from slurm_plugin.fragments import seal_of
 from slurm_plugin.site.conf import parse
 from slurm_plugin.site.sources import Disk

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gres.config import Config, parse_config
+from gres.config.site import Config, parse_config
 from slurm_plugin.render import render
 from slurm_plugin.site.conf import parse
 from slurm_plugin.site.difference import Difference, Role

@@ -10,17 +10,17 @@ import pytest
 from daemon_support import hook_env as env
 from memory_support import service_of, tree
 
-from cli.card import hardware_words
 from cli.doctor.checks.node import memory as checks_memory
 from cli.doctor.known import Known
-from enforcer.daemon.askproto import MAX_MESSAGE, encode
-from enforcer.daemon.asks import Asks, Peer, Reply
-from enforcer.daemon.askserver import AskServer, _Client
-from enforcer.daemon.hardware import HardwareOrder, HardwareUse, HardwareView
-from enforcer.daemon.memory_backend import MAX_ROWS
+from cli.live.card import hardware_words
+from enforcer.daemon.arbiter.hardware import HardwareOrder, HardwareUse, HardwareView
+from enforcer.daemon.limits.backend import MAX_ROWS
 from enforcer.daemon.node import NodeService
-from gres.grants import RUN_BASE, Grant, GrantCard
-from gres.schema import HardwareSettings
+from enforcer.daemon.requests.answers import Asks, Peer, Reply
+from enforcer.daemon.requests.protocol import MAX_MESSAGE, encode
+from enforcer.daemon.requests.server import AskServer, _Client
+from gres.config.schema import HardwareSettings
+from gres.grant.store import RUN_BASE, Grant, GrantCard
 from simulator.fakes import GIB, FakeNode
 
 PEER = Peer(os.getpid(), 0, 0, frozenset(), lambda: os.pidfd_open(os.getpid()))

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cli.held import cards, jobs
-from cli.top import top
-from cli.top_view import bar
+from cli.live.command import top
+from cli.live.held import cards, jobs
+from cli.live.view import bar
 from enforcer.clock import SystemClock
 from enforcer.fdwait import readable_within
-from enforcer.nvml import CardLoad
+from enforcer.nvml.port import CardLoad
 from enforcer.reporting.attach import NodeObserver
 from simulator.fakes import GIB, FakeNode
 

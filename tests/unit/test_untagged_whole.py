@@ -6,8 +6,8 @@ import pytest
 from daemon_support import SHARE
 from daemon_support import hook_env as env
 
-from enforcer.daemon.hookproto import Answer
-from gres.hookenv import ALLOCATED, holds_whole_cards, parse_hook_env
+from enforcer.daemon.granting.hookproto import Answer
+from gres.grant.hookenv import ALLOCATED, holds_whole_cards, parse_hook_env
 
 ONE = "cpu=1,mem=64M,node=1,billing=1,gres/gpu=1"
 

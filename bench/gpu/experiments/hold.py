@@ -17,7 +17,7 @@ from bench.gpu.experiments.stops import modelled, rows_of, stops, trace_of
 from bench.gpu.items import Item, Yield, figure
 from bench.gpu.node import Node, wait_for
 from bench.gpu.place import BUILD, Place
-from enforcer.nvml import NvmlError
+from enforcer.nvml.port import NvmlError
 from simulator.judge import evaluate as ev
 
 PARTS = 5

@@ -8,8 +8,8 @@ from cli.doctor.checks.daemons import other_version
 from cli.doctor.checks.gres import counts_fault, expected, group_of, node_counts
 from cli.doctor.known import Known
 from cli.doctor.result import RESTART_ALL, Check
-from enforcer.ledger_read import node_configs, reading
-from enforcer.ledger_schema import LedgerError
+from enforcer.ledger.read import node_configs, reading
+from enforcer.ledger.schema import LedgerError
 from slurm_plugin.render import node_gres
 
 DOWN = {"DOWN", "INVAL", "INVALID_REG", "NOT_RESPONDING", "FAIL"}

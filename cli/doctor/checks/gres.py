@@ -6,8 +6,8 @@ import re
 
 from cli.doctor.known import Known
 from cli.doctor.result import RESTART_ALL, Check
-from gres.config import Config
-from gres.hostlist import expand
+from gres.config.hostlist import expand
+from gres.config.site import Config
 from gres.units import MIB
 from slurm_plugin.render import GresGroup, gres_groups
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from cli.doctor.known import Known
 from cli.doctor.result import Check
-from enforcer.daemon.job_cgroups import JobCgroups
-from enforcer.daemon.memory_probe import cgroup2_root
-from enforcer.daemon.procs import job_of_cgroup
+from enforcer.daemon.audit.procs import job_of_cgroup
+from enforcer.daemon.limits.cgroups import JobCgroups
+from enforcer.daemon.limits.probe import cgroup2_root
 
 _STEPD = re.compile(r"slurmstepd: \[([0-9]{1,10})\.")
 NAMED = 3

@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from cli.card import hardware_words
 from cli.doctor.checks import system
 from cli.doctor.known import Known
 from cli.doctor.result import Check
-from enforcer.daemon.askproto import AskError, NoDaemonError, ask
-from enforcer.daemon.driver import BrokenNodeError, find_driver
-from enforcer.nvml import NvmlError
-from enforcer.nvml_driver import PynvmlNvml
-from gres.identity import IdentityError, identify
+from cli.live.card import hardware_words
+from enforcer.daemon.granting.driver import BrokenNodeError, find_driver
+from enforcer.daemon.requests.protocol import AskError, NoDaemonError, ask
+from enforcer.nvml.driver import PynvmlNvml
+from enforcer.nvml.port import NvmlError
+from gres.grant.identity import IdentityError, identify
 from gres.units import MIB, format_mib
 
 LEAST_FREE_MIB = 64

@@ -13,7 +13,7 @@ from pathlib import Path
 from cli.doctor.host import Host
 from cli.doctor.known import Known
 from cli.doctor.result import Check
-from enforcer.daemon.memory_probe import cgroup2_root
+from enforcer.daemon.limits.probe import cgroup2_root
 
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python has no name for it
 SYS_MEMBARRIER = {"x86_64": 324, "aarch64": 283}

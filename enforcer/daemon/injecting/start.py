@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from enforcer.daemon.driver import BrokenNodeError
+from enforcer.daemon.granting.driver import BrokenNodeError
 from enforcer.daemon.injecting.fitted import prune
 from enforcer.daemon.node import NodeService
 

@@ -12,10 +12,10 @@ import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from enforcer.daemon.driver import BrokenNodeError, find_driver
+from enforcer.daemon.granting.driver import BrokenNodeError, find_driver
 from enforcer.daemon.log import emit
-from gres.config import Config, Injection, Node
-from gres.grants import GrantError, GrantStore
+from gres.config.site import Config, Injection, Node
+from gres.grant.store import GrantError, GrantStore
 
 FILE = "injection.json"  # in the run directory
 PROGRAM = "qgpu-mounts"  # beside the hook's client

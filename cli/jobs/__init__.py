@@ -1,0 +1,1 @@
+"""What is done to jobs of Slurm: `qgpu extend` and `qgpu guard`."""

@@ -1,0 +1,1 @@
+"""What happens on this node now: `qgpu top`, `jobs`, `cards`, `card` and `job`."""

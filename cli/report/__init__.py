@@ -1,0 +1,1 @@
+"""`qgpu report` and `qgpu collect`: what was granted and what was used."""

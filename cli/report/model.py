@@ -1,0 +1,296 @@
+"""The report as data: jobs of sacct joined with rows of the ledgers, and the advice that follows. Pure.
+
+None means not measured everywhere, 0 measured and zero. Seconds are floats, memory is bytes, shares are
+percent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from enforcer.ledger.store import Usage
+from gres.grant.extension import Given
+from gres.units import UnitError, parse_size
+from slurm_plugin.accounting.sacct import SacctJob
+
+GIB = 1 << 30
+# What the driver takes for contexts and modules besides the job's own allocations; more than this is not explained.
+UNEXPLAINED = 1 * GIB
+
+
+@dataclass(frozen=True)
+class GrantReport:
+    """One grant of a job on one card. `reached` is busy time as percent of the time granted."""
+
+    node: str
+    card: int
+    uuid: str
+    job_class: str | None
+    state: str
+    share: int
+    mem_cap: int
+    granted_s: float
+    busy_s: float | None
+    reached: float | None
+    launches: int | None
+    mem_peak: int | None
+    nvml_mem_peak: int | None
+    denied: int | None
+    preempted: int | None
+    suspended_s: float | None
+    share_wait_s: float | None
+    ended: bool
+    escaped: bool
+    held_s: float | None = None  # online: busy and idle_release
+    harvest_s: float | None = None  # offline: beside a standing online grant
+    suspended_together_s: float | None = None  # of suspended_s, for another card of the job
+    mem_mean: int | None = None
+    gate_close_max_s: float | None = None
+    granted_at: float = 0.0
+    ended_at: float | None = None
+    latency: dict[int, int] | None = None  # closings of the gate in less than 2^k microseconds
+    fetched: bool | None = (
+        None  # whether a task took the grant; None while it stands or where it is not known
+    )
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """One job with its grants, oldest first. Without grants, class, share and memory are Slurm's."""
+
+    job_id: str
+    raw_id: int
+    user: str
+    name: str
+    state: str
+    qos: str
+    elapsed_s: int | None
+    nodes: tuple[str, ...]
+    job_class: str | None
+    share: int | None
+    mem: int | None
+    grants: tuple[GrantReport, ...]
+    account: str = ""
+    # By how much `qgpu extend` lengthened the last run, and how often it requeued the job; None: it never looked.
+    extended_s: int | None = None
+    requeued: int | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+def _seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e9
+
+
+def grant_report(row: Usage, now_ns: int, latency: dict[int, int] | None = None) -> GrantReport:
+    """One row of a ledger, in the report's units."""
+    wall = row.wall_ns(now_ns)
+    escaped = _escaped(row)
+    blind = escaped and not row.launches
+    busy = None if blind else row.busy_ns
+    reached = None if busy is None or wall == 0 else 100 * busy / wall
+    return GrantReport(
+        node=row.node,
+        card=row.card_index,
+        uuid=row.uuid,
+        job_class=row.job_class,
+        state=row.state,
+        share=row.share,
+        mem_cap=row.mem_cap,
+        granted_s=wall / 1e9,
+        busy_s=_seconds(busy),
+        reached=reached,
+        launches=None if blind else row.launches,
+        mem_peak=None if blind else row.mem_peak,
+        nvml_mem_peak=row.nvml_mem_peak,
+        denied=row.denied,
+        preempted=row.preemptions,
+        suspended_s=_seconds(row.closed_preempted_ns),
+        share_wait_s=_seconds(row.closed_share_ns),
+        ended=row.ended_at is not None,
+        escaped=escaped,
+        held_s=_seconds(row.held_ns) if row.job_class == "online" else None,
+        harvest_s=_seconds(row.harvest_ns),
+        suspended_together_s=_seconds(row.closed_suspended_ns),
+        mem_mean=None if blind else row.mem_mean,
+        gate_close_max_s=_seconds(row.gate_close_max_ns),
+        granted_at=row.granted_at / 1e9,
+        ended_at=_seconds(row.ended_at),
+        latency=latency,
+        fetched=None if row.fetched is None else bool(row.fetched),
+    )
+
+
+def _escaped(row: Usage) -> bool:
+    """Whether the driver saw memory of the job that its library never counted: something ran without it."""
+    if row.state != "active" or row.nvml_mem_peak is None:
+        return False
+    counted = row.mem_cap if row.launches or row.mem_peak else 0
+    return row.nvml_mem_peak > counted + UNEXPLAINED
+
+
+Latencies = dict[tuple[int, str, int], dict[int, int] | None]
+
+
+def build(
+    jobs: Iterable[SacctJob],
+    rows: Sequence[Usage],
+    now_ns: int,
+    latencies: Latencies | None = None,
+    given: Mapping[int, Given] | None = None,
+) -> list[JobReport]:
+    """Reports in sacct's order. `now_ns` is CLOCK_REALTIME, for grants that still stand."""
+    of_job: dict[int, list[Usage]] = {}
+    for row in rows:
+        of_job.setdefault(row.job_id, []).append(row)
+    found = [_job(job, of_job.get(job.raw_id, []), now_ns, latencies or {}) for job in jobs]
+    return [_with_given(job, (given or {}).get(job.raw_id)) for job in found]
+
+
+def _with_given(job: JobReport, given: Given | None) -> JobReport:
+    return job if given is None else replace(job, extended_s=given.given_s, requeued=given.requeued)
+
+
+def _job(job: SacctJob, rows: Sequence[Usage], now_ns: int, latencies: Latencies) -> JobReport:
+    ordered = sorted(rows, key=lambda r: (r.granted_at, r.node))
+    grants = tuple(grant_report(row, now_ns, latencies.get(row.key)) for row in ordered)
+    booked = booked_class(job)
+    return JobReport(
+        job_id=job.job_id,
+        raw_id=job.raw_id,
+        user=job.user,
+        name=job.name,
+        state=job.state,
+        qos=job.qos,
+        elapsed_s=job.elapsed_s,
+        nodes=job.nodes,
+        job_class=grants[-1].job_class if grants else booked,
+        share=grants[-1].share if grants else _count(job.tres, f"gres/qgpu:{booked}"),
+        mem=grants[-1].mem_cap if grants else _size(job.tres.get("gres/qgpu_mem")),
+        grants=grants,
+        account=job.account,
+    )
+
+
+def booked_class(job: SacctJob) -> str | None:
+    """The class that Slurm booked the job under, from its TRES."""
+    return next((name for name in ("online", "offline") if f"gres/qgpu:{name}" in job.tres), None)
+
+
+def _count(tres: Mapping[str, str], name: str) -> int | None:
+    text = tres.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def _size(text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_size(text)
+    except UnitError:
+        return None
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:.1f} GiB"
+
+
+def _more_memory(cap: int) -> str:
+    """The next whole GiB that is at least an eighth more."""
+    return f"{-(-cap * 9 // (8 * GIB))}G"
+
+
+def advice(job: JobReport) -> list[str]:
+    """Sentences that name the flag to change; empty where nothing stands out."""
+    return [
+        *_limit_advice(job),
+        *(line for grant in job.grants for line in _grant_advice(job, grant)),
+    ]
+
+
+def _limit_advice(job: JobReport) -> list[str]:
+    """What was done about the time that online jobs took."""
+    lines = []
+    if job.extended_s:
+        lines.append(
+            f"job {job.job_id}: its time limit was extended by {job.extended_s // 60} min for the time that online"
+            " jobs suspended it."
+        )
+    if job.requeued:
+        lines.append(
+            f"job {job.job_id}: it was requeued {job.requeued} time(s), since online jobs suspended it for longer than"
+            " its QOS allows. If it must not wait, ask for an online QOS with --qos."
+        )
+    return lines
+
+
+def _unfetched(job: JobReport, grant: GrantReport) -> str:
+    if grant.nvml_mem_peak:
+        return (
+            f"job {job.job_id}: its programs used card {grant.card} of {grant.node} without limits, since no task took"
+            " the job's grant there. Tell the administrators: Slurm does not load qgpu's SPANK plugin on that node."
+        )
+    return (
+        f"job {job.job_id}: no task took its grant on {grant.node}, so nothing ran under it there. That is so where"
+        " the job was cancelled early, where salloc started no srun, and on nodes that no srun of the job reached."
+    )
+
+
+def _grant_advice(job: JobReport, grant: GrantReport) -> list[str]:
+    if grant.fetched is False:
+        return [_unfetched(job, grant)]
+    if grant.escaped:
+        return [
+            f"job {job.job_id}: the driver saw {_gib(grant.nvml_mem_peak or 0)} held by a program that ran without"
+            " qgpu's library (LD_PRELOAD was emptied?). Its use is not in these figures."
+        ]
+    return [*_memory_advice(job, grant), *_time_advice(job, grant)]
+
+
+def _memory_advice(job: JobReport, grant: GrantReport) -> list[str]:
+    if grant.state != "active":
+        return []
+    if grant.denied:
+        return [
+            f"job {job.job_id}: {grant.denied} allocation(s) were refused at its cap of"
+            f" {_gib(grant.mem_cap)}. Ask for more with"
+            f" --gres=qgpu:{grant.share},qgpu_mem:{_more_memory(grant.mem_cap)}."
+        ]
+    # A job that still runs may need its memory yet, and one that never launched tells nothing.
+    if not grant.ended or not grant.mem_peak or grant.mem_cap < 4 * GIB or grant.mem_peak * 3 > grant.mem_cap:
+        return []
+    enough = max(1, -(-grant.mem_peak * 5 // (4 * GIB)))
+    return [
+        f"job {job.job_id}: it used at most {_gib(grant.mem_peak)} of {_gib(grant.mem_cap)}."
+        f" --gres=qgpu:{grant.share},qgpu_mem:{enough}G would have been enough, and may start earlier."
+    ]
+
+
+def _time_advice(job: JobReport, grant: GrantReport) -> list[str]:
+    if grant.state != "active" or grant.reached is None or grant.granted_s < 10:
+        return []
+    if grant.denied:
+        return []  # what it did with its time follows from the memory that it did not get
+    if grant.launches == 0:
+        return [f"job {job.job_id}: it never used its card. Leave out --gres=qgpu if it does not need one."]
+    suspended = (grant.suspended_s or 0) / grant.granted_s
+    if grant.job_class == "offline" and suspended > 0.25:
+        return [
+            f"job {job.job_id}: online jobs suspended it for {suspended:.0%} of its time."
+            " If it must not wait, ask for an online QOS with --qos."
+        ]
+    waited = (grant.share_wait_s or 0) / grant.granted_s
+    if waited > 0.25 and grant.reached >= 0.8 * grant.share:
+        more = min(100, -(-grant.share * 3 // 2))
+        return [
+            f"job {job.job_id}: it used its share and waited {waited:.0%} of its time for more."
+            f" Ask for more with --gres=qgpu:{more}."
+        ]
+    if grant.job_class == "online" and grant.reached * 3 < grant.share and grant.share >= 10:
+        less = max(1, -(-int(grant.reached * 5) // 4))
+        return [
+            f"job {job.job_id}: it reached {grant.reached:.0f} % of the card, with {grant.share} % granted."
+            f" --gres=qgpu:{less} would do on average; keep more if its bursts must be fast."
+        ]
+    return []

@@ -1,0 +1,1 @@
+"""`qgpu run`: a program under a grant, without Slurm."""

@@ -1,0 +1,1 @@
+"""Other versions of Slurm for the sandbox, and the live suite on each."""

@@ -1,0 +1,1 @@
+"""A site's configuration before it is used: `qgpu plan`, `lint` and `render`."""

@@ -1,0 +1,269 @@
+"""The daemon's arbiter port on the real arbiter.sock, through enforcer.wire.link."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from enforcer.daemon.arbiter.hardware import HardwareOrder, HardwareTold, HardwareUse
+from enforcer.daemon.arbiter.port import ArbiterError, ArbiterRefusedError, ProcessUse, Synced, Tenant
+from enforcer.daemon.log import emit
+from enforcer.ledger.store import Sample
+from enforcer.wire import link
+from enforcer.wire.abi import AbiError
+from gres.config.levels import CardPlan
+from gres.config.site import Config
+from gres.grant.store import Grant
+
+TIMEOUT_S = 1.0  # the arbiter answers within microseconds; one that does not is stuck
+
+
+def _use(process: link.ProcessStats) -> ProcessUse:
+    return ProcessUse(process.job_id, process.uuid, process.pid, process.mem_used)
+
+
+def card_settings(config: Config, uuid: str, plan: CardPlan) -> link.CardSettings:
+    """What holds for a card, in the arbiter's words."""
+    settings = config.enforcer
+    return link.CardSettings(
+        uuid=uuid,
+        idle_release_ms=plan.idle_release.ms,
+        window_us=plan.window.us,
+        slice_us=plan.slice.us,
+        lease_ms=settings.lease.ms,
+        grace_ms=settings.grace.ms,
+        policy_online=plan.policy["online"],
+        policy_offline=plan.policy["offline"],
+        together=settings.suspend_together,
+    )
+
+
+def hardware_settings(order: HardwareOrder) -> link.HardwareSettings:
+    """An order in the arbiter's words."""
+    return link.HardwareSettings(
+        uuid=order.uuid,
+        enabled=order.enabled,
+        method=order.method,
+        actor=order.actor,
+        weights=order.weights,
+        driver_major=order.driver_major,
+        ctl_dev=order.device.dev,
+        ctl_ino=order.device.ino,
+        ctl_rdev=order.device.rdev,
+    )
+
+
+def hardware_use(tenant: link.HardwareTenant) -> HardwareUse:
+    """What the arbiter says of one tenant, as the daemon takes it."""
+    return HardwareUse(
+        job_id=tenant.job_id,
+        uuid=tenant.uuid,
+        state=tenant.state,
+        method=tenant.method,
+        actor=tenant.actor,
+        groups=tenant.ngroups,
+        stops=tenant.stops,
+        failures=tenant.failures,
+        stopped_ns=tenant.stopped_ns,
+        stop_max_ns=tenant.stop_max_ns,
+        stop_hist=tenant.stop_hist,
+        why=tenant.why,
+    )
+
+
+def sample_of(stats: link.TenantStats, boot_id: int) -> Sample:
+    """A tenant's counters as the ledger takes them."""
+    return Sample(
+        job_id=stats.job_id,
+        uuid=stats.uuid,
+        boot_id=boot_id,
+        tenant_since=stats.granted_ns,
+        busy_ns=stats.busy_ns,
+        launches=stats.launches,
+        denied=stats.mem_denied,
+        preemptions=stats.preemptions,
+        closed_preempted_ns=stats.closed_preempted_ns,
+        closed_share_ns=stats.closed_share_ns,
+        mem_peak=stats.mem_peak,
+        gate_close_max_ns=stats.gate_close_max_ns,
+        mem_used=stats.mem_used,
+        closed_suspended_ns=stats.closed_suspended_ns,
+        held_ns=stats.held_ns,
+        close_hist=stats.close_hist,
+    )
+
+
+def tenant_of(stats: link.TenantStats, boot_id: int) -> Tenant:
+    """One tenant as the daemon takes it."""
+    return Tenant(
+        sample_of(stats, boot_id),
+        stats.procs,
+        stats.gate,
+        stats.busy,
+        stats.suspended,
+        measured=_measured(stats),
+    )
+
+
+def _measured(stats: link.TenantStats) -> bool:
+    """Whether its use is its own. Without isolation, and under best-effort where nobody takes turns, the card divides
+    its time by means of its own among those who have work, and the arbiter can only halve it between them."""
+    return not stats.ungoverned and not (stats.policy == "best-effort" and stats.estimated)
+
+
+class SocketArbiter:
+    """Implements enforcer.daemon.arbiter.port.Arbiter. One thread only."""
+
+    def __init__(self, run_dir: str, config: Config) -> None:
+        self._link = link.ArbiterLink(run_dir, TIMEOUT_S, again=False)
+        self._watch: link.DeathWatch | None = None
+        self._run_dir = run_dir
+        self._config = config
+        self._tenants: dict[int, tuple[link.TenantStats, int, Tenant]] = {}
+
+    def connect(self, cards: Callable[[], Mapping[str, CardPlan]], grants: Sequence[Grant]) -> Synced:
+        """Connect and hand over the full list; what the arbiter refuses does not stop the rest."""
+        refused: dict[int, str] = {}
+        cards_refused: list[str] = []
+        self.close()
+        try:
+            boot_id = self._link.hello()
+            # before the first grant: memory of processes that die unwatched would be free at once
+            self._watch = link.DeathWatch(self._run_dir, TIMEOUT_S)
+            told = cards()
+            for uuid, plan in told.items():
+                try:
+                    self.card(uuid, plan)
+                except ArbiterRefusedError as error:
+                    cards_refused.append(str(error))
+            for grant in grants:
+                try:
+                    self.grant(grant)
+                except ArbiterRefusedError as error:
+                    refused[grant.job_id] = str(error)
+            self._link.synced()
+        except (link.ArbiterGone, link.ArbiterError, AbiError) as error:
+            self.close()
+            raise ArbiterError(str(error)) from None
+        return Synced(boot_id, tuple(told), refused, tuple(cards_refused))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the connection is gone; the watch ends with it, and it with the watch."""
+        return not self._link.connected
+
+    def card(self, uuid: str, plan: CardPlan) -> None:
+        """Tell the settings of a card."""
+        try:
+            self._link.card(card_settings(self._config, uuid, plan))
+        except link.ArbiterGone as error:
+            raise ArbiterError(str(error)) from None
+        except (link.ArbiterError, AbiError) as error:
+            raise ArbiterRefusedError(str(error)) from None
+
+    def hardware(self, order: HardwareOrder) -> str:
+        """Order hardware preemption of one card, or its end. Empty, or why this arbiter does not do it."""
+        try:
+            self._link.hardware(hardware_settings(order))
+        except link.ArbiterGone as error:
+            raise ArbiterError(str(error)) from None
+        except (link.ArbiterError, AbiError) as error:
+            return str(error)
+        return ""
+
+    def hardware_uses(self) -> HardwareTold:
+        """What came of it, per tenant and per card."""
+        try:
+            tenants, cards = self._link.hardware_use()
+        except (link.ArbiterGone, AbiError) as error:
+            self._link.close()
+            raise ArbiterError(str(error)) from None
+        off = {card.uuid: card.hung for card in cards if card.ordered and not card.on}
+        return HardwareTold([hardware_use(tenant) for tenant in tenants], off)
+
+    def grant(self, grant: Grant) -> None:
+        """Add or update one grant."""
+        try:
+            self._link.grant(grant)
+        except link.ArbiterGone as error:
+            raise ArbiterError(str(error)) from None
+        except (link.ArbiterError, AbiError) as error:
+            raise ArbiterRefusedError(str(error)) from None
+
+    def revoke(self, job_id: int) -> None:
+        """The job ended."""
+        try:
+            self._link.revoke(job_id)
+        except (link.ArbiterGone, link.ArbiterError) as error:
+            self._link.close()
+            raise ArbiterError(str(error)) from None
+
+    def tenants(self) -> list[Tenant]:
+        """All tenants now."""
+        try:
+            found = self._link.stats()
+        except (link.ArbiterGone, AbiError) as error:
+            self._link.close()
+            raise ArbiterError(str(error)) from None
+        boot_id, before, kept = self._link.boot_id or 0, self._tenants, {}
+        for stats in found:  # the link answers the same object for a tenant that did nothing; so does this
+            old = before.get(id(stats))
+            if old is None or old[0] is not stats or old[1] != boot_id:
+                old = (stats, boot_id, tenant_of(stats, boot_id))
+            kept[id(stats)] = old
+        self._tenants = kept
+        return [tenant for _, _, tenant in kept.values()]
+
+    def processes(self) -> list[ProcessUse]:
+        """Registered processes."""
+        try:
+            found = self._link.processes()
+        except (link.ArbiterGone, AbiError) as error:
+            self._link.close()
+            raise ArbiterError(str(error)) from None
+        return [_use(process) for process in found]
+
+    def overhead(self, job_id: int, uuid: str, size: int) -> None:
+        """Charge a tenant for what no shim counts."""
+        self._tell(lambda: self._link.overhead(job_id, uuid, size))
+
+    def gone(self, dead: ProcessUse) -> None:
+        """The driver let go of a dead process."""
+        self._tell(lambda: self._link.gone(dead.job_id, dead.uuid, dead.pid))
+
+    def listed(self, dead: ProcessUse) -> None:
+        """The driver still has a dead process."""
+        self._tell(lambda: self._link.listed(dead.job_id, dead.uuid, dead.pid))
+
+    def _tell(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except link.ArbiterGone as error:
+            raise ArbiterError(str(error)) from None
+        except (link.ArbiterError, AbiError) as error:
+            emit(logging.DEBUG, "arbiter-refused", why=error)  # the job ended meanwhile
+
+    def died(self) -> list[ProcessUse]:
+        """Deaths since the last call."""
+        if self._watch is None:
+            return []
+        try:
+            return [_use(process) for process in self._watch.died()]
+        except (link.ArbiterGone, AbiError) as error:
+            self.close()
+            raise ArbiterError(str(error)) from None
+
+    def watch_fileno(self) -> int | None:
+        """Descriptor of the watch."""
+        return None if self._watch is None else self._watch.fileno()
+
+    def fileno(self) -> int | None:
+        """Descriptor of the connection."""
+        return self._link.fileno()
+
+    def close(self) -> None:
+        """End both connections."""
+        self._link.close()
+        if self._watch is not None:
+            self._watch.close()
+        self._watch = None

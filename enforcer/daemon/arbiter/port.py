@@ -1,0 +1,264 @@
+"""The arbiter as the daemon sees it: a port, and what it says about tenants.
+
+`enforcer.daemon.arbiter.client.SocketArbiter` is the adapter on arbiter.sock; `FakeArbiter` ships for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from enforcer.daemon.arbiter.hardware import HardwareOrder, HardwareTold, HardwareUse
+from enforcer.ledger.store import Sample
+from gres.config.levels import CardPlan
+from gres.grant.store import Grant
+
+
+class ArbiterError(RuntimeError):
+    """The arbiter does not answer, or refused; the text is a sentence. The connection is closed."""
+
+
+class ArbiterRefusedError(RuntimeError):
+    """The arbiter is there and said no to one grant; the text is a sentence."""
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What came of a full list: the arbiter's start, its cards, what it refused (job -> sentence; cards)."""
+
+    boot_id: int
+    uuids: tuple[str, ...] = ()
+    refused: Mapping[int, str] = field(default_factory=dict)
+    cards_refused: tuple[str, ...] = ()
+
+
+class Tenant(NamedTuple):
+    """One tenant's counters, how many of its processes are registered, and what it does at this moment."""
+
+    sample: Sample
+    procs: int
+    gate: int = 0
+    busy: bool = False
+    suspended: bool = False
+    hardware: HardwareUse | None = None
+    measured: bool = True  # busy_ns is its own; False: divided among those that the card serves side by side
+
+
+@dataclass(frozen=True)
+class ProcessUse:
+    """One process of a tenant, and the bytes that it holds (or held) by the ledger."""
+
+    job_id: int
+    uuid: str
+    pid: int
+    mem_used: int
+
+
+class Arbiter(Protocol):
+    """Every call raises ArbiterError when the arbiter is not there any more."""
+
+    def connect(self, cards: Callable[[], Mapping[str, CardPlan]], grants: Sequence[Grant]) -> Synced:
+        """Connect and hand over the full list; `cards` (by UUID) is asked only once connected."""
+        ...
+
+    def grant(self, grant: Grant) -> None:
+        """Add or update one grant on each of its cards; returns when the arbiter has it.
+
+        Raises ArbiterRefusedError when it does not want it.
+        """
+        ...
+
+    def card(self, uuid: str, plan: CardPlan) -> None:
+        """Change the settings of a card. Raises ArbiterRefusedError when it does not want them."""
+        ...
+
+    def hardware(self, order: HardwareOrder) -> str:
+        """Order hardware preemption of one card, or its end. Empty, or why this arbiter does not do it."""
+        ...
+
+    def hardware_uses(self) -> HardwareTold:
+        """What came of it, per tenant and per card."""
+        ...
+
+    def revoke(self, job_id: int) -> None:
+        """The job ended."""
+        ...
+
+    def processes(self) -> list[ProcessUse]:
+        """Registered processes and what they hold."""
+        ...
+
+    def overhead(self, job_id: int, uuid: str, size: int) -> None:
+        """Charge a tenant so many bytes for contexts, modules and processes without shim."""
+        ...
+
+    def gone(self, dead: ProcessUse) -> None:
+        """The driver does not list a dead process any more: its bytes are free."""
+        ...
+
+    def listed(self, dead: ProcessUse) -> None:
+        """The driver still lists a dead process: its bytes stay charged. To be said again within a minute."""
+        ...
+
+    def died(self) -> list[ProcessUse]:
+        """Processes whose death was told since the last call."""
+        ...
+
+    def watch_fileno(self) -> int | None:
+        """Descriptor that becomes readable when `died` has something; None while there is none."""
+        ...
+
+    def tenants(self) -> list[Tenant]:
+        """All tenants now."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether the connection ended since `connect`, as a call found."""
+        ...
+
+    def fileno(self) -> int | None:
+        """Descriptor that becomes readable when the connection ends, None while not connected."""
+        ...
+
+    def close(self) -> None:
+        """End the connection; `connect` may be called again."""
+        ...
+
+
+class FakeArbiter:
+    """An arbiter that remembers what it was told; tests stop and restart it and feed it counters."""
+
+    def __init__(self) -> None:
+        self.running = True
+        self.boot_id = 1
+        self.connected = False
+        self.plans: dict[str, CardPlan] = {}
+        self.orders: dict[str, HardwareOrder] = {}
+        self.uses: list[HardwareUse] = []
+        self.hung: dict[str, int] = {}
+        self.hardware_refusal = ""
+        self.procs: list[ProcessUse] = []
+        self.deaths: list[ProcessUse] = []
+        self.overheads: dict[tuple[int, str], int] = {}
+        self.grants: dict[int, Grant] = {}
+        self.calls: list[str] = []
+        self.refuses: dict[int, str] = {}
+        self._tenants: dict[tuple[int, str], Tenant] = {}
+
+    def restart(self) -> None:
+        """Forget everything, as the real one does."""
+        self.boot_id += 1
+        self.connected = False
+        self.grants.clear()
+        self._tenants.clear()
+
+    def count(self, job_id: int, uuid: str, procs: int = 1, **counters: Any) -> None:
+        """Set a tenant's counters."""
+        sample = Sample(job_id, uuid, self.boot_id, tenant_since=self.boot_id)
+        self._tenants[job_id, uuid] = Tenant(sample._replace(**counters), procs)
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """Cards that it was told."""
+        return tuple(self.plans)
+
+    def connect(self, cards: Callable[[], Mapping[str, CardPlan]], grants: Sequence[Grant]) -> Synced:
+        """Take the full list."""
+        self._check(connected=False)
+        self.connected = True
+        self.plans = dict(cards())
+        self.grants = {grant.job_id: grant for grant in grants if grant.job_id not in self.refuses}
+        self.calls.append("connect")
+        refused = {
+            grant.job_id: self.refuses[grant.job_id] for grant in grants if grant.job_id in self.refuses
+        }
+        return Synced(self.boot_id, self.uuids, refused)
+
+    def grant(self, grant: Grant) -> None:
+        """Take one grant."""
+        self._check()
+        if grant.job_id in self.refuses:
+            raise ArbiterRefusedError(self.refuses[grant.job_id])
+        self.grants[grant.job_id] = grant
+        self.calls.append(f"grant {grant.job_id}")
+
+    def card(self, uuid: str, plan: CardPlan) -> None:
+        """Take the settings of one card."""
+        self._check()
+        self.plans[uuid] = plan
+        self.calls.append(f"card {uuid}")
+
+    def hardware(self, order: HardwareOrder) -> str:
+        """Remember it."""
+        self._check()
+        if not self.hardware_refusal:
+            self.orders[order.uuid] = order
+        return self.hardware_refusal
+
+    def hardware_uses(self) -> HardwareTold:
+        """What the test put into `uses` and `hung`."""
+        self._check()
+        return HardwareTold(list(self.uses), dict(self.hung))
+
+    def processes(self) -> list[ProcessUse]:
+        """What the test put into `procs`."""
+        self._check()
+        return list(self.procs)
+
+    def overhead(self, job_id: int, uuid: str, size: int) -> None:
+        """Remember it."""
+        self._check()
+        self.overheads[job_id, uuid] = size
+
+    def gone(self, dead: ProcessUse) -> None:
+        """Remember the call."""
+        self._check()
+        self.calls.append(f"gone {dead.job_id} {dead.pid}")
+
+    def listed(self, dead: ProcessUse) -> None:
+        """Remember the call."""
+        self._check()
+        self.calls.append(f"listed {dead.job_id} {dead.pid}")
+
+    def died(self) -> list[ProcessUse]:
+        """What the test put into `deaths`, once."""
+        self._check()
+        found, self.deaths = self.deaths, []
+        return found
+
+    def watch_fileno(self) -> int | None:
+        """No descriptor."""
+        return None
+
+    def revoke(self, job_id: int) -> None:
+        """Forget one grant and its tenants."""
+        self._check()
+        self.grants.pop(job_id, None)
+        self._tenants = {key: value for key, value in self._tenants.items() if key[0] != job_id}
+        self.calls.append(f"revoke {job_id}")
+
+    def tenants(self) -> list[Tenant]:
+        """What `count` said."""
+        self._check()
+        self.calls.append("stats")
+        return list(self._tenants.values())
+
+    @property
+    def ended(self) -> bool:
+        """As far as calls told."""
+        return not self.connected
+
+    def fileno(self) -> int | None:
+        """No descriptor: tests tell the daemon by calls that fail."""
+        return None
+
+    def close(self) -> None:
+        """End the connection."""
+        self.connected = False
+
+    def _check(self, connected: bool = True) -> None:
+        if not self.running or (connected and not self.connected):
+            self.connected = False
+            raise ArbiterError("the arbiter does not answer")

@@ -1,0 +1,1 @@
+"""From a Prolog to a grant, and from a grant to its end."""

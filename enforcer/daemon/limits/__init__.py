@@ -1,0 +1,1 @@
+"""The driver's own memory limits per cgroup, beside the shim's ledger."""

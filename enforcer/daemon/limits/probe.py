@@ -1,0 +1,93 @@
+"""What a node's driver and cgroups offer for memory limits, card by card: asked, not guessed from a version alone.
+
+A card takes limits when it takes one: qgpud sets on its own cgroup, which never holds GPU memory, the limit that this
+cgroup has already. That changes nothing and makes no cgroup, and it fails where a real one would: on a card in MIG
+mode, without the permission, with a library that does not have the call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from enforcer.nvml.port import Nvml, NvmlError
+
+FIRST_DRIVER = 615
+
+
+def cgroup2_root(mounts: Path = Path("/proc/self/mounts")) -> Path | None:
+    """Where the unified hierarchy is mounted. One beside version 1 has no device memory controller."""
+    try:
+        rows = [line.split() for line in mounts.read_text().splitlines()]
+    except OSError:
+        return None
+    if any(len(row) > 2 and row[2] == "cgroup" for row in rows):
+        return None
+    return next((Path(row[1]) for row in rows if len(row) > 2 and row[2] == "cgroup2"), None)
+
+
+def own_cgroup(root: Path, told: Path = Path("/proc/self/cgroup")) -> Path:
+    """This process's directory below `root`; `root` itself where the kernel does not tell one that is there."""
+    try:
+        rows = [line.split(":", 2) for line in told.read_text().splitlines()]
+    except OSError:
+        return root
+    path = next((row[2] for row in rows if len(row) == 3 and row[:2] == ["0", ""]), "/")
+    own = root / path.strip("/")
+    return own if ".." not in own.parts and own.is_dir() else root
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a node offers. `nowhere`: why no card of it takes limits; `refusals`: per UUID why that card does not, empty
+    if it does; `later`: whether it may change soon, because the driver is not there yet."""
+
+    nowhere: str = ""
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    later: bool = False
+
+    def why(self, uuid: str) -> str:
+        """Why that card takes no limits; empty if it does."""
+        return self.nowhere or self.refusals.get(uuid, f"the driver has not named card {uuid} yet")
+
+    def knows(self, uuids: Iterable[str]) -> bool:
+        """Whether nothing would be learnt about these cards by asking again: they take limits, or no card ever will."""
+        return bool(self.nowhere) or not any(self.why(uuid) for uuid in uuids)
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether some card takes limits."""
+        return not self.nowhere and not all(self.refusals.values())
+
+    @property
+    def refusal(self) -> str:
+        """Why not all cards take limits; empty if they do."""
+        if self.nowhere:
+            return self.nowhere
+        return "; ".join(f"card {uuid}: {why}" for uuid, why in self.refusals.items() if why)
+
+
+def probe(nvml: Nvml, root: Path | None) -> Probe:
+    """Ask the driver, changing nothing. Raises NvmlError only where the driver itself does not answer."""
+    if root is None:
+        return Probe("the limits of the driver need cgroup version 2 alone, this node has version 1")
+    version = nvml.driver_version()
+    match = re.match(r"[0-9]+", version)
+    if match is None or int(match[0]) < FIRST_DRIVER:
+        return Probe(f"driver {version} has no limits per cgroup; {FIRST_DRIVER} is the first that has")
+    cards = nvml.cards()
+    if not cards:
+        return Probe("the driver sees no card", later=True)
+    own = str(own_cgroup(root))
+    return Probe(refusals={card.uuid: _refusal(nvml, card.uuid, own, version) for card in cards})
+
+
+def _refusal(nvml: Nvml, uuid: str, cgroup: str, version: str) -> str:
+    try:
+        found = nvml.memory_limits(uuid, cgroup)
+        nvml.set_memory_limits(uuid, cgroup, found.soft, found.hard)
+    except NvmlError as error:
+        return f"driver {version} refuses limits per cgroup: {error}"
+    return ""

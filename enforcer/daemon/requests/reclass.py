@@ -1,0 +1,84 @@
+"""Moving a running job to the other class, on the order of root (`qgpu job class`).
+
+Slurm itself never changes the QOS of a job that runs, not even for root (seen on 22.05, 24.11 and 26.05), so there is
+nothing that a node could read again: the order comes to the node. Slurm's books and the ledger keep the class that was
+granted, for they say what was booked.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import cast
+
+from enforcer.daemon.log import emit
+from enforcer.daemon.node import NodeService
+from enforcer.daemon.requests.runs import is_run
+from enforcer.ledger.store import read_usage
+from enforcer.wire.abi import AbiError, pack_grant
+from gres.config.schema import JobClass
+from gres.grant.store import Grant, GrantError
+from gres.request.reservation import shards
+from gres.units import MIB
+
+
+class ReclassError(RuntimeError):
+    """The job stays as it is; the text is a sentence."""
+
+
+@dataclass(frozen=True)
+class Reclassed:
+    """What became of it. Without an arbiter the change counts when that is back."""
+
+    before: JobClass
+    after: JobClass
+    reached: bool
+
+
+def change_class(service: NodeService, job_id: int, job_class: JobClass, force: bool) -> Reclassed:
+    """Let a running job's share count as `job_class` from now on. Raises ReclassError."""
+    old = service.grants.get(job_id)
+    if old is None or old.state != "active":
+        what = "has no share of a card" if old is None else "has no class: its grant is " + old.state
+        raise ReclassError(f"job {job_id} {what} on {service.node.name}")
+    assert old.job_class is not None  # an active grant has one
+    if not force:
+        _check_booked(service, old, _booked_class(service, old), job_class)
+    plans = {card.uuid: service.plan(card.index, card.uuid) for card in old.cards}
+    cards = (replace(card, governed=plans[card.uuid].governed(job_class)) for card in old.cards)
+    new = replace(old, job_class=job_class, cards=tuple(cards))
+    try:
+        blob = pack_grant(new, service.node.injection)
+        service.store.write(new)
+        service.store.write_blob(job_id, blob)
+    except (AbiError, GrantError, OSError) as error:
+        raise ReclassError(f"the grant of job {job_id} cannot be written: {error}") from None
+    service.grants[job_id] = new
+    emit(logging.WARNING, "reclassed", job=job_id, before=old.job_class, after=job_class, force=force)
+    answer = service.tell_arbiter(new)
+    return Reclassed(old.job_class, job_class, answer is not None and answer.status == 0)
+
+
+def _booked_class(service: NodeService, grant: Grant) -> JobClass:
+    """The class that the job was submitted with: it may have been changed here before."""
+    rows = read_usage(service.ledger.path, [grant.job_id])
+    granted = [row.job_class for row in rows if row.ended_at is None]
+    return cast("JobClass", granted[-1] if granted else grant.job_class)
+
+
+def _check_booked(service: NodeService, grant: Grant, old: JobClass, new: JobClass) -> None:
+    """A class that reserves compute promises the share: Slurm must have booked it, or others were promised it too."""
+    if is_run(grant.job_id):
+        return
+    classes = service.config.classes
+    for card in grant.cards:
+        usable = service.node.cards[card.index].usable
+        needs, has = (
+            shards(card.share, -(-card.mem_cap // MIB), usable, "compute" in classes[name].reserves)
+            for name in (new, old)
+        )
+        if needs > has:
+            raise ReclassError(
+                f"job {grant.job_id} is booked with {has} % of its card and {new} needs {needs} %: Slurm may"
+                " have promised the rest to others. Submit it again with that QOS, or use --force"
+            )

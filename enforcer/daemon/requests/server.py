@@ -1,0 +1,213 @@
+"""run_dir/qgpud.sock: anybody may connect, so connections per user are limited and nothing here ever waits.
+
+Who has a range of uids is as many users as he likes. So all who may not run programs share one small pool, and cannot
+take a place from root or from those who may.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from enforcer.clock import Clock
+from enforcer.daemon.log import emit
+from enforcer.daemon.packets import hang_up, receive
+from enforcer.daemon.requests.answers import Asks, Peer, Reply
+from enforcer.daemon.requests.protocol import MAX_MESSAGE, SO_PEERPIDFD, AskError, decode, encode
+from enforcer.rate import Rate
+
+MAX_CLIENTS = 128
+MAX_PER_USER = 16
+ROOTS = 16  # of the places: whatever users do, an administrator can ask
+MAX_STRANGERS = 32  # of those who may not run programs
+MAX_PER_STRANGER = 8
+PER_SECOND = 20  # answers to one user; root has no limit
+STRANGERS_PER_SECOND = 100  # answers to all of those together
+WORK = 5  # a fifth of the loop's time at most is one user's, and another that of all strangers
+SILENCE_NS = 10 * 10**9
+SO_PEERGROUPS = 59
+CROWDED = "qgpud took no question, as too many connections of users are open; try again in a few seconds"
+
+
+@dataclass
+class _Client:
+    sock: socket.socket
+    peer: Peer
+    since_ns: int
+    known: bool  # root, or he may run programs
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    """Who connected, as the kernel says. Raises OSError."""
+    pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return Peer(pid, uid, gid, _groups(sock), lambda: _pidfd(sock, pid))
+
+
+def _groups(sock: socket.socket) -> frozenset[int]:
+    """His supplementary groups when he connected; asking the name service could take a long time."""
+    try:
+        raw = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4096)
+    except OSError:
+        return frozenset()
+    return frozenset(array.array("I", raw[: len(raw) - len(raw) % 4]))
+
+
+def _pidfd(sock: socket.socket, pid: int) -> int:
+    """Of the process that connected, not of one that got its number later."""
+    try:
+        raw = sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4)
+    except OSError:
+        return os.pidfd_open(pid)  # before Linux 6.5; the caller compares the user
+    fd = int(struct.unpack("i", raw)[0])
+    os.set_inheritable(fd, False)
+    return fd
+
+
+def _say_no(sock: socket.socket, why: str) -> None:
+    """Also to one who has not asked yet: he reads it in place of his answer."""
+    with contextlib.suppress(OSError):
+        sock.send(encode({"ok": False, "error": why}))
+
+
+class AskServer:
+    """Reads questions and writes answers within the daemon's loop."""
+
+    def __init__(
+        self, asks: Asks, clock: Clock, selector: selectors.BaseSelector, watch: Callable[[], object]
+    ) -> None:
+        self._asks, self._clock, self._selector, self._watch = asks, clock, selector, watch
+        self._clients: dict[int, _Client] = {}
+        self._rate = Rate(PER_SECOND, per_second_of_work=WORK * PER_SECOND)
+        self._strangers = Rate(STRANGERS_PER_SECOND, per_second_of_work=WORK * STRANGERS_PER_SECOND)
+
+    def accept(self, server: socket.socket) -> None:
+        """Take a connection, or turn it away."""
+        try:
+            sock, _ = server.accept()
+            sock.setblocking(False)
+            peer = peer_of(sock)
+        except OSError:
+            return
+        known = self._asks.knows(peer)
+        if why := self._no_room(peer, known):
+            self._turn_away(sock, peer, why)
+            return
+        self._clients[sock.fileno()] = _Client(sock, peer, self._clock.monotonic_ns(), known)
+        self._selector.register(sock, selectors.EVENT_READ, self._read)
+
+    def _of(self, known: bool) -> list[_Client]:
+        return [client for client in self._clients.values() if client.known == known]
+
+    def _no_room(self, peer: Peer, known: bool) -> str | None:
+        """Why there is none; where others can make room, they do."""
+        mine = sum(client.peer.uid == peer.uid for client in self._clients.values())
+        most = MAX_PER_USER if known else MAX_PER_STRANGER
+        if mine >= most:
+            return f"{mine} connections of uid {peer.uid} to qgpud are open, and at most {most} may be; try again later"
+        if not known:
+            self._make_room(MAX_STRANGERS, self._of(known))
+        elif not self._is_root(peer):
+            users = [client for client in self._of(known) if not self._is_root(client.peer)]
+            if not self._share(MAX_CLIENTS - ROOTS - MAX_STRANGERS, users, mine):
+                return CROWDED
+        return None
+
+    def _make_room(self, most: int, clients: list[_Client]) -> None:
+        """The oldest had the time to ask, so a flood makes places change hands, and who asks at once is heard."""
+        for client in clients[: max(0, len(clients) + 1 - most)]:
+            self._drop(client, CROWDED)
+
+    def _share(self, most: int, clients: list[_Client], mine: int) -> bool:
+        """The user who has most gives up his oldest to one who has fewer. False: he who asks is the one."""
+        if len(clients) < most:
+            return True
+        count = Counter(client.peer.uid for client in clients)
+        uid, number = count.most_common(1)[0]
+        if number <= mine + 1:
+            return False
+        self._drop(next(client for client in clients if client.peer.uid == uid), CROWDED)
+        return True
+
+    def _is_root(self, peer: Peer) -> bool:
+        return peer.uid in (0, self._asks.owner)
+
+    def _turn_away(self, sock: socket.socket, peer: Peer, why: str) -> None:
+        emit(logging.DEBUG, "ask-refused", uid=peer.uid, clients=len(self._clients))
+        _say_no(sock, why)
+        sock.close()
+
+    def _read(self, sock: socket.socket) -> None:
+        client = self._clients.get(sock.fileno())
+        if client is None:
+            return
+        data = receive(sock, MAX_MESSAGE)
+        if data is None:
+            return
+        try:
+            if data:
+                self._send(client, self._reply(client, data))
+        finally:
+            self._drop(client)
+        self._watch()
+
+    def _reply(self, client: _Client, data: bytes) -> Reply:
+        if not self._is_root(client.peer) and not self._rate.allows(client.peer.uid):
+            return Reply({"ok": False, "error": f"more than {PER_SECOND} questions a second; ask less often"})
+        if not client.known and not self._strangers.allows(0):
+            error = f"more than {STRANGERS_PER_SECOND} questions a second of users who may not run programs; try again"
+            return Reply({"ok": False, "error": error})
+        began = time.monotonic()
+        try:
+            question: dict[str, Any] = decode(data)
+            return self._asks.answer(question, client.peer)
+        except AskError as error:
+            return Reply({"ok": False, "error": str(error)})
+        finally:
+            self._charge(client, time.monotonic() - began)
+
+    def _charge(self, client: _Client, seconds: float) -> None:
+        """Everybody else waited so long, Prologs as well."""
+        self._rate.worked(client.peer.uid, seconds)
+        if not client.known:
+            self._strangers.worked(0, seconds)
+
+    def _send(self, client: _Client, reply: Reply) -> None:
+        message, fds = encode(reply.body), [] if reply.fd is None else [reply.fd]
+        if len(message) > MAX_MESSAGE:  # what the other side would read is no JSON
+            error = f"the answer has {len(message)} bytes, more than the {MAX_MESSAGE} of a message"
+            message = encode({"ok": False, "error": error})
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            client.sock.sendmsg([message], rights)
+        except OSError as error:
+            emit(logging.DEBUG, "ask-unanswered", uid=client.peer.uid, why=error)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _drop(self, client: _Client, why: str | None = None) -> None:
+        if why is not None:
+            _say_no(client.sock, why)
+        hang_up(client.sock, self._clients, self._selector)
+
+    def sweep(self) -> None:
+        """Drop those who say nothing."""
+        now = self._clock.monotonic_ns()
+        for client in list(self._clients.values()):
+            if now - client.since_ns > SILENCE_NS:
+                self._drop(client)
+
+    def close(self) -> None:
+        """Drop everybody."""
+        for client in list(self._clients.values()):
+            self._drop(client)

@@ -1,0 +1,121 @@
+"""What a look gained over the one before, and the rows that say so: pure, for enforcer/ledger/store.py to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from enforcer.ledger.schema import COUNTERS, FINE_S, OPTIONAL, CardSample, Sample, fit, fitted
+from enforcer.ledger.statements import ADD, ADD_LATENCY, ADD_SERIES, KEEP
+
+_COUNTERS, _OPTIONAL = attrgetter(*COUNTERS), attrgetter(*OPTIONAL)
+
+
+class Baseline(NamedTuple):
+    """What a tenant had said last: the row of `baseline`. A tuple, since each poll makes one of each busy tenant."""
+
+    boot_id: str
+    tenant_since: int
+    counters: tuple[int, ...]
+    optional: tuple[int | None, ...]
+    close_hist: tuple[int, ...] | None
+    hist_text: str | None  # the same as JSON
+    sampled_at: int | None
+
+    def goes_on(self, before: Baseline) -> bool:
+        """Whether it counts on from where that one stood."""
+        return self.boot_id == before.boot_id and self.tenant_since == before.tenant_since
+
+
+@dataclass
+class HeldCard:
+    """What a card said last in its bucket, and how many looks that said so are not written yet."""
+
+    sample: CardSample
+    at: int
+    more: int
+
+
+@dataclass
+class Writes:
+    """What one look adds, by statement: many rows to a statement cost a fraction of as many statements."""
+
+    usage: list[tuple[Any, ...]] = field(default_factory=list)
+    series: list[tuple[Any, ...]] = field(default_factory=list)
+    latency: list[tuple[int, int, int]] = field(default_factory=list)
+    baseline: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def all(self) -> Iterator[tuple[str, Sequence[tuple[Any, ...]]]]:
+        """Each statement that has rows, with them."""
+        for statement, rows in (
+            (ADD, self.usage), (ADD_LATENCY, self.latency), (ADD_SERIES, self.series), (KEEP, self.baseline)
+        ):  # fmt: skip
+            if rows:
+                yield statement, rows
+
+
+def counter_deltas(sample: Sample, before: Sequence[int | str] | None) -> list[int]:
+    """What each counter gained since `before` (boot_id, tenant_since, counters), None if there was nothing.
+
+    Another start of the arbiter, another tenant, or a counter that ran backwards counts from zero again.
+    """
+    now = fitted(_COUNTERS(sample))
+    if before is None or (str(before[0]), before[1]) != (str(sample.boot_id), fit(sample.tenant_since)):
+        return list(now)
+    return list(gains(now, tuple(int(value) for value in before[2:])))
+
+
+def baseline_of(sample: Sample, before: Baseline | None, now_ns: int) -> Baseline:
+    """What the tenant says now, as it is kept."""
+    if before is not None and before.close_hist == sample.close_hist:
+        hist, text = before.close_hist, before.hist_text
+    else:
+        hist = None if sample.close_hist is None else fitted(sample.close_hist)
+        text = None if hist is None else str(list(hist))  # of integers that is JSON
+    return Baseline(
+        str(sample.boot_id),
+        fit(sample.tenant_since),
+        fitted(_COUNTERS(sample)),
+        tuple([None if value is None else fit(value) for value in _OPTIONAL(sample)]),
+        hist,
+        text,
+        now_ns,
+    )
+
+
+def gains(now: tuple[int, ...], before: tuple[int, ...] | None) -> tuple[int, ...]:
+    """What each counter gained; one that ran backwards counts from zero again."""
+    if before is None:
+        return now
+    return tuple([new - old if new >= old else new for new, old in zip(now, before, strict=True)])
+
+
+def optional_gains(now: tuple[int | None, ...], before: tuple[int | None, ...] | None) -> list[int | None]:
+    """What the optional counters gained; None where the arbiter does not tell."""
+    pairs = zip(now, before or (0,) * len(now), strict=True)
+    return [None if new is None else _gained(new, old or 0) for new, old in pairs]
+
+
+def closings(row: int, now: tuple[int, ...], before: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """Gates that closed since then, by bucket."""
+    pairs = enumerate(zip_longest(now, before[: len(now)], fillvalue=0))
+    return [(row, bucket, _gained(new, old)) for bucket, (new, old) in pairs if new and new != old]
+
+
+def card_rows(node: str, held: HeldCard | None) -> list[tuple[Any, ...]]:
+    """What of it is not written yet, as a row or none; it counts as written from then on."""
+    if held is None or not held.more:
+        return []
+    card, count = held.sample, held.more
+    held.more = 0
+    util = None if card.util_percent is None else card.util_percent * count
+    memory = None if card.mem_used is None else fit(card.mem_used)
+    looks = 0 if util is None else count
+    return [(FINE_S, held.at, card.uuid, node, card.card_index, looks, util, memory)]
+
+
+def _gained(new: int, old: int) -> int:
+    return new - old if new >= old else new

@@ -1,0 +1,1 @@
+"""NVML: which cards there are and what runs on them, behind a deadline."""

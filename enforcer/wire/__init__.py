@@ -1,0 +1,1 @@
+"""What crosses process boundaries: the native ABI and the messages of arbiter.sock."""

@@ -1,0 +1,150 @@
+"""What holds for one card now: qgpu.yaml's levels laid over each other, and live changes on top.
+
+From wide to narrow: `classes` and `enforcer`, `models.M`, the entries of `cards` (later ones win), and what
+`qgpu card set` changed. Pure; qgpud keeps the live changes, docs/specs/config.md lists the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from gres.config.schema import CardTuning, Switch
+from gres.config.site import CLASSES, Config, Isolation, JobClass, Node, Policy
+from gres.units import Duration
+
+TIMES = ("slice", "window", "idle_release")
+PER_CLASS = ("policy", "isolation")
+PLAIN = (*TIMES, "hardware")
+KEYS = (*PLAIN, *(f"{name}.{job_class}" for name in PER_CLASS for job_class in CLASSES))
+
+
+class CardPlanError(ValueError):
+    """A live change cannot be made; the text is a sentence that names the bad word and one that works."""
+
+
+@dataclass(frozen=True)
+class CardPlan:
+    """Settings of one card; `sources` says per key where its value comes from."""
+
+    slice: Duration
+    window: Duration
+    idle_release: Duration
+    policy: dict[JobClass, Policy]
+    isolation: dict[JobClass, Isolation]
+    sources: dict[str, str]
+    hardware: Switch = "auto"
+
+    def value(self, key: str) -> str:
+        """The value of one of KEYS as text that `parse_change` reads."""
+        name, _, job_class = key.partition(".")
+        return str(getattr(self, name)[job_class] if job_class else getattr(self, name))
+
+    def values(self) -> dict[str, str]:
+        """All keys as text."""
+        return {key: self.value(key) for key in KEYS}
+
+    def governed(self, job_class: JobClass | None) -> bool:
+        """Whether jobs of that class are held to gate and cap here."""
+        return job_class is None or self.isolation[job_class] == "governed"
+
+
+def _flat(tuning: CardTuning) -> dict[str, str]:
+    """The keys that a level sets, as text."""
+    found = {name: str(getattr(tuning, name)) for name in PLAIN if getattr(tuning, name) is not None}
+    for name in PER_CLASS:
+        found |= {f"{name}.{job_class}": value for job_class, value in getattr(tuning, name).items()}
+    return found
+
+
+def _wide(config: Config) -> dict[str, str]:
+    found = {name: str(getattr(config.enforcer, name)) for name in TIMES}
+    found["hardware"] = config.enforcer.hardware.enabled
+    for job_class in CLASSES:
+        settings = config.classes[job_class]
+        off = config.enforcer.isolation == "none"
+        found[f"policy.{job_class}"] = settings.policy
+        found[f"isolation.{job_class}"] = "none" if off else settings.isolation
+    return found
+
+
+def plan_card(
+    config: Config, node: Node, index: int, uuid: str, live: Mapping[str, str] | None = None
+) -> CardPlan:
+    """What holds for the card with that index and UUID of the node. `live` are checked changes."""
+    values = _wide(config)
+    sources = {key: f"classes.{key.partition('.')[2]}" if "." in key else f"enforcer.{key}" for key in values}
+    sources["hardware"] = "enforcer.hardware"
+    levels: list[tuple[str, Mapping[str, str]]] = [
+        (f"models.{node.model}", _flat(config.models[node.model])),
+        *(
+            (f"cards[{number}]", _flat(entry))
+            for number, entry in enumerate(config.cards)
+            if entry.names(node.name, index, uuid)
+        ),
+        ("qgpu card set", live or {}),
+    ]
+    for source, level in levels:
+        values.update(level)
+        sources.update(dict.fromkeys(level, source))
+    tuning = _tuning(values)
+    assert tuning.slice is not None and tuning.window is not None and tuning.idle_release is not None
+    return CardPlan(
+        tuning.slice,
+        tuning.window,
+        tuning.idle_release,
+        tuning.policy,
+        tuning.isolation,
+        sources,
+        tuning.hardware or "auto",
+    )
+
+
+def _tuning(values: Mapping[str, str]) -> CardTuning:
+    body: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
+    for key, value in values.items():
+        name, _, job_class = key.partition(".")
+        if job_class:
+            body.setdefault(name, {})[job_class] = value
+    return CardTuning.model_validate(body)
+
+
+def check_change(changes: Mapping[str, str]) -> dict[str, str]:
+    """Live changes in their full form: `policy=X` becomes both classes. Raises CardPlanError."""
+    if not changes:
+        raise CardPlanError(f"nothing to change; write KEY=VALUE, for example slice=1ms; keys are {_keys()}")
+    full: dict[str, str] = {}
+    for key, value in changes.items():
+        if key in PER_CLASS:
+            full |= {f"{key}.{job_class}": value for job_class in CLASSES}
+        elif key in KEYS:
+            full[key] = value
+        else:
+            raise CardPlanError(f"there is no setting '{key}' of a card; known are {_keys()}")
+    for key, value in full.items():
+        try:
+            _tuning({key: value})
+        except ValidationError as error:
+            text = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+            raise CardPlanError(f"{key}={value} is refused: {text[:1].lower()}{text[1:]}") from None
+    return full
+
+
+def _keys() -> str:
+    return ", ".join((*PLAIN, *(f"{name}[.online|.offline]" for name in PER_CLASS)))
+
+
+def parse_words(words: list[str]) -> dict[str, str]:
+    """KEY=VALUE words of a command line. Raises CardPlanError."""
+    found: dict[str, str] = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        if not sign or not key or not value:
+            raise CardPlanError(f"'{word}' is not KEY=VALUE; write for example slice=1ms")
+        if key in found:
+            raise CardPlanError(f"{key} is given twice, as {found[key]} and as {value}; write it once")
+        found[key] = value
+    return check_change(found)

@@ -1,0 +1,64 @@
+"""The sections of qgpu.yaml about accounting: how long use is kept, who may see it, where it is published."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from gres.config.schema import AbsPath, MibUp, Section, Time
+from gres.units import Duration
+
+DAY = 86400 * 10**9
+PrivateData = Literal["jobs", "usage"]
+SummaryField = Literal["none", "admin_comment", "extra"]
+
+
+def _retention(value: Duration) -> Duration:
+    if value.ns < DAY:
+        raise ValueError(f"{value} is less than a day, which reports need; write for example 90d")
+    return value
+
+
+class LedgerSettings(Section):
+    """How long a node keeps what jobs used, and how large (MiB) the file may become."""
+
+    retention: Annotated[Time, AfterValidator(_retention)] = Duration(90 * DAY)
+    max_size: Annotated[MibUp, Field(ge=16)] = 1024
+
+
+class MetricsSettings(Section):
+    """Prometheus: a port on the loopback address, or a file for node_exporter; 0 and null are off."""
+
+    port: int = Field(default=0, ge=0, le=65535)
+    textfile: AbsPath | None = None
+    job_labels: bool = False
+    hpc_mapping: AbsPath | None = None
+
+
+class ReportSettings(Section):
+    """Who may see whose use (the words of slurm.conf's PrivateData), and where it is collected."""
+
+    private_data: list[PrivateData] = Field(default_factory=list)
+    admins: list[str] = Field(default_factory=list)
+    collected: AbsPath | None = None
+    summary: SummaryField = "none"
+    metrics: MetricsSettings = MetricsSettings()
+
+    @model_validator(mode="after")
+    def _labels(self) -> ReportSettings:
+        if self.private_data and self.metrics.job_labels:
+            raise ValueError(
+                "metrics.job_labels shows every job to all who can reach the metrics, but private_data hides them;"
+                " leave one out"
+            )
+        return self
+
+    @field_validator("admins")
+    @classmethod
+    def _names(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}\$?", name):
+                raise ValueError(f"'{name}' is not the name of a user; write for example [slurm]")
+        return value

@@ -1,0 +1,400 @@
+"""qgpu.yaml: one file for a cluster, the same on every node (docs/specs/config.md).
+
+Sizes are whole MiB once read, durations are `Duration`. Unknown and doubled keys are errors, because a
+misspelt limit must not silently become the default. `%n` in a path stands for the node's name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from gres.config.hostlist import expand
+from gres.config.reports import LedgerSettings, ReportSettings
+from gres.config.schema import (
+    CLASSES,
+    AbsPath,
+    CardGroup,
+    ClassSettings,
+    Dimension,
+    DriverSettings,
+    EnforcerSettings,
+    HookSettings,
+    Injection,
+    Isolation,
+    JobClass,
+    Limits,
+    LoggingSettings,
+    ModelSettings,
+    NodeGroup,
+    Policy,
+    RunSettings,
+    Section,
+    SlurmSettings,
+    SuspendedSettings,
+    TagField,
+    Word,
+)
+from gres.config.sentences import fault_sentence
+from gres.paths import PATHS
+from gres.trusted import UntrustedError, require
+
+__all__ = [
+    "CLASSES",
+    "CardSpec",
+    "ClassSettings",
+    "Config",
+    "ConfigError",
+    "Dimension",
+    "DriverSettings",
+    "EnforcerSettings",
+    "HookSettings",
+    "Injection",
+    "Isolation",
+    "JobClass",
+    "Limits",
+    "ModelSettings",
+    "Node",
+    "NodeGroup",
+    "Policy",
+    "SlurmSettings",
+    "SuspendedSettings",
+    "TagField",
+    "digest_of",
+    "for_node",
+    "load_config",
+    "parse_config",
+]
+
+MAX_CONFIG_BYTES = 1 << 20
+V = TypeVar("V")
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the text holds one sentence per line, each naming the key."""
+
+
+@dataclass(frozen=True)
+class CardSpec:
+    """One configured card of a node; `index` is its place in gres.conf, memory figures are MiB. A MIG instance has the
+    path of its card, and in `caps` those of its two capability files."""
+
+    index: int
+    path: str
+    model: str
+    memory: int
+    usable: int
+    caps: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All its device files."""
+        return (self.path, *self.caps)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node with everything that depends on its name."""
+
+    name: str
+    model: str
+    cards: tuple[CardSpec, ...]
+    run_dir: str
+    state_dir: str
+    injection: Injection = "preload"
+
+
+def _lowered(value: dict[str, V]) -> dict[str, V]:
+    """Slurm keeps QOS names in lower case and reads them in either."""
+    found = {name.lower(): item for name, item in value.items()}
+    if len(found) < len(value):
+        raise ValueError("names a QOS twice: to Slurm upper and lower case are the same")
+    return found
+
+
+def _default_classes() -> dict[JobClass, ClassSettings]:
+    return {
+        "online": ClassSettings(reserves=["compute", "memory"], overcommit=100),
+        "offline": ClassSettings(reserves=["memory"], overcommit=400),
+    }
+
+
+class Config(Section):
+    """The whole of qgpu.yaml."""
+
+    version: Literal[1]
+    cluster: Word
+    run_dir: AbsPath = PATHS.run_dir
+    state_dir: AbsPath = PATHS.state_dir
+    slurm: SlurmSettings = SlurmSettings()
+    driver: DriverSettings = DriverSettings()
+    shim: AbsPath = PATHS.shim
+    hook: HookSettings = HookSettings()
+    spank: AbsPath = PATHS.spank
+    injection: Injection = "auto"
+    qos: dict[str, JobClass] = Field(default_factory=dict)
+    default_class: JobClass | None = None
+    suspended: dict[str, SuspendedSettings] = Field(default_factory=dict)
+    classes: dict[JobClass, ClassSettings] = Field(default_factory=_default_classes)
+    models: dict[Word, ModelSettings] = Field(min_length=1)
+    nodes: list[NodeGroup] = Field(min_length=1)
+    limits: Limits = Limits()
+    cards: list[CardGroup] = Field(default_factory=list)
+    managed_partitions: list[str] = Field(default=["*"], min_length=1)
+    run: RunSettings = RunSettings()
+    enforcer: EnforcerSettings = EnforcerSettings()
+    ledger: LedgerSettings = LedgerSettings()
+    reports: ReportSettings = ReportSettings()
+    logging: LoggingSettings = LoggingSettings()
+
+    @field_validator("classes")
+    @classmethod
+    def _both_classes(cls, value: dict[JobClass, ClassSettings]) -> dict[JobClass, ClassSettings]:
+        return {name: value.get(name) or _default_classes()[name] for name in CLASSES}
+
+    @field_validator("models")
+    @classmethod
+    def _model_names(cls, value: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
+        for name in value:
+            if name in CLASSES:
+                raise ValueError(f"a model must not be called '{name}', which is the name of a class")
+        return value
+
+    @field_validator("qos")
+    @classmethod
+    def _qos_names(cls, value: dict[str, JobClass]) -> dict[str, JobClass]:
+        for name in value:
+            if not re.fullmatch(r"[A-Za-z0-9_.@+-]{1,64}", name):
+                raise ValueError(f"'{name}' is not a QOS name")
+        return _lowered(value)
+
+    @field_validator("suspended")
+    @classmethod
+    def _suspended_names(cls, value: dict[str, SuspendedSettings]) -> dict[str, SuspendedSettings]:
+        return _lowered(value)
+
+    @field_validator("managed_partitions")
+    @classmethod
+    def _partitions(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if name != "*" and not re.fullmatch(r"[A-Za-z0-9_.@+-]{1,64}", name):
+                raise ValueError(f"'{name}' is not a partition name; write a name, or \"*\" for all")
+        return value
+
+    @model_validator(mode="after")
+    def _some_class(self) -> Config:
+        if not self.qos and self.default_class is None:
+            raise ValueError(
+                "qos maps no QOS to a class and default_class is null, so no job could use a share"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _suspended_offline(self) -> Config:
+        for name in self.suspended:
+            found = self.qos.get(name) or self.default_class
+            if found != "offline":
+                word = f"is {found}" if found else "has no class"
+                raise ValueError(
+                    f"suspended names the QOS '{name}', which {word}: only offline jobs are suspended"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_fit(self) -> Config:
+        seen: set[str] = set()
+        for group in self.nodes:
+            if group.model not in self.models:
+                raise ValueError(
+                    f"nodes '{group.names}' have the model '{group.model}', which is not under models"
+                )
+            for name in expand(group.names):
+                if name in seen:
+                    raise ValueError(f"node '{name}' is named twice under nodes")
+                seen.add(name)
+        return self
+
+    @model_validator(mode="after")
+    def _cards_exist(self) -> Config:
+        counts = {name: group.count for group in self.nodes for name in expand(group.names)}
+        for entry in self.cards:
+            for name in expand(entry.nodes) if entry.nodes is not None else ():
+                if name not in counts:
+                    raise ValueError(f"cards name the node '{name}', which is not under nodes")
+                for index in entry.cards or ():
+                    if index >= counts[name]:
+                        raise ValueError(
+                            f"cards name card {index} of '{name}', which has {counts[name]} card(s);"
+                            f" write an index from 0 to {counts[name] - 1}"
+                        )
+        return self
+
+    @model_validator(mode="after")
+    def _instances_can_be_shared(self) -> Config:
+        """Before 23.11 slurmd takes the files of a MIG instance for cards of their own as soon as there are shards."""
+        for group in self.nodes:
+            if group.instances is not None and self.slurm.version < "23.11":
+                raise ValueError(
+                    f"nodes '{group.names}' have MIG instances, which Slurm can share from 23.11 on, but this is"
+                    f" {self.slurm.version}; correct slurm.version, or leave these nodes out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _mem_fits(self) -> Config:
+        largest = self.limits.max_share * min(self.models[group.model].usable for group in self.nodes) // 100
+        if self.limits.min_mem > largest:
+            raise ValueError(
+                f"limits.min_mem {self.limits.min_mem} MiB is above what {largest} MiB a share can have"
+            )
+        return self
+
+    @property
+    def tag_field(self) -> TagField:
+        """The job field that carries the tag to the nodes."""
+        if self.slurm.tag_field != "auto":
+            return self.slurm.tag_field
+        return "comment" if self.slurm.version < "23.02" else "extra"
+
+    def node_names(self) -> list[str]:
+        """All node names, in the order of the file."""
+        return [name for group in self.nodes for name in expand(group.names)]
+
+    def node(self, name: str) -> Node:
+        """The node of that name with its cards and directories. Raises ConfigError if it is unknown."""
+        for group in self.nodes:
+            if name in expand(group.names):
+                return self._node(name, group)
+        raise ConfigError(
+            f"node '{name}' is not configured; qgpu.yaml names {', '.join(self.node_names()[:8])}"
+        )
+
+    def _node(self, name: str, group: NodeGroup) -> Node:
+        model = self.models[group.model]
+        cards = tuple(
+            CardSpec(index, paths[0], group.model, model.memory, model.usable, paths[1:])
+            for index, paths in enumerate(group.card_files(name))
+        )
+        run_dir, state_dir = for_node(self.run_dir, name), for_node(self.state_dir, name)
+        return Node(name, group.model, cards, run_dir, state_dir, group.injection or self.injection)
+
+    def smallest_usable(self) -> int:
+        """MiB that an untyped request can count on: usable memory of the smallest card that a node has."""
+        return min(self.models[group.model].usable for group in self.nodes)
+
+
+def for_node(path: str, name: str) -> str:
+    """`path` with every %n replaced by the node's name."""
+    return path.replace("%n", name)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses doubled keys."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
+    seen: set[Hashable] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, Hashable) or key in seen:
+            raise ConfigError(f"line {key_node.start_mark.line + 1}: the key '{key}' is written twice")
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+_NESTED: dict[tuple[str, str], type[BaseModel]] = {
+    ("Config", "classes"): ClassSettings,
+    ("Config", "models"): ModelSettings,
+    ("Config", "nodes"): NodeGroup,
+    ("Config", "cards"): CardGroup,
+    ("Config", "suspended"): SuspendedSettings,
+}
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    """Keys that exist beside the one at `location`."""
+    model: type[BaseModel] = Config
+    for step in location[:-1]:
+        if step not in model.model_fields:
+            continue  # the name of a class or model, or the number of a list's entry
+        inner = model.model_fields[str(step)].annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            nested = _NESTED.get((model.__name__, str(step)))
+            if nested is None:
+                return []
+            inner = nested
+        model = inner
+    return list(model.model_fields)
+
+
+def _sentence(error: Any) -> str:
+    location = tuple(error["loc"])
+    key = ".".join(str(step) for step in location if step != "[key]") or "the file"
+    return fault_sentence(error, key, _known_keys(location))
+
+
+def parse_config(text: str, source: str = "qgpu.yaml") -> Config:
+    """Config of a YAML text. Raises ConfigError with one sentence per line, each beginning with `source`."""
+    try:
+        data = yaml.load(text, Loader=_Loader)
+        if not isinstance(data, dict):
+            raise ConfigError("the file must hold keys such as version, cluster, models and nodes")
+        return Config.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{source}: {_sentence(item)}" for item in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: this is not YAML: {error}") from None
+
+
+def load_config(path: str | Path, node: str | None = None, trusted: bool = False) -> Config:
+    """Read qgpu.yaml. With `node`, that node must be configured and %n is replaced in every path. `trusted`: only a
+    file that nobody but root (and who runs this) could exchange. Raises ConfigError with sentences, also where
+    the file cannot be read.
+    """
+    try:
+        if trusted:
+            require(path, "the configuration")
+        raw = Path(path).read_bytes()[: MAX_CONFIG_BYTES + 1]
+        text = raw.decode()
+    except UntrustedError as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        hint = "; name another with --config or QGPU_CONFIG" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{path}: the configuration cannot be read: {error.strerror}{hint}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: the configuration is not UTF-8 text") from None
+    if len(raw) > MAX_CONFIG_BYTES:
+        raise ConfigError(f"{path}: the configuration is larger than {MAX_CONFIG_BYTES} bytes")
+    config = parse_config(text, str(path))
+    return config if node is None else _resolved(config, node)
+
+
+def digest_of(path: str | Path) -> str:
+    """SHA-256 of qgpu.yaml in hexadecimal, which says whether two hosts have the same; "" if it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.sha256(file.read(MAX_CONFIG_BYTES + 1)).hexdigest()
+    except OSError:
+        return ""
+
+
+def _resolved(config: Config, node: str) -> Config:
+    config.node(node)
+    driver = {key: for_node(value, node) for key, value in config.driver.model_dump().items()}
+    paths = {
+        key: for_node(str(getattr(config, key)), node) for key in ("run_dir", "state_dir", "shim", "spank")
+    }
+    return config.model_copy(update={**paths, "driver": DriverSettings(**driver)})

@@ -1,0 +1,1 @@
+"""What a request may say, and the sentences that refuse it."""

@@ -1,0 +1,80 @@
+"""What the Lua modules need of qgpu.yaml to decide a request: small tables that qgpu_tables.lua.j2 renders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gres.config.schema import JobClass, TagField
+from gres.config.site import Config
+from gres.request.reservation import mem_shards
+
+SCHEMA = 1  # of the rendered qgpu_tables.lua; qgpu.lua refuses another
+
+
+@dataclass(frozen=True)
+class ModelTable:
+    """One model of card that some node has: MiB that jobs can share, and the most cards on one node."""
+
+    usable: int
+    cards: int
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Limits and maps of one cluster. `partitions` is empty where all partitions are managed."""
+
+    tag_field: TagField
+    has_extra: bool
+    qos: dict[str, JobClass]
+    default_class: JobClass | None
+    compute: dict[JobClass, bool]
+    models: dict[str, ModelTable]
+    min_share: int
+    max_share: int
+    min_mem: int
+    partitions: tuple[str, ...] = field(default=())
+    # Before 23.11.5 slurmctld forgets that a card is shared when the first of several shares on it ends, and gives
+    # the whole card away beside the others: there a whole card is booked as its hundred shards.
+    whole_by_shard: bool = False
+    assoc_qos: bool = False  # slurmctld tells Lua which QOS an association may use
+    multi_card: bool = False  # shares are asked for per task, one task per card (qgpu_cards.lua)
+
+    @property
+    def smallest(self) -> int:
+        """MiB that an untyped request can count on."""
+        return min(model.usable for model in self.models.values())
+
+    @property
+    def example(self) -> int:
+        """A share that is allowed, for the examples in sentences."""
+        return min(max(30, self.min_share, mem_shards(self.min_mem, self.smallest)), self.max_share)
+
+    @property
+    def qos_names(self) -> list[str]:
+        """QOS with a class, sorted."""
+        return sorted(self.qos)
+
+
+def tables_of(config: Config) -> Tables:
+    """Tables of a configuration; models without a node are left out, nobody is told to ask for them."""
+    models: dict[str, ModelTable] = {}
+    for group in config.nodes:
+        known = models.get(group.model)
+        cards = max(group.count, known.cards if known else 0)
+        models[group.model] = ModelTable(config.models[group.model].usable, cards)
+    managed = config.managed_partitions
+    return Tables(
+        tag_field=config.tag_field,
+        has_extra=config.slurm.version >= "23.02",
+        qos=dict(config.qos),
+        default_class=config.default_class,
+        compute={name: "compute" in settings.reserves for name, settings in config.classes.items()},
+        models=dict(sorted(models.items())),
+        min_share=config.limits.min_share,
+        max_share=config.limits.max_share,
+        min_mem=config.limits.min_mem,
+        partitions=() if "*" in managed else tuple(sorted(set(managed))),
+        whole_by_shard=config.slurm.version < "23.11.5",
+        assoc_qos=config.slurm.version >= "24.11",
+        multi_card=config.slurm.multi_card,
+    )

@@ -1,0 +1,1 @@
+"""Slurm's accounting: where its jobs come from, and what we write there."""
