@@ -34,7 +34,7 @@ LIVE_TESTS := $(BUILD)/test/spank_stage $(BUILD)/test/spank_escape
 include $(sort $(wildcard enforcer/native/*/build.mk slurm_plugin/*/build.mk gres/native/build.mk \
   simulator/native/build.mk simulator/native/*/build.mk bench/*/build.mk))
 include packaging/install.mk packaging/package.mk
-BUILT_BY = tools/rules.sh $(BUILD) "$(CC)" "$(sort $(CFLAGS)) $(SLURM_INC) $(VERSION)" $(MAKEFILE_LIST)
+BUILT_BY = tools/rules.sh $(BUILD) "$(CC)" "$(sort $(CFLAGS)) $(SLURM_INC) $(VERSION) $(HW)" $(MAKEFILE_LIST)
 
 help:
 	@echo "make demo         set up, bring up a private Slurm with simulated cards, run the main job, tear down"
@@ -49,6 +49,7 @@ help:
 	@echo "make format       C and Python in the one style"
 	@echo "make lint-ansible ansible-lint over packaging/ansible"
 	@echo "make native       build the C parts into build/, those of the tests included"
+	@echo "make native HW=0  the same, with an arbiter without hardware preemption"
 	@echo "make product      build what is installed, and only that"
 	@echo "make deb          Debian packages into build/packages/ (make rpm: for EL 9; make dist: the source archive)"
 	@echo "make test-packages build the packages twice, compare, and try them in an old Debian"

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ARBITER = Path(os.environ.get("QGPU_TEST_ARBITER", ROOT / "build/bin/qgpu-arbiter"))  # or a sanitized one
 ARBITER_ASAN = ROOT / "build/test/qgpu-arbiter-asan"
 ARBITER_TSAN = ROOT / "build/test/qgpu-arbiter-tsan"
+ARBITER_NOHW = ROOT / "build/test/qgpu-arbiter-nohw"
 CARD = "GPU-00000000-0000-0000-0000-000000000001"
 CARD2 = "GPU-00000000-0000-0000-0000-000000000002"
 GIB = 1 << 30

@@ -219,6 +219,24 @@ def test_unknown_drivers_and_mig_are_refused(tmp_path: Path, changes: dict[str, 
         link.hardware(HardwareSettings(uuid))
 
 
+def test_an_arbiter_built_without_it_serves_tenants_and_refuses_to_switch_it_on(tmp_path: Path) -> None:
+    mine = a.grant(1, "offline", 50, 1 << 30)
+    with a.arbiter(tmp_path, binary=a.ARBITER_NOHW) as one, one.link() as link:
+        link.sync([a.settings()], [mine])
+        with pytest.raises(ArbiterError, match="cannot be preempted by hardware") as refused:
+            link.hardware(HardwareSettings(a.CARD, enabled=True, driver_major=580, ctl_rdev=5))
+        assert refused.value.errno == errno.ENOTSUP
+        link.hardware(HardwareSettings(a.CARD))
+        assert link.hardware_tenants() == []
+        tenant = a.Tenant(one.run_dir, mine)
+        assert tenant.begin() and a.tenant_stats(link, 1).procs == 1
+        leave = abi.Groups(head=abi.head(abi.MSG_GROUPS, abi.Groups), job_id=1, flags=abi.GROUPS_LEAVE)
+        leave.uuid, leave.client = a.CARD.encode(), 77
+        tenant.sock.sendall(bytes(leave))
+        answer = abi.parse(abi.Act, tenant.sock.recv(4096), "answer")
+        assert (answer.action, answer.value) == (abi.ACT_CONTINUE, 77)
+
+
 @pytest.mark.parametrize(
     "changes", [{"ctl_rdev": 0}, {"weights": True, "period_us": 10}, {"uuid": "GPU-unknown"}]
 )

@@ -3,14 +3,19 @@
 ARB_DIR := enforcer/native/arbiter
 ARB_OBJ := $(BUILD)/obj/arbiter
 # Sources lie in folders; each uses only those before it (tools/floors.py).
-ARB_SRC := $(sort $(wildcard $(ARB_DIR)/*.c $(ARB_DIR)/*/*.c)) enforcer/native/common/qg_msg.c enforcer/native/common/qg_rm.c enforcer/native/common/qg_seal.c
+# HW=0 leaves hardware preemption out; hw/absent.c stands in for it.
+ARB_ALL := $(sort $(wildcard $(ARB_DIR)/*.c $(ARB_DIR)/*/*.c))
+ARB_HW  := $(wildcard $(ARB_DIR)/hw/hw_*.c $(ARB_DIR)/serve/hw_*.c)
+ARB_NOT := $(if $(filter 0,$(HW)),$(ARB_HW),$(ARB_DIR)/hw/absent.c)
+ARB_SRC := $(filter-out $(ARB_NOT),$(ARB_ALL)) enforcer/native/common/qg_msg.c enforcer/native/common/qg_rm.c enforcer/native/common/qg_seal.c
 ARB_HDR := $(wildcard $(ARB_DIR)/*/*.h) $(wildcard enforcer/native/common/*.h) enforcer/native/abi/qgpu_abi.h enforcer/native/abi/qgpu_rm.h
 ARB_O   := $(patsubst enforcer/native/%.c,$(ARB_OBJ)/%.o,$(ARB_SRC:$(ARB_DIR)/%=enforcer/native/%))
+ARB_NOHW_O := $(patsubst $(ARB_DIR)/%.c,$(ARB_OBJ)/%.o,$(filter-out $(ARB_HW),$(ARB_ALL))) $(filter $(ARB_OBJ)/common/%,$(ARB_O))
 ARB_CFLAGS := $(QG_CFLAGS) -I$(ARB_DIR) -pthread
 
 # With QG_LTO: a tick goes through many small functions of several files; inlined, it costs about a twentieth less.
 NATIVE += $(BUILD)/bin/qgpu-arbiter $(BUILD)/test/qgpu-arbiter-asan $(BUILD)/test/qgpu-arbiter-tsan \
-          $(BUILD)/test/libqgpu_policy.so
+          $(BUILD)/test/qgpu-arbiter-nohw $(BUILD)/test/libqgpu_policy.so
 
 $(ARB_OBJ)/%.o: $(ARB_DIR)/%.c $(ARB_HDR)
 	@mkdir -p $(@D)
@@ -24,6 +29,10 @@ $(ARB_OBJ)/main.o: gres/version.py
 $(BUILD)/bin/qgpu-arbiter: $(ARB_O)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_LTO) $(ARB_O) -o $@ $(QG_LDFLAGS) -pthread
+
+$(BUILD)/test/qgpu-arbiter-nohw: $(ARB_NOHW_O)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(QG_LTO) $^ -o $@ $(QG_LDFLAGS) -pthread
 
 $(BUILD)/test/qgpu-arbiter-asan: $(ARB_SRC) $(ARB_HDR)
 	@mkdir -p $(@D)

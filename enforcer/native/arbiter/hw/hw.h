@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Hardware preemption, as all others see it (docs/specs/hardware.md). What its own sources share
- * is in hw_parts.h.
+ * is in hw_parts.h. An arbiter built with HW=0 has absent.c in their place.
  */
 #ifndef QGPU_HW_H
 #define QGPU_HW_H
@@ -28,5 +28,12 @@ bool hw_control_of(const struct arbiter *a, const void *buf, size_t cap,
                    struct qg_ctl_hardware *device);
 void hw_attend(struct arbiter *a, struct key *key);
 void hw_finish(struct arbiter *a);
+
+/* the same; in serve/hw_message.c and serve/hw_control.c, since they answer messages */
+/* may take fd for its own */
+void hw_groups(struct arbiter *a, struct conn *c, const void *buf, size_t len, int *fd);
+void hw_acted(struct arbiter *a, struct conn *c, const void *buf, size_t len);
+int hw_settings(struct arbiter *a, const void *buf); /* 0 or an errno */
+bool hw_report(struct arbiter *a, struct conn *c);
 
 #endif

@@ -21,6 +21,7 @@
 #include "fds/fds.h"
 #include "fds/porter.h"
 #include "fds/porter_pool.h"
+#include "hw/hw.h"
 #include "model/model.h"
 #include "peer/peer.h"
 #include "policy/policy.h"

@@ -10,6 +10,7 @@
 #include "card/card.h"
 #include "fds/fds.h"
 #include "gate/gate.h"
+#include "hw/hw.h"
 #include "model/model.h"
 #include "policy/policy.h"
 #include "serve/serve.h"

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "hw/hw.h"
 #include "model/model.h"
 #include "observe/observe.h"
 #include "policy/policy.h"

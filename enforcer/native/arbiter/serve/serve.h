@@ -33,11 +33,4 @@ void porter_ready(struct arbiter *a, struct key *key);
 /* how long to wait at most, ms, -1 = for ever */
 int porter_review(struct arbiter *a, uint64_t now);
 
-/* hw_message.c, hw_control.c */
-/* may take fd for its own */
-void hw_groups(struct arbiter *a, struct conn *c, const void *buf, size_t len, int *fd);
-void hw_acted(struct arbiter *a, struct conn *c, const void *buf, size_t len);
-int hw_settings(struct arbiter *a, const void *buf); /* 0 or an errno */
-bool hw_report(struct arbiter *a, struct conn *c);
-
 #endif
