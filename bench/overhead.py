@@ -41,10 +41,6 @@ SOLO_LOADS: dict[str, tuple[str, ...]] = {
     ),
 }
 SOLO_TARGET = 1.005
-# A card writes the marker behind awaited kernels by itself. So does the simulated one if the page is of a file; a BPF
-# array, the default, it reaches through /proc/PID/mem: 4 us of its one thread a word, which the kernels wait for.
-SOLO_PAGES = ("--job-memory", "file")
-SOLO_SLOW = "20 us, awaited each 16"  # the load that waits longest for such writes
 SOLO_S = 0.35  # two runs differ as much in 0.3 s as in 1 s, by where the scheduler puts the processes
 SOLO_DOUBT = (SOLO_TARGET - 1) / 3  # a median that is less sure than this says nothing about the target
 SOLO_TIMES = 5  # at most so many times the pairs for it
@@ -150,18 +146,13 @@ def solo_judged(found: Mapping[str, Sequence[Pair]]) -> Figure:
     )
 
 
-def solo_pairs(
-    loads: Mapping[str, Sequence[str]], pairs: int, seconds: float, arbiter: Sequence[str]
-) -> dict[str, list[Pair]]:
-    """Interleaved pairs of each load on one card, without qgpu and as a tenant of 100 %, with options of the arbiter.
+def solo_pairs(loads: Mapping[str, Sequence[str]], pairs: int, seconds: float) -> dict[str, list[Pair]]:
+    """Interleaved pairs of each load on one card, without qgpu and as a tenant of 100 %.
 
     A load whose pairs differ so much that their median is in doubt gets more of them, whatever the median is.
     """
     found: dict[str, list[Pair]] = {name: [] for name in loads}
-    with (
-        tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work,
-        Rig(Path(work), arbiter_options=arbiter) as rig,
-    ):
+    with tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work, Rig(Path(work)) as rig:
         grant = rig.grant(1, "offline", 100)
         for number in range(pairs * SOLO_TIMES):
             for name, load in loads.items():
@@ -170,18 +161,8 @@ def solo_pairs(
     return found
 
 
-def solo_slow_writes(of_file: Sequence[Pair], pairs: int, seconds: float) -> Figure:
-    """The load that waits most often, with default pages; `of_file`: with pages of a file, right before."""
-    found = solo_pairs({SOLO_SLOW: SOLO_LOADS[SOLO_SLOW]}, pairs, seconds, ())[SOLO_SLOW]
-    ratio, without = (statistics.median(pair.ratio for pair in some) for some in (found, of_file))
-    note = f"({SOLO_SLOW}; +-{doubt_of(found):.4f}; with pages of a file {without:.4f} +-{doubt_of(of_file):.4f})"
-    return Figure("solo_overhead_ratio_bpf_pages", ratio, "", None, "<=", len(found), note)
-
-
 def figures(quick: bool) -> Iterator[Figure]:
     """All figures of this scenario."""
     yield from launch_overhead(3 if quick else 11)
     pairs, seconds = (2, 0.5) if quick else (33, SOLO_S)
-    found = solo_pairs(SOLO_LOADS, pairs, seconds, SOLO_PAGES)
-    yield solo_judged(found)
-    yield solo_slow_writes(found[SOLO_SLOW], pairs, seconds)
+    yield solo_judged(solo_pairs(SOLO_LOADS, pairs, seconds))

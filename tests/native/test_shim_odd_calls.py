@@ -113,4 +113,4 @@ def test_without_markers_work_counts_as_over_in_time_though_the_driver_cannot_be
     d.call("cuStreamEndCapture", other, c.byref(graph)); d.call("cuCtxSynchronize")
     """
     out, err = ended(python(rig, code, JOB))
-    assert (out.split(), err) == (["True"], "")
+    assert (out.split(), err.count("refused to register")) == (["True"], 1)

@@ -43,7 +43,7 @@ static void usage(FILE *out)
     fputs(
         "usage: qgpu-arbiter --run-dir DIR [--trace FILE] [--log-level error|warning|info|debug]\n"
         "                    [--no-rt] [--rt-priority 1..99] [--ready-fd N] [--answer-ms N]\n"
-        "                    [--hang-s N] [--job-memory array|file]\n"
+        "                    [--hang-s N] [--job-memory file|array]\n"
         "       qgpu-arbiter --version\n",
         out);
 }
@@ -100,8 +100,8 @@ static bool parse(struct arbiter *a, struct options *o, int argc, char **argv)
             ok = number(optarg, 1, 99, &a->rt_priority);
             break;
         case 'm':
-            a->job_file = strcmp(optarg, "file") == 0;
-            ok = a->job_file || strcmp(optarg, "array") == 0;
+            a->job_array = strcmp(optarg, "array") == 0;
+            ok = a->job_array || strcmp(optarg, "file") == 0;
             break;
         case 's':
             ok = number(optarg, 2, 86400, &a->hang_s);

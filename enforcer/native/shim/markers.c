@@ -6,6 +6,7 @@
  */
 #include "contexts.h"
 #include "pages.h"
+#include "say.h"
 #include "streams.h"
 
 #include <linux/futex.h>
@@ -57,14 +58,30 @@ void qg_unrelax(bool relaxed, CUstreamCaptureMode *mode)
         QG_REAL(cuThreadExchangeStreamCaptureMode)(mode);
 }
 
+/* A driver that cannot register such memory, unlike one whose context is in error or gone. The job
+ * has no page of another kind: the program goes on without fences. */
+static void say_refused(CUresult result)
+{
+    static bool said;
+    bool kind = result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE ||
+                result == CUDA_ERROR_NOT_PERMITTED || result == CUDA_ERROR_OPERATING_SYSTEM ||
+                result == CUDA_ERROR_OUT_OF_MEMORY || result == CUDA_ERROR_UNKNOWN;
+    if (kind && !__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
+        qg_say("the driver refused to register the memory that this program shares with the "
+               "arbiter (CUDA error %d): its share of the card is less exact. Tell the "
+               "administrator: 'probe/job_page' shows which --job-memory works",
+               (int)result);
+}
+
 /* The driver's calls for it. 0: it cannot, or the process has too many contexts. */
 static CUdeviceptr register_page(struct qg_proc *page)
 {
     CUdeviceptr device = 0;
-    CUresult result =
-        page ? QG_REAL(cuMemHostRegister_v2)(
-                   page, QG_PAGE, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP)
-             : CUDA_ERROR_OUT_OF_MEMORY;
+    if (!page)
+        return 0;
+    CUresult result = QG_REAL(cuMemHostRegister_v2)(
+        page, QG_PAGE, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+    say_refused(result);
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
         result = QG_REAL(cuMemHostGetDevicePointer_v2)(&device, page, 0);
     return result == CUDA_SUCCESS ? device : 0;

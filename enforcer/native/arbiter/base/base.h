@@ -37,8 +37,8 @@ struct arbiter {
     int rt_priority; /* 0 = not asked for */
     /* not a word of qgpud about a dead process for so long: its memory counts as free */
     int answer_ms;
-    /* job pages are memory files: asked for, or the kernel refused anything better */
-    bool job_file;
+    /* job pages are BPF arrays: asked for, and the kernel did not refuse yet */
+    bool job_array;
     /* markers without any progress for so long: what they stand for is taken for hung, or a lie */
     int hang_s;
     uid_t owner; /* effective uid: root, or the tester */

@@ -74,19 +74,20 @@ static void write_headers(struct tenant *t)
 }
 
 /* A job that punches holes into a memory file makes its readers wait for it, the card's thread
- * among them. */
+ * among them. A BPF array prevents that, but no real driver was seen to register one. */
 static int create_job_page(struct arbiter *a, struct tenant *t)
 {
     void *page = NULL;
-    int err =
-        a->job_file ? -ENOSYS : qg_kept_create("qgpu_job", sizeof(*t->job), &t->job_fd, &page);
-    if (err && !a->job_file) {
+    int err = -ENOSYS;
+    if (a->job_array)
+        err = qg_kept_create("qgpu_job", sizeof(*t->job), &t->job_fd, &page);
+    if (err && a->job_array) {
         ar_log(a, 1,
                "no BPF array for job pages (%s; it takes Linux 5.5 and CAP_BPF): memory files "
                "serve, but a hostile job "
                "can delay its card's gates with them",
                strerror(-err));
-        a->job_file = true;
+        a->job_array = false;
     }
     if (err)
         err = qg_shared_create("qgpu-job", sizeof(*t->job), 0, &t->job_fd, &page);
