@@ -166,7 +166,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
     """Wait for a condition; fails the test when it does not come true in time."""
     limit = time.monotonic() + seconds
     while not condition():

@@ -145,7 +145,7 @@ def test_cap_reaches_the_unchanged_program(tmp_path: Path, node: Node) -> None:
 def test_online_stops_offline_and_offline_comes_back(tmp_path: Path, node: Node) -> None:
     jobs = ((ONLINE, "online", 50), (OFFLINE, "offline", 50))
     with governed(tmp_path, node, *jobs) as (arbiter, (online, offline)):
-        batch = node.start(offline, "--length", "4", "--no-sync-each=64")
+        batch = node.start(offline, "--length", "600", "--no-sync-each=64")
         a.wait_for(lambda: stats(arbiter)[OFFLINE].launches > 100, "offline works")
         service = node.start(online, "--length", "1", "--no-sync-each=64")
         a.wait_for(lambda: stats(arbiter)[ONLINE].launches > 100, "online works")
@@ -155,6 +155,7 @@ def test_online_stops_offline_and_offline_comes_back(tmp_path: Path, node: Node)
         summary(service)
         stopped = stats(arbiter)[OFFLINE].launches
         a.wait_for(lambda: stats(arbiter)[OFFLINE].launches > stopped + 100, "offline resumes")
+        batch.terminate()
         result, error = summary(batch)
         tenant = stats(arbiter)[OFFLINE]
     assert during <= 5, "offline gets nothing while online is busy"

@@ -22,6 +22,7 @@ def doctor(live: Live, *words: str, user: str | None = None) -> Checks:
     driver = (f"LD_LIBRARY_PATH={state}/opt/sim", f"QGPU_SIM_DIR={state}/sim/{live.nodes[0]}")
     words = words or ("--node", live.nodes[0])
     done = live.run("env", *driver, "qgpu", "doctor", "--json", *words, user=user)
+    assert done.stdout, done
     checks = json.loads(done.stdout)
     assert done.returncode == int(any(check["status"] == "fail" for check in checks)), done
     return {check["name"]: check for check in checks}

@@ -127,7 +127,7 @@ def harvest(node: Node) -> Iterator[Yield]:
 def doctor(node: Node) -> Iterator[Yield]:
     """What qgpu doctor says of it with a program on the card, and that a self-test passed there."""
     with settings(node, "hardware=on"), Told(f"{node.directory}/run") as told:
-        play(node, {"offline": Player(OFFLINE["5 ms"], 40)}, "qgpu", 1.0)
+        play(node, {"offline": Player(OFFLINE["5 ms"], 40)}, "qgpu", 3.0)
     yield told.words() or "the arbiter was told of no channel group"
     yield figure(node, "self_test_passed", told.usable, "", 1, ">=")
 
