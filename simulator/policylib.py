@@ -1,6 +1,6 @@
 """The arbiter's decision (policy.h) as a library: its structures mirrored once, for tests and experiments.
 
-The C code is the truth; tests/unit/test_policylib.py compares every offset and constant with the header.
+The C code is the truth; tests/unit/simulator/test_policylib.py compares every offset and constant with the header.
 """
 
 from __future__ import annotations

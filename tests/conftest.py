@@ -16,6 +16,7 @@ from left_support import Open, children, descriptors, left, left_for_good
 from enforcer.daemon.node import NodeService
 from simulator.fakes import FakeNode
 
+ROOT = Path(__file__).resolve().parent
 FAILED = pytest.StashKey[bool]()
 # Files that take longest. They begin first, or one worker would still have one of them when all others are done.
 LONG = (
@@ -61,7 +62,9 @@ def pytest_collection_finish() -> None:
 
 def opened(request: pytest.FixtureRequest) -> Open:
     """Descriptors and processes; of tests of a live cluster only the former: its daemons come and go by themselves."""
-    live = "sandbox" in request.fixturenames or request.path.parent.name in {"slurm", "install"}
+    live = "sandbox" in request.fixturenames or bool(
+        {"slurm", "install"} & {*request.path.relative_to(ROOT).parts[:1]}
+    )
     return descriptors(), {} if live else children()
 
 

@@ -1,6 +1,6 @@
 """Every structure and constant of enforcer/native/abi/qgpu_abi.h, mirrored with ctypes field by field.
 
-tests/unit/test_abi.py compiles the header and compares each offset, size and constant: the two cannot drift
+tests/unit/wire/test_abi.py compiles the header and compares each offset, size and constant: the two cannot drift
 apart. Import these names from `enforcer.wire.abi`. docs/specs/abi.md explains each word.
 """
 

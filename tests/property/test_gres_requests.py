@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 from examples_support import examples
+from gres_support import LUA_VERSIONS, Outcome, outcome, tables
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cases"))
-
-from gres_support import LUA_VERSIONS, Outcome, outcome, tables
 
 from gres.grant.tag import Tag, looks_like_tag, parse_tag
 from gres.request.reservation import shards

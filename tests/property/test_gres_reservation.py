@@ -5,18 +5,13 @@ Lua books a request; Python asks again before a job that has its share changes i
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
+from gres_support import LUA_VERSIONS, module
 from hypothesis import assume, given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cases"))
-
-from gres_support import LUA_VERSIONS, module
 
 from gres.request.reservation import CARD_SHARDS, mem_shards
 from gres.request.reservation import shards as in_python

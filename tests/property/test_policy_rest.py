@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from policy_world import OFFLINE, ONLINE, Job, World
 
 from enforcer.wire import abi
 from simulator.policylib import MS
-from tests.property.policy_world import OFFLINE, ONLINE, Job, World
 
 RELEASE_NS = 100 * MS
 

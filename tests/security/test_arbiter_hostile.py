@@ -12,14 +12,11 @@ import resource
 import signal
 import socket
 import struct
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "native"))
 from arbiter_support import (
     ARBITER_ASAN,
     Arbiter,

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "native"))
 from arbiter_support import (
     ARBITER_ASAN,
     CARD,
@@ -38,7 +36,7 @@ from arbiter_support import (
 from enforcer.wire import abi
 
 pytestmark = pytest.mark.native
-NATIVE = Path(__file__).resolve().parents[1] / "native"
+NATIVE = Path(__file__).resolve().parents[1] / "support"
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 # As many as there are slots, and one more, whose child keeps the connection for longer than it lives.
 CROWD = """

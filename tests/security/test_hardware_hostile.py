@@ -4,15 +4,12 @@ and nothing is kept. The arbiter is the sanitized one."""
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "native"))
 import arbiter_support as a
+import pytest
 from hardware_support import Node, Program, node
 
 from enforcer.wire import abi

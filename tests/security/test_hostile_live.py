@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "native"))
 from arbiter_support import (
     ARBITER,
     ARBITER_ASAN,
@@ -311,7 +309,7 @@ def test_root_of_a_user_namespace_is_not_root(tmp_path: Path) -> None:
         rig.grants[9] = theirs
         rig.sync()
         paths = os.pathsep.join(
-            [str(Path(__file__).resolve().parents[1] / "native"), *filter(None, sys.path)]
+            [str(Path(__file__).resolve().parents[1] / "support"), *filter(None, sys.path)]
         )
         for job, want in ((HONEST, "runs as uid 65534"), (9, "")):
             words = [str(rig.run_dir), str(job), abi.pack_grant(rig.grants[job]).hex(), paths, rig.uuids[0]]

@@ -11,9 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "native"))
-
 import shim_support as s
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.geteuid() != 0, reason="a grant is root's")]

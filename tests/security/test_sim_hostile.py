@@ -7,13 +7,10 @@ import random
 import socket
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "native"))
 from sim_tools import BUILD, make, run, spawn, until
 
 from simulator.sim import SimConfig, Simulator, _await_ready

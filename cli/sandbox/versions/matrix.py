@@ -26,20 +26,20 @@ from cli.sandbox.errors import SandboxError
 from cli.sandbox.versions import tree
 
 # What depends on the version of Slurm: the live suite, SPANK built against its headers, its Lua.
-SUITE = ("tests/slurm", "tests/native/test_spank_plugin.py", "tests/native/test_hook_client.py")
+SUITE = ("tests/slurm", "tests/native/slurm/test_spank_plugin.py", "tests/native/slurm/test_hook_client.py")
 # Where the time is short: what has differed from one version of Slurm to the next.
 SUBSET = (
-    "tests/slurm/test_surface.py",
-    "tests/slurm/test_jobs_placement.py",
-    "tests/slurm/test_several_cards.py",
-    "tests/slurm/test_mig.py",
-    "tests/slurm/test_native_gres.py",
-    "tests/slurm/test_api_clients.py",
-    "tests/slurm/test_spank_options.py",
-    "tests/slurm/test_plugin_stale.py",
-    "tests/slurm/test_jobs_queued_before.py",
-    "tests/native/test_spank_plugin.py",
-    "tests/native/test_hook_client.py",
+    "tests/slurm/sandbox/test_surface.py",
+    "tests/slurm/jobs/test_jobs_placement.py",
+    "tests/slurm/node/test_several_cards.py",
+    "tests/slurm/node/test_mig.py",
+    "tests/slurm/node/test_native_gres.py",
+    "tests/slurm/jobs/test_api_clients.py",
+    "tests/slurm/node/test_spank_options.py",
+    "tests/slurm/node/test_plugin_stale.py",
+    "tests/slurm/jobs/test_jobs_queued_before.py",
+    "tests/native/slurm/test_spank_plugin.py",
+    "tests/native/slurm/test_hook_client.py",
 )
 RESULT = tree.CHECKOUT / "build/matrix.json"
 AT_A_TIME = ("-n", "2", "--dist", "loadfile")  # each worker has a sandbox of its own

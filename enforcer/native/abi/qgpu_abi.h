@@ -3,7 +3,7 @@
  * The one header that every qgpu process shares: the sealed grant, the two pages between a tenant
  * and the arbiter, and the messages on the three node-local sockets. Fixed-width types only, every
  * offset checked at compile time below and again from Python (enforcer/wire/abi.py,
- * tests/unit/test_abi.py), so that neither a compiler nor a language can move a field.
+ * tests/unit/wire/test_abi.py), so that neither a compiler nor a language can move a field.
  * docs/specs/abi.md explains each word in prose.
  *
  * Who may believe what: the grant and the gate page are written by root and may be trusted;

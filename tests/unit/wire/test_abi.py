@@ -1,0 +1,174 @@
+"""The Python mirror of qgpu_abi.h against the header itself, and the packing of grants."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from enforcer.wire import abi, layout, layout_hw
+from enforcer.wire.messages import stats
+from gres.grant.store import Grant, GrantCard
+
+HEADER = Path(__file__).resolve().parents[3] / "enforcer/native/abi/qgpu_abi.h"
+STRUCTS = layout.STRUCTS | layout_hw.HW_STRUCTS
+PROBE = """
+#include <stdio.h>
+#include "qgpu_abi.h"
+int main(void) {{
+{lines}
+    return 0;
+}}
+"""
+
+ACTIVE = Grant(
+    job_id=4711,
+    uid=1000,
+    gid=100,
+    node="n1",
+    state="active",
+    job_class="online",
+    created_ns=123,
+    cards=(
+        GrantCard("GPU-abc", 3, 1, 30, 24 << 30, 80 << 30),
+        GrantCard("MIG-def", 4, 2, 30, 1 << 30, 9 << 30),
+    ),
+    run_dir="/run/qgpu",
+    driver_path="/usr/lib/libcuda.so.1",
+    shim_path="/usr/lib/qgpu/1/libcuda.so.1",
+)
+
+
+def constants() -> dict[str, int | str]:
+    """The constants of the mirror, as PREFIX-less names."""
+    return {
+        name: value
+        for name, value in (vars(layout) | vars(layout_hw)).items()
+        if re.fullmatch(r"[A-Z][A-Z0-9_]+", name) and isinstance(value, (int, str))
+    }
+
+
+def probe(tmp_path: Path, lines: list[str]) -> list[str]:
+    """Compile a C program that runs the lines, return what it printed."""
+    source, program = tmp_path / "probe.c", tmp_path / "probe"
+    source.write_text(PROBE.format(lines="\n".join(lines)))
+    subprocess.run(["gcc", "-std=c11", f"-I{HEADER.parent}", source, "-o", program], check=True)
+    return subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def test_every_offset_and_size(tmp_path: Path) -> None:
+    lines, expected = [], []
+    for name, cls in STRUCTS.items():
+        lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
+        expected.append(f"{name} {ctypes.sizeof(cls)}")
+        for field, *_ in cls._fields_:
+            member = f"((struct {name} *)0)->{field}"
+            lines.append(
+                f'printf("{name}.{field} %zu %zu\\n", offsetof(struct {name}, {field}), sizeof({member}));'
+            )
+            descriptor = getattr(cls, field)
+            expected.append(f"{name}.{field} {descriptor.offset} {descriptor.size}")
+    assert probe(tmp_path, lines) == expected
+
+
+def test_every_structure_of_the_header_is_mirrored() -> None:
+    declared = set(re.findall(r"^struct (\w+) \{", HEADER.read_text(), re.MULTILINE))
+    assert declared == set(STRUCTS)
+
+
+def test_every_constant(tmp_path: Path) -> None:
+    lines, expected = [], []
+    for name, value in constants().items():
+        form, cast = ('"%s"', "") if isinstance(value, str) else ('"%lld"', "(long long)")
+        lines.append(f'printf("{name} " {form} "\\n", {cast}QG_{name});')
+        expected.append(f"{name} {value}")
+    assert probe(tmp_path, lines) == expected
+    assert len(expected) > 35
+
+
+def test_grant_round_trip() -> None:
+    page = abi.unpack_grant(abi.pack_grant(ACTIVE))
+    assert (page.job_id, page.uid, page.gid, page.state, page.job_class) == (4711, 1000, 100, 1, 1)
+    assert (page.node, page.run_dir, page.created_ns) == (b"n1", b"/run/qgpu", 123)
+    assert page.shim_path == b"/usr/lib/qgpu/1/libcuda.so.1"
+    second = page.cards[1]
+    assert (second.uuid, second.minor, second.index, second.share) == (b"MIG-def", 4, 2, 30)
+    assert (page.ncards, second.mem_cap, second.mem_total) == (2, 1 << 30, 9 << 30)
+
+
+def test_refused_grant_carries_its_sentence() -> None:
+    refused = Grant(job_id=1, uid=1, gid=1, node="n", state="refused", message="no: because")
+    page = abi.unpack_grant(abi.pack_grant(refused))
+    assert (page.state, page.job_class, page.ncards, page.message) == (2, 0, 0, b"no: because")
+
+
+def test_long_message_is_cut_at_a_character() -> None:
+    refused = Grant(job_id=1, uid=1, gid=1, node="n", state="refused", message="x")
+    object.__setattr__(refused, "message", "é" * 400)
+    text = abi.unpack_grant(abi.pack_grant(refused)).message.decode()
+    assert text.endswith("é...") and len(text.encode()) < 512
+
+
+@pytest.mark.parametrize("name", ["run_dir", "driver_path", "shim_path"])
+def test_active_grant_needs_absolute_paths(name: str) -> None:
+    with pytest.raises(abi.AbiError, match=f"job 4711 needs an absolute {name}"):
+        abi.pack_grant(dataclasses.replace(ACTIVE, **{name: "relative"}))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(abi.AbiError, match="holds at most 47"):
+        abi.c_text("x" * 48, 48, "card UUID")
+    with pytest.raises(abi.AbiError, match="NUL"):
+        abi.c_text("a\0b", 48, "card UUID")
+    with pytest.raises(abi.AbiError, match="between 1 and 100"):
+        abi.bounded(101, 1, 100, "share")
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "why"),
+    [
+        (0, b"QGPX", "magic"),
+        (4, (2).to_bytes(4, "little"), "version 2"),
+        (8, (1).to_bytes(4, "little"), "size 1"),
+        (12, (9).to_bytes(4, "little"), "state of the grant is 9"),
+        (32, (3).to_bytes(4, "little"), "class code of the grant is 3"),
+        (36, (17).to_bytes(4, "little"), "number of cards in the grant is 17"),
+        (48, b"n" * 64, "field node of the grant is not terminated"),
+        (1536, b"G" * 48, "UUID of card 0 of the grant is not terminated"),
+    ],
+)
+def test_damaged_grants_are_named(offset: int, value: bytes, why: str) -> None:
+    data = bytearray(abi.pack_grant(ACTIVE))
+    data[offset : offset + len(value)] = value
+    with pytest.raises(abi.AbiError, match=why):
+        abi.unpack_grant(bytes(data))
+
+
+def test_short_grant_is_refused() -> None:
+    with pytest.raises(abi.AbiError, match=r"has 3583 bytes; version . of it has 3584"):
+        abi.unpack_grant(abi.pack_grant(ACTIVE)[:-1])
+
+
+def test_a_tenant_is_read_as_the_structure_says() -> None:
+    """`stats` unpacks by place, and keeps what repeats: each field must be the one of its name."""
+    at = ctypes.sizeof(abi.MsgHead)
+    for salt in range(32):  # the flags among all these bytes are another combination each time
+        body = bytes((number * 7 + salt) % 251 for number in range(ctypes.sizeof(abi.CtlTenant) - at))
+        message = abi.CtlTenant.from_buffer_copy(bytes(at) + body)
+        message.head, message.flags = abi.head(abi.CTL_TENANT, abi.CtlTenant), salt
+        message.uuid, message.job_class = f"GPU-{salt}".encode(), abi.CLASS_CODES["offline"]
+        found = stats(bytes(message))
+        told = {name: getattr(message, name) for name in found._fields if hasattr(message, name)}
+        flags = {
+            "estimated": abi.TENANT_ESTIMATED,
+            "passed_over": abi.TENANT_PASSED_OVER,
+            "ungoverned": abi.TENANT_UNGOVERNED,
+            "suspended": abi.TENANT_SUSPENDED,
+        }
+        told |= {name: bool(salt & bit) for name, bit in flags.items()}
+        told |= {"uuid": f"GPU-{salt}", "job_class": "offline", "policy": "", "busy": bool(message.busy)}
+        assert found._asdict() == told | {"close_hist": tuple(message.close_hist)}
