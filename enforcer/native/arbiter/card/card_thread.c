@@ -40,7 +40,7 @@ void card_watch_bell(struct card *card, struct tenant *t, bool on)
 {
     struct epoll_event ev = {.events = on ? BELL_EVENTS : 0, .data.u64 = bell_key(t)};
     epoll_ctl(card->epfd, EPOLL_CTL_MOD, t->bell_fd, &ev);
-    t->muted = !on;
+    t->bell.muted = !on;
 }
 
 /* Doorbells are only a reason to look. One that never stops is muted and looked at by the tick
@@ -53,22 +53,22 @@ static void ring(struct card *card, const struct epoll_event *ev, uint64_t woken
     if (!t || bell_key(t) != ev->data.u64)
         return;
     if (ev->events & EPOLLIN) { /* else a new one shows that it has room, or a job emptied it */
-        t->rung = true;
-        t->bell_ns = woken;
+        t->bell.rung = true;
+        t->bell.bell_ns = woken;
         sample_bell(t, now);
     }
     if (!(ev->events & EPOLLOUT)) {
-        t->deaf = true;
+        t->bell.deaf = true;
         card_watch_bell(card, t, false);
         return;
     }
-    if (now - t->storm_from_ns > STORM_WINDOW_NS) {
-        t->storm_from_ns = now;
-        t->storm_rings = 0;
+    if (now - t->bell.storm_from_ns > STORM_WINDOW_NS) {
+        t->bell.storm_from_ns = now;
+        t->bell.storm_rings = 0;
     }
-    if (++t->storm_rings <= STORM_RINGS)
+    if (++t->bell.storm_rings <= STORM_RINGS)
         return;
-    t->muted_until_ns = now + MUTE_NS;
+    t->bell.muted_until_ns = now + MUTE_NS;
     card_watch_bell(card, t, false);
 }
 
@@ -295,7 +295,7 @@ void card_fresh_bell(struct card *card, struct tenant *t, int fd)
         old = fd;
     } else {
         epoll_ctl(card->epfd, EPOLL_CTL_DEL, old, NULL); /* a job may keep it open for ever */
-        t->muted = t->deaf = false;
+        t->bell.muted = t->bell.deaf = false;
     }
     close(old);
 }

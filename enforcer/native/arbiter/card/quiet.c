@@ -24,17 +24,17 @@ struct seen {
 static struct seen seen_of(const struct tenant *t)
 {
     const struct qp_tenant *q = &t->card->policy.tenant[t->index];
-    return (struct seen){t->pending, t->unmarked,  t->ran,         t->busy,
-                         q->wants,   q->undrained, q->used_from_ns};
+    return (struct seen){t->sample.pending, t->sample.unmarked, t->sample.ran,  t->sample.busy,
+                         q->wants,          q->undrained,       q->used_from_ns};
 }
 
 static void put_back(struct tenant *t, const struct seen *s)
 {
     struct qp_tenant *q = &t->card->policy.tenant[t->index];
-    t->pending = s->pending;
-    t->unmarked = s->unmarked;
-    t->ran = s->ran;
-    t->busy = s->busy;
+    t->sample.pending = s->pending;
+    t->sample.unmarked = s->unmarked;
+    t->sample.ran = s->ran;
+    t->sample.busy = s->busy;
     q->wants = s->wants;
     q->undrained = s->undrained;
     q->used_from_ns = s->used_from_ns;
@@ -73,11 +73,12 @@ void quiet_after(struct card *card, uint64_t due_ns, uint64_t now)
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         const struct tenant *t = card->tenants[i];
         bool closed = t && t->gate->flags & QG_GATE_CLOSED;
-        if (!t || !t->nprocs || (closed && !t->pending && !t->unmarked && !t->launched))
+        if (!t || !t->nprocs ||
+            (closed && !t->sample.pending && !t->sample.unmarked && !t->sample.launched))
             continue;
-        if (!closed && !t->busy && (t->gate->flags & QG_GATE_NOTIFY))
+        if (!closed && !t->sample.busy && (t->gate->flags & QG_GATE_NOTIFY))
             continue;
-        if (card->nwatched == AR_MAX_WATCHED || t->ending || !card->policy.tenant[i].wants) {
+        if (card->nwatched == AR_MAX_WATCHED || t->sample.ending || !card->policy.tenant[i].wants) {
             card->loud_ns = 0;
             return;
         }
@@ -92,7 +93,7 @@ bool quiet_tick(struct card *card, uint64_t now)
     if (!card->ticking || now >= card->due_ns || now >= card->loud_ns || card->policy.last_ns > now)
         return false;
     for (uint32_t i = 0; i < card->nwatched; i++) {
-        if (!card->tenants[card->watched[i]] || card->tenants[card->watched[i]]->rung)
+        if (!card->tenants[card->watched[i]] || card->tenants[card->watched[i]]->bell.rung)
             return false;
     }
     for (uint32_t i = 0; i < card->nwatched; i++) {
@@ -100,7 +101,7 @@ bool quiet_tick(struct card *card, uint64_t now)
         before[i] = seen_of(t);
         sample_full(t, now);
         after[i] = seen_of(t);
-        quiet &= same(&before[i], &after[i]) && !t->ending;
+        quiet &= same(&before[i], &after[i]) && !t->sample.ending;
     }
     if (quiet) {
         card->quiet_ns = now;

@@ -25,14 +25,14 @@ static uint64_t look_at_odd_ones(struct card *card, uint64_t now)
     uint64_t wake = QP_NEVER;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         struct tenant *t = card->tenants[i];
-        if (t && t->doubted && t->discredit_until_ns < wake)
-            wake = t->discredit_until_ns;
-        if (!t || !t->muted || (t->deaf && !t->nprocs))
+        if (t && t->sample.doubted && t->sample.discredit_until_ns < wake)
+            wake = t->sample.discredit_until_ns;
+        if (!t || !t->bell.muted || (t->bell.deaf && !t->nprocs))
             continue;
-        t->rung = true;
-        if (now >= t->muted_until_ns && !t->deaf) {
-            t->storm_rings = 0;
-            t->storm_from_ns = now;
+        t->bell.rung = true;
+        if (now >= t->bell.muted_until_ns && !t->bell.deaf) {
+            t->bell.storm_rings = 0;
+            t->bell.storm_from_ns = now;
             card_watch_bell(card, t, true);
         } else if (now + QP_TICK_NS < wake) {
             wake = now + QP_TICK_NS;
@@ -43,15 +43,15 @@ static uint64_t look_at_odd_ones(struct card *card, uint64_t now)
 
 static bool polled(const struct tenant *t)
 {
-    return t->nprocs &&
-           (t->busy || t->doubted || !(t->gate->flags & (QG_GATE_NOTIFY | QG_GATE_CLOSED)));
+    return t->nprocs && (t->sample.busy || t->sample.doubted ||
+                         !(t->gate->flags & (QG_GATE_NOTIFY | QG_GATE_CLOSED)));
 }
 
 static bool online_rang(const struct card *card)
 {
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         const struct tenant *t = card->tenants[i];
-        if (t && t->rung && t->job_class == QG_CLASS_ONLINE)
+        if (t && t->bell.rung && t->id.job_class == QG_CLASS_ONLINE)
             return true;
     }
     return false;
@@ -64,7 +64,7 @@ static bool sample_rung(struct card *card, uint64_t now)
         return false;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         struct tenant *t = card->tenants[i];
-        if (t && t->rung)
+        if (t && t->bell.rung)
             sample_quick(t, now);
     }
     return true;
@@ -78,10 +78,10 @@ static uint64_t second_look(const struct card *card, uint64_t now)
     bool ending = false, working = false;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         const struct tenant *t = card->tenants[i];
-        if (!t || t->job_class != QG_CLASS_ONLINE || !t->busy)
+        if (!t || t->id.job_class != QG_CLASS_ONLINE || !t->sample.busy)
             continue;
-        ending |= t->ending;
-        working |= !t->ending;
+        ending |= t->sample.ending;
+        working |= !t->sample.ending;
     }
     return ending && !working && card->policy.preempting ? now + SECOND_LOOK_NS : QP_NEVER;
 }
@@ -90,19 +90,19 @@ static uint64_t second_look(const struct card *card, uint64_t now)
  * cache miss. */
 static bool look_due(const struct tenant *t, uint64_t now)
 {
-    if (t->rung)
+    if (t->bell.rung)
         return true;
     /* it may have launched between its last look and the closing: what runs for long is stopped at
      * once, or seen late */
-    if (hw_watches(t) && t->gate->changed_ns > t->full_ns)
+    if (hw_watches(t) && t->gate->changed_ns > t->sample.full_ns)
         return true;
-    bool shown = t->pending || t->unmarked || t->launched;
+    bool shown = t->sample.pending || t->sample.unmarked || t->sample.launched;
     if (!polled(t) && !shown)
-        return hw_watches(t) && ar_since(t->full_ns, now) >= STANDING_LOOK_NS;
+        return hw_watches(t) && ar_since(t->sample.full_ns, now) >= STANDING_LOOK_NS;
     if (!(t->gate->flags & QG_GATE_CLOSED) || shown)
-        return ar_since(t->full_ns, now) >= QP_DRAIN_POLL_NS / 2;
-    return ar_since(t->full_ns, now) >= STANDING_LOOK_NS ||
-           (t->doubted && now >= t->discredit_until_ns);
+        return ar_since(t->sample.full_ns, now) >= QP_DRAIN_POLL_NS / 2;
+    return ar_since(t->sample.full_ns, now) >= STANDING_LOOK_NS ||
+           (t->sample.doubted && now >= t->sample.discredit_until_ns);
 }
 
 static void sample_polled(struct card *card, uint64_t now)
@@ -115,8 +115,8 @@ static void sample_polled(struct card *card, uint64_t now)
             sample_full(t, now);
         else
             sample_classify(t, now);
-        t->rung = false;
-        t->bell_ns = 0;
+        t->bell.rung = false;
+        t->bell.bell_ns = 0;
     }
 }
 
@@ -126,10 +126,10 @@ static bool slipped_past(struct card *card, uint64_t now)
     bool any = false, later = card->settle_ns != 0;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         struct tenant *t = card->tenants[i];
-        if (!t || !t->notified)
+        if (!t || !t->bell.notified)
             continue;
-        t->notified = later;
-        if (!t->nprocs || t->busy || !(t->gate->flags & QG_GATE_NOTIFY) ||
+        t->bell.notified = later;
+        if (!t->nprocs || t->sample.busy || !(t->gate->flags & QG_GATE_NOTIFY) ||
             !sample_launched_since(t))
             continue;
         sample_quick(t, now);

@@ -66,7 +66,7 @@ static void know_those_with_grants(const struct arbiter *a)
     for (uint32_t i = 0; i < a->ncards; i++) {
         for (uint32_t k = 0; k < QP_MAX_TENANTS; k++) {
             const struct tenant *t = a->cards[i]->tenants[k];
-            struct user *u = t && !t->revoked ? user_get(a, t->uid) : NULL;
+            struct user *u = t && !t->id.revoked ? user_get(a, t->id.uid) : NULL;
             if (u)
                 u->stranger = false;
         }

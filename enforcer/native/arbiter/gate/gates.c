@@ -28,7 +28,7 @@ static void note_ring(struct card *card, struct tenant *t, uint32_t old, uint32_
 {
     if (!(flags & ~old & QG_GATE_NOTIFY))
         return;
-    t->notified = true;
+    t->bell.notified = true;
     if (!(old & QG_GATE_CLOSED))
         card->barrier = true;
 }
@@ -50,7 +50,7 @@ void gate_store(struct card *card, struct tenant *t, uint32_t flags)
     if ((moved && !(flags & QG_GATE_CLOSED)) || (old & ~flags & QG_GATE_HOLD))
         wake_waiters(&t->gate->flags);
     struct qg_gate_event event = {
-        .t_ns = now, .job_id = t->job_id, .card = card->number, .flags = flags};
+        .t_ns = now, .job_id = t->id.job_id, .card = card->number, .flags = flags};
     trace_put(card->trace, &event);
 }
 
@@ -58,22 +58,22 @@ void gate_store(struct card *card, struct tenant *t, uint32_t flags)
  * closed. */
 static void note_closing(struct tenant *t, uint32_t why, uint64_t bell_ns)
 {
-    if ((why & QG_GATE_WHY_PREEMPTED) && t->busy)
-        t->preemptions++;
+    if ((why & QG_GATE_WHY_PREEMPTED) && t->sample.busy)
+        t->books.preemptions++;
     if (!bell_ns || !(why & QG_GATE_WHY_PREEMPTED))
         return;
     uint64_t took = t->gate->changed_ns - bell_ns;
-    if (took > t->close_max_ns)
-        t->close_max_ns = took;
+    if (took > t->books.close_max_ns)
+        t->books.close_max_ns = took;
     uint32_t bucket = 0;
     while (bucket < QG_CLOSE_BUCKETS - 1 && took >= 1000ull << bucket)
         bucket++;
-    t->close_hist[bucket]++;
+    t->books.close_hist[bucket]++;
 }
 
 static uint32_t wanted_gate(const struct card *card, const struct tenant *t)
 {
-    return t->revoked ? QG_GATE_CLOSED | QG_GATE_TRACK : card->policy.tenant[t->index].gate;
+    return t->id.revoked ? QG_GATE_CLOSED | QG_GATE_TRACK : card->policy.tenant[t->index].gate;
 }
 
 static uint64_t oldest_bell(const struct card *card)
@@ -81,8 +81,9 @@ static uint64_t oldest_bell(const struct card *card)
     uint64_t bell = 0;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         const struct tenant *t = card->tenants[i];
-        if (t && t->bell_ns && t->job_class == QG_CLASS_ONLINE && (!bell || t->bell_ns < bell))
-            bell = t->bell_ns;
+        if (t && t->bell.bell_ns && t->id.job_class == QG_CLASS_ONLINE &&
+            (!bell || t->bell.bell_ns < bell))
+            bell = t->bell.bell_ns;
     }
     return bell;
 }
@@ -100,7 +101,7 @@ void gates_apply(struct card *card)
     for (int opening = 0; opening < 2; opening++) {
         for (uint32_t i = 0; i < card->policy.ntenants; i++) {
             struct tenant *t = card->tenants[i];
-            if (!t || (!t->nprocs && !t->revoked))
+            if (!t || (!t->nprocs && !t->id.revoked))
                 continue;
             uint32_t flags = wanted_gate(card, t);
             bool opens = !(flags & QG_GATE_CLOSED), was_open = !(t->gate->flags & QG_GATE_CLOSED);
@@ -127,7 +128,7 @@ void gates_heartbeat(struct card *card, uint64_t now)
 void gates_settings(struct tenant *t, uint64_t now)
 {
     __atomic_store_n(&t->gate->heartbeat_ns, now, __ATOMIC_RELEASE);
-    __atomic_store_n(&t->gate->mem_cap, t->mem_cap, __ATOMIC_RELAXED);
+    __atomic_store_n(&t->gate->mem_cap, t->id.mem_cap, __ATOMIC_RELAXED);
     __atomic_store_n(&t->gate->window_us, sample_window(t), __ATOMIC_RELAXED);
     __atomic_store_n(&t->gate->lease_ms, t->card->lease_ms, __ATOMIC_RELEASE);
 }

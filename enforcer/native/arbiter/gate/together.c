@@ -73,7 +73,7 @@ void together_tell(struct card *card)
         card->policy.preempting && !card->policy.ungoverned && (card->flags & QG_CARD_TOGETHER);
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         struct tenant *t = card->tenants[i];
-        if (!t || t->job_class != QG_CLASS_OFFLINE)
+        if (!t || t->id.job_class != QG_CLASS_OFFLINE)
             continue;
         const struct qp_tenant *q = &card->policy.tenant[i];
         bool now = preempting && q->live && !q->free;

@@ -15,7 +15,7 @@
 static bool shall_stop(const struct card *card, const struct tenant *t, bool stands)
 {
     uint32_t flags = t->gate->flags;
-    if (t->revoked || t->job_class != QG_CLASS_OFFLINE || !(flags & QG_GATE_CLOSED))
+    if (t->id.revoked || t->id.job_class != QG_CLASS_OFFLINE || !(flags & QG_GATE_CLOSED))
         return false;
     return stands || ((flags & QG_GATE_WHY_PREEMPTED) && card->policy.tenant[t->index].undrained);
 }
@@ -76,7 +76,7 @@ bool hw_held(const struct tenant *t, uint32_t slot)
 uint32_t hw_window(const struct tenant *t)
 {
     bool slices =
-        t->card->hw && t->card->policy.cls[t->job_class == QG_CLASS_ONLINE ? 0 : 1].sliced;
+        t->card->hw && t->card->policy.cls[t->id.job_class == QG_CLASS_ONLINE ? 0 : 1].sliced;
     return slices ? 2 * HW_LOAD(t->card->hw->weights) : 0;
 }
 

@@ -21,9 +21,9 @@ bool hw_groups_sane(const struct qg_groups *m)
 
 void hw_learn(struct hw_tenant *ht, const struct tenant *t)
 {
-    ht->job_id = t->job_id;
-    ht->share = t->share;
-    ht->job_class = t->job_class;
+    ht->job_id = t->id.job_id;
+    ht->share = t->id.share;
+    ht->job_class = t->id.job_class;
 }
 
 void hw_tenant_changed(const struct tenant *t)

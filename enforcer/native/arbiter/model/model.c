@@ -21,7 +21,7 @@ struct card *card_find(const struct arbiter *a, const char *uuid)
 struct tenant *tenant_find(const struct card *card, uint64_t job_id)
 {
     for (uint32_t i = 0; i < QP_MAX_TENANTS; i++) {
-        if (card->tenants[i] && card->tenants[i]->job_id == job_id)
+        if (card->tenants[i] && card->tenants[i]->id.job_id == job_id)
             return card->tenants[i];
     }
     return NULL;
@@ -36,15 +36,15 @@ void card_kick(struct card *card)
 
 uint64_t dead_extra(const struct tenant *t)
 {
-    uint64_t sum = t->overhead + t->crowd;
-    for (uint32_t i = 0; i < t->ndead; i++)
-        sum += t->dead[i].bytes;
+    uint64_t sum = t->memory.overhead + t->memory.crowd;
+    for (uint32_t i = 0; i < t->memory.ndead; i++)
+        sum += t->memory.dead[i].bytes;
     return sum;
 }
 
 bool together_suspended(const struct tenant *t)
 {
-    if (!(t->card->flags & QG_CARD_TOGETHER) || t->job_class != QG_CLASS_OFFLINE)
+    if (!(t->card->flags & QG_CARD_TOGETHER) || t->id.job_class != QG_CLASS_OFFLINE)
         return false;
     return __atomic_load_n(&t->together->preempted, __ATOMIC_SEQ_CST) & ~job_bit(t->card);
 }

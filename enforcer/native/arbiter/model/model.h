@@ -93,10 +93,9 @@ struct dead {
     uint64_t heard_ns; /* its death, or the last word since then that NVML lists it */
 };
 
-struct tenant {
-    struct card *card;
-    uint32_t index; /* in card->tenants and card->policy.tenant */
-    uint32_t gen;   /* tells doorbell events of a former tenant of this index */
+/* What a tenant is and may do. The main thread alone writes it; with card->lock what the card's
+ * thread reads. */
+struct tenant_identity {
     uint64_t job_id;
     uid_t uid;
     uint32_t job_class, share;
@@ -105,21 +104,20 @@ struct tenant {
     bool confirmed; /* named since the last QG_CTL_HELLO */
     bool expected;  /* an online tenant that should come back after a restart */
     bool revoked;   /* the job ended; processes that still live stay closed */
-    int gate_fd, job_fd, bell_fd;
-    struct qg_gate_page *gate;
-    struct qg_job_page *job;
-    uint32_t nprocs, hi; /* live slots; one past the highest */
-    struct slot slots[QG_MAX_PROCS];
-    struct job *together; /* what this job's tenants on all cards know of each other */
+};
 
-    /* charged beside the slots (dead.c, main thread only) */
+/* Charged beside the slots (tenant/dead.c). Of the main thread alone, without a lock. */
+struct tenant_memory {
     struct dead dead[AR_MAX_DEAD];
     uint32_t ndead;
     uint64_t crowd, crowd_heard_ns; /* bytes of dead processes that the list had no room for */
     uint32_t ncrowd;                /* so many of them */
     uint64_t overhead;              /* contexts and modules, as qgpud read them from NVML */
+};
 
-    /* doorbell */
+/* Its doorbell. The card's thread writes it, and the main thread when it replaces the doorbell;
+ * both with card->lock. */
+struct tenant_bell {
     bool rung, muted;
     bool deaf; /* somebody filled it: nothing rings any more until it is replaced */
     /* its gate was told to ring since the last look for launches that slipped past */
@@ -127,8 +125,11 @@ struct tenant {
     uint64_t bell_ns; /* when the ring in progress was seen; 0 = none */
     uint64_t storm_from_ns, muted_until_ns;
     uint32_t storm_rings;
+};
 
-    /* samples */
+/* What its job page showed (observe/sample.c). The card's thread writes it, and the main thread
+ * when a process joins or leaves; both with card->lock. */
+struct tenant_sample {
     /* has work that hardware keeps from going on: it wants the card, and is not on it */
     bool frozen;
     bool launched, ran, pending, unmarked, standing, queued, doubted, stuck, busy;
@@ -151,7 +152,12 @@ struct tenant {
     uint64_t unused_ns, unused_from_ns;
     uint32_t working;       /* processes with work now, which divide the window */
     uint32_t more_contexts; /* of its processes, beside one each */
-    double load;            /* 0..1, was it on the card at the last sample */
+};
+
+/* What is booked on it (observe/books.c), with card->lock: by the card's thread, and by the main
+ * thread where it takes a step in its place. The totals never fall. */
+struct tenant_books {
+    double load; /* 0..1, was it on the card at the last sample */
     uint64_t service_seen;
     uint32_t stood; /* gate word at the last booking, and what else held then */
     bool wished, took_turns, estimated, suspended;
@@ -162,6 +168,24 @@ struct tenant {
         close_max_ns, granted_ns;
     uint64_t held_ns;
     uint32_t close_hist[QG_CLOSE_BUCKETS];
+};
+
+/* The main thread writes the members that stand here themselves, with card->lock. */
+struct tenant {
+    struct card *card;
+    uint32_t index; /* in card->tenants and card->policy.tenant */
+    uint32_t gen;   /* tells doorbell events of a former tenant of this index */
+    struct tenant_identity id;
+    int gate_fd, job_fd, bell_fd;
+    struct qg_gate_page *gate;
+    struct qg_job_page *job;
+    uint32_t nprocs, hi; /* live slots; one past the highest */
+    struct slot slots[QG_MAX_PROCS];
+    struct job *together; /* what this job's tenants on all cards know of each other */
+    struct tenant_memory memory;
+    struct tenant_bell bell;
+    struct tenant_sample sample;
+    struct tenant_books books;
 };
 
 /* All cards of one job (gate/together.c). */

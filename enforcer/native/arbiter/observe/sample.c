@@ -95,7 +95,7 @@ static void look_for_turn(const struct tenant *t, const struct qg_proc *page, st
                           struct view *v, uint64_t now)
 {
     uint64_t turn = READ_ONCE(page->turn_ns);
-    if (turn == s->turn_ns || turn + TURN_NS <= t->opened_ns || turn > now)
+    if (turn == s->turn_ns || turn + TURN_NS <= t->sample.opened_ns || turn > now)
         return;
     s->turn_ns = turn;
     if (!v->turn_ns || turn < v->turn_ns)
@@ -107,7 +107,7 @@ static void look_for_turn(const struct tenant *t, const struct qg_proc *page, st
 static void look_for_end(const struct tenant *t, const struct slot *s, const struct qg_proc *page,
                          bool works, uint64_t count, struct view *v)
 {
-    if (!works && s->worked_ns < t->full_ns)
+    if (!works && s->worked_ns < t->sample.full_ns)
         return;
     bool told = __atomic_load_n(&page->rests_launches, __ATOMIC_ACQUIRE) == count;
     uint64_t ended = told ? READ_ONCE(page->rests_ns) : 0;
@@ -129,7 +129,7 @@ static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool mark
     uint32_t waiting = ours ? READ_ONCE(page->waiting) : 0;
     bool works = count != s->launches, pending = false;
     v->launched |= works;
-    advance(&t->launches, &s->launches, count);
+    advance(&t->books.launches, &s->launches, count);
     if (waiting > MAX_WAITING)
         waiting = 0;
     v->waiting += waiting;
@@ -180,9 +180,9 @@ static struct view look(struct tenant *t, bool markers, uint64_t now)
  * it takes. */
 static void count_unused(struct tenant *t, bool standing, uint64_t now)
 {
-    if (t->unused_from_ns && now > t->unused_from_ns)
-        t->unused_ns += now - t->unused_from_ns;
-    t->unused_from_ns = standing && !(t->gate->flags & QG_GATE_CLOSED) ? now : 0;
+    if (t->sample.unused_from_ns && now > t->sample.unused_from_ns)
+        t->sample.unused_ns += now - t->sample.unused_from_ns;
+    t->sample.unused_from_ns = standing && !(t->gate->flags & QG_GATE_CLOSED) ? now : 0;
 }
 
 /* Threads at an open gate that do not move earn no more turns for a while; any progress clears
@@ -191,18 +191,18 @@ static void count_unused(struct tenant *t, bool standing, uint64_t now)
 static bool believe_standing(struct tenant *t, bool waiting, bool stuck, uint64_t now)
 {
     bool there = waiting || stuck;
-    t->doubted = there && now < t->discredit_until_ns;
-    count_unused(t, there && !t->doubted, now);
-    if (!there || t->doubted)
+    t->sample.doubted = there && now < t->sample.discredit_until_ns;
+    count_unused(t, there && !t->sample.doubted, now);
+    if (!there || t->sample.doubted)
         return false;
-    if (t->unused_ns < (t->discredit_ns ? STANDING_AGAIN_NS : STANDING_LEASE_NS))
+    if (t->sample.unused_ns < (t->sample.discredit_ns ? STANDING_AGAIN_NS : STANDING_LEASE_NS))
         return waiting;
-    t->unused_ns = t->unused_from_ns = 0;
-    t->doubted = true;
-    t->discredit_ns = t->discredit_ns ? t->discredit_ns * 2 : DISCREDIT_MIN_NS;
-    if (t->discredit_ns > DISCREDIT_MAX_NS)
-        t->discredit_ns = DISCREDIT_MAX_NS;
-    t->discredit_until_ns = now + t->discredit_ns;
+    t->sample.unused_ns = t->sample.unused_from_ns = 0;
+    t->sample.doubted = true;
+    t->sample.discredit_ns = t->sample.discredit_ns ? t->sample.discredit_ns * 2 : DISCREDIT_MIN_NS;
+    if (t->sample.discredit_ns > DISCREDIT_MAX_NS)
+        t->sample.discredit_ns = DISCREDIT_MAX_NS;
+    t->sample.discredit_until_ns = now + t->sample.discredit_ns;
     return false;
 }
 
@@ -210,7 +210,7 @@ static bool believe_standing(struct tenant *t, bool waiting, bool stuck, uint64_
  * not work. */
 static bool shut_since(const struct tenant *t)
 {
-    return (t->gate->flags & QG_GATE_CLOSED) && t->gate->changed_ns < t->looked_ns;
+    return (t->gate->flags & QG_GATE_CLOSED) && t->gate->changed_ns < t->sample.looked_ns;
 }
 
 /* The tenant uses the turn that it was given since then. False: that was known, or it has none. */
@@ -219,7 +219,7 @@ static bool begin_use(struct tenant *t, uint64_t since)
     struct qp_tenant *q = &t->card->policy.tenant[t->index];
     if (q->used_from_ns || (t->gate->flags & QG_GATE_CLOSED))
         return false;
-    q->used_from_ns = since > t->opened_ns ? since : t->opened_ns;
+    q->used_from_ns = since > t->sample.opened_ns ? since : t->sample.opened_ns;
     return true;
 }
 
@@ -228,23 +228,24 @@ static bool begin_use(struct tenant *t, uint64_t since)
 void sample_bell(struct tenant *t, uint64_t now)
 {
     bool first = begin_use(t, now);
-    t->moved_ns = now;
-    if (!first || !t->standing)
+    t->sample.moved_ns = now;
+    if (!first || !t->sample.standing)
         return;
-    t->launched = t->ran = true;
-    t->looked_ns = now > t->full_ns ? now : t->full_ns + 1; /* the next full look keeps it */
+    t->sample.launched = t->sample.ran = true;
+    t->sample.looked_ns =
+        now > t->sample.full_ns ? now : t->sample.full_ns + 1; /* the next full look keeps it */
 }
 
 void sample_turn(struct tenant *t, bool open, uint64_t now)
 {
     if (open) {
-        t->opened_ns = now;
+        t->sample.opened_ns = now;
         t->card->policy.tenant[t->index].used_from_ns = 0;
         /* what stood here launches now, and was counted long ago */
-        if (t->standing)
-            t->progress_ns = now;
+        if (t->sample.standing)
+            t->sample.progress_ns = now;
     }
-    count_unused(t, t->standing, now);
+    count_unused(t, t->sample.standing, now);
 }
 
 /* A thread that stood at the gate went on: the launch that was counted there is made now, and it is
@@ -252,36 +253,37 @@ void sample_turn(struct tenant *t, bool open, uint64_t now)
 static void go_on(struct tenant *t, uint64_t turn)
 {
     begin_use(t, turn);
-    t->launched = t->ran = true;
-    if (t->progress_ns < turn)
-        t->progress_ns = turn;
-    if (t->moved_ns < turn)
-        t->moved_ns = turn;
+    t->sample.launched = t->sample.ran = true;
+    if (t->sample.progress_ns < turn)
+        t->sample.progress_ns = turn;
+    if (t->sample.moved_ns < turn)
+        t->sample.moved_ns = turn;
 }
 
 static void take_in(struct tenant *t, const struct view *v, bool progress, uint64_t now)
 {
     bool ran = v->launched && !shut_since(t);
     if (ran || progress)
-        t->progress_ns = now;
+        t->sample.progress_ns = now;
     if (v->launched || progress)
-        t->discredit_ns = t->discredit_until_ns = t->unused_ns = t->unused_from_ns = 0;
+        t->sample.discredit_ns = t->sample.discredit_until_ns = t->sample.unused_ns =
+            t->sample.unused_from_ns = 0;
     if (v->turn_ns)
         go_on(t, v->turn_ns);
     if (ran || progress)
-        begin_use(t, t->opened_ns); /* nobody rang */
-    t->launched |= v->launched;
-    t->ran |= ran;
+        begin_use(t, t->sample.opened_ns); /* nobody rang */
+    t->sample.launched |= v->launched;
+    t->sample.ran |= ran;
     /* who waited for room comes to the gate now, unless it was stopped */
     bool closed = t->gate->flags & QG_GATE_CLOSED;
-    t->queued = v->queued && (!closed || now < t->gate->changed_ns + QUEUED_NS);
-    t->standing = believe_standing(t, v->waiting || (closed && t->queued),
-                                   v->queued && !v->pending && !v->unmarked, now);
+    t->sample.queued = v->queued && (!closed || now < t->gate->changed_ns + QUEUED_NS);
+    t->sample.standing = believe_standing(t, v->waiting || (closed && t->sample.queued),
+                                          v->queued && !v->pending && !v->unmarked, now);
     if (v->launched)
-        t->counted_ns = now;
-    if (v->launched || progress || t->standing)
-        t->moved_ns = now;
-    t->looked_ns = now;
+        t->sample.counted_ns = now;
+    if (v->launched || progress || t->sample.standing)
+        t->sample.moved_ns = now;
+    t->sample.looked_ns = now;
     sample_classify(t, now);
 }
 
@@ -297,60 +299,66 @@ void sample_quick(struct tenant *t, uint64_t now)
 static void note_end(struct tenant *t, const struct view *v, uint64_t now)
 {
     bool at_work = v->pending || v->unmarked || v->frozen || v->waiting || v->queued || v->turn_ns;
-    bool launched = v->launched || t->launched;
+    bool launched = v->launched || t->sample.launched;
     if (at_work) {
-        t->at_work_ns = now;
-        t->ended_ns = 0;
-    } else if (launched || !t->ended_ns || t->ended_ns == QP_NEVER) {
-        if (launched && t->at_work_ns < t->looked_ns)
-            t->at_work_ns = t->looked_ns;
-        bool told = !v->untold && v->ended_ns && v->ended_ns >= t->at_work_ns && v->ended_ns <= now;
-        t->ended_ns = told ? v->ended_ns : QP_NEVER;
+        t->sample.at_work_ns = now;
+        t->sample.ended_ns = 0;
+    } else if (launched || !t->sample.ended_ns || t->sample.ended_ns == QP_NEVER) {
+        if (launched && t->sample.at_work_ns < t->sample.looked_ns)
+            t->sample.at_work_ns = t->sample.looked_ns;
+        bool told =
+            !v->untold && v->ended_ns && v->ended_ns >= t->sample.at_work_ns && v->ended_ns <= now;
+        t->sample.ended_ns = told ? v->ended_ns : QP_NEVER;
         if (!told)
-            t->at_work_ns = now;
+            t->sample.at_work_ns = now;
     }
-    t->card->policy.tenant[t->index].ended_ns = t->ended_ns == QP_NEVER ? 0 : t->ended_ns;
+    t->card->policy.tenant[t->index].ended_ns =
+        t->sample.ended_ns == QP_NEVER ? 0 : t->sample.ended_ns;
 }
 
 void sample_full(struct tenant *t, uint64_t now)
 {
     struct view v = look(t, true, now);
-    bool progress = v.signature != t->signature;
+    bool progress = v.signature != t->sample.signature;
     /* what a quick look found since the last full one still counts: the counters have moved on */
-    t->launched = t->launched && t->looked_ns > t->full_ns;
-    t->ran = t->ran && t->looked_ns > t->full_ns;
-    t->signature = v.signature;
-    if (t->frozen && !v.frozen)
-        t->progress_ns = now; /* it could not have made any */
-    t->frozen = v.frozen;
-    if (t->pending && progress && ar_since(t->progress_ns, now) > t->longest_ns)
-        t->longest_ns = now - t->progress_ns;
-    t->pending = v.pending;
-    t->expected_ns = v.inflight_us * 1250; /* a quarter more: estimates are only that */
-    t->unmarked = v.unmarked;
-    t->working = v.working;
-    t->more_contexts = v.more_contexts;
+    t->sample.launched = t->sample.launched && t->sample.looked_ns > t->sample.full_ns;
+    t->sample.ran = t->sample.ran && t->sample.looked_ns > t->sample.full_ns;
+    t->sample.signature = v.signature;
+    if (t->sample.frozen && !v.frozen)
+        t->sample.progress_ns = now; /* it could not have made any */
+    t->sample.frozen = v.frozen;
+    if (t->sample.pending && progress &&
+        ar_since(t->sample.progress_ns, now) > t->sample.longest_ns)
+        t->sample.longest_ns = now - t->sample.progress_ns;
+    t->sample.pending = v.pending;
+    t->sample.expected_ns = v.inflight_us * 1250; /* a quarter more: estimates are only that */
+    t->sample.unmarked = v.unmarked;
+    t->sample.working = v.working;
+    t->sample.more_contexts = v.more_contexts;
     t->card->policy.tenant[t->index].ends_ns = v.unforeseen ? 0 : v.ends_ns;
     note_end(t, &v, now);
     sample_set_window(t);
     take_in(t, &v, progress, now);
-    bool ending = t->busy && !t->pending && !t->unmarked && !t->standing;
-    t->ending = ending && !t->ended;
-    t->ended = ending;
-    t->full_ns = now;
+    bool ending =
+        t->sample.busy && !t->sample.pending && !t->sample.unmarked && !t->sample.standing;
+    t->sample.ending = ending && !t->sample.ended;
+    t->sample.ended = ending;
+    t->sample.full_ns = now;
 }
 
 /* A look behind a gate that was closed a moment ago. What the last one found still counts. */
 void sample_behind(struct tenant *t, uint64_t now)
 {
-    bool launched = t->launched, ran = t->ran, ending = t->ending, unmarked = t->unmarked;
+    bool launched = t->sample.launched, ran = t->sample.ran, ending = t->sample.ending,
+         unmarked = t->sample.unmarked;
     sample_full(t, now);
-    bool rose = t->unmarked && !unmarked; /* counted when it came to the window, and launched now */
+    bool rose =
+        t->sample.unmarked && !unmarked; /* counted when it came to the window, and launched now */
     if (rose)
-        t->counted_ns = t->progress_ns = now;
-    t->launched |= launched;
-    t->ran |= ran || rose;
-    t->ending |= ending;
+        t->sample.counted_ns = t->sample.progress_ns = now;
+    t->sample.launched |= launched;
+    t->sample.ran |= ran || rose;
+    t->sample.ending |= ending;
     sample_classify(t, now);
 }
 
@@ -376,12 +384,12 @@ void sample_counters(struct tenant *t)
         s->mem_used = bytes(READ_ONCE(page->mem_used));
         used += s->mem_used;
         uint64_t peak = bytes(READ_ONCE(page->mem_peak));
-        if (peak > t->mem_peak)
-            t->mem_peak = peak;
-        advance(&t->mem_denied, &s->denied, READ_ONCE(page->mem_denied));
+        if (peak > t->books.mem_peak)
+            t->books.mem_peak = peak;
+        advance(&t->books.mem_denied, &s->denied, READ_ONCE(page->mem_denied));
     }
-    t->mem_used = used;
+    t->books.mem_used = used;
     used += dead_extra(t);
-    if (used > t->mem_peak)
-        t->mem_peak = used;
+    if (used > t->books.mem_peak)
+        t->books.mem_peak = used;
 }

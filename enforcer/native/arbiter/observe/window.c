@@ -24,7 +24,7 @@ static uint32_t deep_window(const struct tenant *t, uint32_t window)
 uint32_t sample_window(const struct tenant *t)
 {
     const struct card *card = t->card;
-    bool online = t->job_class == QG_CLASS_ONLINE,
+    bool online = t->id.job_class == QG_CLASS_ONLINE,
          fixed = card->policy.cls[!online].policy == QG_POLICY_FIXED_SHARE;
     bool lone = online ? card->lone_online : card->lone;
     uint32_t window = card->window_us, wide = fixed ? QP_FIXED_WINDOW_US : QP_SHARED_WINDOW_US;
@@ -37,7 +37,7 @@ uint32_t sample_window(const struct tenant *t)
     if (!card->awaits_online)
         window = deep_window(t, window);
     if (!lone || fixed)
-        window /= t->working ? t->working : 1;
+        window /= t->sample.working ? t->sample.working : 1;
     if ((online || !card->awaits_online) && window < hw_window(t))
         window = hw_window(t);
     return window ? window : 1;

@@ -110,19 +110,19 @@ static void each_tenant(struct arbiter *a, void (*fn)(struct arbiter *, struct t
 static void unconfirm(struct arbiter *a, struct tenant *t, uint64_t arg)
 {
     (void)a, (void)arg;
-    t->confirmed = false;
+    t->id.confirmed = false;
 }
 
 static void revoke_job(struct arbiter *a, struct tenant *t, uint64_t job_id)
 {
-    if (t->job_id == job_id && !t->revoked)
+    if (t->id.job_id == job_id && !t->id.revoked)
         tenant_revoke(a, t);
 }
 
 static void revoke_unconfirmed(struct arbiter *a, struct tenant *t, uint64_t arg)
 {
     (void)arg;
-    if (!t->confirmed && !t->revoked)
+    if (!t->id.confirmed && !t->id.revoked)
         tenant_revoke(a, t);
 }
 

@@ -165,7 +165,7 @@ static void fill(struct qg_ctl_hwtenant *m, struct hw *hw, const struct tenant *
 
 static bool send_tenant(struct conn *c, struct hw *hw, const struct tenant *t)
 {
-    struct qg_ctl_hwtenant m = {.job_id = t->job_id};
+    struct qg_ctl_hwtenant m = {.job_id = t->id.job_id};
     memcpy(m.uuid, t->card->uuid, sizeof(m.uuid));
     if (hw) {
         pthread_mutex_lock(&hw->lock);

@@ -38,7 +38,7 @@ static struct tenant *subject(const struct arbiter *a, const struct conn *c,
 {
     struct card *card = c->registered ? card_find(a, m->uuid) : NULL;
     struct tenant *t = card && card->hw ? tenant_find(card, m->job_id) : NULL;
-    if (!t || t->revoked || !slot_of(a, c, t, slot))
+    if (!t || t->id.revoked || !slot_of(a, c, t, slot))
         return NULL;
     return t;
 }
@@ -111,7 +111,7 @@ static bool of_use(const struct hw *hw, const struct tenant *t)
 {
     if (!HW_LOAD(hw->on) || hw->tenant[t->index].failed)
         return false;
-    return t->job_class == QG_CLASS_OFFLINE || hw->settings.weights;
+    return t->id.job_class == QG_CLASS_OFFLINE || hw->settings.weights;
 }
 
 void hw_groups(struct arbiter *a, struct conn *c, const void *buf, size_t len, int *fd)

@@ -41,7 +41,7 @@ static void log_refusal(const struct arbiter *a, const struct conn *c, int statu
 static void answer(struct arbiter *a, struct conn *c, int status, const char *why,
                    const struct tenant *t, uint32_t slot)
 {
-    struct qg_registered msg = {.status = status, .slot = slot, .mem_cap = t ? t->mem_cap : 0};
+    struct qg_registered msg = {.status = status, .slot = slot, .mem_cap = t ? t->id.mem_cap : 0};
     qg_msg_head_init(&msg.head, QG_MSG_REGISTERED, sizeof(msg));
     snprintf(msg.message, sizeof(msg.message), "%s", why);
     int fds[3] = {t ? t->gate_fd : -1, t ? t->job_fd : -1, t ? t->bell_fd : -1};
@@ -57,7 +57,7 @@ static struct tenant *find_tenant(const struct arbiter *a, const struct qg_regis
 {
     struct card *card = card_find(a, m->uuid);
     struct tenant *t = card ? tenant_find(card, m->job_id) : NULL;
-    if (t && !t->revoked)
+    if (t && !t->id.revoked)
         return t;
     *status = a->synced ? EPERM : EAGAIN;
     if (!a->synced)
@@ -144,7 +144,8 @@ void register_message(struct arbiter *a, struct conn *c, const void *buf, size_t
         return;
     }
     struct tenant *t = find_tenant(a, &m, &status, why, sizeof(why));
-    const char *bad = t ? identify(a, c->pid, c->uid, m.job_id, t->uid, fd, why, sizeof(why)) : why;
+    const char *bad =
+        t ? identify(a, c->pid, c->uid, m.job_id, t->id.uid, fd, why, sizeof(why)) : why;
     if (!bad)
         join(a, c, t, &m);
     else if (status == EAGAIN)

@@ -40,48 +40,48 @@ static uint32_t flags_of(struct tenant *t)
 {
     const struct qp_tenant *q = &t->card->policy.tenant[t->index];
     uint32_t flags = 0;
-    if (t->estimated)
+    if (t->books.estimated)
         flags |= QG_TENANT_ESTIMATED;
-    if (t->doubted || t->stuck)
+    if (t->sample.doubted || t->sample.stuck)
         flags |= QG_TENANT_PASSED_OVER;
     if (q->free || t->card->policy.ungoverned)
         flags |= QG_TENANT_UNGOVERNED;
-    if (t->suspended)
+    if (t->books.suspended)
         flags |= QG_TENANT_SUSPENDED;
-    t->estimated = false;
+    t->books.estimated = false;
     return flags;
 }
 
 static void fill(struct tenant *t, struct qg_ctl_tenant *m)
 {
     const struct card *card = t->card;
-    m->job_id = t->job_id;
+    m->job_id = t->id.job_id;
     memcpy(m->uuid, card->uuid, sizeof(m->uuid));
-    m->uid = t->uid;
-    m->job_class = t->job_class;
-    m->share = t->share;
+    m->uid = t->id.uid;
+    m->job_class = t->id.job_class;
+    m->share = t->id.share;
     m->gate = t->gate->flags;
     m->procs = t->nprocs;
-    m->busy = t->busy;
-    m->mem_cap = t->mem_cap;
-    m->mem_used = t->mem_used;
-    m->mem_peak = t->mem_peak;
-    m->mem_denied = t->mem_denied;
-    m->launches = t->launches;
-    m->busy_ns = t->busy_ns;
-    m->closed_preempted_ns = t->closed_preempted_ns;
-    m->closed_share_ns = t->closed_share_ns;
-    m->preemptions = t->preemptions;
-    m->gate_close_max_ns = t->close_max_ns;
-    m->granted_ns = t->granted_ns;
+    m->busy = t->sample.busy;
+    m->mem_cap = t->id.mem_cap;
+    m->mem_used = t->books.mem_used;
+    m->mem_peak = t->books.mem_peak;
+    m->mem_denied = t->books.mem_denied;
+    m->launches = t->books.launches;
+    m->busy_ns = t->books.busy_ns;
+    m->closed_preempted_ns = t->books.closed_preempted_ns;
+    m->closed_share_ns = t->books.closed_share_ns;
+    m->preemptions = t->books.preemptions;
+    m->gate_close_max_ns = t->books.close_max_ns;
+    m->granted_ns = t->books.granted_ns;
     m->flags = flags_of(t);
-    m->policy = card->policy.cls[t->job_class == QG_CLASS_ONLINE ? 0 : 1].policy;
+    m->policy = card->policy.cls[t->id.job_class == QG_CLASS_ONLINE ? 0 : 1].policy;
     const struct qp_tenant *q = &card->policy.tenant[t->index];
     m->deficit_ns = q->budgeted ? q->budget_ns : q->deficit_ns;
     m->mem_extra = dead_extra(t);
-    m->closed_suspended_ns = t->closed_suspended_ns;
-    m->held_ns = t->held_ns;
-    memcpy(m->close_hist, t->close_hist, sizeof(m->close_hist));
+    m->closed_suspended_ns = t->books.closed_suspended_ns;
+    m->held_ns = t->books.held_ns;
+    memcpy(m->close_hist, t->books.close_hist, sizeof(m->close_hist));
 }
 
 static bool send_tenant(struct conn *c, struct tenant *t)
@@ -112,7 +112,7 @@ static bool send_process(struct conn *c, const struct tenant *t, uint32_t slot)
     const struct proc *p = t->slots[slot].proc;
     uint64_t used = __atomic_load_n(&page->mem_used, __ATOMIC_RELAXED);
     uint64_t pending = __atomic_load_n(&page->mem_pending, __ATOMIC_RELAXED);
-    struct qg_ctl_process m = {.job_id = t->job_id, .pid = (uint32_t)p->pid, .uid = p->uid};
+    struct qg_ctl_process m = {.job_id = t->id.job_id, .pid = (uint32_t)p->pid, .uid = p->uid};
     memcpy(m.uuid, t->card->uuid, sizeof(m.uuid));
     m.mem_used = used < AR_MAX_BYTES ? used : AR_MAX_BYTES;
     m.mem_pending = pending < AR_MAX_BYTES ? pending : AR_MAX_BYTES;

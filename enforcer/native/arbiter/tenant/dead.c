@@ -38,7 +38,7 @@ static void publish(struct tenant *t)
 static struct qg_ctl_process message(const struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes)
 {
     struct qg_ctl_process m = {
-        .job_id = t->job_id, .pid = (uint32_t)pid, .uid = uid, .mem_used = bytes};
+        .job_id = t->id.job_id, .pid = (uint32_t)pid, .uid = uid, .mem_used = bytes};
     memcpy(m.uuid, t->card->uuid, sizeof(m.uuid));
     qg_msg_head_init(&m.head, QG_CTL_DIED, sizeof(m));
     return m;
@@ -50,7 +50,7 @@ static void each(struct arbiter *a, void (*fn)(struct arbiter *, struct tenant *
     for (uint32_t i = 0; i < a->ncards; i++) {
         for (uint32_t k = 0; k < QP_MAX_TENANTS; k++) {
             struct tenant *t = a->cards[i]->tenants[k];
-            if (t && (t->ndead || t->ncrowd))
+            if (t && (t->memory.ndead || t->memory.ncrowd))
                 fn(a, t, arg);
         }
     }
@@ -66,8 +66,8 @@ static void first_untold(struct arbiter *a, struct tenant *t, void *arg)
 {
     struct untold *u = arg;
     (void)a;
-    for (uint32_t i = 0; i < t->ndead; i++) {
-        const struct dead *d = &t->dead[i];
+    for (uint32_t i = 0; i < t->memory.ndead; i++) {
+        const struct dead *d = &t->memory.dead[i];
         if (d->order <= u->after || (u->dead && u->dead->order <= d->order))
             continue;
         u->dead = d;
@@ -117,7 +117,7 @@ static void tell_once(struct arbiter *a, const struct qg_ctl_process *m)
 
 static void drop(struct arbiter *a, struct tenant *t, uint32_t i)
 {
-    t->dead[i] = t->dead[--t->ndead];
+    t->memory.dead[i] = t->memory.dead[--t->memory.ndead];
     a->ndead--;
 }
 
@@ -126,29 +126,29 @@ static void drop(struct arbiter *a, struct tenant *t, uint32_t i)
 static bool remember(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes)
 {
     uint64_t now = qg_now_ns();
-    if (t->ndead < AR_MAX_DEAD) {
-        t->dead[t->ndead++] = (struct dead){.pid = pid,
-                                            .uid = uid,
-                                            .bytes = bytes,
-                                            .died_ns = now,
-                                            .order = ++a->deaths,
-                                            .heard_ns = now};
+    if (t->memory.ndead < AR_MAX_DEAD) {
+        t->memory.dead[t->memory.ndead++] = (struct dead){.pid = pid,
+                                                          .uid = uid,
+                                                          .bytes = bytes,
+                                                          .died_ns = now,
+                                                          .order = ++a->deaths,
+                                                          .heard_ns = now};
         a->ndead++;
         return true;
     }
-    if (!t->ncrowd++)
+    if (!t->memory.ncrowd++)
         a->ndead++;
-    t->crowd = cut(t->crowd + bytes);
-    t->crowd_heard_ns = now;
+    t->memory.crowd = cut(t->memory.crowd + bytes);
+    t->memory.crowd_heard_ns = now;
     return false;
 }
 
 static void forget_crowd(struct arbiter *a, struct tenant *t)
 {
-    if (t->ncrowd)
+    if (t->memory.ncrowd)
         a->ndead--;
-    t->ncrowd = 0;
-    t->crowd = 0;
+    t->memory.ncrowd = 0;
+    t->memory.crowd = 0;
 }
 
 /* A process cannot have held more than its job may; what it wrote itself is a hint like any other.
@@ -157,10 +157,10 @@ void dead_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_
 {
     if (!a->watched)
         return;
-    if (bytes > t->mem_cap)
-        bytes = t->mem_cap;
+    if (bytes > t->id.mem_cap)
+        bytes = t->id.mem_cap;
     bytes = cut(bytes);
-    if (t->ndead == AR_MAX_DEAD && !bytes)
+    if (t->memory.ndead == AR_MAX_DEAD && !bytes)
         return; /* holds nothing, and the list has no room */
     bool listed = remember(a, t, pid, uid, bytes);
     publish(t);
@@ -177,18 +177,18 @@ void dead_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_
  * left, since it is not known who held what. */
 void dead_gone(struct arbiter *a, struct tenant *t, pid_t pid)
 {
-    uint32_t found = t->ndead;
-    for (uint32_t i = 0; i < t->ndead; i++) {
-        if (t->dead[i].pid == pid &&
-            (found == t->ndead || t->dead[i].died_ns < t->dead[found].died_ns))
+    uint32_t found = t->memory.ndead;
+    for (uint32_t i = 0; i < t->memory.ndead; i++) {
+        if (t->memory.dead[i].pid == pid &&
+            (found == t->memory.ndead || t->memory.dead[i].died_ns < t->memory.dead[found].died_ns))
             found = i;
     }
-    if (found < t->ndead)
+    if (found < t->memory.ndead)
         drop(a, t, found);
-    else if (t->ncrowd == 1)
+    else if (t->memory.ncrowd == 1)
         forget_crowd(a, t);
-    else if (t->ncrowd)
-        t->ncrowd--;
+    else if (t->memory.ncrowd)
+        t->memory.ncrowd--;
     publish(t);
 }
 
@@ -198,26 +198,26 @@ void dead_listed(struct tenant *t, pid_t pid)
 {
     uint64_t now = qg_now_ns();
     bool found = false;
-    for (uint32_t i = 0; i < t->ndead; i++) {
-        if (t->dead[i].pid != pid)
+    for (uint32_t i = 0; i < t->memory.ndead; i++) {
+        if (t->memory.dead[i].pid != pid)
             continue;
-        t->dead[i].heard_ns = now;
+        t->memory.dead[i].heard_ns = now;
         found = true;
     }
     if (!found)
-        t->crowd_heard_ns = now;
+        t->memory.crowd_heard_ns = now;
 }
 
 void dead_forget(struct arbiter *a, struct tenant *t)
 {
-    while (t->ndead)
+    while (t->memory.ndead)
         drop(a, t, 0);
     forget_crowd(a, t);
 }
 
 void dead_overhead(struct tenant *t, uint64_t bytes)
 {
-    t->overhead = cut(bytes);
+    t->memory.overhead = cut(bytes);
     publish(t);
 }
 
@@ -235,8 +235,8 @@ struct due {
 static void let_go(struct arbiter *a, struct tenant *t, void *arg)
 {
     struct due *due = arg;
-    for (uint32_t i = 0; i < t->ndead;) {
-        uint64_t until = t->dead[i].heard_ns + answer_ns(a);
+    for (uint32_t i = 0; i < t->memory.ndead;) {
+        uint64_t until = t->memory.dead[i].heard_ns + answer_ns(a);
         if (until > due->now) {
             if (until < due->next)
                 due->next = until;
@@ -246,13 +246,13 @@ static void let_go(struct arbiter *a, struct tenant *t, void *arg)
         ar_log(a, 1,
                "process %d of job %llu ended, for %d ms nobody said whether its memory is free; it "
                "counts as free now",
-               (int)t->dead[i].pid, (unsigned long long)t->job_id, a->answer_ms);
+               (int)t->memory.dead[i].pid, (unsigned long long)t->id.job_id, a->answer_ms);
         drop(a, t, i);
     }
-    uint64_t until = t->crowd_heard_ns + answer_ns(a);
-    if (t->ncrowd && until <= due->now)
+    uint64_t until = t->memory.crowd_heard_ns + answer_ns(a);
+    if (t->memory.ncrowd && until <= due->now)
         forget_crowd(a, t);
-    else if (t->ncrowd && until < due->next)
+    else if (t->memory.ncrowd && until < due->next)
         due->next = until;
     publish(t);
 }

@@ -64,11 +64,11 @@ static void write_headers(struct tenant *t)
     t->gate->magic = QG_MAGIC;
     t->gate->version = QG_ABI_VERSION;
     t->gate->size = sizeof(*t->gate);
-    t->gate->job_id = t->job_id;
+    t->gate->job_id = t->id.job_id;
     write_job_header(t);
     /* until the first decision: online may go, offline may not */
     t->gate->flags = QG_GATE_TRACK;
-    if (t->job_class == QG_CLASS_OFFLINE)
+    if (t->id.job_class == QG_CLASS_OFFLINE)
         t->gate->flags |= QG_GATE_CLOSED | QG_GATE_WHY_SHARE;
     t->gate->heartbeat_ns = qg_now_ns();
 }
@@ -103,9 +103,9 @@ static struct tenant *tenant_create(struct arbiter *a, const struct qg_ctl_grant
     if (!t)
         return NULL;
     t->gate_fd = t->job_fd = t->bell_fd = -1;
-    t->job_id = g->job_id;
-    t->job_class = g->job_class;
-    t->granted_ns = qg_now_ns();
+    t->id.job_id = g->job_id;
+    t->id.job_class = g->job_class;
+    t->books.granted_ns = qg_now_ns();
     *err = qg_shared_create("qgpu-gate", QG_PAGE, 1, &t->gate_fd, &gate);
     t->gate = gate;
     t->together = job_get(g->job_id);
@@ -128,13 +128,13 @@ static struct tenant *tenant_create(struct arbiter *a, const struct qg_ctl_grant
 
 static void tenant_update(struct tenant *t, const struct qg_ctl_grant *g)
 {
-    t->uid = g->uid;
-    t->job_class = g->job_class;
-    t->share = g->share;
-    t->mem_cap = g->mem_cap;
-    t->free = g->flags & QG_GRANT_UNGOVERNED;
-    t->confirmed = true;
-    t->revoked = false;
+    t->id.uid = g->uid;
+    t->id.job_class = g->job_class;
+    t->id.share = g->share;
+    t->id.mem_cap = g->mem_cap;
+    t->id.free = g->flags & QG_GRANT_UNGOVERNED;
+    t->id.confirmed = true;
+    t->id.revoked = false;
     gates_settings(t, qg_now_ns());
 }
 
@@ -153,7 +153,7 @@ int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g)
         return -ENODEV;
     struct tenant *t = tenant_find(card, g->job_id), *fresh = NULL;
     int err = 0;
-    if (t && t->uid != g->uid)
+    if (t && t->id.uid != g->uid)
         return -EEXIST; /* a job never changes its user */
     if (!t && !(t = fresh = tenant_create(a, g, &err)))
         return err;
@@ -165,8 +165,8 @@ int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g)
         return err;
     }
     if (fresh && !a->ever_synced) {
-        t->expected = g->job_class == QG_CLASS_ONLINE;
-        card->policy.recovery_until_ns = t->granted_ns + (uint64_t)card->grace_ms * QP_MS;
+        t->id.expected = g->job_class == QG_CLASS_ONLINE;
+        card->policy.recovery_until_ns = t->books.granted_ns + (uint64_t)card->grace_ms * QP_MS;
     }
     tenant_update(t, g);
     step_and_unlock(card);
@@ -193,9 +193,9 @@ void tenant_revoke(struct arbiter *a, struct tenant *t)
         return;
     }
     ar_log(a, 1, "job %llu ended on %s, but %u of its processes live; their gate stays closed",
-           (unsigned long long)t->job_id, card->uuid, t->nprocs);
+           (unsigned long long)t->id.job_id, card->uuid, t->nprocs);
     pthread_mutex_lock(&card->lock);
-    t->revoked = true;
+    t->id.revoked = true;
     sample_classify(t, qg_now_ns());
     step_and_unlock(card);
     hw_tenant_revoked(a, t);
@@ -210,7 +210,7 @@ void recovery_review(struct card *card, bool list_complete)
         return;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         const struct tenant *t = card->tenants[i];
-        if (t && t->expected && !t->nprocs && !t->revoked)
+        if (t && t->id.expected && !t->nprocs && !t->id.revoked)
             return;
     }
     uint64_t until = card->returned_ns ? card->returned_ns + RETURN_NS : 0;
@@ -290,12 +290,12 @@ int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn
         memset(t->job, 0, sizeof(*t->job));
     write_job_header(t);
     take_slot(t, (uint32_t)at, p, c, mem_used);
-    t->progress_ns = qg_now_ns(); /* what it left on the card before may still be there */
-    if (t->expected)
-        t->card->returned_ns = t->progress_ns;
-    t->expected = false;
+    t->sample.progress_ns = qg_now_ns(); /* what it left on the card before may still be there */
+    if (t->id.expected)
+        t->card->returned_ns = t->sample.progress_ns;
+    t->id.expected = false;
     recovery_review(t->card, a->ever_synced);
-    t->rung = true; /* look at it in this step */
+    t->bell.rung = true; /* look at it in this step */
     step_and_unlock(t->card);
     *slot = (uint32_t)at;
     if (moved)
@@ -329,9 +329,10 @@ void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot)
     while (t->hi && !t->slots[t->hi - 1].proc)
         t->hi--;
     if (!t->nprocs)
-        t->launched = t->ran = t->pending = t->unmarked = t->standing = t->queued = t->busy = false;
+        t->sample.launched = t->sample.ran = t->sample.pending = t->sample.unmarked =
+            t->sample.standing = t->sample.queued = t->sample.busy = false;
     sample_full(t, qg_now_ns());
     step_and_unlock(card);
-    if (t->revoked && !t->nprocs)
+    if (t->id.revoked && !t->nprocs)
         forget(a, t);
 }
