@@ -16,7 +16,7 @@ from simulator.sim import Interval, read_trace
 
 METHODS = ("schedule", "disable", "disable-scheduling", "timeslice", "timeslice0", "preempt")
 STOPPING = ("schedule", "disable")  # what the product would stop with; the others are asked for what they do
-NOT_SUPPORTED, NOT_FOUND = "0x56", "0x57"
+NOT_FOUND = "0x57"
 STUCK_NS = 2_900_000_000
 FLUSH_S = 0.25  # the simulator's device side writes its trace each 100 ms
 WEIGHTS = ((0, 0), (3000, 7000), (1000, 9000))
