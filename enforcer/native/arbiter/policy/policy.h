@@ -12,92 +12,110 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define QP_MAX_TENANTS  256u       /* tenants of one card */
-#define QP_NEVER        UINT64_MAX /* no wake-up needed */
-#define QP_MS           1000000ull
-#define QP_TICK_NS      (1 * QP_MS) /* look again while somebody works and shares the card */
-#define QP_SOLO_TICK_NS (5 * QP_MS) /* the same for a tenant alone on a card */
-/* fixed-share: looks at one whose work began just now are so far apart, at least */
-#define QP_FINE_NS    100000ull
-#define QP_FINE_PARTS 8u /* ... and this part of the time for which it has worked */
-/* ... and an interval in which work began or ended counts so much at most: the arbiter was late */
-#define QP_UNSEEN_NS  (100 * QP_MS)
-#define QP_NOTIFY_NS  (2 * QP_MS) /* idle so long: stop polling, the next launch rings */
-#define QP_PASS_ON_NS (1 * QP_MS) /* without work for so long, a tenant competes no more */
-/* a holder that shows no sign of work for so long passes its turn on: kernels have gaps */
-#define QP_PAUSE_NS      400000ull
-#define QP_LATE_PAUSE_NS 500000ull /* the same where its last pause was none (QP_LATE) */
-/* ... then two looks for one are so far apart: with the pause less than a millisecond */
+/* tenants of one card; sizes fixed arrays */
+#define QP_MAX_TENANTS 256u
+/* a wake-up time: no wake-up is needed */
+#define QP_NEVER UINT64_MAX
+/* ns in a millisecond */
+#define QP_MS 1000000ull
+/* ns between samples of a shared card; bounds how late an end of work is seen */
+#define QP_TICK_NS (1 * QP_MS)
+/* ns between samples of a card with one tenant: no other tenant waits for it */
+#define QP_SOLO_TICK_NS (5 * QP_MS)
+/* fixed-share: least ns between samples of work that just began; short work is charged exactly */
+#define QP_FINE_NS 100000ull
+/* fixed-share: later samples are 1/8 of the work's age apart; bounds the relative error */
+#define QP_FINE_PARTS 8u
+/* fixed-share: most ns charged for an interval with a begin or end; a late sample is our fault */
+#define QP_UNSEEN_NS (100 * QP_MS)
+/* ns idle before polling stops; the next launch rings the doorbell instead */
+#define QP_NOTIFY_NS (2 * QP_MS)
+/* ns without work before a tenant is not runnable any more; bridges gaps between launches */
+#define QP_PASS_ON_NS (1 * QP_MS)
+/* ns without work before a holder loses the rest of its quantum; kernels have gaps */
+#define QP_PAUSE_NS 400000ull
+/* ns, the same where the last pause was a late thread (QP_LATE): avoids that mistake again */
+#define QP_LATE_PAUSE_NS 500000ull
+/* ns between the two samples that confirm a pause; both fit into 1 ms with the pause */
 #define QP_CLOSE_LOOK_NS 300000ull
-#define QP_REST_NS       100000ull /* the same of one whose last pauses were all that long */
-#define QP_RESTING       3u        /* so many of them */
-/* its last pause was none, its thread was late: next time QP_LATE_PAUSE_NS */
+/* ns instead of QP_PAUSE_NS for a tenant that paused each time of late: less of the card idles */
+#define QP_REST_NS 100000ull
+/* pauses in a row, each a real one, before QP_REST_NS holds */
+#define QP_RESTING 3u
+/* flag: the last pause was only a late thread; use QP_LATE_PAUSE_NS next time */
 #define QP_LATE 4u
-/* ... which is so if it went on so soon after its last work */
+/* ns after its last work within which a new launch shows that the thread was only late */
 #define QP_SOON_NS (12 * QP_MS / 10)
-/* so long after a drain of the class was cut off turns are passed on after QP_PASS_ON_NS only */
+/* ns after a drain timeout in which quanta pass on after QP_PASS_ON_NS; ends are then unsure */
 #define QP_WARY_NS (1000 * QP_MS)
-/* who did that is looked at as often in the turns of the time that follows */
+/* ns after such a pause in which the tenant's quanta are sampled as closely */
 #define QP_PAUSES_NS (1000 * QP_MS)
-/* a turn that nobody began to use by then is charged all the same */
+/* ns in which an unused quantum must begin; after that it is charged, so idling does not pay */
 #define QP_START_NS (1 * QP_MS)
-/* a closed holder is looked at so often for its last completion, at most */
+/* least ns between polls of a closed holder for its last fence; limits CPU time */
 #define QP_DRAIN_POLL_NS 50000ull
-/* then the next one starts although the former never finished */
+/* drain timeout in ns: the next tenant starts although the former never finished */
 #define QP_DRAIN_MAX_NS (100 * QP_MS)
-/* ... or after so many times the longest drain of late, if that is less */
+/* least drain timeout in ns where the tenant's recent drains were short */
 #define QP_DRAIN_LEAST_NS (25 * QP_MS)
-#define QP_DRAIN_TAILS    8u
-/* so many drains after one that ended unseen, the time until the first look is looked into */
-#define QP_UNEVEN        16u
-#define QP_UNEVEN_LOOKS  8u  /* ... so often at most */
-#define QP_LIMITED_LOOKS 16u /* ... the same under fixed-share */
-/* who drains and stands at its gate, and rings when its work has ended, is looked at so often at
- * most */
+/* drain timeout as a multiple of the longest recent drain; allows for variation */
+#define QP_DRAIN_TAILS 8u
+/* drains after a drain timeout in which the delay until the first poll is checked closely */
+#define QP_UNEVEN 16u
+/* most polls spent on that in one drain; limits CPU time */
+#define QP_UNEVEN_LOOKS 8u
+/* the same under fixed-share, where a late end is charged to the tenant */
+#define QP_LIMITED_LOOKS 16u
+/* least ns between polls of a drain whose end the tenant will ring for */
 #define QP_TOLD_LOOK_NS 500000ull
-/* each drain that is cut off halves the next one, so often at most: to 1.6 ms */
-#define QP_OVERDUE_MAX    6u
-#define QP_KEEP_NS        (5 * QP_MS)             /* who is away for less keeps its credit */
-#define QP_DEFICIT_MAX_NS (1000 * (int64_t)QP_MS) /* |credit or debt| of a tenant */
-#define QP_BUDGET_MAX_NS  (50 * (int64_t)QP_MS)   /* fixed-share: what may be saved up */
-/* fixed-share: kept free of a window of 1 s for what is in flight at a closing */
+/* most halvings of the drain timeout, one for each timeout: down to 1.6 ms */
+#define QP_OVERDUE_MAX 6u
+/* ns a tenant may be away and keep its credit; a gap between launches costs nothing */
+#define QP_KEEP_NS (5 * QP_MS)
+/* ns of credit or debt at most; bounds how long one tenant can catch up */
+#define QP_DEFICIT_MAX_NS (1000 * (int64_t)QP_MS)
+/* fixed-share: ns of budget that may be saved; bounds a burst above the share */
+#define QP_BUDGET_MAX_NS (50 * (int64_t)QP_MS)
+/* fixed-share: ns of a 1 s window kept free for what is in flight when a gate closes */
 #define QP_MARGIN_NS (2 * QP_MS)
-/* fixed-share: past the end of the budget by so much a launch waits until we have looked again */
+/* fixed-share: ns past the end of the budget after which a launch waits for a sample */
 #define QP_OVERSTAY_NS (QP_MS / 4)
-/* ... for what was heard of late, in all turns of a second, where that is one long kernel */
+/* fixed-share: ns allowed in 1 s for reports that came late, where that is one long kernel */
 #define QP_LATE_NS (QP_MS / 2)
-/* slices of a turn where only tenants wait that never let one go unused */
+/* quanta of one turn where the tenants that wait never left one unused: fewer hand-overs */
 #define QP_LONG_TURN 10u
-/* the same of more than two: a few long turns of one are all of its second */
+/* the same with more than two tenants; more would let one tenant fill its 1 s window */
 #define QP_CROWD_TURN 7u
-/* fixed-share: slices of budget that are saved up before a gate opens again */
+/* fixed-share: quanta of budget saved before a gate opens again: fewer hand-overs */
 #define QP_PORTION 3u
-/* in flight of a tenant with nobody beside it: what a newcomer waits at most */
+/* us in flight of a tenant alone on its card: the most that a newcomer waits */
 #define QP_LONE_WINDOW_US 20000u
-/* the same of several tenants where no online one has to be waited for */
+/* us in flight where tenants share without online: the most that each adds to a drain */
 #define QP_SHARED_WINDOW_US 4000u
-/* the same under fixed-share: what is in flight comes on top of the share */
+/* us in flight under fixed-share: it comes on top of the share, so it is small */
 #define QP_FIXED_WINDOW_US 2000u
-#define QP_FIXED_MOST_US   5000u /* ... at most, whatever the card's settings say */
-/* so long online's second launch waits for the end of what offline has on the card */
+/* us, the most under fixed-share, whatever the card's settings say */
+#define QP_FIXED_MOST_US 5000u
+/* ns that online's second launch waits for the end of offline's work on the card */
 #define QP_HOLD_NS (1 * QP_MS)
-/* drains so long tell of kernels that a window does not hold two of */
+/* ns: longer drains show kernels of which a window cannot hold two */
 #define QP_DEEP_TAIL_NS (3 * QP_MS)
-/* the most that may be in flight in the middle of a long turn, for two of them */
+/* us in flight in the middle of a long turn: room for two such kernels */
 #define QP_DEEP_WINDOW_US 24000u
-/* ... if at least so much of it is left: what is queued begins before its end */
+/* ns of the turn that must be left for that: queued work then begins before its end */
 #define QP_DEEP_ROOM_NS (14 * QP_MS)
-/* a foreseen end of the former holder's work: the next gate opens so long before */
+/* ns by which the next gate opens before the predicted end: covers the wake-up of its tenant */
 #define QP_LEAD_NS 150000ull
-/* ... if it has not come so long after it should have, it is waited for no more */
-#define QP_OVERLAP_NS   1500000ull
-#define QP_LATE_LOOK_NS 200000ull /* ... and looked for so often */
-/* an end foreseen wrongly counts so much, a right one half of it less, one that nobody went by 1
- * less */
+/* ns after the predicted end before the former tenant is waited for no more */
+#define QP_OVERLAP_NS 1500000ull
+/* ns between polls in that time; limits CPU time */
+#define QP_LATE_LOOK_NS 200000ull
+/* weight of a wrong prediction; a right one takes off half as much, an unused one 1 */
 #define QP_MISS 64u
-/* ... with half of that a tenant is believed no more, until so many ends brought it below */
+/* most weight kept. Above half of it predictions are not used, until right ones lower it */
 #define QP_MISSES_MAX (4 * QP_MISS)
-#define QP_BINS       256u /* of a sliding window; 250 of them make its length */
+/* bins of a sliding window: 250 make its length, the rest is spare */
+#define QP_BINS 256u
 
 struct qp_tenant {
     /* input: who */
