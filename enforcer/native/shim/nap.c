@@ -1,23 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nap.h"
 
-/* a sleep until the expected end of work ends so long before it */
-#define WAKE_EARLY_NS  50000u
-#define LONGEST_NAP_NS 1000000u /* the gate may close meanwhile */
-#define SOON_NS        60000u   /* work of uncertain length often ends right after its least */
-/* about when it should end it is looked for each so many-th part of its time */
+/* ns by which a sleep ends before the predicted end of work: a thread wakes late */
+#define WAKE_EARLY_NS 50000u
+/* most ns of one sleep, since the gate may close meanwhile */
+#define LONGEST_NAP_NS 1000000u
+/* ns past the lower estimate without sleep: work of uncertain length often ends there */
+#define SOON_NS 60000u
+/* near an expected end, polls are 1/64 of the elapsed time apart: bounds the error */
 #define EXPECTED_PARTS 64u
-/* ... and, of a function that takes now long and now short, all the time */
+/* 1/16, the same for a function whose duration varies, once it may have ended */
 #define VARIES_PARTS 16u
-/* so long after its expected end it is over most often, and a look tells when the next one began */
+/* ns after the expected end at which the first poll comes: most work is over then */
 #define AFTER_NS 5000u
-/* behind what runs stands so much more: nothing is lost by a late look */
+/* ns of work queued behind what runs, so that a late poll leaves the card no gap */
 #define RESERVE_NS 100000u
-
-#define LATE_STEP_NS 1000u /* one wake-up that was later than thought counts so much */
-#define LATE_PARTS   3u    /* ... one that was sooner so often more: one of four is sooner */
-/* later than that wakes who lacks a processor; spinning would not give it one */
-#define LATEST_NS       60000u
+/* ns added to the estimate of wake-up delay after a wake-up later than estimated */
+#define LATE_STEP_NS 1000u
+/* steps taken off after an earlier wake-up: a quarter of them then come earlier */
+#define LATE_PARTS 3u
+/* most ns of that estimate: a longer delay means no free CPU, which polling cannot mend */
+#define LATEST_NS 60000u
+/* least ns of a sleep; below it, polling is as cheap */
 #define SHORTEST_NAP_NS 5000u
 
 static unsigned late_ns; /* atomic */

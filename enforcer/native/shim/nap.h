@@ -7,8 +7,10 @@
 
 #include "streams.h"
 
-#define SPIN_NS 5000u /* looks at the word before it sleeps */
-#define NAP_NS  20000u
+/* ns of polling before the first sleep; a sleep costs more than that */
+#define SPIN_NS 5000u
+/* ns of a sleep whose end is not known better */
+#define NAP_NS 20000u
 
 /* One look at the window. */
 struct qg_look {

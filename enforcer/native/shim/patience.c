@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "patience.h"
 
-#define STUCK_NS      2000000u /* no progress for so long at a full window: let it through */
-#define PATIENT       3u       /* so many times in a row at once, then after 4, 8, ... ms */
+/* ns without progress at a full window; then a launch passes, as a kernel may wait for it */
+#define STUCK_NS 2000000u
+/* launches let through after STUCK_NS each; later ones wait twice as long each time */
+#define PATIENT 3u
+/* most doublings of that wait: 64 ms */
 #define LONGEST_SHIFT 5u
-/* that a kernel waits is believed until so many launches have not freed it */
+/* launches let through in vain before a kernel is not taken for one that waits any more */
 #define BELIEVED 6u
-/* who waited for a launch ends so soon after it went, and twice its time, up to as much again */
+/* ns after the launch in which a kernel that waited for it ends, besides twice its duration */
 #define SOON_NS 2000000u
-#define LONG_NS 8000000u /* a kernel of less may end by itself then: everybody waits for its end */
+/* ns: a shorter kernel may end by itself meanwhile, so its end proves nothing */
+#define LONG_NS 8000000u
 
 /* A kernel that is known to take long may have the rest of its estimate before it, and who was let
  * through without any effect waits for the whole of it again, longer each time: else long kernels

@@ -17,27 +17,31 @@
 #include "patience.h"
 #include "waiters.h"
 
-#define COPY_BYTES_PER_US 12000u /* a cautious host link; only orders of magnitude matter */
-#define COPY_SETUP_NS     5000u
-/* work longer than the window is queued so long before what runs will end */
+/* bytes per us of a slow host link: only the order of magnitude of a copy matters */
+#define COPY_BYTES_PER_US 12000u
+/* ns to set up a copy */
+#define COPY_SETUP_NS 5000u
+/* ns before the end of what runs at which work longer than the window is queued: no gap */
 #define LEAD_NS 40000u
-/* beside offline work so much goes before the arbiter said that the card is free */
-#define HOLD_NS         150000u
-#define LONGEST_HOLD_NS 2000000u /* an arbiter that lives tells sooner */
-/* so long the arbiter may be late, and nobody launches more than he may */
+/* ns of work let through beside offline before the arbiter says that the card is free */
+#define HOLD_NS 150000u
+/* most ns of that wait; a live arbiter answers sooner */
+#define LONGEST_HOLD_NS 2000000u
+/* ns past the allowed time for which launches wait; a later arbiter is dead: go on */
 #define LONGEST_SPENT_NS 100000000u
-/* what a launch call takes, and the driver's way from there to the card */
+/* ns that a launch call takes, and the driver's way from there to the card */
 #define CALL_NS 300000u
-/* from such a window on not each launch is looked at: nobody waits for the card */
+/* ns of window from which not each launch polls the fences: no tenant waits for the card */
 #define ROOMY_NS 5000000u
-/* ... but so that those between two looks fill at most this part of it */
+/* between two such polls, launches fill at most 1/8 of the window */
 #define ROOMY_PARTS 8u
-/* where others wait, more than this does not stay without a marker: its end must be seen */
+/* most ns of work without a fence while others wait: its end must be seen */
 #define UNMARKED_NS 250000u
-#define MAX_CALM    63u
-/* a function of which little is known fills at least this part of any window */
+/* most launches between two such polls */
+#define MAX_CALM 63u
+/* a function with few samples counts as at least 1/8 of the window: it may be long */
 #define NEW_PARTS 8u
-/* such a window is not filled by one unknown function, but by so many */
+/* a function without samples counts as 1/2 of a wide window: one must not fill it */
 #define UNKNOWN_PARTS 2u
 
 /* Held for less than a microsecond, but by each thread that launches: who finds it taken looks
