@@ -68,9 +68,8 @@ static void drop_strangers(struct qp_card *c)
     }
 }
 
-/* What it had on the card when its drain was cut off has ended after all, no later than the longest
- * kernel is awaited: it was no lie. The next drain is awaited as long, else work that shares the
- * card would be cut off again and again. */
+/* The drain we gave up on did finish within QP_DRAIN_MAX_NS: the tenant was slow, not lying. Its
+ * penalty is cleared, or work that shares the card would be given up on again and again. */
 static void believe(struct qp_tenant *t, uint64_t now)
 {
     if (!t->cut_off_ns || t->undrained)

@@ -105,8 +105,8 @@ static void tell(struct arbiter *a)
     }
 }
 
-/* One of the crowd is on no list: who has no room to hear of it now never does, and a minute later
- * it counts as gone. */
+/* Overflow deaths are not queued. A watcher whose socket is full misses them, and the memory is
+ * released after `answer_ms`. */
 static void tell_once(struct arbiter *a, const struct qg_ctl_process *m)
 {
     for (struct conn *c = a->conns; c; c = c->next) {
