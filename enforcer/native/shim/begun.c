@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "begun.h"
 
-/* an end is taken for so much of the estimate sooner: those err upwards, and errors add up */
+/* an end counts as 1/32 of the estimate sooner: estimates are high, and errors add up */
 #define EARLY_PARTS 32u
-/* ... but for so much sooner than its latest time: what is queued too soon, online waits for */
+/* most ns before its latest time that an end is assumed: online waits for what comes too soon */
 #define EARLIEST_NS 40000u
-#define SEEN_NS     200000u /* an end between two looks so close was seen */
-/* kernels of varying length, and a card that stood still, lead further and further astray */
+/* ns between two polls within which an end counts as seen */
+#define SEEN_NS 200000u
+/* most ends in a row that are only predicted, since errors add up */
 #define MOST_UNSEEN 32u
 
 void qg_begun_none(struct qg_begun *begun, uint64_t now)

@@ -8,22 +8,29 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define QG_FUNCTIONS   4096u /* slots; more functions than this share slots, newest wins */
-#define QG_LEARN_FIRST 16u   /* launches of a new function that are all sampled */
-#define QG_TRUST       12u   /* samples before its estimate is believed */
-#define QG_LEARN_EACH  32u   /* afterwards each so many */
-/* of functions that take longer, each QG_LEARN_LONG-th: a sample costs them nothing */
-#define QG_LONG_NS    250000u
+/* functions with a slot of their own; more share slots, and the newest wins */
+#define QG_FUNCTIONS 4096u
+/* launches of a new function that are all sampled: an estimate is needed soon */
+#define QG_LEARN_FIRST 16u
+/* samples before an estimate is believed */
+#define QG_TRUST 12u
+/* launches per sample after that: a sample costs time */
+#define QG_LEARN_EACH 32u
+/* ns from which a function counts as long: a sample costs it next to nothing */
+#define QG_LONG_NS 250000u
+/* launches per sample of a long function */
 #define QG_LEARN_LONG 4u
-#define QG_RECENT     24u /* samples that are kept as they are */
-#define QG_DOUBT      16u /* so many samples in the place of one that may be longer */
-#define QG_DOUBTS     4u  /* ... and so many of them say that it is */
-/* of a launch that took so long in the driver, and a good part of the sample, nobody knows how
- * long the work took */
+/* samples that are kept one by one */
+#define QG_RECENT 24u
+/* weight of a sample longer than the estimate; each other sample takes off 1 */
+#define QG_DOUBT 16u
+/* longer samples, close enough together, before the estimate rises: one may be a disturbance */
+#define QG_DOUBTS 4u
+/* ns in the driver from which a sample does not tell how long the work took */
 #define QG_VAGUE_NS 100000u
-/* ... and after so many of them on end the next counts all the same: it is that driver's way */
+/* such samples in a row before the next counts all the same: this driver is slow */
 #define QG_VAGUES 3u
-/* so many much shorter samples on end say that the estimate is one that was disturbed */
+/* much shorter samples in a row that show that the estimate was disturbed */
 #define QG_OUTLIER 48u
 
 struct qg_function {

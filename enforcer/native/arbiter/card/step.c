@@ -11,11 +11,13 @@
 #include "policy/policy.h"
 #include "qg_time.h"
 
+/* decisions in one step at most, repeated while tenants move meanwhile; bounds its time */
 #define MAX_REDO 4
-/* who stands at a closed gate and has nothing on the card changes seldom */
+/* ns between samples of a tenant that waits at a closed gate: it changes seldom */
 #define STANDING_LOOK_NS (10 * QP_MS)
-#define SECOND_LOOK_NS   150000ull /* after one that found no work but the traces of some */
-/* without membarrier(2): a store is visible everywhere long before that */
+/* ns to a second sample after one that found only traces of work */
+#define SECOND_LOOK_NS 150000ull
+/* ns until a store is visible everywhere, where membarrier(2) is missing */
 #define SETTLE_NS (1 * QP_MS)
 
 /* Muted tenants are looked at each millisecond until their doorbell counts again; doubted ones when

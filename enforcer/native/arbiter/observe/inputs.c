@@ -7,14 +7,16 @@
 #include "observe/observe_parts.h"
 #include "policy/policy.h"
 
-/* the same for work that no marker follows, without a window */
+/* ns for which unfenced work is believed where there is no window: nothing else ends it */
 #define UNMARKED_LEASE_NS (100 * QP_MS)
-#define LOOSE_NS          200000ull /* the same with one: so much more than it is to take */
-/* markers without progress for so long: no turns among peers, but charged on */
+/* ns past its estimate for which unfenced work is believed where there is a window */
+#define LOOSE_NS 200000ull
+/* ns without progress of fences; then no quanta among peers, but still charged */
 #define STUCK_NS (2000 * QP_MS)
-/* ... sooner if it never was silent for a quarter as long */
+/* least of that in ns, for a tenant whose kernels were short so far */
 #define STUCK_LEAST_NS (100 * QP_MS)
-#define STUCK_TIMES    4u
+/* limit between the two: this many times the longest kernel so far */
+#define STUCK_TIMES 4u
 
 /* A shim in window mode marks what takes longer than a quarter of the window, and says how long all
  * that is in flight is to take; who sits in a driver call, or lies, has no more than that of its

@@ -13,26 +13,31 @@
 #include "policy/policy.h"
 #include "qg_msg.h"
 
-/* open gate, in one turn or many, and still standing there: stopped, lying */
+/* ns that a thread may wait at an open gate and count as work; then it is stopped or lies */
 #define STANDING_LEASE_NS (5 * QP_MS)
-#define STANDING_AGAIN_NS (1 * QP_MS) /* the same if that is not the first time */
-#define DISCREDIT_MIN_NS  (10 * QP_MS)
-#define DISCREDIT_MAX_NS  (1000 * QP_MS)
-/* words that were on their way when groups were stopped arrive within it */
+/* ns, the same from the second time on: it was wrong once */
+#define STANDING_AGAIN_NS (1 * QP_MS)
+/* ns for which such a word is ignored the first time; doubles each time */
+#define DISCREDIT_MIN_NS (10 * QP_MS)
+/* most ns for which it is ignored, so that an honest program comes back */
+#define DISCREDIT_MAX_NS (1000 * QP_MS)
+/* ns in which words still arrive that were on their way when groups were stopped */
 #define HELD_NS (1 * QP_MS)
-/* without a connection for so long: it runs another program, whose words these are not */
+/* ns without a connection; then the process runs another program, whose words these are not */
 #define LOST_NS (2000 * QP_MS)
-/* a process that showed work so recently divides the window */
+/* ns since its last work within which a process divides the window */
 #define WORKING_NS (10 * QP_MS)
-/* a thread may go on so long before the arbiter has noted when it opened the gate */
+/* ns by which a thread may go on before the arbiter noted the opening of the gate */
 #define TURN_NS 20000u
-/* ends that are foreseen further ahead are garbage, or of no interest yet */
+/* ns: predicted ends further ahead are wrong, or too far to use */
 #define MAX_AHEAD_NS (1000 * QP_MS)
-#define MAX_WAITING  65536u /* threads; more is garbage */
-/* of one process; more is garbage, and counts as so many */
+/* threads that wait in one process; more is not believed */
+#define MAX_WAITING 65536u
+/* contexts of one process; more counts as this many */
 #define MAX_CONTEXTS 64u
-#define MAX_LAUNCHES (1ull << 56) /* of one counter; more is garbage */
-/* where a total of what a job counted stays: it must never wrap, nor look negative */
+/* launches in one counter; more is not believed */
+#define MAX_LAUNCHES (1ull << 56)
+/* most of a total of a job: it must neither wrap nor become negative */
 #define MAX_TOTAL (1ull << 56)
 
 #define QUEUED_NS       (2 * QP_MS) /* who waits for room looks at its gate each millisecond */

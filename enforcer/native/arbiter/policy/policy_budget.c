@@ -8,15 +8,24 @@
 
 #include "policy/policy_parts.h"
 
-#define SPAN          250u         /* bins of a window's length */
-#define ONE_BIN       (4 * QP_MS)  /* 250 of them: 1 s */
-#define TEN_BIN       (40 * QP_MS) /* 250 of them: 10 s */
-#define LEAST_NS      QP_MS        /* a turn on a card that would stand still otherwise */
-#define LEAST_LONG_NS 100000u /* the same of one kernel, which may come on top: any room will do */
-#define RECHECK_NS    (QP_MS / 2)    /* a window that fills is looked at again no earlier */
-#define IDLE_RECHECK_NS (20 * QP_MS) /* the same where nobody waits for it */
-#define ALL_OF_IT       90u          /* percent: hardly anything of the card is left over */
-#define SETTLED_NS      (1000000 * QP_MS)
+/* bins of a window's length; sets the precision of the sum */
+#define SPAN 250u
+/* ns of a bin of the 1 s window */
+#define ONE_BIN (4 * QP_MS)
+/* ns of a bin of the 10 s window */
+#define TEN_BIN (40 * QP_MS)
+/* least ns of a quantum on a card that would be idle otherwise: a hand-over costs time */
+#define LEAST_NS QP_MS
+/* ns, the same of one long kernel: it may exceed the share, so any room will do */
+#define LEAST_LONG_NS 100000u
+/* least ns until a full window is checked again; limits CPU time */
+#define RECHECK_NS (QP_MS / 2)
+/* ns, the same where no tenant waits for it */
+#define IDLE_RECHECK_NS (20 * QP_MS)
+/* percent of shares that leave hardly anything of the card over */
+#define ALL_OF_IT 90u
+/* most ns of budget earned at once; a limit against overflow */
+#define SETTLED_NS (1000000 * QP_MS)
 
 /* Moves a window to the time; old bins fall out. */
 static void slide(struct qp_window *w, uint64_t width, uint64_t now)
