@@ -13,9 +13,9 @@
 #define LOOSE_NS 200000ull
 /* ns without progress of fences; then no quanta among peers, but still charged */
 #define STUCK_NS (2000 * QP_MS)
-/* least of that in ns, for a tenant whose kernels were short so far */
+/* least of that in ns, for a tenant whose fences were never silent for long */
 #define STUCK_LEAST_NS (100 * QP_MS)
-/* limit between the two: this many times the longest kernel so far */
+/* limit between the two: this many times the longest silence that ended with progress */
 #define STUCK_TIMES 4u
 
 /* A shim in window mode marks what takes longer than a quarter of the window, and says how long all
