@@ -65,6 +65,7 @@ class Rig:
     arbiter_binary: Path = BUILD / "bin/qgpu-arbiter"
     arbiter_options: Sequence[str] = ()
     _running: list[subprocess.Popen[Any]] = field(default_factory=list)
+    _sim_before: str | None = field(default_factory=lambda: os.environ.get("QGPU_SIM_DIR"))  # nvml() sets it
 
     @property
     def sim_dir(self) -> Path:
@@ -97,6 +98,10 @@ class Rig:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        if self._sim_before is None:
+            os.environ.pop("QGPU_SIM_DIR", None)
+        else:
+            os.environ["QGPU_SIM_DIR"] = self._sim_before
         for process in reversed(self._running):
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

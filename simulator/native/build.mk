@@ -26,8 +26,8 @@ $(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o) $(SIM_ML_SRC:$(SIM_DIR)/%.c=$(SIM_OB
 
 # Every function that the library defines is a row of cuGetProcAddress's table.
 SIM_ROW_OBJ := $(filter-out %/cu_table.o %/sim_client.o,$(SIM_CU_SRC:$(SIM_DIR)/%.c=$(SIM_OBJ)/%.o))
-$(SIM_OBJ)/libcuda/entry/cu_rows.h: $(SIM_ROW_OBJ) $(SIM_DIR)/libcuda/entry/rows.awk enforcer/native/shim/symbols.tsv
-	nm -g --defined-only $(SIM_ROW_OBJ) | awk -f $(SIM_DIR)/libcuda/entry/rows.awk enforcer/native/shim/symbols.tsv - > $@.new && mv $@.new $@
+$(SIM_OBJ)/libcuda/entry/cu_rows.h: $(SIM_ROW_OBJ) $(SIM_DIR)/libcuda/entry/rows.awk enforcer/native/shim/dispatch/symbols.tsv
+	nm -g --defined-only $(SIM_ROW_OBJ) | awk -f $(SIM_DIR)/libcuda/entry/rows.awk enforcer/native/shim/dispatch/symbols.tsv - > $@.new && mv $@.new $@
 
 $(SIM_OBJ)/libcuda/entry/cu_table.o: $(SIM_OBJ)/libcuda/entry/cu_rows.h
 $(SIM_OBJ)/libcuda/entry/cu_table.o: SIM_INC += -I$(SIM_OBJ)/libcuda/entry

@@ -32,7 +32,7 @@ def test_program_compiles_without_a_warning(tmp_path: Path, name: str, variant: 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100"])
 def test_the_workloads_own_kernel_assembles(tmp_path: Path, arch: str) -> None:
     source = (ROOT / "simulator/native/workload/driver.c").read_text()
-    text = re.search(r"char ptx\[\] =\n(.*?);\n\n", source, re.DOTALL)[1]
+    text = re.search(r"char ptx\[\] =\s*(.*?);\n\n", source, re.DOTALL)[1]
     ptx = "".join(re.findall(r'"(.*?)"', text)).replace("\\n", "\n")
     (tmp_path / "w.ptx").write_text(ptx)
     command = ["ptxas", f"-arch={arch}", str(tmp_path / "w.ptx"), "-o", str(tmp_path / "w")]

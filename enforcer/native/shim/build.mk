@@ -3,9 +3,9 @@ SHIM_DIR := enforcer/native/shim
 comma := ,
 SHIM_OBJ := $(BUILD)/obj/shim
 SHIM_GEN := $(SHIM_OBJ)/gen
-SHIM_SRC := $(wildcard $(SHIM_DIR)/*.c)
+SHIM_SRC := $(wildcard $(SHIM_DIR)/*/*.c)
 SHIM_COMMON := qg_msg qg_rm
-SHIM_HEADERS := $(wildcard enforcer/native/abi/*.h enforcer/native/common/*.h)
+SHIM_HEADERS := $(wildcard enforcer/native/abi/*.h enforcer/native/common/*.h $(SHIM_DIR)/*/*.h)
 SHIM_O := $(SHIM_SRC:$(SHIM_DIR)/%.c=$(SHIM_OBJ)/%.o) $(SHIM_OBJ)/symbols.o $(SHIM_OBJ)/exports.o $(SHIM_COMMON:%=$(SHIM_OBJ)/%.o)
 # Old versions and default-stream variants are declared, and exported with default visibility.
 SHIM_CFLAGS = $(QG_CFLAGS) -I$(SHIM_GEN) -I$(SHIM_DIR) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL \
@@ -13,12 +13,12 @@ SHIM_CFLAGS = $(QG_CFLAGS) -I$(SHIM_GEN) -I$(SHIM_DIR) -I$(CUDA_INC) -D__CUDA_AP
 
 NATIVE += $(BUILD)/shim/libcuda.so.1
 
-$(SHIM_GEN)/symbols.h: $(addprefix $(SHIM_DIR)/,symbols.tsv classes.tsv generate.py)
+$(SHIM_GEN)/symbols.h: $(addprefix $(SHIM_DIR)/dispatch/,symbols.tsv classes.tsv generate.py)
 	@mkdir -p $(SHIM_GEN)
-	python3 $(SHIM_DIR)/generate.py $(SHIM_DIR)/symbols.tsv $(SHIM_GEN)
+	python3 $(SHIM_DIR)/dispatch/generate.py $(SHIM_DIR)/dispatch/symbols.tsv $(SHIM_GEN)
 
-$(SHIM_OBJ)/%.o: $(SHIM_DIR)/%.c $(SHIM_GEN)/symbols.h $(wildcard $(SHIM_DIR)/*.h) $(SHIM_HEADERS)
-	@mkdir -p $(SHIM_OBJ)
+$(SHIM_OBJ)/%.o: $(SHIM_DIR)/%.c $(SHIM_GEN)/symbols.h $(SHIM_HEADERS)
+	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_OLD_GLIBC) $(SHIM_CFLAGS) -c -o $@ $<
 
 $(SHIM_COMMON:%=$(SHIM_OBJ)/%.o): $(SHIM_OBJ)/%.o: enforcer/native/common/%.c $(SHIM_HEADERS)
@@ -28,7 +28,7 @@ $(SHIM_COMMON:%=$(SHIM_OBJ)/%.o): $(SHIM_OBJ)/%.o: enforcer/native/common/%.c $(
 $(SHIM_OBJ)/symbols.o: $(SHIM_GEN)/symbols.h
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -c -o $@ $(SHIM_GEN)/symbols.c
 
-$(SHIM_OBJ)/exports.o: $(SHIM_GEN)/symbols.h $(SHIM_DIR)/trampoline.h
+$(SHIM_OBJ)/exports.o: $(SHIM_GEN)/symbols.h $(SHIM_DIR)/dispatch/trampoline.h
 	$(CC) $(CFLAGS) -I$(SHIM_DIR) -fPIC -x assembler-with-cpp -c -o $@ $(SHIM_GEN)/exports.S
 
 $(BUILD)/shim/libcuda.so.1: $(SHIM_O)
@@ -43,7 +43,7 @@ SHIM_PROBE := $(wildcard tests/native/shim/probe*.c)
 define SHIM_TWIN
 NATIVE += $(BUILD)/test/shim-$(1)/libcuda.so.1 $(BUILD)/test/shim-$(1)/shim-probe
 SHIM_$(1)_O := $(SHIM_SRC:$(SHIM_DIR)/%.c=$(BUILD)/obj/shim-$(1)/%.o) $(SHIM_COMMON:%=$(BUILD)/obj/shim-$(1)/%.o)
-$(BUILD)/obj/shim-$(1)/%.o: $(SHIM_DIR)/%.c $(SHIM_GEN)/symbols.h $(wildcard $(SHIM_DIR)/*.h) $(SHIM_HEADERS)
+$(BUILD)/obj/shim-$(1)/%.o: $(SHIM_DIR)/%.c $(SHIM_GEN)/symbols.h $(SHIM_HEADERS)
 	@mkdir -p $$(@D)
 	$$(CC) $$(CFLAGS) $$(SHIM_CFLAGS) $(2) -c -o $$@ $$<
 $(SHIM_COMMON:%=$(BUILD)/obj/shim-$(1)/%.o): $(BUILD)/obj/shim-$(1)/%.o: enforcer/native/common/%.c $(SHIM_HEADERS)
@@ -76,28 +76,28 @@ $(BUILD)/test/shim-probe: $(SHIM_PROBE) tests/native/shim/probe.h bench/native/s
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -Ibench/native -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $(SHIM_PROBE) -ldl -lpthread
 
-SHIM_UNIT := tests/native/shim/unit.c $(addprefix $(SHIM_DIR)/,ledger.c estimate.c begun.c)
-$(BUILD)/test/shim-unit: $(SHIM_UNIT) $(addprefix $(SHIM_DIR)/,ledger.h estimate.h begun.h)
+SHIM_UNIT := tests/native/shim/unit.c $(addprefix $(SHIM_DIR)/base/,ledger.c estimate.c begun.c)
+$(BUILD)/test/shim-unit: $(SHIM_UNIT) $(addprefix $(SHIM_DIR)/base/,ledger.h estimate.h begun.h)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) -o $@ $(SHIM_UNIT)
 
 NATIVE += $(BUILD)/test/shim-place-unit
-$(BUILD)/test/shim-place-unit: tests/native/shim/place_unit.c $(SHIM_DIR)/place.h
+$(BUILD)/test/shim-place-unit: tests/native/shim/place_unit.c $(SHIM_DIR)/memory/place.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) -I$(CUDA_INC) \
 	  -o $@ $<
 
-SHIM_RACE := tests/native/shim/race.c $(addprefix $(SHIM_DIR)/,memory.c books.c shares.c jobsum.c ledger.c)
-$(BUILD)/test/shim-race: $(SHIM_RACE) $(wildcard $(SHIM_DIR)/*.h) $(SHIM_GEN)/symbols.h
+SHIM_RACE := tests/native/shim/race.c $(addprefix $(SHIM_DIR)/,memory/memory.c memory/books.c memory/ipc.c process/jobsum.c base/ledger.c)
+$(BUILD)/test/shim-race: $(SHIM_RACE) $(SHIM_HEADERS) $(SHIM_GEN)/symbols.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -o $@ $(SHIM_RACE) -lpthread
 
 NATIVE += $(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit $(BUILD)/test/shim-pool-unit $(BUILD)/test/shim-seen-unit
-$(BUILD)/test/shim-green-unit: tests/native/shim/green_unit.c $(SHIM_DIR)/hook_green.c
-$(BUILD)/test/shim-primary-unit: tests/native/shim/primary_unit.c $(SHIM_DIR)/hook_context.c
-$(BUILD)/test/shim-pool-unit: tests/native/shim/pool_unit.c $(SHIM_DIR)/pools.c
-$(BUILD)/test/shim-seen-unit: tests/native/shim/seen_unit.c $(SHIM_DIR)/streams.c $(SHIM_DIR)/ends.c
-$(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit $(BUILD)/test/shim-pool-unit $(BUILD)/test/shim-seen-unit: $(wildcard $(SHIM_DIR)/*.h) $(SHIM_GEN)/symbols.h
+$(BUILD)/test/shim-green-unit: tests/native/shim/green_unit.c $(SHIM_DIR)/hooks/green.c $(SHIM_DIR)/process/green.c
+$(BUILD)/test/shim-primary-unit: tests/native/shim/primary_unit.c $(SHIM_DIR)/hooks/context.c
+$(BUILD)/test/shim-pool-unit: tests/native/shim/pool_unit.c $(SHIM_DIR)/memory/pools.c
+$(BUILD)/test/shim-seen-unit: tests/native/shim/seen_unit.c $(SHIM_DIR)/track/streams.c $(SHIM_DIR)/track/ends.c
+$(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit $(BUILD)/test/shim-pool-unit $(BUILD)/test/shim-seen-unit: $(SHIM_HEADERS) $(SHIM_GEN)/symbols.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -o $@ $(filter %.c,$^) -lpthread
 
@@ -110,14 +110,14 @@ $(SHIM_STEPS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/%.
 
 # A driver each of whose functions answers the number of its (first) row in the table: test_shim_variants.py.
 NATIVE += $(BUILD)/test/numbered/libcuda.so.1
-$(BUILD)/test/numbered/libcuda.so.1: $(SHIM_DIR)/symbols.tsv
+$(BUILD)/test/numbered/libcuda.so.1: $(SHIM_DIR)/dispatch/symbols.tsv
 	@mkdir -p $(@D)
 	awk -F'\t' '!/^#/ { row++; if (!seen[$$1]++) print "int " $$1 "(void) { return " row "; }" }' $< \
 	  | $(CC) -shared -fPIC -Wl,-soname,libcuda.so.1 -x c -o $@ -
 
 # The functions of CUDA 12.2 and before, as a driver of branch 535 has them: test_shim_fitted.py.
 NATIVE += $(BUILD)/test/older/libcuda.so.1
-$(BUILD)/test/older/libcuda.so.1: $(SHIM_DIR)/symbols.tsv
+$(BUILD)/test/older/libcuda.so.1: $(SHIM_DIR)/dispatch/symbols.tsv
 	@mkdir -p $(@D)
 	awk -F'\t' '!/^#/ && $$3 <= 12020 && !seen[$$1]++ { print "int " $$1 "(void) { return 3; }" }' $< \
 	  | $(CC) -shared -fPIC -Wl,-soname,libcuda.so.1 -x c -o $@ -
@@ -136,13 +136,13 @@ $(BUILD)/test/shim-odd-calls: tests/native/shim/odd_calls.c tests/native/shim/mu
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl
 
 # The table of the driver's objects, under sanitizers: test_shim_groups_table.py.
-SHIM_RM_UNIT := tests/native/shim/rm_unit.c $(addprefix $(SHIM_DIR)/,rm_table.c rm_view.c)
+SHIM_RM_UNIT := tests/native/shim/rm_unit.c $(addprefix $(SHIM_DIR)/groups/,rm_table.c rm_view.c)
 NATIVE += $(BUILD)/test/shim-rm-unit $(BUILD)/test/shim-rm-race
-$(BUILD)/test/shim-rm-unit: $(SHIM_RM_UNIT) $(wildcard $(SHIM_DIR)/rm*.h) $(SHIM_HEADERS)
+$(BUILD)/test/shim-rm-unit: $(SHIM_RM_UNIT) $(SHIM_HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) -o $@ $(SHIM_RM_UNIT) -lpthread
 
-$(BUILD)/test/shim-rm-race: $(SHIM_RM_UNIT) $(wildcard $(SHIM_DIR)/rm*.h) $(SHIM_HEADERS)
+$(BUILD)/test/shim-rm-race: $(SHIM_RM_UNIT) $(SHIM_HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=thread -I$(SHIM_DIR) -o $@ $(SHIM_RM_UNIT) -lpthread
 

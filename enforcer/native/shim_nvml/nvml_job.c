@@ -17,8 +17,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "grant.h"
-#include "jobsum.h"
+#include "base/grant.h"
+#include "process/jobsum.h"
 #include "nvml_grant.h"
 #include "nvml_shim.h"
 #include "qg_map.h"

@@ -12,7 +12,7 @@ import pytest
 import shim_support as s
 
 pytestmark = pytest.mark.native
-TABLE = s.ROOT / "enforcer" / "native" / "shim" / "symbols.tsv"
+TABLE = s.ROOT / "enforcer" / "native" / "shim" / "dispatch" / "symbols.tsv"
 DRIVER = 13050  # what the stub is
 PER_THREAD = 2
 PROGRAM = s.BUILD / "test" / "shim-cudart"

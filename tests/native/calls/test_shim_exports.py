@@ -10,7 +10,7 @@ import pytest
 import shim_support as s
 
 pytestmark = pytest.mark.native
-TABLE = s.ROOT / "enforcer" / "native" / "shim" / "symbols.tsv"
+TABLE = s.ROOT / "enforcer" / "native" / "shim" / "dispatch" / "symbols.tsv"
 CLASSES = TABLE.with_name("classes.tsv")
 LEDGER = {"allocate", "keep", "release", "context", "query"}
 HOOKED = LEDGER | {"work", "order", "look", "capture", "forget", "stream", "entry"}

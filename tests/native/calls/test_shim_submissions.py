@@ -13,7 +13,7 @@ import pytest
 import shim_support as s
 
 pytestmark = pytest.mark.native
-TABLE = s.ROOT / "enforcer" / "native" / "shim" / "symbols.tsv"
+TABLE = s.ROOT / "enforcer" / "native" / "shim" / "dispatch" / "symbols.tsv"
 LARGE = 1 << 21
 GRID = "1 1 1 1 1 1 0"
 

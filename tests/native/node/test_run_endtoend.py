@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from node_support import as_nobody, end, grants, until, work
 
+from enforcer.wire import abi
+
 MIB, GIB = 1 << 20, 1 << 30
 
 pytestmark = [
@@ -19,7 +21,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="makes device nodes"),
     pytest.mark.timeout(180),
 ]
-
 
 # ---- qgpu run ------------------------------------------------------------------------------------
 
@@ -108,7 +109,7 @@ def test_signals_reach_the_program_itself_and_kill_9_ends_the_grant(start):
 
 def test_two_programs_share_a_card_and_the_third_does_not_fit(start):
     chain = start()
-    load = work(chain, "--length", "3", "--kernel-us", "200")
+    load = work(chain, "--length", "8", "--kernel-us", "200")  # longer than the questions below take
     first = chain.qgpu(
         "run", "--card", "0", "--share", "30", "--mem", "40G", "--class", "online", "--", *load
     )
@@ -122,10 +123,11 @@ def test_two_programs_share_a_card_and_the_third_does_not_fit(start):
         until(lambda: sum(tenant.procs for tenant in chain.tenants()) == 2)
         code, _, err = chain.said("run", "--card", "0", "--mem", "10G", "--", "true")
         assert code == 125 and "write --mem 8G or less" in err
+        until(lambda: any(tenant.gate & abi.GATE_WHY_PREEMPTED for tenant in chain.tenants()))
         outs = [json.loads(process.communicate(timeout=60)[0]) for process in (first, second)]
         online, offline = outs
         assert online["uuid"] == offline["uuid"]
-        assert offline["start_ns"] > online["end_ns"], "its first launch passed when online had ended"
+        assert offline["end_ns"] > online["end_ns"], "it had to wait"
     finally:
         end(first)
         end(second)

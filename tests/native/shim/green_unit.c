@@ -6,10 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "contexts.h"
-#include "rm.h"
-#include "streams.h"
-#include "window.h"
+#include "hooks/contexts.h"
+#include "groups/rm.h"
+#include "track/streams.h"
+#include "window/window.h"
 
 #define HANDLE  ((CUgreenCtx)0x10)
 #define CONTEXT ((CUcontext)0x20)

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "place.h"
+#include "memory/place.h"
 
 int main(int count, char **words)
 {

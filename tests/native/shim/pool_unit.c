@@ -5,9 +5,9 @@
  */
 #include <stdio.h>
 
-#include "graphmem.h"
-#include "pools.h"
-#include "streams.h"
+#include "hooks/graphmem.h"
+#include "memory/pools.h"
+#include "track/streams.h"
 
 #define OLD ((CUmemoryPool)0x10)
 #define NEW ((CUmemoryPool)0x20)

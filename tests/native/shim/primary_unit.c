@@ -6,11 +6,11 @@
  */
 #include <stdio.h>
 
-#include "contexts.h"
-#include "pools.h"
-#include "rm.h"
-#include "streams.h"
-#include "window.h"
+#include "hooks/contexts.h"
+#include "memory/pools.h"
+#include "groups/rm.h"
+#include "track/streams.h"
+#include "window/window.h"
 
 #define PRIMARY ((CUcontext)0x30)
 

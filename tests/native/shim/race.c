@@ -13,10 +13,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "graphmem.h"
-#include "memory.h"
-#include "pools.h"
-#include "say.h"
+#include "hooks/graphmem.h"
+#include "memory/memory.h"
+#include "memory/pools.h"
+#include "base/say.h"
 
 #define CAP  1000u
 #define WANT 600u
@@ -30,7 +30,7 @@ void qg_say(const char *format, ...)
 }
 
 /* No driver here, so no pools. */
-const char *qg_register_for_memory(struct qg_card *card)
+const char *qg_link_for_memory(struct qg_card *card)
 {
     (void)card;
     return NULL;

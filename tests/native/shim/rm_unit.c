@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "rm.h"
+#include "groups/rm.h"
 
 static unsigned number(char **rest)
 {

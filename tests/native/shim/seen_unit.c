@@ -5,10 +5,13 @@
  */
 #include <stdio.h>
 
-#include "contexts.h"
-#include "pages.h"
-#include "table.h"
-#include "waiters.h"
+#include "hooks/contexts.h"
+#include "process/pages.h"
+#include "track/table.h"
+#include "track/waiters.h"
+
+int qg_captures;
+unsigned qg_generation = 1;
 
 #define STREAM  ((CUstream)0x5000)
 #define CONTEXT ((CUcontext)0x30)

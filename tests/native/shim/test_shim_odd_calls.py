@@ -21,7 +21,7 @@ ARGUMENTS = ("zero", "places")
 
 def hooked() -> list[str]:
     """Every function that the shim does anything about."""
-    rows = (ROOT / "enforcer/native/shim/symbols.tsv").read_text().splitlines()
+    rows = (ROOT / "enforcer/native/shim/dispatch/symbols.tsv").read_text().splitlines()
     return [row.split("\t")[0] for row in rows if row.endswith("\thook")]
 
 

@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "begun.h"
-#include "estimate.h"
-#include "ledger.h"
+#include "base/begun.h"
+#include "base/estimate.h"
+#include "base/ledger.h"
 
 #define KEYS  3000
 #define STEPS 200000

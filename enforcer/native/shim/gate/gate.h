@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What stands before every submission of work. Where nothing is wrong a launch passes qg_fast(),
+ * which counts it, looks at the gate word and lets the hook jump into the driver with its arguments
+ * untouched. Everything else brackets the driver's call with qg_enter() and qg_leave().
+ */
+#ifndef QG_GATE_H
+#define QG_GATE_H
+
+#include "window/window.h"
+
+/* The slow half of qg_enter: rings, waits at a closed gate, waits for room in the window. */
+void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work);
+
+/* Waits while the card's gate is closed, as a launch does. */
+void qg_gate_wait(struct qg_card *card);
+
+/* The same for work of this stream that is not counted yet. False: the gate is open, nothing was
+ * waited for. */
+bool qg_gate_waited(struct qg_stream *stream);
+
+/* Clock check of every few launches, and a marker if the stream's last one is a millisecond old. */
+void qg_leave_look(struct qg_seen *seen, struct qg_stream *stream);
+
+/* One more in a counter that only this thread writes. The gate word is read after it: the compiler
+ * keeps the order, and for the processor the arbiter's membarrier does (lanes.c). */
+static inline void qg_count_own(uint64_t *launches)
+{
+    __atomic_store_n(launches, __atomic_load_n(launches, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+}
+
+/* True: counted, and the launch may go at once. */
+__attribute__((always_inline)) static inline bool qg_fast_seen(struct qg_seen *seen)
+{
+    if (QG_UNLIKELY(seen->fast != __atomic_load_n(&qg_generation, __ATOMIC_ACQUIRE) ||
+                    !seen->skip || !__atomic_load_n(&seen->stream->unmarked, __ATOMIC_RELAXED)))
+        return false;
+    seen->skip--;
+    qg_count_own(seen->launches);
+    if (QG_LIKELY(!(__atomic_load_n(seen->gate, __ATOMIC_ACQUIRE) & seen->attention)))
+        return true;
+    qg_thread.counted = true;
+    return false;
+}
+
+/* Of a stream with a handle of its own. */
+__attribute__((always_inline)) static inline bool qg_fast(CUstream handle)
+{
+    struct qg_seen *seen = qg_seen_of((uint64_t)(uintptr_t)handle);
+    return QG_LIKELY(seen->key == (uint64_t)(uintptr_t)handle) && qg_fast_seen(seen);
+}
+
+/* Of a default stream: it is another one in each context, so the driver is asked for the current
+ * one. */
+static inline bool qg_fast_default(CUstream handle, bool ptsz)
+{
+    CUcontext context = NULL;
+    uint64_t key = qg_stream_key(handle, ptsz);
+    struct qg_seen *seen = qg_seen_of(key);
+    return key <= 2 && seen->key == QG_SEEN_DEFAULT + key &&
+           QG_REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS && seen->context == context &&
+           qg_fast_seen(seen);
+}
+
+/* Counted before the gate word is read: the arbiter writes the word, fences and reads the counts.
+ */
+static inline void qg_count(struct qg_pages *pages)
+{
+    int lane = pages->lanes ? qg_lane_mine() : 0;
+    if (QG_LIKELY(lane && lane < (int)QG_LANES))
+        qg_count_own(&pages->proc->lanes[lane - 1].launches);
+    else
+        __atomic_fetch_add(lane ? &pages->proc->lanes[QG_LANES - 1].launches
+                                : &pages->proc->launches,
+                           1, __ATOMIC_SEQ_CST);
+}
+
+static inline struct qg_stream *qg_enter(CUstream handle, bool ptsz, const void *function,
+                                         uint64_t bytes)
+{
+    bool counted = qg_thread.counted;
+    struct qg_seen *seen;
+    qg_thread.counted = false;
+    if (QG_UNLIKELY(!qg_governed || qg_depth))
+        return NULL;
+    struct qg_stream *stream = qg_stream_seen(handle, ptsz, &seen);
+    if (QG_UNLIKELY(!stream || qg_stream_captures(stream)))
+        return NULL;
+    struct qg_pages *pages = qg_pages_of(stream->card);
+    if (QG_LIKELY(pages != NULL)) {
+        if (!counted)
+            qg_count(pages);
+        if (QG_LIKELY(
+                !(__atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST) & QG_GATE_ATTENTION)))
+            goto open;
+    }
+    /* qg_fast() took this one off as well */
+    uint32_t passed = seen->granted - seen->skip - counted;
+    struct qg_work work = {function, bytes, function ? 1 + passed : 1};
+    seen->granted = (uint16_t)seen->skip;
+    qg_gate_attention(stream, &work);
+open:
+    if (QG_UNLIKELY(!__atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED))) {
+        qg_set_unmarked(stream);
+        qg_stream_works(stream);
+    }
+    qg_depth = 1;
+    return stream;
+}
+
+/* With the driver's answer: what it refused is not on its way to the card. */
+static inline void qg_leave(struct qg_stream *stream, CUresult result)
+{
+    if (!stream)
+        return;
+    qg_depth = 0;
+    bool window = qg_window_open;
+    if (QG_UNLIKELY(window))
+        qg_window_leave(stream, result);
+    struct qg_seen *seen = qg_seen_of(stream->key);
+    bool same = seen->stream == stream;
+    if (same && seen->skip)
+        seen->granted = (uint16_t)--seen->skip;
+    else
+        qg_leave_look(seen, stream);
+    if (same && QG_UNLIKELY(window))
+        qg_window_calm(seen);
+}
+
+/* The gate was opened because the arbiter's heartbeat had stopped, and now it beats again. */
+bool qg_gate_arbiter_back(struct qg_card *card);
+void qg_gate_adopted(struct qg_card *card); /* new pages took over */
+
+#endif

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Acting on the groups of this very process: what the arbiter orders, and the way back from all
+ * that it may have done.
+ */
+#include <string.h>
+#include <unistd.h>
+
+#include "qg_rm.h"
+#include "groups/rm_tell.h"
+
+#define TRIES 5 /* looks at a table that changes under our hands */
+
+/* One action on one device's groups; retried where a group went away under our hands. */
+static uint32_t act_on(const struct qg_rm_view *view, uint32_t action, uint32_t method,
+                       uint64_t value, uint32_t *count)
+{
+    int fd = qg_rm_borrow(view);
+    *count = 0;
+    if (fd < 0) {
+        qg_rm_unreachable(view);
+        return RM_BAD_CLIENT;
+    }
+    uint32_t status = qg_rm_act(fd, &view->told, action, method, value, count);
+    close(fd);
+    return status;
+}
+
+/* The slice that each group had before. To set what is set already would take the group off the
+ * card for nothing. */
+static uint32_t slices_again(const struct qg_rm_view *view, bool always)
+{
+    uint32_t first = RM_OK;
+    int fd = qg_rm_borrow(view);
+    for (uint32_t i = 0; fd >= 0 && i < view->told.ngroups; i++) {
+        struct rm_timeslice now = {0}, before = {.us = view->slice_us[i]};
+        uint32_t client = view->told.client, group = view->told.groups[i].handle;
+        uint32_t status =
+            qg_rm_control(fd, client, group, RM_GROUP_GET_TIMESLICE, &now, sizeof(now));
+        if (!status && before.us && (always || now.us != before.us))
+            status =
+                qg_rm_control(fd, client, group, RM_GROUP_SET_TIMESLICE, &before, sizeof(before));
+        first = first ? first : status;
+    }
+    if (fd >= 0)
+        close(fd);
+    return first;
+}
+
+bool qg_rm_continue(int card)
+{
+    struct qg_rm_view view;
+    uint32_t count;
+    bool all = true;
+    for (unsigned at = 0; qg_rm_next(&at, &view);)
+        if (view.card >= 0 && (card < 0 || view.card == card) && view.told.ngroups) {
+            all &= act_on(&view, QG_ACT_CONTINUE, QG_HW_AUTO, 0, &count) == RM_OK;
+            slices_again(&view, false);
+        }
+    return all;
+}
+
+uint32_t qg_rm_act_on_card(int card, const struct qg_act *order, uint32_t *count)
+{
+    struct qg_rm_view view;
+    uint32_t status = RM_OK, some, before;
+    bool slices =
+        order->action == QG_ACT_CONTINUE && order->method == QG_HW_TIMESLICE && !order->value;
+    int tries = TRIES;
+    *count = 0;
+    for (unsigned at = 0; before = qg_rm_changes(), qg_rm_next(&at, &view);) {
+        if (view.card != card || !view.told.ngroups)
+            continue;
+        uint32_t now = act_on(&view, order->action, order->method, order->value, &some);
+        if (slices)
+            now = now ? now : slices_again(&view, true);
+        if (now && qg_rm_changes() != before && --tries) {
+            at--; /* something came or went: look again */
+            continue;
+        }
+        *count += some;
+        status = status ? status : now;
+    }
+    return status;
+}

@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The list of shared memory lies in the padding of the job page, written by the shims of the job
+ * alone: a name (hash of the handle that is passed between processes), who is charged, and a bit
+ * for each slot that has opened it. Whoever is charged stays so while a bit of a living process is
+ * set; if that process dies, another user takes the bytes over at its next look (the arbiter keeps
+ * the dead one's bytes charged until its memory has left the card). A process that was killed
+ * leaves rows and bits behind. A row is worth something only while the pid in the slot is the same;
+ * bits, and what a program left that executed another, are cleared by whoever has the slot next.
+ */
+#include "memory/ipc.h"
+
+#include <string.h>
+#include <sys/stat.h>
+
+#include "memory/books.h"
+
+#define ROWS     100u
+#define LOCALS   512u
+#define SENT     256u
+#define MOVES_NS 5000000000u /* so long the processes of a job may take to come to a new page */
+
+struct row {
+    uint64_t name; /* 0: free */
+    uint64_t size;
+    /* who is charged; pid 0: has not come to this page yet; slot QG_MAX_PROCS: nobody any more */
+    uint32_t pid, slot;
+    uint64_t users[QG_MAX_PROCS / 64];
+};
+#define TABLE(pages) ((struct row *)(void *)&(pages)->job->pad[48])
+_Static_assert(offsetof(struct qg_job_page, pad) + 48 + ROWS * sizeof(struct row) <= QG_PAGE,
+               "no room for the rows");
+
+/* LENT: charged here although this process does not use it itself */
+enum { FREE, MAKER, USER, LENT };
+
+static struct local {
+    uint64_t name, size; /* name 0: no importer can know it again */
+    struct qg_card *card;
+    uint32_t opens; /* of a user */
+    int role;
+} locals[LOCALS];
+static unsigned nlocals; /* atomic: in use, so that the common case costs one look */
+
+/* Descriptors that the program was given for memory of ours, which lives as long as one of them is
+ * open. */
+static struct sent {
+    uint16_t place; /* of the memory; 0: free */
+    int fd;
+    dev_t dev;
+    ino_t ino;
+} sent[SENT];
+
+void qg_shares_after_fork(void)
+{
+    memset(locals, 0, sizeof(locals));
+    memset(sent, 0, sizeof(sent));
+    nlocals = 0;
+}
+
+uint64_t qg_share_name(const void *bytes, unsigned long size)
+{
+    const unsigned char *at = bytes;
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (unsigned long i = 0; i < size; i++)
+        hash = (hash ^ at[i]) * 0x100000001b3u;
+    return hash ? hash : 1;
+}
+
+static uint32_t pid_in(const struct qg_pages *pages, uint32_t slot)
+{
+    return slot < QG_MAX_PROCS ? __atomic_load_n(&pages->job->procs[slot].pid, __ATOMIC_ACQUIRE)
+                               : 0;
+}
+
+static bool owner_lives(const struct qg_pages *pages, const struct row *row)
+{
+    uint32_t pid = __atomic_load_n(&row->pid, __ATOMIC_ACQUIRE);
+    return pid && pid_in(pages, __atomic_load_n(&row->slot, __ATOMIC_ACQUIRE)) == pid;
+}
+
+static bool used_by_us(const struct qg_pages *pages, const struct row *row)
+{
+    return __atomic_load_n(&row->users[pages->slot / 64], __ATOMIC_ACQUIRE) >> (pages->slot % 64) &
+           1;
+}
+
+/* Whether a living process other than this one has it open. */
+static bool used_by_others(const struct qg_pages *pages, const struct row *row)
+{
+    for (uint32_t slot = 0; slot < QG_MAX_PROCS; slot++)
+        if (slot != pages->slot &&
+            __atomic_load_n(&row->users[slot / 64], __ATOMIC_ACQUIRE) >> (slot % 64) & 1 &&
+            pid_in(pages, slot))
+            return true;
+    return false;
+}
+
+static void set_user(const struct qg_pages *pages, struct row *row, bool uses)
+{
+    uint64_t bit = 1ull << (pages->slot % 64);
+    if (uses)
+        __atomic_or_fetch(&row->users[pages->slot / 64], bit, __ATOMIC_SEQ_CST);
+    else
+        __atomic_and_fetch(&row->users[pages->slot / 64], ~bit, __ATOMIC_SEQ_CST);
+}
+
+static struct row *row_of(const struct qg_pages *pages, uint64_t name)
+{
+    struct row *rows = TABLE(pages);
+    for (unsigned i = 0; name && i < ROWS; i++)
+        if (__atomic_load_n(&rows[i].name, __ATOMIC_ACQUIRE) == name)
+            return &rows[i];
+    return NULL;
+}
+
+/* A free row, or one that a dead process left and nobody uses. */
+static struct row *claim(const struct qg_pages *pages, uint64_t name)
+{
+    struct row *rows = TABLE(pages);
+    for (unsigned i = 0; i < ROWS; i++) {
+        uint64_t old = __atomic_load_n(&rows[i].name, __ATOMIC_ACQUIRE);
+        if (old && (owner_lives(pages, &rows[i]) || used_by_us(pages, &rows[i]) ||
+                    used_by_others(pages, &rows[i])))
+            continue;
+        if (__atomic_compare_exchange_n(&rows[i].name, &old, name, false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_RELAXED))
+            return &rows[i];
+    }
+    return NULL;
+}
+
+static struct row *write_row(const struct qg_pages *pages, uint64_t name, uint64_t size)
+{
+    struct row *row = row_of(pages, name);
+    if (!row && (row = claim(pages, name)) != NULL)
+        memset(row->users, 0, sizeof(row->users));
+    if (!row)
+        return NULL;
+    __atomic_store_n(&row->size, size, __ATOMIC_RELAXED);
+    __atomic_store_n(&row->slot, pages->slot, __ATOMIC_RELEASE);
+    __atomic_store_n(&row->pid, pid_in(pages, pages->slot), __ATOMIC_RELEASE);
+    return row;
+}
+
+static void forget(struct local *local)
+{
+    local->role = FREE;
+    __atomic_sub_fetch(&nlocals, 1, __ATOMIC_RELAXED);
+}
+
+static struct local *remember(struct qg_card *card, uint64_t name, uint64_t size, int role)
+{
+    for (unsigned i = 0; i < LOCALS; i++)
+        if (locals[i].role == FREE) {
+            locals[i] =
+                (struct local){.name = name, .size = size, .card = card, .role = role, .opens = 1};
+            __atomic_add_fetch(&nlocals, 1, __ATOMIC_RELAXED);
+            return &locals[i];
+        }
+    return NULL;
+}
+
+static uint16_t place_of(const struct local *local)
+{
+    return (uint16_t)(local - locals + 1);
+}
+
+uint16_t qg_share_publish(struct qg_card *card, uint16_t place, uint64_t name, uint64_t size)
+{
+    struct qg_pages *pages = qg_pages_of(card);
+    struct local *local = place ? &locals[place - 1] : remember(card, 0, size, MAKER);
+    if (local && name && !local->name) {
+        local->name = name;
+        if (pages)
+            write_row(pages, name, size);
+    }
+    return local ? place_of(local) : 0;
+}
+
+/* ---- descriptors ---- */
+
+/* All of a driver's character device look alike: then the number may be another one's by now, and
+ * the memory counts on. */
+static bool still_open(const struct sent *one)
+{
+    struct stat st;
+    return fstat(one->fd, &st) == 0 && st.st_dev == one->dev && st.st_ino == one->ino;
+}
+
+static bool has_open(uint16_t place)
+{
+    bool open = false;
+    for (unsigned i = 0; i < SENT; i++) {
+        if (sent[i].place != place)
+            continue;
+        if (still_open(&sent[i]))
+            open = true;
+        else
+            sent[i].place = 0;
+    }
+    return open;
+}
+
+void qg_share_sent(uint16_t place, int fd)
+{
+    struct sent *unused = NULL;
+    struct stat st;
+    if (!place || fstat(fd, &st) != 0)
+        return;
+    for (unsigned i = 0; i < SENT; i++) {
+        /* it was closed, or the number would not be given again */
+        if (sent[i].place && sent[i].fd == fd)
+            sent[i].place = 0;
+        if (!sent[i].place)
+            unused = &sent[i];
+    }
+    for (unsigned i = 0; i < SENT && !unused; i++)
+        if (!still_open(&sent[i]))
+            unused = &sent[i];
+    if (unused)
+        *unused = (struct sent){place, fd, st.st_dev, st.st_ino};
+}
+
+/* ---- users ---- */
+
+uint16_t qg_share_known(struct qg_card *card, uint64_t name)
+{
+    uint16_t place = 0;
+    pthread_mutex_lock(&qg_books_lock);
+    struct qg_pages *pages = qg_pages_of(card);
+    struct row *row = pages ? row_of(pages, name) : NULL;
+    if (row && (owner_lives(pages, row) || used_by_others(pages, row))) {
+        struct local *local = NULL;
+        for (unsigned i = 0; i < LOCALS && !local; i++)
+            if (locals[i].role == USER && locals[i].name == name && locals[i].card == card)
+                local = &locals[i];
+        if (local)
+            local->opens++;
+        else
+            local = remember(card, name, __atomic_load_n(&row->size, __ATOMIC_RELAXED), USER);
+        if (local) {
+            set_user(pages, row, true);
+            place = place_of(local);
+        }
+    }
+    pthread_mutex_unlock(&qg_books_lock);
+    return place;
+}
+
+/* Whether what we let go of goes on being used: here, by others, or by whoever takes a descriptor
+ * that we have. */
+static bool needed(const struct local *local, const struct qg_pages *pages, const struct row *row)
+{
+    return has_open(place_of(local)) ||
+           (row && (used_by_us(pages, row) || used_by_others(pages, row)));
+}
+
+/* The row goes with the last of ours that is called so. */
+static void finish(struct local *local, struct row *row)
+{
+    bool alike = false;
+    for (unsigned i = 0; i < LOCALS; i++)
+        alike |= &locals[i] != local && (locals[i].role == MAKER || locals[i].role == LENT) &&
+                 locals[i].name == local->name && locals[i].card == local->card;
+    if (row && !alike)
+        __atomic_store_n(&row->name, 0, __ATOMIC_RELEASE);
+    forget(local);
+}
+
+/* A maker lets go: without users the row and the charge end here. */
+static bool release(struct local *local)
+{
+    struct qg_pages *pages = qg_pages_of(local->card);
+    struct row *row = pages ? row_of(pages, local->name) : NULL;
+    if (needed(local, pages, row)) {
+        local->role = LENT;
+        return true;
+    }
+    finish(local, row);
+    return false;
+}
+
+bool qg_share_let_go(struct qg_card *card, uint16_t share)
+{
+    struct local *local = &locals[share - 1];
+    (void)card;
+    if (local->role == MAKER)
+        return release(local);
+    if (local->role == USER && --local->opens == 0) {
+        struct qg_pages *pages = qg_pages_of(local->card);
+        struct row *row = pages ? row_of(pages, local->name) : NULL;
+        if (row)
+            set_user(pages, row, false);
+        forget(local);
+    }
+    return false; /* a user's entry has no bytes of its own */
+}
+
+/* The maker died: its bytes are ours, if nobody else was faster. One that has not come to a new
+ * page is given the time to. */
+static void take_over(struct local *local, struct qg_pages *pages, struct row *row)
+{
+    uint32_t dead = __atomic_load_n(&row->pid, __ATOMIC_ACQUIRE);
+    if (!dead && qg_now_ns() - pages->followed_ns < MOVES_NS)
+        return;
+    if (owner_lives(pages, row) ||
+        !__atomic_compare_exchange_n(&row->pid, &dead, pid_in(pages, pages->slot), false,
+                                     __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+        return;
+    __atomic_store_n(&row->slot, pages->slot, __ATOMIC_RELEASE);
+    struct local *charged = remember(local->card, local->name, local->size, LENT);
+    if (charged)
+        qg_take_on(local->card, local->size);
+}
+
+bool qg_shares_tick(struct qg_card *card)
+{
+    bool less = false;
+    if (!__atomic_load_n(&nlocals, __ATOMIC_RELAXED))
+        return false;
+    pthread_mutex_lock(&qg_books_lock);
+    struct qg_pages *pages = qg_pages_of(card);
+    for (unsigned i = 0; pages && i < LOCALS; i++) {
+        struct local *local = &locals[i];
+        if (local->role == FREE || local->role == MAKER || local->card != card)
+            continue;
+        struct row *row = row_of(pages, local->name);
+        if (row && local->role == USER)
+            take_over(local, pages, row);
+        if (local->role == LENT && !needed(local, pages, row)) {
+            qg_give_back(card, local->size);
+            finish(local, row);
+            less = true;
+        }
+    }
+    pthread_mutex_unlock(&qg_books_lock);
+    return less;
+}
+
+/* The slot was another process's, or that of the program which this process ran before: it opened
+ * what we do not have, and made what we are not charged for. */
+static void begin_slot(const struct qg_pages *pages)
+{
+    struct row *rows = TABLE(pages);
+    uint32_t pid = pid_in(pages, pages->slot);
+    for (unsigned i = 0; i < ROWS; i++) {
+        set_user(pages, &rows[i], false);
+        if (pid && __atomic_load_n(&rows[i].pid, __ATOMIC_ACQUIRE) == pid &&
+            __atomic_load_n(&rows[i].slot, __ATOMIC_ACQUIRE) == pages->slot)
+            __atomic_store_n(&rows[i].slot, QG_MAX_PROCS, __ATOMIC_RELEASE);
+    }
+}
+
+void qg_shares_adopt(struct qg_card *card, bool fresh)
+{
+    struct qg_pages *pages = qg_pages_of(card);
+    if (fresh)
+        begin_slot(pages);
+    for (unsigned i = 0; i < LOCALS; i++) {
+        struct local *local = &locals[i];
+        if (local->role == FREE || local->card != card || !local->name)
+            continue;
+        struct row *row = local->role == USER ? row_of(pages, local->name)
+                                              : write_row(pages, local->name, local->size);
+        if (!row && local->role == USER && (row = claim(pages, local->name)) != NULL) {
+            memset(row->users, 0, sizeof(row->users));
+            __atomic_store_n(&row->size, local->size, __ATOMIC_RELAXED);
+            /* the maker writes itself in when it moves */
+            __atomic_store_n(&row->pid, 0, __ATOMIC_RELEASE);
+        }
+        if (row && local->role == USER)
+            set_user(pages, row, true);
+    }
+}
+
+void qg_shares_look(void)
+{
+    for (unsigned i = 0; i < QG_MAX_CARDS && __atomic_load_n(&nlocals, __ATOMIC_RELAXED); i++)
+        if (qg_pages_of(&qg_cards[i]))
+            qg_shares_tick(&qg_cards[i]);
+}

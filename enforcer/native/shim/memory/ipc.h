@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory that processes of a job share (IPC handles, shareable handles) is charged once: to its
+ * maker, and when the maker has let go of it while others still use it, to whoever is left.
+ */
+#ifndef QG_SHARES_H
+#define QG_SHARES_H
+
+#include "process/process.h"
+
+/* All but known, tick and look are called under the lock of the books (books.h). */
+
+void qg_shares_after_fork(void);
+
+/* Memory of ours may be kept by others. Its place here (place: if it has one already), or 0 if
+ * there is no room. The name (0: there is none that an importer could know it by) is written into
+ * the job page; where that is full, importers pay too. */
+uint16_t qg_share_publish(struct qg_card *card, uint16_t place, uint64_t name, uint64_t size);
+
+/* The program was given this descriptor for it, which keeps the memory while it is open. */
+void qg_share_sent(uint16_t place, int fd);
+
+/* True: it is still used, the bytes stay charged until it is not. */
+bool qg_share_let_go(struct qg_card *card, uint16_t share);
+
+/* This process opens what is called so. Its place if a process of the job made it, else 0. */
+uint16_t qg_share_known(struct qg_card *card, uint64_t name);
+
+/* Gives back what nobody uses any more (true: something), and takes over what a dead process left
+ * to us. */
+bool qg_shares_tick(struct qg_card *card);
+void qg_shares_look(void); /* the same for all cards; by the helper thread, four times a second */
+
+/* The pages of the card are new: what is shared must stand in them. fresh: so is the slot, to this
+ * process. */
+void qg_shares_adopt(struct qg_card *card, bool fresh);
+
+/* A name for bytes: of an IPC handle, of a file. Never 0. */
+uint64_t qg_share_name(const void *bytes, unsigned long size);
+
+#endif

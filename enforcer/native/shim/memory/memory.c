@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The cap is the job's, so admission sums over the slots of all its processes: announce the bytes
+ * as pending, sum, and go on only if everything used and pending fits. Two that announce at the
+ * same time may both see too much; both withdraw and try again after unequal pauses. Before a
+ * process is registered it gets nothing.
+ */
+#include "memory/memory.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "memory/books.h"
+#include "process/jobsum.h"
+#include "memory/pools.h"
+#include "base/say.h"
+#include "memory/ipc.h"
+#include "link/link.h"
+
+/* someone else's announcement may stand this long (a slow driver call) */
+#define RETRY_NS 1000000000u
+/* so long the arbiter may take to notice that a process of the job died */
+#define DEAD_HOLDER_NS 20000000u
+/* so long the memory of a dead process may still lie on the card */
+#define DEAD_GOES_NS 100000000u
+
+pthread_mutex_t qg_books_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool said;
+
+void qg_memory_after_fork(void)
+{
+    pthread_mutex_init(&qg_books_lock, NULL);
+    qg_books_after_fork();
+    qg_pools_after_fork();
+    qg_shares_after_fork();
+    said = false;
+}
+
+uint64_t qg_cap(struct qg_card *card)
+{
+    return qg_job_cap(card->grant, qg_pages_of(card));
+}
+
+/* The extra is read last: bytes of a process that dies move from its slot into it. */
+static void job_sums(struct qg_card *card, struct qg_pages *pages, uint64_t *used,
+                     uint64_t *pending)
+{
+    if (pages) {
+        qg_job_sums(pages, used, pending);
+        if (__builtin_add_overflow(*used, qg_job_extra(pages), used))
+            *used = UINT64_MAX;
+    } else {
+        *used = card->used;
+        *pending = card->pending;
+    }
+}
+
+uint64_t qg_job_used(struct qg_card *card)
+{
+    uint64_t used, pending;
+    pthread_mutex_lock(&qg_books_lock);
+    job_sums(card, qg_pages_of(card), &used, &pending);
+    pthread_mutex_unlock(&qg_books_lock);
+    return used;
+}
+
+uint64_t qg_memory_used(struct qg_card *card)
+{
+    pthread_mutex_lock(&qg_books_lock);
+    uint64_t used = card->used;
+    pthread_mutex_unlock(&qg_books_lock);
+    return used;
+}
+
+void qg_publish(struct qg_card *card)
+{
+    struct qg_pages *pages = qg_pages_of(card);
+    if (card->used > card->peak)
+        card->peak = card->used;
+    if (!pages)
+        return;
+    __atomic_store_n(&pages->proc->mem_peak, card->peak, __ATOMIC_RELAXED);
+    __atomic_store_n(&pages->proc->mem_denied, card->denied, __ATOMIC_RELAXED);
+    qg_job_publish(pages, card->used, card->pending);
+}
+
+void qg_memory_adopt(struct qg_card *card, struct qg_pages *pages)
+{
+    pthread_mutex_lock(&qg_books_lock);
+    uint32_t high = __atomic_load_n(QG_JOB_SLOTS_USED(pages->job), __ATOMIC_ACQUIRE);
+    while (high < pages->slot + 1 &&
+           !__atomic_compare_exchange_n(QG_JOB_SLOTS_USED(pages->job), &high, pages->slot + 1,
+                                        false, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE))
+        ;
+    struct qg_pages *old = qg_pages_of(card);
+    bool same = old && old->gate_dev == pages->gate_dev && old->gate_ino == pages->gate_ino &&
+                old->slot == pages->slot;
+    qg_job_follow(pages, old);
+    __atomic_store_n(&card->pages, pages, __ATOMIC_RELEASE);
+    qg_publish(card);
+    qg_shares_adopt(card, !same);
+    pthread_mutex_unlock(&qg_books_lock);
+}
+
+struct amount {
+    double value;
+    const char *unit;
+};
+
+static struct amount human(uint64_t bytes)
+{
+    const double gib = 1024.0 * 1024 * 1024, mib = 1024.0 * 1024;
+    if ((double)bytes >= gib)
+        return (struct amount){(double)bytes / gib, "GiB"};
+    if ((double)bytes >= mib)
+        return (struct amount){(double)bytes / mib, "MiB"};
+    return (struct amount){(double)bytes / 1024, "KiB"};
+}
+
+/* Before it is registered a process knows nothing of its siblings, so it waits for that. If the
+ * answer is no, or there is none, it gets nothing: each process of a crowd would have the whole
+ * cap. */
+static bool may_hold(struct qg_card *card)
+{
+    return QG_LIKELY(qg_pages_of(card) != NULL) || !qg_link_for_memory(card);
+}
+
+static void say_denied(struct qg_card *card, uint64_t size, uint64_t used, uint64_t cap)
+{
+    if (__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
+        return;
+    if (qg_info.mode != QG_MODE_GOVERNED)
+        return; /* cuInit said it */
+    unsigned long long job = qg_info.grant.job_id;
+    struct amount want = human(size), held = human(used), all = human(cap);
+    if (!card) {
+        qg_say("allocation of %.1f %s refused: this card is not part of job %llu. Use the cards in "
+               "CUDA_VISIBLE_DEVICES as it was when the program started.",
+               want.value, want.unit, job);
+        return;
+    }
+    const char *why = qg_pages_of(card) ? NULL : qg_link_for_memory(card);
+    if (why) {
+        qg_say("no device memory: the arbiter of this node did not register process %d of job "
+               "%llu: %s.",
+               (int)getpid(), job, why);
+        return;
+    }
+    /* Too much even for the sum is possible (size comes from the program); then suggest nothing
+     * absurd. */
+    uint64_t total, gib = 1u << 30, mib = 1u << 20;
+    if (__builtin_add_overflow(used, size, &total) || total > card->grant->mem_total)
+        total = card->grant->mem_total;
+    bool whole = cap >= gib;
+    unsigned long long ask = whole ? (total + gib - 1) / gib : (total + mib - 1) / mib;
+    if (cap >= gib && held.unit[0] != 'G')
+        held = (struct amount){(double)used / (double)gib, "GiB"};
+    char how[96];
+    if (job >= QG_JOB_WITHOUT_SLURM)
+        snprintf(how, sizeof(how), "qgpu run --mem %llu%c", ask, whole ? 'G' : 'M');
+    else
+        snprintf(how, sizeof(how), "qgpu_mem (for example --gres=qgpu:%u,qgpu_mem:%llu%c)",
+                 card->grant->share, ask, whole ? 'G' : 'M');
+    qg_say("allocation of %.1f %s refused: job %llu holds %.1f%s%s of %.1f %s on this card. Ask "
+           "for more with %s or use "
+           "less.",
+           want.value, want.unit, job, held.value, strcmp(held.unit, all.unit) ? " " : "",
+           strcmp(held.unit, all.unit) ? held.unit : "", all.value, all.unit, how);
+}
+
+enum verdict { ADMITTED, REFUSED, CROWDED };
+
+/* What the last attempt saw. */
+struct seen {
+    uint64_t used;  /* by the job */
+    uint64_t extra; /* of that, what stands beside the slots */
+    bool others;    /* other processes hold some of it */
+};
+
+/* One attempt: announce, sum, decide; the announcement stays only when admitted. */
+static enum verdict attempt(struct qg_card *card, uint64_t size, struct seen *seen)
+{
+    uint64_t pending, sum, cap = qg_cap(card);
+    pthread_mutex_lock(&qg_books_lock);
+    uint64_t own = card->used;
+    struct qg_pages *pages = qg_pages_of(card);
+    bool fits = size <= cap; /* else the siblings need not hear of it */
+    if (fits) {
+        card->pending += size;
+        qg_publish(card);
+        job_sums(card, pages, &seen->used, &pending);
+        if (!__builtin_add_overflow(seen->used, pending, &sum) && sum <= cap) {
+            pthread_mutex_unlock(&qg_books_lock);
+            return ADMITTED;
+        }
+        card->pending -= size;
+        qg_publish(card);
+    } else {
+        job_sums(card, pages, &seen->used, &pending);
+    }
+    seen->extra = pages ? qg_job_extra(pages) : 0;
+    pthread_mutex_unlock(&qg_books_lock);
+    seen->others = seen->used > own;
+    return !fits || __builtin_add_overflow(seen->used, size, &sum) || sum > cap ? REFUSED : CROWDED;
+}
+
+static void pause_ns(uint64_t ns)
+{
+    struct timespec wait = {0, (long)ns};
+    nanosleep(&wait, NULL);
+}
+
+/* How long a refusal is looked at again: another process is just allocating, or died and its bytes
+ * are still in the books, or lie on the card until the driver has cleaned up after it. */
+static uint64_t patience(enum verdict verdict, const struct seen *seen, uint64_t size, uint64_t cap)
+{
+    if (size > cap)
+        return 0;
+    if (verdict == CROWDED)
+        return RETRY_NS;
+    if (seen->extra && seen->used - seen->extra <= cap - size)
+        return DEAD_GOES_NS;
+    return seen->others ? DEAD_HOLDER_NS : 0;
+}
+
+static bool wait_and_try(struct qg_card *card, uint64_t size, struct seen *seen,
+                         enum verdict verdict)
+{
+    uint64_t start = qg_now_ns(), pause = 20000 + (start & 0x3fff);
+    while (qg_now_ns() - start < patience(verdict, seen, size, qg_cap(card))) {
+        pause_ns(pause);
+        pause = pause < 1000000 ? pause * 2 : pause;
+        qg_shares_tick(card);
+        verdict = attempt(card, size, seen);
+        if (verdict == ADMITTED)
+            return true;
+    }
+    return false;
+}
+
+bool qg_reserve_now(struct qg_card *card, uint64_t size)
+{
+    struct seen seen = {0};
+    return card && may_hold(card) && attempt(card, size, &seen) == ADMITTED;
+}
+
+void qg_refuse(struct qg_card *card, uint64_t size)
+{
+    uint64_t used = 0, pending;
+    if (card) {
+        pthread_mutex_lock(&qg_books_lock);
+        card->denied++;
+        qg_publish(card);
+        job_sums(card, qg_pages_of(card), &used, &pending);
+        pthread_mutex_unlock(&qg_books_lock);
+    }
+    say_denied(card, size, used, card ? qg_cap(card) : 0);
+}
+
+bool qg_reserve(struct qg_card *card, uint64_t size)
+{
+    struct seen seen = {0};
+    if (card && may_hold(card)) {
+        enum verdict verdict = attempt(card, size, &seen);
+        if (QG_LIKELY(verdict == ADMITTED))
+            return true;
+        /* the helper may not have looked yet */
+        if (qg_shares_tick(card) && qg_reserve_now(card, size))
+            return true;
+        /* As the driver does when the card is full: first what our own pools keep for nothing. */
+        if (size <= qg_cap(card) && qg_pools_give_back(card) && qg_reserve_now(card, size))
+            return true;
+        if (wait_and_try(card, size, &seen, verdict))
+            return true;
+    }
+    qg_refuse(card, size);
+    return false;
+}
+
+void qg_unreserve(struct qg_card *card, uint64_t size)
+{
+    pthread_mutex_lock(&qg_books_lock);
+    card->pending -= size;
+    qg_publish(card);
+    pthread_mutex_unlock(&qg_books_lock);
+}

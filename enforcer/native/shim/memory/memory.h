@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Admission under the job's cap, and the ledger behind it.
+ */
+#ifndef QG_MEMORY_H
+#define QG_MEMORY_H
+
+#include "base/ledger.h"
+#include "process/process.h"
+
+/* Asks for size bytes on a card (NULL: a card that was not granted). True: they are reserved; the
+ * caller allocates and then says qg_charge or qg_unreserve. False: refused, and said so once. */
+bool qg_reserve(struct qg_card *card, uint64_t size);
+void qg_unreserve(struct qg_card *card, uint64_t size);
+
+/* The same in two steps: one attempt without a word and without help, and the refusal. */
+bool qg_reserve_now(struct qg_card *card, uint64_t size);
+void qg_refuse(struct qg_card *card, uint64_t size);
+
+/* Turns a reservation of reserved bytes into an entry of size bytes. */
+void qg_charge(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint64_t key,
+               uint64_t owner, uint64_t size);
+
+/* For what grows and shrinks: the entry is of size bytes from now on (made if it is not there, gone
+ * at 0). */
+void qg_hold(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint64_t key,
+             uint64_t size);
+
+/* An entry that holds no bytes of its own: a piece of a pool, an executable graph. */
+void qg_note(struct qg_card *card, enum qg_kind kind, uint64_t key, uint64_t owner, uint64_t size);
+bool qg_look(enum qg_kind kind, uint64_t key, struct qg_entry *out);
+
+/* The pool behind these pieces is gone, they are not: it stays charged until the last of them is
+ * over. */
+void qg_pieces_stay(const struct qg_entry *pool);
+void qg_piece_over(const struct qg_entry *piece);
+
+/* Takes an entry out before the driver frees it (its address may come back at once in another
+ * thread); afterwards either qg_settle (freed) or qg_restore (the driver refused). */
+bool qg_take(enum qg_kind kind, uint64_t key, struct qg_entry *out);
+void qg_settle(const struct qg_entry *entry);
+void qg_restore(const struct qg_entry *entry);
+
+/* Physical handles (cuMemCreate): counted references and mappings. */
+void qg_handle_retain(uint64_t handle);
+void qg_handle_release(uint64_t handle);
+/* like qg_take, if its next release is its end */
+bool qg_handle_last(uint64_t handle, struct qg_entry *out);
+void qg_handle_map(uint64_t handle, uint64_t address, uint64_t size);
+void qg_handle_unmap(uint64_t address, uint64_t size);
+
+/* Memory of another process behind a handle (share: its place in ipc.h, 0 if it is not of this
+ * job, and then this process pays as soon as a mapping tells its size). grows is false if the cap
+ * refuses to let it in. */
+void qg_handle_foreign(struct qg_card *card, uint64_t handle, uint16_t share);
+bool qg_handle_grows(uint64_t handle, uint64_t size);
+
+/* The handle is one of a multicast object: nothing of any card, but what is bound to it lives as
+ * long. */
+void qg_handle_multicast(uint64_t handle);
+
+/* Uses of a handle by an array, a multicast object or an endpoint (the holder). untie: how long it
+ * was, 0 if there is none. */
+void qg_handle_tie(uint64_t handle, uint64_t holder, uint64_t place, uint64_t span);
+uint64_t qg_handle_untie(uint64_t holder, uint64_t place);
+void qg_handle_free_ties(uint64_t holder);
+
+/* Counts another opening, or a closing, of an entry; out: what it is now. The last closing takes it
+ * out. */
+bool qg_reopen(enum qg_kind kind, uint64_t key, int change, struct qg_entry *out);
+
+/* An entry of ours is given to other processes, under this name (0: none) and by this descriptor
+ * (-1: none); ipc.h. */
+void qg_share_this(enum qg_kind kind, uint64_t key, uint64_t name, int fd);
+/* an entry for what others of the job made */
+void qg_set_share(enum qg_kind kind, uint64_t key, uint16_t share);
+
+/* Bytes that the job may hold on the card, and bytes that it holds. */
+uint64_t qg_cap(struct qg_card *card);
+uint64_t qg_job_used(struct qg_card *card);
+
+void qg_memory_after_fork(void);
+/* publishes pages and what is held */
+void qg_memory_adopt(struct qg_card *card, struct qg_pages *pages);
+uint64_t qg_memory_used(struct qg_card *card);
+/* before it is destroyed: what it holds is set apart */
+void qg_memory_context_ends(CUcontext context);
+void qg_memory_context_stays(CUcontext context); /* the driver refused */
+void qg_memory_context_gone(CUcontext context);  /* gives back what was set apart */
+
+#endif

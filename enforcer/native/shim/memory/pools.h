@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory that the driver keeps for later: pools of cuMemAllocAsync, and the memory of graphs.
+ * Charged is what the driver has reserved, whether the program uses it just now or not.
+ */
+#ifndef QG_POOLS_H
+#define QG_POOLS_H
+
+#include "memory/memory.h"
+#include "memory/place.h"
+
+void qg_pools_after_fork(void);
+
+/* A pool that the program made, or (met) one that it asked for and that may be known.
+ * QG_PLACE_CARD: on this card, NULL if it was not granted; QG_PLACE_NONE: on that of the context
+ * that first takes memory out of it. */
+void qg_pool_made(CUmemoryPool pool, enum qg_place place, struct qg_card *card);
+void qg_pool_met(CUmemoryPool pool, enum qg_place place, struct qg_card *card);
+
+/* Around the driver's call that destroys it, since another thread may be given its handle before
+ * that returns. Its pieces live on. NULL: nothing is known of it. */
+struct qg_pool;
+struct qg_pool *qg_pool_goes(CUmemoryPool handle);
+void qg_pool_gone(struct qg_pool *pool, bool destroyed);
+
+/* Memory of the host is not charged; else the card that is, or NULL: it gives nothing. */
+bool qg_pool_in_host(CUmemoryPool pool);
+struct qg_card *qg_pool_card(CUmemoryPool pool);
+
+/* The pool that cuMemAllocAsync uses on a card; NULL: the driver does not say. changed: somebody
+ * set another one. */
+CUmemoryPool qg_pool_current(struct qg_card *card);
+void qg_pool_changed(void);
+
+/* False: this driver does not tell what it has reserved; then each allocation is charged by itself.
+ */
+bool qg_pool_tells(CUmemoryPool pool);
+
+bool qg_pool_lost(CUmemoryPool pool); /* the driver knows of no such pool */
+
+/* Asks the driver and corrects the charge; reserved bytes of an admission end with it. Returns the
+ * growth. */
+uint64_t qg_pool_look(CUmemoryPool pool, struct qg_card *card, uint64_t reserved);
+uint64_t qg_graphs_look(struct qg_card *card, uint64_t reserved);
+
+/* Whether a pool has that much that nobody uses. */
+bool qg_pool_spare(CUmemoryPool pool, uint64_t size);
+bool qg_graphs_spare(struct qg_card *card, uint64_t size);
+
+/* What one growth of a pool takes at least, as far as we have seen. */
+uint64_t qg_pool_rounded(uint64_t size);
+
+/* Makes all pools of this process on the card give back what they keep for nothing; true if that
+ * was something. */
+bool qg_pools_give_back(struct qg_card *card);
+
+/* After a wait for work, when the driver may have given memory back by itself. stale: something was
+ * freed. */
+void qg_pools_stale(void);
+void qg_pools_settled(void);
+
+#endif

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * State of the process that all parts of the shim share: its grant, its cards, its depth. One
+ * process, up to QG_MAX_CARDS granted cards.
+ */
+#ifndef QG_PROCESS_H
+#define QG_PROCESS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <cuda.h>
+
+#include "driver/driver.h"
+#include "base/grant.h"
+#include "qg_time.h"
+#include "qgpu_abi.h"
+
+#define QG_MAX_ORDINALS 64
+#define QG_LIKELY(x)    __builtin_expect(!!(x), 1)
+#define QG_UNLIKELY(x)  __builtin_expect(!!(x), 0)
+
+#define QG_ALIASES 64u /* contexts of a process that can have markers at a time */
+
+/* The process's slot, mapped once more: alias.c. */
+struct qg_alias {
+    struct qg_proc *page;
+    CUcontext owner; /* atomic; NULL: nobody's */
+    bool used;       /* atomic: some context had it */
+};
+
+/* The pages of one registration. Never unmapped and never freed: a thread may still read them. */
+struct qg_pages {
+    const struct qg_gate_page *gate;
+    struct qg_job_page *job;
+    struct qg_proc *proc; /* &job->procs[slot] */
+    uint32_t slot;
+    bool lanes;                   /* launches may be counted without an atomic operation */
+    int doorbell;                 /* in the program's descriptor table */
+    dev_t doorbell_dev, gate_dev; /* a tenant's gate and job page live and end together */
+    ino_t doorbell_ino, gate_ino;
+    struct qg_pages *mapped_before;
+    /* under the ledger's lock: pages where siblings may still be; jobsum.c */
+    struct qg_pages *before;
+    uint64_t followed_ns; /* when these took over */
+    struct qg_alias aliases[QG_ALIASES];
+};
+
+#define QG_JOB_WITHOUT_SLURM (1ull << 40) /* job numbers of `qgpu run` begin here */
+
+struct qg_card {
+    const struct qg_grant_card *grant; /* NULL: not in use */
+    struct qg_pages *pages;            /* atomic; NULL until registered */
+    bool visible;                      /* a device of this process has the card's UUID */
+    int ordinal;                       /* of that device */
+
+    /* Memory, under qg_memory_lock. */
+    uint64_t used;
+    uint64_t pending;
+    uint64_t peak;
+    uint64_t denied;
+
+    /* Tracking. */
+    int unmarked;       /* atomic: streams with work after their last marker */
+    uint64_t rung_at;   /* atomic: qg_gate_page.changed_ns of the last ring */
+    uint64_t rung_tick; /* atomic: when, to ring again after a while */
+
+    uint64_t small;      /* atomic: small copies that no gate has seen, as small.c puts them */
+    uint64_t small_tick; /* atomic: when they last were a launch's worth */
+
+    /* atomic: the arbiter is gone and the lease ran out; the gate is ignored until one registers
+     * us */
+    bool compute_open;
+};
+
+extern struct qg_grant_info qg_info;
+extern struct qg_card qg_cards[QG_MAX_CARDS];
+extern int8_t qg_card_of_ordinal[QG_MAX_ORDINALS]; /* -1: not granted */
+extern bool qg_governed;                           /* a valid grant of shares */
+/* atomic: captures that were begun and not ended */
+extern int qg_captures;
+/* atomic: rises when a stream or context dies, a capture begins, the last one ends, pages change */
+extern unsigned qg_generation;
+
+/* Depth of our own code on this thread: hooks that the driver calls from inside are passed through.
+ */
+extern __thread int qg_depth __attribute__((tls_model("initial-exec")));
+
+static inline struct qg_pages *qg_pages_of(struct qg_card *card)
+{
+    return __atomic_load_n(&card->pages, __ATOMIC_ACQUIRE);
+}
+
+/* A cheap clock of unknown but constant rate; qg_tick_per_ms is measured once. */
+static inline uint64_t qg_tick(void)
+{
+    return __builtin_ia32_rdtsc();
+}
+extern uint64_t qg_ticks_per_ms;
+
+/* Every card as the grant names it, without anything that was found or measured. */
+void qg_cards_forget(void);
+
+/* Card of a device ordinal or of the current context; NULL if it is not granted (or there is none).
+ */
+struct qg_card *qg_card_by_ordinal(CUdevice ordinal);
+struct qg_card *qg_card_current(void);
+/* the same, and why the driver does not say: a context that died of a fault, or none */
+CUresult qg_card_here(struct qg_card **card);
+
+/* outside.c. True: the card is not in the grant, so it has neither a gate nor a cap here, and
+ * nothing begins on it. */
+bool qg_context_refused(CUdevice device);
+
+/* Asks the kernel for the barrier that plain counters need (track/lanes.c), and whether it gave it.
+ */
+void qg_lanes_register(void);
+bool qg_lanes_usable(void);
+void qg_lanes_unusable(void);
+
+#endif

@@ -1,0 +1,527 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Window mode: the work that the GPU has not finished is bounded in time, so that a gate that
+ * closes now means a free card soon. Durations are learned per function from event pairs; how far
+ * the GPU got is read from markers.
+ */
+#include "window/window.h"
+
+#include <linux/futex.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/begun.h"
+#include "window/patience.h"
+#include "track/waiters.h"
+
+/* bytes per us of a slow host link: only the order of magnitude of a copy matters */
+#define COPY_BYTES_PER_US 12000u
+/* ns to set up a copy */
+#define COPY_SETUP_NS 5000u
+/* ns before the end of what runs at which work longer than the window is queued: no gap */
+#define LEAD_NS 40000u
+/* ns of work let through beside offline before the arbiter says that the card is free */
+#define HOLD_NS 150000u
+/* most ns of that wait; a live arbiter answers sooner */
+#define LONGEST_HOLD_NS 2000000u
+/* ns past the allowed time for which launches wait; a later arbiter is dead: go on */
+#define LONGEST_SPENT_NS 100000000u
+/* ns that a launch call takes, and the driver's way from there to the card */
+#define CALL_NS 300000u
+/* ns of window from which not each launch polls the fences: no tenant waits for the card */
+#define ROOMY_NS 5000000u
+/* between two such polls, launches fill at most 1/8 of the window */
+#define ROOMY_PARTS 8u
+/* most ns of work without a fence while others wait: its end must be seen */
+#define UNMARKED_NS 250000u
+/* most launches between two such polls */
+#define MAX_CALM 63u
+/* a function with few samples counts as at least 1/8 of the window: it may be long */
+#define NEW_PARTS 8u
+/* a function without samples counts as 1/2 of a wide window: one must not fill it */
+#define UNKNOWN_PARTS 2u
+
+/* Held for less than a microsecond, but by each thread that launches: who finds it taken looks
+ * again before it asks the kernel to wake it, or eight threads spend half of their time on that. */
+#define UNLOCKED PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
+pthread_mutex_t qg_window_lock = UNLOCKED;
+struct qg_functions qg_functions;
+unsigned qg_let_through, qg_booked;
+static struct progress {
+    uint64_t sum_ns; /* unfinished at the last look */
+    struct qg_begun begun;
+    struct qg_patience patience;
+} progress[QG_MAX_CARDS]; /* under lock */
+static struct hold {
+    uint64_t seen;     /* qg_gate_page.changed_ns of the word that asked for the ring */
+    uint64_t began_ns; /* when that was seen */
+    uint64_t spent_ns; /* estimated work let through since */
+} holds[QG_MAX_CARDS]; /* under lock */
+__thread bool qg_window_open __attribute__((tls_model("initial-exec")));
+static __thread struct qg_sample *sampling __attribute__((tls_model("initial-exec")));
+/* booked, and not launched yet */
+static __thread struct qg_stream *entering __attribute__((tls_model("initial-exec")));
+static __thread struct booking {
+    uint64_t ns, low_ns;
+} booking __attribute__((tls_model("initial-exec"))); /* for the one launch that enters */
+/* in flight with what this thread launches */
+static __thread uint64_t entering_ns __attribute__((tls_model("initial-exec")));
+__thread bool qg_window_queued __attribute__((tls_model("initial-exec")));
+
+void qg_window_after_fork(void)
+{
+    qg_window_lock = (pthread_mutex_t)UNLOCKED;
+    memset(&qg_functions, 0, sizeof(qg_functions));
+    qg_samples_after_fork();
+    memset(progress, 0, sizeof(progress));
+    memset(holds, 0, sizeof(holds));
+    qg_window_open = false;
+    sampling = NULL;
+    entering = NULL;
+    qg_window_queued = false;
+}
+
+void qg_window_context_gone(CUcontext context)
+{
+    qg_samples_context_gone(context);
+}
+
+/* Under lock: a function that takes now long and now short has few lengths, most often; those that
+ * are over by now are out. */
+static void narrow(struct qg_look *at)
+{
+    struct qg_inflight *now = &at->inflight;
+    struct qg_ends ends;
+    if (!now->first)
+        return;
+    bool left =
+        qg_function_ends(qg_function_of(&qg_functions, now->first), at->now - at->began, &ends);
+    at->expected = ends.expected;
+    if (!left)
+        return;
+    at->first_low_ns = ends.soonest_ns;
+    at->first_ns = ends.soonest_ns < ends.latest_ns / 4 * 3 ? ends.latest_ns : ends.middle_ns;
+}
+
+/* Says when all of it will have ended, so that the next tenant's gate opens in time. When work ends
+ * that takes now long and now short nobody knows, until it has run for so long that only its
+ * longest is left. */
+static void foresee(struct qg_pages *pages, const struct qg_look *at)
+{
+    const struct qg_inflight *now = &at->inflight;
+    uint64_t behind = now->sum_ns - now->first_ns, low = now->sum_low_ns - now->first_low_ns,
+             sum = at->first_ns + behind;
+    bool known = now->sum_ns && !now->unmarked && sum - at->first_low_ns - low <= sum / 4;
+    __atomic_store_n(&pages->proc->ends_ns, known ? at->began + sum : 0, __ATOMIC_RELAXED);
+}
+
+int qg_no_slack(void)
+{
+    int slack = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+    prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
+    return slack;
+}
+
+void qg_slack_again(int slack)
+{
+    if (slack > 0)
+        prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
+}
+
+/* By number: a cancellation point otherwise. Who is held back is woken by the arbiter, or by the
+ * end of its own work. */
+static void nap(const struct qg_look *at, const uint32_t *word)
+{
+    struct timespec wait = {0, (long)qg_nap_ns(at)};
+    if ((at->held || at->spent) && !at->inflight.sum_ns)
+        wait.tv_nsec = NAP_NS;
+    if (at->closed)
+        return;
+    if (!wait.tv_nsec) {
+        __builtin_ia32_pause();
+        return;
+    }
+    int slack = qg_no_slack();
+    uint64_t from = qg_now_ns();
+    if (at->held)
+        syscall(SYS_futex, word, FUTEX_WAIT, at->flags, &wait, NULL, 0);
+    else if (syscall(SYS_nanosleep, &wait, NULL) == 0)
+        qg_nap_took((uint64_t)wait.tv_nsec, qg_now_ns() - from);
+    qg_slack_again(slack);
+}
+
+/* The launch that this thread booked last has returned, or has not come about. */
+static void not_entering(void)
+{
+    if (!entering)
+        return;
+    pthread_mutex_lock(&entering->lock);
+    if (entering->entered)
+        entering->entered--;
+    pthread_mutex_unlock(&entering->lock);
+    entering = NULL;
+}
+
+/* How long all that is in flight is to take, of which the last is about to enter the driver. Until
+ * the call returns nobody can tell whether it is on the card, so that no more is claimed for it
+ * than such a call takes. */
+static void show(struct qg_pages *pages, const struct qg_work *work, uint64_t sum_ns,
+                 uint64_t last_ns)
+{
+    uint64_t call_ns = work->function
+                           ? qg_function_call_ns(qg_function_of(&qg_functions, work->function))
+                           : UINT64_MAX;
+    if (call_ns < CALL_NS)
+        call_ns = CALL_NS;
+    entering_ns = sum_ns + last_ns;
+    __atomic_store_n(&pages->proc->inflight_us,
+                     (sum_ns + (last_ns < call_ns ? last_ns : call_ns)) / 1000, __ATOMIC_RELAXED);
+}
+
+/* It has entered. Another thread may have shown more meanwhile. */
+static void show_all(struct qg_pages *pages)
+{
+    uint64_t us = entering_ns / 1000,
+             shown = __atomic_load_n(&pages->proc->inflight_us, __ATOMIC_RELAXED);
+    while (shown < us && !__atomic_compare_exchange_n(&pages->proc->inflight_us, &shown, us, true,
+                                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+}
+
+/* Booked under lock, so that two threads cannot both take the last room. True: the launch shall be
+ * timed. */
+static bool book(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work,
+                 uint64_t estimate, struct qg_look *at)
+{
+    uint64_t least = work->function
+                         ? qg_function_least(qg_function_of(&qg_functions, work->function))
+                         : estimate;
+    not_entering();
+    pthread_mutex_lock(&stream->lock);
+    stream->open_function = stream->open_ns || work->times != 1 ? NULL : work->function;
+    stream->open_ns += estimate * work->times;
+    stream->open_low_ns += least * work->times;
+    stream->entered++;
+    pthread_mutex_unlock(&stream->lock);
+    entering = stream;
+    booking = (struct booking){estimate, least};
+    qg_stream_works(stream);
+    /* the others have entered before */
+    show(pages, work, at->inflight.sum_ns + estimate * (work->times - 1), estimate);
+    if (!at->inflight.sum_ns) {
+        at->inflight.first_ns = at->first_ns = estimate * work->times;
+        at->inflight.first_low_ns = at->first_low_ns = least * work->times;
+        at->inflight.unmarked = false; /* it will have one before its end matters */
+    }
+    at->inflight.sum_ns += estimate * work->times;
+    at->inflight.sum_low_ns += least * work->times;
+    qg_window_open = true;
+    qg_booked++;
+    if (sampling)
+        qg_sample_drop(sampling);
+    sampling = NULL;
+    return work->function && qg_function_launched(qg_function_of(&qg_functions, work->function));
+}
+
+static uint64_t estimate_of(const struct qg_work *work, uint64_t window_ns)
+{
+    if (!work->function)
+        return COPY_SETUP_NS + work->bytes * 1000u / COPY_BYTES_PER_US;
+    const struct qg_function *function = qg_function_of(&qg_functions, work->function);
+    uint64_t unknown = window_ns < ROOMY_NS ? window_ns : window_ns / UNKNOWN_PARTS;
+    uint64_t estimate = qg_function_estimate(function, unknown), few = window_ns / NEW_PARTS;
+    return qg_function_new(function) && estimate < few ? few : estimate;
+}
+
+/* A wide window: how many launches like this one may pass before the next look. */
+static uint16_t calm_after(const struct qg_work *work, uint64_t estimate, uint64_t window_ns)
+{
+    uint64_t fit = window_ns < ROOMY_NS || !work->function ? 0 : window_ns / ROOMY_PARTS / estimate;
+    return (uint16_t)(fit < MAX_CALM ? fit : MAX_CALM);
+}
+
+/* Some of them, not all: a program that repeats a pattern must not always be looked at in the same
+ * place of it. */
+void qg_window_calm(struct qg_seen *seen)
+{
+    uint32_t calm = qg_thread.calm;
+    seen->attention = QG_GATE_STOPS | (calm ? 0 : QG_GATE_WINDOW);
+    if (calm)
+        seen->skip = seen->granted =
+            (uint16_t)(calm - (calm > 1 ? (qg_tick() >> 6) % (calm / 2) : 0));
+}
+
+static void look_at(struct qg_look *at, struct qg_card *card)
+{
+    qg_inflight_of(card, &at->inflight);
+    at->now = qg_now_ns();
+    uint64_t sum = at->inflight.sum_ns;
+    struct progress *seen = &progress[card - qg_cards];
+    if (!sum)
+        qg_begun_none(&seen->begun, at->now);
+    else if (sum < seen->sum_ns)
+        qg_begun_ended(&seen->begun, seen->sum_ns - sum, at->now);
+    if (sum < at->last)
+        at->moved = at->now;
+    qg_patience_look(&seen->patience, at, seen->begun.looked_ns,
+                     !sum || (sum < at->last && at->last != UINT64_MAX));
+    seen->sum_ns = at->last = sum;
+    seen->begun.looked_ns = at->now;
+    at->began = seen->begun.began_ns;
+    at->guessed = qg_begun_guessed(&seen->begun);
+    at->first_ns = at->inflight.first_ns;
+    at->first_low_ns = at->inflight.first_low_ns;
+    at->expected = false;
+}
+
+/* Work too long to be queued behind what runs is queued shortly before that ends, so that the card
+ * need not wait for this thread to wake up. Only where one piece runs alone; what has run almost as
+ * long as its function ever takes ends soon, however short it is at other times. */
+static bool just_in_time(struct qg_look *at, uint64_t estimate, uint64_t window_ns)
+{
+    const struct qg_inflight *now = &at->inflight;
+    uint64_t lead = estimate + LEAD_NS > window_ns ? LEAD_NS : window_ns - estimate;
+    if (!now->oldest || at->guessed || now->unmarked || now->sum_ns != now->first_ns ||
+        !at->first_low_ns)
+        return false;
+    at->due = at->first_ns > lead ? at->first_ns - lead : 0;
+    return at->now - at->began >= at->due;
+}
+
+/* What is unfinished, as far as can be told: what runs has taken much longer than estimated, so
+ * will what follows. */
+static uint64_t unfinished(const struct qg_look *at)
+{
+    uint64_t ran = at->now - at->began, first = at->inflight.first_ns, sum = at->inflight.sum_ns;
+    return first && ran > 2 * first ? (uint64_t)((double)sum / (double)first * (double)ran) : sum;
+}
+
+/* Beside offline work the first launch after a pause goes, so that the card has it at once, and
+ * what follows waits until that work is over: the arbiter tells. What passes meanwhile lasts about
+ * as long as it takes to be told. */
+static bool held_back(const struct hold *hold, const struct qg_look *at, uint64_t cost)
+{
+    return hold->spent_ns && hold->spent_ns + cost > HOLD_NS &&
+           at->now - hold->began_ns < LONGEST_HOLD_NS;
+}
+
+/* The arbiter should have closed the gate or looked again by now. One that does not for long is
+ * dead or hangs: without it compute goes on. */
+static bool spent(const struct qg_pages *pages, uint64_t now)
+{
+    uint64_t until = __atomic_load_n(&pages->gate->until_ns, __ATOMIC_RELAXED);
+    return until && now >= until && now - until < LONGEST_SPENT_NS;
+}
+
+/* A launch that waited for room was counted when it came, so the arbiter knows of it by this word:
+ * written before the gate is read once more, so that a gate that closes now either holds this
+ * launch back or finds it on its way to the card. */
+static bool closed_meanwhile(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages)
+{
+    qg_set_unmarked(stream);
+    at->flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
+    at->closed = at->flags & QG_GATE_CLOSED;
+    return at->closed;
+}
+
+/* Under lock: books the work and returns true if it fits, or if nothing has moved for too long and
+ * the driver was asked why. *timed: it is booked, and its launch shall be timed; or waits, and a
+ * better estimate may make it fit. */
+static bool fits(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages,
+                 const struct qg_work *work, uint64_t window_ns, bool *timed)
+{
+    look_at(at, stream->card);
+    uint64_t estimate = estimate_of(work, window_ns), sum = at->inflight.sum_ns;
+    struct qg_patience *patience = &progress[stream->card - qg_cards].patience;
+    bool stuck = qg_patience_over(patience, at, stream), asked = at->stuck;
+    at->stuck = stuck;
+    at->due = 0;
+    struct hold *hold = &holds[stream->card - qg_cards];
+    at->flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
+    at->closed = at->flags & QG_GATE_CLOSED;
+    at->held = at->flags & QG_GATE_HOLD && held_back(hold, at, estimate * work->times);
+    bool enter = !sum || __atomic_load_n(&stream->context->broken, __ATOMIC_RELAXED) ||
+                 unfinished(at) + estimate * work->times <= window_ns;
+    if (!enter)
+        narrow(at);
+    enter = enter || (work->times == 1 && just_in_time(at, estimate, window_ns));
+    at->spent = spent(pages, at->now);
+    enter = enter && !at->closed && !at->held && !at->spent && !closed_meanwhile(at, stream, pages);
+    stuck = stuck && asked && !enter && !at->closed && !at->held && !at->spent;
+    *timed = false;
+    if (enter || stuck) {
+        if (stuck) {
+            qg_patience_passed(patience, at, stream, estimate * work->times);
+            __atomic_fetch_add(&pages->proc->window_bypass, 1, __ATOMIC_RELAXED);
+        }
+        if (at->flags & QG_GATE_HOLD)
+            hold->spent_ns += estimate * work->times;
+        qg_patience_used(at);
+        *timed = book(stream, pages, work, estimate, at);
+        progress[stream->card - qg_cards].sum_ns = sum + estimate * work->times;
+        qg_thread.calm = stuck ? 0 : calm_after(work, estimate, window_ns);
+    } else {
+        *timed = at->now - at->moved > SPIN_NS;
+    }
+    foresee(pages, at);
+    return enter || stuck;
+}
+
+/* One look, and what the driver has to be asked or told after it, when nothing is locked: its calls
+ * may block. */
+static bool look(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages,
+                 const struct qg_work *work, uint64_t window_ns)
+{
+    bool timed;
+    pthread_mutex_lock(&qg_window_lock);
+    bool enter = fits(at, stream, pages, work, window_ns, &timed);
+    pthread_mutex_unlock(&qg_window_lock);
+    if (!timed)
+        return enter;
+    qg_depth++;
+    qg_samples_collect(stream->context->handle, enter);
+    if (enter)
+        sampling = qg_sample_start(stream, pages, work->function);
+    qg_depth--;
+    return enter;
+}
+
+/* Another look, and a marker behind work that has none: without one its end is invisible. Where
+ * nothing moved, the driver is asked about the stream first. A signal handler may leave the wait by
+ * siglongjmp, so signals come in while the thread sleeps and not while it holds a lock. */
+static bool look_again(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages,
+                       const struct qg_work *work, uint64_t window_ns)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    struct qg_stream *oldest = at->inflight.oldest;
+    if (oldest && at->inflight.unmarked)
+        qg_mark_for(oldest);
+    if (oldest && at->stuck) {
+        qg_depth++;
+        qg_stream_over(oldest);
+        qg_depth--;
+    }
+    bool enter = look(at, stream, pages, work, window_ns);
+    if (!enter) {
+        qg_window_queued = true;
+        qg_waiter_queue(pages->proc);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return enter;
+}
+
+uint64_t qg_window_drain_ns(struct qg_card *card, struct qg_pages *pages)
+{
+    sigset_t all, before;
+    struct qg_look at = {.last = UINT64_MAX};
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_mutex_lock(&qg_window_lock);
+    look_at(&at, card);
+    narrow(&at);
+    foresee(pages, &at);
+    pthread_mutex_unlock(&qg_window_lock);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    uint64_t sleep_ns = at.inflight.sum_ns ? qg_nap_ns(&at) : 0;
+    return !at.inflight.sum_ns ? 0 : sleep_ns > NAP_NS ? sleep_ns : NAP_NS;
+}
+
+bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work)
+{
+    uint64_t window_ns =
+        (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 1000u;
+    uint64_t start = qg_now_ns();
+    struct qg_look at = {.now = start, .moved = start, .last = UINT64_MAX};
+    qg_want_marker(stream);
+    if (look(&at, stream, pages, work, window_ns))
+        return true;
+    while (!look_again(&at, stream, pages, work, window_ns)) {
+        nap(&at, &pages->gate->flags);
+        if (qg_pages_of(stream->card) != pages ||
+            (__atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST) &
+             (QG_GATE_CLOSED | QG_GATE_WINDOW)) != QG_GATE_WINDOW)
+            return false;
+    }
+    return true;
+}
+
+void qg_window_pause_ends(struct qg_card *card, const struct qg_pages *pages)
+{
+    uint64_t changed = __atomic_load_n(&pages->gate->changed_ns, __ATOMIC_RELAXED);
+    struct hold *hold = &holds[card - qg_cards];
+    pthread_mutex_lock(&qg_window_lock);
+    if (hold->seen != changed)
+        *hold = (struct hold){.seen = changed, .began_ns = qg_now_ns()};
+    pthread_mutex_unlock(&qg_window_lock);
+}
+
+void qg_window_after_turn(const struct qg_pages *pages, uint64_t before, uint64_t after)
+{
+    pthread_mutex_lock(&qg_window_lock);
+    qg_samples_after_turn(pages, before, after);
+    pthread_mutex_unlock(&qg_window_lock);
+}
+
+void qg_window_forget(const void *function)
+{
+    pthread_mutex_lock(&qg_window_lock);
+    if (function)
+        qg_function_forget(&qg_functions, function);
+    else
+        memset(&qg_functions, 0, sizeof(qg_functions));
+    qg_samples_forget(function);
+    pthread_mutex_unlock(&qg_window_lock);
+}
+
+/* Under stream->lock. A marker of another thread that came meanwhile has taken the booking along,
+ * and ends it. */
+static void unbook(struct qg_stream *stream)
+{
+    stream->open_ns -= booking.ns < stream->open_ns ? booking.ns : stream->open_ns;
+    stream->open_low_ns -=
+        booking.low_ns < stream->open_low_ns ? booking.low_ns : stream->open_low_ns;
+}
+
+static void drop_sample(void)
+{
+    pthread_mutex_lock(&qg_window_lock);
+    qg_sample_drop(sampling);
+    pthread_mutex_unlock(&qg_window_lock);
+}
+
+void qg_window_leave(struct qg_stream *stream, CUresult result)
+{
+    struct qg_pages *pages = qg_pages_of(stream->card);
+    qg_window_open = false;
+    if (result == CUDA_SUCCESS)
+        show_all(pages); /* before any call of ours, which may block */
+    qg_depth++;
+    if (sampling && result == CUDA_SUCCESS)
+        qg_sample_end(sampling, stream);
+    else if (sampling)
+        drop_sample();
+    sampling = NULL;
+    if (entering != stream)
+        not_entering();
+    uint64_t window_ns =
+        (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 1000u;
+    uint64_t most =
+        window_ns >= ROOMY_NS || window_ns < 4 * UNMARKED_NS ? window_ns / 4 : UNMARKED_NS;
+    pthread_mutex_lock(&stream->lock);
+    if (entering && stream->entered)
+        stream->entered--;
+    if (entering && result != CUDA_SUCCESS)
+        unbook(stream);
+    entering = NULL;
+    /* or somebody wanted one while this launch was under way */
+    bool due = stream->open_ns >= most || stream->again;
+    pthread_mutex_unlock(&stream->lock);
+    if (due)
+        qg_mark(stream);
+    qg_depth--;
+}

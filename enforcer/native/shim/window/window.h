@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef QG_WINDOW_H
+#define QG_WINDOW_H
+
+#include "track/streams.h"
+
+/* What a submission is, for the estimate of its duration. */
+struct qg_work {
+    const void *function; /* CUfunction or CUgraphExec; NULL for a copy */
+    uint64_t bytes;       /* of a copy */
+    /* launches that it stands for: itself, and those that passed since the last look */
+    uint32_t times;
+};
+
+/* Waits until the work fits into the window, and books it. False: the gate closed meanwhile, look
+ * again. */
+bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work);
+
+/* This thread waited for room, and qg_proc.queued may still count it. */
+extern __thread bool qg_window_queued __attribute__((tls_model("initial-exec")));
+
+/* Before the ring of a launch that finds QG_GATE_HOLD: the first one after a pause. */
+void qg_window_pause_ends(struct qg_card *card, const struct qg_pages *pages);
+
+/* The gate was closed and opened again for a turn of others, who had the card only after our work
+ * had ended. */
+void qg_window_after_turn(const struct qg_pages *pages, uint64_t before, uint64_t after);
+
+/* At a closed gate: how long to sleep until what this process has on the card may have ended (0: it
+ * has), and tells when it will. */
+uint64_t qg_window_drain_ns(struct qg_card *card, struct qg_pages *pages);
+
+/* The usual timer slack of 50 us would more than double a short sleep; the program's own setting is
+ * put back. */
+int qg_no_slack(void);
+void qg_slack_again(int slack);
+
+/* What was learned of a function or graph holds no longer; NULL: of all. */
+void qg_window_forget(const void *function);
+
+void qg_window_after_fork(void);
+void qg_window_context_gone(CUcontext context);
+
+/* The slow half of qg_leave in window mode. */
+void qg_window_leave(struct qg_stream *stream, CUresult result);
+void qg_window_calm(struct qg_seen *seen);
+/* this thread owes a window_leave */
+extern __thread bool qg_window_open __attribute__((tls_model("initial-exec")));
+
+#endif
