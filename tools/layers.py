@@ -25,7 +25,7 @@ ALLOWED = {
 # Commands that are made for simulated cards. The rest of cli/ runs on real ones and must not know them.
 OF_SIMULATOR = ("cli/demo/", "cli/sandbox/", "cli/simulate.py")
 MAX_PY_FILE, MAX_PY_FUNCTION = 400, 80
-MAX_C_FILE, MAX_C_FUNCTION = 650, 120
+MAX_C_FILE, MAX_C_FUNCTION = 500, 120
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:

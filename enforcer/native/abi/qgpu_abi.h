@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The one header that every qgpu process shares: the sealed grant, the two pages between a tenant
- * and the arbiter, and the messages on the three node-local sockets. Fixed-width types only, every
- * offset checked at compile time below and again from Python (enforcer/wire/abi.py,
- * tests/unit/wire/test_abi.py), so that neither a compiler nor a language can move a field.
- * docs/specs/abi.md explains each word in prose.
+ * What every qgpu process shares: the sealed grant, the pages between a tenant and the arbiter, and
+ * the messages of the node's sockets (docs/specs/abi.md). Offsets are checked below and from Python.
  *
- * Who may believe what: the grant and the gate page are written by root and may be trusted;
- * everything in the job page is written by the job and is a hint: read once, range-check, never
- * loop on it.
+ * Root writes the grant and the gate page: they may be trusted. The job writes the job page, which
+ * is a hint: read once, check the range, never loop on it.
  */
 #ifndef QGPU_ABI_H
 #define QGPU_ABI_H

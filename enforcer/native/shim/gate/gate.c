@@ -16,6 +16,7 @@
 #include "track/waiters.h"
 #include "window/window.h"
 #include "link/link.h"
+#include "window/nap.h"
 
 /* longest sleep before pages, heartbeat and connection are looked at again */
 #define WAIT_NS 50000000

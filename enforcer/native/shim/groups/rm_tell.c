@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The teller: a second helper thread, there only under an arbiter that asks for it. It tells the
- * arbiter what channel groups this process has, acts on them when the arbiter has the shim do it,
- * and continues all of them when the arbiter is gone. Nobody waits for it without a limit: if it
- * never runs, groups are not told, and so never stopped.
+ * The teller: a second helper thread, started if the arbiter asks for it. It reports this process's
+ * channel groups, stops and continues them, and continues all when the arbiter is gone.
  */
 #include "groups/rm_tell.h"
 
@@ -28,11 +26,10 @@
 #define RESERVED    8u /* of the burst: for contexts that are about to go */
 #define HUNG_FACTOR 3u /* as gate.c */
 #define NS          1000000000ull
-#define ANSWERS     20 /* times that an answer is tried, when there is no budget left */
-/* at continuing everything, a second's worth: a driver may know only one of the methods */
-#define ATTEMPTS  100u
-#define GATHER_NS 2000000u
-#define MAKING_NS 999000000u
+#define ANSWERS     20   /* times that an answer is tried, when there is no budget left */
+#define ATTEMPTS    100u /* at continuing everything, one second's worth */
+#define GATHER_NS   2000000u
+#define MAKING_NS   999000000u
 
 struct qg_teller qg_teller;
 

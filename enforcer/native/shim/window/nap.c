@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "window/nap.h"
 
+#include <linux/futex.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 /* ns by which a sleep ends before the predicted end of work: a thread wakes late */
 #define WAKE_EARLY_NS 50000u
 /* most ns of one sleep, since the gate may close meanwhile */
@@ -81,4 +86,39 @@ uint64_t qg_nap_ns(const struct qg_look *at)
     if (sleep_ns && sleep_ns < NAP_NS && !exact)
         sleep_ns = NAP_NS;
     return sleep_ns < LONGEST_NAP_NS ? sleep_ns : LONGEST_NAP_NS;
+}
+
+int qg_no_slack(void)
+{
+    int slack = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+    prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
+    return slack;
+}
+
+void qg_slack_again(int slack)
+{
+    if (slack > 0)
+        prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
+}
+
+/* By number: a cancellation point otherwise. The arbiter wakes a thread that is held back; so does
+ * the end of its own work. */
+void qg_nap(const struct qg_look *at, const uint32_t *word)
+{
+    struct timespec wait = {0, (long)qg_nap_ns(at)};
+    if ((at->held || at->spent) && !at->inflight.sum_ns)
+        wait.tv_nsec = NAP_NS;
+    if (at->closed)
+        return;
+    if (!wait.tv_nsec) {
+        __builtin_ia32_pause();
+        return;
+    }
+    int slack = qg_no_slack();
+    uint64_t from = qg_now_ns();
+    if (at->held)
+        syscall(SYS_futex, word, FUTEX_WAIT, at->flags, &wait, NULL, 0);
+    else if (syscall(SYS_nanosleep, &wait, NULL) == 0)
+        qg_nap_took((uint64_t)wait.tv_nsec, qg_now_ns() - from);
+    qg_slack_again(slack);
 }

@@ -48,4 +48,12 @@ uint64_t qg_nap_ns(const struct qg_look *at);
 /* Learns from a sleep how late this process's threads wake up. */
 void qg_nap_took(uint64_t asked_ns, uint64_t took_ns);
 
+/* Sleeps for that long, or polls; not while the gate is closed. word: the gate word. */
+void qg_nap(const struct qg_look *at, const uint32_t *word);
+
+/* The usual timer slack of 50 us would more than double a short sleep; the program's own setting is
+ * put back. */
+int qg_no_slack(void);
+void qg_slack_again(int slack);
+
 #endif

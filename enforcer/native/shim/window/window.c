@@ -118,41 +118,6 @@ static void foresee(struct qg_pages *pages, const struct qg_look *at)
     __atomic_store_n(&pages->proc->ends_ns, known ? at->began + sum : 0, __ATOMIC_RELAXED);
 }
 
-int qg_no_slack(void)
-{
-    int slack = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
-    prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
-    return slack;
-}
-
-void qg_slack_again(int slack)
-{
-    if (slack > 0)
-        prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
-}
-
-/* By number: a cancellation point otherwise. Who is held back is woken by the arbiter, or by the
- * end of its own work. */
-static void nap(const struct qg_look *at, const uint32_t *word)
-{
-    struct timespec wait = {0, (long)qg_nap_ns(at)};
-    if ((at->held || at->spent) && !at->inflight.sum_ns)
-        wait.tv_nsec = NAP_NS;
-    if (at->closed)
-        return;
-    if (!wait.tv_nsec) {
-        __builtin_ia32_pause();
-        return;
-    }
-    int slack = qg_no_slack();
-    uint64_t from = qg_now_ns();
-    if (at->held)
-        syscall(SYS_futex, word, FUTEX_WAIT, at->flags, &wait, NULL, 0);
-    else if (syscall(SYS_nanosleep, &wait, NULL) == 0)
-        qg_nap_took((uint64_t)wait.tv_nsec, qg_now_ns() - from);
-    qg_slack_again(slack);
-}
-
 /* The launch that this thread booked last has returned, or has not come about. */
 static void not_entering(void)
 {
@@ -441,7 +406,7 @@ bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const str
     if (look(&at, stream, pages, work, window_ns))
         return true;
     while (!look_again(&at, stream, pages, work, window_ns)) {
-        nap(&at, &pages->gate->flags);
+        qg_nap(&at, &pages->gate->flags);
         if (qg_pages_of(stream->card) != pages ||
             (__atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST) &
              (QG_GATE_CLOSED | QG_GATE_WINDOW)) != QG_GATE_WINDOW)

@@ -30,11 +30,6 @@ void qg_window_after_turn(const struct qg_pages *pages, uint64_t before, uint64_
  * has), and tells when it will. */
 uint64_t qg_window_drain_ns(struct qg_card *card, struct qg_pages *pages);
 
-/* The usual timer slack of 50 us would more than double a short sleep; the program's own setting is
- * put back. */
-int qg_no_slack(void);
-void qg_slack_again(int slack);
-
 /* What was learned of a function or graph holds no longer; NULL: of all. */
 void qg_window_forget(const void *function);
 
