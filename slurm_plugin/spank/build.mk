@@ -14,11 +14,11 @@ $(BUILD)/lib/qgpu_spank.so: $(SPANK_OBJ) slurm_plugin/spank/spank_qgpu.lds
 	@mkdir -p $(@D)
 	$(CC) -shared -o $@ $(SPANK_OBJ) -Wl,--version-script=slurm_plugin/spank/spank_qgpu.lds $(QG_LDFLAGS)
 
-$(BUILD)/test/spank_stage: tests/native/spank_stage.c
+$(BUILD)/test/spank_stage: tests/native/programs/spank_stage.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -rdynamic -o $@ $< -ldl $(QG_LDFLAGS)
 
 NATIVE += $(BUILD)/test/spank_escape
-$(BUILD)/test/spank_escape: tests/native/spank_escape.c
+$(BUILD)/test/spank_escape: tests/native/programs/spank_escape.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -o $@ $< -ldl $(QG_LDFLAGS)

@@ -1,6 +1,6 @@
 """Hostile programs at full speed beside honest ones on the simulated card: what they may cost others, as bounds.
 
-The attacker's process is a task of a job like any other (tests/native/shim/evil.c). Judged is by the card's own trace.
+The attacker's process is a task of a job like any other (programs/submit/evil.c). Judged is by the card's own trace.
 """
 
 from __future__ import annotations

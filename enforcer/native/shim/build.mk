@@ -36,7 +36,7 @@ $(BUILD)/shim/libcuda.so.1: $(SHIM_O)
 	$(CC) -shared -Wl,-soname,libcuda.so.1 -Wl,--version-script=$(SHIM_GEN)/exports.map -Wl,-z,defs -Wl,-z,nodelete \
 	  -Wl,-Bsymbolic $(QG_LDFLAGS) -o $@ $(SHIM_O) $(QG_OLD_LIBS)
 
-SHIM_PROBE := $(wildcard tests/native/shim/probe*.c)
+SHIM_PROBE := $(wildcard tests/native/programs/probe/probe*.c)
 
 # Twins for tests: the shim under the sanitizers, with a probe of the same kind.
 # $(1) name, $(2) flags for compiling and linking.
@@ -53,7 +53,7 @@ $(BUILD)/test/shim-$(1)/libcuda.so.1: $$(SHIM_$(1)_O) $(SHIM_OBJ)/symbols.o $(SH
 	@mkdir -p $$(@D)
 	$$(CC) -shared $(2) -Wl,-soname,libcuda.so.1 -Wl,--version-script=$(SHIM_GEN)/exports.map -Wl,-z,nodelete \
 	  -Wl,-Bsymbolic $$(QG_LDFLAGS) -o $$@ $$^ -lpthread -ldl
-$(BUILD)/test/shim-$(1)/shim-probe: $(SHIM_PROBE) tests/native/shim/probe.h bench/native/stub.h
+$(BUILD)/test/shim-$(1)/shim-probe: $(SHIM_PROBE) tests/native/programs/probe/probe.h bench/native/stub.h
 	@mkdir -p $$(@D)
 	$$(CC) $$(CFLAGS) $$(QG_CFLAGS) $(2) -Ibench/native -I$$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL \
 	  -o $$@ $(SHIM_PROBE) -ldl -lpthread
@@ -64,39 +64,39 @@ $(eval $(call SHIM_TWIN,asan,-fsanitize=address$(comma)undefined -fno-sanitize-r
 # What the shim's tests run: a program that takes orders, and the pure parts under sanitizers.
 NATIVE += $(BUILD)/test/shim-probe $(BUILD)/test/shim-unit $(BUILD)/test/shim-race $(BUILD)/test/early.so $(BUILD)/test/shim-cudart
 
-$(BUILD)/test/shim-cudart: tests/native/shim/cudart.c
+$(BUILD)/test/shim-cudart: tests/native/programs/cudart.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -o $@ $< -ldl
 
-$(BUILD)/test/early.so: tests/native/shim/early.c
+$(BUILD)/test/early.so: tests/native/programs/early.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -shared -o $@ $< -ldl
 
-$(BUILD)/test/shim-probe: $(SHIM_PROBE) tests/native/shim/probe.h bench/native/stub.h
+$(BUILD)/test/shim-probe: $(SHIM_PROBE) tests/native/programs/probe/probe.h bench/native/stub.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -Ibench/native -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $(SHIM_PROBE) -ldl -lpthread
 
-SHIM_UNIT := tests/native/shim/unit.c $(addprefix $(SHIM_DIR)/base/,ledger.c estimate.c begun.c)
+SHIM_UNIT := tests/native/programs/units/unit.c $(addprefix $(SHIM_DIR)/base/,ledger.c estimate.c begun.c)
 $(BUILD)/test/shim-unit: $(SHIM_UNIT) $(addprefix $(SHIM_DIR)/base/,ledger.h estimate.h begun.h)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) -o $@ $(SHIM_UNIT)
 
 NATIVE += $(BUILD)/test/shim-place-unit
-$(BUILD)/test/shim-place-unit: tests/native/shim/place_unit.c $(SHIM_DIR)/memory/place.h
+$(BUILD)/test/shim-place-unit: tests/native/programs/units/place_unit.c $(SHIM_DIR)/memory/place.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) -I$(CUDA_INC) \
 	  -o $@ $<
 
-SHIM_RACE := tests/native/shim/race.c $(addprefix $(SHIM_DIR)/,memory/memory.c memory/books.c memory/ipc.c process/jobsum.c base/ledger.c)
+SHIM_RACE := tests/native/programs/race.c $(addprefix $(SHIM_DIR)/,memory/memory.c memory/books.c memory/ipc.c process/jobsum.c base/ledger.c)
 $(BUILD)/test/shim-race: $(SHIM_RACE) $(SHIM_HEADERS) $(SHIM_GEN)/symbols.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -o $@ $(SHIM_RACE) -lpthread
 
 NATIVE += $(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit $(BUILD)/test/shim-pool-unit $(BUILD)/test/shim-seen-unit
-$(BUILD)/test/shim-green-unit: tests/native/shim/green_unit.c $(SHIM_DIR)/hooks/green.c $(SHIM_DIR)/process/green.c
-$(BUILD)/test/shim-primary-unit: tests/native/shim/primary_unit.c $(SHIM_DIR)/hooks/context.c
-$(BUILD)/test/shim-pool-unit: tests/native/shim/pool_unit.c $(SHIM_DIR)/memory/pools.c
-$(BUILD)/test/shim-seen-unit: tests/native/shim/seen_unit.c $(SHIM_DIR)/track/streams.c $(SHIM_DIR)/track/ends.c
+$(BUILD)/test/shim-green-unit: tests/native/programs/units/green_unit.c $(SHIM_DIR)/hooks/green.c $(SHIM_DIR)/process/green.c
+$(BUILD)/test/shim-primary-unit: tests/native/programs/units/primary_unit.c $(SHIM_DIR)/hooks/context.c
+$(BUILD)/test/shim-pool-unit: tests/native/programs/units/pool_unit.c $(SHIM_DIR)/memory/pools.c
+$(BUILD)/test/shim-seen-unit: tests/native/programs/units/seen_unit.c $(SHIM_DIR)/track/streams.c $(SHIM_DIR)/track/ends.c
 $(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit $(BUILD)/test/shim-pool-unit $(BUILD)/test/shim-seen-unit: $(SHIM_HEADERS) $(SHIM_GEN)/symbols.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -o $@ $(filter %.c,$^) -lpthread
@@ -104,7 +104,7 @@ $(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit $(BUILD)/test/shim
 # One small program per group of memory calls; test_shim_memory_*.py look at the ledger after each of its steps.
 SHIM_STEPS := mem_plain mem_pool mem_graph mem_vmm mem_share mem_green mem_variant mem_threads
 NATIVE += $(SHIM_STEPS:%=$(BUILD)/test/shim-%)
-$(SHIM_STEPS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/%.c tests/native/shim/step.h tests/native/shim/must.h
+$(SHIM_STEPS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/programs/memory/%.c tests/native/programs/memory/step.h tests/native/programs/must.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl
 
@@ -125,18 +125,18 @@ $(BUILD)/test/older/libcuda.so.1: $(SHIM_DIR)/dispatch/symbols.tsv
 # The same for calls that submit work: test_shim_submit_groups.py. `task` does odd things: test_faults_*.py.
 SHIM_SUBMITS := sub_kernel sub_copy sub_fill sub_order sub_graph task evil strange slow
 NATIVE += $(SHIM_SUBMITS:%=$(BUILD)/test/shim-%)
-$(SHIM_SUBMITS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/shim/%.c tests/native/shim/submit.h tests/native/shim/must.h
+$(SHIM_SUBMITS:%=$(BUILD)/test/shim-%): $(BUILD)/test/shim-%: tests/native/programs/submit/%.c tests/native/programs/submit/submit.h tests/native/programs/must.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl -lpthread
 
 # Calls that no program should make: test_shim_odd_calls.py.
 NATIVE += $(BUILD)/test/shim-odd-calls
-$(BUILD)/test/shim-odd-calls: tests/native/shim/odd_calls.c tests/native/shim/must.h
+$(BUILD)/test/shim-odd-calls: tests/native/programs/odd_calls.c tests/native/programs/must.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl
 
 # The table of the driver's objects, under sanitizers: test_shim_groups_table.py.
-SHIM_RM_UNIT := tests/native/shim/rm_unit.c $(addprefix $(SHIM_DIR)/groups/,rm_table.c rm_view.c)
+SHIM_RM_UNIT := tests/native/programs/units/rm_unit.c $(addprefix $(SHIM_DIR)/groups/,rm_table.c rm_view.c)
 NATIVE += $(BUILD)/test/shim-rm-unit $(BUILD)/test/shim-rm-race
 $(BUILD)/test/shim-rm-unit: $(SHIM_RM_UNIT) $(SHIM_HEADERS)
 	@mkdir -p $(@D)
@@ -148,10 +148,10 @@ $(BUILD)/test/shim-rm-race: $(SHIM_RM_UNIT) $(SHIM_HEADERS)
 
 # ioctl() as programs use it: test_shim_groups_calls.py.
 NATIVE += $(BUILD)/test/shim-calls $(BUILD)/test/early-calls.so
-$(BUILD)/test/shim-calls: tests/native/shim/calls.c $(SHIM_HEADERS)
+$(BUILD)/test/shim-calls: tests/native/programs/calls.c $(SHIM_HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -o $@ $<
 
-$(BUILD)/test/early-calls.so: tests/native/shim/calls.c $(SHIM_HEADERS)
+$(BUILD)/test/early-calls.so: tests/native/programs/calls.c $(SHIM_HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -DEARLY -shared -o $@ $<

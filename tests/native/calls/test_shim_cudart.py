@@ -41,7 +41,7 @@ def with_runtime_inside(directory: Path, *options: str) -> Path:
     if compiler is None:
         pytest.skip("nvcc is not installed")
     program = directory / "static"
-    source = Path(__file__).parents[1] / "shim" / "cudart_static.cu"
+    source = Path(__file__).parents[1] / "programs" / "cudart_static.cu"
     subprocess.run([compiler, "-cudart", "static", *options, "-o", program, source], check=True)
     return program
 

@@ -1,4 +1,4 @@
-"""Programs that nobody wrote the shim for (tests/native/shim/strange.c): they end well, all they did is counted."""
+"""Programs that nobody wrote the shim for (programs/submit/strange.c): they end well, all they did is counted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every group of calls that submit work, under shim, arbiter and simulated card: each call meets a closed gate once.
 
-The programs (tests/native/shim/sub_*.c) say before each call what must be counted and what the card must have run; the
+The programs (programs/submit/sub_*.c) say before each call what must be counted and what the card must have run; the
 card's own trace is compared with that in the end, so nothing is lost, doubled, or let through early.
 """
 

@@ -23,8 +23,8 @@ before_reset 8 reset_v1 0 before_release 12 released_v1 0"""
 
 def called_under_the_ledger() -> set[str]:
     """What the programs call whose ledger is looked at after each step, or after each order."""
-    small = Path(__file__).parents[1] / "shim"
-    programs = [*small.glob("mem_*.c"), small / "step.h", small / "probe.c"]
+    small = Path(__file__).parents[1] / "programs"
+    programs = [*small.glob("memory/mem_*.c"), small / "memory/step.h", small / "probe/probe.c"]
     orders = (Path(__file__).parents[1] / "memory/test_shim_memory.py").read_text(encoding="utf-8")
     text = "".join(path.read_text(encoding="utf-8") for path in programs)
     return {*re.findall(r"CALL\((cu\w+)\)", text), *re.findall(r"invoke (cu\w+) ", orders)}

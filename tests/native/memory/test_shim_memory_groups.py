@@ -1,7 +1,7 @@
 """Every group of calls that take or return device memory: after each step ledger and simulated card agree.
 
 The numbers are MiB, exact: sizes are whole units of the card. A step's name says what the program has just done
-(tests/native/shim/mem_*.c).
+(tests/native/programs/memory/mem_*.c).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def task(rig: Rig, *words: str, job: int = OFFLINE) -> subprocess.Popen[str]:
-    """One of the odd programs (tests/native/shim/task.c)."""
+    """One of the odd programs (tests/native/programs/submit/task.c)."""
     return rig.spawn([BUILD / "test/shim-task", *words], rig.grants[job], stdin=subprocess.PIPE, bufsize=1)
 
 

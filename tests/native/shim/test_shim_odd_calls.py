@@ -1,4 +1,4 @@
-"""Wrong calls have the driver's answers, with the shim as without it (tests/native/shim/odd_calls.c)."""
+"""Wrong calls have the driver's answers, with the shim as without it (tests/native/programs/odd_calls.c)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A driver call that does not come back stops the thread that made it, and no other (tests/native/shim/slow.c)."""
+"""A driver call that does not come back stops the thread that made it, and no other (programs/submit/slow.c)."""
 
 from __future__ import annotations
 

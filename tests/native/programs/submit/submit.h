@@ -26,7 +26,7 @@
 
 #include <cuda.h>
 
-#include "must.h"
+#include "../must.h"
 
 #define MIB   ((size_t)1 << 20)
 #define SIZE  (4 * MIB)

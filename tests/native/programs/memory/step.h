@@ -17,7 +17,7 @@
 
 #include <cuda.h>
 
-#include "must.h"
+#include "../must.h"
 
 #define MIB ((size_t)1 << 20)
 
