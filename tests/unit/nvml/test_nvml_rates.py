@@ -63,7 +63,7 @@ def job_rate(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., int]:
     where = tmp_path_factory.mktemp("rates")
     generate = [
         sys.executable,
-        str(NATIVE / "shim/generate.py"),
+        str(NATIVE / "shim/dispatch/generate.py"),
         str(NATIVE / "shim_nvml/symbols.tsv"),
         str(where),
     ]
