@@ -24,7 +24,7 @@ QG_OLD_LIBS := -Wl,--push-state,--no-as-needed -l:libpthread.so.0 -l:libdl.so.2 
 QG_LTO = $(eval QG_LTO := $(shell echo 'int main(void) { return 0; }' | $(CC) -flto=auto -x c - -o /dev/null 2>/dev/null \
          && echo -flto=auto))$(QG_LTO)
 
-.PHONY: all setup headers native test test-matrix test-install retest demo bench gpu gpu-bundle format lint lint-ansible clean help
+.PHONY: all setup headers native layouts test test-matrix test-install retest demo bench gpu gpu-bundle format lint lint-ansible clean help
 all: setup native
 
 # Each native part brings its own build.mk, which adds its products to NATIVE.
@@ -47,6 +47,7 @@ help:
 	@echo "make gpu-bundle   make build/gpu-bundle, which that machine needs if it has no network"
 	@echo "make lint         ruff, mypy, layering and size rules"
 	@echo "make format       C and Python in the one style"
+	@echo "make layouts      write the Python mirrors of the C headers anew"
 	@echo "make lint-ansible ansible-lint over packaging/ansible"
 	@echo "make native       build the C parts into build/, those of the tests included"
 	@echo "make native HW=0  the same, with an arbiter without hardware preemption"
@@ -117,6 +118,10 @@ format: setup
 	@git ls-files '*.c' '*.h' | xargs $(VENV)/bin/clang-format -i
 	@$(VENV)/bin/ruff format -q .
 
+# The Python mirrors of our C headers: which header becomes which module is in tools/layouts.py.
+layouts: setup
+	@$(PY) tools/layouts.py
+
 # The Ansible role, by ansible-lint's rules for production. Its tools have an environment of their own.
 ANSIBLE := $(BUILD)/ansible
 $(ANSIBLE)/.complete: packaging/ansible/requirements.txt
@@ -135,6 +140,7 @@ lint: setup
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/mypy packaging/python packaging/completion.py
 	@$(PY) tools/layers.py
+	@$(PY) tools/layouts.py --check
 	@$(PY) tools/doclines.py
 	@$(PY) tools/doclinks.py
 

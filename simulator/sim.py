@@ -6,10 +6,10 @@ The trace is the truth that benchmarks are judged by: the device side alone writ
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import socket
-import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from enforcer.fdwait import readable_within
+from enforcer.wire.records import record
+from simulator import layout
 
-_HEAD = struct.Struct("<8sIIIIQ32s")
-_RECORD = struct.Struct("<QQQIIIIIIQQ")
-_MAGIC = b"QGSIMTRC"
-_VERSION = 1
-_SIM_MAGIC, _PROTOCOL, _REQ_CONTROL, _NOT_FOUND = 0x4D495351, 3, 32, 500
-_CONTROL = struct.Struct("<IIII32x1024s")
-_ANSWER = struct.Struct("<12xiQQ16x")
+_HEAD = record(layout.TraceHead)
+_RECORD = record(layout.TraceRec)
+_MAGIC = layout.TRACE_MAGIC.encode()
+_VERSION = layout.TRACE_VERSION
+_NOT_FOUND = 500  # CUDA_ERROR_NOT_FOUND
 
 
 class SimError(Exception):
@@ -36,12 +36,12 @@ class SimError(Exception):
 class Kind(IntEnum):
     """What was executed."""
 
-    KERNEL = 1
-    HTOD = 2
-    DTOH = 3
-    DTOD = 4
-    MEMSET = 5
-    PEER = 6
+    KERNEL = layout.OP_KERNEL
+    HTOD = layout.OP_HTOD
+    DTOH = layout.OP_DTOH
+    DTOD = layout.OP_DTOD
+    MEMSET = layout.OP_MEMSET
+    PEER = layout.OP_PEER
 
 
 _ENGINES: dict[int, str] = {Kind.HTOD: "htod", Kind.DTOH: "dtoh", Kind.PEER: "dtoh"}
@@ -50,8 +50,8 @@ _ENGINES: dict[int, str] = {Kind.HTOD: "htod", Kind.DTOH: "dtoh", Kind.PEER: "dt
 class Piece(IntFlag):
     """How a piece ended."""
 
-    LAST = 1
-    CUT = 2
+    LAST = layout.TRACE_LAST
+    CUT = layout.TRACE_CUT
 
 
 class Interval(NamedTuple):
@@ -204,11 +204,11 @@ def _exchange(directory: str | Path, message: bytes) -> bytes:
         sock.settimeout(10)
         handle = os.open(directory, os.O_PATH | os.O_DIRECTORY)
         try:  # by descriptor: a directory's name may be longer than a socket's address
-            sock.connect(f"/proc/self/fd/{handle}/sim.sock")
+            sock.connect(f"/proc/self/fd/{handle}/{layout.SOCK}")
         finally:
             os.close(handle)
         sock.send(message)
-        return sock.recv(_ANSWER.size)
+        return sock.recv(ctypes.sizeof(layout.Rep))
 
 
 def control_device(directory: str | Path) -> tuple[int, int] | None:
@@ -216,7 +216,7 @@ def control_device(directory: str | Path) -> tuple[int, int] | None:
 
     A descriptor with both is an open file of it. None: it has none. Raises OSError when no simulator serves there.
     """
-    text = Path(directory, "control").read_text()
+    text = Path(directory, layout.CONTROL).read_text()
     if text == "none\n":
         return None
     device, inode = map(int, text.split())
@@ -265,7 +265,7 @@ class Simulator:
     @property
     def trace_path(self) -> Path:
         """Where the trace is; it stays after stop()."""
-        return self.config.directory / "trace.bin"
+        return self.config.directory / layout.TRACE
 
     def env(self) -> dict[str, str]:
         """Environment that makes a program find the simulated driver: "the driver is installed here"."""
@@ -281,17 +281,18 @@ class Simulator:
         docs/specs/simulator.md lists them. Returns how many contexts or processes it reached. Raises
         SimError when the command is not understood, reaches no process, or does not come from root.
         """
-        message = _CONTROL.pack(_SIM_MAGIC, _PROTOCOL, _REQ_CONTROL, _CONTROL.size, command.encode())
-        answer = _exchange(self.config.directory, message)
-        if len(answer) != _ANSWER.size:
+        size = ctypes.sizeof(layout.TextReq)
+        head = layout.Req(layout.MAGIC, layout.VERSION, layout.REQ_CONTROL, size)
+        raw = _exchange(self.config.directory, bytes(layout.TextReq(head, command.encode())))
+        if len(raw) != ctypes.sizeof(layout.Rep):
             raise SimError(f"the simulator threw out the command {command!r}")
-        status, reached, _ = _ANSWER.unpack(answer)
-        if status == _NOT_FOUND:
+        answer = layout.Rep.from_buffer_copy(raw)
+        if answer.status == _NOT_FOUND:
             raise SimError(f"{command!r} reached nobody: no such process uses the cards")
-        if status != 0:
-            why = "only root may ask" if status < 0 else "it is not understood"
+        if answer.status != 0:
+            why = "only root may ask" if answer.status < 0 else "it is not understood"
             raise SimError(f"the simulator refused {command!r}: {why}")
-        return int(reached)
+        return int(answer.a)
 
     def control_device(self) -> tuple[int, int] | None:
         """The control device that programs have open: (st_dev, st_ino), None where this machine allows none."""
@@ -321,4 +322,4 @@ class Simulator:
 
 def driver_env(build: Path, directory: Path) -> dict[str, str]:
     """LD_LIBRARY_PATH and QGPU_SIM_DIR for programs of the node whose simulator serves directory."""
-    return {"LD_LIBRARY_PATH": str(build / "sim"), "QGPU_SIM_DIR": str(directory)}
+    return {"LD_LIBRARY_PATH": str(build / "sim"), layout.ENV_DIR: str(directory)}

@@ -1,8 +1,8 @@
 """The native ABI (enforcer/native/abi/qgpu_abi.h) as seen from Python.
 
-The structures themselves are in enforcer/wire/layout.py and layout_hw.py and offered again here. On
-top stand `pack_grant` and `unpack_grant` for the content of ``run_dir/grants/JOBID.grant``, and what the
-arbiter's socket needs.
+The structures themselves are in enforcer/wire/layout.py, which is generated from the header, and are offered
+again here. On top stand `pack_grant` and `unpack_grant` for the content of ``run_dir/grants/JOBID.grant``, and
+what the arbiter's socket needs.
 
 Nothing here does I/O. Memory is in bytes, times in nanoseconds unless a name says otherwise. What does not
 fit into its field is an `AbiError` with a sentence: a truncated path would be a wrong path.
@@ -34,7 +34,6 @@ from enforcer.wire.layout import (
     GrantPage,
     MsgHead,
 )
-from enforcer.wire.layout_hw import *  # noqa: F403
 from gres.config.site import Injection
 from gres.grant.store import Grant, GrantCard
 

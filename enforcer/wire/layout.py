@@ -1,14 +1,13 @@
-"""Every structure and constant of enforcer/native/abi/qgpu_abi.h, mirrored with ctypes field by field.
+"""Constants and structures of enforcer/native/abi/qgpu_abi.h.
 
-tests/unit/wire/test_abi.py compiles the header and compares each offset, size and constant: the two cannot drift
-apart. Import these names from `enforcer.wire.abi`. docs/specs/abi.md explains each word.
+Generated from it by `make layouts`: edit the header, not this file. Its comments explain each field.
 """
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import c_char, c_int32, c_int64, c_uint8, c_uint32, c_uint64
-from typing import ClassVar
+from typing import Any, ClassVar
 
 MAGIC = 0x55504751
 ABI_VERSION = 2
@@ -18,25 +17,36 @@ MAX_CARDS = 16
 MAX_PROCS = 128
 MARKERS = 64
 LANES = 16
+MAX_GROUPS = 32
+MAX_CHANNELS = 64
 PAGE = 4096
-
 SOCK_REGISTER = "enforcer.sock"
 SOCK_CONTROL = "arbiter.sock"
 SOCK_HOOK = "hook.sock"
 GRANTS_DIR = "grants"
+TASK_DIR = "/run/qgpu-task"
+TASK_GRANT = "/run/qgpu-task/grant"
+TASK_REAL = "/run/qgpu-task/real"
 ENV_GRANT_FD = "QGPU_GRANT_FD"
 ENV_GRANT = "QGPU_GRANT"
 
+# enum qg_class
 CLASS_ONLINE = 1
 CLASS_OFFLINE = 2
+
+# enum qg_policy
 POLICY_BEST_EFFORT = 1
 POLICY_FIXED_SHARE = 2
 POLICY_BURST_SHARE = 3
+
+# enum qg_injection
+INJECT_PRELOAD = 0
+INJECT_MOUNT = 1
+
+# enum qg_grant_state
 GRANT_ACTIVE = 1
 GRANT_REFUSED = 2
 GRANT_WHOLE = 3
-INJECT_PRELOAD = 0
-INJECT_MOUNT = 1
 
 GATE_CLOSED = 0x1
 GATE_NOTIFY = 0x2
@@ -49,8 +59,12 @@ GATE_WHY_PREEMPTED = 0x100
 GATE_WHY_SHARE = 0x200
 GATE_WHY_RECOVERY = 0x400
 
+# enum qg_msg_type
 MSG_REGISTER = 1
 MSG_REGISTERED = 2
+MSG_GROUPS = 3
+MSG_ACT = 4
+MSG_ACTED = 5
 CTL_HELLO = 16
 CTL_CARD = 17
 CTL_GRANT = 18
@@ -66,24 +80,55 @@ CTL_GONE = 27
 CTL_OVERHEAD = 28
 CTL_PROCS = 29
 CTL_PROC = 30
+CTL_HARDWARE = 31
+CTL_HWSTATS = 32
+CTL_HWTENANT = 33
 CTL_LIST = 34
+CTL_HWCARD = 35
 CTL_LISTED = 36
-LIST_BYTES = 32768
+
 CARD_UNGOVERNED = 0x1
 CARD_TOGETHER = 0x8
 GRANT_UNGOVERNED = 0x1
+LIST_BYTES = 32768
 CLOSE_BUCKETS = 16
 TENANT_ESTIMATED = 0x1
 TENANT_PASSED_OVER = 0x2
 TENANT_UNGOVERNED = 0x4
 TENANT_SUSPENDED = 0x8
+GROUPS_LOST = 0x1
+GROUPS_LEAVE = 0x2
+GROUPS_MORE_CHANNELS = 0x4
+
+# enum qg_action
+ACT_CONTINUE = 0
+ACT_STOP = 1
+ACT_SLICE = 2
+ACT_TELL = 3
+
+# enum qg_hw_method
+HW_AUTO = 0
+HW_SCHEDULE = 1
+HW_DISABLE = 2
+HW_TIMESLICE = 3
+
+# enum qg_hw_actor
+HW_ACTOR_AUTO = 0
+HW_ACTOR_ARBITER = 1
+HW_ACTOR_SHIM = 2
+
+# enum qg_hw_state
+HW_NONE = 0
+HW_READY = 1
+HW_STOPPED = 2
+HW_FAILED = 3
 
 
 class GrantCardPage(ctypes.Structure):
     """struct qg_grant_card: one card of a grant."""
 
-    _fields_: ClassVar = [
-        ("uuid", c_char * UUID_LEN),
+    _fields_: ClassVar[Any] = [
+        ("uuid", c_char * 48),
         ("minor", c_uint32),
         ("index", c_uint32),
         ("share", c_uint32),
@@ -95,9 +140,9 @@ class GrantCardPage(ctypes.Structure):
 
 
 class GrantPage(ctypes.Structure):
-    """struct qg_grant: the content of JOBID.grant and of the sealed memfd."""
+    """struct qg_grant: content of JOBID.grant and of the sealed memfd."""
 
-    _fields_: ClassVar = [
+    _fields_: ClassVar[Any] = [
         ("magic", c_uint32),
         ("version", c_uint32),
         ("size", c_uint32),
@@ -115,14 +160,14 @@ class GrantPage(ctypes.Structure):
         ("message", c_char * 512),
         ("injection", c_uint32),
         ("reserved", c_uint8 * 236),
-        ("cards", GrantCardPage * MAX_CARDS),
+        ("cards", GrantCardPage * 16),
     ]
 
 
 class GatePage(ctypes.Structure):
     """struct qg_gate_page: written by the arbiter, read-only for the job."""
 
-    _fields_: ClassVar = [
+    _fields_: ClassVar[Any] = [
         ("magic", c_uint32),
         ("version", c_uint32),
         ("size", c_uint32),
@@ -144,21 +189,30 @@ class GatePage(ctypes.Structure):
 
 
 class Marker(ctypes.Structure):
-    """struct qg_marker: completion words of one stream."""
+    """struct qg_marker: one stream."""
 
-    _fields_: ClassVar = [("submitted", c_uint32), ("done", c_uint32)]
+    _fields_: ClassVar[Any] = [
+        ("submitted", c_uint32),
+        ("done", c_uint32),
+    ]
 
 
 class Lane(ctypes.Structure):
-    """struct qg_lane: launches of one thread, in a cache line of its own (version 2)."""
+    """struct qg_lane: a launch counter that one thread writes without an atomic operation (all but
+    the last lane). The arbiter makes such launches visible by membarrier(2) before it goes to sleep
+    on the tenant.
+    """
 
-    _fields_: ClassVar = [("launches", c_uint64), ("pad", c_uint8 * 56)]
+    _fields_: ClassVar[Any] = [
+        ("launches", c_uint64),
+        ("pad", c_uint8 * 56),
+    ]
 
 
 class ProcSlot(ctypes.Structure):
-    """struct qg_proc: one process of the job on one card; everything but pid is the job's own word."""
+    """struct qg_proc: one process of the job; only the pid is the arbiter's."""
 
-    _fields_: ClassVar = [
+    _fields_: ClassVar[Any] = [
         ("pid", c_uint32),
         ("waiting", c_uint32),
         ("launches", c_uint64),
@@ -180,38 +234,43 @@ class ProcSlot(ctypes.Structure):
         ("rests_ns", c_uint64),
         ("rests_launches", c_uint64),
         ("pad", c_uint8 * 376),
-        ("markers", Marker * MARKERS),
-        ("lanes", Lane * LANES),
-        ("tail", c_uint8 * (PAGE - 1024 - 64 * LANES)),
+        ("markers", Marker * 64),
+        ("lanes", Lane * 16),
+        ("tail", c_uint8 * 2048),
     ]
 
 
 class JobPage(ctypes.Structure):
-    """struct qg_job_page: header page and one page per process slot."""
+    """struct qg_job_page: a header page, and one page per process slot."""
 
-    _fields_: ClassVar = [
+    _fields_: ClassVar[Any] = [
         ("magic", c_uint32),
         ("version", c_uint32),
         ("size", c_uint32),
         ("nslots", c_uint32),
-        ("pad", c_uint8 * (PAGE - 16)),
-        ("procs", ProcSlot * MAX_PROCS),
+        ("pad", c_uint8 * 4080),
+        ("procs", ProcSlot * 128),
     ]
 
 
 class MsgHead(ctypes.Structure):
     """struct qg_msg_head: the start of every message."""
 
-    _fields_: ClassVar = [("magic", c_uint32), ("version", c_uint32), ("type", c_uint32), ("size", c_uint32)]
+    _fields_: ClassVar[Any] = [
+        ("magic", c_uint32),
+        ("version", c_uint32),
+        ("type", c_uint32),
+        ("size", c_uint32),
+    ]
 
 
 class Register(ctypes.Structure):
     """struct qg_register: a process asks to be a tenant of one card."""
 
-    _fields_: ClassVar = [
+    _fields_: ClassVar[Any] = [
         ("head", MsgHead),
         ("job_id", c_uint64),
-        ("uuid", c_char * UUID_LEN),
+        ("uuid", c_char * 48),
         ("mem_used", c_uint64),
     ]
 
@@ -219,7 +278,7 @@ class Register(ctypes.Structure):
 class Registered(ctypes.Structure):
     """struct qg_registered: the answer; status 0 comes with three descriptors."""
 
-    _fields_: ClassVar = [
+    _fields_: ClassVar[Any] = [
         ("head", MsgHead),
         ("status", c_int32),
         ("slot", c_uint32),
@@ -231,9 +290,9 @@ class Registered(ctypes.Structure):
 class CtlCard(ctypes.Structure):
     """struct qg_ctl_card: settings of one card."""
 
-    _fields_: ClassVar = [
+    _fields_: ClassVar[Any] = [
         ("head", MsgHead),
-        ("uuid", c_char * UUID_LEN),
+        ("uuid", c_char * 48),
         ("idle_release_ms", c_uint32),
         ("window_us", c_uint32),
         ("slice_us", c_uint32),
@@ -248,12 +307,12 @@ class CtlCard(ctypes.Structure):
 class CtlGrant(ctypes.Structure):
     """struct qg_ctl_grant: one (job, card)."""
 
-    _fields_: ClassVar = [
+    _fields_: ClassVar[Any] = [
         ("head", MsgHead),
         ("job_id", c_uint64),
         ("uid", c_uint32),
         ("job_class", c_uint32),
-        ("uuid", c_char * UUID_LEN),
+        ("uuid", c_char * 48),
         ("share", c_uint32),
         ("flags", c_uint32),
         ("mem_cap", c_uint64),
@@ -263,19 +322,26 @@ class CtlGrant(ctypes.Structure):
 class CtlRevoke(ctypes.Structure):
     """struct qg_ctl_revoke: the job ended."""
 
-    _fields_: ClassVar = [("head", MsgHead), ("job_id", c_uint64)]
+    _fields_: ClassVar[Any] = [
+        ("head", MsgHead),
+        ("job_id", c_uint64),
+    ]
 
 
 class CtlList(ctypes.Structure):
     """struct qg_ctl_list: ask for a list whose messages share packets."""
 
-    _fields_: ClassVar = [("head", MsgHead), ("of", c_uint32), ("reserved", c_uint32)]
+    _fields_: ClassVar[Any] = [
+        ("head", MsgHead),
+        ("of", c_uint32),
+        ("reserved", c_uint32),
+    ]
 
 
 class CtlAck(ctypes.Structure):
     """struct qg_ctl_ack: the answer to every command that is not a question."""
 
-    _fields_: ClassVar = [
+    _fields_: ClassVar[Any] = [
         ("head", MsgHead),
         ("status", c_int32),
         ("reserved", c_uint32),
@@ -286,10 +352,10 @@ class CtlAck(ctypes.Structure):
 class CtlTenant(ctypes.Structure):
     """struct qg_ctl_tenant: the measured state of one tenant."""
 
-    _fields_: ClassVar = [
+    _fields_: ClassVar[Any] = [
         ("head", MsgHead),
         ("job_id", c_uint64),
-        ("uuid", c_char * UUID_LEN),
+        ("uuid", c_char * 48),
         ("uid", c_uint32),
         ("job_class", c_uint32),
         ("share", c_uint32),
@@ -313,17 +379,17 @@ class CtlTenant(ctypes.Structure):
         ("mem_extra", c_uint64),
         ("closed_suspended_ns", c_uint64),
         ("held_ns", c_uint64),
-        ("close_hist", c_uint32 * CLOSE_BUCKETS),
+        ("close_hist", c_uint32 * 16),
     ]
 
 
 class CtlProcess(ctypes.Structure):
-    """struct qg_ctl_process: one process of a tenant (CTL_DIED, CTL_GONE, CTL_PROC)."""
+    """struct qg_ctl_process: QG_CTL_DIED, QG_CTL_GONE, QG_CTL_LISTED, QG_CTL_PROC."""
 
-    _fields_: ClassVar = [
+    _fields_: ClassVar[Any] = [
         ("head", MsgHead),
         ("job_id", c_uint64),
-        ("uuid", c_char * UUID_LEN),
+        ("uuid", c_char * 48),
         ("pid", c_uint32),
         ("uid", c_uint32),
         ("mem_used", c_uint64),
@@ -332,23 +398,140 @@ class CtlProcess(ctypes.Structure):
 
 
 class CtlOverhead(ctypes.Structure):
-    """struct qg_ctl_overhead: bytes of contexts and modules of a tenant, as NVML counts them."""
+    """struct qg_ctl_overhead: bytes of a tenant that NVML counts and no process reports."""
 
-    _fields_: ClassVar = [
+    _fields_: ClassVar[Any] = [
         ("head", MsgHead),
         ("job_id", c_uint64),
-        ("uuid", c_char * UUID_LEN),
+        ("uuid", c_char * 48),
         ("bytes", c_uint64),
     ]
 
 
+class GroupEntry(ctypes.Structure):
+    """One entry of struct qg_groups.groups."""
+
+    _fields_: ClassVar[Any] = [
+        ("handle", c_uint32),
+        ("engine", c_uint32),
+    ]
+
+
+class ChannelEntry(ctypes.Structure):
+    """One entry of struct qg_groups.channels."""
+
+    _fields_: ClassVar[Any] = [
+        ("handle", c_uint32),
+        ("group", c_uint32),
+    ]
+
+
+class Groups(ctypes.Structure):
+    """struct qg_groups: all that the process has below one RM client on one card, each time anew;
+    it takes the place of what was told of this client before. ngroups 0: nothing is left.
+    Everything in it is a hint until the driver itself confirmed it.
+    """
+
+    _fields_: ClassVar[Any] = [
+        ("head", MsgHead),
+        ("job_id", c_uint64),
+        ("uuid", c_char * 48),
+        ("client", c_uint32),
+        ("device", c_uint32),
+        ("subdevice", c_uint32),
+        ("ngroups", c_uint32),
+        ("nchannels", c_uint32),
+        ("flags", c_uint32),
+        ("groups", GroupEntry * 32),
+        ("channels", ChannelEntry * 64),
+    ]
+
+
+class Act(ctypes.Structure):
+    """struct qg_act: QG_MSG_ACT and its answer QG_MSG_ACTED."""
+
+    _fields_: ClassVar[Any] = [
+        ("head", MsgHead),
+        ("uuid", c_char * 48),
+        ("action", c_uint32),
+        ("method", c_uint32),
+        ("value", c_uint64),
+        ("serial", c_uint64),
+        ("status", c_uint32),
+        ("count", c_uint32),
+    ]
+
+
+class CtlHardware(ctypes.Structure):
+    """struct qg_ctl_hardware: settings of hardware preemption of one card."""
+
+    _fields_: ClassVar[Any] = [
+        ("head", MsgHead),
+        ("uuid", c_char * 48),
+        ("enabled", c_uint32),
+        ("method", c_uint32),
+        ("actor", c_uint32),
+        ("weights", c_uint32),
+        ("driver_major", c_uint32),
+        ("period_us", c_uint32),
+        ("ctl_dev", c_uint64),
+        ("ctl_ino", c_uint64),
+        ("ctl_rdev", c_uint64),
+    ]
+
+
+class CtlHwCard(ctypes.Structure):
+    """struct qg_ctl_hwcard: whether it goes on as ordered: a card whose control calls hang again
+    and again is left to its gates.
+    """
+
+    _fields_: ClassVar[Any] = [
+        ("head", MsgHead),
+        ("uuid", c_char * 48),
+        ("ordered", c_uint32),
+        ("on", c_uint32),
+        ("hung", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class CtlHwTenant(ctypes.Structure):
+    """struct qg_ctl_hwtenant: what hardware preemption did with one tenant."""
+
+    _fields_: ClassVar[Any] = [
+        ("head", MsgHead),
+        ("job_id", c_uint64),
+        ("uuid", c_char * 48),
+        ("state", c_uint32),
+        ("actor", c_uint32),
+        ("method", c_uint32),
+        ("ngroups", c_uint32),
+        ("stops", c_uint64),
+        ("continues", c_uint64),
+        ("failures", c_uint64),
+        ("stopped_ns", c_uint64),
+        ("stop_max_ns", c_uint64),
+        ("stop_hist", c_uint32 * 16),
+        ("last_status", c_uint32),
+        ("reserved", c_uint32),
+        ("why", c_char * 128),
+    ]
+
+
 class GateEvent(ctypes.Structure):
-    """struct qg_gate_event: one record of the arbiter's --trace file."""
+    """struct qg_gate_event: gate trace (qgpu-arbiter --trace FILE): fixed records, appended, for
+    benchmarks and the demo.
+    """
 
-    _fields_: ClassVar = [("t_ns", c_uint64), ("job_id", c_uint64), ("card", c_uint32), ("flags", c_uint32)]
+    _fields_: ClassVar[Any] = [
+        ("t_ns", c_uint64),
+        ("job_id", c_uint64),
+        ("card", c_uint32),
+        ("flags", c_uint32),
+    ]
 
 
-#: C name of every mirrored structure, for the test that compares the layouts.
+#: The class of each structure. OUTER.MEMBER: an entry of an array whose type has no name.
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "qg_grant_card": GrantCardPage,
     "qg_grant": GrantPage,
@@ -368,5 +551,12 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "qg_ctl_tenant": CtlTenant,
     "qg_ctl_process": CtlProcess,
     "qg_ctl_overhead": CtlOverhead,
+    "qg_groups.groups": GroupEntry,
+    "qg_groups.channels": ChannelEntry,
+    "qg_groups": Groups,
+    "qg_act": Act,
+    "qg_ctl_hardware": CtlHardware,
+    "qg_ctl_hwcard": CtlHwCard,
+    "qg_ctl_hwtenant": CtlHwTenant,
     "qg_gate_event": GateEvent,
 }

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import struct
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from enforcer.wire import abi
+from enforcer.wire.records import record
 from gres.grant.store import Grant
 
 
@@ -141,25 +140,8 @@ _FLAG_BITS = (
     abi.TENANT_UNGOVERNED,
     abi.TENANT_SUSPENDED,
 )
-_CODES: dict[Any, str] = {ctypes.c_uint32: "I", ctypes.c_uint64: "Q", ctypes.c_int64: "q"}
-
-
-def _format(kind: type[ctypes.Structure]) -> str:
-    """The same layout in struct's words; none of our messages has holes."""
-    text = ""
-    fields: Any = kind._fields_
-    for _, field in fields:
-        if issubclass(field, ctypes.Structure):
-            text += _format(field)
-        elif issubclass(field, ctypes.Array):
-            text += f"{field._length_}{'s' if field._type_ is ctypes.c_char else _CODES[field._type_]}"
-        else:
-            text += _CODES[field]
-    return text
-
-
-_TENANT = struct.Struct(f"={_format(abi.CtlTenant)}")
-_PROCESS = struct.Struct(f"={_format(abi.CtlProcess)}")
+_TENANT = record(abi.CtlTenant)
+_PROCESS = record(abi.CtlProcess)
 
 
 # The same few UUIDs at each poll: one string of each, whose hash is known where it is a key.

@@ -26,7 +26,7 @@ LEFT_OUT = (
     "gres/native",
     "enforcer/native",
     *(f"simulator/{name}" for name in ("native", "judge", "fakes.py", "nvml_fake.py", "policylib.py")),
-    *(f"simulator/{name}" for name in ("sim.py", "simcontrol.py")),
+    *(f"simulator/{name}" for name in ("sim.py", "simcontrol.py", "layout.py", "policy_layout.py")),
     "cli/sandbox",
     "cli/demo",
     "configs/sandbox",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policy_world import OFFLINE, ONLINE, Job, World
 
 from enforcer.wire import abi
-from simulator.policylib import DEFICIT_MAX_NS, DRAIN_POLL_NS, MS, NEVER, TICK_NS, QpCard
+from simulator.policy_layout import DEFICIT_MAX_NS, DRAIN_POLL_NS, MS, NEVER, TICK_NS, QpCard
 
 pytestmark = pytest.mark.native
 

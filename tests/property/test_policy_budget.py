@@ -6,7 +6,7 @@ import pytest
 from policy_card import Card
 
 from enforcer.wire import abi
-from simulator.policylib import BUDGET_MAX_NS, MS, NEVER
+from simulator.policy_layout import BUDGET_MAX_NS, MS, NEVER
 
 pytestmark = pytest.mark.native
 ONLINE, OFFLINE = abi.CLASS_ONLINE, abi.CLASS_OFFLINE

@@ -6,7 +6,7 @@ import pytest
 from policy_card import Card, two
 
 from enforcer.wire import abi
-from simulator.policylib import DRAIN_LEAST_NS, DRAIN_MAX_NS, MS, OVERDUE_MAX, PAUSE_NS
+from simulator.policy_layout import DRAIN_LEAST_NS, DRAIN_MAX_NS, MS, OVERDUE_MAX, PAUSE_NS
 
 pytestmark = pytest.mark.native
 US = 1000

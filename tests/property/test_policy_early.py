@@ -8,7 +8,7 @@ import pytest
 from policy_card import SLICE, Card
 
 from enforcer.wire import abi
-from simulator.policylib import LEAD_NS, MISSES_MAX, MS, NEVER, OVERLAP_NS
+from simulator.policy_layout import LEAD_NS, MISSES_MAX, MS, NEVER, OVERLAP_NS
 
 pytestmark = pytest.mark.native
 ONLINE, OFFLINE = abi.CLASS_ONLINE, abi.CLASS_OFFLINE

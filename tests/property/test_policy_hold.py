@@ -8,7 +8,7 @@ import pytest
 from policy_card import Card
 
 from enforcer.wire import abi
-from simulator.policylib import DRAIN_POLL_NS, HOLD_NS, MS, NOTIFY_NS
+from simulator.policy_layout import DRAIN_POLL_NS, HOLD_NS, MS, NOTIFY_NS
 
 pytestmark = pytest.mark.native
 ONLINE, OFFLINE = abi.CLASS_ONLINE, abi.CLASS_OFFLINE

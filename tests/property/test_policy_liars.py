@@ -15,7 +15,7 @@ from policy_card import Card
 
 from enforcer.wire import abi
 from gres.units import parse_duration
-from simulator.policylib import MS
+from simulator.policy_layout import MS
 from simulator.whatif.simtrace import Trace
 from simulator.whatif.simulate import TenantResult, simulate
 

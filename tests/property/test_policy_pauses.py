@@ -9,7 +9,7 @@ from policy_card import Card, two
 from test_policy_turns import deep_queue
 
 from enforcer.wire import abi
-from simulator.policylib import (
+from simulator.policy_layout import (
     CLOSE_LOOK_NS,
     DRAIN_LEAST_NS,
     DRAIN_MAX_NS,

@@ -6,7 +6,7 @@ import pytest
 from policy_world import OFFLINE, ONLINE, Job, World
 
 from enforcer.wire import abi
-from simulator.policylib import MS
+from simulator.policy_layout import MS
 
 RELEASE_NS = 100 * MS
 

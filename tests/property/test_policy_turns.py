@@ -8,7 +8,7 @@ import pytest
 from policy_card import SLICE, Card, two
 
 from enforcer.wire import abi
-from simulator.policylib import (
+from simulator.policy_layout import (
     CROWD_TURN,
     DEEP_ROOM_NS,
     LONG_TURN,

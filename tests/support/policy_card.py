@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from enforcer.wire import abi
-from simulator.policylib import MS, Policy, QpTenant
+from simulator.policy_layout import MS, QpTenant
+from simulator.policylib import Policy
 
 SLICE = 2 * MS
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from enforcer.wire import abi
-from simulator.policylib import DEFICIT_MAX_NS, MS, NEVER, Policy
+from simulator.policy_layout import DEFICIT_MAX_NS, MS, NEVER
+from simulator.policylib import Policy
 
 ONLINE, OFFLINE = abi.CLASS_ONLINE, abi.CLASS_OFFLINE
 

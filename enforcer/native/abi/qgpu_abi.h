@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What every qgpu process shares: the sealed grant, the pages between a tenant and the arbiter, and
- * the messages of the node's sockets (docs/specs/abi.md). Offsets are checked below and from Python.
+ * the messages of the node's sockets (docs/specs/abi.md). `make layouts` mirrors it in Python.
  *
  * Root writes the grant and the gate page: they may be trusted. The job writes the job page, which
  * is a hint: read once, check the range, never loop on it.
@@ -58,7 +58,7 @@ enum qg_grant_state {
 
 /* ---- the grant: content of JOBID.grant and of the sealed memfd ---- */
 
-struct qg_grant_card {
+struct qg_grant_card {      /* one card of a grant */
     char uuid[QG_UUID_LEN]; /* key of the card everywhere */
     uint32_t minor;         /* of the device file, for display and for opening it */
     uint32_t index;         /* Slurm's index on the node (SLURM_JOB_GPUS), for display */
@@ -69,7 +69,7 @@ struct qg_grant_card {
     uint8_t reserved[48];
 };
 
-struct qg_grant {
+struct qg_grant {     /* content of JOBID.grant and of the sealed memfd */
     uint32_t magic;   /* QG_MAGIC */
     uint32_t version; /* QG_GRANT_VERSION */
     uint32_t size;    /* sizeof(struct qg_grant) */
@@ -109,7 +109,7 @@ struct qg_grant {
 #define QG_GATE_WHY_SHARE     0x200u /* it is another member's turn, or the share is used up */
 #define QG_GATE_WHY_RECOVERY  0x400u /* the arbiter restarted and waits for tenants to come back */
 
-struct qg_gate_page {
+struct qg_gate_page { /* written by the arbiter, read-only for the job */
     uint32_t magic;
     uint32_t version; /* of both pages: QG_ABI_VERSION */
     uint32_t size;
@@ -147,7 +147,7 @@ struct qg_lane {
     uint8_t pad[56];
 };
 
-struct qg_proc {
+struct qg_proc {      /* one process of the job; only the pid is the arbiter's */
     uint32_t pid;     /* as the arbiter assigned the slot; 0 = free. Set by the arbiter */
     uint32_t waiting; /* threads that stand at the closed gate */
     /* incremented (seq_cst) before the gate word is read, by who has no lane */
@@ -182,7 +182,7 @@ struct qg_proc {
     uint8_t tail[QG_PAGE - 1024 - 64 * QG_LANES];
 };
 
-struct qg_job_page {
+struct qg_job_page { /* a header page, and one page per process slot */
     uint32_t magic;
     uint32_t version;
     uint32_t size;
@@ -235,21 +235,21 @@ enum qg_msg_type {
     QG_CTL_LISTED = 36
 };
 
-struct qg_msg_head {
+struct qg_msg_head { /* the start of every message */
     uint32_t magic;
     uint32_t version;
     uint32_t type;
     uint32_t size; /* of the whole message */
 };
 
-struct qg_register {
+struct qg_register { /* a process asks to be a tenant of one card */
     struct qg_msg_head head;
     uint64_t job_id;
     char uuid[QG_UUID_LEN];
     uint64_t mem_used; /* what the process holds already (registering again) */
 };
 
-struct qg_registered {
+struct qg_registered { /* the answer; status 0 comes with three descriptors */
     struct qg_msg_head head;
     /* 0, or an errno: EAGAIN = ask again soon (grants not loaded yet), EPERM, ENOSPC, EPROTO */
     int32_t status;
@@ -258,7 +258,7 @@ struct qg_registered {
     char message[256]; /* why, when status is not 0 */
 };
 
-struct qg_ctl_card {
+struct qg_ctl_card { /* settings of one card */
     struct qg_msg_head head;
     char uuid[QG_UUID_LEN];
     uint32_t idle_release_ms;
@@ -276,7 +276,7 @@ struct qg_ctl_card {
 /* an offline job preempted on this card is suspended on all its cards of the node */
 #define QG_CARD_TOGETHER 0x8u
 
-struct qg_ctl_grant {
+struct qg_ctl_grant { /* one (job, card) */
     struct qg_msg_head head;
     uint64_t job_id;
     uint32_t uid;
@@ -289,12 +289,12 @@ struct qg_ctl_grant {
 /* isolation was none when the job started: its gate stays open on this card */
 #define QG_GRANT_UNGOVERNED 0x1u
 
-struct qg_ctl_revoke {
+struct qg_ctl_revoke { /* the job ended */
     struct qg_msg_head head;
     uint64_t job_id;
 };
 
-struct qg_ctl_list {
+struct qg_ctl_list { /* ask for a list whose messages share packets */
     struct qg_msg_head head;
     uint32_t of; /* QG_CTL_STATS, QG_CTL_PROCS or QG_CTL_HWSTATS */
     uint32_t reserved;
@@ -302,7 +302,7 @@ struct qg_ctl_list {
 /* a packet of it is never longer; messages follow each other, each with its own head */
 #define QG_LIST_BYTES 32768u
 
-struct qg_ctl_ack {
+struct qg_ctl_ack { /* the answer to every command that is not a question */
     struct qg_msg_head head;
     int32_t status; /* 0 or an errno */
     uint32_t reserved;
@@ -310,7 +310,7 @@ struct qg_ctl_ack {
 };
 
 #define QG_CLOSE_BUCKETS 16u
-struct qg_ctl_tenant {
+struct qg_ctl_tenant { /* the measured state of one tenant */
     struct qg_msg_head head;
     uint64_t job_id;
     char uuid[QG_UUID_LEN];
@@ -362,7 +362,7 @@ struct qg_ctl_process { /* QG_CTL_DIED, QG_CTL_GONE, QG_CTL_LISTED, QG_CTL_PROC 
     uint64_t mem_pending;
 };
 
-struct qg_ctl_overhead {
+struct qg_ctl_overhead { /* bytes of a tenant that NVML counts and no process reports */
     struct qg_msg_head head;
     uint64_t job_id;
     char uuid[QG_UUID_LEN];
@@ -417,7 +417,7 @@ enum qg_hw_method {
     QG_HW_DISABLE = 2,  /* FIFO_DISABLE_CHANNELS of the subdevice, own channels only */
     QG_HW_TIMESLICE = 3 /* the shortest slice: weakest, stops nothing by itself */
 };
-struct qg_ctl_hardware {
+struct qg_ctl_hardware { /* settings of hardware preemption of one card */
     struct qg_msg_head head;
     char uuid[QG_UUID_LEN];
     uint32_t enabled;
@@ -445,7 +445,7 @@ struct qg_ctl_hwcard {
     uint32_t hung; /* calls of the driver that have not returned */
     uint32_t reserved;
 };
-struct qg_ctl_hwtenant {
+struct qg_ctl_hwtenant { /* what hardware preemption did with one tenant */
     struct qg_msg_head head;
     uint64_t job_id;
     char uuid[QG_UUID_LEN];

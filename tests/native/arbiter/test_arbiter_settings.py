@@ -30,7 +30,7 @@ from arbiter_support import (
 
 from enforcer.wire import abi
 from gres.grant.store import Grant
-from simulator.policylib import FIXED_WINDOW_US, SHARED_WINDOW_US
+from simulator.policy_layout import FIXED_WINDOW_US, SHARED_WINDOW_US
 
 pytestmark = pytest.mark.native
 

@@ -3,8 +3,7 @@
  * The decision: given what every tenant of one card shows and the time, which gates are open, and
  * when to look again. No system call, no global, no clock: the same code runs in the arbiter, in
  * `qgpu simulate` and in the tests. All times are nanoseconds of one monotonic clock.
- * docs/specs/control.md explains the rules in prose; simulator/policylib.py mirrors these
- * structures.
+ * docs/specs/control.md explains the rules in prose. `make layouts` mirrors this file in Python.
  */
 #ifndef QGPU_POLICY_H
 #define QGPU_POLICY_H
