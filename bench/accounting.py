@@ -194,7 +194,7 @@ def _node() -> tuple[Watcher, list[Grant], list[Card]]:
 def _look(node: tuple[Watcher, list[Grant], list[Card]], step: int) -> live.NodeState:
     watcher, grants, cards = node
     seen = [Seen(sample, 1) for sample in _samples(step)]
-    return watcher.look("n1", grants, seen, cards, (1 + step) * SECOND, time.time_ns())
+    return watcher.sample("n1", grants, seen, cards, (1 + step) * SECOND, time.time_ns())
 
 
 def _scrape(runs: int) -> Iterator[Figure]:

@@ -1,7 +1,7 @@
-"""Whether grants that qgpud finds when it starts are from before the machine's boot, which no job survives.
+"""Finds grants from before the machine's boot, which no job survives.
 
-The kernel's number of the boot is kept in run_dir/boot_id. By the clock alone it cannot be told: the time of the boot
-that the kernel gives moves with each step of the clock.
+The kernel's identifier of the boot is kept in run_dir/boot_id. The clock alone does not suffice:
+the kernel's time of boot moves with each step of the clock.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def left_over(run_dir: Path, ports: Ports, grants: Iterable[Grant]) -> list[int]
     if now is not None and before is not None:
         return [] if now == before else [grant.job_id for grant in grants]
     if ports.on_tmpfs(run_dir):
-        return []  # it is gone with each boot, so what is there came after this one
-    # The daemon that wrote these kept no number yet: the clock is all there is.
+        return []  # a boot empties it, so these files are newer
+    # No identifier was kept yet: only the clock remains.
     booted = ports.boot_time_ns()
     return [grant.job_id for grant in grants if booted is not None and grant.created_ns < booted]
 
 
 def note(run_dir: Path, ports: Ports) -> None:
-    """Keep the number of this boot for the next start, once what was left over is ended."""
+    """Keep this boot's identifier for the next start, after older grants were ended."""
     now = ports.boot_id()
     grantdir.sweep_temporaries(run_dir)
     try:
@@ -41,7 +41,7 @@ def note(run_dir: Path, ports: Ports) -> None:
         try:
             store.keep(FILE_NAME, data)
         except OSError:
-            store.keep(FILE_NAME, None)  # that of an earlier boot would end grants of this one
+            store.keep(FILE_NAME, None)  # an earlier identifier would end grants of this boot
             raise
     except (GrantError, OSError) as error:
         emit(logging.ERROR, "boot-not-kept", file=run_dir / FILE_NAME, why=error)

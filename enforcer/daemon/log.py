@@ -1,5 +1,5 @@
-"""One line per event: `event=grant job=4711 card=GPU-... share=30`. Under systemd with the journal's
-priorities.
+"""One line per event: `event=grant job=4711 card=GPU-... share=30`. Under systemd with the
+journal's priorities.
 """
 
 from __future__ import annotations
@@ -8,7 +8,13 @@ import logging
 import os
 import sys
 
-_PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+_PRIORITY = {
+    logging.DEBUG: 7,
+    logging.INFO: 6,
+    logging.WARNING: 4,
+    logging.ERROR: 3,
+    logging.CRITICAL: 2,
+}
 log = logging.getLogger("qgpud")
 
 

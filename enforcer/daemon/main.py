@@ -18,11 +18,12 @@ from enforcer.clock import SystemClock
 from enforcer.daemon.arbiter.client import SocketArbiter
 from enforcer.daemon.injecting.start import make_ready
 from enforcer.daemon.injecting.way import keep, probe, resolved
+from enforcer.daemon.jobnotes import JobNotes
 from enforcer.daemon.log import emit, setup
 from enforcer.daemon.node import NodeService
+from enforcer.daemon.packets import ServerError
 from enforcer.daemon.ports import Ports
-from enforcer.daemon.server import Server, ServerError
-from enforcer.daemon.telling import JobNotes
+from enforcer.daemon.server import Server
 from enforcer.ledger.store import FILE_NAME, Ledger, LedgerError
 from enforcer.nvml.driver import PynvmlNvml
 from enforcer.nvml.port import Nvml
@@ -49,7 +50,9 @@ def prepare_directory(path: str) -> Path:
     except OSError as error:
         raise StartError(f"{directory} cannot be made: {error.strerror}") from None
     if info.st_uid != os.geteuid() or info.st_mode & 0o022:
-        raise StartError(f"{directory} must belong to uid {os.geteuid()} and be writable by it alone")
+        raise StartError(
+            f"{directory} must belong to uid {os.geteuid()} and be writable by it alone"
+        )
     try:
         require(directory, "the directory")
     except UntrustedError as error:
@@ -59,7 +62,9 @@ def prepare_directory(path: str) -> Path:
 
 def only_one(run_dir: Path) -> int:
     """Lock run_dir for this process's life. Raises StartError when another qgpud holds it."""
-    fd = os.open(run_dir / "qgpud.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(
+        run_dir / "qgpud.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -85,7 +90,7 @@ def build(config: Config, name: str) -> Server:
     state_dir = prepare_directory(node.state_dir)
     clock = SystemClock()
     arbiter = SocketArbiter(str(run_dir), config)
-    # A third of the hook's patience at most: a Prolog must be answered while the driver hangs.
+    # At most a third of the hook's deadline: a Prolog must be answered while the driver hangs.
     deadline = min(config.enforcer.nvml_deadline.seconds, config.hook.deadline.seconds / 3)
     ports = Ports(
         open_nvml=lambda: open_nvml(config),
@@ -96,12 +101,14 @@ def build(config: Config, name: str) -> Server:
     store = GrantStore(run_dir / GRANTS_DIR)
     service = NodeService(config, node, store, Ledger(state_dir / FILE_NAME), ports)
     if config.enforcer.audit.notify:
-        service.inspector.warden.tell = JobNotes(config.hook.scontrol).tell
+        service.inspector.enforcer.notify = JobNotes(config.hook.scontrol).notify
     return Server(service, clock)
 
 
 def try_injection(config_path: str, name: str) -> None:
-    """Find out how tasks can get the shim here, for the qgpud that starts next. Raises what `main` prints."""
+    """Try how tasks can get the shim here, for the next start of qgpud.
+    Raises what `main` prints.
+    """
     config = load_config(config_path, name)
     node = config.node(name)
     run_dir = prepare_directory(node.run_dir)
@@ -110,7 +117,7 @@ def try_injection(config_path: str, name: str) -> None:
 
 
 def serve(config_path: str, name: str) -> None:
-    """Run qgpud until it is told to stop. Raises one of the errors that `main` prints."""
+    """Run qgpud until it is stopped. Raises one of the errors that `main` prints."""
     config, digest = load_config(config_path, name, trusted=True), digest_of(config_path)
     setup(config.logging.level)
     lock = only_one(prepare_directory(config.node(name).run_dir))
@@ -123,7 +130,7 @@ def serve(config_path: str, name: str) -> None:
     observer.start()
     server.observe = observer.tick
     gc.collect()
-    gc.freeze()  # modules and configuration never go: no later collection has to look at them again
+    gc.freeze()  # modules and configuration stay for good: no later collection needs to scan them
     server.run(lambda: emit(logging.INFO, "serving", node=name, socket=server.path))
     observer.close()
     server.service.ledger.close()
@@ -131,17 +138,26 @@ def serve(config_path: str, name: str) -> None:
 
 
 @click.command(name="qgpud")
-@click.option("--config", default=PATHS.config_file, show_default=True, help="qgpu.yaml of the cluster.")
+@click.option(
+    "--config", default=PATHS.config_file, show_default=True, help="qgpu.yaml of the cluster."
+)
 @click.option("--node", help="Name of this node in Slurm. Default: the host's short name.")
-@click.option("--foreground", is_flag=True, help="Accepted for clarity: qgpud never leaves the foreground.")
+@click.option(
+    "--foreground", is_flag=True, help="Accepted for clarity: qgpud never leaves the foreground."
+)
 @click.option(
     "--probe-injection",
     is_flag=True,
-    help="Try how tasks can get the shim on this node, note it for the qgpud that starts next, and end.",
+    help=(
+        "Try how tasks can get the shim on this node, note it for the qgpud that starts next, and"
+        " end."
+    ),
 )
 @click.version_option(VERSION, prog_name="qgpud", message="%(prog)s %(version)s")
 def main(config: str, node: str | None, foreground: bool, probe_injection: bool) -> None:
-    """Serve the grants of one node: answers Prolog and Epilog, tells the arbiter, keeps the ledger."""
+    """Serve the grants of one node: answers Prolog and Epilog, tells the
+    arbiter, keeps the ledger.
+    """
     del foreground
     if os.geteuid() != 0:
         click.echo("qgpud: it must run as root, because it decides what jobs may do", err=True)

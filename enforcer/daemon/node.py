@@ -1,8 +1,7 @@
 """What qgpud does, without sockets and signals: hooks, the arbiter's list, ledger and audit.
 
-The grant files are the truth; `NodeService.grants` is their content, the arbiter and the ledger follow
-them. Nothing here waits: a Prolog that needs an absent arbiter is answered with None, and asked for again
-by the server.
+The grant files are the truth. `NodeService.grants` is their content; arbiter and ledger follow. No
+call waits: a Prolog that needs an absent arbiter gets None, and the server asks again.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from enforcer.daemon.arbiter.sampling import Sampler
 from enforcer.daemon.audit.inspector import Inspector
 from enforcer.daemon.audit.procs import ancestors
 from enforcer.daemon.granting import ending, grantdir
-from enforcer.daemon.granting.admission import say_grant, within_the_card
+from enforcer.daemon.granting.admission import log_grant, within_the_card
 from enforcer.daemon.granting.decide import Broken, Ignore, decide, same_promise
 from enforcer.daemon.granting.driver import BrokenNodeError
 from enforcer.daemon.granting.hookproto import Answer, Later
@@ -50,7 +49,7 @@ class NodeService:
     ports: Ports
     grants: dict[int, Grant] = field(default_factory=dict)
     connected: bool = False
-    config_digest: str = ""  # of the qgpu.yaml that was read, for qgpu doctor
+    config_digest: str = ""  # digest of the qgpu.yaml in use, for qgpu doctor
     _connected_ns: int = field(init=False, default=0)
     nvml: NvmlCaller = field(init=False)
     view: CardView = field(init=False)
@@ -63,12 +62,14 @@ class NodeService:
     markers: grantdir.MarkerWatch = field(init=False)
     leftovers: ending.Leftovers = field(init=False)
     _refusals: dict[int, str] = field(default_factory=dict)
-    _cards_told: frozenset[str] = frozenset()
+    _cards_sent: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         settings = self.config.enforcer
         self.nvml = self.ports.caller(self.ports.open_nvml)
-        self.view = CardView(self.config, self.node, self.nvml, self.ports.identify, self.ports.clock)
+        self.view = CardView(
+            self.config, self.node, self.nvml, self.ports.identify, self.ports.clock
+        )
         self.live = LiveCards(self.config, self.node)
         self.sampler = Sampler(self.ledger, self.ports.arbiter, self.ports.clock)
         self.runs = RunWatch(self.store.directory)
@@ -86,7 +87,7 @@ class NodeService:
             self.ports.arbiter,
             lambda: self.grants,
             self._job_of,
-            lambda: self._cards_told,
+            lambda: self._cards_sent,
             lambda: self.connected,
             self.sampler,
             self.ports.alive,
@@ -98,61 +99,66 @@ class NodeService:
     def _job_of(self, pid: int) -> int | None:
         """The job of a process, by what root made.
 
-        A user whom systemd delegated cgroups to may name one job_N. His processes must not count as the job's: they
-        would be charged to it, and it be punished for them.
+        A user to whom systemd delegated cgroups may name one job_N. Processes in it must not count
+        as the job's: they would be charged to it, and the audit would act on them.
         """
         job = self.ports.job_of_pid(pid) or self.runs.job_of(ancestors(pid))
         grant = None if job is None else self.grants.get(job)
         return job if grant is None or self.ports.owner_of_pid(pid) == grant.uid else None
 
-    # ---- start -----------------------------------------------------------------------------------
+    # ---- start ----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Read the grant files, finish what ended meanwhile, and try to reach the arbiter."""
         grantdir.sweep_temporaries(self.store.directory)
         self.grants, damaged = grantdir.load(self.store)
         for bad in damaged:
-            emit(
-                logging.ERROR,
-                "grant-damaged",
-                job=bad.job_id,
-                why=bad.why,
-                set_aside=f"{bad.job_id}.json.bad",
-            )
+            aside = f"{bad.job_id}.json.bad"
+            emit(logging.ERROR, "grant-damaged", job=bad.job_id, why=bad.why, set_aside=aside)
         for grant in self.grants.values():
             self.sampler.note(self.ledger.open_grant, grant)
         self._end_before_boot()
-        self.reach_arbiter()  # before the markers: it may still hold the last counters of those jobs
+        # before the markers: it may still hold the last counters of those jobs
+        self.reach_arbiter()
         self.take_markers()
         self.runs.resume(self.grants)
         self.memory.check()
-        emit(logging.INFO, "started", node=self.node.name, grants=len(self.grants), damaged=len(damaged))
+        emit(
+            logging.INFO,
+            "started",
+            node=self.node.name,
+            grants=len(self.grants),
+            damaged=len(damaged),
+        )
 
     def _end_before_boot(self) -> None:
-        """No job survives a boot; on a run_dir that does, its grants are left over."""
+        """End grants that a boot survived in run_dir; their jobs did not."""
         run_dir = self.store.directory.parent
         for job_id in boot.left_over(run_dir, self.ports, self.grants.values()):
             self.end(job_id, "boot")
         boot.note(run_dir, self.ports)
 
     def take_markers(self) -> None:
-        """End the jobs whose Epilog could not tell us."""
-        for job_id in self.markers.look():
+        """End the jobs whose Epilog found no daemon and left a marker."""
+        for job_id in self.markers.scan():
             self.end(job_id, "marker")
 
-    # ---- hooks -----------------------------------------------------------------------------------
+    # ---- hooks ----------------------------------------------------------------------------------
 
     def prolog(self, env: Mapping[str, str]) -> Answer | Later | None:
-        """Answer of a Prolog; None: the grant is written, but the arbiter must come back before it counts; Later:
-        the driver fails in a way that may pass, and nothing is known of the cards yet."""
+        """The answer to a Prolog.
+
+        None: the grant is written, and counts once the arbiter has it. Later: the driver fails in a
+        way that may pass.
+        """
         try:
             job = parse_hook_env(env, self.config.tag_field, self.config.slurm.native_gres)
             if job.overruled:
-                emit(
-                    logging.WARNING, "tag-overruled", job=job.job_id, said=job.overruled, counts=str(job.tag)
-                )
+                said, counts = job.overruled, str(job.tag)
+                emit(logging.WARNING, "tag-overruled", job=job.job_id, said=said, counts=counts)
             if job.untagged:
-                emit(logging.INFO, "untagged-whole", job=job.job_id, uid=job.uid, cards=len(job.gpus))
+                number = len(job.gpus)
+                emit(logging.INFO, "untagged-whole", job=job.job_id, uid=job.uid, cards=number)
             decision = decide(
                 job,
                 self.node,
@@ -176,7 +182,7 @@ class NodeService:
         if unfit:
             emit(logging.ERROR, "node-broken", job=decision.job_id, why=unfit)
             return Answer(1, unfit)
-        self.take_markers()  # what ended does not hold its card any more
+        self.take_markers()  # ended jobs hold no card
         return self.admit(within_the_card(decision, self.grants.values()))
 
     def broken(self, env: Mapping[str, str], reason: str) -> Answer:
@@ -187,7 +193,8 @@ class NodeService:
     def admit(self, grant: Grant) -> Answer | None:
         """Make a grant count: files, ledger, arbiter. None: the arbiter must come back first."""
         if grantdir.has_marker(self.store.directory, grant.job_id):
-            self.end(grant.job_id, "marker")  # of its run before the requeue: it must not end this one
+            # from the run before the requeue: it must not end this one
+            self.end(grant.job_id, "marker")
         old = self.grants.get(grant.job_id)
         if old is not None and same_promise(old, grant):
             grant = old  # the same Prolog again: a lost answer, or a restart of slurmd
@@ -198,20 +205,24 @@ class NodeService:
             if grant is not old or not self.store.holds(grant, blob):
                 self.store.write_both(grant, blob)
         except (AbiError, GrantError, OSError) as error:
-            reason = f"the grant of job {grant.job_id} cannot be written to {self.store.directory}: {error}"
+            reason = (
+                f"the grant of job {grant.job_id} cannot be written to {self.store.directory}:"
+                f" {error}"
+            )
             emit(logging.ERROR, "node-broken", job=grant.job_id, why=reason)
-            if grant is not old:  # the files of one that stands are its job's
+            if grant is not old:  # an older grant keeps its files
                 self.leftovers.remove(grant.job_id, mark=False)
             return Answer(1, reason)
         self.grants[grant.job_id] = grant
         self.sampler.note(self.ledger.open_grant, grant)
-        say_grant(grant, self.grants.values())
-        return Answer(0) if grant.state != "active" else self.tell_arbiter(grant)
+        log_grant(grant, self.grants.values())
+        return Answer(0) if grant.state != "active" else self.send_grant(grant)
 
-    def tell_arbiter(self, grant: Grant) -> Answer | None:
+    def send_grant(self, grant: Grant) -> Answer | None:
         """Answer once the arbiter has the grant, None while there is no arbiter."""
-        if not self._cards_told.issuperset(card.uuid for card in grant.cards):
-            self.connected = False  # the driver came after us: the arbiter needs the list with these cards
+        if not self._cards_sent.issuperset(card.uuid for card in grant.cards):
+            # the driver started after us: the arbiter needs the list with these cards
+            self.connected = False
         if self.connected:
             try:
                 self.ports.arbiter.grant(grant)
@@ -220,12 +231,12 @@ class NodeService:
                 self._refusals[grant.job_id] = str(error)
             except ArbiterError as error:
                 self.lose_arbiter(str(error))
-        if not self.reach_arbiter():  # it may just have restarted; the full list includes this grant
+        if not self.reach_arbiter():  # it may have restarted; the full list includes this grant
             return None
-        return self.settled(grant.job_id)
+        return self.arbiter_answer(grant.job_id)
 
-    def settled(self, job_id: int) -> Answer:
-        """Answer of a Prolog whose grant was handed to the arbiter: yes, unless the arbiter said no."""
+    def arbiter_answer(self, job_id: int) -> Answer:
+        """The answer to a Prolog whose grant was sent to the arbiter: its refusal, or success."""
         why = self._refusals.pop(job_id, None)
         if why is None:
             return Answer(0)
@@ -234,12 +245,15 @@ class NodeService:
         return Answer(1, why)
 
     def abandon(self, job_id: int, then: str = "") -> Answer:
-        """Give up on a grant whose arbiter did not come back: the node is broken. `then`: what to do when it is back;
-        by default what a node needs whose Prolog failed."""
+        """Give up on a grant whose arbiter did not come back: the node is broken.
+
+        `then`: what to do when it is back; by default what a node needs after a failed Prolog.
+        """
         self.end(job_id, "failed")
         reason = (
-            f"qgpu-arbiter on this node does not answer at {self.node.run_dir}/arbiter.sock: start it"
-            f" (systemctl start qgpu-arbiter), then {then or f'scontrol update nodename={self.node.name} state=resume'}"
+            f"qgpu-arbiter on this node does not answer at {self.node.run_dir}/arbiter.sock: start"
+            " it (systemctl start qgpu-arbiter), then"
+            f" {then or f'scontrol update nodename={self.node.name} state=resume'}"
         )
         emit(logging.ERROR, "node-broken", job=job_id, why=reason)
         return Answer(1, reason)
@@ -253,18 +267,18 @@ class NodeService:
         return Answer(0)
 
     def program_ended(self, job_id: int) -> None:
-        """The command of a `qgpu run` is over. What it left on the card stays booked and governed until it is gone."""
+        """A `qgpu run` command ended; its grant holds while processes of it are on a card."""
         self.runs.leave(job_id)
         self.end_left()
 
     def processes_died(self) -> None:
-        """The arbiter has news of processes that ended."""
-        self.inspector.take_deaths()
+        """The arbiter reports processes that ended."""
+        self.inspector.note_deaths()
         self.end_left()
 
     def end_left(self) -> None:
-        """End the grants of commands that have ended and of which no process is on a card."""
-        # Under an arbiter that has just come the processes are not back yet.
+        """End the grants of ended commands that have no process on a card."""
+        # Processes need a moment to return to a new arbiter.
         connected_ns = self.ports.clock.monotonic_ns() - self._connected_ns if self.connected else 0
         if not self.runs.left or connected_ns < RETURN_NS:
             return
@@ -277,7 +291,9 @@ class NodeService:
             self.end(job_id, "exit")
 
     def end(self, job_id: int, reason: str) -> None:
-        """End a grant: last counters first, since the arbiter forgets a tenant that is revoked."""
+        """End a grant: poll the counters first, since the arbiter drops
+        those of a revoked tenant.
+        """
         grant = self.grants.pop(job_id, None)
         self.memory.release(job_id)
         self.inspector.ended(job_id)
@@ -289,21 +305,25 @@ class NodeService:
                 self.ports.arbiter.revoke(job_id)
             except ArbiterError as error:
                 self.lose_arbiter(str(error))
-        ended = grantdir.marker_time_ns(self.store.directory, job_id) if reason == "marker" else None
+        ended = (
+            grantdir.marker_time_ns(self.store.directory, job_id) if reason == "marker" else None
+        )
         now = self.ports.clock.realtime_ns()
         fetched = ending.fetched(self.store, grant, reason)
         if grant is not None and fetched is False:
-            ending.say_unfetched(self.ledger, grant)
-        self.sampler.note(self.ledger.end, job_id, reason, now if ended is None else min(ended, now), fetched)
+            ending.log_unfetched(self.ledger, grant)
+        self.sampler.note(
+            self.ledger.end, job_id, reason, now if ended is None else min(ended, now), fetched
+        )
         removed = self.leftovers.remove(job_id, mark=ending.stays_over(grant, job_id, reason))
         grantdir.drop_marker(self.store.directory, job_id)
         if grant is not None or removed:
             emit(logging.INFO, "end", job=job_id, reason=reason)
 
-    # ---- the arbiter -----------------------------------------------------------------------------
+    # ---- the arbiter ----------------------------------------------------------------------------
 
     def reach_arbiter(self) -> bool:
-        """Connect to the arbiter if need be, and hand over everything; whether it has it now."""
+        """Connect to the arbiter if necessary and send it all; whether it has all now."""
         if self.connected:
             return True
         active = [grant for grant in self.grants.values() if grant.state == "active"]
@@ -314,14 +334,16 @@ class NodeService:
             emit(logging.DEBUG, "arbiter-absent", why=error)
             return False
         self.connected, self._connected_ns = True, self.ports.clock.monotonic_ns()
-        self._refusals, self._cards_told = dict(synced.refused), frozenset(synced.uuids)
+        self._refusals, self._cards_sent = dict(synced.refused), frozenset(synced.uuids)
         emit(logging.INFO, "arbiter-synced", boot=f"{synced.boot_id:016x}", grants=len(active))
         for why in (*synced.refused.values(), *synced.cards_refused):
             emit(logging.ERROR, "arbiter-refused", why=why)
-        return self.order_hardware({uuid: self.plan(self.view.index(uuid), uuid) for uuid in synced.uuids})
+        return self.order_hardware(
+            {uuid: self.plan(self.view.index(uuid), uuid) for uuid in synced.uuids}
+        )
 
     def lose_arbiter(self, why: str) -> None:
-        """Note that the connection ended; gates keep their state until it is back."""
+        """Note that the connection ended; gates keep their state meanwhile."""
         self.ports.arbiter.close()
         if self.connected:
             emit(logging.WARNING, "arbiter-lost", why=why)
@@ -329,45 +351,46 @@ class NodeService:
         self.sampler.tenants = []
 
     def poll_arbiter(self) -> None:
-        """Take the tenants' counters into the ledger."""
+        """Write the tenants' counters to the ledger."""
         if not self.connected:
             return
         try:
             self.sampler.poll()
-            self.inspector.busy.polled(self.sampler.polled_ns)
+            self.inspector.busy.note_poll(self.sampler.polled_ns)
         except ArbiterError as error:
             self.lose_arbiter(str(error))
 
     def order_hardware(self, plans: Mapping[str, CardPlan]) -> bool:
-        """Tell the arbiter where it may stop kernels by hardware; whether it is still there."""
+        """Send the arbiter the orders for hardware preemption; whether it is still connected."""
         try:
-            for uuid, why in self.hardware.tell(plans, self.ports.arbiter.hardware):
+            for uuid, why in self.hardware.send_orders(plans, self.ports.arbiter.hardware):
                 emit(logging.INFO, "hardware", card=uuid, enabled=not why, why=why or None)
         except ArbiterError as error:
             self.lose_arbiter(str(error))
         return self.connected
 
     def _hardware_off(self, hung: Mapping[str, int]) -> None:
-        """The arbiter left cards to their gates."""
+        """The arbiter gave hardware preemption up on these cards."""
         for uuid, why in self.hardware.note_off(hung):
             emit(logging.ERROR, "hardware", card=uuid, enabled=False, why=why)
 
-    # ---- cards -----------------------------------------------------------------------------------
+    # ---- cards ----------------------------------------------------------------------------------
 
     def plan(self, index: int, uuid: str) -> CardPlan:
-        """What holds for a card now."""
+        """The settings of a card at present."""
         return self.live.plan(uuid, index)
 
     def plans(self) -> dict[str, CardPlan]:
-        """What holds for each card of the node that the arbiter must know."""
+        """The settings of each card that the arbiter must know."""
         return {
-            uuid: self.plan(self.view.index(uuid), uuid) for uuid in self.view.uuids(self.grants.values())
+            uuid: self.plan(self.view.index(uuid), uuid)
+            for uuid in self.view.uuids(self.grants.values())
         }
 
-    def look_at_cards(self) -> None:
+    def sample_cards(self) -> None:
         """Begin an audit of the node's cards."""
-        self.inspector.look()
+        self.inspector.sample()
 
     def limit_memory(self) -> None:
-        """Put the driver's limits on the cgroups of jobs that appeared since the last time."""
+        """Put the driver's memory limits on cgroups of jobs that appeared since the last call."""
         self.memory.apply(self.grants.values())

@@ -1,4 +1,4 @@
-"""Everything outside that the node's service touches; tests put fakes here."""
+"""What the node's service uses of its surroundings; tests put fakes here."""
 
 from __future__ import annotations
 

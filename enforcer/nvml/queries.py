@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Looked:
+class UsageAnswer:
     """What lies on each card that answered, and what the granted ones said that did not."""
 
     usage: dict[str, CardUsage]
     failed: dict[str, NvmlError] = field(default_factory=dict)
 
-    def with_busy(self, busy: Mapping[str, dict[int, int] | None]) -> Looked:
+    def with_busy(self, busy: Mapping[str, dict[int, int] | None]) -> UsageAnswer:
         """This second look with the utilisation of the first."""
         usage = {uuid: replace(usage, busy=busy[uuid]) for uuid, usage in self.usage.items()}
         return replace(self, usage=usage)
@@ -45,9 +45,9 @@ class UsageQuestion:
     failing: Collection[str]
     _again: bool = False
 
-    def __call__(self, nvml: Nvml) -> Looked:
+    def __call__(self, nvml: Nvml) -> UsageAnswer:
         """Ask."""
-        found = Looked({})
+        found = UsageAnswer({})
         for uuid in self.uuids:
             try:
                 usage = of_card(lambda card: nvml.usage(card, self.busy and card in self.granted), uuid)
@@ -60,7 +60,7 @@ class UsageQuestion:
             raise next(iter(found.failed.values()))
         return found
 
-    def _note(self, found: Looked, uuid: str, error: NvmlError) -> None:
+    def _note(self, found: UsageAnswer, uuid: str, error: NvmlError) -> None:
         if isinstance(error, NvmlStuckError):
             raise error
         if uuid not in self.granted:

@@ -19,15 +19,15 @@ LIST_NS = 60 * 10**9  # the list of cards is expensive to ask for, and hardly ev
 SLACK_NS = 500 * 10**6
 
 # Card and load, in the driver's order; a card that does not answer has no load.
-Looked = list[tuple[CardInfo, CardLoad | None]]
+LoadAnswer = list[tuple[CardInfo, CardLoad | None]]
 
 
-def look_at(nvml: Nvml, known: Sequence[CardInfo], listed: bool) -> Looked:
+def sample_cards(nvml: Nvml, known: Sequence[CardInfo], listed: bool) -> LoadAnswer:
     """All cards with what they do now; the list of them is asked for unless it was of late. In the driver's thread.
 
     One card that fails takes nothing from what is known of the others. Raises the first error where all fail.
     """
-    found: Looked = []
+    found: LoadAnswer = []
     failed: NvmlError | None = None
     for info in known if listed else _list(nvml, known):
         try:
@@ -103,10 +103,10 @@ class NodeObserver:
         known, listed = self._known, now - self._listed_ns <= LIST_NS
         if not listed:
             self._listed_ns = now
-        self.service.nvml.start(lambda nvml: look_at(nvml, known, listed), self._show)
+        self.service.nvml.start(lambda nvml: sample_cards(nvml, known, listed), self._show)
 
-    def _show(self, found: Looked | NvmlError) -> None:
-        pairs: Looked = [(info, None) for info in self._known] if isinstance(found, NvmlError) else found
+    def _show(self, found: LoadAnswer | NvmlError) -> None:
+        pairs: LoadAnswer = [(info, None) for info in self._known] if isinstance(found, NvmlError) else found
         self._known = [info for info, _ in pairs]
         if any(load is None for _, load in pairs):
             self._listed_ns = 0  # a card is lost, or the driver failed: ask for the list again
@@ -115,7 +115,7 @@ class NodeObserver:
         tenants = None
         if self.service.connected:
             tenants = self._tenants()
-        self.observer.look(self.service.grants.values(), tenants, list(self._cards(pairs)))
+        self.observer.sample(self.service.grants.values(), tenants, list(self._cards(pairs)))
 
     def _tenants(self) -> list[Seen]:
         """What the arbiter said last; a tenant that did nothing since is the same object, and so is its view."""
@@ -126,7 +126,7 @@ class NodeObserver:
         self._seen = kept
         return [seen for _, seen in kept.values()]
 
-    def _cards(self, pairs: Looked) -> Iterable[Card]:
+    def _cards(self, pairs: LoadAnswer) -> Iterable[Card]:
         memory: dict[str, dict[int, int]] = {}
         for (job, uuid), used in self.service.sampler.driver_memory.items():
             memory.setdefault(uuid, {})[job] = used

@@ -98,7 +98,7 @@ class Observer:
         collector = NodeCollector(lambda: self.state, settings.job_labels, now)
         self._publisher = Publisher(collector, settings.port, textfile)
 
-    def look(self, grants: Iterable[Grant], tenants: Sequence[Seen] | None, cards: Sequence[Card]) -> None:
+    def sample(self, grants: Iterable[Grant], tenants: Sequence[Seen] | None, cards: Sequence[Card]) -> None:
         """Show this state. `tenants` is None while the arbiter is away."""
         now = self.clock.realtime_ns()
         seen = self.state = self._seen(list(grants), tenants, cards, now)
@@ -121,7 +121,7 @@ class Observer:
         if self.state is not None and self._same >= STEADY:
             self._watcher.same(monotonic)
             return replace(self.state, at=now / 1e9)
-        return self._watcher.look(self.node.name, grants, tenants, cards, monotonic, now)
+        return self._watcher.sample(self.node.name, grants, tenants, cards, monotonic, now)
 
     def _write(self, seen: NodeState) -> None:
         """The file, which is read where view.sock does not answer; an idle node's is not written each time."""

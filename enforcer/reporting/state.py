@@ -187,7 +187,7 @@ class Watcher:
         """A look that found everything as it was: what comes next is measured from here."""
         self._before_ns = monotonic_ns
 
-    def look(
+    def sample(
         self,
         node: str,
         grants: Iterable[Grant],

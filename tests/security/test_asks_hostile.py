@@ -1,4 +1,6 @@
-"""qgpud.sock is open to everybody: floods, nonsense and silence harm nobody; a false qgpud is not believed."""
+"""qgpud.sock is open to everybody: floods, nonsense and silence harm nobody; a false qgpud is not
+believed.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from asks_support import NOBODY, as_nobody, connect, run_dir, status
 from daemon_support import Serving
 
 from enforcer.daemon.arbiter.port import ProcessUse
-from enforcer.daemon.audit import warden
+from enforcer.daemon.audit import enforcer
 from enforcer.daemon.requests.answers import MAX_RUNS, MAX_RUNS_PER_USER, Asks, Peer
 from enforcer.daemon.requests.protocol import MAX_MESSAGE, SOCK_ASK, AskError, NoDaemonError, ask
 from enforcer.daemon.requests.server import (
     MAX_CLIENTS,
     MAX_PER_USER,
     PER_SECOND,
-    ROOTS,
+    ROOT_PLACES,
     _Client,
 )
 from enforcer.nvml.port import GpuProcess
@@ -170,7 +172,7 @@ def test_nobody_listening_is_a_sentence(tmp_path):
         ask(tmp_path, {"op": "status"})
 
 
-# ---- what one user may cost the others -------------------------------------------------------------
+# ---- what one user may cost the others ---------------------------------------------------------
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to play")
@@ -197,7 +199,7 @@ def test_places_are_kept_for_root_whatever_users_hold(node, served):
     assert asks is not None
     peer = Peer(1, NOBODY, NOBODY, frozenset(), lambda: -1)
     with contextlib.ExitStack() as stack:
-        for number in range(MAX_CLIENTS - ROOTS):
+        for number in range(MAX_CLIENTS - ROOT_PLACES):
             sock = stack.enter_context(socket.socket())
             asks._clients[-1 - number] = _Client(sock, peer, time.monotonic_ns(), True)
         assert status(node)["ok"], "the administrator is served"
@@ -236,7 +238,8 @@ def test_a_program_that_is_gone_gets_no_grant_whoever_has_its_number_now(tmp_pat
     pidfd = os.pidfd_open(child.pid)
     child.kill()
     child.wait()
-    # The number now "belongs" to this test, as after a reuse; the descriptor still is the dead one's.
+    # The number now "belongs" to this test, as after a reuse; the descriptor still is the dead
+    # one's.
     peer = Peer(os.getpid(), 0, 0, frozenset(), lambda: pidfd)
     question = {"op": "run", "share": 5, "class": "offline", "mem": 512, "card": None}
     answer = Asks(service, owner=0).answer(question, peer).body
@@ -245,30 +248,40 @@ def test_a_program_that_is_gone_gets_no_grant_whoever_has_its_number_now(tmp_pat
         os.fstat(pidfd)
 
 
-def test_a_cgroup_that_somebody_named_like_a_job_charges_and_punishes_nobody(tmp_path, nodes, monkeypatch):
+def test_a_cgroup_that_somebody_named_like_a_job_is_neither_charged_nor_acted_upon(
+    tmp_path, nodes, monkeypatch
+):
     node = nodes(tmp_path)
     service = node.service()
     service.start()
-    env = {"SLURM_JOB_ID": "9", "SLURM_JOB_UID": "1000", "SLURM_JOB_GID": "100", "SLURMD_NODENAME": "n1",
-           "SLURM_JOB_GPUS": "0", "SLURM_JOB_COMMENT": "qgpu/1 class=online share=30 mem=1024"}  # fmt: skip
+    env = {
+        "SLURM_JOB_ID": "9",
+        "SLURM_JOB_UID": "1000",
+        "SLURM_JOB_GID": "100",
+        "SLURMD_NODENAME": "n1",
+        "SLURM_JOB_GPUS": "0",
+        "SLURM_JOB_COMMENT": "qgpu/1 class=online share=30 mem=1024",
+    }
     service.prolog(env)
     uuid = node.nvml.cards()[0].uuid
     settings = service.config.enforcer.audit.model_copy(update={"action": "kill"})
     service.inspector.settings = settings
-    punished: list[int] = []
-    monkeypatch.setattr(warden, "punish", lambda action, pids, *_: punished.extend(pids) or list(pids))
+    acted_upon: list[int] = []
+    monkeypatch.setattr(
+        enforcer, "send_action", lambda action, pids, *_: acted_upon.extend(pids) or list(pids)
+    )
     node.jobs_of_pids |= {50: 9, 51: 9}  # 51 sits in a cgroup .../user@2000.service/job_9
     node.owners_of_pids |= {50: 1000, 51: 2000}
     node.arbiter.procs = [ProcessUse(9, uuid, 50, 1 << 30)]
     node.nvml.put(uuid, GpuProcess(50, 1 << 30), GpuProcess(51, 70 << 30))
     for _ in range(6):
-        service.look_at_cards()
-    assert punished == [], "the victim's processes are not killed for the memory of another user's"
+        service.sample_cards()
+    assert acted_upon == [], "the victim's processes are not killed for the memory of another user's"
     assert node.arbiter.overheads.get((9, uuid), 0) == 0
     assert service.sampler.driver_memory == {(9, uuid): 1 << 30}
 
 
-# ---- view.sock --------------------------------------------------------------------------------------
+# ---- view.sock ---------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to play")

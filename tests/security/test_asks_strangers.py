@@ -15,7 +15,7 @@ from asks_support import NOBODY, as_nobody, connect, run_dir, status
 from daemon_support import Serving
 
 from enforcer.daemon.requests.protocol import SOCK_ASK, AskError, NoDaemonError, ask
-from enforcer.daemon.requests.server import CROWDED, MAX_PER_STRANGER, MAX_PER_USER, MAX_STRANGERS
+from enforcer.daemon.requests.server import MAX_PER_UNKNOWN_UID, MAX_PER_USER, MAX_UNKNOWN, TOO_MANY_OPEN
 from simulator.fakes import FakeNode
 
 
@@ -108,8 +108,8 @@ def test_users_who_may_run_nothing_take_no_place_of_those_who_may_or_of_root(nod
         assert isinstance(said, list) and said.count("yes") >= 5, (
             "who is not known is heard too, if he asks at once"
         )
-        assert set(said) <= {"yes", CROWDED}
-        assert len(asks._clients) <= MAX_STRANGERS + 2
+        assert set(said) <= {"yes", TOO_MANY_OPEN}
+        assert len(asks._clients) <= MAX_UNKNOWN + 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs other users to play")
@@ -127,12 +127,12 @@ def test_users_who_may_run_programs_share_their_places(node, served):
 def test_who_gets_no_place_is_told_so_and_not_to_start_qgpud(node):
     def ask_beside_silence() -> list[str]:
         with contextlib.ExitStack() as stack:
-            for _ in range(MAX_PER_STRANGER):
+            for _ in range(MAX_PER_UNKNOWN_UID):
                 stack.enter_context(connect(node))
             return asked(node, 3)
 
     said = as_nobody(ask_beside_silence)
-    most = MAX_PER_STRANGER
+    most = MAX_PER_UNKNOWN_UID
     sentence = (
         f"{most} connections of uid {NOBODY} to qgpud are open, and at most {most} may be; try again later"
     )

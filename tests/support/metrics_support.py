@@ -31,12 +31,12 @@ class Node:
             **more,  # type: ignore[arg-type]
         )
 
-    def look(self, *tenants: Seen | None, grants: tuple[Grant, ...], util: int | None = 40) -> None:
+    def sample(self, *tenants: Seen | None, grants: tuple[Grant, ...], util: int | None = 40) -> None:
         self.second += 1
         at = self.second * SECOND
         seen = None if tenants == (None,) else [t for t in tenants if t]
         cards = (Card(UUID, 0, "h200", 80, 20, util),)
-        self.state = self.watcher.look("n1", grants, seen, cards, at, at)
+        self.state = self.watcher.sample("n1", grants, seen, cards, at, at)
         self.publisher.update(self.state)
 
     def read(self) -> dict[str, dict[tuple[str, ...], float]]:

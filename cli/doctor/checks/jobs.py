@@ -23,7 +23,7 @@ def job_cgroups(known: Known, root: Path | None = None) -> Check:
         return Check("job cgroups", "ok", "no job runs here now")
     lost = {job: path for job, path in _found_at(known, jobs) if path}
     root = root or cgroup2_root()
-    known_dirs = JobCgroups(root).look(jobs) if root is not None else dict.fromkeys(jobs, ())
+    known_dirs = JobCgroups(root).scan(jobs) if root is not None else dict.fromkeys(jobs, ())
     unseen = sorted(job for job in lost.keys() | (set(jobs) - known_dirs.keys()) if _lives(known, jobs[job]))
     if not unseen:
         return Check("job cgroups", "ok", f"found for the {len(jobs)} job(s) that run here")

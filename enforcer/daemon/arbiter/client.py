@@ -5,8 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from enforcer.daemon.arbiter.hardware import HardwareOrder, HardwareTold, HardwareUse
-from enforcer.daemon.arbiter.port import ArbiterError, ArbiterRefusedError, ProcessUse, Synced, Tenant
+from enforcer.daemon.arbiter.hardware import HardwareOrder, HardwareReport, HardwareUse
+from enforcer.daemon.arbiter.port import (
+    ArbiterError,
+    ArbiterRefusedError,
+    ProcessUse,
+    Synced,
+    Tenant,
+)
 from enforcer.daemon.log import emit
 from enforcer.ledger.store import Sample
 from enforcer.wire import link
@@ -15,7 +21,7 @@ from gres.config.levels import CardPlan
 from gres.config.site import Config
 from gres.grant.store import Grant
 
-TIMEOUT_S = 1.0  # the arbiter answers within microseconds; one that does not is stuck
+TIMEOUT_S = 1.0  # seconds: the arbiter answers within microseconds, so a slower one is stuck
 
 
 def _use(process: link.ProcessStats) -> ProcessUse:
@@ -23,7 +29,7 @@ def _use(process: link.ProcessStats) -> ProcessUse:
 
 
 def card_settings(config: Config, uuid: str, plan: CardPlan) -> link.CardSettings:
-    """What holds for a card, in the arbiter's words."""
+    """A card's settings as the arbiter's message has them."""
     settings = config.enforcer
     return link.CardSettings(
         uuid=uuid,
@@ -39,7 +45,7 @@ def card_settings(config: Config, uuid: str, plan: CardPlan) -> link.CardSetting
 
 
 def hardware_settings(order: HardwareOrder) -> link.HardwareSettings:
-    """An order in the arbiter's words."""
+    """An order as the arbiter's message has it."""
     return link.HardwareSettings(
         uuid=order.uuid,
         enabled=order.enabled,
@@ -54,7 +60,7 @@ def hardware_settings(order: HardwareOrder) -> link.HardwareSettings:
 
 
 def hardware_use(tenant: link.HardwareTenant) -> HardwareUse:
-    """What the arbiter says of one tenant, as the daemon takes it."""
+    """The arbiter's report on one tenant, as the daemon's type."""
     return HardwareUse(
         job_id=tenant.job_id,
         uuid=tenant.uuid,
@@ -72,7 +78,7 @@ def hardware_use(tenant: link.HardwareTenant) -> HardwareUse:
 
 
 def sample_of(stats: link.TenantStats, boot_id: int) -> Sample:
-    """A tenant's counters as the ledger takes them."""
+    """A tenant's counters as the ledger's type."""
     return Sample(
         job_id=stats.job_id,
         uuid=stats.uuid,
@@ -94,7 +100,7 @@ def sample_of(stats: link.TenantStats, boot_id: int) -> Sample:
 
 
 def tenant_of(stats: link.TenantStats, boot_id: int) -> Tenant:
-    """One tenant as the daemon takes it."""
+    """One tenant as the daemon's type."""
     return Tenant(
         sample_of(stats, boot_id),
         stats.procs,
@@ -106,8 +112,11 @@ def tenant_of(stats: link.TenantStats, boot_id: int) -> Tenant:
 
 
 def _measured(stats: link.TenantStats) -> bool:
-    """Whether its use is its own. Without isolation, and under best-effort where nobody takes turns, the card divides
-    its time by means of its own among those who have work, and the arbiter can only halve it between them."""
+    """Whether its busy time is measured for it alone.
+
+    Without isolation, or under best-effort with several runnable tenants, the card itself divides
+    its time. The arbiter can then only split it evenly.
+    """
     return not stats.ungoverned and not (stats.policy == "best-effort" and stats.estimated)
 
 
@@ -121,8 +130,10 @@ class SocketArbiter:
         self._config = config
         self._tenants: dict[int, tuple[link.TenantStats, int, Tenant]] = {}
 
-    def connect(self, cards: Callable[[], Mapping[str, CardPlan]], grants: Sequence[Grant]) -> Synced:
-        """Connect and hand over the full list; what the arbiter refuses does not stop the rest."""
+    def connect(
+        self, cards: Callable[[], Mapping[str, CardPlan]], grants: Sequence[Grant]
+    ) -> Synced:
+        """Connect and send the full list; a refusal does not stop the rest."""
         refused: dict[int, str] = {}
         cards_refused: list[str] = []
         self.close()
@@ -130,8 +141,8 @@ class SocketArbiter:
             boot_id = self._link.hello()
             # before the first grant: memory of processes that die unwatched would be free at once
             self._watch = link.DeathWatch(self._run_dir, TIMEOUT_S)
-            told = cards()
-            for uuid, plan in told.items():
+            plans = cards()
+            for uuid, plan in plans.items():
                 try:
                     self.card(uuid, plan)
                 except ArbiterRefusedError as error:
@@ -145,15 +156,15 @@ class SocketArbiter:
         except (link.ArbiterGone, link.ArbiterError, AbiError) as error:
             self.close()
             raise ArbiterError(str(error)) from None
-        return Synced(boot_id, tuple(told), refused, tuple(cards_refused))
+        return Synced(boot_id, tuple(plans), refused, tuple(cards_refused))
 
     @property
     def ended(self) -> bool:
-        """Whether the connection is gone; the watch ends with it, and it with the watch."""
+        """Whether the connection is gone; it and the watch end together."""
         return not self._link.connected
 
     def card(self, uuid: str, plan: CardPlan) -> None:
-        """Tell the settings of a card."""
+        """Send the settings of a card."""
         try:
             self._link.card(card_settings(self._config, uuid, plan))
         except link.ArbiterGone as error:
@@ -162,7 +173,9 @@ class SocketArbiter:
             raise ArbiterRefusedError(str(error)) from None
 
     def hardware(self, order: HardwareOrder) -> str:
-        """Order hardware preemption of one card, or its end. Empty, or why this arbiter does not do it."""
+        """Order hardware preemption of one card, or its end. Empty, or why this arbiter does not do
+        it.
+        """
         try:
             self._link.hardware(hardware_settings(order))
         except link.ArbiterGone as error:
@@ -171,15 +184,15 @@ class SocketArbiter:
             return str(error)
         return ""
 
-    def hardware_uses(self) -> HardwareTold:
-        """What came of it, per tenant and per card."""
+    def hardware_uses(self) -> HardwareReport:
+        """The report on hardware preemption, per tenant and per card."""
         try:
             tenants, cards = self._link.hardware_use()
         except (link.ArbiterGone, AbiError) as error:
             self._link.close()
             raise ArbiterError(str(error)) from None
         off = {card.uuid: card.hung for card in cards if card.ordered and not card.on}
-        return HardwareTold([hardware_use(tenant) for tenant in tenants], off)
+        return HardwareReport([hardware_use(tenant) for tenant in tenants], off)
 
     def grant(self, grant: Grant) -> None:
         """Add or update one grant."""
@@ -206,7 +219,7 @@ class SocketArbiter:
             self._link.close()
             raise ArbiterError(str(error)) from None
         boot_id, before, kept = self._link.boot_id or 0, self._tenants, {}
-        for stats in found:  # the link answers the same object for a tenant that did nothing; so does this
+        for stats in found:  # the link returns the same object for an idle tenant, and so does this
             old = before.get(id(stats))
             if old is None or old[0] is not stats or old[1] != boot_id:
                 old = (stats, boot_id, tenant_of(stats, boot_id))
@@ -224,15 +237,15 @@ class SocketArbiter:
         return [_use(process) for process in found]
 
     def overhead(self, job_id: int, uuid: str, size: int) -> None:
-        """Charge a tenant for what no shim counts."""
+        """Charge a tenant for bytes that no shim counts."""
         self._tell(lambda: self._link.overhead(job_id, uuid, size))
 
     def gone(self, dead: ProcessUse) -> None:
-        """The driver let go of a dead process."""
+        """The driver no longer lists a dead process."""
         self._tell(lambda: self._link.gone(dead.job_id, dead.uuid, dead.pid))
 
     def listed(self, dead: ProcessUse) -> None:
-        """The driver still has a dead process."""
+        """The driver still lists a dead process."""
         self._tell(lambda: self._link.listed(dead.job_id, dead.uuid, dead.pid))
 
     def _tell(self, action: Callable[[], None]) -> None:

@@ -1,7 +1,8 @@
-"""Hardware preemption as qgpud orders it: for which cards, through which control device, and why not for the others.
+"""Decides hardware preemption: for which cards, through which control device, and why not for
+others.
 
-The arbiter acts (docs/specs/hardware.md); this decides what it is told. A control device is named by what only root
-can make: the device number of /dev/nvidiactl, or the file that the simulator of this node serves.
+The arbiter acts (docs/specs/hardware.md). A control device is named by what only root can make: the
+device number of /dev/nvidiactl, or the file that the simulator of this node serves.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from gres.config.levels import CardPlan
 from gres.config.schema import HardwareSettings
 
 CONTROL = Path("/dev/nvidiactl")
-DRIVERS = range(535, 596)  # whose structures qgpu_rm.h declares; the arbiter refuses others as well
-MAX_ROWS = 128  # tenants of one answer, about 25 KiB: qgpud.sock has 64 KiB
+# driver versions whose structures qgpu_rm.h declares; the arbiter refuses others as well
+DRIVERS = range(535, 596)
+MAX_ROWS = 128  # tenants in one answer, about 25 KiB: a message of qgpud.sock has 64 KiB
 UNMEASURED = (
     "auto leaves real cards alone until make gpu PART=experiments was run on such a one;"
     " enforcer.hardware.enabled: on forces it"
@@ -28,7 +30,9 @@ UNMEASURED = (
 
 @dataclass(frozen=True)
 class ControlDevice:
-    """How the arbiter tells the control device from other files; rdev 0: a simulated one. `why`: there is none."""
+    """How the arbiter recognises the control device; rdev 0: a simulated
+    one. `why`: there is none.
+    """
 
     dev: int = 0
     ino: int = 0
@@ -43,7 +47,7 @@ class ControlDevice:
 
 @dataclass(frozen=True)
 class HardwareOrder:
-    """What the arbiter is told about one card. Where `enabled` is not set, `why` says why."""
+    """The order for one card. `why` gives the reason if `enabled` is not set."""
 
     uuid: str
     enabled: bool
@@ -57,7 +61,9 @@ class HardwareOrder:
 
 @dataclass(frozen=True)
 class HardwareUse:
-    """What the arbiter says of one tenant. `state` is none, ready, stopped or failed; `why` says it for failed."""
+    """The arbiter's report on one tenant; state: none, ready, stopped or
+    failed, for reason `why`.
+    """
 
     job_id: int
     uuid: str
@@ -73,34 +79,44 @@ class HardwareUse:
     why: str = ""
 
     def counters(self) -> dict[str, int]:
-        """For the live state and the metrics."""
-        found = {"hw_stops": self.stops, "hw_failures": self.failures, "hw_stopped_ns": self.stopped_ns}
+        """Counters for the live state and the metrics."""
+        found = {
+            "hw_stops": self.stops,
+            "hw_failures": self.failures,
+            "hw_stopped_ns": self.stopped_ns,
+        }
         return found | {f"hw_le_{bucket}": count for bucket, count in enumerate(self.stop_hist)}
 
 
 @dataclass(frozen=True)
-class HardwareTold:
-    """What the arbiter says of all tenants, and of cards that it left to their gates although it was ordered to use
-    hardware there: how many calls of the driver hang on each."""
+class HardwareReport:
+    """The arbiter's report on all tenants, and on cards where it gave hardware preemption up.
+
+    `hung`: number of driver calls that hang, per such card.
+    """
 
     uses: list[HardwareUse]
     hung: Mapping[str, int] = field(default_factory=dict)
 
 
 def _simulated(sim_dir: str) -> ControlDevice:
-    """The simulator writes device and inode into a file of its directory, or one word if it offers none."""
+    """Read the simulator's file: device and inode, or one word if it offers none."""
     try:
         text = Path(sim_dir, "control").read_text()
         if text == "none\n":
             return ControlDevice(why="this simulator offers no control device")
         device, inode = map(int, text.split())
     except (OSError, ValueError) as error:
-        return ControlDevice(why=f"no simulator says in {sim_dir} which its control device is: {error}")
+        return ControlDevice(
+            why=f"no simulator says in {sim_dir} which its control device is: {error}"
+        )
     return ControlDevice(device, inode)
 
 
 def find_control(sim_dir: str | None, path: Path = CONTROL) -> ControlDevice:
-    """The control device of this node: the simulator's where QGPU_SIM_DIR is set, else the driver's."""
+    """The control device of this node: the simulator's where QGPU_SIM_DIR is set, else the
+    driver's.
+    """
     if sim_dir:
         return _simulated(sim_dir)
     try:
@@ -120,7 +136,7 @@ def major_of(version: str) -> int:
 
 @dataclass
 class HardwareView:
-    """What is ordered for the node's cards. `driver_version` asks NVML."""
+    """The orders for the node's cards. `driver_version` asks NVML."""
 
     settings: HardwareSettings
     driver_version: Callable[[], str]
@@ -128,18 +144,23 @@ class HardwareView:
     orders: dict[str, HardwareOrder] = field(default_factory=dict)
 
     def order(self, plans: Mapping[str, CardPlan]) -> list[HardwareOrder]:
-        """For each of these cards."""
+        """The orders for these cards."""
         device, major, why = self.control(), 0, ""
         try:
             major = major_of(self.driver_version())
         except NvmlError as error:
-            why = f"the driver does not tell its version: {error}"
+            why = f"the driver does not send_orders its version: {error}"
         why = device.why or why
         if not why and major not in DRIVERS:
-            why = f"driver {major} is not one of {DRIVERS[0]} to {DRIVERS[-1]}, whose control calls are known"
+            why = (
+                f"driver {major} is not one of {DRIVERS[0]} to {DRIVERS[-1]}, whose control calls"
+                " are known"
+            )
         return [self._one(uuid, plan, device, major, why) for uuid, plan in plans.items()]
 
-    def _one(self, uuid: str, plan: CardPlan, device: ControlDevice, major: int, why: str) -> HardwareOrder:
+    def _one(
+        self, uuid: str, plan: CardPlan, device: ControlDevice, major: int, why: str
+    ) -> HardwareOrder:
         settings = self.settings
         order = HardwareOrder(
             uuid, True, settings.method, settings.actor, settings.weights, major, device, ""
@@ -152,10 +173,12 @@ class HardwareView:
             why = "offline jobs are not governed on this card"
         return replace(order, enabled=not why, why=why)
 
-    def tell(
+    def send_orders(
         self, plans: Mapping[str, CardPlan], send: Callable[[HardwareOrder], str]
     ) -> list[tuple[str, str]]:
-        """Order it for these cards; what changed since the last time: card, and why not (empty: it is on)."""
+        """Send the orders for these cards; changes since the last call: card and reason (empty:
+        enabled).
+        """
         changed = []
         for order in self.order(plans):
             refused = send(order)
@@ -168,7 +191,9 @@ class HardwareView:
         return changed
 
     def note_off(self, hung: Mapping[str, int]) -> list[tuple[str, str]]:
-        """The arbiter says where it gave hardware preemption up since it was ordered; what is new: card, and why."""
+        """Note cards where the arbiter gave hardware preemption up; the
+        new ones: card and reason.
+        """
         changed = []
         for uuid, calls in hung.items():
             order = self.orders.get(uuid)
@@ -179,29 +204,37 @@ class HardwareView:
         return changed
 
     def wanted(self) -> bool:
-        """Whether the arbiter was told to use it on any card."""
+        """Whether hardware preemption is ordered on any card."""
         return any(order.enabled for order in self.orders.values())
 
     def describe(self, uses: list[HardwareUse]) -> dict[str, dict[str, object]]:
-        """Per card, for `qgpu doctor` and `qgpu card`: MAX_ROWS tenants of all cards together, those first for which it
-        failed, and how many more each card has."""
+        """Report per card for `qgpu doctor` and `qgpu card`.
+
+        At most MAX_ROWS tenants of all cards together, failed ones first; and how many more each
+        card has.
+        """
         by_card: dict[str, list[HardwareUse]] = {uuid: [] for uuid in self.orders}
         for use in sorted(uses, key=lambda use: use.state != "failed"):
             if use.uuid in by_card:
                 by_card[use.uuid].append(use)
-        told: dict[str, dict[str, object]] = {}
+        shown: dict[str, dict[str, object]] = {}
         room, cards = MAX_ROWS, len(self.orders)
-        # Who has fewest is asked first: what it leaves of its part is for the others.
+        # Cards with few tenants come first: the rows that they leave are for the others.
         for number, uuid in enumerate(sorted(by_card, key=lambda uuid: len(by_card[uuid]))):
             rows = [_row(use) for use in by_card[uuid][: room // (cards - number)]]
             room -= len(rows)
-            told[uuid] = {"tenants": rows, "tenants_left": len(by_card[uuid]) - len(rows)}
+            shown[uuid] = {"tenants": rows, "tenants_left": len(by_card[uuid]) - len(rows)}
         return {
-            uuid: {"enabled": order.enabled, "why": order.why, **told[uuid]}
+            uuid: {"enabled": order.enabled, "why": order.why, **shown[uuid]}
             for uuid, order in self.orders.items()
         }
 
 
 def _row(use: HardwareUse) -> dict[str, object]:
-    row: dict[str, object] = {"job": use.job_id, "state": use.state, "method": use.method, "actor": use.actor}
+    row: dict[str, object] = {
+        "job": use.job_id,
+        "state": use.state,
+        "method": use.method,
+        "actor": use.actor,
+    }
     return row | {"stops": use.stops, "failures": use.failures, "why": use.why}

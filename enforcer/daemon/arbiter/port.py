@@ -1,6 +1,7 @@
-"""The arbiter as the daemon sees it: a port, and what it says about tenants.
+"""The arbiter as the daemon sees it: a port, and its reports on tenants.
 
-`enforcer.daemon.arbiter.client.SocketArbiter` is the adapter on arbiter.sock; `FakeArbiter` ships for tests.
+`enforcer.daemon.arbiter.client.SocketArbiter` is the adapter on arbiter.sock; `FakeArbiter` is for
+tests.
 """
 
 from __future__ import annotations
@@ -9,23 +10,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from enforcer.daemon.arbiter.hardware import HardwareOrder, HardwareTold, HardwareUse
+from enforcer.daemon.arbiter.hardware import HardwareOrder, HardwareReport, HardwareUse
 from enforcer.ledger.store import Sample
 from gres.config.levels import CardPlan
 from gres.grant.store import Grant
 
 
 class ArbiterError(RuntimeError):
-    """The arbiter does not answer, or refused; the text is a sentence. The connection is closed."""
+    """The arbiter does not answer, or failed; the text is a sentence. The connection is closed."""
 
 
 class ArbiterRefusedError(RuntimeError):
-    """The arbiter is there and said no to one grant; the text is a sentence."""
+    """The arbiter refused one grant; the text is a sentence."""
 
 
 @dataclass(frozen=True)
 class Synced:
-    """What came of a full list: the arbiter's start, its cards, what it refused (job -> sentence; cards)."""
+    """The result of a full list: the arbiter's start, its cards, and refusals (job -> sentence;
+    cards).
+    """
 
     boot_id: int
     uuids: tuple[str, ...] = ()
@@ -34,7 +37,7 @@ class Synced:
 
 
 class Tenant(NamedTuple):
-    """One tenant's counters, how many of its processes are registered, and what it does at this moment."""
+    """One tenant's counters, its number of registered processes, and its present state."""
 
     sample: Sample
     procs: int
@@ -42,12 +45,13 @@ class Tenant(NamedTuple):
     busy: bool = False
     suspended: bool = False
     hardware: HardwareUse | None = None
-    measured: bool = True  # busy_ns is its own; False: divided among those that the card serves side by side
+    # busy_ns is measured for it alone; False: an even split between tenants that run side by side
+    measured: bool = True
 
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """One process of a tenant, and the bytes that it holds (or held) by the ledger."""
+    """One process of a tenant, and the bytes that it holds (or held) by the allocation table."""
 
     job_id: int
     uuid: str
@@ -56,10 +60,12 @@ class ProcessUse:
 
 
 class Arbiter(Protocol):
-    """Every call raises ArbiterError when the arbiter is not there any more."""
+    """Each call raises ArbiterError when the arbiter is gone."""
 
-    def connect(self, cards: Callable[[], Mapping[str, CardPlan]], grants: Sequence[Grant]) -> Synced:
-        """Connect and hand over the full list; `cards` (by UUID) is asked only once connected."""
+    def connect(
+        self, cards: Callable[[], Mapping[str, CardPlan]], grants: Sequence[Grant]
+    ) -> Synced:
+        """Connect and send the full list; `cards` (by UUID) is called once connected."""
         ...
 
     def grant(self, grant: Grant) -> None:
@@ -74,11 +80,13 @@ class Arbiter(Protocol):
         ...
 
     def hardware(self, order: HardwareOrder) -> str:
-        """Order hardware preemption of one card, or its end. Empty, or why this arbiter does not do it."""
+        """Order hardware preemption of one card, or its end. Empty, or why this arbiter does not do
+        it.
+        """
         ...
 
-    def hardware_uses(self) -> HardwareTold:
-        """What came of it, per tenant and per card."""
+    def hardware_uses(self) -> HardwareReport:
+        """The report on hardware preemption, per tenant and per card."""
         ...
 
     def revoke(self, job_id: int) -> None:
@@ -90,7 +98,7 @@ class Arbiter(Protocol):
         ...
 
     def overhead(self, job_id: int, uuid: str, size: int) -> None:
-        """Charge a tenant so many bytes for contexts, modules and processes without shim."""
+        """Charge a tenant `size` bytes for contexts, modules and processes without the shim."""
         ...
 
     def gone(self, dead: ProcessUse) -> None:
@@ -98,15 +106,17 @@ class Arbiter(Protocol):
         ...
 
     def listed(self, dead: ProcessUse) -> None:
-        """The driver still lists a dead process: its bytes stay charged. To be said again within a minute."""
+        """The driver still lists a dead process: its bytes stay charged.
+        Repeat it within a minute.
+        """
         ...
 
     def died(self) -> list[ProcessUse]:
-        """Processes whose death was told since the last call."""
+        """Processes whose death was reported since the last call."""
         ...
 
     def watch_fileno(self) -> int | None:
-        """Descriptor that becomes readable when `died` has something; None while there is none."""
+        """Descriptor that becomes readable when `died` has entries; None without a connection."""
         ...
 
     def tenants(self) -> list[Tenant]:
@@ -115,7 +125,7 @@ class Arbiter(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether the connection ended since `connect`, as a call found."""
+        """Whether a call found that the connection ended since `connect`."""
         ...
 
     def fileno(self) -> int | None:
@@ -128,7 +138,7 @@ class Arbiter(Protocol):
 
 
 class FakeArbiter:
-    """An arbiter that remembers what it was told; tests stop and restart it and feed it counters."""
+    """An arbiter that records its calls; tests stop and restart it and set its counters."""
 
     def __init__(self) -> None:
         self.running = True
@@ -161,10 +171,12 @@ class FakeArbiter:
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """Cards that it was told."""
+        """Cards that it was sent."""
         return tuple(self.plans)
 
-    def connect(self, cards: Callable[[], Mapping[str, CardPlan]], grants: Sequence[Grant]) -> Synced:
+    def connect(
+        self, cards: Callable[[], Mapping[str, CardPlan]], grants: Sequence[Grant]
+    ) -> Synced:
         """Take the full list."""
         self._check(connected=False)
         self.connected = True
@@ -172,7 +184,9 @@ class FakeArbiter:
         self.grants = {grant.job_id: grant for grant in grants if grant.job_id not in self.refuses}
         self.calls.append("connect")
         refused = {
-            grant.job_id: self.refuses[grant.job_id] for grant in grants if grant.job_id in self.refuses
+            grant.job_id: self.refuses[grant.job_id]
+            for grant in grants
+            if grant.job_id in self.refuses
         }
         return Synced(self.boot_id, self.uuids, refused)
 
@@ -197,10 +211,10 @@ class FakeArbiter:
             self.orders[order.uuid] = order
         return self.hardware_refusal
 
-    def hardware_uses(self) -> HardwareTold:
+    def hardware_uses(self) -> HardwareReport:
         """What the test put into `uses` and `hung`."""
         self._check()
-        return HardwareTold(list(self.uses), dict(self.hung))
+        return HardwareReport(list(self.uses), dict(self.hung))
 
     def processes(self) -> list[ProcessUse]:
         """What the test put into `procs`."""
@@ -240,18 +254,18 @@ class FakeArbiter:
         self.calls.append(f"revoke {job_id}")
 
     def tenants(self) -> list[Tenant]:
-        """What `count` said."""
+        """The counters set by `count`."""
         self._check()
         self.calls.append("stats")
         return list(self._tenants.values())
 
     @property
     def ended(self) -> bool:
-        """As far as calls told."""
+        """Whether a call found the connection ended."""
         return not self.connected
 
     def fileno(self) -> int | None:
-        """No descriptor: tests tell the daemon by calls that fail."""
+        """No descriptor: the daemon notices the end by failing calls."""
         return None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What tenants used, from the arbiter and the driver into the ledger."""
+"""Writes what tenants used, by the arbiter and the driver, to the ledger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from enforcer.ledger.store import Ledger
 
 @dataclass
 class Sampler:
-    """Writes the ledger. A ledger that fails is logged and never stops a job: it is for people to read."""
+    """Writes the ledger. A failing ledger is logged and never stops a job."""
 
     ledger: Ledger
     arbiter: Arbiter
@@ -23,11 +23,15 @@ class Sampler:
     tenants: list[Tenant] = field(default_factory=list)
     polled_ns: int = 0
     driver_memory: dict[tuple[int, str], int] = field(default_factory=dict)
-    hardware: Callable[[], bool] = lambda: False  # whether it is worth to ask for
-    hardware_off: Callable[[Mapping[str, int]], object] = lambda _: None  # cards where the arbiter gave it up
+    # whether hardware preemption is ordered on any card
+    hardware: Callable[[], bool] = lambda: False
+    # called with cards where the arbiter gave it up
+    hardware_off: Callable[[Mapping[str, int]], object] = lambda _: None
 
     def poll(self) -> None:
-        """Take the tenants' counters into the ledger. Raises ArbiterError when the arbiter is gone."""
+        """Write the tenants' counters to the ledger. Raises ArbiterError
+        when the arbiter is gone.
+        """
         self.tenants = self._with_hardware(self.arbiter.tenants())
         self.polled_ns = self.clock.monotonic_ns()
         samples = [tenant.sample for tenant in self.tenants]
@@ -36,10 +40,10 @@ class Sampler:
     def _with_hardware(self, tenants: list[Tenant]) -> list[Tenant]:
         if not self.hardware() or not tenants:
             return tenants
-        told = self.arbiter.hardware_uses()
-        if told.hung:
-            self.hardware_off(told.hung)
-        uses = {(use.job_id, use.uuid): use for use in told.uses}
+        report = self.arbiter.hardware_uses()
+        if report.hung:
+            self.hardware_off(report.hung)
+        uses = {(use.job_id, use.uuid): use for use in report.uses}
         return [
             tenant._replace(hardware=uses[tenant.sample.job_id, tenant.sample.uuid])
             if (tenant.sample.job_id, tenant.sample.uuid) in uses
@@ -54,7 +58,7 @@ class Sampler:
             self.note(self.ledger.record_memory, job_id, uuid, used)
 
     def note(self, action: Callable[..., object], *arguments: object) -> None:
-        """Call one of the ledger's methods."""
+        """Call a method of the ledger; an error is logged."""
         try:
             action(*arguments)
         except sqlite3.Error as error:

@@ -1,1 +1,1 @@
-"""What NVML sees against what is granted, and what is done about it."""
+"""The audit: compares NVML with grants and registrations, and acts on what differs."""

@@ -1,22 +1,29 @@
-"""What NVML sees against what is granted and registered. Pure: one look at the cards in, findings out."""
+"""Compares one NVML sample with grants and registrations. Pure: cards in, findings out."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from enforcer.daemon.arbiter.port import ProcessUse
 from enforcer.nvml.port import CardUsage, GpuProcess
+from enforcer.wire.layout import MAX_PROCS
 from gres.grant.store import Grant, GrantCard
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as granted. `pids` are the processes that it is about; figures are not compared.
+    """One fault. `pids` are the processes concerned; `pids` and `figures` are not compared.
 
-    stranger: a process of no job, on a card that some job was granted. ungranted: of a job, on a card that this job
-    was not granted. unregistered: on a card that it was granted, without the shim. over: the job holds more than its
-    cap plus slack. busy: it did more than is booked. unaccounted: the card holds more than its processes do.
+    Kinds:
+
+    * stranger: a process of no job on a granted card
+    * ungranted: a process of a job on a card that this job was not granted
+    * unregistered: a process without the shim on a card of its job
+    * over: the job holds more than its cap plus slack
+    * busy: the job used more GPU time than was booked
+    * unaccounted: the card holds more than its processes do
     """
 
     kind: str
@@ -28,10 +35,12 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Look:
-    """The result of one audit: findings, bytes per (job, card) as the driver counts them, and the part of
-    these that no shim counts. `complete`: of every tenant that part could be told. `members`: registered
-    processes of governed jobs, by (job, card).
+class AuditResult:
+    """The result of one audit.
+
+    `memory` is bytes per (job, card) by the driver, `overhead` the part of them that no shim
+    counts. `complete`: the overhead of every tenant is known. `members`: registered processes of
+    governed jobs by (job, card).
     """
 
     findings: frozenset[Finding]
@@ -43,22 +52,25 @@ class Look:
 
 @dataclass(frozen=True)
 class Registered:
-    """The arbiter's list, before and after NVML was asked; `dead` are charged apart until NVML lets go. `orphans`
-    died under a former arbiter, whose successor knows nothing of them: they count as what their job holds.
+    """The arbiter's list of processes, before and after NVML was asked.
 
-    None where there is no list: then nobody counts as unregistered, and nothing as overhead.
+    `dead` are charged separately until NVML stops listing them. `orphans` died under a former
+    arbiter, so the present one does not know them: they count as held by their job. Without a list
+    (None) no process counts as unregistered, and nothing as overhead.
     """
 
     before: Iterable[ProcessUse] | None
     after: Iterable[ProcessUse] | None
     dead: frozenset[tuple[str, int]] = frozenset()
-    orphans: Mapping[tuple[str, int], int] = field(default_factory=dict)  # job of (card, pid)
+    orphans: Mapping[tuple[str, int], int] = field(default_factory=dict)  # (card, pid) -> job
 
 
 class _Card:
-    """The look at one card."""
+    """The audit of one card."""
 
-    def __init__(self, uuid: str, usage: CardUsage, owners: dict[int, GrantCard], slack: int) -> None:
+    def __init__(
+        self, uuid: str, usage: CardUsage, owners: dict[int, GrantCard], slack: int
+    ) -> None:
         self.uuid, self.usage, self.owners, self.slack = uuid, usage, owners, slack
         self.jobs: dict[int, list[GpuProcess]] = {}
         self.findings: list[Finding] = []
@@ -70,7 +82,9 @@ class _Card:
         jobs: Container[int | None],
         dead: frozenset[tuple[str, int]],
     ) -> None:
-        """Find the job of each process; the arbiter proved it for those that registered (`names`, on any card)."""
+        """Find the job of each process; `names` are those that the
+        arbiter verified, on any card.
+        """
         for process in self.usage.processes:
             if (self.uuid, process.pid) in dead:
                 continue
@@ -79,24 +93,28 @@ class _Card:
                 self.jobs.setdefault(job or 0, []).append(process)
             elif job in jobs:
                 self._find("ungranted", job, process)
-            elif self.owners:  # on a card that nobody was granted, anybody may work whom qgpu does not know
+            elif self.owners:  # processes outside of jobs may use cards without a grant
                 self._find("stranger", job, process)
 
     def _find(self, kind: str, job: int | None, process: GpuProcess) -> None:
         figures = self._figures([process])
         self.findings.append(Finding(kind, self.uuid, job, process.pid, (process.pid,), figures))
 
-    def members(self, job: int, known: set[tuple[int, int]] | None) -> frozenset[int]:
-        """Those processes of a job whose work is booked: the registered ones; all where there is no list."""
+    def members(self, job: int, registered: set[tuple[int, int]] | None) -> frozenset[int]:
+        """Processes of a job whose work is booked: the registered ones, or all without a list."""
         found = self.jobs.get(job, [])
-        return frozenset(p.pid for p in found if known is None or (job, p.pid) in known)
+        return frozenset(p.pid for p in found if registered is None or (job, p.pid) in registered)
 
-    def judge(self, governed: Iterable[int], known: set[tuple[int, int]] | None) -> None:
-        """Compare each governed job with its list and its cap; then the card with its processes."""
+    def judge(self, governed: Iterable[int], registered: set[tuple[int, int]] | None) -> None:
+        """Compare each governed job with its registrations and its cap, then the card with its
+        processes.
+        """
         for job in governed:
             found = self.jobs.get(job, [])
-            unknown = [p for p in found if known is not None and (job, p.pid) not in known]
-            for process in unknown:
+            unregistered = [
+                p for p in found if registered is not None and (job, p.pid) not in registered
+            ]
+            for process in unregistered:
                 self._find("unregistered", job, process)
             held, cap = _sum(found), self.owners[job].mem_cap
             if held > cap + self.slack:
@@ -109,15 +127,15 @@ class _Card:
 
     def _totals(self) -> None:
         held, used = _sum(self.usage.processes), self.usage.used
-        unknown = any(process.mem_used is None for process in self.usage.processes)
-        if used is not None and not unknown and abs(used - held) > self.slack:
+        unsized = any(process.mem_used is None for process in self.usage.processes)
+        if used is not None and not unsized and abs(used - held) > self.slack:
             self.findings.append(
                 Finding("unaccounted", self.uuid, figures={"mem_card": used, "mem_processes": held})
             )
 
     def _figures(self, processes: list[GpuProcess]) -> dict[str, int]:
-        told = self.usage.busy or {}
-        busy = [told[p.pid] for p in processes if p.pid in told]
+        percent = self.usage.busy or {}
+        busy = [percent[p.pid] for p in processes if p.pid in percent]
         return {"mem": _sum(processes)} | ({"busy_percent": sum(busy)} if busy else {})
 
 
@@ -131,8 +149,8 @@ def audit(
     registered: Registered,
     job_of: Callable[[int], int | None],
     slack: int,
-) -> Look:
-    """Compare what NVML says of the cards with the grants and the registered processes. `slack` is bytes."""
+) -> AuditResult:
+    """Compare NVML's view of the cards with grants and registered processes. `slack` is bytes."""
     active: dict[str, set[int]] = {}
     owners: dict[str, dict[int, GrantCard]] = {}
     jobs: set[int | None] = set()
@@ -143,8 +161,8 @@ def audit(
             if grant.state == "active":
                 active.setdefault(card.uuid, set()).add(grant.job_id)
     before, after = _held(registered.before), _held(registered.after)
-    listed = _known((before, after))
-    names = {pid: job for known in (listed or {}).values() for job, pid in known}
+    listed = _registered((before, after))
+    names = {pid: job for pids in (listed or {}).values() for job, pid in pids}
     findings: set[Finding] = set()
     memory: dict[tuple[int, str], int] = {}
     overhead: dict[tuple[int, str], int] = {}
@@ -153,22 +171,22 @@ def audit(
     for uuid, seen in usage.items():
         one = _Card(uuid, seen, owners.get(uuid, {}), slack)
         orphans = {(job, pid) for (card, pid), job in registered.orphans.items() if card == uuid}
-        known = None if listed is None else listed.get(uuid, set()) | orphans
+        present = None if listed is None else listed.get(uuid, set()) | orphans
         one.sort(names | {pid: job for job, pid in orphans}, job_of, jobs, registered.dead)
         governed = sorted(active.get(uuid, ()))
-        one.judge(governed, known)
+        one.judge(governed, present)
         findings.update(one.findings)
         memory |= {(job, uuid): _sum(found) for job, found in one.jobs.items()}
-        members |= {(job, uuid): one.members(job, known) for job in governed}
+        members |= {(job, uuid): one.members(job, present) for job in governed}
         for job in governed:
             extra = _overhead(one.jobs.get(job, []), before, after, (job, uuid))
             complete = complete and extra is not None
             if extra is not None:
                 overhead[job, uuid] = extra
-    return Look(frozenset(findings), memory, overhead, complete, members)
+    return AuditResult(frozenset(findings), memory, overhead, complete, members)
 
 
-Held = dict[tuple[int, str], dict[int, int]]  # bytes by process, by (job, card)
+Held = dict[tuple[int, str], dict[int, int]]  # (job, card) -> pid -> bytes
 
 
 def _held(listed: Iterable[ProcessUse] | None) -> Held | None:
@@ -180,24 +198,24 @@ def _held(listed: Iterable[ProcessUse] | None) -> Held | None:
     return held
 
 
-def _known(lists: tuple[Held | None, Held | None]) -> dict[str, set[tuple[int, int]]] | None:
-    """(job, pid) of everybody in either list, by card."""
-    known: dict[str, set[tuple[int, int]]] = {}
+def _registered(lists: tuple[Held | None, Held | None]) -> dict[str, set[tuple[int, int]]] | None:
+    """(job, pid) of each process in either list, by card."""
+    registered: dict[str, set[tuple[int, int]]] = {}
     for held in lists:
         if held is None:
             return None
         for (job, uuid), pids in held.items():
-            known.setdefault(uuid, set()).update((job, pid) for pid in pids)
-    return known
+            registered.setdefault(uuid, set()).update((job, pid) for pid in pids)
+    return registered
 
 
 def _overhead(
     found: list[GpuProcess], before: Held | None, after: Held | None, key: tuple[int, str]
 ) -> int | None:
-    """Bytes of a tenant that the driver counts and no shim does; None while that cannot be told.
+    """Bytes of a tenant that the driver counts and no shim does; None if not known at present.
 
-    A process that allocates while we look would be charged twice, so a moment is used only when the ledger
-    said the same before and after it. A process without shim counts in full.
+    A process that allocates during the audit would be charged twice. So a sample counts only if the
+    arbiter listed the same bytes before and after it. A process without the shim counts in full.
     """
     if before is None or after is None:
         return None
@@ -205,3 +223,9 @@ def _overhead(
     if before.get(key, {}) != held:
         return None
     return sum(max(0, p.mem_used - held.get(p.pid, 0)) for p in found if p.mem_used is not None)
+
+
+def full_tenants(registered: Iterable[ProcessUse]) -> set[tuple[int, str]]:
+    """Tenants with as many processes as the arbiter takes."""
+    counts = Counter((process.job_id, process.uuid) for process in registered)
+    return {tenant for tenant, count in counts.items() if count >= MAX_PROCS}

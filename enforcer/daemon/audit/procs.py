@@ -1,4 +1,4 @@
-"""Which job a process belongs to, and which jobs live on this machine, from /proc alone."""
+"""Finds the job of a process, and the jobs on this machine, from /proc alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEPD = re.compile(rb"slurmstepd: \[([0-9]{1,10})\.")
 MAX_DEPTH = 64
 GONE = (b"Z", b"X")
 STOPPED = (b"T", b"t")
-MAX_THREADS = 4096  # that one look reads, about 0.1 s
+MAX_THREADS = 4096  # threads read in one sample, which takes about 0.1 s
 BOOT_ID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -25,20 +25,21 @@ class TooManyThreadsError(RuntimeError):
 
 
 class ThreadBudget:
-    """How many threads one look reads, of all processes together: who makes 300 000 must not stop the daemon's loop.
+    """Limits the threads read per sample, of all processes together: 300 000 would stall the
+    daemon.
 
-    The first thread of a process is always read, so that whoever runs is seen to run.
+    The first thread of a process is always read, so a running process is seen to run.
     """
 
     def __init__(self, most: int = MAX_THREADS) -> None:
         self._most = self._left = most
 
     def renew(self) -> None:
-        """A look begins."""
+        """Start a sample."""
         self._left = self._most
 
     def take(self) -> None:
-        """One more is read. Raises TooManyThreadsError."""
+        """Count one thread. Raises TooManyThreadsError."""
         if self._left <= 0:
             raise TooManyThreadsError
         self._left -= 1
@@ -84,7 +85,7 @@ def uids_of(pid: int, proc: Path = PROC) -> set[int] | None:
 
 
 def owner_of(pid: int, proc: Path = PROC) -> int | None:
-    """The real user of a process, who started it whatever a setuid file made of it; None if it is gone."""
+    """The real uid of a process, which a setuid file does not change; None if it is gone."""
     match = re.search(rb"^Uid:\s+([0-9]+)", _read(proc / str(pid) / "status"), re.MULTILINE)
     return int(match[1]) if match else None
 
@@ -102,14 +103,20 @@ def ancestors(pid: int, proc: Path = PROC) -> list[int]:
 
 
 def _stat(process: Path) -> list[bytes]:
-    """Fields of the stat of a process or thread (its directory) from the state on; empty if it is gone."""
+    """Fields of the stat of a process or thread (its directory) from the state on; empty if it is
+    gone.
+    """
     return _read(process / "stat").rpartition(b")")[2].split()
 
 
-def _live_threads(pid: int, proc: Path, budget: ThreadBudget | None = None) -> Iterator[tuple[Path, bytes]]:
-    """Directory and state of each thread that did not end, read one by one. The first one may have ended
-    (pthread_exit) before the others: the whole process then shows as a zombie. Raises TooManyThreadsError; without a
-    budget MAX_THREADS may be read."""
+def _live_threads(
+    pid: int, proc: Path, budget: ThreadBudget | None = None
+) -> Iterator[tuple[Path, bytes]]:
+    """Directory and state of each thread that has not ended, read one by one.
+
+    The first thread may end (pthread_exit) before the others; the process then shows as a zombie.
+    Raises TooManyThreadsError; without a budget MAX_THREADS may be read.
+    """
     budget = budget or ThreadBudget()
     try:
         with os.scandir(proc / str(pid) / "task") as tasks:
@@ -124,7 +131,9 @@ def _live_threads(pid: int, proc: Path, budget: ThreadBudget | None = None) -> I
 
 
 def _lives(pid: int, proc: Path) -> bool:
-    """Whether it has a thread that did not end; one with too many to look through counts as alive."""
+    """Whether it has a thread that has not ended; one with too many threads to read counts as
+    alive.
+    """
     try:
         return next(_live_threads(pid, proc), None) is not None
     except TooManyThreadsError:
@@ -132,7 +141,9 @@ def _lives(pid: int, proc: Path) -> bool:
 
 
 def start_ticks(pid: int, proc: Path = PROC) -> int | None:
-    """When a process began (clock ticks since boot), which with its number names it for ever; None if gone."""
+    """Start of a process (clock ticks since boot), which with its pid
+    identifies it; None if gone.
+    """
     stat = _stat(proc / str(pid))
     if len(stat) <= 19 or (stat[0] in GONE and not _lives(pid, proc)):
         return None
@@ -140,14 +151,17 @@ def start_ticks(pid: int, proc: Path = PROC) -> int | None:
 
 
 def stopped(pid: int, proc: Path = PROC, budget: ThreadBudget | None = None) -> bool | None:
-    """Whether each of its threads is stopped: by a signal, a debugger, or with its cgroup (a suspended job). None:
-    those that could be read are, and there are more."""
+    """Whether each thread is stopped: by a signal, a debugger, or with its cgroup (a suspended
+    job).
+
+    None: all threads within the budget are, and there are more.
+    """
     frozen = functools.cache(functools.partial(_frozen, proc))
     found = False
     try:
         for task, state in _live_threads(pid, proc, budget):
             found = True
-            if not _rests(task, state, frozen):
+            if not _is_stopped(task, state, frozen):
                 return False
     except TooManyThreadsError:
         return None
@@ -155,8 +169,10 @@ def stopped(pid: int, proc: Path = PROC, budget: ThreadBudget | None = None) -> 
 
 
 def stop_waits(pid: int, proc: Path = PROC, budget: ThreadBudget | None = None) -> bool:
-    """Whether a SIGSTOP that it got did not reach it yet: it is pending, or the kernel does not let go of the threads
-    that are not stopped (state D). Of a process with too many threads what could be read counts."""
+    """Whether a SIGSTOP has not taken effect yet: it is pending, or running threads are in state D.
+
+    Of a process with too many threads, those within the budget count.
+    """
     pending = re.search(rb"^ShdPnd:\s+([0-9a-f]+)", _read(proc / str(pid) / "status"), re.MULTILINE)
     if pending and int(pending[1], 16) & 1 << (signal.SIGSTOP - 1):
         return True
@@ -166,14 +182,16 @@ def stop_waits(pid: int, proc: Path = PROC, budget: ThreadBudget | None = None) 
         return True
 
 
-def _rests(task: Path, state: bytes, frozen: Callable[[bytes], bool]) -> bool:
-    """Threads may be in several cgroups, and one may be let go on by a debugger."""
+def _is_stopped(task: Path, state: bytes, frozen: Callable[[bytes], bool]) -> bool:
+    """Whether one thread is stopped; cgroups and debuggers act on single threads."""
     return state in STOPPED or frozen(_read(task / "cgroup"))
 
 
 def _frozen(proc: Path, cgroups: bytes) -> bool:
-    """Whether one of these cgroups (lines of /proc/PID/cgroup) or one above is frozen, as the kernel tells it."""
-    mounts = [line.split() for line in _read(proc / "self/mounts").decode(errors="replace").splitlines()]
+    """Whether one of these cgroups (lines of /proc/PID/cgroup) or an ancestor is frozen."""
+    mounts = [
+        line.split() for line in _read(proc / "self/mounts").decode(errors="replace").splitlines()
+    ]
     for line in cgroups.decode(errors="replace").splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
@@ -185,7 +203,7 @@ def _frozen(proc: Path, cgroups: bytes) -> bool:
             continue
         for root in (Path(row[1]) for row in mounts if len(row) > 3 and _is_mount(row, unified)):
             above = (root.joinpath(*parts[:depth]) for depth in range(len(parts), 0, -1))
-            if any(_tells_frozen(directory, unified) for directory in above):
+            if any(_reads_frozen(directory, unified) for directory in above):
                 return True
     return False
 
@@ -194,7 +212,7 @@ def _is_mount(row: list[str], unified: bool) -> bool:
     return row[2] == "cgroup2" if unified else row[2] == "cgroup" and "freezer" in row[3].split(",")
 
 
-def _tells_frozen(directory: Path, unified: bool) -> bool:
+def _reads_frozen(directory: Path, unified: bool) -> bool:
     if unified:
         return b"frozen 1" in _read(directory / "cgroup.events").splitlines()
     return _read(directory / "freezer.state").strip() == b"FROZEN"
@@ -206,8 +224,10 @@ def alive(pid: int, proc: Path = PROC) -> bool:
 
 
 def _cgroups(pid: int, proc: Path) -> str:
-    """Its /proc/PID/cgroup; of a process whose first thread ended that of one that runs, as version 1 shows the root
-    for those that ended."""
+    """Its /proc/PID/cgroup; if its first thread ended, that of a running thread.
+
+    Version 1 shows the root cgroup for threads that ended.
+    """
     process = proc / str(pid)
     if _stat(process)[:1] in ([b"Z"], [b"X"]):
         with contextlib.suppress(TooManyThreadsError):
@@ -224,7 +244,9 @@ def job_of_pid(pid: int, proc: Path = PROC) -> int | None:
         facts = _parent_and_uids(proc, pid)
         if facts is None or pid <= 1:
             return None
-        if facts[1] == {0}:  # a setuid program keeps its caller's real uid, and any name the caller gave it
+        if facts[1] == {
+            0
+        }:  # a setuid program keeps its caller's real uid, and any name the caller gave it
             match = _STEPD.match(_read(proc / str(pid) / "cmdline"))
             if match:
                 return int(match[1])
@@ -233,25 +255,30 @@ def job_of_pid(pid: int, proc: Path = PROC) -> int | None:
 
 
 def boot_time_ns(proc: Path = PROC) -> int | None:
-    """When the machine started (CLOCK_REALTIME, whole seconds), None if /proc does not tell."""
+    """Boot time of the machine (CLOCK_REALTIME, whole seconds); None if /proc does not have it."""
     match = re.search(rb"^btime ([0-9]+)$", _read(proc / "stat"), re.MULTILINE)
     return int(match[1]) * 10**9 if match else None
 
 
 def boot_id(proc: Path = PROC) -> str | None:
-    """What names this boot of the machine, whatever its clock says; None if /proc does not tell."""
+    """Identifier of this boot, independent of the clock; None if /proc does not have it."""
     match = BOOT_ID.match(_read(proc / "sys/kernel/random/boot_id"))
     return match[0].decode() if match else None
 
 
 def on_tmpfs(path: Path, proc: Path = PROC) -> bool:
-    """Whether a directory is on a file system in memory, where nothing outlives the machine's boot."""
+    """Whether a directory is on a file system in memory, whose content no boot survives."""
     try:
         device = path.stat().st_dev
     except OSError:
         return False
     number = f"{os.major(device)}:{os.minor(device)}"
-    rows = [line.split() for line in _read(proc / "self/mountinfo").decode(errors="replace").splitlines()]
+    rows = [
+        line.split()
+        for line in _read(proc / "self/mountinfo").decode(errors="replace").splitlines()
+    ]
     return any(
-        row[2] == number and row[row.index("-") + 1] in ("tmpfs", "ramfs") for row in rows if "-" in row
+        row[2] == number and row[row.index("-") + 1] in ("tmpfs", "ramfs")
+        for row in rows
+        if "-" in row
     )

@@ -1,4 +1,4 @@
-"""A new grant beside those that stand: whether its card still has room, and what the log says of it."""
+"""Admits a new grant beside older ones: whether its card has room, and what is logged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gres.grant.store import Grant
 
 
 def within_the_card(grant: Grant, standing: Collection[Grant]) -> Grant:
-    """The grant, or its refusal where its card has not that much left. Programs of `qgpu run` are not Slurm's."""
+    """The grant, or its refusal if its card has too little left. `qgpu run` is not counted here."""
     if grant.state == "refused":
         return grant
     others = [other for other in standing if other.state != "refused" and not is_run(other.job_id)]
@@ -22,8 +22,8 @@ def within_the_card(grant: Grant, standing: Collection[Grant]) -> Grant:
     return refused(grant, why, grant.created_ns) if why else grant
 
 
-def say_grant(grant: Grant, standing: Collection[Grant]) -> None:
-    """Log it; `standing` includes it."""
+def log_grant(grant: Grant, standing: Collection[Grant]) -> None:
+    """Log the grant; `standing` includes it."""
     if grant.state == "refused":
         emit(logging.WARNING, "refused", job=grant.job_id, uid=grant.uid, why=grant.message)
     for card in grant.cards:
@@ -38,11 +38,13 @@ def say_grant(grant: Grant, standing: Collection[Grant]) -> None:
             share=card.share,
             mem_cap=card.mem_cap,
         )
-    _warn_if_crowded(grant, standing)
+    _warn_if_overcommitted(grant, standing)
 
 
-def _warn_if_crowded(grant: Grant, standing: Collection[Grant]) -> None:
-    """Slurm knows nothing of `qgpu run` and may give away what such a program holds."""
+def _warn_if_overcommitted(grant: Grant, standing: Collection[Grant]) -> None:
+    """Log a card on which `qgpu run` and jobs exceed the memory: Slurm
+    does not count `qgpu run`.
+    """
     for card in grant.cards:
         others = [(g.job_id, c.mem_cap) for g in standing for c in g.cards if c.uuid == card.uuid]
         runs = [job_id for job_id, _ in others if is_run(job_id)]

@@ -1,8 +1,11 @@
-"""From a Prolog's question to a decision. Pure: who asks, what the node has and what qgpu.yaml says go in.
+"""Decides a Prolog's request. Pure: the job, the node and qgpu.yaml go in.
 
-Three outcomes. `Ignore`: qgpu has nothing to do with this job. `Broken`: this *node* cannot serve it, so
-the Prolog fails and Slurm drains the node. A `Grant`: active, whole, or refused, which is for what the
-*job* has wrong; the Prolog then succeeds, and SPANK tells the user and starts nothing.
+Three outcomes:
+
+* `Ignore`: the job does not use qgpu
+* `Broken`: the node cannot serve it; the Prolog fails and Slurm drains the node
+* `Grant`: active, whole, or refused where the job is at fault; the Prolog succeeds, and SPANK shows
+  a refusal and starts nothing
 """
 
 from __future__ import annotations
@@ -24,12 +27,14 @@ Identify = Callable[[Node, Iterable[int]], tuple[DeviceCard, ...]]
 
 @dataclass(frozen=True)
 class Ignore:
-    """The job holds no card and claims none: one with its nodes for itself (--exclusive) has those that there are."""
+    """The job holds no card and has no tag; an --exclusive job holds those that it finds."""
 
 
 @dataclass(frozen=True)
 class Broken:
-    """The node cannot serve the job; `reason` is for its administrator and becomes the drain reason."""
+    """The node cannot serve the job; `reason` is for its administrator and becomes the drain
+    reason.
+    """
 
     reason: str
 
@@ -56,15 +61,16 @@ def decide(
     now_ns: int,
     plan: Callable[[int, str], CardPlan] | None = None,
 ) -> Decision:
-    """What becomes of a job whose Prolog asks. `now_ns` is CLOCK_REALTIME; `plan` gives what holds for a card by
-    index and UUID, by default what qgpu.yaml says.
+    """The decision for a Prolog. `now_ns` is CLOCK_REALTIME.
 
-    `cards` asks the driver and `paths` looks for its library, only when needed; both may raise (NvmlError,
-    BrokenNodeError), and so may `identify` (IdentityError), which is made a `Broken` here.
+    `plan` gives the settings of a card by index and UUID, by default those of qgpu.yaml. `cards`
+    asks the driver and `paths` searches its library, both only if needed. They may raise NvmlError
+    and BrokenNodeError. An IdentityError of `identify` becomes a `Broken`.
     """
     if job.node != node.name:
         return Broken(
-            f"the prolog of job {job.job_id} ran for node {job.node}, but this qgpud serves {node.name}"
+            f"the prolog of job {job.job_id} ran for node {job.node}, but this qgpud serves"
+            f" {node.name}"
         )
     if not job.gpus and (job.tag is None or job.tag.node) and not job.problem:
         return Ignore()
@@ -84,11 +90,11 @@ def decide(
 
 
 class CardFaultError(RuntimeError):
-    """A configured card is not there or is another one; the text names it."""
+    """A configured card is absent or another one; the text names it."""
 
 
 def job_fault(job: HookJob, node: Node) -> str:
-    """What is wrong with the job itself, as a sentence for its user; empty if nothing is."""
+    """The job's fault, as a sentence for its user; empty if there is none."""
     if job.problem:
         return (
             f"what Slurm said about the share of job {job.job_id} cannot be used: {job.problem}."
@@ -96,26 +102,30 @@ def job_fault(job: HookJob, node: Node) -> str:
         )
     if job.unanswered:
         return (
-            f"job {job.job_id} holds a GPU of {node.name} and carries no tag of qgpu's job_submit plugin, and slurmctld"
+            f"job {job.job_id} holds a GPU of {node.name} and carries no tag of qgpu's job_submit"
+            " plugin, and slurmctld"
             " did not tell in time whether it has whole cards. Submit it again."
         )
     if job.tag is None:
         return (
-            f"job {job.job_id} holds a GPU of {node.name} without a grant: it did not pass qgpu's job_submit"
-            " plugin, or its comment was changed. Ask for a share with --gres=qgpu:30, or for a whole card"
-            " with --gres=gpu:1."
+            f"job {job.job_id} holds a GPU of {node.name} without a grant: it did not pass qgpu's"
+            " job_submit plugin, or its comment was changed. Ask for a share with --gres=qgpu:30,"
+            " or for a whole card with --gres=gpu:1."
         )
     if not job.gpus:
         return (
-            f"job {job.job_id} asked for {'whole cards' if job.tag.whole else f'qgpu:{job.tag.share}'}, but Slurm"
-            f" gave it no card on {node.name}. Submit it again with --gres={'gpu:1' if job.tag.whole else 'qgpu:30'};"
+            f"job {job.job_id} asked for"
+            f" {'whole cards' if job.tag.whole else f'qgpu:{job.tag.share}'}, but Slurm"
+            f" gave it no card on {node.name}. Submit it again with"
+            f" --gres={'gpu:1' if job.tag.whole else 'qgpu:30'};"
             " if that repeats, tell the administrators."
         )
     if not job.tag.whole and len(job.gpus) != job.tag.cards:
         return (
-            f"job {job.job_id} has a share of {job.tag.cards} card(s), but Slurm gave it parts of {len(job.gpus)} on"
-            f" {node.name}. Submit it again; if that repeats, tell the administrators: slurm.conf has"
-            " MULTIPLE_SHARING_GRES_PJ, which needs slurm.multi_card in qgpu.yaml."
+            f"job {job.job_id} has a share of {job.tag.cards} card(s), but Slurm gave it parts of"
+            f" {len(job.gpus)} on {node.name}. Submit it again; if that repeats, tell the"
+            " administrators: slurm.conf has MULTIPLE_SHARING_GRES_PJ, which needs slurm.multi_card"
+            " in qgpu.yaml."
         )
     return ""
 
@@ -126,14 +136,18 @@ def _memory_fault(job: HookJob, tag: Tag, node: Node) -> str:
         return ""
     return (
         f"job {job.job_id} asked for qgpu_mem:{format_mib(tag.mem)}, but a card of {node.name} has"
-        f" {format_mib(usable)} for jobs. Submit it again with qgpu_mem:{format_mib(usable)} or less."
+        f" {format_mib(usable)} for jobs. Submit it again with qgpu_mem:{format_mib(usable)} or"
+        " less."
     )
 
 
 def _granted_card(
-    job: HookJob, card: DeviceCard, present: tuple[CardInfo, ...], plan: Callable[[int, str], CardPlan]
+    job: HookJob,
+    card: DeviceCard,
+    present: tuple[CardInfo, ...],
+    plan: Callable[[int, str], CardPlan],
 ) -> GrantCard:
-    """The card that Slurm gave, as the driver knows it now. Raises CardFaultError."""
+    """The card that Slurm gave, as the driver reports it now. Raises CardFaultError."""
     info = next((info for info in present if info.place == card.place), None)
     spec = card.spec
     if info is None:
@@ -141,23 +155,26 @@ def _granted_card(
         if card.instance is not None:
             gone += f" and GPU instance {card.instance.gi} with compute instance {card.instance.ci}"
         raise CardFaultError(
-            f"card {spec.index} ({spec.path}) does not answer: NVML sees {len(present)} card(s), {gone}"
+            f"card {spec.index} ({spec.path}) does not answer: NVML sees {len(present)} card(s),"
+            f" {gone}"
         )
     if info.mem_total < spec.usable * MIB:
         raise CardFaultError(
-            f"card {spec.index} ({spec.path}) has {format_mib(info.mem_total // MIB)} of memory, but"
-            f" qgpu.yaml says that a {spec.model} has {format_mib(spec.memory)}"
+            f"card {spec.index} ({spec.path}) has {format_mib(info.mem_total // MIB)} of memory,"
+            f" but qgpu.yaml says that a {spec.model} has {format_mib(spec.memory)}"
         )
     tag = job.tag
     share, cap = (tag.share, tag.mem * MIB) if tag and not tag.whole else (100, info.mem_total)
     governed = not tag or plan(spec.index, info.uuid).governed(tag.job_class)
     if not governed:
-        cap = info.mem_total  # isolation none: the card is shared as it is, still accounted
+        cap = info.mem_total  # isolation none: no cap, but still accounted
     cap = min(cap, info.mem_total)
     return GrantCard(info.uuid, card.minor, spec.index, share, cap, info.mem_total, governed)
 
 
-def _grant(job: HookJob, tag: Tag, cards: tuple[GrantCard, ...], paths: Paths, now_ns: int) -> Decision:
+def _grant(
+    job: HookJob, tag: Tag, cards: tuple[GrantCard, ...], paths: Paths, now_ns: int
+) -> Decision:
     try:
         return Grant(
             job_id=job.job_id,
@@ -172,12 +189,13 @@ def _grant(job: HookJob, tag: Tag, cards: tuple[GrantCard, ...], paths: Paths, n
             driver_path=paths.driver,
             shim_path=paths.shim,
         )
-    except GrantError as error:  # a path that is too long, more cards than a grant holds: ours to repair
+    # a path too long or too many cards: for the administrator to repair
+    except GrantError as error:
         return Broken(f"the grant of job {job.job_id} cannot be made: {error}")
 
 
 def refused(job: HookJob | Grant, sentence: str, now_ns: int) -> Grant:
-    """A grant that starts nothing and tells the user why."""
+    """A grant that starts no task and gives the user the reason."""
     return Grant(
         job_id=job.job_id,
         uid=job.uid,
@@ -190,10 +208,10 @@ def refused(job: HookJob | Grant, sentence: str, now_ns: int) -> Grant:
 
 
 def taken(grant: Grant, others: Iterable[Grant]) -> str:
-    """Whether Slurm gave away a whole card beside another job, as a sentence for the job's user; empty if not.
+    """The refusal if Slurm gave a whole card to two jobs, as a sentence for the user; else empty.
 
-    Slurm before 23.11.5 does so with gpu:N; job_submit asks for shard:100 there, which jobs that were queued before it
-    was active did not.
+    Slurm before 23.11.5 does so with gpu:N. job_submit asks for shard:100 there, but jobs queued
+    before it was active did not.
     """
     for other in others:
         both = {card.uuid for card in other.cards} & {card.uuid for card in grant.cards}
@@ -201,36 +219,39 @@ def taken(grant: Grant, others: Iterable[Grant]) -> str:
             card = next(card for card in grant.cards if card.uuid in both)
             held = "it as a whole" if other.state == "whole" else "a share of it"
             return (
-                f"Slurm gave card {card.index} of {grant.node} to job {grant.job_id}, though job {other.job_id} holds"
-                f" {held}. Submit it again; if that repeats, tell the administrators: Slurm before 23.11.5 gives cards"
-                " away twice where jobs ask for gpu:N without qgpu's job_submit."
+                f"Slurm gave card {card.index} of {grant.node} to job {grant.job_id}, though job"
+                f" {other.job_id} holds {held}. Submit it again; if that repeats, tell the"
+                " administrators: Slurm before 23.11.5 gives cards away twice where jobs ask for"
+                " gpu:N without qgpu's job_submit."
             )
     return ""
 
 
 def overbooked(grant: Grant, others: Iterable[Grant]) -> str:
-    """Whether a card would be promised away twice, as a sentence for the job's user; empty where all is well.
+    """The refusal if caps exceed a card's memory, as a sentence for the user; else empty.
 
-    Slurm's shards keep the sum of all caps within the card, unless a job's gres was written by somebody who went
-    around job_submit. Whatever he holds then, what others are promised must not come from the same memory. A cap of
-    the whole card is none (isolation `none`).
+    Slurm's shards keep the sum of caps within the card, except for a job that bypassed job_submit.
+    Memory promised to others must stay theirs then. A cap of the whole card (isolation `none`) does
+    not count.
     """
     found = [held for other in others if other.job_id != grant.job_id for held in other.cards]
     standing = [held for held in found if held.mem_cap < held.mem_total]
     for card in grant.cards:
         caps = sum(held.mem_cap for held in standing if held.uuid == card.uuid)
         if caps and caps + card.mem_cap > card.mem_total > card.mem_cap:
-            own, held_by_all, size = (format_mib(n // MIB) for n in (card.mem_cap, caps, card.mem_total))
+            own, held_by_all, size = (
+                format_mib(n // MIB) for n in (card.mem_cap, caps, card.mem_total)
+            )
             return (
-                f"job {grant.job_id} is promised {own} of card {card.index} of {grant.node},"
-                f" but {held_by_all} of its {size} belong to other jobs: a job's"
-                " gres did not pass qgpu's job_submit plugin. Submit it again; tell the administrators."
+                f"job {grant.job_id} is promised {own} of card {card.index} of {grant.node}, but"
+                f" {held_by_all} of its {size} belong to other jobs: a job's gres did not pass"
+                " qgpu's job_submit plugin. Submit it again; tell the administrators."
             )
     return ""
 
 
 def same_promise(old: Grant, new: Grant) -> bool:
-    """Whether two grants differ in nothing but their date: the same Prolog came twice."""
+    """Whether two grants differ only in their date: the same Prolog came twice."""
     return _undated(old) == _undated(new)
 
 

@@ -37,20 +37,25 @@ def find_driver(configured: str, shim: str, search: Iterable[str] | None = None)
     """
     if configured != "auto":
         if not Path(configured).is_file():
-            raise BrokenNodeError(f"driver.libcuda in qgpu.yaml is {configured}, which is not there")
+            raise BrokenNodeError(
+                f"driver.libcuda in qgpu.yaml is {configured}, which is not there"
+            )
         return configured
     for directory in search_path() if search is None else search:
         candidate = Path(directory) / NAME
         if candidate.is_file() and not _same(candidate, shim):
             return str(candidate)
     raise BrokenNodeError(
-        f"{NAME} was not found: is the NVIDIA driver installed? Else set driver.libcuda in qgpu.yaml"
+        f"{NAME} was not found: is the NVIDIA driver installed? Else set driver.libcuda in"
+        " qgpu.yaml"
     )
 
 
 def search_path() -> list[str]:
     """Directories of the loader that can be trusted: absolute ones of LD_LIBRARY_PATH, its cache's, then the usual."""
-    own = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry.startswith("/")]
+    own = [
+        entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry.startswith("/")
+    ]
     return [*own, *cached(_cache()), *USUAL]
 
 

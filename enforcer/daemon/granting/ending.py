@@ -1,7 +1,7 @@
-"""The end of a grant: whether a task ever took it, and which of its files stay behind.
+"""Ends grants: whether a task fetched it, and which of its files stay.
 
-A task that SPANK governs leaves JOBID.fetched. A job whose grant stood until its end without that mark either started
-no task (salloc without srun, cancelled early, the other nodes of a batch script), or its tasks ran without limits.
+A task that SPANK governs leaves JOBID.fetched. A job without it started no task (salloc without
+srun, cancelled early, another node of a batch script), or its tasks ran without limits.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from enforcer.daemon.requests.runs import is_run
 from enforcer.ledger.store import Ledger
 from gres.grant.store import Grant, GrantError, GrantStore
 
-# slurmd forgets a job within minutes; until then a requeued one may come without a Prolog.
+# seconds: slurmd drops a job within minutes, and until then a requeue may skip the Prolog
 OVER_KEPT_S = 6 * 3600
-FORGET_NS = 60 * 10**9
+FORGET_NS = 60 * 10**9  # period of scans for old marks, as a busy node has thousands
 _BY_SLURM = ("epilog", "marker")
 
 
 def fetched(store: GrantStore, grant: Grant | None, reason: str) -> bool | None:
-    """Whether a task took the grant; None where that is not known or means nothing."""
+    """Whether a task fetched the grant; None where unknown or meaningless."""
     if grant is None or grant.state != "active" or is_run(grant.job_id) or reason not in _BY_SLURM:
         return None
     try:
@@ -33,8 +33,10 @@ def fetched(store: GrantStore, grant: Grant | None, reason: str) -> bool | None:
         return None
 
 
-def say_unfetched(ledger: Ledger, grant: Grant) -> None:
-    """Log it: a warning where the driver saw the job on its card all the same. Call it before the rows are closed."""
+def log_unfetched(ledger: Ledger, grant: Grant) -> None:
+    """Log it, as a warning if the driver saw the job on its card. Call
+    it before rows are closed.
+    """
     try:
         seen = ledger.seen_by_driver(grant.job_id)
     except sqlite3.Error:
@@ -56,7 +58,7 @@ def say_unfetched(ledger: Ledger, grant: Grant) -> None:
 
 @dataclass
 class Leftovers:
-    """What stays of ended jobs in the grants directory, and for how long."""
+    """Files of ended jobs in the grants directory, and how long they stay."""
 
     store: GrantStore
     clock: Clock
@@ -72,7 +74,7 @@ class Leftovers:
             return False
 
     def _forget(self) -> None:
-        """Drop old marks of ended jobs; not each time, since a busy node has thousands to look at."""
+        """Drop old marks of ended jobs, once per FORGET_NS."""
         now = self.clock.realtime_ns()
         if now >= self._due_ns:
             self._due_ns, old = now + FORGET_NS, now / 1e9 - OVER_KEPT_S
@@ -81,5 +83,7 @@ class Leftovers:
 
 
 def stays_over(grant: Grant | None, job_id: int, reason: str) -> bool:
-    """Whether JOBID.over stays behind, so that no task starts without a new Prolog (docs/adr/0006)."""
+    """Whether JOBID.over stays behind, so that no task starts without a
+    new Prolog (docs/adr/0006).
+    """
     return not is_run(job_id) and reason in _BY_SLURM and (grant is None or grant.state != "whole")

@@ -1,4 +1,4 @@
-"""The grants directory beyond single grants: what the daemon finds there when it starts."""
+"""The grants directory as a whole: what the daemon reads at its start."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _ENDED = re.compile(r"([1-9][0-9]{0,9})\.ended")
 
 @dataclass(frozen=True)
 class Damaged:
-    """A grant file that cannot be believed; `why` is a sentence that names it."""
+    """An invalid grant file; `why` is a sentence that names it."""
 
     job_id: int
     why: str
 
 
 def load(store: GrantStore) -> tuple[dict[int, Grant], list[Damaged]]:
-    """All grants that can be trusted, and those that were set aside.
+    """All valid grants, and those that were set aside.
 
-    A damaged JOBID.json is renamed to JOBID.json.bad, and JOBID.grant emptied: SPANK then refuses further
-    tasks of that job with a sentence instead of starting them without limits.
+    A damaged JOBID.json is renamed to JOBID.json.bad and JOBID.grant emptied. SPANK then refuses
+    further tasks of that job with a sentence instead of starting them without limits.
     """
     grants: dict[int, Grant] = {}
     damaged: list[Damaged] = []
@@ -59,13 +59,13 @@ def ended_markers(directory: Path) -> list[int]:
 
 
 class MarkerWatch:
-    """Looks for markers, and reads the directory only after it changed."""
+    """Scans for markers, and reads the directory only after it changed."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._read_ns: int | None = None
 
-    def look(self) -> list[int]:
+    def scan(self) -> list[int]:
         """Jobs with a marker."""
         try:
             changed_ns = self._directory.stat().st_mtime_ns
@@ -74,7 +74,7 @@ class MarkerWatch:
         if changed_ns == self._read_ns:
             return []
         found = ended_markers(self._directory)
-        # Two changes may bear one date where the file system's clock is coarse: only an old date is believed.
+        # A coarse clock may give two changes one date: only an old date is believed.
         settled = not found and time.time_ns() - changed_ns > SETTLED_NS
         self._read_ns = changed_ns if settled else None
         return found
@@ -94,14 +94,16 @@ def marker_time_ns(directory: Path, job_id: int) -> int | None:
 
 
 def drop_marker(directory: Path, job_id: int) -> None:
-    """Forget the marker and what was set aside of the job."""
+    """Remove the marker and the damaged file of the job."""
     for suffix in ("ended", "json.bad"):
         with contextlib.suppress(OSError):
             (directory / f"{job_id}.{suffix}").unlink()
 
 
 def sweep_proofs(run_dir: Path, before: float) -> None:
-    """Remove proofs of starts whose Prolog and Epilog never came (`before`: s of CLOCK_REALTIME)."""
+    """Remove proofs of starts whose Prolog and Epilog never came
+    (`before`: s of CLOCK_REALTIME).
+    """
     for path in (run_dir / PROOFS).glob("*"):
         with contextlib.suppress(OSError):
             if path.lstat().st_mtime < before:
@@ -109,7 +111,7 @@ def sweep_proofs(run_dir: Path, before: float) -> None:
 
 
 def sweep_temporaries(directory: Path) -> None:
-    """Remove what a daemon that was killed in mid-write left behind."""
+    """Remove temporary files of a daemon that was killed while writing."""
     for path in directory.glob(".*.tmp"):
         with contextlib.suppress(OSError):
             path.unlink()

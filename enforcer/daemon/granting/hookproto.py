@@ -1,4 +1,4 @@
-"""The text of qgpu-hook/1 (docs/specs/hook.md), both ways. Pure; nothing here reads or writes a socket."""
+"""Encodes and decodes qgpu-hook/1 (docs/specs/hook.md). Pure: no sockets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """Exit status for the hook (0 go on, 1 the node is broken) and a sentence to show, maybe empty."""
+    """Exit status for the hook (0: go on, 1: the node is broken), and a
+    sentence to show or none.
+    """
 
     status: int
     message: str = ""
@@ -36,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Later:
-    """No answer yet: what stands in the way may pass, so the question is to be tried again."""
+    """No answer yet: the obstacle may pass, so the request is to be tried again."""
 
     why: str
 

@@ -1,1 +1,3 @@
-"""How the shim gets into tasks on this node: the copy that fits the driver, and the way of injection."""
+"""How the shim gets into tasks on this node: the copy that fits the driver, and the way of
+injection.
+"""

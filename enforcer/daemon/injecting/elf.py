@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mmap import mmap
 
 SHT_DYNSYM = 11
-WEAK_NOTYPE = 2 << 4  # st_info of a name that nobody needs to define
+WEAK_NOTYPE = 2 << 4  # st_info of an undefined weak name, which needs no definition
 LOCAL = 0  # binding of symbols that no other library sees
 HEAD = struct.Struct("<16sHHIQQQIHHHHHH")
 SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -35,8 +35,10 @@ def exported(data: bytes | mmap) -> frozenset[str]:
 
 
 def without(data: bytes, names: Collection[str]) -> bytes:
-    """A copy that does not define these names: dlsym and the linker find them as little as in a library that never had
-    them. The code stays, and what the library calls itself is bound already. Raises ElfError."""
+    """A copy without these exported names; dlsym and the linker do not find them. Raises ElfError.
+
+    The code stays, and calls inside the library are bound already.
+    """
     copy = bytearray(data)
     for symbol in _symbols(data):
         if symbol.name in names:

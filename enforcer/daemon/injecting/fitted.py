@@ -1,8 +1,8 @@
-"""The copy of the shims that exports no more than this node's driver.
+"""Makes the copy of the shims that exports no more than this node's driver.
 
-A library that finds `cuNAME_v2` by dlsym calls it. Under a shim that knows newer drivers than the node's it would find
-names that answer CUDA_ERROR_NOT_FOUND. So tasks get a copy without them, below the state directory: its name is made of
-the shims and of what is left out, so that another driver or release never changes a copy that jobs use.
+A library may find `cuNAME_v2` by dlsym and call it. A shim for newer drivers would offer names that
+answer CUDA_ERROR_NOT_FOUND. So tasks get a copy without them in the state directory. Its name is a
+digest of the shims and the names left out, so a copy in use never changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from enforcer.daemon.log import emit
 
 CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 FOLDER = "shim"  # below the state directory
-PREFIX = {CUDA: "cu", NVML: "nvml"}  # names of the driver's interface; others are the shim's own
+PREFIX = {CUDA: "cu", NVML: "nvml"}  # prefixes of driver names; other names are the shim's own
 Signature = tuple[str, int, int, int]
 
 
@@ -32,7 +32,7 @@ class FitError(RuntimeError):
 
 @dataclass
 class FittedShim:
-    """The shim's path for tasks, by the driver that the node has now."""
+    """The shim's path for tasks with the present driver."""
 
     shim: Path
     state_dir: Path
@@ -40,7 +40,9 @@ class FittedShim:
     _path: str = ""
 
     def path(self, driver: str) -> str:
-        """The copy for this driver; the shim itself where both export the same, or where no copy can be made."""
+        """The copy for this driver; the shim itself where both export the same, or where no copy
+        can be made.
+        """
         files = (self.shim, self.shim.with_name(NVML), Path(driver), Path(driver).with_name(NVML))
         now = tuple(_signature(file) for file in files)
         if now != self._of or not Path(self._path).exists():
@@ -67,7 +69,9 @@ def fit(shim: Path, driver: Path, place: Path) -> Path:
 
     Raises FitError, ElfError, OSError."""
     pairs = {CUDA: driver, NVML: driver.with_name(NVML)}
-    old = {name: shim.with_name(name).read_bytes() for name in pairs if shim.with_name(name).exists()}
+    old = {
+        name: shim.with_name(name).read_bytes() for name in pairs if shim.with_name(name).exists()
+    }
     missing = {name: _missing(old[name], pairs[name], PREFIX[name]) for name in old}
     if not any(missing.values()):
         return shim
@@ -81,7 +85,7 @@ def fit(shim: Path, driver: Path, place: Path) -> Path:
 
 
 def prune(state_dir: Path, used: Collection[str]) -> None:
-    """Remove copies that neither a standing grant nor the next one names (`used`: paths of shims)."""
+    """Remove copies that no grant and no next grant names (`used`: paths of shims)."""
     keep = {Path(path).parent for path in used}
     try:
         folders = list((state_dir / FOLDER).iterdir())
@@ -94,12 +98,14 @@ def prune(state_dir: Path, used: Collection[str]) -> None:
 
 def _missing(shim: bytes, library: Path, prefix: str) -> frozenset[str]:
     if not library.exists():
-        return frozenset()  # the job's NVML then looks elsewhere for the real one, or there is none
+        return frozenset()  # the job's NVML then searches the real one elsewhere, or there is none
     with library.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
         there = exported(data)
     if not any(name.startswith(prefix) for name in there):
         raise ElfError(f"{library} exports nothing that begins with {prefix}")
-    return frozenset(name for name in exported(shim) if name.startswith(prefix) and name not in there)
+    return frozenset(
+        name for name in exported(shim) if name.startswith(prefix) and name not in there
+    )
 
 
 def _signature(file: Path) -> Signature:
@@ -111,17 +117,21 @@ def _signature(file: Path) -> Signature:
 
 
 def _reachable(place: Path) -> None:
-    """Every user's programs must be able to load what lies there, or they would start without it."""
+    """Check that users can load libraries there, or programs would start without the shim."""
     place.mkdir(mode=0o755, exist_ok=True)
     for folder in (place, *place.resolve().parents):
         if not folder.stat().st_mode & 0o001:
-            raise FitError(f"{folder} is closed to users: chmod o+x, or set state_dir to a place that is not")
+            raise FitError(
+                f"{folder} is closed to users: chmod o+x, or set state_dir to a place that is not"
+            )
     if os.statvfs(place).f_flag & os.ST_NOEXEC:
         raise FitError(f"{place} is mounted noexec, so no library can be loaded from it")
 
 
 def _put(folder: Path, files: dict[str, bytes]) -> None:
-    """Root's files with this content. What is there already and the same stays; else it is replaced, never changed."""
+    """Write files of root with this content; a file with other content
+    is replaced, never changed.
+    """
     folder.mkdir(mode=0o755, exist_ok=True)
     info = folder.lstat()
     if info.st_uid != os.geteuid() or info.st_mode & 0o022:

@@ -1,4 +1,4 @@
-"""What is made ready before the first Prolog, so that none waits for it."""
+"""Prepares what the first Prolog would otherwise wait for."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from enforcer.daemon.node import NodeService
 
 
 def make_ready(service: NodeService) -> None:
-    """Fit the shim to the driver, and remove copies that no job uses any more."""
+    """Fit the shim to the driver, and remove unused copies."""
     try:
         paths = service.view.paths()
     except BrokenNodeError:
-        return  # the first Prolog says it
-    prune(Path(service.node.state_dir), {paths.shim, *(grant.shim_path for grant in service.grants.values())})
+        return  # the first Prolog reports it
+    prune(
+        Path(service.node.state_dir),
+        {paths.shim, *(grant.shim_path for grant in service.grants.values())},
+    )

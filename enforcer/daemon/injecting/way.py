@@ -1,7 +1,7 @@
-"""How tasks get the shim on this node, where qgpu.yaml says `injection: auto`: `mount` if the node can, else `preload`.
+"""Chooses how tasks get the shim for `injection: auto`: `mount` if the node can, else `preload`.
 
-Whether it can is tried: a program makes the mounts of the SPANK plugin in a namespace of its own. qgpud itself may
-not do that (its unit takes the right away), so the unit does it before, and leaves what it found in the run directory.
+A trial decides: a program makes the mounts of the SPANK plugin in its own namespace. qgpud's unit
+may not do that, so the unit runs the trial first and leaves the result in the run directory.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from gres.grant.store import GrantError, GrantStore
 FILE = "injection.json"  # in the run directory
 PROGRAM = "qgpu-mounts"  # beside the hook's client
 SECONDS = 10
-NOT_TRIED = "nobody has tried whether this node can do it: the unit of qgpud does, by qgpud --probe-injection"
+NOT_TRIED = (
+    "nobody has tried whether this node can do it: the unit of qgpud does, by qgpud"
+    " --probe-injection"
+)
 
 
 @dataclass(frozen=True)
 class Way:
-    """`mode` is `mount` or `preload`; `why` is a sentence where it is not the better of the two, else empty."""
+    """`mode` is `mount` or `preload`; `why` is a sentence if it is `preload`, else empty."""
 
     mode: Injection
     why: str = ""
 
 
 def probe(config: Config, node: Node) -> Way:
-    """Try it. Never raises: what goes wrong is the reason."""
+    """Run the trial. Never raises: an error is the reason."""
     shim = config.shim.replace("%n", node.name)
     program = Path(config.hook.client).with_name(PROGRAM)
     try:
@@ -49,16 +52,18 @@ def probe(config: Config, node: Node) -> Way:
         return Way("preload", str(error))
     if done.returncode == 0:
         return Way("mount")
-    return Way("preload", (done.stdout or done.stderr).strip() or f"{program} ended with {done.returncode}")
+    return Way(
+        "preload", (done.stdout or done.stderr).strip() or f"{program} ended with {done.returncode}"
+    )
 
 
 def keep(way: Way, run_dir: Path) -> None:
-    """For the qgpud that starts next. Raises GrantError, OSError."""
+    """Keep the result for the next start of qgpud. Raises GrantError, OSError."""
     GrantStore(run_dir).keep(FILE, json.dumps({"mode": way.mode, "why": way.why}).encode())
 
 
 def found(node: Node) -> Way:
-    """What the last trial found, as root keeps it."""
+    """The result of the last trial, as root keeps it."""
     try:
         data = GrantStore(Path(node.run_dir)).kept(FILE)
         return Way("preload", NOT_TRIED) if data is None else _way(data)
@@ -67,16 +72,21 @@ def found(node: Node) -> Way:
 
 
 def resolved(node: Node) -> Node:
-    """The node with the way that its grants name; said in the log."""
+    """The node with the way that its grants name, which is logged."""
     if node.injection != "auto":
         return node
     way = found(node)
-    emit(logging.WARNING if way.why else logging.INFO, "injection", mode=way.mode, why=way.why or None)
+    emit(
+        logging.WARNING if way.why else logging.INFO,
+        "injection",
+        mode=way.mode,
+        why=way.why or None,
+    )
     return replace(node, injection=way.mode)
 
 
 def described(config: Config, node: Node) -> dict[str, str]:
-    """For `status`: the way in use, and why it is not the better one where qgpud chose it."""
+    """For `status`: the way in use, and why it is `preload` if qgpud chose it."""
     chosen = config.node(node.name).injection == "auto"
     return {"injection": node.injection, "injection_why": found(node).why if chosen else ""}
 

@@ -1,15 +1,17 @@
-"""Memory caps beside the shim's ledger: the driver's own limits per cgroup (driver 615 and later, through NVML).
+"""Sets the driver's memory limits per cgroup, beside the shim's allocation table (driver 615,
+NVML).
 
-The shim counts and refuses, but a program can go around it. Where the driver offers
-nvmlDeviceSetMemoryLimits_v1, and cgroups are version 2, the kernel refuses as well, for every process of the job.
-The limit is put on the job's cgroup and on each leaf below it: the driver shows the cap as the card's size only
-to processes of a cgroup that has the limit itself. The soft limit, which reserves memory and would leak into
-the ancestors if a cgroup were removed with it, is never raised.
+The shim counts and refuses, but a program can bypass it. Where the driver has
+nvmlDeviceSetMemoryLimits_v1 and cgroups are version 2, the kernel refuses too, for every process of
+the job. The limit is on the job's cgroup and on each leaf below: the driver shows the cap as the
+card's size only to a cgroup with a limit of its own. The soft limit, which reserves memory, is
+never raised: it would leak into the ancestors if its cgroup were removed.
 
-A limit counts when the driver has taken it, not before: each one that is refused is tried again, ever more rarely, for
-as long as its cgroup is there, and until then the job, the card and the node say cooperative.
+A limit counts once the driver has taken it. A refused one is tried again, ever more rarely, while
+its cgroup exists; until then job, card and node report `cooperative`.
 
-Written from NVIDIA's documentation and bindings (nvidia-ml-py 13.615); it ran against fakes, not on a 615 driver.
+Written from NVIDIA's documentation and bindings (nvidia-ml-py 13.615); tested with fakes, not with
+a 615 driver.
 """
 
 from __future__ import annotations
@@ -33,11 +35,12 @@ Strength = Literal["hard", "cooperative"]
 
 PROBE_AGAIN_NS = (
     60 * 10**9
-)  # a card that took no limits is asked again, by a Prolog, so often at most; see `check`
-FIRST_WAIT_NS = 500 * 10**6  # after the first refusal of a limit; doubled each time
-LONGEST_WAIT_NS = 60 * 10**9
-STUBBORN = 5  # refusals in a row of one limit (about 8 s), after which the card counts as one without
-MAX_ROWS = 128  # of `describe`, about 15 KiB: an answer of qgpud.sock has 64 KiB
+)  # period at most in which a Prolog asks a card that took no limits again
+FIRST_WAIT_NS = 500 * 10**6  # wait after the first refusal of a limit; doubled each time
+LONGEST_WAIT_NS = 60 * 10**9  # upper bound of that wait, since a refusal may end
+# refusals in a row of one limit (about 8 s) after which the card counts as one without limits
+STUBBORN = 5
+MAX_ROWS = 128  # rows of `describe`, about 15 KiB: a message of qgpud.sock has 64 KiB
 OF_RUNS = "a program of qgpu run stays in its user's cgroup, which is not qgpud's to limit"
 
 
@@ -49,13 +52,15 @@ class _Limit:
 
 
 class _HoldsMoreError(NvmlError):
-    """A limit was refused that lies below what the cgroup holds already: says nothing of the card."""
+    """The refused limit is below what the cgroup holds: this is no fault of the card."""
 
 
 @dataclass
 class _Held:
-    """One limit as the driver has it: what was there before us and what we put there. None: nothing of ours yet; a
-    daemon before us may have left one there."""
+    """One limit as the driver has it: the value before ours (`before`) and ours (`now`).
+
+    None: not set by this daemon; a former one may have set it.
+    """
 
     before: int | None = None
     now: int | None = None
@@ -67,7 +72,7 @@ class _Held:
 
 @dataclass(frozen=True)
 class _Settled:
-    """What a job's limits were made from. While each is the very same, there is nothing to do."""
+    """The inputs of a job's limits. While each is the same object, no limit changes."""
 
     cgroups: tuple[Path, ...]
     cards: tuple[GrantCard, ...]
@@ -79,7 +84,9 @@ class _Settled:
 
 @dataclass
 class MemoryBackend:
-    """Keeps the driver's limits in step with the grants. Without support it does nothing and says why."""
+    """Keeps the driver's limits in step with the grants. Without support it does nothing and says
+    why.
+    """
 
     setting: Setting
     nvml: NvmlCaller
@@ -89,20 +96,26 @@ class MemoryBackend:
     _jobs: JobCgroups | None = None
     _probe_due_ns: int = 0
     _held: dict[int, dict[_Limit, _Held]] = field(default_factory=dict)  # by job
-    _settled: dict[int, _Settled] = field(default_factory=dict)  # jobs whose limits are all as they should be
-    _failing: set[int] = field(default_factory=set)  # jobs whose refusals were said: no other job has any
-    _stubborn: dict[str, str] = field(default_factory=dict)  # cards that refused a real limit to the end
+    _settled: dict[int, _Settled] = field(default_factory=dict)  # jobs with all limits in place
+    # jobs with logged refusals: no other job has any
+    _failing: set[int] = field(default_factory=set)
+    _stubborn: dict[str, str] = field(
+        default_factory=dict
+    )  # cards that refused a real limit to the end
 
-    # ---- what this node offers -------------------------------------------------------------------
+    # ---- what this node offers ------------------------------------------------------------------
 
     def check(self, uuids: Iterable[str] = (), patient: bool = False) -> Probe:
-        """What this node offers; asked again while the driver was not there, and for cards that took no limits.
-        `patient`: not more than once a minute, for whom anybody can make ask."""
+        """What this node offers. It is asked again if the driver was absent or cards took no
+        limits.
+
+        `patient`: at most once a minute, as any user can cause it.
+        """
         if self.setting == "ledger":
             return Probe("enforcer.memory_backend is ledger")
         known, now = self._probe, self.clock()
         due = now >= self._probe_due_ns
-        soon = self.setting == "nvml" or due  # a node is drained by fresh evidence only
+        soon = self.setting == "nvml" or due  # a node is drained only after a fresh answer
         later = known is not None and known.later and (due or not patient)
         if known is None or later or (soon and not known.knows(uuids)):
             self._probe_due_ns = now + PROBE_AGAIN_NS
@@ -115,7 +128,7 @@ class MemoryBackend:
         try:
             self._probe = self.nvml.call(lambda nvml: probe(nvml, self.root))
         except NvmlError as error:
-            # Else what is known stands: a limit that is refused speaks for itself.
+            # Else the last result stays: a refused limit is seen by itself.
             if old is None or old.later:
                 self._probe = Probe(str(error), later=True)
         if self._probe != old and self._probe is not None:
@@ -125,7 +138,9 @@ class MemoryBackend:
 
     @property
     def strength(self) -> Strength:
-        """How caps hold on this node: hard (the kernel refuses) only if each card takes limits and has taken all."""
+        """How caps hold on this node: hard (the kernel refuses) only if
+        each card takes all limits.
+        """
         return "cooperative" if self._probe is None or self.why else "hard"
 
     @property
@@ -144,7 +159,9 @@ class MemoryBackend:
                 yield f"the limit of job {limit.job_id} on card {limit.uuid} is refused: {held.why}"
 
     def fault(self, uuids: Iterable[str]) -> str:
-        """Why no job may start on these cards: the configuration demands what they do not offer. Empty if it may."""
+        """Why no job may start on these cards; empty if it may. The configuration may demand hard
+        limits.
+        """
         cards = list(uuids)
         found = self.check(cards)
         if self.setting != "nvml":
@@ -154,9 +171,13 @@ class MemoryBackend:
         return why and f"enforcer.memory_backend is nvml, but {why}"
 
     def run_fault(self) -> str:
-        """The same for a program of `qgpu run`."""
+        """Why no program of `qgpu run` may start; empty if it may."""
         demanded = self.setting == "nvml"
-        return f"enforcer.memory_backend is nvml, but {OF_RUNS}: submit it as a job" if demanded else ""
+        return (
+            f"enforcer.memory_backend is nvml, but {OF_RUNS}: submit it as a job"
+            if demanded
+            else ""
+        )
 
     def _by_card(self, job_id: int) -> dict[str, list[_Held]]:
         found: dict[str, list[_Held]] = {}
@@ -177,8 +198,10 @@ class MemoryBackend:
         return ("cooperative" if why else "hard"), why
 
     def describe(self, grants: Iterable[Grant]) -> dict[str, object]:
-        """How caps hold on this node, and the running jobs on whose cards a cap holds otherwise: at most MAX_ROWS rows,
-        each with the number of its reason, and how many more such jobs there are."""
+        """How caps hold on this node, and the running jobs whose caps hold otherwise.
+
+        At most MAX_ROWS rows, each with the number of its reason, and the number of further jobs.
+        """
         usual, left = self.strength, 0
         rows: list[dict[str, object]] = []
         reasons: dict[str, int] = {}
@@ -191,31 +214,39 @@ class MemoryBackend:
                 continue
             for uuid, strength, why in found:
                 number = reasons.setdefault(why, len(reasons)) if why else None
-                rows.append({"job": grant.job_id, "card": uuid, "strength": strength, "why": number})
+                rows.append(
+                    {"job": grant.job_id, "card": uuid, "strength": strength, "why": number}
+                )
         shown = {"memory_jobs": rows, "memory_reasons": list(reasons), "memory_jobs_left": left}
         return {"memory": usual, "memory_why": self.why, **shown}
 
     def _otherwise(self, grant: Grant, usual: Strength) -> list[tuple[str, Strength, str]]:
         capped = [card for card in grant.cards if card.mem_cap < card.mem_total]
         limits = self._by_card(grant.job_id) if capped else {}
-        held = [(card.uuid, *self._strength(grant, card, limits.get(card.uuid, []))) for card in capped]
+        held = [
+            (card.uuid, *self._strength(grant, card, limits.get(card.uuid, []))) for card in capped
+        ]
         return [row for row in held if row[1] != usual]
 
-    # ---- limits of jobs --------------------------------------------------------------------------
+    # ---- limits of jobs -------------------------------------------------------------------------
 
     def wanted(self, grants: Mapping[int, Grant]) -> bool:
-        """Whether `apply` can ever have something to do with these grants."""
-        return self.root is not None and self._probe is not None and self._probe.anywhere and bool(grants)
+        """Whether `apply` can have an effect with these grants."""
+        return (
+            self.root is not None
+            and self._probe is not None
+            and self._probe.anywhere
+            and bool(grants)
+        )
 
     def apply(self, grants: Iterable[Grant]) -> None:
-        """Set the limits that are not as the grants say: of a cgroup that appeared, or a refused one. Cheap when there
-        is nothing to do."""
+        """Set missing limits: of new cgroups, or refused before. Cheap when nothing is missing."""
         if self.root is None or self._probe is None or not self._probe.anywhere:
             return
-        # A program of `qgpu run` stays in its user's cgroup, which is not ours to limit.
+        # A `qgpu run` program stays in its user's cgroup, which qgpud must not limit.
         jobs = [grant for grant in grants if grant.state == "active" and grant.job_id < RUN_BASE]
         self._jobs = self._jobs or JobCgroups(self.root)
-        there = self._jobs.look(grant.job_id for grant in jobs)
+        there = self._jobs.scan(grant.job_id for grant in jobs)
         for grant in jobs:
             cgroups, settled = there.get(grant.job_id, ()), self._settled.get(grant.job_id)
             if settled is None or not settled.holds(cgroups, grant.cards, self._probe):
@@ -223,7 +254,7 @@ class MemoryBackend:
 
     def _settle(self, grant: Grant, cgroups: tuple[Path, ...], probe: Probe) -> None:
         self._forget_removed(grant.job_id, cgroups)
-        # What was a leaf when it was new has a limit too.
+        # A cgroup that was a leaf once has a limit too.
         held = [limit.cgroup for limit in self._held.get(grant.job_id, {})]
         done = True
         for cgroup in dict.fromkeys((*cgroups, *held)):
@@ -236,17 +267,17 @@ class MemoryBackend:
             self._settled.pop(grant.job_id, None)
 
     def _forget_removed(self, job_id: int, there: tuple[Path, ...]) -> None:
-        """A cgroup that is removed (a step ended) takes its limits along."""
+        """Drop limits of removed cgroups (their step ended): the driver drops them too."""
         held, present = self._held.get(job_id, {}), set(there)
         for limit in [limit for limit in held if limit.cgroup not in present]:
             if not limit.cgroup.exists():
                 del held[limit]
 
     def _keep(self, limit: _Limit, card: GrantCard) -> bool:
-        """Ask for the limit when that is due. Whether it is as it should be already."""
+        """Ask for the limit when due; whether it is in place already."""
         held = self._held.setdefault(limit.job_id, {}).setdefault(limit, _Held())
         if held.now == card.mem_cap:
-            return not held.asked  # what is under way may ask for an older cap
+            return not held.asked  # a call under way may ask for an older cap
         if not held.asked and self.clock() >= held.due_ns:
             self._ask(limit, held, card.mem_cap, card.mem_total)
         return False
@@ -255,11 +286,12 @@ class MemoryBackend:
         return self._held.get(limit.job_id, {}).get(limit)
 
     def _ask(self, limit: _Limit, held: _Held, cap: int, whole: int) -> None:
-        """Put `cap` there, and remember what was there before."""
+        """Set `cap`, and note the limit before it."""
         held.asked, before = True, held.before
 
         def work(nvml: Nvml) -> int | NvmlError:
-            # An error is a result: one that is raised would have the library closed and opened again, for each limit.
+            # An error is returned: if raised, the library would be closed and opened again for each
+            # limit.
             used = 0
             try:
                 found = nvml.memory_limits(limit.uuid, str(limit.cgroup))
@@ -276,7 +308,7 @@ class MemoryBackend:
     def _answered(self, limit: _Limit, held: _Held, cap: int, result: int | NvmlError) -> None:
         held.asked = False
         if isinstance(result, NvmlStuckError):
-            return  # said elsewhere; tried again with the next look
+            return  # logged elsewhere; tried again by the next call of `apply`
         if isinstance(result, NvmlError):
             self._note_refusal(limit, held, result)
             return
@@ -286,7 +318,14 @@ class MemoryBackend:
             return
         held.before, held.now, held.why, held.refusals = result, cap, "", 0
         self._stubborn.pop(limit.uuid, None)
-        emit(logging.DEBUG, "memory-limit", job=limit.job_id, card=limit.uuid, cgroup=limit.cgroup, cap=cap)
+        emit(
+            logging.DEBUG,
+            "memory-limit",
+            job=limit.job_id,
+            card=limit.uuid,
+            cgroup=limit.cgroup,
+            cap=cap,
+        )
         if limit.job_id in self._failing and not any(self._refused(limit.job_id)):
             self._failing.discard(limit.job_id)
             emit(logging.INFO, "memory-limit-late", job=limit.job_id, card=limit.uuid)
@@ -298,14 +337,17 @@ class MemoryBackend:
         held.refusals, held.due_ns, held.why = held.refusals + 1, self.clock() + wait, str(error)
         if limit.job_id not in self._failing:
             self._failing.add(limit.job_id)
-            text = f"{error}; the shim alone holds this job to its cap until the driver takes the limit"
+            text = (
+                f"{error}; the shim alone holds this job to its cap until the driver takes the"
+                " limit"
+            )
             emit(logging.ERROR, "memory-limit-failed", job=limit.job_id, card=limit.uuid, why=text)
         fit = isinstance(error, (_HoldsMoreError, CardLostError)) or limit.uuid in self._stubborn
         if held.refusals >= STUBBORN and not fit:
             self._give_up(limit, str(error))
 
     def _give_up(self, limit: _Limit, why: str) -> None:
-        """The card says that it takes limits, and does not: it counts as one without, until it takes one."""
+        """Count the card as one without limits until it takes one, since it keeps refusing."""
         text = f"card {limit.uuid} refused the limit of job {limit.job_id} {STUBBORN} times: {why}"
         self._stubborn[limit.uuid] = f"{text}; repair it and restart qgpud"
         if self.setting == "nvml":
@@ -327,6 +369,12 @@ class MemoryBackend:
 
         def done(result: bool | NvmlError) -> None:
             if isinstance(result, NvmlError) and limit.cgroup.exists():
-                emit(logging.WARNING, "memory-limit-left", job=limit.job_id, card=limit.uuid, why=result)
+                emit(
+                    logging.WARNING,
+                    "memory-limit-left",
+                    job=limit.job_id,
+                    card=limit.uuid,
+                    why=result,
+                )
 
         self.nvml.start(work, done)

@@ -1,8 +1,8 @@
-"""What a node's driver and cgroups offer for memory limits, card by card: asked, not guessed from a version alone.
+"""Finds which cards of a node take memory limits per cgroup, by trying.
 
-A card takes limits when it takes one: qgpud sets on its own cgroup, which never holds GPU memory, the limit that this
-cgroup has already. That changes nothing and makes no cgroup, and it fails where a real one would: on a card in MIG
-mode, without the permission, with a library that does not have the call.
+qgpud sets on its own cgroup, which never holds GPU memory, the limit that the cgroup has already.
+That changes nothing, and fails where a real limit would: on a card in MIG mode, without permission,
+with a library without the call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ FIRST_DRIVER = 615
 
 
 def cgroup2_root(mounts: Path = Path("/proc/self/mounts")) -> Path | None:
-    """Where the unified hierarchy is mounted. One beside version 1 has no device memory controller."""
+    """Where cgroup version 2 is mounted; None beside version 1, where it
+    has no memory controller.
+    """
     try:
         rows = [line.split() for line in mounts.read_text().splitlines()]
     except OSError:
@@ -29,7 +31,7 @@ def cgroup2_root(mounts: Path = Path("/proc/self/mounts")) -> Path | None:
 
 
 def own_cgroup(root: Path, told: Path = Path("/proc/self/cgroup")) -> Path:
-    """This process's directory below `root`; `root` itself where the kernel does not tell one that is there."""
+    """This process's directory below `root`; `root` itself if that directory is not known."""
     try:
         rows = [line.split(":", 2) for line in told.read_text().splitlines()]
     except OSError:
@@ -41,8 +43,11 @@ def own_cgroup(root: Path, told: Path = Path("/proc/self/cgroup")) -> Path:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a node offers. `nowhere`: why no card of it takes limits; `refusals`: per UUID why that card does not, empty
-    if it does; `later`: whether it may change soon, because the driver is not there yet."""
+    """What a node offers.
+
+    `nowhere`: why no card takes limits. `refusals`: why each card does not, empty if it does.
+    `later`: it may change soon, because the driver is absent.
+    """
 
     nowhere: str = ""
     refusals: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +58,9 @@ class Probe:
         return self.nowhere or self.refusals.get(uuid, f"the driver has not named card {uuid} yet")
 
     def knows(self, uuids: Iterable[str]) -> bool:
-        """Whether nothing would be learnt about these cards by asking again: they take limits, or no card ever will."""
+        """Whether asking again about these cards is useless: they take limits, or no card ever
+        will.
+        """
         return bool(self.nowhere) or not any(self.why(uuid) for uuid in uuids)
 
     @property
@@ -70,13 +77,17 @@ class Probe:
 
 
 def probe(nvml: Nvml, root: Path | None) -> Probe:
-    """Ask the driver, changing nothing. Raises NvmlError only where the driver itself does not answer."""
+    """Ask the driver and change nothing. Raises NvmlError only if the driver does not answer."""
     if root is None:
-        return Probe("the limits of the driver need cgroup version 2 alone, this node has version 1")
+        return Probe(
+            "the limits of the driver need cgroup version 2 alone, this node has version 1"
+        )
     version = nvml.driver_version()
     match = re.match(r"[0-9]+", version)
     if match is None or int(match[0]) < FIRST_DRIVER:
-        return Probe(f"driver {version} has no limits per cgroup; {FIRST_DRIVER} is the first that has")
+        return Probe(
+            f"driver {version} has no limits per cgroup; {FIRST_DRIVER} is the first that has"
+        )
     cards = nvml.cards()
     if not cards:
         return Probe("the driver sees no card", later=True)

@@ -1,4 +1,6 @@
-"""Answers to qgpud/1 questions: cards and their live settings, programs without Slurm, the daemon's state."""
+"""Answers to qgpud/1 questions: cards and their live settings, programs without Slurm, the daemon's
+state.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ from gres.grant.identity import IdentityError
 from gres.grant.store import Grant
 from gres.units import MIB
 
-MAX_RUNS = 256
-MAX_RUNS_PER_USER = 64
+MAX_RUNS = 256  # programs without Slurm: each costs a descriptor, files and rows
+MAX_RUNS_PER_USER = 64  # of these, so that one user leaves places for others
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -49,7 +51,7 @@ class RefusedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Peer:
-    """Who asks, by the kernel. `pidfd` opens a descriptor of the process; the caller closes it."""
+    """The process that asks, by the kernel. `pidfd` opens its descriptor; the caller closes it."""
 
     pid: int
     uid: int
@@ -60,14 +62,14 @@ class Peer:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer, and a descriptor to send along, which is closed afterwards."""
+    """An answer, and a descriptor to send with it, which is closed afterwards."""
 
     body: dict[str, Any]
     fd: int | None = None
 
 
 def sealed_copy(blob: bytes) -> int:
-    """The grant as SPANK hands it to tasks: a memfd of root's that nobody can change."""
+    """The grant as SPANK hands it to tasks: a memfd that no process can change."""
     fd = os.memfd_create("qgpu-grant", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     os.write(fd, blob)
     os.fchmod(fd, 0o444)
@@ -82,7 +84,9 @@ class Asks:
         self._service, self.owner = service, owner
         run = service.config.run
         self._users = allowed_ids(run.allow_users, lambda name: pwd.getpwnam(name).pw_uid, "user")
-        self._groups = allowed_ids(run.allow_groups, lambda name: grp.getgrnam(name).gr_gid, "group")
+        self._groups = allowed_ids(
+            run.allow_groups, lambda name: grp.getgrnam(name).gr_gid, "group"
+        )
         self._table: dict[str, Callable[[dict[str, Any], Peer], Reply]] = {
             "status": self._status,
             "cards": self._cards,
@@ -98,7 +102,9 @@ class Asks:
         action = self._table.get(str(question.get("op")))
         try:
             if action is None:
-                raise RefusedError(f"qgpud does not know '{question.get('op')}'; is it older than this qgpu?")
+                raise RefusedError(
+                    f"qgpud does not know '{question.get('op')}'; is it older than this qgpu?"
+                )
             reply = action(question, peer)
         except (RefusedError, ReclassError, RunRefusedError, CardPlanError) as error:
             return Reply({"ok": False, "error": str(error)})
@@ -106,13 +112,13 @@ class Asks:
             return Reply({"ok": False, "error": f"this node cannot serve it: {error}"})
         return Reply({"ok": True, **reply.body}, reply.fd)
 
-    def knows(self, peer: Peer) -> bool:
-        """Whether this is root, or somebody whom the configuration lets run programs."""
+    def allows(self, peer: Peer) -> bool:
+        """Whether the peer is root or may run programs by the configuration."""
         return peer.uid == self.owner or may_run(
             peer.uid, {peer.gid, *peer.groups}, self._users, self._groups
         )
 
-    # ---- what there is ---------------------------------------------------------------------------
+    # ---- what there is --------------------------------------------------------------------------
 
     def _status(self, question: dict[str, Any], peer: Peer) -> Reply:
         service = self._service
@@ -136,7 +142,7 @@ class Asks:
         )
 
     def _offers(self, recent: bool = False) -> list[Offer]:
-        """The cards now; `recent`: or a moment ago."""
+        """The cards now; with `recent`, or a moment ago."""
         node, view = self._service.node, self._service.view
         found = view.recent() if recent else view.configured()
         return [Offer(index, info, node.cards[index].usable) for index, info in found]
@@ -169,7 +175,7 @@ class Asks:
             "hardware": hardware.get(offer.info.uuid),
         }
 
-    # ---- live settings ---------------------------------------------------------------------------
+    # ---- live settings --------------------------------------------------------------------------
 
     def _find(self, question: dict[str, Any]) -> Offer:
         wanted = str(question.get("card", ""))
@@ -178,7 +184,9 @@ class Asks:
             if wanted in (str(offer.index), offer.info.uuid):
                 return offer
         known = ", ".join(f"{o.index} ({o.info.uuid})" for o in offers) or "none that answers"
-        raise RefusedError(f"'{wanted[:60]}' is no card of {self._service.node.name}; it has {known}")
+        raise RefusedError(
+            f"'{wanted[:60]}' is no card of {self._service.node.name}; it has {known}"
+        )
 
     def _is_root(self, peer: Peer) -> bool:
         return peer.uid in (0, self.owner)
@@ -194,7 +202,9 @@ class Asks:
         if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
             raise RefusedError("values must be an object of texts, for example slice=1ms")
         save = bool(question.get("save"))
-        return self._change(offer, lambda uuid: self._service.live.set(uuid, values, save), save, peer)
+        return self._change(
+            offer, lambda uuid: self._service.live.set(uuid, values, save), save, peer
+        )
 
     def _card_reset(self, question: dict[str, Any], peer: Peer) -> Reply:
         self._root_only(peer, "reset")
@@ -205,7 +215,9 @@ class Asks:
         job, job_class = question.get("job"), question.get("job_class")
         if type(job) is not int or job_class not in CLASSES:
             raise RefusedError("a job's number and a class are needed, online or offline")
-        done = change_class(self._service, job, cast("JobClass", job_class), question.get("force") is True)
+        done = change_class(
+            self._service, job, cast("JobClass", job_class), question.get("force") is True
+        )
         return Reply({"before": done.before, "after": done.after, "reached": done.reached})
 
     def _job_pardon(self, question: dict[str, Any], peer: Peer) -> Reply:
@@ -221,7 +233,7 @@ class Asks:
         return Reply({"continued": pids})
 
     def _change(self, offer: Offer, action: Callable[[str], None], save: bool, peer: Peer) -> Reply:
-        """Change what holds, and tell the arbiter; if it refuses, everything is as before."""
+        """Change the settings and send them to the arbiter; if it refuses, all is as before."""
         live, uuid = self._service.live, offer.info.uuid
         old, undo = self._service.plan(offer.index, uuid), live.snapshot(uuid)
         try:
@@ -249,22 +261,25 @@ class Asks:
                 saved=save or None,
             )
         rows = [{"key": key, "before": before[key], "after": after[key]} for key in changed]
-        return Reply({"card": self._card(offer, self._hardware()), "changed": rows, "reached": reached})
+        return Reply(
+            {"card": self._card(offer, self._hardware()), "changed": rows, "reached": reached}
+        )
 
     def _undo(self, offer: Offer, undo: Snapshot) -> str:
-        """Go back to what held before; what there is to say of it."""
+        """Restore the settings; the sentence for the user about it."""
         live = self._service.live
         try:
             live.restore(offer.info.uuid, undo)
         except OSError as error:
             return (
-                f"what held before holds again, but {live.path} still has the change and cannot be written"
-                f" ({error.strerror}): make room there and run qgpu card reset {offer.index} before qgpud restarts"
+                f"what held before holds again, but {live.path} still has the change and cannot be"
+                f" written ({error.strerror}): make room there and run qgpu card reset"
+                f" {offer.index} before qgpud restarts"
             )
         return "nothing was changed"
 
     def _tell(self, uuid: str, plan: CardPlan) -> bool:
-        """Whether the arbiter has it now; one that is away gets it with the next full list."""
+        """Whether the arbiter has it now; an absent one gets it with the next full list."""
         if not self._service.connected:
             return False
         try:
@@ -274,7 +289,7 @@ class Asks:
             return False
         return self._service.order_hardware({uuid: plan})
 
-    # ---- programs without Slurm ------------------------------------------------------------------
+    # ---- programs without Slurm -----------------------------------------------------------------
 
     def _run(self, question: dict[str, Any], peer: Peer) -> Reply:
         self._check_peer(peer)
@@ -297,28 +312,35 @@ class Asks:
         path = service.store.directory / f"{grant.job_id}.grant"
         body = {"job_id": grant.job_id, "path": str(path), "shim": grant.shim_path}
         card = grant.cards[0]
-        body |= {"uuid": card.uuid, "index": card.index, "mem_cap": card.mem_cap, "share": card.share}
+        body |= {
+            "uuid": card.uuid,
+            "index": card.index,
+            "mem_cap": card.mem_cap,
+            "share": card.share,
+        }
         return Reply(body, sealed_copy(pack_grant(grant)))
 
     def _check_count(self, peer: Peer) -> None:
-        """Each program costs a descriptor, files and rows; on cards without isolation nothing else bounds them."""
+        """Limit the programs; on cards without isolation nothing else bounds them."""
         running = [g for g in self._service.grants.values() if is_run(g.job_id)]
         mine = sum(grant.uid == peer.uid for grant in running)
         if len(running) >= MAX_RUNS or (mine >= MAX_RUNS_PER_USER and peer.uid != self.owner):
             raise RunRefusedError(
-                f"{len(running)} programs without Slurm run on {self._service.node.name}, {mine} of them yours; at most"
+                f"{len(running)} programs without Slurm run on {self._service.node.name}, {mine}"
+                " of them yours; at most"
                 f" {MAX_RUNS} may, and {MAX_RUNS_PER_USER} of one user: wait until one ends"
             )
 
     def _check_peer(self, peer: Peer) -> None:
-        if not self.knows(peer):
+        if not self.allows(peer):
             raise RefusedError(
-                f"uid {peer.uid} may not run programs without Slurm on {self._service.node.name}: submit a job"
+                f"uid {peer.uid} may not run programs without Slurm on {self._service.node.name}:"
+                " submit a job"
                 " with sbatch --gres=qgpu:30, or have root add you to run.allow_users in qgpu.yaml"
             )
 
     def _check_program(self, peer: Peer, pidfd: int) -> None:
-        """That it may have a grant of its own. Raises RefusedError."""
+        """Check that the program may have its own grant. Raises RefusedError."""
         uids, job = uids_of(peer.pid), self._service.ports.job_of_pid(peer.pid)
         if _ended(pidfd):
             raise RefusedError("the program that asked is gone")
@@ -326,7 +348,8 @@ class Asks:
             raise RefusedError("a setuid program may not ask for a grant")
         if job is not None:
             raise RefusedError(
-                f"you are inside job {job}, which has its own grant: start the program without qgpu run"
+                f"you are inside job {job}, which has its own grant: start the program without"
+                " qgpu run"
             )
 
     def _make(self, grant: Grant, peer: Peer) -> None:
@@ -354,7 +377,7 @@ class Asks:
 
 
 def _ended(pidfd: int) -> bool:
-    """Whether the process is gone: what /proc says of its number may then be about another one."""
+    """Whether the process is gone: /proc may then describe another one with its pid."""
     return readable_within(pidfd, 0)
 
 
@@ -362,8 +385,12 @@ def _run_request(question: dict[str, Any], peer: Peer) -> RunRequest:
     share, mem, card = question.get("share"), question.get("mem"), question.get("card")
     job_class = question.get("class")
     if isinstance(share, bool) or not isinstance(share, int):
-        raise RefusedError(f"share is {share!r}, but must be whole percent; write for example --share 30")
-    if mem is not None and (isinstance(mem, bool) or not isinstance(mem, int) or not 0 < mem < 2**33):
+        raise RefusedError(
+            f"share is {share!r}, but must be whole percent; write for example --share 30"
+        )
+    if mem is not None and (
+        isinstance(mem, bool) or not isinstance(mem, int) or not 0 < mem < 2**33
+    ):
         raise RefusedError(f"mem is {mem!r}, but must be whole MiB; write for example --mem 8G")
     if job_class not in CLASSES:
         raise RefusedError(f"class is {job_class!r}, but must be one of {', '.join(CLASSES)}")

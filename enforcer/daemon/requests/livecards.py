@@ -1,6 +1,6 @@
-"""Settings of cards that an administrator changed while they run (`qgpu card set`), and what holds in the end.
+"""Settings of cards that an administrator changed live (`qgpu card set`), and the resulting plan.
 
-A change counts until qgpud restarts, also through restarts of the arbiter. With `save` it is written to
+A change counts until qgpud restarts; the arbiter may restart. With `save` it is written to
 state_dir/cards.json and counts until it is reset.
 """
 
@@ -19,11 +19,11 @@ from gres.config.site import Config, Node
 
 FILE_NAME = "cards.json"
 VERSION = 1
-Snapshot = tuple[dict[str, str], dict[str, str]]  # what is saved of a card, and what was changed live
+Snapshot = tuple[dict[str, str], dict[str, str]]  # a card's saved and live changes
 
 
 class LiveCards:
-    """Overrides per UUID. A damaged file is set aside with a line in the log: qgpu.yaml then holds again."""
+    """Overrides per UUID. A damaged file is set aside and logged: qgpu.yaml then holds again."""
 
     def __init__(self, config: Config, node: Node) -> None:
         self._config, self._node = config, node
@@ -32,21 +32,25 @@ class LiveCards:
         self.live: dict[str, dict[str, str]] = {}
         self._plans: dict[
             tuple[str, int], CardPlan
-        ] = {}  # until something is changed: each audit asks for them
+        ] = {}  # kept until a change, since each audit asks for them
 
     def overrides(self, uuid: str) -> dict[str, str]:
-        """What was changed on one card, saved and live."""
+        """Changes of one card, saved and live."""
         return {**self.saved.get(uuid, {}), **self.live.get(uuid, {})}
 
     def plan(self, uuid: str, index: int) -> CardPlan:
-        """What holds for one card now."""
+        """The settings of one card at present."""
         key = (uuid, index)
         if key not in self._plans:
-            self._plans[key] = plan_card(self._config, self._node, index, uuid, self.overrides(uuid))
+            self._plans[key] = plan_card(
+                self._config, self._node, index, uuid, self.overrides(uuid)
+            )
         return self._plans[key]
 
     def set(self, uuid: str, changes: Mapping[str, str], save: bool) -> None:
-        """Change settings of one card. Raises CardPlanError, and OSError when they cannot be saved."""
+        """Change settings of one card. Raises CardPlanError, and OSError
+        when they cannot be saved.
+        """
         full = check_change(changes)
         if save:
             saved = self.saved | {uuid: {**self.saved.get(uuid, {}), **full}}
@@ -67,8 +71,10 @@ class LiveCards:
         self._plans.clear()
 
     def restore(self, uuid: str, before: Snapshot) -> None:
-        """Go back to what `snapshot` said, because the arbiter refused the change. Raises OSError when that cannot be
-        saved; what holds until a restart is as before all the same."""
+        """Restore a `snapshot`, because the arbiter refused the change.
+
+        Raises OSError if it cannot be saved; until a restart the old settings hold all the same.
+        """
         saved, live = before
         changed = self.saved.get(uuid, {}) != saved
         self.saved, self.live[uuid] = self.saved | {uuid: saved}, live
@@ -77,7 +83,7 @@ class LiveCards:
             self._store(self.saved)
 
     def snapshot(self, uuid: str) -> Snapshot:
-        """For `restore`."""
+        """A copy of one card's changes for `restore`."""
         return dict(self.saved.get(uuid, {})), dict(self.live.get(uuid, {}))
 
     def _load(self) -> dict[str, dict[str, str]]:
@@ -85,11 +91,19 @@ class LiveCards:
             data = json.loads(self.path.read_text())
             if data["version"] != VERSION:
                 raise ValueError(f"version {data['version']}")
-            return {str(uuid): check_change(values) for uuid, values in data["cards"].items() if values}
+            return {
+                str(uuid): check_change(values) for uuid, values in data["cards"].items() if values
+            }
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, CardPlanError) as error:
-            emit(logging.ERROR, "cards-damaged", file=self.path, why=error, set_aside=f"{FILE_NAME}.bad")
+            emit(
+                logging.ERROR,
+                "cards-damaged",
+                file=self.path,
+                why=error,
+                set_aside=f"{FILE_NAME}.bad",
+            )
             with contextlib.suppress(OSError):
                 self.path.rename(self.path.with_name(f"{FILE_NAME}.bad"))
             return {}

@@ -1,6 +1,7 @@
 """qgpud/1: what `qgpu card`, `job`, `run` and `doctor` ask a running qgpud (docs/specs/daemon.md).
 
-One JSON object per message over run_dir/qgpud.sock, which everybody may connect to: SO_PEERCRED says who asks.
+One JSON object per message over run_dir/qgpud.sock. Every user may connect: SO_PEERCRED gives the
+uid.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
 
 
 class AskError(RuntimeError):
-    """qgpud is not there, is not root's, or said no; the text is a sentence."""
+    """qgpud is absent, is not root's, or refused; the text is a sentence."""
 
 
 class NoDaemonError(AskError):
-    """Nobody answers at the socket."""
+    """No process answers at the socket."""
 
 
 def encode(body: dict[str, Any]) -> bytes:
@@ -50,7 +51,7 @@ def ask(
 ) -> tuple[dict[str, Any], list[int]]:
     """Ask qgpud; its answer and the descriptors that came with it. Raises AskError.
 
-    `owner` is the uid that must answer: a user's own socket in some directory is not believed.
+    `owner` is the uid that must answer: a user may offer a socket elsewhere.
     """
     path = Path(run_dir) / SOCK_ASK
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
@@ -64,14 +65,18 @@ def ask(
             data, fds = _receive(sock)
         except OSError as error:
             raise NoDaemonError(
-                f"qgpud does not answer at {path} ({error.strerror or error}): start it with systemctl start qgpud"
+                f"qgpud does not answer at {path} ({error.strerror or error}): start it with"
+                " systemctl start qgpud"
             ) from None
     if not data and turned_away:
         raise AskError(
-            f"qgpud turned the connection at {path} away: too many are open; try again in a few seconds"
+            f"qgpud turned the connection at {path} away: too many are open; try again in a few"
+            " seconds"
         )
     if not data:
-        raise AskError(f"qgpud ended the connection at {path} without an answer; its log has the reason")
+        raise AskError(
+            f"qgpud ended the connection at {path} without an answer; its log has the reason"
+        )
     answer = decode(data)
     if not answer.get("ok"):
         for fd in fds:
@@ -81,7 +86,7 @@ def ask(
 
 
 def _connect(sock: socket.socket, path: Path, timeout: float) -> None:
-    """Where many callers wait to be accepted, wait for a place among them. Raises OSError, AskError."""
+    """Connect; while the queue of callers is full, try again. Raises OSError, AskError."""
     end = time.monotonic() + timeout
     while error := sock.connect_ex(str(path)):
         if error != errno.EAGAIN:
@@ -92,7 +97,7 @@ def _connect(sock: socket.socket, path: Path, timeout: float) -> None:
 
 
 def _send(sock: socket.socket, message: bytes) -> bool:
-    """False: the other end hung up already, and may have said why."""
+    """Send; False if the other end closed already, perhaps after a message."""
     try:
         sock.send(message)
     except (BrokenPipeError, ConnectionResetError):
@@ -101,14 +106,16 @@ def _send(sock: socket.socket, message: bytes) -> bool:
 
 
 def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """What it said; also what it said before it hung up on a question that it did not read."""
+    """The answer; also one sent before the other end closed without reading the question."""
     with contextlib.suppress(ConnectionResetError):
         return _receive_once(sock)
     return _receive_once(sock)
 
 
 def _receive_once(sock: socket.socket) -> tuple[bytes, list[int]]:
-    data, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _, _ = sock.recvmsg(
+        MAX_MESSAGE, socket.CMSG_SPACE(16), socket.MSG_CMSG_CLOEXEC
+    )
     fds = array.array("i")
     for level, kind, payload in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

@@ -1,8 +1,7 @@
-"""Moving a running job to the other class, on the order of root (`qgpu job class`).
+"""Moves a running job to the other class, ordered by root (`qgpu job class`).
 
-Slurm itself never changes the QOS of a job that runs, not even for root (seen on 22.05, 24.11 and 26.05), so there is
-nothing that a node could read again: the order comes to the node. Slurm's books and the ledger keep the class that was
-granted, for they say what was booked.
+Slurm never changes the QOS of a running job (seen on 22.05, 24.11 and 26.05), so root orders it on
+the node. Slurm's accounting and the ledger keep the class that was booked.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from gres.units import MIB
 
 
 class ReclassError(RuntimeError):
-    """The job stays as it is; the text is a sentence."""
+    """The job's class did not change; the text is a sentence."""
 
 
 @dataclass(frozen=True)
 class Reclassed:
-    """What became of it. Without an arbiter the change counts when that is back."""
+    """The result. An absent arbiter gets the change when it is back (`reached` is False)."""
 
     before: JobClass
     after: JobClass
@@ -36,10 +35,12 @@ class Reclassed:
 
 
 def change_class(service: NodeService, job_id: int, job_class: JobClass, force: bool) -> Reclassed:
-    """Let a running job's share count as `job_class` from now on. Raises ReclassError."""
+    """Count a running job's share as `job_class` from now on. Raises ReclassError."""
     old = service.grants.get(job_id)
     if old is None or old.state != "active":
-        what = "has no share of a card" if old is None else "has no class: its grant is " + old.state
+        what = (
+            "has no share of a card" if old is None else "has no class: its grant is " + old.state
+        )
         raise ReclassError(f"job {job_id} {what} on {service.node.name}")
     assert old.job_class is not None  # an active grant has one
     if not force:
@@ -54,20 +55,22 @@ def change_class(service: NodeService, job_id: int, job_class: JobClass, force: 
     except (AbiError, GrantError, OSError) as error:
         raise ReclassError(f"the grant of job {job_id} cannot be written: {error}") from None
     service.grants[job_id] = new
-    emit(logging.WARNING, "reclassed", job=job_id, before=old.job_class, after=job_class, force=force)
-    answer = service.tell_arbiter(new)
+    emit(
+        logging.WARNING, "reclassed", job=job_id, before=old.job_class, after=job_class, force=force
+    )
+    answer = service.send_grant(new)
     return Reclassed(old.job_class, job_class, answer is not None and answer.status == 0)
 
 
 def _booked_class(service: NodeService, grant: Grant) -> JobClass:
-    """The class that the job was submitted with: it may have been changed here before."""
+    """The class that the job was submitted with; the grant's may have been changed since."""
     rows = read_usage(service.ledger.path, [grant.job_id])
     granted = [row.job_class for row in rows if row.ended_at is None]
     return cast("JobClass", granted[-1] if granted else grant.job_class)
 
 
 def _check_booked(service: NodeService, grant: Grant, old: JobClass, new: JobClass) -> None:
-    """A class that reserves compute promises the share: Slurm must have booked it, or others were promised it too."""
+    """Check that Slurm booked the share that a class with reserved compute promises."""
     if is_run(grant.job_id):
         return
     classes = service.config.classes
@@ -79,6 +82,7 @@ def _check_booked(service: NodeService, grant: Grant, old: JobClass, new: JobCla
         )
         if needs > has:
             raise ReclassError(
-                f"job {grant.job_id} is booked with {has} % of its card and {new} needs {needs} %: Slurm may"
+                f"job {grant.job_id} is booked with {has} % of its card and {new} needs {needs} %:"
+                " Slurm may"
                 " have promised the rest to others. Submit it again with that QOS, or use --force"
             )

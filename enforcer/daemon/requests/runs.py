@@ -1,7 +1,8 @@
-"""Grants without Slurm: what `qgpu run` may have (pure), and whether the program that has it still lives.
+"""Grants without Slurm: what `qgpu run` may have (pure), and whether its program still runs.
 
-The program is the process that asked: it runs the command in its own place, so the grant ends with the command; or, if
-processes of it are on the card then, with the last of those. Job numbers begin at 2^40, beyond every number of Slurm's.
+The process that asks becomes the command, so the grant ends with the command. Processes that the
+command left on a card keep it until the last of them ends. Job numbers begin at 2^40, above all of
+Slurm's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gres.config.site import Config, JobClass, Node
 from gres.grant.store import RUN_BASE, Grant, GrantCard, GrantError
 from gres.units import MIB, format_mib
 
-RETURN_NS = 1500 * 10**6  # programs that lost their arbiter are back at the next one within 0.4 s
+RETURN_NS = 1500 * 10**6  # ns until processes are back at a new arbiter: they take 0.4 s at most
 
 
 class RunRefusedError(RuntimeError):
@@ -32,7 +33,7 @@ class RunRefusedError(RuntimeError):
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What a program asks for. `mem` is MiB, None: share times usable memory. `card` is an index or a UUID."""
+    """A request. `mem` is MiB (None: share of usable memory), `card` an index or a UUID."""
 
     share: int
     job_class: JobClass
@@ -62,22 +63,22 @@ class Room:
 
 
 def is_run(job_id: int) -> bool:
-    """Whether a number is of `qgpu run`."""
+    """Whether a job number belongs to `qgpu run`."""
     return job_id >= RUN_BASE
 
 
 def next_job_id(now_ns: int, used: Iterable[int]) -> int:
-    """A number that was never used: by the date in ms, so that the ledger never sees one twice."""
+    """A new job number: by the date in ms, so that the ledger never has one twice."""
     return max([RUN_BASE + now_ns // 10**6, *(job + 1 for job in used if is_run(job))])
 
 
-Governed = Callable[[Offer, JobClass], bool]  # whether a class is held to gate and cap on a card
+Governed = Callable[[Offer, JobClass], bool]  # whether gate and cap hold for a class on a card
 
 
 def room(offer: Offer, grants: Iterable[Grant], config: Config, governed: Governed) -> Room:
     """What the grants on a card leave: MiB of memory, and percent for classes that reserve compute.
 
-    A grant without isolation books no memory: its cap is the card's, and it shares with whoever comes.
+    A grant without isolation books no memory, as its cap is the card's.
     """
     mem, share, whole, count = offer.usable, 100, False, 0
     for grant in grants:
@@ -88,7 +89,10 @@ def room(offer: Offer, grants: Iterable[Grant], config: Config, governed: Govern
             whole = whole or grant.state == "whole"
             if card.governed:
                 mem -= -(-card.mem_cap // MIB)
-            if grant.job_class is not None and "compute" in config.classes[grant.job_class].reserves:
+            if (
+                grant.job_class is not None
+                and "compute" in config.classes[grant.job_class].reserves
+            ):
                 share -= card.share
     return Room(max(0, mem), max(0, share), whole, count)
 
@@ -109,7 +113,9 @@ def admit(
     total = found.info.mem_total
     isolated = governed(found, request.job_class)
     cap = min(_mem(request, found) * MIB, total) if isolated else total
-    card = GrantCard(found.info.uuid, found.info.minor, found.index, request.share, cap, total, isolated)
+    card = GrantCard(
+        found.info.uuid, found.info.minor, found.index, request.share, cap, total, isolated
+    )
     try:
         return Grant(
             job_id=next_job_id(now_ns, [grant.job_id for grant in grants]),
@@ -152,12 +158,18 @@ def _booked(request: RunRequest, offer: Offer, governed: Governed) -> int:
 
 
 def _choose(
-    request: RunRequest, config: Config, offers: list[Offer], grants: list[Grant], governed: Governed
+    request: RunRequest,
+    config: Config,
+    offers: list[Offer],
+    grants: list[Grant],
+    governed: Governed,
 ) -> Offer:
     named = [o for o in offers if request.card in (None, str(o.index), o.info.uuid)]
     if not named:
         known = ", ".join(f"{o.index} ({o.info.uuid})" for o in offers) or "none that answers"
-        raise RunRefusedError(f"--card {str(request.card)[:60]} is no card of this node; it has {known}")
+        raise RunRefusedError(
+            f"--card {str(request.card)[:60]} is no card of this node; it has {known}"
+        )
     rooms = [(room(offer, grants, config, governed), offer) for offer in named]
     fitting = [pair for pair in rooms if _fits(request, config, governed, *pair)]
     if not fitting:
@@ -165,7 +177,9 @@ def _choose(
     return max(fitting, key=lambda pair: (pair[0].mem, -pair[1].index))[1]
 
 
-def _fits(request: RunRequest, config: Config, governed: Governed, left: Room, offer: Offer) -> bool:
+def _fits(
+    request: RunRequest, config: Config, governed: Governed, left: Room, offer: Offer
+) -> bool:
     reserves = "compute" in config.classes[request.job_class].reserves
     return (
         not left.whole
@@ -174,25 +188,33 @@ def _fits(request: RunRequest, config: Config, governed: Governed, left: Room, o
     )
 
 
-def _no_room(request: RunRequest, config: Config, governed: Governed, rooms: list[tuple[Room, Offer]]) -> str:
-    """Why no card fits, by the one that comes nearest."""
+def _no_room(
+    request: RunRequest, config: Config, governed: Governed, rooms: list[tuple[Room, Offer]]
+) -> str:
+    """Why no card fits, for the card with most room."""
     left, offer = max(rooms, key=lambda pair: (not pair[0].whole, pair[0].mem))
     name = f"card {offer.index}"
     if left.whole:
-        return f"{name} belongs to a job as a whole; name another with --card, or wait until it ends"
+        return (
+            f"{name} belongs to a job as a whole; name another with --card, or wait until it ends"
+        )
     want = _booked(request, offer, governed)
     if want > left.mem:
         advice = (
-            f"write --mem {format_mib(left.mem)} or less" if left.mem >= config.limits.min_mem else "wait"
+            f"write --mem {format_mib(left.mem)} or less"
+            if left.mem >= config.limits.min_mem
+            else "wait"
         )
         return (
             f"{format_mib(want)} of memory do not fit: {name} has {format_mib(left.mem)} of"
             f" {format_mib(offer.usable)} left beside {left.grants} grant(s); {advice}"
         )
-    advice = f"write --share {left.share} or less" if left.share >= config.limits.min_share else "wait"
+    advice = (
+        f"write --share {left.share} or less" if left.share >= config.limits.min_share else "wait"
+    )
     return (
-        f"--share {request.share} does not fit: {name} has {left.share} percent left for {request.job_class}"
-        f" beside {left.grants} grant(s); {advice}, or use --class offline"
+        f"--share {request.share} does not fit: {name} has {left.share} percent left for"
+        f" {request.job_class} beside {left.grants} grant(s); {advice}, or use --class offline"
     )
 
 
@@ -200,22 +222,26 @@ _RUN = re.compile(r"([1-9][0-9]{0,15})\.run")
 
 
 class RunWatch:
-    """The programs that hold such grants. JOBID.run beside the grant names one for the next start of qgpud."""
+    """The programs with such grants. JOBID.run beside the grant names one for the next start of
+    qgpud.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.pidfds: dict[int, int] = {}
         self.pids: dict[int, int] = {}
-        self.left: set[int] = set()  # whose command has ended
+        self.left: set[int] = set()  # jobs whose command has ended
 
     def hold(self, job_id: int, pid: int, pidfd: int) -> None:
-        """Watch a program. Raises OSError when it cannot be written down; the pidfd is ours in any case."""
+        """Watch a program; owns `pidfd`. Raises OSError if it cannot be recorded."""
         self.pidfds[job_id], self.pids[job_id] = pidfd, pid
         body = json.dumps({"pid": pid, "start": start_ticks(pid)})
         (self._directory / f"{job_id}.run").write_text(body)
 
     def resume(self, grants: Mapping[int, Grant]) -> None:
-        """After a restart: watch those that still live; the command of the others has ended."""
+        """After a restart: watch the programs that still run; the commands of the others have
+        ended.
+        """
         for job_id in [job for job in grants if is_run(job)]:
             if not self._resumed(job_id):
                 self.left.add(job_id)
@@ -262,12 +288,12 @@ class RunWatch:
 
 
 def may_run(uid: int, gids: Iterable[int], users: set[int], groups: set[int]) -> bool:
-    """Whether the configuration lets that user run programs without Slurm."""
+    """Whether the configuration allows a user to run programs without Slurm."""
     return uid == 0 or uid in users or not groups.isdisjoint(gids)
 
 
 def allowed_ids(names: Iterable[str], lookup: Callable[[str], int], what: str) -> set[int]:
-    """Numbers of configured names; one that this machine does not know is logged and left out."""
+    """Numbers of configured names; one unknown on this machine is logged and left out."""
     found: set[int] = set()
     for name in names:
         try:

@@ -1,7 +1,7 @@
-"""run_dir/qgpud.sock: anybody may connect, so connections per user are limited and nothing here ever waits.
+"""Serves run_dir/qgpud.sock. Every user may connect, so connections are limited and nothing waits.
 
-Who has a range of uids is as many users as he likes. So all who may not run programs share one small pool, and cannot
-take a place from root or from those who may.
+A user with a range of uids appears as many users. So all uids that may not run programs share one
+small pool, and cannot take a place from root or from users who may.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from enforcer.daemon.requests.answers import Asks, Peer, Reply
 from enforcer.daemon.requests.protocol import MAX_MESSAGE, SO_PEERPIDFD, AskError, decode, encode
 from enforcer.rate import Rate
 
-MAX_CLIENTS = 128
-MAX_PER_USER = 16
-ROOTS = 16  # of the places: whatever users do, an administrator can ask
-MAX_STRANGERS = 32  # of those who may not run programs
-MAX_PER_STRANGER = 8
-PER_SECOND = 20  # answers to one user; root has no limit
-STRANGERS_PER_SECOND = 100  # answers to all of those together
-WORK = 5  # a fifth of the loop's time at most is one user's, and another that of all strangers
-SILENCE_NS = 10 * 10**9
+MAX_CLIENTS = 128  # open connections: each costs a descriptor
+MAX_PER_USER = 16  # open connections of one user
+ROOT_PLACES = 16  # places kept for root, so that an administrator can always ask
+MAX_UNKNOWN = 32  # open connections of all uids that may not run programs
+MAX_PER_UNKNOWN_UID = 8  # open connections of one such uid
+PER_SECOND = 20  # answers per second to one user; root has no limit
+UNKNOWN_PER_SECOND = 100  # answers per second to all uids that may not run programs
+# a second of work costs as much as five seconds' answers: at most 1/5 of the loop's time per user
+WORK = 5
+SILENCE_NS = 10 * 10**9  # a client that sends nothing is dropped, since it holds a place
 SO_PEERGROUPS = 59
-CROWDED = "qgpud took no question, as too many connections of users are open; try again in a few seconds"
+TOO_MANY_OPEN = (
+    "qgpud took no question, as too many connections of users are open; try again in a few seconds"
+)
 
 
 @dataclass
@@ -44,17 +47,17 @@ class _Client:
     sock: socket.socket
     peer: Peer
     since_ns: int
-    known: bool  # root, or he may run programs
+    may_run: bool  # root, or allowed to run programs
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """Who connected, as the kernel says. Raises OSError."""
+    """The process that connected, by the kernel. Raises OSError."""
     pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return Peer(pid, uid, gid, _groups(sock), lambda: _pidfd(sock, pid))
 
 
 def _groups(sock: socket.socket) -> frozenset[int]:
-    """His supplementary groups when he connected; asking the name service could take a long time."""
+    """Supplementary groups at connection; the name service could take a long time."""
     try:
         raw = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4096)
     except OSError:
@@ -63,7 +66,7 @@ def _groups(sock: socket.socket) -> frozenset[int]:
 
 
 def _pidfd(sock: socket.socket, pid: int) -> int:
-    """Of the process that connected, not of one that got its number later."""
+    """A descriptor of the process that connected, not of a later one with its pid."""
     try:
         raw = sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4)
     except OSError:
@@ -74,7 +77,7 @@ def _pidfd(sock: socket.socket, pid: int) -> int:
 
 
 def _say_no(sock: socket.socket, why: str) -> None:
-    """Also to one who has not asked yet: he reads it in place of his answer."""
+    """Send a refusal; a peer that has not asked yet reads it in place of its answer."""
     with contextlib.suppress(OSError):
         sock.send(encode({"ok": False, "error": why}))
 
@@ -83,12 +86,16 @@ class AskServer:
     """Reads questions and writes answers within the daemon's loop."""
 
     def __init__(
-        self, asks: Asks, clock: Clock, selector: selectors.BaseSelector, watch: Callable[[], object]
+        self,
+        asks: Asks,
+        clock: Clock,
+        selector: selectors.BaseSelector,
+        watch: Callable[[], object],
     ) -> None:
         self._asks, self._clock, self._selector, self._watch = asks, clock, selector, watch
         self._clients: dict[int, _Client] = {}
         self._rate = Rate(PER_SECOND, per_second_of_work=WORK * PER_SECOND)
-        self._strangers = Rate(STRANGERS_PER_SECOND, per_second_of_work=WORK * STRANGERS_PER_SECOND)
+        self._unknown_rate = Rate(UNKNOWN_PER_SECOND, per_second_of_work=WORK * UNKNOWN_PER_SECOND)
 
     def accept(self, server: socket.socket) -> None:
         """Take a connection, or turn it away."""
@@ -98,44 +105,49 @@ class AskServer:
             peer = peer_of(sock)
         except OSError:
             return
-        known = self._asks.knows(peer)
-        if why := self._no_room(peer, known):
+        may_run = self._asks.allows(peer)
+        if why := self._no_room(peer, may_run):
             self._turn_away(sock, peer, why)
             return
-        self._clients[sock.fileno()] = _Client(sock, peer, self._clock.monotonic_ns(), known)
+        self._clients[sock.fileno()] = _Client(sock, peer, self._clock.monotonic_ns(), may_run)
         self._selector.register(sock, selectors.EVENT_READ, self._read)
 
-    def _of(self, known: bool) -> list[_Client]:
-        return [client for client in self._clients.values() if client.known == known]
+    def _of(self, may_run: bool) -> list[_Client]:
+        return [client for client in self._clients.values() if client.may_run == may_run]
 
-    def _no_room(self, peer: Peer, known: bool) -> str | None:
-        """Why there is none; where others can make room, they do."""
+    def _no_room(self, peer: Peer, may_run: bool) -> str | None:
+        """Why the peer gets no place; None if it does, maybe in place of another connection."""
         mine = sum(client.peer.uid == peer.uid for client in self._clients.values())
-        most = MAX_PER_USER if known else MAX_PER_STRANGER
+        most = MAX_PER_USER if may_run else MAX_PER_UNKNOWN_UID
         if mine >= most:
-            return f"{mine} connections of uid {peer.uid} to qgpud are open, and at most {most} may be; try again later"
-        if not known:
-            self._make_room(MAX_STRANGERS, self._of(known))
+            return (
+                f"{mine} connections of uid {peer.uid} to qgpud are open, and at most {most} may"
+                " be; try again later"
+            )
+        if not may_run:
+            self._make_room(MAX_UNKNOWN, self._of(may_run))
         elif not self._is_root(peer):
-            users = [client for client in self._of(known) if not self._is_root(client.peer)]
-            if not self._share(MAX_CLIENTS - ROOTS - MAX_STRANGERS, users, mine):
-                return CROWDED
+            users = [client for client in self._of(may_run) if not self._is_root(client.peer)]
+            if not self._take_from_largest(MAX_CLIENTS - ROOT_PLACES - MAX_UNKNOWN, users, mine):
+                return TOO_MANY_OPEN
         return None
 
     def _make_room(self, most: int, clients: list[_Client]) -> None:
-        """The oldest had the time to ask, so a flood makes places change hands, and who asks at once is heard."""
+        """Drop the oldest connections of the pool: in a flood a client that asks at once is still
+        answered.
+        """
         for client in clients[: max(0, len(clients) + 1 - most)]:
-            self._drop(client, CROWDED)
+            self._drop(client, TOO_MANY_OPEN)
 
-    def _share(self, most: int, clients: list[_Client], mine: int) -> bool:
-        """The user who has most gives up his oldest to one who has fewer. False: he who asks is the one."""
+    def _take_from_largest(self, most: int, clients: list[_Client], mine: int) -> bool:
+        """Drop the oldest connection of the user with most; False if that user is the peer."""
         if len(clients) < most:
             return True
         count = Counter(client.peer.uid for client in clients)
         uid, number = count.most_common(1)[0]
         if number <= mine + 1:
             return False
-        self._drop(next(client for client in clients if client.peer.uid == uid), CROWDED)
+        self._drop(next(client for client in clients if client.peer.uid == uid), TOO_MANY_OPEN)
         return True
 
     def _is_root(self, peer: Peer) -> bool:
@@ -162,9 +174,14 @@ class AskServer:
 
     def _reply(self, client: _Client, data: bytes) -> Reply:
         if not self._is_root(client.peer) and not self._rate.allows(client.peer.uid):
-            return Reply({"ok": False, "error": f"more than {PER_SECOND} questions a second; ask less often"})
-        if not client.known and not self._strangers.allows(0):
-            error = f"more than {STRANGERS_PER_SECOND} questions a second of users who may not run programs; try again"
+            return Reply(
+                {"ok": False, "error": f"more than {PER_SECOND} questions a second; ask less often"}
+            )
+        if not client.may_run and not self._unknown_rate.allows(0):
+            error = (
+                f"more than {UNKNOWN_PER_SECOND} questions a second of users who may not run"
+                " programs; try again"
+            )
             return Reply({"ok": False, "error": error})
         began = time.monotonic()
         try:
@@ -176,14 +193,14 @@ class AskServer:
             self._charge(client, time.monotonic() - began)
 
     def _charge(self, client: _Client, seconds: float) -> None:
-        """Everybody else waited so long, Prologs as well."""
+        """Charge the time of an answer to the user, since Prologs and other users waited for it."""
         self._rate.worked(client.peer.uid, seconds)
-        if not client.known:
-            self._strangers.worked(0, seconds)
+        if not client.may_run:
+            self._unknown_rate.worked(0, seconds)
 
     def _send(self, client: _Client, reply: Reply) -> None:
         message, fds = encode(reply.body), [] if reply.fd is None else [reply.fd]
-        if len(message) > MAX_MESSAGE:  # what the other side would read is no JSON
+        if len(message) > MAX_MESSAGE:  # the other side would read broken JSON
             error = f"the answer has {len(message)} bytes, more than the {MAX_MESSAGE} of a message"
             message = encode({"ok": False, "error": error})
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -201,13 +218,13 @@ class AskServer:
         hang_up(client.sock, self._clients, self._selector)
 
     def sweep(self) -> None:
-        """Drop those who say nothing."""
+        """Drop silent clients."""
         now = self._clock.monotonic_ns()
         for client in list(self._clients.values()):
             if now - client.since_ns > SILENCE_NS:
                 self._drop(client)
 
     def close(self) -> None:
-        """Drop everybody."""
+        """Drop all clients."""
         for client in list(self._clients.values()):
             self._drop(client)

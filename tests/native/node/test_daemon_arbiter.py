@@ -91,16 +91,16 @@ def test_grants_come_back_after_the_arbiter_was_killed(service, start):
     while not service.reach_arbiter():
         assert time.monotonic() < until
         time.sleep(0.01)
-    assert service.settled(10) == Answer(0)
+    assert service.arbiter_answer(10) == Answer(0)
     assert [job for job, _, _ in tenants(service)] == [9, 10]
 
 
 @pytest.mark.parametrize(
     "found_by",
     [
-        lambda service: service.inspector.look_for_dead(),
-        lambda service: service.inspector.take_deaths(),
-        lambda service: service.look_at_cards(),
+        lambda service: service.inspector.poll_dead(),
+        lambda service: service.inspector.note_deaths(),
+        lambda service: service.sample_cards(),
     ],
 )
 def test_new_arbiter_is_told_everything_whoever_found_the_end_of_the_old_one(service, node, start, found_by):

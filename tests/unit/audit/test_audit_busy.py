@@ -40,9 +40,9 @@ class Told:
             if self.now // SECOND % 2 == 0 and polls:
                 sample = Sample(9, "GPU-1", 1, self.since, busy_ns=int(self.booked))
                 told = [] if busy is None else ["GPU-1"]
-                self.watch.polled(self.now)
-                self.watch.book(self.now, [Tenant(sample, 1, measured=measured)], told)
-            self.watch.take(self.now, {"GPU-1": rows}, {KEY: frozenset([pid])})
+                self.watch.note_poll(self.now)
+                self.watch.add_poll(self.now, [Tenant(sample, 1, measured=measured)], told)
+            self.watch.add_sample(self.now, {"GPU-1": rows}, {KEY: frozenset([pid])})
             self.found += bool(self.watch.over)
         return self
 
@@ -115,12 +115,12 @@ def test_bursts_of_an_honest_job_are_nothing_to_say_whatever_the_pace(polls_s, l
             busy += ran[-1] * SECOND // 10
             if now >= poll * SECOND:
                 poll, polled, booked = poll + polls_s, now, busy
-                watch.polled(now)
+                watch.note_poll(now)
             if now >= look * SECOND:
                 look += looks_s
                 tenant = Tenant(Sample(9, "GPU-1", 1, 1, busy_ns=booked), 1, measured=True)
-                watch.book(polled, [tenant], ["GPU-1"])
-                watch.take(now, {"GPU-1": {50: 10 * sum(ran[-10:])}}, {KEY: frozenset([50])})
+                watch.add_poll(polled, [tenant], ["GPU-1"])
+                watch.add_sample(now, {"GPU-1": {50: 10 * sum(ran[-10:])}}, {KEY: frozenset([50])})
             assert not watch.over, (idle, now)
 
 
@@ -135,11 +135,11 @@ def told_above_booked(points: list[_Point], window_ns: int) -> Excess | None:
     """By the definition: of the window, and booked from a second before the last look that it leaves out."""
     now = points[-1]
     begins = [p for p in points if p.at_ns <= now.at_ns - window_ns]
-    earlier = [p for p in points if begins and p.at_ns <= begins[-1].looked_ns - SPAN_NS]
+    earlier = [p for p in points if begins and p.at_ns <= begins[-1].sampled_ns - SPAN_NS]
     if not earlier:
         return None
     length = now.at_ns - begins[-1].at_ns
-    told, booked = now.told_ns - begins[-1].told_ns, now.booked_ns - earlier[-1].booked_ns
+    told, booked = now.nvml_ns - begins[-1].nvml_ns, now.booked_ns - earlier[-1].booked_ns
     found = Excess(100 * told // length, 100 * booked // length, round(length / SECOND))
     return found if told - booked > length * 5 // 100 else None
 
@@ -148,14 +148,14 @@ STEPS = st.tuples(st.integers(1, 6), st.integers(0, 5), st.integers(0, 3), st.in
 
 
 @given(st.lists(STEPS, max_size=60))
-def test_points_that_are_let_go_are_those_that_nobody_asks_for_again(steps: list[tuple[int, int, int, int]]):
+def test_only_points_before_every_later_window_are_dropped(steps: list[tuple[int, int, int, int]]):
     watch = BusyWatch(4 * SECOND, 5, 2 * SECOND)
     kept, every = deque[_Point](), [_Point(0, 0, 0, 0)]
     for passed, ago, told, booked in steps:
         last, half = every[-1], SECOND // 2
         now = last.at_ns + passed * half
-        looked = max(last.looked_ns, now - ago * half)
-        point = _Point(now, looked, last.told_ns + told * half, last.booked_ns + booked * half)
+        looked = max(last.sampled_ns, now - ago * half)
+        point = _Point(now, looked, last.nvml_ns + told * half, last.booked_ns + booked * half)
         kept.append(point)
         every.append(point)
         assert watch._excess(kept, point) == told_above_booked(every[1:], 4 * SECOND)
@@ -167,10 +167,10 @@ def test_process_that_ended_since_the_last_look_still_counts():
     pids = {0: [50], 1: [50], 2: [51]}
     for second in range(30):
         now = (second + 1) * SECOND
-        watch.polled(now)
-        watch.book(now, [Tenant(Sample(9, "GPU-1", 1, 1), 1)], ["GPU-1"])
+        watch.note_poll(now)
+        watch.add_poll(now, [Tenant(Sample(9, "GPU-1", 1, 1), 1)], ["GPU-1"])
         # each figure comes at the look after its process was last registered
         told = dict.fromkeys(pids[(second - 1) % 3], 90)
-        watch.take(now, {"GPU-1": told}, {KEY: frozenset(pids[second % 3])})
+        watch.add_sample(now, {"GPU-1": told}, {KEY: frozenset(pids[second % 3])})
     (excess,) = watch.over.values()
     assert excess.busy_percent == 90

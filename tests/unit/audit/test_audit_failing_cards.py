@@ -60,7 +60,7 @@ def cards(node: FakeNode) -> tuple[str, str]:
 
 def looks(service: NodeService, times: int) -> None:
     for _ in range(times):
-        service.look_at_cards()
+        service.sample_cards()
 
 
 def test_others_are_judged_and_the_failure_is_said_once(node, nvml, service, lines):
@@ -100,7 +100,7 @@ def test_no_card_that_answers_is_a_driver_that_fails(node, nvml, service, lines)
 def test_a_stop_outlasts_a_failure(node, nvml, service, child, lines):
     bad, _ = cards(node)
     settings = service.config.enforcer.audit.model_copy(update={"action": "stop"})
-    service.inspector.warden.settings = settings
+    service.inspector.enforcer.settings = settings
     node.arbiter.procs = [ProcessUse(9, bad, child, GIB)]
     nvml.put(bad, GpuProcess(child, 40 * GIB))
     looks(service, 2)
@@ -119,17 +119,17 @@ def test_dead_on_a_healthy_card_are_let_go_and_on_the_other_not(node, nvml, serv
     nvml.bad = {bad}
     node.dead_pids.update((50, 51))
     node.arbiter.deaths = [ProcessUse(9, bad, 50, GIB), ProcessUse(10, good, 51, GIB)]
-    service.inspector.take_deaths()
+    service.inspector.note_deaths()
     assert "gone 10 51" in node.arbiter.calls and "gone 9 50" not in node.arbiter.calls
     looks(service, 1)
     asked: list[int] = []
     nvml.before = lambda: asked.append(1)
     for _ in range(40):
-        service.inspector.look_for_dead()
+        service.inspector.poll_dead()
     assert len(asked) == 0 and "gone 9 50" not in node.arbiter.calls, "it is known to fail"
     nvml.bad = set()
     for _ in range(20):
-        service.inspector.look_for_dead()
+        service.inspector.poll_dead()
     assert "gone 9 50" in node.arbiter.calls
 
 

@@ -33,7 +33,7 @@ def policed(node: FakeNode) -> Callable[[str], NodeService]:
     def make(action: str) -> NodeService:
         service = node.service()
         settings = service.config.enforcer.audit.model_copy(update={"action": action})
-        service.inspector.warden.settings = settings
+        service.inspector.enforcer.settings = settings
         service.start()
         service.prolog(env(uid=os.getuid()))
         return service
@@ -64,7 +64,7 @@ def card(node: FakeNode, index: int = 0) -> str:
 def looks(service: NodeService, clock: FakeClock, times: int, poll: bool = False) -> None:
     for _ in range(times):
         clock.advance(1)
-        service.look_at_cards()
+        service.sample_cards()
         if poll:
             service.poll_arbiter()
 
@@ -192,7 +192,7 @@ def test_process_that_the_signal_does_not_reach_is_not_one_that_was_let_go_on(
     service, _ = held(node, clock, policed, child)
     at_rest = False
     service.inspector.stopped = lambda pid: at_rest
-    service.inspector.warden.stop_waits = lambda pid: True
+    service.inspector.enforcer.stop_waits = lambda pid: True
     looks(service, clock, 20)
     assert not lines("event=audit-again")
     at_rest = True

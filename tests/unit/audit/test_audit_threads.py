@@ -18,7 +18,7 @@ from simulator.fakes import GIB, FakeNode
 def service(node: FakeNode) -> NodeService:
     service = node.service()
     settings = service.config.enforcer.audit.model_copy(update={"action": "stop"})
-    service.inspector.warden.settings = settings
+    service.inspector.enforcer.settings = settings
     service.start()
     service.prolog(env(uid=os.getuid()))
     return service
@@ -27,7 +27,7 @@ def service(node: FakeNode) -> NodeService:
 def looks(node: FakeNode, service: NodeService, times: int) -> None:
     for _ in range(times):
         node.clock.advance(1)  # type: ignore[attr-defined]
-        service.look_at_cards()
+        service.sample_cards()
 
 
 def uuid(node: FakeNode) -> str:

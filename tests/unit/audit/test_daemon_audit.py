@@ -10,9 +10,9 @@ import pytest
 from daemon_support import hook_env as env
 
 from enforcer.daemon.arbiter.port import ProcessUse
+from enforcer.daemon.audit.action import send_action
 from enforcer.daemon.audit.findings import Registered, audit
 from enforcer.daemon.audit.procs import stopped
-from enforcer.daemon.audit.punish import punish
 from enforcer.daemon.node import NodeService
 from enforcer.ledger.store import read_usage
 from enforcer.nvml.port import CardUsage, GpuProcess
@@ -128,10 +128,10 @@ def test_unregistered_process_is_said_once_after_three_looks(node, service, line
     node.arbiter.procs = [ProcessUse(9, uuid(node), 50, 2 * GIB)]
     node.nvml.put(uuid(node), GpuProcess(50, 3 * GIB), GpuProcess(51, GIB), busy={51: 40})
     for _ in range(2):
-        service.look_at_cards()
+        service.sample_cards()
     assert lines("event=audit") == []
     for _ in range(10):
-        service.look_at_cards()
+        service.sample_cards()
     (said,) = lines("event=audit")
     assert "audit-unregistered job=9" in said and "pid=51" in said and "busy_percent=40" in said
     (row,) = read_usage(node.directory / "state/ledger.sqlite", [9])
@@ -143,7 +143,7 @@ def test_nothing_is_said_of_a_process_that_is_gone_already(node, service, lines)
     service.inspector.alive = lambda pid: False
     node.nvml.put(uuid(node), GpuProcess(77, GIB))
     for _ in range(5):
-        service.look_at_cards()
+        service.sample_cards()
     assert lines("event=audit") == []
 
 
@@ -151,16 +151,16 @@ def test_overhead_is_told_again_to_a_new_arbiter_and_to_a_job_that_came_again(no
     node.jobs_of_pids[50] = 9
     node.arbiter.procs = [ProcessUse(9, uuid(node), 50, GIB)]
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
-    service.look_at_cards()
+    service.sample_cards()
     for again in (
         lambda: (node.arbiter.restart(), service.lose_arbiter("x"), service.reach_arbiter()),
         lambda: (service.epilog(env()), service.prolog(env())),
     ):
         node.arbiter.overheads.clear()
-        service.look_at_cards()
+        service.sample_cards()
         assert node.arbiter.overheads == {}, "it was told already"
         again()
-        service.look_at_cards()
+        service.sample_cards()
         assert node.arbiter.overheads == {(9, uuid(node)): GIB}
 
 
@@ -170,7 +170,7 @@ def test_lost_card_does_not_end_the_look_at_the_others(node, service, lines):
     node.nvml.lose(uuid(node))
     node.nvml.put(other, GpuProcess(77, 1))
     for _ in range(3):
-        service.look_at_cards()
+        service.sample_cards()
     assert len(lines("audit-stranger")) == 1 and lines("nvml-failed") == []
 
 
@@ -181,20 +181,20 @@ def test_stopped_process_cannot_register_with_a_new_arbiter_and_is_not_punished_
     node.jobs_of_pids.update({50: 9, 51: 9})
     node.nvml.put(uuid(node), GpuProcess(50, GIB), GpuProcess(51, GIB), busy={51: 40})
     for _ in range(5):
-        service.look_at_cards()
+        service.sample_cards()
     assert ["pid=51" in line for line in lines("audit-unregistered")] == [True]
     stopped.clear()
     for _ in range(2):
-        service.look_at_cards()
+        service.sample_cards()
     assert len(lines("audit-unregistered")) == 1
-    service.look_at_cards()
+    service.sample_cards()
     assert len(lines("audit-unregistered")) == 2, "it goes on without the shim"
     stopped.update((50, 51))
     for _ in range(2):
-        service.look_at_cards()
+        service.sample_cards()
     stopped.clear()
     for _ in range(5):
-        service.look_at_cards()
+        service.sample_cards()
     assert len(lines("audit-unregistered")) == 2, "whom the administrator lets go on is not found again"
 
 
@@ -204,13 +204,13 @@ def test_one_process_more_than_a_job_may_have_waits_and_is_not_punished(node, se
     node.arbiter.procs = [ProcessUse(9, uuid(node), pid, 0) for pid in range(1000, 1128)]
     node.nvml.put(uuid(node), *(GpuProcess(pid, MIB) for pid in range(1000, 1130)), busy={1129: 30})
     for _ in range(5):
-        service.look_at_cards()
+        service.sample_cards()
     assert ["pid=1129" in line for line in lines("audit-unregistered")] == [True], (
         "and who is at work is found"
     )
     del node.arbiter.procs[0]
     for _ in range(3):
-        service.look_at_cards()
+        service.sample_cards()
     assert any("pid=1128" in line for line in lines("audit-unregistered")), "a place is free: it has no shim"
 
 
@@ -219,7 +219,7 @@ def test_stopped_process_whose_kernels_run_on_is_found(node, service, lines):
     node.jobs_of_pids[50] = 9
     node.nvml.put(uuid(node), GpuProcess(50, GIB), busy={50: 90})
     for _ in range(3):
-        service.look_at_cards()
+        service.sample_cards()
     assert len(lines("audit-unregistered")) == 1
 
 
@@ -235,7 +235,7 @@ def test_kill_reaches_the_jobs_process_and_nobody_elses():
     try:
         job = {mine.pid: 9, other.pid: 10}
         pids = (mine.pid, other.pid, stranger.pid, 1, 2**22 + 1)
-        assert punish("kill", pids, grant(uid=os.getuid()), job.get) == [mine.pid]
+        assert send_action("kill", pids, grant(uid=os.getuid()), job.get) == [mine.pid]
         assert mine.wait(10) == -signal.SIGKILL
         assert other.poll() is None and stranger.poll() is None
     finally:
@@ -247,7 +247,7 @@ def test_kill_reaches_the_jobs_process_and_nobody_elses():
 def test_process_of_another_user_is_left_alone_even_in_the_jobs_cgroup():
     process = child()
     try:
-        assert punish("kill", [process.pid], grant(uid=os.getuid() + 1), {process.pid: 9}.get) == []
+        assert send_action("kill", [process.pid], grant(uid=os.getuid() + 1), {process.pid: 9}.get) == []
         assert process.poll() is None
     finally:
         process.kill()
@@ -257,7 +257,9 @@ def test_process_of_another_user_is_left_alone_even_in_the_jobs_cgroup():
 def test_stop_stops_and_the_administrator_can_look():
     process = child()
     try:
-        assert punish("stop", [process.pid], grant(uid=os.getuid()), {process.pid: 9}.get) == [process.pid]
+        assert send_action("stop", [process.pid], grant(uid=os.getuid()), {process.pid: 9}.get) == [
+            process.pid
+        ]
         assert not stopped(os.getpid())
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status) and stopped(process.pid)
@@ -270,7 +272,7 @@ def test_stop_stops_and_the_administrator_can_look():
 def test_action_of_the_configuration_is_taken_once_and_said(node, tmp_path, lines, action, hit):
     service = node.service()
     settings = service.config.enforcer.audit.model_copy(update={"action": action})
-    service.inspector.warden.settings = settings
+    service.inspector.enforcer.settings = settings
     service.start()
     service.prolog(env() | {"SLURM_JOB_UID": str(os.getuid())})
     process = child()
@@ -278,7 +280,7 @@ def test_action_of_the_configuration_is_taken_once_and_said(node, tmp_path, line
         node.jobs_of_pids[process.pid], node.owners_of_pids[process.pid] = 9, os.getuid()
         node.nvml.put(uuid(node), GpuProcess(process.pid, GIB))
         for _ in range(4):
-            service.look_at_cards()
+            service.sample_cards()
         (said,) = lines("audit-unregistered")
         assert (f"action=kill signalled={process.pid}" in said) is hit
         if hit:

@@ -15,7 +15,7 @@ from memory_support import service_of
 from enforcer.daemon.arbiter.port import ArbiterRefusedError
 from enforcer.daemon.node import NodeService
 from enforcer.daemon.requests.answers import Asks, Peer, Reply
-from enforcer.daemon.requests.server import PER_SECOND, STRANGERS_PER_SECOND, AskServer, _Client
+from enforcer.daemon.requests.server import PER_SECOND, UNKNOWN_PER_SECOND, AskServer, _Client
 from simulator.fakes import FakeNode
 
 ROOT, USER = 0, 1000
@@ -131,7 +131,7 @@ def test_time_that_a_user_took_counts_as_questions(server, sock):
 
 
 def test_strangers_pay_together_for_the_time_that_they_took(server, sock):
-    uids = list(range(10**6, 10**6 + STRANGERS_PER_SECOND // 2))
+    uids = list(range(10**6, 10**6 + UNKNOWN_PER_SECOND // 2))
     assert 1 <= answers(server, sock, uids, False) < len(uids) // 2
     assert answers(server, sock, [USER], True) == 1, "nor do those who may run programs"
 

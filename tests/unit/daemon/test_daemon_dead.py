@@ -29,48 +29,48 @@ def test_dead_process_is_let_go_when_the_driver_does_not_list_it(node, service):
     dead = ProcessUse(9, uuid(node), 50, GIB)
     node.nvml.put(uuid(node), GpuProcess(50, GIB))
     node.arbiter.deaths = [dead]
-    service.inspector.take_deaths()
+    service.inspector.note_deaths()
     assert service.inspector.waiting and "gone 9 50" not in node.arbiter.calls
     node.nvml.put(uuid(node))
-    service.inspector.look_for_dead()
+    service.inspector.poll_dead()
     assert "gone 9 50" in node.arbiter.calls and not service.inspector.waiting
 
 
 def test_arbiter_hears_of_a_dead_process_as_long_as_the_driver_lists_it(node, service, lines):
     node.nvml.put(uuid(node), GpuProcess(50, GIB))
     node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
-    service.inspector.take_deaths()
+    service.inspector.note_deaths()
     assert node.arbiter.calls.count("listed 9 50") == 1
     for _ in range(20 * 600):  # ten minutes
-        service.inspector.look_for_dead()
+        service.inspector.poll_dead()
     told = node.arbiter.calls.count("listed 9 50")
     assert 590 <= told <= 610 and service.inspector.waiting, "once a second, and it is never given up"
     assert len(lines("dead-on-card")) == 1
     node.nvml.failure = "gone"
     for _ in range(60):
-        service.inspector.look_for_dead()
+        service.inspector.poll_dead()
     assert node.arbiter.calls.count("listed 9 50") == told, (
         "a driver that fails does not say that it is there"
     )
     node.nvml.failure = None
     node.nvml.put(uuid(node))
     for _ in range(20):
-        service.inspector.look_for_dead()
+        service.inspector.poll_dead()
     assert "gone 9 50" in node.arbiter.calls and not service.inspector.waiting
 
 
 def test_dead_process_that_a_new_arbiter_does_not_know_counts_as_overhead_of_its_job(node, service, lines):
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
     node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
-    service.inspector.take_deaths()
-    service.look_at_cards()
+    service.inspector.note_deaths()
+    service.sample_cards()
     assert node.arbiter.overheads == {}, "the arbiter charges it itself"
     new_arbiter(node, service)
     for _ in range(4):
-        service.look_at_cards()
+        service.sample_cards()
     assert node.arbiter.overheads == {(9, uuid(node)): 2 * GIB}
     node.nvml.put(uuid(node))
-    service.look_at_cards()
+    service.sample_cards()
     assert node.arbiter.overheads == {(9, uuid(node)): 0}
     assert not [line for line in lines("audit-stranger") + lines("audit-unregistered") if "pid=50" in line]
 
@@ -80,7 +80,7 @@ def known_to_an_arbiter_that_is_gone(node, service, living: list[int]) -> None:
     service.inspector.alive = lambda pid: pid in living
     node.arbiter.procs = [ProcessUse(9, uuid(node), 50, GIB)]
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
-    service.look_at_cards()
+    service.sample_cards()
     assert node.arbiter.overheads == {(9, uuid(node)): GIB}
     new_arbiter(node, service)
 
@@ -91,13 +91,13 @@ def test_process_that_died_with_its_arbiter_is_charged_to_its_job(node, service,
     living = [50]
     known_to_an_arbiter_that_is_gone(node, service, living)
     if later:
-        service.look_at_cards()
+        service.sample_cards()
     living.clear()
     for _ in range(4):
-        service.look_at_cards()
+        service.sample_cards()
     assert node.arbiter.overheads == {(9, uuid(node)): 2 * GIB}
     node.nvml.put(uuid(node))
-    service.look_at_cards()
+    service.sample_cards()
     assert node.arbiter.overheads == {(9, uuid(node)): 0}
     assert not [line for line in lines("audit-stranger") + lines("audit-unregistered") if "pid=50" in line]
 
@@ -106,12 +106,12 @@ def test_process_that_found_the_new_arbiter_is_that_ones_to_charge(node, service
     living = [50]
     known_to_an_arbiter_that_is_gone(node, service, living)
     node.arbiter.procs = [ProcessUse(9, uuid(node), 50, GIB)]
-    service.look_at_cards()
+    service.sample_cards()
     assert node.arbiter.overheads == {(9, uuid(node)): GIB}
     living.clear()
     node.arbiter.procs, node.arbiter.deaths = [], [ProcessUse(9, uuid(node), 50, GIB)]
-    service.inspector.take_deaths()
-    service.look_at_cards()
+    service.inspector.note_deaths()
+    service.sample_cards()
     assert node.arbiter.overheads == {(9, uuid(node)): 0} and service.inspector.waiting, "not by us as well"
 
 
@@ -119,12 +119,12 @@ def test_process_of_a_job_that_ended_is_not_charged_to_one_that_came_again(node,
     service.inspector.alive = lambda pid: False
     node.arbiter.procs = [ProcessUse(9, uuid(node), 50, GIB)]
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
-    service.look_at_cards()
+    service.sample_cards()
     service.epilog(env())
     new_arbiter(node, service)
     service.prolog(env())
     for _ in range(4):
-        service.look_at_cards()
+        service.sample_cards()
     assert not any(node.arbiter.overheads.values())
 
 
@@ -133,21 +133,21 @@ def test_number_of_a_process_that_a_former_arbiter_knew_is_not_its_job_for_ever(
     living = [50]
     known_to_an_arbiter_that_is_gone(node, service, living)
     node.nvml.put(uuid(node))
-    service.look_at_cards()
+    service.sample_cards()
     living.clear()
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
     for _ in range(4):
-        service.look_at_cards()
+        service.sample_cards()
     assert (9, uuid(node)) not in node.arbiter.overheads or not node.arbiter.overheads[9, uuid(node)]
 
 
 def test_dead_process_is_not_let_go_on_the_word_of_a_driver_that_fails(node, service):
     node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
     node.nvml.failure = "gone"
-    service.inspector.take_deaths()
+    service.inspector.note_deaths()
     assert "gone 9 50" not in node.arbiter.calls and service.inspector.waiting
     node.nvml.failure = None
-    service.inspector.look_for_dead()
+    service.inspector.poll_dead()
     assert "gone 9 50" in node.arbiter.calls
 
 
@@ -158,12 +158,12 @@ def test_process_with_the_number_of_a_dead_one_is_seen(node, service, lines):
     node.jobs_of_pids[50] = 9
     node.nvml.put(uuid(node), GpuProcess(50, GIB))
     node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
-    service.inspector.take_deaths()
-    service.look_at_cards()
+    service.inspector.note_deaths()
+    service.sample_cards()
     assert service.inspector.waiting and "gone 9 50" not in node.arbiter.calls
     node.dead_pids.clear()
     for _ in range(3):
-        service.look_at_cards()
+        service.sample_cards()
     assert "gone 9 50" in node.arbiter.calls and not service.inspector.waiting
     assert len(lines("audit-unregistered")) == 1 and node.arbiter.overheads == {(9, uuid(node)): GIB}
 
@@ -171,9 +171,9 @@ def test_process_with_the_number_of_a_dead_one_is_seen(node, service, lines):
 def test_number_of_a_dead_process_that_lives_again_is_let_go_between_the_looks_too(node, service):
     node.nvml.put(uuid(node), GpuProcess(50, GIB))
     node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
-    service.inspector.take_deaths()
+    service.inspector.note_deaths()
     node.dead_pids.clear()
-    service.inspector.look_for_dead()
+    service.inspector.poll_dead()
     assert "gone 9 50" in node.arbiter.calls and not service.inspector.waiting
 
 
@@ -182,11 +182,11 @@ def test_process_with_the_number_of_one_that_died_under_a_former_arbiter_is_not_
 ):
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
     node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
-    service.inspector.take_deaths()
+    service.inspector.note_deaths()
     new_arbiter(node, service)
-    service.look_at_cards()
+    service.sample_cards()
     assert node.arbiter.overheads == {(9, uuid(node)): 2 * GIB}
     node.dead_pids.clear()  # a process of nobody's; the driver says the same as before
     for _ in range(FULL_EACH + 3):
-        service.look_at_cards()
+        service.sample_cards()
     assert node.arbiter.overheads == {(9, uuid(node)): 0} and len(lines("audit-stranger")) == 1

@@ -218,7 +218,7 @@ def test_a_stopped_tenant_is_shown_as_stopped() -> None:
         tenant = Tenant(
             sample._replace(closed_preempted_ns=at * 10**9), 1, hardware=replace(USE, state=state)
         )
-        node = watcher.look("n1", [grant(1, "offline")], [seen_of(tenant)], [card], at * 10**9, at * 10**9)
+        node = watcher.sample("n1", [grant(1, "offline")], [seen_of(tenant)], [card], at * 10**9, at * 10**9)
         (row,) = node.cards[0].tenants
         assert row.hardware == state
         assert row.state == {1: "idle", 2: "stopped", 3: "preempted"}[at]
@@ -233,23 +233,23 @@ def use(job: int, stops: int, hist: tuple[int, ...], **sample: int) -> Seen:
 def test_metrics_sum_stops_and_their_times_per_class_and_go_on_when_jobs_end() -> None:
     node, none = Node(), (0,) * 16
     both = (grant(1, "offline"), grant(2, "offline"), grant(3, "online"))
-    node.look(use(1, 0, none), use(2, 0, none), seen(3), grants=both)
+    node.sample(use(1, 0, none), use(2, 0, none), seen(3), grants=both)
     hist = (0,) * 8 + (4,) + (0,) * 6 + (1,)
-    node.look(use(1, 5, hist), use(2, 2, (0,) * 10 + (2,) + (0,) * 5), seen(3), grants=both)
+    node.sample(use(1, 5, hist), use(2, 2, (0,) * 10 + (2,) + (0,) * 5), seen(3), grants=both)
     found = node.read()
     assert found["qgpu_hardware_stops_total"] == {("offline",): 7}, "online has no series of it"
     assert found["qgpu_hardware_stopped_seconds_total"] == {("offline",): 7}
     buckets = found["qgpu_hardware_stop_seconds_bucket"]
     assert buckets[("offline", "0.000128")] == 0 and buckets[("offline", "0.000256")] == 4
     assert buckets[("offline", "0.001024")] == 6 and buckets[("offline", "+Inf")] == 7
-    node.look(use(2, 3, (0,) * 10 + (3,) + (0,) * 5), seen(3), grants=both[1:])
+    node.sample(use(2, 3, (0,) * 10 + (3,) + (0,) * 5), seen(3), grants=both[1:])
     assert node.read()["qgpu_hardware_stops_total"] == {("offline",): 8}
 
 
 def test_a_node_without_it_has_no_series_of_it() -> None:
     node = Node()
-    node.look(seen(1), grants=(grant(1),))
-    node.look(seen(1), grants=(grant(1),))
+    node.sample(seen(1), grants=(grant(1),))
+    node.sample(seen(1), grants=(grant(1),))
     assert not [name for name in node.read() if "hardware" in name]
 
 

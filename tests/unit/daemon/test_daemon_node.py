@@ -332,12 +332,12 @@ def test_failing_nvml_is_said_once_and_the_audit_goes_on_when_it_is_back(node, s
     service.prolog(env())
     node.nvml.failure = "gone"
     for _ in range(3):
-        service.look_at_cards()
+        service.sample_cards()
     assert len(lines("event=nvml-failed")) == 1
     node.nvml.failure = None
     node.jobs_of_pids[50] = 9
     node.nvml.put(uuid(node), GpuProcess(50, GIB))
-    service.look_at_cards()
+    service.sample_cards()
     assert rows(node)[0].nvml_mem_peak == GIB
 
 

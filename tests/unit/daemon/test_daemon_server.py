@@ -17,7 +17,9 @@ from daemon_support import SHARE, Serving, hook_env
 
 from enforcer.clock import SystemClock
 from enforcer.daemon.granting.hookproto import Answer, ProtocolError, format_answer, parse_request
-from enforcer.daemon.server import Server, ServerError, Timer, guarded, listen
+from enforcer.daemon.packets import ServerError, listen
+from enforcer.daemon.server import Server, guarded
+from enforcer.daemon.timer import Timer
 from simulator.fakes import FakeNode
 
 
@@ -258,5 +260,5 @@ def test_nobody_can_foretell_when_the_cards_are_looked_at(node):
     assert plain.due_ns == 11_000, "one wake for all of the same pace"
     server = Server(node.service(), SystemClock())
     server._add_timers()
-    assert [t.action for t in server.timers if t.early] == [server.service.look_at_cards]
+    assert [t.action for t in server.timers if t.early] == [server.service.sample_cards]
     assert len({server.chance() for _ in range(9)}) == 9

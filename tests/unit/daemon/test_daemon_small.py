@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from enforcer.daemon.arbiter.client import card_settings
+from enforcer.daemon.audit.confirmation import SAMPLES_NEEDED, Confirmation
 from enforcer.daemon.audit.findings import Finding
-from enforcer.daemon.audit.patience import PATIENCE, Patience
 from enforcer.daemon.audit.procs import boot_time_ns, job_of_cgroup, job_of_pid
 from enforcer.daemon.granting import driver
 from enforcer.daemon.granting.driver import BrokenNodeError, find_driver
@@ -159,12 +159,12 @@ def test_notify_reaches_systemd_and_is_silent_without(tmp_path, monkeypatch):
         assert systemd.recv(100) == b"READY=1"
 
 
-@pytest.mark.parametrize("kind", sorted(PATIENCE))
+@pytest.mark.parametrize("kind", sorted(SAMPLES_NEEDED))
 def test_finding_counts_after_some_looks_and_anew_after_it_was_gone(kind):
-    looks = PATIENCE[kind]
+    looks = SAMPLES_NEEDED[kind]
     finding = Finding(kind, "GPU-1", 5, figures={"mem": 1})
     again = Finding(kind, "GPU-1", 5, figures={"mem": 2})  # other figures are the same finding
-    patience = Patience()
+    patience = Confirmation()
     due = [patience.due([finding if look % 2 else again]) for look in range(looks + 3)]
     assert due == [[]] * (looks - 1) + [[finding]] * 4 and not patience.pending
     patience.due([])
@@ -172,7 +172,7 @@ def test_finding_counts_after_some_looks_and_anew_after_it_was_gone(kind):
 
 
 def test_patience_begins_anew_after_a_finding_was_acted_upon():
-    finding, patience = Finding("over", "GPU-1", 5), Patience()
+    finding, patience = Finding("over", "GPU-1", 5), Confirmation()
     assert [patience.due([finding]) for _ in range(2)] == [[], [finding]]
     patience.again(finding)
     assert patience.pending
@@ -186,7 +186,7 @@ def _unregistered(pid: int, job: int = 5) -> Finding:
 @pytest.mark.parametrize("pause", [0, 1, 2])
 def test_changing_ones_processes_wins_no_patience(pause):
     """Two looks for each process, then another one, with a pause of some looks in between."""
-    patience = Patience()
+    patience = Confirmation()
     said = []
     for pid in range(100, 150):
         for found in ([_unregistered(pid)] * 2, [None] * pause):
@@ -199,7 +199,7 @@ def test_changing_ones_processes_wins_no_patience(pause):
 
 
 def test_next_job_with_the_number_has_its_own_patience():
-    patience = Patience()
+    patience = Confirmation()
     for pid in range(100, 150):
         patience.due([_unregistered(pid)])
     patience.ended(5)
@@ -210,7 +210,7 @@ def test_next_job_with_the_number_has_its_own_patience():
 
 
 def test_now_and_then_a_process_that_is_just_starting_is_no_suspicion():
-    patience = Patience()
+    patience = Confirmation()
     for pid in range(1000):
         assert patience.due([_unregistered(pid)]) == []
         for _ in range(4):

@@ -143,7 +143,7 @@ def test_prolog_is_answered_from_the_last_known_cards_while_the_driver_hangs(nod
     began = time.monotonic()
     for job in range(9, 19):
         assert service.prolog(env(job, "qgpu/1 class=online share=30 mem=1024")) == Answer(0)
-        service.look_at_cards()
+        service.sample_cards()
     assert time.monotonic() - began < 5, "ten prologs, of which one waited for the deadline"
     assert set(node.arbiter.grants) == set(range(9, 19))
     assert sum("event=nvml-stuck" in r.getMessage() for r in caplog.records) == 1, "said once"
@@ -161,20 +161,20 @@ def test_audit_goes_on_when_the_driver_is_back(node, service, driver, caplog):
     service.start()
     service.prolog(env())
     driver.hang()
-    service.look_at_cards()
+    service.sample_cards()
     for _ in range(5):
-        service.look_at_cards()
+        service.sample_cards()
         service.nvml.collect()
-    until(lambda: (service.look_at_cards(), "event=nvml-failed" in caplog.text)[1])
-    service.look_at_cards()
+    until(lambda: (service.sample_cards(), "event=nvml-failed" in caplog.text)[1])
+    service.sample_cards()
     assert caplog.text.count("event=nvml-failed") == 1, "said once"
     driver.go()
-    until(lambda: (service.nvml.collect(), not service.inspector._looking)[1])
+    until(lambda: (service.nvml.collect(), not service.inspector._sampling)[1])
     uuid = node.nvml.cards()[0].uuid
     from enforcer.nvml.port import GpuProcess
 
     node.nvml.put(uuid, GpuProcess(77, 1))
     for _ in range(3):
-        service.look_at_cards()
-        until(lambda: (service.nvml.collect(), not service.inspector._looking)[1])
+        service.sample_cards()
+        until(lambda: (service.nvml.collect(), not service.inspector._sampling)[1])
     assert any("audit-stranger" in r.getMessage() for r in caplog.records)

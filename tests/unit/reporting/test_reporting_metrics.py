@@ -21,8 +21,10 @@ def test_before_the_first_look_there_is_nothing_but_no_error():
 def test_cards_and_sums_per_class():
     node = Node()
     grants = (grant(1), grant(2), grant(3, "offline"))
-    node.look(seen(1), seen(2), seen(3), grants=grants)
-    node.look(seen(1, busy_ns=SECOND // 4, launches=5), seen(2, busy_ns=SECOND // 2), seen(3), grants=grants)
+    node.sample(seen(1), seen(2), seen(3), grants=grants)
+    node.sample(
+        seen(1, busy_ns=SECOND // 4, launches=5), seen(2, busy_ns=SECOND // 2), seen(3), grants=grants
+    )
     found = node.read()
     assert found["qgpu_card_utilization_ratio"] == {(): 0.4} and found["qgpu_card_memory_used_bytes"] == {
         (): 20
@@ -38,7 +40,7 @@ def test_cards_and_sums_per_class():
 
 def test_what_is_not_measured_has_no_sample_and_not_zero():
     node = Node()
-    node.look(None, grants=(grant(1),), util=None)
+    node.sample(None, grants=(grant(1),), util=None)
     found = node.read()
     assert "qgpu_card_utilization_ratio" not in found and "qgpu_used_ratio" not in found
     assert "qgpu_memory_used_bytes" not in found and found["qgpu_granted_ratio"] == {("online",): 0.3}
@@ -60,15 +62,17 @@ def test_sums_per_class_never_run_backwards():
         ((), (), 7.0),
     ]
     for tenants, grants, total in looks:
-        node.look(*tenants, grants=grants)
+        node.sample(*tenants, grants=grants)
         assert node.read()["qgpu_busy_seconds_total"][("online",)] == total, (tenants, total)
 
 
 def test_text_is_what_prometheus_client_would_write():
     node = Node(job_labels=True)
     node.publisher.collector._user_of = lambda uid: f'a"b\\c\nd{uid}'
-    node.look(seen(1, busy_ns=SECOND, launches=10**17), seen(2), grants=(grant(1), grant(2), grant(3, None)))
-    node.look(seen(1, busy_ns=SECOND), seen(2), grants=(grant(1), grant(2), grant(3, None)))
+    node.sample(
+        seen(1, busy_ns=SECOND, launches=10**17), seen(2), grants=(grant(1), grant(2), grant(3, None))
+    )
+    node.sample(seen(1, busy_ns=SECOND), seen(2), grants=(grant(1), grant(2), grant(3, None)))
     registry = CollectorRegistry()
     registry.register(node.publisher.collector)
     assert node.publisher.text() == generate_latest(registry)
@@ -76,17 +80,17 @@ def test_text_is_what_prometheus_client_would_write():
 
 def test_job_labels_are_a_switch():
     node = Node(job_labels=True)
-    node.look(seen(1, busy_ns=SECOND), grants=(grant(1), grant(3, None)))
+    node.sample(seen(1, busy_ns=SECOND), grants=(grant(1), grant(3, None)))
     found = node.read()
     assert found["qgpu_busy_seconds_total"] == {("online", "1", "1001"): 1.0}
     assert found["qgpu_granted_ratio"] == {("online", "1", "1001"): 0.3, ("whole", "3", "1003"): 0.3}
-    node.look(grants=())
+    node.sample(grants=())
     assert "qgpu_busy_seconds_total" not in node.read(), "a job that ended leaves no series"
 
 
 def test_whole_jobs_appear():
     node = Node()
-    node.look(grants=(grant(3, None),))
+    node.sample(grants=(grant(3, None),))
     found = node.read()
     assert found["qgpu_card_whole"] == {(): 1} and found["qgpu_tenants"] == {("whole", "whole"): 1}
 
@@ -94,7 +98,7 @@ def test_whole_jobs_appear():
 def test_every_counter_reaches_its_metric():
     node = Node(job_labels=True)
     values = {name: n * SECOND for n, name in enumerate(COUNTERS, 1)}
-    node.look(seen(1, **values), grants=(grant(1),))
+    node.sample(seen(1, **values), grants=(grant(1),))
     found = node.read()
     for n, (name, (metric, unit, _)) in enumerate(COUNTERS.items(), 1):
         assert list(found[f"{metric}_total"].values()) == [pytest.approx(n * SECOND * unit)], name
@@ -105,7 +109,7 @@ def test_port_answers_on_the_loopback_address_only():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     node = Node(port=port)
-    node.look(seen(1), grants=(grant(1),))
+    node.sample(seen(1), grants=(grant(1),))
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     connection.request("GET", "/metrics")
     body = connection.getresponse().read()
@@ -122,7 +126,7 @@ def test_port_answers_on_the_loopback_address_only():
 
 def test_textfile_is_what_a_scrape_would_get(tmp_path: Path):
     node = Node(textfile=tmp_path / "qgpu.prom")
-    node.look(seen(1), grants=(grant(1),))
+    node.sample(seen(1), grants=(grant(1),))
     assert (tmp_path / "qgpu.prom").read_bytes() == node.publisher.text()
     assert (tmp_path / "qgpu.prom").stat().st_mode & 0o777 == 0o644
 

@@ -37,7 +37,7 @@ def seen(
 
 
 def look(watcher: Watcher, tenants: list[Seen] | None, second: float, *grants: Grant) -> NodeState:
-    return watcher.look(
+    return watcher.sample(
         "n1", grants or (grant(),), tenants, CARDS, int(second * SECOND), int(second * SECOND)
     )
 
@@ -137,7 +137,7 @@ def test_cards_are_in_slurms_order_with_online_first():
 
 
 def test_card_that_nvml_does_not_name_is_shown_from_the_grant():
-    state = Watcher().look("n1", [grant()], [], (), 1, 1)
+    state = Watcher().sample("n1", [grant()], [], (), 1, 1)
     assert [(c.uuid, c.mem_total, c.util) for c in state.cards] == [(UUID, 80, None)]
 
 
@@ -165,7 +165,7 @@ def test_text_comes_back_as_it_went_and_other_text_is_refused():
 )
 def test_nobody_sees_what_privatedata_hides(asker: int, owners: list[int], private: set[str]):
     privacy = Privacy.of(private, [5])
-    state = Watcher().look("n1", [grant(n + 1, uid) for n, uid in enumerate(owners)], [], CARDS, 1, 1)
+    state = Watcher().sample("n1", [grant(n + 1, uid) for n, uid in enumerate(owners)], [], CARDS, 1, 1)
     shown = sorted(t.uid for card in state.visible_to(asker, privacy).cards for t in card.tenants)
     all_of_it = asker in (0, 5) or "jobs" not in private
     assert shown == sorted(owners if all_of_it else [uid for uid in owners if uid == asker])

@@ -45,7 +45,7 @@ def ledger(directory: Path) -> Ledger:
 
 
 def state() -> NodeState:
-    return Watcher().look("n1", [grant(1, 1000), grant(2, 65534)], [], (), 1, 1)
+    return Watcher().sample("n1", [grant(1, 1000), grant(2, 65534)], [], (), 1, 1)
 
 
 def view(ledger: Ledger, privacy: Privacy) -> View:

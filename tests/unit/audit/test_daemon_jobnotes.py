@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from enforcer.daemon.audit.findings import Finding
-from enforcer.daemon.telling import AT_ONCE, JobNotes, outside, sentence
+from enforcer.daemon.jobnotes import AT_ONCE, JobNotes, outside, sentence
 from gres.grant.store import RUN_BASE
 
 
@@ -36,8 +36,8 @@ def said(scontrol: Path, notes: JobNotes) -> list[str]:
 def test_a_job_is_told_once(scontrol: Path) -> None:
     notes = JobNotes(str(scontrol))
     for pid in (12, 13):
-        notes.tell(finding(pid=pid), "log")
-    notes.tell(finding(8), "kill")
+        notes.notify(finding(pid=pid), "log")
+    notes.notify(finding(8), "kill")
     words = said(scontrol, notes)
     assert words.count("notify") == 2 and "7" in words and "8" in words
     assert any("process 12 of this job uses card GPU-1 without qgpu's library" in word for word in words)
@@ -47,7 +47,7 @@ def test_a_job_is_told_once(scontrol: Path) -> None:
 @pytest.mark.parametrize("job", [None, RUN_BASE + 1])
 def test_only_jobs_of_slurm(scontrol: Path, job: int | None) -> None:
     notes = JobNotes(str(scontrol))
-    notes.tell(finding(job), "log")
+    notes.notify(finding(job), "log")
     assert said(scontrol, notes) == []
 
 
@@ -55,12 +55,12 @@ def test_a_slurmctld_that_hangs_gathers_no_processes(scontrol: Path) -> None:
     scontrol.write_text("#!/bin/sh\nexec sleep 30\n")
     notes, began = JobNotes(str(scontrol)), time.monotonic()
     for job in range(1, 20):
-        notes.tell(finding(job), "log")
+        notes.notify(finding(job), "log")
     assert len(notes._running) == AT_ONCE and time.monotonic() - began < 20
     for process in notes._running:
         process.kill()
         process.wait()
-    notes.tell(finding(19), "log")
+    notes.notify(finding(19), "log")
     assert len(notes._running) == 1, "those that were passed over are told later"
     notes._running[0].kill()
     notes._running[0].wait()
@@ -70,7 +70,7 @@ def test_a_slurmctld_that_hangs_gathers_no_processes(scontrol: Path) -> None:
 def test_no_such_program_is_no_fault(scontrol: Path, harm: str) -> None:
     scontrol.unlink() if harm == "missing" else scontrol.chmod(0o777)
     notes = JobNotes(str(scontrol))
-    notes.tell(finding(), "log")
+    notes.notify(finding(), "log")
     assert said(scontrol, notes) == []
 
 

@@ -1,7 +1,7 @@
-"""A sentence on the stderr of a job, by `scontrol notify`: once per job, in the background.
+"""Writes a sentence to the stderr of a job by `scontrol notify`, once per job, in the background.
 
-It asks slurmctld, so it is for what is rare: a program of a job that runs without its limits. qgpud's unit lets
-it speak to this host alone, so under systemd the command is started outside of the unit.
+scontrol asks slurmctld, so this is for rare events: a program that runs without its limits. qgpud's
+unit allows it to reach this host alone, so the command is started outside of the unit.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from enforcer.daemon.audit.findings import Finding
 from enforcer.daemon.requests.runs import is_run
 from gres.trusted import UntrustedError, require
 
-AT_ONCE = 4  # a slurmctld that does not answer must not gather processes here
+AT_ONCE = 4  # commands at a time: a slurmctld that does not answer must not pile them up here
 REMEMBERED = 4096
 
 
 def sentence(finding: Finding, action: str) -> str:
-    """What the job's user reads; `action` is what was done to the process: log, stop or kill."""
+    """The text for the job's user; `action` is what was done to the process: log, stop or kill."""
     done = {"stop": " It was stopped.", "kill": " It was killed."}.get(action, "")
     return (
-        f"qgpu: process {finding.pid} of this job uses card {finding.uuid} without qgpu's library, so without the job's"
-        f" limits, and its use is not in qgpu report.{done} Was LD_PRELOAD emptied or set anew, or the driver opened"
-        " by its path? Put what the job found in LD_PRELOAD in front of your own."
+        f"qgpu: process {finding.pid} of this job uses card {finding.uuid} without qgpu's library,"
+        f" so without the job's limits, and its use is not in qgpu report.{done} Was LD_PRELOAD"
+        " emptied or set anew, or the driver opened by its path? Put what the job found in"
+        " LD_PRELOAD in front of your own."
     )
 
 
 def outside(environ: Mapping[str, str]) -> list[str]:
-    """Words in front of a command that start it outside of qgpud's unit; none where systemd did not start qgpud."""
+    """Words before a command that start it outside of qgpud's unit; none without systemd."""
     program = shutil.which("systemd-run", path="/usr/bin:/bin")
     if not environ.get("NOTIFY_SOCKET") or program is None:
         return []
@@ -42,21 +43,26 @@ def outside(environ: Mapping[str, str]) -> list[str]:
 
 @dataclass
 class JobNotes:
-    """Tells jobs of Slurm. `scontrol` is its absolute path."""
+    """Notifies jobs of Slurm. `scontrol` is an absolute path."""
 
     scontrol: str
-    _told: dict[int, None] = field(default_factory=dict)
+    _notified: dict[int, None] = field(default_factory=dict)
     _running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def tell(self, finding: Finding, action: str) -> None:
-        """Say it to the job of the finding, unless it was told already."""
+    def notify(self, finding: Finding, action: str) -> None:
+        """Notify the job of the finding, unless it was notified already."""
         job_id = finding.job_id
         self._running = [process for process in self._running if process.poll() is None]
-        if job_id is None or is_run(job_id) or job_id in self._told or len(self._running) >= AT_ONCE:
+        if (
+            job_id is None
+            or is_run(job_id)
+            or job_id in self._notified
+            or len(self._running) >= AT_ONCE
+        ):
             return
-        self._told[job_id] = None
-        if len(self._told) > REMEMBERED:
-            del self._told[next(iter(self._told))]
+        self._notified[job_id] = None
+        if len(self._notified) > REMEMBERED:
+            del self._notified[next(iter(self._notified))]
         try:
             require(self.scontrol, "the program")
             command = [self.scontrol, "notify", str(job_id), sentence(finding, action)]

@@ -1,9 +1,9 @@
-"""Stop, kill or continue processes of a job that were found on a card, and never anybody else's.
+"""Stops, kills or continues processes of one job, never those of another.
 
-Which job a process belongs to comes from what root made: its cgroup, a root-owned slurmstepd among its
-ancestors, or descent from the process that qgpud gave a grant to. Its four user ids must all be the grant's, so a
-setuid program is left alone. The process is held by a pidfd while this is checked, so that the signal cannot reach
-a later process with the same number.
+The job of a process comes from what root made: its cgroup, a root-owned slurmstepd among its
+ancestors, or descent from the process that qgpud gave a grant to. All four user ids must be the
+grant's, so a setuid program is left alone. A pidfd holds the process during the check, so the
+signal cannot reach a later process with the same pid.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from gres.grant.store import Grant
 SIGNALS = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL, "continue": signal.SIGCONT}
 
 
-def punish(
+def send_action(
     action: str,
     pids: Iterable[int],
     grant: Grant,
     job_of: Callable[[int], int | None],
     proc: Path = PROC,
 ) -> list[int]:
-    """Send the action's signal to those processes that are proven to be the job's; who got it."""
+    """Send the action's signal to those processes that verifiably belong to the job; the ones
+    signalled.
+    """
     done: list[int] = []
     for pid in pids:
         with suppress(OSError):

@@ -1,0 +1,119 @@
+"""When a finding counts: samples needed, and the exemption of processes that cannot register."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from enforcer.daemon.audit.findings import Finding
+
+# Samples in a row before a finding counts. A process registers a moment after its context appears,
+# and memory may be freed between two calls of NVML. `busy` was above the limit in two windows
+# already.
+SAMPLES_NEEDED = {
+    "stranger": 3,
+    "unregistered": 3,
+    "ungranted": 3,
+    "over": 2,
+    "busy": 1,
+    "unaccounted": 2,
+}
+REPLACEABLE = (
+    "unregistered",
+    "ungranted",
+)  # kinds that a job could evade by replacing its processes
+SUSPICION_LIMIT = 30  # ten samples with such processes, 3 points each
+Tenancy = tuple[int | None, str]  # job and card
+
+
+class Confirmation:
+    """Counts in how many samples in a row each finding was present.
+
+    A job cannot evade by replacing its processes: after about ten samples with some process without
+    the shim, each further one counts in its first sample.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[Finding, int] = {}
+        self._suspicion: dict[Tenancy, int] = {}
+
+    def due(self, findings: Iterable[Finding], unable: Collection[Finding] = ()) -> list[Finding]:
+        """The findings that count now. `unable`: processes that cannot register; their count
+        restarts.
+        """
+        before = self._seen
+        self._seen = {f: 0 if f in unable else before.get(f, 0) + 1 for f in findings}
+        self._suspect(
+            {(f.job_id, f.uuid) for f in self._seen if f.kind in REPLACEABLE and f not in unable}
+        )
+        return [
+            finding for finding, samples in self._seen.items() if samples >= self._needed(finding)
+        ]
+
+    def again(self, finding: Finding) -> None:
+        """The finding was acted upon: processes that replace those need as many samples again."""
+        if finding in self._seen:
+            self._seen[finding] = 0
+
+    def ended(self, job_id: int) -> None:
+        """The job's grant ended: the next job with this number starts without a history."""
+        self._seen = {
+            finding: samples for finding, samples in self._seen.items() if finding.job_id != job_id
+        }
+        self._suspicion = {key: score for key, score in self._suspicion.items() if key[0] != job_id}
+
+    def _suspect(self, found: set[Tenancy]) -> None:
+        """A sample with such a process counts three times as much as one without, so pauses do not
+        help.
+        """
+        before = self._suspicion
+        scores = {
+            key: before.get(key, 0) + (3 if key in found else -1) for key in before.keys() | found
+        }
+        self._suspicion = {
+            key: min(score, SUSPICION_LIMIT + 9) for key, score in scores.items() if score > 0
+        }
+
+    def _needed(self, finding: Finding) -> int:
+        suspicion = self._suspicion.get((finding.job_id, finding.uuid), 0)
+        shifty = finding.kind in REPLACEABLE and suspicion >= SUSPICION_LIMIT
+        return 1 if shifty else SAMPLES_NEEDED[finding.kind]
+
+    @property
+    def pending(self) -> bool:
+        """Whether a finding is present that does not count yet."""
+        return any(samples < self._needed(finding) for finding, samples in self._seen.items())
+
+
+class Exemptions:
+    """Exempts stopped or surplus processes without the shim, within a budget where NVML is blind.
+
+    A stopped process, or one more than a job may have, is exempt while NVML shows no use of the
+    card by it. Where NVML does not report utilisation (MIG), each such sample takes from a budget
+    of the job on that card. Without a limit a job could stay exempt; with one per process it could
+    replace the process.
+    """
+
+    def __init__(self, budget_ns: int) -> None:
+        self._budget_ns = budget_ns
+        self._spent: dict[Tenancy, int] = {}
+        self._looked_ns: int | None = None
+
+    def begin(self, now_ns: int) -> int:
+        """Start a sample; ns since the last one."""
+        before, self._looked_ns = self._looked_ns, now_ns
+        return 0 if before is None else now_ns - before
+
+    def spend(self, blind: Iterable[Finding], took_ns: int) -> set[Finding]:
+        """Those of `blind` that are still exempt after this sample."""
+        asking = list(blind)
+        for key in {(f.job_id, f.uuid) for f in asking}:
+            self._spent[key] = self._spent.get(key, 0) + took_ns
+        return {f for f in asking if self._spent[f.job_id, f.uuid] <= self._budget_ns}
+
+    def renew(self, job_id: int | None = None) -> None:
+        """Refill the budget: of all jobs under a new arbiter, where none could register yet; or of
+        one job.
+        """
+        self._spent = {
+            k: v for k, v in self._spent.items() if job_id is not None and k[0] != job_id
+        }
