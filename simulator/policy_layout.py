@@ -16,48 +16,48 @@ TICK_NS = 1_000_000
 SOLO_TICK_NS = 5_000_000
 FINE_NS = 100_000
 FINE_PARTS = 8
-UNSEEN_NS = 100_000_000
+UNSAMPLED_NS = 100_000_000
 NOTIFY_NS = 2_000_000
 PASS_ON_NS = 1_000_000
 PAUSE_NS = 400_000
 LATE_PAUSE_NS = 500_000
-CLOSE_LOOK_NS = 300_000
-REST_NS = 100_000
-RESTING = 3
-LATE = 4
-SOON_NS = 1_200_000
-WARY_NS = 1_000_000_000
-PAUSES_NS = 1_000_000_000
+PAUSE_POLL_NS = 300_000
+SHORT_PAUSE_NS = 100_000
+REAL_PAUSES = 3
+LATE_THREAD = 4
+LATE_THREAD_NS = 1_200_000
+TIMEOUT_MEMORY_NS = 1_000_000_000
+PAUSE_MEMORY_NS = 1_000_000_000
 START_NS = 1_000_000
 DRAIN_POLL_NS = 50000
-DRAIN_MAX_NS = 100_000_000
-DRAIN_LEAST_NS = 25_000_000
-DRAIN_TAILS = 8
-UNEVEN = 16
-UNEVEN_LOOKS = 8
-LIMITED_LOOKS = 16
-TOLD_LOOK_NS = 500_000
-OVERDUE_MAX = 6
-KEEP_NS = 5_000_000
+DRAIN_TIMEOUT_NS = 100_000_000
+DRAIN_TIMEOUT_MIN_NS = 25_000_000
+DRAIN_MULTIPLE = 8
+UNEVEN_DRAINS = 16
+UNEVEN_POLLS = 8
+FIXED_POLLS = 16
+REPORTED_POLL_NS = 500_000
+TIMEOUT_HALVINGS = 6
+KEEP_CREDIT_NS = 5_000_000
 DEFICIT_MAX_NS = 1_000_000_000
 BUDGET_MAX_NS = 50_000_000
 MARGIN_NS = 2_000_000
 OVERSTAY_NS = 250_000
-LATE_NS = 500_000
-LONG_TURN = 10
-CROWD_TURN = 7
-PORTION = 3
+LATE_REPORT_NS = 500_000
+LONG_QUANTUM = 10
+LONG_QUANTUM_MANY = 7
+REOPEN_SLICES = 3
 LONE_WINDOW_US = 20000
 SHARED_WINDOW_US = 4000
 FIXED_WINDOW_US = 2000
-FIXED_MOST_US = 5000
+FIXED_WINDOW_MAX_US = 5000
 HOLD_NS = 1_000_000
-DEEP_TAIL_NS = 3_000_000
+DEEP_DRAIN_NS = 3_000_000
 DEEP_WINDOW_US = 24000
-DEEP_ROOM_NS = 14_000_000
+DEEP_QUANTUM_NS = 14_000_000
 LEAD_NS = 150_000
 OVERLAP_NS = 1_500_000
-LATE_LOOK_NS = 200_000
+OVERLAP_POLL_NS = 200_000
 MISS = 64
 MISSES_MAX = 256
 BINS = 256
@@ -71,50 +71,50 @@ class QpTenant(ctypes.Structure):
         ("job_class", c_uint32),
         ("share", c_uint32),
         ("procs", c_uint32),
-        ("wants", c_uint32),
+        ("runnable", c_uint32),
         ("undrained", c_uint32),
         ("granted", c_uint32),
         ("free", c_uint32),
         ("suspended", c_uint32),
         ("hung", c_uint32),
-        ("stands", c_uint32),
-        ("unsure", c_uint32),
-        ("ends_ns", c_uint64),
+        ("at_gate", c_uint32),
+        ("doubted", c_uint32),
+        ("predicted_end_ns", c_uint64),
         ("used_from_ns", c_uint64),
-        ("ended_ns", c_uint64),
-        ("silent_ns", c_uint64),
+        ("reported_end_ns", c_uint64),
+        ("inactive_since_ns", c_uint64),
         ("gate", c_uint32),
-        ("worked", c_uint32),
-        ("flew", c_uint32),
+        ("ever_runnable", c_uint32),
+        ("was_undrained", c_uint32),
         ("was_busy", c_uint32),
-        ("wished", c_uint32),
-        ("wanted", c_uint32),
+        ("was_competing", c_uint32),
+        ("was_runnable", c_uint32),
         ("budgeted", c_uint32),
-        ("greedy", c_uint32),
-        ("drains", c_uint32),
-        ("heavy", c_uint32),
-        ("roomy", c_uint32),
-        ("resting", c_uint32),
-        ("away", c_uint32),
-        ("spent", c_uint32),
-        ("uneven", c_uint32),
+        ("backlogged", c_uint32),
+        ("drain_unknown", c_uint32),
+        ("slow_drain", c_uint32),
+        ("deep_window", c_uint32),
+        ("real_pauses", c_uint32),
+        ("passed_on", c_uint32),
+        ("out_of_budget", c_uint32),
+        ("uneven_drains", c_uint32),
         ("misses", c_uint32),
         ("deficit_ns", c_int64),
         ("budget_ns", c_int64),
-        ("last_work_ns", c_uint64),
+        ("last_runnable_ns", c_uint64),
         ("idle_since_ns", c_uint64),
-        ("rests_ns", c_uint64),
+        ("online_idle_since_ns", c_uint64),
         ("busy_since_ns", c_uint64),
         ("paused_ns", c_uint64),
         ("service_ns", c_uint64),
         ("used_ns", c_uint64),
-        ("unseen_ns", c_uint64),
-        ("drain_ns", c_uint64),
-        ("early_ns", c_uint64),
-        ("tail_ns", c_uint64),
-        ("longest_ns", c_uint64),
-        ("overdue", c_uint64),
-        ("cut_off_ns", c_uint64),
+        ("unsampled_ns", c_uint64),
+        ("mean_drain_ns", c_uint64),
+        ("short_drain_ns", c_uint64),
+        ("max_drain_ns", c_uint64),
+        ("max_drain_long_ns", c_uint64),
+        ("drain_timeouts", c_uint64),
+        ("timed_out_close_ns", c_uint64),
         ("until_ns", c_uint64),
     ]
 
@@ -125,31 +125,31 @@ class QpClass(ctypes.Structure):
     _fields_: ClassVar[Any] = [
         ("policy", c_uint32),
         ("sliced", c_uint32),
-        ("holder", c_int32),
+        ("current", c_int32),
         ("draining", c_int32),
         ("contended", c_uint32),
         ("resumed", c_uint32),
-        ("looked", c_uint32),
-        ("wary", c_uint32),
-        ("stayed", c_uint32),
-        ("bare", c_uint32),
-        ("early", c_uint32),
-        ("rivals", c_uint32),
-        ("weights", c_int64),
+        ("seen_draining", c_uint32),
+        ("recent_timeout", c_uint32),
+        ("same_tenant", c_uint32),
+        ("closed_idle", c_uint32),
+        ("opened_early", c_uint32),
+        ("competitors", c_uint32),
+        ("weight_sum", c_int64),
         ("slice_end_ns", c_uint64),
-        ("turn_end_ns", c_uint64),
+        ("quantum_end_ns", c_uint64),
         ("opened_ns", c_uint64),
-        ("use_ns", c_uint64),
-        ("booked_ns", c_uint64),
-        ("foreseen_ns", c_uint64),
+        ("use_from_ns", c_uint64),
+        ("charged_until_ns", c_uint64),
+        ("predicted_end_ns", c_uint64),
         ("drain_from_ns", c_uint64),
         ("drain_until_ns", c_uint64),
-        ("cut_off_ns", c_uint64),
+        ("last_timeout_ns", c_uint64),
     ]
 
 
 class QpWindow(ctypes.Structure):
-    """struct qp_window: what was used in the last second, or the last ten."""
+    """struct qp_window: sum of use over the last second, or over the last ten."""
 
     _fields_: ClassVar[Any] = [
         ("bin", c_uint64),
@@ -187,7 +187,7 @@ class QpCard(ctypes.Structure):
         ("online_working", c_uint32),
         ("awaits_online", c_uint32),
         ("last_user", c_int32),
-        ("again", c_uint32),
+        ("resample", c_uint32),
         ("padding", c_uint32),
         ("tenant", QpTenant * 256),
         ("history", QpHistory * 256),

@@ -27,12 +27,12 @@ class Policy:
     def decide(self, now_ns: int) -> None:
         """A decision at a time that does not go backwards; where it asks for a look, that finds nothing new."""
         self.decide_once(now_ns)
-        if self.card.again:
-            self.card.again = 0
+        if self.card.resample:
+            self.card.resample = 0
             self.decide_once(now_ns)
 
     def decide_once(self, now_ns: int) -> None:
-        """The same up to the look that `card.again` may ask for."""
+        """The same up to the look that `card.resample` may ask for."""
         self._lib.qp_decide(ctypes.byref(self.card), c_uint64(now_ns))
 
     def forget(self, index: int) -> None:

@@ -73,8 +73,8 @@ def test_no_gate_would_move_before_wake_ns(jobs: list[Job], offline: int, online
         after = closed(world.card)
         ctypes.memmove(ctypes.byref(world.card), copy, len(copy))
         for tenant, was, then in zip(world.tenants, before, after, strict=True):
-            late = wake - world.now <= (2 if tenant.wants else 20) * MS
-            excused = (tenant.spent and was and late) or wake - world.now <= DRAIN_POLL_NS
+            late = wake - world.now <= (2 if tenant.runnable else 20) * MS
+            excused = (tenant.out_of_budget and was and late) or wake - world.now <= DRAIN_POLL_NS
             assert was == then or excused, "a gate was due earlier"
 
 
@@ -213,7 +213,7 @@ def test_a_tenant_that_never_drains_pays_for_it() -> None:
     world = World([liar, worker])
     world.observe = lambda: None  # type: ignore[method-assign]
     for tenant in (world.card.tenant[0], world.card.tenant[1]):
-        tenant.wants = 1
+        tenant.runnable = 1
     world.card.tenant[0].undrained = 1
     opened = [0, 0]
     world.decide()
@@ -254,12 +254,12 @@ def test_release_never_comes_early(bursts: int, phase: int) -> None:
     world = World([Job(ONLINE, 50, 1 * MS, greedy=False), Job(OFFLINE, 50, 100_000)])
     world.observe = lambda: None  # type: ignore[method-assign]
     online = world.card.tenant[0]
-    online.wants = 1
+    online.runnable = 1
     world.decide()
     end = world.now + bursts * MS + phase
     while not world.open(1):
         world.now += 20_000
-        online.wants = int(world.now <= end)
+        online.runnable = int(world.now <= end)
         if world.now >= world.card.wake_ns:
             world.decide()
         assert world.now - end < 105 * MS, "the release is late"

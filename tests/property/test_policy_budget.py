@@ -46,7 +46,7 @@ def test_idleness_is_not_charged_when_it_ends() -> None:
         card.at(3 * MS)
         card.now += 160 * MS
         for i in (0, 1):
-            card[i].wants, card[i].undrained = 1, int(i in card.open())
+            card[i].runnable, card[i].undrained = 1, int(i in card.open())
             card[i].used_from_ns = card.now if used_from else 0
         card.at(0)
         assert [card[i].service_ns for i in (0, 1)] == [0, 0]
@@ -62,7 +62,7 @@ def test_fixed_share_counts_on_under_preemption_recovery_and_saves_little() -> N
     card.at(100 * MS)
     assert card[1].gate & abi.GATE_WHY_PREEMPTED
     card.at(3000 * MS)
-    card[0].wants = 0
+    card[0].runnable = 0
     card.at(1 * MS)
     card.at(100 * MS)
     assert 1 in card.open() and 0 < card[1].budget_ns <= BUDGET_MAX_NS
@@ -87,7 +87,7 @@ def test_a_change_of_policy_starts_with_an_empty_record() -> None:
     run_alone(card, 500 * MS)
     card.raw.cls[1].policy = abi.POLICY_BURST_SHARE
     card.at(1 * MS)
-    assert card.open() == [0] and not card[0].spent
+    assert card.open() == [0] and not card[0].out_of_budget
     card.at(900 * MS)
     card.raw.cls[1].policy = FIXED
     card.at(1 * MS)
@@ -97,7 +97,7 @@ def test_a_change_of_policy_starts_with_an_empty_record() -> None:
 def test_a_full_bucket_breaks_the_limit_of_no_second() -> None:
     """50 ms were saved up: they are spent only as far as the use of the last second leaves room."""
     card = fixed_alone(50)
-    card[0].wants = card[0].undrained = 0
+    card[0].runnable = card[0].undrained = 0
     card.at(card.raw.wake_ns - card.now)
     card.at(3000 * MS)
     card.want(0)
@@ -115,13 +115,13 @@ def test_who_waits_for_its_budget_keeps_its_credit() -> None:
     card = Card((OFFLINE, 20), (OFFLINE, 20), policy=FIXED)
     card.want(0, 1)
     card.at(0)
-    first = card.holder()
+    first = card.current()
     other = 1 - first
-    card[other].spent, card[other].budgeted, card[other].budget_ns = 1, 1, -50 * MS
+    card[other].out_of_budget, card[other].budgeted, card[other].budget_ns = 1, 1, -50 * MS
     card.use(first)
     for _ in range(4):
         card.at(1 * MS)
-    assert card[other].spent and card[other].deficit_ns > MS
+    assert card[other].out_of_budget and card[other].deficit_ns > MS
     assert card[first].deficit_ns + card[other].deficit_ns == pytest.approx(0, abs=10)
 
 
@@ -131,7 +131,7 @@ def test_the_card_does_not_stand_still_while_all_budgets_fill() -> None:
     card.want(0, 1)
     card.at(0)
     for i in (0, 1):
-        card[i].spent, card[i].budgeted, card[i].budget_ns = 1, 1, -(1 + i) * MS
+        card[i].out_of_budget, card[i].budgeted, card[i].budget_ns = 1, 1, -(1 + i) * MS
     waited = 0
     card.at(0)
     while not card.open():

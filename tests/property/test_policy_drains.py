@@ -6,7 +6,7 @@ import pytest
 from policy_card import Card, two
 
 from enforcer.wire import abi
-from simulator.policy_layout import DRAIN_LEAST_NS, DRAIN_MAX_NS, MS, OVERDUE_MAX, PAUSE_NS
+from simulator.policy_layout import DRAIN_TIMEOUT_MIN_NS, DRAIN_TIMEOUT_NS, MS, PAUSE_NS, TIMEOUT_HALVINGS
 
 pytestmark = pytest.mark.native
 US = 1000
@@ -22,7 +22,7 @@ def at_work(policy: int = abi.POLICY_BURST_SHARE) -> tuple[Card, int, int]:
 
 def leave_with_nothing(card: Card, first: int) -> None:
     """Its last work ends, and so does its turn a while later: the decision that closes its gate."""
-    card[first].wants = card[first].undrained = 0
+    card[first].runnable = card[first].undrained = 0
     card.at(0)
     card.now += PAUSE_NS
     card.lib.decide_once(card.now)
@@ -32,35 +32,35 @@ def leave_with_nothing(card: Card, first: int) -> None:
 def test_no_gate_opens_before_a_look_behind_the_one_that_closed(policy: int) -> None:
     card, first, other = at_work(policy)
     leave_with_nothing(card, first)
-    assert card.open() == [] and card.raw.again, "a launch may have passed the gate since the last look"
-    card.raw.again = 0
+    assert card.open() == [] and card.raw.resample, "a launch may have passed the gate since the last look"
+    card.raw.resample = 0
     card.lib.decide_once(card.now)
-    assert card.open() == [other] and not card.raw.again, "none did, and no time was lost"
+    assert card.open() == [other] and not card.raw.resample, "none did, and no time was lost"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_launch_that_passed_the_closing_gate_is_waited_for(policy: int) -> None:
     card, first, other = at_work(policy)
     leave_with_nothing(card, first)
-    card.raw.again, card[first].wants, card[first].undrained = 0, 1, 1
+    card.raw.resample, card[first].runnable, card[first].undrained = 0, 1, 1
     for _ in range(5):
         card.lib.decide_once(card.now)
-        assert card.open() == [] and not card.raw.again
+        assert card.open() == [] and not card.raw.resample
         card.now += 1 * MS
     card[first].undrained = 0
     card.at(0)
     assert card.open() == [other]
-    assert card[first].tail_ns == 5 * MS, "it was a drain like any other"
+    assert card[first].max_drain_ns == 5 * MS, "it was a drain like any other"
 
 
 def test_a_look_behind_the_gate_teaches_nothing_about_drains() -> None:
     card, first, _ = at_work()
-    card[first].early_ns = card[first].drain_ns = card[first].tail_ns = 800 * US
+    card[first].short_drain_ns = card[first].mean_drain_ns = card[first].max_drain_ns = 800 * US
     leave_with_nothing(card, first)
-    card.raw.again = 0
+    card.raw.resample = 0
     card.now += 20 * US
     card.lib.decide_once(card.now)
-    assert card[first].early_ns == card[first].drain_ns == card[first].tail_ns == 800 * US
+    assert card[first].short_drain_ns == card[first].mean_drain_ns == card[first].max_drain_ns == 800 * US
 
 
 def test_who_leaves_work_behind_needs_no_look_of_its_own() -> None:
@@ -69,7 +69,7 @@ def test_who_leaves_work_behind_needs_no_look_of_its_own() -> None:
     while card.open() == [first]:
         card.now = card.raw.wake_ns
         card.lib.decide_once(card.now)
-        assert not card.raw.again
+        assert not card.raw.resample
 
 
 def cut_off(card: Card, first: int) -> int:
@@ -94,7 +94,7 @@ def turn_of(card: Card, i: int) -> None:
 def end_late(card: Card, first: int, other: int) -> None:
     """What it has on the card ends so late that no kernel is awaited as long."""
     card.use(other)
-    card.at(DRAIN_MAX_NS)
+    card.at(DRAIN_TIMEOUT_NS)
     card[first].undrained = 0
     card.at(0)
 
@@ -104,28 +104,28 @@ def test_work_that_ended_after_all_is_no_lie() -> None:
     next one must not be cut off all the sooner for that.
     """
     card, first, other = at_work()
-    card[first].tail_ns = 1 * MS
-    assert cut_off(card, first) == DRAIN_LEAST_NS
-    assert card[first].overdue == 1
+    card[first].max_drain_ns = 1 * MS
+    assert cut_off(card, first) == DRAIN_TIMEOUT_MIN_NS
+    assert card[first].drain_timeouts == 1
     card.use(other)
     card.at(20 * MS)
     card[first].undrained = 0
     card.at(0)
-    assert card[first].overdue == 0
-    assert 45 * MS <= card[first].tail_ns <= 46 * MS
+    assert card[first].drain_timeouts == 0
+    assert 45 * MS <= card[first].max_drain_ns <= 46 * MS
     turn_of(card, first)
-    assert cut_off(card, first) == DRAIN_MAX_NS
+    assert cut_off(card, first) == DRAIN_TIMEOUT_NS
 
 
 def test_work_that_ends_too_late_is_awaited_less_each_time() -> None:
     card, first, other = at_work()
     waited = []
-    for times in range(1, OVERDUE_MAX + 3):
+    for times in range(1, TIMEOUT_HALVINGS + 3):
         waited.append(cut_off(card, first))
         end_late(card, first, other)
-        assert card[first].overdue == min(times, OVERDUE_MAX)
+        assert card[first].drain_timeouts == min(times, TIMEOUT_HALVINGS)
         turn_of(card, first)
-    assert waited[0] == DRAIN_MAX_NS
+    assert waited[0] == DRAIN_TIMEOUT_NS
     assert waited == sorted(waited, reverse=True)
     assert waited[-1] < 2 * MS
 
@@ -147,13 +147,13 @@ def test_a_long_kernel_is_remembered_longer_than_it_is_waited_for() -> None:
     """
     card, first, _ = at_work()
     drain(card, first, 10 * MS)
-    assert card[first].longest_ns == card[first].tail_ns == 10 * MS
+    assert card[first].max_drain_long_ns == card[first].max_drain_ns == 10 * MS
     for _ in range(10):
         drain(card, first, 1 * MS)
-    assert card[first].tail_ns < 4 * MS and card[first].longest_ns > 7 * MS
+    assert card[first].max_drain_ns < 4 * MS and card[first].max_drain_long_ns > 7 * MS
     for _ in range(20):
         drain(card, first, 1 * MS)
-    assert card[first].longest_ns < 6 * MS
+    assert card[first].max_drain_long_ns < 6 * MS
 
 
 @pytest.mark.parametrize(("longest_ns", "closes_ms"), [(10 * MS, (149.5, 149.9)), (1 * MS, (148, 148.4))])
@@ -165,7 +165,7 @@ def test_who_has_long_kernels_may_use_nearly_all_of_its_second(
     card.want(0)
     card.at(0)
     card.use(0)
-    card[0].budget_ns, card[0].longest_ns = 1000 * MS, longest_ns
+    card[0].budget_ns, card[0].max_drain_long_ns = 1000 * MS, longest_ns
     began = card.now
     while card.open():
         card[0].budget_ns = 1000 * MS

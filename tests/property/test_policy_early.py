@@ -1,4 +1,4 @@
-"""The next gate opens a little before the former holder's work will have ended, and nobody pays for another's time."""
+"""The next gate opens a little before the former tenant's work will have ended, and nobody pays for another's time."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def leaving(*others: tuple[int, int], policy: int = abi.POLICY_BURST_SHARE) -> t
     card = Card((OFFLINE, 50), (OFFLINE, 50), *others, policy=policy)
     card.want(0, 1)
     card.at(0)
-    first = card.holder()
+    first = card.current()
     card.use(first)
-    card[1 - first].greedy = 0
+    card[1 - first].backlogged = 0
     card.at(SLICE)
     assert first not in card.open()
     return card, first, 1 - first
 
 
 def foresee(card: Card, who: int, ahead_ns: int) -> None:
-    card[who].ends_ns = card.now + ahead_ns
+    card[who].predicted_end_ns = card.now + ahead_ns
     card.at(1000)
 
 
@@ -40,7 +40,7 @@ def test_the_next_gate_opens_shortly_before_the_foreseen_end() -> None:
         assert card.raw.wake_ns != NEVER
         card.at(card.raw.wake_ns - card.now)
     assert card.open() == [other]
-    assert 0 <= card.now - (card[first].ends_ns - LEAD_NS) < LEAD_NS
+    assert 0 <= card.now - (card[first].predicted_end_ns - LEAD_NS) < LEAD_NS
 
 
 def test_its_gate_says_that_it_opened_early_for_all_of_that_turn() -> None:
@@ -55,7 +55,7 @@ def test_its_gate_says_that_it_opened_early_for_all_of_that_turn() -> None:
         assert card.open() == [other] and card[other].gate & abi.GATE_EARLY, (
             "a word that changes costs a look"
         )
-    card[other].wants = card[other].undrained = 0
+    card[other].runnable = card[other].undrained = 0
     while card.open() == [other]:
         card.at(1 * MS)
     assert first in card.open() and not card[first].gate & abi.GATE_EARLY, "nobody was on the card any more"
@@ -87,7 +87,7 @@ def test_not_where_an_online_tenant_would_wait_for_both(registered: int) -> None
     card.at(1 * MS)
     first = next(i for i in card.open() if i != 2)
     card.use(first)
-    card[1 - first].greedy = 0
+    card[1 - first].backlogged = 0
     card.at(SLICE)
     foresee(card, first, LEAD_NS // 2)
     assert not {0, 1} & set(card.open())
@@ -95,13 +95,13 @@ def test_not_where_an_online_tenant_would_wait_for_both(registered: int) -> None
 
 def leave_again(card: Card, who: int) -> None:
     """Its gate is closed once more, with work on the card."""
-    card.raw.cls[1].holder, card.raw.cls[1].draining, card.raw.cls[1].looked = -1, who, 0
+    card.raw.cls[1].current, card.raw.cls[1].draining, card.raw.cls[1].seen_draining = -1, who, 0
     card.raw.cls[1].drain_from_ns, card.raw.cls[1].drain_until_ns = card.now, card.now + 100 * MS
     card[who].undrained = 1
 
 
 def misses_twice() -> tuple[Card, int, int]:
-    """The former holder's work ended much later than foreseen, two times."""
+    """The former tenant's work ended much later than foreseen, two times."""
     card, first, other = leaving()
     for misses in (MISSES_MAX // 4, MISSES_MAX):
         foresee(card, first, LEAD_NS)
@@ -123,7 +123,7 @@ def test_who_foresaw_wrongly_is_believed_again_after_many_turns() -> None:
     card, first, other = misses_twice()
     turns = 0
     while card[first].misses >= MISSES_MAX // 2:
-        card[first].ends_ns = 0
+        card[first].predicted_end_ns = 0
         card.at(1 * MS)
         assert card.open() == []
         card[first].undrained = 0
@@ -161,9 +161,11 @@ def test_whatever_is_foreseen_one_gate_is_open_and_no_time_is_paid_for_twice(pol
         for _ in range(400):
             for i in range(4):
                 t = card[i]
-                t.wants = rng.random() < 0.9
+                t.runnable = rng.random() < 0.9
                 t.undrained = rng.random() < (0.7 if i in card.open() or t.undrained else 0.05)
-                t.ends_ns = rng.choice([0, 1, card.now - MS, card.now + rng.randrange(3 * MS), NEVER // 2])
+                t.predicted_end_ns = rng.choice(
+                    [0, 1, card.now - MS, card.now + rng.randrange(3 * MS), NEVER // 2]
+                )
             card.at(rng.randrange(1, 2 * MS))
             assert len(card.open()) <= 1
             used = [card[i].service_ns for i in range(4)]

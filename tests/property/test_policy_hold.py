@@ -30,13 +30,13 @@ def beside(busy: bool = True, **changes: int) -> Card:
 
 def comes(card: Card) -> None:
     """Online's first launch."""
-    card[0].wants = 1
+    card[0].runnable = 1
     card.at(10 * US)
 
 
 def goes(card: Card) -> None:
     """Online is idle again, offline is let in and works."""
-    card[0].wants = 0
+    card[0].runnable = 0
     card.at(1 * MS)
     card.at(card.raw.idle_release_ns)
     assert not card[1].gate & abi.GATE_CLOSED
@@ -81,13 +81,13 @@ def test_a_hold_ends_and_long_work_is_not_waited_for_again() -> None:
     card.at(HOLD_NS - 1)
     assert held(card)
     card.at(1)
-    assert not held(card) and card[1].heavy
+    assert not held(card) and card[1].slow_drain
     goes(card)
     comes(card)
     assert not held(card), "it would be in vain"
     card[1].undrained = 0
     card.at(100 * US)
-    assert not card[1].heavy, "this time it was short"
+    assert not card[1].slow_drain, "this time it was short"
     goes(card)
     comes(card)
     assert held(card)
@@ -114,7 +114,7 @@ def test_online_rings_at_once_where_offline_may_run() -> None:
     """With a short release the card is offline's before online's gate would be told to ring."""
     card = beside(idle_release_ns=0)
     comes(card)
-    card[0].wants = 0
+    card[0].runnable = 0
     card.at(100 * US)
     assert not card[1].gate & abi.GATE_CLOSED
     assert card[0].gate & abi.GATE_NOTIFY and held(card)
@@ -137,8 +137,8 @@ def test_a_hold_is_short_and_has_a_reason(seed: int) -> None:
     came = None
     for _ in range(3000):
         who = card[dice.randrange(6)]
-        who.wants = dice.random() < 0.5
-        who.undrained = who.wants and dice.random() < 0.7
+        who.runnable = dice.random() < 0.5
+        who.undrained = who.runnable and dice.random() < 0.7
         card.at(dice.choice((20, 50, 300, 1000)) * US)
         online = [i for i in range(6) if card[i].job_class == ONLINE]
         offline = [i for i in range(6) if card[i].job_class == OFFLINE]
@@ -149,7 +149,7 @@ def test_a_hold_is_short_and_has_a_reason(seed: int) -> None:
             if not held(card, i) or came is None:
                 continue
             assert card.now < came + HOLD_NS
-            assert any(card[j].undrained and not card[j].heavy for j in offline)
+            assert any(card[j].undrained and not card[j].slow_drain for j in offline)
             assert card.raw.wake_ns <= came + HOLD_NS
 
 
@@ -158,11 +158,11 @@ def test_an_online_tenant_that_lets_turns_go_unused_gets_others_and_keeps_nobody
     card.want(0, 2)
     card.at(1 * MS)
     assert card[2].gate & abi.GATE_WHY_PREEMPTED
-    card[0].wants = 0
+    card[0].runnable = 0
     card.at(5 * MS)
     card.at(101 * MS)
     assert not card[2].gate & abi.GATE_CLOSED
-    card[0].wants = card[0].unsure = 1
+    card[0].runnable = card[0].doubted = 1
     for _ in range(50):
         card.at(1 * MS)
         assert not card[0].gate & abi.GATE_CLOSED, "should it go on, its first launch says so"
@@ -174,11 +174,11 @@ def test_an_online_tenant_that_lets_turns_go_unused_gets_others_and_keeps_nobody
         assert card[2].gate & abi.GATE_WHY_PREEMPTED
         turns.append(not card[0].gate & abi.GATE_CLOSED)
     assert any(turns) and not all(turns), "turns among its peers"
-    card[1].wants = 0
+    card[1].runnable = 0
     card.at(1 * MS)
     card.at(101 * MS)
     assert not card[2].gate & abi.GATE_CLOSED
-    card[0].unsure = 0
+    card[0].doubted = 0
     card.at(1 * MS)
     assert card[2].gate & abi.GATE_WHY_PREEMPTED, "it launched"
 
@@ -192,7 +192,7 @@ def test_a_hung_online_tenant_gets_no_turn_of_its_peers_and_keeps_offline_out() 
         assert card[0].gate & abi.GATE_CLOSED, "nobody waits for its turn to end"
         assert not card[1].gate & abi.GATE_CLOSED
         assert card[2].gate & abi.GATE_WHY_PREEMPTED
-    card[1].wants = 0
+    card[1].runnable = 0
     for _ in range(200):
         card.at(5 * MS)
         assert card[2].gate & abi.GATE_WHY_PREEMPTED, "its kernel is online's, however long it takes"

@@ -132,14 +132,14 @@ def let_one_lie(card: Card, seconds: int, *, believed: bool) -> None:
     for _ in range(50 * seconds):
         for i in (0, 1):
             cls = card.raw.cls[1]
-            cls.holder, cls.draining, cls.use_ns = i, -1, card.now
+            cls.current, cls.draining, cls.use_from_ns = i, -1, card.now
             cls.opened_ns = card[i].used_from_ns = card.now
             for j in (0, 1):
                 card[j].gate = 0 if i == j else abi.GATE_CLOSED
-                card[j].wants, card[j].undrained, card[j].flew = 1, int(i == j), int(i == j)
-            card[2].wants, card[2].undrained, card[2].flew = int(believed), 1, 1
+                card[j].runnable, card[j].undrained, card[j].was_undrained = 1, int(i == j), int(i == j)
+            card[2].runnable, card[2].undrained, card[2].was_undrained = int(believed), 1, 1
             card[2].gate = abi.GATE_CLOSED
-            card.raw.last_ns = cls.booked_ns = card.now
+            card.raw.last_ns = cls.charged_until_ns = card.now
             card.at(10 * MS)
 
 
@@ -160,13 +160,13 @@ def test_the_bound_moves_all_claims_alike() -> None:
     card = Card((OFFLINE, 10), (OFFLINE, 90))
     card.want(0, 1)
     card.at(0)
-    first = card.holder()
+    first = card.current()
     card.use(first)
     card[0].deficit_ns, card[1].deficit_ns = 150 * MS, 999 * MS
     gap = 9 * card[0].deficit_ns - card[1].deficit_ns
     cls = card.raw.cls[1]
     for _ in range(20):
-        cls.holder, cls.use_ns = 0, card.now
+        cls.current, cls.use_from_ns = 0, card.now
         card[0].gate, card[0].undrained, card[1].gate = 0, 1, abi.GATE_CLOSED
         used = 2 * MS
         card.at(used)

@@ -1,4 +1,4 @@
-"""Pauses of a holder, and who gives its time away: one decision at a time."""
+"""Pauses of a current tenant, and who gives its time away: one decision at a time."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from test_policy_turns import deep_queue
 
 from enforcer.wire import abi
 from simulator.policy_layout import (
-    CLOSE_LOOK_NS,
-    DRAIN_LEAST_NS,
-    DRAIN_MAX_NS,
     DRAIN_POLL_NS,
-    KEEP_NS,
-    LATE,
+    DRAIN_TIMEOUT_MIN_NS,
+    DRAIN_TIMEOUT_NS,
+    KEEP_CREDIT_NS,
     LATE_PAUSE_NS,
+    LATE_THREAD,
+    LATE_THREAD_NS,
     MS,
     PASS_ON_NS,
     PAUSE_NS,
-    REST_NS,
-    RESTING,
+    PAUSE_POLL_NS,
+    REAL_PAUSES,
+    REPORTED_POLL_NS,
+    SHORT_PAUSE_NS,
     SOLO_TICK_NS,
-    SOON_NS,
     TICK_NS,
-    TOLD_LOOK_NS,
-    WARY_NS,
+    TIMEOUT_MEMORY_NS,
 )
 
 pytestmark = pytest.mark.native
@@ -34,10 +34,10 @@ US = 1000
 
 
 def rest_of_the_turn(card: Card, other: int, silent_ns: int) -> int:
-    """The holder has moved last at that time; how much later the other one's gate opens."""
-    first = card.holder()
-    card[first].wants = card[first].undrained = 0
-    card[first].silent_ns = silent_ns
+    """The current tenant has moved last at that time; how much later the other one's gate opens."""
+    first = card.current()
+    card[first].runnable = card[first].undrained = 0
+    card[first].inactive_since_ns = silent_ns
     card.at(0)
     while other not in card.open():
         assert card.now <= silent_ns + 10 * MS, "it kept the card"
@@ -49,7 +49,7 @@ def test_a_holder_without_work_passes_its_turn_on_within_a_millisecond() -> None
     """Also if the last look that found a launch, or the end of its work, was the one before."""
     card, first, other = two()
     card.use(first)
-    card[first].silent_ns = card.now + 500 * US
+    card[first].inactive_since_ns = card.now + 500 * US
     card.at(500 * US)
     moved = card.now
     assert card.raw.wake_ns <= moved + PAUSE_NS, (
@@ -91,11 +91,11 @@ def paused_once() -> tuple[Card, int, int]:
 def test_who_always_pauses_for_long_is_given_less_time_to_come_back() -> None:
     card, first, other = two()
     card.use(first)
-    for _ in range(RESTING):
+    for _ in range(REAL_PAUSES):
         assert PAUSE_NS <= rest_of_the_turn(card, other, card.now) < LATE_PAUSE_NS
         come_back(card, first, 5 * MS)
     assert rest_of_the_turn(card, other, card.now) < PAUSE_NS, "its pauses are known"
-    come_back(card, first, SOON_NS - 1)
+    come_back(card, first, LATE_THREAD_NS - 1)
     assert rest_of_the_turn(card, other, card.now) >= LATE_PAUSE_NS, "it came back soon: that was too early"
     come_back(card, first, 5 * MS)
     assert PAUSE_NS <= rest_of_the_turn(card, other, card.now) < LATE_PAUSE_NS
@@ -107,8 +107,8 @@ def test_credit_outlives_a_moment_without_work_and_no_more() -> None:
     card.at(1 * MS)
     credit = card[other].deficit_ns
     assert credit > 0
-    card[other].wants = 0
-    card.at(KEEP_NS - 1 * MS)
+    card[other].runnable = 0
+    card.at(KEEP_CREDIT_NS - 1 * MS)
     assert card[other].deficit_ns > 0, "its thread may only be late"
     card.at(2 * MS)
     assert card[other].deficit_ns == 0, "nothing is saved up for later"
@@ -123,10 +123,10 @@ def test_who_passed_its_turn_on_is_looked_at_more_often() -> None:
 def test_work_that_is_foreseen_is_looked_at_when_it_may_have_ended() -> None:
     """Each look wakes a sleeping thread; but an end that was foreseen too late is found soon all the same."""
     card, first, other = paused_once()
-    card[first].silent_ns = 0
+    card[first].inactive_since_ns = 0
     card.at(300 * US)
-    for ahead, most in ((4 * MS, 3 * MS), (1 * MS, MS // 2), (PAUSE_NS, PAUSE_NS + REST_NS)):
-        card[first].ends_ns = card.now + ahead
+    for ahead, most in ((4 * MS, 3 * MS), (1 * MS, MS // 2), (PAUSE_NS, PAUSE_NS + SHORT_PAUSE_NS)):
+        card[first].predicted_end_ns = card.now + ahead
         card.at(0)
         assert card.raw.due_ns == card.now + most
         assert card.raw.wake_ns <= card.now + TICK_NS, "ticks find it, however much it foresees"
@@ -136,8 +136,8 @@ def test_work_that_is_foreseen_is_looked_at_when_it_may_have_ended() -> None:
 def test_an_end_that_was_foreseen_too_late_is_found_within_half_a_millisecond() -> None:
     """Foreseen ends err by a part of what is in flight, so looks come closer together towards them."""
     card, first, _ = paused_once()
-    card[first].silent_ns = 0
-    card[first].ends_ns = end = card.now + 2 * MS
+    card[first].inactive_since_ns = 0
+    card[first].predicted_end_ns = end = card.now + 2 * MS
     card.at(300 * US)
     looks = [card.now]
     while looks[-1] < end:
@@ -152,44 +152,44 @@ def test_who_was_only_late_is_looked_at_so_often_that_its_next_pause_takes_less_
     card, first, other = two()
     card.use(first)
     rest_of_the_turn(card, other, card.now)
-    come_back(card, first, SOON_NS - 1)
-    assert card[first].resting == LATE
-    card[first].silent_ns = 0
+    come_back(card, first, LATE_THREAD_NS - 1)
+    assert card[first].real_pauses == LATE_THREAD
+    card[first].inactive_since_ns = 0
     card.at(300 * US)
-    assert card.raw.due_ns - card.now <= CLOSE_LOOK_NS < MS - LATE_PAUSE_NS - 2 * DRAIN_POLL_NS
+    assert card.raw.due_ns - card.now <= PAUSE_POLL_NS < MS - LATE_PAUSE_NS - 2 * DRAIN_POLL_NS
 
 
 def test_who_stands_at_its_gate_tells_when_its_work_has_ended() -> None:
     """It is looked at all the same, in case that the thread there is late, but seldom."""
     card, first, _ = two()
     card.use(first)
-    card[first].early_ns, card[first].uneven = 400 * US, 1
+    card[first].short_drain_ns, card[first].uneven_drains = 400 * US, 1
     while card.open() == [first]:
         card.at(card.raw.wake_ns - card.now)
     card.at(10 * US)
-    assert card.raw.wake_ns < card.now + TOLD_LOOK_NS, "nobody stands there: nobody tells"
-    card[first].stands = 1
+    assert card.raw.wake_ns < card.now + REPORTED_POLL_NS, "nobody stands there: nobody tells"
+    card[first].at_gate = 1
     for _ in range(3):
         card.at(0)
-        assert card.raw.wake_ns == card.now + TOLD_LOOK_NS
-        card.at(TOLD_LOOK_NS)
+        assert card.raw.wake_ns == card.now + REPORTED_POLL_NS
+        card.at(REPORTED_POLL_NS)
 
 
 def test_an_end_that_is_foreseen_too_late_and_not_told_is_paid_for() -> None:
     """It says that somebody stands at its gate and that it works for long; it ends before the look that comes then."""
     card, first, other = two()
-    card[first].stands, card[first].ends_ns = 1, card.now + DRAIN_MAX_NS
+    card[first].at_gate, card[first].predicted_end_ns = 1, card.now + DRAIN_TIMEOUT_NS
     card.use(first)
     while card.open() == [first]:
         card.at(card.raw.wake_ns - card.now)
     closed, before, looks = card.now, card[first].service_ns, 0
-    while card.raw.wake_ns < card[first].ends_ns - MS:
+    while card.raw.wake_ns < card[first].predicted_end_ns - MS:
         card.at(card.raw.wake_ns - card.now)
         looks += 1
     assert looks < 30, "but it is not looked at all the time"
     card[first].undrained = 0
     card.at(card.raw.wake_ns - card.now)
-    assert card.open() == [other] and card.now - closed > DRAIN_MAX_NS // 2
+    assert card.open() == [other] and card.now - closed > DRAIN_TIMEOUT_NS // 2
     assert card[first].service_ns - before >= card.now - closed - SOLO_TICK_NS
 
 
@@ -199,16 +199,16 @@ def test_a_drain_longer_than_ever_is_cut_off_soon() -> None:
     """
     burst, fixed = abi.POLICY_BURST_SHARE, abi.POLICY_FIXED_SHARE
     for policy, tail, most in (
-        (burst, 0, DRAIN_MAX_NS),
-        (burst, 1 * MS, DRAIN_LEAST_NS),
+        (burst, 0, DRAIN_TIMEOUT_NS),
+        (burst, 1 * MS, DRAIN_TIMEOUT_MIN_NS),
         (burst, 5 * MS, 40 * MS),
-        (burst, 60 * MS, DRAIN_MAX_NS),
-        (fixed, 1 * MS, DRAIN_MAX_NS),
-        (fixed, 60 * MS, DRAIN_MAX_NS),
+        (burst, 60 * MS, DRAIN_TIMEOUT_NS),
+        (fixed, 1 * MS, DRAIN_TIMEOUT_NS),
+        (fixed, 60 * MS, DRAIN_TIMEOUT_NS),
     ):
         card, first, other = two(policy)
         card.use(first)
-        card[first].tail_ns = tail
+        card[first].max_drain_ns = tail
         while card.open() == [first]:
             card.at(card.raw.wake_ns - card.now)
         closed = card.now
@@ -218,22 +218,22 @@ def test_a_drain_longer_than_ever_is_cut_off_soon() -> None:
 
 
 def test_no_deep_queue_where_somebody_may_come_back() -> None:
-    card, holder, other = deep_queue()
-    card[other].wants = 0
+    card, current, other = deep_queue()
+    card[other].runnable = 0
     card.at(1 * MS)
-    assert not card[holder].roomy, "it was at work until now"
+    assert not card[current].deep_window, "it was at work until now"
     card[other].live = 0
     card.at(1 * MS)
-    assert card[holder].roomy, "it left"
+    assert card[current].deep_window, "it left"
 
 
 def test_turns_are_passed_on_later_while_somebodys_work_had_to_be_cut_off() -> None:
     """Beside a liar each change of hands may cost a cut-off; a second after the last one it is as before."""
     card, first, other = two()
-    card.raw.cls[1].cut_off_ns = card.now
+    card.raw.cls[1].last_timeout_ns = card.now
     card.use(first)
     assert PASS_ON_NS <= rest_of_the_turn(card, other, card.now) <= PASS_ON_NS + DRAIN_POLL_NS
     card, first, other = two()
-    card.raw.cls[1].cut_off_ns = card.now - WARY_NS
+    card.raw.cls[1].last_timeout_ns = card.now - TIMEOUT_MEMORY_NS
     card.use(first)
     assert rest_of_the_turn(card, other, card.now) <= PAUSE_NS + DRAIN_POLL_NS

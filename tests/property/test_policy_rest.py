@@ -16,7 +16,7 @@ def world(online: int) -> World:
     made = World([Job(ONLINE, 50, MS, greedy=False) for _ in range(online)] + [Job(OFFLINE, 50, MS)])
     made.observe = lambda: None  # type: ignore[method-assign]
     for tenant in made.tenants:
-        tenant.wants = 1
+        tenant.runnable = 1
     made.policy_lib.decide(made.now)
     assert not made.open(online)
     return made
@@ -28,7 +28,7 @@ def look(of: World, after_ns: int) -> None:
 
 
 def rest(of: World, i: int, ended_ns: int = 0) -> None:
-    of.tenants[i].wants, of.tenants[i].ended_ns = 0, ended_ns
+    of.tenants[i].runnable, of.tenants[i].reported_end_ns = 0, ended_ns
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -59,7 +59,7 @@ def test_the_last_of_several_counts_and_who_rested_before_may_tell_what_it_likes
     rest(made, 0, first)
     look(made, MS)
     assert made.card.online_busy_ns == made.now, "the other one works"
-    made.tenants[0].ended_ns = 1
+    made.tenants[0].reported_end_ns = 1
     rest(made, 1, made.now + MS // 3)
     look(made, MS)
     assert made.card.online_busy_ns == made.now - MS + MS // 3
@@ -91,7 +91,7 @@ def test_who_works_on_after_it_told_an_end_is_at_work() -> None:
     made = world(1)
     rest(made, 0, made.now + 100_000)
     look(made, MS)
-    made.tenants[0].wants, made.tenants[0].ended_ns = 1, 0
+    made.tenants[0].runnable, made.tenants[0].reported_end_ns = 1, 0
     look(made, 50 * MS)
     assert made.card.online_busy_ns == made.now
     assert made.tenants[1].gate & abi.GATE_WHY_PREEMPTED

@@ -9,9 +9,9 @@ from policy_card import SLICE, Card, two
 
 from enforcer.wire import abi
 from simulator.policy_layout import (
-    CROWD_TURN,
-    DEEP_ROOM_NS,
-    LONG_TURN,
+    DEEP_QUANTUM_NS,
+    LONG_QUANTUM,
+    LONG_QUANTUM_MANY,
     MS,
     START_NS,
 )
@@ -39,11 +39,11 @@ def test_who_stood_at_the_gate_need_not_ring_where_no_budget_ends(policy: int) -
     """It says by itself when it went on, and the next tick finds that: a wake-up less for each turn."""
     card = Card((OFFLINE, 50), (OFFLINE, 50), policy=policy)
     card.want(0, 1)
-    card[0].stands = card[1].stands = 1
+    card[0].at_gate = card[1].at_gate = 1
     card.at(0)
-    first = card.holder()
+    first = card.current()
     assert bool(card[first].gate & abi.GATE_NOTIFY) == (policy == abi.POLICY_FIXED_SHARE)
-    card[first].stands = 0
+    card[first].at_gate = 0
     card.use(first, after_ns=50 * US)
     card.at(700 * US)
     assert card[first].service_ns == 700 * US
@@ -102,8 +102,8 @@ def test_who_rings_at_its_end_after_a_long_drain_pays_for_it() -> None:
 
 
 def length_of_turn(card: Card) -> int:
-    """Lets the holder use its turn to the end, and drain at once."""
-    who = card.holder()
+    """Lets the current tenant use its turn to the end, and drain at once."""
+    who = card.current()
     card.use(who)
     began = card.now
     while card.open() == [who]:
@@ -118,18 +118,18 @@ def test_turns_are_long_between_tenants_that_use_them_up_and_short_for_the_other
     card, _, _ = two()
     assert length_of_turn(card) == SLICE
     lengths = [length_of_turn(card) for _ in range(6)]
-    assert min(lengths) >= LONG_TURN * SLICE * 9 // 10
+    assert min(lengths) >= LONG_QUANTUM * SLICE * 9 // 10
     # one of them falls silent, comes back, and may need the card only for a moment
-    holder = card.holder()
-    other = 1 - holder
-    card.use(holder)
-    card[other].wants = 0
+    current = card.current()
+    other = 1 - current
+    card.use(current)
+    card[other].runnable = 0
     card.at(1 * MS)
     card.at(3 * MS)
     card.want(other)
     card.at(0)
     card.at(2 * SLICE)
-    assert holder not in card.open()
+    assert current not in card.open()
 
 
 def test_online_turns_are_always_short() -> None:
@@ -144,7 +144,7 @@ def test_a_drain_is_looked_at_when_it_usually_ends() -> None:
     card, _, _ = two()
     looks = []
     for _ in range(60):
-        who = card.holder()
+        who = card.current()
         card.use(who)
         while who in card.open():
             card.at(max(1, card.raw.wake_ns - card.now))
@@ -164,7 +164,7 @@ def test_short_drains_among_long_ones_are_not_slept_through(longest: list[int]) 
     card, _, _ = two()
     draw, late, looks = random.Random(1), [], 0
     for _ in range(200):
-        who = card.holder()
+        who = card.current()
         card.use(who)
         while who in card.open():
             card.at(max(1, card.raw.wake_ns - card.now))
@@ -197,7 +197,7 @@ def test_a_free_online_tenant_still_preempts() -> None:
     card.want(0)
     card.at(10 * MS)
     assert card.open() == [0]
-    card[0].wants = 0
+    card[0].runnable = 0
     card.at(1 * MS)
     card.at(100 * MS - 1)
     assert 1 not in card.open()
@@ -241,14 +241,14 @@ def test_a_drain_that_never_ends_is_cut_off_and_still_charged() -> None:
 
 
 def test_a_short_pause_opens_no_second_gate() -> None:
-    """The holder is between two kernels at a look, having last been seen at work more than 1 ms ago."""
+    """The current tenant is between two kernels at a look, having last been seen at work more than 1 ms ago."""
     card, first, other = two()
     card.use(first)
     card.at(300 * US)
-    card[first].wants = card[first].undrained = 0
+    card[first].runnable = card[first].undrained = 0
     card.at(1100 * US)
     assert card.open() == [first], "its turn is not over, and two never run"
-    card[first].wants = card[first].undrained = 1
+    card[first].runnable = card[first].undrained = 1
     card.at(100 * US)
     assert card.open() == [first] or card.open() == []
     assert other not in card.open()
@@ -270,39 +270,39 @@ def long_turn(shares: tuple[int, ...], tail_ns: int) -> Card:
     card = Card(*((OFFLINE, share) for share in shares))
     card.want(*range(len(shares)))
     for i in range(len(shares)):
-        card[i].greedy, card[i].tail_ns = 1, tail_ns
+        card[i].backlogged, card[i].max_drain_ns = 1, tail_ns
     card.at(0)
-    card.use(card.holder())
+    card.use(card.current())
     return card
 
 
 def roomy_for(card: Card) -> int:
     """How long, in ms, kernels may queue up deep in this turn."""
-    holder, ms = card.holder(), 0
-    while card.open() == [holder]:
-        ms += card[holder].roomy
+    current, ms = card.current(), 0
+    while card.open() == [current]:
+        ms += card[current].deep_window
         card.at(1 * MS)
     return ms
 
 
 def test_kernels_of_any_length_queue_up_in_the_middle_of_a_long_turn_only() -> None:
     """As long as more of the turn is left than may be in flight; not near its end, where they would prolong it."""
-    room = DEEP_ROOM_NS // MS
+    room = DEEP_QUANTUM_NS // MS
     card = long_turn((90, 10), 10 * MS)
-    holder, ms, roomy = card.holder(), 0, []
-    card[holder].deficit_ns = 90 * MS  # lasts 90 ms and more: 10 % of what it uses is due to it all the same
-    while card.open() == [holder]:
+    current, ms, roomy = card.current(), 0, []
+    card[current].deficit_ns = 90 * MS  # lasts 90 ms and more: 10 % of what it uses is due to it all the same
+    while card.open() == [current]:
         ms += 1
-        if card[holder].roomy:
+        if card[current].deep_window:
             roomy.append(ms)
         card.at(1 * MS)
     assert ms >= 90
     assert roomy[0] <= 2 and len(roomy) > ms // 2
-    assert room - 2 <= ms - roomy[-1] <= room + LONG_TURN * SLICE // MS, (
+    assert room - 2 <= ms - roomy[-1] <= room + LONG_QUANTUM * SLICE // MS, (
         "it stays for whole turns, so longer than is sure"
     )
     assert roomy_for(long_turn((90, 10), 1 * MS)) == 0, "short kernels fit as it is"
-    assert roomy_for(long_turn((20,) * 5, 10 * MS)) <= LONG_TURN * SLICE // MS - room + 1, (
+    assert roomy_for(long_turn((20,) * 5, 10 * MS)) <= LONG_QUANTUM * SLICE // MS - room + 1, (
         "only its beginning"
     )
 
@@ -313,34 +313,34 @@ def test_kernels_queue_up_under_a_limit_until_somebody_has_a_budget_again() -> N
     card.want(0, 1)
     card.at(0)
     for i in (0, 1):
-        card[i].tail_ns, card[i].budget_ns = 10 * MS, (50 * MS, -10 * MS)[i]
-    card.raw.cls[1].holder = 0
+        card[i].max_drain_ns, card[i].budget_ns = 10 * MS, (50 * MS, -10 * MS)[i]
+    card.raw.cls[1].current = 0
     card.at(1 * MS)
     card.use(0)
     roomy = []
-    while card[1].spent:
-        roomy.append(card[0].roomy)
+    while card[1].out_of_budget:
+        roomy.append(card[0].deep_window)
         card.at(1 * MS)
     assert len(roomy) > 60, "25 % of 64 ms are 16 ms: 10 of debt and a portion of 6"
     assert roomy[1:40] == [1] * 39 and roomy[-10:] == [0] * 10, roomy
 
 
 def deep_queue() -> tuple[Card, int, int]:
-    """The holder's kernels may queue up; and one of those who wait."""
+    """The current tenant's kernels may queue up; and one of those who wait."""
     card = long_turn((80, 10, 10), 10 * MS)
-    holder = card.holder()
-    card[holder].deficit_ns = 500 * MS
-    other = next(i for i in range(3) if i != holder)
+    current = card.current()
+    card[current].deficit_ns = 500 * MS
+    other = next(i for i in range(3) if i != current)
     card.at(1 * MS)
-    assert card[holder].roomy
-    return card, holder, other
+    assert card[current].deep_window
+    return card, current, other
 
 
 def test_a_newcomer_ends_the_deep_queue_at_once() -> None:
-    card, holder, other = deep_queue()
-    card[other].greedy = 0
+    card, current, other = deep_queue()
+    card[other].backlogged = 0
     card.at(1 * MS)
-    assert not card[holder].roomy
+    assert not card[current].deep_window
 
 
 def test_long_turns_are_shorter_for_small_shares_and_among_many() -> None:
@@ -353,20 +353,24 @@ def test_long_turns_are_shorter_for_small_shares_and_among_many() -> None:
         card.at(1 * MS)
         for i in range(len(shares)):
             cls = card.raw.cls[1]
-            cls.holder, cls.draining, cls.use_ns = i, -1, 0
+            cls.current, cls.draining, cls.use_from_ns = i, -1, 0
             for j in range(len(shares)):
                 card[j].undrained, card[j].gate = int(i == j), 0 if i == j else abi.GATE_CLOSED
-                card[j].drain_ns, card[j].deficit_ns, card[j].greedy = 0, 0, 1
+                card[j].mean_drain_ns, card[j].deficit_ns, card[j].backlogged = 0, 0, 1
             cls.opened_ns = card[i].used_from_ns = card.now
             card.at(1000)
-            found[i] = (cls.turn_end_ns - cls.use_ns) / SLICE
+            found[i] = (cls.quantum_end_ns - cls.use_from_ns) / SLICE
         return found
 
-    assert length((50, 50)) == [LONG_TURN, LONG_TURN]
-    assert length((10, 90)) == [LONG_TURN / 2, LONG_TURN]
-    assert length((20,) * 5) == [CROWD_TURN] * 5
-    assert length((6,) * 16) == [CROWD_TURN] * 16
-    assert length((5, 10, 85)) == [CROWD_TURN / 2, pytest.approx(CROWD_TURN * 0.6), CROWD_TURN]
+    assert length((50, 50)) == [LONG_QUANTUM, LONG_QUANTUM]
+    assert length((10, 90)) == [LONG_QUANTUM / 2, LONG_QUANTUM]
+    assert length((20,) * 5) == [LONG_QUANTUM_MANY] * 5
+    assert length((6,) * 16) == [LONG_QUANTUM_MANY] * 16
+    assert length((5, 10, 85)) == [
+        LONG_QUANTUM_MANY / 2,
+        pytest.approx(LONG_QUANTUM_MANY * 0.6),
+        LONG_QUANTUM_MANY,
+    ]
 
 
 def test_no_turns_where_the_hardware_keeps_the_shares() -> None:

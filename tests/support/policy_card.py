@@ -35,12 +35,12 @@ class Card:
 
     def want(self, *who: int) -> None:
         for i in who:
-            self[i].wants = 1
+            self[i].runnable = 1
 
     def open(self) -> list[int]:
         return [i for i in range(self.raw.ntenants) if not self[i].gate & abi.GATE_CLOSED]
 
-    def holder(self) -> int:
+    def current(self) -> int:
         (only,) = self.open()
         return only
 
@@ -57,5 +57,5 @@ def two(policy: int = abi.POLICY_BURST_SHARE) -> tuple[Card, int, int]:
     card = Card((abi.CLASS_OFFLINE, 50), (abi.CLASS_OFFLINE, 50), policy=policy)
     card.want(0, 1)
     card.at(0)
-    first = card.holder()
+    first = card.current()
     return card, first, 1 - first

@@ -51,12 +51,12 @@ class World:
     def endless(self, job: Job) -> bool:
         return job.greedy and not job.bursts
 
-    def wants(self, job: Job) -> bool:
+    def has_work(self, job: Job) -> bool:
         return bool(job.on_card or job.work_left or self.endless(job))
 
     def observe(self) -> None:
         for tenant, job in zip(self.tenants, self.jobs, strict=True):
-            tenant.wants = self.wants(job)
+            tenant.runnable = self.has_work(job)
             tenant.undrained = job.on_card > 0
 
     def decide(self) -> None:
@@ -85,12 +85,12 @@ class World:
             job.got += used
         rang = False
         for i, job in enumerate(self.jobs):
-            before = self.wants(job)
+            before = self.has_work(job)
             self.plan(job, step)
             if self.open(i) and (job.work_left or self.endless(job)) and job.on_card < step:
                 job.on_card += job.kernel_ns
                 job.work_left = max(0, job.work_left - job.kernel_ns)
-            rang = rang or (self.wants(job) and not before)
+            rang = rang or (self.has_work(job) and not before)
         return rang
 
     def plan(self, job: Job, step: int) -> None:
@@ -106,17 +106,17 @@ class World:
         """What holds after each decision."""
         live = [i for i in range(len(self.jobs)) if self.tenants[i].live]
         classes = {k: [i for i in live if self.jobs[i].job_class == k] for k in (ONLINE, OFFLINE)}
-        busy = any(self.tenants[i].wants for i in classes[ONLINE])
+        busy = any(self.tenants[i].runnable for i in classes[ONLINE])
         recent = self.card.online_busy_ns and self.now < self.card.online_busy_ns + 100 * MS
         if busy or recent:
             assert not any(self.open(i) for i in classes[OFFLINE]), "offline open beside online"
         for k, members in classes.items():
-            wanting = [i for i in members if self.tenants[i].wants]
+            wanting = [i for i in members if self.tenants[i].runnable]
             strict = k == OFFLINE and classes[ONLINE]
             fixed = self.card.cls[k - 1].policy == abi.POLICY_FIXED_SHARE
             if (len(members) > 1 and (len(wanting) > 1 or strict)) or fixed:
-                assert sum(self.open(i) for i in members) <= 1, "two holders in one class"
-        waiting = [i for i in live if self.tenants[i].wants and not self.open(i)]
+                assert sum(self.open(i) for i in members) <= 1, "two current tenants in one class"
+        waiting = [i for i in live if self.tenants[i].runnable and not self.open(i)]
         if waiting:
             soon = 100 * MS + max(0, -min(self.tenants[i].budget_ns for i in waiting)) * 100 + 300 * MS
             assert self.card.wake_ns != NEVER and self.card.wake_ns <= self.now + soon, "nobody looks again"

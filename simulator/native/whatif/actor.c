@@ -417,21 +417,21 @@ void actor_show(const struct machine *m, struct actor *a, struct qp_tenant *t)
         standing = standing_believed(m, a);
     t->undrained = flying;
     bool foreseen = a->state == ST_DRAINING && a->nkernels == 1 && m->nrunning == 1;
-    t->ends_ns = foreseen ? m->now + 1 + m->stall_ns + a->flight_ns : 0;
-    t->wants = flying || standing || a->launched;
-    t->ended_ns = flying || standing || a->nkernels > 1 ? 0 : a->ended_ns;
-    if (t->wants)
+    t->predicted_end_ns = foreseen ? m->now + 1 + m->stall_ns + a->flight_ns : 0;
+    t->runnable = flying || standing || a->launched;
+    t->reported_end_ns = flying || standing || a->nkernels > 1 ? 0 : a->ended_ns;
+    if (t->runnable)
         a->moved_ns = m->now;
-    t->silent_ns = flying || standing || a->lie ? 0 : a->moved_ns;
-    t->stands = standing;
+    t->inactive_since_ns = flying || standing || a->lie ? 0 : a->moved_ns;
+    t->at_gate = standing;
     if (!(a->gate & QG_GATE_CLOSED) && a->began_ns && !t->used_from_ns)
         t->used_from_ns = a->rang ? m->now : a->began_ns;
-    t->unsure = standing && !flying && !a->launched && a->doubt_ns;
+    t->doubted = standing && !flying && !a->launched && a->doubt_ns;
     a->launched = false;
     if (a->lie == LIE_IDLE)
-        t->wants = t->undrained = 0;
+        t->runnable = t->undrained = 0;
     if (a->lie == LIE_BUSY && t->live) {
         t->undrained = 1;
-        t->wants = flying || standing || m->now - a->progress_ns < stuck_after(a);
+        t->runnable = flying || standing || m->now - a->progress_ns < stuck_after(a);
     }
 }

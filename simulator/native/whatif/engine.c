@@ -157,8 +157,8 @@ static void decide(struct world *w, struct machine *m)
     for (uint32_t i = 0; i < m->nactors; i++)
         actor_show(m, m->actors[i], &c->tenant[i]);
     qp_decide(c, m->now + 1); /* its clock has no zero */
-    if (c->again) {           /* nothing moves between a decision and its gates */
-        c->again = 0;
+    if (c->resample) {        /* nothing moves between a decision and its gates */
+        c->resample = 0;
         qp_decide(c, m->now + 1);
     }
     m->decisions++;

@@ -17,7 +17,7 @@
 /* What of a tenant goes into decision and books, and a look may change. */
 struct seen {
     bool pending, unmarked, ran, busy;
-    uint32_t wants, undrained;
+    uint32_t runnable, undrained;
     uint64_t used_from_ns;
 };
 
@@ -25,7 +25,7 @@ static struct seen seen_of(const struct tenant *t)
 {
     const struct qp_tenant *q = &t->card->policy.tenant[t->index];
     return (struct seen){t->sample.pending, t->sample.unmarked, t->sample.ran,  t->sample.busy,
-                         q->wants,          q->undrained,       q->used_from_ns};
+                         q->runnable,       q->undrained,       q->used_from_ns};
 }
 
 static void put_back(struct tenant *t, const struct seen *s)
@@ -35,14 +35,14 @@ static void put_back(struct tenant *t, const struct seen *s)
     t->sample.unmarked = s->unmarked;
     t->sample.ran = s->ran;
     t->sample.busy = s->busy;
-    q->wants = s->wants;
+    q->runnable = s->runnable;
     q->undrained = s->undrained;
     q->used_from_ns = s->used_from_ns;
 }
 
 static bool same(const struct seen *a, const struct seen *b)
 {
-    return a->wants == b->wants && a->undrained == b->undrained && a->busy == b->busy &&
+    return a->runnable == b->runnable && a->undrained == b->undrained && a->busy == b->busy &&
            a->used_from_ns == b->used_from_ns;
 }
 
@@ -78,7 +78,8 @@ void quiet_after(struct card *card, uint64_t due_ns, uint64_t now)
             continue;
         if (!closed && !t->sample.busy && (t->gate->flags & QG_GATE_NOTIFY))
             continue;
-        if (card->nwatched == AR_MAX_WATCHED || t->sample.ending || !card->policy.tenant[i].wants) {
+        if (card->nwatched == AR_MAX_WATCHED || t->sample.ending ||
+            !card->policy.tenant[i].runnable) {
             card->loud_ns = 0;
             return;
         }

@@ -157,12 +157,12 @@ static void order_words(struct card *card, uint64_t now)
  * when it comes to the gate again, or at the end of that launch. */
 static bool looked_behind(struct card *card, uint64_t now)
 {
-    if (!card->policy.again)
+    if (!card->policy.resample)
         return false;
-    card->policy.again = 0;
+    card->policy.resample = 0;
     for (int k = 0; k < 2; k++) {
         const struct qp_class *s = &card->policy.cls[k];
-        if (s->bare && s->draining >= 0 && card->tenants[s->draining])
+        if (s->closed_idle && s->draining >= 0 && card->tenants[s->draining])
             sample_behind(card->tenants[s->draining], now);
     }
     return true;

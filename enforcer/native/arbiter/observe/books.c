@@ -40,9 +40,9 @@ static void book_holding(struct tenant *t, uint64_t dt, uint64_t now)
 {
     const struct card *card = t->card;
     const struct qp_tenant *q = &card->policy.tenant[t->index];
-    if (t->id.job_class != QG_CLASS_ONLINE || !q->worked)
+    if (t->id.job_class != QG_CLASS_ONLINE || !q->ever_runnable)
         return;
-    uint64_t quiet = ar_since(q->last_work_ns, now), release = card->policy.idle_release_ns;
+    uint64_t quiet = ar_since(q->last_runnable_ns, now), release = card->policy.idle_release_ns;
     uint64_t let_go = q->hung || quiet < release ? 0 : quiet - release;
     if (let_go < dt)
         t->books.held_ns += dt - let_go;

@@ -56,13 +56,14 @@ void sample_classify(struct tenant *t, uint64_t now)
     q->share = t->id.share;
     q->procs = t->nprocs + t->sample.more_contexts;
     bool works = (marked && !t->sample.stuck) || loose || t->sample.launched || t->sample.frozen;
-    q->wants = t->nprocs && (works || t->sample.standing);
-    q->unsure = q->wants && !works && t->sample.discredit_ns;
-    q->hung = online && marked && t->sample.stuck && !q->wants;
-    q->stands = t->sample.standing || (t->sample.queued && !t->sample.doubted);
+    q->runnable = t->nprocs && (works || t->sample.standing);
+    q->doubted = q->runnable && !works && t->sample.discredit_ns;
+    q->hung = online && marked && t->sample.stuck && !q->runnable;
+    q->at_gate = t->sample.standing || (t->sample.queued && !t->sample.doubted);
     q->free = t->id.free;
     q->suspended = together_suspended(t);
-    q->silent_ns = marked || t->sample.standing || t->sample.frozen ? 0 : t->sample.moved_ns;
+    q->inactive_since_ns =
+        marked || t->sample.standing || t->sample.frozen ? 0 : t->sample.moved_ns;
     /* unmarked work behind a closed gate is bounded by the window, it is not awaited for the whole
      * lease */
     q->undrained = t->nprocs && (marked || (loose && quiet < (window > QP_MS ? window : QP_MS)));

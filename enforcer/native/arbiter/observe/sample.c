@@ -317,7 +317,7 @@ static void note_end(struct tenant *t, const struct view *v, uint64_t now)
         if (!told)
             t->sample.at_work_ns = now;
     }
-    t->card->policy.tenant[t->index].ended_ns =
+    t->card->policy.tenant[t->index].reported_end_ns =
         t->sample.ended_ns == QP_NEVER ? 0 : t->sample.ended_ns;
 }
 
@@ -340,7 +340,7 @@ void sample_full(struct tenant *t, uint64_t now)
     t->sample.unmarked = v.unmarked;
     t->sample.working = v.working;
     t->sample.more_contexts = v.more_contexts;
-    t->card->policy.tenant[t->index].ends_ns = v.unforeseen ? 0 : v.ends_ns;
+    t->card->policy.tenant[t->index].predicted_end_ns = v.unforeseen ? 0 : v.ends_ns;
     note_end(t, &v, now);
     sample_set_window(t);
     take_in(t, &v, progress, now);

@@ -11,7 +11,7 @@
 static uint32_t deep_window(const struct tenant *t, uint32_t window)
 {
     const struct qp_tenant *q = &t->card->policy.tenant[t->index];
-    uint32_t two = q->roomy ? QP_DEEP_WINDOW_US : 0;
+    uint32_t two = q->deep_window ? QP_DEEP_WINDOW_US : 0;
     return two > window ? two : window;
 }
 
@@ -32,8 +32,8 @@ uint32_t sample_window(const struct tenant *t)
         wide = QP_LONE_WINDOW_US;
     if (online || !card->awaits_online || lone)
         window = window > wide ? window : wide;
-    if (fixed && window > QP_FIXED_MOST_US)
-        window = QP_FIXED_MOST_US;
+    if (fixed && window > QP_FIXED_WINDOW_MAX_US)
+        window = QP_FIXED_WINDOW_MAX_US;
     if (!card->awaits_online)
         window = deep_window(t, window);
     if (!lone || fixed)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Absolute preemption between classes, turns inside each. See policy.h; policy_charge.c,
- * policy_claim.c, policy_turns.c and
- * policy_budget.c are parts.
+ * The steps of one decision: online preempts offline, and the members of each class share the card
+ * by quanta. policy_charge.c charges use, policy_select.c chooses the next tenant, policy_quantum.c
+ * begins and ends quanta, and policy_budget.c limits fixed shares.
  */
 #include "policy/policy.h"
 
@@ -17,7 +17,7 @@ void qp_init(struct qp_card *card)
     card->last_user = -1;
     for (int k = 0; k < 2; k++) {
         card->cls[k].policy = QG_POLICY_BURST_SHARE;
-        card->cls[k].holder = card->cls[k].draining = -1;
+        card->cls[k].current = card->cls[k].draining = -1;
     }
 }
 
@@ -27,22 +27,22 @@ void qp_forget(struct qp_card *card, uint32_t index)
     if (card->last_user == (int32_t)index)
         card->last_user = -1;
     for (int k = 0; k < 2; k++) {
-        if (card->cls[k].holder == (int32_t)index)
-            card->cls[k].holder = -1;
+        if (card->cls[k].current == (int32_t)index)
+            card->cls[k].current = -1;
         if (card->cls[k].draining == (int32_t)index)
             card->cls[k].draining = -1;
     }
 }
 
-/* Sorts the tenants by class, once. */
-static void gather(struct qp_card *c, struct side m[2])
+/* Sorts the tenants by class, once per decision. */
+static void gather(struct qp_card *c, struct members m[2])
 {
     for (int k = 0; k < 2; k++)
-        m[k].registered = m[k].n = m[k].runnable = 0;
+        m[k].registered = m[k].n = m[k].may_run = 0;
     c->awaits_online = 0;
     for (uint32_t i = 0; i < c->ntenants; i++) {
         const struct qp_tenant *t = &c->tenant[i];
-        struct side *s = &m[class_of(t)];
+        struct members *s = &m[class_of(t)];
         if ((t->live || t->granted) && class_of(t) == ONLINE)
             c->awaits_online = 1;
         if (!t->live)
@@ -50,53 +50,57 @@ static void gather(struct qp_card *c, struct side m[2])
         s->registered++;
         if (t->free)
             continue;
-        s->runnable += !t->suspended || t->undrained;
+        s->may_run += !t->suspended || t->undrained;
         s->at[s->n++] = (uint16_t)i;
     }
 }
 
-/* Whoever left, became free or changed its class holds no turn of this class any more. */
-static void drop_strangers(struct qp_card *c)
+/* A tenant that left, became free or changed its class has no quantum and no drain in this class.
+ */
+static void drop_departed(struct qp_card *c)
 {
     for (int k = 0; k < 2; k++) {
-        int32_t *who[2] = {&c->cls[k].holder, &c->cls[k].draining};
+        int32_t *place[2] = {&c->cls[k].current, &c->cls[k].draining};
         for (int i = 0; i < 2; i++) {
-            const struct qp_tenant *t = *who[i] >= 0 ? &c->tenant[*who[i]] : NULL;
+            const struct qp_tenant *t = *place[i] >= 0 ? &c->tenant[*place[i]] : NULL;
             if (t && (!t->live || t->free || class_of(t) != k))
-                *who[i] = -1;
+                *place[i] = -1;
         }
     }
 }
 
-/* The drain we gave up on did finish within QP_DRAIN_MAX_NS: the tenant was slow, not lying. Its
- * penalty is cleared, or work that shares the card would be given up on again and again. */
-static void believe(struct qp_tenant *t, uint64_t now)
+/* A drain that timed out has ended within QP_DRAIN_TIMEOUT_NS after all: the tenant was slow and
+ * did not lie. Its timeout is restored to the full length. Otherwise work that shares the card, and
+ * is slow for that reason, would time out again and again. */
+static void forgive_timeout(struct qp_tenant *t, uint64_t now)
 {
-    if (!t->cut_off_ns || t->undrained)
+    if (!t->timed_out_close_ns || t->undrained)
         return;
-    uint64_t took = now - t->cut_off_ns;
-    t->cut_off_ns = 0;
-    if (took > QP_DRAIN_MAX_NS)
+    uint64_t took = now - t->timed_out_close_ns;
+    t->timed_out_close_ns = 0;
+    if (took > QP_DRAIN_TIMEOUT_NS)
         return;
-    t->tail_ns = max_u64(t->tail_ns, took);
-    t->overdue = 0;
+    t->max_drain_ns = max_u64(t->max_drain_ns, took);
+    t->drain_timeouts = 0;
 }
 
-/* Online rests since the first look that found it so, as its last kernel may have ended right
- * before, and the release must never come early; or since that kernel's end, where its program
- * waited for it. True: it has begun to, since the last decision. */
-static bool begins_rest(struct qp_tenant *t, bool works, uint64_t now)
+/* Notes since when an online tenant is idle. That is the end of its last kernel if its program
+ * waited for it and reported it. Else it is this sample, the first without work: the kernel may
+ * have ended just before, and offline must never be released early. Returns true if it became idle
+ * since the last decision. */
+static bool becomes_idle(struct qp_tenant *t, bool works, uint64_t now)
 {
-    bool begins = !works && t->rests_ns == QP_NEVER;
+    bool begins = !works && t->online_idle_since_ns == QP_NEVER;
     if (works)
-        t->rests_ns = QP_NEVER;
+        t->online_idle_since_ns = QP_NEVER;
     else if (begins)
-        t->rests_ns = t->ended_ns ? min_u64(now, t->ended_ns) : now;
+        t->online_idle_since_ns = t->reported_end_ns ? min_u64(now, t->reported_end_ns) : now;
     return begins;
 }
 
-/* Since when nobody of online works; of who left at work nothing is known. */
-static uint64_t all_rest(const struct qp_card *c, uint32_t began, uint64_t now)
+/* Time since when all online tenants are idle. If one of them left while it had work, its end is
+ * not known: now. */
+static uint64_t online_idle_since(const struct qp_card *c, uint32_t began, uint64_t now)
 {
     uint64_t latest = 0;
     if (began != c->online_working)
@@ -104,87 +108,91 @@ static uint64_t all_rest(const struct qp_card *c, uint32_t began, uint64_t now)
     for (uint32_t i = 0; i < c->ntenants; i++) {
         const struct qp_tenant *t = &c->tenant[i];
         if (t->live)
-            latest = max_u64(latest, t->rests_ns);
+            latest = max_u64(latest, t->online_idle_since_ns);
     }
     return latest;
 }
 
-/* Notes who works; a tenant seen for the first time counts as idle since now. */
-static void observe(struct qp_card *c, uint64_t now)
+/* Notes for each tenant whether it has work. A tenant seen for the first time counts as idle since
+ * now. */
+static void note_inputs(struct qp_card *c, uint64_t now)
 {
     uint32_t working = 0, began = 0;
     for (uint32_t i = 0; i < c->ntenants; i++) {
         struct qp_tenant *t = &c->tenant[i];
         if (!t->live)
             continue;
-        believe(t, now);
-        if ((t->wants && !t->unsure) || !t->last_work_ns)
-            t->last_work_ns = now;
-        if (t->wants)
-            t->worked = 1;
+        forgive_timeout(t, now);
+        if ((t->runnable && !t->doubted) || !t->last_runnable_ns)
+            t->last_runnable_ns = now;
+        if (t->runnable)
+            t->ever_runnable = 1;
         else
-            t->greedy = 0;
-        if (t->wants)
+            t->backlogged = 0;
+        if (t->runnable)
             t->idle_since_ns = 0;
         else if (!t->idle_since_ns)
             t->idle_since_ns = now;
-        if (!t->wants && !t->undrained)
+        if (!t->runnable && !t->undrained)
             t->busy_since_ns = 0;
         else if (!t->busy_since_ns)
             t->busy_since_ns = now;
-        /* who is unsure gets a turn among its peers */
-        bool works = ((t->wants && !t->unsure) || t->hung) && class_of(t) == ONLINE;
+        /* a doubted tenant gets quanta among its peers, but keeps offline closed no longer */
+        bool works = ((t->runnable && !t->doubted) || t->hung) && class_of(t) == ONLINE;
         working += works;
-        began += begins_rest(t, works, now);
+        began += becomes_idle(t, works, now);
     }
     if (working)
         c->online_busy_ns = now;
     else if (c->online_working)
-        c->online_busy_ns = all_rest(c, began, now);
+        c->online_busy_ns = online_idle_since(c, began, now);
     c->online_working = working;
 }
 
-/* Had work until just now, counted from the look that first found none: it may have ended right
- * before. */
-static bool just_fell_silent(const struct qp_tenant *t, uint64_t now)
+/* Had work less than QP_PASS_ON_NS before now. Counted from the first sample without work, as the
+ * work may have ended just before that. */
+static bool just_became_idle(const struct qp_tenant *t, uint64_t now)
 {
-    return !t->wants && t->worked && now - t->idle_since_ns < QP_PASS_ON_NS;
+    return !t->runnable && t->ever_runnable && now - t->idle_since_ns < QP_PASS_ON_NS;
 }
 
-/* Members that have work, or had until just now: a gap between two launches ends no competition. */
-static uint32_t count_competing(const struct qp_card *c, const struct side *m, uint64_t now)
+/* Members that have work, or had some just now: the competition goes on during a gap between two
+ * launches. */
+static uint32_t count_competing(const struct qp_card *c, const struct members *m, uint64_t now)
 {
     uint32_t n = 0;
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = &c->tenant[m->at[j]];
-        n += t->undrained || (!t->suspended && (t->wants || just_fell_silent(t, now)));
+        n += t->undrained || (!t->suspended && (t->runnable || just_became_idle(t, now)));
     }
     return n;
 }
 
-/* Must members of this class run one at a time now? */
-static bool contended(const struct qp_card *c, int k, const struct side m[2], uint64_t now)
+/* Must the members of this class run one at a time now? */
+static bool contended(const struct qp_card *c, int k, const struct members m[2], uint64_t now)
 {
-    /* its use is measured and limited also when it is alone */
+    /* fixed-share measures and limits a tenant that is alone, too */
     if (fixed(&c->cls[k]))
         return m[k].n > 0;
-    if (c->cls[k].sliced || m[k].runnable < 2)
+    if (c->cls[k].sliced || m[k].may_run < 2)
         return false;
     if (k == OFFLINE && m[ONLINE].registered)
-        return true; /* a bounded window for online's sake */
+        return true; /* the window of the one open gate bounds what online waits for */
     if (count_competing(c, &m[k], now) < 2)
         return false;
     if (c->cls[k].policy != QG_POLICY_BEST_EFFORT)
         return true;
-    for (uint32_t j = 0; j < m[k].n; j++) { /* one context each: the card itself divides equally */
+    /* with one context each the card itself divides its time equally */
+    for (uint32_t j = 0; j < m[k].n; j++) {
         if (c->tenant[m[k].at[j]].procs > 1)
             return true;
     }
     return false;
 }
 
-/* Online came: notes when, and who is still on the card, and learns who stays there for long. */
-static void watch_drains(struct qp_card *c, const struct side *m, uint64_t now)
+/* When online preempts, notes the time and the offline tenants with work on the card. Then learns
+ * of each whether its work takes longer than QP_HOLD_NS to leave the card. */
+static void time_online_drains(struct qp_card *c, const struct members *m, uint64_t now)
 {
     bool fresh = c->preempting && !c->preempt_from_ns;
     c->preempt_from_ns = !c->preempting ? 0 : fresh ? now : c->preempt_from_ns;
@@ -192,50 +200,50 @@ static void watch_drains(struct qp_card *c, const struct side *m, uint64_t now)
     for (uint32_t j = 0; j < m->n; j++) {
         struct qp_tenant *t = &c->tenant[m->at[j]];
         if (fresh)
-            t->drains = t->undrained;
-        if (!c->preempting || !t->drains || (t->undrained && !late))
+            t->drain_unknown = t->undrained;
+        if (!c->preempting || !t->drain_unknown || (t->undrained && !late))
             continue;
-        t->heavy = t->undrained;
-        t->drains = 0;
+        t->slow_drain = t->undrained;
+        t->drain_unknown = 0;
     }
 }
 
-/* Does online's second launch wait? The card divides its time between contexts, so it would come
- * back to what offline left there in the middle of online's work. Nobody waits for work that is
- * known to take long. */
-static bool holding(const struct qp_card *c, const struct side *m, uint64_t now)
+/* Does online's second launch wait? The card divides its time between contexts. Without this wait
+ * it would return to offline's work in the middle of online's. The wait is pointless for work that
+ * is known to take long. */
+static bool holding(const struct qp_card *c, const struct members *m, uint64_t now)
 {
     if (!c->preempting || now >= c->preempt_from_ns + QP_HOLD_NS)
         return false;
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = &c->tenant[m->at[j]];
-        if (t->undrained && !t->heavy)
+        if (t->undrained && !t->slow_drain)
             return true;
     }
     return false;
 }
 
 /* Decides one class whose members may run now. */
-static void arbitrate(struct qp_card *c, int k, const struct side m[2], uint64_t now)
+static void arbitrate(struct qp_card *c, int k, const struct members m[2], uint64_t now)
 {
     struct qp_class *s = &c->cls[k];
-    bool turns = contended(c, k, m, now);
-    int32_t open = turns ? qp_take_turns(c, k, &m[k], now) : -1;
-    if (!turns) {
-        s->holder = qp_best_claim(c, k, &m[k], -1);
+    bool one_only = contended(c, k, m, now);
+    int32_t open = one_only ? qp_choose_open(c, k, &m[k], now) : -1;
+    if (!one_only) {
+        s->current = qp_select_next(c, k, &m[k], -1);
         s->draining = -1;
-        s->foreseen_ns = 0;
+        s->predicted_end_ns = 0;
     }
     for (uint32_t j = 0; j < m[k].n; j++) {
         struct qp_tenant *t = &c->tenant[m[k].at[j]];
-        t->gate = !turns || open == (int32_t)m[k].at[j] ? 0 : QG_GATE_CLOSED | QG_GATE_WHY_SHARE;
+        t->gate = !one_only || open == (int32_t)m[k].at[j] ? 0 : QG_GATE_CLOSED | QG_GATE_WHY_SHARE;
     }
-    s->contended = turns;
+    s->contended = one_only;
     s->resumed = 1;
-    qp_make_room(c, k, &m[k], now);
+    qp_allow_deep_window(c, k, &m[k], now);
 }
 
-static void close_class(struct qp_card *c, int k, const struct side *m, uint32_t why)
+static void close_class(struct qp_card *c, int k, const struct members *m, uint32_t why)
 {
     for (uint32_t j = 0; j < m->n; j++)
         c->tenant[m->at[j]].gate = QG_GATE_CLOSED | why;
@@ -248,35 +256,36 @@ static void open_all(struct qp_card *c)
         c->tenant[i].gate = 0;
     for (int k = 0; k < 2; k++) {
         c->cls[k].contended = 0;
-        c->cls[k].foreseen_ns = 0;
-        c->cls[k].holder = c->cls[k].draining = -1;
+        c->cls[k].predicted_end_ns = 0;
+        c->cls[k].current = c->cls[k].draining = -1;
     }
 }
 
-/* A turn was opened and nobody knows yet when it will be used: the first launch shall say so. Of a
- * tenant that stood at the gate the next look finds when it began, soon enough where no budget ends
- * meanwhile and no online tenant may come, for whom it must be known who is on the card. */
-static bool awaited(const struct qp_card *c, uint32_t i, int k)
+/* A quantum was opened and its first use is not known yet, so the first launch has to ring. If
+ * threads waited at the gate the next sample finds the first use, too. That is early enough unless
+ * a budget may end meanwhile, or an online tenant may come: then it must be known which tenant is
+ * on the card. */
+static bool first_use_unknown(const struct qp_card *c, uint32_t i, int k)
 {
     const struct qp_class *s = &c->cls[k];
     const struct qp_tenant *t = &c->tenant[i];
-    bool tells = t->stands || t->used_from_ns >= s->opened_ns;
-    return s->contended && s->holder == (int32_t)i && !s->use_ns &&
-           (fixed(s) || c->awaits_online || !tells);
+    bool reports = t->at_gate || t->used_from_ns >= s->opened_ns;
+    return s->contended && s->current == (int32_t)i && !s->use_from_ns &&
+           (fixed(s) || c->awaits_online || !reports);
 }
 
-/* Does a limit hold for it now? Nobody is limited at 100 %: the clock itself does. */
+/* Does a limit hold for it now? A share of 100 % needs none: time itself is the limit. */
 static bool limited(const struct qp_card *c, const struct qp_tenant *t)
 {
     return fixed(&c->cls[class_of(t)]) && !c->ungoverned && !t->free && t->share < 100;
 }
 
-/* Bits beside CLOSED: track always; bound what is in flight always (a lone tenant's window is wide,
- * but there is one: else a newcomer would wait for a thousand kernels); ring after idleness and at
- * the first launch of a turn; at once under a limit, which must know how long each pause was, and
- * online where offline may run, and then its second launch waits for what offline has on the card.
- */
-static void decorate(struct qp_card *c, const struct side m[2], uint64_t now)
+/* Adds the bits beside CLOSED. TRACK: always. WINDOW: always for governed tenants. A lone tenant's
+ * window is wide, but without one a newcomer would wait for a thousand queued kernels. NOTIFY:
+ * after QP_NOTIFY_NS without work, and at the first launch of a quantum. Without that delay under a
+ * limit, which must know the length of each pause, and for online while offline may run. HOLD:
+ * online's second launch waits until offline's work has left the card. */
+static void add_gate_bits(struct qp_card *c, const struct members m[2], uint64_t now)
 {
     bool at_risk = !c->preempting && m[OFFLINE].n, held = holding(c, &m[OFFLINE], now);
     for (uint32_t i = 0; i < c->ntenants; i++) {
@@ -294,11 +303,11 @@ static void decorate(struct qp_card *c, const struct side m[2], uint64_t now)
             t->gate |= QG_GATE_WINDOW;
         if (t->gate & QG_GATE_CLOSED)
             continue;
-        bool first = at_risk && k == ONLINE, idle = !t->wants && !t->undrained;
-        if (c->cls[k].contended && c->cls[k].early && c->cls[k].holder == (int32_t)i)
+        bool first = at_risk && k == ONLINE, idle = !t->runnable && !t->undrained;
+        if (c->cls[k].contended && c->cls[k].opened_early && c->cls[k].current == (int32_t)i)
             t->gate |= QG_GATE_EARLY;
-        idle = idle && (first || limited(c, t) || now - t->last_work_ns >= QP_NOTIFY_NS);
-        if (idle || awaited(c, i, k))
+        idle = idle && (first || limited(c, t) || now - t->last_runnable_ns >= QP_NOTIFY_NS);
+        if (idle || first_use_unknown(c, i, k))
             t->gate |= QG_GATE_NOTIFY;
         if (governed && k == ONLINE && ((first && idle) || held))
             t->gate |= QG_GATE_HOLD;
@@ -306,40 +315,42 @@ static void decorate(struct qp_card *c, const struct side m[2], uint64_t now)
     }
 }
 
-/* Who runs must be looked at; who stands at a closed gate will still stand there. */
+/* Does the tenant's state have to be sampled? With an open gate it may change at any time. Without
+ * work behind a closed gate it cannot change. */
 static bool polled(const struct qp_tenant *t)
 {
     if (t->gate & QG_GATE_CLOSED)
         return t->undrained;
-    return t->wants || t->undrained || !(t->gate & QG_GATE_NOTIFY);
+    return t->runnable || t->undrained || !(t->gate & QG_GATE_NOTIFY);
 }
 
-/* When members that fell silent just now stop to count, so that all gates may open. */
-static uint64_t silence_wake(const struct qp_card *c, int k, const struct side *m, uint64_t now)
+/* When members that became idle just now stop to compete, so that all gates may open. */
+static uint64_t idle_wake(const struct qp_card *c, int k, const struct members *m, uint64_t now)
 {
     uint64_t wake = QP_NEVER;
     if (!c->cls[k].contended || fixed(&c->cls[k]))
         return wake;
     for (uint32_t j = 0; j < m->n; j++) {
         const struct qp_tenant *t = &c->tenant[m->at[j]];
-        if (just_fell_silent(t, now))
+        if (just_became_idle(t, now))
             wake = min_u64(wake, t->idle_since_ns + QP_PASS_ON_NS);
     }
     return wake;
 }
 
-/* How long after this look the next one is due. A limit counts all of an interval in which work
- * ended, so that nobody gets around it whose kernels end right before each look: where work began
- * just now looks are close. */
-static uint64_t until_look(const struct qp_card *c, const struct qp_tenant *t, uint64_t tick,
-                           uint64_t now)
+/* Time until the next sample of a tenant. A limit charges all of an interval in which work ended.
+ * Otherwise a tenant whose kernels end right before each sample would evade it. So work that began
+ * just now is sampled at short intervals. */
+static uint64_t sample_interval(const struct qp_card *c, const struct qp_tenant *t, uint64_t tick,
+                                uint64_t now)
 {
     if (!t->busy_since_ns || !limited(c, t) || (t->gate & QG_GATE_CLOSED))
         return tick;
     return min_u64(tick, max_u64(QP_FINE_NS, (now - t->busy_since_ns) / QP_FINE_PARTS));
 }
 
-static uint64_t next_wake(struct qp_card *c, const struct side m[2], bool recovering, uint64_t now)
+static uint64_t next_wake(struct qp_card *c, const struct members m[2], bool recovering,
+                          uint64_t now)
 {
     bool offline = m[OFFLINE].registered > 0;
     uint64_t wake = QP_NEVER, tick = QP_TICK_NS, next_tick = QP_NEVER;
@@ -347,10 +358,11 @@ static uint64_t next_wake(struct qp_card *c, const struct side m[2], bool recove
         tick = QP_SOLO_TICK_NS;
     for (uint32_t i = 0; i < c->ntenants; i++) {
         const struct qp_tenant *t = &c->tenant[i];
-        int32_t drains = c->cls[class_of(t)].draining; /* looked at by the turns themselves */
-        if (!t->live || !polled(t) || (drains == (int32_t)i && c->cls[class_of(t)].resumed))
+        /* qp_quantum_wake asks for the polls of the draining tenant */
+        int32_t draining = c->cls[class_of(t)].draining;
+        if (!t->live || !polled(t) || (draining == (int32_t)i && c->cls[class_of(t)].resumed))
             continue;
-        next_tick = min_u64(next_tick, now + until_look(c, t, tick, now));
+        next_tick = min_u64(next_tick, now + sample_interval(c, t, tick, now));
     }
     uint64_t release = c->online_working ? max_u64(c->idle_release_ns, tick) : c->idle_release_ns;
     if (offline && c->preempting)
@@ -363,8 +375,8 @@ static uint64_t next_wake(struct qp_card *c, const struct side m[2], bool recove
     for (int k = 0; !c->ungoverned && k < 2; k++) {
         if (k == OFFLINE && !c->cls[k].resumed)
             continue;
-        wake = min_u64(wake, qp_turn_wake(c, k, &m[k], now));
-        wake = min_u64(wake, silence_wake(c, k, &m[k], now));
+        wake = min_u64(wake, qp_quantum_wake(c, k, &m[k], now));
+        wake = min_u64(wake, idle_wake(c, k, &m[k], now));
     }
     c->due_ns = wake;
     wake = min_u64(wake, next_tick);
@@ -376,35 +388,35 @@ static void remember(struct qp_card *c, uint64_t now)
 {
     for (uint32_t i = 0; i < c->ntenants; i++) {
         struct qp_tenant *t = &c->tenant[i];
-        t->flew = t->undrained;
-        t->was_busy = t->wants || t->undrained;
-        t->wished = claims(t);
-        t->wanted = t->wants && !t->suspended;
+        t->was_undrained = t->undrained;
+        t->was_busy = t->runnable || t->undrained;
+        t->was_competing = competes(t);
+        t->was_runnable = t->runnable && !t->suspended;
     }
     c->last_ns = now;
 }
 
 void qp_decide(struct qp_card *c, uint64_t now)
 {
-    struct side m[2];
+    struct members m[2];
     gather(c, m);
-    drop_strangers(c);
+    drop_departed(c);
     if (!c->last_ns || now < c->last_ns)
         c->last_ns = now;
     for (int k = 0; k < 2; k++) {
-        if (!c->cls[k].booked_ns)
-            c->cls[k].booked_ns = now;
+        if (!c->cls[k].charged_until_ns)
+            c->cls[k].charged_until_ns = now;
         qp_charge(c, k, &m[k], now);
         if (fixed(&c->cls[k]))
             qp_budget_review(c, &m[k], now);
         else
             qp_budget_drop(c, &m[k]);
     }
-    observe(c, now);
+    note_inputs(c, now);
     bool recovering = now < c->recovery_until_ns;
     c->preempting =
         c->online_working || (c->online_busy_ns && now < c->online_busy_ns + c->idle_release_ns);
-    watch_drains(c, &m[OFFLINE], now);
+    time_online_drains(c, &m[OFFLINE], now);
     if (c->ungoverned) {
         open_all(c);
     } else {
@@ -416,7 +428,7 @@ void qp_decide(struct qp_card *c, uint64_t now)
         else
             arbitrate(c, OFFLINE, m, now);
     }
-    decorate(c, m, now);
+    add_gate_bits(c, m, now);
     c->wake_ns = next_wake(c, m, recovering, now);
     remember(c, now);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the parts of the decision share: who belongs to which class, and the two parts that policy.c
+ * What the parts of the decision share: the members of a class, and the functions that policy.c
  * calls.
  */
 #ifndef QGPU_POLICY_PARTS_H
@@ -11,12 +11,12 @@
 
 enum { ONLINE = 0, OFFLINE = 1 };
 
-/* The members of one class, found once per decision. Free tenants are registered, but take no part
- * in turns. */
-struct side {
+/* The members of one class, found once per decision. Free tenants are registered but take no
+ * quanta. */
+struct members {
     uint32_t registered; /* live tenants of the class, free ones too */
     uint32_t n;          /* members */
-    uint32_t runnable;   /* members that are not suspended, or still have work on the card */
+    uint32_t may_run;    /* members that are not suspended, or still have work on the card */
     uint16_t at[QP_MAX_TENANTS];
 };
 
@@ -48,33 +48,33 @@ static inline int64_t weight(const struct qp_class *s, const struct qp_tenant *t
     return t->share ? (int64_t)t->share : 1;
 }
 
-/* Takes part in the competition for the card. */
-static inline bool claims(const struct qp_tenant *t)
+/* Does it compete for the card? */
+static inline bool competes(const struct qp_tenant *t)
 {
-    return t->wants && !t->suspended && !t->spent;
+    return t->runnable && !t->suspended && !t->out_of_budget;
 }
 
-/* policy_charge.c: who used the card since the last decision */
-void qp_charge(struct qp_card *c, int k, const struct side *m, uint64_t now);
+/* policy_charge.c: which tenant used the card since the last decision */
+void qp_charge(struct qp_card *c, int k, const struct members *m, uint64_t now);
 
-/* policy_turns.c: whose turn it is now */
-int32_t qp_take_turns(struct qp_card *c, int k, const struct side *m, uint64_t now);
-uint64_t qp_turn_wake(struct qp_card *c, int k, const struct side *m, uint64_t now);
-void qp_make_room(struct qp_card *c, int k, const struct side *m, uint64_t now);
+/* policy_quantum.c: which tenant's quantum it is now */
+int32_t qp_choose_open(struct qp_card *c, int k, const struct members *m, uint64_t now);
+uint64_t qp_quantum_wake(struct qp_card *c, int k, const struct members *m, uint64_t now);
+void qp_allow_deep_window(struct qp_card *c, int k, const struct members *m, uint64_t now);
 void qp_begin_slice(struct qp_card *c, int k, uint64_t from);
 
-/* policy_claim.c: who comes next */
-int32_t qp_best_claim(const struct qp_card *c, int k, const struct side *m, int32_t except);
-bool qp_better(const struct qp_class *s, const struct qp_tenant *a, const struct qp_tenant *b);
+/* policy_select.c: which tenant is next */
+int32_t qp_select_next(const struct qp_card *c, int k, const struct members *m, int32_t except);
+bool qp_goes_first(const struct qp_class *s, const struct qp_tenant *a, const struct qp_tenant *b);
 
 /* policy_budget.c: fixed-share */
-void qp_budget_book(struct qp_card *c, uint32_t index, uint64_t now, uint64_t passed, uint64_t used,
-                    uint64_t unseen);
-void qp_budget_review(struct qp_card *c, const struct side *m, uint64_t now);
-void qp_budget_drop(struct qp_card *c, const struct side *m);
+void qp_budget_charge(struct qp_card *c, uint32_t index, uint64_t now, uint64_t passed,
+                      uint64_t used, uint64_t unseen);
+void qp_budget_review(struct qp_card *c, const struct members *m, uint64_t now);
+void qp_budget_drop(struct qp_card *c, const struct members *m);
 uint64_t qp_budget_opens(struct qp_card *c, uint32_t i, uint64_t now);
 uint64_t qp_budget_lasts(struct qp_card *c, uint32_t i, uint64_t now, uint64_t most);
 void qp_budget_until(struct qp_card *c, uint32_t i, bool limited, uint64_t now);
-uint64_t qp_budget_wake(struct qp_card *c, int k, const struct side *m, uint64_t now);
+uint64_t qp_budget_wake(struct qp_card *c, int k, const struct members *m, uint64_t now);
 
 #endif

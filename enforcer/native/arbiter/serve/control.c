@@ -35,14 +35,14 @@ static bool card_sane(const struct qg_ctl_card *m)
 }
 
 /* A turn in progress must not outlast a slice that just got shorter. */
-static void shorten_turns(struct qp_card *policy, uint64_t now)
+static void shorten_quanta(struct qp_card *policy, uint64_t now)
 {
     for (int k = 0; k < 2; k++) {
         if (policy->cls[k].slice_end_ns > now + policy->slice_ns)
             policy->cls[k].slice_end_ns = now + policy->slice_ns;
-        uint64_t longest = now + QP_LONG_TURN * policy->slice_ns;
-        if (policy->cls[k].turn_end_ns > longest)
-            policy->cls[k].turn_end_ns = longest;
+        uint64_t longest = now + QP_LONG_QUANTUM * policy->slice_ns;
+        if (policy->cls[k].quantum_end_ns > longest)
+            policy->cls[k].quantum_end_ns = longest;
     }
 }
 
@@ -57,7 +57,7 @@ static void card_apply(struct card *card, const struct qg_ctl_card *m, uint64_t 
     card->policy.cls[1].policy = m->policy_offline;
     card->policy.ungoverned = m->flags & QG_CARD_UNGOVERNED;
     card->flags = m->flags;
-    shorten_turns(&card->policy, now);
+    shorten_quanta(&card->policy, now);
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         if (card->tenants[i])
             gates_settings(card->tenants[i], now);
