@@ -52,10 +52,10 @@ def closed(card: QpCard) -> list[int]:
 @examples(25)
 @given(st.lists(job_strategy, min_size=1, max_size=6), POLICIES, POLICIES)
 def test_no_gate_would_move_before_wake_ns(jobs: list[Job], offline: int, online: int) -> None:
-    """As long as nothing happens: to sleep until wake_ns is as good as to look all the time.
+    """As long as nothing happens: to sleep until wake_ns is as good as to sample all the time.
 
-    Only a fixed-share tenant that has used up a second's share is looked at every 2 ms (20 ms if it is idle),
-    nothing is looked at more often than every 50 us, and the end of a long turn (soft_ns) waits for the next tick.
+    Only a fixed-share tenant that has used up a second's share is sampled every 2 ms (20 ms if it is idle),
+    nothing is sampled more often than every 50 us, and the end of a long quantum (soft_ns) waits for the next tick.
     """
     world = World(jobs, offline, online)
     world.decide()
@@ -66,7 +66,9 @@ def test_no_gate_would_move_before_wake_ns(jobs: list[Job], offline: int, online
         if wake == NEVER:
             wake = world.now + 5000 * MS
         soft = world.card.soft_ns
-        assert soft == NEVER or world.card.wake_ns <= max(soft, world.now) + TICK_NS, "nobody looks after it"
+        assert soft == NEVER or world.card.wake_ns <= max(soft, world.now) + TICK_NS, (
+            "no wake-up comes after it"
+        )
         wake = max(min(wake, soft), world.now + 1)
         copy = bytes(world.card)
         world.policy_lib.decide(wake - 1)
@@ -80,7 +82,7 @@ def test_no_gate_would_move_before_wake_ns(jobs: list[Job], offline: int, online
 
 @examples(10)
 @given(st.lists(job_strategy, min_size=2, max_size=5), POLICIES)
-def test_looking_when_due_is_as_good_as_looking_always(jobs: list[Job], policy: int) -> None:
+def test_sampling_when_due_is_as_good_as_sampling_always(jobs: list[Job], policy: int) -> None:
     for job in jobs:
         job.kernel_ns = min(job.kernel_ns, 1 * MS)
         job.bursts = []
@@ -97,7 +99,7 @@ def test_looking_when_due_is_as_good_as_looking_always(jobs: list[Job], policy: 
 @examples(15)
 @given(st.lists(st.integers(1, 100), min_size=2, max_size=5), st.sampled_from([ONLINE, OFFLINE]))
 def test_all_the_time_that_was_used_is_charged(shares: list[int], job_class: int) -> None:
-    """Contended and used without a pause: charged is what ran, but for half a look per turn; credits balance."""
+    """Contended and used without a pause: what ran is charged, less half an interval per quantum; credits balance."""
     jobs = [Job(job_class, share, 200_000) for share in shares]
     world = World(jobs)
     world.decide()
@@ -111,14 +113,14 @@ def test_all_the_time_that_was_used_is_charged(shares: list[int], job_class: int
 @examples(15)
 @given(st.lists(job_strategy, min_size=2, max_size=5))
 def test_every_closed_gate_opens_again(jobs: list[Job]) -> None:
-    """Once online falls silent for good, everybody who waits gets the card within a bounded time."""
+    """Once online is idle for good, every waiting tenant gets the card within a bounded time."""
     for job in jobs:
         job.share, job.kernel_ns = max(job.share, 25), min(job.kernel_ns, 1 * MS)
     world = World(jobs)
     world.decide()
     world.run(100 * MS, step=100_000)
     for job in jobs:
-        job.bursts, job.work_left, job.greedy = [], 0, job.job_class == OFFLINE
+        job.bursts, job.work_left, job.always_busy = [], 0, job.job_class == OFFLINE
     waiting = {i for i, job in enumerate(jobs) if job.job_class == OFFLINE}
     # idle_release, then rounds of up to five with debts of a few slices
     end = world.now + 100 * MS + 400 * MS
@@ -153,7 +155,7 @@ def test_best_effort_ignores_shares() -> None:
 
 
 def test_overuse_is_debited() -> None:
-    """One member's kernels last 15 slices: it gets its turns less often, not more card."""
+    """One member's kernels last 15 slices: it gets its quanta less often, not more card."""
     jobs = [Job(OFFLINE, 50, 30 * MS), Job(OFFLINE, 50, 100_000)]
     world = World(jobs)
     world.decide()
@@ -162,16 +164,19 @@ def test_overuse_is_debited() -> None:
 
 
 def test_idle_card_asks_for_no_wake_up() -> None:
-    world = World([Job(ONLINE, 50, 100_000, greedy=False), Job(OFFLINE, 50, 100_000, greedy=False)])
+    world = World([Job(ONLINE, 50, 100_000, always_busy=False), Job(OFFLINE, 50, 100_000, always_busy=False)])
     world.decide()
     world.run(20 * MS)
     assert world.card.wake_ns == NEVER
     assert world.card.tenant[0].gate & abi.GATE_NOTIFY and world.card.tenant[1].gate & abi.GATE_NOTIFY
 
 
-@pytest.mark.parametrize("greedy", [True, False], ids=["waiting", "idle"])
-def test_release_is_exactly_idle_release_after_the_last_work(greedy: bool) -> None:
-    online, offline = Job(ONLINE, 50, 1 * MS, greedy=False), Job(OFFLINE, 50, 100_000, greedy=greedy)
+@pytest.mark.parametrize("always_busy", [True, False], ids=["waiting", "idle"])
+def test_release_is_exactly_idle_release_after_the_last_work(always_busy: bool) -> None:
+    online, offline = (
+        Job(ONLINE, 50, 1 * MS, always_busy=False),
+        Job(OFFLINE, 50, 100_000, always_busy=always_busy),
+    )
     world = World([online, offline])
     online.on_card = 1 * MS
     world.decide()
@@ -182,10 +187,10 @@ def test_release_is_exactly_idle_release_after_the_last_work(greedy: bool) -> No
         world.run(50_000)
         assert not world.open(1)
     world.run(150_000)
-    assert world.open(1), "nobody had to ring for it"
+    assert world.open(1), "no tenant had to ring for it"
 
 
-def test_the_next_turn_waits_for_the_last_kernel() -> None:
+def test_the_next_quantum_waits_for_the_last_kernel() -> None:
     jobs = [Job(OFFLINE, 50, 1 * MS), Job(OFFLINE, 50, 700_000)]
     world = World(jobs)
     world.decide()
@@ -197,7 +202,7 @@ def test_the_next_turn_waits_for_the_last_kernel() -> None:
 
 
 def test_recovery_keeps_offline_closed_and_ends() -> None:
-    world = World([Job(ONLINE, 50, 1 * MS, greedy=False), Job(OFFLINE, 50, 100_000)])
+    world = World([Job(ONLINE, 50, 1 * MS, always_busy=False), Job(OFFLINE, 50, 100_000)])
     world.card.recovery_until_ns = world.now + 50 * MS
     world.decide()
     assert world.card.tenant[1].gate & abi.GATE_WHY_RECOVERY and world.open(0)
@@ -208,7 +213,7 @@ def test_recovery_keeps_offline_closed_and_ends() -> None:
 
 
 def test_a_tenant_that_never_drains_pays_for_it() -> None:
-    """It lies about unfinished work: the other waits at most the drain limit per turn and keeps its half."""
+    """It lies about unfinished work: the other waits at most the drain timeout per quantum and keeps its half."""
     liar, worker = Job(OFFLINE, 50, 100_000), Job(OFFLINE, 50, 100_000)
     world = World([liar, worker])
     world.observe = lambda: None  # type: ignore[method-assign]
@@ -250,8 +255,8 @@ def test_what_is_in_flight_is_always_bounded() -> None:
 @given(st.integers(1, 30), st.integers(0, 999_999))
 @examples(30)
 def test_release_never_comes_early(bursts: int, phase: int) -> None:
-    """However the looks fall, offline waits idle_release from the end of online's last kernel at least."""
-    world = World([Job(ONLINE, 50, 1 * MS, greedy=False), Job(OFFLINE, 50, 100_000)])
+    """Whenever the samples come, offline waits idle_release from the end of online's last kernel at least."""
+    world = World([Job(ONLINE, 50, 1 * MS, always_busy=False), Job(OFFLINE, 50, 100_000)])
     world.observe = lambda: None  # type: ignore[method-assign]
     online = world.card.tenant[0]
     online.runnable = 1

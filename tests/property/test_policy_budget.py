@@ -39,7 +39,7 @@ def test_fixed_share_closes_an_idle_card() -> None:
 
 
 def test_idleness_is_not_charged_when_it_ends() -> None:
-    """160 ms without work, then a ring: that time was nobody's."""
+    """160 ms without work, then a ring: no tenant is charged for that time."""
     for used_from in (True, False):
         card = Card((OFFLINE, 20), (OFFLINE, 20), policy=FIXED)
         card.at(0)
@@ -126,7 +126,7 @@ def test_who_waits_for_its_budget_keeps_its_credit() -> None:
 
 
 def test_the_card_does_not_stand_still_while_all_budgets_fill() -> None:
-    """Two that wait both lack a turn's worth: the first that has a millisecond begins."""
+    """Two waiting tenants both lack the budget of a quantum: the first with a millisecond of it begins."""
     card = Card((OFFLINE, 50), (OFFLINE, 50), policy=FIXED)
     card.want(0, 1)
     card.at(0)

@@ -14,14 +14,14 @@ POLICIES = [abi.POLICY_BURST_SHARE, abi.POLICY_FIXED_SHARE]
 
 
 def at_work(policy: int = abi.POLICY_BURST_SHARE) -> tuple[Card, int, int]:
-    """Two that compete; the first uses its turn."""
+    """Two tenants compete; the first uses its quantum."""
     card, first, other = two(policy)
     card.use(first)
     return card, first, other
 
 
 def leave_with_nothing(card: Card, first: int) -> None:
-    """Its last work ends, and so does its turn a while later: the decision that closes its gate."""
+    """Its last work ends, and so does its quantum a while later: the decision that closes its gate."""
     card[first].runnable = card[first].undrained = 0
     card.at(0)
     card.now += PAUSE_NS
@@ -29,10 +29,10 @@ def leave_with_nothing(card: Card, first: int) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_no_gate_opens_before_a_look_behind_the_one_that_closed(policy: int) -> None:
+def test_no_gate_opens_before_a_sample_after_the_closing(policy: int) -> None:
     card, first, other = at_work(policy)
     leave_with_nothing(card, first)
-    assert card.open() == [] and card.raw.resample, "a launch may have passed the gate since the last look"
+    assert card.open() == [] and card.raw.resample, "a launch may have passed the gate since the last sample"
     card.raw.resample = 0
     card.lib.decide_once(card.now)
     assert card.open() == [other] and not card.raw.resample, "none did, and no time was lost"
@@ -53,7 +53,7 @@ def test_a_launch_that_passed_the_closing_gate_is_waited_for(policy: int) -> Non
     assert card[first].max_drain_ns == 5 * MS, "it was a drain like any other"
 
 
-def test_a_look_behind_the_gate_teaches_nothing_about_drains() -> None:
+def test_a_sample_after_the_closing_teaches_nothing_about_drains() -> None:
     card, first, _ = at_work()
     card[first].short_drain_ns = card[first].mean_drain_ns = card[first].max_drain_ns = 800 * US
     leave_with_nothing(card, first)
@@ -63,8 +63,8 @@ def test_a_look_behind_the_gate_teaches_nothing_about_drains() -> None:
     assert card[first].short_drain_ns == card[first].mean_drain_ns == card[first].max_drain_ns == 800 * US
 
 
-def test_who_leaves_work_behind_needs_no_look_of_its_own() -> None:
-    """The looks for the end of that find everything."""
+def test_a_tenant_closed_with_work_needs_no_extra_sample() -> None:
+    """The polls for the end of that work find every launch."""
     card, first, _ = at_work()
     while card.open() == [first]:
         card.now = card.raw.wake_ns
@@ -72,8 +72,8 @@ def test_who_leaves_work_behind_needs_no_look_of_its_own() -> None:
         assert not card.raw.resample
 
 
-def cut_off(card: Card, first: int) -> int:
-    """Its turn ends and its work does not. How long that was awaited."""
+def time_out(card: Card, first: int) -> int:
+    """Its quantum ends and its work does not. Returns how long the end was awaited."""
     while first in card.open():
         card.at(card.raw.wake_ns - card.now)
     closed = card.now
@@ -82,7 +82,7 @@ def cut_off(card: Card, first: int) -> int:
     return card.now - closed
 
 
-def turn_of(card: Card, i: int) -> None:
+def quantum_of(card: Card, i: int) -> None:
     """Until it has the card and uses it."""
     while card.open() != [i]:
         for j in card.open():
@@ -100,12 +100,12 @@ def end_late(card: Card, first: int, other: int) -> None:
 
 
 def test_work_that_ended_after_all_is_no_lie() -> None:
-    """A kernel longer than any drain of late is cut off once. That two share the card makes it longer still: the
+    """A kernel longer than any recent drain times out once. That two share the card makes it longer still: the
     next one must not be cut off all the sooner for that.
     """
     card, first, other = at_work()
     card[first].max_drain_ns = 1 * MS
-    assert cut_off(card, first) == DRAIN_TIMEOUT_MIN_NS
+    assert time_out(card, first) == DRAIN_TIMEOUT_MIN_NS
     assert card[first].drain_timeouts == 1
     card.use(other)
     card.at(20 * MS)
@@ -113,26 +113,26 @@ def test_work_that_ended_after_all_is_no_lie() -> None:
     card.at(0)
     assert card[first].drain_timeouts == 0
     assert 45 * MS <= card[first].max_drain_ns <= 46 * MS
-    turn_of(card, first)
-    assert cut_off(card, first) == DRAIN_TIMEOUT_NS
+    quantum_of(card, first)
+    assert time_out(card, first) == DRAIN_TIMEOUT_NS
 
 
 def test_work_that_ends_too_late_is_awaited_less_each_time() -> None:
     card, first, other = at_work()
     waited = []
     for times in range(1, TIMEOUT_HALVINGS + 3):
-        waited.append(cut_off(card, first))
+        waited.append(time_out(card, first))
         end_late(card, first, other)
         assert card[first].drain_timeouts == min(times, TIMEOUT_HALVINGS)
-        turn_of(card, first)
+        quantum_of(card, first)
     assert waited[0] == DRAIN_TIMEOUT_NS
     assert waited == sorted(waited, reverse=True)
     assert waited[-1] < 2 * MS
 
 
 def drain(card: Card, first: int, took_ns: int) -> None:
-    """Its turn ends, and so much later what it has on the card."""
-    turn_of(card, first)
+    """Its quantum ends, and the given time later its work on the card."""
+    quantum_of(card, first)
     while first in card.open():
         card.at(card.raw.wake_ns - card.now)
     card.at(took_ns // 2)

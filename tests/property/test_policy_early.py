@@ -1,4 +1,4 @@
-"""The next gate opens a little before the former tenant's work will have ended, and nobody pays for another's time."""
+"""The next gate opens just before the predicted end of a drain, and no tenant pays for the time of another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONLINE, OFFLINE = abi.CLASS_ONLINE, abi.CLASS_OFFLINE
 
 
 def leaving(*others: tuple[int, int], policy: int = abi.POLICY_BURST_SHARE) -> tuple[Card, int, int]:
-    """Two offline tenants at work all the time, (and others); the first one's turn has just ended, its work has not."""
+    """Two offline tenants always at work, and others; the first one's quantum has just ended, its work has not."""
     card = Card((OFFLINE, 50), (OFFLINE, 50), *others, policy=policy)
     card.want(0, 1)
     card.at(0)
@@ -27,14 +27,14 @@ def leaving(*others: tuple[int, int], policy: int = abi.POLICY_BURST_SHARE) -> t
     return card, first, 1 - first
 
 
-def foresee(card: Card, who: int, ahead_ns: int) -> None:
+def predict(card: Card, who: int, ahead_ns: int) -> None:
     card[who].predicted_end_ns = card.now + ahead_ns
     card.at(1000)
 
 
 def test_the_next_gate_opens_shortly_before_the_foreseen_end() -> None:
     card, first, other = leaving()
-    foresee(card, first, 5 * MS)
+    predict(card, first, 5 * MS)
     assert card.open() == []
     while not card.open():
         assert card.raw.wake_ns != NEVER
@@ -43,27 +43,25 @@ def test_the_next_gate_opens_shortly_before_the_foreseen_end() -> None:
     assert 0 <= card.now - (card[first].predicted_end_ns - LEAD_NS) < LEAD_NS
 
 
-def test_its_gate_says_that_it_opened_early_for_all_of_that_turn() -> None:
+def test_its_gate_says_that_it_opened_early_for_all_of_that_quantum() -> None:
     card, first, other = leaving()
     assert not card[other].gate & abi.GATE_EARLY
-    foresee(card, first, LEAD_NS)
+    predict(card, first, LEAD_NS)
     assert card.open() == [other] and card[other].gate & abi.GATE_EARLY
     card.use(other)
     card[first].undrained = 0
     for _ in range(3):
         card.at(LEAD_NS)
-        assert card.open() == [other] and card[other].gate & abi.GATE_EARLY, (
-            "a word that changes costs a look"
-        )
+        assert card.open() == [other] and card[other].gate & abi.GATE_EARLY, "a changed word costs a sample"
     card[other].runnable = card[other].undrained = 0
     while card.open() == [other]:
         card.at(1 * MS)
-    assert first in card.open() and not card[first].gate & abi.GATE_EARLY, "nobody was on the card any more"
+    assert first in card.open() and not card[first].gate & abi.GATE_EARLY, "the card was free"
 
 
 def test_until_the_end_the_former_one_pays_and_then_the_next() -> None:
     card, first, other = leaving()
-    foresee(card, first, LEAD_NS)
+    predict(card, first, LEAD_NS)
     assert card.open() == [other]
     before = card[first].service_ns
     card[other].used_from_ns = card.now
@@ -89,7 +87,7 @@ def test_not_where_an_online_tenant_would_wait_for_both(registered: int) -> None
     card.use(first)
     card[1 - first].backlogged = 0
     card.at(SLICE)
-    foresee(card, first, LEAD_NS // 2)
+    predict(card, first, LEAD_NS // 2)
     assert not {0, 1} & set(card.open())
 
 
@@ -101,10 +99,10 @@ def leave_again(card: Card, who: int) -> None:
 
 
 def misses_twice() -> tuple[Card, int, int]:
-    """The former tenant's work ended much later than foreseen, two times."""
+    """The former tenant's work ended much later than predicted, two times."""
     card, first, other = leaving()
     for misses in (MISSES_MAX // 4, MISSES_MAX):
-        foresee(card, first, LEAD_NS)
+        predict(card, first, LEAD_NS)
         assert card.open() == [other], "believed so far"
         card.at(LEAD_NS + OVERLAP_NS)
         assert card.open() == [other] and card.raw.cls[1].draining == -1
@@ -115,13 +113,13 @@ def misses_twice() -> tuple[Card, int, int]:
 
 def test_who_foresees_wrongly_is_waited_for_no_longer_and_then_not_believed() -> None:
     card, first, _ = misses_twice()
-    foresee(card, first, LEAD_NS)
+    predict(card, first, LEAD_NS)
     assert card.open() == []
 
 
 def test_who_foresaw_wrongly_is_believed_again_after_many_turns() -> None:
     card, first, other = misses_twice()
-    turns = 0
+    quanta = 0
     while card[first].misses >= MISSES_MAX // 2:
         card[first].predicted_end_ns = 0
         card.at(1 * MS)
@@ -129,19 +127,19 @@ def test_who_foresaw_wrongly_is_believed_again_after_many_turns() -> None:
         card[first].undrained = 0
         card.at(1 * MS)
         leave_again(card, first)
-        turns += 1
-        assert turns <= MISSES_MAX
-    assert turns > MISSES_MAX // 4, "one wrong word in so many turns costs nobody much"
-    foresee(card, first, LEAD_NS)
+        quanta += 1
+        assert quanta <= MISSES_MAX
+    assert quanta > MISSES_MAX // 4, "one wrong prediction in so many quanta costs the others little"
+    predict(card, first, LEAD_NS)
     assert card.open() == [other]
     card.at(LEAD_NS + OVERLAP_NS)
     assert card[first].misses == MISSES_MAX, "wrong again: as long as before"
 
 
 def test_a_late_end_is_paid_for_by_both() -> None:
-    """The card divides itself between two contexts: what lies behind the foreseen end is halved."""
+    """The card divides itself between two contexts: time after the predicted end is halved."""
     card, first, other = leaving()
-    foresee(card, first, LEAD_NS)
+    predict(card, first, LEAD_NS)
     card[other].undrained = 1
     card[other].used_from_ns = card.now
     card.at(2 * LEAD_NS)
@@ -176,5 +174,5 @@ def test_whatever_is_foreseen_one_gate_is_open_and_no_time_is_paid_for_twice(pol
 
 def test_a_limit_must_know_exactly_who_used_the_card() -> None:
     card, first, _ = leaving(policy=abi.POLICY_FIXED_SHARE)
-    foresee(card, first, LEAD_NS // 2)
+    predict(card, first, LEAD_NS // 2)
     assert card.open() == []

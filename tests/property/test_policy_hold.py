@@ -111,7 +111,7 @@ def test_only_governed_online_tenants_beside_offline_ones_are_held() -> None:
 
 
 def test_online_rings_at_once_where_offline_may_run() -> None:
-    """With a short release the card is offline's before online's gate would be told to ring."""
+    """With a short release the card is offline's before online's gate would ask for a ring."""
     card = beside(idle_release_ns=0)
     comes(card)
     card[0].runnable = 0
@@ -168,12 +168,12 @@ def test_an_online_tenant_that_lets_turns_go_unused_gets_others_and_keeps_nobody
         assert not card[0].gate & abi.GATE_CLOSED, "should it go on, its first launch says so"
         assert not card[2].gate & abi.GATE_CLOSED, "stopped, it is no reason"
     card.want(1)
-    turns = []
+    quanta = []
     for _ in range(100):
         card.at(1 * MS)
         assert card[2].gate & abi.GATE_WHY_PREEMPTED
-        turns.append(not card[0].gate & abi.GATE_CLOSED)
-    assert any(turns) and not all(turns), "turns among its peers"
+        quanta.append(not card[0].gate & abi.GATE_CLOSED)
+    assert any(quanta) and not all(quanta), "quanta among its peers"
     card[1].runnable = 0
     card.at(1 * MS)
     card.at(101 * MS)
@@ -183,13 +183,13 @@ def test_an_online_tenant_that_lets_turns_go_unused_gets_others_and_keeps_nobody
     assert card[2].gate & abi.GATE_WHY_PREEMPTED, "it launched"
 
 
-def test_a_hung_online_tenant_gets_no_turn_of_its_peers_and_keeps_offline_out() -> None:
+def test_a_hung_online_tenant_gets_no_quantum_among_its_peers_and_keeps_offline_out() -> None:
     card = Card((ONLINE, 50), (ONLINE, 50), (OFFLINE, 50))
     card[0].hung = card[0].undrained = 1
     card.want(1, 2)
     for _ in range(200):
         card.at(5 * MS)
-        assert card[0].gate & abi.GATE_CLOSED, "nobody waits for its turn to end"
+        assert card[0].gate & abi.GATE_CLOSED, "no tenant waits for the end of its quantum"
         assert not card[1].gate & abi.GATE_CLOSED
         assert card[2].gate & abi.GATE_WHY_PREEMPTED
     card[1].runnable = 0

@@ -1,4 +1,4 @@
-"""Who lies about its work harms nobody: the others' shares are those that they have without it.
+"""A tenant that lies about its work harms no other: the shares of the others are as without it.
 
 The truth is what the model's card executed (qgpu-simulate), never what the decision charged.
 """
@@ -91,7 +91,7 @@ def test_a_liar_does_not_move_fixed_shares(kernels: list[str], liar: dict[str, A
     tenants = list(zip(shares, kernels, strict=True))
     without = honest(tenants, "fixed-share", online, None)
     beside = honest(tenants, "fixed-share", online, liar)
-    # Who hides its work runs in the part of the card that is nobody's.
+    # A tenant that hides its work runs in the part of the card that is not shared out.
     slack = 1.5 if liar["lies"] == "busy" else 1.7
     assert parts(beside) == pytest.approx(parts(without), abs=slack)
     for t, share, kernel in zip(beside, shares, kernels, strict=True):
@@ -99,7 +99,7 @@ def test_a_liar_does_not_move_fixed_shares(kernels: list[str], liar: dict[str, A
         assert t.max_1s_percent <= share + parse_duration(kernel).ns / 1e7
         assert t.max_10s_percent <= share + 1
         if not online and liar["lies"] == "busy":
-            # Each of them holds a turn for the moments in which nobody can know yet that it lies.
+            # Each of them keeps a quantum until the arbiter can know that it lies.
             assert t.got_percent >= share - 1 - liar["count"]
 
 
@@ -108,7 +108,7 @@ def test_a_liar_does_not_move_fixed_shares(kernels: list[str], liar: dict[str, A
 def test_a_limit_is_kept_beside_a_liar_and_by_one_that_shows_work(
     tenants: list[tuple[int, str]], liar: dict[str, Any], online: bool, seed: int
 ) -> None:
-    """Exactly. One that shows no work at all is bounded by nothing that the arbiter sees, but by others' turns."""
+    """Exactly. One that shows no work at all is bounded by the quanta of others alone."""
     for t in everybody(tenants, "fixed-share", online, liar, seed):
         if t.name == "duty" or (t.name.startswith("liar") and liar["lies"] == "idle"):
             continue
@@ -128,7 +128,7 @@ def test_the_worst_that_was_seen(policy: str) -> None:
 
 
 def let_one_lie(card: Card, seconds: int, *, believed: bool) -> None:
-    """0 and 1 take turns of 10 ms in a row, 2 shows work all the time and never gets the card."""
+    """0 and 1 take quanta of 10 ms in a row, 2 shows work all the time and never gets the card."""
     for _ in range(50 * seconds):
         for i in (0, 1):
             cls = card.raw.cls[1]
@@ -145,7 +145,7 @@ def let_one_lie(card: Card, seconds: int, *, believed: bool) -> None:
 
 @pytest.mark.parametrize("believed", [False, True])
 def test_credits_of_others_balance_beside_a_liar(believed: bool) -> None:
-    """What it pretends to use is its own debt, up to the bound, and nobody's credit."""
+    """What it pretends to use is its own debt, up to the bound, and no other tenant's credit."""
     card = Card((OFFLINE, 50), (OFFLINE, 50), (OFFLINE, 50))
     card.want(0, 1)
     card.at(0)
@@ -156,7 +156,7 @@ def test_credits_of_others_balance_beside_a_liar(believed: bool) -> None:
 
 
 def test_the_bound_moves_all_claims_alike() -> None:
-    """Debts that others worked off left credit behind. At the bound nobody loses its place to another."""
+    """Debts that others worked off left credit behind. At the bound no tenant loses its place to another."""
     card = Card((OFFLINE, 10), (OFFLINE, 90))
     card.want(0, 1)
     card.at(0)

@@ -1,4 +1,4 @@
-"""Pauses of a current tenant, and who gives its time away: one decision at a time."""
+"""Pauses of a current tenant, and the time that it gives away: one decision at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from policy_card import Card, two
-from test_policy_turns import deep_queue
+from test_policy_quanta import deep_queue
 
 from enforcer.wire import abi
 from simulator.policy_layout import (
@@ -33,20 +33,20 @@ pytestmark = pytest.mark.native
 US = 1000
 
 
-def rest_of_the_turn(card: Card, other: int, silent_ns: int) -> int:
+def rest_of_the_quantum(card: Card, other: int, inactive_ns: int) -> int:
     """The current tenant has moved last at that time; how much later the other one's gate opens."""
     first = card.current()
     card[first].runnable = card[first].undrained = 0
-    card[first].inactive_since_ns = silent_ns
+    card[first].inactive_since_ns = inactive_ns
     card.at(0)
     while other not in card.open():
-        assert card.now <= silent_ns + 10 * MS, "it kept the card"
+        assert card.now <= inactive_ns + 10 * MS, "it kept the card"
         card.at(max(1, card.raw.wake_ns - card.now))
-    return card.now - silent_ns
+    return card.now - inactive_ns
 
 
-def test_a_holder_without_work_passes_its_turn_on_within_a_millisecond() -> None:
-    """Also if the last look that found a launch, or the end of its work, was the one before."""
+def test_a_current_tenant_without_work_passes_its_quantum_on_within_a_millisecond() -> None:
+    """Also if the last sample that found a launch, or the end of its work, was the one before."""
     card, first, other = two()
     card.use(first)
     card[first].inactive_since_ns = card.now + 500 * US
@@ -56,20 +56,20 @@ def test_a_holder_without_work_passes_its_turn_on_within_a_millisecond() -> None
         "nothing of it is known to be unfinished, so it may have ended"
     )
     card.at(card.raw.wake_ns - card.now)
-    assert rest_of_the_turn(card, other, moved) <= PAUSE_NS + DRAIN_POLL_NS
+    assert rest_of_the_quantum(card, other, moved) <= PAUSE_NS + DRAIN_POLL_NS
 
 
 def test_work_on_the_card_and_threads_at_the_gate_are_no_pause() -> None:
     card, first, _ = two()
     card.use(first)
     card.at(1 * MS)
-    assert card.raw.wake_ns >= card.now + TICK_NS, "no look more than before for who works on"
+    assert card.raw.wake_ns >= card.now + TICK_NS, "no more samples than before while it works on"
     card.at(900 * US)
     assert card.open() == [first]
 
 
 def come_back(card: Card, who: int, pause_ns: int) -> None:
-    """It wants the card again so long after it fell silent, gets it and uses it."""
+    """It is runnable again the given time after its pause began, gets the card and uses it."""
     card.now = max(card.now, card[who].paused_ns + pause_ns)
     card.want(who)
     card.at(0)
@@ -80,25 +80,27 @@ def come_back(card: Card, who: int, pause_ns: int) -> None:
 
 
 def paused_once() -> tuple[Card, int, int]:
-    """The first of two has its turn again after a pause that was one."""
+    """The first of two has its quantum again after a real pause."""
     card, first, other = two()
     card.use(first)
-    rest_of_the_turn(card, other, card.now)
+    rest_of_the_quantum(card, other, card.now)
     come_back(card, first, 5 * MS)
     return card, first, other
 
 
-def test_who_always_pauses_for_long_is_given_less_time_to_come_back() -> None:
+def test_a_tenant_that_always_pauses_for_long_gets_less_time_to_come_back() -> None:
     card, first, other = two()
     card.use(first)
     for _ in range(REAL_PAUSES):
-        assert PAUSE_NS <= rest_of_the_turn(card, other, card.now) < LATE_PAUSE_NS
+        assert PAUSE_NS <= rest_of_the_quantum(card, other, card.now) < LATE_PAUSE_NS
         come_back(card, first, 5 * MS)
-    assert rest_of_the_turn(card, other, card.now) < PAUSE_NS, "its pauses are known"
+    assert rest_of_the_quantum(card, other, card.now) < PAUSE_NS, "its pauses are known"
     come_back(card, first, LATE_THREAD_NS - 1)
-    assert rest_of_the_turn(card, other, card.now) >= LATE_PAUSE_NS, "it came back soon: that was too early"
+    assert rest_of_the_quantum(card, other, card.now) >= LATE_PAUSE_NS, (
+        "it came back soon: that was too early"
+    )
     come_back(card, first, 5 * MS)
-    assert PAUSE_NS <= rest_of_the_turn(card, other, card.now) < LATE_PAUSE_NS
+    assert PAUSE_NS <= rest_of_the_quantum(card, other, card.now) < LATE_PAUSE_NS
 
 
 def test_credit_outlives_a_moment_without_work_and_no_more() -> None:
@@ -114,14 +116,14 @@ def test_credit_outlives_a_moment_without_work_and_no_more() -> None:
     assert card[other].deficit_ns == 0, "nothing is saved up for later"
 
 
-def test_who_passed_its_turn_on_is_looked_at_more_often() -> None:
+def test_a_tenant_that_passed_its_quantum_on_is_sampled_more_often() -> None:
     card, _, _ = paused_once()
     card.at(300 * US)
     assert card.raw.wake_ns <= card.now + PAUSE_NS, "although its work is not finished"
 
 
-def test_work_that_is_foreseen_is_looked_at_when_it_may_have_ended() -> None:
-    """Each look wakes a sleeping thread; but an end that was foreseen too late is found soon all the same."""
+def test_work_with_a_predicted_end_is_sampled_when_it_may_have_ended() -> None:
+    """Each sample wakes a sleeping thread; but an end that was predicted too late is found soon all the same."""
     card, first, other = paused_once()
     card[first].inactive_since_ns = 0
     card.at(300 * US)
@@ -129,29 +131,29 @@ def test_work_that_is_foreseen_is_looked_at_when_it_may_have_ended() -> None:
         card[first].predicted_end_ns = card.now + ahead
         card.at(0)
         assert card.raw.due_ns == card.now + most
-        assert card.raw.wake_ns <= card.now + TICK_NS, "ticks find it, however much it foresees"
-    assert rest_of_the_turn(card, other, card.now) < PAUSE_NS + LATE_PAUSE_NS
+        assert card.raw.wake_ns <= card.now + TICK_NS, "ticks find it, however far ahead it predicts"
+    assert rest_of_the_quantum(card, other, card.now) < PAUSE_NS + LATE_PAUSE_NS
 
 
 def test_an_end_that_was_foreseen_too_late_is_found_within_half_a_millisecond() -> None:
-    """Foreseen ends err by a part of what is in flight, so looks come closer together towards them."""
+    """Predicted ends err by a part of what is in flight, so samples come closer together towards them."""
     card, first, _ = paused_once()
     card[first].inactive_since_ns = 0
     card[first].predicted_end_ns = end = card.now + 2 * MS
     card.at(300 * US)
-    looks = [card.now]
-    while looks[-1] < end:
+    polls = [card.now]
+    while polls[-1] < end:
         card.at(max(1, card.raw.due_ns - card.now))
-        looks.append(card.now)
-    late = [looks[i] for i in range(len(looks)) if looks[i] > end - 1 * MS]
+        polls.append(card.now)
+    late = [polls[i] for i in range(len(polls)) if polls[i] > end - 1 * MS]
     assert all(after - before <= 500 * US for before, after in pairwise(late))
-    assert len(looks) <= 6, "each look may wake a sleeping thread"
+    assert len(polls) <= 6, "each sample may wake a sleeping thread"
 
 
-def test_who_was_only_late_is_looked_at_so_often_that_its_next_pause_takes_less_than_a_millisecond() -> None:
+def test_a_late_tenant_is_sampled_so_often_that_its_next_pause_takes_less_than_a_millisecond() -> None:
     card, first, other = two()
     card.use(first)
-    rest_of_the_turn(card, other, card.now)
+    rest_of_the_quantum(card, other, card.now)
     come_back(card, first, LATE_THREAD_NS - 1)
     assert card[first].real_pauses == LATE_THREAD
     card[first].inactive_since_ns = 0
@@ -160,14 +162,14 @@ def test_who_was_only_late_is_looked_at_so_often_that_its_next_pause_takes_less_
 
 
 def test_who_stands_at_its_gate_tells_when_its_work_has_ended() -> None:
-    """It is looked at all the same, in case that the thread there is late, but seldom."""
+    """It is polled all the same, in case the thread there is late, but seldom."""
     card, first, _ = two()
     card.use(first)
     card[first].short_drain_ns, card[first].uneven_drains = 400 * US, 1
     while card.open() == [first]:
         card.at(card.raw.wake_ns - card.now)
     card.at(10 * US)
-    assert card.raw.wake_ns < card.now + REPORTED_POLL_NS, "nobody stands there: nobody tells"
+    assert card.raw.wake_ns < card.now + REPORTED_POLL_NS, "no thread waits there, so none reports the end"
     card[first].at_gate = 1
     for _ in range(3):
         card.at(0)
@@ -176,29 +178,29 @@ def test_who_stands_at_its_gate_tells_when_its_work_has_ended() -> None:
 
 
 def test_an_end_that_is_foreseen_too_late_and_not_told_is_paid_for() -> None:
-    """It says that somebody stands at its gate and that it works for long; it ends before the look that comes then."""
+    """It reports a thread at its gate and a late end; its work ends before the poll that comes then."""
     card, first, other = two()
     card[first].at_gate, card[first].predicted_end_ns = 1, card.now + DRAIN_TIMEOUT_NS
     card.use(first)
     while card.open() == [first]:
         card.at(card.raw.wake_ns - card.now)
-    closed, before, looks = card.now, card[first].service_ns, 0
+    closed, before, polls = card.now, card[first].service_ns, 0
     while card.raw.wake_ns < card[first].predicted_end_ns - MS:
         card.at(card.raw.wake_ns - card.now)
-        looks += 1
-    assert looks < 30, "but it is not looked at all the time"
+        polls += 1
+    assert polls < 30, "but it is not polled all the time"
     card[first].undrained = 0
     card.at(card.raw.wake_ns - card.now)
     assert card.open() == [other] and card.now - closed > DRAIN_TIMEOUT_NS // 2
     assert card[first].service_ns - before >= card.now - closed - SOLO_TICK_NS
 
 
-def test_a_drain_longer_than_ever_is_cut_off_soon() -> None:
+def test_a_drain_longer_than_ever_times_out_soon() -> None:
     """A hung kernel of a tenant whose drains are known, and one of a tenant of which nothing is known. Under a limit
     the next one would pay for a card that stands still: there the first one pays, for as long as any is awaited.
     """
     burst, fixed = abi.POLICY_BURST_SHARE, abi.POLICY_FIXED_SHARE
-    for policy, tail, most in (
+    for policy, drain, most in (
         (burst, 0, DRAIN_TIMEOUT_NS),
         (burst, 1 * MS, DRAIN_TIMEOUT_MIN_NS),
         (burst, 5 * MS, 40 * MS),
@@ -208,13 +210,13 @@ def test_a_drain_longer_than_ever_is_cut_off_soon() -> None:
     ):
         card, first, other = two(policy)
         card.use(first)
-        card[first].max_drain_ns = tail
+        card[first].max_drain_ns = drain
         while card.open() == [first]:
             card.at(card.raw.wake_ns - card.now)
         closed = card.now
         while card.open() != [other]:
             card.at(card.raw.wake_ns - card.now)
-        assert card.now - closed == most, tail
+        assert card.now - closed == most, drain
 
 
 def test_no_deep_queue_where_somebody_may_come_back() -> None:
@@ -227,13 +229,13 @@ def test_no_deep_queue_where_somebody_may_come_back() -> None:
     assert card[current].deep_window, "it left"
 
 
-def test_turns_are_passed_on_later_while_somebodys_work_had_to_be_cut_off() -> None:
+def test_quanta_are_passed_on_later_after_a_drain_timeout() -> None:
     """Beside a liar each change of hands may cost a cut-off; a second after the last one it is as before."""
     card, first, other = two()
     card.raw.cls[1].last_timeout_ns = card.now
     card.use(first)
-    assert PASS_ON_NS <= rest_of_the_turn(card, other, card.now) <= PASS_ON_NS + DRAIN_POLL_NS
+    assert PASS_ON_NS <= rest_of_the_quantum(card, other, card.now) <= PASS_ON_NS + DRAIN_POLL_NS
     card, first, other = two()
     card.raw.cls[1].last_timeout_ns = card.now - TIMEOUT_MEMORY_NS
     card.use(first)
-    assert rest_of_the_turn(card, other, card.now) <= PAUSE_NS + DRAIN_POLL_NS
+    assert rest_of_the_quantum(card, other, card.now) <= PAUSE_NS + DRAIN_POLL_NS

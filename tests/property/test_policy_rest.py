@@ -1,4 +1,4 @@
-"""Since when online rests: by its word or since the look that found it so; offline comes idle_release later."""
+"""Since when online is idle: by its report or since the first sample without work; offline comes idle_release later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RELEASE_NS = 100 * MS
 
 def world(online: int) -> World:
     """So many online tenants at work beside an offline one that waits."""
-    made = World([Job(ONLINE, 50, MS, greedy=False) for _ in range(online)] + [Job(OFFLINE, 50, MS)])
+    made = World([Job(ONLINE, 50, MS, always_busy=False) for _ in range(online)] + [Job(OFFLINE, 50, MS)])
     made.observe = lambda: None  # type: ignore[method-assign]
     for tenant in made.tenants:
         tenant.runnable = 1
@@ -22,7 +22,7 @@ def world(online: int) -> World:
     return made
 
 
-def look(of: World, after_ns: int) -> None:
+def sample(of: World, after_ns: int) -> None:
     of.now += after_ns
     of.policy_lib.decide(of.now)
 
@@ -31,25 +31,25 @@ def rest(of: World, i: int, ended_ns: int = 0) -> None:
     of.tenants[i].runnable, of.tenants[i].reported_end_ns = 0, ended_ns
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_the_release_counts_from_the_end_that_was_told(told: bool) -> None:
+@pytest.mark.parametrize("reported", [True, False])
+def test_the_release_counts_from_the_reported_end(reported: bool) -> None:
     made = world(1)
     end = made.now + MS // 4
-    rest(made, 0, end if told else 0)
-    look(made, MS)
-    since = end if told else made.now
+    rest(made, 0, end if reported else 0)
+    sample(made, MS)
+    since = end if reported else made.now
     assert made.card.online_busy_ns == since
-    assert made.card.due_ns == since + RELEASE_NS, "it is looked at then, if not before"
-    look(made, since + RELEASE_NS - 1 - made.now)
+    assert made.card.due_ns == since + RELEASE_NS, "it is sampled then, if not before"
+    sample(made, since + RELEASE_NS - 1 - made.now)
     assert not made.open(1)
-    look(made, 1)
+    sample(made, 1)
     assert made.open(1)
 
 
 def test_an_end_that_lies_ahead_is_not_believed() -> None:
     made = world(1)
     rest(made, 0, made.now + 500 * MS)
-    look(made, MS)
+    sample(made, MS)
     assert made.card.online_busy_ns == made.now
 
 
@@ -57,14 +57,14 @@ def test_the_last_of_several_counts_and_who_rested_before_may_tell_what_it_likes
     made = world(2)
     first = made.now + MS // 2
     rest(made, 0, first)
-    look(made, MS)
+    sample(made, MS)
     assert made.card.online_busy_ns == made.now, "the other one works"
     made.tenants[0].reported_end_ns = 1
     rest(made, 1, made.now + MS // 3)
-    look(made, MS)
+    sample(made, MS)
     assert made.card.online_busy_ns == made.now - MS + MS // 3
     rest(made, 1, 1)
-    look(made, MS)
+    sample(made, MS)
     assert made.card.online_busy_ns == made.now - 2 * MS + MS // 3, (
         "it rests since then, whatever it says later"
     )
@@ -74,24 +74,24 @@ def test_of_two_that_end_at_once_the_later_counts() -> None:
     made = world(2)
     rest(made, 0, made.now + 700_000)
     rest(made, 1, made.now + 200_000)
-    look(made, MS)
+    sample(made, MS)
     assert made.card.online_busy_ns == made.now - 300_000
 
 
 def test_who_leaves_at_work_told_nothing() -> None:
     made = world(2)
     rest(made, 0, made.now + 100_000)
-    look(made, MS)
+    sample(made, MS)
     made.tenants[1].live = 0
-    look(made, MS)
+    sample(made, MS)
     assert made.card.online_busy_ns == made.now
 
 
 def test_who_works_on_after_it_told_an_end_is_at_work() -> None:
     made = world(1)
     rest(made, 0, made.now + 100_000)
-    look(made, MS)
+    sample(made, MS)
     made.tenants[0].runnable, made.tenants[0].reported_end_ns = 1, 0
-    look(made, 50 * MS)
+    sample(made, 50 * MS)
     assert made.card.online_busy_ns == made.now
     assert made.tenants[1].gate & abi.GATE_WHY_PREEMPTED

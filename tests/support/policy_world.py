@@ -19,7 +19,7 @@ class Job:
     share: int
     kernel_ns: int
     bursts: list[tuple[int, int]] = field(default_factory=list)  # (pause, work) in ns, repeated
-    greedy: bool = True
+    always_busy: bool = True
     pause_left: int = 0
     work_left: int = 0
     on_card: int = 0  # ns of submitted, unfinished work
@@ -49,7 +49,7 @@ class World:
             tenant.live, tenant.job_class, tenant.share, tenant.procs = 1, job.job_class, job.share, 2
 
     def endless(self, job: Job) -> bool:
-        return job.greedy and not job.bursts
+        return job.always_busy and not job.bursts
 
     def has_work(self, job: Job) -> bool:
         return bool(job.on_card or job.work_left or self.endless(job))
@@ -119,5 +119,5 @@ class World:
         waiting = [i for i in live if self.tenants[i].runnable and not self.open(i)]
         if waiting:
             soon = 100 * MS + max(0, -min(self.tenants[i].budget_ns for i in waiting)) * 100 + 300 * MS
-            assert self.card.wake_ns != NEVER and self.card.wake_ns <= self.now + soon, "nobody looks again"
+            assert self.card.wake_ns != NEVER and self.card.wake_ns <= self.now + soon, "no wake-up is due"
         assert all(abs(self.tenants[i].deficit_ns) <= DEFICIT_MAX_NS for i in live), "unbounded deficit"

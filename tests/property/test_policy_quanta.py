@@ -21,7 +21,7 @@ ONLINE, OFFLINE = abi.CLASS_ONLINE, abi.CLASS_OFFLINE
 US = 1000
 
 
-def test_a_turn_is_opened_with_notify_and_charged_from_its_first_use() -> None:
+def test_a_quantum_is_opened_with_notify_and_charged_from_its_first_use() -> None:
     card, first, other = two()
     assert card[first].gate & abi.GATE_NOTIFY, "the first launch must ring"
     assert not card[other].gate & abi.GATE_NOTIFY
@@ -36,7 +36,7 @@ def test_a_turn_is_opened_with_notify_and_charged_from_its_first_use() -> None:
 
 @pytest.mark.parametrize("policy", [abi.POLICY_BURST_SHARE, abi.POLICY_FIXED_SHARE])
 def test_who_stood_at_the_gate_need_not_ring_where_no_budget_ends(policy: int) -> None:
-    """It says by itself when it went on, and the next tick finds that: a wake-up less for each turn."""
+    """It reports by itself when it went on, and the next tick finds that: one wake-up less for each quantum."""
     card = Card((OFFLINE, 50), (OFFLINE, 50), policy=policy)
     card.want(0, 1)
     card[0].at_gate = card[1].at_gate = 1
@@ -57,7 +57,7 @@ def test_work_that_never_rang_is_charged_from_the_opening() -> None:
     assert card[first].service_ns == 600 * US
 
 
-def test_a_turn_that_nobody_uses_is_charged_after_a_millisecond() -> None:
+def test_an_unused_quantum_is_charged_after_a_millisecond() -> None:
     card, first, _ = two()
     assert card.raw.wake_ns == card.now + START_NS
     card.at(START_NS)
@@ -78,8 +78,8 @@ def test_the_slice_counts_from_the_first_use() -> None:
     assert card.open() == [other]
 
 
-def test_half_of_the_last_look_is_charged() -> None:
-    """The last kernel ended somewhere between two looks."""
+def test_half_of_the_last_interval_is_charged() -> None:
+    """The last kernel ended somewhere between two samples."""
     card, first, _ = two()
     card.use(first)
     card.at(SLICE)
@@ -101,8 +101,8 @@ def test_who_rings_at_its_end_after_a_long_drain_pays_for_it() -> None:
     assert card[first].service_ns == SLICE + 1000 * US
 
 
-def length_of_turn(card: Card) -> int:
-    """Lets the current tenant use its turn to the end, and drain at once."""
+def length_of_quantum(card: Card) -> int:
+    """Lets the current tenant use its quantum up, and drain at once."""
     who = card.current()
     card.use(who)
     began = card.now
@@ -116,8 +116,8 @@ def length_of_turn(card: Card) -> int:
 
 def test_turns_are_long_between_tenants_that_use_them_up_and_short_for_the_others() -> None:
     card, _, _ = two()
-    assert length_of_turn(card) == SLICE
-    lengths = [length_of_turn(card) for _ in range(6)]
+    assert length_of_quantum(card) == SLICE
+    lengths = [length_of_quantum(card) for _ in range(6)]
     assert min(lengths) >= LONG_QUANTUM * SLICE * 9 // 10
     # one of them falls silent, comes back, and may need the card only for a moment
     current = card.current()
@@ -136,13 +136,13 @@ def test_online_turns_are_always_short() -> None:
     card = Card((ONLINE, 50), (ONLINE, 50))
     card.want(0, 1)
     card.at(0)
-    assert max(length_of_turn(card) for _ in range(8)) <= 2 * SLICE
+    assert max(length_of_quantum(card) for _ in range(8)) <= 2 * SLICE
 
 
-def test_a_drain_is_looked_at_when_it_usually_ends() -> None:
-    """Not every 50 us: after some turns with drains of 8 ms the first look comes after most of that."""
+def test_a_drain_is_polled_when_it_usually_ends() -> None:
+    """Not every 50 us: after some quanta with drains of 8 ms the first poll comes after most of that."""
     card, _, _ = two()
-    looks = []
+    polls = []
     for _ in range(60):
         who = card.current()
         card.use(who)
@@ -154,15 +154,15 @@ def test_a_drain_is_looked_at_when_it_usually_ends() -> None:
             card.at(card.raw.wake_ns - card.now)
             n += 1
         assert card.now - closed < 8 * MS + 300 * US, "the card stood still"
-        looks.append(n)
-    assert looks[0] > 30 and max(looks[-10:]) < 16
+        polls.append(n)
+    assert polls[0] > 30 and max(polls[-10:]) < 16
 
 
 @pytest.mark.parametrize("longest", [[100 * US, MS, 10 * MS], [10 * MS]])
 def test_short_drains_among_long_ones_are_not_slept_through(longest: list[int]) -> None:
-    """The rest of kernels of 0.1, 1 or 10 ms at random, or of 10 ms: found soon after its end, with few looks."""
+    """The rest of kernels of 0.1, 1 or 10 ms at random, or of 10 ms: found soon after its end, with few polls."""
     card, _, _ = two()
-    draw, late, looks = random.Random(1), [], 0
+    draw, late, polls = random.Random(1), [], 0
     for _ in range(200):
         who = card.current()
         card.use(who)
@@ -172,10 +172,10 @@ def test_short_drains_among_long_ones_are_not_slept_through(longest: list[int]) 
         while not card.open():
             card[who].undrained = int(card.raw.wake_ns - closed < took)
             card.at(card.raw.wake_ns - card.now)
-            looks += 1
+            polls += 1
         late.append(card.now - closed - took)
     assert sum(late[100:]) / 100 < 150 * US and max(late[100:]) < 700 * US
-    assert looks / len(late) < 60
+    assert polls / len(late) < 60
 
 
 def test_free_tenants_take_no_part() -> None:
@@ -206,7 +206,7 @@ def test_a_free_online_tenant_still_preempts() -> None:
     assert 1 in card.open()
 
 
-def test_a_suspended_tenant_is_closed_as_preempted_and_its_turn_goes_on() -> None:
+def test_a_suspended_tenant_is_closed_as_preempted_and_its_quantum_goes_on() -> None:
     card, first, other = two()
     card.use(first)
     card[first].suspended = 1
@@ -223,10 +223,10 @@ def test_a_suspended_tenant_is_closed_as_preempted_and_its_turn_goes_on() -> Non
             return
         card[other].undrained = int(other in card.open())
         card.at(card.raw.wake_ns - card.now)
-    pytest.fail("it never got its turn back")
+    pytest.fail("it never got its quantum back")
 
 
-def test_a_drain_that_never_ends_is_cut_off_and_still_charged() -> None:
+def test_a_drain_that_never_ends_times_out_and_is_still_charged() -> None:
     card, first, other = two()
     card.use(first)
     card.at(SLICE)
@@ -241,13 +241,13 @@ def test_a_drain_that_never_ends_is_cut_off_and_still_charged() -> None:
 
 
 def test_a_short_pause_opens_no_second_gate() -> None:
-    """The current tenant is between two kernels at a look, having last been seen at work more than 1 ms ago."""
+    """The current tenant is between two kernels at a sample, having last been seen at work more than 1 ms ago."""
     card, first, other = two()
     card.use(first)
     card.at(300 * US)
     card[first].runnable = card[first].undrained = 0
     card.at(1100 * US)
-    assert card.open() == [first], "its turn is not over, and two never run"
+    assert card.open() == [first], "its quantum is not over, and two never run"
     card[first].runnable = card[first].undrained = 1
     card.at(100 * US)
     assert card.open() == [first] or card.open() == []
@@ -265,8 +265,8 @@ def test_ungoverned_opens_everything_and_governed_again_begins_afresh() -> None:
     assert card.open() == [0]
 
 
-def long_turn(shares: tuple[int, ...], tail_ns: int) -> Card:
-    """Offline tenants that always use their turns to the end, one of them at the beginning of its turn."""
+def long_quantum(shares: tuple[int, ...], tail_ns: int) -> Card:
+    """Offline tenants that always use their quanta up, one of them at the beginning of its quantum."""
     card = Card(*((OFFLINE, share) for share in shares))
     card.want(*range(len(shares)))
     for i in range(len(shares)):
@@ -276,8 +276,8 @@ def long_turn(shares: tuple[int, ...], tail_ns: int) -> Card:
     return card
 
 
-def roomy_for(card: Card) -> int:
-    """How long, in ms, kernels may queue up deep in this turn."""
+def deep_for(card: Card) -> int:
+    """How long, in ms, more kernels may queue up in this quantum."""
     current, ms = card.current(), 0
     while card.open() == [current]:
         ms += card[current].deep_window
@@ -285,30 +285,30 @@ def roomy_for(card: Card) -> int:
     return ms
 
 
-def test_kernels_of_any_length_queue_up_in_the_middle_of_a_long_turn_only() -> None:
-    """As long as more of the turn is left than may be in flight; not near its end, where they would prolong it."""
+def test_kernels_of_any_length_queue_up_in_the_middle_of_a_long_quantum_only() -> None:
+    """As long as more of the quantum is left than may be in flight; not near its end, where they would prolong it."""
     room = DEEP_QUANTUM_NS // MS
-    card = long_turn((90, 10), 10 * MS)
-    current, ms, roomy = card.current(), 0, []
+    card = long_quantum((90, 10), 10 * MS)
+    current, ms, deep = card.current(), 0, []
     card[current].deficit_ns = 90 * MS  # lasts 90 ms and more: 10 % of what it uses is due to it all the same
     while card.open() == [current]:
         ms += 1
         if card[current].deep_window:
-            roomy.append(ms)
+            deep.append(ms)
         card.at(1 * MS)
     assert ms >= 90
-    assert roomy[0] <= 2 and len(roomy) > ms // 2
-    assert room - 2 <= ms - roomy[-1] <= room + LONG_QUANTUM * SLICE // MS, (
-        "it stays for whole turns, so longer than is sure"
+    assert deep[0] <= 2 and len(deep) > ms // 2
+    assert room - 2 <= ms - deep[-1] <= room + LONG_QUANTUM * SLICE // MS, (
+        "it stays for whole quanta, so longer than is sure"
     )
-    assert roomy_for(long_turn((90, 10), 1 * MS)) == 0, "short kernels fit as it is"
-    assert roomy_for(long_turn((20,) * 5, 10 * MS)) <= LONG_QUANTUM * SLICE // MS - room + 1, (
+    assert deep_for(long_quantum((90, 10), 1 * MS)) == 0, "short kernels fit as it is"
+    assert deep_for(long_quantum((20,) * 5, 10 * MS)) <= LONG_QUANTUM * SLICE // MS - room + 1, (
         "only its beginning"
     )
 
 
 def test_kernels_queue_up_under_a_limit_until_somebody_has_a_budget_again() -> None:
-    """Nobody else can have the card before that, however long the turn was to be."""
+    """No other tenant can have the card before that, however long the quantum was to be."""
     card = Card((OFFLINE, 75), (OFFLINE, 25), policy=abi.POLICY_FIXED_SHARE)
     card.want(0, 1)
     card.at(0)
@@ -317,17 +317,17 @@ def test_kernels_queue_up_under_a_limit_until_somebody_has_a_budget_again() -> N
     card.raw.cls[1].current = 0
     card.at(1 * MS)
     card.use(0)
-    roomy = []
+    deep = []
     while card[1].out_of_budget:
-        roomy.append(card[0].deep_window)
+        deep.append(card[0].deep_window)
         card.at(1 * MS)
-    assert len(roomy) > 60, "25 % of 64 ms are 16 ms: 10 of debt and a portion of 6"
-    assert roomy[1:40] == [1] * 39 and roomy[-10:] == [0] * 10, roomy
+    assert len(deep) > 60, "25 % of 64 ms are 16 ms: 10 of debt and a portion of 6"
+    assert deep[1:40] == [1] * 39 and deep[-10:] == [0] * 10, deep
 
 
 def deep_queue() -> tuple[Card, int, int]:
-    """The current tenant's kernels may queue up; and one of those who wait."""
-    card = long_turn((80, 10, 10), 10 * MS)
+    """The current tenant's kernels may queue up; and one of the waiting tenants."""
+    card = long_quantum((80, 10, 10), 10 * MS)
     current = card.current()
     card[current].deficit_ns = 500 * MS
     other = next(i for i in range(3) if i != current)
@@ -344,10 +344,10 @@ def test_a_newcomer_ends_the_deep_queue_at_once() -> None:
 
 
 def test_long_turns_are_shorter_for_small_shares_and_among_many() -> None:
-    """10 slices of two tenants, 7 of more; half of that for who has less than a quarter of an equal part."""
+    """10 slices of two tenants, 7 of more; half of that for a tenant with less than a quarter of an equal part."""
 
     def length(shares: tuple[int, ...]) -> list[float]:
-        card = long_turn(shares, 0)
+        card = long_quantum(shares, 0)
         found = [0.0] * len(shares)
         card.at(1 * MS)
         card.at(1 * MS)
@@ -381,4 +381,4 @@ def test_no_turns_where_the_hardware_keeps_the_shares() -> None:
     assert card.open() == [0, 1]
     card.raw.cls[1].policy = abi.POLICY_FIXED_SHARE
     card.at(1 * MS)
-    assert len(card.open()) == 1, "a limit is kept by turns all the same"
+    assert len(card.open()) == 1, "a limit is kept by quanta all the same"
