@@ -103,13 +103,13 @@ def sends(run_dir: Path, path: Path, mode: str) -> Callable[[Say], object]:
     return run
 
 
-def porters() -> int:
+def brokers() -> int:
     """Of all arbiters here; those that hang have no other name."""
     names = [each / "comm" for each in Path("/proc").iterdir() if each.name.isdigit()]
     count = 0
     for name in names:
         with contextlib.suppress(OSError):
-            count += name.read_text() == "qgpu-porter\n"
+            count += name.read_text() == "qgpu-broker\n"
     return count
 
 
@@ -129,11 +129,11 @@ def test_descriptors_whose_close_never_ends(open_path: Path, whose: str, mode: s
             grants = [grant(1), *([of_user(2, EVIL)] if whose == "a tenant's" else [])]
             link.sync([settings()], grants)
             Tenant(one.run_dir, grant(1)).close()
-            before, porters_before = descriptors(one), porters()
+            before, brokers_before = descriptors(one), brokers()
             sender = Forked(EVIL, sends(one.run_dir, path, mode))
             evil.callback(sender.end)  # after the server: it hangs in its end as well
             assert sender.said() == "sent"
-            wait_for(lambda: "cannot be closed" in one.log.read_text(), "all its porters hang")
+            wait_for(lambda: "cannot be closed" in one.log.read_text(), "all its brokers hang")
             for _ in range(5):
                 began = time.monotonic()
                 Tenant(one.run_dir, grant(1)).close()
@@ -141,7 +141,7 @@ def test_descriptors_whose_close_never_ends(open_path: Path, whose: str, mode: s
                     "another user waits for the end of this one's descriptors"
                 )
             wait_for(lambda: descriptors(one) <= before + 12, "none of what it sent is left with the arbiter")
-            assert porters() - porters_before <= 2 + 16 + 2
+            assert brokers() - brokers_before <= 2 + 16 + 2
         with arbiter(open_path) as following, following.link() as link:
             link.sync([settings()], grants)
             Tenant(following.run_dir, grant(1)).close()

@@ -391,7 +391,7 @@ def test_descriptors_whose_close_waits_hold_nobody_up(tmp_path: Path, how: str) 
             assert time.monotonic() - began < 20, "another job waited for the end of this one's descriptors"
         sent = {f"socket:[{number}]" for number in numbers}
         wait_for(lambda: not sent & held_by_family(one), "what was sent is closed, linger or not", 3)
-        few = "three connections, and what tells of this user's porters, are left"
+        few = "three connections, and what tells of this user's brokers, are left"
         wait_for(
             lambda: descriptors(one) <= before + 9, few, 3
         )  # the last caller's are closed a moment after his answer

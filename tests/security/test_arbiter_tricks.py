@@ -146,7 +146,7 @@ def test_markers_of_a_former_program_end_with_it_in_any_order(tmp_path: Path) ->
             answer, _ = exchange(new, register_message(77))  # it is accepted
             assert answer.status == errno.EPERM
             one.process.send_signal(signal.SIGSTOP)
-            new.send(register_message(1))  # proven by whose child it is: it need not wait for a porter
+            new.send(register_message(1))  # proven by whose child it is: it need not wait for a broker
             old.sock.close()
             one.process.send_signal(signal.SIGCONT)
             data, control, _, _ = new.recvmsg(4096, socket.CMSG_SPACE(16))

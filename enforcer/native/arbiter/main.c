@@ -245,8 +245,8 @@ static bool dispatch(struct arbiter *a, const struct epoll_event *ev)
     case KEY_HARDWARE:
         hw_attend(a, key);
         break;
-    case KEY_PORTER:
-        porter_ready(a, key);
+    case KEY_BROKER:
+        broker_ready(a, key);
         break;
     case KEY_SIGNAL:
         return false;
@@ -260,15 +260,15 @@ static void loop(struct arbiter *a)
     bool more = true;
     while (more) {
         uint64_t now = qg_now_ns();
-        int wait = conn_sweep(a, now), review = closer_review(now);
+        int wait = conn_sweep(a, now), review = close_helper_review(now);
         if (review >= 0 && (wait < 0 || review < wait))
             wait = review;
-        int porters = porter_review(a, now);
-        if (porters >= 0 && (wait < 0 || porters < wait))
-            wait = porters;
-        int dead = dead_sweep(a, now);
-        if (dead >= 0 && (wait < 0 || dead < wait))
-            wait = dead;
+        int brokers = broker_review(a, now);
+        if (brokers >= 0 && (wait < 0 || brokers < wait))
+            wait = brokers;
+        int reaped = reaped_sweep(a, now);
+        if (reaped >= 0 && (wait < 0 || reaped < wait))
+            wait = reaped;
         proc_sweep(a);
         trace_drain(a);
         if (a->trace_fd >= 0 && (wait < 0 || wait > 50))
@@ -289,7 +289,7 @@ static void finish(struct arbiter *a)
     trace_drain(a);
     /* before anything that a user made the end of us wait for: the successor need not */
     close(a->lock_fd);
-    porter_finish();
+    broker_finish();
     ar_log(a, 2, "ended; gates stay as they are until the next start");
 }
 
@@ -310,7 +310,7 @@ int main(int argc, char **argv)
         ar_log(&a, 1,
                "membarrier(2) is not usable here; idle tenants are looked at once more instead");
     /* porters first: they inherit what is there */
-    if (!porter_start() || !closer_start())
+    if (!broker_start() || !close_helper_start())
         return 1;
     if (!open_run_dir(&a) || !open_trace(&a, o.trace) || !open_signals(&a) || !open_sockets(&a))
         return 1;

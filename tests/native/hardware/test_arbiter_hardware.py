@@ -164,7 +164,7 @@ def test_the_end_of_the_job_continues_and_lets_go(tmp_path: Path) -> None:
         a.wait_for(lambda: here.descriptors() == 0, "the descriptor is closed")
         offline.ask("peer.tell()")
         here.link.stats()
-        a.wait_for(lambda: here.descriptors() == 0, "nothing is kept once its porter closed it")
+        a.wait_for(lambda: here.descriptors() == 0, "nothing is kept once its broker closed it")
 
 
 def test_the_arbiter_continues_everything_before_it_ends(tmp_path: Path) -> None:

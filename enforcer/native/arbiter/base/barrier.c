@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The arbiter's half of launches without a locked instruction. A shim stores its launch counter and
- * then reads the gate word with nothing but a compiler barrier in between; membarrier(2) on our
- * side makes the two orders agree: whoever read the word before we changed it, has its counter
- * visible to us afterwards.
+ * The arbiter's half of a launch path without locked instructions. A shim stores its launch
+ * counter, then reads the gate word, with only a compiler barrier between the two. After a gate
+ * word was changed, membarrier(2) orders the two sides: if a shim still read the old word, its
+ * counter is visible to us.
  */
 #include <errno.h>
 #include <linux/membarrier.h>

@@ -10,14 +10,15 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define AR_MAX_CARDS 64u
+#define AR_MAX_CARDS 64u /* of one node; struct job has one bit for each in a 64-bit word */
 
 struct card;
 struct proc;
 struct conn;
 struct epoll_event;
 
-/* epoll keys of the main thread: what kind of thing, and (as its first member) the thing */
+/* What a descriptor in the main thread's epoll set belongs to. The epoll key is a struct key, which
+ * is the first member of the connection, process or other struct that owns the descriptor. */
 enum key_kind {
     KEY_REGISTER = 1,
     KEY_CONTROL,
@@ -25,7 +26,7 @@ enum key_kind {
     KEY_CONN,
     KEY_PROC,
     KEY_HARDWARE,
-    KEY_PORTER
+    KEY_BROKER
 };
 struct key {
     enum key_kind kind;
@@ -34,40 +35,41 @@ struct key {
 struct arbiter {
     const char *run_dir;
     int level;       /* 0 error, 1 warning, 2 info, 3 debug */
-    int rt_priority; /* 0 = not asked for */
-    /* not a word of qgpud about a dead process for so long: its memory counts as free */
+    int rt_priority; /* SCHED_FIFO priority of the cards' threads, 0 = no real time */
+    /* Time without a report of qgpud on a reaped process after which its memory counts as free. */
     int answer_ms;
-    /* job pages are BPF arrays: asked for, and the kernel did not refuse yet */
+    /* Job pages are made as BPF arrays: the option asked for it and the kernel has not refused. */
     bool job_array;
-    /* markers without any progress for so long: what they stand for is taken for hung, or a lie */
+    /* Hang timeout: fences without progress for this time mean hung work, or a false report. */
     int hang_s;
-    uid_t owner; /* effective uid: root, or the tester */
+    uid_t owner; /* effective uid: root, or in tests the user who runs them */
     uint64_t boot_id, start_ns;
-    bool synced; /* a full list of grants was received */
-    /* somebody watched deaths since the start: a qgpud that will say when memory is free */
+    bool synced; /* the list of grants that qgpud began with its last HELLO is complete */
+    /* A connection has asked for deaths since the start: some qgpud will say when memory is
+     * free. */
     bool watched;
-    bool ever_synced; /* false: this start's first list, its tenants may have lived before */
+    /* A first complete list of grants came. Before, a granted job may have run before the start. */
+    bool ever_synced;
     int epfd, register_fd, control_fd, signal_fd, trace_fd, lock_fd;
     struct card *cards[AR_MAX_CARDS];
     uint32_t ncards;
     struct proc *procs;
     struct conn *conns;
-    uint32_t nconns; /* of tenants and strangers */
-    uint32_t ndead;  /* entries in the lists of dead processes of all tenants */
-    uint64_t deaths; /* so many were ever put on these lists */
+    uint32_t nconns;  /* connections to enforcer.sock */
+    uint32_t nreaped; /* listed reaped processes of all tenants, an overflow counted as one */
+    uint64_t deaths;  /* order number of the last death that was listed */
 };
 
 /* loop.c: 0 or a negative errno */
 int ar_watch(const struct arbiter *a, int fd, struct key *key);
-/* the same descriptor: also when it takes more */
+/* Changes what is watched for on a watched descriptor: with `on`, also that it can be written. */
 int ar_watch_room(const struct arbiter *a, int fd, struct key *key, bool on);
 
 /* log.c */
 void ar_log(const struct arbiter *a, int level, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* How long ago that was. A gate that moved in this very step is younger than the step, which counts
- * as no time at all. */
+/* Nanoseconds since `then`. A gate may move after a step read `now`; its age is 0 in that step. */
 static inline uint64_t ar_since(uint64_t then, uint64_t now)
 {
     return now > then ? now - then : 0;
@@ -75,11 +77,11 @@ static inline uint64_t ar_since(uint64_t then, uint64_t now)
 
 /* barrier.c: takes no lock */
 bool barrier_probe(void); /* can this kernel make what other processes stored visible to us? */
-bool barrier_issue(void); /* does it; false: it cannot, look again a moment later */
+bool barrier_issue(void); /* makes it visible; false: it cannot, so sample again a moment later */
 
 /* wait.c: takes no lock */
-bool wait_has_deadline(void); /* can this kernel sleep in epoll until a moment? */
-/* 0: the moment came; QP_NEVER: no moment */
+bool wait_has_deadline(void); /* can this kernel's epoll wait sleep with a precision of ns? */
+/* Waits for events until `until_ns`, or without a limit (QP_NEVER). Returns how many came. */
 int wait_until(int epfd, struct epoll_event *events, int room, uint64_t until_ns);
 
 #endif

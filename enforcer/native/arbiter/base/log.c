@@ -24,5 +24,5 @@ void ar_log(const struct arbiter *a, int level, const char *fmt, ...)
     n = n + m < (int)sizeof(line) - 1 ? n + m : (int)sizeof(line) - 2;
     line[n++] = '\n';
     if (write(STDERR_FILENO, line, (size_t)n) < 0)
-        return; /* nowhere left to complain */
+        return; /* standard error is the only place where this fault could be reported */
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The main thread's loop watches descriptors; each has a key that says what it is.
+ * The descriptors that the main thread's loop waits for. Each has a key that says what it belongs
+ * to.
  */
 #include <errno.h>
 #include <sys/epoll.h>

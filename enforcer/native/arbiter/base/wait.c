@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sleeping until something happens or a moment comes, in one system call. epoll_wait() counts
- * milliseconds, so a precise moment took a timerfd, which costs a second call per sleep;
- * epoll_pwait2() (Linux 5.11) takes nanoseconds. Where the kernel lacks it, cards set their timers
- * as before.
+ * Waits for events or a time, in one system call. epoll_wait() counts milliseconds; a more precise
+ * time needs a timerfd, which costs a second call per sleep. epoll_pwait2() (Linux 5.11) takes
+ * nanoseconds. Where the kernel lacks it, a card's thread sets its timerfd.
  */
 #include <errno.h>
 #include <sys/epoll.h>
@@ -33,11 +32,13 @@ static int sleep_for(int epfd, struct epoll_event *events, int room, uint64_t ns
 
 bool wait_has_deadline(void)
 {
-    static int known; /* 0: not asked yet; cards that ask at the same time find the same */
+    /* 0: not probed yet; threads that probe at the same time get the same answer */
+    static int known;
     int has = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (!has) {
         struct epoll_event event;
-        /* ENOSYS, or EPERM in some containers */
+        /* A kernel that has the call complains about descriptor -1: EBADF. Others say ENOSYS, and
+         * some containers EPERM. */
         has = sleep_for(-1, &event, 1, 0) < 0 && errno == EBADF ? 1 : -1;
         __atomic_store_n(&known, has, __ATOMIC_RELAXED);
     }

@@ -58,7 +58,7 @@ static void ring(struct card *card, const struct epoll_event *ev, uint64_t woken
         sample_bell(t, now);
     }
     if (!(ev->events & EPOLLOUT)) {
-        t->bell.deaf = true;
+        t->bell.jammed = true;
         card_watch_bell(card, t, false);
         return;
     }
@@ -295,7 +295,7 @@ void card_fresh_bell(struct card *card, struct tenant *t, int fd)
         old = fd;
     } else {
         epoll_ctl(card->epfd, EPOLL_CTL_DEL, old, NULL); /* a job may keep it open for ever */
-        t->bell.muted = t->bell.deaf = false;
+        t->bell.muted = t->bell.jammed = false;
     }
     close(old);
 }

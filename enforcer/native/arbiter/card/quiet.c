@@ -24,7 +24,7 @@ struct seen {
 static struct seen seen_of(const struct tenant *t)
 {
     const struct qp_tenant *q = &t->card->policy.tenant[t->index];
-    return (struct seen){t->sample.pending, t->sample.unmarked, t->sample.ran,  t->sample.busy,
+    return (struct seen){t->sample.pending, t->sample.unfenced, t->sample.ran,  t->sample.busy,
                          q->runnable,       q->undrained,       q->used_from_ns};
 }
 
@@ -32,7 +32,7 @@ static void put_back(struct tenant *t, const struct seen *s)
 {
     struct qp_tenant *q = &t->card->policy.tenant[t->index];
     t->sample.pending = s->pending;
-    t->sample.unmarked = s->unmarked;
+    t->sample.unfenced = s->unmarked;
     t->sample.ran = s->ran;
     t->sample.busy = s->busy;
     q->runnable = s->runnable;
@@ -48,11 +48,11 @@ static bool same(const struct seen *a, const struct seen *b)
 
 void quiet_catch_up(struct card *card)
 {
-    if (card->quiet_ns > card->policy.last_ns) {
-        qp_decide(&card->policy, card->quiet_ns);
-        account(card, card->quiet_ns);
+    if (card->idle_tick_ns > card->policy.last_ns) {
+        qp_decide(&card->policy, card->idle_tick_ns);
+        account(card, card->idle_tick_ns);
     }
-    card->quiet_ns = 0;
+    card->idle_tick_ns = 0;
 }
 
 /* Budgets of fixed shares end between two ticks and are looked at in each. */
@@ -69,18 +69,18 @@ void quiet_after(struct card *card, uint64_t due_ns, uint64_t now)
 {
     card->nwatched = 0;
     card->due_ns = due_ns;
-    card->loud_ns = may_be_quiet(card) ? now + QUIET_MAX_NS : 0;
+    card->decide_at_ns = may_be_quiet(card) ? now + QUIET_MAX_NS : 0;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         const struct tenant *t = card->tenants[i];
         bool closed = t && t->gate->flags & QG_GATE_CLOSED;
         if (!t || !t->nprocs ||
-            (closed && !t->sample.pending && !t->sample.unmarked && !t->sample.launched))
+            (closed && !t->sample.pending && !t->sample.unfenced && !t->sample.launched))
             continue;
         if (!closed && !t->sample.busy && (t->gate->flags & QG_GATE_NOTIFY))
             continue;
         if (card->nwatched == AR_MAX_WATCHED || t->sample.ending ||
             !card->policy.tenant[i].runnable) {
-            card->loud_ns = 0;
+            card->decide_at_ns = 0;
             return;
         }
         card->watched[card->nwatched++] = (uint16_t)i;
@@ -91,7 +91,8 @@ bool quiet_tick(struct card *card, uint64_t now)
 {
     bool quiet = true;
     struct seen before[AR_MAX_WATCHED], after[AR_MAX_WATCHED];
-    if (!card->ticking || now >= card->due_ns || now >= card->loud_ns || card->policy.last_ns > now)
+    if (!card->ticking || now >= card->due_ns || now >= card->decide_at_ns ||
+        card->policy.last_ns > now)
         return false;
     for (uint32_t i = 0; i < card->nwatched; i++) {
         if (!card->tenants[card->watched[i]] || card->tenants[card->watched[i]]->bell.rung)
@@ -105,10 +106,10 @@ bool quiet_tick(struct card *card, uint64_t now)
         quiet &= same(&before[i], &after[i]) && !t->sample.ending;
     }
     if (quiet) {
-        card->quiet_ns = now;
+        card->idle_tick_ns = now;
         return true;
     }
-    if (!card->quiet_ns)
+    if (!card->idle_tick_ns)
         return false;
     for (uint32_t i = 0; i < card->nwatched; i++)
         put_back(card->tenants[card->watched[i]], &before[i]);

@@ -29,10 +29,10 @@ static uint64_t look_at_odd_ones(struct card *card, uint64_t now)
         struct tenant *t = card->tenants[i];
         if (t && t->sample.doubted && t->sample.discredit_until_ns < wake)
             wake = t->sample.discredit_until_ns;
-        if (!t || !t->bell.muted || (t->bell.deaf && !t->nprocs))
+        if (!t || !t->bell.muted || (t->bell.jammed && !t->nprocs))
             continue;
         t->bell.rung = true;
-        if (now >= t->bell.muted_until_ns && !t->bell.deaf) {
+        if (now >= t->bell.muted_until_ns && !t->bell.jammed) {
             t->bell.storm_rings = 0;
             t->bell.storm_from_ns = now;
             card_watch_bell(card, t, true);
@@ -98,7 +98,7 @@ static bool look_due(const struct tenant *t, uint64_t now)
      * once, or seen late */
     if (hw_watches(t) && t->gate->changed_ns > t->sample.full_ns)
         return true;
-    bool shown = t->sample.pending || t->sample.unmarked || t->sample.launched;
+    bool shown = t->sample.pending || t->sample.unfenced || t->sample.launched;
     if (!polled(t) && !shown)
         return hw_watches(t) && ar_since(t->sample.full_ns, now) >= STANDING_LOOK_NS;
     if (!(t->gate->flags & QG_GATE_CLOSED) || shown)
@@ -125,7 +125,7 @@ static void sample_polled(struct card *card, uint64_t now)
 /* Launches that slipped past a gate word while it changed make their tenant busy after all. */
 static bool slipped_past(struct card *card, uint64_t now)
 {
-    bool any = false, later = card->settle_ns != 0;
+    bool any = false, later = card->recheck_ns != 0;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         struct tenant *t = card->tenants[i];
         if (!t || !t->bell.notified)
@@ -148,7 +148,7 @@ static void order_words(struct card *card, uint64_t now)
         return;
     card->barrier = false;
     if (!barrier_issue())
-        card->settle_ns = now + SETTLE_NS;
+        card->recheck_ns = now + SETTLE_NS;
 }
 
 /* Who left its turn with nothing on the card may have launched between its last look and the
@@ -225,12 +225,12 @@ static void set_wake(struct card *card, uint64_t due, uint64_t now)
         ticking = false;
     }
     __atomic_store_n(&card->ticking, ticking, __ATOMIC_RELAXED);
-    if (card->settle_ns && card->settle_ns < card->wake_ns)
-        card->wake_ns = card->settle_ns;
+    if (card->recheck_ns && card->recheck_ns < card->wake_ns)
+        card->wake_ns = card->recheck_ns;
     uint64_t beat = anybody(card) ? card->beat_ns + lease / 4 : QP_NEVER;
     card->wake_ns = sooner(card->wake_ns, beat);
     due = sooner(sooner(due, card->policy.due_ns), sooner(second, beat));
-    card->hard_ns = card->settle_ns ? sooner(due, card->settle_ns) : due;
+    card->hard_ns = card->recheck_ns ? sooner(due, card->recheck_ns) : due;
     quiet_after(card, sooner(card->hard_ns, card->policy.soft_ns), now);
 }
 
@@ -258,12 +258,12 @@ void card_step(struct card *card, uint64_t now)
     if (card->policy.last_ns > now)
         now = card->policy.last_ns;
     /* a step never goes back behind one that was taken */
-    if (card->quiet_ns > now)
-        now = card->quiet_ns;
-    if (card->quiet_ns)
+    if (card->idle_tick_ns > now)
+        now = card->idle_tick_ns;
+    if (card->idle_tick_ns)
         quiet_catch_up(card);
-    if (card->settle_ns && now >= card->settle_ns) {
-        card->settle_ns = 0;
+    if (card->recheck_ns && now >= card->recheck_ns) {
+        card->recheck_ns = 0;
         slipped_past(card, now);
     }
     uint64_t odd = look_at_odd_ones(card, now);

@@ -18,9 +18,9 @@
 
 static struct {
     struct user *bucket[BUCKETS];
-    struct budget shared; /* of all strangers together */
-    uint32_t strangers;   /* their connections that are not registered */
-    bool stale;           /* grants came or went: who is known has to be looked up anew */
+    struct budget shared;     /* of all strangers together */
+    uint32_t unknown_waiting; /* their connections that are not registered */
+    bool stale;               /* grants came or went: who is known has to be looked up anew */
 } users;
 
 static bool is_root(const struct arbiter *a, uid_t uid)
@@ -42,7 +42,7 @@ struct user *user_get(const struct arbiter *a, uid_t uid)
     if (*at || !(*at = calloc(1, sizeof(**at))))
         return *at;
     (*at)->uid = uid;
-    (*at)->stranger = !is_root(a, uid); /* who has a grant is made when it comes */
+    (*at)->unknown = !is_root(a, uid); /* who has a grant is made when it comes */
     return *at;
 }
 
@@ -50,7 +50,7 @@ struct user *user_get(const struct arbiter *a, uid_t uid)
 void user_forget(uid_t uid)
 {
     struct user **at = find(uid), *u = *at;
-    if (!u || u->conns || !u->stranger)
+    if (!u || u->conns || !u->unknown)
         return;
     *at = u->next;
     free(u);
@@ -61,14 +61,14 @@ void users_changed(void)
     users.stale = true;
 }
 
-static void know_those_with_grants(const struct arbiter *a)
+static void mark_grantees(const struct arbiter *a)
 {
     for (uint32_t i = 0; i < a->ncards; i++) {
         for (uint32_t k = 0; k < QP_MAX_TENANTS; k++) {
             const struct tenant *t = a->cards[i]->tenants[k];
             struct user *u = t && !t->id.revoked ? user_get(a, t->id.uid) : NULL;
             if (u)
-                u->stranger = false;
+                u->unknown = false;
         }
     }
 }
@@ -82,16 +82,16 @@ void users_review(const struct arbiter *a)
     for (uint32_t i = 0; i < BUCKETS; i++) {
         for (struct user *u = users.bucket[i]; u; u = u->next) {
             u->proven = u->proven && !a->synced; /* now the list of grants says who has one */
-            u->stranger = !u->proven && !is_root(a, u->uid);
+            u->unknown = !u->proven && !is_root(a, u->uid);
         }
     }
-    know_those_with_grants(a);
-    users.strangers = 0;
+    mark_grantees(a);
+    users.unknown_waiting = 0;
     for (uint32_t i = 0; i < BUCKETS; i++) {
         for (struct user *u = users.bucket[i], *next; u; u = next) {
             next = u->next;
-            if (u->stranger)
-                users.strangers += u->waiting;
+            if (u->unknown)
+                users.unknown_waiting += u->waiting;
             user_forget(u->uid);
         }
     }
@@ -99,30 +99,30 @@ void users_review(const struct arbiter *a)
 
 void user_prove(struct user *u)
 {
-    if (u->stranger)
-        users.strangers -= u->waiting;
+    if (u->unknown)
+        users.unknown_waiting -= u->waiting;
     u->proven = true;
-    u->stranger = false;
+    u->unknown = false;
 }
 
 void user_wait(struct user *u, int change)
 {
     u->waiting += (uint32_t)change;
-    if (u->stranger)
-        users.strangers += (uint32_t)change;
+    if (u->unknown)
+        users.unknown_waiting += (uint32_t)change;
 }
 
-uint32_t users_strangers(void)
+uint32_t users_unknown_waiting(void)
 {
-    return users.strangers;
+    return users.unknown_waiting;
 }
 
-struct user *users_biggest(void)
+struct user *users_most_connections(void)
 {
     struct user *most = NULL;
     for (uint32_t i = 0; i < BUCKETS; i++) {
         for (struct user *u = users.bucket[i]; u; u = u->next) {
-            if (u->waiting && !u->stranger && (!most || u->conns > most->conns))
+            if (u->waiting && !u->unknown && (!most || u->conns > most->conns))
                 most = u;
         }
     }
@@ -131,7 +131,7 @@ struct user *users_biggest(void)
 
 bool user_may_ask(struct user *u, uint64_t now)
 {
-    struct budget *b = u->stranger ? &users.shared : &u->budget;
+    struct budget *b = u->unknown ? &users.shared : &u->budget;
     uint64_t earned = (now - b->at_ns) / (1000000000ull / PER_SECOND);
     if (earned)
         b->at_ns = now;

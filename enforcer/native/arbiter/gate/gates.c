@@ -59,16 +59,16 @@ void gate_store(struct card *card, struct tenant *t, uint32_t flags)
 static void note_closing(struct tenant *t, uint32_t why, uint64_t bell_ns)
 {
     if ((why & QG_GATE_WHY_PREEMPTED) && t->sample.busy)
-        t->books.preemptions++;
+        t->usage.preemptions++;
     if (!bell_ns || !(why & QG_GATE_WHY_PREEMPTED))
         return;
     uint64_t took = t->gate->changed_ns - bell_ns;
-    if (took > t->books.close_max_ns)
-        t->books.close_max_ns = took;
+    if (took > t->usage.close_max_ns)
+        t->usage.close_max_ns = took;
     uint32_t bucket = 0;
     while (bucket < QG_CLOSE_BUCKETS - 1 && took >= 1000ull << bucket)
         bucket++;
-    t->books.close_hist[bucket]++;
+    t->usage.close_hist[bucket]++;
 }
 
 static uint32_t wanted_gate(const struct card *card, const struct tenant *t)

@@ -41,7 +41,7 @@ static void kick_others(const struct arbiter *a, const struct job *j, const stru
 
 void job_put(struct arbiter *a, struct tenant *t)
 {
-    struct job *j = t->together;
+    struct job *j = t->gang;
     if (!j)
         return;
     if (t->card) {
@@ -50,7 +50,7 @@ void job_put(struct arbiter *a, struct tenant *t)
         if (before & job_bit(t->card))
             kick_others(a, j, t->card);
     }
-    t->together = NULL;
+    t->gang = NULL;
     if (--j->tenants)
         return;
     struct job **at = &jobs;
@@ -62,7 +62,7 @@ void job_put(struct arbiter *a, struct tenant *t)
 
 void together_enter(struct tenant *t)
 {
-    __atomic_fetch_or(&t->together->cards, job_bit(t->card), __ATOMIC_SEQ_CST);
+    __atomic_fetch_or(&t->gang->cards, job_bit(t->card), __ATOMIC_SEQ_CST);
 }
 
 /* Only this card's own preemption is told: one that only follows another card must not keep that
@@ -77,7 +77,7 @@ void together_tell(struct card *card)
             continue;
         const struct qp_tenant *q = &card->policy.tenant[i];
         bool now = preempting && q->live && !q->free;
-        struct job *j = t->together;
+        struct job *j = t->gang;
         uint64_t before = __atomic_load_n(&j->preempted, __ATOMIC_RELAXED);
         if (now == !!(before & job_bit(card)))
             continue;

@@ -9,16 +9,16 @@
 static uint32_t set_slice(const struct hw_record *r, uint32_t group, uint64_t us)
 {
     struct rm_timeslice t = {.us = us};
-    return qg_rm_control(r->fd, r->told.client, group, RM_GROUP_SET_TIMESLICE, &t, sizeof(t));
+    return qg_rm_control(r->fd, r->reported.client, group, RM_GROUP_SET_TIMESLICE, &t, sizeof(t));
 }
 
 /* Back to `us`, or (0) to what each group had when it was told. */
 static uint32_t slices(const struct hw_record *r, uint64_t us)
 {
     uint32_t status = RM_OK;
-    for (uint32_t i = 0; i < r->told.ngroups; i++) {
+    for (uint32_t i = 0; i < r->reported.ngroups; i++) {
         uint64_t want = us ? us : r->had_us[i];
-        uint32_t s = want ? set_slice(r, r->told.groups[i].handle, want) : RM_OK;
+        uint32_t s = want ? set_slice(r, r->reported.groups[i].handle, want) : RM_OK;
         if (!status)
             status = s;
     }

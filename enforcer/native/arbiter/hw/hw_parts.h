@@ -66,7 +66,7 @@ struct hw_record {
     uint64_t serial, due_ns;
     uint64_t slice_us; /* set on all its groups; 0 = what each had */
     uint32_t status, step, methods;
-    struct qg_groups told, part[HW_PARTS];
+    struct qg_groups reported, part[HW_PARTS];
     uint64_t had_us[QG_MAX_GROUPS]; /* slices, in the order of told */
 };
 
@@ -118,9 +118,9 @@ struct hw {
 
 /* hw_record.c: all with the lock */
 struct hw_record *hw_record_create(struct hw *hw, struct tenant *t, uint32_t slot,
-                                   const struct qg_groups *told);
+                                   const struct qg_groups *reported);
 struct hw_record *hw_record_find(const struct hw *hw, const struct tenant *t, uint32_t slot,
-                                 const struct qg_groups *told);
+                                 const struct qg_groups *reported);
 uint32_t hw_record_count(const struct hw *hw, uint32_t tenant, uint32_t slot);
 /* out of the list; its reference goes with it */
 void hw_record_unlink(struct hw *hw, struct hw_record *r);

@@ -20,7 +20,7 @@ uint32_t hw_record_total(void)
 }
 
 struct hw_record *hw_record_create(struct hw *hw, struct tenant *t, uint32_t slot,
-                                   const struct qg_groups *told)
+                                   const struct qg_groups *reported)
 {
     struct hw_record *r = calloc(1, sizeof(*r));
     if (!r)
@@ -30,7 +30,7 @@ struct hw_record *hw_record_create(struct hw *hw, struct tenant *t, uint32_t slo
     r->slot = slot;
     r->pid = t->slots[slot].proc->pid;
     r->fd = r->sock = -1;
-    r->told = *told;
+    r->reported = *reported;
     r->asked = hw->settings.method;
     r->next = hw->records;
     hw->records = r;
@@ -40,11 +40,11 @@ struct hw_record *hw_record_create(struct hw *hw, struct tenant *t, uint32_t slo
 }
 
 struct hw_record *hw_record_find(const struct hw *hw, const struct tenant *t, uint32_t slot,
-                                 const struct qg_groups *told)
+                                 const struct qg_groups *reported)
 {
     for (struct hw_record *r = hw->records; r; r = r->next) {
         if (r->tenant == t->index && r->slot == slot && r->stage != HW_LEAVING &&
-            r->told.client == told->client && r->told.device == told->device)
+            r->reported.client == reported->client && r->reported.device == reported->device)
             return r;
     }
     return NULL;

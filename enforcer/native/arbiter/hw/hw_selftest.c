@@ -22,8 +22,8 @@ bool hw_vanished(uint32_t status)
 static uint32_t ask(const struct hw_record *r, uint32_t object, uint32_t what, uint32_t *value)
 {
     struct rm_handle_info info = {.object = object, .index = what};
-    uint32_t status = qg_rm_control(r->fd, r->told.client, r->told.client, RM_CLIENT_HANDLE_INFO,
-                                    &info, sizeof(info));
+    uint32_t status = qg_rm_control(r->fd, r->reported.client, r->reported.client,
+                                    RM_CLIENT_HANDLE_INFO, &info, sizeof(info));
     *value = (uint32_t)info.result;
     return status;
 }
@@ -44,11 +44,11 @@ static enum hw_verdict is(struct hw_record *r, uint32_t object, uint32_t class_i
 static enum hw_verdict is_this_card(const struct card *card, struct hw_record *r, const char **why)
 {
     uint8_t uuid[16];
-    enum hw_verdict v = is(r, r->told.subdevice, RM_CLASS_SUBDEVICE, r->told.device);
+    enum hw_verdict v = is(r, r->reported.subdevice, RM_CLASS_SUBDEVICE, r->reported.device);
     *why = "the subdevice it named is none, or another device's";
     if (v != HW_PASSED)
         return v;
-    r->status = qg_rm_uuid(r->fd, r->told.client, r->told.subdevice, uuid);
+    r->status = qg_rm_uuid(r->fd, r->reported.client, r->reported.subdevice, uuid);
     *why = "the driver does not tell whose subdevice it named";
     if (r->status)
         return hw_vanished(r->status) ? HW_VANISHED : HW_UNABLE;
@@ -64,12 +64,12 @@ static bool is_graphics(uint32_t engine)
 static enum hw_verdict take_group(struct hw_record *r, uint32_t i, const char **why)
 {
     *why = "a group it named is none, or another device's";
-    enum hw_verdict v = is(r, r->told.groups[i].handle, RM_CLASS_GROUP, r->told.device);
+    enum hw_verdict v = is(r, r->reported.groups[i].handle, RM_CLASS_GROUP, r->reported.device);
     if (v != HW_PASSED)
         return v;
     struct qg_groups *part =
-        &r->part[is_graphics(r->told.groups[i].engine) ? HW_GRAPHICS : HW_REST];
-    part->groups[part->ngroups++] = r->told.groups[i];
+        &r->part[is_graphics(r->reported.groups[i].engine) ? HW_GRAPHICS : HW_REST];
+    part->groups[part->ngroups++] = r->reported.groups[i];
     return HW_PASSED;
 }
 
@@ -84,15 +84,15 @@ static bool has(const struct qg_groups *part, uint32_t group)
 
 static enum hw_verdict take_channel(struct hw_record *r, uint32_t i, const char **why)
 {
-    uint32_t group = r->told.channels[i].group;
+    uint32_t group = r->reported.channels[i].group;
     *why = "a channel it named is none, or of none of its groups";
     for (int k = 0; k < HW_PARTS; k++) {
         struct qg_groups *part = &r->part[k];
         if (!has(part, group))
             continue;
-        enum hw_verdict v = is(r, r->told.channels[i].handle, 0, group);
+        enum hw_verdict v = is(r, r->reported.channels[i].handle, 0, group);
         if (v == HW_PASSED)
-            part->channels[part->nchannels++] = r->told.channels[i];
+            part->channels[part->nchannels++] = r->reported.channels[i];
         return v;
     }
     return HW_LIED;
@@ -102,7 +102,7 @@ static uint32_t slice_of(const struct hw_record *r, uint32_t group, uint64_t *us
 {
     struct rm_timeslice t = {0};
     uint32_t status =
-        qg_rm_control(r->fd, r->told.client, group, RM_GROUP_GET_TIMESLICE, &t, sizeof(t));
+        qg_rm_control(r->fd, r->reported.client, group, RM_GROUP_GET_TIMESLICE, &t, sizeof(t));
     *us = t.us;
     return status;
 }
@@ -111,14 +111,15 @@ static uint32_t slice_of(const struct hw_record *r, uint32_t group, uint64_t *us
  * not agree. */
 static enum hw_verdict try_slice(struct hw_record *r, uint32_t i)
 {
-    uint32_t group = r->told.groups[i].handle;
+    uint32_t group = r->reported.groups[i].handle;
     uint64_t had = 0, has_now = 0;
     uint32_t status = slice_of(r, group, &had);
     if (!status && had <= HW_SHORTEST_US)
         had = HW_DEFAULT_US;
     struct rm_timeslice t = {.us = had};
     if (!status)
-        status = qg_rm_control(r->fd, r->told.client, group, RM_GROUP_SET_TIMESLICE, &t, sizeof(t));
+        status =
+            qg_rm_control(r->fd, r->reported.client, group, RM_GROUP_SET_TIMESLICE, &t, sizeof(t));
     if (!status)
         status = slice_of(r, group, &has_now);
     if (status) {
@@ -135,9 +136,9 @@ static enum hw_verdict try_schedule(struct hw_record *r, uint32_t i)
     struct rm_schedule on = {.enable = 1};
     if (!(r->methods & 1u << QG_HW_SCHEDULE))
         return HW_PASSED;
-    uint32_t group = r->told.groups[i].handle;
+    uint32_t group = r->reported.groups[i].handle;
     uint32_t status =
-        qg_rm_control(r->fd, r->told.client, group, RM_GROUP_SCHEDULE, &on, sizeof(on));
+        qg_rm_control(r->fd, r->reported.client, group, RM_GROUP_SCHEDULE, &on, sizeof(on));
     if (!status)
         return HW_PASSED;
     r->methods &= ~(1u << QG_HW_SCHEDULE);
@@ -183,10 +184,10 @@ static void prepare(struct hw_record *r)
     uint32_t asked = r->asked;
     r->methods =
         asked ? 1u << asked : 1u << QG_HW_SCHEDULE | 1u << QG_HW_DISABLE | 1u << QG_HW_TIMESLICE;
-    if (r->told.flags & QG_GROUPS_MORE_CHANNELS)
+    if (r->reported.flags & QG_GROUPS_MORE_CHANNELS)
         r->methods &= ~(1u << QG_HW_DISABLE);
     for (int k = 0; k < HW_PARTS; k++) {
-        r->part[k] = r->told;
+        r->part[k] = r->reported;
         r->part[k].ngroups = r->part[k].nchannels = 0;
         memset(r->part[k].groups, 0, sizeof(r->part[k].groups));
         memset(r->part[k].channels, 0, sizeof(r->part[k].channels));
@@ -201,9 +202,9 @@ static bool inherits(struct hw_record *r)
     if (!f || !f->stopped)
         return false;
     r->method = f->method;
-    for (uint32_t i = 0; i < r->told.ngroups; i++) {
-        for (uint32_t k = 0; k < f->told.ngroups; k++) {
-            if (r->told.groups[i].handle == f->told.groups[k].handle)
+    for (uint32_t i = 0; i < r->reported.ngroups; i++) {
+        for (uint32_t k = 0; k < f->reported.ngroups; k++) {
+            if (r->reported.groups[i].handle == f->reported.groups[k].handle)
                 r->had_us[i] = f->had_us[k];
         }
     }
@@ -213,10 +214,10 @@ static bool inherits(struct hw_record *r)
 static enum hw_verdict step(const struct card *card, struct hw_record *r, uint32_t at,
                             const char **why)
 {
-    uint32_t groups = r->told.ngroups, channels = r->told.nchannels;
+    uint32_t groups = r->reported.ngroups, channels = r->reported.nchannels;
     *why = "the device it named is none of its client";
     if (at == 0)
-        return is(r, r->told.device, RM_CLASS_DEVICE, r->told.client);
+        return is(r, r->reported.device, RM_CLASS_DEVICE, r->reported.client);
     if (at == 1)
         return is_this_card(card, r, why);
     at -= 2;
@@ -233,7 +234,7 @@ static enum hw_verdict step(const struct card *card, struct hw_record *r, uint32
 
 enum hw_verdict hw_test(const struct card *card, struct hw_record *r, const char **why)
 {
-    uint32_t last = 2 + 2 * r->told.ngroups + r->told.nchannels;
+    uint32_t last = 2 + 2 * r->reported.ngroups + r->reported.nchannels;
     if (r->step == 0)
         prepare(r);
     for (int i = 0; i < STEPS && r->step < last; i++) {

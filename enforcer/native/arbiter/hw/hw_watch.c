@@ -58,9 +58,9 @@ bool hw_worker_start(struct arbiter *a, struct hw *hw)
 static void destroy(const struct arbiter *a, struct hw_record *r)
 {
     if (r->fd >= 0)
-        closer_close(r->fd);
+        close_helper_close(r->fd);
     if (r->sock >= 0)
-        porter_close(a, r->uid, r->sock);
+        broker_close(a, r->uid, r->sock);
     free(r);
 }
 
@@ -132,7 +132,7 @@ static void give_up(struct arbiter *a, struct hw *hw)
     hw->running = false;
     hw->gen++; /* from here on the hung one knows */
     /* else its job ended meanwhile, and the place is another's */
-    if (hw->tenant[r->tenant].job_id == r->told.job_id) {
+    if (hw->tenant[r->tenant].job_id == r->reported.job_id) {
         hw->tenant[r->tenant].hangs++;
         hw_fail(hw, r->tenant, RM_TIMEOUT,
                 "the driver did not answer a control call within a second");
@@ -152,7 +152,7 @@ static void drop_all(struct hw *hw)
         struct hw_record *r = hw->records;
         hw_ask_back(hw, r);
         if (r->acknowledge)
-            hw_acknowledge(r->sock, hw->card->uuid, r->told.client);
+            hw_acknowledge(r->sock, hw->card->uuid, r->reported.client);
         hw_record_unlink(hw, r);
         hw_record_put(hw, r);
         hw_review_tenant(hw, r->tenant);

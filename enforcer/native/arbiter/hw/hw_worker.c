@@ -203,7 +203,7 @@ static void do_go_on(struct hw *hw, uint32_t gen, struct hw_record *r)
 
 static void do_leave(struct hw *hw, uint32_t gen, struct hw_record *r)
 {
-    uint32_t tenant = r->tenant, client = r->told.client, status = RM_TIMEOUT;
+    uint32_t tenant = r->tenant, client = r->reported.client, status = RM_TIMEOUT;
     HW_STORE(hw->tenant[tenant].held[r->slot], 0);
     r->refs++;
     if (hw->tenant[tenant].hangs < HW_TENANT_HANGS) {
@@ -262,10 +262,10 @@ static void do_due(struct hw *hw, struct hw_record *r)
         hw_fail(hw, r->tenant, RM_TIMEOUT, "the process did not answer an order within a second");
 }
 
-static bool names(const struct qg_groups *told, uint32_t group)
+static bool names(const struct qg_groups *reported, uint32_t group)
 {
-    for (uint32_t i = 0; i < told->ngroups; i++) {
-        if (told->groups[i].handle == group)
+    for (uint32_t i = 0; i < reported->ngroups; i++) {
+        if (reported->groups[i].handle == group)
             return true;
     }
     return false;
@@ -279,11 +279,11 @@ static void settle_former(struct hw *hw, uint32_t gen, struct hw_record *r)
     r->past = r->former;
     r->former = NULL;
     if (f && f->stopped) {
-        struct qg_groups left = f->told;
+        struct qg_groups left = f->reported;
         left.ngroups = left.nchannels = 0;
-        for (uint32_t i = 0; i < f->told.ngroups; i++) {
-            if (!names(&r->told, f->told.groups[i].handle))
-                left.groups[left.ngroups++] = f->told.groups[i];
+        for (uint32_t i = 0; i < f->reported.ngroups; i++) {
+            if (!names(&r->reported, f->reported.groups[i].handle))
+                left.groups[left.ngroups++] = f->reported.groups[i];
         }
         r->stopped = true;
         hw_begin(hw, r);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Looks up cards and tenants, and answers simple questions about them.
+ * Finds cards and tenants, and answers simple questions about them.
  */
 #include <string.h>
 #include <unistd.h>
@@ -31,20 +31,20 @@ void card_kick(struct card *card)
 {
     uint64_t one = 1;
     if (write(card->eventfd, &one, sizeof(one)) < 0)
-        return; /* full: it is awake already */
+        return; /* the eventfd is full, so its thread is awake already */
 }
 
-uint64_t dead_extra(const struct tenant *t)
+uint64_t reaped_extra(const struct tenant *t)
 {
-    uint64_t sum = t->memory.overhead + t->memory.crowd;
-    for (uint32_t i = 0; i < t->memory.ndead; i++)
-        sum += t->memory.dead[i].bytes;
+    uint64_t sum = t->memory.overhead + t->memory.overflow;
+    for (uint32_t i = 0; i < t->memory.nreaped; i++)
+        sum += t->memory.reaped[i].bytes;
     return sum;
 }
 
-bool together_suspended(const struct tenant *t)
+bool gang_suspended(const struct tenant *t)
 {
     if (!(t->card->flags & QG_CARD_TOGETHER) || t->id.job_class != QG_CLASS_OFFLINE)
         return false;
-    return __atomic_load_n(&t->together->preempted, __ATOMIC_SEQ_CST) & ~job_bit(t->card);
+    return __atomic_load_n(&t->gang->preempted, __ATOMIC_SEQ_CST) & ~job_bit(t->card);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The objects that the parts of the arbiter share. One main thread owns sockets, processes and the
- * life of every object. One real-time thread per card samples job pages and moves gates.
- * card->lock guards everything of a card, is held for microseconds, and inherits priority, so that
- * the main thread cannot hold up a card.
+ * The objects that the parts of the arbiter share. The main thread owns sockets and processes, and
+ * creates and frees every object. One real-time thread per card samples job pages and moves gates.
+ * card->lock guards a card and its tenants. It is held for microseconds and inherits priority, so
+ * that the main thread cannot delay a card's thread.
  */
 #ifndef QGPU_MODEL_H
 #define QGPU_MODEL_H
@@ -16,16 +16,21 @@
 #include "policy/policy.h"
 #include "qgpu_abi.h"
 
-#define AR_MAX_PROC_CARDS QG_MAX_CARDS
-/* processes of one tenant that died and are told apart until NVML lets go of them */
-#define AR_MAX_DEAD    QG_MAX_PROCS
-#define AR_MAX_WATCHED 8u /* tenants of one card that are looked at in a tick without a decision */
-#define AR_MAX_BYTES   (1ull << 48) /* of one process on one card; more is garbage */
+#define AR_MAX_PROC_CARDS QG_MAX_CARDS /* cards on which one process may hold a slot */
+/* Reaped processes that one tenant lists one by one until NVML no longer lists them: as many as it
+ * may have live ones, so that all of them may die at once. */
+#define AR_MAX_REAPED QG_MAX_PROCS
+/* Tenants of one card that an idle tick samples. Chosen, not measured; with more of them every tick
+ * takes a decision. */
+#define AR_MAX_WATCHED 8u
+/* Bytes of one process on one card: 256 TiB, far above any card. A larger number in a job page is
+ * garbage and counts as this. */
+#define AR_MAX_BYTES (1ull << 48)
 
 struct user;
 struct job;
 struct hw;
-struct porter;
+struct broker;
 struct trace_ring;
 struct card;
 struct tenant;
@@ -34,32 +39,35 @@ enum conn_kind { CONN_TENANT = 1, CONN_CONTROL = 2 };
 
 /* One accepted connection. */
 struct conn {
-    struct key key; /* first */
+    struct key key; /* must be the first member */
     struct conn *next;
     enum conn_kind kind;
-    uint64_t id; /* no other ever has it */
+    uint64_t id; /* unique in this run of the arbiter */
     int fd, pidfd;
     pid_t pid;
     uid_t uid;
-    struct user *user; /* CONN_TENANT: whose it is; NULL when it is dead */
-    uint32_t nslots;   /* so many slots were taken over it; registered: at least one */
-    bool registered, dead;
-    bool lent;             /* a porter takes its next message */
-    struct porter *porter; /* who does; NULL: none has been found yet */
-    bool watches;          /* CONN_CONTROL: receives QG_CTL_DIED */
-    /* the same: so many deaths, in order; of later ones it hears when its socket has room */
-    uint64_t told;
+    struct user *user; /* of the peer, only for CONN_TENANT; NULL once the connection is closed */
+    uint32_t nslots;   /* slots taken over this connection; a registered one has at least one */
+    bool registered;
+    bool closed;           /* the struct is freed at the end of the pass: events may name it */
+    bool with_broker;      /* a descriptor broker takes its next message */
+    struct broker *broker; /* the one that does; NULL: none was chosen yet */
+    bool watches;          /* only CONN_CONTROL: it receives QG_CTL_DIED */
+    /* Order number of the last death that was reported on it. Later ones follow when its socket
+     * has room. */
+    uint64_t reported;
     uint64_t opened_ns;
-    uint64_t since_ns, bucket_ns;
-    uint32_t bucket;
+    uint64_t since_ns;  /* since when it has been unregistered; asking again renews it */
+    uint64_t bucket_ns; /* when messages were last added to the bucket */
+    uint32_t bucket;    /* messages that it may still send at once */
 };
 
-/* A process that registered, alive until its pidfd says otherwise. */
+/* A registered process. It lives until its pidfd reports its end. */
 struct proc {
-    struct key key; /* first */
+    struct key key; /* must be the first member */
     struct proc *next;
     pid_t pid;
-    bool dead; /* freed at the end of the pass: events may still name it */
+    bool ended; /* the struct is freed at the end of the pass: events may name it */
     int pidfd;
     uid_t uid;
     uint32_t nslots;
@@ -71,98 +79,103 @@ struct proc {
 
 /* What the arbiter remembers of a slot; the page itself belongs to the job. */
 struct slot {
-    struct proc *proc;  /* NULL = free */
-    struct conn *conn;  /* over which it registered, NULL after that ended */
-    uint64_t lost_ns;   /* atomic: when it ended, 0 = it has not: written without the card's lock */
-    uint64_t launches;  /* highest value seen */
-    uint64_t denied;    /* the same for mem_denied */
-    uint64_t mem_used;  /* as last read, range-checked */
-    uint64_t worked_ns; /* when it last showed work */
-    uint64_t turn_ns;   /* when it last went on after it had stood at the gate */
-    /* its groups stand still since then (0 = they do not), and what they had reached by then */
-    uint64_t held_ns, reached;
+    struct proc *proc; /* NULL = free */
+    struct conn *conn; /* over which it registered; NULL after that connection ended */
+    /* when that connection ended, 0 = it has not; atomic, as it is written without the card's
+     * lock */
+    uint64_t lost_ns;
+    uint64_t launches;   /* highest counter that was sampled */
+    uint64_t denied;     /* the same of refused allocations */
+    uint64_t mem_used;   /* bytes, as last sampled, within AR_MAX_BYTES */
+    uint64_t worked_ns;  /* the last sample that found work */
+    uint64_t resumed_ns; /* when one of its threads last left the gate */
+    uint64_t held_ns;    /* since when its channel groups are stopped, 0 = they are not */
+    uint64_t reached;    /* the progress of its fences at that time */
 };
 
-/* A process that ended, and what it held. The memory counts until NVML does not list the process
- * any more. */
-struct dead {
+/* Reaped memory: what a process held that ended. It counts until NVML no longer lists the
+ * process. */
+struct reaped {
     pid_t pid;
     uid_t uid;
     uint64_t bytes, died_ns;
-    uint64_t order;    /* the how-manieth death of this arbiter's life */
-    uint64_t heard_ns; /* its death, or the last word since then that NVML lists it */
+    uint64_t order;     /* number of this death; the first since the arbiter started is 1 */
+    uint64_t listed_ns; /* its death, or qgpud's last report since then that NVML lists it */
 };
 
-/* What a tenant is and may do. The main thread alone writes it; with card->lock what the card's
- * thread reads. */
+/* What a tenant is and may do. Only the main thread writes it. What the card's thread reads, it
+ * writes with card->lock. */
 struct tenant_identity {
     uint64_t job_id;
     uid_t uid;
     uint32_t job_class, share;
     uint64_t mem_cap;
-    bool free;      /* isolation was none when the job started: its gate stays open */
-    bool confirmed; /* named since the last QG_CTL_HELLO */
-    bool expected;  /* an online tenant that should come back after a restart */
-    bool revoked;   /* the job ended; processes that still live stay closed */
+    bool free;      /* isolation was `none` when the job started: its gate stays open */
+    bool confirmed; /* qgpud has named this job since its last QG_CTL_HELLO */
+    bool expected;  /* online, and its processes should return after the arbiter's restart */
+    bool revoked;   /* the job ended; the gate of processes that still live stays closed */
 };
 
-/* Charged beside the slots (tenant/dead.c). Of the main thread alone, without a lock. */
+/* Memory that a tenant is charged beside its slots (tenant/reaped.c). Only the main thread uses it,
+ * without a lock. */
 struct tenant_memory {
-    struct dead dead[AR_MAX_DEAD];
-    uint32_t ndead;
-    uint64_t crowd, crowd_heard_ns; /* bytes of dead processes that the list had no room for */
-    uint32_t ncrowd;                /* so many of them */
-    uint64_t overhead;              /* contexts and modules, as qgpud read them from NVML */
+    struct reaped reaped[AR_MAX_REAPED];
+    uint32_t nreaped;
+    uint64_t overflow; /* bytes of reaped processes for which the list had no room */
+    uint64_t overflow_listed_ns;
+    uint32_t noverflow; /* number of these processes */
+    uint64_t overhead;  /* bytes of contexts and modules, which qgpud reads from NVML */
 };
 
-/* Its doorbell. The card's thread writes it, and the main thread when it replaces the doorbell;
- * both with card->lock. */
+/* The tenant's doorbell. The card's thread writes it, and the main thread when it replaces the
+ * doorbell; both with card->lock. */
 struct tenant_bell {
     bool rung, muted;
-    bool deaf; /* somebody filled it: nothing rings any more until it is replaced */
-    /* its gate was told to ring since the last look for launches that slipped past */
+    bool jammed; /* the job filled the eventfd: nothing can ring until it is replaced */
+    /* its gate asked for rings since the last check for launches that passed unnoticed */
     bool notified;
-    uint64_t bell_ns; /* when the ring in progress was seen; 0 = none */
+    uint64_t bell_ns; /* when the ring in progress was noticed, 0 = none */
     uint64_t storm_from_ns, muted_until_ns;
     uint32_t storm_rings;
 };
 
-/* What its job page showed (observe/sample.c). The card's thread writes it, and the main thread
- * when a process joins or leaves; both with card->lock. */
+/* What samples of its job page showed (observe/sample.c). The card's thread writes it, and the main
+ * thread when a process joins or leaves; both with card->lock. */
 struct tenant_sample {
-    /* has work that hardware keeps from going on: it wants the card, and is not on it */
-    bool frozen;
-    bool launched, ran, pending, unmarked, standing, queued, doubted, stuck, busy;
-    /* only launches since the last look keep it busy, all of them marked and done: about to be
-     * idle */
+    bool frozen; /* has work that hardware preemption stops: it is runnable, but not on the card */
+    bool launched, ran, pending, unfenced, at_gate, queued, doubted, stuck, busy;
+    /* It counts as busy only for launches since the last sample. All of them have fences and are
+     * done, so it is about to be idle. */
     bool ending;
-    bool ended; /* the same, also where the look before said so already */
-    uint64_t signature, progress_ns, opened_ns, looked_ns, full_ns;
-    /* the last look that found a sign of life: a launch, progress, somebody at the gate */
-    uint64_t moved_ns;
-    uint64_t longest_ns; /* it was silent for so long with work unfinished, and moved again */
-    uint64_t counted_ns; /* the last look that found a launch */
-    uint64_t at_work_ns; /* it had work on the card then, at the last look that tells */
-    /* ... and since then none; 0 = it has some, QP_NEVER = nobody can tell when that ended */
+    bool ended; /* the same, also where the sample before found it already */
+    uint64_t signature, progress_ns, opened_ns, sampled_ns, full_ns;
+    /* the last sample with a sign of life: a launch, progress, or a thread at the gate */
+    uint64_t active_ns;
+    /* the longest time with unfinished work and no sign of life after which it went on */
+    uint64_t longest_silence_ns;
+    uint64_t launch_seen_ns; /* the last sample that found a launch */
+    uint64_t at_work_ns;     /* the last time at which a sample proves work on the card */
+    /* when that work ended; 0 = it has not, QP_NEVER = the time is unknown */
     uint64_t ended_ns;
-    /* how long what is in flight is to take, by the shim's word and within bounds */
+    /* how long the unfinished work will take, as the shim reports it, within bounds */
     uint64_t expected_ns;
     uint64_t discredit_until_ns, discredit_ns;
-    /* open gate and somebody stood there: sum, and since when (0 = not now) */
+    /* The gate was open and a thread still waited there: the sum of such time, and since when (0 =
+     * not now). */
     uint64_t unused_ns, unused_from_ns;
     uint32_t working;       /* processes with work now, which divide the window */
-    uint32_t more_contexts; /* of its processes, beside one each */
+    uint32_t more_contexts; /* contexts of its processes beside one each */
 };
 
-/* What is booked on it (observe/books.c), with card->lock: by the card's thread, and by the main
- * thread where it takes a step in its place. The totals never fall. */
-struct tenant_books {
-    double load; /* 0..1, was it on the card at the last sample */
+/* What is accounted to a tenant (observe/books.c), with card->lock: by the card's thread, and by
+ * the main thread where it takes a step in its place. */
+struct tenant_usage {
+    double load; /* 0..1: how much of the card it used at the last sample */
     uint64_t service_seen;
-    uint32_t stood; /* gate word at the last booking, and what else held then */
-    bool wished, took_turns, estimated, suspended;
+    uint32_t gate; /* gate word since the last accounting; the next three are of then as well */
+    bool wanted, took_turns, estimated, suspended;
 
-    /* totals, monotone */
+    /* totals since the grant; they never fall */
     uint64_t launches, mem_denied, mem_used, mem_peak;
     uint64_t busy_ns, closed_preempted_ns, closed_share_ns, closed_suspended_ns, preemptions,
         close_max_ns, granted_ns;
@@ -170,30 +183,31 @@ struct tenant_books {
     uint32_t close_hist[QG_CLOSE_BUCKETS];
 };
 
-/* The main thread writes the members that stand here themselves, with card->lock. */
+/* All processes of one job on one card. The main thread writes the members below that are not in
+ * one of the structs above, with card->lock. */
 struct tenant {
     struct card *card;
     uint32_t index; /* in card->tenants and card->policy.tenant */
-    uint32_t gen;   /* tells doorbell events of a former tenant of this index */
+    uint32_t gen;   /* makes doorbell events of a former tenant with this index stale */
     struct tenant_identity id;
     int gate_fd, job_fd, bell_fd;
     struct qg_gate_page *gate;
     struct qg_job_page *job;
     uint32_t nprocs, hi; /* live slots; one past the highest */
     struct slot slots[QG_MAX_PROCS];
-    struct job *together; /* what this job's tenants on all cards know of each other */
+    struct job *gang; /* state that the job's tenants on all cards share */
     struct tenant_memory memory;
     struct tenant_bell bell;
     struct tenant_sample sample;
-    struct tenant_books books;
+    struct tenant_usage usage;
 };
 
-/* All cards of one job (gate/together.c). */
+/* One job on all its cards, for gang suspend (gate/together.c). */
 struct job {
     struct job *next;
     uint64_t id;
     uint32_t tenants;
-    uint64_t cards, preempted; /* atomic; bit = number of the card */
+    uint64_t cards, preempted; /* atomic; one bit per card, by its number */
 };
 
 struct card {
@@ -205,44 +219,45 @@ struct card {
     bool quit;
     uint32_t lease_ms, window_us, grace_ms, flags;
     uint32_t next_gen;
-    uint64_t booked_ns; /* accounted until then */
-    uint64_t armed_ns;  /* what the timer is set to */
-    uint64_t wake_ns;   /* when card_step wants to run again */
-    /* wake_ns is a tick: nothing happens then that could not happen a little earlier */
-    bool ticking;
-    uint64_t tick_ns; /* from one tick to the next */
-    uint64_t hard_ns; /* be here exactly then */
-    /* no tick before it needs a decision while those who work go on working (quiet.c) */
+    uint64_t booked_ns; /* usage is accounted up to this time */
+    uint64_t armed_ns;  /* time to which the timer is set */
+    uint64_t wake_ns;   /* time at which card_step has to run again */
+    bool ticking;       /* wake_ns is a periodic tick, which may as well come a little earlier */
+    uint64_t tick_ns;   /* from one tick to the next */
+    uint64_t hard_ns;   /* wake-up that must be exact */
+    /* Before this time no tick needs a decision while the working tenants go on working
+     * (quiet.c). */
     uint64_t due_ns;
-    uint64_t loud_ns;  /* from then on a tick takes one all the same */
-    uint64_t quiet_ns; /* the last tick that took none; 0 = the last did */
-    uint32_t nwatched; /* who is looked at then */
+    uint64_t decide_at_ns; /* from this time on a tick decides even if nothing changed */
+    uint64_t idle_tick_ns; /* time of the last tick, if that was an idle one; else 0 */
+    uint32_t nwatched;     /* tenants that an idle tick samples, by their index: */
     uint16_t watched[AR_MAX_WATCHED];
     uint64_t beat_ns; /* last heartbeat */
-    /* gates were told to ring without a barrier: look for launches once more then; 0 = no */
-    uint64_t settle_ns;
-    uint64_t returned_ns; /* when the last online tenant came back after a restart; 0 = none did */
-    /* an online tenant lives here or is expected: what is in flight is bounded for its sake */
+    /* Gates asked for rings without a barrier: check once more for launches then, 0 = no need. */
+    uint64_t recheck_ns;
+    uint64_t returned_ns; /* when the last online tenant returned after a restart, 0 = none did */
+    /* An online tenant lives here or is expected, so unfinished offline work is bounded for it. */
     bool awaits_online;
-    /* one tenant lives here and no online one is expected: its window may be large */
+    /* The only tenant, with no online one expected: its window may be large. */
     bool lone;
-    /* no second online tenant lives here or is expected: nobody waits for the end of an online
-     * one */
+    /* No second online tenant lives here or is expected, so none waits for an online drain. */
     bool lone_online;
-    bool barrier; /* a gate that was open has just been told to ring */
+    bool barrier; /* a gate that was open has just begun to ask for rings */
     const struct arbiter *arbiter;
     struct tenant *tenants[QP_MAX_TENANTS];
     struct qp_card policy;
-    struct trace_ring *trace; /* NULL = not traced */
+    struct trace_ring *trace; /* NULL = no gate trace */
     struct hw *hw;            /* NULL = hardware preemption was never on */
 };
 
 /* model.c */
 struct card *card_find(const struct arbiter *a, const char *uuid);
 struct tenant *tenant_find(const struct card *card, uint64_t job_id);
-void card_kick(struct card *card);               /* wakes its thread; takes no lock */
-uint64_t dead_extra(const struct tenant *t);     /* charged beside its live slots */
-bool together_suspended(const struct tenant *t); /* preempted on another card? */
+void card_kick(struct card *card); /* wakes its thread; takes no lock */
+/* bytes that the tenant is charged beside its live slots */
+uint64_t reaped_extra(const struct tenant *t);
+/* gang suspend: is its job preempted on another card? */
+bool gang_suspended(const struct tenant *t);
 
 static inline uint64_t job_bit(const struct card *card)
 {

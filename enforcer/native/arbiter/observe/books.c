@@ -13,26 +13,26 @@
 static double part_of_interval(struct tenant *t, uint64_t dt)
 {
     const struct qp_tenant *q = &t->card->policy.tenant[t->index];
-    double load = t->sample.pending ? 1.0 : t->sample.ran && t->sample.unmarked ? 0.5 : 0.0;
-    double part = (t->books.load + load) / 2;
-    double held = dt ? (double)(q->service_ns - t->books.service_seen) / (double)dt : 0;
-    t->books.load = load;
-    t->books.service_seen = q->service_ns;
-    return t->books.took_turns ? (held < 1 ? held : 1) : part;
+    double load = t->sample.pending ? 1.0 : t->sample.ran && t->sample.unfenced ? 0.5 : 0.0;
+    double part = (t->usage.load + load) / 2;
+    double held = dt ? (double)(q->service_ns - t->usage.service_seen) / (double)dt : 0;
+    t->usage.load = load;
+    t->usage.service_seen = q->service_ns;
+    return t->usage.took_turns ? (held < 1 ? held : 1) : part;
 }
 
 /* The gate that counts is the one that stood during the interval, not the one just decided. */
 static void book_waiting(struct tenant *t, uint64_t dt)
 {
-    uint32_t flags = t->books.stood;
-    if (!t->books.wished || !(flags & QG_GATE_CLOSED))
+    uint32_t flags = t->usage.gate;
+    if (!t->usage.wanted || !(flags & QG_GATE_CLOSED))
         return;
     if (flags & QG_GATE_WHY_PREEMPTED) {
-        t->books.closed_preempted_ns += dt;
-        if (t->books.suspended)
-            t->books.closed_suspended_ns += dt;
+        t->usage.closed_preempted_ns += dt;
+        if (t->usage.suspended)
+            t->usage.closed_suspended_ns += dt;
     } else if (flags & QG_GATE_WHY_SHARE) {
-        t->books.closed_share_ns += dt;
+        t->usage.closed_share_ns += dt;
     }
 }
 
@@ -45,7 +45,7 @@ static void book_holding(struct tenant *t, uint64_t dt, uint64_t now)
     uint64_t quiet = ar_since(q->last_runnable_ns, now), release = card->policy.idle_release_ns;
     uint64_t let_go = q->hung || quiet < release ? 0 : quiet - release;
     if (let_go < dt)
-        t->books.held_ns += dt - let_go;
+        t->usage.held_ns += dt - let_go;
 }
 
 /* Books the interval since the last call; called right after a decision, which has charged the same
@@ -63,15 +63,15 @@ void account(struct card *card, uint64_t now)
         struct tenant *t = card->tenants[i];
         if (!t || !t->nprocs)
             continue;
-        t->books.busy_ns += (uint64_t)((double)dt * part[i] / (sum > 1 ? sum : 1));
-        t->books.estimated |= part[i] > 0 && !t->books.took_turns;
+        t->usage.busy_ns += (uint64_t)((double)dt * part[i] / (sum > 1 ? sum : 1));
+        t->usage.estimated |= part[i] > 0 && !t->usage.took_turns;
         book_waiting(t, dt);
         book_holding(t, dt, now);
-        t->books.stood = t->gate->flags;
+        t->usage.gate = t->gate->flags;
         bool follows = card->policy.tenant[i].suspended && !card->policy.preempting;
-        t->books.suspended = follows && (t->books.stood & QG_GATE_WHY_PREEMPTED);
-        t->books.wished = t->sample.busy;
-        t->books.took_turns =
+        t->usage.suspended = follows && (t->usage.gate & QG_GATE_WHY_PREEMPTED);
+        t->usage.wanted = t->sample.busy;
+        t->usage.took_turns =
             card->policy.cls[t->id.job_class == QG_CLASS_ONLINE ? 0 : 1].contended;
     }
     card->booked_ns = now;

@@ -74,7 +74,7 @@ static void advance(uint64_t *total, uint64_t *seen, uint64_t value)
 }
 
 struct view {
-    bool launched, pending, unmarked, frozen, unforeseen, queued, untold;
+    bool launched, pending, unmarked, frozen, unforeseen, queued, unreported;
     uint32_t waiting, working, more_contexts;
     uint64_t signature, inflight_us, ends_ns, ended_ns, turn_ns;
 };
@@ -100,9 +100,9 @@ static void look_for_turn(const struct tenant *t, const struct qg_proc *page, st
                           struct view *v, uint64_t now)
 {
     uint64_t turn = READ_ONCE(page->turn_ns);
-    if (turn == s->turn_ns || turn + TURN_NS <= t->sample.opened_ns || turn > now)
+    if (turn == s->resumed_ns || turn + TURN_NS <= t->sample.opened_ns || turn > now)
         return;
-    s->turn_ns = turn;
+    s->resumed_ns = turn;
     if (!v->turn_ns || turn < v->turn_ns)
         v->turn_ns = turn;
 }
@@ -116,7 +116,7 @@ static void look_for_end(const struct tenant *t, const struct slot *s, const str
         return;
     bool told = __atomic_load_n(&page->rests_launches, __ATOMIC_ACQUIRE) == count;
     uint64_t ended = told ? READ_ONCE(page->rests_ns) : 0;
-    v->untold |= !ended;
+    v->unreported |= !ended;
     if (ended > v->ended_ns)
         v->ended_ns = ended;
 }
@@ -134,7 +134,7 @@ static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool mark
     uint32_t waiting = ours ? READ_ONCE(page->waiting) : 0;
     bool works = count != s->launches, pending = false;
     v->launched |= works;
-    advance(&t->books.launches, &s->launches, count);
+    advance(&t->usage.launches, &s->launches, count);
     if (waiting > MAX_WAITING)
         waiting = 0;
     v->waiting += waiting;
@@ -215,7 +215,7 @@ static bool believe_standing(struct tenant *t, bool waiting, bool stuck, uint64_
  * not work. */
 static bool shut_since(const struct tenant *t)
 {
-    return (t->gate->flags & QG_GATE_CLOSED) && t->gate->changed_ns < t->sample.looked_ns;
+    return (t->gate->flags & QG_GATE_CLOSED) && t->gate->changed_ns < t->sample.sampled_ns;
 }
 
 /* The tenant uses the turn that it was given since then. False: that was known, or it has none. */
@@ -233,11 +233,11 @@ static bool begin_use(struct tenant *t, uint64_t since)
 void sample_bell(struct tenant *t, uint64_t now)
 {
     bool first = begin_use(t, now);
-    t->sample.moved_ns = now;
-    if (!first || !t->sample.standing)
+    t->sample.active_ns = now;
+    if (!first || !t->sample.at_gate)
         return;
     t->sample.launched = t->sample.ran = true;
-    t->sample.looked_ns =
+    t->sample.sampled_ns =
         now > t->sample.full_ns ? now : t->sample.full_ns + 1; /* the next full look keeps it */
 }
 
@@ -247,10 +247,10 @@ void sample_turn(struct tenant *t, bool open, uint64_t now)
         t->sample.opened_ns = now;
         t->card->policy.tenant[t->index].used_from_ns = 0;
         /* what stood here launches now, and was counted long ago */
-        if (t->sample.standing)
+        if (t->sample.at_gate)
             t->sample.progress_ns = now;
     }
-    count_unused(t, t->sample.standing, now);
+    count_unused(t, t->sample.at_gate, now);
 }
 
 /* A thread that stood at the gate went on: the launch that was counted there is made now, and it is
@@ -261,8 +261,8 @@ static void go_on(struct tenant *t, uint64_t turn)
     t->sample.launched = t->sample.ran = true;
     if (t->sample.progress_ns < turn)
         t->sample.progress_ns = turn;
-    if (t->sample.moved_ns < turn)
-        t->sample.moved_ns = turn;
+    if (t->sample.active_ns < turn)
+        t->sample.active_ns = turn;
 }
 
 static void take_in(struct tenant *t, const struct view *v, bool progress, uint64_t now)
@@ -282,13 +282,13 @@ static void take_in(struct tenant *t, const struct view *v, bool progress, uint6
     /* who waited for room comes to the gate now, unless it was stopped */
     bool closed = t->gate->flags & QG_GATE_CLOSED;
     t->sample.queued = v->queued && (!closed || now < t->gate->changed_ns + QUEUED_NS);
-    t->sample.standing = believe_standing(t, v->waiting || (closed && t->sample.queued),
-                                          v->queued && !v->pending && !v->unmarked, now);
+    t->sample.at_gate = believe_standing(t, v->waiting || (closed && t->sample.queued),
+                                         v->queued && !v->pending && !v->unmarked, now);
     if (v->launched)
-        t->sample.counted_ns = now;
-    if (v->launched || progress || t->sample.standing)
-        t->sample.moved_ns = now;
-    t->sample.looked_ns = now;
+        t->sample.launch_seen_ns = now;
+    if (v->launched || progress || t->sample.at_gate)
+        t->sample.active_ns = now;
+    t->sample.sampled_ns = now;
     sample_classify(t, now);
 }
 
@@ -309,10 +309,10 @@ static void note_end(struct tenant *t, const struct view *v, uint64_t now)
         t->sample.at_work_ns = now;
         t->sample.ended_ns = 0;
     } else if (launched || !t->sample.ended_ns || t->sample.ended_ns == QP_NEVER) {
-        if (launched && t->sample.at_work_ns < t->sample.looked_ns)
-            t->sample.at_work_ns = t->sample.looked_ns;
-        bool told =
-            !v->untold && v->ended_ns && v->ended_ns >= t->sample.at_work_ns && v->ended_ns <= now;
+        if (launched && t->sample.at_work_ns < t->sample.sampled_ns)
+            t->sample.at_work_ns = t->sample.sampled_ns;
+        bool told = !v->unreported && v->ended_ns && v->ended_ns >= t->sample.at_work_ns &&
+                    v->ended_ns <= now;
         t->sample.ended_ns = told ? v->ended_ns : QP_NEVER;
         if (!told)
             t->sample.at_work_ns = now;
@@ -326,26 +326,25 @@ void sample_full(struct tenant *t, uint64_t now)
     struct view v = look(t, true, now);
     bool progress = v.signature != t->sample.signature;
     /* what a quick look found since the last full one still counts: the counters have moved on */
-    t->sample.launched = t->sample.launched && t->sample.looked_ns > t->sample.full_ns;
-    t->sample.ran = t->sample.ran && t->sample.looked_ns > t->sample.full_ns;
+    t->sample.launched = t->sample.launched && t->sample.sampled_ns > t->sample.full_ns;
+    t->sample.ran = t->sample.ran && t->sample.sampled_ns > t->sample.full_ns;
     t->sample.signature = v.signature;
     if (t->sample.frozen && !v.frozen)
         t->sample.progress_ns = now; /* it could not have made any */
     t->sample.frozen = v.frozen;
     if (t->sample.pending && progress &&
-        ar_since(t->sample.progress_ns, now) > t->sample.longest_ns)
-        t->sample.longest_ns = now - t->sample.progress_ns;
+        ar_since(t->sample.progress_ns, now) > t->sample.longest_silence_ns)
+        t->sample.longest_silence_ns = now - t->sample.progress_ns;
     t->sample.pending = v.pending;
     t->sample.expected_ns = v.inflight_us * 1250; /* a quarter more: estimates are only that */
-    t->sample.unmarked = v.unmarked;
+    t->sample.unfenced = v.unmarked;
     t->sample.working = v.working;
     t->sample.more_contexts = v.more_contexts;
     t->card->policy.tenant[t->index].predicted_end_ns = v.unforeseen ? 0 : v.ends_ns;
     note_end(t, &v, now);
     sample_set_window(t);
     take_in(t, &v, progress, now);
-    bool ending =
-        t->sample.busy && !t->sample.pending && !t->sample.unmarked && !t->sample.standing;
+    bool ending = t->sample.busy && !t->sample.pending && !t->sample.unfenced && !t->sample.at_gate;
     t->sample.ending = ending && !t->sample.ended;
     t->sample.ended = ending;
     t->sample.full_ns = now;
@@ -355,12 +354,12 @@ void sample_full(struct tenant *t, uint64_t now)
 void sample_behind(struct tenant *t, uint64_t now)
 {
     bool launched = t->sample.launched, ran = t->sample.ran, ending = t->sample.ending,
-         unmarked = t->sample.unmarked;
+         unmarked = t->sample.unfenced;
     sample_full(t, now);
     bool rose =
-        t->sample.unmarked && !unmarked; /* counted when it came to the window, and launched now */
+        t->sample.unfenced && !unmarked; /* counted when it came to the window, and launched now */
     if (rose)
-        t->sample.counted_ns = t->sample.progress_ns = now;
+        t->sample.launch_seen_ns = t->sample.progress_ns = now;
     t->sample.launched |= launched;
     t->sample.ran |= ran || rose;
     t->sample.ending |= ending;
@@ -389,12 +388,12 @@ void sample_counters(struct tenant *t)
         s->mem_used = bytes(READ_ONCE(page->mem_used));
         used += s->mem_used;
         uint64_t peak = bytes(READ_ONCE(page->mem_peak));
-        if (peak > t->books.mem_peak)
-            t->books.mem_peak = peak;
-        advance(&t->books.mem_denied, &s->denied, READ_ONCE(page->mem_denied));
+        if (peak > t->usage.mem_peak)
+            t->usage.mem_peak = peak;
+        advance(&t->usage.mem_denied, &s->denied, READ_ONCE(page->mem_denied));
     }
-    t->books.mem_used = used;
-    used += dead_extra(t);
-    if (used > t->books.mem_peak)
-        t->books.mem_peak = used;
+    t->usage.mem_used = used;
+    used += reaped_extra(t);
+    if (used > t->usage.mem_peak)
+        t->usage.mem_peak = used;
 }

@@ -60,15 +60,15 @@ static void leave(struct arbiter *a, struct conn *c)
 
 void conn_close(struct arbiter *a, struct conn *c)
 {
-    if (c->dead)
+    if (c->closed)
         return;
-    c->dead = true;
+    c->closed = true;
     if (c->nslots)
         proc_conn_closed(a, c);
     if (c->user)
         leave(a, c);
     epoll_ctl(a->epfd, EPOLL_CTL_DEL, c->fd, NULL); /* it stays open a little, c does not */
-    porter_hang_up(a, c->uid, c->fd);
+    broker_hang_up(a, c->uid, c->fd);
     if (c->pidfd >= 0)
         close(c->pidfd);
 }
@@ -77,5 +77,5 @@ void conn_close(struct arbiter *a, struct conn *c)
 bool conn_alive(const struct conn *c)
 {
     struct pollfd pfd = {.fd = c->fd, .events = POLLRDHUP};
-    return !c->dead && poll(&pfd, 1, 0) == 0;
+    return !c->closed && poll(&pfd, 1, 0) == 0;
 }

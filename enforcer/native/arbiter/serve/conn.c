@@ -19,8 +19,8 @@
 
 #include "base/base.h"
 #include "fds/fds.h"
-#include "fds/porter.h"
-#include "fds/porter_pool.h"
+#include "fds/broker.h"
+#include "fds/broker_pool.h"
 #include "hw/hw.h"
 #include "model/model.h"
 #include "peer/peer.h"
@@ -38,8 +38,8 @@ enum {
     MAX_CONNS = 4096, /* of users with a grant */
     MAX_CONNS_PER_USER = 1024,
     MAX_WAITING_PER_USER = 256, /* connected, not registered */
-    MAX_STRANGERS = 256,        /* of users without */
-    MAX_STRANGERS_PER_USER = 32,
+    MAX_UNKNOWN = 256,          /* of users without */
+    MAX_UNKNOWN_PER_USER = 32,
     /* the same two before the first list of grants, when most are tenants that nobody knows yet */
     MAX_EARLY = 1024,
     MAX_EARLY_PER_USER = 256,
@@ -66,7 +66,7 @@ static void refuse_one(const struct arbiter *a, int listener)
     if (fd < 0)
         return;
     getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len);
-    porter_hang_up(a, peer.uid, fd);
+    broker_hang_up(a, peer.uid, fd);
 }
 
 /* The spare one comes back when the caller is closed, by a porter perhaps; until then nobody else
@@ -108,22 +108,22 @@ static bool may_control(const struct arbiter *a, uid_t uid)
 {
     uint32_t control = 0;
     for (const struct conn *c = a->conns; c; c = c->next)
-        control += !c->dead && c->kind == CONN_CONTROL;
+        control += !c->closed && c->kind == CONN_CONTROL;
     return (uid == 0 || uid == a->owner) && control < MAX_CONTROL;
 }
 
 /* The oldest goes, since it had the time to say what it wanted: so a flood makes the places change
  * hands quickly, but each caller is heard, and the one among them who can prove that he is none
  * leaves the pool. */
-static bool room_for_stranger(struct arbiter *a, const struct user *u)
+static bool room_for_unknown(struct arbiter *a, const struct user *u)
 {
-    uint32_t most = a->ever_synced ? MAX_STRANGERS : MAX_EARLY;
-    if (u->waiting >= (a->ever_synced ? MAX_STRANGERS_PER_USER : MAX_EARLY_PER_USER))
+    uint32_t most = a->ever_synced ? MAX_UNKNOWN : MAX_EARLY;
+    if (u->waiting >= (a->ever_synced ? MAX_UNKNOWN_PER_USER : MAX_EARLY_PER_USER))
         return false;
-    while (users_strangers() >= most) {
+    while (users_unknown_waiting() >= most) {
         struct conn *oldest = NULL;
         for (struct conn *c = a->conns; c; c = c->next) {
-            if (!c->dead && c->user && c->user->stranger && !c->registered)
+            if (!c->closed && c->user && c->user->unknown && !c->registered)
                 oldest = c;
         }
         if (!oldest)
@@ -136,18 +136,18 @@ static bool room_for_stranger(struct arbiter *a, const struct user *u)
 /* Nobody may have more than are free: however many fill the table together, there is a place for
  * the next one. Where they left him little, the newest that is not registered of the one who has
  * most makes room. */
-static bool room_for_known(struct arbiter *a, const struct user *u)
+static bool room_for_grantee(struct arbiter *a, const struct user *u)
 {
-    uint32_t known = a->nconns - users_strangers();
+    uint32_t known = a->nconns - users_unknown_waiting();
     if (u->conns >= MAX_CONNS_PER_USER || u->waiting >= MAX_WAITING_PER_USER)
         return false;
     if (known < MAX_CONNS && u->conns < MAX_CONNS - known)
         return true;
-    const struct user *biggest = users_biggest();
+    const struct user *biggest = users_most_connections();
     if (!biggest || biggest->conns <= u->conns + 1)
         return false;
     struct conn *newest = a->conns;
-    while (newest && (newest->dead || newest->user != biggest || newest->registered))
+    while (newest && (newest->closed || newest->user != biggest || newest->registered))
         newest = newest->next;
     if (newest)
         conn_close(a, newest);
@@ -162,7 +162,7 @@ static bool allowed(struct arbiter *a, uid_t uid, enum conn_kind kind)
     struct user *u = user_get(a, uid);
     if (!u)
         return false;
-    return u->stranger ? room_for_stranger(a, u) : room_for_known(a, u);
+    return u->unknown ? room_for_unknown(a, u) : room_for_grantee(a, u);
 }
 
 /* The process at the other end, held by a pidfd: its number alone could be another's a moment
@@ -237,7 +237,7 @@ void conn_accept(struct arbiter *a, int listener, enum conn_kind kind)
         }
         bool named = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) == 0;
         if (!named || !allowed(a, peer.uid, kind) || !conn_create(a, fd, kind, &peer)) {
-            porter_hang_up(a, peer.uid, fd);
+            broker_hang_up(a, peer.uid, fd);
             if (named)
                 user_forget(peer.uid);
             continue;
@@ -286,18 +286,18 @@ void conn_message(struct arbiter *a, struct conn *c, const void *buf, size_t len
         }
     }
     if (fd >= 0)
-        closer_close(fd);
+        close_helper_close(fd);
 }
 
 void conn_ready(struct arbiter *a, struct conn *c, uint32_t events)
 {
-    char bytes[PORTER_CAP] = {0};
+    char bytes[BROKER_MESSAGE_BYTES] = {0};
     int fd = -1;
-    if (c->dead || c->lent)
+    if (c->closed || c->with_broker)
         return;
     if (events & EPOLLOUT)
-        dead_tell(a, c);
-    if (c->dead || events == EPOLLOUT)
+        reaped_report(a, c);
+    if (c->closed || events == EPOLLOUT)
         return;
     ssize_t got = c->kind == CONN_CONTROL ? qg_msg_recv(c->fd, bytes, sizeof(bytes), &fd)
                                           : qg_msg_recv_bare(c->fd, bytes, sizeof(bytes));
@@ -307,7 +307,7 @@ void conn_ready(struct arbiter *a, struct conn *c, uint32_t events)
     if ((got <= 0 && !loaded) || !may_speak(c))
         conn_close(a, c);
     else if (loaded)
-        porter_fetch(a, c, bytes, sizeof(bytes));
+        broker_fetch(a, c, bytes, sizeof(bytes));
     else
         conn_message(a, c, bytes, (size_t)got, fd);
 }
@@ -316,7 +316,7 @@ int conn_sweep(struct arbiter *a, uint64_t now)
 {
     int wait = -1;
     for (struct conn *c = a->conns; c; c = c->next) {
-        if (c->dead || c->registered || c->kind == CONN_CONTROL)
+        if (c->closed || c->registered || c->kind == CONN_CONTROL)
             continue;
         if (now - c->since_ns > WAITING_SECONDS * 1000 * QP_MS)
             conn_close(a, c);
@@ -325,7 +325,7 @@ int conn_sweep(struct arbiter *a, uint64_t now)
     }
     for (struct conn **at = &a->conns; *at;) {
         struct conn *c = *at;
-        if (!c->dead) {
+        if (!c->closed) {
             at = &c->next;
             continue;
         }

@@ -161,7 +161,7 @@ static void on_gone(struct arbiter *a, const void *buf)
     memcpy(&m, buf, sizeof(m));
     struct tenant *t = tenant_of(a, m.uuid, m.job_id);
     if (t)
-        dead_gone(a, t, (pid_t)m.pid);
+        reaped_gone(a, t, (pid_t)m.pid);
 }
 
 static void on_listed(struct arbiter *a, const void *buf)
@@ -170,7 +170,7 @@ static void on_listed(struct arbiter *a, const void *buf)
     memcpy(&m, buf, sizeof(m));
     struct tenant *t = tenant_of(a, m.uuid, m.job_id);
     if (t)
-        dead_listed(t, (pid_t)m.pid);
+        reaped_listed(t, (pid_t)m.pid);
 }
 
 static void on_overhead(struct arbiter *a, const void *buf)
@@ -179,7 +179,7 @@ static void on_overhead(struct arbiter *a, const void *buf)
     memcpy(&m, buf, sizeof(m));
     struct tenant *t = tenant_of(a, m.uuid, m.job_id);
     if (t)
-        dead_overhead(t, m.bytes);
+        reaped_overhead(t, m.bytes);
 }
 
 static bool reply(struct arbiter *a, struct conn *c, uint32_t type, int status)
@@ -272,7 +272,7 @@ bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t 
     case QG_CTL_WATCH:
         if (!reply(a, c, QG_CTL_ACK, 0))
             return false;
-        dead_watch(a, c);
+        reaped_watch(a, c);
         return true; /* it may have closed the connection already */
     default:
         return false;

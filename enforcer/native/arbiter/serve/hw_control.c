@@ -72,7 +72,7 @@ static void tell(const struct arbiter *a, const struct card *card)
     qg_msg_head_init(&m.head, QG_MSG_ACT, sizeof(m));
     memcpy(m.uuid, card->uuid, sizeof(m.uuid));
     for (const struct proc *p = a->procs; p; p = p->next) {
-        for (uint32_t i = 0; i < p->nslots && !p->dead; i++) {
+        for (uint32_t i = 0; i < p->nslots && !p->ended; i++) {
             const struct tenant *t = p->slots[i].tenant;
             const struct conn *c = t->slots[p->slots[i].slot].conn;
             if (t->card == card && c)
@@ -144,7 +144,7 @@ static void fill(struct qg_ctl_hwtenant *m, struct hw *hw, const struct tenant *
     uint64_t now = qg_now_ns();
     for (const struct hw_record *r = hw->records; r; r = r->next) {
         if (r->tenant == t->index && r->stage == HW_USABLE)
-            m->ngroups += r->told.ngroups;
+            m->ngroups += r->reported.ngroups;
     }
     m->state = ht->failed            ? QG_HW_FAILED
                : ht->stopped_from_ns ? QG_HW_STOPPED

@@ -21,7 +21,7 @@ static bool slot_of(const struct arbiter *a, const struct conn *c, const struct 
                     uint32_t *slot)
 {
     for (const struct proc *p = a->procs; p; p = p->next) {
-        if (p->dead || p->pid != c->pid)
+        if (p->ended || p->pid != c->pid)
             continue;
         for (uint32_t i = 0; i < p->nslots; i++) {
             *slot = p->slots[i].slot;

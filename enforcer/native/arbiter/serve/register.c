@@ -73,7 +73,7 @@ static struct tenant *find_tenant(const struct arbiter *a, const struct qg_regis
  * for ever. */
 static void ask_again(struct arbiter *a, struct conn *c, const char *why, uint64_t now)
 {
-    if (!c->user->stranger || !a->ever_synced)
+    if (!c->user->unknown || !a->ever_synced)
         c->since_ns = now;
     answer(a, c, EAGAIN, why, NULL, 0);
 }
@@ -133,11 +133,11 @@ void register_message(struct arbiter *a, struct conn *c, const void *buf, size_t
     }
     uint64_t now = qg_now_ns();
     users_review(a);
-    if (c->user->stranger && !a->synced && shows_grant(c, &m, a->owner, fd))
+    if (c->user->unknown && !a->synced && shows_grant(c, &m, a->owner, fd))
         user_prove(c->user);
     if (!user_may_ask(c->user, now)) {
         ask_again(a, c,
-                  c->user->stranger
+                  c->user->unknown
                       ? "too many registrations of users without a grant on this node; ask again"
                       : "too many registrations of this user; ask again",
                   now);

@@ -40,15 +40,15 @@ static uint32_t flags_of(struct tenant *t)
 {
     const struct qp_tenant *q = &t->card->policy.tenant[t->index];
     uint32_t flags = 0;
-    if (t->books.estimated)
+    if (t->usage.estimated)
         flags |= QG_TENANT_ESTIMATED;
     if (t->sample.doubted || t->sample.stuck)
         flags |= QG_TENANT_PASSED_OVER;
     if (q->free || t->card->policy.ungoverned)
         flags |= QG_TENANT_UNGOVERNED;
-    if (t->books.suspended)
+    if (t->usage.suspended)
         flags |= QG_TENANT_SUSPENDED;
-    t->books.estimated = false;
+    t->usage.estimated = false;
     return flags;
 }
 
@@ -64,24 +64,24 @@ static void fill(struct tenant *t, struct qg_ctl_tenant *m)
     m->procs = t->nprocs;
     m->busy = t->sample.busy;
     m->mem_cap = t->id.mem_cap;
-    m->mem_used = t->books.mem_used;
-    m->mem_peak = t->books.mem_peak;
-    m->mem_denied = t->books.mem_denied;
-    m->launches = t->books.launches;
-    m->busy_ns = t->books.busy_ns;
-    m->closed_preempted_ns = t->books.closed_preempted_ns;
-    m->closed_share_ns = t->books.closed_share_ns;
-    m->preemptions = t->books.preemptions;
-    m->gate_close_max_ns = t->books.close_max_ns;
-    m->granted_ns = t->books.granted_ns;
+    m->mem_used = t->usage.mem_used;
+    m->mem_peak = t->usage.mem_peak;
+    m->mem_denied = t->usage.mem_denied;
+    m->launches = t->usage.launches;
+    m->busy_ns = t->usage.busy_ns;
+    m->closed_preempted_ns = t->usage.closed_preempted_ns;
+    m->closed_share_ns = t->usage.closed_share_ns;
+    m->preemptions = t->usage.preemptions;
+    m->gate_close_max_ns = t->usage.close_max_ns;
+    m->granted_ns = t->usage.granted_ns;
     m->flags = flags_of(t);
     m->policy = card->policy.cls[t->id.job_class == QG_CLASS_ONLINE ? 0 : 1].policy;
     const struct qp_tenant *q = &card->policy.tenant[t->index];
     m->deficit_ns = q->budgeted ? q->budget_ns : q->deficit_ns;
-    m->mem_extra = dead_extra(t);
-    m->closed_suspended_ns = t->books.closed_suspended_ns;
-    m->held_ns = t->books.held_ns;
-    memcpy(m->close_hist, t->books.close_hist, sizeof(m->close_hist));
+    m->mem_extra = reaped_extra(t);
+    m->closed_suspended_ns = t->usage.closed_suspended_ns;
+    m->held_ns = t->usage.held_ns;
+    memcpy(m->close_hist, t->usage.close_hist, sizeof(m->close_hist));
 }
 
 static bool send_tenant(struct conn *c, struct tenant *t)
@@ -122,7 +122,7 @@ static bool send_process(struct conn *c, const struct tenant *t, uint32_t slot)
 static bool report_processes(struct arbiter *a, struct conn *c)
 {
     for (const struct proc *p = a->procs; p; p = p->next) {
-        for (uint32_t i = 0; i < p->nslots && !p->dead; i++) {
+        for (uint32_t i = 0; i < p->nslots && !p->ended; i++) {
             if (!send_process(c, p->slots[i].tenant, p->slots[i].slot))
                 return false;
         }

@@ -26,11 +26,11 @@ bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t 
 bool report_list(struct arbiter *a, struct conn *c, uint32_t of);
 bool report_put(struct conn *c, void *message, uint32_t type, size_t size); /* one item of a list */
 
-/* porter.c */
+/* broker.c */
 /* conn_message() follows, or its end */
-void porter_fetch(struct arbiter *a, struct conn *c, const void *peeked, size_t cap);
-void porter_ready(struct arbiter *a, struct key *key);
+void broker_fetch(struct arbiter *a, struct conn *c, const void *peeked, size_t cap);
+void broker_ready(struct arbiter *a, struct key *key);
 /* how long to wait at most, ms, -1 = for ever */
-int porter_review(struct arbiter *a, uint64_t now);
+int broker_review(struct arbiter *a, uint64_t now);
 
 #endif

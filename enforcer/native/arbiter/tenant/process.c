@@ -27,7 +27,7 @@ static struct proc *find(struct arbiter *a, pid_t pid, uint32_t *total)
     struct proc *found = NULL;
     *total = 0;
     for (struct proc *p = a->procs; p; p = p->next, (*total)++) {
-        if (p->pid == pid && !p->dead)
+        if (p->pid == pid && !p->ended)
             found = p;
     }
     return found;
@@ -62,9 +62,9 @@ struct proc *proc_get(struct arbiter *a, pid_t pid, uid_t uid, int pidfd, int *e
 
 void proc_died(struct arbiter *a, struct proc *p)
 {
-    if (p->dead)
+    if (p->ended)
         return;
-    p->dead = true;
+    p->ended = true;
     epoll_ctl(a->epfd, EPOLL_CTL_DEL, p->pidfd, NULL);
     while (p->nslots) {
         p->nslots--;
@@ -76,7 +76,7 @@ void proc_sweep(struct arbiter *a)
 {
     for (struct proc **at = &a->procs; *at;) {
         struct proc *p = *at;
-        if (!p->dead && p->nslots) {
+        if (!p->ended && p->nslots) {
             at = &p->next;
             continue;
         }

@@ -35,7 +35,7 @@
 
 static void tenant_free(struct arbiter *a, struct tenant *t)
 {
-    dead_forget(a, t);
+    reaped_forget(a, t);
     job_put(a, t);
     if (t->gate)
         munmap(t->gate, QG_PAGE);
@@ -105,11 +105,11 @@ static struct tenant *tenant_create(struct arbiter *a, const struct qg_ctl_grant
     t->gate_fd = t->job_fd = t->bell_fd = -1;
     t->id.job_id = g->job_id;
     t->id.job_class = g->job_class;
-    t->books.granted_ns = qg_now_ns();
+    t->usage.granted_ns = qg_now_ns();
     *err = qg_shared_create("qgpu-gate", QG_PAGE, 1, &t->gate_fd, &gate);
     t->gate = gate;
-    t->together = job_get(g->job_id);
-    if (!t->together)
+    t->gang = job_get(g->job_id);
+    if (!t->gang)
         *err = -ENOMEM;
     if (!*err)
         *err = create_job_page(a, t);
@@ -166,7 +166,7 @@ int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g)
     }
     if (fresh && !a->ever_synced) {
         t->id.expected = g->job_class == QG_CLASS_ONLINE;
-        card->policy.recovery_until_ns = t->books.granted_ns + (uint64_t)card->grace_ms * QP_MS;
+        card->policy.recovery_until_ns = t->usage.granted_ns + (uint64_t)card->grace_ms * QP_MS;
     }
     tenant_update(t, g);
     step_and_unlock(card);
@@ -319,7 +319,7 @@ void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot)
     sample_full(t, qg_now_ns());
     pthread_mutex_unlock(&card->lock);
     /* before its slot is given up: what it held must not look free in between */
-    dead_add(a, t, t->slots[slot].proc->pid, t->slots[slot].proc->uid, held(t, slot));
+    reaped_add(a, t, t->slots[slot].proc->pid, t->slots[slot].proc->uid, held(t, slot));
     if (t->slots[slot].conn)
         conn_let_go(t->slots[slot].conn);
     pthread_mutex_lock(&card->lock);
@@ -329,8 +329,8 @@ void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot)
     while (t->hi && !t->slots[t->hi - 1].proc)
         t->hi--;
     if (!t->nprocs)
-        t->sample.launched = t->sample.ran = t->sample.pending = t->sample.unmarked =
-            t->sample.standing = t->sample.queued = t->sample.busy = false;
+        t->sample.launched = t->sample.ran = t->sample.pending = t->sample.unfenced =
+            t->sample.at_gate = t->sample.queued = t->sample.busy = false;
     sample_full(t, qg_now_ns());
     step_and_unlock(card);
     if (t->id.revoked && !t->nprocs)

@@ -14,16 +14,16 @@ int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn
                 uint64_t mem_used, uint32_t *slot);
 void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot);
 
-/* dead.c: main thread only */
-void dead_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes);
-void dead_gone(struct arbiter *a, struct tenant *t, pid_t pid);
-void dead_listed(struct tenant *t, pid_t pid);
-void dead_forget(struct arbiter *a, struct tenant *t); /* the tenant ends */
-void dead_watch(struct arbiter *a, struct conn *c);    /* a new watcher: tell it what it missed */
+/* reaped.c: main thread only */
+void reaped_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes);
+void reaped_gone(struct arbiter *a, struct tenant *t, pid_t pid);
+void reaped_listed(struct tenant *t, pid_t pid);
+void reaped_forget(struct arbiter *a, struct tenant *t); /* the tenant ends */
+void reaped_watch(struct arbiter *a, struct conn *c);    /* a new watcher: tell it what it missed */
 /* what it has not been told of yet, as far as its socket has room */
-void dead_tell(struct arbiter *a, struct conn *c);
-void dead_overhead(struct tenant *t, uint64_t bytes);
-int dead_sweep(struct arbiter *a, uint64_t now); /* how long to wait at most, ms, -1 = for ever */
+void reaped_report(struct arbiter *a, struct conn *c);
+void reaped_overhead(struct tenant *t, uint64_t bytes);
+int reaped_sweep(struct arbiter *a, uint64_t now); /* how long to wait at most, ms, -1 = for ever */
 
 /* process.c */
 struct proc *proc_get(struct arbiter *a, pid_t pid, uid_t uid, int pidfd, int *err);

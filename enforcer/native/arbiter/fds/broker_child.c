@@ -19,14 +19,14 @@
 #include <unistd.h>
 
 #include "fds/fds.h"
-#include "fds/porter.h"
-#include "fds/porter_pool.h"
+#include "fds/broker.h"
+#include "fds/broker_pool.h"
 #include "model/model.h"
 #include "qg_msg.h"
 
 enum { MAX_BYTES = 65536, MAX_FD = 65536, WAKE_US = 5000 };
 
-static int stand_in = -1; /* is no memory file and no device, and says so to whoever looks */
+static int placeholder = -1; /* is no memory file and no device, and says so to whoever looks */
 
 static void nothing(int sig)
 {
@@ -34,7 +34,7 @@ static void nothing(int sig)
 }
 
 /* A socket that lingers waits for its peer until a signal comes; the rest goes on in the kernel. */
-static void wake_often(bool on)
+static void interrupt_often(bool on)
 {
     struct itimerval every = {{0, on ? WAKE_US : 0}, {0, on ? WAKE_US : 0}};
     setitimer(ITIMER_REAL, &every, NULL);
@@ -42,7 +42,7 @@ static void wake_often(bool on)
 
 /* What the arbiter may hold, and close again, without waiting for whoever made it. F_GET_SEALS
  * answers for memory files alone, and those of a bounded size are given back at once. */
-static bool harmless(const struct porter_ask *ask, int fd)
+static bool harmless(const struct broker_order *ask, int fd)
 {
     struct stat st;
     int seals = fcntl(fd, F_GET_SEALS);
@@ -62,11 +62,11 @@ static bool wait_for(int pair, short events)
     return n == 1;
 }
 
-static void answer(int pair, const struct porter_answer *answer, int fd)
+static void answer(int pair, const struct broker_answer *answer, int fd)
 {
     size_t bytes = answer->got > 0 ? (size_t)answer->got : 0;
     int err;
-    while ((err = qg_msg_send(pair, answer, offsetof(struct porter_answer, bytes) + bytes, &fd,
+    while ((err = qg_msg_send(pair, answer, offsetof(struct broker_answer, bytes) + bytes, &fd,
                               fd >= 0)) == -EAGAIN)
         if (!wait_for(pair, POLLOUT))
             break;
@@ -75,12 +75,12 @@ static void answer(int pair, const struct porter_answer *answer, int fd)
 }
 
 /* The answer goes first: what has to be closed afterwards is nobody else's affair. */
-static void fetch(int pair, const struct porter_ask *ask, int conn)
+static void fetch(int pair, const struct broker_order *ask, int conn)
 {
-    struct porter_answer a = {.what = PORTER_MESSAGE, .id = ask->id};
+    struct broker_answer a = {.what = BROKER_MESSAGE, .id = ask->id};
     int fd = -1;
     a.got = (int32_t)qg_msg_recv(conn, a.bytes, sizeof(a.bytes), &fd);
-    answer(pair, &a, fd < 0 || harmless(ask, fd) ? fd : stand_in);
+    answer(pair, &a, fd < 0 || harmless(ask, fd) ? fd : placeholder);
     if (fd >= 0)
         close(fd);
 }
@@ -88,8 +88,8 @@ static void fetch(int pair, const struct porter_ask *ask, int conn)
 static void serve(int pair) __attribute__((noreturn));
 static void serve(int pair)
 {
-    struct porter_answer done = {.what = PORTER_DONE};
-    struct porter_ask ask;
+    struct broker_answer done = {.what = BROKER_DONE};
+    struct broker_order ask;
     int conn;
     answer(pair, &done, -1);
     while (wait_for(pair, POLLIN)) {
@@ -98,12 +98,12 @@ static void serve(int pair)
             continue;
         if (got != sizeof(ask))
             break;
-        wake_often(true);
-        if (ask.what == PORTER_FETCH && conn >= 0)
+        interrupt_often(true);
+        if (ask.what == BROKER_FETCH && conn >= 0)
             fetch(pair, &ask, conn);
-        if (ask.what != PORTER_HOLD && conn >= 0)
+        if (ask.what != BROKER_HOLD && conn >= 0)
             close(conn);
-        wake_often(false);
+        interrupt_often(false);
         done.id = ask.id;
         answer(pair, &done, -1);
     }
@@ -123,7 +123,7 @@ static void close_all_but(int fd)
 }
 
 /* It holds nothing of any user: what it passes on was empty when it came. */
-void porter_nursery(int sock)
+void broker_spawner(int sock)
 {
     struct sigaction wake = {.sa_handler = nothing}; /* without SA_RESTART: it has to end a wait */
     uint32_t alive = 0;
@@ -132,13 +132,13 @@ void porter_nursery(int sock)
     close_all_but(sock);
     /* numbers that libraries write to */
     for (int i = 0; i < 3; i++)
-        stand_in = open("/dev/null", O_RDWR);
-    stand_in = open("/dev/null", O_PATH | O_CLOEXEC);
+        placeholder = open("/dev/null", O_RDWR);
+    placeholder = open("/dev/null", O_PATH | O_CLOEXEC);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     signal(SIGPIPE, SIG_IGN);
     sigaction(SIGALRM, &wake, NULL);
-    prctl(PR_SET_NAME, "qgpu-porter");
+    prctl(PR_SET_NAME, "qgpu-broker");
     while (wait_for(sock, POLLIN)) {
         char byte;
         ssize_t got = qg_msg_recv(sock, &byte, sizeof(byte), &pair);
@@ -148,7 +148,7 @@ void porter_nursery(int sock)
             break;
         while (waitpid(-1, NULL, WNOHANG) > 0)
             alive--;
-        pid_t pid = pair >= 0 && alive < PORTER_PROCESSES ? fork() : -1;
+        pid_t pid = pair >= 0 && alive < MAX_BROKERS ? fork() : -1;
         if (pid == 0) {
             close(sock);
             serve(pair);
