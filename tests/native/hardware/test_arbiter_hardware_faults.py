@@ -114,7 +114,7 @@ def test_a_process_that_does_not_act_is_left_to_its_gate(tmp_path: Path, answer:
         online.ask("peer.tenant.begin() and peer.tenant.ring()")
         if answer == "an error":
             offline.ask("peer.acted(peer.order(), status=0x40, do=False)")
-            failed(here, 2, "could not do")
+            failed(here, 2, "could not carry out")
         else:
             failed(here, 2, "did not answer")
             assert offline.ask("peer.order()['action']") == abi.ACT_STOP

@@ -79,7 +79,7 @@ void hw_finish(struct arbiter *a)
     (void)a;
 }
 
-/* A process that is about to destroy its groups waits for this answer. */
+/* Answers a process that is about to destroy its groups, as it waits for that. */
 void hw_groups(struct arbiter *a, struct conn *c, const void *buf, size_t len, int *fd)
 {
     struct qg_groups m;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hardware preemption: what is done to the groups of one record through the descriptor that its
- * process passed. Only the commands of qg_rm.c, only with handles that were confirmed below that
- * client, and never with the lock: a call of the driver may hang.
+ * Hardware preemption: acts on the groups of one record, through the control device that its
+ * process passed. It uses only the commands of qg_rm.c, and only handles that the self-test
+ * confirmed. It never holds hw->lock, as a call of the driver may hang.
  */
 #include "hw/hw_parts.h"
 
@@ -12,7 +12,7 @@ static uint32_t set_slice(const struct hw_record *r, uint32_t group, uint64_t us
     return qg_rm_control(r->fd, r->reported.client, group, RM_GROUP_SET_TIMESLICE, &t, sizeof(t));
 }
 
-/* Back to `us`, or (0) to what each group had when it was told. */
+/* Sets the time slice of all groups: `us`, or with 0 the one that each had when reported. */
 static uint32_t slices(const struct hw_record *r, uint64_t us)
 {
     uint32_t status = RM_OK;
@@ -53,11 +53,12 @@ uint32_t hw_slice(const struct hw_record *r, uint64_t us)
     return slices(r, us);
 }
 
-/* Best effort, on the way out: what answers with an error is gone, or will end with its process. */
+/* Best effort, before the record is removed. A group for which the driver reports an error does not
+ * exist any more, or ends with its process. */
 uint32_t hw_continue(const struct hw_record *r)
 {
     uint32_t status = RM_OK, s = RM_OK;
-    /* it continues by itself when it is told, or hears nothing any more */
+    /* the shim continues its groups itself, when ordered to or when its connection ends */
     if (r->actor == QG_HW_ACTOR_SHIM)
         return RM_OK;
     if (r->stopped && r->method != QG_HW_TIMESLICE)

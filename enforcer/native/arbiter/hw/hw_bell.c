@@ -19,5 +19,5 @@ void hw_notify(struct hw *hw)
 {
     uint64_t one = 1;
     if (write(hw->notify_fd, &one, sizeof(one)) < 0)
-        return; /* full: it will look anyway */
+        return; /* the eventfd is full, so the main thread will wake up anyway */
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hardware preemption: records of what processes told, and what is known of their tenants. All with
- * hw->lock, except the total, which only the main thread's creations and reapings move.
+ * Hardware preemption: the records of what processes reported, and the state of their tenants. All
+ * with hw->lock, except for the total, which is atomic.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include "model/model.h"
 #include "qg_time.h"
 
-static uint32_t total; /* atomic: descriptors kept, over all cards */
+static uint32_t total; /* atomic: records of all cards */
 
 uint32_t hw_record_total(void)
 {
@@ -31,7 +31,7 @@ struct hw_record *hw_record_create(struct hw *hw, struct tenant *t, uint32_t slo
     r->pid = t->slots[slot].proc->pid;
     r->fd = r->sock = -1;
     r->reported = *reported;
-    r->asked = hw->settings.method;
+    r->wanted_method = hw->settings.method;
     r->next = hw->records;
     hw->records = r;
     hw->tenant[r->tenant].nrecords++;
@@ -90,7 +90,7 @@ struct hw_record *hw_former(const struct hw_record *r)
     return f;
 }
 
-static bool untouched(const struct hw_record *r)
+static bool unchanged(const struct hw_record *r)
 {
     const struct hw_record *f = hw_former(r);
     return !r->stopped && !r->slice_us && !(f && (f->stopped || f->slice_us));
@@ -98,7 +98,7 @@ static bool untouched(const struct hw_record *r)
 
 void hw_record_leave(struct hw *hw, struct hw_record *r)
 {
-    if (hw->current != r && untouched(r) && !r->acknowledge) {
+    if (hw->current != r && unchanged(r) && !r->acknowledge) {
         hw_record_unlink(hw, r);
         hw_record_put(hw, r);
         return;
@@ -113,7 +113,7 @@ void hw_fail(struct hw *hw, uint32_t tenant, uint32_t status, const char *why)
     ht->failures++;
     ht->last_status = status;
     if (!ht->failed) {
-        ht->failed = ht->unsaid = true;
+        ht->failed = ht->unlogged = true;
         snprintf(ht->why, sizeof(ht->why), "%s", why);
         hw_notify(hw);
     }
@@ -126,12 +126,12 @@ void hw_fail(struct hw *hw, uint32_t tenant, uint32_t status, const char *why)
     hw_review_tenant(hw, tenant);
 }
 
-static void book_stop(struct hw_tenant *ht, uint64_t now)
+static void record_stop(struct hw_tenant *ht, uint64_t now)
 {
     uint64_t since = HW_LOAD(ht->since_ns), took = now > since ? now - since : 0;
     uint32_t bucket = 0;
     if (ht->stopped_from_ns)
-        return; /* stopped once more, since it went on by itself */
+        return; /* a second stop, as the process continued its groups by itself */
     ht->stopped_from_ns = now;
     ht->stops++;
     if (took > ht->stop_max_ns)
@@ -141,7 +141,7 @@ static void book_stop(struct hw_tenant *ht, uint64_t now)
     ht->stop_hist[bucket]++;
 }
 
-static void book_end(struct hw_tenant *ht, uint64_t now)
+static void record_continue(struct hw_tenant *ht, uint64_t now)
 {
     if (!ht->stopped_from_ns)
         return;
@@ -150,20 +150,21 @@ static void book_end(struct hw_tenant *ht, uint64_t now)
     ht->continues++;
 }
 
-/* Books what all records of the tenant agree on. */
-static void book(struct hw *hw, uint32_t tenant, uint64_t word, uint32_t known, bool settled)
+/* Counts a stop or its end, once all records of the tenant are in that state. */
+static void record_stops(struct hw *hw, uint32_t tenant, uint64_t word, uint32_t known,
+                         bool all_applied)
 {
     struct hw_tenant *ht = &hw->tenant[tenant];
     uint64_t now = qg_now_ns();
     if (!known || !(word & 1)) {
-        if (settled || !known)
-            book_end(ht, now);
+        if (all_applied || !known)
+            record_continue(ht, now);
         ht->booked = word;
-    } else if (settled && ht->booked != word) {
+    } else if (all_applied && ht->booked != word) {
         ht->booked = word;
-        book_stop(ht, now);
+        record_stop(ht, now);
         ar_log(hw->card->arbiter, 3,
-               "card %u: groups of job %llu stand still, %llu us after its gate", hw->card->number,
+               "card %u: groups of job %llu are stopped, %llu us after its gate", hw->card->number,
                (unsigned long long)ht->job_id,
                (unsigned long long)((now - HW_LOAD(ht->since_ns)) / 1000));
     }
@@ -175,7 +176,7 @@ void hw_review_tenant(struct hw *hw, uint32_t tenant)
     uint64_t word = HW_LOAD(ht->word), slice = hw_slice_of(hw, tenant);
     uint32_t known = 0, usable = 0, sliced = 1;
     uint8_t held[QG_MAX_PROCS] = {0}, loose[QG_MAX_PROCS] = {0};
-    bool settled = true;
+    bool all_applied = true;
     for (const struct hw_record *r = hw->records; r; r = r->next) {
         if (r->tenant != tenant || r->stage == HW_LEAVING)
             continue;
@@ -186,11 +187,11 @@ void hw_review_tenant(struct hw *hw, uint32_t tenant)
         else
             loose[r->slot] = 1;
         if (r->stage != HW_USABLE) {
-            settled = false;
+            all_applied = false;
             continue;
         }
         usable++;
-        settled &= r->applied == word;
+        all_applied &= r->applied == word;
         sliced &= slice && r->slice_us == slice;
         ht->actor = r->actor;
         ht->method = r->method;
@@ -200,5 +201,5 @@ void hw_review_tenant(struct hw *hw, uint32_t tenant)
     HW_STORE(ht->known, known);
     HW_STORE(ht->usable, usable);
     HW_STORE(ht->sliced, (uint32_t)(usable && sliced));
-    book(hw, tenant, word, known, settled);
+    record_stops(hw, tenant, word, known, all_applied);
 }

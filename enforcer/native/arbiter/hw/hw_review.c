@@ -1,27 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hardware preemption, the part of the card's thread: which tenants' groups shall stand still. It
- * stores a word and rings; it never waits for the worker, nor takes its lock. With card->lock.
+ * Hardware preemption, the part of the card's thread: which tenants' groups shall be stopped. It
+ * stores a word and wakes the worker. It never waits for the worker and never takes hw->lock. All
+ * with card->lock.
  */
 #include "hw/hw.h"
 #include "hw/hw_parts.h"
 #include "model/model.h"
 #include "policy/policy.h"
 
-#define FRESH_NS (2 * QP_MS) /* a gate that was closed so recently is what the stop is for */
+/* A stop that begins within 2 ms of the gate's closing is measured from the closing; a later one
+ * has another cause. Chosen, not measured. */
+#define FRESH_NS (2 * QP_MS)
 
-/* Groups that stand still stay so until the gate opens, also while their tenant waits for its turn.
- */
-static bool shall_stop(const struct card *card, const struct tenant *t, bool stands)
+/* Stopped groups stay so until the gate opens, also while the tenant waits for its quantum. */
+static bool shall_stop(const struct card *card, const struct tenant *t, bool stopped)
 {
     uint32_t flags = t->gate->flags;
     if (t->id.revoked || t->id.job_class != QG_CLASS_OFFLINE || !(flags & QG_GATE_CLOSED))
         return false;
-    return stands || ((flags & QG_GATE_WHY_PREEMPTED) && card->policy.tenant[t->index].undrained);
+    return stopped || ((flags & QG_GATE_WHY_PREEMPTED) && card->policy.tenant[t->index].undrained);
 }
 
-static void store(struct hw_tenant *ht, const struct tenant *t, uint64_t word, bool stop,
-                  uint64_t now)
+static void store_word(struct hw_tenant *ht, const struct tenant *t, uint64_t word, bool stop,
+                       uint64_t now)
 {
     uint64_t changed = t->gate->changed_ns;
     HW_STORE(ht->escapes, 0);
@@ -29,7 +31,7 @@ static void store(struct hw_tenant *ht, const struct tenant *t, uint64_t word, b
     HW_STORE(ht->word, ((word >> 1) + 1) << 1 | stop);
 }
 
-/* Are all members of the class that want the card kept apart by their slices? */
+/* Do time slices divide the card between all runnable members of the class? */
 static bool sliced(const struct card *card, uint32_t job_class)
 {
     const struct hw *hw = card->hw;
@@ -50,13 +52,13 @@ void hw_review(struct card *card, uint64_t now)
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         const struct tenant *t = card->tenants[i];
         struct hw_tenant *ht = &hw->tenant[i];
-        uint64_t word = ht->word; /* only written here */
+        uint64_t word = ht->word; /* a plain read: only this thread writes it */
         if (!t || (!HW_LOAD(ht->known) && !(word & 1)))
             continue;
-        bool stands = word & 1, stop = on && HW_LOAD(ht->known) && shall_stop(card, t, stands);
-        if (stop == stands)
+        bool stopped = word & 1, stop = on && HW_LOAD(ht->known) && shall_stop(card, t, stopped);
+        if (stop == stopped)
             continue;
-        store(ht, t, word, stop, now);
+        store_word(ht, t, word, stop, now);
         moved = true;
     }
     if (moved)
@@ -71,8 +73,8 @@ bool hw_held(const struct tenant *t, uint32_t slot)
     return hw && HW_LOAD(hw->tenant[t->index].held[slot]);
 }
 
-/* A queue that runs dry before its slice is over gives the rest of it away: two periods are always
- * in flight. */
+/* A group without work before its time slice is over loses the rest of it. So the window allows
+ * unfinished work for two periods. */
 uint32_t hw_window(const struct tenant *t)
 {
     bool slices =
@@ -86,8 +88,8 @@ bool hw_watches(const struct tenant *t)
     return hw && (t->gate->flags & QG_GATE_WHY_PREEMPTED) && HW_LOAD(hw->tenant[t->index].known);
 }
 
-/* A process whose groups stand still made progress: it continued them by itself. They are stopped
- * again; who does it over and over is left to its gate. */
+/* A process with stopped groups made progress, so it continued them by itself. They are stopped
+ * again. After HW_MAX_ESCAPES times its gate alone stops it. */
 void hw_escaped(const struct tenant *t)
 {
     struct hw *hw = t->card->hw;

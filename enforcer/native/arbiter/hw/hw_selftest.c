@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hardware preemption: nothing that a process told is believed. The driver itself says, through the
- * client of the descriptor that came along, that the device, the subdevice, the groups and the
- * channels are what they are said to be and hang below one another, and that the card is this one.
- * Then a self-test on the tenant's own groups: their slice is set to what it is, and they are
- * scheduled, as they are already. A few steps at a time: somebody may have to be stopped.
+ * Hardware preemption: checks what a process reported. The driver is asked through the control
+ * device that the process passed. It confirms that device, subdevice, groups and channels exist and
+ * belong to each other, and that the card is this one. Then a self-test acts on the tenant's groups
+ * without an effect: their time slice is set to its own value, and they are scheduled again. A few
+ * steps at a time, so that a stop of another tenant need not wait long.
  */
 #include <string.h>
 
 #include "hw/hw_parts.h"
 #include "model/model.h"
 
-enum { STEPS = 4 }; /* of up to four calls each, before the worker looks around */
+/* Steps before the worker returns to more urgent work. A step is up to four calls of the driver.
+ * Chosen, not measured. */
+enum { STEPS = 4 };
 
 bool hw_vanished(uint32_t status)
 {
@@ -28,8 +30,9 @@ static uint32_t ask(const struct hw_record *r, uint32_t object, uint32_t what, u
     return status;
 }
 
-/* Is it of that class (0: a channel's), directly below that one? */
-static enum hw_verdict is(struct hw_record *r, uint32_t object, uint32_t class_id, uint32_t parent)
+/* Is the object of that class (0: of any class of channels), with `parent` as its parent? */
+static enum hw_verdict check_object(struct hw_record *r, uint32_t object, uint32_t class_id,
+                                    uint32_t parent)
 {
     uint32_t found = 0, above = 0;
     r->status = ask(r, object, RM_HANDLE_CLASS, &found);
@@ -41,15 +44,16 @@ static enum hw_verdict is(struct hw_record *r, uint32_t object, uint32_t class_i
     return right && above == parent ? HW_PASSED : HW_LIED;
 }
 
-static enum hw_verdict is_this_card(const struct card *card, struct hw_record *r, const char **why)
+static enum hw_verdict check_card(const struct card *card, struct hw_record *r, const char **why)
 {
     uint8_t uuid[16];
-    enum hw_verdict v = is(r, r->reported.subdevice, RM_CLASS_SUBDEVICE, r->reported.device);
+    enum hw_verdict v =
+        check_object(r, r->reported.subdevice, RM_CLASS_SUBDEVICE, r->reported.device);
     *why = "the subdevice it named is none, or another device's";
     if (v != HW_PASSED)
         return v;
     r->status = qg_rm_uuid(r->fd, r->reported.client, r->reported.subdevice, uuid);
-    *why = "the driver does not tell whose subdevice it named";
+    *why = "the driver does not report the card of the subdevice that it named";
     if (r->status)
         return hw_vanished(r->status) ? HW_VANISHED : HW_UNABLE;
     *why = "the groups it named are another card's";
@@ -61,10 +65,11 @@ static bool is_graphics(uint32_t engine)
     return engine >= RM_ENGINE_GRAPHICS && engine <= RM_ENGINE_GRAPHICS_LAST;
 }
 
-static enum hw_verdict take_group(struct hw_record *r, uint32_t i, const char **why)
+static enum hw_verdict check_group(struct hw_record *r, uint32_t i, const char **why)
 {
     *why = "a group it named is none, or another device's";
-    enum hw_verdict v = is(r, r->reported.groups[i].handle, RM_CLASS_GROUP, r->reported.device);
+    enum hw_verdict v =
+        check_object(r, r->reported.groups[i].handle, RM_CLASS_GROUP, r->reported.device);
     if (v != HW_PASSED)
         return v;
     struct qg_groups *part =
@@ -82,7 +87,7 @@ static bool has(const struct qg_groups *part, uint32_t group)
     return false;
 }
 
-static enum hw_verdict take_channel(struct hw_record *r, uint32_t i, const char **why)
+static enum hw_verdict check_channel(struct hw_record *r, uint32_t i, const char **why)
 {
     uint32_t group = r->reported.channels[i].group;
     *why = "a channel it named is none, or of none of its groups";
@@ -90,7 +95,7 @@ static enum hw_verdict take_channel(struct hw_record *r, uint32_t i, const char 
         struct qg_groups *part = &r->part[k];
         if (!has(part, group))
             continue;
-        enum hw_verdict v = is(r, r->reported.channels[i].handle, 0, group);
+        enum hw_verdict v = check_object(r, r->reported.channels[i].handle, 0, group);
         if (v == HW_PASSED)
             part->channels[part->nchannels++] = r->reported.channels[i];
         return v;
@@ -107,8 +112,8 @@ static uint32_t slice_of(const struct hw_record *r, uint32_t group, uint64_t *us
     return status;
 }
 
-/* The slice is read, set to what it is, and read again: a driver whose structures were others would
- * not agree. */
+/* Reads the time slice, sets it to the same value, and reads it again. With other structures than
+ * those of qgpu_rm.h a driver would give another value. */
 static enum hw_verdict try_slice(struct hw_record *r, uint32_t i)
 {
     uint32_t group = r->reported.groups[i].handle;
@@ -153,17 +158,17 @@ static enum hw_verdict try_group(struct hw_record *r, uint32_t i, const char **w
     return v == HW_PASSED ? try_schedule(r, i) : v;
 }
 
-/* The first method that is left. Enabling channels is tried where that is the one, or a predecessor
- * may have used it. */
+/* Chooses the first method that works. Enabling channels is also tried where an earlier arbiter may
+ * have disabled them. */
 static enum hw_verdict choose(struct hw_record *r, const char **why)
 {
-    uint32_t asked = r->asked, count;
+    uint32_t wanted_method = r->wanted_method, count;
     *why = "the self-test of the driver's control calls failed";
-    if (asked != QG_HW_SCHEDULE && r->methods & 1u << QG_HW_DISABLE) {
+    if (wanted_method != QG_HW_SCHEDULE && r->methods & 1u << QG_HW_DISABLE) {
         for (int k = 0; k < HW_PARTS; k++) {
             uint32_t s = qg_rm_act(r->fd, &r->part[k], QG_ACT_CONTINUE, QG_HW_DISABLE, 0, &count);
             if (s && r->methods & 1u << QG_HW_SCHEDULE)
-                s = 0; /* it is not needed */
+                s = 0; /* an error does not matter: scheduling is used */
             if (!s)
                 continue;
             r->methods &= ~(1u << QG_HW_DISABLE);
@@ -181,9 +186,9 @@ static enum hw_verdict choose(struct hw_record *r, const char **why)
 
 static void prepare(struct hw_record *r)
 {
-    uint32_t asked = r->asked;
-    r->methods =
-        asked ? 1u << asked : 1u << QG_HW_SCHEDULE | 1u << QG_HW_DISABLE | 1u << QG_HW_TIMESLICE;
+    uint32_t wanted_method = r->wanted_method;
+    r->methods = wanted_method ? 1u << wanted_method
+                               : 1u << QG_HW_SCHEDULE | 1u << QG_HW_DISABLE | 1u << QG_HW_TIMESLICE;
     if (r->reported.flags & QG_GROUPS_MORE_CHANNELS)
         r->methods &= ~(1u << QG_HW_DISABLE);
     for (int k = 0; k < HW_PARTS; k++) {
@@ -194,8 +199,8 @@ static void prepare(struct hw_record *r)
     }
 }
 
-/* The record that this one replaces was in use: its groups may stand still, and its method is known
- * to work. */
+/* Did this record replace one with stopped groups? Then its method works, and no group is tested,
+ * since that would continue it. */
 static bool inherits(struct hw_record *r)
 {
     const struct hw_record *f = hw_former(r);
@@ -217,15 +222,15 @@ static enum hw_verdict step(const struct card *card, struct hw_record *r, uint32
     uint32_t groups = r->reported.ngroups, channels = r->reported.nchannels;
     *why = "the device it named is none of its client";
     if (at == 0)
-        return is(r, r->reported.device, RM_CLASS_DEVICE, r->reported.client);
+        return check_object(r, r->reported.device, RM_CLASS_DEVICE, r->reported.client);
     if (at == 1)
-        return is_this_card(card, r, why);
+        return check_card(card, r, why);
     at -= 2;
     if (at < groups)
-        return take_group(r, at, why);
+        return check_group(r, at, why);
     at -= groups;
     if (at < channels)
-        return take_channel(r, at, why);
+        return check_channel(r, at, why);
     at -= channels;
     if (!inherits(r))
         return try_group(r, at, why);

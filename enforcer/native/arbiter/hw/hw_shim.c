@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hardware preemption with the shim as the actor: where the arbiter cannot, or shall not, act
- * through the descriptor. The order goes straight to the process's connection; its answer comes in
- * by the main thread. A process acts on all its groups of the card at once, so one order serves all
- * its records. All with hw->lock; nothing here waits.
+ * Hardware preemption with the shim as the actor, where the arbiter cannot or shall not act through
+ * the control device. The worker sends the order on the process's connection; the main thread
+ * receives the answer. A process acts on all its groups of the card at once, so one order is for
+ * all its records. All with hw->lock; nothing here blocks.
  */
 #include <errno.h>
 #include <string.h>
@@ -14,8 +14,8 @@
 #include "qg_msg.h"
 #include "qg_time.h"
 
-/* A connection whose end we are about to hear of is no refusal: one process that dies costs its
- * siblings nothing. */
+/* False: the process does not read. A connection that has just ended counts as success, so that a
+ * process that dies does not fail the whole tenant. */
 static bool send_act(int sock, struct qg_act *m)
 {
     qg_msg_head_init(&m->head, QG_MSG_ACT, sizeof(*m));
@@ -49,9 +49,9 @@ bool hw_ask(struct hw *hw, struct hw_record *r, uint32_t action, uint32_t method
     return send_act(r->sock, &m);
 }
 
-/* Where we cannot undo what was done to the groups, or were not who did it, the process is asked
- * to; whether it does is not waited for. */
-void hw_ask_back(struct hw *hw, struct hw_record *r)
+/* For groups that the arbiter cannot continue, or that the shim stopped. The answer is not awaited.
+ */
+void hw_ask_undo(struct hw *hw, struct hw_record *r)
 {
     const struct hw_record *f = hw_former(r);
     bool stopped = r->stopped || (f && f->stopped), slices = r->slice_us || (f && f->slice_us);
@@ -63,7 +63,7 @@ void hw_ask_back(struct hw *hw, struct hw_record *r)
         hw_ask(hw, r, QG_ACT_CONTINUE, QG_HW_TIMESLICE, 0);
 }
 
-/* The next method that is left is tried by continuing what runs. */
+/* Asks the shim to try the next method, by continuing groups that run. */
 void hw_ask_test(struct hw *hw, struct hw_record *r)
 {
     uint32_t m = QG_HW_SCHEDULE;

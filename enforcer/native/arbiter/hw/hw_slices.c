@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Shares by time slices (weights): the groups of all tenants of a class get slices in proportion to
- * their shares, which add up to the period, and their gates stay open. Counted in are tenants with
- * usable groups; the card leaves a slice early where there is no work, so nothing idles. With
- * hw->lock.
+ * Weights: shares by time slices. The gates of all tenants of a class stay open, and their groups
+ * get time slices in proportion to their shares, which add up to the period. Tenants with records
+ * count. The card ends a slice early where there is no work, so it does not idle. With hw->lock.
  */
 #include "hw/hw_parts.h"
 #include "model/model.h"
 #include "policy/policy.h"
 
-#define MIN_SLICE_US 100u
+#define MIN_SLICE_US 100u /* shortest time slice, in us, of a small share; chosen, not measured */
 
 uint64_t hw_slice_of(const struct hw *hw, uint32_t tenant)
 {

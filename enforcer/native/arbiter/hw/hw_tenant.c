@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hardware preemption: what becomes of a tenant's records when it changes or ends. Main thread.
- * Nothing here calls the driver or waits.
+ * Hardware preemption: what happens to a tenant's records when it changes or ends. Main thread
+ * only. Nothing here calls the driver or blocks.
  */
 #include <string.h>
 
@@ -19,7 +19,7 @@ bool hw_groups_sane(const struct qg_groups *m)
            !(m->flags & ~(QG_GROUPS_LOST | QG_GROUPS_LEAVE | QG_GROUPS_MORE_CHANNELS));
 }
 
-void hw_learn(struct hw_tenant *ht, const struct tenant *t)
+void hw_copy_identity(struct hw_tenant *ht, const struct tenant *t)
 {
     ht->job_id = t->id.job_id;
     ht->share = t->id.share;
@@ -32,13 +32,13 @@ void hw_tenant_changed(const struct tenant *t)
     if (!hw)
         return;
     pthread_mutex_lock(&hw->lock);
-    hw_learn(&hw->tenant[t->index], t);
+    hw_copy_identity(&hw->tenant[t->index], t);
     pthread_mutex_unlock(&hw->lock);
     if (HW_LOAD(hw->weights))
         hw_ring(hw);
 }
 
-/* Settings are the main thread's to change. */
+/* Reads the settings without the lock, as only the main thread changes them. */
 bool hw_control_of(const struct arbiter *a, const void *buf, size_t cap,
                    struct qg_ctl_hardware *device)
 {
@@ -69,17 +69,18 @@ void hw_process_left(struct arbiter *a, const struct tenant *t, uint32_t slot)
     }
     hw_review_tenant(hw, t->index);
     if (t->nprocs == 1)
-        hw->tenant[t->index].failed = false; /* the next ones get another chance */
+        hw->tenant[t->index].failed = false; /* it was the last one: later processes start anew */
     pthread_mutex_unlock(&hw->lock);
     if (HW_LOAD(hw->weights))
-        hw_ring(hw); /* the others' slices grow */
+        hw_ring(hw); /* the time slices of other tenants grow */
     hw_attend(a, &hw->key);
 }
 
-/* Whose connection ends continues its groups itself and tells them anew, if it still can. A process
- * that runs another program now has lost its context, which our descriptor alone would keep on the
- * card; and one that has just died must not be continued. What the worker is at right now it
- * undoes: it may be later than the process itself. */
+/* A process that lost its connection continues its groups itself and reports them again. So its
+ * records are dropped without a call of the driver. If it runs another program now, its context is
+ * gone, and only the arbiter's copy of the control device would keep it on the card. If it has just
+ * died, it must not be continued. The record that the worker is acting on is continued by the
+ * worker, as its call may end later than the process's own. */
 void hw_connection_ended(struct arbiter *a, const struct tenant *t, uint32_t slot)
 {
     struct hw *hw = t->card ? t->card->hw : NULL;

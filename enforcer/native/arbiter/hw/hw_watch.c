@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hardware preemption, the main thread's part: workers are started here, given up when the driver
- * does not answer, and asked to continue everything at the end; descriptors are closed, and
- * failures said.
+ * Hardware preemption, the main thread's part. It starts workers, abandons those that the driver
+ * does not answer, and lets them continue all groups at the arbiter's end. It closes descriptors
+ * and logs failures.
  */
 #include <errno.h>
 #include <sched.h>
@@ -19,12 +19,13 @@
 #include "policy/policy.h"
 #include "qg_time.h"
 
-#define LINES_PER_SECOND 20u
-/* so long the end of the arbiter waits for groups to be continued */
+#define LINES_PER_SECOND 20u /* of failures, in the log; chosen, not measured */
+/* The arbiter's end waits 2 s at most for groups to be continued: one hanging call, and as much
+ * again for all others. Chosen, not measured. */
 #define FINISH_NS (2000 * QP_MS)
 
-/* Above ordinary programs, so that a loaded node does not make stops late, and below whatever is
- * real time for a reason: a call of the driver may keep a processor busy while it waits for the
+/* Priority 1: above ordinary programs, so that a loaded node does not delay stops. Below all other
+ * real-time threads, as a call of the driver may keep a processor busy while it waits for the
  * card. */
 static void set_priority(const struct arbiter *a, pthread_t thread)
 {
@@ -77,8 +78,8 @@ void hw_reap(struct hw *hw)
     }
 }
 
-/* A failure is worth a line, but nobody may fill the disk with them. */
-static bool may_say(void)
+/* Limits the lines, so that users cannot fill the disk with failures. */
+static bool may_log(void)
 {
     static uint64_t second;
     static uint32_t lines;
@@ -89,14 +90,14 @@ static bool may_say(void)
     return lines++ < LINES_PER_SECOND;
 }
 
-static void say(const struct arbiter *a, struct hw *hw)
+static void log_failures(const struct arbiter *a, struct hw *hw)
 {
     for (uint32_t i = 0; i < QP_MAX_TENANTS; i++) {
         struct hw_tenant *ht = &hw->tenant[i];
-        if (!ht->unsaid)
+        if (!ht->unlogged)
             continue;
-        ht->unsaid = false;
-        if (!may_say())
+        ht->unlogged = false;
+        if (!may_log())
             continue;
         ar_log(a, 1,
                "card %u: job %llu is not stopped by hardware any more, its gate alone holds it: %s "
@@ -105,16 +106,16 @@ static void say(const struct arbiter *a, struct hw *hw)
     }
 }
 
-/* Nobody may wait for what hangs: its tenant is left to its gate, another worker serves the others.
- */
-static void give_up(struct arbiter *a, struct hw *hw)
+/* The worker's call of the driver hangs. Another worker is started for the other tenants; this
+ * tenant is stopped by its gate alone. */
+static void abandon_worker(struct arbiter *a, struct hw *hw)
 {
     struct hw_record *r = hw->current;
     hw->current = NULL;
     hw->since_ns = 0;
     hw->hung++;
     if (r->stage != HW_GONE)
-        hw_ask_back(hw, r); /* perhaps the driver listens to its own process */
+        hw_ask_undo(hw, r); /* the driver may still answer the process itself */
     for (struct hw_record *o = hw->records; o; o = o->next) {
         if (o->former != r)
             continue;
@@ -130,8 +131,8 @@ static void give_up(struct arbiter *a, struct hw *hw)
     if (a->rt_priority > 0)
         pthread_setschedparam(hw->thread, SCHED_OTHER, &(struct sched_param){0});
     hw->running = false;
-    hw->gen++; /* from here on the hung one knows */
-    /* else its job ended meanwhile, and the place is another's */
+    hw->gen++; /* makes the hung worker end when its call returns */
+    /* Otherwise its job has ended, and this entry is another tenant's. */
     if (hw->tenant[r->tenant].job_id == r->reported.job_id) {
         hw->tenant[r->tenant].hangs++;
         hw_fail(hw, r->tenant, RM_TIMEOUT,
@@ -144,13 +145,13 @@ static void give_up(struct arbiter *a, struct hw *hw)
            hw->card->number, hw->hung);
 }
 
-/* Without a worker nothing can be continued by us any more: the processes do it. The descriptors
- * must not keep memory alive. */
-static void drop_all(struct hw *hw)
+/* Without a worker, the processes are asked to continue their groups. The records are removed, so
+ * that their descriptors do not keep memory on the card. */
+static void drop_records(struct hw *hw)
 {
     while (hw->records) {
         struct hw_record *r = hw->records;
-        hw_ask_back(hw, r);
+        hw_ask_undo(hw, r);
         if (r->acknowledge)
             hw_acknowledge(r->sock, hw->card->uuid, r->reported.client);
         hw_record_unlink(hw, r);
@@ -168,16 +169,16 @@ void hw_attend(struct arbiter *a, struct key *key)
         continue;
     pthread_mutex_lock(&hw->lock);
     if (hw->current && hw->since_ns && qg_now_ns() - hw->since_ns >= HW_LIMIT_NS)
-        give_up(a, hw);
+        abandon_worker(a, hw);
     if (!hw->running)
-        drop_all(hw);
-    say(a, hw);
+        drop_records(hw);
+    log_failures(a, hw);
     pthread_mutex_unlock(&hw->lock);
     hw_reap(hw);
 }
 
-/* All groups go on; how long that may take is bounded, since the shims see to it as well when we
- * are gone. */
+/* Continues all groups, for FINISH_NS at most: what is left the shims continue when their
+ * connections end. */
 void hw_finish(struct arbiter *a)
 {
     struct timespec until;
@@ -201,7 +202,7 @@ void hw_finish(struct arbiter *a)
             continue;
         if (pthread_timedjoin_np(hw->thread, NULL, &until) != 0)
             ar_log(a, 1,
-                   "card %u: the driver does not answer; groups that stand still are left to their "
+                   "card %u: the driver does not answer; groups that are stopped are left to their "
                    "processes",
                    i);
         hw_reap(hw);

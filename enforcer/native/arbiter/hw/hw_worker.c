@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hardware preemption: the worker of one card. It compares what each record was told to be with
- * what its tenant's word says now, does the most urgent difference, and looks again. One worker,
- * one thing at a time: a continue can never overtake the stop before it, and whatever the words did
- * meanwhile, the last one counts. A worker that hangs in the driver is given up by the main thread
- * (hw_watch.c); if the call ever returns, it undoes what it did and ends.
+ * Hardware preemption: the worker of one card. It compares the state of each record with its
+ * tenant's word, acts on the most urgent difference, and compares again. There is one worker, which
+ * does one thing at a time. So a continue cannot overtake the stop before it, and the last word
+ * counts. The main thread abandons a worker that hangs in the driver (hw_watch.c). If its call ever
+ * returns, the worker undoes what it did and ends.
  */
 #include <errno.h>
 #include <linux/futex.h>
@@ -19,9 +19,10 @@
 #include "policy/policy.h"
 #include "qg_time.h"
 
-enum urgency { SHIM_STOP, STOP_GRAPHICS, STOP_REST, LEAVE, GO_ON, SLICE, DUE, TEST, NOTHING };
+/* The most urgent action first. Stops come first, as an online tenant waits for them. */
+enum urgency { SHIM_STOP, STOP_GRAPHICS, STOP_REST, LEAVE, CONTINUE, SLICE, DUE, TEST, NOTHING };
 
-/* The caller holds a reference of its own, which hw_end() lets go of where it does not return. */
+/* The caller holds a reference to the record. hw_end() drops it where it does not return. */
 void hw_begin(struct hw *hw, struct hw_record *r)
 {
     struct itimerspec limit = {.it_value = {.tv_sec = HW_LIMIT_NS / 1000000000ull, .tv_nsec = 1}};
@@ -40,7 +41,7 @@ void hw_end(struct hw *hw, uint32_t gen, struct hw_record *r)
         return;
     }
     pthread_mutex_unlock(&hw->lock);
-    hw_continue(r); /* its tenant was told to be failed, and to run */
+    hw_continue(r); /* the tenant counts as failed, so its groups must run */
     pthread_mutex_lock(&hw->lock);
     hw_record_put(hw, r);
     hw->hung--;
@@ -53,7 +54,7 @@ static uint64_t word_of(const struct hw *hw, const struct hw_record *r)
     return HW_LOAD(hw->tenant[r->tenant].word);
 }
 
-/* May a message of this tenant be checked now? Else when. */
+/* When a message of this tenant may be checked: `now`, or the time of its next token. */
 static uint64_t test_at(struct hw_tenant *ht, uint64_t now)
 {
     uint64_t earned = (now - ht->tests_ns) / (1000000000ull / HW_TESTS_PER_SECOND);
@@ -71,7 +72,7 @@ static enum urgency usable_urgency(const struct hw *hw, const struct hw_record *
     bool shim = r->actor == QG_HW_ACTOR_SHIM, free = !shim || !r->serial;
     if (r->applied != word && free) {
         if (!(word & 1))
-            return GO_ON;
+            return CONTINUE;
         if (shim)
             return SHIM_STOP;
         return r->doing == word && r->done & 1u << HW_GRAPHICS ? STOP_REST : STOP_GRAPHICS;
@@ -116,12 +117,12 @@ static enum urgency urgency(struct hw *hw, struct hw_record *r, uint64_t now, ui
     return NOTHING;
 }
 
-/* Records of tenants take turns at being checked, so that one with many messages keeps no other
- * waiting. */
+/* Lower is more urgent. Among checks, tenants alternate, so that one with many messages delays no
+ * other. */
 static uint32_t rank(const struct hw *hw, const struct hw_record *r, enum urgency u)
 {
-    uint32_t turn = u == TEST ? (r->tenant - hw->next_test) % QP_MAX_TENANTS : 0;
-    return (uint32_t)u * QP_MAX_TENANTS + turn;
+    uint32_t distance = u == TEST ? (r->tenant - hw->next_test) % QP_MAX_TENANTS : 0;
+    return (uint32_t)u * QP_MAX_TENANTS + distance;
 }
 
 static struct hw_record *most_urgent(struct hw *hw, uint64_t now, uint64_t *due, enum urgency *what)
@@ -139,7 +140,7 @@ static struct hw_record *most_urgent(struct hw *hw, uint64_t now, uint64_t *due,
     return best;
 }
 
-/* A command failed. Where only a handle was missing, the process gets the time to say that it
+/* The driver refused a command. If a handle does not exist, the process gets time to report that it
  * destroyed it. */
 static void refused(struct hw *hw, struct hw_record *r, uint32_t status, const char *why)
 {
@@ -175,12 +176,12 @@ static void do_stop(struct hw *hw, uint32_t gen, struct hw_record *r, enum hw_pa
     hw_review_tenant(hw, tenant);
 }
 
-static void do_go_on(struct hw *hw, uint32_t gen, struct hw_record *r)
+static void do_continue(struct hw *hw, uint32_t gen, struct hw_record *r)
 {
     uint64_t word = word_of(hw, r);
     uint32_t tenant = r->tenant, status = RM_OK;
     r->refs++;
-    HW_STORE(hw->tenant[tenant].held[r->slot], 0); /* before the first of its kernels goes on */
+    HW_STORE(hw->tenant[tenant].held[r->slot], 0); /* before the first kernel continues */
     if (r->stopped && r->actor == QG_HW_ACTOR_SHIM) {
         if (!hw_ask(hw, r, QG_ACT_CONTINUE, r->method, 0))
             hw_fail(hw, tenant, 0, "the process does not read its orders");
@@ -193,7 +194,7 @@ static void do_go_on(struct hw *hw, uint32_t gen, struct hw_record *r)
         }
         r->applied = word;
         r->done = 0;
-        r->stopped = status != RM_OK; /* what is refused is tried once more on the way out */
+        r->stopped = status != RM_OK; /* if refused, it is tried again before the record ends */
         if (status)
             refused(hw, r, status, "the driver refused to continue a group");
     }
@@ -215,7 +216,7 @@ static void do_leave(struct hw *hw, uint32_t gen, struct hw_record *r)
         hw_end(hw, gen, r);
     }
     if ((r->actor == QG_HW_ACTOR_SHIM || (status && !hw_vanished(status))) && r->stage != HW_GONE)
-        hw_ask_back(hw, r);
+        hw_ask_undo(hw, r);
     if (r->acknowledge)
         hw_acknowledge(r->sock, hw->card->uuid, client);
     if (r->stage != HW_GONE) {
@@ -233,7 +234,7 @@ static void do_slice(struct hw *hw, uint32_t gen, struct hw_record *r)
     r->refs++;
     if (r->actor == QG_HW_ACTOR_SHIM) {
         if (!us) {
-            hw_ask_back(hw, r); /* it knows what they had */
+            hw_ask_undo(hw, r); /* the shim knows the groups' own time slices */
             r->slice_us = 0;
         } else if (!hw_ask(hw, r, QG_ACT_SLICE, r->method, us))
             hw_fail(hw, tenant, 0, "the process does not read its orders");
@@ -252,8 +253,7 @@ static void do_slice(struct hw *hw, uint32_t gen, struct hw_record *r)
 static void do_due(struct hw *hw, struct hw_record *r)
 {
     if (r->stage == HW_SUSPECT && r->actor == QG_HW_ACTOR_SHIM)
-        hw_fail(hw, r->tenant, r->status,
-                "the process could not do to its groups what it was told");
+        hw_fail(hw, r->tenant, r->status, "the process could not carry out an order on its groups");
     else if (r->stage == HW_SUSPECT)
         hw_fail(hw, r->tenant, r->status, "a handle that it named does not exist");
     else if (HW_LOAD(hw->tenant[r->tenant].escapes) > HW_MAX_ESCAPES)
@@ -271,8 +271,9 @@ static bool names(const struct qg_groups *reported, uint32_t group)
     return false;
 }
 
-/* Groups of the former record that the new one does not name go on; the others stay as they are. */
-static void settle_former(struct hw *hw, uint32_t gen, struct hw_record *r)
+/* Continues the groups of the former record that the new one does not name. The others stay as they
+ * are. */
+static void finish_former(struct hw *hw, uint32_t gen, struct hw_record *r)
 {
     const struct hw_record *f = hw_former(r);
     uint32_t count;
@@ -298,17 +299,18 @@ static void settle_former(struct hw *hw, uint32_t gen, struct hw_record *r)
 static void became_usable(struct hw *hw, uint32_t gen, struct hw_record *r)
 {
     r->actor = QG_HW_ACTOR_ARBITER;
-    settle_former(hw, gen, r);
+    finish_former(hw, gen, r);
     if (r->stage != HW_FRESH)
         return;
     r->stage = HW_USABLE;
     r->tested = true;
-    r->applied = r->stopped ? 1 : 0; /* no word: it is compared with the one that counts now */
+    /* 0 is the word before any stop. 1 never is a tenant's word, so that the worker compares. */
+    r->applied = r->stopped ? 1 : 0;
     r->done = 0;
 }
 
-static void judge(struct hw *hw, uint32_t gen, struct hw_record *r, enum hw_verdict verdict,
-                  const char *why)
+static void act_on_verdict(struct hw *hw, uint32_t gen, struct hw_record *r,
+                           enum hw_verdict verdict, const char *why)
 {
     bool may_ask = hw->settings.actor == QG_HW_ACTOR_AUTO && r->sock >= 0;
     switch (verdict) {
@@ -325,7 +327,7 @@ static void judge(struct hw *hw, uint32_t gen, struct hw_record *r, enum hw_verd
             refused(hw, r, r->status, why);
             return;
         }
-        /* perhaps the driver does not take a passed descriptor */
+        /* The driver may not accept calls through a passed descriptor, so the shim is asked. */
         /* fall through */
     case HW_UNABLE:
         if (r->status)
@@ -356,13 +358,13 @@ static void do_test(struct hw *hw, uint32_t gen, struct hw_record *r)
         enum hw_verdict verdict = hw_test(hw->card, r, &why);
         hw_end(hw, gen, r);
         if (r->stage == HW_FRESH)
-            judge(hw, gen, r, verdict, why);
+            act_on_verdict(hw, gen, r, verdict, why);
     }
     hw_record_put(hw, r);
     hw_review_tenant(hw, tenant);
 }
 
-/* With the lock. False: there is nothing to do before *due. */
+/* One action, with hw->lock. False: there is nothing to do before *due. */
 static bool do_next(struct hw *hw, uint32_t gen, uint64_t *due)
 {
     enum urgency what = NOTHING;
@@ -383,8 +385,8 @@ static bool do_next(struct hw *hw, uint32_t gen, uint64_t *due)
     case LEAVE:
         do_leave(hw, gen, r);
         break;
-    case GO_ON:
-        do_go_on(hw, gen, r);
+    case CONTINUE:
+        do_continue(hw, gen, r);
         break;
     case SLICE:
         do_slice(hw, gen, r);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hardware preemption: what qgpud sets and asks (QG_CTL_HARDWARE, QG_CTL_LIST). Main thread.
+ * Hardware preemption: settings and questions of qgpud (QG_CTL_HARDWARE, QG_CTL_LIST). Main thread
+ * only.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -19,7 +20,8 @@
 #include "qg_msg.h"
 #include "qg_time.h"
 
-#define OLDEST_DRIVER 535u /* whose published structures are those of qgpu_rm.h, and the newest */
+/* Major versions of the oldest and newest driver with published structures as in qgpu_rm.h. */
+#define OLDEST_DRIVER 535u
 #define NEWEST_DRIVER 595u
 
 static bool sane(const struct qg_ctl_hardware *m)
@@ -32,7 +34,7 @@ static bool sane(const struct qg_ctl_hardware *m)
     return !m->enabled || m->ctl_rdev || (m->ctl_dev && m->ctl_ino);
 }
 
-/* A MIG instance has no subdevice of its own whose UUID could be asked for. */
+/* A MIG instance is not supported: it has no subdevice of its own with a UUID to check. */
 static bool supported(const struct qg_ctl_hardware *m)
 {
     return m->driver_major >= OLDEST_DRIVER && m->driver_major <= NEWEST_DRIVER &&
@@ -64,9 +66,9 @@ static struct hw *create(struct arbiter *a, struct card *card)
     return NULL;
 }
 
-/* Processes that registered before it was switched on told nothing, or nothing that was kept: they
- * are asked. */
-static void tell(const struct arbiter *a, const struct card *card)
+/* Asks all processes on the card for their channel groups. Those that registered while hardware
+ * preemption was off reported none, or none that was kept. */
+static void ask_for_groups(const struct arbiter *a, const struct card *card)
 {
     struct qg_act m = {.action = QG_ACT_TELL};
     qg_msg_head_init(&m.head, QG_MSG_ACT, sizeof(m));
@@ -87,7 +89,8 @@ static bool same(const struct qg_ctl_hardware *x, const struct qg_ctl_hardware *
     return memcmp((const char *)x + head, (const char *)y + head, sizeof(*x) - head) == 0;
 }
 
-/* Everything goes on first; then what is told anew meets the new settings. */
+/* Continues all groups and forgets them. Processes then report them again, under the new
+ * settings. */
 static int apply(struct arbiter *a, struct hw *hw, const struct qg_ctl_hardware *m)
 {
     bool on = m->enabled && supported(m);
@@ -110,7 +113,7 @@ static int apply(struct arbiter *a, struct hw *hw, const struct qg_ctl_hardware 
     ar_log(a, 2, "card %u (%s): hardware preemption is %s", hw->card->number, hw->card->uuid,
            on ? "on" : "off");
     if (on)
-        tell(a, hw->card);
+        ask_for_groups(a, hw->card);
     if (on == (bool)m->enabled)
         return 0;
     return supported(m) ? EBUSY : ENOTSUP;
@@ -175,8 +178,7 @@ static bool send_tenant(struct conn *c, struct hw *hw, const struct tenant *t)
     return report_put(c, &m, QG_CTL_HWTENANT, sizeof(m));
 }
 
-/* Whether the card still does what was ordered; only who asks for whole packets knows this message.
- */
+/* Reports whether hardware preemption of the card is on, as qgpud ordered. */
 static bool send_card(struct conn *c, const struct card *card)
 {
     struct hw *hw = card->hw;

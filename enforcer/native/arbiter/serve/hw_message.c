@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hardware preemption: QG_MSG_GROUPS and QG_MSG_ACTED of registered processes. Main thread. Nothing here calls the driver or waits for anybody: a
- * descriptor is looked at without asking the file system behind it, which may be the sender's own.
+ * Hardware preemption: QG_MSG_GROUPS and QG_MSG_ACTED of registered processes. Main thread only.
+ * Nothing here calls the driver or blocks. A descriptor is checked without asking its file system,
+ * as that may be the sender's own.
  */
 #include <fcntl.h>
 #include <string.h>
@@ -32,9 +33,10 @@ static bool slot_of(const struct arbiter *a, const struct conn *c, const struct 
     return false;
 }
 
-/* Whom the message is about; NULL where nothing is to be kept of it. */
-static struct tenant *subject(const struct arbiter *a, const struct conn *c,
-                              const struct qg_groups *m, uint32_t *slot)
+/* The sender's tenant on the card of the message; NULL: there is none, and the message is
+ * ignored. */
+static struct tenant *sender_tenant(const struct arbiter *a, const struct conn *c,
+                                    const struct qg_groups *m, uint32_t *slot)
 {
     struct card *card = c->registered ? card_find(a, m->uuid) : NULL;
     struct tenant *t = card && card->hw ? tenant_find(card, m->job_id) : NULL;
@@ -43,8 +45,8 @@ static struct tenant *subject(const struct arbiter *a, const struct conn *c,
     return t;
 }
 
-/* The new one remembers what may stand still. A chain never grows: who was not yet looked at leaves
- * it. */
+/* The new record keeps the old one, whose groups may be stopped, as its `former`. An old record
+ * that no worker has tested yet leaves this chain, so that it stays short. */
 static void replace(struct hw *hw, struct hw_record *r, struct hw_record *old)
 {
     if (!old)
@@ -61,9 +63,9 @@ static void replace(struct hw *hw, struct hw_record *r, struct hw_record *old)
     }
 }
 
-/* What the message asks for, with the lock. Takes *fd where it keeps it. */
-static void take(struct hw *hw, struct conn *c, struct tenant *t, uint32_t slot,
-                 const struct qg_groups *m, int *fd)
+/* Acts on the message, with hw->lock. Where it keeps *fd, it sets it to -1. */
+static void apply_groups(struct hw *hw, struct conn *c, struct tenant *t, uint32_t slot,
+                         const struct qg_groups *m, int *fd)
 {
     struct hw_tenant *ht = &hw->tenant[t->index];
     struct hw_record *old = hw_record_find(hw, t, slot, m);
@@ -91,7 +93,7 @@ static void take(struct hw *hw, struct conn *c, struct tenant *t, uint32_t slot,
         hw_fail(hw, t->index, 0, "the descriptor that it sent is not the driver's control device");
     } else if (!old && (hw_record_count(hw, t->index, slot) >= HW_CLIENTS ||
                         ht->nrecords >= HW_TENANT_RECORDS || hw_record_total() >= HW_RECORDS)) {
-        hw_fail(hw, t->index, 0, "it told more clients of the driver than are followed");
+        hw_fail(hw, t->index, 0, "it reported more clients of the driver than are followed");
     } else {
         struct hw_record *r = hw_record_create(hw, t, slot, m);
         if (!r)
@@ -106,8 +108,8 @@ static void take(struct hw *hw, struct conn *c, struct tenant *t, uint32_t slot,
     }
 }
 
-/* Groups of an online tenant are of use to weights alone; what nobody needs is not kept. */
-static bool of_use(const struct hw *hw, const struct tenant *t)
+/* Are the tenant's groups used? Those of an online tenant are with weights only. */
+static bool groups_needed(const struct hw *hw, const struct tenant *t)
 {
     if (!HW_LOAD(hw->on) || hw->tenant[t->index].failed)
         return false;
@@ -127,16 +129,16 @@ void hw_groups(struct arbiter *a, struct conn *c, const void *buf, size_t len, i
         conn_close(a, c);
         return;
     }
-    struct tenant *t = subject(a, c, &m, &slot);
+    struct tenant *t = sender_tenant(a, c, &m, &slot);
     struct hw *hw = t ? t->card->hw : NULL;
-    if (!hw || !of_use(hw, t)) {
+    if (!hw || !groups_needed(hw, t)) {
         if (m.flags & QG_GROUPS_LEAVE && !hw_acknowledge(c->fd, m.uuid, m.client))
             conn_close(a, c);
         return;
     }
     pthread_mutex_lock(&hw->lock);
-    hw_learn(&hw->tenant[t->index], t);
-    take(hw, c, t, slot, &m, fd);
+    hw_copy_identity(&hw->tenant[t->index], t);
+    apply_groups(hw, c, t, slot, &m, fd);
     hw_review_tenant(hw, t->index);
     pthread_mutex_unlock(&hw->lock);
     hw_ring(hw);
@@ -151,19 +153,18 @@ static void answered(struct hw *hw, struct hw_record *r, const struct qg_act *m)
     if (r->stage == HW_ASKED && m->status) {
         r->status = m->status;
         hw_ask_test(hw, r);
-    } else if (m->status == RM_BAD_STATE) { /* it is about to destroy them, and says so next */
+    } else if (m->status == RM_BAD_STATE) { /* it will destroy them, and its next message says so */
         r->status = m->status;
         r->stage = HW_SUSPECT;
         r->due_ns = qg_now_ns() + HW_EXPLAIN_NS;
     } else if (m->status) {
-        hw_fail(hw, r->tenant, m->status,
-                "the process could not do to its groups what it was told");
+        hw_fail(hw, r->tenant, m->status, "the process could not carry out an order on its groups");
     } else if (r->stage == HW_ASKED) {
         r->stage = HW_USABLE;
         r->applied = 0;
     } else {
         bool went_on = m->action == QG_ACT_CONTINUE;
-        /* continued for the sake of another record: stop it again */
+        /* it was continued because another record had to be: stop it again */
         r->applied = went_on && r->doing & 1 ? 0 : r->doing;
         if (went_on)
             r->stopped = false;
