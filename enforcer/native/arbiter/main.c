@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * qgpu-arbiter: who may launch now, on every card of this node. Start, loop, end.
+ * qgpu-arbiter decides which tenants may launch now, on every card of this node. Here are its
+ * options, its start, its loop and its end.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -76,6 +77,8 @@ static bool parse(struct arbiter *a, struct options *o, int argc, char **argv)
         {"help", 0, NULL, 'h'},       {"answer-ms", 1, NULL, 'a'}, {"hang-s", 1, NULL, 's'},
         {"job-memory", 1, NULL, 'm'}, {"version", 0, NULL, 'v'},   {NULL, 0, NULL, 0}};
     int c;
+    /* One minute each: a restart of qgpud takes seconds, and few kernels run for so long. Chosen,
+     * not measured; both are options. */
     a->answer_ms = 60000;
     a->hang_s = 60;
     while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
@@ -126,7 +129,8 @@ static bool parse(struct arbiter *a, struct options *o, int argc, char **argv)
     return a->run_dir && optind == argc;
 }
 
-/* The directory decides who can pretend to be the arbiter: only its owner may write into it. */
+/* Opens and locks run_dir. A user who could write into it could pretend to be the arbiter, so only
+ * its owner may. */
 static bool open_run_dir(struct arbiter *a)
 {
     struct stat st;
@@ -137,7 +141,7 @@ static bool open_run_dir(struct arbiter *a)
     int dir = open(a->run_dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (dir < 0 || fstat(dir, &st) != 0 || (st.st_uid != 0 && st.st_uid != a->owner) ||
         (st.st_mode & 022)) {
-        ar_log(a, 0, "%s must be a directory that belongs to root and that nobody else can write",
+        ar_log(a, 0, "%s must be a directory that belongs to root and that no other user can write",
                a->run_dir);
         if (dir >= 0)
             close(dir);
@@ -184,13 +188,15 @@ static bool open_trace(struct arbiter *a, const char *path)
     return false;
 }
 
-/* Memory that is paged out or limits that are reached would make gates late: ask for enough, say
- * what is missing. */
+/* Asks for descriptors and locked memory, and logs what is missing. Memory that is paged out would
+ * delay gates. */
 static void take_resources(struct arbiter *a)
 {
+    /* descriptors: conn.c, process.c and hardware preemption limit theirs to fewer in sum */
     struct rlimit files = {65536, 65536}, have = {0, 0};
     if (getrlimit(RLIMIT_NOFILE, &have) == 0 && setrlimit(RLIMIT_NOFILE, &files) != 0) {
-        /* not allowed to raise the hard limit: take what it leaves */
+        /* The hard limit cannot be raised here: use all of it, and warn where it is below 16384, a
+         * quarter of the wish. */
         have.rlim_cur = have.rlim_max;
         if (setrlimit(RLIMIT_NOFILE, &have) != 0 || have.rlim_max < 16384)
             ar_log(a, 1, "only %llu files may be open; many processes will not register",
@@ -225,7 +231,7 @@ static void notify_ready(int ready_fd)
     close(ready_fd);
 }
 
-/* Returns false when it is time to end. */
+/* False: a signal asks the arbiter to end. */
 static bool dispatch(struct arbiter *a, const struct epoll_event *ev)
 {
     struct key *key = ev->data.ptr;
@@ -271,6 +277,8 @@ static void loop(struct arbiter *a)
             wait = reaped;
         proc_sweep(a);
         trace_drain(a);
+        /* The gate trace is written each 50 ms at least, before its rings are full. Chosen, not
+         * measured. */
         if (a->trace_fd >= 0 && (wait < 0 || wait > 50))
             wait = 50;
         int n = epoll_wait(a->epfd, events, 64, wait);
@@ -279,15 +287,14 @@ static void loop(struct arbiter *a)
     }
 }
 
-/* Gate words stay as they are: open ones open, closed ones closed, until the successor takes over.
- */
+/* Gate words stay as they are until the next arbiter starts: open ones open, closed ones closed. */
 static void finish(struct arbiter *a)
 {
     for (uint32_t i = 0; i < a->ncards; i++)
         card_stop(a->cards[i]);
     hw_finish(a);
     trace_drain(a);
-    /* before anything that a user made the end of us wait for: the successor need not */
+    /* Unlocks first: the next arbiter need not wait for the rest, which a user may delay. */
     close(a->lock_fd);
     broker_finish();
     ar_log(a, 2, "ended; gates stay as they are until the next start");
@@ -308,8 +315,8 @@ int main(int argc, char **argv)
     take_resources(&a);
     if (!barrier_probe())
         ar_log(&a, 1,
-               "membarrier(2) is not usable here; idle tenants are looked at once more instead");
-    /* porters first: they inherit what is there */
+               "membarrier(2) is not usable here; idle tenants are sampled once more instead");
+    /* before all other descriptors, which their processes would inherit */
     if (!broker_start() || !close_helper_start())
         return 1;
     if (!open_run_dir(&a) || !open_trace(&a, o.trace) || !open_signals(&a) || !open_sockets(&a))

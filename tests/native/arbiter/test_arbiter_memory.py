@@ -169,7 +169,7 @@ def test_a_watcher_that_never_answers_and_one_that_comes_later(tmp_path: Path) -
             assert ended(later) == first, "what nobody answered is told again"
             assert tenant.gate.mem_extra == HELD
             wait_for(lambda: tenant.gate.mem_extra == 0, "let go without an answer")
-        assert "nobody said whether its memory is free" in one.log.read_text()
+        assert "qgpud did not say whether its memory is free" in one.log.read_text()
 
 
 def test_dead_list_is_bounded_and_only_hurts_its_own_job(tmp_path: Path) -> None:

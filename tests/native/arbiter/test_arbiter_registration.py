@@ -325,7 +325,7 @@ def test_run_dir_that_others_can_write_is_refused(tmp_path: Path) -> None:
         done = subprocess.run(
             [Arbiter(bad).binary, "--run-dir", bad], capture_output=True, text=True, timeout=10
         )
-        assert done.returncode == 1 and "nobody else can write" in done.stderr
+        assert done.returncode == 1 and "no other user can write" in done.stderr
 
 
 def test_trace_has_every_change(tmp_path: Path) -> None:

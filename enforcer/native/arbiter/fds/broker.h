@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the arbiter (broker.c) and its porters (broker_child.c) say to each other, over a socket of
- * their own.
+ * Messages between the arbiter (fds/broker_pool.c, serve/broker.c) and its descriptor brokers
+ * (fds/broker_child.c), over a socketpair for each broker.
  */
 #ifndef QGPU_BROKER_H
 #define QGPU_BROKER_H
@@ -10,16 +10,21 @@
 
 #include "qgpu_abi.h"
 
-#define BROKER_MESSAGE_BYTES 1024u /* the longest message there is, and more */
-#define MAX_BROKERS          512u  /* of all users, those that hang included */
+/* Bytes of a message that a broker passes on. Every message that a job may
+ * send fits. */
+#define BROKER_MESSAGE_BYTES 1024u
+/* Brokers of all users at a time, those that hang included. A bound on the node's processes;
+ * chosen, not measured. */
+#define MAX_BROKERS 512u
 
 enum broker_command {
-    /* with a connection: take its next message, pass on what came with it if that is harmless */
+    /* with a connection: take its next message, pass its descriptor on if that is harmless */
     BROKER_FETCH = 1,
     BROKER_CLOSE,   /* with a connection: close it */
-    BROKER_HOLD,    /* with a connection: close it when you end, not before */
-    BROKER_MESSAGE, /* the answer to FETCH */
-    /* all that was asked for is done, and closed; without being asked: here I am */
+    BROKER_HOLD,    /* with a connection: keep it open until the broker ends */
+    BROKER_MESSAGE, /* answer to BROKER_FETCH */
+    /* answer to each order: it is carried out, and its descriptors are closed; also sent once when
+     * the broker starts */
     BROKER_DONE
 };
 
@@ -31,12 +36,12 @@ struct broker_order {
 
 struct broker_answer {
     uint32_t what;
-    int32_t got; /* as qg_msg_recv() */
+    int32_t got; /* result of qg_msg_recv() */
     uint64_t id;
-    char bytes[BROKER_MESSAGE_BYTES]; /* `got` of them are sent */
+    char bytes[BROKER_MESSAGE_BYTES]; /* only the first `got` of them are sent */
 };
 
-/* Makes porters, for as long as the arbiter holds the other end of `sock`. */
+/* Forks a broker for each request on `sock`, until the arbiter's end of it is closed. */
 void broker_spawner(int sock) __attribute__((noreturn));
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A porter: a small process that takes what a user sent out of his connection, looks at it, and
- * closes it. It holds nothing that the arbiter needs, so it may hang in close() for as long as the
- * user likes, and be left behind.
+ * A descriptor broker: a small process that takes what a user sent out of his connection, checks
+ * it, and closes it. It holds nothing that the arbiter needs. So it may hang in close() for as long
+ * as the user likes, and the arbiter can go on without it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,32 +24,42 @@
 #include "model/model.h"
 #include "qg_msg.h"
 
-enum { MAX_BYTES = 65536, MAX_FD = 65536, WAKE_US = 5000 };
+enum {
+    MAX_BYTES = 65536, /* of a memory file that is passed on: room for a sealed grant */
+    MAX_FD = 65536,    /* descriptors; main.c sets this limit for the process */
+    /* Time that one system call may wait for the user, in us, before a signal interrupts it. 5 ms;
+     * chosen, not measured. */
+    WAKE_US = 5000
+};
 
-static int placeholder = -1; /* is no memory file and no device, and says so to whoever looks */
+/* Passed on in place of a harmful descriptor. It is neither a memory file nor a device, so the
+ * arbiter refuses it. */
+static int placeholder = -1;
 
 static void nothing(int sig)
 {
     (void)sig;
 }
 
-/* A socket that lingers waits for its peer until a signal comes; the rest goes on in the kernel. */
+/* Closing a socket with SO_LINGER waits for its peer, until a signal comes. Then the call returns
+ * and the kernel finishes by itself. */
 static void interrupt_often(bool on)
 {
     struct itimerval every = {{0, on ? WAKE_US : 0}, {0, on ? WAKE_US : 0}};
     setitimer(ITIMER_REAL, &every, NULL);
 }
 
-/* What the arbiter may hold, and close again, without waiting for whoever made it. F_GET_SEALS
- * answers for memory files alone, and those of a bounded size are given back at once. */
-static bool harmless(const struct broker_order *ask, int fd)
+/* Can the arbiter hold and close this descriptor without waiting for its maker? So it is with small
+ * memory files of a fixed size, the only files for which F_GET_SEALS answers, and with the control
+ * device. */
+static bool harmless(const struct broker_order *order, int fd)
 {
     struct stat st;
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals >= 0)
         return seals & F_SEAL_GROW && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
                st.st_size <= MAX_BYTES;
-    return ask->has_device && hw_is_control(&ask->device, fd);
+    return order->has_device && hw_is_control(&order->device, fd);
 }
 
 static bool wait_for(int pair, short events)
@@ -74,13 +84,13 @@ static void answer(int pair, const struct broker_answer *answer, int fd)
         _exit(0); /* the arbiter is gone */
 }
 
-/* The answer goes first: what has to be closed afterwards is nobody else's affair. */
-static void fetch(int pair, const struct broker_order *ask, int conn)
+/* Answers before it closes the descriptor, as the close may hang. */
+static void fetch(int pair, const struct broker_order *order, int conn)
 {
-    struct broker_answer a = {.what = BROKER_MESSAGE, .id = ask->id};
+    struct broker_answer a = {.what = BROKER_MESSAGE, .id = order->id};
     int fd = -1;
     a.got = (int32_t)qg_msg_recv(conn, a.bytes, sizeof(a.bytes), &fd);
-    answer(pair, &a, fd < 0 || harmless(ask, fd) ? fd : placeholder);
+    answer(pair, &a, fd < 0 || harmless(order, fd) ? fd : placeholder);
     if (fd >= 0)
         close(fd);
 }
@@ -89,22 +99,22 @@ static void serve(int pair) __attribute__((noreturn));
 static void serve(int pair)
 {
     struct broker_answer done = {.what = BROKER_DONE};
-    struct broker_order ask;
+    struct broker_order order;
     int conn;
     answer(pair, &done, -1);
     while (wait_for(pair, POLLIN)) {
-        ssize_t got = qg_msg_recv(pair, &ask, sizeof(ask), &conn);
+        ssize_t got = qg_msg_recv(pair, &order, sizeof(order), &conn);
         if (got == -EAGAIN)
             continue;
-        if (got != sizeof(ask))
+        if (got != sizeof(order))
             break;
         interrupt_often(true);
-        if (ask.what == BROKER_FETCH && conn >= 0)
-            fetch(pair, &ask, conn);
-        if (ask.what != BROKER_HOLD && conn >= 0)
+        if (order.what == BROKER_FETCH && conn >= 0)
+            fetch(pair, &order, conn);
+        if (order.what != BROKER_HOLD && conn >= 0)
             close(conn);
         interrupt_often(false);
-        done.id = ask.id;
+        done.id = order.id;
         answer(pair, &done, -1);
     }
     _exit(0);
@@ -122,15 +132,17 @@ static void close_all_but(int fd)
             close(i);
 }
 
-/* It holds nothing of any user: what it passes on was empty when it came. */
+/* This process holds no descriptor of a user: a socketpair that it gives to a new broker is empty
+ * then. So it never hangs. */
 void broker_spawner(int sock)
 {
-    struct sigaction wake = {.sa_handler = nothing}; /* without SA_RESTART: it has to end a wait */
+    /* without SA_RESTART, so that the signal interrupts a waiting call */
+    struct sigaction wake = {.sa_handler = nothing};
     uint32_t alive = 0;
     sigset_t none;
     int pair = -1;
     close_all_but(sock);
-    /* numbers that libraries write to */
+    /* opens 0, 1 and 2 again, since a library may write to standard error */
     for (int i = 0; i < 3; i++)
         placeholder = open("/dev/null", O_RDWR);
     placeholder = open("/dev/null", O_PATH | O_CLOEXEC);
@@ -154,7 +166,8 @@ void broker_spawner(int sock)
             serve(pair);
         }
         alive += pid > 0;
-        /* nothing is sent over it before the porter said that it is there */
+        /* Ours is not the last copy. The arbiter sends nothing over it before the broker's first
+         * message, so this close cannot hang. */
         if (pair >= 0)
             close(pair);
     }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What users send along is touched by porters alone. close() of a descriptor that a user made may
- * never return: a FUSE file asks a server that never answers, and no signal ends that. So no such
- * descriptor is ever in our table: whether a message carries any is seen without taking it, and
- * then a process of its user's own (broker_child.c) takes it, passes on what is harmless, and
- * closes the rest. The same process ends connections whose queue is not empty. A user whose porters
- * all hang is hung up on; nobody else notices, and the arbiter can end, for it holds nothing that
- * hangs. Main thread only. serve/broker.c takes the
- * answers.
+ * Pools of descriptor brokers, which alone take the descriptors that users send. close() of a
+ * user's descriptor may never return: a FUSE file asks its server, which may not answer, and no
+ * signal ends that. So no such descriptor is ever in the arbiter's own table. The arbiter sees
+ * without taking a message whether it carries any. A process for its user (broker_child.c) then
+ * takes the message, passes on what is harmless, and closes the rest. It also closes connections
+ * with a queue that is not empty. If all brokers of a user hang, his connections are ended; no
+ * other user is affected. The arbiter itself holds no descriptor that hangs, so it can always end.
+ * Main thread only. serve/broker.c takes the answers.
  */
 #include <errno.h>
 #include <linux/sockios.h>
@@ -28,9 +28,16 @@
 #include "qg_msg.h"
 #include "qg_time.h"
 
-#define SLOW_NS  (20 * QP_MS)   /* busy for so long: another one is begun */
-#define STUCK_NS (1000 * QP_MS) /* no answer for so long: it hangs */
-enum { BROKERS_PER_USER = 2, FINISH_MS = 500 };
+/* A broker that owes an answer for 20 ms is slow: another is started. A harmless message takes far
+ * less than 1 ms. Chosen, not measured. */
+#define SLOW_NS (20 * QP_MS)
+/* One that owes an answer for 1 s hangs. Long enough for a broker on a loaded node; chosen, not
+ * measured. */
+#define STUCK_NS (1000 * QP_MS)
+enum {
+    BROKERS_PER_USER = 2, /* one may be slow while another serves; a user can hang no more */
+    FINISH_MS = 500       /* the arbiter's end waits this long for the spawner; chosen */
+};
 
 struct pool *broker_pools;
 static int spawner = -1;
@@ -38,7 +45,7 @@ static pid_t spawner_pid;
 
 bool broker_stuck(const struct broker *p, uint64_t now)
 {
-    return p->asked && ar_since(p->since_ns, now) >= STUCK_NS;
+    return p->awaited && ar_since(p->since_ns, now) >= STUCK_NS;
 }
 
 struct pool *broker_pool(enum pool_kind kind, uid_t uid)
@@ -50,7 +57,7 @@ struct pool *broker_pool(enum pool_kind kind, uid_t uid)
         return pool;
     pool->kind = kind;
     pool->uid = uid;
-    pool->most = kind == POOL_HOLD ? HOLD_BROKERS : BROKERS_PER_USER;
+    pool->max_brokers = kind == POOL_HOLD ? HOLD_BROKERS : BROKERS_PER_USER;
     pool->last = &pool->first;
     for (uint32_t i = 0; i < HOLD_BROKERS; i++)
         pool->broker[i] = (struct broker){.key = {KEY_BROKER}, .pool = pool, .fd = -1};
@@ -67,7 +74,8 @@ struct pool *broker_pool_of_user(const struct arbiter *a, uid_t uid)
     return pool;
 }
 
-/* At the start, before there is anything to inherit; once more if somebody ended it. */
+/* Forks the spawner: when the arbiter starts, while it holds no descriptor that should not be
+ * inherited, and again if the spawner was killed. */
 bool broker_start(void)
 {
     int ends[2];
@@ -86,9 +94,9 @@ bool broker_start(void)
     return pid > 0;
 }
 
-/* At the end. The nursery ends with its socket and holds nothing that hangs; a service manager that
- * finds it alive after the arbiter waits for it, and with control groups of version 1 it may not
- * learn that it is gone. */
+/* Waits for the spawner's end, which comes when its socket is closed. A service manager that finds
+ * it alive after the arbiter would wait for it; with control groups of version 1 it may never learn
+ * of its end. */
 void broker_finish(void)
 {
     int pidfd = spawner_pid > 0 ? (int)syscall(SYS_pidfd_open, spawner_pid, 0) : -1;
@@ -97,7 +105,7 @@ void broker_finish(void)
         close(spawner);
     spawner = -1;
     if (pidfd < 0)
-        return; /* before Linux 5.3 it ends unwatched */
+        return; /* before Linux 5.3 there is no pidfd to wait with */
     poll(&gone, 1, FINISH_MS);
     close(pidfd);
 }
@@ -116,38 +124,39 @@ static bool begin(const struct arbiter *a, struct broker *p, uint64_t now)
     close(ends[1]);
     p->fd = ends[0];
     p->ready = p->ending = false;
-    p->asked = 1; /* its first word */
+    p->awaited = 1; /* its first message */
     p->since_ns = now;
     if (!err)
         err = ar_watch(a, p->fd, &p->key);
     if (err) {
         close(p->fd);
         p->fd = -1;
-        p->asked = 0;
+        p->awaited = 0;
         return false;
     }
     p->pool->retry_ns = 0;
     return true;
 }
 
-/* The least busy that does not hang. All hang, and no more may be made: *blocked. */
+/* The least busy broker that does not hang, NULL = none. *blocked: all hang, and the pool may have
+ * no more. */
 static struct broker *choose(const struct arbiter *a, struct pool *pool, uint64_t now,
                              bool *blocked)
 {
     struct broker *best = NULL, *none = NULL;
     bool coming = false;
-    for (uint32_t i = 0; i < pool->most; i++) {
+    for (uint32_t i = 0; i < pool->max_brokers; i++) {
         struct broker *p = &pool->broker[i];
         if (p->fd < 0) {
             none = p;
         } else if (!broker_stuck(p, now)) {
             coming |= !p->ready || p->ending;
-            if (p->ready && !p->ending && (!best || p->asked < best->asked))
+            if (p->ready && !p->ending && (!best || p->awaited < best->awaited))
                 best = p;
         }
     }
     *blocked = !best && !none && !coming;
-    bool slow = !best || (best->asked && ar_since(best->since_ns, now) >= SLOW_NS);
+    bool slow = !best || (best->awaited && ar_since(best->since_ns, now) >= SLOW_NS);
     if (slow && none && !coming)
         begin(a, none, now);
     return best;
@@ -172,21 +181,21 @@ static void drop(struct pool *pool)
     free(r);
 }
 
-/* Gives out what waits. False: all of this user's porters hang. */
 bool broker_dispatch(const struct arbiter *a, struct pool *pool, uint64_t now)
 {
     bool blocked = false;
     while (pool->first) {
         struct request *r = pool->first;
-        struct conn *c = r->fd < 0 ? broker_conn(a, r->ask.id) : NULL;
+        struct conn *c = r->fd < 0 ? broker_conn(a, r->order.id) : NULL;
         if (r->fd < 0 && !c) {
-            drop(pool); /* it was closed meanwhile, and that is asked for apart */
+            drop(pool); /* the connection was closed meanwhile, which has an order of its own */
             continue;
         }
         struct broker *p = choose(a, pool, now, &blocked);
-        if (!p || qg_msg_send(p->fd, &r->ask, sizeof(r->ask), r->fd >= 0 ? &r->fd : &c->fd, 1) != 0)
+        if (!p ||
+            qg_msg_send(p->fd, &r->order, sizeof(r->order), r->fd >= 0 ? &r->fd : &c->fd, 1) != 0)
             break;
-        if (!p->asked++)
+        if (!p->awaited++)
             p->since_ns = now;
         if (c)
             c->broker = p;
@@ -196,13 +205,13 @@ bool broker_dispatch(const struct arbiter *a, struct pool *pool, uint64_t now)
 }
 
 bool broker_enqueue(const struct arbiter *a, struct pool *pool, int fd,
-                    const struct broker_order *ask)
+                    const struct broker_order *order)
 {
     struct request *r = pool ? calloc(1, sizeof(*r)) : NULL;
     if (!r)
         return false;
     r->fd = fd;
-    r->ask = *ask;
+    r->order = *order;
     *pool->last = r;
     pool->last = &r->next;
     pool->used_ns = qg_now_ns();
@@ -210,34 +219,35 @@ bool broker_enqueue(const struct arbiter *a, struct pool *pool, int fd,
     return true;
 }
 
-/* Whether its queue may hold what a user made. Nothing can be added any more after shutdown(). */
-static bool loaded(int sock)
+/* May its queue hold a user's descriptor? After shutdown() none can be added any more. */
+static bool may_hold_descriptors(int sock)
 {
     int bytes = 0;
     return ioctl(sock, SIOCINQ, &bytes) != 0 || bytes;
 }
 
-static void put(const struct arbiter *a, uid_t uid, int sock)
+static void close_or_order(const struct arbiter *a, uid_t uid, int sock)
 {
-    struct broker_order ask = {.what = BROKER_CLOSE};
-    if (!loaded(sock))
+    struct broker_order order = {.what = BROKER_CLOSE};
+    if (!may_hold_descriptors(sock))
         close(sock);
-    else if (!broker_enqueue(a, broker_pool_of_user(a, uid), sock, &ask))
+    else if (!broker_enqueue(a, broker_pool_of_user(a, uid), sock, &order))
         ar_log(a, 0, "no memory: a connection of uid %u stays open", uid);
 }
 
 void broker_hang_up(const struct arbiter *a, uid_t uid, int sock)
 {
-    shutdown(sock, SHUT_RDWR); /* the peer sees the end now, however long the queue takes */
-    put(a, uid, sock);
+    shutdown(sock, SHUT_RDWR); /* the peer sees the end now, however long the closing takes */
+    close_or_order(a, uid, sock);
 }
 
 void broker_close(const struct arbiter *a, uid_t uid, int sock)
 {
     struct pollfd pfd = {.fd = sock};
-    /* nobody hung up, so we have it open otherwise, and this close is not the last */
+    /* No end was hung up, so the connection itself is still open here, and this close is not the
+     * last one, which alone may block. */
     if (poll(&pfd, 1, 0) == 0)
         close(sock);
     else
-        put(a, uid, sock);
+        close_or_order(a, uid, sock);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Closing what porters passed on (broker.c), somewhere else: small memory files, and control
- * devices, whose last close may keep the driver busy for as long as it takes to give back what hung
- * on it. Helpers do it, more of them while some are stuck, so that the thread that serves everybody
- * never waits.
+ * Closes the descriptors that brokers passed on (fds/broker_child.c): small memory files and the
+ * driver's control device. The last close of a control device may take the driver long, since it
+ * frees all that belongs to it. Helper threads close them, so that the main thread never waits.
+ * Where all helpers are stuck, one more is started.
  */
 #include <limits.h>
 #include <signal.h>
@@ -14,15 +14,21 @@
 #include "policy/policy.h"
 #include "qg_time.h"
 
-enum { MAX_FD = 65536, MAX_HELPERS = 64, HELPER_STUCK_MS = 20, REVIEW_MS = 50 };
+enum {
+    MAX_FD = 65536,       /* descriptors; main.c sets this limit for the process */
+    MAX_HELPERS = 64,     /* threads; a bound on stuck calls of the driver; chosen, not measured */
+    HELPER_STUCK_MS = 20, /* one close that takes longer is stuck; chosen, not measured */
+    REVIEW_MS = 50        /* between two checks for stuck helpers; chosen, not measured */
+};
 
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t more;
-    int next[MAX_FD]; /* a list through the numbers themselves: it cannot be full */
+    int next[MAX_FD]; /* linked list indexed by descriptor, so that it can never be full */
     int first, last;
-    uint32_t waiting, idle, nhelpers;
-    uint64_t since_ns[MAX_HELPERS]; /* of each helper; 0 = not closing anything */
+    uint32_t waiting;               /* descriptors in the list */
+    uint32_t idle, nhelpers;        /* helpers that wait for work; all helpers */
+    uint64_t since_ns[MAX_HELPERS]; /* when each helper began its close, 0 = it closes none */
 } close_queue = {
     .lock = PTHREAD_MUTEX_INITIALIZER, .more = PTHREAD_COND_INITIALIZER, .first = -1, .last = -1};
 
@@ -49,14 +55,14 @@ static void *close_helper_main(void *arg)
         int fd = take();
         close_queue.since_ns[self] = qg_now_ns();
         pthread_mutex_unlock(&close_queue.lock);
-        close(fd); /* interrupted or not, it is gone */
+        close(fd); /* Linux frees the descriptor also where a signal interrupts this */
         pthread_mutex_lock(&close_queue.lock);
         close_queue.since_ns[self] = 0;
     }
     return NULL;
 }
 
-/* Signals stay with the main thread's signalfd. */
+/* Blocks all signals in the new thread: the main thread takes them from its signalfd. */
 static bool add_close_helper(void)
 {
     pthread_attr_t attr;
@@ -91,7 +97,7 @@ void close_helper_close(int fd)
     pthread_mutex_lock(&close_queue.lock);
     if (fd >= MAX_FD || !close_queue.nhelpers) {
         pthread_mutex_unlock(&close_queue.lock);
-        close(fd); /* beyond our own limit of descriptors: never in practice */
+        close(fd); /* above the process's limit of descriptors, which cannot happen in practice */
         return;
     }
     close_queue.next[fd] = -1;

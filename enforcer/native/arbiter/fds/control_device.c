@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tells the driver's control device from other descriptors. It asks no file system: that may be
- * the sender's own.
+ * Recognises the driver's control device among descriptors that users send. It asks no file system
+ * about them, since a FUSE file system of the sender may never answer.
  */
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -14,8 +14,8 @@
 #define AT_STATX_DONT_SYNC 0x4000
 #endif
 
-/* Is it the control device that qgpud named? An O_PATH descriptor looks like it, and can do
- * nothing. */
+/* Is it the control device that qgpud named? An O_PATH descriptor has the same numbers, but no call
+ * of the driver works on it. */
 bool hw_is_control(const struct qg_ctl_hardware *s, int fd)
 {
     struct statx st;

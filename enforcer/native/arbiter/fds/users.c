@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Whose connections there are. A user with a grant on this node is known, and so is root; all
- * others are strangers, who share one small pool and one budget: whoever has a range of uids
- * (/etc/subuid) is as many users as he likes, but no uid without a grant can take anything from one
- * that has one.
+ * Users by their connections. A user with a grant on this node is a grantee; root counts as one.
+ * All other uids are unknown. They share one small number of connections and one budget, since a
+ * user with a range of uids (/etc/subuid) can appear as many users. So an unknown uid can take
+ * nothing from a grantee.
  */
 #include <stdlib.h>
 
@@ -12,15 +12,19 @@
 #include "model/model.h"
 #include "policy/policy.h"
 
-#define BUCKETS    256u
-#define BURST      2048u
+#define BUCKETS 256u /* of the hash table of users; chosen, not measured */
+/* Registrations of one grantee, or of all unknown uids, that are checked at once. Chosen, not
+ * measured. */
+#define BURST 2048u
+/* Registrations checked per second, of one grantee or of all unknown uids. A check is some reads
+ * below /proc. Chosen, not measured. */
 #define PER_SECOND 1000u
 
 static struct {
     struct user *bucket[BUCKETS];
-    struct budget shared;     /* of all strangers together */
+    struct budget shared;     /* of all unknown uids together */
     uint32_t unknown_waiting; /* their connections that are not registered */
-    bool stale;               /* grants came or went: who is known has to be looked up anew */
+    bool stale;               /* a grant came or ended: users_review() has to walk all grants */
 } users;
 
 static bool is_root(const struct arbiter *a, uid_t uid)
@@ -42,11 +46,11 @@ struct user *user_get(const struct arbiter *a, uid_t uid)
     if (*at || !(*at = calloc(1, sizeof(**at))))
         return *at;
     (*at)->uid = uid;
-    (*at)->unknown = !is_root(a, uid); /* who has a grant is made when it comes */
+    (*at)->unknown = !is_root(a, uid); /* grantees have an entry since their grant came */
     return *at;
 }
 
-/* Without a grant nothing of him is worth keeping, and there are four thousand million uids. */
+/* Keeps grantees only: there are 2^32 uids, and an entry for each would fill the memory. */
 void user_forget(uid_t uid)
 {
     struct user **at = find(uid), *u = *at;
@@ -73,7 +77,7 @@ static void mark_grantees(const struct arbiter *a)
     }
 }
 
-/* Grants are looked through only after they changed, not for each caller. */
+/* Walks all grants, but only after one of them changed, not for each connection. */
 void users_review(const struct arbiter *a)
 {
     if (!users.stale)
@@ -81,7 +85,7 @@ void users_review(const struct arbiter *a)
     users.stale = false;
     for (uint32_t i = 0; i < BUCKETS; i++) {
         for (struct user *u = users.bucket[i]; u; u = u->next) {
-            u->proven = u->proven && !a->synced; /* now the list of grants says who has one */
+            u->proven = u->proven && !a->synced; /* with a list of grants no proof is needed */
             u->unknown = !u->proven && !is_root(a, u->uid);
         }
     }

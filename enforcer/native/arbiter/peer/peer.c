@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The end of a connection, and what hangs on it. Main thread only.
+ * Slots that a connection holds, and its end. Main thread only.
  */
 #include <poll.h>
 #include <sys/epoll.h>
@@ -13,7 +13,7 @@
 #include "peer/peer.h"
 #include "qg_time.h"
 
-void conn_hold(struct conn *c)
+void conn_add_slot(struct conn *c)
 {
     if (c->nslots++)
         return;
@@ -21,9 +21,9 @@ void conn_hold(struct conn *c)
     user_wait(c->user, -1);
 }
 
-/* A child of a process that died may hold it, and a slot is what bounds the connections that may
- * stay. */
-void conn_let_go(struct conn *c)
+/* Without a slot the connection counts as unregistered again and is closed after some seconds. Else
+ * a child of a process that died could keep it open, beyond any limit. */
+void conn_drop_slot(struct conn *c)
 {
     if (--c->nslots)
         return;
@@ -32,7 +32,7 @@ void conn_let_go(struct conn *c)
     user_wait(c->user, 1);
 }
 
-void proc_conn_closed(struct arbiter *a, const struct conn *c)
+void slots_lose_conn(struct arbiter *a, const struct conn *c)
 {
     uint64_t now = qg_now_ns();
     for (struct proc *p = a->procs; p; p = p->next) {
@@ -47,7 +47,7 @@ void proc_conn_closed(struct arbiter *a, const struct conn *c)
     }
 }
 
-static void leave(struct arbiter *a, struct conn *c)
+static void leave_user(struct arbiter *a, struct conn *c)
 {
     struct user *u = c->user;
     c->user = NULL;
@@ -64,16 +64,17 @@ void conn_close(struct arbiter *a, struct conn *c)
         return;
     c->closed = true;
     if (c->nslots)
-        proc_conn_closed(a, c);
+        slots_lose_conn(a, c);
     if (c->user)
-        leave(a, c);
-    epoll_ctl(a->epfd, EPOLL_CTL_DEL, c->fd, NULL); /* it stays open a little, c does not */
+        leave_user(a, c);
+    /* the descriptor may stay open for a while, but c is freed */
+    epoll_ctl(a->epfd, EPOLL_CTL_DEL, c->fd, NULL);
     broker_hang_up(a, c->uid, c->fd);
     if (c->pidfd >= 0)
         close(c->pidfd);
 }
 
-/* The other end may have hung up although we have not read so far. */
+/* Asks the socket: the peer may have closed it although the arbiter has not read the end yet. */
 bool conn_alive(const struct conn *c)
 {
     struct pollfd pfd = {.fd = c->fd, .events = POLLRDHUP};

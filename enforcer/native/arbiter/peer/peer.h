@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The end of a connection, and what hangs on it. Main thread only.
+ * Slots that a connection holds, and its end. Main thread only.
  */
 #ifndef QGPU_PEER_H
 #define QGPU_PEER_H
@@ -9,7 +9,7 @@
 
 void conn_close(struct arbiter *a, struct conn *c);
 bool conn_alive(const struct conn *c);
-void conn_hold(struct conn *c);   /* a slot was taken over it */
-void conn_let_go(struct conn *c); /* and is not any more */
+void conn_add_slot(struct conn *c);  /* a process took a slot over this connection */
+void conn_drop_slot(struct conn *c); /* one of these slots is free again */
 
 #endif

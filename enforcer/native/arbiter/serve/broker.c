@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The main thread's part of the descriptor brokers (fds/broker_pool.c): hands connections to them,
- * takes their answers, and gives up those that hang.
+ * The main thread's part of the descriptor brokers (fds/broker_pool.c): gives connections to them,
+ * takes their answers, and ends the connections of brokers that hang.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,25 +22,30 @@
 #include "qg_msg.h"
 #include "qg_time.h"
 
-#define IDLE_NS (10000 * QP_MS) /* nothing to do for so long: it ends */
-enum { REVIEW_MS = 50, IDLE_REVIEW_MS = 1000 };
+/* Brokers of a pool end after 10 s without an order: a job's start is over by then. Chosen, not
+ * measured. */
+#define IDLE_NS (10000 * QP_MS)
+enum {
+    REVIEW_MS = 50,       /* between two checks while answers are awaited; chosen, not measured */
+    IDLE_REVIEW_MS = 1000 /* the same while none are; only idle brokers are ended then */
+};
 
 void broker_fetch(struct arbiter *a, struct conn *c, const void *peeked, size_t cap)
 {
-    struct broker_order ask = {.what = BROKER_FETCH, .id = c->id};
-    ask.has_device = hw_control_of(a, peeked, cap, &ask.device);
+    struct broker_order order = {.what = BROKER_FETCH, .id = c->id};
+    order.has_device = hw_control_of(a, peeked, cap, &order.device);
     epoll_ctl(a->epfd, EPOLL_CTL_DEL, c->fd, NULL);
     c->with_broker = true;
-    if (!broker_enqueue(a, broker_pool_of_user(a, c->uid), -1, &ask))
+    if (!broker_enqueue(a, broker_pool_of_user(a, c->uid), -1, &order))
         conn_close(a, c);
 }
 
 static void end(const struct arbiter *a, struct broker *p)
 {
     epoll_ctl(a->epfd, EPOLL_CTL_DEL, p->fd, NULL);
-    close(p->fd); /* what lies in its queue was looked at */
+    close(p->fd); /* cannot block: a broker passes on harmless descriptors only */
     p->fd = -1;
-    p->asked = 0;
+    p->awaited = 0;
 }
 
 static void hang_up_on_connections_of(struct arbiter *a, const struct broker *p)
@@ -81,7 +86,7 @@ void broker_ready(struct arbiter *a, struct key *key)
         ssize_t got = qg_msg_recv(p->fd, &answer, sizeof(answer), &fd);
         if (got == -EAGAIN)
             break;
-        /* somebody ended it */
+        /* the broker was killed */
         if (got < (ssize_t)head || (answer.got > 0 && (size_t)got != head + (size_t)answer.got)) {
             if (fd >= 0)
                 close_helper_close(fd);
@@ -95,51 +100,54 @@ void broker_ready(struct arbiter *a, struct key *key)
         if (answer.what == BROKER_MESSAGE)
             return_connection(a, &answer, fd);
         else
-            p->asked--;
+            p->awaited--;
     }
     broker_dispatch(a, p->pool, now);
 }
 
-/* The connections are kept by somebody who closes nothing, so that they do not fill our table. */
-static void give_up(struct arbiter *a, struct pool *pool)
+/* All brokers of the pool hang. Brokers that close nothing take its connections, so that they do
+ * not fill the arbiter's table of descriptors. */
+static void hold_connections(struct arbiter *a, struct pool *pool)
 {
-    if (!pool->said)
-        ar_log(a, 1,
-               pool->kind == POOL_USER
-                   ? "what uid %u sent cannot be closed; he is hung up on until it is"
-                   : "what users without a grant sent cannot be closed (the last: uid %u)",
-               pool->uid);
-    pool->said = true;
+    if (!pool->logged)
+        ar_log(
+            a, 1,
+            pool->kind == POOL_USER
+                ? "descriptors that uid %u sent cannot be closed; its connections are ended until "
+                  "they are"
+                : "descriptors that users without a grant sent cannot be closed (the last: uid %u)",
+            pool->uid);
+    pool->logged = true;
     struct request *r = pool->first;
     pool->first = NULL;
     pool->last = &pool->first;
     for (struct request *next; r; r = next) {
-        struct conn *c = r->fd < 0 ? broker_conn(a, r->ask.id) : NULL;
+        struct conn *c = r->fd < 0 ? broker_conn(a, r->order.id) : NULL;
         next = r->next;
-        r->ask.what = BROKER_HOLD;
+        r->order.what = BROKER_HOLD;
         if (c)
-            conn_close(a, c); /* comes here by itself */
-        if (r->fd >= 0 && !broker_enqueue(a, broker_pool(POOL_HOLD, 0), r->fd, &r->ask))
+            conn_close(a, c); /* orders a close of its own, which comes here as well */
+        if (r->fd >= 0 && !broker_enqueue(a, broker_pool(POOL_HOLD, 0), r->fd, &r->order))
             ar_log(a, 0, "no memory: a connection stays open");
         free(r);
     }
 }
 
-/* Nothing to do, and for a while already: the porters end. Each keeps its place until it did, so
- * that no user ever has more processes than places. True: none is left. */
-static bool retire(struct pool *pool, uint64_t now)
+/* Ends the brokers of an idle pool. Each keeps its entry until its process has ended, so that no
+ * user has more processes than entries. True: no broker is left. */
+static bool retire_idle(struct pool *pool, uint64_t now)
 {
     bool any = false;
     if (pool->first || ar_since(pool->used_ns, now) < IDLE_NS)
         return false;
-    for (uint32_t i = 0; i < pool->most; i++) {
+    for (uint32_t i = 0; i < pool->max_brokers; i++) {
         struct broker *p = &pool->broker[i];
         any |= p->fd >= 0;
-        if (p->fd < 0 || p->asked)
+        if (p->fd < 0 || p->awaited)
             continue;
         shutdown(p->fd, SHUT_WR);
         p->ending = true;
-        p->asked = 1; /* its end is the answer */
+        p->awaited = 1; /* the answer is its end */
         p->since_ns = now;
     }
     return !any;
@@ -150,22 +158,22 @@ int broker_review(struct arbiter *a, uint64_t now)
     int wait = broker_pools ? IDLE_REVIEW_MS : -1;
     for (struct pool **at = &broker_pools; *at;) {
         struct pool *pool = *at;
-        for (uint32_t i = 0; i < pool->most; i++) {
+        for (uint32_t i = 0; i < pool->max_brokers; i++) {
             struct broker *p = &pool->broker[i];
             if (broker_stuck(p, now))
                 hang_up_on_connections_of(a, p);
-            if (p->asked)
+            if (p->awaited)
                 wait = REVIEW_MS;
         }
         if (!broker_dispatch(a, pool, now) && pool->kind != POOL_HOLD)
-            give_up(a, pool);
+            hold_connections(a, pool);
         if (pool->first)
             wait = REVIEW_MS;
-        if (!retire(pool, now)) {
+        if (!retire_idle(pool, now)) {
             at = &(*at)->next;
             continue;
         }
-        at = &broker_pools; /* a lane may have been put before this one meanwhile */
+        at = &broker_pools; /* another pool may have been put before this one meanwhile */
         while (*at != pool)
             at = &(*at)->next;
         *at = pool->next;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Connections of both sockets: accepted in small portions, counted per user, one message at a time
- * each, so that a user who floods the socket gets refused and nobody else waits for it. Users
- * without a grant on this node have a pool of their own, in which the newest finds a place; of the
- * others none may have more than are still free.
+ * Connections to both sockets. They are accepted in small batches, limited per user, and read one
+ * message at a time. So a user who floods the socket is refused, and no other user waits for him.
+ * Unknown uids share a small limit of their own, where a new connection replaces the oldest. Of the
+ * grantees none may have more connections than are still free.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -35,27 +35,34 @@
 #endif
 
 enum {
-    MAX_CONNS = 4096, /* of users with a grant */
-    MAX_CONNS_PER_USER = 1024,
-    MAX_WAITING_PER_USER = 256, /* connected, not registered */
-    MAX_UNKNOWN = 256,          /* of users without */
-    MAX_UNKNOWN_PER_USER = 32,
-    /* the same two before the first list of grants, when most are tenants that nobody knows yet */
+    /* Connections to enforcer.sock; each takes two descriptors of the arbiter. Chosen, not
+     * measured. */
+    MAX_CONNS = 4096,           /* of all grantees */
+    MAX_CONNS_PER_USER = 1024,  /* of one grantee */
+    MAX_WAITING_PER_USER = 256, /* of one grantee, not registered */
+    MAX_UNKNOWN = 256,          /* of all unknown uids */
+    MAX_UNKNOWN_PER_USER = 32,  /* of one unknown uid */
+    /* The last two before the first list of grants, when most of these uids have a grant that the
+     * arbiter does not know yet. */
     MAX_EARLY = 1024,
     MAX_EARLY_PER_USER = 256,
-    MAX_CONTROL = 8,
-    /* or what the system allows: where it is full, a program tries again 100 ms later */
+    MAX_CONTROL = 8, /* of qgpud and root's commands; chosen, not measured */
+    /* Connections that wait to be accepted; the system may allow fewer. Where the queue is full, a
+     * shim tries again 100 ms later. As MAX_CONNS. */
     BACKLOG = 4096,
-    ACCEPT_BATCH = 64,
-    MESSAGE_BURST = 64,
-    MESSAGES_PER_SECOND = 200,
+    ACCEPT_BATCH = 64,         /* accepted in one pass of the main loop; chosen, not measured */
+    MESSAGE_BURST = 64,        /* messages of one connection at once; chosen, not measured */
+    MESSAGES_PER_SECOND = 200, /* of one connection, in the long run; chosen, not measured */
+    /* Seconds after which an unregistered connection is closed, so that idle ones do not fill the
+     * limits. Chosen, not measured. */
     WAITING_SECONDS = 5
 };
 
-static int spare_fd = -1; /* given up to answer a caller when descriptors run out */
+/* A descriptor that is kept free for accepting one more connection when all others are in use. */
+static int spare_fd = -1;
 
-/* Without a free descriptor a caller would stay in the queue and wake us for ever: hang up on it
- * instead. */
+/* Accepts a connection with the spare descriptor and ends it. Without that it would stay in the
+ * queue and wake the main thread again and again. */
 static void refuse_one(const struct arbiter *a, int listener)
 {
     struct ucred peer = {.uid = (uid_t)-1};
@@ -69,13 +76,13 @@ static void refuse_one(const struct arbiter *a, int listener)
     broker_hang_up(a, peer.uid, fd);
 }
 
-/* The spare one comes back when the caller is closed, by a porter perhaps; until then nobody else
- * may take its place. */
+/* Opens the spare descriptor again if it is in use. That fails until a connection was closed,
+ * perhaps by a broker; none is accepted before. */
 static bool have_spare(void)
 {
     if (spare_fd < 0)
         spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    /* do not spin on the listener */
+    /* The listener stays readable meanwhile: 1 ms of sleep keeps the loop from spinning. */
     if (spare_fd < 0)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     return spare_fd >= 0;
@@ -93,7 +100,7 @@ int listen_open(struct arbiter *a, const char *name, mode_t mode)
     if (fd < 0)
         return -errno;
     have_spare();
-    unlink(addr.sun_path); /* of a predecessor: the lock says that none is alive */
+    unlink(addr.sun_path); /* left by an earlier arbiter: the lock proves that none is alive */
     mode_t old = umask(0777 & ~mode);
     int bad = bind(fd, (struct sockaddr *)&addr, sizeof(addr));
     umask(old);
@@ -112,9 +119,9 @@ static bool may_control(const struct arbiter *a, uid_t uid)
     return (uid == 0 || uid == a->owner) && control < MAX_CONTROL;
 }
 
-/* The oldest goes, since it had the time to say what it wanted: so a flood makes the places change
- * hands quickly, but each caller is heard, and the one among them who can prove that he is none
- * leaves the pool. */
+/* Where the limit is reached, the oldest connection is closed: it had time to send its message. So
+ * in a flood each connection still gets a chance, and a process that shows a grant no longer counts
+ * as of an unknown uid. */
 static bool room_for_unknown(struct arbiter *a, const struct user *u)
 {
     uint32_t most = a->ever_synced ? MAX_UNKNOWN : MAX_EARLY;
@@ -133,9 +140,8 @@ static bool room_for_unknown(struct arbiter *a, const struct user *u)
     return true;
 }
 
-/* Nobody may have more than are free: however many fill the table together, there is a place for
- * the next one. Where they left him little, the newest that is not registered of the one who has
- * most makes room. */
+/* No grantee may have more connections than are free, so that others always find room. Where this
+ * leaves one too few, the grantee with most connections loses his newest unregistered one. */
 static bool room_for_grantee(struct arbiter *a, const struct user *u)
 {
     uint32_t known = a->nconns - users_unknown_waiting();
@@ -165,8 +171,7 @@ static bool allowed(struct arbiter *a, uid_t uid, enum conn_kind kind)
     return u->unknown ? room_for_unknown(a, u) : room_for_grantee(a, u);
 }
 
-/* The process at the other end, held by a pidfd: its number alone could be another's a moment
- * later. */
+/* The process at the other end, as a pidfd: its pid alone may soon belong to another process. */
 static int peer_pidfd(int fd, pid_t pid)
 {
     int pidfd = -1;
@@ -174,7 +179,7 @@ static int peer_pidfd(int fd, pid_t pid)
     if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &len) == 0)
         return pidfd;
     if (errno != ENOPROTOOPT)
-        return -1; /* it is dead already; its number may be another's */
+        return -1; /* it has ended already, and its pid may belong to another process */
     return (int)syscall(SYS_pidfd_open, pid, 0); /* before Linux 6.5 */
 }
 
@@ -214,9 +219,10 @@ static struct conn *conn_create(struct arbiter *a, int fd, enum conn_kind kind,
     return c;
 }
 
-/* A whole list of tenants must fit, since nobody waits for the reader. Beyond the system's limit it
- * takes CAP_NET_ADMIN. */
-static void take_room(int fd)
+/* The main thread does not wait until qgpud reads, so a whole list of tenants must fit into the
+ * send buffer. 16 MiB are more than the tenants of 64 cards take. With CAP_NET_ADMIN,
+ * SO_SNDBUFFORCE exceeds the system's limit. */
+static void enlarge_send_buffer(int fd)
 {
     int room = 16 << 20;
     if (setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof(room)) == 0)
@@ -243,11 +249,12 @@ void conn_accept(struct arbiter *a, int listener, enum conn_kind kind)
             continue;
         }
         if (kind == CONN_CONTROL)
-            take_room(fd);
+            enlarge_send_buffer(fd);
     }
 }
 
-static bool may_speak(struct conn *c)
+/* May it send a message now? qgpud always may. */
+static bool take_message_token(struct conn *c)
 {
     uint64_t now = qg_now_ns(),
              earned = (now - c->bucket_ns) / (1000000000ull / MESSAGES_PER_SECOND);
@@ -303,10 +310,10 @@ void conn_ready(struct arbiter *a, struct conn *c, uint32_t events)
                                           : qg_msg_recv_bare(c->fd, bytes, sizeof(bytes));
     if (got == -EAGAIN && !(events & (EPOLLHUP | EPOLLERR)))
         return;
-    bool loaded = got == -EXFULL;
-    if ((got <= 0 && !loaded) || !may_speak(c))
+    bool with_descriptors = got == -EXFULL;
+    if ((got <= 0 && !with_descriptors) || !take_message_token(c))
         conn_close(a, c);
-    else if (loaded)
+    else if (with_descriptors)
         broker_fetch(a, c, bytes, sizeof(bytes));
     else
         conn_message(a, c, bytes, (size_t)got, fd);
@@ -321,7 +328,7 @@ int conn_sweep(struct arbiter *a, uint64_t now)
         if (now - c->since_ns > WAITING_SECONDS * 1000 * QP_MS)
             conn_close(a, c);
         else
-            wait = 1000;
+            wait = 1000; /* ms: checks each second, precise enough for WAITING_SECONDS */
     }
     for (struct conn **at = &a->conns; *at;) {
         struct conn *c = *at;

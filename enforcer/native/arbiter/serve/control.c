@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Commands of qgpud. The peer is root, but a message that makes no sense is still refused, never
- * guessed at.
+ * Commands of qgpud. The peer is root, but a message with invalid values is still refused.
  */
 #include <errno.h>
 #include <string.h>
@@ -34,7 +33,7 @@ static bool card_sane(const struct qg_ctl_card *m)
            policy_known(m->policy_offline) && !(m->flags & ~CARD_FLAGS);
 }
 
-/* A turn in progress must not outlast a slice that just got shorter. */
+/* Ends the quantum in progress earlier where the slice was made shorter. */
 static void shorten_quanta(struct qp_card *policy, uint64_t now)
 {
     for (int k = 0; k < 2; k++) {
@@ -95,7 +94,7 @@ static int on_grant(struct arbiter *a, const void *buf)
     return -tenant_grant(a, &m);
 }
 
-/* Walks all tenants; `fn` may end the one it is given. */
+/* Calls `fn` for all tenants; it may end its tenant. */
 static void each_tenant(struct arbiter *a, void (*fn)(struct arbiter *, struct tenant *, uint64_t),
                         uint64_t arg)
 {
@@ -154,7 +153,7 @@ static struct tenant *tenant_of(const struct arbiter *a, const char uuid[QG_UUID
     return card ? tenant_find(card, job_id) : NULL;
 }
 
-/* A job that ended meanwhile is no error. */
+/* The job may have ended meanwhile, which is no error: NULL. */
 static void on_gone(struct arbiter *a, const void *buf)
 {
     struct qg_ctl_process m;
@@ -189,7 +188,7 @@ static bool reply(struct arbiter *a, struct conn *c, uint32_t type, int status)
     return qg_msg_send(c->fd, &ack, sizeof(ack), NULL, 0) == 0;
 }
 
-/* How long a message of this type is; 0 = not one that may be sent to us. */
+/* Bytes of a message of this type; 0 = qgpud does not send such a type. */
 static size_t size_of(uint32_t type)
 {
     switch (type) {
@@ -273,7 +272,7 @@ bool control_message(struct arbiter *a, struct conn *c, const void *buf, size_t 
         if (!reply(a, c, QG_CTL_ACK, 0))
             return false;
         reaped_watch(a, c);
-        return true; /* it may have closed the connection already */
+        return true; /* reaped_watch() may have closed the connection already */
     default:
         return false;
     }

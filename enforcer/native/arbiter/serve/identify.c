@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Does this process belong to the job it names? Its user must be the grant's. Then, strongest
- * first: the cgroup that slurmd put it into, a root-owned slurmstepd among its ancestors, the
- * sealed grant that only root can make, or descent from the program that qgpud gave the grant to
- * (qgpu run). docs/specs/registration.md says what each of them proves.
+ * Does a process belong to the job that it names? Its user must be the grant's. Then one of these
+ * must hold, the strongest proof first: slurmd put it into the job's cgroup; a slurmstepd of root
+ * is among its ancestors; it shows the sealed grant, which only root can make; it descends from the
+ * program that got the grant from qgpud (qgpu run). docs/specs/registration.md has what each proves.
  */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -19,6 +19,8 @@
 #include "qg_cgroup.h"
 #include "qg_seal.h"
 
+/* Ancestors that are checked. A bound on reads below /proc; deeper trees are not recognised.
+ * Chosen, not measured. */
 enum { MAX_ANCESTORS = 64 };
 
 /* Reads a small file of /proc, NUL-terminated; returns its length or -1. */
@@ -47,14 +49,14 @@ static uint64_t job_of_cgroup(pid_t pid)
     return slurp(pid, "cgroup", buf, sizeof(buf)) <= 0 ? 0 : qg_job_of_cgroups(buf);
 }
 
-/* Parent, and whether all four user ids are the arbiter's own (a setuid program has its caller's
- * real one). */
+/* The parent of a process. *trusted: all four user ids of the process are the arbiter's, which
+ * those of a setuid program that a user started are not. */
 static pid_t parent_of(const struct arbiter *a, pid_t pid, bool *trusted)
 {
     char buf[4096];
     unsigned int id[4] = {1, 1, 1, 1};
     int parent = 0;
-    *trusted = false; /* also where it is gone: its number may be somebody else's next */
+    *trusted = false; /* also if it ended: its pid may belong to another process next */
     if (slurp(pid, "status", buf, sizeof(buf)) <= 0)
         return 0;
     const char *uids = strstr(buf, "\nUid:"), *pp = strstr(buf, "\nPPid:");
@@ -92,14 +94,14 @@ static uint64_t job_of_ancestors(const struct arbiter *a, pid_t pid)
     return 0;
 }
 
-/* When a process began, in clock ticks since boot: with its number this names it for ever. 0 =
- * gone. */
+/* When a process started, in clock ticks since boot. Together with the pid it names one process
+ * only. 0 = the process ended. */
 static uint64_t start_of(pid_t pid)
 {
     char buf[1024];
     if (slurp(pid, "stat", buf, sizeof(buf)) <= 0)
         return 0;
-    char *at = strrchr(buf, ')'); /* the name before it may hold anything */
+    char *at = strrchr(buf, ')'); /* the last one: the program's name may contain others */
     for (int field = 2; at && field < 22; field++)
         at = strchr(at + 1, ' ');
     return at ? qg_number_ending_in(at + 1, " ") : 0;
@@ -125,8 +127,8 @@ static bool program_of(const struct arbiter *a, uint64_t job_id, int *pid, uint6
            *start;
 }
 
-/* Children of Python's subprocess, of daemons and so on have no descriptor left; whose children
- * they are is proof. */
+/* Does the process descend from the program that got the grant? Needed for children that closed
+ * all descriptors, as Python's subprocess and daemons do, and so have no grant to show. */
 static bool below_program(const struct arbiter *a, pid_t pid, uint64_t job_id)
 {
     int program;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * QG_MSG_REGISTER: a process becomes part of a tenant and receives its pages, or a sentence why
+ * QG_MSG_REGISTER: a process joins a tenant and receives its pages, or a sentence that says why
  * not.
  */
 #include <errno.h>
@@ -18,9 +18,10 @@
 #include "qg_seal.h"
 #include "qg_time.h"
 
+/* Refusals that are logged per second. Chosen, not measured. */
 #define REFUSALS_PER_SECOND 20u
 
-/* Refusals are worth a line each, but nobody may fill the disk with them. */
+/* Logs a refusal. The limit keeps users from filling the disk with such lines. */
 static void log_refusal(const struct arbiter *a, const struct conn *c, int status, const char *why)
 {
     static uint64_t second;
@@ -51,7 +52,7 @@ static void answer(struct arbiter *a, struct conn *c, int status, const char *wh
         conn_close(a, c);
 }
 
-/* The tenant that is meant; NULL with status and sentence when there is none (yet). */
+/* The tenant that the message names; NULL with status and sentence if there is none (yet). */
 static struct tenant *find_tenant(const struct arbiter *a, const struct qg_register *m, int *status,
                                   char *why, size_t cap)
 {
@@ -69,8 +70,8 @@ static struct tenant *find_tenant(const struct arbiter *a, const struct qg_regis
     return NULL;
 }
 
-/* Who is told to ask again keeps his place meanwhile, over one connection; a stranger would keep it
- * for ever. */
+/* Answers EAGAIN: the process may ask again over the same connection, which stays open for that. An
+ * unknown uid's does not, since it could occupy the connection for ever. */
 static void ask_again(struct arbiter *a, struct conn *c, const char *why, uint64_t now)
 {
     if (!c->user->unknown || !a->ever_synced)
@@ -83,8 +84,8 @@ static void join(struct arbiter *a, struct conn *c, struct tenant *t, const stru
     uint32_t slot = 0;
     int err = 0;
     uint64_t used = m->mem_used < AR_MAX_BYTES ? m->mem_used : 0;
-    /* Its child may hold the connection of one that died: whoever has the number now was looked at,
-     * and would be found. */
+    /* If the sender has ended, its child may use the connection. The pid may then belong to another
+     * process, which must not be registered in its place. */
     struct proc *p = proc_lives(c->pidfd) ? proc_get(a, c->pid, c->uid, c->pidfd, &err) : NULL;
     if (!p && !err)
         err = -ESRCH;
@@ -105,8 +106,8 @@ static void join(struct arbiter *a, struct conn *c, struct tenant *t, const stru
     }
 }
 
-/* Before the list of grants came, a grant that only root can have made tells tenants who come back
- * from strangers. */
+/* Does the process show a grant of the job that it names, which only root can have made? Before the
+ * list of grants came, this shows that its user is a grantee. */
 static bool shows_grant(const struct conn *c, const struct qg_register *m, uid_t owner, int fd)
 {
     struct qg_grant grant;

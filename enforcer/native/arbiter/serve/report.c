@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Answers to qgpud's questions: what every tenant did, and which processes are registered. A system
- * call per tenant is most of what a question costs, so many messages go into one packet.
+ * Answers to qgpud's questions: the usage of all tenants, and the registered processes. Many
+ * messages go into one packet, since a system call per tenant would be most of the cost.
  */
 #include <string.h>
 
@@ -16,7 +16,7 @@
 static struct {
     size_t used;
     char bytes[QG_LIST_BYTES];
-} packet; /* main thread only; empty between two questions */
+} packet; /* used by the main thread only; empty between two questions */
 
 static bool send_packet(struct conn *c)
 {
@@ -145,6 +145,6 @@ static bool report_items(struct arbiter *a, struct conn *c, uint32_t of)
 bool report_list(struct arbiter *a, struct conn *c, uint32_t of)
 {
     struct qg_ctl_ack end = {.boot_id = a->boot_id};
-    packet.used = 0; /* a reader that went away may have left some */
+    packet.used = 0; /* left from the last question if its connection ended in between */
     return report_items(a, c, of) && report_put(c, &end, QG_CTL_END, sizeof(end)) && send_packet(c);
 }

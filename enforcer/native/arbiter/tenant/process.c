@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Registered processes. Only a pidfd ends one: a forked child may hold the connection, a program
- * may close it.
+ * Registered processes. Only its pidfd tells that a process ended. The end of its connection does
+ * not: a forked child may keep it open, and a program may close it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 #include "model/model.h"
 #include "tenant/tenant.h"
 
-enum { MAX_PROCS = 8192 };
+enum { MAX_PROCS = 8192 }; /* of the node; each takes a pidfd of the 65536; chosen, not measured */
 
 bool proc_lives(int pidfd)
 {
@@ -40,7 +40,7 @@ struct proc *proc_get(struct arbiter *a, pid_t pid, uid_t uid, int pidfd, int *e
     if (p && proc_lives(p->pidfd))
         return p;
     if (p)
-        proc_died(a, p); /* the number was given to another process */
+        proc_died(a, p); /* its pid belongs to another process now */
     *err = -ENOSPC;
     if (total >= MAX_PROCS || !(p = calloc(1, sizeof(*p))))
         return NULL;
@@ -80,9 +80,9 @@ void proc_sweep(struct arbiter *a)
             at = &p->next;
             continue;
         }
-        *at = p->next; /* dead, or it never got a slot */
-        /* its connection's pidfd is the same open file: with that one still there, close() alone
-         * would leave p watched */
+        *at = p->next; /* it ended, or never got a slot */
+        /* The pidfd of its connection is a duplicate of this one. As long as that is open, closing
+         * this one would not take it out of the epoll set. */
         epoll_ctl(a->epfd, EPOLL_CTL_DEL, p->pidfd, NULL);
         close(p->pidfd);
         free(p);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a tenant is charged beside its live slots: contexts and modules as NVML counts them, and
- * processes that died but may still lie on the card. qgpud, which sees NVML, is told of each death,
- * says again and again that the card still holds the memory, and when it let go. While it is away,
- * hangs, or gets no answer of the driver, the memory stays charged; a minute without a word ends
- * that, so that a node whose qgpud never returns does not lock its jobs out for ever. Main thread
- * only; the gate page takes one store.
+ * Reaped memory, and contexts and modules: what a tenant is charged beside its live slots. A
+ * process that ended may still hold memory on the card. The arbiter reports each such death to
+ * qgpud, which asks NVML. qgpud reports at intervals that NVML still lists the process, and once
+ * that it does not. Without any report the memory stays charged for `answer_ms`. Then it counts as
+ * free, so that a node without a qgpud does not refuse its jobs memory for ever. Main thread only;
+ * the sum is stored in the gate page.
  */
 #include <errno.h>
 #include <string.h>
@@ -18,24 +18,27 @@
 #include "qg_msg.h"
 #include "qg_time.h"
 
-#define REPORTS_PER_PASS 64 /* deaths; then others of the main loop have their turn */
+/* Deaths reported to one watcher in one pass of the main loop, a system call each. Chosen, not
+ * measured. */
+#define REPORTS_PER_PASS 64
 
 static uint64_t answer_ns(const struct arbiter *a)
 {
     return (uint64_t)a->answer_ms * QP_MS;
 }
 
-static uint64_t cut(uint64_t bytes)
+static uint64_t bounded(uint64_t bytes)
 {
     return bytes < AR_MAX_BYTES ? bytes : AR_MAX_BYTES;
 }
 
-static void publish(struct tenant *t)
+static void publish_extra(struct tenant *t)
 {
     __atomic_store_n(&t->gate->mem_extra, reaped_extra(t), __ATOMIC_RELEASE);
 }
 
-static struct qg_ctl_process message(const struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes)
+static struct qg_ctl_process death_message(const struct tenant *t, pid_t pid, uid_t uid,
+                                           uint64_t bytes)
 {
     struct qg_ctl_process m = {
         .job_id = t->id.job_id, .pid = (uint32_t)pid, .uid = uid, .mem_used = bytes};
@@ -44,8 +47,8 @@ static struct qg_ctl_process message(const struct tenant *t, pid_t pid, uid_t ui
     return m;
 }
 
-static void each(struct arbiter *a, void (*fn)(struct arbiter *, struct tenant *, void *),
-                 void *arg)
+static void each_with_reaped(struct arbiter *a,
+                             void (*fn)(struct arbiter *, struct tenant *, void *), void *arg)
 {
     for (uint32_t i = 0; i < a->ncards; i++) {
         for (uint32_t k = 0; k < QP_MAX_TENANTS; k++) {
@@ -75,16 +78,16 @@ static void first_unreported(struct arbiter *a, struct tenant *t, void *arg)
     }
 }
 
-/* Nobody waits for a watcher: what its socket has no room for now, it is told when it has read. */
+/* Never blocks: deaths for which the socket has no room now are reported when it has. */
 void reaped_report(struct arbiter *a, struct conn *c)
 {
     int err = 0;
     for (int i = 0; i < REPORTS_PER_PASS && !err && c->reported < a->deaths; i++) {
         struct unreported next = {.after = c->reported};
-        each(a, first_unreported, &next);
+        each_with_reaped(a, first_unreported, &next);
         if (next.first) {
             struct qg_ctl_process m =
-                message(next.tenant, next.first->pid, next.first->uid, next.first->bytes);
+                death_message(next.tenant, next.first->pid, next.first->uid, next.first->bytes);
             err = qg_msg_send(c->fd, &m, sizeof(m), NULL, 0);
         }
         if (!err)
@@ -96,18 +99,18 @@ void reaped_report(struct arbiter *a, struct conn *c)
         conn_close(a, c);
 }
 
-static void tell(struct arbiter *a)
+static void report_to_watchers(struct arbiter *a)
 {
     for (struct conn *c = a->conns; c; c = c->next) {
-        /* one that is behind waits for room already, and hears of the others in their order */
+        /* one that lacks earlier deaths as well gets this one in its order, when it has room */
         if (!c->closed && c->watches && c->reported + 1 == a->deaths)
             reaped_report(a, c);
     }
 }
 
-/* Overflow deaths are not queued. A watcher whose socket is full misses them, and the memory is
- * released after `answer_ms`. */
-static void tell_once(struct arbiter *a, const struct qg_ctl_process *m)
+/* Reports a death that is not on the list. A watcher whose socket is full misses it; the memory is
+ * then released after `answer_ms`. */
+static void report_overflow(struct arbiter *a, const struct qg_ctl_process *m)
 {
     for (struct conn *c = a->conns; c; c = c->next) {
         if (!c->closed && c->watches)
@@ -121,9 +124,10 @@ static void drop(struct arbiter *a, struct tenant *t, uint32_t i)
     a->nreaped--;
 }
 
-/* On the list: true. Whoever is told of is there or in the crowd, so that the answer lets go of
- * nobody else. */
-static bool remember(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes)
+/* True: it is on the list. False: it is in the overflow. This comes before the report, so that
+ * qgpud's answer can only release this process. */
+static bool list_or_overflow(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid,
+                             uint64_t bytes)
 {
     uint64_t now = qg_now_ns();
     if (t->memory.nreaped < AR_MAX_REAPED) {
@@ -138,7 +142,7 @@ static bool remember(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, 
     }
     if (!t->memory.noverflow++)
         a->nreaped++;
-    t->memory.overflow = cut(t->memory.overflow + bytes);
+    t->memory.overflow = bounded(t->memory.overflow + bytes);
     t->memory.overflow_listed_ns = now;
     return false;
 }
@@ -151,30 +155,30 @@ static void forget_overflow(struct arbiter *a, struct tenant *t)
     t->memory.overflow = 0;
 }
 
-/* A process cannot have held more than its job may; what it wrote itself is a hint like any other.
- * Where no connection ever asked to watch, no answer will say that the memory is free. */
+/* The bytes are what the process reported of itself, so they are bounded by its job's memory cap.
+ * If no connection ever asked for deaths, nothing is kept: no report would release it. */
 void reaped_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes)
 {
     if (!a->watched)
         return;
     if (bytes > t->id.mem_cap)
         bytes = t->id.mem_cap;
-    bytes = cut(bytes);
+    bytes = bounded(bytes);
     if (t->memory.nreaped == AR_MAX_REAPED && !bytes)
-        return; /* holds nothing, and the list has no room */
-    bool listed = remember(a, t, pid, uid, bytes);
-    publish(t);
+        return; /* the list has no room, and there is nothing to charge */
+    bool listed = list_or_overflow(a, t, pid, uid, bytes);
+    publish_extra(t);
     if (listed) {
-        tell(a);
+        report_to_watchers(a);
     } else {
-        struct qg_ctl_process m = message(t, pid, uid, bytes);
-        tell_once(a, &m);
+        struct qg_ctl_process m = death_message(t, pid, uid, bytes);
+        report_overflow(a, &m);
     }
 }
 
-/* One answer lets go of one process: should the number have been given away meanwhile, the older
- * one is meant. Who is not on the list belongs to the crowd; that is free when nobody of it is
- * left, since it is not known who held what. */
+/* Releases one process. If two on the list had the same pid, it is the older one. A pid that is not
+ * on the list belongs to the overflow. That is released as a whole with its last process, as only
+ * the sum of its bytes is known. */
 void reaped_gone(struct arbiter *a, struct tenant *t, pid_t pid)
 {
     uint32_t found = t->memory.nreaped;
@@ -190,11 +194,10 @@ void reaped_gone(struct arbiter *a, struct tenant *t, pid_t pid)
         forget_overflow(a, t);
     else if (t->memory.noverflow)
         t->memory.noverflow--;
-    publish(t);
+    publish_extra(t);
 }
 
-/* Should two on the list have had this number, both stay: which of them the driver means nobody
- * knows. */
+/* If two on the list had the same pid, both stay charged: NVML may mean either. */
 void reaped_listed(struct tenant *t, pid_t pid)
 {
     uint64_t now = qg_now_ns();
@@ -218,8 +221,8 @@ void reaped_forget(struct arbiter *a, struct tenant *t)
 
 void reaped_overhead(struct tenant *t, uint64_t bytes)
 {
-    t->memory.overhead = cut(bytes);
-    publish(t);
+    t->memory.overhead = bounded(bytes);
+    publish_extra(t);
 }
 
 void reaped_watch(struct arbiter *a, struct conn *c)
@@ -233,7 +236,7 @@ struct due {
     uint64_t now, next;
 };
 
-static void let_go(struct arbiter *a, struct tenant *t, void *arg)
+static void release_expired(struct arbiter *a, struct tenant *t, void *arg)
 {
     struct due *due = arg;
     for (uint32_t i = 0; i < t->memory.nreaped;) {
@@ -244,10 +247,11 @@ static void let_go(struct arbiter *a, struct tenant *t, void *arg)
             i++;
             continue;
         }
-        ar_log(a, 1,
-               "process %d of job %llu ended, for %d ms nobody said whether its memory is free; it "
-               "counts as free now",
-               (int)t->memory.reaped[i].pid, (unsigned long long)t->id.job_id, a->answer_ms);
+        ar_log(
+            a, 1,
+            "process %d of job %llu ended, for %d ms qgpud did not say whether its memory is free; "
+            "it counts as free now",
+            (int)t->memory.reaped[i].pid, (unsigned long long)t->id.job_id, a->answer_ms);
         drop(a, t, i);
     }
     uint64_t until = t->memory.overflow_listed_ns + answer_ns(a);
@@ -255,7 +259,7 @@ static void let_go(struct arbiter *a, struct tenant *t, void *arg)
         forget_overflow(a, t);
     else if (t->memory.noverflow && until < due->next)
         due->next = until;
-    publish(t);
+    publish_extra(t);
 }
 
 int reaped_sweep(struct arbiter *a, uint64_t now)
@@ -263,6 +267,6 @@ int reaped_sweep(struct arbiter *a, uint64_t now)
     struct due due = {.now = now, .next = QP_NEVER};
     if (!a->nreaped)
         return -1;
-    each(a, let_go, &due);
+    each_with_reaped(a, release_expired, &due);
     return due.next == QP_NEVER ? -1 : (int)((due.next - now) / QP_MS) + 1;
 }

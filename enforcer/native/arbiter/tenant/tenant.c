@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The life of a tenant: granted, joined by processes, left by them, revoked. Main thread only; each
- * function takes the lock of the card for the moment in which it changes something, and decides
- * again before it lets go, so that no process ever gets a gate that was not decided.
+ * The life of a tenant: granted, joined by processes, left by them, revoked. Main thread only. Each
+ * function holds the card's lock while it changes something. It takes a new decision before it
+ * unlocks, so that a process never sees a gate from before the change.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -25,13 +25,13 @@
 #include "qg_seal.h"
 #include "qg_time.h"
 
-/* A process that lost its arbiter asks for the next one each 100 ms, and shows what it does on the
- * card only after that. */
+/* Recovery goes on for 250 ms after the last online tenant is back. A shim that lost its arbiter
+ * tries to register each 100 ms, and reports its work only after that: two tries, and some room. */
 #define RETURN_NS (250 * QP_MS)
 
-/* So long the NVML library's own connection may take, which ends with its answer: the shim of that
- * process asks again. */
-#define SHORT_NS (1000 * QP_MS)
+/* A connection younger than 1 s may be one of the job's NVML library, which ends with its answer.
+ * The shim of the same process then registers again later. Chosen, not measured. */
+#define PROBE_CONN_NS (1000 * QP_MS)
 
 static void tenant_free(struct arbiter *a, struct tenant *t)
 {
@@ -50,7 +50,8 @@ static void tenant_free(struct arbiter *a, struct tenant *t)
     free(t);
 }
 
-/* Of the page that the job may write: a newcomer must not stumble over what a sibling did to it. */
+/* The job can write this page. A process that joins gets a correct header, whatever another process
+ * of the job did to it. */
 static void write_job_header(struct tenant *t)
 {
     t->job->magic = QG_MAGIC;
@@ -66,15 +67,16 @@ static void write_headers(struct tenant *t)
     t->gate->size = sizeof(*t->gate);
     t->gate->job_id = t->id.job_id;
     write_job_header(t);
-    /* until the first decision: online may go, offline may not */
+    /* until the first decision: online may launch, offline may not */
     t->gate->flags = QG_GATE_TRACK;
     if (t->id.job_class == QG_CLASS_OFFLINE)
         t->gate->flags |= QG_GATE_CLOSED | QG_GATE_WHY_SHARE;
     t->gate->heartbeat_ns = qg_now_ns();
 }
 
-/* A job that punches holes into a memory file makes its readers wait for it, the card's thread
- * among them. A BPF array prevents that, but no real driver was seen to register one. */
+/* If a job punches holes into a memory file, readers of its page wait for that, the card's thread
+ * too. A BPF array has no holes. It is an option, as it is not known whether a real driver can
+ * register one for the GPU's fences. */
 static int create_job_page(struct arbiter *a, struct tenant *t)
 {
     void *page = NULL;
@@ -138,7 +140,7 @@ static void tenant_update(struct tenant *t, const struct qg_ctl_grant *g)
     gates_settings(t, qg_now_ns());
 }
 
-/* Decides with the change in place; the thread then only has to set its timer. */
+/* Decides with the change in place. The card's thread then only has to set its timer. */
 static void step_and_unlock(struct card *card)
 {
     card_step(card, qg_now_ns());
@@ -175,7 +177,7 @@ int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g)
     return 0;
 }
 
-static void forget(struct arbiter *a, struct tenant *t)
+static void tenant_end(struct arbiter *a, struct tenant *t)
 {
     struct card *card = t->card;
     pthread_mutex_lock(&card->lock);
@@ -189,7 +191,7 @@ void tenant_revoke(struct arbiter *a, struct tenant *t)
     struct card *card = t->card;
     users_changed();
     if (t->nprocs == 0) {
-        forget(a, t);
+        tenant_end(a, t);
         return;
     }
     ar_log(a, 1, "job %llu ended on %s, but %u of its processes live; their gate stays closed",
@@ -201,9 +203,9 @@ void tenant_revoke(struct arbiter *a, struct tenant *t)
     hw_tenant_revoked(a, t);
 }
 
-/* After a restart offline waits for the list of grants, then for the online tenants on it to come
- * back, and then a little longer: at the moment of its registration nobody knows whether a process
- * is at work, nor whether its siblings are. */
+/* Recovery: after a restart offline waits for the list of grants, then for the online tenants on it
+ * to come back, then for RETURN_NS. When a process registers, the arbiter does not know yet whether
+ * it has work, nor whether other processes of the job do. */
 void recovery_review(struct card *card, bool list_complete)
 {
     if (!card->policy.recovery_until_ns || !list_complete)
@@ -243,9 +245,9 @@ static void take_slot(struct tenant *t, uint32_t i, struct proc *p, struct conn 
         t->nprocs++;
         if (t->hi <= i)
             t->hi = i + 1;
-    } else if (
-        s->conn !=
-        c) { /* it closed everything, or runs another program: old streams say nothing any more */
+    } else if (s->conn != c) {
+        /* The process closed its connection or runs another program now. Its old fences say
+         * nothing any more. */
         memset(page->markers, 0, sizeof(page->markers));
         __atomic_store_n(&page->unmarked, 0, __ATOMIC_RELAXED);
         __atomic_store_n(&page->mem_pending, 0, __ATOMIC_RELAXED);
@@ -253,8 +255,8 @@ static void take_slot(struct tenant *t, uint32_t i, struct proc *p, struct conn 
     s->proc = p;
     if (s->conn != c) {
         if (s->conn)
-            conn_let_go(s->conn);
-        conn_hold(c);
+            conn_drop_slot(s->conn);
+        conn_add_slot(c);
     }
     s->conn = c;
     __atomic_store_n(&s->lost_ns, 0, __ATOMIC_RELAXED);
@@ -268,12 +270,12 @@ int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn
     int at = choose_slot(t, p);
     if (at < 0)
         return at;
-    /* the end of that one is not seen yet */
+    /* a new connection, while the end of the old one was not noticed yet */
     bool moved = t->slots[at].proc == p && t->slots[at].conn && t->slots[at].conn != c;
     /* Two copies of the shim in one process would write one slot, and each hide what the other
      * holds. */
     if (moved && conn_alive(t->slots[at].conn))
-        return qg_now_ns() - t->slots[at].conn->opened_ns < SHORT_NS ? -EAGAIN : -EBUSY;
+        return qg_now_ns() - t->slots[at].conn->opened_ns < PROBE_CONN_NS ? -EAGAIN : -EBUSY;
     if (t->slots[at].proc != p) {
         if (p->nslots == AR_MAX_PROC_CARDS)
             return -ENOSPC;
@@ -282,20 +284,20 @@ int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn
     }
     int bell = t->nprocs ? -1 : eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pthread_mutex_lock(&t->card->lock);
-    /* Processes before it may have left the doorbell blocking and full: then ringing it would never
-     * return. And bytes in slots that nobody has would be summed for ever. */
+    /* Earlier processes of the job may have made the doorbell blocking and full; a ring would never
+     * return. They may also have left numbers in free slots, which shims add up. */
     if (bell >= 0)
         card_fresh_bell(t->card, t, bell);
     if (!t->nprocs)
         memset(t->job, 0, sizeof(*t->job));
     write_job_header(t);
     take_slot(t, (uint32_t)at, p, c, mem_used);
-    t->sample.progress_ns = qg_now_ns(); /* what it left on the card before may still be there */
+    t->sample.progress_ns = qg_now_ns(); /* work from before may still run on the card */
     if (t->id.expected)
         t->card->returned_ns = t->sample.progress_ns;
     t->id.expected = false;
     recovery_review(t->card, a->ever_synced);
-    t->bell.rung = true; /* look at it in this step */
+    t->bell.rung = true; /* makes this step sample its page */
     step_and_unlock(t->card);
     *slot = (uint32_t)at;
     if (moved)
@@ -303,8 +305,8 @@ int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn
     return 0;
 }
 
-/* An allocation under way may have been granted by the driver before the process died. */
-static uint64_t held(const struct tenant *t, uint32_t slot)
+/* Counts an allocation in progress as well: the driver may have made it before the process died. */
+static uint64_t bytes_held(const struct tenant *t, uint32_t slot)
 {
     uint64_t pending = __atomic_load_n(&t->job->procs[slot].mem_pending, __ATOMIC_RELAXED);
     return t->slots[slot].mem_used + (pending < AR_MAX_BYTES ? pending : AR_MAX_BYTES);
@@ -313,15 +315,15 @@ static uint64_t held(const struct tenant *t, uint32_t slot)
 void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot)
 {
     struct card *card = t->card;
-    hw_process_left(a, t, slot); /* what we hold of it keeps its memory on the card */
+    hw_process_left(a, t, slot); /* first: its control device here keeps its memory on the card */
     pthread_mutex_lock(&card->lock);
     sample_counters(t);
     sample_full(t, qg_now_ns());
     pthread_mutex_unlock(&card->lock);
-    /* before its slot is given up: what it held must not look free in between */
-    reaped_add(a, t, t->slots[slot].proc->pid, t->slots[slot].proc->uid, held(t, slot));
+    /* before its slot is cleared, so that its memory never looks free in between */
+    reaped_add(a, t, t->slots[slot].proc->pid, t->slots[slot].proc->uid, bytes_held(t, slot));
     if (t->slots[slot].conn)
-        conn_let_go(t->slots[slot].conn);
+        conn_drop_slot(t->slots[slot].conn);
     pthread_mutex_lock(&card->lock);
     memset(&t->job->procs[slot], 0, sizeof(t->job->procs[slot]));
     memset(&t->slots[slot], 0, sizeof(t->slots[slot]));
@@ -334,5 +336,5 @@ void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot)
     sample_full(t, qg_now_ns());
     step_and_unlock(card);
     if (t->id.revoked && !t->nprocs)
-        forget(a, t);
+        tenant_end(a, t);
 }

@@ -7,25 +7,35 @@
 
 #include "model/model.h"
 
+/* tenant.c; the two that return int return 0 or a negative errno */
 int tenant_grant(struct arbiter *a, const struct qg_ctl_grant *g);
 void tenant_revoke(struct arbiter *a, struct tenant *t);
+/* After a restart: ends recovery once all expected online tenants are back. */
 void recovery_review(struct card *card, bool list_complete);
+/* Gives the process a slot of the tenant; with one already, its new connection takes it over. */
 int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn *c,
                 uint64_t mem_used, uint32_t *slot);
 void tenant_leave(struct arbiter *a, struct tenant *t, uint32_t slot);
 
-/* reaped.c: main thread only */
+/* reaped.c: reaped memory. Main thread only. */
+/* A process ended that held `bytes`. */
 void reaped_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes);
+/* NVML no longer lists the process: its memory is free. */
 void reaped_gone(struct arbiter *a, struct tenant *t, pid_t pid);
+/* NVML still lists the process. */
 void reaped_listed(struct tenant *t, pid_t pid);
 void reaped_forget(struct arbiter *a, struct tenant *t); /* the tenant ends */
-void reaped_watch(struct arbiter *a, struct conn *c);    /* a new watcher: tell it what it missed */
-/* what it has not been told of yet, as far as its socket has room */
+/* The connection wants deaths reported, the ones on the list first. */
+void reaped_watch(struct arbiter *a, struct conn *c);
+/* Reports the deaths that this watcher does not know yet, as far as its socket has room. */
 void reaped_report(struct arbiter *a, struct conn *c);
+/* Charges contexts and modules, whose bytes qgpud reads from NVML. */
 void reaped_overhead(struct tenant *t, uint64_t bytes);
-int reaped_sweep(struct arbiter *a, uint64_t now); /* how long to wait at most, ms, -1 = for ever */
+/* Releases what had no report for too long. Returns the ms until the next call is due, -1 = no
+ * call is needed. */
+int reaped_sweep(struct arbiter *a, uint64_t now);
 
-/* process.c */
+/* process.c: `err` is a negative errno where proc_get returns NULL */
 struct proc *proc_get(struct arbiter *a, pid_t pid, uid_t uid, int pidfd, int *err);
 void proc_died(struct arbiter *a, struct proc *p);
 void proc_sweep(struct arbiter *a);
