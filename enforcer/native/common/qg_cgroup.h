@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The Slurm job that a process belongs to by the text of its /proc/PID/cgroup.
+ * Finds the Slurm job of a process in the text of its /proc/PID/cgroup.
  */
 #ifndef QG_CGROUP_H
 #define QG_CGROUP_H
@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The number after `text`, if it is one that ends at one of the characters in `ends`. 0 = none. */
+/* The number at the start of `text`, if it ends with the text or at a character of `ends`. 0 = there
+ * is no such number. */
 static inline uint64_t qg_number_ending_in(const char *text, const char *ends)
 {
     char *end;
@@ -21,8 +22,8 @@ static inline uint64_t qg_number_ending_in(const char *text, const char *ends)
     return *end == 0 || strchr(ends, *end) ? value : 0;
 }
 
-/* Job named by the outermost /job_N of the paths; a job cannot create one above its own. 0 = none.
- * The text is cut up. */
+/* The job of the outermost /job_N in the paths. A job can create cgroups below its own, but not
+ * above it. 0 = none. Changes the text. */
 static inline uint64_t qg_job_of_cgroups(char *text)
 {
     char *rest;

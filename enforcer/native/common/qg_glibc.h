@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * For libraries that enter users' programs, put in front of each of their sources (QG_OLD_GLIBC in
- * the Makefile). They must load in containers whose glibc is older than the build machine's: down
- * to 2.17. glibc 2.32 to 2.38 gave many functions a newer version without a change that matters
- * here; this asks for the old one, which every glibc still has. packaging/glibc.py fails the build
- * when a newer one slips in.
+ * For libraries that are loaded into users' programs; the compiler includes it before each of their
+ * sources (QG_OLD_GLIBC in the Makefile). They must load in containers with an older glibc than the
+ * build machine's, down to 2.17. glibc 2.32 to 2.38 gave many functions a newer symbol version,
+ * without a change that matters here. This asks for the old version, which every glibc has.
+ * packaging/glibc.py fails the build if a newer version is used.
  */
 #ifndef QG_GLIBC_H
 #define QG_GLIBC_H
 
 #include <features.h>
 
-/* Since 2.38 strtol() and sscanf() read 0b101, by the name __isoc23_strtol. Nothing here wants
- * that. */
+/* Since 2.38 strtol() and sscanf() also read 0b101 and are called __isoc23_strtol and so on. No
+ * source here needs that, and an older glibc lacks the names. */
 #undef __GLIBC_USE_C2X_STRTOL
 #define __GLIBC_USE_C2X_STRTOL 0
 #undef __GLIBC_USE_C23_STRTOL
@@ -33,7 +33,7 @@
 #define QG_GLIBC(name, version) __asm__(".symver " #name "," #name "@" version)
 #define QG_OLD(name)            QG_GLIBC(name, QG_GLIBC_BASE)
 
-/* libdl, until 2.34 a library of its own */
+/* functions of libdl, which was a library of its own until 2.34 */
 QG_OLD(dladdr);
 QG_OLD(dlclose);
 QG_OLD(dlerror);
@@ -42,7 +42,7 @@ QG_OLD(dlsym);
 QG_OLD(dlvsym);
 QG_GLIBC(dlinfo, QG_GLIBC_DLINFO);
 
-/* libpthread, likewise */
+/* functions of libpthread, which was a library of its own until 2.34 */
 QG_OLD(pthread_attr_setstacksize);
 QG_OLD(pthread_create);
 QG_OLD(pthread_detach);
@@ -64,13 +64,13 @@ QG_OLD(pthread_rwlock_wrlock);
 QG_OLD(pthread_setspecific);
 QG_OLD(pthread_sigmask);
 
-/* libm: 2.29 stopped to set errno as SVID did */
+/* functions of libm: since 2.29 they no longer set errno in the way of SVID */
 QG_OLD(exp);
 QG_OLD(log);
 QG_OLD(pow);
 
-/* Until 2.33 these were inline functions around others, whose first argument is the version of
- * struct stat. */
+/* Until 2.33 stat() and its relatives were inline functions. They called these, whose first argument
+ * is the version of struct stat. */
 #ifndef __ASSEMBLER__
 #include <sys/stat.h>
 
@@ -100,7 +100,7 @@ static inline int qg_fstatat(int dir, const char *path, struct stat *st, int fla
 }
 
 #define fstat          qg_fstat
-#define stat(path, st) qg_stat(path, st) /* with arguments: `struct stat` stays */
+#define stat(path, st) qg_stat(path, st) /* a macro with arguments leaves `struct stat` alone */
 #define lstat          qg_lstat
 #define fstatat        qg_fstatat
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Mapping a page that the arbiter sent, after a look at who made it and whether it can be pulled
- * away.
+ * Maps a page that the arbiter sent, after a check that root made it and that it cannot shrink.
  */
 #ifndef QG_MAP_H
 #define QG_MAP_H
@@ -17,11 +16,10 @@
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
-#define QG_SEALS_FIXED (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) /* of every page */
+#define QG_SEALS_FIXED (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) /* every memory file has these */
 
-/* What has neither a file's type nor seals is memory that the kernel keeps by itself
- * (qg_kept_create): of a fixed size, which mmap(2) knows. A memory file must have these seals and
- * this size. */
+/* May it be mapped? A memory file must be root's and have these seals and this size. A BPF array
+ * (qg_kept_create) has neither a file's type nor seals. Its size is fixed, and mmap(2) checks it. */
 static inline bool qg_map_may(int fd, size_t size, int seals)
 {
     struct stat st;
@@ -33,7 +31,7 @@ static inline bool qg_map_may(int fd, size_t size, int seals)
     return (have & seals) == seals && st.st_size >= (off_t)size;
 }
 
-/* NULL if it is anything but root's page of that size. */
+/* Maps the page. NULL if it is not root's page of that size, or cannot be mapped. */
 static inline void *qg_map_page(int fd, size_t size, int seals, int protection)
 {
     void *page =

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * See qg_msg.h.
+ * Messages of qgpu_abi.h over sockets; qg_msg.h describes each function.
  */
 #include "qg_msg.h"
 
@@ -10,12 +10,13 @@
 #include <unistd.h>
 
 enum {
-    MAX_FDS = 4,
-    /* SCM_MAX_FD: what does not fit is closed inside recvmsg(), which may wait for its owner */
+    MAX_FDS = 4, /* sent with one message: gate page, job page and doorbell, and one to spare */
+    /* The kernel's own limit per message, SCM_MAX_FD. With room for fewer, recvmsg() would close the
+     * others, and closing a user's descriptor may block. */
     KERNEL_MAX_FDS = 253
 };
 
-/* Takes the first descriptor and closes every other one; returns how many came. */
+/* Keeps the first descriptor in *fd and closes all others. Returns how many there were. */
 static size_t take_fds(struct msghdr *msg, int *fd)
 {
     size_t seen = 0;
@@ -62,8 +63,9 @@ ssize_t qg_msg_recv(int sock, void *buf, size_t cap, int *fd)
     return -EPROTO;
 }
 
-/* The look takes references of its own to what is sent along, and lets go of them: never of the
- * last. Nobody else reads this socket, so the message that is taken is the one that was seen. */
+/* MSG_PEEK gives the kernel references of its own to the descriptors, and drops them. They are never
+ * the last ones, so nothing is closed. No other thread reads this socket, so the message that is
+ * then received is the one that was peeked at. */
 ssize_t qg_msg_recv_bare(int sock, void *buf, size_t cap)
 {
     struct iovec iov = {.iov_base = buf, .iov_len = cap};

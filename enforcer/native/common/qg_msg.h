@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Messages of qgpu_abi.h over SOCK_SEQPACKET, with descriptors. Nothing here blocks.
+ * Messages of qgpu_abi.h over SOCK_SEQPACKET, with descriptors. No function blocks, except that
+ * qg_msg_recv() may while it closes a descriptor.
  */
 #ifndef QG_MSG_H
 #define QG_MSG_H
@@ -18,22 +19,22 @@
  * errno. */
 ssize_t qg_msg_recv(int sock, void *buf, size_t cap, int *fd);
 
-/* The same without descriptors, in the thread that may not wait: -EXFULL if any come with the next
- * message, which then stays where it is, and what of it there is room for is in buf. They are not
- * touched. */
+/* Receives one message without descriptors, for a thread that must not block. If the next message
+ * carries any, it returns -EXFULL. The message and its descriptors then stay in the socket, and buf
+ * has as much of its text as fits. */
 ssize_t qg_msg_recv_bare(int sock, void *buf, size_t cap);
 
-/* Sends one message with nfds descriptors (at most 4). Returns 0 or a negative errno (-EAGAIN: peer
- * does not read). */
+/* Sends one message with nfds descriptors (at most 4). Returns 0 or a negative errno (-EAGAIN: the
+ * peer does not read). */
 int qg_msg_send(int sock, const void *buf, size_t len, const int *fds, size_t nfds);
 
 /* Is this a whole message of the given type and size, and of our version? */
 bool qg_msg_is(const void *buf, size_t len, uint32_t type, size_t want);
 
-/* Fills in a head of our version. */
+/* Fills in the head of a message of our version. */
 void qg_msg_head_init(struct qg_msg_head *head, uint32_t type, size_t size);
 
-/* Does the string end inside its field? */
+/* Is there a NUL inside the field of this capacity? */
 bool qg_terminated(const char *field, size_t capacity);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * See qg_rm.h.
+ * Commands to the driver about channel groups; qg_rm.h describes each function.
  */
 #include "qg_rm.h"
 
@@ -19,7 +19,7 @@ uint32_t qg_rm_control(int fd, uint32_t client, uint32_t object, uint32_t cmd, v
                            .params_size = size};
     int saved = errno;
     long result;
-    /* By number: in a job, `ioctl` is the shim's own. */
+    /* By its number: in a job's process, the symbol `ioctl` is the shim's hook. */
     do
         result = syscall(SYS_ioctl, fd, RM_CONTROL, &c);
     while (result != 0 && errno == EINTR);
@@ -28,42 +28,44 @@ uint32_t qg_rm_control(int fd, uint32_t client, uint32_t object, uint32_t cmd, v
     return status;
 }
 
-static uint32_t schedule(int fd, const struct qg_groups *told, uint32_t i, bool enable)
+static uint32_t schedule(int fd, const struct qg_groups *reported, uint32_t i, bool enable)
 {
     struct rm_schedule s = {.enable = enable};
-    return qg_rm_control(fd, told->client, told->groups[i].handle, RM_GROUP_SCHEDULE, &s,
+    return qg_rm_control(fd, reported->client, reported->groups[i].handle, RM_GROUP_SCHEDULE, &s,
                          sizeof(s));
 }
 
-/* Taken from the runlist is not yet off the card: this waits until it is. */
-static uint32_t preempt(int fd, const struct qg_groups *told, uint32_t i)
+/* A group that was taken from the runlist may still run. This preempts it and waits until it is off
+ * the card. */
+static uint32_t preempt(int fd, const struct qg_groups *reported, uint32_t i)
 {
     struct rm_preempt p = {.wait = 1, .manual_timeout = 1, .timeout_us = QG_RM_STOP_US};
-    return qg_rm_control(fd, told->client, told->groups[i].handle, RM_GROUP_PREEMPT, &p, sizeof(p));
+    return qg_rm_control(fd, reported->client, reported->groups[i].handle, RM_GROUP_PREEMPT, &p,
+                         sizeof(p));
 }
 
-static uint32_t slice(int fd, const struct qg_groups *told, uint32_t i, uint64_t us)
+static uint32_t slice(int fd, const struct qg_groups *reported, uint32_t i, uint64_t us)
 {
     struct rm_timeslice t = {.us = us};
-    return us ? qg_rm_control(fd, told->client, told->groups[i].handle, RM_GROUP_SET_TIMESLICE, &t,
-                              sizeof(t))
+    return us ? qg_rm_control(fd, reported->client, reported->groups[i].handle,
+                              RM_GROUP_SET_TIMESLICE, &t, sizeof(t))
               : RM_OK;
 }
 
-/* Only channels of this one client: the driver may not check whose they are. */
-static uint32_t disable(int fd, const struct qg_groups *told, bool off)
+/* Names channels of this one client only, as the driver may not check which client they are of. */
+static uint32_t disable(int fd, const struct qg_groups *reported, bool off)
 {
-    struct rm_disable_channels d = {.disable = off, .count = told->nchannels};
-    if (told->nchannels > RM_MAX_DISABLED)
+    struct rm_disable_channels d = {.disable = off, .count = reported->nchannels};
+    if (reported->nchannels > RM_MAX_DISABLED)
         return RM_BAD_ARGUMENT;
-    if (!told->nchannels)
+    if (!reported->nchannels)
         return RM_OK;
-    for (uint32_t i = 0; i < told->nchannels; i++) {
-        d.clients[i] = told->client;
-        d.channels[i] = told->channels[i].handle;
+    for (uint32_t i = 0; i < reported->nchannels; i++) {
+        d.clients[i] = reported->client;
+        d.channels[i] = reported->channels[i].handle;
     }
-    return qg_rm_control(fd, told->client, told->subdevice, RM_SUBDEVICE_DISABLE_CHANNELS, &d,
-                         sizeof(d));
+    return qg_rm_control(fd, reported->client, reported->subdevice, RM_SUBDEVICE_DISABLE_CHANNELS,
+                         &d, sizeof(d));
 }
 
 static uint32_t first_of(uint32_t before, uint32_t now)
@@ -71,34 +73,34 @@ static uint32_t first_of(uint32_t before, uint32_t now)
     return before ? before : now;
 }
 
-static uint32_t one(int fd, const struct qg_groups *told, uint32_t i, uint32_t action,
-                    uint32_t method, uint64_t value)
+static uint32_t act_on_group(int fd, const struct qg_groups *reported, uint32_t i, uint32_t action,
+                             uint32_t method, uint64_t value)
 {
     if (action == QG_ACT_SLICE || method == QG_HW_TIMESLICE)
-        return slice(fd, told, i, action == QG_ACT_STOP && !value ? 1 : value);
-    return method == QG_HW_DISABLE ? RM_OK : schedule(fd, told, i, action == QG_ACT_CONTINUE);
+        return slice(fd, reported, i, action == QG_ACT_STOP && !value ? 1 : value);
+    return method == QG_HW_DISABLE ? RM_OK : schedule(fd, reported, i, action == QG_ACT_CONTINUE);
 }
 
-uint32_t qg_rm_act(int fd, const struct qg_groups *told, uint32_t action, uint32_t method,
+uint32_t qg_rm_act(int fd, const struct qg_groups *reported, uint32_t action, uint32_t method,
                    uint64_t value, uint32_t *count)
 {
     uint32_t status = RM_OK, each[QG_MAX_GROUPS];
     *count = 0;
-    if (told->ngroups > QG_MAX_GROUPS || action > QG_ACT_SLICE || method > QG_HW_TIMESLICE)
+    if (reported->ngroups > QG_MAX_GROUPS || action > QG_ACT_SLICE || method > QG_HW_TIMESLICE)
         return RM_BAD_ARGUMENT;
     if (action == QG_ACT_STOP && method == QG_HW_AUTO)
         return RM_BAD_ARGUMENT;
     if (action != QG_ACT_SLICE && (method == QG_HW_DISABLE || method == QG_HW_AUTO))
-        status = disable(fd, told, action == QG_ACT_STOP);
+        status = disable(fd, reported, action == QG_ACT_STOP);
     uint32_t all = method == QG_HW_DISABLE && action != QG_ACT_SLICE ? status : RM_OK;
-    for (uint32_t i = 0; i < told->ngroups; i++)
-        each[i] = first_of(all, one(fd, told, i, action, method, value));
-    /* All are off the runlist before the first is waited for: they leave the card together. */
-    for (uint32_t i = 0; action == QG_ACT_STOP && method == QG_HW_SCHEDULE && i < told->ngroups;
+    for (uint32_t i = 0; i < reported->ngroups; i++)
+        each[i] = first_of(all, act_on_group(fd, reported, i, action, method, value));
+    /* All are off the runlist before the first preemption, so that they leave the card together. */
+    for (uint32_t i = 0; action == QG_ACT_STOP && method == QG_HW_SCHEDULE && i < reported->ngroups;
          i++)
         if (!each[i])
-            each[i] = preempt(fd, told, i);
-    for (uint32_t i = 0; i < told->ngroups; i++) {
+            each[i] = preempt(fd, reported, i);
+    for (uint32_t i = 0; i < reported->ngroups; i++) {
         status = first_of(status, each[i]);
         *count += each[i] == RM_OK;
     }
@@ -126,7 +128,7 @@ static int digit(char c)
 
 bool qg_rm_same_uuid(const char *text, const uint8_t uuid[16])
 {
-    /* MIG: its groups lie on the card that it is a part of */
+    /* not for a MIG instance: the driver only knows the UUID of its card */
     if (strncmp(text, "GPU-", 4) != 0)
         return false;
     text += 4;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Is that user id the node's root, as this process sees it? A user namespace shows a stand-in
- * (overflowuid) for each user that it does not map. There the user himself may be number 0, so a
- * number alone proves nothing.
+ * Is a user id the node's root, as this process sees it? A user namespace shows one id
+ * (overflowuid) for all users that it does not map. A user may have id 0 in a namespace of his own,
+ * so a number alone proves nothing.
  */
 #ifndef QG_ROOT_H
 #define QG_ROOT_H
@@ -13,9 +13,9 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-/* How the node's root looks from here. The kernel made the one inode behind all epoll descriptors
- * when it booted, as root, and no mount can stand in its place (as it can for /proc/self/uid_map).
- */
+/* The user id of the node's root, as this process sees it. The kernel makes one inode for all epoll
+ * descriptors when it boots, and root owns it. No mount can cover it, as one can cover
+ * /proc/self/uid_map. */
 static inline bool qg_root_here(uid_t *root)
 {
     struct stat st;
@@ -29,10 +29,10 @@ static inline bool qg_root_here(uid_t *root)
     return known;
 }
 
-/* In a namespace without root everybody who is not mapped looks alike. If this process is one of
- * them, its own files and sockets would look like root's: then nothing is believed. Number 0 is
- * believed there only of a node that lies as a whole in a namespace: a user who became number 0
- * himself cannot pass for its root. */
+/* In a namespace without root, all unmapped users have the same id. If this process has that id, its
+ * own files and sockets would seem to be root's, so no id counts as root. Id 0 counts as root there
+ * only where this process is not 0 itself: then a whole node runs in a namespace. A user who is id 0
+ * in his own namespace cannot pass as its root. */
 static inline bool qg_is_root(uid_t uid)
 {
     uid_t root, real = getuid(), effective = geteuid();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * See qg_seal.h.
+ * Shared memory with a fixed size, and grants; qg_seal.h describes each function.
  */
 #include "qg_seal.h"
 
@@ -45,8 +45,8 @@ fail:
     return err;
 }
 
-/* One element, which lies in whole pages that are never swapped, moved or given back while a
- * descriptor or mapping is left. */
+/* A BPF array with one element. The kernel keeps it in whole pages, which it never swaps, moves or
+ * frees while a descriptor or mapping is left. */
 int qg_kept_create(const char *name, size_t size, int *fd, void **map)
 {
     union bpf_attr attr;
@@ -58,7 +58,7 @@ int qg_kept_create(const char *name, size_t size, int *fd, void **map)
     attr.map_flags = BPF_F_MMAPABLE;
     strncpy(attr.map_name, name, sizeof(attr.map_name) - 1);
     *map = NULL;
-    /* close-on-exec, as the kernel makes all of these */
+    /* The kernel makes all BPF descriptors close-on-exec. */
     *fd = (int)syscall(SYS_bpf, BPF_MAP_CREATE, &attr, sizeof(attr));
     if (*fd < 0)
         return -errno;
@@ -73,8 +73,8 @@ int qg_kept_create(const char *name, size_t size, int *fd, void **map)
     return 0;
 }
 
-/* F_GET_SEALS answers only for memory files, so a FUSE file that claims root as its owner fails
- * here. */
+/* F_GET_SEALS works on memory files only. So a file of a user's own FUSE file system, which can
+ * claim root as its owner, is refused here. */
 const char *qg_grant_from_fd(int fd, uid_t owner, struct qg_grant *grant)
 {
     struct stat st;

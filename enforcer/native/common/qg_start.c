@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * For programs that run in old containers: the linker sends crt1.o's call of __libc_start_main here
- * (--wrap=__libc_start_main), and this calls the version of it that every glibc has. Linked with a
- * newer crt1.o `init` is NULL; an older glibc then runs no constructors of the program, which has
- * none.
+ * For programs that run in containers with an older glibc. The linker directs crt1.o's call of
+ * __libc_start_main here (--wrap=__libc_start_main). This calls the version that every glibc has. A
+ * newer crt1.o passes NULL as `init`, and an older glibc then runs no constructors of the program;
+ * such a program must have none.
  */
 #include "qg_glibc.h"
 
