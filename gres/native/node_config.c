@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Is the node's configuration one that qgpu can work with? Slurm itself takes any count. Every
- * fault is one line in slurmd's log that says what to write instead; a node that holds no qgpu at
- * all is fine.
+ * Checks that qgpu can work with the node's configuration, as Slurm itself accepts any count. Every
+ * fault is one line in slurmd's log that says what to write instead. A node without qgpu is valid.
  */
 #include "native.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-#define MIB       (UINT64_C(1) << 20)
-#define MEM_LEAST (64 * MIB)           /* per card: less than any share may have */
-#define MEM_MOST  (UINT64_C(16) << 40) /* per card */
-/* per card: the limit of classes.CLASS.overcommit in qgpu.yaml */
+#define MIB (UINT64_C(1) << 20)
+/* Bytes of memory per card. A count outside this range is in another unit: 64 MiB are less than any
+ * job may ask for, 16 TiB more than any card has. Chosen, not measured. */
+#define MEM_LEAST (64 * MIB)
+#define MEM_MOST  (UINT64_C(16) << 40)
+/* Percent per card and class: as much as classes.CLASS.overcommit of qgpu.yaml allows. */
 #define SHARE_MOST UINT64_C(100000)
 
 /* A walk over the records of one gres. */
@@ -133,9 +134,9 @@ static int check_mem(void *item, void *arg)
     return 0;
 }
 
-/* What both have to have beside them. A record of slurm.conf that gres.conf lacks has count 0: it
- * is none. */
-static bool company(list_t *records, const struct walk *walk, const char *other)
+/* Checks the other gres that must be on the node too. A record of slurm.conf that gres.conf lacks
+ * has count 0 and does not count. */
+static bool needed_gres_present(list_t *records, const struct walk *walk, const char *other)
 {
     if (!walk->cards) {
         error("gres.conf: this node has Name=%s, but no Name=gpu with File=", walk->gres);
@@ -163,7 +164,7 @@ static bool valid(list_t *records, const char *gres, const char *other,
     if (!walk.sum)
         return true;
     walk.cards = qgn_sum(records, "gpu");
-    if (!company(records, &walk, other))
+    if (!needed_gres_present(records, &walk, other))
         return false;
     list_for_each(records, check, &walk);
     return !walk.bad;

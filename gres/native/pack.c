@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Class and count in one number.
+ * Packs a class and a count into one number (pack.h).
  */
 #include "pack.h"
 
@@ -25,8 +25,8 @@ const char *qgn_class_name(enum qgn_class type)
     return type == QGN_NONE ? "none" : "unknown";
 }
 
-/* A count that does not fit is handed on as the largest, which the node refuses: it is more than
- * any card has. */
+/* A count that is too large becomes the largest one that fits. The node refuses that, as it is more
+ * than any card has. */
 uint64_t qgn_pack(uint64_t count, const char *type)
 {
     if (count > QGN_COUNT_MASK)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Class and count in one number; nothing of Slurm is needed for it, so that it is tested without.
+ * Packs a class and a count into one number. It needs nothing of Slurm, so that a test can run it
+ * without Slurm.
  */
 #ifndef QGPU_NATIVE_PACK_H
 #define QGPU_NATIVE_PACK_H
@@ -8,14 +9,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The classes as they travel to the node. */
+/* The numbers of classes, as slurmctld sends them to the node. */
 enum qgn_class { QGN_NONE = 0, QGN_ONLINE = 1, QGN_OFFLINE = 2, QGN_OTHER = 15 };
 
 /*
- * The number that slurmctld (or slurmd, from the signed credential) hands to the node for each gres
- * of a job. The structure has no field for the Type, so the class is in the high bits of the count,
- * which nobody but this plugin reads: bits 60..63 say that it is packed so, 56..59 are the class,
- * 0..55 the count.
+ * The number that the node gets for each gres of a job, from slurmctld or from slurmd's signed
+ * credential. Slurm's structure has no field for the Type, so the class is in the high bits of the
+ * count. Only this plugin reads it. Bits 60..63 mark a packed number, 56..59 are the class, 0..55
+ * the count.
  */
 #define QGN_COUNT_BITS 56
 #define QGN_COUNT_MASK ((UINT64_C(1) << QGN_COUNT_BITS) - 1)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later
  *
- * What Slurm calls. A gres without device files: slurmctld counts it, the plugin carries the counts
- * to Prolog, Epilog, job, step and task. It keeps nothing between two calls, so `scontrol
- * reconfigure` has nothing to lose.
+ * The functions that Slurm calls. The gres has no device files: slurmctld counts it, and the plugin
+ * passes the counts to Prolog, Epilog, job, step and task. It keeps no state between two calls, so
+ * `scontrol reconfigure` loses nothing.
  */
 #include "native.h"
 
@@ -20,8 +20,8 @@ extern QGN_FINI fini(void)
     QGN_FINI_END;
 }
 
-/* In slurmd, at its start and at each `scontrol reconfigure`. A failure keeps slurmd from starting;
- * each fault is a line in its log. */
+/* Called in slurmd, when it starts and at each `scontrol reconfigure`. If it fails, slurmd does not
+ * start; its log has a line for each fault. */
 extern int gres_p_node_config_load(list_t *records, node_config_load_t *config)
 {
     (void)config;
@@ -30,10 +30,10 @@ extern int gres_p_node_config_load(list_t *records, node_config_load_t *config)
 
 /* ---- job, step, task ---- */
 
-/* Always written, 0 for none: what a user wrote there is no share, and SPANK relies on it. Where
- * there is none, an inherited SLURM_SHARDS_ON_NODE goes too (gres/gpu leaves it in a whole-card job
- * that was submitted from inside a share). gres/shard, which comes after qgpu in GresTypes, writes
- * it again for a job that really holds shards. */
+/* Always writes the count, also 0, so that it replaces a value that the user set; the SPANK plugin
+ * relies on it. With a count of 0 it also removes an inherited SLURM_SHARDS_ON_NODE. gres/gpu leaves
+ * that in a whole-card job that was submitted from inside a share. gres/shard, which comes after
+ * qgpu in GresTypes, writes it again for a job that holds shards. */
 static void set_count(char ***env, uint64_t count)
 {
     env_array_overwrite_fmt(env, qgn_kind.task_count, "%" PRIu64, count / qgn_kind.task_unit);
@@ -57,7 +57,7 @@ extern void gres_p_step_set_env(char ***env, bitstr_t *bits, uint64_t count,
     set_count(env, count);
 }
 
-/* Slurm knows no part of a task: the step's is what all its tasks share. */
+/* Slurm has no count of a single task. This is the step's, which all its tasks share. */
 extern void gres_p_task_set_env(char ***env, bitstr_t *bits, uint64_t count, bitstr_t *usable,
                                 gres_internal_flags_t flags)
 {
@@ -69,8 +69,8 @@ extern void gres_p_task_set_env(char ***env, bitstr_t *bits, uint64_t count, bit
 
 /* ---- Prolog and Epilog ---- */
 
-/* In slurmctld out of its own allocation, or in slurmd out of the credential that slurmctld signed.
- * Called once for each type that the job holds. */
+/* Called in slurmctld with its own allocation, or in slurmd with the credential that slurmctld
+ * signed; once for each type that the job holds. */
 extern qgn_prep_t *qgn_build_env(gres_job_state_t *job)
 {
     qgn_prep_t *prep = xmalloc(sizeof(*prep));
@@ -83,9 +83,9 @@ extern qgn_prep_t *qgn_build_env(gres_job_state_t *job)
     return prep;
 }
 
-/* A second type of the same gres does not hide the first: both are told, and the node refuses the
+/* A second type of the same gres is appended to the first. The node sees both and refuses the
  * job. */
-static void add(char ***env, const char *name, const char *value)
+static void add_value(char ***env, const char *name, const char *value)
 {
     const char *before = *env ? getenvp(*env, name) : NULL;
 
@@ -114,13 +114,13 @@ extern void qgn_set_env(char ***env, qgn_prep_t *prep, int node)
     if (!count)
         return;
     text = xstrdup_printf("%" PRIu64, count);
-    add(env, qgn_kind.prep_count, text);
+    add_value(env, qgn_kind.prep_count, text);
     xfree(text);
     if (qgn_kind.prep_class)
-        add(env, qgn_kind.prep_class, qgn_class_name(type));
+        add_value(env, qgn_kind.prep_class, qgn_class_name(type));
 }
 
-/* ---- what a gres without devices has nothing to say about ---- */
+/* ---- functions that do nothing for a gres without devices ---- */
 
 extern void gres_p_send_stepd(buf_t *buffer)
 {

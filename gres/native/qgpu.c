@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later
  *
- * gres_qgpu.so: percent of cards; the Type is the class.
+ * gres_qgpu.so counts percent of cards; its Type is the class.
  */
 #include "native.h"
 

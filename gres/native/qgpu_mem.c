@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later
  *
- * gres_qgpu_mem.so: bytes of the cards' memory.
+ * gres_qgpu_mem.so counts bytes of the cards' memory.
  */
 #include "native.h"
 
