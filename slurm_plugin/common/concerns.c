@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * See proof.h.
+ * Does a job concern qgpu at all? proof.h has the declaration.
  */
 #include "proof.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Whether a field begins with a tag that promises a card. That of a job with its nodes for itself
- * does not, nor does what a user wrote further behind: else a comment would make the Prolog of any
- * node depend on qgpud. */
+/* Does a field begin with a tag that promises a card? The tag of a job that has whole nodes does
+ * not. A tag further behind does not count: it may be a user's text, which would make the Prolog of
+ * any node depend on qgpud. */
 static bool promises(const char *field)
 {
     const char *tag = field ? field + strspn(field, " \t\n\r\v\f") : "";

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * See paths.h.
+ * Checks of paths that root acts on; paths.h describes each function.
  */
 #include "paths.h"
 
@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MAX_LINKS 16
+#define MAX_LINKS 16 /* symbolic links on one path; a loop ends here; chosen, not measured */
 
 bool qg_node_name_ok(const char *node)
 {
@@ -52,8 +52,8 @@ bool qg_expand_node(const char *pattern, const char *node, char *out, size_t siz
     return used > 0;
 }
 
-/* True if only root can change the directory st; a sticky one is good enough for a parent, because
- * there nobody can replace an entry that root owns. */
+/* True if only root can change the directory st. A parent may be sticky: there no other user can
+ * replace an entry that root owns. */
 static bool only_root(const struct stat *st, bool is_parent)
 {
     if (st->st_uid != 0)
@@ -95,7 +95,7 @@ static bool follow(const char *step, char *rest, char *why, size_t size)
     return true;
 }
 
-/* Takes the first name of rest away and appends it to here. False: there is none left. */
+/* Removes the first name from rest; step becomes here + "/" + that name. False: rest is empty. */
 static bool next_step(char *rest, const char *here, char *step, size_t size)
 {
     size_t skip = strspn(rest, "/"), len = strcspn(rest + skip, "/");
@@ -161,8 +161,8 @@ int qg_open_trusted_dir(const char *path, char *why, size_t size)
     }
     if (fstat(fd, &st) != 0 || !only_root(&st, false)) {
         snprintf(why, size,
-                 "%s must be owned by root and writable by nobody else (owner %u, mode %04o)", path,
-                 (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777));
+                 "%s must be owned by root and writable by no other user (owner %u, mode %04o)",
+                 path, (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777));
         close(fd);
         errno = EPERM;
         return -1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Paths that root acts on: the node name put into a configured path, and directories opened only if
- * nobody but root can have tampered with them. Shared by the hook client and the SPANK plugin.
+ * Paths that root acts on: a node name is put into a configured path, and a directory is opened only
+ * if root alone can have changed it. The hook client and the SPANK plugin use this.
  */
 #ifndef QGPU_PATHS_H
 #define QGPU_PATHS_H
@@ -9,17 +9,17 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* A Slurm node name as we accept it in a path or in an argument: [A-Za-z0-9._-]+, not starting with
- * a dot. */
+/* Is it a Slurm node name that may be part of a path or an argument? [A-Za-z0-9._-]+, not starting
+ * with a dot, shorter than 64 characters. */
 bool qg_node_name_ok(const char *node);
 
-/* Copies pattern to out with each %n replaced by node. False: it does not fit, or node is needed
- * and bad. */
+/* Copies pattern to out and replaces each %n by node. False: it does not fit, or it needs node and
+ * that is no valid name. */
 bool qg_expand_node(const char *pattern, const char *node, char *out, size_t size);
 
-/* Whether root alone can change the file, every directory on the way and every link, which is
- * followed by hand. In a sticky directory such as /tmp others cannot replace what is root's. False
- * with errno and a sentence in why. */
+/* Can root alone change the file, every directory on its path and every symbolic link? Links are
+ * followed one by one. A sticky directory such as /tmp is accepted: others cannot replace root's
+ * entries there. False with errno and a sentence in why. */
 bool qg_path_trusted(const char *path, char *why, size_t size);
 
 /* Opens path as a directory that only root can change: owned by root, not writable by group or

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * See proof.h. A proof is one line that says for which start of which job it is, so that one that
- * was left behind proves nothing later: the boot, the job, how often it was requeued, and the
- * version of the grants that the plugin reads. It is taken once.
+ * The proof that Slurm loads the SPANK plugin (proof.h). A proof is one line that names one start of
+ * one job, so that a proof that was left behind is not valid later. It has the boot, the job, the
+ * number of its requeues, and the version of grants that the plugin reads. It is read and removed
+ * once.
  */
 #include "proof.h"
 
@@ -42,7 +43,7 @@ static bool boot_id(char *out, size_t size)
     return out[0] != '\0';
 }
 
-/* What the proof of this start has to say, and its file's name. */
+/* The line that the proof of this start must have, and the name of its file. */
 static bool expected(char *line, size_t size, char *name, size_t name_size, char *why,
                      size_t why_size)
 {
@@ -51,7 +52,7 @@ static bool expected(char *line, size_t size, char *name, size_t name_size, char
 
     if (!job || !boot_id(boot, sizeof(boot))) {
         snprintf(why, why_size, "%s",
-                 job ? "the kernel does not tell its " BOOT_ID : "SLURM_JOB_ID is no number");
+                 job ? "the kernel does not give its " BOOT_ID : "SLURM_JOB_ID is no number");
         return false;
     }
     snprintf(name, name_size, "%s", job);
@@ -60,7 +61,7 @@ static bool expected(char *line, size_t size, char *name, size_t name_size, char
     return true;
 }
 
-/* RUN_DIR/spank, which root alone can read and change. */
+/* Opens RUN_DIR/spank, which root alone can read and change. With make it is created. */
 static int open_dir(const char *run_dir, bool make, char *why, size_t size)
 {
     char path[PATH_MAX];
@@ -117,7 +118,7 @@ static ssize_t read_file(int dir, const char *name, char *out, size_t size)
     return got;
 }
 
-/* Whether the two lines differ in the version of the grants alone, which is their last word. */
+/* Do the two lines differ only in the version of grants, which is their last word? */
 static bool other_release(const char *found, const char *line)
 {
     size_t same = (size_t)(strstr(line, " grant=") - line) + strlen(" grant=");
@@ -147,7 +148,7 @@ bool qg_proof_take(const char *run_dir, char *why, size_t size)
     else
         snprintf(why, size, "%s",
                  other_release(found, line) ? "the plugin is of another release of qgpu"
-                                            : "what it left is of an earlier start of the job");
+                                            : "its proof is of an earlier start of the job");
     return false;
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Slurm's own commands, which a Prolog should not call: each asks slurmctld. Two cases are rare
- * enough. A node that is broken is drained with a reason (drain.c). A job that holds a card without
- * a tag is looked up: whether it was queued before qgpu was installed and has whole cards, nothing
- * on the node tells (docs/adr/0024).
+ * Runs Slurm's own commands. A Prolog should not, as each of them asks slurmctld, but two cases are
+ * rare. A node that is broken is drained with a reason (drain.c). For a job that holds a card
+ * without a tag, squeue is asked what it holds. Such a job may have whole cards and have been queued
+ * before qgpu was installed, and nothing on the node shows that (docs/adr/0024).
  */
 #include "hook.h"
 
@@ -20,13 +20,16 @@
 
 #include "../common/paths.h"
 
-#define LIMIT_NS  5000000000LL
-#define FIELD_MAX 1000u /* characters of what squeue prints of a job's allocation */
-/* An array's leader has a line for each of its running tasks, of which a site may have thousands.
- */
+/* A command of Slurm gets 5 s; a Prolog should end soon. Chosen, not measured. */
+#define LIMIT_NS 5000000000LL
+/* Characters that squeue prints of a job's allocation. A longer one is not used. Chosen, not
+ * measured. */
+#define FIELD_MAX 1000u
+/* Bytes of squeue's output. It has a line of about 1 KiB for each running task of a job array, so
+ * this is room for some 4000 of them. Chosen, not measured. */
 #define LINES_MAX (4u << 20)
 
-static void exec_it(const char *program, char *const argv[], int out)
+static void exec_command(const char *program, char *const argv[], int out)
 {
     static char conf[PATH_MAX + 16];
     char *env[] = {"PATH=/usr/sbin:/usr/bin:/sbin:/bin", NULL, NULL};
@@ -52,6 +55,7 @@ static int wait_limited(pid_t pid, int64_t until)
     while (hook_now_ns() < until) {
         if (waitpid(pid, &status, WNOHANG) == pid)
             return status;
+        /* 5 ms until the next check; chosen, not measured */
         nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
     }
     kill(-pid, SIGKILL);
@@ -60,7 +64,7 @@ static int wait_limited(pid_t pid, int64_t until)
     return status;
 }
 
-/* Until its end, the limit, or a full buffer. */
+/* Reads fd until its end, the time `until`, or a full buffer. */
 static void read_all(int fd, char *out, size_t size, int64_t until)
 {
     size_t used = 0;
@@ -93,7 +97,7 @@ bool hook_command(const char *program, char *const argv[], char *out, size_t siz
         return false;
     pid_t pid = fork();
     if (pid == 0)
-        exec_it(program, argv, ends[1]);
+        exec_command(program, argv, ends[1]);
     if (out)
         close(ends[1]);
     if (out && pid > 0)
@@ -119,9 +123,9 @@ static bool untagged_card(void)
            !is_tag(getenv("SLURM_JOB_EXTRA"));
 }
 
-/* Of the line "4711   cpu=1,gres/gpu=1" the second word. An array's leader has the lines of its
- * tasks as well. */
-static void take_line(const char *text, const char *job_id, char *out, size_t size)
+/* The second word of the job's line, such as "4711   cpu=1,gres/gpu=1". For the first job of an
+ * array squeue prints the lines of the other tasks as well. */
+static void read_allocation(const char *text, const char *job_id, char *out, size_t size)
 {
     size_t len = strlen(job_id);
 
@@ -132,14 +136,14 @@ static void take_line(const char *text, const char *job_id, char *out, size_t si
         if (strncmp(word, job_id, len) != 0 || word[len] != ' ')
             continue;
         word += len + strspn(word + len, " ");
-        size_t told = strcspn(word, " \n");
-        /* A field that is full may be cut: what is missing could be a share. */
-        snprintf(out, size, "%.*s", told < FIELD_MAX ? (int)told : 0, word);
+        size_t field_len = strcspn(word, " \n");
+        /* squeue cuts a field that is too long, and the missing part could be a share: use none. */
+        snprintf(out, size, "%.*s", field_len < FIELD_MAX ? (int)field_len : 0, word);
         return;
     }
 }
 
-void hook_look_up(struct hook *hook)
+void hook_query_allocation(struct hook *hook)
 {
     static char text[LINES_MAX];
     char program[PATH_MAX], fields[32];
@@ -154,11 +158,12 @@ void hook_look_up(struct hook *hook)
              hook->scontrol);
     int64_t began = hook_now_ns();
     if (hook_command(program, argv, text, sizeof(text)))
-        take_line(text, hook->job_id, hook->allocated, sizeof(hook->allocated));
+        read_allocation(text, hook->job_id, hook->allocated, sizeof(hook->allocated));
     if (!hook->allocated[0]) {
         snprintf(hook->allocated, sizeof(hook->allocated), "?");
-        fprintf(stderr, "qgpu-hook: %s did not tell what job %s holds\n", program, hook->job_id);
+        fprintf(stderr, "qgpu-hook: %s did not say what job %s holds\n", program, hook->job_id);
     }
-    hook->deadline_ns += hook_now_ns() - began; /* qgpud's time is its own */
+    /* The time that squeue took is not taken from the time for qgpud's answer. */
+    hook->deadline_ns += hook_now_ns() - began;
     hook->connect_ns += hook_now_ns() - began;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Draining the node with a reason that an admin understands. slurmctld drains it anyway when a
- * Prolog fails, but with the reason "Prolog error" only; it leaves the reason of a node alone that
- * is drained already, so ours has to be there first.
+ * Drains the node with a reason that an admin understands. When a Prolog fails, slurmctld drains the
+ * node with the reason "Prolog error". It keeps the reason of a node that is drained already, so
+ * this has to come first.
  */
 #include "hook.h"
 
@@ -10,7 +10,9 @@
 
 #include "../common/paths.h"
 
-#define REASON_MAX 400 /* of the sentence: long enough to act on, short enough for sinfo -R */
+/* Characters of the reason: enough for a sentence of advice, and still readable in `sinfo -R`.
+ * Chosen, not measured. */
+#define REASON_MAX 400
 
 void hook_drain(const struct hook *hook, const char *reason)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The part of the hook's environment that qgpud gets to see. A whitelist: SPANK_* is the user's,
- * and whatever else slurmd may export one day should not reach a root daemon unread.
+ * The variables that the hook sends to qgpud. A list, as the user sets SPANK_*, and a variable that
+ * a later slurmd exports should not reach a daemon of root without a review.
  */
 #include "hook.h"
 
@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Text fields start with the tag, so a long one may lose its tail; any other value has to be whole.
- */
+/* A text field starts with the tag, so the end of a long one may be cut off. Any other value must be
+ * whole. */
 struct variable {
     const char *name;
     bool may_truncate;
@@ -39,7 +39,7 @@ static const struct variable VARIABLES[] = {
     {"SLURM_JOB_EXIT_CODE", false},
 };
 
-/* Appends NAME=VALUE and its NUL; returns the new length, unchanged if it was left out. */
+/* Appends NAME=VALUE and a NUL. Returns the new length; without room or a value it is unchanged. */
 static size_t append(char *out, size_t used, size_t size, const struct variable *var,
                      const char *value)
 {

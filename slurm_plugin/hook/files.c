@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the hook leaves on disk when nobody answers: the reason of the last failure, and a note that
- * a job ended.
+ * Files that the hook writes when qgpud does not answer: the reason of the last failure, and a note
+ * that a job ended.
  */
 #include "hook.h"
 
@@ -80,7 +80,7 @@ void hook_write_last_failure(const struct hook *hook, const char *sentence)
     int dir = qg_open_trusted_dir(hook->run_dir, why, sizeof(why));
 
     if (dir < 0)
-        return; /* the same sentence is on stderr, which slurmd logs */
+        return; /* slurmd logs the same sentence, from standard error */
     if (gmtime_r(&now, &tm))
         strftime(stamp, sizeof(stamp), "%Y-%m-%dT%H:%M:%SZ", &tm);
     int len = snprintf(line, sizeof(line), "%s hook=%s job=%s %s\n", stamp,

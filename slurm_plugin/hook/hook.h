@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * qgpu-hook: what its files share. docs/specs/hook.md is the protocol in prose.
+ * What the sources of qgpu-hook share. docs/specs/hook.md describes the protocol.
  */
 #ifndef QGPU_HOOK_H
 #define QGPU_HOOK_H
@@ -10,11 +10,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HOOK_PROTOCOL  "qgpu-hook/1"
-#define HOOK_MSG_MAX   65536u /* bytes of one message, either way */
-#define HOOK_VALUE_MAX 4096u  /* bytes of one variable's value */
-#define HOOK_TEXT_MAX  2048u  /* bytes of a sentence for people */
-#define HOOK_TRES_MAX  1024u  /* bytes of what Slurm allocated to a job */
+#define HOOK_PROTOCOL "qgpu-hook/1"
+/* In bytes. The first two are in the protocol (docs/specs/hook.md). */
+#define HOOK_MSG_MAX   65536u /* of one message in either direction */
+#define HOOK_VALUE_MAX 4096u  /* of one variable's value */
+#define HOOK_TEXT_MAX  2048u  /* of a sentence for people; chosen, not measured */
+#define HOOK_TRES_MAX  1024u  /* of a job's allocation; more than FIELD_MAX in command.c */
 
 enum hook_kind { HOOK_PROLOG, HOOK_EPILOG };
 
@@ -25,30 +26,31 @@ struct hook {
     const char *node;     /* may be NULL outside Slurm */
     const char *job_id;   /* digits only */
     int64_t deadline_ns;  /* CLOCK_MONOTONIC */
-    int64_t connect_ns;   /* stop trying to connect at this time */
-    /* of a job without a tag, by slurmctld: "cpu=1,gres/gpu=1"; "?": no answer */
+    int64_t connect_ns;   /* end of the attempts to connect, CLOCK_MONOTONIC */
+    /* What slurmctld says that a job without a tag holds: "cpu=1,gres/gpu=1"; "?": no answer. */
     char allocated[HOOK_TRES_MAX];
 };
 
 int64_t hook_now_ns(void);
 
-/* env.c: which variables travel. */
+/* env.c: the message to qgpud, with the job's variables. Returns its length. */
 size_t hook_pack_env(const struct hook *hook, char *out, size_t size);
 
-/* talk.c: one question, one answer. Returns the status that qgpud answered (0..255), or -1 with a
- * reason in text. On success text is the message to show, maybe empty. */
+/* talk.c: one question and its answer. Returns the status that qgpud answered (0..255), with its
+ * message in text, which may be empty; or -1 with a reason in text. */
 int hook_ask(const struct hook *hook, char *text, size_t size);
 
-/* files.c: what stays on disk. */
+/* files.c: what is on disk. */
 bool hook_has_grant(const struct hook *hook);
 bool hook_daemon_was_here(const struct hook *hook);
 bool hook_leave_ended_marker(const struct hook *hook, char *why, size_t size);
 void hook_write_last_failure(const struct hook *hook, const char *sentence);
 
 /* command.c: runs a command of Slurm for five seconds at most; its output goes to out, which may be
- * NULL. False: it failed. look_up asks slurmctld what a job holds that has a card and no tag. */
+ * NULL. False: it failed. hook_query_allocation asks slurmctld what the job holds, if it has a card
+ * but no tag. */
 bool hook_command(const char *program, char *const argv[], char *out, size_t size);
-void hook_look_up(struct hook *hook);
+void hook_query_allocation(struct hook *hook);
 
 /* drain.c */
 void hook_drain(const struct hook *hook, const char *reason);

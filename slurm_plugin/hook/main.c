@@ -2,10 +2,10 @@
  *
  * qgpu-hook prolog|epilog --run-dir DIR --deadline-ms N [--scontrol PATH]
  *
- * What slurmd's Prolog and Epilog exec. It hands the job's environment to qgpud and exits with
- * qgpud's answer; being compiled and static it costs about a millisecond where a Python start costs
- * a hundred. Exit status: 0 go on, 1 the node is broken (Slurm drains it), 2 wrong usage, which is
- * a broken node as well.
+ * slurmd's Prolog and Epilog scripts exec this program. It sends the job's environment to qgpud and
+ * exits with qgpud's answer. A static C program takes about a millisecond, where the start of a
+ * Python program takes a hundred. Exit status: 0 the job may start, 1 the node is broken (Slurm
+ * drains it), 2 wrong usage, which means a broken node as well.
  */
 #include "hook.h"
 
@@ -17,7 +17,8 @@
 #include "../common/proof.h"
 #include "qgpu_abi.h"
 
-/* an ended job should not wait for a daemon that is not there */
+/* An Epilog tries to connect for 500 ms only, as the end of a job should not wait for a daemon that
+ * is not there. Chosen, not measured. */
 #define EPILOG_CONNECT_NS 500000000LL
 
 static int usage(void)
@@ -34,7 +35,7 @@ static bool all_digits(const char *text)
     return len > 0 && len < 20 && strspn(text, "0123456789") == len;
 }
 
-/* Returns 0, or the exit status after it said what is wrong. */
+/* Returns 0; or the exit status, after it printed what is wrong. */
 static int parse(struct hook *hook, int argc, char **argv)
 {
     const char *run_dir = NULL;
@@ -72,7 +73,8 @@ static int parse(struct hook *hook, int argc, char **argv)
     return 0;
 }
 
-/* The node cannot serve GPU jobs: keep the reason on the node, in Slurm and in slurmd's log. */
+/* The node cannot run GPU jobs. Writes the reason to a file on the node, to Slurm and to slurmd's
+ * log. */
 static int fail_node(const struct hook *hook, const char *sentence)
 {
     fprintf(stderr, "%s\n", sentence);
@@ -81,7 +83,8 @@ static int fail_node(const struct hook *hook, const char *sentence)
     return 1;
 }
 
-/* Slurm does not load our plugin here, or another one: the job's tasks would run without limits. */
+/* Slurm does not load qgpu's SPANK plugin on this node, or that of another release: the job's tasks
+ * would run without limits. */
 static int fail_unproven(const struct hook *hook, const char *why)
 {
     char sentence[HOOK_TEXT_MAX + PATH_MAX];
@@ -102,11 +105,11 @@ static int run_prolog(struct hook *hook)
     char text[HOOK_TEXT_MAX] = "", sentence[HOOK_TEXT_MAX + PATH_MAX], why[HOOK_TEXT_MAX] = "";
     bool proven = qg_proof_take(hook->run_dir, why, sizeof(why));
 
-    /* Where qgpud has never been, neither has a place for the proof: then that is what has to be
-     * said. */
+    /* If qgpud never ran on this node, there is no directory for a proof either. The cause is then
+     * the missing qgpud, which hook_ask() reports. */
     if (!proven && hook_daemon_was_here(hook))
         return fail_unproven(hook, why);
-    hook_look_up(hook);
+    hook_query_allocation(hook);
     int status = hook_ask(hook, text, sizeof(text));
     if (status == 0 && !proven)
         return fail_unproven(hook, why);
@@ -129,8 +132,8 @@ static int run_prolog(struct hook *hook)
     return fail_node(hook, sentence);
 }
 
-/* An Epilog never drains: what it could not tell qgpud is left as a marker, which qgpud reads when
- * it starts. */
+/* An Epilog never drains the node. If qgpud does not answer, a file notes that the job ended; qgpud
+ * reads it when it starts. */
 static int run_epilog(const struct hook *hook)
 {
     char text[HOOK_TEXT_MAX] = "", why[HOOK_TEXT_MAX] = "";
@@ -166,6 +169,6 @@ int main(int argc, char **argv)
     if (ours && hook.kind == HOOK_EPILOG)
         qg_proof_drop(hook.run_dir);
     if (!ours && (hook.kind == HOOK_PROLOG || !hook_has_grant(&hook)))
-        return 0; /* no card, no tag: such a job must not depend on qgpud */
+        return 0; /* a job without a card and a tag must not depend on qgpud */
     return hook.kind == HOOK_PROLOG ? run_prolog(&hook) : run_epilog(&hook);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One question to qgpud and its answer, within a deadline. A daemon that restarts just now is
- * waited for: a refused connection and a connection that ends without an answer are tried again,
- * since both prolog and epilog are idempotent there.
+ * Sends one question to qgpud and receives its answer, within a deadline. If qgpud is just being
+ * restarted, it waits: it tries again after a refused connection, and after one that ended without
+ * an answer. qgpud may get the same question twice without harm.
  */
 #include "hook.h"
 
@@ -21,7 +21,7 @@
 #include "../common/paths.h"
 #include "qgpu_abi.h"
 
-#define RETRY_NS 20000000 /* 20 ms between two attempts to connect */
+#define RETRY_NS 20000000 /* 20 ms between two attempts to connect; chosen, not measured */
 
 enum outcome { ANSWERED, TRY_AGAIN, HOPELESS };
 
@@ -40,8 +40,8 @@ static int remaining_ms(int64_t until_ns)
     return left <= 0 ? 0 : (int)(left / 1000000) + 1;
 }
 
-/* The socket must be root's, in a directory that only root can change: else anybody could answer
- * for qgpud. */
+/* The socket must be root's, in a directory that only root can change. Otherwise any user could
+ * answer in the name of qgpud. */
 static enum outcome check_socket(const struct hook *hook, char *why, size_t size)
 {
     struct stat st;
@@ -83,7 +83,7 @@ static enum outcome connect_to_daemon(const struct hook *hook, int *out, char *w
         snprintf(why, size, "%s: %s", addr.sun_path, strerror(errno));
         if (fd >= 0)
             close(fd);
-        return TRY_AGAIN; /* refused: not started yet; EAGAIN: its queue is full */
+        return TRY_AGAIN; /* ECONNREFUSED: qgpud has not started yet; EAGAIN: its queue is full */
     }
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) != 0 || peer.uid != 0) {
         snprintf(why, size, "%s is not served by root", addr.sun_path);
@@ -94,7 +94,7 @@ static enum outcome connect_to_daemon(const struct hook *hook, int *out, char *w
     return ANSWERED;
 }
 
-/* "qgpu-hook/1 STATUS" NUL MESSAGE; the message needs no NUL of its own. */
+/* Parses "qgpu-hook/1 STATUS" NUL MESSAGE; MESSAGE need not end with a NUL. -1: not an answer. */
 static int parse_answer(char *msg, size_t len, char *text, size_t size)
 {
     static const char prefix[] = HOOK_PROTOCOL " ";

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * qgpu-mounts DRIVER SHIM: can tasks of this node get the shim by mounts? It makes the same mounts
- * as the SPANK plugin, in a mount namespace of its own, which ends with it, and starts a program
- * there. Exit status 0, or 1 with a sentence.
+ * as the SPANK plugin and starts a program under them. They are in a mount namespace of its own,
+ * which ends with it. Exit status 0, or 1 with a sentence.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -15,7 +15,8 @@
 
 #define PROGRAM "/bin/true"
 
-/* What ld.so says when a program starts; empty where it is content. False: it did not start. */
+/* Starts a program. `said` is what ld.so printed, empty if there was no fault. False: the program
+ * did not run. */
 static bool started(char *said, size_t size)
 {
     int ends[2], status = 0;
@@ -41,6 +42,7 @@ static bool started(char *said, size_t size)
            WEXITSTATUS(status) == 0;
 }
 
+/* Is the driver's path the shim's file now? */
 static bool covered(const char *driver, const char *shim)
 {
     struct stat seen, ours;

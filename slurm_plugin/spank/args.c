@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The words behind the plugin's path in plugstack.conf: run_dir=DIR.
+ * The arguments after the plugin's path in plugstack.conf. There is one: run_dir=DIR.
  */
 #include "spank_qgpu.h"
 

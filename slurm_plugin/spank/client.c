@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sbatch, salloc and srun, as the user: what the options said goes into the job's environment of
- * SPANK, which travels with the request itself and which job_submit.lua reads there in all versions
- * of Slurm. srun's options alone would travel to slurmstepd only, too late for a request. Nobody
- * trusts these variables: they say no more than --gres could say.
+ * In sbatch, salloc and srun, as the user: copies the options' values into SPANK's job environment.
+ * That is part of the request, and job_submit.lua can read it in all versions of Slurm. Without the
+ * copy, srun would send its options to slurmstepd only, too late for the request. These variables
+ * need no trust: they can ask for nothing that --gres could not.
  */
 #include "spank_qgpu.h"
 

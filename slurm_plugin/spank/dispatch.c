@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The SPANK entry points. The same shared object is loaded by srun, sbatch, salloc, slurmd and
- * slurmstepd. Hooks used, in order:
+ * The SPANK entry points. srun, sbatch, salloc, slurmd and slurmstepd load the same shared object.
+ * The hooks, in order:
  *
- *   slurm_spank_job_prolog            `slurmstepd spank prolog`, root, right before slurmd's
- *                                     Prolog: the proof
- *   slurm_spank_init                  all                   our options; slurmstepd, root:
- *                                     plugstack arguments
- *   slurm_spank_init_post_opt         srun, sbatch, salloc  the options' values go with the request
- *   slurm_spank_task_init_privileged  the task's process, root: read the grant, make the sealed
- *                                     descriptor
- *   slurm_spank_task_init             the task's process, the user, stdio in place: environment, or
- *                                     refusal
+ *   slurm_spank_job_prolog            in `slurmstepd spank prolog`, as root, right before slurmd's
+ *                                     Prolog: writes the proof
+ *   slurm_spank_init                  in all of them: registers the options; in slurmstepd, as
+ *                                     root: reads the plugstack arguments
+ *   slurm_spank_init_post_opt         in srun, sbatch, salloc: puts the options into the request
+ *   slurm_spank_task_init_privileged  in the task's process, as root: reads the grant, makes the
+ *                                     sealed descriptor
+ *   slurm_spank_task_init             in the task's process, as the user, with the task's stdio:
+ *                                     sets the environment, or refuses
  *
- * Those of tasks run for batch scripts, srun tasks and interactive steps alike, and not for the
- * extern step.
+ * The two task hooks run for batch scripts, srun tasks and interactive steps, but not for the extern
+ * step.
  */
 #include "spank_qgpu.h"
 
@@ -49,8 +49,7 @@ int slurm_spank_init_post_opt(spank_t sp, int argc, char **argv)
     return ESPANK_SUCCESS;
 }
 
-/* The hook of the Prolog fails the node where this left nothing; what went wrong here is in
- * slurmd's log. */
+/* If this writes no proof, qgpu-hook in the Prolog drains the node. slurmd's log has the reason. */
 int slurm_spank_job_prolog(spank_t sp, int argc, char **argv)
 {
     char run_dir[PATH_MAX], why[PATH_MAX + 256] = "";

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * See drivers.h. The cache of ld.so is read here and not by running ldconfig, which would cost each
- * task three milliseconds. It is root's file; a damaged one must all the same not crash
- * slurmstepd's child.
+ * Finds the driver's files (drivers.h). It reads the cache of ld.so itself, as running ldconfig
+ * would cost each task three milliseconds. The cache is root's file, but a damaged one must not
+ * crash the task's process either.
  */
 #include "drivers.h"
 
@@ -16,10 +16,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define CACHE_MAX    (64u << 20)
-#define OLD_MAGIC    "ld.so-1.7.0"
-#define NEW_MAGIC    "glibc-ld.so.cache1.1"
-#define MAX_DIRS     32
+#define CACHE_MAX (64u << 20) /* bytes; a cache is some 100 KiB, a larger file is no cache */
+#define OLD_MAGIC "ld.so-1.7.0"
+#define NEW_MAGIC "glibc-ld.so.cache1.1"
+/* Directories in which the driver or NVML lies. Chosen, not measured. */
+#define MAX_DIRS 32
+/* Directories of LD_LIBRARY_PATH that are searched. A bound on the time of a task's start; chosen,
+ * not measured. */
 #define MAX_OWN_DIRS 16
 
 /* The layout of glibc's sysdeps/generic/dl-cache.h, which has been the same since 2.2. */
@@ -80,9 +83,9 @@ static void add_file(struct qg_targets *targets, const char *name, const char *l
     if (!realpath(name, found.path) || stat(found.path, &st) != 0 || !S_ISREG(st.st_mode))
         return;
     if (strncmp(strrchr(found.path, '/') + 1, library, strlen(library)) != 0)
-        return; /* a link to something else: nothing that this library's name should cover */
+        return; /* a symbolic link to another library, which must not be covered */
     if (own && st.st_uid != 0)
-        return; /* a user's copy of the driver is his affair */
+        return; /* a user's own copy of the driver is not covered */
     found.dev = st.st_dev;
     found.ino = st.st_ino;
     for (size_t i = 0; i < targets->count; i++)
@@ -107,7 +110,7 @@ static void add_matches(struct qg_targets *targets, const char *dir, const char 
     globfree(&found);
 }
 
-/* A string of the cache, or NULL if it does not end inside it. */
+/* The string at that offset of the cache, or NULL if it does not end inside the cache. */
 static const char *text_at(const char *base, size_t size, uint32_t offset)
 {
     return offset < size && memchr(base + offset, '\0', size - offset) ? base + offset : NULL;
@@ -118,7 +121,7 @@ static void dirs_of_cache(const char *base, size_t size, struct dirs *dirs)
     struct old_head old;
     struct new_head head;
 
-    /* before glibc 2.32: both in one */
+    /* before glibc 2.32 the old format comes first, the new one behind it */
     if (size >= sizeof(old) && memcmp(base, OLD_MAGIC, sizeof(old.magic)) == 0) {
         memcpy(&old, base, sizeof(old));
         size_t skip = (sizeof(old) + 12 * (size_t)old.count + 7) & ~(size_t)7;
@@ -147,7 +150,7 @@ static void read_cache(const char *path, struct dirs *dirs)
     int fd = open(path, O_RDONLY | O_CLOEXEC);
 
     if (fd < 0)
-        return; /* a node without cache: programs find the driver by its directory alone */
+        return; /* without a cache, programs find the driver in its directory only */
     if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0 && st.st_size < CACHE_MAX) {
         size_t size = (size_t)st.st_size;
         void *base = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which files of this node a program could open as the driver or as NVML, under any of their names.
+ * Finds the files of this node that a program could open as the driver or as NVML, under any name.
  */
 #ifndef QGPU_DRIVERS_H
 #define QGPU_DRIVERS_H
@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-#define QG_MAX_TARGETS 64
+#define QG_MAX_TARGETS 64 /* files that are covered; with more, the task fails; chosen */
 #define QG_CUDA        "libcuda.so"
 #define QG_NVML        "libnvidia-ml.so"
 
@@ -19,8 +19,8 @@ struct qg_target {
     dev_t dev;
     ino_t ino;
     bool nvml;
-    /* a driver's library that is not the node's, which the shim goes on to use where it lies
-     * first */
+    /* A driver library of the program's own, not the node's. The shim uses it instead of the node's
+     * if the program would find it first. */
     bool own;
 };
 
@@ -34,9 +34,9 @@ struct qg_targets {
  * in which the cache of ld.so (what `ldconfig -p` prints) has such a library, each file once. */
 void qg_drivers_find(const char *driver_path, const char *ld_cache, struct qg_targets *targets);
 
-/* Adds root's files called libcuda.so* in the directories of NVIDIA's forward-compatible ones
- * (compat in /usr/local/cuda-12.4 and so on) and in the absolute directories of library_path
- * (LD_LIBRARY_PATH of the task), as `own`, while there is room. */
+/* Adds root's files called libcuda.so* as `own`, while there is room. They lie in the directories of
+ * NVIDIA's forward-compatible drivers (compat in /usr/local/cuda-12.4 and so on) and in the absolute
+ * directories of library_path (LD_LIBRARY_PATH of the task). */
 void qg_drivers_own(const char *library_path, struct qg_targets *targets);
 
 #endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The grant file, read with distrust, and its sealed copy. The copy is made while root, so that its
- * owner is root: nobody else can make such a descriptor, which is how the shim and the arbiter know
- * that it is genuine.
+ * Reads and checks the grant file, and makes its sealed copy. The copy is made as root, so root owns
+ * it. No other user can make such a descriptor, so the shim and the arbiter can trust it.
  */
 #include "spank_qgpu.h"
 
@@ -16,9 +15,11 @@
 
 #include "../common/paths.h"
 
-#define FIRST_FD 100 /* out of the way of programs that expect 3, 4, 5 */
+/* Lowest number of the grant's descriptor in a task. Some programs expect 3, 4 and 5 to be free.
+ * Chosen, not measured. */
+#define FIRST_FD 100
 
-/* True if the fixed-size text field ends inside itself and looks like what it is meant to be. */
+/* Does the text end inside its field, and is it an absolute path where it has to be? */
 static bool text_ok(const char *field, size_t size, bool absolute_path)
 {
     if (!memchr(field, '\0', size))
@@ -37,7 +38,7 @@ static const char *card_fault(const struct qg_grant_card *card)
     return NULL;
 }
 
-/* The first thing wrong with the grant, or NULL. */
+/* The first fault of the grant, or NULL. */
 static const char *grant_fault(const struct qg_grant *g, uint32_t job_id, uid_t uid)
 {
     if (g->magic != QG_MAGIC)
@@ -75,8 +76,8 @@ static const char *grant_fault(const struct qg_grant *g, uint32_t job_id, uid_t 
     return NULL;
 }
 
-/* One read of exactly the grant's size from a regular file that root owns and nobody else can
- * write. */
+/* Reads the grant from a regular file of exactly its size, which root owns and no other user can
+ * write. Returns a fault, or NULL. */
 static const char *file_fault(int fd, struct qg_grant *grant)
 {
     struct stat st;
@@ -94,8 +95,8 @@ static const char *file_fault(int fd, struct qg_grant *grant)
     return NULL;
 }
 
-/* qgpud leaves JOB.over when a grant ends (gres/grant/store.py). The directory was checked to be root's
- * alone. */
+/* Has the job's grant ended? qgpud writes JOB.over then (gres/grant/store.py). The caller has
+ * checked that only root can write into the directory. */
 static bool is_over(int dir, uint32_t job_id)
 {
     char name[32];
@@ -119,10 +120,10 @@ enum qg_read qg_grant_read(const char *run_dir, uint32_t job_id, uid_t uid, stru
         return QG_READ_NO_DIR;
     }
     int dir = qg_open_trusted_dir(dir_path, why, why_size);
-    if (dir < 0) /* no such directory: qgpud never granted anything on this node */
+    if (dir < 0) /* ENOENT: qgpud never made a grant on this node */
         return errno == ENOENT ? QG_READ_NONE : QG_READ_NO_DIR;
     snprintf(name, sizeof(name), "%u.grant", job_id);
-    /* O_NONBLOCK: a FIFO in this place must not hang slurmstepd. */
+    /* With O_NONBLOCK a FIFO of this name cannot make slurmstepd hang. */
     int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     int err = errno;
     bool over = fd < 0 && err == ENOENT && is_over(dir, job_id);
@@ -175,7 +176,7 @@ int qg_grant_seal(const struct qg_grant *grant)
         return -1;
     if (write(fd, grant, sizeof(*grant)) == (ssize_t)sizeof(*grant) && fchmod(fd, 0444) == 0 &&
         fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
-        high = fcntl(fd, F_DUPFD, FIRST_FD); /* without close-on-exec: the task inherits it */
+        high = fcntl(fd, F_DUPFD, FIRST_FD); /* not close-on-exec, so that the task inherits it */
     err = errno;
     close(fd);
     errno = err;

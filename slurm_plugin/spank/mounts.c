@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Injection by mounts: as root, in the task's own process, a mount namespace in which every file
- * that a program could open as the driver is the shim. Environment, absolute paths and dlmopen()
- * make no difference there. The namespace ends with its last process, so nothing has to be undone;
- * the user has no right over it, and in a user namespace of his own what lies below a mount stays
- * covered (the kernel locks inherited mounts).
+ * Injection by mounts. As root, in the task's own process, this makes a mount namespace in which the
+ * shim covers every file that a program could open as the driver. So a program gets the shim
+ * whatever its environment is, and with absolute paths and dlmopen() too. The namespace ends with
+ * its last process, so nothing has to be undone. The user has no rights over it. In a user namespace
+ * of his own the covered files stay covered, since the kernel locks inherited mounts.
  *
- * Slave, not private, propagation: nothing that is mounted here is seen elsewhere, but what the
- * node mounts later (autofs, a network share that comes back) still reaches the job.
+ * The propagation is slave, not private. So mounts made here are not seen elsewhere, but mounts that
+ * the node makes later (autofs, a network share that comes back) still reach the job.
  */
 #include "spank_qgpu.h"
 
@@ -27,7 +27,7 @@
 #define LD_CACHE        "/etc/ld.so.cache"
 #define LD_PRELOAD_FILE "/etc/ld.so.preload"
 #define OUR_PRELOAD     QG_TASK_DIR "/ld.so.preload"
-#define LIST_MAX        16384
+#define LIST_MAX        16384 /* bytes of /etc/ld.so.preload with our lines; chosen, not measured */
 #define TMPFS_FLAGS     (MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 struct why {
@@ -68,9 +68,10 @@ static bool bind(const char *from, const char *to, const struct why *why)
            failed(why, "%s cannot be mounted over %s", from, to);
 }
 
-/* An own place in an own namespace. The empty directory stays on the node; it is the mount point of
- * the next job. */
-static bool make_place(const struct why *why)
+/* Makes the mount namespace, and in it a tmpfs at QG_TASK_DIR. The empty directory stays on the
+ * node, as the mount point of later tasks. The tmpfs has 256 KiB and 512 inodes, for some files of a
+ * few KiB; chosen, not measured. */
+static bool make_task_dir(const struct why *why)
 {
     struct stat st;
 
@@ -87,7 +88,7 @@ static bool make_place(const struct why *why)
     return mkdir(QG_TASK_REAL, 0755) == 0 || failed(why, QG_TASK_REAL " cannot be made");
 }
 
-/* The real library, before anything covers it, under a name that the shim knows. */
+/* Mounts the real library at a path that the shim knows, before the shim covers it. */
 static bool keep_real(const char *library, const char *name, const struct why *why)
 {
     char place[128];
@@ -96,8 +97,8 @@ static bool keep_real(const char *library, const char *name, const struct why *w
     return write_file(place, "", 0, why) && bind(library, place, why);
 }
 
-/* A driver's library that the program brings is kept under its own name below, where the shim looks
- * for it (compat.c). */
+/* Mounts a driver library of the program's own below QG_TASK_REAL, at its own path. The shim finds
+ * it there (compat.c). */
 static bool keep_own(const struct qg_target *target, const struct why *why)
 {
     char place[PATH_MAX + sizeof(QG_TASK_REAL)];
@@ -111,7 +112,7 @@ static bool keep_own(const struct qg_target *target, const struct why *why)
     return write_file(place, "", 0, why) && bind(target->path, place, why);
 }
 
-static bool keep_owns(const struct qg_targets *targets, const struct why *why)
+static bool keep_all_own(const struct qg_targets *targets, const struct why *why)
 {
     for (size_t i = 0; i < targets->count; i++)
         if (targets->at[i].own && !keep_own(&targets->at[i], why))
@@ -119,8 +120,8 @@ static bool keep_owns(const struct qg_targets *targets, const struct why *why)
     return true;
 }
 
-/* Beside the driver, as qgpu's NVML looks for it, else the first that ld.so knows; none is no
- * fault. */
+/* The node's NVML: the file beside the driver, else the first one in ld.so's cache. NULL = the node
+ * has none, which is no fault. */
 static const char *real_nvml(const char *driver_path, const struct qg_targets *targets, char *out,
                              size_t size)
 {
@@ -157,7 +158,8 @@ static bool cover(const struct qg_targets *targets, const char *shim, const char
     return true;
 }
 
-/* Ours, then what the node preloads anyway. */
+/* Covers /etc/ld.so.preload with a list of the shim, qgpu's NVML, and what the node's own file has.
+ */
 static bool cover_preload(const char *shim, const char *nvml, const struct why *why)
 {
     static char list[LIST_MAX];
@@ -189,8 +191,8 @@ bool qg_mounts_make(struct qg_grant *grant, const char *nvml, const char *librar
         return failed(&why, "files named libcuda.so* beside %s", grant->driver_path);
     }
     qg_drivers_own(library_path, &targets);
-    if (!make_place(&why) || !keep_real(grant->driver_path, QG_CUDA ".1", &why) ||
-        !keep_owns(&targets, &why))
+    if (!make_task_dir(&why) || !keep_real(grant->driver_path, QG_CUDA ".1", &why) ||
+        !keep_all_own(&targets, &why))
         return false;
     const char *nvml_real =
         *nvml ? real_nvml(grant->driver_path, &targets, beside, sizeof(beside)) : NULL;

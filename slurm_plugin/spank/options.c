@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * --qgpu-mem and --qgpu-cards. Each context registers them (srun sends what it was given to
- * slurmstepd, which would complain about strangers); only the clients look at the values. They end
- * in the native request, qgpu_mem and the number of cards, which job_submit.lua writes (client.c).
+ * The options --qgpu-mem and --qgpu-cards. Every context registers them: srun sends its options to
+ * slurmstepd, which would log an error for one that it does not know. Only the clients read the
+ * values. job_submit.lua turns them into the native request: qgpu_mem and the number of cards
+ * (client.c).
  */
 #include "spank_qgpu.h"
 
@@ -22,8 +23,8 @@ const char *qg_option_cards(void)
     return cards[0] ? cards : NULL;
 }
 
-/* Number and suffix as Slurm counts them: K M G T P, also KiB and KB. A number alone would be
- * bytes. */
+/* Is it a size as Slurm writes it: a number with K, M, G, T or P, also KiB and KB? Slurm would take
+ * a number without a suffix as bytes, so that is refused. */
 static bool is_size(const char *text)
 {
     size_t digits = strspn(text, "0123456789");

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * LD_PRELOAD as text: our two libraries in front, the user's own behind them, ours never twice.
+ * Makes the text of LD_PRELOAD: qgpu's two libraries first, the user's own behind them, and none of
+ * qgpu's twice.
  */
 #include "spank_qgpu.h"
 
@@ -25,7 +26,8 @@ static bool ends_in(const char *entry, size_t len, const char *tail)
     return len >= tail_len && memcmp(entry + len - tail_len, tail, tail_len) == 0;
 }
 
-/* Ours: the two libraries of this shim's directory; with shim NULL those of any, by their names. */
+/* Is the entry a library of qgpu? That is one of the two in this shim's directory. With shim NULL it
+ * is one of these names in any directory. */
 static bool ours(const char *entry, size_t len, const char *shim)
 {
     size_t dir = shim ? (size_t)(strrchr(shim, '/') - shim) : 0;
@@ -41,7 +43,7 @@ static bool ours(const char *entry, size_t len, const char *shim)
 static size_t append(char *out, size_t used, size_t size, const char *entry, size_t len)
 {
     if (used + len + 2 > size)
-        return size; /* does not fit, and nothing will any more */
+        return size; /* it does not fit; no later entry will either */
     if (used)
         out[used++] = ':';
     memcpy(out + used, entry, len);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One task: the process that slurmstepd forked and that will exec the user's program. As root it
- * reads the grant and makes the sealed descriptor; as the user, with the task's stdio in place, it
- * sets the environment or says why the job must not start. A fault of ours never stops a job that
- * has no card to govern.
+ * Prepares one task, in the process that slurmstepd forked and that will exec the user's program.
+ * As root it reads the grant and makes the sealed descriptor. As the user, with the task's stdio, it
+ * sets the environment or prints why the job must not start. A fault of qgpu never stops a job
+ * without a card.
  */
 #include "spank_qgpu.h"
 
@@ -15,22 +15,22 @@
 
 #include "../common/paths.h"
 
-#define ENV_MAX (128 * 1024) /* the kernel's own limit of one string */
+#define ENV_MAX (128 * 1024) /* bytes of one variable: the kernel's own limit (MAX_ARG_STRLEN) */
 
 enum verdict { LEAVE_ALONE, GOVERN, REFUSE };
 
-/* From the first hook to the second, within one process. */
+/* State that the hook as root leaves for the hook as the user, in the same process. */
 static struct {
     enum verdict verdict;
     int fd;
-    char path[PATH_MAX]; /* of the grant, as the task may read it */
+    char path[PATH_MAX]; /* of the grant, where the task can read it */
     char nvml[sizeof(((struct qg_grant *)0)->shim_path) + sizeof(QG_NVML_NAME)];
     struct qg_grant grant;
     char sentence[PATH_MAX + 1024];
 } task;
 
-/* slurmstepd's own environment is root's and holds the name of its slurmd (several can share a
- * machine). The job's environment is the user's and is not asked. */
+/* The node's name, from slurmstepd's own environment, which is root's and names its slurmd (a
+ * machine may have several). The job's environment is not used, as the user sets it. */
 static void node_name(char *out, size_t size)
 {
     const char *node = getenv("SLURMD_NODENAME");
@@ -44,8 +44,8 @@ static void node_name(char *out, size_t size)
         out[strcspn(out, ".")] = '\0';
 }
 
-/* Slurm sets one of these in every batch script and task that was given a card. A user who fakes
- * them on a job without a card refuses only himself. */
+/* Does the task hold a card? Slurm then sets one of these variables. A user who sets one in a job
+ * without a card only gets his own job refused. */
 static bool holds_card(spank_t sp)
 {
     static const struct {
@@ -67,20 +67,20 @@ static bool holds_card(spank_t sp)
     return false;
 }
 
-static bool reads(spank_t sp, const char *name, char *value, size_t size)
+static bool get_env(spank_t sp, const char *name, char *value, size_t size)
 {
     return spank_getenv(sp, name, value, (int)size) == ESPANK_SUCCESS;
 }
 
-/* Parts of a card in a job whose note says whole cards. Only where gres_qgpu.so is installed: it
- * always writes QGPU_ON_NODE, and where that is 0 no SLURM_SHARDS_ON_NODE of another job is left in
- * the environment. Multiples of 100 are whole cards (Slurm before 23.11.5). */
-static bool holds_parts(spank_t sp)
+/* Does the job hold a share of a card, although its grant says whole cards? It can only be known
+ * where gres_qgpu.so is installed. That always writes QGPU_ON_NODE; where it is 0, an inherited
+ * SLURM_SHARDS_ON_NODE was removed. A multiple of 100 means whole cards (Slurm before 23.11.5). */
+static bool holds_shares(spank_t sp)
 {
     char ours[16], shards[32];
 
-    return reads(sp, "QGPU_ON_NODE", ours, sizeof(ours)) && strcmp(ours, "0") == 0 &&
-           reads(sp, "SLURM_SHARDS_ON_NODE", shards, sizeof(shards)) &&
+    return get_env(sp, "QGPU_ON_NODE", ours, sizeof(ours)) && strcmp(ours, "0") == 0 &&
+           get_env(sp, "SLURM_SHARDS_ON_NODE", shards, sizeof(shards)) &&
            strtoull(shards, NULL, 10) % 100 != 0;
 }
 
@@ -119,7 +119,7 @@ static bool put_mounts(spank_t sp, uint32_t job_id)
     static char library_path[ENV_MAX];
     char why[PATH_MAX + 512], text[PATH_MAX + 640];
 
-    if (!reads(sp, "LD_LIBRARY_PATH", library_path, sizeof(library_path)))
+    if (!get_env(sp, "LD_LIBRARY_PATH", library_path, sizeof(library_path)))
         library_path[0] = '\0';
     if (qg_mounts_make(&task.grant, task.nvml, library_path, why, sizeof(why))) {
         snprintf(task.path, sizeof(task.path), "%s", QG_TASK_GRANT);
@@ -131,8 +131,9 @@ static bool put_mounts(spank_t sp, uint32_t job_id)
     return false;
 }
 
-/* What the job will load; qgpud looked at the Prolog. A path that is not there is a matter for the
- * loader. */
+/* Can root alone change the libraries that the job will load? qgpud checked this during the Prolog;
+ * they may have changed since. A path that does not exist is left to the loader, which reports it.
+ */
 static bool libraries_trusted(uint32_t job_id)
 {
     const char *paths[] = {task.grant.shim_path, task.nvml, task.grant.driver_path};
@@ -163,7 +164,7 @@ static void seal_active(spank_t sp, uint32_t job_id, const char *run_dir)
         return;
     }
     task.verdict = GOVERN;
-    /* For the report alone: the job runs all the same. */
+    /* Only the report uses this file, so the job runs without it too. */
     if (!qg_grant_note_fetched(run_dir, job_id, note, sizeof(note)))
         slurm_error("qgpu: spank: job %u: %s", job_id, note);
 }
@@ -178,7 +179,7 @@ void qg_task_as_root(spank_t sp, const struct qg_args *args)
     task.fd = -1;
     if (spank_get_item(sp, S_JOB_ID, &job_id) != ESPANK_SUCCESS ||
         spank_get_item(sp, S_JOB_UID, &uid) != ESPANK_SUCCESS) {
-        slurm_error("qgpu: spank: slurmstepd does not tell the job's number and user");
+        slurm_error("qgpu: spank: slurmstepd does not give the job's number and user");
         if (holds_card(sp))
             refuse_unreadable(job_id, "the job's number is unknown");
         return;
@@ -201,7 +202,7 @@ void qg_task_as_root(spank_t sp, const struct qg_args *args)
                                      : "this job was refused without a reason");
     else if (got == QG_READ_OK && task.grant.state == QG_GRANT_ACTIVE)
         seal_active(sp, job_id, run_dir);
-    else if (got == QG_READ_OK && task.grant.state == QG_GRANT_WHOLE && holds_parts(sp))
+    else if (got == QG_READ_OK && task.grant.state == QG_GRANT_WHOLE && holds_shares(sp))
         refuse("this job holds a share of a card (gres/shard) and a note that says it has a whole "
                "card: submit it again "
                "with --gres=qgpu:N, N percent of a card");
@@ -218,8 +219,8 @@ static bool set_or_log(spank_t sp, const char *name, const char *value)
     return err == ESPANK_SUCCESS;
 }
 
-/* Mounted, the library needs no variable, and one would only trouble containers, which have not its
- * path. */
+/* Sets LD_PRELOAD. With injection by mounts the shim needs no variable; one would only cause errors
+ * in containers without its path, so the entries are removed. */
 static bool put_preload(spank_t sp)
 {
     bool mounted = task.grant.injection == QG_INJECT_MOUNT;
@@ -239,9 +240,10 @@ static bool put_preload(spank_t sp)
     return true;
 }
 
-/* Slurm names a MIG instance by its UUID only where it detected it itself: the index that the lines
- * of gres.conf give means a card to CUDA. A process uses one instance, so a job with several keeps
- * what Slurm says per task. */
+/* Sets CUDA_VISIBLE_DEVICES to the UUID of the job's MIG instance. Slurm does that only for
+ * instances that it detected itself. For those of gres.conf it gives an index, which means a card to
+ * CUDA. A process can use one instance only, so in a job with several Slurm's value per task stays.
+ */
 static bool put_instance(spank_t sp)
 {
     const struct qg_grant *grant = &task.grant;
@@ -256,8 +258,8 @@ static bool govern(spank_t sp)
     char number[16];
 
     snprintf(number, sizeof(number), "%d", task.fd);
-    /* As the user: ld.so would only say that it cannot be preloaded, and start the program without
-     * it. */
+    /* Checked as the user: ld.so would only print that it cannot preload the shim, and start the
+     * program without it. */
     if (access(task.grant.shim_path, R_OK) != 0) {
         snprintf(task.sentence, sizeof(task.sentence),
                  "the library that keeps the limits of this job cannot be read: %s: %s. "
@@ -269,11 +271,12 @@ static bool govern(spank_t sp)
            put_preload(sp) && put_instance(sp);
 }
 
-/* The options of this job are not those of a job that is submitted from inside it. */
-static void forget_options(spank_t sp)
+/* Removes this job's options from the environment. Otherwise a job that is submitted from inside it
+ * would get them too. */
+static void remove_options(spank_t sp)
 {
-    /* Slurm's own way to hand options to what runs in a job; a client takes all of them over as its
-     * own. */
+    /* Slurm passes options to a job's programs in these variables, and sbatch, salloc and srun take
+     * them as options of their own. */
     static const char *const names[] = {"SLURM_SPANK_" QG_SPANK_MEM,
                                         "SLURM_SPANK_" QG_SPANK_CARDS,
                                         "SLURM_SPANK__SLURM_SPANK_OPTION_qgpu_qgpu_mem",
@@ -285,9 +288,9 @@ static void forget_options(spank_t sp)
         spank_unsetenv(sp, names[i]);
 }
 
-/* A job that was submitted from inside a governed one inherited that one's variables: they are not
- * its own. */
-static void forget_inherited(spank_t sp)
+/* Removes variables of another job, which this one inherited if it was submitted from inside a
+ * governed job. */
+static void remove_inherited(spank_t sp)
 {
     char value[PATH_MAX];
     bool fd = spank_getenv(sp, QG_ENV_GRANT_FD, value, sizeof(value)) != ESPANK_ENV_NOEXIST;
@@ -309,7 +312,7 @@ static void forget_inherited(spank_t sp)
 
 void qg_task_as_user(spank_t sp)
 {
-    forget_options(sp);
+    remove_options(sp);
     if (task.verdict == GOVERN && !govern(sp)) {
         task.verdict = REFUSE;
         if (!task.sentence[0])
@@ -317,14 +320,14 @@ void qg_task_as_user(spank_t sp)
                    "longer than 128 KiB?)");
     }
     if (task.verdict == LEAVE_ALONE) {
-        forget_inherited(sp);
+        remove_inherited(sp);
         if (task.grant.state == QG_GRANT_WHOLE)
             put_instance(sp);
     }
     if (task.verdict != REFUSE)
         return;
     dprintf(STDERR_FILENO, "qgpu: %s\n", task.sentence);
-    /* Not a return code: an optional plugin's errors are ignored, and the program would start
+    /* Not a return code: Slurm ignores errors of an optional plugin, and the program would start
      * without limits. */
     _exit(1);
 }
