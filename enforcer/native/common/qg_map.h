@@ -13,7 +13,7 @@
 
 #include "qg_root.h"
 
-#ifndef F_SEAL_FUTURE_WRITE
+#ifndef F_SEAL_FUTURE_WRITE /* the kernel's value, which older headers lack */
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 #define QG_SEALS_FIXED (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) /* every memory file has these */

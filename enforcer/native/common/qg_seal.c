@@ -14,7 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#ifndef F_SEAL_FUTURE_WRITE
+#ifndef F_SEAL_FUTURE_WRITE /* the kernel's value, which older headers lack */
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 #define GRANT_SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)

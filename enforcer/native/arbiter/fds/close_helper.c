@@ -72,6 +72,7 @@ static bool add_close_helper(void)
     if (self == MAX_HELPERS)
         return false;
     pthread_attr_init(&attr);
+    /* 64 KiB, or the least that is allowed: a helper calls close() only */
     pthread_attr_setstacksize(&attr, PTHREAD_STACK_MIN > 65536 ? (size_t)PTHREAD_STACK_MIN : 65536);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);

@@ -10,7 +10,7 @@
 #include "base/base.h"
 #include "fds/fds.h"
 
-#ifndef AT_STATX_DONT_SYNC
+#ifndef AT_STATX_DONT_SYNC /* the kernel's value, which older headers lack */
 #define AT_STATX_DONT_SYNC 0x4000
 #endif
 

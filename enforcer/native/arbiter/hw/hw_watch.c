@@ -43,6 +43,7 @@ bool hw_worker_start(struct arbiter *a, struct hw *hw)
         return false;
     *self = (struct hw_thread){.hw = hw, .gen = ++hw->gen};
     pthread_attr_init(&attr);
+    /* 256 KiB: several struct qg_groups lie on its stack; chosen, not measured */
     pthread_attr_setstacksize(&attr, 256 * 1024);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);

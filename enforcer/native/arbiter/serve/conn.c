@@ -30,7 +30,7 @@
 #include "qg_msg.h"
 #include "qg_time.h"
 
-#ifndef SO_PEERPIDFD
+#ifndef SO_PEERPIDFD /* the kernel's value, which older headers lack */
 #define SO_PEERPIDFD 77
 #endif
 

@@ -24,6 +24,7 @@ static bool policy_known(uint32_t p)
     return p >= QG_POLICY_BEST_EFFORT && p <= QG_POLICY_BURST_SHARE;
 }
 
+/* Bounds of the settings: those that gres/config/schema.py has for the same keys of qgpu.yaml. */
 static bool card_sane(const struct qg_ctl_card *m)
 {
     return qg_terminated(m->uuid, sizeof(m->uuid)) && m->uuid[0] && m->idle_release_ms <= 60000 &&
