@@ -1,4 +1,4 @@
-"""Time as a port, so that everything that waits or dates can be tested in milliseconds."""
+"""Time as a port, so that waits and dates can be tested in milliseconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two clocks in nanoseconds. `monotonic_ns` never steps; `realtime_ns` is for dates in files."""
+    """Two clocks in nanoseconds. `monotonic_ns` never steps;
+    `realtime_ns` is for dates in files.
+    """
 
     def monotonic_ns(self) -> int:
         """CLOCK_MONOTONIC."""
@@ -31,9 +33,11 @@ class SystemClock:
 
 
 class FakeClock:
-    """A clock that stands still until it is told to advance; both clocks advance together."""
+    """A clock that only `advance` moves; both clocks advance together."""
 
-    def __init__(self, monotonic_ns: int = 10**12, realtime_ns: int = 1_700_000_000 * 10**9) -> None:
+    def __init__(
+        self, monotonic_ns: int = 10**12, realtime_ns: int = 1_700_000_000 * 10**9
+    ) -> None:
         self._monotonic = monotonic_ns
         self._realtime = realtime_ns
 

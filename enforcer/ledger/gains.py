@@ -1,4 +1,6 @@
-"""What a look gained over the one before, and the rows that say so: pure, for enforcer/ledger/store.py to write."""
+"""Computes gains between two samples, and the rows for them. Pure;
+enforcer/ledger/store.py writes.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +17,24 @@ _COUNTERS, _OPTIONAL = attrgetter(*COUNTERS), attrgetter(*OPTIONAL)
 
 
 class Baseline(NamedTuple):
-    """What a tenant had said last: the row of `baseline`. A tuple, since each poll makes one of each busy tenant."""
+    """The last counters of a tenant: a row of `baseline`. A tuple, as each poll makes many."""
 
     boot_id: str
     tenant_since: int
     counters: tuple[int, ...]
     optional: tuple[int | None, ...]
     close_hist: tuple[int, ...] | None
-    hist_text: str | None  # the same as JSON
+    hist_text: str | None  # `close_hist` as JSON
     sampled_at: int | None
 
     def goes_on(self, before: Baseline) -> bool:
-        """Whether it counts on from where that one stood."""
+        """Whether the counters continue those of `before`."""
         return self.boot_id == before.boot_id and self.tenant_since == before.tenant_since
 
 
 @dataclass
 class HeldCard:
-    """What a card said last in its bucket, and how many looks that said so are not written yet."""
+    """A card's last values in its bucket, and the number of samples with them not yet written."""
 
     sample: CardSample
     at: int
@@ -41,7 +43,7 @@ class HeldCard:
 
 @dataclass
 class Writes:
-    """What one look adds, by statement: many rows to a statement cost a fraction of as many statements."""
+    """The rows of one sample, by statement: many rows per statement cost far less."""
 
     usage: list[tuple[Any, ...]] = field(default_factory=list)
     series: list[tuple[Any, ...]] = field(default_factory=list)
@@ -49,32 +51,40 @@ class Writes:
     baseline: list[tuple[Any, ...]] = field(default_factory=list)
 
     def all(self) -> Iterator[tuple[str, Sequence[tuple[Any, ...]]]]:
-        """Each statement that has rows, with them."""
+        """Each statement with rows."""
         for statement, rows in (
-            (ADD, self.usage), (ADD_LATENCY, self.latency), (ADD_SERIES, self.series), (KEEP, self.baseline)
-        ):  # fmt: skip
+            (ADD, self.usage),
+            (ADD_LATENCY, self.latency),
+            (ADD_SERIES, self.series),
+            (KEEP, self.baseline),
+        ):
             if rows:
                 yield statement, rows
 
 
 def counter_deltas(sample: Sample, before: Sequence[int | str] | None) -> list[int]:
-    """What each counter gained since `before` (boot_id, tenant_since, counters), None if there was nothing.
+    """Gains of counters since `before` (boot_id, tenant_since, counters), None for no sample
+    before.
 
-    Another start of the arbiter, another tenant, or a counter that ran backwards counts from zero again.
+    After another start of the arbiter, for another tenant, or a counter that fell, it counts from
+    zero.
     """
     now = fitted(_COUNTERS(sample))
-    if before is None or (str(before[0]), before[1]) != (str(sample.boot_id), fit(sample.tenant_since)):
+    if before is None or (str(before[0]), before[1]) != (
+        str(sample.boot_id),
+        fit(sample.tenant_since),
+    ):
         return list(now)
     return list(gains(now, tuple(int(value) for value in before[2:])))
 
 
 def baseline_of(sample: Sample, before: Baseline | None, now_ns: int) -> Baseline:
-    """What the tenant says now, as it is kept."""
+    """The tenant's counters as they are kept."""
     if before is not None and before.close_hist == sample.close_hist:
         hist, text = before.close_hist, before.hist_text
     else:
         hist = None if sample.close_hist is None else fitted(sample.close_hist)
-        text = None if hist is None else str(list(hist))  # of integers that is JSON
+        text = None if hist is None else str(list(hist))  # a list of integers prints as JSON
     return Baseline(
         str(sample.boot_id),
         fit(sample.tenant_since),
@@ -87,34 +97,36 @@ def baseline_of(sample: Sample, before: Baseline | None, now_ns: int) -> Baselin
 
 
 def gains(now: tuple[int, ...], before: tuple[int, ...] | None) -> tuple[int, ...]:
-    """What each counter gained; one that ran backwards counts from zero again."""
+    """Gains of counters; one that fell counts from zero."""
     if before is None:
         return now
     return tuple([new - old if new >= old else new for new, old in zip(now, before, strict=True)])
 
 
-def optional_gains(now: tuple[int | None, ...], before: tuple[int | None, ...] | None) -> list[int | None]:
-    """What the optional counters gained; None where the arbiter does not tell."""
+def optional_gains(
+    now: tuple[int | None, ...], before: tuple[int | None, ...] | None
+) -> list[int | None]:
+    """Gains of optional counters; None if the arbiter does not report them."""
     pairs = zip(now, before or (0,) * len(now), strict=True)
     return [None if new is None else _gained(new, old or 0) for new, old in pairs]
 
 
 def closings(row: int, now: tuple[int, ...], before: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """Gates that closed since then, by bucket."""
+    """Closed gates since then, by bucket."""
     pairs = enumerate(zip_longest(now, before[: len(now)], fillvalue=0))
     return [(row, bucket, _gained(new, old)) for bucket, (new, old) in pairs if new and new != old]
 
 
 def card_rows(node: str, held: HeldCard | None) -> list[tuple[Any, ...]]:
-    """What of it is not written yet, as a row or none; it counts as written from then on."""
+    """The unwritten samples of a card as a row or none; they count as written then."""
     if held is None or not held.more:
         return []
     card, count = held.sample, held.more
     held.more = 0
     util = None if card.util_percent is None else card.util_percent * count
     memory = None if card.mem_used is None else fit(card.mem_used)
-    looks = 0 if util is None else count
-    return [(FINE_S, held.at, card.uuid, node, card.card_index, looks, util, memory)]
+    samples = 0 if util is None else count
+    return [(FINE_S, held.at, card.uuid, node, card.card_index, samples, util, memory)]
 
 
 def _gained(new: int, old: int) -> int:

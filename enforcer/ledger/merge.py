@@ -1,6 +1,6 @@
-"""Records of ledgers as lines of JSON, and merging them into one. Merging the same twice changes nothing.
+"""Writes ledger records as lines of JSON, and merges them; a repeated merge changes nothing.
 
-A record is one grant with all its series, so a later copy simply replaces an earlier one.
+A record is one grant with all its series, so a later copy replaces an earlier one.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from enforcer.ledger.schema import COARSE_S, COLUMNS, LedgerError, Point, Usage,
 from enforcer.ledger.store import Ledger
 
 VERSION = 1
-BATCH = 200
-BUCKETS_A_LINE = 5000
-MAX_LINE = 8 << 20
+BATCH = 200  # records per transaction, so that the ledger is not locked for long
+BUCKETS_A_LINE = 5000  # keeps a line far below MAX_LINE
+MAX_LINE = 8 << 20  # bytes: a node that was broken into must not exhaust memory
 T = TypeVar("T")
-# Grants that ended shortly before the last collection may have been missed by it.
+# ns before the last collection to collect again, as it may have missed grants that just ended
 OVERLAP_NS = 3600 * 10**9
 
 
 @dataclass(frozen=True)
 class Record:
-    """One grant with everything about it."""
+    """One grant with its series and histogram."""
 
     usage: Usage
     points: tuple[Point, ...] = ()
@@ -48,7 +48,7 @@ class Record:
 
     @classmethod
     def from_line(cls, line: str | bytes) -> Record:
-        """Raises LedgerError for anything else; keys of a newer qgpu are passed over."""
+        """Parse a line; keys of a newer qgpu are ignored. Raises LedgerError."""
         try:
             if len(line) > MAX_LINE:
                 raise ValueError(f"a line of {len(line)} bytes")
@@ -80,12 +80,16 @@ _REQUIRED = {
 
 
 def _checked(name: str, value: object) -> Any:
-    """One field: text or a number, and there if it must be."""
+    """Check one field: text or a number, present if required."""
     if value is None and name not in _REQUIRED:
         return None
     if name in _TEXT:
-        # It is printed on administrators' terminals: no control characters of a node that was broken into.
-        if not isinstance(value, str) or len(value) > 255 or not (value.isascii() and value.isprintable()):
+        # It appears on administrators' terminals: no control characters of a compromised node.
+        if (
+            not isinstance(value, str)
+            or len(value) > 255
+            or not (value.isascii() and value.isprintable())
+        ):
             raise ValueError(f"{name} is {value!r:.60}")
         return value
     return _index(value)
@@ -111,7 +115,7 @@ def _index(value: object) -> int:
 
 
 def records(path: str | Path, ended_after_ns: int = 0) -> Iterator[Record]:
-    """Grants of a ledger that stand, or ended after that time. Raises LedgerError."""
+    """Grants of a ledger that stand or ended after that time. Raises LedgerError."""
     with reading(path) as database:
         for row, usage in list(usage_between(database, ended_after_ns, 2**63 - 1)):
             histogram = latency_of(database, row) or {}
@@ -130,12 +134,12 @@ def read_lines(path: Path) -> Iterator[Record | CardBuckets]:
 
 @dataclass(frozen=True)
 class CardBuckets:
-    """What one whole card did: (step, at, index, samples, sum of utilisation, memory) per bucket."""
+    """Use of one whole card per bucket: (step, at, index, samples, sum of utilisation, memory)."""
 
     uuid: str
     node: str
     buckets: tuple[tuple[int | None, ...], ...]
-    config: str = ""  # SHA-256 of the node's qgpu.yaml; an older qgpu does not tell it, and passes over it
+    config: str = ""  # SHA-256 of the node's qgpu.yaml; an older qgpu sends none and ignores it
 
     def to_line(self) -> str:
         """One line of JSON."""
@@ -144,13 +148,13 @@ class CardBuckets:
 
 
 def card_records(path: str | Path, after_ns: int = 0) -> Iterator[CardBuckets]:
-    """What the cards of a ledger did since then, one card at a time. Raises LedgerError."""
+    """Use of the cards of a ledger since then, one card at a time. Raises LedgerError."""
     with reading(path) as database:
         if not has_table(database, "card_series"):
             return
         rows = database.execute(
-            "SELECT uuid, node, step, at, card_index, samples, util_percent, mem_used FROM card_series"
-            " WHERE at >= ? ORDER BY uuid, node, at",
+            "SELECT uuid, node, step, at, card_index, samples, util_percent, mem_used FROM"
+            " card_series WHERE at >= ? ORDER BY uuid, node, at",
             (after_ns // 10**9,),
         )
         for (uuid, node), mine in itertools.groupby(rows, key=lambda row: (row[0], row[1])):
@@ -165,7 +169,7 @@ def _parts(rows: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _card_buckets(data: dict[str, Any]) -> CardBuckets:
-    """Raises ValueError, TypeError, KeyError for what is none."""
+    """Parse the buckets of a card. Raises ValueError, TypeError, KeyError."""
     buckets = []
     for step, at, *rest in data["series"]:
         index, samples, util, memory = rest
@@ -192,15 +196,17 @@ def parse_line(line: str | bytes) -> Record | CardBuckets:
 
 
 def put_card(ledger: Ledger, card: CardBuckets) -> None:
-    """Take a card's buckets in. A bucket only grows, so the copy with more samples knows more.
+    """Merge a card's buckets. A bucket only grows, so of two copies the one with more samples wins.
 
-    Time is covered once: a coarse bucket takes the place of the fine ones that it was made of.
+    A coarse bucket replaces the fine ones that it was made of.
     """
     coarse = [bucket for bucket in card.buckets if bucket[0] == COARSE_S]
     with ledger.transaction():
         if card.config:
             row = (card.node, card.config, int(time.time()))
-            ledger.db.execute("INSERT OR REPLACE INTO node_config (node, sha256, at) VALUES (?, ?, ?)", row)
+            ledger.db.execute(
+                "INSERT OR REPLACE INTO node_config (node, sha256, at) VALUES (?, ?, ?)", row
+            )
         ledger.db.executemany(
             "DELETE FROM card_series WHERE uuid = ? AND step < ? AND at >= ? AND at < ?",
             [(card.uuid, COARSE_S, at, (at or 0) + COARSE_S) for _, at, *_ in coarse],
@@ -210,20 +216,23 @@ def put_card(ledger: Ledger, card: CardBuckets) -> None:
         )
         covered = {at for (at,) in known} | {bucket[1] for bucket in coarse}
         fine = [
-            b for b in card.buckets if b[0] != COARSE_S and (b[1] or 0) // COARSE_S * COARSE_S not in covered
+            b
+            for b in card.buckets
+            if b[0] != COARSE_S and (b[1] or 0) // COARSE_S * COARSE_S not in covered
         ]
         ledger.db.executemany(
-            "INSERT INTO card_series (step, at, uuid, node, card_index, samples, util_percent, mem_used)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET samples = excluded.samples,"
-            " util_percent = excluded.util_percent, mem_used = excluded.mem_used, card_index = excluded.card_index"
-            " WHERE excluded.samples >= samples",
+            "INSERT INTO card_series (step, at, uuid, node, card_index, samples, util_percent,"
+            " mem_used) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET samples ="
+            " excluded.samples, util_percent = excluded.util_percent, mem_used ="
+            " excluded.mem_used, card_index = excluded.card_index WHERE excluded.samples >="
+            " samples",
             [(step, at, card.uuid, card.node, *rest) for step, at, *rest in (*coarse, *fine)],
         )
 
 
 @dataclass
 class Merged:
-    """What a merge did."""
+    """The result of a merge."""
 
     new: int = 0
     changed: int = 0
@@ -231,7 +240,7 @@ class Merged:
 
 
 def merge(ledger: Ledger, found: Iterable[Record | CardBuckets]) -> Iterator[Merged]:
-    """Take records in, a batch per transaction; yields after each batch, so that the caller may pause."""
+    """Merge records, one batch per transaction; yields after each, so that the caller may pause."""
     done = Merged()
     batch: list[Record] = []
     for record in found:
@@ -265,14 +274,15 @@ def _take(ledger: Ledger, batch: Iterable[Record], done: Merged) -> None:
 
 def _known(database: sqlite3.Connection, usage: Usage) -> tuple[int, Usage] | None:
     row = database.execute(
-        f"SELECT id, {', '.join(COLUMNS)} FROM usage WHERE job_id = ? AND uuid = ? AND granted_at = ?",
+        f"SELECT id, {', '.join(COLUMNS)} FROM usage WHERE job_id = ? AND uuid = ? AND granted_at"
+        " = ?",
         usage.key,
     ).fetchone()
     return None if row is None else (row[0], Usage(*row[1:]))
 
 
 def _is_news(new: Usage, old: Usage) -> bool:
-    """Whether a copy knows more than ours: an older copy that comes late must not undo anything."""
+    """Whether a copy is newer than ours; a late older copy must not undo anything."""
     if new == old:
         return False
     mine = (old.ended_at is not None, old.sampled_at or 0)
@@ -284,7 +294,9 @@ def _put(database: sqlite3.Connection, record: Record, row: int | None) -> None:
     values = [fit(v) if isinstance(v, int) else v for v in record.usage]
     if row is None:
         marks = ", ".join("?" * len(COLUMNS))
-        row = database.execute(f"INSERT INTO usage ({', '.join(COLUMNS)}) VALUES ({marks})", values).lastrowid
+        row = database.execute(
+            f"INSERT INTO usage ({', '.join(COLUMNS)}) VALUES ({marks})", values
+        ).lastrowid
     else:
         sets = ", ".join(f"{name} = ?" for name in COLUMNS)
         database.execute(f"UPDATE usage SET {sets} WHERE id = ?", [*values, row])
@@ -292,7 +304,8 @@ def _put(database: sqlite3.Connection, record: Record, row: int | None) -> None:
     database.execute("DELETE FROM latency WHERE usage_id = ?", (row,))
     names = [f.name for f in fields(Point)]
     database.executemany(
-        f"INSERT OR REPLACE INTO series (usage_id, samples, {', '.join(names)}) VALUES (?, 1, ?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT OR REPLACE INTO series (usage_id, samples, {', '.join(names)}) VALUES (?, 1, ?,"
+        " ?, ?, ?, ?, ?, ?)",
         [(row, *astuple(point)) for point in record.points],
     )
     database.executemany(

@@ -1,6 +1,7 @@
-"""Keeps a ledger small: coarser series after a day, nothing after the retention, and a bound on its size.
+"""Keeps a ledger small: coarse series after a day, none after the retention, and a bound on its
+size.
 
-Each call does a little and commits, so that a Prolog never waits behind it.
+Each call does a little and commits, so that no Prolog waits for it.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from dataclasses import dataclass
 from enforcer.ledger.schema import COARSE_S, FINE_KEPT_S, FINE_S
 from enforcer.ledger.store import Ledger
 
-ROWS_AT_ONCE = 100
-SLOTS_AT_ONCE = 4
+ROWS_AT_ONCE = 100  # rows per step, so that a step takes milliseconds
+SLOTS_AT_ONCE = 4  # coarse buckets per step, for the same reason
 
 _MERGE_SERIES = """
-INSERT INTO series (usage_id, step, at, samples, busy_ns, closed_preempted_ns, closed_share_ns, launches, mem_used)
-SELECT usage_id, :coarse, :slot, sum(samples), sum(busy_ns), sum(closed_preempted_ns), sum(closed_share_ns),
-       sum(launches), max(mem_used)
+INSERT INTO series (usage_id, step, at, samples, busy_ns, closed_preempted_ns, closed_share_ns,
+    launches, mem_used)
+SELECT usage_id, :coarse, :slot, sum(samples), sum(busy_ns), sum(closed_preempted_ns),
+       sum(closed_share_ns), sum(launches), max(mem_used)
 FROM series WHERE step = :fine AND at >= :slot AND at < :slot + :coarse GROUP BY usage_id
-ON CONFLICT DO UPDATE SET samples = samples + excluded.samples, busy_ns = busy_ns + excluded.busy_ns,
+ON CONFLICT DO UPDATE SET samples = samples + excluded.samples,
+    busy_ns = busy_ns + excluded.busy_ns,
     closed_preempted_ns = closed_preempted_ns + excluded.closed_preempted_ns,
-    closed_share_ns = closed_share_ns + excluded.closed_share_ns, launches = launches + excluded.launches,
+    closed_share_ns = closed_share_ns + excluded.closed_share_ns,
+    launches = launches + excluded.launches,
     mem_used = max(coalesce(mem_used, excluded.mem_used), coalesce(excluded.mem_used, mem_used))
 """
 _MERGE_CARDS = """
@@ -28,21 +32,22 @@ INSERT INTO card_series (step, at, uuid, node, card_index, samples, util_percent
 SELECT :coarse, :slot, uuid, node, max(card_index), sum(samples), sum(util_percent), max(mem_used)
 FROM card_series WHERE step = :fine AND at >= :slot AND at < :slot + :coarse GROUP BY uuid
 ON CONFLICT DO UPDATE SET samples = samples + excluded.samples,
-    util_percent = coalesce(util_percent + excluded.util_percent, util_percent, excluded.util_percent),
+    util_percent =
+        coalesce(util_percent + excluded.util_percent, util_percent, excluded.util_percent),
     mem_used = max(coalesce(mem_used, excluded.mem_used), coalesce(excluded.mem_used, mem_used))
 """
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long an ended grant is kept, and how many bytes of pages may be in use."""
+    """Retention of an ended grant, and bytes of pages that may be in use."""
 
     retention_s: float
     max_bytes: int
 
 
 def used_bytes(ledger: Ledger) -> int:
-    """Bytes of pages that hold something; freed pages are used again, so the file follows this."""
+    """Bytes of pages in use; the file reuses freed pages, so its size follows."""
     page, count, free = (
         int(ledger.db.execute(f"PRAGMA {name}").fetchone()[0])
         for name in ("page_size", "page_count", "freelist_count")
@@ -61,7 +66,7 @@ def prune(ledger: Ledger, limits: Limits, now_ns: int) -> bool:
 
 
 def _coarsen(ledger: Ledger, before_s: int) -> bool:
-    """Merge whole slots of fine buckets that are older than that."""
+    """Merge whole slots of fine buckets older than that."""
     for _ in range(SLOTS_AT_ONCE):
         oldest = ledger.db.execute(
             "SELECT min(at) FROM (SELECT min(at) AS at FROM series WHERE step = :fine"
@@ -75,7 +80,9 @@ def _coarsen(ledger: Ledger, before_s: int) -> bool:
             for table, merge in (("series", _MERGE_SERIES), ("card_series", _MERGE_CARDS)):
                 ledger.db.execute(merge, values)
                 ledger.db.execute(
-                    f"DELETE FROM {table} WHERE step = :fine AND at >= :slot AND at < :slot + :coarse", values
+                    f"DELETE FROM {table} WHERE step = :fine AND at >= :slot AND at < :slot +"
+                    " :coarse",
+                    values,
                 )
     return True
 
@@ -84,17 +91,20 @@ def _forget_before(ledger: Ledger, before_ns: int) -> bool:
     before_s = before_ns // 10**9
     with ledger.transaction():
         rows = ledger.db.execute(
-            "DELETE FROM usage WHERE id IN (SELECT id FROM usage WHERE ended_at < ? ORDER BY ended_at LIMIT ?)",
+            "DELETE FROM usage WHERE id IN (SELECT id FROM usage WHERE ended_at < ? ORDER BY"
+            " ended_at LIMIT ?)",
             (before_ns, ROWS_AT_ONCE),
         ).rowcount
         ledger.db.execute("DELETE FROM card_series WHERE step = ? AND at < ?", (COARSE_S, before_s))
-        # A grant that stands longer than the retention keeps its sums, not its old buckets.
+        # A grant older than the retention keeps its sums, not its old buckets.
         ledger.db.execute("DELETE FROM series WHERE step = ? AND at < ?", (COARSE_S, before_s))
     return rows == ROWS_AT_ONCE
 
 
 def _drop_oldest(ledger: Ledger) -> bool:
-    """The file is too large: the oldest grants go, whatever the retention says, and of series the oldest tenth."""
+    """The file is too large: drop the oldest grants despite the retention, or the oldest tenth of
+    series.
+    """
     with ledger.transaction():
         rows = ledger.db.execute(
             "DELETE FROM usage WHERE id IN"

@@ -1,4 +1,4 @@
-"""Reading ledgers, of a node or collected from many, without writing to them."""
+"""Reads ledgers, of a node or collected from many, without writing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enforcer.ledger.schema import COLUMNS, CardPoint, LedgerError, Point, Usage
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[sqlite3.Connection]:
-    """The ledger opened read-only. Raises LedgerError with a sentence, also for what happens inside."""
+    """Open a ledger read-only. Raises LedgerError with a sentence, for errors inside too."""
     try:
         with closing(_open(Path(path))) as database:
             yield database
@@ -28,21 +28,37 @@ def _open(path: Path) -> sqlite3.Connection:
         return database
     except sqlite3.OperationalError:
         database.close()
-        # WAL needs its two helper files; qgpud removes them when it ends, and a user cannot make them.
+        # WAL needs its two helper files; qgpud removes them when it ends, and a user cannot make
+        # them.
         if path.with_name(path.name + "-wal").exists():
             raise
         return sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True)
 
 
-# What totals need; the rest of a row is then left NULL, which makes a hundred thousand of them quicker.
+# Columns that totals need; others stay NULL, which is faster for a hundred thousand rows.
 FOR_TOTALS = frozenset(
-    {"job_id", "node", "uuid", "card_index", "uid", "class", "granted_at", "ended_at", "busy_ns", "denied",
-     "preemptions", "closed_preempted_ns", "sampled_at", "held_ns", "harvest_ns"}
-)  # fmt: skip
+    {
+        "job_id",
+        "node",
+        "uuid",
+        "card_index",
+        "uid",
+        "class",
+        "granted_at",
+        "ended_at",
+        "busy_ns",
+        "denied",
+        "preemptions",
+        "closed_preempted_ns",
+        "sampled_at",
+        "held_ns",
+        "harvest_ns",
+    }
+)
 
 
 def _columns(database: sqlite3.Connection, only: frozenset[str] | None = None) -> str:
-    """The columns of Usage; what an older schema lacks was not measured."""
+    """The columns of Usage; those missing in an older schema count as not measured."""
     there = {row[1] for row in database.execute("PRAGMA table_info(usage)")}
     there = there if only is None else there & only
     return ", ".join(name if name in there else f"NULL AS {name}" for name in COLUMNS)
@@ -58,18 +74,25 @@ def node_configs(database: sqlite3.Connection) -> dict[str, tuple[str, int]]:
 
 def has_table(database: sqlite3.Connection, name: str) -> bool:
     """Whether this schema has the table."""
-    found = database.execute("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?", (name,))
+    found = database.execute(
+        "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?", (name,)
+    )
     return found.fetchone() is not None
 
 
-def usage_of_jobs(database: sqlite3.Connection, job_ids: Iterable[int]) -> Iterator[tuple[int, Usage]]:
+def usage_of_jobs(
+    database: sqlite3.Connection, job_ids: Iterable[int]
+) -> Iterator[tuple[int, Usage]]:
     """Rows of these jobs with their ids, oldest first."""
     wanted = list(dict.fromkeys(job_ids))
     names = _columns(database)
     for start in range(0, len(wanted), 500):
         part = wanted[start : start + 500]
         marks = ", ".join("?" * len(part))
-        query = f"SELECT id, {names} FROM usage WHERE job_id IN ({marks}) ORDER BY granted_at, card_index"
+        query = (
+            f"SELECT id, {names} FROM usage WHERE job_id IN ({marks}) ORDER BY granted_at,"
+            " card_index"
+        )
         yield from ((row[0], Usage._make(row[1:])) for row in database.execute(query, part))
 
 
@@ -80,16 +103,21 @@ def usage_between(
     uid: int | None = None,
     only: frozenset[str] | None = None,
 ) -> Iterator[tuple[int, Usage]]:
-    """Rows of grants that stood at any time in the window, with their ids; of one user if `uid` is given.
+    """Rows of grants that stood in the window, with their ids; of one user if `uid` is given.
 
-    `only` names the columns that matter; the others are then None.
+    `only` names the columns needed; the others are None.
     """
     who, values = ("", []) if uid is None else (" AND uid = ?", [uid])
     # Two queries, so that the index on ended_at serves both.
     for ended in ("ended_at IS NULL", "ended_at > ?"):
         bounds = [until_ns] if ended.endswith("NULL") else [since_ns, until_ns]
-        query = f"SELECT id, {_columns(database, only)} FROM usage WHERE {ended} AND granted_at < ?{who}"
-        yield from ((row[0], Usage._make(row[1:])) for row in database.execute(query, [*bounds, *values]))
+        query = (
+            f"SELECT id, {_columns(database, only)} FROM usage WHERE {ended} AND granted_at <"
+            f" ?{who}"
+        )
+        yield from (
+            (row[0], Usage._make(row[1:])) for row in database.execute(query, [*bounds, *values])
+        )
 
 
 def series_of(database: sqlite3.Connection, usage_id: int) -> list[Point]:
@@ -97,15 +125,15 @@ def series_of(database: sqlite3.Connection, usage_id: int) -> list[Point]:
     if not has_table(database, "series"):
         return []
     rows = database.execute(
-        "SELECT at, step, busy_ns, closed_preempted_ns, closed_share_ns, launches, mem_used FROM series"
-        " WHERE usage_id = ? ORDER BY at",
+        "SELECT at, step, busy_ns, closed_preempted_ns, closed_share_ns, launches, mem_used FROM"
+        " series WHERE usage_id = ? ORDER BY at",
         (usage_id,),
     )
     return [Point(*row) for row in rows]
 
 
 def latency_of(database: sqlite3.Connection, usage_id: int) -> dict[int, int] | None:
-    """Histogram of one row: bucket -> count; None if nothing was measured."""
+    """Histogram of one row: bucket -> count; None if not measured."""
     if not has_table(database, "latency"):
         return None
     rows = database.execute("SELECT bucket, count FROM latency WHERE usage_id = ?", (usage_id,))
@@ -113,7 +141,7 @@ def latency_of(database: sqlite3.Connection, usage_id: int) -> dict[int, int] | 
 
 
 def card_series(database: sqlite3.Connection, since_s: int, until_s: int) -> list[CardPoint]:
-    """What whole cards did in the window, oldest first."""
+    """Use of whole cards in the window, oldest first."""
     if not has_table(database, "card_series"):
         return []
     rows = database.execute(

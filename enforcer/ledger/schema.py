@@ -1,4 +1,4 @@
-"""What the ledger holds, as types, and the numbered SQL files that make it. docs/specs/reporting/ledger.md."""
+"""The ledger's types, and the numbered SQL files that make it (docs/specs/reporting/ledger.md)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from importlib import resources
 from typing import NamedTuple
 
 FILE_NAME = "ledger.sqlite"
-# Sums that the arbiter always tells; those that only a newer one tells; peaks.
-COUNTERS = ("busy_ns", "launches", "denied", "preemptions", "closed_preempted_ns", "closed_share_ns")
+# Sums that each arbiter reports; those that only a newer one reports; peaks.
+COUNTERS = (
+    "busy_ns",
+    "launches",
+    "denied",
+    "preemptions",
+    "closed_preempted_ns",
+    "closed_share_ns",
+)
 OPTIONAL = ("closed_suspended_ns", "held_ns")
 PEAKS = ("mem_peak", "gate_close_max_ns")
 MIB = 1 << 20
 FINE_S, COARSE_S = 10, 300  # widths of the series' buckets
-FINE_KEPT_S = 86400
+FINE_KEPT_S = 86400  # seconds after which fine buckets become coarse: a day
 
 
 class LedgerError(RuntimeError):
@@ -22,10 +29,11 @@ class LedgerError(RuntimeError):
 
 
 class Sample(NamedTuple):
-    """What the arbiter counted for one tenant since `tenant_since` (its own clock) of its start `boot_id`.
+    """Counters of one tenant since `tenant_since` (the arbiter's clock) in its start `boot_id`.
 
-    `mem_used` is of this moment. `close_hist[k]`: gates closed in less than 2^k microseconds, the last entry
-    the rest. None where the arbiter does not tell. A tuple: a busy node makes and compares a hundred at each poll.
+    `mem_used` is momentary. `close_hist[k]`: gates closed in less than 2^k microseconds, the last
+    entry the rest. None: not reported. A tuple, as a busy node makes and compares a hundred per
+    poll.
     """
 
     job_id: int
@@ -48,7 +56,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class CardSample:
-    """One look at a whole card through NVML; None where the driver does not tell."""
+    """One NVML sample of a whole card; None if not reported."""
 
     uuid: str
     card_index: int | None
@@ -57,9 +65,9 @@ class CardSample:
 
 
 class Usage(NamedTuple):
-    """One row of the ledger: times and durations in nanoseconds, memory in bytes, None = not measured.
+    """One row of the ledger: times in ns, memory in bytes, None = not measured.
 
-    A tuple, since a report of a year makes a hundred thousand of them.
+    A tuple, since a report of a year makes a hundred thousand.
     """
 
     job_id: int
@@ -90,15 +98,15 @@ class Usage(NamedTuple):
     harvest_ns: int | None = None
     mem_mib_ms: int | None = None
     mem_seen_ms: int | None = None
-    fetched: int | None = None  # 1: a task took the grant, 0: none did until its end
+    fetched: int | None = None  # 1: a task fetched the grant, 0: none did until its end
 
     @property
     def key(self) -> tuple[int, str, int]:
-        """What identifies the row in every ledger it is copied to."""
+        """The key of the row in all ledgers."""
         return (self.job_id, self.uuid, self.granted_at)
 
     def wall_ns(self, now_ns: int) -> int:
-        """How long the grant stood, until `now_ns` (CLOCK_REALTIME) if it still does."""
+        """Duration of the grant in ns, until `now_ns` (CLOCK_REALTIME) if it still stands."""
         return max(0, (now_ns if self.ended_at is None else self.ended_at) - self.granted_at)
 
     @property
@@ -148,10 +156,12 @@ def migrations() -> list[tuple[int, str]]:
 
 
 def fit(value: int) -> int:
-    """SQLite's integers are signed 64-bit; nothing real is larger."""
+    """Clamp to SQLite's signed 64 bits; no real value is larger."""
     return value if 0 <= value < 2**63 else 2**63 - 1 if value > 0 else 0
 
 
 def fitted(values: tuple[int, ...]) -> tuple[int, ...]:
-    """The same of several; the same object where all of them fit, which is nearly always."""
-    return values if values and min(values) >= 0 and max(values) < 2**63 else tuple(map(fit, values))
+    """Clamp several; the same object if all fit, which is nearly always."""
+    return (
+        values if values and min(values) >= 0 and max(values) < 2**63 else tuple(map(fit, values))
+    )

@@ -1,7 +1,8 @@
-"""The usage ledger of one node: SQLite, one row per (job, card, grant). docs/specs/reporting/ledger.md is the format.
+"""The usage ledger of one node: SQLite, one row per (job, card, grant).
 
-Written by qgpud alone; read at any time (WAL). Counters are sums of what the arbiter reported; a restart of
-the arbiter or of qgpud neither loses nor doubles them. None means not measured, 0 measured and zero.
+Format: docs/specs/reporting/ledger.md. Only qgpud writes; reading is always possible (WAL).
+Counters are sums of the arbiter's reports; restarts of arbiter or qgpud neither lose nor double
+them. None means not measured; 0 means measured and zero.
 """
 
 from __future__ import annotations
@@ -47,38 +48,51 @@ from enforcer.ledger.sync import Syncer
 from gres.grant.store import Grant
 
 __all__ = [
-    "COUNTERS", "FILE_NAME", "PEAKS", "CardSample", "Ledger", "LedgerError", "Sample", "Usage", "counter_deltas",
-    "migrations", "read_usage",
-]  # fmt: skip
+    "COUNTERS",
+    "FILE_NAME",
+    "PEAKS",
+    "CardSample",
+    "Ledger",
+    "LedgerError",
+    "Sample",
+    "Usage",
+    "counter_deltas",
+    "migrations",
+    "read_usage",
+]
 
-MODE = 0o640  # others ask qgpud, which follows PrivateData
-# Between two samples further apart than this nobody knows what was held.
+MODE = 0o640  # users ask qgpud, which follows PrivateData
+# ns between two samples beyond which the memory held is not known
 MAX_GAP_NS = 10 * 10**9
 BUCKET_NS = FINE_S * 10**9
 _BUSY = COUNTERS.index("busy_ns")
-_SERIES = itemgetter(*map(COUNTERS.index, ("busy_ns", "closed_preempted_ns", "closed_share_ns", "launches")))
-SERIES_MOST = 2**53  # of one look; their sums shall fit as well
+_SERIES = itemgetter(
+    *map(COUNTERS.index, ("busy_ns", "closed_preempted_ns", "closed_share_ns", "launches"))
+)
+SERIES_MOST = 2**53  # bound per sample, so that sums fit as well
 _PEAKS = attrgetter(*PEAKS)
 
 
 class Ledger:
-    """The ledger opened for writing. The file and its schema are made or brought up to date here."""
+    """The ledger opened for writing; creates or migrates the file and its schema."""
 
     def __init__(self, path: str | Path) -> None:
-        """Raises LedgerError when the file cannot be opened or comes from a newer qgpu."""
+        """Open the file. Raises LedgerError if that fails or a newer qgpu wrote it."""
         self.path = Path(path)
         self._rows: dict[tuple[int, str], int] = {}
-        self._online: frozenset[str] | None = None  # cards with a standing online grant; None: to be asked
+        # cards with a standing online grant; None: not read yet
+        self._online: frozenset[str] | None = None
         self._baselines: dict[int, Baseline] = {}
         self._nvml_peaks: dict[int, int] = {}
         self._cards: dict[tuple[str, str], HeldCard] = {}
-        self._said: dict[int, tuple[Sample, int]] = {}  # the last look at each open row, written or not
+        # the last sample of each open row, written or not
+        self._last: dict[int, tuple[Sample, int]] = {}
         self._syncer = Syncer(self.path.with_name(self.path.name + "-wal"))
         try:
             _make(self.path)
             self.db = sqlite3.connect(self.path, isolation_level=None, timeout=5)
             self.db.execute("PRAGMA journal_mode = WAL")
-            # SQLite syncs at checkpoints; the thread syncs what was committed since, after each sample.
+            # SQLite syncs at checkpoints; our thread syncs what was committed, after each sample.
             self.db.execute("PRAGMA synchronous = NORMAL")
             self.db.execute(f"PRAGMA journal_size_limit = {16 * MIB}")
             self.db.execute("PRAGMA foreign_keys = ON")
@@ -91,8 +105,8 @@ class Ledger:
         known = migrations()
         if version > known[-1][0]:
             raise LedgerError(
-                f"the ledger {self.path} has schema {version}, this qgpu knows up to {known[-1][0]}:"
-                " it was written by a newer release"
+                f"the ledger {self.path} has schema {version}, this qgpu knows up to"
+                f" {known[-1][0]}: it was written by a newer release"
             )
         for number, script in known:
             if number > version:
@@ -108,34 +122,49 @@ class Ledger:
         except BaseException:
             self._rows.clear()
             self._baselines.clear()
-            self._said.clear()
+            self._last.clear()
             self._online = None
             with contextlib.suppress(sqlite3.Error):
                 self.db.execute("ROLLBACK")
             raise
 
-    # ---- grants ----------------------------------------------------------------------------------
+    # ---- grants ---------------------------------------------------------------------------------
 
     def open_grant(self, grant: Grant) -> None:
         """Make the rows of a grant; those that exist already stay as they are."""
         with self.transaction():
             for card in grant.cards if grant.state != "refused" else ():
                 self.db.execute(
-                    "INSERT OR IGNORE INTO usage (job_id, node, uuid, card_index, uid, class, state, share,"
-                    " mem_cap, mem_total, granted_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (grant.job_id, grant.node, card.uuid, card.index, grant.uid, grant.job_class, grant.state,
-                     card.share, card.mem_cap, card.mem_total, grant.created_ns),
-                )  # fmt: skip
+                    "INSERT OR IGNORE INTO usage (job_id, node, uuid, card_index, uid, class,"
+                    " state, share, mem_cap, mem_total, granted_at) VALUES (?, ?, ?, ?, ?, ?, ?,"
+                    " ?, ?, ?, ?)",
+                    (
+                        grant.job_id,
+                        grant.node,
+                        card.uuid,
+                        card.index,
+                        grant.uid,
+                        grant.job_class,
+                        grant.state,
+                        card.share,
+                        card.mem_cap,
+                        card.mem_total,
+                        grant.created_ns,
+                    ),
+                )
                 self._rows.pop((grant.job_id, card.uuid), None)
             self._online = None
 
     def seen_by_driver(self, job_id: int) -> bool:
         """Whether the driver counted memory for the job's standing grant."""
-        query = "SELECT max(coalesce(nvml_mem_peak, 0)) FROM usage WHERE job_id = ? AND ended_at IS NULL"
+        query = (
+            "SELECT max(coalesce(nvml_mem_peak, 0)) FROM usage WHERE job_id = ? AND ended_at IS"
+            " NULL"
+        )
         return bool(self.db.execute(query, (job_id,)).fetchone()[0])
 
     def end(self, job_id: int, reason: str, now_ns: int, fetched: bool | None = None) -> int:
-        """Close all open rows of a job; returns how many there were. `fetched`: whether a task took its grant."""
+        """Close the open rows of a job; their number. `fetched`: whether a task took its grant."""
         with self.transaction():
             self._forget(job_id)
             self._online = None
@@ -156,12 +185,14 @@ class Ledger:
             row = self._rows.pop(key)
             self._baselines.pop(row, None)
             self._nvml_peaks.pop(row, None)
-            self._said.pop(row, None)
+            self._last.pop(row, None)
 
     def _with_online(self) -> frozenset[str]:
-        """Cards on which an online grant stands: what offline does there is harvest."""
+        """Cards with a standing online grant: busy time of offline jobs there is harvest."""
         if self._online is None:
-            rows = self.db.execute("SELECT uuid FROM usage WHERE ended_at IS NULL AND class = 'online'")
+            rows = self.db.execute(
+                "SELECT uuid FROM usage WHERE ended_at IS NULL AND class = 'online'"
+            )
             self._online = frozenset(uuid for (uuid,) in rows)
         return self._online
 
@@ -179,26 +210,30 @@ class Ledger:
         self._rows[job_id, uuid] = int(row[0])
         return int(row[0])
 
-    # ---- samples ---------------------------------------------------------------------------------
+    # ---- samples --------------------------------------------------------------------------------
 
     def record(self, samples: Iterable[Sample], now_ns: int) -> None:
-        """Add what happened since the last sample of the same tenant; unknown tenants are passed over.
+        """Add the gains since the last sample of each tenant; unknown tenants are skipped.
 
-        A tenant of which nothing changed is written once per bucket of its series, so that an idle node costs
-        next to nothing.
+        An unchanged tenant is written once per bucket of its series, so an idle node costs little.
         """
         changed: list[Sample] = []
         same: list[tuple[int, Sample, Baseline]] = []
         for sample in samples:
             row = self._rows.get((sample.job_id, sample.uuid))
-            said = None if row is None else self._said.get(row)
+            said = None if row is None else self._last.get(row)
             before = None if row is None else self._baselines.get(row)
-            if row is None or said is None or before is None or not (said[0] is sample or said[0] == sample):
+            if (
+                row is None
+                or said is None
+                or before is None
+                or not (said[0] is sample or said[0] == sample)
+            ):
                 changed.append(sample)
             elif (before.sampled_at or 0) // BUCKET_NS != now_ns // BUCKET_NS:
                 same.append((row, sample, before))
             else:
-                self._said[row] = (sample, now_ns)
+                self._last[row] = (sample, now_ns)
         if not changed and not same:
             return
         with self.transaction():
@@ -208,13 +243,15 @@ class Ledger:
                 row = self._open_row(sample.job_id, sample.uuid)
                 if row is not None:
                     self._add(row, sample, now_ns, writes)
-                    self._said[row] = (sample, now_ns)
+                    self._last[row] = (sample, now_ns)
             for statement, rows in writes.all():
                 self.db.executemany(statement, rows)
         self._syncer.kick()
 
     def _touch(self, same: Sequence[tuple[int, Sample, Baseline]], now_ns: int) -> None:
-        """A new bucket for tenants of which nothing changed: they were looked at, and held what they held."""
+        """Start a new bucket for unchanged tenants: they were sampled,
+        and held as much as before.
+        """
         usage, series = [], []
         at = now_ns // 10**9 // FINE_S * FINE_S
         for row, sample, before in same:
@@ -223,11 +260,12 @@ class Ledger:
             memory = None if sample.mem_used is None else fit(sample.mem_used)
             series.append((row, FINE_S, at, 0, 0, 0, 0, memory))
             self._baselines[row] = before._replace(sampled_at=now_ns)
-            self._said[row] = (sample, now_ns)
+            self._last[row] = (sample, now_ns)
         self.db.executemany(TOUCH, usage)
         self.db.executemany(ADD_SERIES, series)
         self.db.executemany(
-            "UPDATE baseline SET sampled_at = ? WHERE usage_id = ?", [(now_ns, row) for row, _, _ in same]
+            "UPDATE baseline SET sampled_at = ? WHERE usage_id = ?",
+            [(now_ns, row) for row, _, _ in same],
         )
 
     def record_memory(self, job_id: int, uuid: str, nvml_bytes: int) -> None:
@@ -235,15 +273,16 @@ class Ledger:
         row = self._open_row(job_id, uuid)
         if row is not None and self._nvml_peaks.get(row, -1) < nvml_bytes:
             self.db.execute(
-                "UPDATE usage SET nvml_mem_peak = ? WHERE id = ? AND coalesce(nvml_mem_peak, -1) < ?",
+                "UPDATE usage SET nvml_mem_peak = ? WHERE id = ? AND coalesce(nvml_mem_peak, -1) <"
+                " ?",
                 (fit(nvml_bytes), row, fit(nvml_bytes)),
             )
             self._nvml_peaks[row] = nvml_bytes
 
     def record_cards(self, node: str, cards: Iterable[CardSample], now_ns: int) -> None:
-        """Note what whole cards did; a card that says nothing makes no entry.
+        """Note samples of whole cards; one without values makes no entry.
 
-        What a card says again and again is counted here, and written when it says something else or its bucket ends.
+        Equal samples are counted here, and written when a value changes or the bucket ends.
         """
         at = now_ns // 10**9 // FINE_S * FINE_S
         rows: list[tuple[Any, ...]] = []
@@ -272,7 +311,9 @@ class Ledger:
         harvest = gained[_BUSY] if sample.uuid in self._with_online() else 0
         optional = optional_gains(now.optional, None if known is None else known.optional)
         held = self._memory_gains(row, sample, before, now_ns)
-        writes.usage.append((*gained, *fitted(_PEAKS(sample)), harvest, *optional, *held, now_ns, row))
+        writes.usage.append(
+            (*gained, *fitted(_PEAKS(sample)), harvest, *optional, *held, now_ns, row)
+        )
         series: tuple[int, ...] = _SERIES(gained)
         if max(series) > SERIES_MOST:
             series = tuple(min(value, SERIES_MOST) for value in series)
@@ -282,19 +323,29 @@ class Ledger:
             old = (() if known is None else known.close_hist) or ()
             writes.latency += closings(row, now.close_hist, old)
         writes.baseline.append(
-            (row, now.boot_id, now.tenant_since, *now.counters, *now.optional, now.hist_text, now_ns)
+            (
+                row,
+                now.boot_id,
+                now.tenant_since,
+                *now.counters,
+                *now.optional,
+                now.hist_text,
+                now_ns,
+            )
         )
         self._baselines[row] = now
 
     def _memory_gains(
         self, row: int, sample: Sample, before: Baseline | None, now_ns: int
     ) -> tuple[int | None, int | None]:
-        """Memory held times the time since the last write (MiB x ms), and that time; for the mean."""
+        """Memory held times the time since the last write (MiB x ms), and
+        that time, for the mean.
+        """
         if sample.mem_used is None or before is None or before.sampled_at is None:
             return None, None
         held, seen, since = 0, 0, before.sampled_at
-        last, last_ns = self._said.get(row, (sample, 0))
-        if last_ns > since and last.mem_used is not None:  # looks that changed nothing were not written
+        last, last_ns = self._last.get(row, (sample, 0))
+        if last_ns > since and last.mem_used is not None:  # unchanged samples were not written
             seen = round((last_ns - since) / 10**6)
             held, since = min(last.mem_used, 2**50) // MIB * seen, last_ns
         if 0 < now_ns - since <= MAX_GAP_NS:
@@ -312,10 +363,12 @@ class Ledger:
             return None
         split = 2 + len(COUNTERS)
         hist = None if found[-2] is None else tuple(json.loads(found[-2]))
-        return Baseline(found[0], found[1], found[2:split], found[split:-2], hist, found[-2], found[-1])
+        return Baseline(
+            found[0], found[1], found[2:split], found[split:-2], hist, found[-2], found[-1]
+        )
 
     def close(self) -> None:
-        """Close the file; everything committed is on it."""
+        """Close the file; all commits are in it."""
         with contextlib.suppress(sqlite3.Error):
             self._write_cards(
                 [row for (node, _), held in self._cards.items() for row in card_rows(node, held)]
@@ -325,12 +378,12 @@ class Ledger:
 
 
 def _make(path: Path) -> None:
-    """The file with its mode, before SQLite makes it with another one (its helper files take the same)."""
+    """Create the file with its mode before SQLite does (its helper files take the same)."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
     try:
         os.fchmod(fd, MODE)
     finally:
         os.close(fd)
-    for helper in ("-wal", "-shm"):  # of a release that left them open to all
+    for helper in ("-wal", "-shm"):  # an older release left them open to all
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + helper).chmod(MODE)

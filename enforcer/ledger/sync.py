@@ -1,4 +1,4 @@
-"""Makes what the ledger committed safe against a power cut, without anybody waiting for a disk."""
+"""Secures ledger commits against a power cut, while no caller waits for a disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Syncer:
-    """Puts the write-ahead log on the disk in a thread of its own, so that no hook waits for a disk."""
+    """Writes the write-ahead log to disk in its own thread, so that no hook waits."""
 
     def __init__(self, wal: Path) -> None:
         self._wal = wal
@@ -18,7 +18,7 @@ class Syncer:
         self._thread: threading.Thread | None = None
 
     def kick(self) -> None:
-        """What is committed now shall be on the disk soon."""
+        """Write present commits to disk soon."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ledger-sync", daemon=True)
             self._thread.start()
@@ -27,7 +27,7 @@ class Syncer:
     def _run(self) -> None:
         while self._wanted.wait() and not self._stop:
             self._wanted.clear()
-            with contextlib.suppress(OSError):  # gone: a checkpoint put everything into the file itself
+            with contextlib.suppress(OSError):  # gone: a checkpoint moved it into the database file
                 fd = os.open(self._wal, os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     os.fdatasync(fd)

@@ -1,1 +1,1 @@
-"""NVML: which cards there are and what runs on them, behind a deadline."""
+"""NVML behind a deadline: the cards, and what runs on them."""

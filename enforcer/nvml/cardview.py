@@ -1,4 +1,4 @@
-"""The node's cards as the daemon knows them: NVML's answer, or the last one while NVML hangs or fails for a while."""
+"""The node's cards: NVML's answer, or the last one while NVML hangs or fails briefly."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gres.grant.identity import IdentityError
 from gres.grant.store import Grant
 from gres.trusted import UntrustedError, require
 
-# So long errors that may pass are bridged with what was seen last; then the node is broken.
+# ns in which the last answer covers errors that may pass; then the node is broken
 PASSING_NS = 300 * 10**9
-RECENT_NS = 10**9  # how old an answer may be for whom anybody can make ask
+RECENT_NS = 10**9  # age of an answer that is good enough for questions of any user
 
 
 @dataclass
@@ -47,9 +47,10 @@ class CardView:
         self.fitted = FittedShim(Path(shim), Path(self.node.state_dir))
 
     def cards(self) -> tuple[CardInfo, ...]:
-        """Cards that answer now; those of the last answer while the driver hangs, or fails in a way that may pass.
+        """Cards that answer now; those of the last answer while the driver hangs or fails briefly.
 
-        Raises NvmlError where there was no such answer, NvmlFaultError for what does not pass."""
+        Raises NvmlError without such an answer, NvmlFaultError for a lasting fault.
+        """
         try:
             self._known = self.nvml.call(lambda nvml: nvml.cards())
         except NvmlStuckError as error:
@@ -67,7 +68,7 @@ class CardView:
         return self._known
 
     def _bridge(self, error: NvmlError) -> None:
-        """Go on with the cards of the last answer, or raise `error`."""
+        """Use the cards of the last answer, or raise `error`."""
         now = self.clock.monotonic_ns()
         if self._failing_since is None:
             self._failing_since = now
@@ -76,14 +77,14 @@ class CardView:
             raise error
 
     def paths(self) -> Paths:
-        """What grants say about this node. Raises BrokenNodeError."""
+        """The paths that grants name on this node. Raises BrokenNodeError."""
         configured = self.config.driver.libcuda.replace("%n", self.node.name)
         driver = find_driver(configured, str(self.fitted.shim))
         self._trust(driver)
         return Paths(self.node.run_dir, driver, self.fitted.path(driver))
 
     def _trust(self, driver: str) -> None:
-        """What root and Slurm load or run for the jobs of this node. Raises BrokenNodeError."""
+        """Check the files that root and Slurm load or run for jobs. Raises BrokenNodeError."""
         shim = self.fitted.shim
         files: dict[str, str | Path] = {
             "driver": driver,
@@ -99,7 +100,9 @@ class CardView:
             raise BrokenNodeError(str(error)) from None
 
     def uuids(self, grants: Iterable[Grant]) -> list[str]:
-        """Cards of this node: those that qgpu.yaml names and NVML sees, and those of standing grants."""
+        """Cards of this node: those that qgpu.yaml names and NVML sees, and those of standing
+        grants.
+        """
         standing = {card.uuid: card.index for grant in grants for card in grant.cards}
         found: dict[str, int] = {}
         why = ""
@@ -114,14 +117,15 @@ class CardView:
         return list(dict.fromkeys([*found, *standing]))
 
     def configured(self) -> list[tuple[int, CardInfo]]:
-        """Index and driver's view of each configured card that answers. Raises NvmlError, IdentityError."""
+        """Index and driver's view of each configured card that answers. Raises NvmlError,
+        IdentityError.
+        """
         by_place = {info.place: info for info in self.cards()}
         named = self.identify(self.node, range(len(self.node.cards)))
         return [(card.spec.index, by_place[card.place]) for card in named if card.place in by_place]
 
     def recent(self) -> list[tuple[int, CardInfo]]:
-        """`configured` as it was at most a second ago: the daemon's loop waits for NVML there, and must not as often as
-        anybody likes."""
+        """`configured`, at most one second old: NVML stalls the loop, and any user may ask."""
         if self._recent is None or self.clock.monotonic_ns() - self._recent_ns >= RECENT_NS:
             try:
                 self._recent = self.configured()
@@ -133,5 +137,5 @@ class CardView:
         return self._recent
 
     def index(self, uuid: str) -> int:
-        """Slurm's index of a card that `uuids` named; 0 for one that it did not."""
+        """Slurm's index of a card that `uuids` returned; else 0."""
         return self._indexes.get(uuid, 0)

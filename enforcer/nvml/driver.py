@@ -23,12 +23,13 @@ from gres.config.mig import Instance
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# NVML's codes for that (nvml.h): NO_PERMISSION, DRIVER_NOT_LOADED, IRQ_ISSUE, LIBRARY_NOT_FOUND, RESET_REQUIRED,
-# OPERATING_SYSTEM, LIB_RM_VERSION_MISMATCH.
+# NVML's codes of lasting faults (nvml.h): NO_PERMISSION, DRIVER_NOT_LOADED, IRQ_ISSUE,
+# LIBRARY_NOT_FOUND, RESET_REQUIRED, OPERATING_SYSTEM, LIB_RM_VERSION_MISMATCH.
 FAULTS = frozenset({4, 9, 11, 12, 16, 17, 18})
-NOBODY = frozenset({0, 6})  # SUCCESS without a row, NOT_FOUND: no process worked since the last look
-OTHERS_EACH = 10  # looks
-QUIET, QUIET_EACH = 10, 3  # looks
+# SUCCESS without a row, NOT_FOUND: no process worked since the last sample
+NO_PROCESS = frozenset({0, 6})
+OTHERS_EACH = 10  # samples between two reads of lists that were empty, to save calls
+QUIET, QUIET_EACH = 10, 3  # idle samples before each third one alone reads utilisation
 LISTS = (
     "nvmlDeviceGetComputeRunningProcesses",
     "nvmlDeviceGetGraphicsRunningProcesses",
@@ -37,7 +38,7 @@ LISTS = (
 
 
 def _translate(function: Callable[P, R]) -> Callable[P, R]:
-    """Turn every NVMLError into our own exception, so that nobody else needs pynvml."""
+    """Turn each NVMLError into our own exception, so that no other module needs pynvml."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -59,11 +60,14 @@ class PynvmlNvml:
 
     @_translate
     def __init__(self, library: str = "auto") -> None:
-        """`library` is an absolute path of libnvidia-ml.so.1, or "auto" for the loader's search path."""
+        """`library` is an absolute path of libnvidia-ml.so.1, or "auto" for the loader's search
+        path.
+        """
         import pynvml
 
         if library != "auto":
-            # pynvml asks the loader for libnvidia-ml.so.1, and one of that SONAME is loaded already then.
+            # pynvml loads libnvidia-ml.so.1; the loader then returns this one, as its SONAME is the
+            # same.
             try:
                 ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
             except OSError as error:
@@ -79,10 +83,14 @@ class PynvmlNvml:
 
     @_translate
     def cards(self) -> tuple[CardInfo, ...]:
-        """All cards that answer, in NVML's order; a lost one is left out. In place of a card in MIG mode stand its
-        instances, which may be none."""
+        """All cards that answer, in NVML's order, without lost ones.
+
+        The instances of a card in MIG mode, maybe none, stand in its place.
+        """
         return tuple(
-            card for index in range(self._nvml.nvmlDeviceGetCount()) for card in self._cards_at(index)
+            card
+            for index in range(self._nvml.nvmlDeviceGetCount())
+            for card in self._cards_at(index)
         )
 
     def _cards_at(self, index: int) -> list[CardInfo]:
@@ -115,7 +123,7 @@ class PynvmlNvml:
         return self._handles[uuid]
 
     def _listed(self, kind: str, uuid: str) -> list[Any]:
-        """One of NVML's lists. Compute must be there; of the others an old driver, binding or card may have none."""
+        """One of NVML's lists. Old drivers, bindings or cards may lack all but compute."""
         nvml = self._nvml
         try:
             handle = self._handle(uuid)
@@ -127,8 +135,11 @@ class PynvmlNvml:
             return []
 
     def _others(self, uuid: str, compute: list[Any]) -> list[Any]:
-        """The lists beside compute. Where they were empty they are read now and then, or when that one changed: nearly
-        always they are, and three calls for each card each second are a third of what an idle node costs."""
+        """The other lists; if they were empty, read at every tenth sample or when compute changed.
+
+        They are nearly always empty. Three calls per card and second cost a third of an idle node's
+        time.
+        """
         before, times, found = self._leisure.get(uuid, ([], OTHERS_EACH, []))
         same = before is compute or [row.pid for row in before] == [row.pid for row in compute]
         if not found and same and times < OTHERS_EACH:
@@ -139,7 +150,9 @@ class PynvmlNvml:
         return found
 
     def _processes(self, uuid: str) -> tuple[GpuProcess, ...]:
-        """All of the card; the same as before while the only list that has some says the same."""
+        """All processes of the card; the same object while only compute has rows and they are
+        unchanged.
+        """
         compute = self._listed(LISTS[0], uuid)
         others = self._others(uuid, compute)
         if others:
@@ -152,7 +165,7 @@ class PynvmlNvml:
 
     @_translate
     def usage(self, uuid: str, busy: bool = True) -> CardUsage:
-        """Processes, memory of the whole card, and utilisation, which old cards and drivers do not tell."""
+        """Processes, memory of the whole card, and utilisation if the card and driver report it."""
         handle = self._handle(uuid)
         try:
             info = self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
@@ -174,8 +187,11 @@ class PynvmlNvml:
         return CardLoad(util, int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used))
 
     def _at_work(self, uuid: str, handle: Any) -> dict[int, int] | None:
-        """Percent by process. Where nobody worked for a while it is read each third time: what begins then shows two
-        looks later, and an idle node costs less. (The whole card's percent would be cheaper, and is of a moment.)"""
+        """Percent by process. After idle samples only each third one reads it, which costs less.
+
+        New work then shows two samples later. (The whole card's percent would be cheaper, but
+        covers only a moment.)
+        """
         quiet = self._quiet.get(uuid, 0)
         self._quiet[uuid] = quiet + 1
         if quiet > QUIET and quiet % QUIET_EACH:
@@ -186,13 +202,17 @@ class PynvmlNvml:
         return found
 
     def _busy(self, uuid: str, handle: Any) -> dict[int, int] | None:
-        """Mean of the new samples, by process. Drivers were seen to tell rubbish above 100 %; it counts nothing."""
+        """Mean of NVML's new samples, by process. Samples above 100 %, seen on some drivers, are
+        dropped.
+        """
         seen = self._seen_us.get(uuid, 0)
         try:
             found = self._rows.samples(uuid, handle, seen)
-            rows = self._nvml.nvmlDeviceGetProcessUtilization(handle, seen) if found is None else found
+            rows = (
+                self._nvml.nvmlDeviceGetProcessUtilization(handle, seen) if found is None else found
+            )
         except self._nvml.NVMLError as error:
-            return {} if error.value in NOBODY else None
+            return {} if error.value in NO_PROCESS else None
         self._seen_us[uuid] = max(
             [int(row.timeStamp) for row in rows if int(row.smUtil) <= 100], default=seen
         )
@@ -204,12 +224,12 @@ class PynvmlNvml:
 
     @_translate
     def driver_version(self) -> str:
-        """Such as 580.65.06."""
+        """The driver's version, such as 580.65.06."""
         return _text(self._nvml.nvmlSystemGetDriverVersion())
 
     @_translate
     def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:
-        """Ask the driver; a binding or a library without the function is an NvmlError as well."""
+        """Limits of a cgroup; a binding or library without the function raises NvmlError too."""
         limits = _limits(self._nvml, "c_nvmlGetMemoryLimits_v1_t")
         limits.nameSpace = cgroup.encode()
         self._nvml.nvmlDeviceGetMemoryLimits_v1(self._handle(uuid), limits)
@@ -217,20 +237,20 @@ class PynvmlNvml:
 
     @_translate
     def set_memory_limits(self, uuid: str, cgroup: str, soft: int, hard: int) -> None:
-        """Tell the driver."""
+        """Set the limits of a cgroup."""
         limits = _limits(self._nvml, "c_nvmlSetMemoryLimits_v1_t")
         limits.nameSpace, limits.softLimit, limits.hardLimit = cgroup.encode(), soft, hard
         self._nvml.nvmlDeviceSetMemoryLimits_v1(self._handle(uuid), limits)
 
     @_translate
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the library."""
         self._handles.clear()
         self._nvml.nvmlShutdown()
 
 
 def mig_handles(nvml: Any, card: Any) -> list[tuple[Any, Instance]] | None:
-    """Handles of the MIG instances of a card; None where it is not in MIG mode. Places without one are passed over."""
+    """Handles of the MIG instances of a card; None without MIG mode. Empty places are skipped."""
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(card)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
@@ -243,14 +263,19 @@ def mig_handles(nvml: Any, card: Any) -> list[tuple[Any, Instance]] | None:
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index)
         except nvml.NVMLError_NotFound:
             continue
-        gi, ci = nvml.nvmlDeviceGetGpuInstanceId(handle), nvml.nvmlDeviceGetComputeInstanceId(handle)
+        gi, ci = (
+            nvml.nvmlDeviceGetGpuInstanceId(handle),
+            nvml.nvmlDeviceGetComputeInstanceId(handle),
+        )
         found.append((handle, Instance(int(gi), int(ci))))
     return found
 
 
 def _limits(nvml: Any, name: str) -> Any:
     if not hasattr(nvml, name):
-        raise NvmlError("nvidia-ml-py is older than 13.615 and does not know limits per cgroup: upgrade it")
+        raise NvmlError(
+            "nvidia-ml-py is older than 13.615 and does not know limits per cgroup: upgrade it"
+        )
     return getattr(nvml, name)()
 
 
@@ -260,7 +285,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _united(rows: list[Any]) -> tuple[GpuProcess, ...]:
-    """Each process once, with the most memory that a list says."""
+    """Each process once, with the largest memory that a list has."""
     found: dict[int, int | None] = {}
     for row in rows:
         pid, held = int(row.pid), _memory(row.usedGpuMemory)

@@ -1,7 +1,7 @@
-"""NVML as a port: which cards there are, and which processes hold memory on them.
+"""NVML as a port: the cards, and the processes that hold memory on them.
 
-`enforcer.nvml.driver` is the adapter on nvidia-ml-py (module `pynvml`), `simulator.nvml_fake` the fake for tests and
-for running qgpud without a card. Cards are keyed by UUID; memory is bytes.
+`enforcer.nvml.driver` is the adapter on nvidia-ml-py (module `pynvml`); `simulator.nvml_fake` is
+the fake for tests and for qgpud without a card. Cards are keyed by UUID; memory is bytes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ class CardLostError(NvmlError):
 
 
 class NvmlFaultError(NvmlError):
-    """What does not pass by itself: no driver, no library, a library of another version than the kernel module, no
-    permission, a card that wants a reset. Whatever else NVML says may be gone in a second."""
+    """A lasting fault; any other NVML error may pass within a second.
+
+    No driver or library, another version than the kernel module's, no permission, or a reset is
+    needed.
+    """
 
 
 @dataclass(frozen=True)
 class CardInfo:
-    """One card as the driver reports it. `minor` is that of its device file, `mem_total` is bytes; a MIG instance is a
-    card of its own, with the minor of the card that it is a part of."""
+    """One card as the driver reports it. `mem_total` is bytes.
+
+    `minor` is that of its device file. A MIG instance is a card, with the minor of its parent card.
+    """
 
     uuid: str
     minor: int
@@ -38,13 +43,13 @@ class CardInfo:
 
     @property
     def place(self) -> Place:
-        """What gres.conf's device files lead to."""
+        """The place that device files of gres.conf lead to."""
         return Place(self.minor, self.instance)
 
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """One process on a card; `mem_used` is bytes, None where the driver does not tell."""
+    """One process on a card; `mem_used` is bytes, None if the driver does not report it."""
 
     pid: int
     mem_used: int | None
@@ -52,9 +57,10 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class CardUsage:
-    """What lies on one card. Bytes; `used` is the whole card without the driver's own reserve, `busy` is percent of
-    time per process that had a kernel since the last look (0..100), None where the driver does not tell, or was not
-    asked.
+    """Usage of one card, in bytes.
+
+    `used` is the whole card without the driver's own reserve. `busy` is percent of the time since
+    the last sample, per process with a kernel (0..100); None if not reported or not asked.
     """
 
     processes: tuple[GpuProcess, ...]
@@ -64,7 +70,9 @@ class CardUsage:
 
 @dataclass(frozen=True)
 class MemoryLimits:
-    """The driver's limits of one cgroup on one card, in bytes; without a limit `hard` is the largest number."""
+    """The driver's limits of one cgroup on one card, in bytes; without a limit `hard` is the
+    largest number.
+    """
 
     soft: int
     hard: int
@@ -73,14 +81,14 @@ class MemoryLimits:
 
 @dataclass(frozen=True)
 class CardLoad:
-    """What a whole card does now, whoever uses it; None where the driver does not tell (MIG: no utilisation)."""
+    """Load of a whole card; None if the driver does not report it (MIG: no utilisation)."""
 
     util_percent: int | None = None
     mem_used: int | None = None
 
 
 class Nvml(Protocol):
-    """What qgpud asks the driver. Every call raises NvmlError (CardLostError for a single card)."""
+    """What qgpud asks the driver. Each call raises NvmlError (CardLostError for a single card)."""
 
     def cards(self) -> tuple[CardInfo, ...]:
         """All cards that answer, in NVML's order."""
@@ -91,15 +99,15 @@ class Nvml(Protocol):
         ...
 
     def usage(self, uuid: str, busy: bool = True) -> CardUsage:
-        """Everything the audit wants to know of one card; not what its processes did where `busy` is false."""
+        """Usage of one card for the audit; without utilisation if `busy` is false."""
         ...
 
     def load(self, uuid: str) -> CardLoad:
-        """What the whole card does now; free of side effects, unlike `usage`."""
+        """Load of the whole card; free of side effects, unlike `usage`."""
         ...
 
     def driver_version(self) -> str:
-        """Such as 580.65.06."""
+        """The driver's version, such as 580.65.06."""
         ...
 
     def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:
@@ -107,9 +115,9 @@ class Nvml(Protocol):
         ...
 
     def set_memory_limits(self, uuid: str, cgroup: str, soft: int, hard: int) -> None:
-        """Set them; root only."""
+        """Set the limits; root only."""
         ...
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the library."""
         ...

@@ -1,7 +1,7 @@
-"""Questions to NVML about several cards, of which some may fail: of the others the answer counts all the same.
+"""Questions to NVML about several cards; some may fail without loss of the others' answers.
 
-They run in NVML's thread. A card that fell off the bus is no failure; one that nobody was granted may fail as it likes,
-and what is done there matters to nobody.
+They run in NVML's thread. A card that fell off the bus is no failure. Failures of cards without a
+grant are ignored, as is the work there.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class UsageAnswer:
-    """What lies on each card that answered, and what the granted ones said that did not."""
+    """Usage of each card that answered, and errors of granted cards that did not."""
 
     usage: dict[str, CardUsage]
     failed: dict[str, NvmlError] = field(default_factory=dict)
 
     def with_busy(self, busy: Mapping[str, dict[int, int] | None]) -> UsageAnswer:
-        """This second look with the utilisation of the first."""
+        """This second sample with the utilisation of the first."""
         usage = {uuid: replace(usage, busy=busy[uuid]) for uuid, usage in self.usage.items()}
         return replace(self, usage=usage)
 
 
 @dataclass
 class UsageQuestion:
-    """What lies on these cards. Raises the first error where no card with a grant answers.
+    """Usage of these cards. Raises the first error if no card with a grant answers.
 
-    The first error of a card that is not in `failing` is raised once as well: NvmlCaller then opens the library anew
-    and asks again, which helps where a handle is of before the card was reset.
+    The first error of a card not in `failing` is raised once too. NvmlCaller then opens the library
+    anew and asks again, which helps if a handle precedes a reset of the card.
     """
 
     uuids: Collection[str]
@@ -50,7 +50,9 @@ class UsageQuestion:
         found = UsageAnswer({})
         for uuid in self.uuids:
             try:
-                usage = of_card(lambda card: nvml.usage(card, self.busy and card in self.granted), uuid)
+                usage = of_card(
+                    lambda card: nvml.usage(card, self.busy and card in self.granted), uuid
+                )
             except NvmlError as error:
                 self._note(found, uuid, error)
                 continue
@@ -90,7 +92,7 @@ def pids_on(nvml: Nvml, uuids: Iterable[str]) -> dict[str, set[int]]:
 
 
 def of_card(ask: Callable[[str], T], uuid: str) -> T | None:
-    """The answer; None of a card that is lost."""
+    """The answer; None for a lost card."""
     try:
         return ask(uuid)
     except CardLostError as error:

@@ -1,8 +1,8 @@
-"""NVML's lists, each read with one call into memory of our own.
+"""Reads NVML's lists, each with one call into memory of our own.
 
-The binding asks twice, once for the length, and makes an object with named fields of each row: on a node with a hundred
-processes that was a third of what qgpud costs. Where the binding gives no access to the library's own functions, or the
-driver is older than these, the reader says None and the binding's ordinary functions serve.
+The binding calls twice, once for the length, and makes an object per row. On a node with a hundred
+processes that was a third of qgpud's cost. Where the binding hides the library's functions, or an
+old driver lacks these, the reader returns None and the binding's functions are used.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-ROOM = 32  # rows at first
-SAMPLES = 128  # the same of utilisation: drivers ask for 100 whatever there is, and nobody says what less does there
-TRIES = 4  # a list may grow while it is read
+ROOM = 32  # rows at first; the array grows if a list is longer
+SAMPLES = 128  # the same for utilisation: drivers demand 100 regardless, and less is not documented
+TRIES = 4  # attempts, since a list may grow while it is read
 SIZE = 7  # NVML_ERROR_INSUFFICIENT_SIZE
-LATEST = "_v3"  # the generation of the functions that fills ProcessRow: driver 510 and later
+LATEST = "_v3"  # suffix of the functions that fill ProcessRow: driver 510 and later
 UTILISATION = "nvmlDeviceGetProcessUtilization"
 
 
@@ -46,8 +46,11 @@ class SampleRow(ctypes.Structure):
 
 @dataclass
 class _Kept:
-    """The array of one list of one card, and what was made of it. Some drivers (535.43 and on) filled rows a third
-    longer than these: the array has that room behind what the driver is told of."""
+    """The array of one list of one card, and the rows made of it.
+
+    Some drivers (535.43 and later) filled rows a third longer, so the array has spare room at its
+    end.
+    """
 
     array: Any = None
     room: int = 0
@@ -69,12 +72,15 @@ class RowReader:
         self._kept: dict[tuple[str, str], _Kept] = {}
 
     def processes(self, kind: str, uuid: str, handle: Any) -> list[Any] | None:
-        """One of the lists of processes, as the same object while the driver says the same. Raises NVMLError."""
+        """One list of processes, as the same object while it is unchanged. Raises NVMLError."""
         ask = self._function(kind + LATEST)
         if ask is None:
             return None
         return self._read(
-            (kind, uuid), ProcessRow, ROOM, lambda array, count: ask(handle, ctypes.byref(count), array)
+            (kind, uuid),
+            ProcessRow,
+            ROOM,
+            lambda array, count: ask(handle, ctypes.byref(count), array),
         )
 
     def samples(self, uuid: str, handle: Any, since_us: int) -> list[Any] | None:
@@ -101,7 +107,11 @@ class RowReader:
             raise
 
     def _read(
-        self, key: tuple[str, str], row: type[ctypes.Structure], least: int, fill: Callable[[Any, Any], int]
+        self,
+        key: tuple[str, str],
+        row: type[ctypes.Structure],
+        least: int,
+        fill: Callable[[Any, Any], int],
     ) -> list[Any]:
         kept = self._kept.setdefault(key, _Kept())
         if kept.array is None:
@@ -116,6 +126,9 @@ class RowReader:
             raise self._error(code)
         raw = ctypes.string_at(kept.array, min(count.value, kept.room) * ctypes.sizeof(row))
         if raw != kept.raw or not raw:
-            # copies: whoever holds them may do so while the array is filled anew
-            kept.raw, kept.rows = raw, list((row * (len(raw) // ctypes.sizeof(row))).from_buffer_copy(raw))
+            # copies, since callers may keep them while the array is filled anew
+            kept.raw, kept.rows = (
+                raw,
+                list((row * (len(raw) // ctypes.sizeof(row))).from_buffer_copy(raw)),
+            )
         return kept.rows

@@ -1,8 +1,8 @@
-"""NVML behind a deadline: every call runs in one worker thread, so that a driver that hangs stalls nobody.
+"""NVML behind a deadline: calls run in one worker thread, so a hanging driver stalls no one else.
 
-A call into the driver cannot be interrupted. While one is overdue, others fail at once with a sentence
-(`NvmlStuckError`); when it comes back after all, things go on as before. `NvmlInline` is the same without a
-thread, for tests and for programs that have nothing else to do.
+A driver call cannot be interrupted. While one is overdue, others fail at once with a sentence
+(`NvmlStuckError`); once it returns, service goes on. `NvmlInline` does the same without a thread,
+for tests and for programs that may wait.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ class NvmlCaller(Protocol):
         ...
 
     def start(self, action: Callable[[Nvml], T], done: Callable[[T | NvmlError], object]) -> bool:
-        """Begin `action`; `collect` hands its result to `done`. False while an earlier one is overdue."""
+        """Start `action`; `collect` gives its result to `done`. False while an earlier one is
+        overdue.
+        """
         ...
 
     def collect(self) -> None:
-        """Deliver what finished since the last time, in the caller's thread."""
+        """Deliver results since the last call, in the caller's thread."""
         ...
 
     def stuck(self) -> NvmlError | None:
@@ -45,12 +47,14 @@ class NvmlCaller(Protocol):
         ...
 
     def fileno(self) -> int | None:
-        """Readable when `collect` has something to do."""
+        """Readable when `collect` has results."""
         ...
 
 
 class _Driver:
-    """The open library; opened when needed, and again once after a failure (a driver may be reloaded)."""
+    """The open library; opened when needed, and again once after a failure (a driver may be
+    reloaded).
+    """
 
     def __init__(self, open_nvml: Callable[[], Nvml]) -> None:
         self._open = open_nvml
@@ -97,10 +101,10 @@ class NvmlInline:
         return True
 
     def collect(self) -> None:
-        """Nothing is ever left to deliver."""
+        """Nothing to deliver."""
 
     def stuck(self) -> NvmlError | None:
-        """Never: who calls waits himself."""
+        """None: the caller itself waits."""
         return None
 
     def fileno(self) -> int | None:
@@ -118,7 +122,9 @@ class _Task:
 
 
 class NvmlThread:
-    """The worker thread. `call`, `start` and `collect` belong to one other thread, the daemon's loop."""
+    """The worker thread. `call`, `start` and `collect` belong to one other thread, the daemon's
+    loop.
+    """
 
     def __init__(self, open_nvml: Callable[[], Nvml], deadline_s: float) -> None:
         self._deadline = deadline_s
@@ -143,7 +149,7 @@ class NvmlThread:
         return result
 
     def start(self, action: Callable[[Nvml], T], done: Callable[[T | NvmlError], object]) -> bool:
-        """Hand it to the worker, unless an earlier one is overdue."""
+        """Give it to the worker, unless an earlier one is overdue."""
         if self.overdue():
             done(self._stuck())
             return False
@@ -159,7 +165,9 @@ class NvmlThread:
                 task = self._ready.get_nowait()
                 if task.done is not None:
                     task.done(
-                        task.result if not isinstance(task.result, Exception) else _as_nvml(task.result)
+                        task.result
+                        if not isinstance(task.result, Exception)
+                        else _as_nvml(task.result)
                     )
 
     def stuck(self) -> NvmlError | None:
@@ -177,8 +185,8 @@ class NvmlThread:
 
     def _stuck(self) -> NvmlStuckError:
         return NvmlStuckError(
-            f"the NVIDIA driver has not answered NVML for {self._deadline:g} s and more: look for Xid errors in"
-            " the kernel's log, and at nvidia-smi"
+            f"the NVIDIA driver has not answered NVML for {self._deadline:g} s and more: look for"
+            " Xid errors in the kernel's log, and at nvidia-smi"
         )
 
     def _submit(self, action: Callable[[Nvml], Any], done: Callable[[Any], object] | None) -> _Task:
@@ -188,7 +196,7 @@ class NvmlThread:
         return task
 
     def close(self) -> None:
-        """End the worker, when the call that it is in has ended. Nothing may be asked afterwards."""
+        """End the worker after its present call. No call may follow."""
         self._todo.put(None)
         self._thread.join(self._deadline)
 

@@ -1,1 +1,1 @@
-"""What qgpud shows of its node: live state, answers to users, metrics, mapping files. Decides nothing."""
+"""Shows the node: live state, answers to users, metrics, mapping files. Decides nothing."""

@@ -1,4 +1,6 @@
-"""Connects an Observer with a running NodeService: once a second the arbiter and the driver are asked, and shown."""
+"""Feeds an Observer from a running NodeService once a second: asks arbiter and driver, shows the
+state.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,17 @@ from enforcer.reporting.state import Card, Seen
 from gres.config.mig import Place
 from gres.grant.identity import IdentityError
 
-LIST_NS = 60 * 10**9  # the list of cards is expensive to ask for, and hardly ever changes
-SLACK_NS = 500 * 10**6
+LIST_NS = 60 * 10**9  # the list of cards costs much and hardly ever changes
+SLACK_NS = 500 * 10**6  # tolerance of the pace, since ticks are not exact
 
 # Card and load, in the driver's order; a card that does not answer has no load.
 LoadAnswer = list[tuple[CardInfo, CardLoad | None]]
 
 
 def sample_cards(nvml: Nvml, known: Sequence[CardInfo], listed: bool) -> LoadAnswer:
-    """All cards with what they do now; the list of them is asked for unless it was of late. In the driver's thread.
+    """All cards with their load; the list of cards is read anew unless `listed`. In NVML's thread.
 
-    One card that fails takes nothing from what is known of the others. Raises the first error where all fail.
+    A card that fails does not hide the others. Raises the first error if all fail.
     """
     found: LoadAnswer = []
     failed: NvmlError | None = None
@@ -54,7 +56,7 @@ def _list(nvml: Nvml, known: Sequence[CardInfo]) -> Sequence[CardInfo]:
 
 
 def seen_of(tenant: Tenant) -> Seen:
-    """A tenant of the daemon as the live state takes it."""
+    """The daemon's tenant as the live state's type."""
     use = tenant.hardware
     plain = (tenant.sample, tenant.procs, tenant.gate, tenant.busy, tenant.suspended)
     return Seen(*plain) if use is None else Seen(*plain, use.state, use.counters())
@@ -67,20 +69,20 @@ class NodeObserver:
     service: NodeService
     observer: Observer
     _known: list[CardInfo] = field(default_factory=list)
-    _looked_ns: int = 0
+    _sampled_ns: int = 0
     _listed_ns: int = 0
     _indexes: dict[Place, int] = field(default_factory=dict)  # -> Slurm's index
     _seen: dict[int, tuple[Tenant, Seen]] = field(
         default_factory=dict
-    )  # of the last look, by the tenant's id()
+    )  # of the last sample, by the tenant's id()
 
     @classmethod
     def of(cls, service: NodeService, clock: Clock) -> NodeObserver:
-        """Made from what the service is made of."""
+        """An observer with the service's parts."""
         return cls(service, Observer(service.config, service.node, service.ledger, clock))
 
     def start(self) -> None:
-        """Open what others read from."""
+        """Open the sockets and files of reports."""
         self.observer.start()
 
     def close(self) -> None:
@@ -88,16 +90,16 @@ class NodeObserver:
         self.observer.close()
 
     def tick(self, force: bool = False) -> None:
-        """Called each second: looks when somebody watches (or `force`), else as often as the ledger is written.
+        """Sample each second while the state is watched (or `force`), else per ledger interval.
 
-        The driver answers when it can, and then the state is shown.
+        The state is shown once the driver answers.
         """
         now = self.observer.clock.monotonic_ns()
         pace = 0 if self.observer.watched() else self.service.config.enforcer.ledger_interval.ns
-        fresh = self._looked_ns < self.service.sampler.polled_ns  # counters that nobody has shown yet
-        if not force and not fresh and now - self._looked_ns < pace - SLACK_NS:
+        fresh = self._sampled_ns < self.service.sampler.polled_ns  # counters not shown yet
+        if not force and not fresh and now - self._sampled_ns < pace - SLACK_NS:
             return
-        self._looked_ns = now
+        self._sampled_ns = now
         if force or now - self.service.sampler.polled_ns > SLACK_NS:
             self.service.poll_arbiter()
         known, listed = self._known, now - self._listed_ns <= LIST_NS
@@ -106,7 +108,9 @@ class NodeObserver:
         self.service.nvml.start(lambda nvml: sample_cards(nvml, known, listed), self._show)
 
     def _show(self, found: LoadAnswer | NvmlError) -> None:
-        pairs: LoadAnswer = [(info, None) for info in self._known] if isinstance(found, NvmlError) else found
+        pairs: LoadAnswer = (
+            [(info, None) for info in self._known] if isinstance(found, NvmlError) else found
+        )
         self._known = [info for info, _ in pairs]
         if any(load is None for _, load in pairs):
             self._listed_ns = 0  # a card is lost, or the driver failed: ask for the list again
@@ -118,11 +122,15 @@ class NodeObserver:
         self.observer.sample(self.service.grants.values(), tenants, list(self._cards(pairs)))
 
     def _tenants(self) -> list[Seen]:
-        """What the arbiter said last; a tenant that did nothing since is the same object, and so is its view."""
+        """The arbiter's last counters; an unchanged tenant is the same
+        object, and so is its view.
+        """
         before, kept = self._seen, {}
         for tenant in self.service.sampler.tenants:
             old = before.get(id(tenant))
-            kept[id(tenant)] = old if old is not None and old[0] is tenant else (tenant, seen_of(tenant))
+            kept[id(tenant)] = (
+                old if old is not None and old[0] is tenant else (tenant, seen_of(tenant))
+            )
         self._seen = kept
         return [seen for _, seen in kept.values()]
 
@@ -147,5 +155,5 @@ class NodeObserver:
         try:
             named = self.service.ports.identify(node, range(len(node.cards)))
         except IdentityError:
-            return  # said by the service already
+            return  # logged by the service
         self._indexes = {card.place: card.spec.index for card in named}

@@ -1,6 +1,8 @@
-"""DCGM's HPC job mapping: a directory with one file per card, one job id per line. DCGM numbers cards as NVML does.
+"""DCGM's HPC job mapping: a directory with one file per card, one job id per line. DCGM numbers
+cards as NVML does.
 
-An unmodified dcgm-exporter (`--hpc-job-mapping-dir`) then labels the card's metrics with the jobs on it.
+An unmodified dcgm-exporter (`--hpc-job-mapping-dir`) then labels the card's metrics with the jobs
+on it.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ def jobs_by_card(state: NodeState) -> dict[str, list[int]]:
 
 
 class JobMapping:
-    """Keeps the files of one directory; only what changed is written."""
+    """Keeps the files of one directory; writes changes only."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._written: dict[str, list[int]] | None = None
 
     def update(self, jobs: Mapping[str, Iterable[int]]) -> None:
-        """Make the directory say this. Files of cards that are gone are emptied, others are left alone."""
+        """Write the directory. Files of missing cards are emptied, others left alone."""
         wanted = {name: list(ids) for name, ids in jobs.items()}
         if wanted == self._written:
             return

@@ -1,7 +1,7 @@
-"""Prometheus metrics of one node, from its live state. docs/specs/reporting/metrics.md lists them.
+"""Prometheus metrics of one node, from its live state (docs/specs/reporting/metrics.md).
 
-A collector: nothing is kept between scrapes, so a job that ended leaves no stale series. Without `job_labels`
-tenants are summed per card and class, which keeps the number of series fixed.
+A collector: it keeps nothing between scrapes, so an ended job leaves no stale series. Without
+`job_labels` tenants are summed per card and class, which bounds the number of series.
 """
 
 from __future__ import annotations
@@ -27,32 +27,58 @@ from enforcer.reporting.state import CardState, NodeState, TenantState, write
 from enforcer.wire.layout import CLOSE_BUCKETS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MAX_SCRAPES = 16
-PLACE_S = 0.2
-FRESH_S = 0.5
+MAX_SCRAPES = 16  # at a time: each takes a thread
+PLACE_S = 0.2  # seconds that a scrape waits for a free thread
+FRESH_S = 0.5  # seconds in which scrapes get the same text, since any process may scrape
 CARD_LABELS = ("node", "uuid", "card")
 # A tenant's counter -> (metric, unit, help).
 COUNTERS: dict[str, tuple[str, float, str]] = {
-    "busy_ns": ("qgpu_busy_seconds", 1e-9, "Time on the card; tenants divide it, so sums never exceed the wall time."),
+    "busy_ns": (
+        "qgpu_busy_seconds",
+        1e-9,
+        "Time on the card; tenants divide it, so sums never exceed the wall time.",
+    ),
     "launches": ("qgpu_launches", 1, "Kernel launches."),
     "denied": ("qgpu_denied_allocations", 1, "Allocations refused at the memory cap."),
     "preemptions": ("qgpu_preemptions", 1, "Times an online job took the card."),
-    "closed_preempted_ns": ("qgpu_preempted_seconds", 1e-9, "Time it wanted to work while online jobs held the card."),
-    "closed_share_ns": ("qgpu_throttled_seconds", 1e-9, "Time it wanted to work and it was not its turn."),
-}  # fmt: skip
+    "closed_preempted_ns": (
+        "qgpu_preempted_seconds",
+        1e-9,
+        "Time it wanted to work while online jobs held the card.",
+    ),
+    "closed_share_ns": (
+        "qgpu_throttled_seconds",
+        1e-9,
+        "Time it wanted to work and it was not its turn.",
+    ),
+}
 # The same of hardware preemption; only where it is used.
 HARDWARE: dict[str, tuple[str, float, str]] = {
-    "hw_stops": ("qgpu_hardware_stops", 1, "Times the groups of a tenant were stopped in the middle of their work."),
+    "hw_stops": (
+        "qgpu_hardware_stops",
+        1,
+        "Times the groups of a tenant were stopped in the middle of their work.",
+    ),
     "hw_failures": ("qgpu_hardware_failures", 1, "Times that failed; gating alone remained."),
     "hw_stopped_ns": ("qgpu_hardware_stopped_seconds", 1e-9, "Time that groups were stopped."),
-}  # fmt: skip
+}
 BUCKETS = tuple(f"hw_le_{bucket}" for bucket in range(CLOSE_BUCKETS))
 SUMMED = frozenset((*COUNTERS, *HARDWARE, *BUCKETS))
-STATES = ("running", "preempted", "stopped", "throttled", "suspended", "idle", "waiting", "whole", "unknown")
+STATES = (
+    "running",
+    "preempted",
+    "stopped",
+    "throttled",
+    "suspended",
+    "idle",
+    "waiting",
+    "whole",
+    "unknown",
+)
 
 
 class NodeCollector(Collector):
-    """Answers a scrape from the last live state; `user_of` names uids where jobs are labelled."""
+    """Answers a scrape from the last live state; `user_of` gives user names for job labels."""
 
     def __init__(
         self,
@@ -70,7 +96,7 @@ class NodeCollector(Collector):
         self._taken: object = None
 
     def collect(self) -> Iterator[Metric]:
-        """Everything known now."""
+        """All metrics now."""
         state = self._state()
         up = GaugeMetricFamily("qgpu_arbiter_up", "Whether the arbiter answers.", labels=["node"])
         age = GaugeMetricFamily(
@@ -85,27 +111,29 @@ class NodeCollector(Collector):
             yield from self._gauges(state)
             yield from self._counters(state)
 
-    # ---- cards -----------------------------------------------------------------------------------
+    # ---- cards ----------------------------------------------------------------------------------
 
     def _cards(self, state: NodeState) -> Iterator[Metric]:
         def family(name: str, text: str, value: Callable[[CardState], float | None]) -> Metric:
             metric = GaugeMetricFamily(name, text, labels=CARD_LABELS)
             for card in state.cards:
                 found = value(card)
-                if found is not None:  # not measured is no sample, never a zero
+                if found is not None:  # no sample if not measured, rather than zero
                     metric.add_metric(_card(state, card), found)
             return metric
 
         yield family("qgpu_card_memory_total_bytes", "Memory of the card.", lambda c: c.mem_total)
         yield family("qgpu_card_memory_used_bytes", "Memory in use, by NVML.", lambda c: c.mem_used)
         yield family(
-            "qgpu_card_utilization_ratio", "By NVML.", lambda c: None if c.util is None else c.util / 100
+            "qgpu_card_utilization_ratio",
+            "By NVML.",
+            lambda c: None if c.util is None else c.util / 100,
         )
         yield family("qgpu_card_tenants", "Grants on the card.", lambda c: len(c.tenants))
         yield family("qgpu_card_whole", "1: an exclusive job holds it, monitored and not governed.",
                      lambda c: float(any(t.state == "whole" for t in c.tenants)))  # fmt: skip
 
-    # ---- tenants ---------------------------------------------------------------------------------
+    # ---- tenants --------------------------------------------------------------------------------
 
     @property
     def _labels(self) -> tuple[str, ...]:
@@ -121,7 +149,7 @@ class NodeCollector(Collector):
             "qgpu_granted_ratio", "Share of the card that was granted.", labels=labels
         )
         now = GaugeMetricFamily(
-            "qgpu_used_ratio", "Share of the card used since the last look.", labels=labels
+            "qgpu_used_ratio", "Share of the card used since the last sample.", labels=labels
         )
         cap = GaugeMetricFamily("qgpu_memory_cap_bytes", "Memory granted.", labels=labels)
         used = GaugeMetricFamily("qgpu_memory_used_bytes", "Memory held by jobs.", labels=labels)
@@ -132,8 +160,15 @@ class NodeCollector(Collector):
         states: dict[tuple[str, ...], int] = {}
         for card, tenant in _tenants(state):
             key = tuple(self._key(state, card, tenant))
-            values = (tenant.share / 100, _over(tenant.share_now, 100), tenant.mem_cap, tenant.mem_used)
-            sums[key] = [_plus(a, b) for a, b in zip(sums.get(key, [None] * 4), values, strict=True)]
+            values = (
+                tenant.share / 100,
+                _over(tenant.share_now, 100),
+                tenant.mem_cap,
+                tenant.mem_used,
+            )
+            sums[key] = [
+                _plus(a, b) for a, b in zip(sums.get(key, [None] * 4), values, strict=True)
+            ]
             at = (*key, tenant.state)
             states[at] = states.get(at, 0) + 1
         for key, found in sums.items():
@@ -145,7 +180,7 @@ class NodeCollector(Collector):
         yield from (granted, now, cap, used, count)
 
     def _counters(self, state: NodeState) -> Iterator[Metric]:
-        """Per job as the arbiter counts; per class as sums that go on when jobs end."""
+        """Per job as the arbiter counts; per class as sums that outlive jobs."""
         if self._job_labels:
             rows = [
                 (self._key(state, card, tenant), tenant.counters)
@@ -159,37 +194,43 @@ class NodeCollector(Collector):
             for labels, counters in rows:
                 family.add_metric(labels, counters.get(name, 0) * unit)
             yield family
-        yield from _hardware(self._labels, [(key, found) for key, found in rows if "hw_stops" in found])
+        yield from _hardware(
+            self._labels, [(key, found) for key, found in rows if "hw_stops" in found]
+        )
 
     def take(self, state: NodeState) -> None:
-        """Add what happened since the last state to the sums per card and class.
+        """Add the gains since the last state to the sums per card and class.
 
-        The first state is where counting begins: what was before a restart was counted before it.
+        The first state is the base: what precedes a restart was counted before it.
         """
         if state.cards is self._taken:
-            return  # nothing happened
+            return  # unchanged
         self._taken = state.cards
         sums = {key: dict(counters) for key, counters in self._sums.items()}
         known, last = self._last or {}, dict[tuple[str, int], dict[str, int]]()
         for card, tenant in _tenants(state):
             key, counters = (card.uuid, tenant.job_id), tenant.counters
             if counters is None:
-                # While the arbiter is away a tenant has no counters; what it had said must not count twice.
+                # Without the arbiter a tenant has no counters; its earlier ones must not count
+                # twice.
                 if key in known:
                     last[key] = known[key]
                 continue
             into = sums.setdefault((card.uuid, _index(card), tenant.job_class or "whole"), {})
             before = counters if self._last is None else known.get(key, {})
-            for name, new in counters.items():  # no hardware preemption: no series, rather than zeros
+            # without hardware preemption no series, rather than zeros
+            for name, new in counters.items():
                 if name in SUMMED:
                     old = before.get(name, 0)
                     into[name] = into.get(name, 0) + (new - old if new >= old else new)
             last[key] = counters
         self._last = last
-        self._sums = sums  # in one step: a scrape runs in another thread
+        self._sums = sums  # one assignment, since a scrape runs in another thread
 
 
-def _hardware(labels: tuple[str, ...], rows: list[tuple[list[str], dict[str, int]]]) -> Iterator[Metric]:
+def _hardware(
+    labels: tuple[str, ...], rows: list[tuple[list[str], dict[str, int]]]
+) -> Iterator[Metric]:
     """Stops by hardware and how long they took, of the tenants that have it."""
     if not rows:
         return
@@ -209,7 +250,7 @@ def _hardware(labels: tuple[str, ...], rows: list[tuple[list[str], dict[str, int
 
 
 def _cumulated(counters: dict[str, int]) -> list[tuple[str, float]]:
-    """Bucket k counts what took less than 2^k us, the last one the rest."""
+    """Cumulated histogram; bucket k holds times below 2^k us, the last one the rest."""
     found: list[tuple[str, float]] = []
     total = 0
     for power, name in enumerate(BUCKETS):
@@ -236,12 +277,12 @@ def _over(value: float | None, by: float) -> float | None:
 
 
 def _plus(a: float | None, b: float | None) -> float | None:
-    """Sum of what was measured."""
+    """The sum of the measured ones."""
     return b if a is None else a if b is None else a + b
 
 
 def text_of(families: Iterable[Metric]) -> bytes:
-    """The text format 0.0.4, as prometheus-client writes it (a test compares); many times faster with many jobs."""
+    """The text format 0.0.4 as prometheus-client writes it (a test compares), but far faster."""
     lines: list[str] = []
     known: dict[tuple[tuple[str, str], ...], str] = {}
     for family in families:
@@ -266,15 +307,15 @@ def _escape(text: str, quotes: bool = True) -> str:
     return text.replace('"', '\\"') if quotes else text
 
 
-class _Quiet(WSGIRequestHandler):
+class _NoLogHandler(WSGIRequestHandler):
     timeout = 2
 
     def log_message(self, *_: Any) -> None:
-        """Nothing for each scrape."""
+        """No log line per scrape."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread per scrape, a few at a time: one that dawdles keeps a place, not the port."""
+    """A thread per scrape, a few at a time: a slow one holds a place, not the port."""
 
     request_queue_size = 32
     daemon_threads = True
@@ -285,7 +326,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._places = threading.BoundedSemaphore(MAX_SCRAPES)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Begin to answer; turned away when all places stay taken."""
+        """Answer, or refuse if no place gets free in time."""
         if self._places.acquire(timeout=PLACE_S):
             super().process_request(request, client_address)
         else:
@@ -300,24 +341,26 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class Publisher:
-    """The node's metrics at a loopback port, in a textfile, or both. `update` once per look."""
+    """The node's metrics at a loopback port, in a textfile, or both. `update` once per sample."""
 
-    def __init__(self, collector: NodeCollector, port: int = 0, textfile: Path | None = None) -> None:
+    def __init__(
+        self, collector: NodeCollector, port: int = 0, textfile: Path | None = None
+    ) -> None:
         """Raises OSError when the port is taken."""
         self.collector = collector
         self._textfile = textfile
         self._server: WSGIServer | None = None
         self._lock, self._text, self._made = threading.Lock(), b"", float("-inf")
         if port:
-            self._server = make_server("127.0.0.1", port, self._answer, _Server, _Quiet)
+            self._server = make_server("127.0.0.1", port, self._answer, _Server, _NoLogHandler)
             threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def text(self) -> bytes:
-        """What a scrape gets."""
+        """The text of a scrape."""
         return text_of(self.collector.collect())
 
     def _body(self) -> bytes:
-        """The same for all who ask within half a second: the port is open to every process of the machine."""
+        """One text per half second: the port is open to each process of the machine."""
         with self._lock:
             if time.monotonic() - self._made >= FRESH_S:
                 self._text, self._made = self.text(), time.monotonic()
@@ -329,7 +372,7 @@ class Publisher:
         return [body]
 
     def update(self, state: NodeState) -> None:
-        """A new state is there."""
+        """Publish a new state."""
         self.collector.take(state)
         if self._textfile is not None:
             write(self._textfile, self.text().decode(), 0o644)

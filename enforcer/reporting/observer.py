@@ -1,6 +1,6 @@
-"""What qgpud does once a second to be seen: live state, metrics, mapping files, the cards' series, housekeeping.
+"""Publishes the node once a second: live state, metrics, mapping files, card series, housekeeping.
 
-Nothing here may stop a job: what fails is logged once and tried again.
+It never stops a job: an error is logged once and the action tried again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from enforcer.reporting.viewserver import SOCK_NAME, View, ViewServer
 from gres.config.site import Config, Node
 from gres.grant.store import Grant
 
-PRUNE_NS = 30 * 10**9
-UNCHANGED_NS = 4 * 10**9  # younger than what `qgpu top` calls old
-STEADY = 2  # looks in a row without a change; the first of them still shows the rates falling to zero
-WATCHED_NS = 10 * 10**9  # so long after a question the state is kept fresh each second
+PRUNE_NS = 30 * 10**9  # period of housekeeping: little work, and no haste
+# period of writing an unchanged state: below the age that `qgpu top` calls old
+UNCHANGED_NS = 4 * 10**9
+STEADY = 2  # samples in a row without a change; the first one still shows rates that fall to zero
+WATCHED_NS = 10 * 10**9  # time after a question in which the state is sampled each second
 
 
 def privacy_of(config: Config) -> Privacy:
-    """Who may see what, with the admins' names looked up; unknown names are logged."""
+    """The configured privacy with the admins' uids; unknown names are logged."""
     admins = []
     for name in config.reports.admins:
         try:
@@ -44,7 +45,7 @@ def privacy_of(config: Config) -> Privacy:
 
 @dataclass
 class Observer:
-    """One per daemon. `start` opens socket and port; `look` is called about once a second."""
+    """One per daemon. `start` opens socket and port; call `sample` about once a second."""
 
     config: Config
     node: Node
@@ -65,7 +66,7 @@ class Observer:
     _mapping: JobMapping | None = None
 
     def start(self) -> None:
-        """Open what others read from."""
+        """Open the socket and the port."""
         settings = self.config.reports
         self._privacy = privacy_of(self.config)
         run_dir = Path(self.node.run_dir)
@@ -73,15 +74,17 @@ class Observer:
         self._try("view", self._open_view, run_dir / SOCK_NAME, view)
         self._try("metrics", self._open_metrics)
         if settings.metrics.hpc_mapping is not None:
-            self._mapping = JobMapping(Path(settings.metrics.hpc_mapping.replace("%n", self.node.name)))
+            self._mapping = JobMapping(
+                Path(settings.metrics.hpc_mapping.replace("%n", self.node.name))
+            )
 
     def _asked(self) -> NodeState | None:
-        """Somebody asks for the live state, in the thread of the socket."""
+        """A question for the live state, in the socket's thread."""
         self._asked_ns = self.clock.monotonic_ns()
         return self.state
 
     def watched(self) -> bool:
-        """Whether somebody asked lately."""
+        """Whether the state was asked for lately."""
         return self._asked_ns > 0 and self.clock.monotonic_ns() - self._asked_ns < WATCHED_NS
 
     def _open_view(self, path: Path, view: View) -> None:
@@ -92,14 +95,18 @@ class Observer:
         if not settings.port and settings.textfile is None:
             return
         textfile = (
-            None if settings.textfile is None else Path(settings.textfile.replace("%n", self.node.name))
+            None
+            if settings.textfile is None
+            else Path(settings.textfile.replace("%n", self.node.name))
         )
         now = lambda: self.clock.realtime_ns() / 1e9  # noqa: E731
         collector = NodeCollector(lambda: self.state, settings.job_labels, now)
         self._publisher = Publisher(collector, settings.port, textfile)
 
-    def sample(self, grants: Iterable[Grant], tenants: Sequence[Seen] | None, cards: Sequence[Card]) -> None:
-        """Show this state. `tenants` is None while the arbiter is away."""
+    def sample(
+        self, grants: Iterable[Grant], tenants: Sequence[Seen] | None, cards: Sequence[Card]
+    ) -> None:
+        """Show this state. `tenants` is None without an arbiter."""
         now = self.clock.realtime_ns()
         seen = self.state = self._seen(list(grants), tenants, cards, now)
         self._write(seen)
@@ -114,7 +121,7 @@ class Observer:
     def _seen(
         self, grants: list[Grant], tenants: Sequence[Seen] | None, cards: Sequence[Card], now: int
     ) -> NodeState:
-        """The state; where this look and the two before say the same, it is the state of before with a new date."""
+        """The state; after three equal samples, the former state with a new date."""
         basis, monotonic = (grants, tenants, cards), self.clock.monotonic_ns()
         self._same = self._same + 1 if basis == self._basis else 0
         self._basis = basis
@@ -124,9 +131,15 @@ class Observer:
         return self._watcher.sample(self.node.name, grants, tenants, cards, monotonic, now)
 
     def _write(self, seen: NodeState) -> None:
-        """The file, which is read where view.sock does not answer; an idle node's is not written each time."""
+        """Write the state file, the fallback of view.sock; an idle node's
+        is not written each time.
+        """
         monotonic = self.clock.monotonic_ns()
-        if self._same > STEADY and not self.watched() and monotonic - self._written_ns < UNCHANGED_NS:
+        if (
+            self._same > STEADY
+            and not self.watched()
+            and monotonic - self._written_ns < UNCHANGED_NS
+        ):
             return
         self._written_ns = monotonic
         mode = 0o600 if "jobs" in self._privacy.private else 0o644
@@ -134,7 +147,7 @@ class Observer:
         self._try("state", live.write, path, self._encoder.text(seen), mode)
 
     def _keep_house(self, now: int) -> None:
-        """A little every 30 s; a little each second while there is more to do."""
+        """Prune a little every 30 s, or each second while more is left."""
         monotonic = self.clock.monotonic_ns()
         if monotonic - self._pruned_ns < PRUNE_NS:
             return
@@ -155,7 +168,7 @@ class Observer:
         return result
 
     def close(self) -> None:
-        """Stop answering; the last state stays, and tells its age."""
+        """Stop answering; the last state stays, with its age."""
         if self._view is not None:
             self._view.close()
         if self._publisher is not None:

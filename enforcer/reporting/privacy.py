@@ -1,4 +1,4 @@
-"""Who may see whose jobs. Pure. Follows Slurm's PrivateData as qgpu.yaml repeats it."""
+"""Decides which users may see a job. Pure. Follows Slurm's PrivateData as qgpu.yaml repeats it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Privacy:
-    """`private` holds words of PrivateData: `jobs` hides live state and use, `usage` hides use alone."""
+    """`private` holds words of PrivateData: `jobs` hides live state and use, `usage` hides use
+    alone.
+    """
 
     private: frozenset[str] = frozenset()
     admins: frozenset[int] = frozenset()
@@ -18,14 +20,14 @@ class Privacy:
         """From the configured words and the uids of admins."""
         return cls(frozenset(private), frozenset(admins))
 
-    def is_admin(self, asker: int) -> bool:
+    def is_admin(self, viewer: int) -> bool:
         """Whether this uid sees everything."""
-        return asker == 0 or asker in self.admins
+        return viewer == 0 or viewer in self.admins
 
-    def sees_live(self, asker: int, owner: int) -> bool:
-        """Whether the asker may see that a job of the owner holds a card now."""
-        return "jobs" not in self.private or asker == owner or self.is_admin(asker)
+    def sees_live(self, viewer: int, owner: int) -> bool:
+        """Whether the viewer may see that a job of the owner holds a card now."""
+        return "jobs" not in self.private or viewer == owner or self.is_admin(viewer)
 
-    def sees_use(self, asker: int, owner: int) -> bool:
-        """Whether the asker may see what a job of the owner used."""
-        return not self.private or asker == owner or self.is_admin(asker)
+    def sees_use(self, viewer: int, owner: int) -> bool:
+        """Whether the viewer may see what a job of the owner used."""
+        return not self.private or viewer == owner or self.is_admin(viewer)

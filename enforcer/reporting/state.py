@@ -1,6 +1,7 @@
-"""The live state of a node: what `qgpu top`, `jobs`, `cards` and the metrics show. docs/specs/reporting/state.md.
+"""The live state of a node for `qgpu top`, `jobs`, `cards` and the metrics.
 
-Pure, but for `write` and `read`. None means not measured, 0 measured and zero.
+Format: docs/specs/reporting/state.md. Pure, except for `write` and `read`. None means not measured;
+0 means measured and zero.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gres.grant.store import Grant, GrantCard
 VERSION = 1
 FILE_NAME = "state.json"
 MAX_BYTES = 4 << 20
-# Below this part of the time since the last look a tenant counts as idle.
+# Part of the sample's time below which a tenant counts as idle.
 IDLE = 0.01
 
 
@@ -33,12 +34,14 @@ class StateError(ValueError):
 
 @dataclass(frozen=True)
 class TenantState:
-    """One job on one card. `share_now` and the rates are of the time since the last look."""
+    """One job on one card. `share_now` and the rates cover the time since the last sample."""
 
     job_id: int
     uid: int
     job_class: str | None
-    state: str  # running, preempted, stopped, throttled, suspended, idle, waiting (no program yet), whole, unknown
+    # running, preempted, stopped, throttled, suspended, idle, waiting (no program yet), whole,
+    # unknown
+    state: str
     share: int
     share_now: float | None
     mem_used: int | None
@@ -65,7 +68,7 @@ class CardState:
 
     @property
     def granted_online(self) -> int:
-        """Percent that online jobs were promised."""
+        """Percent granted to online jobs."""
         return sum(t.share for t in self.tenants if t.job_class == "online")
 
 
@@ -84,7 +87,7 @@ class NodeState:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> NodeState:
-        """Raises StateError for anything else; unknown keys of a newer qgpu are passed over."""
+        """Parse a state; keys of a newer qgpu are ignored. Raises StateError."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -93,31 +96,41 @@ class NodeState:
 
     @classmethod
     def of(cls, data: object) -> NodeState:
-        """The same of JSON that was read already."""
+        """The state of parsed JSON. Raises StateError."""
         try:
             if not isinstance(data, dict) or data.get("version") != VERSION:
-                raise StateError(f"the live state has not the version {VERSION} that this qgpu reads")
+                raise StateError(
+                    f"the live state has not the version {VERSION} that this qgpu reads"
+                )
             cards = tuple(
-                CardState(**_known(CardState, card | {"tenants": tuple(_tenant(t) for t in card["tenants"])}))
+                CardState(
+                    **_known(
+                        CardState, card | {"tenants": tuple(_tenant(t) for t in card["tenants"])}
+                    )
+                )
                 for card in data["cards"]
             )
             return cls(str(data["node"]), float(data["at"]), bool(data["arbiter"]), cards)
         except StateError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise StateError(f"the live state cannot be read: {type(error).__name__}: {error}") from None
+            raise StateError(
+                f"the live state cannot be read: {type(error).__name__}: {error}"
+            ) from None
 
-    def visible_to(self, asker: int, privacy: Privacy) -> NodeState:
-        """Without the tenants that the asker may not see; whole cards stay."""
+    def visible_to(self, viewer: int, privacy: Privacy) -> NodeState:
+        """Without the tenants that the viewer may not see; whole cards stay."""
         cards = tuple(
-            replace(card, tenants=tuple(t for t in card.tenants if privacy.sees_live(asker, t.uid)))
+            replace(
+                card, tenants=tuple(t for t in card.tenants if privacy.sees_live(viewer, t.uid))
+            )
             for card in self.cards
         )
         return replace(self, cards=cards)
 
 
 class Encoder:
-    """Text of successive states; cards that are the same object as before are not written anew."""
+    """Encodes successive states; cards that are the same object are not encoded again."""
 
     def __init__(self) -> None:
         self._cards: tuple[CardState, ...] | None = None
@@ -131,7 +144,7 @@ class Encoder:
         return f"{head.removesuffix('0}')}{self._text}}}"
 
 
-# Made once; nothing in a state holds itself, so nobody need look for that.
+# Made once; a state has no cycles, so the check for them is off.
 _compact: Callable[[object], str] = json.JSONEncoder(
     separators=(",", ":"), default=vars, check_circular=False
 ).encode
@@ -147,7 +160,7 @@ def _tenant(data: Mapping[str, Any]) -> TenantState:
 
 
 class Seen(NamedTuple):
-    """One tenant as the arbiter describes it at one look."""
+    """One tenant by the arbiter, in one sample."""
 
     sample: Sample
     procs: int = 0
@@ -160,7 +173,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Card:
-    """One card as NVML describes it at one look."""
+    """One card by NVML, in one sample."""
 
     uuid: str
     index: int | None
@@ -174,17 +187,17 @@ class Card:
 
 @dataclass
 class Watcher:
-    """Turns successive looks into states; keeps the last look for rates."""
+    """Turns successive samples into states; keeps the last sample for rates."""
 
     _before: Mapping[tuple[int, str], Seen] = field(default_factory=dict)
     _before_ns: int = 0
-    # Tenants of which nothing changed over two looks: their state is the same again.
-    _steady: dict[tuple[int, str], tuple[tuple[Grant, Seen | None, int | None], TenantState]] = field(
-        default_factory=dict
+    # Tenants unchanged over two samples keep their state.
+    _steady: dict[tuple[int, str], tuple[tuple[Grant, Seen | None, int | None], TenantState]] = (
+        field(default_factory=dict)
     )
 
     def same(self, monotonic_ns: int) -> None:
-        """A look that found everything as it was: what comes next is measured from here."""
+        """Note a sample without a change: the next rates start here."""
         self._before_ns = monotonic_ns
 
     def sample(
@@ -196,7 +209,7 @@ class Watcher:
         monotonic_ns: int,
         realtime_ns: int,
     ) -> NodeState:
-        """The node's state now; `tenants` is None while the arbiter does not answer."""
+        """The node's state now; `tenants` is None without an answer of the arbiter."""
         seen = {(t.sample.job_id, t.sample.uuid): t for t in tenants or ()}
         known = {card.uuid: card for card in cards}
         rows: dict[str, list[TenantState]] = {card.uuid: [] for card in cards}
@@ -223,7 +236,14 @@ class Watcher:
         order = sorted(known.values(), key=lambda c: (c.index is None, c.index or 0, c.uuid))
         found = tuple(
             CardState(
-                c.uuid, c.index, c.name, c.mem_total, c.mem_used, c.util, c.driver_index, tuple(rows[c.uuid])
+                c.uuid,
+                c.index,
+                c.name,
+                c.mem_total,
+                c.mem_used,
+                c.util,
+                c.driver_index,
+                tuple(rows[c.uuid]),
             )
             for c in order
         )
@@ -238,7 +258,7 @@ def tenant_state(
     passed_ns: int,
     driver_bytes: int | None,
 ) -> TenantState:
-    """The state of one job on one card of its grant; `before` is its sample of the last look, `passed_ns` ago."""
+    """The state of one job on one card; `before` is its last sample, `passed_ns` ago."""
     if seen is None or grant.state != "active":
         gained = counters = procs = hardware = None
         word, used = ("whole", driver_bytes) if grant.state == "whole" else ("unknown", None)
@@ -265,16 +285,23 @@ def tenant_state(
     )
 
 
-SHOWN = ("busy_ns", "launches", "denied", "preemptions", "closed_preempted_ns", "closed_share_ns", "mem_peak")
+SHOWN = (
+    "busy_ns",
+    "launches",
+    "denied",
+    "preemptions",
+    "closed_preempted_ns",
+    "closed_share_ns",
+    "mem_peak",
+)
 _SHOWN = attrgetter(*SHOWN)
-# What a tenant mostly does while one of these times grows; then its launches.
+# What a tenant mostly does if that time grew most; launches come last.
 WORDS = ("running", "preempted", "throttled")
 _RATED = attrgetter("busy_ns", "closed_preempted_ns", "closed_share_ns", "launches")
 
 
 def _since(sample: Sample, before: Sample | None, passed_ns: int) -> list[float] | None:
-    """What the times of WORDS and the launches gained per nanosecond since the last look; None if there was none of
-    this tenant."""
+    """Gains of the times of WORDS and of launches, per ns; None without a last sample."""
     if before is None or passed_ns <= 0:
         return None
     if before.boot_id != sample.boot_id or before.tenant_since != sample.tenant_since:
@@ -284,7 +311,7 @@ def _since(sample: Sample, before: Sample | None, passed_ns: int) -> list[float]
 
 
 def _word(seen: Seen, gained: list[float] | None) -> str:
-    """What the tenant mostly did since the last look; turns are shorter than a look, so the moment tells little."""
+    """What the tenant mostly did since the last sample; a quantum is shorter than that."""
     if seen.suspended:
         return "suspended"
     if seen.procs == 0:
@@ -302,12 +329,12 @@ def _word(seen: Seen, gained: list[float] | None) -> str:
 
 
 def write(path: Path, text: str, mode: int) -> None:
-    """Replace a file in one step; readers see the old or the new one, whole. No fsync: it is gone at boot."""
+    """Replace a file in one step, so readers see it whole. No fsync: a boot removes it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(temporary, flags, 0o600)
-    except FileExistsError:  # of one that was killed while it wrote
+    except FileExistsError:  # left by a process killed while writing
         temporary.unlink(missing_ok=True)
         fd = os.open(temporary, flags, 0o600)
     try:
@@ -326,11 +353,13 @@ def write(path: Path, text: str, mode: int) -> None:
 
 
 def read(path: Path) -> NodeState:
-    """The live state in that file. Raises StateError; PermissionError where only qgpud may answer."""
+    """The live state in a file. Raises StateError; PermissionError if only qgpud may read it."""
     try:
         with path.open("rb") as file:
             return NodeState.from_json(file.read(MAX_BYTES))
     except PermissionError:
         raise
     except OSError as error:
-        raise StateError(f"{path}: no live state: {error.strerror}; is qgpud running on this node?") from None
+        raise StateError(
+            f"{path}: no live state: {error.strerror}; is qgpud running on this node?"
+        ) from None

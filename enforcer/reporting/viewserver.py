@@ -1,7 +1,7 @@
-"""run_dir/view.sock: what a user may know of the node, asked by anyone, answered by who asks (SO_PEERCRED).
+"""Serves run_dir/view.sock: any user may ask, and gets what its uid (SO_PEERCRED) may know.
 
-One line of JSON each way (docs/specs/reporting/state.md). The ledger is readable by root alone, so this is how
-`qgpu report` and `qgpu top` of a user get their own jobs. A thread of its own: no Prolog waits for it.
+One line of JSON each way (docs/specs/reporting/state.md). Only root reads the ledger, so `qgpu
+report` and `qgpu top` of a user ask here. It has its own thread, so no Prolog waits for it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from enforcer.reporting.state import NodeState
 
 SOCK_NAME = "view.sock"
 MAX_REQUEST = 64 * 1024
-MAX_ROWS = 20_000
-MAX_SERIES = 50
-TIMEOUT_S = 0.5
-PER_SECOND = 10  # answers to one uid
-PER_WORK = 40  # a second that one uid took, by work or by dawdling, counts as so many answers
+MAX_ROWS = 20_000  # rows of one answer, so that its size is bounded
+MAX_SERIES = 50  # jobs with their series in one answer, so that its size is bounded
+TIMEOUT_S = 0.5  # seconds for one question: there is one thread for all users
+PER_SECOND = 10  # answers per second to one uid
+PER_WORK = 40  # a second spent for a uid counts as 40 answers
 
 
 class ViewError(RuntimeError):
@@ -38,14 +38,16 @@ class ViewError(RuntimeError):
 
 
 class View:
-    """Answers questions; pure but for reading the ledger."""
+    """Answers questions; pure except for reading the ledger."""
 
-    def __init__(self, ledger: Path, privacy: Privacy, state: Callable[[], NodeState | None]) -> None:
+    def __init__(
+        self, ledger: Path, privacy: Privacy, state: Callable[[], NodeState | None]
+    ) -> None:
         self._ledger = ledger
         self._privacy = privacy
         self._state = state
 
-    def answer(self, asker: int, question: bytes) -> str:
+    def answer(self, viewer: int, question: bytes) -> str:
         """One line of JSON. Raises ViewError, LedgerError."""
         try:
             asked = json.loads(question)
@@ -54,40 +56,51 @@ class View:
         if not isinstance(asked, dict):
             raise ViewError("the question is not a JSON object")
         if asked.get("ask") == "state":
-            return self._live(asker)
+            return self._live(viewer)
         if asked.get("ask") == "usage":
-            return self._use(asker, asked)
+            return self._use(viewer, asked)
         raise ViewError("ask must be state or usage")
 
-    def _live(self, asker: int) -> str:
+    def _live(self, viewer: int) -> str:
         state = self._state()
         if state is None:
-            raise ViewError("this qgpud has not looked at its cards yet")
-        return state.visible_to(asker, self._privacy).to_json()
+            raise ViewError("this qgpud has not sampled its cards yet")
+        return state.visible_to(viewer, self._privacy).to_json()
 
-    def _use(self, asker: int, asked: dict[str, Any]) -> str:
+    def _use(self, viewer: int, asked: dict[str, Any]) -> str:
         jobs, since, until = asked.get("jobs"), asked.get("since"), asked.get("until")
-        own = None if self._privacy.sees_use(asker, -1) else asker
+        own = None if self._privacy.sees_use(viewer, -1) else viewer
         found: list[tuple[int, Usage]] = []
         with reading(self._ledger) as database:
             if isinstance(jobs, list) and all(_whole(job) for job in jobs):
                 rows = usage_of_jobs(database, jobs)
-            elif isinstance(since, int) and isinstance(until, int) and _whole(since) and _whole(until):
+            elif (
+                isinstance(since, int)
+                and isinstance(until, int)
+                and _whole(since)
+                and _whole(until)
+            ):
                 rows = usage_between(database, since, until, own)
             else:
-                raise ViewError("usage needs jobs, a list of numbers, or since and until in nanoseconds")
+                raise ViewError(
+                    "usage needs jobs, a list of numbers, or since and until in nanoseconds"
+                )
             for row, usage in rows:
-                if self._privacy.sees_use(asker, usage.uid):
+                if self._privacy.sees_use(viewer, usage.uid):
                     found.append((row, usage))
                 if len(found) >= MAX_ROWS:
                     break
             more = asked.get("series") is True and len(found) <= MAX_SERIES
             series = {
-                n: [astuple(p) for p in series_of(database, row)] for n, (row, _) in enumerate(found) if more
+                n: [astuple(p) for p in series_of(database, row)]
+                for n, (row, _) in enumerate(found)
+                if more
             }
             latency = {n: latency_of(database, row) for n, (row, _) in enumerate(found) if more}
         body = {"usage": [usage for _, usage in found], "series": series, "latency": latency}
-        return json.dumps({"version": 1, **body, "cut": len(found) >= MAX_ROWS}, separators=(",", ":"))
+        return json.dumps(
+            {"version": 1, **body, "cut": len(found) >= MAX_ROWS}, separators=(",", ":")
+        )
 
 
 def _whole(value: object) -> bool:
@@ -124,10 +137,11 @@ class ViewServer:
         size = struct.calcsize("3i")
         uid = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]
         client.settimeout(TIMEOUT_S)
-        if uid not in (0, os.geteuid()) and not self._rate.allows(uid):  # root asks as often as it likes
+        if uid not in (0, os.geteuid()) and not self._rate.allows(uid):  # no limit for root
             client.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                client.recv(MAX_REQUEST)  # what is not read makes a reset out of the answer
+                # unread data would reset the connection and lose the answer
+                client.recv(MAX_REQUEST)
             client.sendall(_error(f"more than {PER_SECOND} questions a second; ask less often"))
             return
         began = time.monotonic()
@@ -161,7 +175,7 @@ def _error(sentence: str) -> bytes:
 
 
 def _line(client: socket.socket) -> bytes:
-    """One line within TIMEOUT_S in all, however it dribbles in."""
+    """One line within TIMEOUT_S, in however many parts."""
     until = time.monotonic() + TIMEOUT_S
     data = b""
     while b"\n" not in data:
@@ -178,7 +192,7 @@ def _line(client: socket.socket) -> bytes:
 
 
 def ask(path: Path, question: dict[str, Any], timeout_s: float = 5.0) -> dict[str, Any]:
-    """What the qgpud behind that socket answers. Raises ViewError."""
+    """The answer of the qgpud at that socket. Raises ViewError."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
             sock.settimeout(timeout_s)
@@ -199,7 +213,7 @@ def ask(path: Path, question: dict[str, Any], timeout_s: float = 5.0) -> dict[st
 
 
 def owner_of(path: Path) -> int | None:
-    """Uid that owns the socket, None if there is none: only root's is to be believed."""
+    """The uid that owns the socket, None without one: only root's counts."""
     try:
         return os.lstat(path).st_uid
     except OSError:

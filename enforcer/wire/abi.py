@@ -1,11 +1,12 @@
 """The native ABI (enforcer/native/abi/qgpu_abi.h) as seen from Python.
 
-The structures themselves are in enforcer/wire/layout.py, which is generated from the header, and are offered
-again here. On top stand `pack_grant` and `unpack_grant` for the content of ``run_dir/grants/JOBID.grant``, and
-what the arbiter's socket needs.
+The structures themselves are in enforcer/wire/layout.py, which is generated from the header, and
+are offered again here. On top stand `pack_grant` and `unpack_grant` for the content of
+``run_dir/grants/JOBID.grant``, and what the arbiter's socket needs.
 
-Nothing here does I/O. Memory is in bytes, times in nanoseconds unless a name says otherwise. What does not
-fit into its field is an `AbiError` with a sentence: a truncated path would be a wrong path.
+Nothing here does I/O. Memory is in bytes, times in nanoseconds unless a name says otherwise. What
+does not fit into its field is an `AbiError` with a sentence: a truncated path would be a wrong
+path.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ POLICY_CODES: dict[str, int] = {
     "burst-share": POLICY_BURST_SHARE,
 }
 INJECTION_CODES: dict[str, int] = {"preload": INJECT_PRELOAD, "mount": INJECT_MOUNT}
-STATE_CODES: dict[str, int] = {"active": GRANT_ACTIVE, "refused": GRANT_REFUSED, "whole": GRANT_WHOLE}
+STATE_CODES: dict[str, int] = {
+    "active": GRANT_ACTIVE,
+    "refused": GRANT_REFUSED,
+    "whole": GRANT_WHOLE,
+}
 
 
 class AbiError(ValueError):
@@ -55,10 +60,14 @@ S = TypeVar("S", bound=ctypes.Structure)
 
 
 def c_text(value: str, capacity: int, what: str) -> bytes:
-    """Encode `value` for a NUL-terminated field of `capacity` bytes; raise AbiError when it does not fit."""
+    """Encode `value` for a NUL-terminated field of `capacity` bytes; raise AbiError when it does
+    not fit.
+    """
     raw = value.encode()
     if b"\0" in raw:
-        raise AbiError(f"{what} {value!r} contains a NUL byte; the native layout ends strings with one")
+        raise AbiError(
+            f"{what} {value!r} contains a NUL byte; the native layout ends strings with one"
+        )
     if len(raw) >= capacity:
         raise AbiError(
             f"{what} {value!r} has {len(raw)} bytes; the native layout holds at most {capacity - 1}"
@@ -67,7 +76,9 @@ def c_text(value: str, capacity: int, what: str) -> bytes:
 
 
 def bounded(value: int, low: int, high: int, what: str) -> int:
-    """Return `value` when low <= value <= high; raise AbiError otherwise (ctypes would silently wrap it)."""
+    """Return `value` when low <= value <= high; raise AbiError otherwise (ctypes would silently
+    wrap it).
+    """
     if not low <= value <= high:
         raise AbiError(f"{what} is {value}; it must lie between {low} and {high}")
     return value
@@ -81,7 +92,9 @@ def head(msg_type: int, cls: type[ctypes.Structure]) -> MsgHead:
 def parse(cls: type[S], data: bytes, what: str) -> S:
     """Read exactly one `cls` out of `data`; raise AbiError when the length differs."""
     if len(data) != ctypes.sizeof(cls):
-        raise AbiError(f"{what} has {len(data)} bytes; version {ABI_VERSION} of it has {ctypes.sizeof(cls)}")
+        raise AbiError(
+            f"{what} has {len(data)} bytes; version {ABI_VERSION} of it has {ctypes.sizeof(cls)}"
+        )
     return cls.from_buffer_copy(data)
 
 
@@ -114,9 +127,11 @@ def pack_card(card: GrantCard) -> GrantCardPage:
 
 
 def pack_grant(grant: Grant, injection: Injection = "preload") -> bytes:
-    """Bytes of struct qg_grant for `grant`; `injection` is how SPANK brings the shim into its tasks.
+    """Bytes of struct qg_grant for `grant`; `injection` is how SPANK brings the shim into its
+    tasks.
 
-    Raises AbiError when a number or a path does not fit; only `message` is shortened, since it is for people.
+    Raises AbiError when a number or a path does not fit; only `message` is shortened, since it is
+    for people.
     """
     page = GrantPage(magic=MAGIC, version=GRANT_VERSION, size=ctypes.sizeof(GrantPage))
     page.state = _code(STATE_CODES, grant.state, "grant state")
@@ -139,7 +154,7 @@ def pack_grant(grant: Grant, injection: Injection = "preload") -> bytes:
 
 
 def _require_complete(page: GrantPage) -> None:
-    """An active grant without class, cards or paths could not be enforced: refuse to write one."""
+    """Refuse an active grant without class, cards or paths, which could not be enforced."""
     if page.state != GRANT_ACTIVE:
         return
     if not page.ncards or not page.job_class:

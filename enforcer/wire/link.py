@@ -1,8 +1,8 @@
-"""Client of run_dir/arbiter.sock: how qgpud tells the arbiter about cards and grants, and asks for figures.
+"""Client of run_dir/arbiter.sock: sends cards and grants to the arbiter, and reads its figures.
 
-The protocol is docs/specs/control.md. A link is used by one thread at a time. After any `ArbiterGone` the
-next call connects again; the caller then pushes everything once more with `sync` and compares `boot_id`.
-An arbiter of another version refuses every command (EPROTO).
+Protocol: docs/specs/control.md. One thread at a time uses a link. After `ArbiterGone` the next call
+connects again; the caller then sends all by `sync` and compares `boot_id`. An arbiter of another
+version refuses each command (EPROTO).
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def _hardware(data: bytes) -> HardwareTenant | HardwareCard:
 
 
 class _Memory(Generic[T]):
-    """Answers of the last list, by their bytes: what did not change is not read again, and is the same object."""
+    """Parsed answers of the last list, by their bytes: an unchanged one is the same object."""
 
     def __init__(self, parse: Callable[[bytes], T]) -> None:
         self._parse = parse
         self._known: dict[bytes, T] = {}
 
     def values(self, items: list[bytes]) -> list[T]:
-        """What these messages say."""
+        """The parsed messages."""
         known, parse = self._known, self._parse
         found = [known.get(data) or parse(data) for data in items]
         self._known = dict(zip(items, found, strict=True))
@@ -89,8 +89,9 @@ def _connect(path: Path, timeout: float) -> socket.socket:
 class ArbiterLink:
     """A connection to the arbiter of one node. `timeout` is seconds for each answer.
 
-    Every command raises ArbiterGone when there is no answer and ArbiterError when the answer is no.
-    `again`: any command connects anew; else `hello` alone, so that no arbiter is taken for the one before it.
+    A command raises ArbiterGone without an answer, and ArbiterError if refused. `again`: each
+    command may connect anew; else only `hello` does, so that a new arbiter is not mistaken for the
+    old one.
     """
 
     def __init__(self, run_dir: str | Path, timeout: float = 2.0, again: bool = True) -> None:
@@ -107,21 +108,26 @@ class ArbiterLink:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self.close()
 
     @property
     def connected(self) -> bool:
-        """Whether a connection is held (it may be dead already; the next command tells)."""
+        """Whether a connection is held; the next command shows whether it is alive."""
         return self._sock is not None
 
     def fileno(self) -> int | None:
-        """Descriptor that becomes readable when the arbiter ends; None while there is no connection."""
+        """Descriptor that becomes readable when the arbiter ends; None while there is no
+        connection.
+        """
         return self._sock.fileno() if self._sock is not None else None
 
     def close(self) -> None:
-        """Give the connection up; the next command connects again."""
+        """Close the connection; the next command connects again."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -132,39 +138,42 @@ class ArbiterLink:
         return self._command(abi.head(abi.CTL_HELLO, abi.MsgHead), "hello")
 
     def card(self, settings: CardSettings) -> None:
-        """Tell the settings of one card; the same card again updates it."""
+        """Send the settings of one card; a repeated card is updated."""
         self._command(card_message(settings), f"the settings of card {settings.uuid}")
 
     def hardware(self, settings: HardwareSettings) -> None:
-        """Tell the settings of hardware preemption of one card.
+        """Send the settings of hardware preemption of one card.
 
-        ArbiterError with ENOTSUP: this card or driver cannot be preempted by hardware; it is off there.
+        ArbiterError with ENOTSUP: this card or driver has no hardware preemption.
         """
         message = hardware_message(settings)
         try:
             self._command(message, f"hardware preemption of card {settings.uuid}")
         except ArbiterError as error:
             if error.errno == errno.ENOTSUP:
-                why = f"card {settings.uuid} with driver {settings.driver_major} cannot be preempted by hardware"
+                why = (
+                    f"card {settings.uuid} with driver {settings.driver_major} cannot be preempted"
+                    " by hardware"
+                )
                 raise ArbiterError(f"the arbiter refused: {why}", error.errno) from None
             raise
 
     def grant(self, grant: Grant) -> None:
-        """Tell a grant, one command per card. Grants that are not active need no arbiter and send nothing."""
+        """Send a grant, one command per card; nothing if it is not active."""
         for message in grant_messages(grant):
             self._command(message, f"the grant of job {grant.job_id}")
 
     def revoke(self, job_id: int) -> None:
-        """The job ended. Ask `stats` before: its totals are gone afterwards. Unknown jobs are no error."""
+        """End a job. Call `stats` first: its totals are dropped. Unknown jobs are no error."""
         message = abi.CtlRevoke(head=abi.head(abi.CTL_REVOKE, abi.CtlRevoke), job_id=job_id)
         self._command(message, f"the end of job {job_id}")
 
     def synced(self) -> None:
-        """End the full list: grants that were not repeated since `hello` are revoked."""
+        """End the full list: the arbiter revokes grants not repeated since `hello`."""
         self._command(abi.head(abi.CTL_SYNCED, abi.MsgHead), "the end of the list")
 
     def sync(self, cards: Iterable[CardSettings], grants: Iterable[Grant]) -> int:
-        """Push everything: hello, cards, grants, synced. Returns the boot id."""
+        """Send all: hello, cards, grants, synced. Returns the boot id."""
         boot_id = self.hello()
         for settings in cards:
             self.card(settings)
@@ -174,7 +183,7 @@ class ArbiterLink:
         return boot_id
 
     def stats(self) -> Sequence[TenantStats]:
-        """What every tenant did so far, in no particular order. One that did nothing is the same object again."""
+        """The counters of all tenants, unordered. An unchanged tenant is the same object."""
         return self._stats.values(self._list(abi.CTL_STATS, abi.CTL_TENANT))
 
     def processes(self) -> list[ProcessStats]:
@@ -182,18 +191,20 @@ class ArbiterLink:
         return self._procs.values(self._list(abi.CTL_PROCS, abi.CTL_PROC))
 
     def hardware_tenants(self) -> list[HardwareTenant]:
-        """What hardware preemption did with every tenant."""
+        """The hardware preemption of each tenant."""
         return self.hardware_use()[0]
 
     def hardware_use(self) -> tuple[list[HardwareTenant], list[HardwareCard]]:
-        """The same, and whether it goes on as ordered on each card."""
+        """The same, and its state on each card."""
         items = self._list(abi.CTL_HWSTATS, abi.CTL_HWTENANT, abi.CTL_HWCARD)
         found = self._hardware.values(items)
         tenants = [item for item in found if isinstance(item, HardwareTenant)]
         return tenants, [item for item in found if isinstance(item, HardwareCard)]
 
     def gone(self, job_id: int, uuid: str, pid: int) -> None:
-        """NVML does not list this dead process any more: its memory is free. Unknown ones are no error."""
+        """NVML does not list this dead process any more: its memory is free. Unknown ones are no
+        error.
+        """
         self._of_dead(abi.CTL_GONE, job_id, uuid, pid)
 
     def listed(self, job_id: int, uuid: str, pid: int) -> None:
@@ -206,7 +217,7 @@ class ArbiterLink:
         self._command(message, f"the end of process {pid}")
 
     def overhead(self, job_id: int, uuid: str, size: int) -> None:
-        """Bytes of contexts and modules of a job's live processes on a card, to be charged beside their own word."""
+        """Charge bytes of contexts and modules of live processes, beside what these report."""
         message = abi.CtlOverhead(head=abi.head(abi.CTL_OVERHEAD, abi.CtlOverhead), job_id=job_id)
         message.uuid = abi.c_text(uuid, abi.UUID_LEN, "card UUID")
         message.bytes = abi.bounded(size, 0, 2**64 - 1, "overhead")
@@ -226,12 +237,15 @@ class ArbiterLink:
         self._note_boot(abi.parse(abi.CtlAck, data, "end of the list"))
         return items
 
-    def _packet(self, data: bytes, kinds: tuple[int, ...], items: list[bytes]) -> tuple[int, bytes] | None:
-        """Add the messages of one packet to `items`; the first of another kind, which ends the list."""
+    def _packet(
+        self, data: bytes, kinds: tuple[int, ...], items: list[bytes]
+    ) -> tuple[int, bytes] | None:
+        """Add the messages of one packet to `items`; the first of another kind ends the list."""
         at, size, head = 0, 0, b""
         while True:
             one = data[at : at + size]
-            if size and one.startswith(head) and len(one) == size:  # like the one before: no second look
+            # the same head as before needs no check
+            if size and one.startswith(head) and len(one) == size:
                 items.append(one)
                 at += size
                 continue
@@ -275,7 +289,7 @@ class ArbiterLink:
             raise ArbiterGone(f"the connection to {self.path} is closed")
         try:
             try:
-                # recv() would ask first whether there is something
+                # recv() would first poll
                 return os.read(self._sock.fileno(), abi.LIST_BYTES)
             except BlockingIOError:
                 return self._sock.recv(abi.LIST_BYTES)
@@ -283,7 +297,7 @@ class ArbiterLink:
             raise self._gone(error.strerror or str(error)) from error
 
     def _check(self, data: bytes) -> int:
-        """Type of a message. Raises ArbiterGone for what is none."""
+        """Type of a message. Raises ArbiterGone if it is malformed."""
         if len(data) < _HEAD:
             raise self._gone("closed the connection")
         head = abi.MsgHead.from_buffer_copy(data)
@@ -301,10 +315,10 @@ class ArbiterLink:
 
 
 class DeathWatch:
-    """A connection of its own on which the arbiter reports each registered process that ends.
+    """A separate connection on which the arbiter reports the end of registered processes.
 
-    Its memory stays charged until `ArbiterLink.gone` names it, or neither that nor `ArbiterLink.listed` did for a
-    minute; deaths of which nobody said that the memory is free are reported again to a new watch.
+    Memory of a dead process stays charged until `ArbiterLink.gone`, or for a minute after the last
+    `ArbiterLink.listed`. Deaths not ended by `gone` are reported again to a new watch.
     """
 
     def __init__(self, run_dir: str | Path, timeout: float = 2.0) -> None:
@@ -319,7 +333,10 @@ class DeathWatch:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -328,7 +345,9 @@ class DeathWatch:
         return self._sock.fileno()
 
     def died(self) -> list[ProcessStats]:
-        """Processes that ended since the last call; never waits. Raises ArbiterGone when the connection ended."""
+        """Processes that ended since the last call; never waits. Raises ArbiterGone when the
+        connection ended.
+        """
         found: list[ProcessStats] = []
         while True:
             try:
@@ -340,7 +359,7 @@ class DeathWatch:
             if data:
                 found.append(arbiter_wire.process(data))
             elif found:
-                return found  # the end is told by the next call
+                return found  # the next call reports the end
             else:
                 raise ArbiterGone("the watch of processes: the arbiter closed the connection")
 

@@ -1,4 +1,4 @@
-"""What goes over arbiter.sock, as Python values: settings and grants to messages, messages to measurements."""
+"""The messages of arbiter.sock as Python values: settings and grants out, measurements in."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gres.grant.store import Grant
 class CardSettings:
     """Settings of one card. Durations as their names say; policies by name.
 
-    `governed`: False opens every gate (benchmarks). `together`: an offline job that is preempted here is suspended
-    on its other cards too.
+    `governed`: False opens all gates (benchmarks). `together`: gang suspend, so an offline job
+    preempted here is suspended on its other cards too.
     """
 
     uuid: str
@@ -32,11 +32,10 @@ class CardSettings:
 
 
 class TenantStats(NamedTuple):
-    """What the arbiter measured of one (job, card) since the grant. ns and bytes; counters only grow.
+    """The arbiter's counters of one (job, card) since the grant, in ns and bytes; they only grow.
 
-    The memory of the job on the card is mem_used (its live processes) + mem_extra (contexts, modules, dead processes);
-    mem_peak is of that sum.
-    A tuple, since a busy node reads a hundred of them at each poll.
+    The job's memory on the card is mem_used (live processes) + mem_extra (contexts, modules, dead
+    processes); mem_peak is of the sum. A tuple, as a busy node reads a hundred per poll.
     """
 
     job_id: int
@@ -72,7 +71,9 @@ class TenantStats(NamedTuple):
 
 @dataclass(frozen=True)
 class ProcessStats:
-    """One process of a job on a card: registered now, or (from a DeathWatch) just ended. Bytes are its own word."""
+    """One process of a job on a card: registered now, or just ended (DeathWatch). It reports the
+    bytes.
+    """
 
     job_id: int
     uuid: str
@@ -84,7 +85,9 @@ class ProcessStats:
 
 @dataclass(frozen=True)
 class HardwareSettings:
-    """Hardware preemption of one card (docs/specs/hardware.md). ctl_rdev 0: a simulated control device."""
+    """Hardware preemption of one card (docs/specs/hardware.md). ctl_rdev 0: a simulated control
+    device.
+    """
 
     uuid: str
     enabled: bool = False
@@ -100,7 +103,9 @@ class HardwareSettings:
 
 @dataclass(frozen=True)
 class HardwareTenant:
-    """What hardware preemption did with one (job, card). Counters only grow; `why` says it for state failed."""
+    """Hardware preemption of one (job, card). Counters only grow; `why` is the reason of state
+    failed.
+    """
 
     job_id: int
     uuid: str
@@ -120,7 +125,7 @@ class HardwareTenant:
 
 @dataclass(frozen=True)
 class HardwareCard:
-    """Whether the arbiter still does on one card what it was ordered; `hung`: calls that never came back."""
+    """Whether hardware preemption is on as ordered; `hung`: calls that never returned."""
 
     uuid: str
     ordered: bool
@@ -133,7 +138,7 @@ _ACTORS = ("auto", "arbiter", "shim")
 _STATES = ("none", "ready", "stopped", "failed")
 _CLASS_NAMES = {code: name for name, code in abi.CLASS_CODES.items()}
 _POLICY_NAMES = {code: name for name, code in abi.POLICY_CODES.items()}
-# of the fields estimated, passed_over, ungoverned and suspended of TenantStats, which stand in this order
+# bits of the fields estimated, passed_over, ungoverned and suspended of TenantStats, in order
 _FLAG_BITS = (
     abi.TENANT_ESTIMATED,
     abi.TENANT_PASSED_OVER,
@@ -144,14 +149,16 @@ _TENANT = record(abi.CtlTenant)
 _PROCESS = record(abi.CtlProcess)
 
 
-# The same few UUIDs at each poll: one string of each, whose hash is known where it is a key.
+# The few UUIDs recur at each poll: one string each keeps its hash.
 @functools.lru_cache(maxsize=1024)
 def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode(errors="replace")
 
 
 def card_message(card: CardSettings) -> abi.CtlCard:
-    """QG_CTL_CARD for these settings. Raises AbiError when one does not fit or a policy is unknown."""
+    """QG_CTL_CARD for these settings. Raises AbiError when one does not
+    fit or a policy is unknown.
+    """
     msg = abi.CtlCard(head=abi.head(abi.CTL_CARD, abi.CtlCard))
     msg.uuid = abi.c_text(card.uuid, abi.UUID_LEN, "card UUID")
     for name in ("idle_release_ms", "window_us", "slice_us", "lease_ms", "grace_ms"):
@@ -194,7 +201,8 @@ def _flags(flags: int) -> tuple[bool, ...]:
 def stats(data: bytes) -> TenantStats:
     """The answer about one tenant.
 
-    Read hundreds of times a second on a busy node, so by one `unpack` in the order of struct qg_ctl_tenant.
+    Read hundreds of times a second on a busy node, so by one `unpack` in the order of struct
+    qg_ctl_tenant.
     """
     if len(data) != _TENANT.size:
         abi.parse(abi.CtlTenant, data, "tenant message")  # says what is wrong with it
@@ -247,7 +255,11 @@ def hardware_tenant(data: bytes) -> HardwareTenant:
     """The answer about one tenant."""
     msg = abi.parse(abi.CtlHwTenant, data, "hardware message")
     special = {"uuid", "state", "actor", "method", "stop_hist", "why"}
-    plain = {name: getattr(msg, name) for name in HardwareTenant.__dataclass_fields__ if name not in special}
+    plain = {
+        name: getattr(msg, name)
+        for name in HardwareTenant.__dataclass_fields__
+        if name not in special
+    }
     return HardwareTenant(
         uuid=msg.uuid.decode(errors="replace"),
         state=_word(msg.state, _STATES),
@@ -270,4 +282,6 @@ def process(data: bytes) -> ProcessStats:
 def hardware_card(data: bytes) -> HardwareCard:
     """The answer about one card."""
     msg = abi.parse(abi.CtlHwCard, data, "card message")
-    return HardwareCard(msg.uuid.decode(errors="replace"), bool(msg.ordered), bool(msg.on), msg.hung)
+    return HardwareCard(
+        msg.uuid.decode(errors="replace"), bool(msg.ordered), bool(msg.on), msg.hung
+    )

@@ -1,4 +1,6 @@
-"""Many equal records of a structure: `struct` unpacks them several times faster than ctypes reads their fields."""
+"""Many equal records of a structure: `struct` unpacks them several times faster than ctypes reads
+their fields.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,21 @@ def _format(kind: type[ctypes.Structure]) -> str:
         if issubclass(field, ctypes.Structure):
             text += _format(field)
         elif issubclass(field, ctypes.Array):
-            text += f"{field._length_}{'s' if field._type_ is ctypes.c_char else _CODES[field._type_]}"
+            text += (
+                f"{field._length_}{'s' if field._type_ is ctypes.c_char else _CODES[field._type_]}"
+            )
         else:
             text += _CODES[field]
     return text
 
 
 def record(kind: type[ctypes.Structure]) -> struct.Struct:
-    """The same layout in struct's words. Raises ValueError where it has holes, which `struct` would not skip."""
+    """The layout as a struct.Struct. Raises ValueError for padding,
+    which `struct` would not skip.
+    """
     found = struct.Struct(f"={_format(kind)}")
     if found.size != ctypes.sizeof(kind):
-        raise ValueError(f"{kind.__name__} has {ctypes.sizeof(kind)} bytes, its fields {found.size}")
+        raise ValueError(
+            f"{kind.__name__} has {ctypes.sizeof(kind)} bytes, its fields {found.size}"
+        )
     return found

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from enforcer.nvml.port import NvmlError
+from gres.config.enforcer import HardwareSettings
 from gres.config.levels import CardPlan
-from gres.config.schema import HardwareSettings
 
 CONTROL = Path("/dev/nvidiactl")
 # driver versions whose structures qgpu_rm.h declares; the arbiter refuses others as well

@@ -96,11 +96,11 @@ class Exemptions:
     def __init__(self, budget_ns: int) -> None:
         self._budget_ns = budget_ns
         self._spent: dict[Tenancy, int] = {}
-        self._looked_ns: int | None = None
+        self._sampled_ns: int | None = None
 
     def begin(self, now_ns: int) -> int:
         """Start a sample; ns since the last one."""
-        before, self._looked_ns = self._looked_ns, now_ns
+        before, self._sampled_ns = self._sampled_ns, now_ns
         return 0 if before is None else now_ns - before
 
     def spend(self, blind: Iterable[Finding], took_ns: int) -> set[Finding]:

@@ -16,7 +16,7 @@ from enforcer.daemon.audit.action import send_action
 from enforcer.daemon.audit.findings import Finding
 from enforcer.daemon.audit.procs import start_ticks, stop_waits, stopped
 from enforcer.daemon.log import emit
-from gres.config.schema import AuditSettings
+from gres.config.enforcer import AuditSettings
 from gres.grant.store import Grant
 
 ACTED_UPON = ("unregistered", "ungranted", "over", "busy")

@@ -23,7 +23,7 @@ from enforcer.daemon.log import emit
 from enforcer.nvml.port import NvmlError
 from enforcer.nvml.queries import UsageAnswer, UsageQuestion, pids_on
 from enforcer.nvml.worker import NvmlCaller
-from gres.config.schema import AuditSettings
+from gres.config.enforcer import AuditSettings
 from gres.grant.store import Grant
 from gres.units import MIB
 

@@ -1,9 +1,11 @@
-"""Writes symbols.tsv: every function that NVML exports, from its header and from the Python binding.
+"""Writes symbols.tsv: every function that NVML exports, from its header and from the Python
+binding.
 
 Usage: derive_symbols.py NVML_H PYNVML_PY TABLE
 
-The header of the toolkit is older than the binding, so both are read. The last column (pass or hook) of a table that
-exists is kept; what is new passes. The format is that of ../shim/symbols.tsv, whose generate.py reads this one too.
+The header of the toolkit is older than the binding, so both are read. The last column (pass or
+hook) of a table that exists is kept; what is new passes. The format is that of ../shim/symbols.tsv,
+whose generate.py reads this one too.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def main(header: Path, binding: Path, table: Path) -> int:
         kept = {row[0]: row[-1] for row in rows if len(row) == 5}
     lines = ["# SPDX-License-Identifier: Apache-2.0", "# CUDA_VERSION 0"]
     lines.append(
-        "# symbol\tapi\tsince\tptsz\tkind   (written by derive_symbols.py; edit only the last column)"
+        "# symbol\tapi\tsince\tptsz\tkind   (written by derive_symbols.py; edit only the last"
+        " column)"
     )
     lines += [
         f"{name}\t{name}\t0\t0\t{kept.get(name, 'pass')}"

@@ -101,8 +101,8 @@ def test_ledger_that_is_broken_is_a_sentence(directory):
         View(directory / "ledger.sqlite", OPEN, state).answer(0, b'{"ask":"usage","jobs":[1]}')
 
 
-def test_before_the_first_look_there_is_no_state(ledger):
-    with pytest.raises(ViewError, match="not looked at its cards"):
+def test_before_the_first_sample_there_is_no_state(ledger):
+    with pytest.raises(ViewError, match="not sampled its cards"):
         View(ledger.path, OPEN, lambda: None).answer(0, b'{"ask":"state"}')
 
 

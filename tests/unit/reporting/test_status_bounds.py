@@ -19,7 +19,7 @@ from enforcer.daemon.node import NodeService
 from enforcer.daemon.requests.answers import Asks, Peer, Reply
 from enforcer.daemon.requests.protocol import MAX_MESSAGE, encode
 from enforcer.daemon.requests.server import AskServer, _Client
-from gres.config.schema import HardwareSettings
+from gres.config.enforcer import HardwareSettings
 from gres.grant.store import RUN_BASE, Grant, GrantCard
 from simulator.fakes import GIB, FakeNode
 

@@ -1,15 +1,20 @@
 """Derives symbols.tsv, the one table of driver symbols, from the CUDA headers.
 
-Usage: derive_symbols.py INCLUDE_DIR TABLE
-       derive_symbols.py --hooks TABLE OBJECT...
+Usage:
 
-Every function that cuda.h, cudaGL.h, cudaEGL.h and cudaVDPAU.h declare, in all its versions (`_v2`, `_v3`,
-...) and default-stream variants (`_ptds`, `_ptsz`), becomes a row: exported symbol, name to ask for,
-CUDA version since which that name means this symbol (1000 * major + 10 * minor), 1 for a per-thread default
-stream variant, and `pass` or `hook`. The last column is kept from the existing table; new symbols are `pass`.
-Names that classes.tsv beside the table does not have yet are added to it with `?`, for somebody to decide.
-The second form sets the last column: a symbol that one of the objects (build/obj/shim/hooks/*.o) defines is `hook`.
-Needs a C preprocessor (environment CC, default gcc). Exits 1 with a sentence when a header cannot be read.
+  derive_symbols.py INCLUDE_DIR TABLE
+
+  derive_symbols.py --hooks TABLE OBJECT...
+
+Each function of cuda.h, cudaGL.h, cudaEGL.h and cudaVDPAU.h becomes a row, in all its versions
+(`_v2`, `_v3`, ...) and default-stream variants (`_ptds`, `_ptsz`). A row has: exported symbol, name
+to ask for, CUDA version since which the name means this symbol (1000 * major + 10 * minor), 1 for a
+per-thread default-stream variant, and `pass` or `hook`.
+
+The last column is kept from the existing table; new symbols are `pass`. Names missing in
+classes.tsv beside the table are added with `?`, for a person to decide. The second form sets the
+last column: a symbol that one of the objects (build/obj/shim/hooks/*.o) defines is `hook`. Needs a
+C preprocessor (environment CC, default gcc). Exits 1 with a sentence when a header cannot be read.
 """
 
 from __future__ import annotations
@@ -34,7 +39,8 @@ TYPEDEF_HEADERS = (
 WINDOWS_ONLY = {"cuWGLGetDevice"}
 # Exported by the driver, declared only in a header that newer toolkits no longer ship.
 PROFILER = ("cuProfilerInitialize", "cuProfilerStart", "cuProfilerStop")
-# Names whose newest meaning is a symbol of another name (a macro of cuda.h, without a number in it).
+# Names whose newest meaning is a symbol of another name (a macro of cuda.h, without a number in
+# it).
 RENAMED = {("cuGraphInstantiate", 12000): "cuGraphInstantiateWithFlags"}
 # First versions that the typedef headers leave out or number differently.
 SINCE_BY_HAND = {
@@ -65,8 +71,17 @@ def split(symbol: str) -> tuple[str, int, int]:
 
 def declared_in_cuda_h(include: Path) -> set[str]:
     """All function names of cuda.h, old versions and default-stream variants included."""
-    command = [os.environ.get("CC", "gcc"), "-E", "-P", f"-I{include}", "-D__CUDA_API_VERSION_INTERNAL", "-"]
-    done = subprocess.run(command, input="#include <cuda.h>\n", capture_output=True, text=True, check=False)
+    command = [
+        os.environ.get("CC", "gcc"),
+        "-E",
+        "-P",
+        f"-I{include}",
+        "-D__CUDA_API_VERSION_INTERNAL",
+        "-",
+    ]
+    done = subprocess.run(
+        command, input="#include <cuda.h>\n", capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"cuda.h in {include} cannot be preprocessed: {done.stderr.strip()}")
     text = re.sub(r"typedef[^;]*;", "", done.stdout)
@@ -74,11 +89,15 @@ def declared_in_cuda_h(include: Path) -> set[str]:
 
 
 def declared_in_extra(text: str) -> set[str]:
-    """Function names of a header that cannot be preprocessed here because it needs GL, EGL or VDPAU."""
+    """Function names of a header that cannot be preprocessed here because it needs GL, EGL or
+    VDPAU.
+    """
     names = set(re.findall(r"CUDAAPI\s+(cu[A-Z]\w*)\s*\(", text))
     for old, new in re.findall(r"#define\s+(cu\w+)\s+(cu\w+)\s*$", text, re.M):
         names |= {old, new}
-    for old, variant, new in re.findall(r"#define\s+(cu\w+)\s+__CUDA_API_(PTDS|PTSZ)\((cu\w+)\)", text):
+    for old, variant, new in re.findall(
+        r"#define\s+(cu\w+)\s+__CUDA_API_(PTDS|PTSZ)\((cu\w+)\)", text
+    ):
         names |= {old, new, f"{new}_{variant.lower()}"}
     return names - WINDOWS_ONLY
 
@@ -94,7 +113,9 @@ def versions(include: Path) -> dict[tuple[str, int], list[int]]:
     return {key: sorted(values) for key, values in found.items()}
 
 
-def rows(symbols: Iterable[str], since: dict[tuple[str, int], list[int]], kinds: dict[str, str]) -> list[Row]:
+def rows(
+    symbols: Iterable[str], since: dict[tuple[str, int], list[int]], kinds: dict[str, str]
+) -> list[Row]:
     """Matches the versions of each name to its symbols, in order."""
     groups: dict[tuple[str, int], list[tuple[int, str]]] = defaultdict(list)
     for symbol in symbols:
@@ -123,7 +144,9 @@ def read_kinds(table: Path) -> dict[str, str]:
 
 
 def add_classes(path: Path, names: set[str]) -> list[str]:
-    """Gives names that have no class the class `?`; returns them. Comments stay, names that are gone go."""
+    """Gives names that have no class the class `?`; returns them. Comments stay, names that are
+    gone go.
+    """
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     known = dict(line.split("\t") for line in lines if not line.startswith("#"))
     head = [line for line in lines if line.startswith("#")]
@@ -137,11 +160,16 @@ def main(include: Path, table: Path) -> int:
     symbols = declared_in_cuda_h(include) | set(PROFILER)
     for header in EXTRA_HEADERS:
         symbols |= declared_in_extra((include / header).read_text(encoding="utf-8"))
-    found = re.search(r"#define CUDA_VERSION (\d+)", (include / "cuda.h").read_text(encoding="utf-8"))
+    found = re.search(
+        r"#define CUDA_VERSION (\d+)", (include / "cuda.h").read_text(encoding="utf-8")
+    )
     if found is None:
         raise SystemExit(f"cuda.h in {include} does not define CUDA_VERSION")
     lines = ["# SPDX-License-Identifier: Apache-2.0", f"# CUDA_VERSION {found[1]}"]
-    lines += ["# symbol\tapi\tsince\tptsz\tkind   (written by derive_symbols.py; edit only the last column)"]
+    lines += [
+        "# symbol\tapi\tsince\tptsz\tkind   (written by derive_symbols.py; edit only the last"
+        " column)"
+    ]
     derived = rows(symbols, versions(include), read_kinds(table))
     lines += ["\t".join(map(str, row)) for row in derived]
     table.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -169,6 +197,7 @@ if __name__ == "__main__":
         sys.exit(set_hooks(Path(sys.argv[2]), sys.argv[3:]))
     if len(sys.argv) != 3:
         raise SystemExit(
-            "usage: derive_symbols.py INCLUDE_DIR TABLE, or derive_symbols.py --hooks TABLE OBJECT..."
+            "usage: derive_symbols.py INCLUDE_DIR TABLE, or derive_symbols.py --hooks TABLE"
+            " OBJECT..."
         )
     sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

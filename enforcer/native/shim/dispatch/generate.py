@@ -2,9 +2,10 @@
 
 Usage: generate.py TABLE OUT_DIR
 
-Writes symbols.h (enum of symbols), symbols.c (names and the cuGetProcAddress table, with what classes.tsv beside
-TABLE says of memory), exports.S (pass-throughs and first-call resolvers), exports.map (version script) and
-stub_exports.S (a driver in which every call succeeds at once). Exits 1 with a sentence when the table is malformed.
+Writes symbols.h (enum of symbols), symbols.c (names and the cuGetProcAddress table, with what
+classes.tsv beside TABLE says of memory), exports.S (pass-throughs and first-call resolvers),
+exports.map (version script) and stub_exports.S (a driver in which every call succeeds at once).
+Exits 1 with a sentence when the table is malformed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def read(table: Path) -> tuple[int, list[Row]]:
     return version, rows
 
 
-MEMORY = {"allocate", "keep"}  # classes of functions that nobody may have past the ledger
+MEMORY = {"allocate", "keep"}  # classes of functions that must not bypass the allocation table
 
 
 def memory_functions(classes: Path) -> set[str]:
@@ -57,19 +58,23 @@ def header(version: int, symbols: list[str]) -> str:
     """The enum: QG_SYM_<symbol> indexes qg_real[]."""
     body = "".join(f"    QG_SYM_{symbol} = {index},\n" for index, symbol in enumerate(symbols))
     return (
-        f"{LICENSE}#ifndef QG_SYMBOLS_H\n#define QG_SYMBOLS_H\n#define QG_TABLE_CUDA_VERSION {version}\n"
-        f"#define QG_NSYMBOLS {len(symbols)}\nenum qg_symbol {{\n{body}}};\n#endif\n"
+        f"{LICENSE}#ifndef QG_SYMBOLS_H\n#define QG_SYMBOLS_H\n#define QG_TABLE_CUDA_VERSION"
+        f" {version}\n#define QG_NSYMBOLS {len(symbols)}\nenum qg_symbol {{\n{body}}};\n#endif\n"
     )
 
 
 def source(rows: list[Row], symbols: list[str], memory: set[str]) -> str:
-    """Names by index, and the rows of cuGetProcAddress: every row of a name that has at least one hook."""
+    """Names by index, and the rows of cuGetProcAddress: every row of a name that has at least one
+    hook.
+    """
     hooked = {row.api for row in rows if row.hook}
     index = {symbol: number for number, symbol in enumerate(symbols)}
     names = "".join(f'    "{symbol}",\n' for symbol in symbols)
     hooks = sorted({row.symbol for row in rows if row.hook})
     declarations = "".join(f"extern char {symbol}[];\n" for symbol in hooks)
-    kept = sorted((row for row in rows if row.api in hooked), key=lambda row: (row.api, row.ptsz, row.since))
+    kept = sorted(
+        (row for row in rows if row.api in hooked), key=lambda row: (row.api, row.ptsz, row.since)
+    )
     entries = "".join(
         f'    {{"{row.api}", {row.since}, {row.ptsz}, {index[row.symbol]}, '
         f"{row.symbol if row.hook else '0'}, {int(row.api in memory)}}},\n"
