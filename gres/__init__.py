@@ -1,1 +1,1 @@
-"""What was asked and what was granted. Pure: no Slurm commands, no NVML, no daemon."""
+"""Requests and grants. Pure: no Slurm commands, no NVML, no daemon."""

@@ -1,8 +1,8 @@
-"""Where this installation keeps its files.
+"""The paths of this installation.
 
-`make install` writes `install.json` beside this module with the directories that it was given (PREFIX, RUNDIR and so
-on). A source checkout has no such file and takes the defaults, which are those of the packages. Everything that needs
-the path of an installed file asks here, so that a site's other PREFIX reaches every default of qgpu.yaml.
+`make install` writes `install.json` beside this module with its directories (PREFIX, RUNDIR and so
+on). A source checkout has no such file and takes the defaults, which are those of the packages. All
+code takes paths of installed files from here, so a site's PREFIX reaches each default of qgpu.yaml.
 """
 
 from __future__ import annotations
@@ -73,17 +73,19 @@ class InstallPaths:
 
 
 def load(file: Path = FILE) -> InstallPaths:
-    """The directories that `make install` wrote; the defaults where there is no such file. Raises ValueError."""
+    """The directories by `make install`; the defaults without the file. Raises ValueError."""
     if not file.exists():
         return InstallPaths()
     known = {field.name for field in fields(InstallPaths)}
-    told = json.loads(file.read_text())
-    wrong = sorted(set(told) - known) or [k for k, v in told.items() if not str(v).startswith("/")]
+    stored = json.loads(file.read_text())
+    wrong = sorted(set(stored) - known) or [
+        k for k, v in stored.items() if not str(v).startswith("/")
+    ]
     if wrong:
         raise ValueError(
             f"{file}: '{wrong[0]}' is no directory of an installation: install the package again"
         )
-    return InstallPaths(**told)
+    return InstallPaths(**stored)
 
 
 PATHS = load()

@@ -1,7 +1,7 @@
-"""Whether a file is root's alone, with every directory and link on the way to it.
+"""Checks that only root can replace a file: with each directory and link on its path.
 
-What root reads, loads or runs must not be for others to exchange: qgpu.yaml, run_dir, the shims, the SPANK plugin,
-the driver's library, programs. The C parts have the same rule (slurm_plugin/common/paths.c).
+It covers what root reads, loads or runs: qgpu.yaml, run_dir, the shims, the SPANK plugin, the
+driver's library, programs. The C parts have the same rule (slurm_plugin/common/paths.c).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-MAX_LINKS = 16
+MAX_LINKS = 16  # symbolic links on one path, against loops
 
 
 class UntrustedError(RuntimeError):
-    """Others could exchange a file; the text is a sentence with the command that mends it."""
+    """Others could replace a file; the text is a sentence with the command that repairs it."""
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """A file or directory through which somebody else could exchange what root believes."""
+    """A file or directory by which another user could replace a trusted file."""
 
     path: str
     why: str
@@ -32,15 +32,16 @@ class Doubt:
 
     @property
     def todo(self) -> str:
-        """The command that mends it."""
+        """The command that repairs it."""
         path = shlex.quote(self.path)
         return f"chown root:root {path} && chmod go-w {path}"
 
 
 def distrust(path: str | Path, owners: Iterable[int] = (0,)) -> Doubt | None:
-    """Why somebody else than `owners` could exchange that file; None if nobody could, or if it is not there.
+    """Why a user other than `owners` could replace the file; None if none could, or if it is
+    absent.
 
-    Every directory on the way counts, and every symbolic link is followed by hand.
+    Each directory on the path counts, and each symbolic link is followed.
     """
     trusted = set(owners)
     todo = [part for part in str(path).split("/") if part]
@@ -69,7 +70,9 @@ def distrust(path: str | Path, owners: Iterable[int] = (0,)) -> Doubt | None:
 
 
 def _open_to_others(path: Path, info: os.stat_result, trusted: set[int]) -> Doubt | None:
-    """Why others can write here. In a sticky directory such as /tmp they cannot replace what is not theirs."""
+    """Why others can write here; in a sticky directory such as /tmp they cannot replace foreign
+    files.
+    """
     if info.st_uid not in trusted:
         return Doubt(str(path), f"belongs to uid {info.st_uid}")
     sticky = stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_ISVTX
@@ -79,12 +82,14 @@ def _open_to_others(path: Path, info: os.stat_result, trusted: set[int]) -> Doub
 
 
 def require(path: str | Path, what: str) -> None:
-    """Raise UntrustedError where others than root, or than who runs this, could exchange the file `what`.
+    """Raise UntrustedError if a user other than root or the present one could replace the file
+    `what`.
 
-    A daemon of root's accepts root alone; a command that SlurmUser runs accepts what is SlurmUser's as well.
+    A daemon of root accepts root alone; a command of SlurmUser also accepts SlurmUser's files.
     """
     doubt = distrust(Path(path).absolute(), {0, os.geteuid()})
     if doubt is not None:
         raise UntrustedError(
-            f"{what} {path} is not used, since others than root could change it: {doubt}. Run: {doubt.todo}"
+            f"{what} {path} is not used, since others than root could change it: {doubt}. Run:"
+            f" {doubt.todo}"
         )

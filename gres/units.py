@@ -1,7 +1,7 @@
-"""Sizes and durations as people and Slurm write them.
+"""Sizes and durations as users and Slurm write them.
 
-Slurm's own suffixes are kept: K, M, G, T, P (and KiB, MiB, ...) count 1024^n, KB, MB, GB, ... count 1000^n,
-in any case. Everything here is exact integer arithmetic; nothing rounds silently, the caller says which way.
+Slurm's suffixes are kept in any case: K, M, G, T, P (and KiB, MiB, ...) count 1024^n; KB, MB, GB,
+... count 1000^n. All is exact integer arithmetic; the caller chooses the rounding.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fractions import Fraction
 from gres.config.sentences import shown
 
 MIB = 1024 * 1024
-MAX_BYTES = 2**53  # beyond this Lua's doubles are no longer exact; 8 PiB is above any card
+MAX_BYTES = 2**53  # bytes: above it Lua's doubles are not exact; 8 PiB is above any card
 
 _LETTERS = "kmgtp"
 _SIZE = re.compile(r"([0-9]+)([A-Za-z]*)")
@@ -23,7 +23,7 @@ _DURATION_NS["d"] = 24 * _DURATION_NS["h"]
 
 
 class UnitError(ValueError):
-    """A size or a duration that cannot be read; the text is a sentence for the person who wrote it."""
+    """An unreadable size or duration; the text is a sentence for its author."""
 
 
 class TooLargeError(UnitError):
@@ -31,7 +31,9 @@ class TooLargeError(UnitError):
 
 
 def suffix_factor(suffix: str) -> int | None:
-    """Bytes per unit of a Slurm suffix ("" -> 1, "GiB" -> 1024^3, "GB" -> 1000^3), None if unknown."""
+    """Bytes per unit of a Slurm suffix ("" -> 1, "GiB" -> 1024^3, "GB" ->
+    1000^3), None if unknown.
+    """
     low = suffix.lower()
     if low == "":
         return 1
@@ -45,7 +47,8 @@ def suffix_factor(suffix: str) -> int | None:
 def parse_size(text: str) -> int:
     """Bytes of "24G", "24GiB", "24576M", "25GB" or "1048576".
 
-    Raises UnitError with a sentence when the text is no whole number with a known suffix, or too large.
+    Raises UnitError with a sentence when the text is no whole number with a known suffix, or too
+    large.
     """
     match = _SIZE.fullmatch(text)
     factor = suffix_factor(match[2]) if match else None
@@ -53,7 +56,7 @@ def parse_size(text: str) -> int:
         raise UnitError(
             f"'{text}' is not a size; write a whole number with a unit, for example 24G or 24576M"
         )
-    # Digits are counted before they are converted: a number of 5000 digits must not cost anything.
+    # The digits are counted first: a number of 5000 digits must not cost time.
     digits = match[1].lstrip("0") or "0"
     if len(digits) > 16 or int(digits) * factor > MAX_BYTES:
         raise TooLargeError(f"'{text}' is larger than any card")
@@ -63,7 +66,9 @@ def parse_size(text: str) -> int:
 def parse_mib(value: object, *, up: bool = False) -> int:
     """MiB of a configured size; a bare number counts MiB. Rounds down, or up where `up` is set."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise UnitError(f"'{shown(value)}' is not a size; write for example 80GiB, or a whole number of MiB")
+        raise UnitError(
+            f"'{shown(value)}' is not a size; write for example 80GiB, or a whole number of MiB"
+        )
     text = str(value).strip()
     size = parse_size(text + "M" if text.isdigit() else text)
     return -(-size // MIB) if up else size // MIB
@@ -98,19 +103,22 @@ class Duration:
 
 
 def parse_duration(value: object) -> Duration:
-    """Duration of "100ms", "500us", "2s", "1.5s". A bare number is refused: its unit would be a guess."""
+    """Duration of "100ms", "500us", "2s", "1.5s". A bare number is refused: its unit would be a
+    guess.
+    """
     if isinstance(value, Duration):
         return value
-    # What is no text is not written out as text: YAML's aliases of aliases could make it endless.
+    # Other types are shortened: YAML's aliases of aliases could make their text endless.
     text = value if isinstance(value, str) else shown(value)
     match = _DURATION.fullmatch(text.strip().replace(" ", ""))
     if match is None or len(match[1]) > 15:
         raise UnitError(
-            f"'{shown(value)}' is not a duration; write a number with ns, us, ms, s, min, h or d, for example 100ms"
+            f"'{shown(value)}' is not a duration; write a number with ns, us, ms, s, min, h or d,"
+            " for example 100ms"
         )
     return Duration(int(Fraction(match[1]) * _DURATION_NS[match[2]]))
 
 
 def format_mib(mib: int) -> str:
-    """The shortest exact Slurm count of so many MiB: 24576 -> "24G", 12289 -> "12289M"."""
+    """The shortest exact Slurm count of MiB: 24576 -> "24G", 12289 -> "12289M"."""
     return f"{mib // 1024}G" if mib and mib % 1024 == 0 else f"{mib}M"

@@ -1,3 +1,3 @@
-"""The one place that knows qgpu's version; C programs, packages and archives take it from here as well."""
+"""qgpu's version, for Python, C programs, packages and archives."""
 
 VERSION = "0.2.0"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from itertools import product
 
-MAX_NAMES = 65536
+MAX_NAMES = 65536  # names of one list: a typing error must not exhaust memory
 
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,9})([^0-9]*)", re.DOTALL)
@@ -65,8 +65,12 @@ def expand(text: str) -> list[str]:
 
 
 def fold(names: Iterable[str]) -> str:
-    """A bracket list of these names, in this order; names that differ in their last number alone share brackets."""
-    runs: list[tuple[str, str, list[tuple[str, str]]]] = []  # before and after the number, and its ranges
+    """A bracket list of these names, in order; names that differ only in the last number share
+    brackets.
+    """
+    runs: list[
+        tuple[str, str, list[tuple[str, str]]]
+    ] = []  # before and after the number, and its ranges
     for name in names:
         found = _LAST_NUMBER.fullmatch(name)
         before, number, after = (found[1], found[2], found[3]) if found else (name, "", "")
@@ -85,12 +89,18 @@ def fold(names: Iterable[str]) -> str:
 def _folded(run: tuple[str, str, list[tuple[str, str]]]) -> str:
     before, after, ranges = run
     inside = ",".join(low if low == high else f"{low}-{high}" for low, high in ranges)
-    return f"{before}[{inside}]{after}" if "," in inside or "-" in inside else f"{before}{inside}{after}"
+    return (
+        f"{before}[{inside}]{after}"
+        if "," in inside or "-" in inside
+        else f"{before}{inside}{after}"
+    )
 
 
 def core_list(text: str) -> str:
-    """A list of core numbers such as 0-15,32-47, as it is written. Raises HostlistError with a sentence."""
+    """Check a list of core numbers such as 0-15,32-47. Raises HostlistError with a sentence."""
     parts = [re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part) for part in text.split(",")]
     if not all(part and int(part[1]) <= int(part[2] or part[1]) for part in parts):
-        raise HostlistError(f"'{text[:80]}' is not a list of core numbers; write for example \"0-15,32-47\"")
+        raise HostlistError(
+            f"'{text[:80]}' is not a list of core numbers; write for example \"0-15,32-47\""
+        )
     return text

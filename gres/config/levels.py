@@ -1,7 +1,8 @@
-"""What holds for one card now: qgpu.yaml's levels laid over each other, and live changes on top.
+"""Combines the settings of one card: the levels of qgpu.yaml, and live changes on top.
 
-From wide to narrow: `classes` and `enforcer`, `models.M`, the entries of `cards` (later ones win), and what
-`qgpu card set` changed. Pure; qgpud keeps the live changes, docs/specs/config.md lists the keys.
+From wide to narrow: `classes` and `enforcer`, `models.M`, the entries of `cards` (later ones win),
+and the changes by `qgpu card set`. Pure; qgpud keeps the live changes. docs/specs/config.md lists
+the keys.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ KEYS = (*PLAIN, *(f"{name}.{job_class}" for name in PER_CLASS for job_class in C
 
 
 class CardPlanError(ValueError):
-    """A live change cannot be made; the text is a sentence that names the bad word and one that works."""
+    """A live change is invalid; the text is a sentence with the bad word and one that works."""
 
 
 @dataclass(frozen=True)
 class CardPlan:
-    """Settings of one card; `sources` says per key where its value comes from."""
+    """Settings of one card; `sources` names the level of each key's value."""
 
     slice: Duration
     window: Duration
@@ -48,15 +49,19 @@ class CardPlan:
         return {key: self.value(key) for key in KEYS}
 
     def governed(self, job_class: JobClass | None) -> bool:
-        """Whether jobs of that class are held to gate and cap here."""
+        """Whether gate and cap hold for jobs of a class on this card."""
         return job_class is None or self.isolation[job_class] == "governed"
 
 
 def _flat(tuning: CardTuning) -> dict[str, str]:
     """The keys that a level sets, as text."""
-    found = {name: str(getattr(tuning, name)) for name in PLAIN if getattr(tuning, name) is not None}
+    found = {
+        name: str(getattr(tuning, name)) for name in PLAIN if getattr(tuning, name) is not None
+    }
     for name in PER_CLASS:
-        found |= {f"{name}.{job_class}": value for job_class, value in getattr(tuning, name).items()}
+        found |= {
+            f"{name}.{job_class}": value for job_class, value in getattr(tuning, name).items()
+        }
     return found
 
 
@@ -74,9 +79,12 @@ def _wide(config: Config) -> dict[str, str]:
 def plan_card(
     config: Config, node: Node, index: int, uuid: str, live: Mapping[str, str] | None = None
 ) -> CardPlan:
-    """What holds for the card with that index and UUID of the node. `live` are checked changes."""
+    """The settings of the card with that index and UUID. `live` are checked changes."""
     values = _wide(config)
-    sources = {key: f"classes.{key.partition('.')[2]}" if "." in key else f"enforcer.{key}" for key in values}
+    sources = {
+        key: f"classes.{key.partition('.')[2]}" if "." in key else f"enforcer.{key}"
+        for key in values
+    }
     sources["hardware"] = "enforcer.hardware"
     levels: list[tuple[str, Mapping[str, str]]] = [
         (f"models.{node.model}", _flat(config.models[node.model])),
@@ -91,7 +99,9 @@ def plan_card(
         values.update(level)
         sources.update(dict.fromkeys(level, source))
     tuning = _tuning(values)
-    assert tuning.slice is not None and tuning.window is not None and tuning.idle_release is not None
+    assert (
+        tuning.slice is not None and tuning.window is not None and tuning.idle_release is not None
+    )
     return CardPlan(
         tuning.slice,
         tuning.window,
@@ -113,9 +123,11 @@ def _tuning(values: Mapping[str, str]) -> CardTuning:
 
 
 def check_change(changes: Mapping[str, str]) -> dict[str, str]:
-    """Live changes in their full form: `policy=X` becomes both classes. Raises CardPlanError."""
+    """Live changes in full: `policy=X` becomes both classes. Raises CardPlanError."""
     if not changes:
-        raise CardPlanError(f"nothing to change; write KEY=VALUE, for example slice=1ms; keys are {_keys()}")
+        raise CardPlanError(
+            f"nothing to change; write KEY=VALUE, for example slice=1ms; keys are {_keys()}"
+        )
     full: dict[str, str] = {}
     for key, value in changes.items():
         if key in PER_CLASS:
@@ -145,6 +157,8 @@ def parse_words(words: list[str]) -> dict[str, str]:
         if not sign or not key or not value:
             raise CardPlanError(f"'{word}' is not KEY=VALUE; write for example slice=1ms")
         if key in found:
-            raise CardPlanError(f"{key} is given twice, as {found[key]} and as {value}; write it once")
+            raise CardPlanError(
+                f"{key} is given twice, as {found[key]} and as {value}; write it once"
+            )
         found[key] = value
     return check_change(found)

@@ -1,8 +1,9 @@
-"""MIG instances: which GPU and compute instance stands behind a capability file.
+"""MIG instances: the GPU instance and compute instance behind a capability file.
 
-The driver gives every GPU instance and every compute instance a file /dev/nvidia-caps/nvidia-capN, and says in
-/proc/driver/nvidia-caps/mig-minors what each N is: `gpu0/gi2/access 21`, `gpu0/gi2/ci0/access 22`, where gpu0 is
-/dev/nvidia0. NVML knows the same two numbers of every instance, and its UUID. Pure but for `read_minors`.
+The driver gives each GPU instance and compute instance a file /dev/nvidia-caps/nvidia-capN.
+/proc/driver/nvidia-caps/mig-minors explains each N: `gpu0/gi2/access 21`, `gpu0/gi2/ci0/access 22`,
+where gpu0 is /dev/nvidia0. NVML reports the same two numbers and the UUID of each instance. Pure,
+except for `read_minors`.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ class Instance(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a card is: the minor number of its device file, and which instance of it; None is the whole card."""
+    """The place of a card: the minor number of its device file, and the instance; None: the whole
+    card.
+    """
 
     minor: int
     instance: Instance | None
 
 
 class Capability(NamedTuple):
-    """What one capability file opens; `ci` None is the GPU instance itself."""
+    """The instance that one capability file opens; `ci` None: the GPU instance itself."""
 
     gpu: int
     gi: int
@@ -46,7 +49,7 @@ class Capability(NamedTuple):
 
 
 def parse_minors(text: str) -> dict[int, Capability]:
-    """Capabilities by minor number; lines about other things (config, monitor) are left out."""
+    """Capabilities by minor number; other lines (config, monitor) are skipped."""
     found = {}
     for match in filter(None, map(_LINE.fullmatch, map(str.strip, text.splitlines()))):
         gpu, gi, ci, minor = match.groups()
@@ -55,25 +58,31 @@ def parse_minors(text: str) -> dict[int, Capability]:
 
 
 def read_minors() -> dict[int, Capability]:
-    """Those of this machine, or of the simulated driver. Raises MigError."""
+    """The capabilities of this machine or of the simulated driver. Raises MigError."""
     simulated = os.environ.get("QGPU_SIM_DIR")
     path = Path(simulated) / "mig-minors" if simulated else Path(MINORS_FILE)
     try:
         return parse_minors(path.read_text(errors="replace"))
     except OSError as error:
-        raise MigError(f"{path} cannot be read: {error.strerror}; is the driver loaded, with MIG?") from None
+        raise MigError(
+            f"{path} cannot be read: {error.strerror}; is the driver loaded, with MIG?"
+        ) from None
 
 
-def instance_of(minors: Mapping[int, Capability], gpu: int, gi_minor: int, ci_minor: int) -> Instance:
-    """The instance with these two capability files on the card /dev/nvidia{gpu}. Raises MigError."""
+def instance_of(
+    minors: Mapping[int, Capability], gpu: int, gi_minor: int, ci_minor: int
+) -> Instance:
+    """The instance with these two capability files on the card
+    /dev/nvidia{gpu}. Raises MigError.
+    """
     gi, ci = minors.get(gi_minor), minors.get(ci_minor)
     if gi is None or ci is None:
         missing = gi_minor if gi is None else ci_minor
         raise MigError(f"nvidia-cap{missing} is not in the driver's mig-minors")
     if gi.ci is not None or ci.ci is None:
         raise MigError(
-            f"nvidia-cap{gi_minor} and nvidia-cap{ci_minor} are not a GPU instance and a compute instance,"
-            " in this order"
+            f"nvidia-cap{gi_minor} and nvidia-cap{ci_minor} are not a GPU instance and a compute"
+            " instance, in this order"
         )
     if (gi.gpu, gi.gi) != (ci.gpu, ci.gi):
         raise MigError(f"nvidia-cap{ci_minor} is not an instance within nvidia-cap{gi_minor}")
@@ -92,7 +101,8 @@ def caps_of(minors: Mapping[int, Capability], place: Place) -> tuple[int, int]:
         return numbers[Capability(place.minor, gi, None)], numbers[Capability(place.minor, gi, ci)]
     except KeyError:
         raise MigError(
-            f"GPU instance {gi} with compute instance {ci} of card {place.minor} is not in the driver's mig-minors"
+            f"GPU instance {gi} with compute instance {ci} of card {place.minor} is not in the"
+            " driver's mig-minors"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""The sections of qgpu.yaml about accounting: how long use is kept, who may see it, where it is published."""
+"""The sections of qgpu.yaml about accounting: retention, privacy, publication."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ def _retention(value: Duration) -> Duration:
 
 
 class LedgerSettings(Section):
-    """How long a node keeps what jobs used, and how large (MiB) the file may become."""
+    """Retention of a node's ledger, and the bound of its file in MiB."""
 
     retention: Annotated[Time, AfterValidator(_retention)] = Duration(90 * DAY)
     max_size: Annotated[MibUp, Field(ge=16)] = 1024
 
 
 class MetricsSettings(Section):
-    """Prometheus: a port on the loopback address, or a file for node_exporter; 0 and null are off."""
+    """Prometheus: a port on the loopback address, or a file for
+    node_exporter; 0 and null are off.
+    """
 
     port: int = Field(default=0, ge=0, le=65535)
     textfile: AbsPath | None = None
@@ -38,7 +40,9 @@ class MetricsSettings(Section):
 
 
 class ReportSettings(Section):
-    """Who may see whose use (the words of slurm.conf's PrivateData), and where it is collected."""
+    """Privacy of use (the words of slurm.conf's PrivateData), and the place of the collected
+    ledger.
+    """
 
     private_data: list[PrivateData] = Field(default_factory=list)
     admins: list[str] = Field(default_factory=list)
@@ -50,8 +54,8 @@ class ReportSettings(Section):
     def _labels(self) -> ReportSettings:
         if self.private_data and self.metrics.job_labels:
             raise ValueError(
-                "metrics.job_labels shows every job to all who can reach the metrics, but private_data hides them;"
-                " leave one out"
+                "metrics.job_labels shows every job to all who can reach the metrics, but"
+                " private_data hides them; leave one out"
             )
         return self
 

@@ -1,4 +1,6 @@
-"""The sections of qgpu.yaml as types (docs/specs/config.md); gres/config/site.py joins and reads them."""
+"""The sections of qgpu.yaml as types (docs/specs/config.md); gres/config/site.py joins and reads
+them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ Switch = Literal["auto", "on", "off"]
 HardwareMethod = Literal["auto", "schedule", "disable", "timeslice"]
 HardwareActor = Literal["auto", "arbiter", "shim"]
 CLASSES: tuple[JobClass, ...] = ("online", "offline")
-INSTANCE_FILES = 3  # of a MIG instance: the card's, the GPU instance's capability and the compute instance's
+# files per MIG instance: card, capability of GPU instance and of compute instance
+INSTANCE_FILES = 3
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
@@ -40,12 +43,15 @@ MibUp = Annotated[int, BeforeValidator(lambda value: parse_mib(value, up=True))]
 
 
 def _between(low: Duration, high: Duration) -> Callable[[Duration], Duration]:
-    """The arbiter's own limits (docs/specs/control.md), said here in a sentence instead of by its EINVAL."""
+    """Check the arbiter's limits (docs/specs/control.md), with a
+    sentence in place of its EINVAL.
+    """
 
     def check(value: Duration) -> Duration:
         if not low <= value <= high:
             raise ValueError(
-                f"{value} is outside {low} to {high}; write for example {low if value < low else high}"
+                f"{value} is outside {low} to {high}; write for example"
+                f" {low if value < low else high}"
             )
         return value
 
@@ -58,14 +64,16 @@ IdleRelease = Annotated[Time, AfterValidator(_between(Duration(0), Duration(60 *
 Lease = Annotated[Time, AfterValidator(_between(Duration(10**8), Duration(600 * 10**9)))]
 Grace = Annotated[Time, AfterValidator(_between(Duration(0), Duration(600 * 10**9)))]
 BusyWindow = Annotated[Time, AfterValidator(_between(Duration(2 * 10**9), Duration(600 * 10**9)))]
-Excuse = Annotated[Time, AfterValidator(_between(Duration(0), Duration(86_400 * 10**9)))]
+Exemption = Annotated[Time, AfterValidator(_between(Duration(0), Duration(86_400 * 10**9)))]
 # YAML reads a bare on or off as a truth value.
 OnOff = Annotated[Switch, BeforeValidator(lambda v: ("off", "on")[v] if isinstance(v, bool) else v)]
 
 
 def _absolute(value: str) -> str:
     if not value.startswith("/") or re.search(r"[\s'\"\\$`;&|<>(){}*?!\x00-\x1f\x7f]", value):
-        raise ValueError(f"'{value}' must be an absolute path without blanks, quotes or shell characters")
+        raise ValueError(
+            f"'{value}' must be an absolute path without blanks, quotes or shell characters"
+        )
     if ".." in value.split("/"):
         raise ValueError(f"'{value}' must not contain '..'")
     if re.search(r"%(?!n)", value):
@@ -76,7 +84,8 @@ def _absolute(value: str) -> str:
 def _word(value: str) -> str:
     if not _WORD.fullmatch(value) or len(value) > 48:
         raise ValueError(
-            f"'{value}' must be a name of letters, digits, '_', '.' or '-' that starts with a letter"
+            f"'{value}' must be a name of letters, digits, '_', '.' or '-' that starts with a"
+            " letter"
         )
     return value
 
@@ -97,11 +106,16 @@ class Section(BaseModel):
 
 
 class SlurmSettings(Section):
-    """Which Slurm this is; `tag_field: auto` means comment before 23.02 and extra from then on. `native_gres`: our
-    GRES plugins are installed, so that a share counts only as slurmctld itself handed it out. `placement`: shares fill
-    the first card of a node that fits, or go to the one with the most left. `multi_card`: a job may
-    have equal parts of several cards of a node. `cli_filter`: every host has cli_filter.lua, so that slurm.conf may
-    name it; where it is missing no sbatch and no srun works."""
+    """The site's Slurm.
+
+    * `tag_field`: auto means comment before 23.02, extra from then on
+    * `native_gres`: our GRES plugins are installed, so a share counts only as slurmctld allocated
+      it
+    * `placement`: shares fill the first fitting card of a node, or go to the card with most left
+    * `multi_card`: a job may have equal parts of several cards of a node
+    * `cli_filter`: each host has cli_filter.lua, so slurm.conf may name it; a host without it can
+      run neither sbatch nor srun
+    """
 
     version: str = "22.05"
     tag_field: Literal["auto", "comment", "extra"] = "auto"
@@ -114,21 +128,25 @@ class SlurmSettings(Section):
     @classmethod
     def _version(cls, value: str) -> str:
         if not re.fullmatch(r"[0-9]{2}\.[0-9]{2}(\.[0-9]+)?", value):
-            raise ValueError(f"'{value}' is not a Slurm version; write it quoted, for example \"24.11\"")
+            raise ValueError(
+                f"'{value}' is not a Slurm version; write it quoted, for example \"24.11\""
+            )
         return value
 
     @model_validator(mode="after")
     def _extra_exists(self) -> SlurmSettings:
         if self.tag_field == "extra" and self.version < "23.02":
-            raise ValueError(f"tag_field extra does not exist in Slurm {self.version}; use comment or auto")
+            raise ValueError(
+                f"tag_field extra does not exist in Slurm {self.version}; use comment or auto"
+            )
         return self
 
     @model_validator(mode="after")
     def _spread_exists(self) -> SlurmSettings:
         if self.placement == "spread" and self.version < "23.11":
             raise ValueError(
-                f"placement spread needs Slurm 23.11 or later, this is {self.version}, which always fills the first"
-                " card that fits; write placement: binpack"
+                f"placement spread needs Slurm 23.11 or later, this is {self.version}, which always"
+                " fills the first card that fits; write placement: binpack"
             )
         return self
 
@@ -136,20 +154,23 @@ class SlurmSettings(Section):
     def _multi_card_exists(self) -> SlurmSettings:
         if self.multi_card and self.version < "24.05":
             raise ValueError(
-                f"multi_card needs Slurm 24.05 or later, this is {self.version}; write multi_card: false"
+                f"multi_card needs Slurm 24.05 or later, this is {self.version}; write multi_card:"
+                " false"
             )
         return self
 
 
 class DriverSettings(Section):
-    """Where the real driver libraries are; auto searches the usual places."""
+    """Paths of the real driver libraries; auto searches the usual places."""
 
     libcuda: Literal["auto"] | AbsPath = "auto"
     nvml: Literal["auto"] | AbsPath = "auto"
 
 
 class HookSettings(Section):
-    """The compiled prolog/epilog client, how long it waits, whether it drains a broken node with a reason."""
+    """The Prolog and Epilog client, its deadline, and whether it drains a broken node with a
+    reason.
+    """
 
     client: AbsPath = PATHS.hook
     deadline: Time = Duration(10 * 10**9)
@@ -158,7 +179,7 @@ class HookSettings(Section):
 
 
 class ClassSettings(Section):
-    """What a class reserves on a card, how its members divide it, and its count-gres units per card."""
+    """What a class reserves on a card, its policy, and its count-gres units per card."""
 
     reserves: list[Dimension] = Field(min_length=1)
     policy: Policy = "burst-share"
@@ -169,12 +190,14 @@ class ClassSettings(Section):
     @classmethod
     def _memory(cls, value: list[Dimension]) -> list[Dimension]:
         if "memory" not in value:
-            raise ValueError("memory must be among the reserved dimensions, else caps could exceed the card")
+            raise ValueError(
+                "memory must be among the reserved dimensions, else caps could exceed the card"
+            )
         return value
 
 
 class CardTuning(Section):
-    """What can differ from card to card; null takes the value of the next wider level."""
+    """Settings per card; null takes the value of the next wider level."""
 
     policy: dict[JobClass, Policy] = Field(default_factory=dict)
     isolation: dict[JobClass, Isolation] = Field(default_factory=dict)
@@ -191,7 +214,7 @@ class CardTuning(Section):
 
 
 class CardGroup(CardTuning):
-    """Settings of certain cards: by node and index, or by UUID. Later entries win."""
+    """Settings of some cards: by node and index, or by UUID. Later entries win."""
 
     nodes: str | None = None
     cards: list[Annotated[int, Field(ge=0, le=63)]] | None = Field(default=None, min_length=1)
@@ -202,30 +225,37 @@ class CardGroup(CardTuning):
     def _uuids(cls, value: list[str] | None) -> list[str] | None:
         for uuid in value or ():
             if not re.fullmatch(r"(GPU|MIG)-[A-Za-z0-9/-]{1,43}", uuid):
-                raise ValueError(f"'{uuid}' is not a UUID of a card; nvidia-smi -L prints them as GPU-...")
+                raise ValueError(
+                    f"'{uuid}' is not a UUID of a card; nvidia-smi -L prints them as GPU-..."
+                )
         return value
 
     @model_validator(mode="after")
     def _some_card(self) -> CardGroup:
         if self.uuids is not None and (self.nodes is not None or self.cards is not None):
-            raise ValueError("a card is named by uuids, or by nodes and cards, not by both; leave one out")
+            raise ValueError(
+                "a card is named by uuids, or by nodes and cards, not by both; leave one out"
+            )
         if self.uuids is None and self.nodes is None:
             raise ValueError(
-                'no card is named; write nodes: "n[1-2]" (with cards: [0, 1] for some), or uuids: [GPU-...]'
+                'no card is named; write nodes: "n[1-2]" (with cards: [0, 1] for some), or uuids:'
+                " [GPU-...]"
             )
         if self.nodes is not None:
             expand(self.nodes)
         return self
 
     def names(self, node: str, index: int, uuid: str) -> bool:
-        """Whether this entry is about that card."""
+        """Whether this entry names that card."""
         if self.uuids is not None:
             return uuid in self.uuids
         return node in expand(self.nodes or "") and (self.cards is None or index in self.cards)
 
 
 class ModelSettings(CardTuning):
-    """One model of card: its memory and what is kept back for contexts, in MiB, and settings of its cards."""
+    """One model of card: its memory and the reserve for contexts, in MiB, and settings of its
+    cards.
+    """
 
     memory: MibDown
     reserve: MibUp = 0
@@ -239,15 +269,19 @@ class ModelSettings(CardTuning):
     def _positive(self) -> ModelSettings:
         if self.usable < 100:
             raise ValueError(
-                f"memory {self.memory} MiB less reserve {self.reserve} MiB leaves too little to share"
+                f"memory {self.memory} MiB less reserve {self.reserve} MiB leaves too little to"
+                " share"
             )
         return self
 
 
 class NodeGroup(Section):
-    """Nodes that are alike: names and device files as bracket lists. `files` has one file per card; where the cards are
-    MIG instances, `instances` has one list per instance: the files of the card, of its GPU instance and of the compute
-    instance. `cores` has Slurm's core numbers near each card, for gres.conf. `injection` overrides the cluster's."""
+    """Equal nodes: names and device files as bracket lists.
+
+    `files` has one file per card. For MIG instances, `instances` has one list per instance: the
+    files of card, GPU instance and compute instance. `cores` has Slurm's core numbers near each
+    card, for gres.conf. `injection` overrides the cluster's.
+    """
 
     names: str
     model: Word
@@ -267,17 +301,20 @@ class NodeGroup(Section):
     def _lists(self) -> NodeGroup:
         if (self.files is None) == (self.instances is None):
             raise ValueError(
-                'the cards are named by files: "/dev/nvidia[0-3]", or by instances where they are MIG instances:'
-                " write one of both"
+                'the cards are named by files: "/dev/nvidia[0-3]", or by instances where they are'
+                " MIG instances: write one of both"
             )
         found = len(self.card_files(""))
         if found != self.count and self.files is not None:
-            raise ValueError(f"files '{self.files}' names {found} device files, but count is {self.count}")
+            raise ValueError(
+                f"files '{self.files}' names {found} device files, but count is {self.count}"
+            )
         if found != self.count:
             raise ValueError(f"instances has {found} entries, but count is {self.count}")
         if self.cores is not None and len(self.cores) != self.count:
             raise ValueError(
-                f"cores has {len(self.cores)} entries, but count is {self.count}; write one per card"
+                f"cores has {len(self.cores)} entries, but count is {self.count}; write one per"
+                " card"
             )
         self._check_instances()
         for name in expand(self.names):
@@ -291,8 +328,9 @@ class NodeGroup(Section):
             paths = tuple(expand(entry))
             if len(paths) != INSTANCE_FILES or not all(path.startswith("/") for path in paths):
                 raise ValueError(
-                    f"instances has '{entry}', which are not three absolute paths; write for example"
-                    " /dev/nvidia0,/dev/nvidia-caps/nvidia-cap[21-22], as qgpu card instances prints them"
+                    f"instances has '{entry}', which are not three absolute paths; write for"
+                    " example /dev/nvidia0,/dev/nvidia-caps/nvidia-cap[21-22], as qgpu card"
+                    " instances prints them"
                 )
             if paths in seen:
                 raise ValueError(f"instances has '{entry}' twice")
@@ -315,51 +353,12 @@ class Limits(Section):
         return self
 
 
-class AuditSettings(Section):
-    """What is done about a process without shim, about a job above its cap plus `slack` (MiB), or that did more on the
-    card than is booked, by `busy_slack` percent of a `busy_window`. `notify`: a job reads of a process without shim.
-    `excuse`: how long processes are let be of whom nobody can tell that they do nothing."""
-
-    action: Literal["log", "stop", "kill"] = "log"
-    notify: bool = True
-    slack: MibUp = 512
-    busy_window: BusyWindow = Duration(10 * 10**9)
-    busy_slack: int = Field(default=5, ge=1, le=100)
-    excuse: Excuse = Duration(300 * 10**9)
-
-
-class HardwareSettings(Section):
-    """Preemption by the driver's control calls (docs/specs/hardware.md). `auto`: simulated cards only, until the
-    experiments ran on a real one. `weights`: shares by the groups' time slices instead of turns."""
-
-    enabled: OnOff = "auto"
-    method: HardwareMethod = "auto"
-    actor: HardwareActor = "auto"
-    weights: bool = False
-
-
-class EnforcerSettings(Section):
-    """What qgpud and the arbiter do on a node."""
-
-    idle_release: IdleRelease = Duration(100 * 10**6)
-    window: Window = Duration(275 * 10**3)
-    slice: Slice = Duration(2 * 10**6)
-    lease: Lease = Duration(10 * 10**9)
-    grace: Grace = Duration(2 * 10**9)
-    arbiter: AbsPath = PATHS.arbiter
-    nvml_interval: Time = Duration(10**9)
-    nvml_deadline: Time = Duration(2 * 10**9)
-    ledger_interval: Time = Duration(2 * 10**9)
-    isolation: Isolation = "governed"
-    suspend_together: bool = True
-    audit: AuditSettings = AuditSettings()
-    memory_backend: Literal["auto", "ledger", "nvml"] = "auto"
-    hardware: HardwareSettings = HardwareSettings()
-
-
 class SuspendedSettings(Section):
-    """What offline jobs of a QOS get for time that online jobs took: their time limit grows by it, up to the
-    partition's; after `max_suspended` in one run they are requeued."""
+    """What offline jobs of a QOS get for time that online jobs took.
+
+    Their time limit grows by it, up to the partition's. After `max_suspended` in one run they are
+    requeued.
+    """
 
     extend_time: bool = False
     max_suspended: Time | None = None
@@ -367,14 +366,18 @@ class SuspendedSettings(Section):
     @model_validator(mode="after")
     def _something(self) -> SuspendedSettings:
         if not self.extend_time and self.max_suspended is None:
-            raise ValueError("nothing is asked for; write extend_time: true, or max_suspended: 4h, or both")
+            raise ValueError(
+                "nothing is asked for; write extend_time: true, or max_suspended: 4h, or both"
+            )
         if self.max_suspended is not None and self.max_suspended.seconds < 1:
-            raise ValueError(f"max_suspended {self.max_suspended} is below 1s; write for example 4h")
+            raise ValueError(
+                f"max_suspended {self.max_suspended} is below 1s; write for example 4h"
+            )
         return self
 
 
 class RunSettings(Section):
-    """Who may use `qgpu run` without Slurm, beside root."""
+    """Users and groups that may use `qgpu run`; root always may."""
 
     allow_users: list[str] = Field(default_factory=list)
     allow_groups: list[str] = Field(default_factory=list)
@@ -384,7 +387,9 @@ class RunSettings(Section):
     def _names(cls, value: list[str]) -> list[str]:
         for name in value:
             if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}\$?", name):
-                raise ValueError(f"'{name}' is not the name of a user or group; write for example [alice]")
+                raise ValueError(
+                    f"'{name}' is not the name of a user or group; write for example [alice]"
+                )
         return value
 
 

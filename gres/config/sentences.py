@@ -1,4 +1,4 @@
-"""One sentence per fault of a file that pydantic read: the key, what is wrong with it, and what would work."""
+"""One sentence per fault of a file that pydantic read: the key, the fault, and what would work."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ import reprlib
 from collections.abc import Sequence
 from typing import Any
 
-# What was found may be as large as the file, or in YAML, by aliases of aliases, far larger.
+# A value may be as large as the file, or far larger by YAML's aliases of aliases.
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 160, 160, 160
 
 
 def shown(value: object) -> str:
-    """A value as a sentence names it: a text as it is, all else as Python writes it, cut short."""
+    """A value for a sentence: text as it is, others as Python writes them, shortened."""
     return value[:160] if isinstance(value, str) else _SHORT.repr(value)
 
 
 def fault_sentence(error: Any, key: str, known: Sequence[str]) -> str:
-    """`error` is one item of ValidationError.errors(), `key` its place as the user wrote it, `known` the keys there."""
+    """The sentence of one fault.
+
+    `error` is an item of ValidationError.errors(), `key` its place as the user wrote it, `known`
+    the keys there.
+    """
     if error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
-        return f"{key}: there is no such key; {f'did you mean {near[0]}?' if near else f'known are {list(known)}'}"
+        return (
+            f"{key}: there is no such key;"
+            f" {f'did you mean {near[0]}?' if near else f'known are {list(known)}'}"
+        )
     if error["type"] == "missing":
         return f"{key}: this key is required"
     text = str(error["msg"]).removeprefix("Value error, ")

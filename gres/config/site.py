@@ -1,7 +1,7 @@
-"""qgpu.yaml: one file for a cluster, the same on every node (docs/specs/config.md).
+"""qgpu.yaml: one file for a cluster, the same on each node (docs/specs/config.md).
 
-Sizes are whole MiB once read, durations are `Duration`. Unknown and doubled keys are errors, because a
-misspelt limit must not silently become the default. `%n` in a path stands for the node's name.
+Sizes are whole MiB once read, durations are `Duration`. Unknown and doubled keys are errors: a
+misspelt limit must not become the default unnoticed. `%n` in a path stands for the node's name.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Hashable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from gres.config.enforcer import EnforcerSettings
 from gres.config.hostlist import expand
+from gres.config.node import CardSpec, Node, for_node
 from gres.config.reports import LedgerSettings, ReportSettings
 from gres.config.schema import (
     CLASSES,
@@ -25,7 +26,6 @@ from gres.config.schema import (
     ClassSettings,
     Dimension,
     DriverSettings,
-    EnforcerSettings,
     HookSettings,
     Injection,
     Isolation,
@@ -78,41 +78,13 @@ V = TypeVar("V")
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used; the text holds one sentence per line, each naming the key."""
-
-
-@dataclass(frozen=True)
-class CardSpec:
-    """One configured card of a node; `index` is its place in gres.conf, memory figures are MiB. A MIG instance has the
-    path of its card, and in `caps` those of its two capability files."""
-
-    index: int
-    path: str
-    model: str
-    memory: int
-    usable: int
-    caps: tuple[str, ...] = ()
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """All its device files."""
-        return (self.path, *self.caps)
-
-
-@dataclass(frozen=True)
-class Node:
-    """One node with everything that depends on its name."""
-
-    name: str
-    model: str
-    cards: tuple[CardSpec, ...]
-    run_dir: str
-    state_dir: str
-    injection: Injection = "preload"
+    """The configuration cannot be used; the text holds one sentence per
+    line, each naming the key.
+    """
 
 
 def _lowered(value: dict[str, V]) -> dict[str, V]:
-    """Slurm keeps QOS names in lower case and reads them in either."""
+    """QOS names in lower case, as Slurm keeps them."""
     found = {name.lower(): item for name, item in value.items()}
     if len(found) < len(value):
         raise ValueError("names a QOS twice: to Slurm upper and lower case are the same")
@@ -164,7 +136,9 @@ class Config(Section):
     def _model_names(cls, value: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
         for name in value:
             if name in CLASSES:
-                raise ValueError(f"a model must not be called '{name}', which is the name of a class")
+                raise ValueError(
+                    f"a model must not be called '{name}', which is the name of a class"
+                )
         return value
 
     @field_validator("qos")
@@ -185,7 +159,9 @@ class Config(Section):
     def _partitions(cls, value: list[str]) -> list[str]:
         for name in value:
             if name != "*" and not re.fullmatch(r"[A-Za-z0-9_.@+-]{1,64}", name):
-                raise ValueError(f"'{name}' is not a partition name; write a name, or \"*\" for all")
+                raise ValueError(
+                    f"'{name}' is not a partition name; write a name, or \"*\" for all"
+                )
         return value
 
     @model_validator(mode="after")
@@ -203,7 +179,8 @@ class Config(Section):
             if found != "offline":
                 word = f"is {found}" if found else "has no class"
                 raise ValueError(
-                    f"suspended names the QOS '{name}', which {word}: only offline jobs are suspended"
+                    f"suspended names the QOS '{name}', which {word}: only offline jobs are"
+                    " suspended"
                 )
         return self
 
@@ -213,7 +190,8 @@ class Config(Section):
         for group in self.nodes:
             if group.model not in self.models:
                 raise ValueError(
-                    f"nodes '{group.names}' have the model '{group.model}', which is not under models"
+                    f"nodes '{group.names}' have the model '{group.model}', which is not under"
+                    " models"
                 )
             for name in expand(group.names):
                 if name in seen:
@@ -231,28 +209,36 @@ class Config(Section):
                 for index in entry.cards or ():
                     if index >= counts[name]:
                         raise ValueError(
-                            f"cards name card {index} of '{name}', which has {counts[name]} card(s);"
-                            f" write an index from 0 to {counts[name] - 1}"
+                            f"cards name card {index} of '{name}', which has {counts[name]}"
+                            f" card(s); write an index from 0 to {counts[name] - 1}"
                         )
         return self
 
     @model_validator(mode="after")
     def _instances_can_be_shared(self) -> Config:
-        """Before 23.11 slurmd takes the files of a MIG instance for cards of their own as soon as there are shards."""
+        """Before 23.11 slurmd counts files of a MIG instance as separate cards once there are
+        shards.
+        """
         for group in self.nodes:
             if group.instances is not None and self.slurm.version < "23.11":
                 raise ValueError(
-                    f"nodes '{group.names}' have MIG instances, which Slurm can share from 23.11 on, but this is"
-                    f" {self.slurm.version}; correct slurm.version, or leave these nodes out"
+                    f"nodes '{group.names}' have MIG instances, which Slurm can share from 23.11"
+                    f" on, but this is {self.slurm.version}; correct slurm.version, or leave these"
+                    " nodes out"
                 )
         return self
 
     @model_validator(mode="after")
     def _mem_fits(self) -> Config:
-        largest = self.limits.max_share * min(self.models[group.model].usable for group in self.nodes) // 100
+        largest = (
+            self.limits.max_share
+            * min(self.models[group.model].usable for group in self.nodes)
+            // 100
+        )
         if self.limits.min_mem > largest:
             raise ValueError(
-                f"limits.min_mem {self.limits.min_mem} MiB is above what {largest} MiB a share can have"
+                f"limits.min_mem {self.limits.min_mem} MiB is above what {largest} MiB a share can"
+                " have"
             )
         return self
 
@@ -268,7 +254,9 @@ class Config(Section):
         return [name for group in self.nodes for name in expand(group.names)]
 
     def node(self, name: str) -> Node:
-        """The node of that name with its cards and directories. Raises ConfigError if it is unknown."""
+        """The node of that name with its cards and directories. Raises ConfigError if it is
+        unknown.
+        """
         for group in self.nodes:
             if name in expand(group.names):
                 return self._node(name, group)
@@ -286,13 +274,8 @@ class Config(Section):
         return Node(name, group.model, cards, run_dir, state_dir, group.injection or self.injection)
 
     def smallest_usable(self) -> int:
-        """MiB that an untyped request can count on: usable memory of the smallest card that a node has."""
+        """MiB for an untyped request: usable memory of the smallest card on any node."""
         return min(self.models[group.model].usable for group in self.nodes)
-
-
-def for_node(path: str, name: str) -> str:
-    """`path` with every %n replaced by the node's name."""
-    return path.replace("%n", name)
 
 
 class _Loader(yaml.SafeLoader):
@@ -304,7 +287,9 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, Hashable) or key in seen:
-            raise ConfigError(f"line {key_node.start_mark.line + 1}: the key '{key}' is written twice")
+            raise ConfigError(
+                f"line {key_node.start_mark.line + 1}: the key '{key}' is written twice"
+            )
         seen.add(key)
     return loader.construct_mapping(node, deep=True)
 
@@ -326,7 +311,7 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     model: type[BaseModel] = Config
     for step in location[:-1]:
         if step not in model.model_fields:
-            continue  # the name of a class or model, or the number of a list's entry
+            continue  # name of a class or model, or index in a list
         inner = model.model_fields[str(step)].annotation
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             nested = _NESTED.get((model.__name__, str(step)))
@@ -344,7 +329,9 @@ def _sentence(error: Any) -> str:
 
 
 def parse_config(text: str, source: str = "qgpu.yaml") -> Config:
-    """Config of a YAML text. Raises ConfigError with one sentence per line, each beginning with `source`."""
+    """Config of a YAML text. Raises ConfigError: one sentence per line,
+    each begins with `source`.
+    """
     try:
         data = yaml.load(text, Loader=_Loader)
         if not isinstance(data, dict):
@@ -360,9 +347,10 @@ def parse_config(text: str, source: str = "qgpu.yaml") -> Config:
 
 
 def load_config(path: str | Path, node: str | None = None, trusted: bool = False) -> Config:
-    """Read qgpu.yaml. With `node`, that node must be configured and %n is replaced in every path. `trusted`: only a
-    file that nobody but root (and who runs this) could exchange. Raises ConfigError with sentences, also where
-    the file cannot be read.
+    """Read qgpu.yaml. Raises ConfigError with sentences, also if the file cannot be read.
+
+    With `node`, that node must be configured, and %n is replaced in each path. `trusted`: only a
+    file that none but root and the present user could replace.
     """
     try:
         if trusted:
@@ -372,8 +360,14 @@ def load_config(path: str | Path, node: str | None = None, trusted: bool = False
     except UntrustedError as error:
         raise ConfigError(str(error)) from None
     except OSError as error:
-        hint = "; name another with --config or QGPU_CONFIG" if isinstance(error, FileNotFoundError) else ""
-        raise ConfigError(f"{path}: the configuration cannot be read: {error.strerror}{hint}") from None
+        hint = (
+            "; name another with --config or QGPU_CONFIG"
+            if isinstance(error, FileNotFoundError)
+            else ""
+        )
+        raise ConfigError(
+            f"{path}: the configuration cannot be read: {error.strerror}{hint}"
+        ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: the configuration is not UTF-8 text") from None
     if len(raw) > MAX_CONFIG_BYTES:
@@ -383,7 +377,7 @@ def load_config(path: str | Path, node: str | None = None, trusted: bool = False
 
 
 def digest_of(path: str | Path) -> str:
-    """SHA-256 of qgpu.yaml in hexadecimal, which says whether two hosts have the same; "" if it cannot be read."""
+    """SHA-256 of qgpu.yaml in hexadecimal, to compare hosts; "" if it cannot be read."""
     try:
         with Path(path).open("rb") as file:
             return hashlib.sha256(file.read(MAX_CONFIG_BYTES + 1)).hexdigest()
@@ -395,6 +389,7 @@ def _resolved(config: Config, node: str) -> Config:
     config.node(node)
     driver = {key: for_node(value, node) for key, value in config.driver.model_dump().items()}
     paths = {
-        key: for_node(str(getattr(config, key)), node) for key in ("run_dir", "state_dir", "shim", "spank")
+        key: for_node(str(getattr(config, key)), node)
+        for key in ("run_dir", "state_dir", "shim", "spank")
     }
     return config.model_copy(update={**paths, "driver": DriverSettings(**driver)})

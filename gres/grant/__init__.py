@@ -1,1 +1,1 @@
-"""What one job may do on the cards of one node, and how Slurm tells us of it."""
+"""Grants: what one job may do on the cards of one node, and what Slurm tells of the job."""

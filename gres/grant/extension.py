@@ -1,7 +1,7 @@
-"""Time that online jobs took from an offline job: what it gets back, and when it is put back into the queue. Pure.
+"""Compensates offline jobs for time that online jobs took: more time, or a requeue. Pure.
 
-Slurm's clock runs on while a job is suspended on the card. Per QOS (`suspended` in qgpu.yaml) its time limit grows by
-what it lost, up to the partition's, or it is requeued once it lost too much.
+Slurm's clock runs on while a job is suspended on the card. Per QOS (`suspended` in qgpu.yaml) its
+time limit grows by the loss, up to the partition's, or it is requeued after too great a loss.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ MINUTE = 60  # Slurm's time limits are whole minutes
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A job as slurmctld has it. `limit_s` None: unlimited; `start` is CLOCK_REALTIME; `most_s` is the partition's."""
+    """A job in slurmctld. `start` is CLOCK_REALTIME, `limit_s` None: unlimited, `most_s` the
+    partition's.
+    """
 
     job_id: int
     qos: str
@@ -27,8 +29,10 @@ class RunningJob:
 
 @dataclass(frozen=True)
 class Given:
-    """What was done for one run of a job so far, in seconds. `bounded`: 1 once the partition allowed no more.
-    `requeued`: how often it was put back, in all its runs."""
+    """What one run of a job got so far, in seconds.
+
+    `bounded`: 1 once the partition allowed no more. `requeued`: number of requeues in all its runs.
+    """
 
     start: int
     given_s: int = 0
@@ -37,12 +41,12 @@ class Given:
     requeued: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        """For the file."""
+        """The record for the file."""
         return asdict(self)
 
     @classmethod
     def of(cls, raw: Any) -> Given:
-        """From the file. Raises TypeError or ValueError."""
+        """The record of the file. Raises TypeError or ValueError."""
         return cls(**{name: int(value) for name, value in raw.items()})
 
 
@@ -51,7 +55,9 @@ Kind = Literal["extend", "requeue", "bounded"]
 
 @dataclass(frozen=True)
 class Action:
-    """What is to be done: `limit_s` is the new time limit of an extension; `bounded`: the partition allows none."""
+    """What to do: `limit_s` is the new time limit of an extension; `bounded`: the partition allows
+    none.
+    """
 
     kind: Kind
     job_id: int
@@ -59,12 +65,17 @@ class Action:
 
 
 def decide(
-    job: RunningJob, suspended_s: float, before: Given | None, rule: SuspendedSettings, now: int, ahead_s: int
+    job: RunningJob,
+    suspended_s: float,
+    before: Given | None,
+    rule: SuspendedSettings,
+    now: int,
+    ahead_s: int,
 ) -> tuple[Action | None, Given]:
-    """What to do about a job that was suspended for so long in this run, and what is known of it afterwards.
+    """The action for a job suspended for `suspended_s` in this run, and its new record.
 
-    A job near its limit that was suspended since the last look gets `ahead_s` on top, so that it does not end before
-    the next one; that is given once, not each time.
+    A job near its limit that was suspended since the last pass gets `ahead_s` more, once, so that
+    it does not end before the next pass.
     """
     given = before or Given(job.start)
     if given.start != job.start:

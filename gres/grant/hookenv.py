@@ -1,11 +1,11 @@
-"""What Slurm's Prolog and Epilog are told, as one typed value.
+"""Parses what Slurm gives Prolog and Epilog, as one typed value.
 
-slurmd sets these variables itself; but the tag passed through slurmctld and the values through a client and a
-socket, so everything is checked again. A missing tag is no error here: whether a job may have a card without
-one is the daemon's decision.
+slurmd sets these variables. But the tag passed through slurmctld, and the values through a client
+and a socket, so all is checked again. A missing tag is no error here: the daemon decides whether a
+job may have a card without one.
 
-Two carriers bring class, share and memory: the tag, a text that job_submit.lua wrote, and our native GRES plugins,
-which hand out the counts of slurmctld's own allocation (docs/specs/native-gres.md). The native one wins.
+Two carriers bring class, share and memory: the tag, a text by job_submit.lua, and our native GRES
+plugins, with the counts of slurmctld's allocation (docs/specs/native-gres.md). The native one wins.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gres.config.schema import JobClass, TagField
 from gres.grant.tag import Tag, TagError, looks_like_tag, parse_tag
 from gres.units import MIB
 
-MAX_VALUE = 4096
-MAX_GPUS = 64
+MAX_VALUE = 4096  # characters of one variable: more is no value of Slurm's
+MAX_GPUS = 64  # cards of one job on one node: Slurm's nodes have fewer
 NATIVE = ("QGPU_NATIVE_CLASS", "QGPU_NATIVE_SHARE", "QGPU_NATIVE_MEM")
 _CLASSES: dict[str, JobClass] = {"online": "online", "offline": "offline"}
 _VARIABLE: dict[TagField, str] = {"extra": "SLURM_JOB_EXTRA", "comment": "SLURM_JOB_COMMENT"}
 ALLOCATED = "QGPU_ALLOCATED"
-UNKNOWN = "?"  # its value where slurmctld gave no answer, or one that may be cut
+UNKNOWN = "?"  # its value if slurmctld gave no answer or a shortened one
 _READ = (*_VARIABLE.values(), *NATIVE, ALLOCATED, "SLURM_JOB_GPUS", "SLURMD_NODENAME")
 _PARTS = ("gres/shard", "gres/mps", "gres/qgpu")  # also gres/qgpu_mem
 
@@ -35,10 +35,14 @@ class HookEnvError(ValueError):
 
 @dataclass(frozen=True)
 class HookJob:
-    """One job on one node, as a hook sees it. `tag` is what was promised, whoever carried it; `problem` says why what
-    came cannot be used; `overruled` is a text that says otherwise than the native plugin and so does not count.
-    `untagged`: it came without a tag and holds whole cards, as jobs do that were queued before qgpu was installed.
-    `unanswered`: it came without a tag, and slurmctld did not tell what it holds."""
+    """One job on one node, as a hook sees it.
+
+    * `tag`: the promise, by either carrier
+    * `problem`: why the promise is unusable
+    * `overruled`: a tag that differs from the native plugin, and so does not count
+    * `untagged`: without a tag, but with whole cards, like jobs queued before qgpu was installed
+    * `unanswered`: without a tag, and slurmctld did not tell what it holds
+    """
 
     job_id: int
     uid: int
@@ -53,13 +57,15 @@ class HookJob:
 
 
 class _NativeError(ValueError):
-    """What the native plugin handed on is no share; the text is a sentence."""
+    """The native plugin's counts are no share; the text is a sentence."""
 
 
 def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int:
     text = env.get(name, "")
     if not re.fullmatch(r"[0-9]{1,10}", text) or not low <= int(text) <= high:
-        raise HookEnvError(f"{name} is '{text[:40]}', but must be a whole number from {low} to {high}")
+        raise HookEnvError(
+            f"{name} is '{text[:40]}', but must be a whole number from {low} to {high}"
+        )
     return int(text)
 
 
@@ -91,7 +97,7 @@ def _tag(env: Mapping[str, str], order: tuple[TagField, ...]) -> tuple[Tag | Non
 
 
 def _each_card(env: Mapping[str, str], name: str, what: str, cards: int) -> int:
-    """Part of one card in a count that Slurm keeps for all cards of the job on this node."""
+    """One card's part of a count that Slurm keeps for all cards of the job on this node."""
     text = env.get(name, "")
     if not re.fullmatch(r"[1-9][0-9]{0,17}", text):
         raise _NativeError(
@@ -101,25 +107,38 @@ def _each_card(env: Mapping[str, str], name: str, what: str, cards: int) -> int:
         )
     if int(text) % cards:
         raise _NativeError(
-            f"Slurm allocated {text} of {what} to it, which {cards} cards cannot have equal parts of"
+            f"Slurm allocated {text} of {what} to it, which {cards} cards cannot have equal parts"
+            " of"
         )
     return int(text) // cards
 
 
 def _parts(env: Mapping[str, str], said: Tag | None, gpus: int) -> int:
-    """Of how many cards Slurm's counts are the sum: a tag that agrees with the count knows it for certain, since
-    Slurm could have split one card's share over two; else as many as the job holds."""
-    if said is not None and not said.whole and env.get("QGPU_NATIVE_SHARE") == str(said.share * said.cards):
+    """The number of cards behind Slurm's counts.
+
+    A tag that agrees with the count has it for certain, as Slurm could split one card's share over
+    two. Else it is the number of cards that the job holds.
+    """
+    if (
+        said is not None
+        and not said.whole
+        and env.get("QGPU_NATIVE_SHARE") == str(said.share * said.cards)
+    ):
         return said.cards
     return max(gpus, 1)
 
 
 def _native(env: Mapping[str, str], said: Tag | None, gpus: int) -> Tag | None:
-    """What slurmctld's own allocation says, None where no native plugin spoke. Raises _NativeError."""
+    """The tag by slurmctld's allocation; None without a native plugin. Raises _NativeError."""
     if not any(env.get(name) for name in NATIVE):
         return None
-    if said is not None and said.whole and set(env.get("QGPU_NATIVE_CLASS", "").split(",")) == set(_CLASSES):
-        return None  # --exclusive: Slurm allocated all there is. SPANK refuses a task that has shards all the same
+    if (
+        said is not None
+        and said.whole
+        and set(env.get("QGPU_NATIVE_CLASS", "").split(",")) == set(_CLASSES)
+    ):
+        # --exclusive: Slurm allocated all there is. SPANK still refuses a task that has shards
+        return None
     cards = _parts(env, said, gpus)
     job_class = _CLASSES.get(env.get("QGPU_NATIVE_CLASS", ""))
     if job_class is None:
@@ -130,7 +149,9 @@ def _native(env: Mapping[str, str], said: Tag | None, gpus: int) -> Tag | None:
     if share > 100:
         raise _NativeError(f"Slurm allocated {share} of qgpu of one card to it; the limit is 100")
     if mem % MIB:
-        raise _NativeError(f"Slurm allocated {mem} bytes of qgpu_mem to it, which is no number of MiB")
+        raise _NativeError(
+            f"Slurm allocated {mem} bytes of qgpu_mem to it, which is no number of MiB"
+        )
     return Tag(job_class, share, mem // MIB, cards)
 
 
@@ -146,17 +167,22 @@ def _promise(
     if native is not None:
         return native, "", "" if native == said else str(said or problem)
     if native_only and said is not None and not said.whole:
-        return None, (
-            f"it says '{said}', but a share counts here only as Slurm allocated it (slurm.native_gres), and"
-            " Slurm's qgpu plugin said nothing about this job"
-        ), ""  # fmt: skip
+        return (
+            None,
+            (
+                f"it says '{said}', but a share counts here only as Slurm allocated it"
+                " (slurm.native_gres), and Slurm's qgpu plugin said nothing about this job"
+            ),
+            "",
+        )
     return said, problem, ""
 
 
 def holds_whole_cards(allocated: str, gpus: int) -> bool:
-    """Whether "cpu=1,mem=64M,gres/gpu=1", which slurmctld says of a job, is whole cards and nothing else of cards.
+    """Whether "cpu=1,mem=64M,gres/gpu=1", by slurmctld, means whole cards and no parts of cards.
 
-    The job may hold more on other nodes than the `gpus` of this one. What cannot be read is no whole card.
+    The job may hold more on other nodes than the `gpus` of this one. An unreadable count is no
+    card.
     """
     counts: list[int] = []
     for entry in allocated.split(","):
@@ -171,13 +197,12 @@ def holds_whole_cards(allocated: str, gpus: int) -> bool:
 def parse_hook_env(
     env: Mapping[str, str], field: TagField | None = None, native_only: bool = False
 ) -> HookJob:
-    """Typed view of a hook's environment.
+    """Parse a hook's environment. Raises HookEnvError if job, user or cards cannot be read.
 
-    The tag is taken from SLURM_JOB_EXTRA, else from SLURM_JOB_COMMENT; `field` restricts it to one of them. What the
-    native plugin says counts before any tag; with `native_only` a tag cannot promise a share at all (whole cards
-    are Slurm's own gres/gpu, of which our plugin knows nothing). A job with cards and without any tag has whole cards
-    where slurmctld says so (`ALLOCATED`, which the hook client asked for).
-    Raises HookEnvError with a sentence when job, user or cards cannot be read.
+    The tag comes from SLURM_JOB_EXTRA, else from SLURM_JOB_COMMENT; `field` selects one of them.
+    The native plugin counts before any tag. With `native_only` a tag cannot promise a share at all
+    (whole cards are Slurm's gres/gpu, which our plugin does not count). A job with cards and no tag
+    has whole cards if slurmctld says so (`ALLOCATED`, which the hook client asked for).
     """
     for name, value in env.items():
         if len(value) > MAX_VALUE and name in _READ:

@@ -1,8 +1,8 @@
-"""Which card is meant: Slurm's index on a node -> device file -> minor number.
+"""Identifies a card: Slurm's index on a node -> device file -> minor number.
 
-SLURM_JOB_GPUS follows the order of gres.conf, which `qgpu render` writes from the same qgpu.yaml; CUDA's and
-NVML's orders are others. The minor number of the device file is what NVML can be asked for, and NVML knows
-the UUID. For a MIG instance the two capability files say which instance of that card it is (gres/config/mig.py).
+SLURM_JOB_GPUS follows the order of gres.conf, which `qgpu render` writes from qgpu.yaml; CUDA and
+NVML have other orders. NVML finds a card by the minor number of its device file, and gives the
+UUID. The two capability files identify a MIG instance (gres/config/mig.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class IdentityError(ValueError):
 
 @dataclass(frozen=True)
 class DeviceCard:
-    """A configured card with the device number of its file, and which MIG instance of that card it is."""
+    """A configured card with its device number, and its MIG instance if it is one."""
 
     spec: CardSpec
     major: int
@@ -31,7 +31,7 @@ class DeviceCard:
 
     @property
     def place(self) -> Place:
-        """What NVML knows it by."""
+        """NVML's key of the card."""
         return Place(self.minor, self.instance)
 
 
@@ -40,7 +40,9 @@ def device_number(path: str) -> tuple[int, int]:
     try:
         info = os.lstat(path)
     except OSError as error:
-        raise IdentityError(f"the device file {path} cannot be examined: {error.strerror}") from None
+        raise IdentityError(
+            f"the device file {path} cannot be examined: {error.strerror}"
+        ) from None
     if not stat.S_ISCHR(info.st_mode):
         raise IdentityError(f"{path} is not a character device")
     return os.major(info.st_rdev), os.minor(info.st_rdev)
@@ -60,7 +62,8 @@ def _device_card(spec: CardSpec, minors: Callable[[], Mapping[int, Capability]])
 def identify(
     node: Node, indexes: Iterable[int], minors: Callable[[], Mapping[int, Capability]] = read_minors
 ) -> tuple[DeviceCard, ...]:
-    """The cards of `node` with these indexes, in this order. `minors` reads the driver's capability numbers.
+    """The cards of `node` with these indexes, in this order. `minors` reads the driver's capability
+    numbers.
 
     Raises IdentityError for an index that is not configured and for two files that are one device.
     """
@@ -68,11 +71,14 @@ def identify(
     for index in indexes:
         if not 0 <= index < len(node.cards):
             raise IdentityError(
-                f"Slurm gave card {index}, but qgpu.yaml names {len(node.cards)} card(s) for {node.name}"
+                f"Slurm gave card {index}, but qgpu.yaml names {len(node.cards)} card(s) for"
+                f" {node.name}"
             )
         spec = node.cards[index]
         found = _device_card(spec, minors)
         if any((card.major, card.place) == (found.major, found.place) for card in cards):
-            raise IdentityError(f"{spec.path} on {node.name} is the same device as another card's file")
+            raise IdentityError(
+                f"{spec.path} on {node.name} is the same device as another card's file"
+            )
         cards.append(found)
     return tuple(cards)

@@ -1,8 +1,9 @@
 """Grants: what one job may do on the cards of one node, and the directory that keeps them.
 
-`JOBID.json` is the truth: root-owned, mode 0600, written atomically, read with distrust. `JOBID.grant` beside
-it is the same in the binary layout of qgpu_abi.h for SPANK and the shim (packed by enforcer/wire/abi.py, written
-here so that both files follow the same rules). docs/specs/grant.md describes both.
+`JOBID.json` is the truth: root-owned, mode 0600, written atomically, and checked when read.
+`JOBID.grant` beside it is the same in the binary layout of qgpu_abi.h, for SPANK and the shim. It
+is packed by enforcer/wire/abi.py, and written here by the same rules. docs/specs/grant.md describes
+both.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ GrantState = Literal["active", "refused", "whole"]
 
 VERSION = 1
 MAX_CARDS = 16
-RUN_BASE = 1 << 40  # numbers of `qgpu run` begin here, beyond Slurm's 32 bits
+RUN_BASE = 1 << 40  # job numbers of `qgpu run` begin here, above Slurm's 32 bits
 MAX_JOB = 2**53 - 1
-MAX_FILE_BYTES = 64 * 1024
-MAX_MESSAGE_BYTES = 511
+MAX_FILE_BYTES = 64 * 1024  # a grant with MAX_CARDS cards has a tenth of it
+MAX_MESSAGE_BYTES = 511  # field `message` of qg_grant, less its NUL
 _UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9/-]{1,43}")
 _NAME = re.compile(r"([1-9][0-9]{0,15})\.json")
 _OVER = re.compile(r"[1-9][0-9]{0,15}\.over")
 
 
 class GrantError(ValueError):
-    """A grant or its file cannot be used; the text is a sentence that names the job or the file."""
+    """A grant or its file is unusable; the text is a sentence with the job or the file."""
 
 
 class GrantMissing(GrantError):
@@ -54,7 +55,8 @@ def _text(name: str, value: object, limit: int) -> None:
 class GrantCard:
     """One card of a grant. `mem_cap` and `mem_total` are bytes, `share` is percent of its compute.
 
-    `governed`: False where isolation was none when the job started: no gate, and `mem_cap` is the card.
+    `governed`: False if isolation was none at the start of the job: no gate, and `mem_cap` is the
+    card.
     """
 
     uuid: str
@@ -68,7 +70,8 @@ class GrantCard:
     def __post_init__(self) -> None:
         if not isinstance(self.uuid, str) or not _UUID.fullmatch(self.uuid):
             raise GrantError(
-                f"uuid is {self.uuid!r}, but must look like GPU-... or MIG-... in at most 47 characters"
+                f"uuid is {self.uuid!r}, but must look like GPU-... or MIG-... in at most 47"
+                " characters"
             )
         _integer("minor", self.minor, 0, 2**20 - 1)
         _integer("index", self.index, 0, 1023)
@@ -83,9 +86,8 @@ class GrantCard:
 class Grant:
     """What one job may do on one node. `created_ns` is CLOCK_REALTIME in nanoseconds.
 
-    The three paths are for SPANK and the shim: where the sockets are, the real libcuda.so.1, the shim.
-
-    Raises GrantError with a sentence when the values contradict each other.
+    The paths are for SPANK and the shim: the sockets' directory, the real libcuda.so.1, the shim.
+    Raises GrantError with a sentence if values contradict each other.
     """
 
     job_id: int
@@ -112,16 +114,24 @@ class Grant:
         _text("driver_path", self.driver_path, 255)
         _text("shim_path", self.shim_path, 255)
         self._check_state()
-        if len(self.cards) > MAX_CARDS or len({card.uuid for card in self.cards}) != len(self.cards):
-            raise GrantError(f"the grant of job {self.job_id} must name at most {MAX_CARDS} cards, each once")
+        if len(self.cards) > MAX_CARDS or len({card.uuid for card in self.cards}) != len(
+            self.cards
+        ):
+            raise GrantError(
+                f"the grant of job {self.job_id} must name at most {MAX_CARDS} cards, each once"
+            )
 
     def _check_state(self) -> None:
         if self.state not in get_args(GrantState):
-            raise GrantError(f"state is {self.state!r}, but must be one of {', '.join(get_args(GrantState))}")
+            raise GrantError(
+                f"state is {self.state!r}, but must be one of {', '.join(get_args(GrantState))}"
+            )
         if self.job_class not in ((*get_args(JobClass),) if self.state == "active" else (None,)):
             raise GrantError(f"job_class {self.job_class!r} does not fit the state {self.state}")
         if self.state == "refused" and not self.message:
-            raise GrantError(f"job {self.job_id} is refused without a message; the user must be told why")
+            raise GrantError(
+                f"job {self.job_id} is refused without a message; the user must be told why"
+            )
         if self.state != "refused" and not self.cards:
             raise GrantError(f"the grant of job {self.job_id} is {self.state} but names no card")
 
@@ -149,10 +159,12 @@ class Grant:
 
 
 def _only(data: object, names: set[str], what: str) -> dict[str, Any]:
-    """`data` if it is an object with exactly these keys."""
+    """The object, if it has exactly these keys."""
     if not isinstance(data, dict) or set(data) != names:
         found = sorted(set(data) ^ names) if isinstance(data, dict) else type(data).__name__
-        raise GrantError(f"the {what} must have exactly the keys {sorted(names)}; these differ: {found}")
+        raise GrantError(
+            f"the {what} must have exactly the keys {sorted(names)}; these differ: {found}"
+        )
     return dict(data)
 
 
@@ -171,10 +183,10 @@ def _exists(name: str, directory: int) -> bool:
 
 
 class GrantStore:
-    """The directory of grants. Only its owner (root; `owner` is for tests) may have written there.
+    """The directory of grants. Only its owner (root; `owner` is for tests) may write there.
 
-    The directory is made if it is missing. Every method raises GrantError with a sentence when something
-    in it cannot be trusted, and OSError when the file system fails.
+    The directory is made if missing. Each method raises GrantError with a sentence for untrusted
+    content, and OSError if the file system fails.
     """
 
     def __init__(self, directory: str | Path, owner: int | None = None) -> None:
@@ -189,9 +201,13 @@ class GrantStore:
     def _open(self) -> Iterator[int]:
         """A descriptor of the directory, after its owner and mode were checked."""
         try:
-            fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(
+                self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            )
         except OSError as error:
-            raise GrantError(f"{self.directory} is not a directory of grants: {error.strerror}") from None
+            raise GrantError(
+                f"{self.directory} is not a directory of grants: {error.strerror}"
+            ) from None
         try:
             info = os.fstat(fd)
             if info.st_uid != self.owner or info.st_mode & 0o022:
@@ -210,25 +226,29 @@ class GrantStore:
             os.fsync(directory)
 
     def write_both(self, grant: Grant, blob: bytes) -> None:
-        """Both forms, the truth first, durable on return; a Prolog waits for it, so the directory is synced once."""
+        """Write both forms, JSON first, durable on return; one sync, since a Prolog waits."""
         with self._open() as directory:
             self._put(directory, f"{grant.job_id}.json", grant.to_json().encode(), 0o600)
             self._put_blob(directory, grant.job_id, blob)
 
     def write_blob(self, job_id: int, blob: bytes) -> None:
-        """Write the binary form (JOBID.grant, mode 0644), durable on return. Write it after the JSON."""
+        """Write the binary form (JOBID.grant, mode 0644), durable on return. Write it after the
+        JSON.
+        """
         with self._open() as directory:
             self._put_blob(directory, job_id, blob)
 
     def _put_blob(self, directory: int, job_id: int, blob: bytes) -> None:
         self._put(directory, f"{job_id}.grant", blob, 0o644)
-        for mark in ("over", "fetched"):  # of a run before this one
+        for mark in ("over", "fetched"):  # from an earlier run
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{job_id}.{mark}", dir_fd=directory)
         os.fsync(directory)
 
     def _put(self, directory: int, name: str, data: bytes, mode: int) -> None:
-        """Replace a file in one step; its content is durable, its name once the directory is synced."""
+        """Replace a file in one step; its content is durable, its name once the directory is
+        synced.
+        """
         if len(data) > MAX_FILE_BYTES:
             raise GrantError(f"{name} would have {len(data)} bytes; the limit is {MAX_FILE_BYTES}")
         temporary = f".{name}.{os.getpid()}.tmp"
@@ -240,7 +260,7 @@ class GrantStore:
             with os.fdopen(fd, "wb") as file:
                 file.write(data)
                 file.flush()
-                os.fchmod(file.fileno(), mode)  # not the umask's choice
+                os.fchmod(file.fileno(), mode)  # despite the umask
                 if data:
                     os.fsync(file.fileno())
             os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
@@ -250,7 +270,9 @@ class GrantStore:
             raise
 
     def keep(self, name: str, data: bytes | None) -> None:
-        """Write a file of the daemon's own into the directory (mode 0600), durable on return; None removes it."""
+        """Write a file of the daemon (mode 0600) into the directory, durable on return; None
+        removes it.
+        """
         with self._open() as directory:
             if data is not None:
                 self._put(directory, name, data, 0o600)
@@ -260,7 +282,7 @@ class GrantStore:
             os.fsync(directory)
 
     def kept(self, name: str) -> bytes | None:
-        """What `keep` wrote; None if it is not there. Raises GrantError if it cannot be trusted."""
+        """The content by `keep`; None if absent. Raises GrantError if it is not trusted."""
         with self._open() as directory:
             try:
                 return self._get(directory, name)
@@ -268,7 +290,7 @@ class GrantStore:
                 return None
 
     def holds(self, grant: Grant, blob: bytes) -> bool:
-        """Whether both files of that grant are there and say just that, and no mark says that the job is over."""
+        """Whether both files hold exactly this grant, and no mark says that the job is over."""
         path = self.directory / f"{grant.job_id}.grant"
         try:
             same = self.read(grant.job_id) == grant and path.read_bytes() == blob
@@ -277,7 +299,9 @@ class GrantStore:
         return same and not path.with_suffix(".over").exists()
 
     def read(self, job_id: int) -> Grant:
-        """The grant of a job. Raises GrantMissing if there is none, GrantError if it cannot be trusted."""
+        """The grant of a job. Raises GrantMissing if there is none, GrantError if it is not
+        trusted.
+        """
         name = f"{job_id}.json"
         with self._open() as directory:
             data = self._get(directory, name)
@@ -291,7 +315,7 @@ class GrantStore:
 
     def _get(self, directory: int, name: str) -> bytes:
         path = self.directory / name
-        # O_NONBLOCK: a FIFO in this place must not stop the daemon.
+        # O_NONBLOCK: a FIFO in its place must not stop the daemon.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             fd = os.open(name, flags, dir_fd=directory)
@@ -313,21 +337,22 @@ class GrantStore:
     def job_ids(self) -> list[int]:
         """Jobs that have a JSON file, in ascending order; the files are not read."""
         with self._open() as directory:
-            names = os.listdir(directory)  # noqa: PTH208 - of the descriptor that was checked, not of a path
+            names = os.listdir(directory)  # noqa: PTH208 - a descriptor, not a path
         return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
     def remove(self, job_id: int, mark: bool = False) -> bool:
-        """Remove the files of a job, the truth last. Returns whether there was anything.
+        """Remove the files of a job, JSON last; whether there were any.
 
-        With `mark`, JOBID.over stays behind. A job that its owner requeues at once runs again without a Prolog,
-        since slurmd believes that it ran already; SPANK refuses its tasks by this mark instead of starting
-        them ungoverned.
+        With `mark`, JOBID.over stays. A job that its owner requeues at once runs again without a
+        Prolog, since slurmd believes that one ran already. By this mark SPANK refuses its tasks,
+        instead of starting them ungoverned.
         """
         names = [f"{job_id}.grant", f"{job_id}.fetched", f"{job_id}.json"]
         with self._open() as directory:
             found = [name for name in names if _exists(name, directory)]
             if mark:
-                self._put(directory, f"{job_id}.over", b"", 0o644)  # first: no task may start in between
+                # first: no task may start between mark and removal
+                self._put(directory, f"{job_id}.over", b"", 0o644)
             for name in found:
                 os.unlink(name, dir_fd=directory)
             if found or mark:
@@ -342,7 +367,9 @@ class GrantStore:
     def forget_over(self, before: float) -> None:
         """Drop the marks of jobs that ended before that time (seconds of CLOCK_REALTIME)."""
         with self._open() as directory, os.scandir(directory) as entries:
-            old = [e.name for e in entries if _OVER.fullmatch(e.name) and e.stat().st_mtime < before]
+            old = [
+                e.name for e in entries if _OVER.fullmatch(e.name) and e.stat().st_mtime < before
+            ]
             for name in old:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=directory)

@@ -1,14 +1,14 @@
-"""The tag: one line that job_submit.lua writes into a job's comment or extra, and that the node believes.
+"""The tag: one line by job_submit.lua in a job's comment or extra, which the node believes.
 
     qgpu/1 class=online share=30 mem=24576
     qgpu/1 class=offline share=30 mem=24576 cards=2
     qgpu/1 whole; what the user had written there
     qgpu/1 node
 
-`whole`: whole cards were asked for, so each node of the job has some; `node`: the job has its nodes for itself, with
-what cards they have. `share` is percent of one card, `mem` is MiB of one card. The user's own text follows behind
-"; ". Text that a user wrote in front is never a tag: slurmctld's Lua strips it (qgpu_text.lua), the node accepts only
-the exact form (docs/specs/tag.md).
+`whole`: the job asked for whole cards, so each of its nodes has some. `node`: the job has its nodes
+alone, with the cards that they have. `share` is percent and `mem` MiB of one card. The user's text
+follows after "; ". A user's text in front is never a tag: slurmctld's Lua strips it
+(qgpu_text.lua), and the node accepts only the exact form (docs/specs/tag.md).
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from dataclasses import dataclass
 from gres.config.schema import JobClass
 
 _TAG = re.compile(
-    r"qgpu/1 (?:(?P<whole>whole)|(?P<node>node)|class=(?P<cls>online|offline) share=(?P<share>[1-9][0-9]{0,2})"
-    r" mem=(?P<mem>[1-9][0-9]{0,9})(?: cards=(?P<cards>[2-9]|1[0-6]))?)(?:; .*)?",
+    r"qgpu/1 (?:(?P<whole>whole)|(?P<node>node)|class=(?P<cls>online|offline)"
+    r" share=(?P<share>[1-9][0-9]{0,2}) mem=(?P<mem>[1-9][0-9]{0,9})"
+    r"(?: cards=(?P<cards>[2-9]|1[0-6]))?)(?:; .*)?",
     re.DOTALL,
 )
 _BLANKS = " \t\r\n\v\f"
 
 
 class TagError(ValueError):
-    """A text begins like a tag but is none; the text is a sentence."""
+    """A text begins like a tag and is none; the text is a sentence."""
 
 
 @dataclass(frozen=True)
 class Tag:
-    """What a job was promised: a share (percent, MiB) of each of `cards` cards of a node; whole cards when
-    `job_class` is None, and with `node` all that its nodes have, perhaps none."""
+    """The promise to a job: a share (percent, MiB) of each of `cards` cards of a node.
+
+    `job_class` None means whole cards; with `node` all that its nodes have, maybe none.
+    """
 
     job_class: JobClass | None = None
     share: int = 100
@@ -59,14 +62,16 @@ def looks_like_tag(text: str) -> bool:
 
 
 def parse_tag(text: str) -> Tag | None:
-    """The tag at the beginning of `text`, None where the text is about something else.
+    """The tag at the beginning of `text`; None if it has none.
 
-    Raises TagError for a text that begins like a tag but has not its exact form.
+    Raises TagError for a text that begins like a tag without its exact form.
     """
     match = _TAG.fullmatch(text)
     if match is None:
         if looks_like_tag(text):
-            raise TagError(f"the tag '{text[:80]}' is not of the form 'qgpu/1 class=... share=... mem=...'")
+            raise TagError(
+                f"the tag '{text[:80]}' is not of the form 'qgpu/1 class=... share=... mem=...'"
+            )
         return None
     if match["whole"] or match["node"]:
         return Tag(node=bool(match["node"]))

@@ -1,1 +1,1 @@
-"""What a request may say, and the sentences that refuse it."""
+"""What a request may ask, and the sentences that refuse it."""

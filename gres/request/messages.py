@@ -1,6 +1,8 @@
-"""The sentences that refuse a request. `qgpu render qgpu_tables.lua` copies them; the Lua modules fill them in.
+"""The sentences that refuse a request. `qgpu render qgpu_tables.lua` copies them; the Lua modules
+fill them in.
 
-Each names the bad token, the limit, and a request that would work. `{name}` is replaced by plain text.
+Each names the bad token, the limit, and a request that would work. `{name}` is replaced by plain
+text.
 """
 
 from __future__ import annotations
@@ -8,14 +10,18 @@ from __future__ import annotations
 MESSAGES: dict[str, str] = {
     "share_missing": "{token} names no share: write whole percent of one card from {min} to {max},"
     " for example --gres=qgpu:{example}.",
-    "share_text": "{token} is refused: '{word}' is not a whole number of percent from {min} to {max};"
-    " write for example --gres=qgpu:{example}.",
+    "share_text": (
+        "{token} is refused: '{word}' is not a whole number of percent from {min} to {max}; write"
+        " for example --gres=qgpu:{example}."
+    ),
     "share_low": "{token} is refused: the share of a card must be at least {min} percent;"
     " write for example --gres=qgpu:{example}.",
     "share_high": "{token} is refused: the share of a card may be at most {max} percent here;"
     " write --gres=qgpu:{max}, or --gres=gpu:1 for a whole card.",
-    "share_multiple": "{token} is refused: above 100 percent only whole cards are given, in multiples of 100;"
-    " write --gres=qgpu:{up} for whole cards, or at most --gres=qgpu:{max} on one card.",
+    "share_multiple": (
+        "{token} is refused: above 100 percent only whole cards are given, in multiples of 100;"
+        " write --gres=qgpu:{up} for whole cards, or at most --gres=qgpu:{max} on one card."
+    ),
     "cards_many": "{token} is refused: no node has more than {cards} such card(s);"
     " write at most --gres=qgpu:{top}.",
     "doubled": "{token} is refused: qgpu is asked for twice; write it once,"
@@ -41,8 +47,10 @@ MESSAGES: dict[str, str] = {
     " for example --gres=qgpu:{model}:{share},{token}.",
     "mem_whole": "{token} is refused beside {other}: whole cards come with all their memory;"
     " write --gres={other}, or --gres=qgpu:{max},qgpu_mem:{low}M for a share of one.",
-    "mem_default_low": "{token} is refused: it would come with {mem}M of memory, but the least is {low}M;"
-    " write for example --gres={token},qgpu_mem:{low}M.",
+    "mem_default_low": (
+        "{token} is refused: it would come with {mem}M of memory, but the least is {low}M; write"
+        " for example --gres={token},qgpu_mem:{low}M."
+    ),
     "gpu_and_qgpu": "{token} is refused beside {other}: a job has either a share or whole cards;"
     " write --gres=qgpu:{example} for a share, or --gres=gpu:1 for a whole card.",
     "by_hand": "{token} is refused: qgpu itself books what is shared;"
@@ -51,10 +59,15 @@ MESSAGES: dict[str, str] = {
     " write for example --gres=qgpu:{example}.",
     "option": "{option} is refused together with {token}: it is about whole GPUs;"
     " leave it out, for example --gres=qgpu:{example}{instead}.",
-    "exclusive": "--exclusive is refused together with {token}: it would take every card of the node;"
-    " leave it out, or write --gres=gpu:1 --exclusive for whole cards.",
-    "whole_many": "{token} is refused: where cards are shared this version of Slurm can give one whole card per node"
-    " and only by --gres; write --gres=gpu:1, or add --exclusive, or use a partition whose cards are not shared.",
+    "exclusive": (
+        "--exclusive is refused together with {token}: it would take every card of the node; leave"
+        " it out, or write --gres=gpu:1 --exclusive for whole cards."
+    ),
+    "whole_many": (
+        "{token} is refused: where cards are shared this version of Slurm can give one whole card"
+        " per node and only by --gres; write --gres=gpu:1, or add --exclusive, or use a partition"
+        " whose cards are not shared."
+    ),
     "qos_unmapped": "QOS '{word}' has no class for {token}; the QOS with a class are {qos_list};"
     " write for example --gres={token} --qos={qos}.",
     "qos_mixed": "QOS '{word}' names both classes for {token}; write one of {qos_list},"
@@ -63,22 +76,38 @@ MESSAGES: dict[str, str] = {
     " write for example --gres={token} --partition={partition}.",
     "text_long": "the {field} has {bytes} bytes, but beside qgpu's own line only {room} fit;"
     " write a shorter one, for example --{field}=test.",
-    "cards_never": "{token} on {cards} cards is refused: on this cluster a job has a part of one card of each node,"
-    " or whole cards; write --gres=qgpu:{example}, or --gres=gpu:1 for a whole one.",
+    "cards_never": (
+        "{token} on {cards} cards is refused: on this cluster a job has a part of one card of each"
+        " node, or whole cards; write --gres=qgpu:{example}, or --gres=gpu:1 for a whole one."
+    ),
     "cards_few": "{token} on {cards} cards is refused: no node has more than {top} such card(s);"
     " write --gres=qgpu:{share} --qgpu-cards={top}.",
-    "cards_srun": "{token} for each task is refused for srun alone: Slurm would not bind its tasks to a card each;"
-    " write srun --gres=qgpu:{example} --qgpu-cards={cards}, or use sbatch or salloc with --tres-per-task.",
+    "cards_srun": (
+        "{token} for each task is refused for srun alone: Slurm would not bind its tasks to a card"
+        " each; write srun --gres=qgpu:{example} --qgpu-cards={cards}, or use sbatch or salloc with"
+        " --tres-per-task."
+    ),
     "cards_whole": "{token} is refused: it goes with a share of a card; write for example"
     " --gres=qgpu:{example} --qgpu-cards={cards}.",
-    "cards_tasks": "{token} with {what} tasks per node is refused: on this cluster a share goes with one task for each"
-    " card; write --gres=qgpu:{example} --ntasks-per-node={cards} --cpus-per-task=4 and start the rest from there.",
-    "kind": "job {job} cannot change from {word} to {what} while it waits: this Slurm would go on counting the old"
-    " gres in its accounting; cancel it and submit it again, for example with --gres=qgpu:{example}.",
-    "cards_update": "job {job} waits for its cards as they are: on this cluster neither gres, class nor partition"
-    " of a share can be changed; cancel it and submit it again, for example with --gres=qgpu:{example}.",
-    "qos_none": "the class of job {job} comes from its QOS, so an update has to name one of {qos_list};"
-    " write for example --qos={qos} --gres=qgpu:{example}.",
+    "cards_tasks": (
+        "{token} with {what} tasks per node is refused: on this cluster a share goes with one task"
+        " for each card; write --gres=qgpu:{example} --ntasks-per-node={cards} --cpus-per-task=4"
+        " and start the rest from there."
+    ),
+    "kind": (
+        "job {job} cannot change from {word} to {what} while it waits: this Slurm would go on"
+        " counting the old gres in its accounting; cancel it and submit it again, for example with"
+        " --gres=qgpu:{example}."
+    ),
+    "cards_update": (
+        "job {job} waits for its cards as they are: on this cluster neither gres, class nor"
+        " partition of a share can be changed; cancel it and submit it again, for example with"
+        " --gres=qgpu:{example}."
+    ),
+    "qos_none": (
+        "the class of job {job} comes from its QOS, so an update has to name one of {qos_list};"
+        " write for example --qos={qos} --gres=qgpu:{example}."
+    ),
     "started": "job {job} has started: {what} of a job with cards cannot be changed any more;"
     " cancel it and submit it again, for example with --gres=qgpu:{example}.",
 }

@@ -1,9 +1,10 @@
-"""How much of a card Slurm books for a share: hundredths of a card, in exact integers (decision D2).
+"""Computes the shards that Slurm books for a share: hundredths of a card, in exact integers.
 
-A request is decided in Lua (qgpu.lua: `M.shards`). This is for a job that has its share: its class may change.
+Lua decides requests (qgpu.lua: `M.shards`). This is for a job whose class changes later.
 
-Whatever is packed on a card within 100 shards fits: Σ memory caps ≤ usable memory always, and Σ shares ≤ 100
-among the members of classes that reserve compute. Rounding books more, never less.
+Whatever fits a card by 100 shards keeps two bounds. The sum of memory caps is at most the usable
+memory. The sum of shares in classes that reserve compute is at most 100. Rounding books more, never
+less.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ def mem_shards(mem: int, usable: int) -> int:
 
 
 def shards(share: int, mem: int, usable: int, compute: bool) -> int:
-    """Shards to book: the memory's, or the larger of that and the share where the class reserves compute."""
+    """Shards to book: the memory's, or the larger of that and the share where the class reserves
+    compute.
+    """
     by_mem = mem_shards(mem, usable)
     return max(share, by_mem) if compute else by_mem

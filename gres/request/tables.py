@@ -1,4 +1,4 @@
-"""What the Lua modules need of qgpu.yaml to decide a request: small tables that qgpu_tables.lua.j2 renders."""
+"""The tables that Lua needs of qgpu.yaml to decide a request; qgpu_tables.lua.j2 renders them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from gres.config.schema import JobClass, TagField
 from gres.config.site import Config
 from gres.request.reservation import mem_shards
 
-SCHEMA = 1  # of the rendered qgpu_tables.lua; qgpu.lua refuses another
+SCHEMA = 1  # format of the rendered qgpu_tables.lua; qgpu.lua refuses another
 
 
 @dataclass(frozen=True)
 class ModelTable:
-    """One model of card that some node has: MiB that jobs can share, and the most cards on one node."""
+    """One model of card on some node: MiB that jobs can share, and most cards per node."""
 
     usable: int
     cards: int
@@ -33,20 +33,20 @@ class Tables:
     max_share: int
     min_mem: int
     partitions: tuple[str, ...] = field(default=())
-    # Before 23.11.5 slurmctld forgets that a card is shared when the first of several shares on it ends, and gives
-    # the whole card away beside the others: there a whole card is booked as its hundred shards.
+    # Before 23.11.5 slurmctld no longer counts a card as shared when the first of several shares
+    # ends, and may give it away whole. There a whole card is booked as its hundred shards.
     whole_by_shard: bool = False
-    assoc_qos: bool = False  # slurmctld tells Lua which QOS an association may use
-    multi_card: bool = False  # shares are asked for per task, one task per card (qgpu_cards.lua)
+    assoc_qos: bool = False  # slurmctld tells Lua the QOS of an association
+    multi_card: bool = False  # shares are requested per task, one task per card (qgpu_cards.lua)
 
     @property
     def smallest(self) -> int:
-        """MiB that an untyped request can count on."""
+        """MiB for an untyped request."""
         return min(model.usable for model in self.models.values())
 
     @property
     def example(self) -> int:
-        """A share that is allowed, for the examples in sentences."""
+        """A valid share, for examples in sentences."""
         return min(max(30, self.min_share, mem_shards(self.min_mem, self.smallest)), self.max_share)
 
     @property
@@ -56,7 +56,7 @@ class Tables:
 
 
 def tables_of(config: Config) -> Tables:
-    """Tables of a configuration; models without a node are left out, nobody is told to ask for them."""
+    """Tables of a configuration, without models that no node has."""
     models: dict[str, ModelTable] = {}
     for group in config.nodes:
         known = models.get(group.model)

@@ -27,8 +27,8 @@ from enforcer.daemon.requests.answers import Asks, Peer
 from enforcer.nvml.port import NvmlError
 from enforcer.reporting.attach import seen_of
 from enforcer.reporting.state import Seen, Watcher
+from gres.config.enforcer import HardwareSettings
 from gres.config.levels import plan_card
-from gres.config.schema import HardwareSettings
 from gres.config.site import ConfigError, parse_config
 from simulator.fakes import CONFIG, FakeNode
 
