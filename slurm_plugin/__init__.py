@@ -1,1 +1,1 @@
-"""Where Slurm calls us, and where we read Slurm."""
+"""Code that Slurm calls, and code that reads Slurm."""

@@ -1,6 +1,6 @@
-"""What slurmctld says about running jobs and partitions, and the two things that are asked of it: more time, a requeue.
+"""Reads running jobs and partitions from slurmctld, and asks it for more time or a requeue.
 
-Texts of squeue and scontrol, the same in 22.05, 24.11 and 26.05, and pure parsers of them.
+Commands squeue and scontrol, whose texts are the same in 22.05, 24.11 and 26.05, and pure parsers.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ FORMAT = "%A|%q|%l|%S|%P"
 
 
 def jobs_command() -> list[str]:
-    """Jobs that hold their cards now; run with SLURM_TIME_FORMAT=%s."""
+    """The call for jobs that hold cards now; run it with SLURM_TIME_FORMAT=%s."""
     return ["squeue", "-h", "-t", "RUNNING,SUSPENDED", "-o", FORMAT, "-a"]
 
 
 def partitions_command() -> list[str]:
-    """All partitions, one per line."""
+    """The call for all partitions, one per line."""
     return ["scontrol", "-o", "show", "partition"]
 
 
 def extend_command(job_id: int, limit_s: int) -> list[str]:
-    """Set the time limit; whole minutes."""
+    """The call that sets the time limit, in whole minutes."""
     return ["scontrol", "update", f"JobId={job_id}", f"TimeLimit={limit_s // 60}"]
 
 
 def requeue_command(job_id: int) -> list[str]:
-    """Put the job back into the queue."""
+    """The call that requeues the job."""
     return ["scontrol", "requeue", str(job_id)]
 
 
@@ -56,7 +56,7 @@ def parse_partitions(text: str) -> dict[str, int | None]:
 
 
 def parse_jobs(text: str, partitions: Mapping[str, int | None]) -> list[RunningJob]:
-    """Jobs of the output of `jobs_command`. Raises SacctError when it is something else."""
+    """Parse the output of `jobs_command`. Raises SacctError for other text."""
     jobs = []
     for line in text.splitlines():
         values = line.split("|")
@@ -65,7 +65,7 @@ def parse_jobs(text: str, partitions: Mapping[str, int | None]) -> list[RunningJ
                 f"squeue did not answer with the fields it was asked for, but with '{line[:80]}'"
             )
         number, qos, limit, start, partition = values
-        if start.isdigit():  # one that ended meanwhile has none
+        if start.isdigit():  # an ended job has none
             most = partitions.get(partition)
             jobs.append(RunningJob(int(number), qos, int(start), parse_limit(limit), most))
     return jobs

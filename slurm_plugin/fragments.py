@@ -1,4 +1,6 @@
-"""Which fragments a host needs, with which mode, and the seal by which `qgpu setup` knows what it wrote. Pure."""
+"""The fragments that a host needs, their modes, and the seal by which `qgpu setup` knows its own.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ _SEAL = re.compile(r"(?:#|--) written by qgpu setup; sha256 ([0-9a-f]{64})\n\Z")
 _CONF = ("slurm.conf", "gres.conf", "cgroup.conf")  # a configless host gets these from slurmctld
 _BOTH: tuple[Role, ...] = ("controller", "node")
 _EVERY: tuple[Role, ...] = ("controller", "node", "login")
-# Fragment -> the roles that need it. The Lua of cli_filter is for hosts on which somebody submits: all of them.
+# Fragment -> roles that need it. The Lua of cli_filter is for hosts where users submit: all of
+# them.
 NEEDED: dict[str, tuple[Role, ...]] = {
     "slurm.conf": _EVERY,
     "gres.conf": _BOTH,
@@ -57,7 +60,7 @@ def sealed(name: str, body: str) -> str:
 
 
 def seal_of(text: str) -> Seal:
-    """Whether a text is as `qgpu setup` wrote it."""
+    """Whether a text is unchanged since `qgpu setup` wrote it."""
     found = _SEAL.search(text)
     if found is None:
         return "foreign"
@@ -80,15 +83,25 @@ def fragments(
     lua_dir: str = PATHS.lua_dir,
     etc_dir: str = PATHS.fragments_dir,
 ) -> list[Fragment]:
-    """The files themselves. `site`: what the host has by itself, without our fragments; its keys are left out.
-    `etc_dir`: where the fragments lie in the end."""
+    """The files. `site`: the host's own configuration without our fragments, whose keys are left
+    out.
+
+    `etc_dir`: the fragments' final directory.
+    """
     slurm, cgroup = (site.slurm, site.cgroup) if site else (None, None)
     return [
         Fragment(
             name,
             sealed(
                 name,
-                render(name, config, slurm_site=slurm, cgroup_site=cgroup, etc_dir=etc_dir, lua_dir=lua_dir),
+                render(
+                    name,
+                    config,
+                    slurm_site=slurm,
+                    cgroup_site=cgroup,
+                    etc_dir=etc_dir,
+                    lua_dir=lua_dir,
+                ),
             ),
             0o755 if name in ("prolog", "epilog") else 0o644,
         )

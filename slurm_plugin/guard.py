@@ -1,8 +1,8 @@
-"""Jobs that slurmctld took without qgpu's job_submit: they ask for qgpu and will never have a card.
+"""Finds jobs that bypassed qgpu's job_submit: they ask for qgpu and will never have a card.
 
-job_submit.lua rewrites each qgpu:N into shards, whole cards, or a refusal. Slurm itself takes qgpu:N for a plain count.
-So a job whose request has qgpu and no shard passed slurmctld without the script: JobSubmitPlugins lacks lua, or the
-site's script calls ours no more.
+job_submit.lua rewrites each qgpu:N into shards, whole cards, or a refusal. Slurm itself takes
+qgpu:N for a plain count. So a job with qgpu and no shard passed slurmctld without the script:
+JobSubmitPlugins lacks lua, or the site's script does not call ours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Literal
 
 from slurm_plugin.accounting.sacct import Runner, SacctError, run
 
-# Fields of squeue and their columns. Only these two kinds of requests can hold qgpu: the others are about GPUs.
+# Fields of squeue and their columns. Only these two kinds of requests can hold qgpu; the others are
+# for GPUs.
 _COLUMNS = {
     "JobID": 12,
     "State": 16,
@@ -30,8 +31,8 @@ _NAME = re.compile(r"(?:gres[:/])?([a-z_]+)")
 
 
 @dataclass(frozen=True)
-class Unseen:
-    """One job that job_submit did not see. `held`: nothing starts it any more."""
+class Bypassed:
+    """One job that bypassed job_submit. `held`: nothing starts it."""
 
     job_id: int
     running: bool
@@ -40,24 +41,26 @@ class Unseen:
 
     @property
     def sentence(self) -> str:
-        """What its user and the administrators need to know."""
+        """The sentence for its user and the administrators."""
         return (
-            f"qgpu: job {self.job_id} asks for {self.request}, but slurmctld took it without qgpu's job_submit, so"
-            " it has no card. Administrators: see that JobSubmitPlugins has lua and that job_submit.lua calls qgpu."
-            " Then submit it again."
+            f"qgpu: job {self.job_id} asks for {self.request}, but slurmctld took it without qgpu's"
+            " job_submit, so it has no card. Administrators: see that JobSubmitPlugins has lua and"
+            " that job_submit.lua calls qgpu. Then submit it again."
         )
 
 
 @dataclass(frozen=True)
 class Action:
-    """What is done about one job: held while it waits, ended once it runs."""
+    """The action on one job: hold it while it waits, end it once it runs."""
 
-    job: Unseen
+    job: Bypassed
     kind: Literal["hold", "cancel"]
 
 
 def list_command() -> list[str]:
-    """All jobs that wait or run, in fixed columns. No field of it holds text that a user chose freely."""
+    """The call for all waiting or running jobs, in fixed columns,
+    without text that users choose.
+    """
     columns = ",".join(f"{name}:{width}" for name, width in _COLUMNS.items())
     return ["squeue", "-h", "-O", columns, "-a"]  # -a: hidden partitions too, also for SlurmUser
 
@@ -74,28 +77,30 @@ def _names(request: str) -> list[str]:
     return [match[1] for entry in request.split(",") if (match := _NAME.match(entry))]
 
 
-def _job(number: str, state: str, reason: str, requests: list[str]) -> Unseen | None:
+def _job(number: str, state: str, reason: str, requests: list[str]) -> Bypassed | None:
     given = [value for value in requests if value not in ("N/A", "(null)", "")]
     names = [name for value in given for name in _names(value)]
     if "qgpu" not in names or "shard" in names or state not in _WAITS | _RUNS:
         return None
     if any(len(value) == _COLUMNS["tres-per-node"] for value in given):
-        return None  # cut off: its shards may be behind
+        return None  # truncated: shards may follow
     held = state in _WAITS and (reason in _HELD or state == "REQUEUE_HOLD")
-    return Unseen(int(number), state in _RUNS, held, ",".join(given))
+    return Bypassed(int(number), state in _RUNS, held, ",".join(given))
 
 
-def parse(text: str, partitions: Collection[str] = ()) -> list[Unseen]:
-    """Jobs of the output of `list_command` that job_submit did not see, in these partitions (empty: in all).
+def parse(text: str, partitions: Collection[str] = ()) -> list[Bypassed]:
+    """Jobs in the output of `list_command` that bypassed job_submit, in these partitions (empty:
+    all).
 
-    Raises SacctError when the output is something else.
+    Raises SacctError for other text.
     """
     found = []
     for line in text.splitlines():
         number, state, reason, partition, *requests = _fields(line)
         if not number.isdigit() or not state:
             raise SacctError(
-                f"squeue did not answer with the fields it was asked for, but with '{line.strip()[:80]}'"
+                "squeue did not answer with the fields it was asked for, but with"
+                f" '{line.strip()[:80]}'"
             )
         job = _job(number, state, reason, requests)
         if job is not None and (not partitions or set(partitions) & set(partition.split(","))):
@@ -103,13 +108,13 @@ def parse(text: str, partitions: Collection[str] = ()) -> list[Unseen]:
     return found
 
 
-def actions(jobs: Iterable[Unseen]) -> list[Action]:
-    """What is to be done; a job that is held already, by whomever, waits as it is."""
+def actions(jobs: Iterable[Bypassed]) -> list[Action]:
+    """The actions; a job that is held already, by any user, stays as it is."""
     return [Action(job, "cancel" if job.running else "hold") for job in jobs if not job.held]
 
 
 def commands(action: Action) -> list[list[str]]:
-    """Slurm's commands for it: first the sentence, where users and administrators find it, then the act."""
+    """Slurm's commands for an action: the sentence for users and administrators first."""
     number, text = str(action.job.job_id), action.job.sentence
     note = ["scontrol", "update", f"JobId={number}", f"AdminComment={text}"]
     if action.kind == "hold":
@@ -118,9 +123,9 @@ def commands(action: Action) -> list[list[str]]:
 
 
 def act(action: Action, runner: Runner = run) -> None:
-    """Do it. The sentence is a help: where it cannot be delivered, the job is held or ended all the same.
+    """Act. If the sentence cannot be delivered, the job is held or ended nevertheless.
 
-    Raises SacctError when slurmctld refuses that.
+    Raises SacctError if slurmctld refuses.
     """
     *sentences, last = commands(action)
     for words in sentences:
@@ -131,6 +136,6 @@ def act(action: Action, runner: Runner = run) -> None:
     runner(last)
 
 
-def unseen(partitions: Collection[str] = (), runner: Runner = run) -> list[Unseen]:
-    """Jobs that job_submit did not see. Raises SacctError."""
+def bypassed(partitions: Collection[str] = (), runner: Runner = run) -> list[Bypassed]:
+    """Jobs that bypassed job_submit. Raises SacctError."""
     return parse(runner(list_command()), partitions)

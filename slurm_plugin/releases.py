@@ -1,7 +1,7 @@
-"""Releases of Slurm with faults that shares of a card run into, from Slurm's own CHANGELOG and source.
+"""Releases of Slurm whose faults affect shares of a card, from Slurm's CHANGELOG and source.
 
-`faults_of` is what `qgpu doctor` says about a version. A fault is severe where a promise of qgpu breaks; the others
-are either worked around by qgpu or cost only work-arounds.
+`qgpu doctor` shows `faults_of` a version. A severe fault breaks a promise of qgpu. For the others
+qgpu has a work-around, or the site needs one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ OLDEST: Version = (22, 5, 0)
 
 @dataclass(frozen=True)
 class Fault:
-    """Versions from `first` up to, and without, `mended`."""
+    """Versions from `first` up to `mended`, exclusive."""
 
     first: Version
     mended: Version
@@ -30,14 +30,32 @@ FAULTS = (
         (22, 5, 0),
         (23, 11, 5),
         False,
-        "slurmctld may give a whole card away while shares hold it; qgpu books whole cards as shards instead",
+        "slurmctld may give a whole card away while shares hold it; qgpu books whole cards as"
+        " shards instead",
     ),
-    Fault((22, 5, 0), (23, 2, 7), False, "--gpu-bind fails with shards; qgpu's job_submit refuses it"),
+    Fault(
+        (22, 5, 0), (23, 2, 7), False, "--gpu-bind fails with shards; qgpu's job_submit refuses it"
+    ),
     Fault((23, 11, 0), (23, 11, 7), False, "a share with --exclusive can crash slurmctld"),
-    Fault((25, 5, 0), (25, 5, 2), False, "shards per task are placed wrongly: keep slurm.multi_card false"),
+    Fault(
+        (25, 5, 0),
+        (25, 5, 2),
+        False,
+        "shards per task are placed wrongly: keep slurm.multi_card false",
+    ),
     Fault((25, 5, 0), (25, 5, 3), False, "Cores= that do not exist in gres.conf crash slurmctld"),
-    Fault((25, 11, 0), (25, 11, 1), False, "running jobs of older slurmds end when a slurmd registers again"),
-    Fault((24, 11, 0), (24, 11, 3), False, "slurmd -G prints nothing, so doctor cannot read a node's gres"),
+    Fault(
+        (25, 11, 0),
+        (25, 11, 1),
+        False,
+        "running jobs of older slurmds end when a slurmd registers again",
+    ),
+    Fault(
+        (24, 11, 0),
+        (24, 11, 3),
+        False,
+        "slurmd -G prints nothing, so doctor cannot read a node's gres",
+    ),
 )
 
 
@@ -53,6 +71,6 @@ def shown(version: Version) -> str:
 
 
 def faults_of(version: Version) -> list[Fault]:
-    """What is known of that version, severe faults first."""
+    """The known faults of a version, severe ones first."""
     found = [fault for fault in FAULTS if fault.first <= version < fault.mended]
     return sorted(found, key=lambda fault: not fault.severe)

@@ -1,9 +1,9 @@
-"""Fragments of Slurm's configuration, written from qgpu.yaml with jinja2.
+"""Renders fragments of Slurm's configuration from qgpu.yaml with jinja2.
 
-`render(name, config)` is what `qgpu render` and the sandbox call. Undefined variables are errors. Paths of
-the installation that qgpu.yaml does not hold are keyword arguments: `etc_dir` (prolog, epilog), `lua_dir`
-(our Lua modules), `tables` (the rendered qgpu_tables.lua). `slurm_site` and `cgroup_site` are a site's own files
-without our fragments: what they set is left out of slurm.conf and cgroup.conf.
+`qgpu render` and the sandbox call `render(name, config)`. Undefined variables are errors. Keyword
+arguments are paths that qgpu.yaml does not hold: `etc_dir` (prolog, epilog), `lua_dir` (our Lua
+modules), `tables` (the rendered qgpu_tables.lua). `slurm_site` and `cgroup_site` are a site's own
+files without our fragments; what they set is left out of slurm.conf and cgroup.conf.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ class RenderError(ValueError):
 
 @dataclass(frozen=True)
 class GresGroup:
-    """Nodes whose lines in gres.conf and slurm.conf are the same. `mem` is a Slurm count with its unit; `files` is the
-    bracket list of whole cards, None where the cards are MIG instances. `cores`: Cores= of each card, if known."""
+    """Nodes with equal lines in gres.conf and slurm.conf.
+
+    `mem` is a Slurm count with its unit. `files` is the bracket list of whole cards, None for MIG
+    instances. `cores`: Cores= of each card, if known.
+    """
 
     names: str
     model: str
@@ -57,7 +60,7 @@ class GresGroup:
 
     @property
     def lines(self) -> list[tuple[str, str]]:
-        """File and Cores= of each line of whole cards: one line where the cores are not known."""
+        """File and Cores= of each line of whole cards; one line if the cores are not known."""
         if not self.cores:
             return [(self.files or "", "")]
         return [(path, cores) for (path, *_), cores in zip(self.cards, self.cores, strict=True)]
@@ -67,7 +70,9 @@ class GresGroup:
         """Value of Gres= on the NodeName line."""
         cards = len(self.cards)
         counts = "".join(f",qgpu:{name}:{count}" for name, count in self.counts.items())
-        return f"gpu:{self.model}:{cards},shard:{self.model}:{100 * cards}{counts},qgpu_mem:{self.mem}"
+        return (
+            f"gpu:{self.model}:{cards},shard:{self.model}:{100 * cards}{counts},qgpu_mem:{self.mem}"
+        )
 
 
 def _group(config: Config, group: NodeGroup, names: str, node: str) -> GresGroup:
@@ -81,7 +86,7 @@ def _group(config: Config, group: NodeGroup, names: str, node: str) -> GresGroup
 
 
 def gres_groups(config: Config) -> list[GresGroup]:
-    """One group per entry of `nodes`, or one per node where the device files depend on the node's name."""
+    """One group per entry of `nodes`, or per node if device files depend on the node's name."""
     groups: list[GresGroup] = []
     for group in config.nodes:
         if "%n" in "".join([group.files or "", *(group.instances or ())]):
@@ -97,13 +102,15 @@ def gres_by_node(config: Config) -> dict[str, str]:
 
 
 def node_gres(config: Config, name: str) -> str:
-    """Value of Gres= for one node. Raises ConfigError (through `config.node`) if it is not configured."""
+    """Value of Gres= for one node. Raises ConfigError (through `config.node`) if it is not
+    configured.
+    """
     config.node(name)
     return next(group.gres for group in gres_groups(config) if name in expand(group.names))
 
 
 def lua_literal(value: object) -> str:
-    """A Lua constant of None, bool, int or str; strings are quoted so that any byte survives."""
+    """A Lua constant of None, bool, int or str; quoting keeps each byte of a string."""
     if value is None:
         return "nil"
     if isinstance(value, bool):
@@ -111,7 +118,9 @@ def lua_literal(value: object) -> str:
     if isinstance(value, int):
         return str(value)
     raw = str(value).encode("utf-8", "surrogateescape")
-    plain = "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03d}" for byte in raw)
+    plain = "".join(
+        chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03d}" for byte in raw
+    )
     return f'"{plain}"'
 
 
@@ -129,7 +138,8 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # no HTML here: values are checked by the schema, Lua strings by the filter
+        # no HTML here: values are checked by the schema, Lua strings by the filter
+        autoescape=False,
     )
     environment.filters["lua"] = lua_literal
     return environment

@@ -1,10 +1,10 @@
-"""What slurmctld's job_submit.lua makes of a submission, without slurmctld: the shipped Lua modules, run in Python.
+"""Runs the Lua modules of job_submit.lua in Python: what slurmctld would make of a submission.
 
-A request has one implementation, slurm_plugin/lua (docs/specs/request.md). `qgpu plan` and the tests run it here by
-lupa, with the tables that qgpu.yaml renders; so they say what slurmctld would do.
+slurm_plugin/lua is the only implementation of a request (docs/specs/request.md). `qgpu plan` and
+the tests run it here by lupa, with tables rendered from qgpu.yaml.
 
-Lua 5.4 is what Slurm links on EL 9, Lua 5.1 what it links on Debian. The modules keep to what 5.1 to 5.4 share, and the
-tests run all cases in 5.1, 5.3 and 5.4. Here it is 5.4: the newest, and the one that tells integers from doubles.
+Slurm links Lua 5.4 on EL 9 and 5.1 on Debian. The modules use what 5.1 to 5.4 share, and the tests
+run all cases in 5.1, 5.3 and 5.4. Here it is 5.4, the newest, which has integers beside doubles.
 """
 
 from __future__ import annotations
@@ -20,17 +20,27 @@ from gres.config.site import Config
 from gres.grant.tag import Tag
 from slurm_plugin.render import render
 
-# The modules beside this file: every host has them, also one without qgpu-controller, and of the same release.
+# The modules beside this file: each host has them, of this release, even without qgpu-controller.
 LUA_DIR = Path(__file__).with_name("lua")
 _SLURM = b"slurm = { GRES_ONE_TASK_PER_SHARING = 2 ^ 38 }"
 _TEXTS = (
-    "gres", "qos", "comment", "extra", "partition", "tres_per_job", "tres_per_task", "tres_per_socket", "cpus_per_tres",
-    "mem_per_tres", "tres_bind", "tres_freq",
-)  # fmt: skip
+    "gres",
+    "qos",
+    "comment",
+    "extra",
+    "partition",
+    "tres_per_job",
+    "tres_per_task",
+    "tres_per_socket",
+    "cpus_per_tres",
+    "mem_per_tres",
+    "tres_bind",
+    "tres_freq",
+)
 
 
 class RequestError(ValueError):
-    """A refusal: `key` names the rule, the text is the sentence that the user reads."""
+    """A refusal: `key` names the rule, the text is the sentence for the user."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -38,15 +48,15 @@ class RequestError(ValueError):
 
 
 class LuaMissingError(RuntimeError):
-    """The Lua modules of this installation cannot be used; the text is a sentence."""
+    """The Lua modules of this installation are unusable; the text is a sentence."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """The fields of a job submission that matter here, under Slurm's names; None where not given.
+    """Fields of a job submission under Slurm's names; None if not given.
 
-    `qgpu_mem` and `cards` are the options of the SPANK plugin as they were written, `nodes` and the two numbers of
-    tasks the shape of the job. `extra` counts only where this Slurm has it (23.02).
+    `qgpu_mem` and `cards` are options of the SPANK plugin as written; `nodes` and the two numbers
+    of tasks are the job's shape. `extra` counts only if this Slurm has it (23.02).
     """
 
     gres: str | None = None
@@ -71,10 +81,10 @@ class Submission:
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of an accepted submission. Fields that stay as they are are None.
+    """The result of an accepted submission; unchanged fields are None.
 
-    `shards` is what Slurm books on the card, `cards` the number of whole cards per node (0 for a share). The last three
-    are set where shares are asked for per task (slurm.multi_card).
+    `shards` is what Slurm books on the card, `cards` the whole cards per node (0 for a share). The
+    last three are set if shares are requested per task (slurm.multi_card).
     """
 
     gres: str | None = None
@@ -90,15 +100,15 @@ class Decision:
 
 
 class JobSubmit:
-    """The modules in one Lua state, with the tables of one cluster.
+    """The modules in one Lua state, with the tables of one cluster. Raises LuaMissingError.
 
-    `runtime` is another version's LuaRuntime, `directory` where the modules lie. Raises LuaMissingError.
+    `runtime` is a LuaRuntime of another version, `directory` the modules' directory.
     """
 
     def __init__(
         self, config: Config, runtime: type[LuaRuntime] = LuaRuntime, directory: Path = LUA_DIR
     ) -> None:
-        # Bytes in and out, as in slurmctld: Lua knows no encodings. Lua gets no way into Python.
+        # Bytes in and out, as in slurmctld: Lua has no encodings. Lua gets no access to Python.
         self.lua = runtime(
             encoding=None, unpack_returned_tuples=True, register_eval=False, register_builtins=False
         )
@@ -109,11 +119,13 @@ class JobSubmit:
                 self.tables, True
             )
         except LuaError as error:
-            raise LuaMissingError(f"{str(error).splitlines()[0]}: install the package again") from None
+            raise LuaMissingError(
+                f"{str(error).splitlines()[0]}: install the package again"
+            ) from None
         self._judge = hooks[b"judge"]
 
     def decide(self, job: Submission) -> Decision:
-        """What becomes of a submission. Raises RequestError with the sentence for the user when it is refused."""
+        """Decide a submission. Raises RequestError with the sentence for the user."""
         record = self._record(job)
         answer = self._judge(record, self.lua.table())
         if isinstance(answer, tuple):
@@ -131,9 +143,13 @@ class JobSubmit:
         )
 
     def _record(self, job: Submission) -> Any:
-        """Slurm's job_desc of it, as far as the modules read it."""
+        """Slurm's job_desc of it, with the fields that the modules read."""
         record = self.lua.table()
-        numbers = {"min_nodes": job.nodes, "num_tasks": job.tasks, "ntasks_per_node": job.tasks_per_node}
+        numbers = {
+            "min_nodes": job.nodes,
+            "num_tasks": job.tasks,
+            "ntasks_per_node": job.tasks_per_node,
+        }
         values = {
             **{name: getattr(job, name) for name in _TEXTS},
             **numbers,
@@ -148,7 +164,7 @@ class JobSubmit:
 
 
 def _shape(record: Any) -> dict[str, Any]:
-    """What was set in job_desc for a share per task."""
+    """The fields set in job_desc for a share per task."""
     return {
         "tres_per_task": _text(record[b"tres_per_task"]),
         "tasks_per_node": int(record[b"ntasks_per_node"]),
@@ -162,7 +178,9 @@ def _tag(tag: Any) -> Tag | None:
     job_class = _text(tag[b"class"])
     if job_class is None:
         return Tag(node=bool(tag[b"node"]))
-    return Tag(cast(JobClass, job_class), int(tag[b"share"]), int(tag[b"mem"]), int(tag[b"cards"] or 1))
+    return Tag(
+        cast(JobClass, job_class), int(tag[b"share"]), int(tag[b"mem"]), int(tag[b"cards"] or 1)
+    )
 
 
 def _raw(value: str | int | None) -> bytes | int | None:

@@ -1,1 +1,1 @@
-"""Slurm's accounting: where its jobs come from, and what we write there."""
+"""Slurm's accounting: reading its jobs, and writing summaries."""

@@ -1,7 +1,7 @@
-"""Jobs of Slurm's accounting through pyslurm (25.11.2 and later, the first that names the TRES of a job).
+"""Reads jobs of Slurm's accounting by pyslurm (25.11.2 and later, which first has TRES of a job).
 
-Written from its published interface. Two of its habits matter: a number that is 0 comes as None (task 0 of an array,
-a job of no length), and a job is found by its plain number only.
+Written from its published interface. Two traits matter: a number 0 comes as None (task 0 of an
+array, a job of no length), and a job is found only by its plain number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PLAIN = ("cpu", "mem", "node", "billing")
 
 
 def fits(module: Any) -> bool:
-    """Whether this pyslurm has all that is used here; releases differ within a major version."""
+    """Whether this pyslurm has all that is used here; minor releases differ."""
     database = getattr(module, "db", None)
     wanted = (("Jobs", "load"), ("Job", "allocated_tres"), ("JobFilter", "truncate_time"))
     return all(hasattr(getattr(database, kind, None), name) for kind, name in wanted)
@@ -31,7 +31,7 @@ class Pyslurm:
         self._errors: tuple[type[Exception], ...] = (module.PyslurmError, ValueError, KeyError)
 
     def jobs(self, job_ids: Sequence[str]) -> list[SacctJob]:
-        """Ask by plain numbers, and keep the tasks and parts that were asked for."""
+        """Ask by plain numbers, and keep the requested tasks and parts."""
         numbers = sorted({int(text.partition("_")[0].partition("+")[0]) for text in job_ids})
         found = self._load(ids=numbers) if numbers else []
         asked = set(job_ids)
@@ -41,14 +41,19 @@ class Pyslurm:
         """Ask for a window."""
         chosen = {"users": window.users, "accounts": window.accounts, "qos": window.qos}
         limits = {name: list(values) for name, values in chosen.items() if values}
-        return self._load(start_time=window.since, end_time=window.until, truncate_time=True, **limits)
+        return self._load(
+            start_time=window.since, end_time=window.until, truncate_time=True, **limits
+        )
 
     def _load(self, **conditions: Any) -> list[SacctJob]:
         try:
             found = self._db.Jobs.load(self._db.JobFilter(**conditions))
         except self._errors as error:
             raise SacctError(f"slurmdbd did not answer through pyslurm: {error}") from None
-        return [job_of(raw) for raw in sorted(found.values(), key=lambda raw: (raw.submit_time or 0, raw.id))]
+        return [
+            job_of(raw)
+            for raw in sorted(found.values(), key=lambda raw: (raw.submit_time or 0, raw.id))
+        ]
 
 
 def _head(job_id: str) -> str:
@@ -56,7 +61,7 @@ def _head(job_id: str) -> str:
 
 
 def _name(raw: Any) -> str:
-    """12, 12_3 or 12+1, as sacct writes it."""
+    """A job's name as sacct writes it: 12, 12_3 or 12+1."""
     if raw.array_id and not raw.array_tasks_waiting:
         return f"{raw.array_id}_{raw.array_task_id or 0}"
     if raw.array_id:
@@ -67,7 +72,9 @@ def _name(raw: Any) -> str:
 
 
 def tres_of(raw: Any) -> Mapping[str, str]:
-    """TRES by name, as sacct writes them, counts in their smallest unit (memory of the node is MiB here)."""
+    """TRES by name, as sacct writes them, counts in their smallest unit (memory of the node is MiB
+    here).
+    """
     if raw is None:
         return MappingProxyType({})
     single: Iterable[tuple[str, Any]] = ((name, getattr(raw, name, None)) for name in PLAIN)

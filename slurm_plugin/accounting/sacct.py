@@ -1,7 +1,7 @@
-"""What Slurm's accounting says about jobs: `sacct -P` and a pure parser of its text.
+"""Reads Slurm's accounting: `sacct -P` and a pure parser of its text.
 
-The same fields exist in 22.05, 24.11 and 26.05. The name comes last, because it is the one field that may
-hold the separator.
+The fields are the same in 22.05, 24.11 and 26.05. The name comes last, as only it may hold the
+separator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIELDS = (
     "AllocTRES",
     "JobName",
 )
-# Asked for as well; a recording without them is understood.
+# further fields, which a recording may lack
 MORE = ("Account", "Start", "End")
 ASKED = (*FIELDS[:-1], *MORE, FIELDS[-1])
 TIMEOUT_S = 60
@@ -41,7 +41,7 @@ class SacctError(RuntimeError):
 
 
 class SacctJob(NamedTuple):
-    """One job (or array task) of the accounting. `elapsed_s` is None while Slurm does not tell it."""
+    """One job (or array task) of the accounting. `elapsed_s` is None until Slurm has it."""
 
     job_id: str
     raw_id: int
@@ -59,7 +59,9 @@ class SacctJob(NamedTuple):
 
 
 def is_job_id(text: str) -> bool:
-    """Whether sacct takes the text as a job: 12, an array task 12_3 or a part of a heterogeneous job 12+1."""
+    """Whether sacct takes the text as a job: 12, an array task 12_3 or a part of a heterogeneous
+    job 12+1.
+    """
     return re.fullmatch(r"[0-9]{1,10}(?:[_+][0-9]{1,7})?", text) is not None
 
 
@@ -69,7 +71,9 @@ def command(job_ids: Sequence[str], sacct: str = "sacct") -> list[str]:
 
 
 class Window(NamedTuple):
-    """Jobs that ran at any time from `since` to `until` (seconds of CLOCK_REALTIME); empty means all."""
+    """Jobs that ran at any time from `since` to `until` (seconds of CLOCK_REALTIME); empty means
+    all.
+    """
 
     since: int
     until: int
@@ -79,7 +83,7 @@ class Window(NamedTuple):
 
 
 def window_command(window: Window, sacct: str = "sacct") -> list[str]:
-    """The sacct call for a window; -T makes Slurm itself cut times at its edges, as sreport does."""
+    """The sacct call for a window; -T makes Slurm cut times at its edges, as sreport does."""
     words = [sacct, "-P", "-X", "-a", "-T", "-S", _local(window.since), "-E", _local(window.until)]
     for flag, values in (("-u", window.users), ("-A", window.accounts), ("-q", window.qos)):
         words += [flag, ",".join(values)] if values else []
@@ -96,7 +100,7 @@ def jobs_between(window: Window, runner: Runner | None = None) -> list[SacctJob]
 
 
 def run(arguments: Sequence[str]) -> str:
-    """Run sacct. Raises SacctError with sacct's own words."""
+    """Run sacct. Raises SacctError with sacct's message."""
     try:
         done = subprocess.run(
             arguments,
@@ -107,7 +111,9 @@ def run(arguments: Sequence[str]) -> str:
             env={**os.environ, "SLURM_TIME_FORMAT": "%s"},
         )
     except FileNotFoundError:
-        raise SacctError(f"{arguments[0]} was not found: is Slurm's client package installed here?") from None
+        raise SacctError(
+            f"{arguments[0]} was not found: is Slurm's client package installed here?"
+        ) from None
     except subprocess.TimeoutExpired:
         raise SacctError(
             f"{arguments[0]} did not answer within {TIMEOUT_S} s: is slurmdbd running?"
@@ -119,17 +125,19 @@ def run(arguments: Sequence[str]) -> str:
 
 
 def jobs(job_ids: Sequence[str], runner: Runner = run) -> list[SacctJob]:
-    """The jobs that sacct knows of these, in its order. Raises SacctError."""
+    """The jobs of these that sacct has, in its order. Raises SacctError."""
     return parse(runner(command(job_ids))) if job_ids else []
 
 
 def parse(text: str) -> list[SacctJob]:
-    """Jobs of the output of `command`. Raises SacctError when it is something else."""
+    """Parse the output of `command`. Raises SacctError for other text."""
     lines = text.splitlines()
     header = lines[0].split("|") if lines else []
     if header not in (list(ASKED), list(FIELDS)):
         found = lines[0][:80] if lines else "nothing"
-        raise SacctError(f"sacct did not answer with the fields it was asked for, but with '{found}'")
+        raise SacctError(
+            f"sacct did not answer with the fields it was asked for, but with '{found}'"
+        )
     return [_job(line, len(header)) for line in lines[1:] if line]
 
 
@@ -139,13 +147,26 @@ def _job(line: str, count: int) -> SacctJob:
         raise SacctError(f"sacct's line '{line[:80]}' has {len(values)} fields instead of {count}")
     if len(values) == len(FIELDS):
         values[-1:] = ["", "", "", values[-1]]  # a recording without MORE
-    job_id, raw, user, state, elapsed, nodes, qos, partition, tres, account, start, end, name = values
+    job_id, raw, user, state, elapsed, nodes, qos, partition, tres, account, start, end, name = (
+        values
+    )
     if not raw.isdigit():
         raise SacctError(f"sacct's line '{line[:80]}' has no job number")
     return SacctJob(
-        job_id, int(raw), user, state, parse_elapsed(elapsed), _nodes(nodes), qos, partition, parse_tres(tres), name,
-        account, _seconds(start), _seconds(end),
-    )  # fmt: skip
+        job_id,
+        int(raw),
+        user,
+        state,
+        parse_elapsed(elapsed),
+        _nodes(nodes),
+        qos,
+        partition,
+        parse_tres(tres),
+        name,
+        account,
+        _seconds(start),
+        _seconds(end),
+    )
 
 
 def _seconds(text: str) -> int | None:

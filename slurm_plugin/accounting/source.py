@@ -1,7 +1,7 @@
-"""Where jobs of Slurm's accounting come from: the sacct command, or pyslurm where it fits the Slurm that is here.
+"""Chooses the source of Slurm's accounting: the sacct command, or pyslurm if it fits this Slurm.
 
-Both answer with the same `SacctJob`s. pyslurm is an extra (`pip install qgpu[pyslurm]`): it links Slurm's own library,
-so only a release of exactly the same major version may be loaded. Anything else is left alone, without a word.
+Both give the same `SacctJob`s. pyslurm is an extra (`pip install qgpu[pyslurm]`). It links Slurm's
+library, so only a release of the same major version may be loaded. Others are ignored.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from slurm_plugin.accounting import pyslurm as pyslurm_adapter
 from slurm_plugin.accounting import sacct
 from slurm_plugin.accounting.sacct import SacctJob, Window
 
-OFF = "QGPU_NO_PYSLURM"  # any value: the command, whatever is installed
+OFF = "QGPU_NO_PYSLURM"  # any value selects the command
 
 
 class Accounting(Protocol):
-    """Jobs that Slurm accounted. Every call raises SacctError with a sentence."""
+    """Jobs in Slurm's accounting. Each call raises SacctError with a sentence."""
 
     def jobs(self, job_ids: Sequence[str]) -> list[SacctJob]:
         """These jobs; an array's number stands for all its tasks."""
@@ -37,7 +37,7 @@ class CommandLine:
     """The sacct command."""
 
     def jobs(self, job_ids: Sequence[str]) -> list[SacctJob]:
-        """Ask for them by number."""
+        """Ask by number."""
         return sacct.jobs(job_ids)
 
     def between(self, window: Window) -> list[SacctJob]:
@@ -66,7 +66,9 @@ def _slurm() -> str:
 
 
 def _load() -> Any:
-    """pyslurm, without what it does to the loader for whatever is loaded later. It reads slurm.conf here."""
+    """Import pyslurm, and undo its change of the loader for later imports. It reads slurm.conf
+    here.
+    """
     flags = sys.getdlopenflags()
     try:
         return importlib.import_module("pyslurm")
@@ -79,7 +81,7 @@ def choose(
     slurm: Callable[[], str] = _slurm,
     load: Callable[[], Any] = _load,
 ) -> Accounting:
-    """pyslurm if it is installed, of the same major version as Slurm and knows what is asked; else the command."""
+    """pyslurm if installed, of Slurm's major version and complete; else the command."""
     found = None if os.environ.get(OFF) else installed()
     if found is None or major(found) is None or major(found) != major(slurm()):
         return CommandLine()

@@ -1,7 +1,7 @@
-"""A job's use as a short text in Slurm's database, where the field is free. docs/specs/reporting/report.md.
+"""Writes a job's use as a short text into Slurm's database, if the field is free.
 
-jobstats owns AdminComment on many clusters: nothing that is not ours is ever overwritten, and `decide`,
-which says so, is pure.
+docs/specs/reporting/report.md has the format. jobstats owns AdminComment on many clusters, so
+foreign text is never overwritten; the pure function `decide` sees to that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FIELDS = {"admin_comment": ("AdminComment", "AdminComment"), "extra": ("Extra", 
 
 @dataclass(frozen=True)
 class Totals:
-    """What one job used on all its cards."""
+    """Use of one job on all its cards."""
 
     busy_s: float
     suspended_s: float
@@ -38,7 +38,7 @@ def text_of(totals: Totals) -> str:
 
 
 def decide(current: str, wanted: str) -> str | None:
-    """The text to write, None to leave the field: only an empty field, or one that holds only ours, is written."""
+    """The text to write; None for a field with other text than ours."""
     found = current.strip()
     if found and not _OURS.fullmatch(found):
         return None
@@ -48,13 +48,15 @@ def decide(current: str, wanted: str) -> str | None:
 
 
 def read_command(field: str, job_ids: Sequence[int]) -> list[str]:
-    """The sacct call for what the field holds now; the field comes last, since users may write it."""
+    """The sacct call for the field's present text; the field comes last,
+    since users may write it.
+    """
     ids = ",".join(str(job) for job in job_ids)
     return ["sacct", "-P", "-X", "-n", "-j", ids, f"--format=JobIDRaw,End,{FIELDS[field][0]}"]
 
 
 def write_command(field: str, job_id: int, text: str) -> list[str]:
-    """The sacctmgr call that writes it."""
+    """The sacctmgr call that writes the field."""
     return [
         "sacctmgr",
         "-i",
@@ -68,7 +70,7 @@ def write_command(field: str, job_id: int, text: str) -> list[str]:
 
 
 def current(field: str, job_ids: Sequence[int], runner: Runner = run) -> dict[int, str]:
-    """What the field of each ended job holds; jobs that run or that sacct does not know are left out."""
+    """The field of each ended job; running jobs and those unknown to sacct are left out."""
     found: dict[int, str] = {}
     for line in runner(read_command(field, job_ids)).splitlines():
         number, _, rest = line.partition("|")
@@ -81,9 +83,9 @@ def current(field: str, job_ids: Sequence[int], runner: Runner = run) -> dict[in
 def write(
     field: str, totals: Mapping[int, Totals], runner: Runner = run, limit: int = 200
 ) -> tuple[list[int], list[int]]:
-    """Write what may be written, at most `limit` jobs. Returns jobs written, and jobs whose field is another's.
+    """Write at most `limit` jobs; the jobs written, and the jobs whose field holds other text.
 
-    Raises SacctError when Slurm refuses.
+    Raises SacctError if Slurm refuses.
     """
     written: list[int] = []
     foreign: list[int] = []

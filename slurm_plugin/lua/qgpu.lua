@@ -1,8 +1,8 @@
 -- SPDX-License-Identifier: Apache-2.0
 --
--- What a submission asks for, what Slurm is told instead, or why it is refused: pure functions on strings, as
--- docs/specs/request.md says. The order of the checks decides which sentence a user reads, and is part of the behaviour.
--- Runs in Lua 5.1 to 5.4; all numbers are doubles, kept below 2^53.
+-- Decides a submission: what it asks for, what Slurm gets instead, or the refusal. Pure functions
+-- on strings, as docs/specs/request.md says. The order of the checks chooses the sentence for the
+-- user, and is part of the behaviour. Runs in Lua 5.1 to 5.4; all numbers are doubles, below 2^53.
 local here = debug.getinfo(1, "S").source:match("^@(.*)/[^/]*$") or "."
 local text = dofile(here .. "/qgpu_text.lua")
 local int, shown, split, bytes_of = text.int, text.shown, text.split, text.bytes_of
@@ -31,7 +31,7 @@ local OPTIONS = {
     { "tres_freq", "--gpu-freq", "" },
 }
 
--- ---- refusals: error() with a table, caught by M.decide ------------------------------------------------
+-- ---- refusals: error() with a table, caught by M.decide ----------------------------------------
 
 local function common_words(t)
     return {
@@ -60,9 +60,9 @@ local function refuse(t, key, token, words)
 end
 M.refuse = refuse
 
--- ---- tags ------------------------------------------------------------------------------------------------
+-- ---- tags --------------------------------------------------------------------------------------
 
--- The field's new content: the tag, and the user's text (stripped of tags) behind it.
+-- The field's new text: the tag, then the user's text without tags.
 function M.tagged(tag, field, t)
     local head, rest = M.tag_text(tag), M.strip_tags(field or "")
     if rest == "" then
@@ -86,7 +86,7 @@ local function joined(own, rest)
     return table.concat(own, ",")
 end
 
--- ---- the qgpu entry --------------------------------------------------------------------------------------
+-- ---- the qgpu entry ----------------------------------------------------------------------------
 
 local function most_cards(t, model)
     local most = 0
@@ -143,14 +143,15 @@ local function share_of(entry, t)
     return { entry = entry, model = parts[1], percent = percent_of(entry, parts[2], parts[1], t) }
 end
 
--- Accept the one `shard:1` or `shard:MODEL:1` that our cli_filter adds for srun, nothing else.
+-- Accept only the one `shard:1` or `shard:MODEL:1` that our cli_filter adds for srun.
 local function with_marker(share, shared, t)
     for _, entry in ipairs(shared) do
         local model = share.model
         if #entry.parts == 2 then
             model = entry.parts[1]
         end
-        local fits = entry.name == "shard" and #shared == 1 and entry.parts[#entry.parts] == "1" and #entry.parts < 3
+        local fits = entry.name == "shard" and #shared == 1
+            and entry.parts[#entry.parts] == "1" and #entry.parts < 3
         if not fits or (share.model and model ~= share.model) then
             refuse(t, "by_hand", entry.text)
         end
@@ -161,7 +162,7 @@ local function with_marker(share, shared, t)
     end
 end
 
--- ---- memory ----------------------------------------------------------------------------------------------
+-- ---- memory ------------------------------------------------------------------------------------
 
 -- Models as {usable, name}, smallest first.
 local function sizes_of(t)
@@ -175,7 +176,7 @@ local function sizes_of(t)
     return sizes
 end
 
--- Too much for the card; where a larger model would do, or is the largest there is, it is named.
+-- Refuse memory above the card's; name a larger model that fits, or the largest one.
 local function refuse_mem_high(entry, share, mem, t)
     local sizes = sizes_of(t)
     local model = share.model
@@ -189,7 +190,9 @@ local function refuse_mem_high(entry, share, mem, t)
         model = sizes[#sizes][2]
     end
     local usable = model and t.models[model].usable or sizes[1][1]
-    refuse(t, "mem_high", entry.text, { usable = usable, ask = typed("qgpu", model, share.percent) })
+    refuse(t, "mem_high", entry.text, {
+        usable = usable, ask = typed("qgpu", model, share.percent),
+    })
 end
 
 local function mem_of(entry, share, t)
@@ -208,14 +211,15 @@ local function mem_of(entry, share, t)
     return mem
 end
 
--- ---- class and reservation -------------------------------------------------------------------------------
+-- ---- class and reservation ---------------------------------------------------------------------
 
 function M.job_class(qos, token, t)
     local found, count = nil, 0
     for _, name in ipairs(split((qos or ""), ",")) do
         if name ~= "" then
             count = count + 1
-            local class = t.qos[name] or t.qos[name:lower()] or t.default_class -- to Slurm Online is online
+            -- Slurm ignores the case of QOS names
+            local class = t.qos[name] or t.qos[name:lower()] or t.default_class
             if not class then
                 refuse(t, "qos_unmapped", token, { word = shown(qos) })
             end
@@ -223,7 +227,8 @@ function M.job_class(qos, token, t)
         end
     end
     if count == 0 then
-        found = t.default_class or refuse(t, "qos_unmapped", token, { word = shown(qos ~= "" and qos or "(none)") })
+        found = t.default_class
+            or refuse(t, "qos_unmapped", token, { word = shown(qos ~= "" and qos or "(none)") })
     end
     if found == "mixed" then
         refuse(t, "qos_mixed", token, { word = shown(qos) })
@@ -231,7 +236,7 @@ function M.job_class(qos, token, t)
     return found
 end
 
--- MiB that a share comes with, and the shards that Slurm books: rounding books more, never less.
+-- MiB of a share by default, and the shards that Slurm books. Rounding books more, never less.
 function M.default_mem(share, usable)
     return math.floor(share * usable / 100)
 end
@@ -241,7 +246,7 @@ function M.shards(share, mem, usable, compute)
     return compute and math.max(share, by_mem) or by_mem
 end
 
--- ---- the decision ----------------------------------------------------------------------------------------
+-- ---- the decision ------------------------------------------------------------------------------
 
 function M.managed(partition, t)
     if #t.partitions == 0 then
@@ -306,10 +311,11 @@ local function decide_lone(job, entry, model, cards, rest, t)
         refuse(t, "model_unknown", entry.text, { word = shown(model) })
     end
     check_options(job, entry.text, t)
-    return { gres = joined({ typed("shard", model, 100) }, rest), tag = {}, model = model, cards = 1 }
+    local gres = joined({ typed("shard", model, 100) }, rest)
+    return { gres = gres, tag = {}, model = model, cards = 1 }
 end
 
--- The entry, model and number of whole cards per node; 0 where it is more than --gres=gpu:1 can say.
+-- The entry, model and number of whole cards per node; 0 if it exceeds --gres=gpu:1.
 local function lone(gpu, shared, entries)
     local entry, own = gpu[1], entries.gpu
     if not entry then
@@ -319,25 +325,28 @@ local function lone(gpu, shared, entries)
     if #gpu + #shared ~= 1 or own[1] ~= entry or #parts > 2 then
         return entry, nil, 0
     end
-    local number = (parts[#parts] or ""):match("^0*(1)$") or (parts[#parts] or ""):match("^0*(100)$")
+    local last = parts[#parts] or ""
+    local number = last:match("^0*(1)$") or last:match("^0*(100)$")
     if number then
-        return entry, #parts == 2 and parts[1] or nil, (number == "1") == (entry.name == "gpu") and 1 or 0
+        local fits = (number == "1") == (entry.name == "gpu")
+        return entry, #parts == 2 and parts[1] or nil, fits and 1 or 0
     end
     local named = #parts == 1 and not parts[1]:find("^[0-9]+$")
     return entry, named and parts[1] or nil, (#parts == 0 or named) and 1 or 0
 end
 
--- Whether that is what our cli_filter writes for a whole card, or what such a job was given.
+-- Whether this is what our cli_filter writes for a whole card, or what such a job was given.
 function M.books_whole(shared, entries, t)
     local entry = shared[1]
-    return t.whole_by_shard and #shared == 1 and entries.shared[1] == entry and entry.name == "shard"
-        and entry.parts[#entry.parts] == "100" and #entry.parts < 3
+    return t.whole_by_shard and #shared == 1 and entries.shared[1] == entry
+        and entry.name == "shard" and entry.parts[#entry.parts] == "100" and #entry.parts < 3
 end
 
 local function decide_qgpu(job, entries, shared, gpu, t)
     local entry = entries.qgpu[1]
     if not M.managed(job.partition, t) then
-        refuse(t, "partition", entry.text, { word = shown((job.partition or "") ~= "" and job.partition or "(default)") })
+        local named = (job.partition or "") ~= "" and job.partition or "(default)"
+        refuse(t, "partition", entry.text, { word = shown(named) })
     end
     local share = share_of(entry, t)
     with_marker(share, shared, t)
@@ -365,7 +374,7 @@ local function append(list, more)
     end
 end
 
--- `--gpus=qgpu:30` arrives as gpu:qgpu:30, which Slurm would take for a card model that no node has.
+-- `--gpus=qgpu:30` arrives as gpu:qgpu:30: for Slurm a card model, which no node has.
 local function check_model(gpu, option, t)
     for _, entry in ipairs(gpu) do
         if entry.parts[1] == "qgpu" then
@@ -406,7 +415,8 @@ local function decide_gres(job, t)
         return {}
     end
     if not (shared[1] or gpu[1]) then
-        return { tag = job.exclusive and { node = true } or nil } -- Slurm gives such a job all cards of its nodes
+        -- Slurm gives such a job all cards of its nodes
+        return { tag = job.exclusive and { node = true } or nil }
     end
     if shared[1] and (gpu[1] or not M.books_whole(shared, entries, t)) then
         refuse(t, "by_hand", shared[1].text)
@@ -422,7 +432,7 @@ local function clean(field)
     return field and M.looks_like_tag(field) and M.strip_tags(field) or nil
 end
 
--- fn(...), or nil and the refusal {key, text}; any other error goes on to the caller.
+-- fn(...), or nil and the refusal {key, text}; other errors go to the caller.
 function M.guarded(fn, ...)
     local ok, result = pcall(fn, ...)
     if ok then
@@ -443,17 +453,18 @@ local function decide(job, t)
     return decision
 end
 
--- Judge a submission (a table of strings under Slurm's names, `exclusive` a boolean). Returns the fields to write
--- {gres, comment, extra}, each nil where nothing changes, and what they say: `tag`, `model`, the `shards` that are booked
--- on a card, the number of whole `cards` per node. Or nil and the refusal {key, text}.
+-- Decide a submission: a table of strings under Slurm's names, `exclusive` a boolean. Returns the
+-- fields to write {gres, comment, extra}, nil if unchanged, and their meaning: `tag`, `model`, the
+-- `shards` booked on a card, the number of whole `cards` per node. Or nil and the refusal {key,
+-- text}.
 function M.decide(job, t)
     return M.guarded(decide, job, t)
 end
 
--- ---- reading back what was written -----------------------------------------------------------------------
+-- ---- reading back what was written -------------------------------------------------------------
 
--- Of a job's rewritten gres string: the request as the user could have written it, and the tag; nil if there is no
--- share in it. slurm_job_modify needs it where Slurm shows Lua neither tag nor request.
+-- From a job's rewritten gres string: the request as the user could write it, and the tag; nil
+-- without a share. slurm_job_modify needs it where Slurm shows Lua neither tag nor request.
 function M.read_back(gres)
     local entries = M.parse_entries(gres)
     local own, mem = entries.qgpu[1], entries.mem[1]
@@ -469,7 +480,8 @@ function M.read_back(gres)
         model = #entry.parts == 2 and entry.parts[1] or nil
     end
     local request = { typed("qgpu", model, share), mem.text }
-    return joined(request, entries.rest), { class = own.parts[1], share = share, mem = math.ceil(size / MIB) }
+    local tag = { class = own.parts[1], share = share, mem = math.ceil(size / MIB) }
+    return joined(request, entries.rest), tag
 end
 
 function M.has_gpu(job, t)

@@ -1,9 +1,10 @@
 -- SPDX-License-Identifier: Apache-2.0
 --
--- Clusters on which a job may have equal parts of several cards of a node (slurm.multi_card, Slurm 24.05 and later).
--- There slurmctld has MULTIPLE_SHARING_GRES_PJ, with which it would split what is asked for per node over two cards as
--- soon as no single card has enough. What is asked for per task it never splits; so on such a cluster every share is
--- one per task, one task per card, never two tasks of a job on one card (docs/adr/0015, seen live on 24.11 and 26.05).
+-- Shares on clusters where a job may have equal parts of several cards of a node (slurm.multi_card,
+-- Slurm 24.05 and later). There slurmctld has MULTIPLE_SHARING_GRES_PJ: it splits a request per
+-- node over two cards if no single card has enough. It never splits a request per task. So each
+-- share there is one per task, one task per card, never two tasks of a job on one card
+-- (docs/adr/0015, seen live on 24.11 and 26.05).
 local M = {}
 
 local NO_VAL, NO_VAL16 = 4294967294, 65534
@@ -12,7 +13,7 @@ local function given(value, unset)
     return type(value) == "number" and value > 0 and value < unset
 end
 
--- Tasks per node that the user fixed, nil if he left it open; and the number of nodes.
+-- Tasks per node that the user fixed, nil if open; and the number of nodes.
 local function shape(job_desc)
     local nodes = given(job_desc.min_nodes, NO_VAL) and job_desc.min_nodes or 1
     if given(job_desc.ntasks_per_node, NO_VAL16) then
@@ -45,7 +46,7 @@ local function check(job_desc, decision, cards, q, t)
         q.refuse(t, "cards_few", request, { cards = cards, top = top, share = share })
     end
     local tasks, nodes = shape(job_desc)
-    -- One task is what clients say for a job without -n; for several cards it becomes one for each.
+    -- Clients say one task for a job without -n; for several cards it becomes one for each.
     if tasks and tasks ~= cards and tasks * nodes > 1 then
         q.refuse(t, "cards_tasks", request, words_of(cards, tasks))
     end
@@ -54,7 +55,7 @@ end
 
 local OURS = { qgpu = true, qgpu_mem = true, shard = true, mps = true }
 
--- What in a TRES string is none of ours, as the user wrote it; nil if nothing is.
+-- The entries of a TRES string that are not ours, as the user wrote them; nil if none.
 function M.rest_of(tres, q)
     local rest = {}
     for piece in (tres or ""):gmatch("[^,]+") do
@@ -65,8 +66,8 @@ function M.rest_of(tres, q)
     return rest[1] and table.concat(rest, ",") or nil
 end
 
--- What clients write for themselves beside --tres-per-task, `gres/qgpu:per_task:30+...`, without what is about our gres;
--- nil if nothing is left.
+-- The binding that clients write beside --tres-per-task, `gres/qgpu:per_task:30+...`, without our
+-- gres; nil if nothing is left.
 local function bind_of(bind, q)
     local rest = {}
     for piece in (bind or ""):gmatch("[^+]+") do
@@ -78,19 +79,22 @@ local function bind_of(bind, q)
     return rest[1] and table.concat(rest, "+") or nil
 end
 
--- `gres/shard:1` per task beside --gres=qgpu:N is what our cli_filter writes for a stand-alone srun of one task: its step
--- takes the job's gres per node, which has no shard here, and would get no card. The job itself is given its own shards.
+-- `gres/shard:1` per task beside --gres=qgpu:N: our cli_filter adds it for a stand-alone srun of
+-- one task. Its step takes the job's gres per node, which has no shard here, and would get no card.
+-- The job itself gets its own shards.
 local function is_mark(entries)
     local own = entries.shared[1]
-    return own and not entries.shared[2] and not entries.qgpu[1] and not entries.mem[1] and own.name == "shard"
-        and own.parts[#own.parts] == "1"
+    return own and not entries.shared[2] and not entries.qgpu[1] and not entries.mem[1]
+        and own.name == "shard" and own.parts[#own.parts] == "1"
 end
 
--- `--tres-per-task=gres/qgpu:30` with K tasks per node says what `--gres=qgpu:30 --qgpu-cards=K` does. Changes the
--- submission (the strings of read_submission) so, and returns K as text; `said` where there is nothing of the kind.
+-- `--tres-per-task=gres/qgpu:30` with K tasks per node means `--gres=qgpu:30 --qgpu-cards=K`.
+-- Changes the submission (strings of read_submission) so, and returns K as text; else `said`.
 function M.native(job_desc, job, said, q, t)
-    if t.multi_card and is_mark(q.parse_entries(job.tres_per_task)) and q.parse_entries(job.gres).qgpu[1] then
-        job.tres_per_task, job.tres_bind = M.rest_of(job.tres_per_task, q), bind_of(job.tres_bind, q)
+    if t.multi_card and is_mark(q.parse_entries(job.tres_per_task))
+        and q.parse_entries(job.gres).qgpu[1] then
+        job.tres_per_task = M.rest_of(job.tres_per_task, q)
+        job.tres_bind = bind_of(job.tres_bind, q)
     end
     local found = t.multi_card and q.parse_entries(job.tres_per_task)
     if not found or not found.qgpu[1] or q.parse_entries(job.gres).qgpu[1] then
@@ -101,8 +105,8 @@ function M.native(job_desc, job, said, q, t)
     if tasks % 1 ~= 0 or (said and said ~= text) then
         q.refuse(t, "cards_tasks", found.qgpu[1].text, { cards = said or 2, what = text })
     end
-    -- The mark of our cli_filter: a stand-alone srun, which asks for job and step in one string. 26.05 would bind all
-    -- tasks of the step to the first card, 24.11 refuses the step in words that tell nobody anything.
+    -- The mark of our cli_filter: a stand-alone srun, with job and step in one string. 26.05 would
+    -- bind all tasks of the step to the first card; 24.11 refuses the step with an obscure message.
     if found.shared[1] then
         q.refuse(t, "cards_srun", found.qgpu[1].text, { cards = text })
     end
@@ -117,7 +121,8 @@ function M.native(job_desc, job, said, q, t)
     return text
 end
 
--- The decision for a share (q.decide), for `said` cards of each node; false: nothing changes. Sets the shape of the job.
+-- The decision for a share (q.decide) on `said` cards of each node; false: unchanged. Sets the
+-- job's shape.
 function M.spread(job_desc, decision, said, q, t)
     local tres_per_task = job_desc.tres_per_task
     local share = decision.tag and decision.tag.class
@@ -157,7 +162,7 @@ function M.spread(job_desc, decision, said, q, t)
         environment.SLURM_TRES_PER_TASK = job_desc.tres_per_task
     end
     if job_desc.tres_bind then
-        job_desc.tres_bind = "" -- of what the client asked for; each step binds anew
+        job_desc.tres_bind = "" -- the client's binding; each step binds anew
     end
     job_desc.ntasks_per_node = cards
     job_desc.num_tasks = cards * nodes
@@ -165,8 +170,9 @@ function M.spread(job_desc, decision, said, q, t)
     return true
 end
 
--- The tag of a job whose gres per node (the sum over its cards) reads as `tag`; `field` is what carries its tag now, which
--- only we write. Without this a new comment would promise one card what was booked on several.
+-- The tag of a job whose gres per node (a sum over its cards) reads as `tag`; `field` has its
+-- present tag, which only we write. Without this a new comment would promise one card the sum of
+-- several.
 function M.of_each(tag, field)
     local cards = tonumber((field or ""):match("^qgpu/1 class=%a+ share=%d+ mem=%d+ cards=(%d+)"))
     if not cards or cards < 2 or tag.share % cards ~= 0 or tag.mem % cards ~= 0 then
@@ -175,14 +181,14 @@ function M.of_each(tag, field)
     return { class = tag.class, share = tag.share / cards, mem = tag.mem / cards, cards = cards }
 end
 
--- A waiting job whose shards are asked for per task is not judged again: its counts are of another shape by now.
+-- A waiting job with shards per task is not decided again: its counts have another shape by now.
 function M.check_update(job_rec, q, t)
     if t.multi_card and q.parse_entries(job_rec.tres_per_task).shared[1] then
         q.refuse(t, "cards_update", "", { job = tostring(job_rec.job_id or "") })
     end
 end
 
--- Lua 5.1 has no operator for bits.
+-- Lua 5.1 has no bit operators.
 function M.with_flag(flags, flag)
     if math.floor((flags or 0) / flag) % 2 == 1 then
         return flags

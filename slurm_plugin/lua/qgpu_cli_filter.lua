@@ -1,22 +1,24 @@
 -- SPDX-License-Identifier: Apache-2.0
 --
--- The hook of cli_filter.lua, in the user's own sbatch, salloc or srun. It is a convenience, never a check: users
--- can go round it, job_submit.lua is the authority. A site's script calls it in one line:
+-- The hook of cli_filter.lua, in the user's sbatch, salloc or srun. It is a convenience, never a
+-- check: users can bypass it, and job_submit.lua decides. A site's script calls it in one line:
 --
 --     local qgpu = dofile("/usr/share/qgpu/lua/qgpu_cli_filter.lua")
 --     function slurm_cli_pre_submit(options, offset) return qgpu.pre_submit(options, offset) end
 --
--- Why it is needed: a step gets only the gres that it names, and the card hangs on shard, which nobody names. So
--- `srun --gres=qgpu:10` also asks for one shard; how many does not matter on the node, where the job's grant counts,
--- and one is always within the job's. A stand-alone srun is allocation and step in one string: job_submit.lua knows
--- the one `shard:1` (or `shard:MODEL:1`) and replaces it by what the class reserves.
+-- Reason: a step gets only the gres that it names, and the card belongs to shard, which users do
+-- not name. So `srun --gres=qgpu:10` also asks for one shard. The number does not matter on the
+-- node, where the job's grant counts, and one is always within the job's. A stand-alone srun is
+-- allocation and step in one string: job_submit.lua recognises the one `shard:1` (or
+-- `shard:MODEL:1`) and replaces it by what the class reserves.
 local here = debug.getinfo(1, "S").source:match("^@(.*)/[^/]*$") or "."
 local q = dofile(here .. "/qgpu.lua")
 
--- tables: where the cluster's tables may lie on a submit host; the rendered cli_filter.lua sets it.
+-- tables: path of the cluster's tables on a submit host; the rendered cli_filter.lua sets it.
 local M = { tables = here .. "/qgpu_tables.lua" }
 
-local GPU_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "cpus-per-gpu", "gpu-bind", "gpu-freq" }
+local GPU_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task",
+    "cpus-per-gpu", "gpu-bind", "gpu-freq" }
 local UNSET = { [""] = true, unset = true, ["0"] = true, ["(null)"] = true }
 
 local function model_and_share(entry)
@@ -29,8 +31,8 @@ local function model_and_share(entry)
     return nil, nil
 end
 
--- `gpu:1` of an srun where a whole card is booked as shard:100 (Slurm before 23.11.5); nil for anything else. In a
--- job only where that job has such a card.
+-- `gpu:1` of an srun where a whole card is booked as shard:100 (Slurm before 23.11.5); nil for
+-- others. Within a job only if that job has such a card.
 local function whole_gres(entries, inside, shards)
     local own = entries.gpu[1]
     local count, model = #own.parts > 0 and own.parts[#own.parts] or "1", nil
@@ -49,9 +51,9 @@ local function whole_gres(entries, inside, shards)
     return table.concat(parts, ",")
 end
 
--- gres of an srun; nil where nothing has to change or we cannot know. `inside`: in a job that exists already;
--- `shares`: that job has shards (its SLURM_SHARDS_ON_NODE says how many), nil or false where it has none or it is
--- unknown. `t`: the cluster's tables, nil where they are not on this host.
+-- gres of an srun; nil if nothing changes or the tables are unknown. `inside`: within an existing
+-- job. `shares`: that job's shards (SLURM_SHARDS_ON_NODE), nil or false if none or unknown. `t`:
+-- the cluster's tables, nil if not on this host.
 function M.step_gres(gres, inside, shares, t)
     local entries = q.parse_entries(gres)
     local by_shard = t ~= nil and t.whole_by_shard
@@ -64,7 +66,7 @@ function M.step_gres(gres, inside, shares, t)
     end
     local model, share = model_and_share(own)
     if not share or not share:find("^[0-9]+$") or #share > 6 then
-        return nil -- malformed: job_submit.lua or slurmctld will say so
+        return nil -- malformed: job_submit.lua or slurmctld refuses it
     end
     local percent, parts = tonumber(share), {}
     if by_shard and percent == 100 and not entries.mem[1] and (not inside or shares == "100") then
@@ -72,7 +74,8 @@ function M.step_gres(gres, inside, shares, t)
     elseif percent >= 100 and percent % 100 == 0 and not entries.mem[1] and not shares then
         parts[1] = "gpu:" .. (model and model .. ":" or "") .. string.format("%.0f", percent / 100)
     else
-        -- In a job the type of qgpu is the class and the card is chosen: a model would only fail to match.
+        -- Within a job the type of qgpu is the class, and the card is chosen: a model could only
+        -- fail to match.
         local typed = model and not inside
         parts[1] = "qgpu:" .. share
         parts[2] = typed and "shard:" .. model .. ":1" or "shard:1"
@@ -85,19 +88,20 @@ function M.step_gres(gres, inside, shares, t)
     return table.concat(parts, ",")
 end
 
--- The cluster's tables, nil where they are not on this host.
+-- The cluster's tables, nil if not on this host.
 local function read_tables()
     local found, t = pcall(dofile, M.tables)
     return found and type(t) == "table" and t.schema == q.schema and t or nil
 end
 
--- Whether job_submit.lua would refuse that gres: then it has to see what the user wrote, and says so in those words.
--- Unknown (false) where the tables are not on this host.
+-- Whether job_submit.lua would refuse that gres: it must see the user's own words then. False
+-- (unknown) if the tables are not on this host.
 local function is_refused(gres, t)
-    return t ~= nil and not q.decide({ gres = gres, qos = t.qos_names[1], partition = t.partitions[1] }, t)
+    return t ~= nil
+        and not q.decide({ gres = gres, qos = t.qos_names[1], partition = t.partitions[1] }, t)
 end
 
--- Options about whole GPUs: beside them Slurm's own client refuses our shard:1 with no word about why.
+-- Options for whole GPUs: beside them Slurm's client refuses our shard:1 without a reason.
 local function asks_for_gpus(options)
     for _, name in ipairs(GPU_OPTIONS) do
         local value = options[name]
@@ -108,8 +112,8 @@ local function asks_for_gpus(options)
     return false
 end
 
--- --tres-per-task of an srun, where parts of several cards may be asked for so (slurm.multi_card): the card hangs on
--- shard there too. nil where nothing has to change.
+-- --tres-per-task of an srun, where shares of several cards are possible (slurm.multi_card): the
+-- card belongs to shard there too. nil if nothing changes.
 function M.step_tres(tres, inside)
     local entries = q.parse_entries(tres)
     local own = entries.qgpu[1]
@@ -120,9 +124,9 @@ function M.step_tres(tres, inside)
     return tres .. ",gres/shard:" .. (model and not inside and model .. ":" or "") .. "1"
 end
 
--- Where a job may have parts of several cards, job_submit.lua books shards per task, and a stand-alone srun asks for its
--- step what the job has per node: no shard, so no card. There the mark goes per task as well. Slurm takes that with -n
--- alone; without it srun has a task for each node.
+-- With slurm.multi_card job_submit.lua books shards per task, and a stand-alone srun asks for its
+-- step the job's gres per node: no shard, so no card. There the mark goes per task as well. Slurm
+-- accepts that only with -n; without it srun has a task for each node.
 local function mark_per_task(options, gres)
     local rest, found = gres, nil
     rest = gres:gsub(",(shard:[^,]+)", function(mark)
@@ -133,8 +137,9 @@ local function mark_per_task(options, gres)
         return gres
     end
     local own = options["tres-per-task"]
-    options["tres-per-task"] = (type(own) == "string" and own ~= "" and own .. "," or "") .. "gres/" .. found
-    local tasks = tonumber(tostring(options.ntasks):match("^%d+")) or 1 -- 1 where there was no -n
+    local before = type(own) == "string" and own ~= "" and own .. "," or ""
+    options["tres-per-task"] = before .. "gres/" .. found
+    local tasks = tonumber(tostring(options.ntasks):match("^%d+")) or 1 -- 1 without -n
     local nodes = tonumber(tostring(options.nodes):match("^%d+")) or 1
     options.ntasks = string.format("%d", math.max(tasks, nodes, 1))
     return rest
@@ -159,8 +164,9 @@ function M.pre_submit(options, _)
         return slurm.SUCCESS
     end
     local exclusive = tostring(options.exclusive)
-    if not inside and t and t.whole_by_shard and (exclusive == "exclusive" or exclusive == "true") then
-        t = nil -- a job with the node for itself holds whole cards as such
+    if not inside and t and t.whole_by_shard
+        and (exclusive == "exclusive" or exclusive == "true") then
+        t = nil -- a job with --exclusive holds whole cards as such
     end
     local gres = M.step_gres(options.gres, inside, inside and os.getenv("SLURM_SHARDS_ON_NODE"), t)
     if gres then

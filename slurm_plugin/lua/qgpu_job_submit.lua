@@ -2,23 +2,25 @@
 --
 -- The hooks of job_submit.lua. A site's script calls them in one line each:
 --
---     local qgpu = dofile("/usr/share/qgpu/lua/qgpu_job_submit.lua")("/etc/slurm/qgpu/qgpu_tables.lua")
---     function slurm_job_submit(job_desc, part_list, uid) return qgpu.submit(job_desc, part_list, uid) end
---     function slurm_job_modify(job_desc, job_rec, part_list, uid) return qgpu.modify(job_desc, job_rec, part_list, uid) end
+--     local load = dofile("/usr/share/qgpu/lua/qgpu_job_submit.lua")
+--     local qgpu = load("/etc/slurm/qgpu/qgpu_tables.lua")
+--     function slurm_job_submit(...) return qgpu.submit(...) end
+--     function slurm_job_modify(...) return qgpu.modify(...) end
 --
--- Only fields that change are written. What we wrote is taken back from the job's rewritten gres, since Slurm does
--- not show every tag field of a job to Lua in every version.
+-- Only changed fields are written. What we wrote is read back from the job's rewritten gres, since
+-- some versions of Slurm do not show Lua each tag field.
 local here = debug.getinfo(1, "S").source:match("^@(.*)/[^/]*$") or "."
 local q = dofile(here .. "/qgpu.lua")
 local options = dofile(here .. "/qgpu_options.lua")
 local cards = dofile(here .. "/qgpu_cards.lua")
 
-local FIELDS = { "tres_per_job", "tres_per_task", "tres_per_socket", "cpus_per_tres", "mem_per_tres", "tres_bind", "tres_freq" }
-local JOB_STATE_BASE = 256 -- JOB_STATE_BASE is 0xff: what is above are flags
+local FIELDS = { "tres_per_job", "tres_per_task", "tres_per_socket", "cpus_per_tres",
+    "mem_per_tres", "tres_bind", "tres_freq" }
+local JOB_STATE_BASE = 256 -- JOB_STATE_BASE is 0xff: higher bits are flags
 local JOB_SHARED_NONE = 0 -- --exclusive
 local NO_VAL16 = 65534
 local PENDING = 0
-local ESLURM_INVALID_GRES = 2072 -- the same in all versions; few of them name it for Lua
+local ESLURM_INVALID_GRES = 2072 -- the same in all versions; few define it for Lua
 
 -- tables: the path of qgpu_tables.lua, or what it returns.
 local function load_tables(tables)
@@ -45,13 +47,14 @@ local function default_partition(part_list)
     return nil
 end
 
--- `extra` exists since 23.02; asking an older Slurm for it only fills slurmctld's log with errors.
+-- `extra` exists since 23.02; reading it in an older Slurm fills slurmctld's log with errors.
 local function extra_of(record, t)
     return t.has_extra and record.extra or nil
 end
 
--- Slurm's rules for a job without --qos, of which Lua is told the first alone: the default of the association (that of
--- the default partition, where an association has one, so Lua's question must name it), its only QOS, `normal`.
+-- The QOS of a job without --qos, by Slurm's rules, of which Lua sees only the first: the
+-- association's default, its only QOS, `normal`. An association may belong to the default
+-- partition, so the question must name that.
 local function default_qos(job_desc, part_list, t)
     local partition = not given(job_desc.partition) and default_partition(part_list)
     if partition then
@@ -71,10 +74,12 @@ end
 local function read_submission(job_desc, part_list, t)
     local said = options.read(job_desc.spank_job_env)
     local gres = options.with_mem(job_desc.gres, said)
-    local shares = given(gres) or given(job_desc.tres_per_task) -- where a share can be: only these jobs have a class
+    -- a share is possible: only these jobs have a class
+    local shares = given(gres) or given(job_desc.tres_per_task)
     local job = {
         gres = gres,
-        qos = given(job_desc.qos) and job_desc.qos or shares and default_qos(job_desc, part_list, t) or nil,
+        qos = given(job_desc.qos) and job_desc.qos
+            or shares and default_qos(job_desc, part_list, t) or nil,
         comment = job_desc.comment,
         extra = extra_of(job_desc, t),
         partition = job_desc.partition,
@@ -97,14 +102,15 @@ local function write(job_desc, decision)
     end
 end
 
--- The message goes as an argument: log_user formats its first, and user text may hold a '%'.
+-- The message is an argument: log_user formats its first one, and a user's text may hold a '%'.
 local function refused(refusal)
     slurm.log_user("%s", "qgpu: " .. refusal.text)
     return slurm.ESLURM_INVALID_GRES or ESLURM_INVALID_GRES
 end
 
--- What becomes of a submission: q.decide's answer, with `per_task` where cards.spread set the job's shape in job_desc, and
--- the QOS to write. Or nil and the refusal. Writes no text field; `qgpu plan` asks this too.
+-- Decide a submission: q.decide's answer, with `per_task` if cards.spread set the job's shape in
+-- job_desc, and the QOS to write. Or nil and the refusal. Writes no text field; `qgpu plan` calls
+-- this too.
 local function judge(t, job_desc, part_list)
     local job, said = read_submission(job_desc, part_list, t)
     local found, decision, refusal
@@ -120,7 +126,7 @@ local function judge(t, job_desc, part_list)
     if refusal then
         return nil, refusal
     end
-    -- The class was taken from this QOS: so the job has it, or Slurm refuses it to this user.
+    -- The class came from this QOS: so the job has it, or Slurm refuses it to this user.
     if decision.tag and decision.tag.class and job_desc.qos == nil then
         decision.qos = job.qos
     end
@@ -136,7 +142,7 @@ local function submit(t, job_desc, part_list)
     return slurm.SUCCESS
 end
 
--- ---- modify ----------------------------------------------------------------------------------------------
+-- ---- modify ------------------------------------------------------------------------------------
 
 local function pending(job_rec)
     local state = job_rec.job_state
@@ -150,7 +156,7 @@ local function first_given(a, b)
     return b
 end
 
--- What the job has now, as strings.
+-- The job's present fields, as strings.
 local function current(job_rec, t)
     local job = {
         gres = first_given(job_rec.tres_per_node, job_rec.gres),
@@ -172,11 +178,11 @@ local function current(job_rec, t)
     end
     if q.has_gpu(job, t) then
         job.tag = {}
-        -- There only a job that has its nodes for itself holds whole cards as such.
+        -- Whole cards as such: only a job with --exclusive has them there.
         local entries = q.parse_entries(job.gres)
         job.alone = t.whole_by_shard and not q.books_whole(entries.shared, entries, t)
     elseif given(job[t.tag_field]) and q.looks_like_tag(job[t.tag_field]) then
-        -- --exclusive without gres: Slurm shows Lua no more of it than our own tag, which nobody else can write.
+        -- --exclusive without gres: Slurm shows Lua only our tag, which users cannot write.
         job.tag, job.alone, job.uncounted = { node = true }, true, true
     end
     return job
@@ -187,13 +193,13 @@ local function asks_gres(job_desc)
         or job_desc.tres_per_socket ~= nil
 end
 
--- `scontrol update OverSubscribe=yes`: a job that had its nodes for itself may get company.
+-- `scontrol update OverSubscribe=yes`: a job with --exclusive may share its nodes then.
 local function shares_node(job_desc)
     local shared = job_desc.shared
     return type(shared) == "number" and shared > JOB_SHARED_NONE and shared < NO_VAL16
 end
 
--- The new submission that a change of gres, QOS or partition of a waiting job amounts to.
+-- The new submission that a change of gres, QOS or partition of a waiting job equals.
 local function resubmission(job_desc, now, t)
     local job = {
         gres = first_given(job_desc.gres, now.request or now.gres),
@@ -209,7 +215,7 @@ local function resubmission(job_desc, now, t)
     return job
 end
 
--- Text fields alone: our tag stays in front, and a tag that somebody wrote goes.
+-- Text fields alone: our tag stays in front, and a user's tag is removed.
 local function retag(job_desc, tag, t)
     local fields = { comment = job_desc.comment, extra = extra_of(job_desc, t) }
     for name, text in pairs(fields) do
@@ -235,16 +241,19 @@ local function refuse_started(job_desc, job_rec, now, t)
     end
 end
 
--- What Slurm's accounting calls the cards of a job.
+-- The word for the cards of a job in Slurm's accounting.
 local function kind(tag)
     return not tag and "no cards" or tag.class or "whole cards"
 end
 
--- Slurm 22.05 keeps the count of a TRES that leaves a waiting job and books it beside the new one (seen live: an
--- offline job moved to an online QOS had both counts in AllocTRES), so that limits and reports would be wrong.
+-- Slurm 22.05 keeps the count of a TRES that leaves a waiting job, and books it beside the new one.
+-- (Seen live: an offline job moved to an online QOS had both counts in AllocTRES.) Limits and
+-- reports would be wrong.
 local function refuse_other_kind(job_rec, now, tag, t)
     if now.tag and not now.uncounted and not t.has_extra and kind(now.tag) ~= kind(tag) then
-        local words = { job = tostring(job_rec.job_id or ""), word = kind(now.tag), what = kind(tag) }
+        local words = {
+            job = tostring(job_rec.job_id or ""), word = kind(now.tag), what = kind(tag),
+        }
         q.refuse(t, "kind", "", words)
     end
 end
@@ -258,9 +267,11 @@ local function modified(job_desc, job_rec, t)
         return retag(job_desc, now.tag, t)
     end
     if now.tag and now.tag.class and job_desc.qos == "" then
-        q.refuse(t, "qos_none", "", { job = tostring(job_rec.job_id or "") }) -- Slurm's default, which nobody tells us
+        -- Slurm's default, which Lua cannot see
+        q.refuse(t, "qos_none", "", { job = tostring(job_rec.job_id or "") })
     end
-    local moved = now.tag and (given(job_desc.qos) or given(job_desc.partition)) or now.alone and shares_node(job_desc)
+    local moved = now.tag and (given(job_desc.qos) or given(job_desc.partition))
+        or now.alone and shares_node(job_desc)
     if not asks_gres(job_desc) and not moved then
         return retag(job_desc, now.tag, t)
     end
@@ -271,7 +282,7 @@ local function modified(job_desc, job_rec, t)
     end
     refuse_other_kind(job_rec, now, decision.tag, t)
     if now.tag and not decision.tag and decision[t.tag_field] == nil then
-        decision[t.tag_field] = "" -- the cards are gone from the job: so is the tag
+        decision[t.tag_field] = "" -- the job has no cards any more, so no tag
     end
     write(job_desc, decision)
     return true
@@ -285,7 +296,7 @@ local function modify(t, job_desc, job_rec)
     return slurm.SUCCESS
 end
 
--- ---- faults of our own ---------------------------------------------------------------------------------------
+-- ---- faults of our own -------------------------------------------------------------------------
 
 local function about_cards(job_desc)
     local asks = job_desc.shared == JOB_SHARED_NONE or given(job_desc.gres)
@@ -295,13 +306,15 @@ local function about_cards(job_desc)
     return asks
 end
 
--- Whether an update is about what we would judge, or about a text that may carry our tag.
+-- Whether an update concerns what we decide, or a text that may carry our tag.
 local function about_tags(job_desc, t)
-    return about_cards(job_desc) or shares_node(job_desc) or asks_gres(job_desc) or job_desc.qos ~= nil
+    return about_cards(job_desc) or shares_node(job_desc) or asks_gres(job_desc)
+        or job_desc.qos ~= nil
         or job_desc.partition ~= nil or job_desc.comment ~= nil or extra_of(job_desc, t) ~= nil
 end
 
--- fn(t, job_desc, ...). slurmctld takes a job as it is when its script fails: one that is about cards is refused instead.
+-- fn(t, job_desc, ...). slurmctld accepts a job unchanged if its script fails: a job about cards is
+-- refused instead.
 local function closed(matters, fn, t, job_desc, ...)
     local done, code = pcall(fn, t, job_desc, ...)
     if done then
@@ -311,7 +324,10 @@ local function closed(matters, fn, t, job_desc, ...)
     if not matters(job_desc, t) then
         return slurm.SUCCESS
     end
-    return refused({ text = "this cannot be judged, by a fault that is not yours; tell your administrators to read slurmctld's log." })
+    return refused({
+        text = "this cannot be judged, by a fault that is not yours; tell your administrators to read"
+            .. " slurmctld's log.",
+    })
 end
 
 local function hooks_of(path)
@@ -329,7 +345,7 @@ local function hooks_of(path)
     }
 end
 
--- ---- new tables --------------------------------------------------------------------------------------------
+-- ---- new tables --------------------------------------------------------------------------------
 
 local function text_of(path)
     local file = io.open(path, "rb")
@@ -340,9 +356,9 @@ local function text_of(path)
     return text
 end
 
--- slurmctld reads its script again only when that file itself changes, which may be the site's own. So each call looks
--- whether the tables did (7 KB, some microseconds), and then all modules are read anew: an upgrade changes the tables'
--- first line. What cannot be read leaves the old ones in force.
+-- slurmctld reads its script again only when that file changes, which may be the site's. So each
+-- call checks whether the tables changed (7 KB, some microseconds), and then all modules are read
+-- anew: an upgrade changes the tables' first line. Unreadable tables leave the old ones in force.
 local function reloading(path)
     local text, hooks = text_of(path), hooks_of(path)
     local function fresh()
@@ -371,8 +387,8 @@ local function reloading(path)
     }
 end
 
--- tables: the path of qgpu_tables.lua, or the table that it returns. once: without looking for new tables; then there is
--- also `judge`, which says what becomes of a submission and writes no text field.
+-- tables: the path of qgpu_tables.lua, or its table. once: without checks for new tables; then
+-- there is also `judge`, which decides a submission and writes no text field.
 return function(tables, once)
     return (once and hooks_of or reloading)(tables or (here .. "/qgpu_tables.lua"))
 end

@@ -1,12 +1,14 @@
 -- SPDX-License-Identifier: Apache-2.0
 --
--- The options of qgpu's SPANK plugin, --qgpu-mem and --qgpu-cards, as they arrive at slurmctld: lines of the job's
--- SPANK environment. They say no more than --gres can say, and end in it; nobody has to trust them.
+-- The options of qgpu's SPANK plugin, --qgpu-mem and --qgpu-cards, as slurmctld gets them: lines of
+-- the job's SPANK environment. They mean the same as --gres and become part of it, so they need no
+-- trust.
 local M = {}
 
 local NAMES = { QGPU_MEM = "mem", QGPU_CARDS = "cards" }
 
--- { mem = "12G", cards = "2" } of the list of NAME=VALUE (with Slurm's SPANK_ in front, or without); at most 32 bytes.
+-- { mem = "12G", cards = "2" } of the list of NAME=VALUE (with Slurm's SPANK_ in front, or
+-- without); at most 32 bytes.
 function M.read(environment)
     local found = {}
     for _, line in pairs(environment or {}) do
@@ -19,7 +21,7 @@ function M.read(environment)
     return found
 end
 
--- The gres string that says the same natively.
+-- The gres string with the same meaning.
 function M.with_mem(gres, options)
     if not options.mem then
         return gres

@@ -1,17 +1,17 @@
 -- SPDX-License-Identifier: Apache-2.0
 --
--- Texts of a submission taken apart: numbers, sizes, tags, the entries of a TRES string. Judges nothing; qgpu.lua
--- does. Runs in Lua 5.1 to 5.4; all numbers are doubles, kept below 2^53.
+-- Parses texts of a submission: numbers, sizes, tags, entries of a TRES string. Decides nothing;
+-- qgpu.lua does. Runs in Lua 5.1 to 5.4; all numbers are doubles, below 2^53.
 local M = {}
 
 local HUGE = 2 ^ 53
 
--- Whole number as text; %d would depend on the Lua version for values above 2^31.
+-- A whole number as text; %d differs between Lua versions above 2^31.
 function M.int(number)
     return string.format("%.0f", number)
 end
 
--- User text as it may be printed: bytes that are not printable ASCII become '?', long text is cut.
+-- User text fit to print: non-printable or non-ASCII bytes become '?', long text is cut.
 function M.shown(text)
     local safe = text:gsub("[^\032-\126]", "?")
     if #safe > 60 then
@@ -33,9 +33,9 @@ function M.split(text, separator)
     end
 end
 
--- ---- tags ------------------------------------------------------------------------------------------------
+-- ---- tags --------------------------------------------------------------------------------------
 
--- slurmctld holds its locks while this runs and the text is as long as a user likes: one pass, no backtracking
+-- slurmctld holds its locks here, and users choose the text's length: one pass, no backtracking
 -- patterns, no copies in loops.
 local NOT_BLANK = "[^ \t\r\n\v\f]"
 
@@ -49,7 +49,7 @@ function M.looks_like_tag(text)
     return is_tag
 end
 
--- What remains of a user's text without anything that begins like a tag, without blanks around it.
+-- A user's text without anything that begins like a tag, and without outer blanks.
 function M.strip_tags(text)
     local at, is_tag = tag_at(text, 1)
     while is_tag do
@@ -73,11 +73,12 @@ function M.tag_text(tag)
     if not tag.class then
         return tag.node and "qgpu/1 node" or "qgpu/1 whole"
     end
-    return "qgpu/1 class=" .. tag.class .. " share=" .. M.int(tag.share) .. " mem=" .. M.int(tag.mem)
+    return "qgpu/1 class=" .. tag.class .. " share=" .. M.int(tag.share)
+        .. " mem=" .. M.int(tag.mem)
         .. (tag.cards and " cards=" .. M.int(tag.cards) or "")
 end
 
--- ---- entries of a TRES string ----------------------------------------------------------------------------
+-- ---- entries of a TRES string ------------------------------------------------------------------
 
 function M.parse_entry(text)
     local start = 1
@@ -108,7 +109,7 @@ function M.parse_entries(text)
     return entries
 end
 
--- ---- sizes -----------------------------------------------------------------------------------------------
+-- ---- sizes -------------------------------------------------------------------------------------
 
 -- Bytes per unit of a Slurm suffix: G and GiB count 1024^3, GB counts 1000^3.
 local function suffix_factor(suffix)

@@ -1,1 +1,1 @@
-"""A site's own Slurm configuration: read as Slurm reads it, and compared with what qgpu needs."""
+"""A site's Slurm configuration: read as Slurm does, and compared with what qgpu needs."""

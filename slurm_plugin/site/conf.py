@@ -1,6 +1,7 @@
-"""slurm.conf, gres.conf, cgroup.conf and their includes, read as Slurm reads them. Pure: files come from a Source.
+"""Reads slurm.conf, gres.conf, cgroup.conf and includes as Slurm does. Pure: a Source has the
+files.
 
-`parse` never raises: what Slurm would refuse is a Fault with file and line, and the rest is still read.
+`parse` never raises: what Slurm would refuse is a Fault with file and line; the rest is still read.
 """
 
 from __future__ import annotations
@@ -15,21 +16,34 @@ from slurm_plugin.site.lines import BLANKS, LogicalLine, Pair, logical_lines, ne
 
 # Keys whose line holds more keys. All other keys have a line of their own.
 LINE_KEYS = frozenset(
-    ["nodename", "partitionname", "downnodes", "frontendname", "nodeset", "name", "switchname", "blockname"]
+    [
+        "nodename",
+        "partitionname",
+        "downnodes",
+        "frontendname",
+        "nodeset",
+        "name",
+        "switchname",
+        "blockname",
+    ]
 )
-MANY = frozenset(("slurmctldhost", "poweraction"))  # may be repeated, each with a value of its own
-MANY_FROM_2405 = frozenset(["prolog", "epilog", "prologslurmctld", "epilogslurmctld"])  # so too since 24.05
-MAX_DEPTH = 16
-MAX_FILES = 256
-MAX_LINES = 500_000
+MANY = frozenset(("slurmctldhost", "poweraction"))  # may be repeated, each with its value
+MANY_FROM_2405 = frozenset(
+    ["prolog", "epilog", "prologslurmctld", "epilogslurmctld"]
+)  # so too since 24.05
+MAX_DEPTH = 16  # nested includes, against loops
+MAX_FILES = 256  # included files, so that a bad pattern cannot exhaust memory
+MAX_LINES = 500_000  # lines of all files, for the same reason
 _INCLUDE = re.compile(r"include\s+(\S+)(.*)", re.IGNORECASE | re.ASCII | re.DOTALL)
 
 
 class Source(Protocol):
-    """Where the files come from: the machine, a directory under --root, or a test's dict."""
+    """The source of files: the machine, a directory under --root, or a test's dict."""
 
     def read(self, path: str) -> str:
-        """Text of a file. Raises OSError, whose strerror is shown, and ValueError with a sentence."""
+        """Text of a file. Raises OSError, whose strerror is shown, and
+        ValueError with a sentence.
+        """
 
     def glob(self, pattern: str) -> Sequence[str]:
         """Paths that match a shell pattern, sorted."""
@@ -37,7 +51,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Value:
-    """A value with the place where it is written."""
+    """A value with its place."""
 
     key: str
     value: str
@@ -81,8 +95,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Fault:
-    """What Slurm refuses, or cannot read, in a file; `text` is a sentence of printable characters, whatever the file
-    holds. `line` is 0 for the file as a whole."""
+    """What Slurm refuses or cannot read in a file; `text` is a sentence of printable characters.
+
+    `line` is 0 for the file as a whole.
+    """
 
     file: str
     line: int
@@ -108,7 +124,7 @@ class Include:
 
 @dataclass(frozen=True)
 class Conf:
-    """A configuration file with everything that it includes, in the order in which Slurm reads it."""
+    """A configuration file with its includes, in the order in which Slurm reads it."""
 
     path: str
     version: str
@@ -127,12 +143,12 @@ class Conf:
         return [entry.head for entry in self.entries if entry.head.name == key.lower()]
 
     def get(self, key: str) -> Value | None:
-        """The value that counts: Slurm takes the last one."""
+        """The effective value: Slurm takes the last one."""
         found = self.all(key)
         return found[-1] if found else None
 
     def text(self, key: str, default: str = "") -> str:
-        """The text of the value that counts."""
+        """The text of the effective value."""
         found = self.get(key)
         return default if found is None else found.value
 
@@ -153,7 +169,7 @@ class Conf:
 
 @dataclass
 class _Reading:
-    """What was read so far."""
+    """The state of reading."""
 
     source: Source
     root: str
@@ -169,8 +185,11 @@ class _Reading:
 
 
 def parse(path: str, source: Source, version: str = "23.02") -> Conf:
-    """Read a configuration file with its includes. `version` is Slurm's ("22.05"): before 23.02 a relative include
-    is looked up beside the file that holds it, from then on beside the main file."""
+    """Read a configuration file with its includes. `version` is Slurm's ("22.05").
+
+    Before 23.02 a relative include is found beside the file that holds it, later beside the main
+    file.
+    """
     reading = _Reading(source, path, version)
     _read_file(reading, path, ())
     return Conf(
@@ -204,7 +223,9 @@ def _read_file(reading: _Reading, path: str, above: tuple[str, ...]) -> bool:
     for line in logical_lines(text):
         reading.lines += 1
         if reading.lines > MAX_LINES:
-            reading.fault(path, line.number, f"there are more than {MAX_LINES} lines; the rest is left out")
+            reading.fault(
+                path, line.number, f"there are more than {MAX_LINES} lines; the rest is left out"
+            )
             return True
         _read_line(reading, path, line, above)
     return True
@@ -217,11 +238,15 @@ def _read_line(reading: _Reading, path: str, line: LogicalLine, above: tuple[str
             text = "a newline must end an include line: Slurm reads on behind it in memory"
             reading.fault(path, line.number, text)
         elif included[2].strip(BLANKS):
-            reading.fault(path, line.number, f"Slurm does not read '{shown(included[2])}' behind the include")
+            reading.fault(
+                path, line.number, f"Slurm does not read '{shown(included[2])}' behind the include"
+            )
         _include(reading, path, line.number, included[1], above)
         return
     if _INCLUDE.match(line.text.lstrip(BLANKS)):
-        reading.fault(path, line.number, "Slurm reads an include only at the very beginning of a line")
+        reading.fault(
+            path, line.number, "Slurm reads an include only at the very beginning of a line"
+        )
         return
     step = next_pair(line.text)
     if step is None:
@@ -236,7 +261,9 @@ def _read_line(reading: _Reading, path: str, line: LogicalLine, above: tuple[str
             f"Slurm does not read '{shown(behind)}' behind {head.key}={shown(head.value, 40)}",
         )
     reading.entries.append(
-        Entry(_value(head, path, line.number), tuple(_value(pair, path, line.number) for pair in rest))
+        Entry(
+            _value(head, path, line.number), tuple(_value(pair, path, line.number) for pair in rest)
+        )
     )
 
 
@@ -259,11 +286,15 @@ def _include(reading: _Reading, path: str, line: int, word: str, above: tuple[st
         reading.fault(path, line, f"{shown(target)} includes itself")
     elif len(chain) >= MAX_DEPTH:
         reading.fault(
-            path, line, f"includes are nested more than {MAX_DEPTH} deep; {shown(target)} is left out"
+            path,
+            line,
+            f"includes are nested more than {MAX_DEPTH} deep; {shown(target)} is left out",
         )
     elif not _read_file(reading, target, chain):
         wrong = read_text(reading.source, target)[1]
-        reading.fault(path, line, f"includes {shown(target)}: {wrong}; Slurm's daemons do not start")
+        reading.fault(
+            path, line, f"includes {shown(target)}: {wrong}; Slurm's daemons do not start"
+        )
 
 
 def _with_cluster(reading: _Reading, word: str) -> str | None:

@@ -1,4 +1,6 @@
-"""plugstack.conf and the Lua scripts: whether Slurm comes to ours. Pure but for the site's Source."""
+"""Compares plugstack.conf and the Lua scripts: whether Slurm loads
+ours. Pure, but for the Source.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def plugstack_line(config: Config) -> str:
     return f"optional {config.spank} run_dir={config.run_dir}"
 
 
-def plugstack_differences(config: Config, site: Site, node: str | None = None) -> Iterator[Difference]:
+def plugstack_differences(
+    config: Config, site: Site, node: str | None = None
+) -> Iterator[Difference]:
     """Whether our SPANK plugin is loaded once, from the right file, with the right run_dir."""
     run_dir = config.run_dir.replace("%n", node) if node else config.run_dir
     base = config.spank.rpartition("/")[2]
@@ -47,7 +51,7 @@ def plugstack_differences(config: Config, site: Site, node: str | None = None) -
 def _script(
     config: Config, site: Site, name: str, words: tuple[str, ...], lines: str, why: str
 ) -> Iterator[Difference]:
-    """A Lua script of the site: Slurm looks for it beside slurm.conf alone."""
+    """A Lua script of the site, which Slurm finds only beside slurm.conf."""
     path, ours = site.places.main(name), site.places.fragment(name)
     text = site.text(path)
     if text is None:
@@ -59,19 +63,27 @@ def _script(
         yield Difference(name, path, 0, has, needed, "add", lines, why, "")
 
 
-def lua_differences(config: Config, site: Site, lua_dir: str, controller: bool) -> Iterator[Difference]:
+def lua_differences(
+    config: Config, site: Site, lua_dir: str, controller: bool
+) -> Iterator[Difference]:
     """job_submit.lua on the controller, cli_filter.lua where slurm.conf names it."""
     tables = site.places.fragment("qgpu_tables.lua")
     if controller:
         yield from _script(
-            config, site, "job_submit.lua", ("qgpu_job_submit.lua", ".submit(", ".modify("),
+            config,
+            site,
+            "job_submit.lua",
+            ("qgpu_job_submit.lua", ".submit(", ".modify("),
             f'local qgpu = dofile("{lua_dir}/qgpu_job_submit.lua")("{tables}"), then call'
             " qgpu.submit(job_desc, part_list, uid) in slurm_job_submit and"
-            " qgpu.modify(job_desc, job_rec, part_list, uid) in slurm_job_modify, and return what they return",
+            " qgpu.modify(job_desc, job_rec, part_list, uid) in slurm_job_modify, and return what"
+            " they return",
             "without it shares are booked without a card",
-        )  # fmt: skip
+        )
     value = site.slurm.get("CliFilterPlugins")
-    named = value is not None and "lua" in [item.removeprefix("cli_filter/").lower() for item in value.items]
+    named = value is not None and "lua" in [
+        item.removeprefix("cli_filter/").lower() for item in value.items
+    ]
     if not named:
         return
     path = site.places.main("cli_filter.lua")
@@ -81,8 +93,11 @@ def lua_differences(config: Config, site: Site, lua_dir: str, controller: bool) 
             yield removed(value, "no CliFilterPlugins=lua without its script", why, "reconfigure")
         return
     yield from _script(
-        config, site, "cli_filter.lua", ("qgpu_cli_filter.lua", ".pre_submit("),
+        config,
+        site,
+        "cli_filter.lua",
+        ("qgpu_cli_filter.lua", ".pre_submit("),
         f'local qgpu = dofile("{lua_dir}/qgpu_cli_filter.lua"); qgpu.tables = "{tables}", then'
         " return qgpu.pre_submit(options, offset) in slurm_cli_pre_submit",
         "slurm.conf names it, so without it no sbatch and no srun works on this host",
-    )  # fmt: skip
+    )

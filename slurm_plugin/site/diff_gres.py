@@ -1,4 +1,4 @@
-"""gres.conf against qgpu.yaml: what the nodes' lines say beside what we render. Pure."""
+"""Compares gres.conf with qgpu.yaml: the nodes' lines with those that we render. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHY = "slurmd counts the cards and their hundred parts by these lines"
 
 @dataclass(frozen=True, order=True)
 class Part:
-    """One thing that slurmd counts: a card with its file, the shards of a card, or a plain count."""
+    """One item that slurmd counts: a card with its file, the shards of a card, or a plain count."""
 
     name: str
     kind: str
@@ -63,7 +63,7 @@ def rendered(config: Config) -> Conf:
 
 
 def parts_fault(have: list[Part], wanted: list[Part]) -> str:
-    """The first thing in which a node's lines differ from what we render; empty if nothing does."""
+    """The first difference of a node's lines from what we render; empty if none."""
     cards = [",".join(part.files) for part in have if part.name == "gpu"]
     ours = [",".join(part.files) for part in wanted if part.name == "gpu"]
     if cards != ours:
@@ -94,9 +94,11 @@ def _own_auto(site: Site, node: str) -> Iterator[tuple[Entry, Value]]:
 
 
 def gres_node_fault(wanted: Conf, have: Conf, node: str) -> str:
-    """What is wrong with a node's lines as a whole; empty if nothing is. `wanted`: see `rendered`."""
+    """The fault of a node's lines as a whole; empty if none. `wanted`: see `rendered`."""
     try:
-        return parts_fault(parts_of(gres_lines(have, node)[0]), parts_of(gres_lines(wanted, node)[0]))
+        return parts_fault(
+            parts_of(gres_lines(have, node)[0]), parts_of(gres_lines(wanted, node)[0])
+        )
     except HostlistError as error:
         return str(error)
 
@@ -119,24 +121,38 @@ def _foreign(config: Config, site: Site, nodes: list[str]) -> Iterator[Differenc
 def _cores(config: Config, site: Site, nodes: list[str]) -> Iterator[Difference]:
     """AutoDetect told Slurm which cores are near a card; for cards of qgpu.yaml it is off."""
     auto = _auto(site)
-    unknown = [g for g in config.nodes if not g.cores and any(name in nodes for name in names_in(g.names))]
+    unknown = [
+        g for g in config.nodes if not g.cores and any(name in nodes for name in names_in(g.names))
+    ]
     if auto is None or not unknown:
         return
     yield Difference(
-        "cores", auto.file, auto.line, f"{auto.key}={auto.value}", f"cores of {unknown[0].names} in qgpu.yaml",
-        "run", "qgpu setup --init --dry-run    (on one of these nodes; take its line cores: into qgpu.yaml)",
-        "AutoDetect is off for the cards of qgpu.yaml, so Slurm does not know which cores are near them", "", "warn",
-    )  # fmt: skip
+        "cores",
+        auto.file,
+        auto.line,
+        f"{auto.key}={auto.value}",
+        f"cores of {unknown[0].names} in qgpu.yaml",
+        "run",
+        "qgpu setup --init --dry-run    (on one of these nodes; take its line cores: into"
+        " qgpu.yaml)",
+        "AutoDetect is off for the cards of qgpu.yaml, so Slurm does not know which cores are near"
+        " them",
+        "",
+        "warn",
+    )
 
 
 def _narrower(line: Entry, ours: set[str]) -> Difference:
-    """The line without our nodes; it goes if no other node is left."""
+    """The line without our nodes; removed if no other node is left."""
     named = line.words.get("nodename")
     why = "qgpu's fragment has these cards, and Slurm would count them twice"
     whole = Value(line.head.key, _text(line).partition("=")[2], line.head.file, line.head.line)
     if named is None:
         return removed(
-            whole, "no such line for nodes of qgpu.yaml", f"{why}; others need NodeName= in it", "all"
+            whole,
+            "no such line for nodes of qgpu.yaml",
+            f"{why}; others need NodeName= in it",
+            "all",
         )
     left = [name for name in names_of(named)[0] if name not in ours]
     if not left:
@@ -150,7 +166,9 @@ def _text(line: Entry, names: str | None = None) -> str:
     return " ".join([f"NodeName={names}", *words[1:]] if names is not None else words)
 
 
-def gres_differences(config: Config, site: Site, flat: bool, node: str | None = None) -> Iterator[Difference]:
+def gres_differences(
+    config: Config, site: Site, flat: bool, node: str | None = None
+) -> Iterator[Difference]:
     """All nodes of qgpu.yaml, or one."""
     every = config.node_names()
     nodes = every if node is None else [name for name in every if name == node]
@@ -160,7 +178,9 @@ def gres_differences(config: Config, site: Site, flat: bool, node: str | None = 
         if site.includes("gres.conf") and not any(
             not site.places.ours(line.head.file) for line in gres_lines(site.gres, name)[0]
         ):
-            yield stale("gres", site.places.fragment("gres.conf"), f"{name}'s cards", f"{name}: {fault}")
+            yield stale(
+                "gres", site.places.fragment("gres.conf"), f"{name}'s cards", f"{name}: {fault}"
+            )
             return
     if faults or site.includes("gres.conf"):
         yield from _foreign(config, site, nodes)
@@ -173,6 +193,14 @@ def gres_differences(config: Config, site: Site, flat: bool, node: str | None = 
         why = "it may order and name the cards anew"
         line = f"NodeName={nodes[0]} AutoDetect=off"
         yield Difference(
-            "AutoDetect", auto.file, 0, f"{auto.key}={auto.value}", "AutoDetect=off for these nodes", "add",
-            line, why, "all", "warn",
-        )  # fmt: skip
+            "AutoDetect",
+            auto.file,
+            0,
+            f"{auto.key}={auto.value}",
+            "AutoDetect=off for these nodes",
+            "add",
+            line,
+            why,
+            "all",
+            "warn",
+        )

@@ -1,4 +1,4 @@
-"""Gres= of NodeName lines against qgpu.yaml. Pure."""
+"""Compares Gres= of NodeName lines with qgpu.yaml. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def count_of(text: str) -> int | None:
 
 
 def parse_gres(text: str) -> dict[tuple[str, str], int]:
-    """Counts of a Gres= value by name and type; an entry without a count is one, what is malformed counts as -1."""
+    """Counts of a Gres= value by name and type; without a count 1, malformed -1."""
     counts: dict[tuple[str, str], int] = {}
     for entry in filter(None, (item.strip() for item in text.split(","))):
         name, *rest = entry.split(":")
@@ -41,7 +41,7 @@ def parse_gres(text: str) -> dict[tuple[str, str], int]:
 
 
 def _same(have: str, wanted: str) -> bool:
-    """Whether our gres are the same; a shard may be without type, as in gres.conf of newer Slurm."""
+    """Whether our gres are equal; a shard may lack the type, as in gres.conf of newer Slurm."""
 
     def ours(text: str) -> dict[tuple[str, str], int]:
         found: dict[tuple[str, str], int] = {}
@@ -55,7 +55,7 @@ def _same(have: str, wanted: str) -> bool:
 
 
 def _others(gres: str) -> list[str]:
-    """Entries of other gres, such as nic:1, as they are written."""
+    """Entries of other gres, such as nic:1, as written."""
     entries = [entry.strip() for entry in gres.split(",")]
     return [e for e in entries if e and e.split(":")[0].lower() not in (*OURS, "mps")]
 
@@ -72,14 +72,16 @@ def _without_shares(gres: str) -> list[str]:
 
 
 def _line(line: NodeLine, names: str, gres: str) -> str:
-    """The NodeName line with another Gres=, all other keys as they are."""
+    """The NodeName line with another Gres=, other keys unchanged."""
     rest = [_written(value) for value in line.entry.rest if value.name != "gres"]
     whole = ",".join([gres, *_others(line.get("Gres"))])
     return " ".join([f"{line.entry.head.key}={names}", *rest, f"Gres={whole}"])
 
 
 def _of_each(line: NodeLine, value: Value) -> dict[str, str] | None:
-    """A key's value by node; None where one value is that of all. Raises HostlistError if they do not match."""
+    """A key's value by node; None for one common value. Raises
+    HostlistError if they do not match.
+    """
     values = expand(value.value)
     if len(values) == 1 or value.name not in _PER_NODE:
         return None
@@ -89,8 +91,10 @@ def _of_each(line: NodeLine, value: Value) -> dict[str, str] | None:
 
 
 def _part(line: NodeLine, names: list[str], gres: str) -> str:
-    """A line for some of the nodes; those that qgpu.yaml does not name (`gres` is empty) keep all but shares.
-    Raises HostlistError."""
+    """A line for some nodes; nodes not in qgpu.yaml (`gres` is empty) keep all but shares.
+
+    Raises HostlistError.
+    """
     words = [f"{line.entry.head.key}={fold(names)}"]
     for value in line.entry.rest:
         if value.name == "gres":
@@ -102,7 +106,7 @@ def _part(line: NodeLine, names: list[str], gres: str) -> str:
 
 
 def _known(gres: dict[str, str], names: tuple[str, ...]) -> dict[str, list[str]]:
-    """The nodes of a line by what their Gres= should be; those that qgpu.yaml does not name under an empty one."""
+    """The nodes of a line by their wanted Gres=; those not in qgpu.yaml under an empty one."""
     found: dict[str, list[str]] = {}
     for name in names:
         found.setdefault(gres.get(name, ""), []).append(name)
@@ -127,8 +131,11 @@ def _line_differences(by_node: dict[str, str], line: NodeLine) -> Iterator[Diffe
 
 
 def _split(line: NodeLine, wanted: dict[str, list[str]], unknown: list[str]) -> tuple[str, str]:
-    """The lines that stand for this one, and what is needed. The nodes that qgpu.yaml does not name keep theirs."""
-    parts = [*((names, gres) for gres, names in wanted.items()), *([(unknown, "")] if unknown else [])]
+    """The lines that replace this one, and the need; nodes not in qgpu.yaml keep their values."""
+    parts = [
+        *((names, gres) for gres, names in wanted.items()),
+        *([(unknown, "")] if unknown else []),
+    ]
     needed = "a line of their own for nodes of each kind"
     try:
         return "\n".join(_part(line, names, gres) for names, gres in parts), needed
@@ -136,8 +143,8 @@ def _split(line: NodeLine, wanted: dict[str, list[str]], unknown: list[str]) -> 
         return "", f"{needed}; {error}"
 
 
-def _strangers(config: Config, site: Site, lines: list[NodeLine]) -> Iterator[Difference]:
-    """Nodes with cards in a managed partition that qgpu.yaml does not name."""
+def _unnamed_nodes(config: Config, site: Site, lines: list[NodeLine]) -> Iterator[Difference]:
+    """Nodes with cards in a managed partition, but not in qgpu.yaml."""
     configured = set(config.node_names())
     every = "*" in config.managed_partitions
     managed = every or any(
@@ -149,10 +156,17 @@ def _strangers(config: Config, site: Site, lines: list[NodeLine]) -> Iterator[Di
             head = line.entry.head
             why = "jobs in managed partitions get shares, which these nodes cannot give"
             several = fold(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-            needed = f"{several} under nodes in qgpu.yaml, or managed_partitions without their partition"
-            ask = "qgpu setup --init --dry-run    (on one of these nodes; take its lines models: and nodes:)"
+            needed = (
+                f"{several} under nodes in qgpu.yaml, or managed_partitions without their partition"
+            )
+            ask = (
+                "qgpu setup --init --dry-run    (on one of these nodes; take its lines models: and"
+                " nodes:)"
+            )
             has = f"{head.key}={head.value}"
-            yield Difference("nodes", head.file, head.line, has, needed, "run", ask, why, "", "warn")
+            yield Difference(
+                "nodes", head.file, head.line, has, needed, "run", ask, why, "", "warn"
+            )
 
 
 def node_differences(config: Config, site: Site, node: str | None = None) -> Iterator[Difference]:
@@ -163,14 +177,21 @@ def node_differences(config: Config, site: Site, node: str | None = None) -> Ite
         if node is None or node in line.names:
             yield from _line_differences(wanted, line)
     if node is None:
-        yield from _strangers(config, site, lines)
+        yield from _unnamed_nodes(config, site, lines)
     named = {name for line in lines for name in line.names}
     for group in config.nodes:
         absent = [n for n in expand(group.names) if n not in named and (node is None or n == node)]
         if absent and site.slurm.exists:
             names = group.names if len(absent) == len(expand(group.names)) else ",".join(absent)
             yield Difference(
-                "NodeName", site.slurm.path, 0, "", f"a NodeName line of {names}", "add",
-                f"NodeName={names} Gres={wanted[absent[0]]}", "qgpu.yaml has these nodes; add CPUs and"
-                " memory as slurmd -C prints them, and a partition", "all",
-            )  # fmt: skip
+                "NodeName",
+                site.slurm.path,
+                0,
+                "",
+                f"a NodeName line of {names}",
+                "add",
+                f"NodeName={names} Gres={wanted[absent[0]]}",
+                "qgpu.yaml has these nodes; add CPUs and"
+                " memory as slurmd -C prints them, and a partition",
+                "all",
+            )

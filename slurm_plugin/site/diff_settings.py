@@ -1,4 +1,6 @@
-"""Keys of slurm.conf and cgroup.conf that differ from the table in settings.py. Pure but for the site's Source."""
+"""Compares keys of slurm.conf and cgroup.conf with the table in settings.py. Pure, but for the
+Source.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +36,27 @@ def include(site: Site, name: str, flat: bool, needed: str, why: str) -> Differe
 
 
 def not_shipped(site: Site, name: str) -> Iterator[Difference]:
-    """Our include lines that configless Slurm hands out without the file behind them: those with a slash."""
+    """Our include lines that configless Slurm ships without their file: those with a slash."""
     for found in site.conf(name).includes:
         if not site.places.ours(found.target) or "/" not in found.word:
             continue
         line = include_line(site, name, flat=True)
         why = "configless hosts get this line without the file, and their slurmd does not start"
         yield Difference(
-            "include", found.file, found.line, f"include {found.word}", line, "replace", line, why, "all"
+            "include",
+            found.file,
+            found.line,
+            f"include {found.word}",
+            line,
+            "replace",
+            line,
+            why,
+            "all",
         )
 
 
 def satisfied(setting: Setting, have: list[str]) -> bool:
-    """Whether a site's items are enough."""
+    """Whether a site's items suffice."""
     if setting.key == "PrologFlags":
         have = implied_flags(have)
     if setting.kind == "one":
@@ -57,7 +67,9 @@ def satisfied(setting: Setting, have: list[str]) -> bool:
 def setting_differences(
     site: Site, name: str, settings: list[Setting], flat: bool, scripts_here: bool
 ) -> Iterator[Difference]:
-    """All differences of one file, slurm.conf or cgroup.conf; the include line stands for all that it would bring."""
+    """All differences of one file, slurm.conf or cgroup.conf; a missing include line covers its
+    content.
+    """
     conf = site.conf(name)
     lacking: list[Setting] = []
     for setting in settings:
@@ -74,11 +86,13 @@ def setting_differences(
         why = "the fragment is older than this file or qgpu.yaml"
         yield stale(lacking[0].key, site.places.fragment(name), keys, why)
     else:
-        yield include(site, name, flat, f"the include of qgpu's fragment, with {keys}", _NEEDS[name])
+        yield include(
+            site, name, flat, f"the include of qgpu's fragment, with {keys}", _NEEDS[name]
+        )
 
 
 def _value(site: Site, conf: Conf, setting: Setting) -> tuple[list[Difference], bool]:
-    """Differences of a key that the site sets, and whether it does not set it at all."""
+    """Differences of a key that the site sets, and whether it does not set it."""
     values = conf.all(setting.key)
     if not values:
         default = [setting.default] if setting.default else []
@@ -89,7 +103,12 @@ def _value(site: Site, conf: Conf, setting: Setting) -> tuple[list[Difference], 
         line = f"{last.key}={setting.merged(last.items)}"
         if site.places.ours(last.file):
             found = [
-                stale(setting.key, last.file, f"{setting.key}={setting.value}", "qgpu.yaml has changed since")
+                stale(
+                    setting.key,
+                    last.file,
+                    f"{setting.key}={setting.value}",
+                    "qgpu.yaml has changed since",
+                )
             ]
         else:
             needed = f"{setting.key}={setting.merged(last.items)}"
@@ -98,7 +117,7 @@ def _value(site: Site, conf: Conf, setting: Setting) -> tuple[list[Difference], 
 
 
 def _doubled(site: Site, conf: Conf, values: list[Value]) -> Iterator[Difference]:
-    """Slurm calls a key "specified more than once" and takes the last value."""
+    """A repeated key: Slurm reports it and takes the last value."""
     if values[0].name not in conf.repeated():
         return
     for value in values:
@@ -112,7 +131,7 @@ def _doubled(site: Site, conf: Conf, values: list[Value]) -> Iterator[Difference
 
 
 def _script(site: Site, setting: Setting, here: bool) -> tuple[list[Difference], bool]:
-    """Whether one of the scripts is ours or calls what ours calls. `here`: the scripts lie on this host."""
+    """Whether a script is ours or calls ours. `here`: the scripts are on this host."""
     several = site.version >= SEVERAL_SCRIPTS
     values = site.slurm.all(setting.key) if several else site.slurm.all(setting.key)[-1:]
     files = [path for value in values for path in (value.value, *site.source.glob(value.value))]
@@ -125,7 +144,7 @@ def _script(site: Site, setting: Setting, here: bool) -> tuple[list[Difference],
     if several:
         return [], True
     if not here and all(text is None for text in texts):
-        return [], False  # the scripts of the nodes are not to be seen from here
+        return [], False  # scripts of the nodes are not visible here
     return [_one_line_only(site, setting, values[-1])], False
 
 
@@ -147,9 +166,12 @@ def _one_line_only(site: Site, setting: Setting, value: Value) -> Difference:
         )
     folder = f"{site.places.directory}/{name}.d"
     command = (
-        f"mkdir -p {folder} && ln -s {value.value} {folder}/20-site && ln -s {ours} {folder}/50-qgpu,"
-        f" on every node, then in line {value.line} of {value.file}: {value.key}={folder}/*"
+        f"mkdir -p {folder} && ln -s {value.value} {folder}/20-site && ln -s {ours}"
+        f" {folder}/50-qgpu, on every node, then in line {value.line} of {value.file}:"
+        f" {value.key}={folder}/*"
     )
     needed = f"both scripts by a pattern, since Slurm {site.version} takes one line"
     has = f"{value.key}={value.value}"
-    return Difference(setting.key, value.file, value.line, has, needed, "run", command, setting.why, "all")
+    return Difference(
+        setting.key, value.file, value.line, has, needed, "run", command, setting.why, "all"
+    )

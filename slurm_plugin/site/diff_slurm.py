@@ -1,4 +1,4 @@
-"""Settings of slurm.conf that qgpu does not need, but that break it or make it weaker. Pure."""
+"""Finds settings of slurm.conf that break qgpu or make it weaker. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _without(value: Value, *words: str) -> str:
 def _drop(
     value: Value, words: tuple[str, ...], needed: str, why: str, restart: str, severity: str
 ) -> Difference:
-    """The same line without some of its items; the whole line goes if none is left."""
+    """The line without some items; removed if none is left."""
     line = _without(value, *words)
     if line:
         return replaced(value, value.key, line, needed, why, restart, severity)  # type: ignore[arg-type]
@@ -36,7 +36,9 @@ def _select(config: Config, site: Site) -> Iterator[Difference]:
     value, words = _items(site, "SelectTypeParameters")
     if value and "multiple_sharing_gres_pj" in words and not config.slurm.multi_card:
         why = "slurmctld would split a share over two cards, which the node refuses"
-        needed = "the key without MULTIPLE_SHARING_GRES_PJ, or slurm: {multi_card: true} in qgpu.yaml"
+        needed = (
+            "the key without MULTIPLE_SHARING_GRES_PJ, or slurm: {multi_card: true} in qgpu.yaml"
+        )
         yield _drop(value, ("MULTIPLE_SHARING_GRES_PJ",), needed, why, "slurmctld", "fail")
     if value and "ll_shared_gres" in words and config.slurm.placement != "spread":
         why = "qgpu.yaml says placement: binpack"
@@ -53,7 +55,10 @@ def _prolog(config: Config, site: Site) -> Iterator[Difference]:
     seconds = config.hook.deadline.seconds
     if timeout and timeout.value.isdigit() and 0 < int(timeout.value) <= seconds:
         line = f"{timeout.key}={int(seconds) * 3}"
-        why = f"Slurm would end the prolog, which waits up to {config.hook.deadline} for qgpud, and drain the node"
+        why = (
+            f"Slurm would end the prolog, which waits up to {config.hook.deadline} for qgpud, and"
+            " drain the node"
+        )
         needed = f"more than {config.hook.deadline}"
         yield replaced(timeout, timeout.key, line, needed, why, "reconfigure")
 
@@ -62,9 +67,12 @@ def _preemption(site: Site) -> Iterator[Difference]:
     value, words = _items(site, "PreemptMode")
     if value and words & {"suspend", "gang"}:
         why = (
-            "Slurm frees no card of a suspended job, so the online job stays pending; qgpu lets it run beside"
+            "Slurm frees no card of a suspended job, so the online job stays pending; qgpu lets it"
+            " run beside"
         )
-        yield replaced(value, value.key, f"{value.key}=OFF", "OFF, REQUEUE or CANCEL", why, "all", "warn")
+        yield replaced(
+            value, value.key, f"{value.key}=OFF", "OFF, REQUEUE or CANCEL", why, "all", "warn"
+        )
 
 
 def _accounting(site: Site) -> Iterator[Difference]:
@@ -72,11 +80,17 @@ def _accounting(site: Site) -> Iterator[Difference]:
     if kind is None or kind.value.lower().endswith("/none"):
         file, line = (kind.file, kind.line) if kind else (site.slurm.path, 0)
         yield Difference(
-            "AccountingStorageType", file, line, f"{kind.key}={kind.value}" if kind else "",
+            "AccountingStorageType",
+            file,
+            line,
+            f"{kind.key}={kind.value}" if kind else "",
             "AccountingStorageType=accounting_storage/slurmdbd",
-            "replace" if kind else "add", "AccountingStorageType=accounting_storage/slurmdbd",
-            "without it there is no QOS, so every job has the class of default_class", "all", "warn",
-        )  # fmt: skip
+            "replace" if kind else "add",
+            "AccountingStorageType=accounting_storage/slurmdbd",
+            "without it there is no QOS, so every job has the class of default_class",
+            "all",
+            "warn",
+        )
         return
     enforce, words = _items(site, "AccountingStorageEnforce")
     if words & {"qos", "all", "safe"}:
@@ -88,20 +102,30 @@ def _accounting(site: Site) -> Iterator[Difference]:
         yield replaced(enforce, enforce.key, line_text, "qos among them", why, "slurmctld", "warn")
     else:
         yield Difference(
-            "AccountingStorageEnforce", site.slurm.path, 0, "", "AccountingStorageEnforce with qos", "add",
-            line_text, why, "slurmctld", "warn",
-        )  # fmt: skip
+            "AccountingStorageEnforce",
+            site.slurm.path,
+            0,
+            "",
+            "AccountingStorageEnforce with qos",
+            "add",
+            line_text,
+            why,
+            "slurmctld",
+            "warn",
+        )
 
 
 def _slurmd(site: Site) -> Iterator[Difference]:
     value, words = _items(site, "SlurmdParameters")
     if value and "config_overrides" in words:
         why = "a node that lost a card is not set down by slurmctld"
-        yield _drop(value, ("config_overrides",), "the key without config_overrides", why, "all", "warn")
+        yield _drop(
+            value, ("config_overrides",), "the key without config_overrides", why, "all", "warn"
+        )
 
 
 def _shared(config: Config, site: Site) -> Iterator[Difference]:
-    """Partitions in which Slurm would give away whole nodes, or pack jobs that want theirs alone."""
+    """Partitions in which Slurm would give away whole nodes, or share nodes of --exclusive jobs."""
     managed = set(config.managed_partitions)
     for part in partitions(site.slurm):
         if "*" not in managed and not managed & set(part.names):
@@ -114,11 +138,15 @@ def _shared(config: Config, site: Site) -> Iterator[Difference]:
                 if word == "FORCE"
                 else "every job gets all cards of a node, so shares are refused there"
             )
-            yield replaced(value, value.key, f"{value.key}=NO", f"{value.key}=NO", why, "reconfigure")
+            yield replaced(
+                value, value.key, f"{value.key}=NO", f"{value.key}=NO", why, "reconfigure"
+            )
         user = part.words.get("exclusiveuser")
         if user and user.value.upper() == "YES":
             why = "a share keeps the whole node from all other users"
-            yield replaced(user, user.key, f"{user.key}=NO", "ExclusiveUser=NO", why, "reconfigure", "warn")
+            yield replaced(
+                user, user.key, f"{user.key}=NO", "ExclusiveUser=NO", why, "reconfigure", "warn"
+            )
 
 
 def _version(config: Config, told: str | None, yaml: str) -> Iterator[Difference]:
@@ -129,14 +157,22 @@ def _version(config: Config, told: str | None, yaml: str) -> Iterator[Difference
     has = f'slurm: {{version: "{config.slurm.version}"}}'
     write = f'slurm: {{version: "{found[1]}"}}'
     yield Difference(
-        "slurm.version", yaml, 0, has, f"the version that runs, {found[0]}", "replace", write, why, "all"
+        "slurm.version",
+        yaml,
+        0,
+        has,
+        f"the version that runs, {found[0]}",
+        "replace",
+        write,
+        why,
+        "all",
     )
 
 
 def slurm_differences(
     config: Config, site: Site, slurm_version: str | None, yaml: str
 ) -> Iterator[Difference]:
-    """What in slurm.conf stands against qgpu."""
+    """Settings of slurm.conf that conflict with qgpu."""
     yield from _version(config, slurm_version, yaml)
     yield from _select(config, site)
     yield from _prolog(config, site)

@@ -1,4 +1,4 @@
-"""One thing that a site's configuration has otherwise than qgpu needs it."""
+"""One difference of a site's configuration from what qgpu needs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ Action = Literal["add", "replace", "remove", "run"]
 Severity = Literal["fail", "warn"]
 
 AGAIN = "qgpu setup"
-SYNTAX = (
-    "syntax"  # a line that Slurm cannot read: `has` is the sentence, and only the admin knows what to write
-)
+# a line that Slurm cannot read: `has` is the sentence, and only the admin knows what to write
+SYNTAX = "syntax"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """`write` is the exact line to add, what to write instead of `file`:`line` (several lines where nodes of different
-    kinds share one), or the command to run; empty where the line is to be removed, or where only the admin knows what
-    to write. `has` is what the site has now, empty for nothing. `fail`: jobs do not start or are not
-    governed; `warn`: something else does not work as it should."""
+    """One difference.
+
+    * `write`: the line to add, the text for `file`:`line` (several lines if nodes of different
+      kinds share one), or the command to run; empty to remove the line, or if only the
+      administrator knows the text
+    * `has`: the site's present text, empty for none
+    * `severity`: `fail`: jobs do not start or are not governed; `warn`: something else is degraded
+    """
 
     key: str
     file: str
@@ -44,7 +47,7 @@ class Difference:
 
     @property
     def sentence(self) -> str:
-        """What is wrong, in one printable sentence."""
+        """The fault in one printable sentence."""
         if self.key == SYNTAX:
             return printable(f"{self.place}: {self.has}")
         if not self.has:
@@ -77,19 +80,31 @@ class Difference:
 
 
 def replaced(
-    value: Value, key: str, write: str, needed: str, why: str, restart: Restart, severity: Severity = "fail"
+    value: Value,
+    key: str,
+    write: str,
+    needed: str,
+    why: str,
+    restart: Restart,
+    severity: Severity = "fail",
 ) -> Difference:
-    """A line that is to be written otherwise."""
+    """A line to replace."""
     has = f"{value.key}={value.value}"
-    return Difference(key, value.file, value.line, has, needed, "replace", write, why, restart, severity)
+    return Difference(
+        key, value.file, value.line, has, needed, "replace", write, why, restart, severity
+    )
 
 
-def removed(value: Value, needed: str, why: str, restart: Restart, severity: Severity = "fail") -> Difference:
-    """A line that is to go."""
+def removed(
+    value: Value, needed: str, why: str, restart: Restart, severity: Severity = "fail"
+) -> Difference:
+    """A line to remove."""
     has = f"{value.key}={value.value}"
-    return Difference(value.key, value.file, value.line, has, needed, "remove", "", why, restart, severity)
+    return Difference(
+        value.key, value.file, value.line, has, needed, "remove", "", why, restart, severity
+    )
 
 
 def stale(key: str, file: str, needed: str, why: str) -> Difference:
-    """A fragment of ours that is older than the site's files or qgpu.yaml."""
+    """Our fragment is older than the site's files or qgpu.yaml."""
     return Difference(key, file, 0, "", needed, "run", AGAIN, why, "")

@@ -1,4 +1,4 @@
-"""`differences`: everything in which a site's Slurm configuration is not what qgpu.yaml needs."""
+"""Lists all differences of a site's Slurm configuration from what qgpu.yaml needs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,22 @@ from slurm_plugin.site.settings import cgroup_settings, slurm_settings
 
 def _fault(fault: Fault) -> Difference:
     return Difference(
-        SYNTAX, fault.file, fault.line, fault.text, "a line that Slurm reads", "replace", "", "Slurm refuses it",
+        SYNTAX,
+        fault.file,
+        fault.line,
+        fault.text,
+        "a line that Slurm reads",
+        "replace",
+        "",
+        "Slurm refuses it",
         "all",
-    )  # fmt: skip
+    )
 
 
 def site_faults(site: Site) -> list[Fault]:
-    """What Slurm refuses in any of the files; a gres.conf, cgroup.conf or plugstack.conf may be missing."""
+    """Faults that Slurm finds in any file; gres.conf, cgroup.conf or
+    plugstack.conf may be missing.
+    """
     optional = [*site.gres.faults, *site.cgroup.faults]
     found = [*site.slurm.faults, *(f for f in optional if f.line or "no such file" not in f.text)]
     return [*found, *site.plugstack.faults, *node_lines(site.slurm)[1]]
@@ -43,15 +52,24 @@ def differences(
     lua_dir: str = PATHS.lua_dir,
     yaml: str = PATHS.config_file,
 ) -> list[Difference]:
-    """What to change, in the order in which an admin would do it. `node`: this host's name where it is a node alone;
-    `slurm_version`: of the Slurm that runs, None where it is unknown; `flat`: include lines for configless Slurm."""
+    """The changes, in the order for an administrator.
+
+    `node`: this host's name if it is only a node. `slurm_version`: of the running Slurm, None if
+    unknown. `flat`: include lines for configless Slurm.
+    """
     return list(_all(config, site, roles, node, slurm_version, flat, lua_dir, yaml))
 
 
 def _all(
-    config: Config, site: Site, roles: Collection[Role], node: str | None, slurm_version: str | None, flat: bool,
-    lua_dir: str, yaml: str,
-) -> Iterator[Difference]:  # fmt: skip
+    config: Config,
+    site: Site,
+    roles: Collection[Role],
+    node: str | None,
+    slurm_version: str | None,
+    flat: bool,
+    lua_dir: str,
+    yaml: str,
+) -> Iterator[Difference]:
     controller, on_node = "controller" in roles, "node" in roles
     only = None if controller else node
     yield from (_fault(fault) for fault in site_faults(site))

@@ -1,4 +1,4 @@
-"""A site's configuration as a whole: its files, which of them are our fragments, and what the site says by itself."""
+"""A site's configuration as a whole: its files, our fragments among them, and its own settings."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from slurm_plugin.site.conf import Conf, Source, parse
 from slurm_plugin.site.plugstack import Plugstack, parse_plugstack
 
-FLAT = "qgpu_"  # configless Slurm ships only includes without a slash: there qgpu/gres.conf is also qgpu_gres.conf
+# configless Slurm ships only includes without a slash, so qgpu/gres.conf is also qgpu_gres.conf
+FLAT = "qgpu_"
 INCLUDED = ("slurm.conf", "gres.conf", "cgroup.conf", "plugstack.conf")
 
 
 @dataclass(frozen=True)
 class Overlay:
-    """A Source with some files put over it; None hides a file."""
+    """A Source with some files replaced; None hides a file."""
 
     below: Source
     files: Mapping[str, str | None]
@@ -30,14 +31,14 @@ class Overlay:
         return text
 
     def glob(self, pattern: str) -> Sequence[str]:
-        """Paths below, and the one that is named as it is."""
+        """Paths below, and the exact one."""
         found = {path for path in self.below.glob(pattern) if self.files.get(path, "") is not None}
         return sorted(found | ({pattern} if self.files.get(pattern) is not None else set()))
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the site's files and our fragments lie. `slurm_conf` is the main file."""
+    """The paths of the site's files and our fragments. `slurm_conf` is the main file."""
 
     slurm_conf: str
     fragments: str
@@ -48,7 +49,7 @@ class Places:
         return posixpath.dirname(self.slurm_conf)
 
     def main(self, name: str) -> str:
-        """The site's own slurm.conf, gres.conf and so on."""
+        """The site's slurm.conf, gres.conf and so on."""
         return self.slurm_conf if name == "slurm.conf" else f"{self.directory}/{name}"
 
     def fragment(self, name: str) -> str:
@@ -91,9 +92,11 @@ class Site:
 
     @property
     def configless(self) -> bool:
-        """Whether slurmctld hands its files out to hosts that have none."""
+        """Whether slurmctld ships its files to hosts that have none."""
         parameters = self.slurm.get("SlurmctldParameters")
-        return parameters is not None and "enable_configless" in [item.lower() for item in parameters.items]
+        return parameters is not None and "enable_configless" in [
+            item.lower() for item in parameters.items
+        ]
 
     def text(self, path: str) -> str | None:
         """A file's text; None if it cannot be read."""
@@ -104,7 +107,7 @@ class Site:
 
 
 def read_site(places: Places, source: Source, version: str) -> Site:
-    """Read all of it. Nothing is raised: what cannot be read is among the faults of each file."""
+    """Read all files. Nothing is raised: unreadable files are faults."""
     slurm = parse(places.slurm_conf, source, version)
     stack = slurm.text("PlugStackConfig") or places.main("plugstack.conf")
     return Site(
@@ -119,7 +122,7 @@ def read_site(places: Places, source: Source, version: str) -> Site:
 
 
 def without_fragments(places: Places, source: Source, version: str) -> Site:
-    """The site as if our fragments were empty: what it says by itself."""
+    """The site as if our fragments were empty: its own settings."""
     empty: dict[str, str | None] = {
         path: "" for name in INCLUDED for path in (places.fragment(name), places.flat(name))
     }

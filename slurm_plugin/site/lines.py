@@ -1,7 +1,7 @@
-"""Lines of Slurm's configuration files, split as Slurm's own parser (parse_config.c) splits them. Pure.
+"""Splits lines of Slurm's configuration files as Slurm's parser (parse_config.c) does. Pure.
 
-Comments go first, then a backslash at the end joins the next line, then the other backslashes fall away. So a
-backslash before a comment continues the line, and `\\#` is a plain `#`.
+Comments go first. Then a backslash at the end joins the next line, and other backslashes vanish. So
+a backslash before a comment continues the line, and `\\#` is a plain `#`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PAIR = re.compile(
     r'\s*([A-Za-z0-9_.]+)\s*([-*+/]?)=\s*(?:"([^"]*)"(?=\s|\Z)|(\S+)(?=\s|\Z))',
     re.ASCII,
 )
-BLANKS = " \t\n\r\f\v"  # what C's isspace() takes; strip() alone would take Unicode's blanks as well
+BLANKS = " \t\n\r\f\v"  # C's isspace(); strip() alone would also take Unicode's blanks
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ def logical_lines(text: str) -> Iterator[LogicalLine]:
     """Lines without comments and escapes, with their newline; empty ones are left out."""
     parts: list[str] = []
     first = 1
-    # Only a newline ends a line for Slurm; splitlines() would also split at \x0b, U+2028 and others.
+    # Only a newline ends a line for Slurm; splitlines() would also split at \x0b, U+2028 and
+    # others.
     physical = text.split("\n")
     for number, raw in enumerate(physical, 1):
         whole = raw if number == len(physical) else f"{raw}\n"
@@ -62,7 +63,7 @@ def logical_lines(text: str) -> Iterator[LogicalLine]:
 
 
 def next_pair(text: str) -> tuple[Pair, str] | None:
-    """The first KEY=VALUE of a line and what is behind it; None if the line does not begin with one."""
+    """The first KEY=VALUE of a line and the rest; None if the line begins otherwise."""
     found = _PAIR.match(text)
     if found is None:
         return None
@@ -71,7 +72,7 @@ def next_pair(text: str) -> tuple[Pair, str] | None:
 
 
 def pairs(text: str) -> tuple[list[Pair], str]:
-    """All pairs at the beginning of a text, and what is left behind them, stripped."""
+    """All pairs at the beginning of a text, and the stripped rest."""
     found: list[Pair] = []
     while (step := next_pair(text)) is not None:
         found.append(step[0])

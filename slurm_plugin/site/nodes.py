@@ -1,4 +1,6 @@
-"""NodeName and PartitionName lines: DEFAULT lines, bracket lists, and the lines of gres.conf for one node."""
+"""NodeName and PartitionName lines: DEFAULT lines, bracket lists, and the lines of gres.conf for
+one node.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from slurm_plugin.site.conf import Conf, Entry, Fault, Value, shown
 
 @dataclass(frozen=True)
 class NodeLine:
-    """A NodeName line: the names that it stands for, and its keys with those of the DEFAULT lines before it."""
+    """A NodeName line: its names, and its keys with those of preceding DEFAULT lines."""
 
     entry: Entry
     names: tuple[str, ...]
@@ -37,17 +39,17 @@ def _merged(conf: Conf, key: str) -> Iterable[tuple[Entry, dict[str, Value]]]:
 
 @lru_cache(maxsize=1024)
 def _expanded(text: str) -> dict[str, None]:
-    """Names in order, quick to search: clusters have thousands of nodes in a line."""
+    """Names in order, as a dict for fast search: a line may have thousands of nodes."""
     return dict.fromkeys(expand(text))
 
 
 def names_in(text: str) -> Mapping[str, None]:
-    """The names of a bracket list of qgpu.yaml, which was checked when it was read."""
+    """The names of a bracket list of qgpu.yaml, which is valid."""
     return _expanded(text)
 
 
 def names_of(value: Value) -> tuple[Mapping[str, None], Fault | None]:
-    """The names of a bracket list, in order; where it cannot be read, none and a fault."""
+    """The names of a bracket list, in order; if unreadable, none and a fault."""
     try:
         return _expanded(value.value), None
     except HostlistError as error:
@@ -55,7 +57,7 @@ def names_of(value: Value) -> tuple[Mapping[str, None], Fault | None]:
 
 
 def node_lines(conf: Conf) -> tuple[list[NodeLine], list[Fault]]:
-    """All NodeName lines of slurm.conf but the DEFAULT ones, and the lists that cannot be read."""
+    """All NodeName lines of slurm.conf except DEFAULT ones, and the unreadable lists."""
     found: list[NodeLine] = []
     faults: list[Fault] = []
     for entry, words in _merged(conf, "NodeName"):
@@ -74,12 +76,13 @@ def node_line(conf: Conf, name: str) -> NodeLine | None:
 def partitions(conf: Conf) -> list[NodeLine]:
     """PartitionName lines with their defaults; `names` are the partition's names."""
     return [
-        NodeLine(entry, tuple(entry.head.items), words) for entry, words in _merged(conf, "PartitionName")
+        NodeLine(entry, tuple(entry.head.items), words)
+        for entry, words in _merged(conf, "PartitionName")
     ]
 
 
 def gres_lines(conf: Conf, node: str) -> tuple[list[Entry], list[Fault]]:
-    """The lines of gres.conf that hold for a node, and the lists that cannot be read."""
+    """The lines of gres.conf for a node, and the unreadable lists."""
     found: list[Entry] = []
     faults: list[Fault] = []
     for entry in conf.lines("Name", "NodeName"):

@@ -1,4 +1,6 @@
-"""plugstack.conf, read as Slurm reads it: words at blanks, no continuation, `include` takes patterns. Pure."""
+"""Reads plugstack.conf as Slurm does: words at blanks, no continuation, `include` takes patterns.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class PluginLine:
         return f"{self.file}:{self.line}"
 
     def argument(self, key: str) -> str | None:
-        """The value of KEY=VALUE among the arguments; the last one counts, None if there is none."""
+        """The value of KEY=VALUE among the arguments; the last one counts, None without one."""
         found = [word.partition("=")[2] for word in self.arguments if word.startswith(f"{key}=")]
         return found[-1] if found else None
 
@@ -43,7 +45,7 @@ class Plugstack:
 
 
 def parse_plugstack(path: str, source: Source) -> Plugstack:
-    """Read plugstack.conf with its includes. A file that is missing is an empty one to Slurm, and no fault."""
+    """Read plugstack.conf with its includes. A missing file is empty to Slurm, and no fault."""
     stack = Plugstack(path)
     _read(stack, source, path, ())
     return stack
@@ -51,7 +53,9 @@ def parse_plugstack(path: str, source: Source) -> Plugstack:
 
 def _read(stack: Plugstack, source: Source, path: str, above: tuple[str, ...]) -> None:
     if len(stack.files) >= MAX_FILES:
-        stack.faults.append(Fault(path, 0, f"more than {MAX_FILES} files are included; it is left out"))
+        stack.faults.append(
+            Fault(path, 0, f"more than {MAX_FILES} files are included; it is left out")
+        )
         return
     text, wrong = read_text(source, path)
     if wrong:
@@ -67,15 +71,23 @@ def _read(stack: Plugstack, source: Source, path: str, above: tuple[str, ...]) -
 
 
 def _line(
-    stack: Plugstack, source: Source, place: tuple[str, int], words: list[str], chain: tuple[str, ...]
+    stack: Plugstack,
+    source: Source,
+    place: tuple[str, int],
+    words: list[str],
+    chain: tuple[str, ...],
 ) -> None:
     path, number = place
     kind = words[0]
     if kind not in (*_KINDS, "include"):
-        text = f"'{shown(kind)}' is none of required, optional and include, so Slurm ignores the line"
+        text = (
+            f"'{shown(kind)}' is none of required, optional and include, so Slurm ignores the line"
+        )
         stack.faults.append(Fault(path, number, text))
     elif len(words) < 2:
-        stack.faults.append(Fault(path, number, f"'{kind}' names no file, so Slurm ignores the line"))
+        stack.faults.append(
+            Fault(path, number, f"'{kind}' names no file, so Slurm ignores the line")
+        )
     elif kind == "include":
         _include(stack, source, place, words[1], chain)
     else:

@@ -1,4 +1,6 @@
-"""What slurm.conf and cgroup.conf must say for qgpu: fragments are rendered and sites judged from one table."""
+"""The settings that qgpu needs in slurm.conf and cgroup.conf: one
+table for fragments and checks.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,19 @@ from gres.config.site import Config
 from slurm_plugin.site.conf import Conf, Value
 
 Restart = Literal["", "reconfigure", "slurmd", "slurmctld", "all"]
-SEVERAL_SCRIPTS = "24.05"  # from here on Prolog= and Epilog= may stand in several lines
+SEVERAL_SCRIPTS = "24.05"  # since then Prolog= and Epilog= may have several lines
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One key. `list`: each of `items` must be among the site's; `one`: the value must be the only item; `script`: one
-    of the scripts that the value names must be ours, or call what ours calls. `prefix` may stand before an item."""
+    """One key.
+
+    * `list`: each of `items` must be among the site's
+    * `one`: the value must be the only item
+    * `script`: one of the named scripts must be ours, or call ours
+
+    `prefix` may precede an item.
+    """
 
     key: str
     kind: Literal["list", "one", "script"]
@@ -23,12 +31,12 @@ class Setting:
     why: str
     restart: Restart = "all"
     prefix: str = ""
-    default: str = ""  # Slurm's, where the key is not set
+    default: str = ""  # Slurm's default
     ordered: bool = False  # the items must come in this order
 
     @property
     def value(self) -> str:
-        """What a site without the key gets."""
+        """The value for a site without the key."""
         return ",".join(self.items)
 
     def bare(self, item: str) -> str:
@@ -42,13 +50,13 @@ class Setting:
         return [item for item in self.items if self.bare(item) not in bare]
 
     def in_order(self, have: list[str]) -> bool:
-        """Whether the site has our items in our order, where that matters."""
+        """Whether the site has our items in our order, if that matters."""
         wanted = [self.bare(item) for item in self.items]
         found = [bare for item in have if (bare := self.bare(item)) in wanted]
         return not self.ordered or found == wanted
 
     def merged(self, have: list[str]) -> str:
-        """The value to write: what the site has, and what is missing."""
+        """The value to write: the site's items and the missing ones."""
         if self.kind != "list":
             return self.value
         if not self.ordered:
@@ -61,54 +69,98 @@ def _select_parameters(config: Config) -> list[Setting]:
     multi, spread = config.slurm.multi_card, config.slurm.placement == "spread"
     if not multi and not spread:
         return []
-    items = ["CR_Core_Memory", *(["MULTIPLE_SHARING_GRES_PJ"] * multi), *(["LL_SHARED_GRES"] * spread)]
-    why = "parts of several cards need it" if multi else "shares go to the card with the most left by it"
+    items = [
+        "CR_Core_Memory",
+        *(["MULTIPLE_SHARING_GRES_PJ"] * multi),
+        *(["LL_SHARED_GRES"] * spread),
+    ]
+    why = (
+        "parts of several cards need it"
+        if multi
+        else "shares go to the card with the most left by it"
+    )
     return [Setting("SelectTypeParameters", "list", tuple(items), why, restart="slurmctld")]
 
 
 def _plugins(config: Config) -> list[Setting]:
     lua = [
         Setting(
-            "JobSubmitPlugins", "list", ("lua",), "without it shares are booked without a card", "slurmctld",
+            "JobSubmitPlugins",
+            "list",
+            ("lua",),
+            "without it shares are booked without a card",
+            "slurmctld",
             prefix="job_submit/",
         )
-    ]  # fmt: skip
+    ]
     if config.slurm.cli_filter:
         why = "srun asks for cards in steps by it; qgpu.yaml says slurm: {cli_filter: true}"
-        lua.append(Setting("CliFilterPlugins", "list", ("lua",), why, "reconfigure", prefix="cli_filter/"))
+        lua.append(
+            Setting("CliFilterPlugins", "list", ("lua",), why, "reconfigure", prefix="cli_filter/")
+        )
     return lua
 
 
 def slurm_settings(config: Config, etc_dir: str) -> list[Setting]:
-    """Keys of slurm.conf, in the order in which they are rendered. `etc_dir` has prolog and epilog."""
+    """Keys of slurm.conf, in the order in which they are rendered.
+    `etc_dir` has prolog and epilog.
+    """
     native = config.slurm.native_gres
     types = ("gpu", "qgpu", "qgpu_mem", "shard") if native else ("gpu", "shard", "qgpu", "qgpu_mem")
     tres = ("gpu", "shard", "qgpu", "qgpu:online", "qgpu:offline", "qgpu_mem")
     return [
-        Setting("GresTypes", "list", types, "Slurm knows no shares without them", ordered=native, prefix="gres/"),
         Setting(
-            "SelectType", "one", ("select/cons_tres",),
+            "GresTypes",
+            "list",
+            types,
+            "Slurm knows no shares without them",
+            ordered=native,
+            prefix="gres/",
+        ),
+        Setting(
+            "SelectType",
+            "one",
+            ("select/cons_tres",),
             "only it gives parts of a card; a change from select/linear loses all jobs",
-            prefix="select/", default="select/cons_tres" if config.slurm.version >= "23.02" else "",
+            prefix="select/",
+            default="select/cons_tres" if config.slurm.version >= "23.02" else "",
         ),
         *_select_parameters(config),
         Setting(
-            "AccountingStorageTRES", "list", tuple(f"gres/{name}" for name in tres),
-            "limits and accounting per class count by them", "slurmctld",
+            "AccountingStorageTRES",
+            "list",
+            tuple(f"gres/{name}" for name in tres),
+            "limits and accounting per class count by them",
+            "slurmctld",
         ),
         *_plugins(config),
         Setting(
-            "TaskPlugin", "list", ("task/cgroup",), "it keeps a job from the cards of others", "slurmd",
+            "TaskPlugin",
+            "list",
+            ("task/cgroup",),
+            "it keeps a job from the cards of others",
+            "slurmd",
             prefix="task/",
         ),
         Setting(
-            "ProctrackType", "one", ("proctrack/cgroup",), "qgpud finds a job's processes by it", "all",
-            prefix="proctrack/", default="proctrack/cgroup",
+            "ProctrackType",
+            "one",
+            ("proctrack/cgroup",),
+            "qgpud finds a job's processes by it",
+            "all",
+            prefix="proctrack/",
+            default="proctrack/cgroup",
         ),
-        Setting("PrologFlags", "list", ("Alloc", "Contain"), "a grant is made before the first step", "all"),
+        Setting(
+            "PrologFlags",
+            "list",
+            ("Alloc", "Contain"),
+            "a grant is made before the first step",
+            "all",
+        ),
         Setting("Prolog", "script", (f"{etc_dir}/prolog",), "qgpud makes the grant in it"),
         Setting("Epilog", "script", (f"{etc_dir}/epilog",), "qgpud takes the grant back in it"),
-    ]  # fmt: skip
+    ]
 
 
 def cgroup_settings() -> list[Setting]:
@@ -118,7 +170,7 @@ def cgroup_settings() -> list[Setting]:
 
 
 def implied_flags(have: list[str]) -> list[str]:
-    """PrologFlags with those that others bring along."""
+    """PrologFlags with those that others imply."""
     flags = {item.lower() for item in have}
     if "x11" in flags:
         flags |= {"contain"}
@@ -128,8 +180,11 @@ def implied_flags(have: list[str]) -> list[str]:
 
 
 def to_render(settings: list[Setting], site: Conf | None, version: str) -> list[Setting]:
-    """The settings that the fragment must hold: those that the site does not set itself, which Slurm would call
-    "specified more than once". Without a site all of them. A default of Slurm's own is rendered only without one."""
+    """The settings for the fragment: those that the site does not set, as Slurm reports repeated
+    keys.
+
+    Without a site all of them. A default of Slurm is rendered only without a site.
+    """
     if site is None:
         return settings
     several = version >= SEVERAL_SCRIPTS

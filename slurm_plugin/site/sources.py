@@ -1,4 +1,4 @@
-"""Where Slurm's configuration files come from: this machine, a tree below another root, or texts in memory."""
+"""Sources of Slurm's configuration files: this machine, a tree below another root, or texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Disk:
-    """A Source that reads files. `root` stands before every path: `/` is this machine."""
+    """A Source that reads files. `root` precedes each path: `/` is this machine."""
 
     root: str = "/"
 
@@ -39,14 +39,14 @@ class Disk:
 
     def glob(self, pattern: str) -> list[str]:
         """Paths that match a shell pattern, sorted, without the root."""
-        found = sorted(shell.glob(self.real(pattern)))  # noqa: PTH207 - Path.glob takes no absolute one
+        found = sorted(shell.glob(self.real(pattern)))  # noqa: PTH207 - no absolute ones
         cut = 0 if self.root == "/" else len(self.root.rstrip("/"))
         return [path[cut:] for path in found]
 
 
 @dataclass(frozen=True)
 class Texts:
-    """A Source of texts that are at hand, by absolute path."""
+    """A Source of texts by absolute path."""
 
     files: Mapping[str, str]
 
@@ -59,4 +59,6 @@ class Texts:
     def glob(self, pattern: str) -> list[str]:
         """The paths that match; as in a shell a `*` matches no slash."""
         depth = pattern.count("/")
-        return sorted(path for path in self.files if path.count("/") == depth and fnmatchcase(path, pattern))
+        return sorted(
+            path for path in self.files if path.count("/") == depth and fnmatchcase(path, pattern)
+        )

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gres.config.enforcer import AuditSettings, EnforcerSettings
 from gres.config.hostlist import HostlistError, expand
-from gres.config.schema import AuditSettings, EnforcerSettings
 from gres.config.site import Config, ConfigError, load_config, parse_config
 from gres.units import Duration, UnitError, format_mib, parse_duration, parse_mib, parse_size
 from slurm_plugin.render import NAMES, RenderError, lua_literal, node_gres, render
