@@ -1,1 +1,3 @@
-"""Simulated GPUs, their driver and its trace; fakes of the node. No node of a cluster runs any of it."""
+"""Simulated GPUs, their driver and its trace; fakes of the node. No node of a cluster runs any of
+it.
+"""

@@ -1,7 +1,8 @@
-"""A whole node with invented cards and an invented arbiter: for tests, and to try qgpud without a GPU.
+"""A whole node with invented cards and an invented arbiter: for tests, and to try qgpud without a
+GPU.
 
-`python -m simulator.fakes DIR` serves hook.sock in DIR/run until SIGTERM; `qgpu-hook prolog --run-dir
-DIR/run ...` then behaves as on a real node (it needs root, as everywhere).
+`python -m simulator.fakes DIR` serves hook.sock in DIR/run until SIGTERM; `qgpu-hook prolog
+--run-dir DIR/run ...` then behaves as on a real node (it needs root, as everywhere).
 """
 
 from __future__ import annotations
@@ -43,18 +44,23 @@ enforcer: {{nvml_interval: 100ms, ledger_interval: 100ms}}
 
 
 def fake_identify(node: Node, indexes: Iterable[int]) -> tuple[DeviceCard, ...]:
-    """Card i has minor i; indexes beyond the configured cards are refused as the real function does."""
+    """Card i has minor i; indexes beyond the configured cards are refused as the real function
+    does.
+    """
     wanted = list(indexes)
     for index in wanted:
         if not 0 <= index < len(node.cards):
             raise IdentityError(
-                f"Slurm gave card {index}, but qgpu.yaml names {len(node.cards)} card(s) for {node.name}"
+                f"Slurm gave card {index}, but qgpu.yaml names {len(node.cards)} card(s) for"
+                f" {node.name}"
             )
     return tuple(DeviceCard(node.cards[index], 245, index) for index in wanted)
 
 
 class FakeNode:
-    """Everything of one fake node under one directory; the parts are public so that tests can move them."""
+    """Everything of one fake node under one directory; the parts are public so that tests can move
+    them.
+    """
 
     def __init__(self, directory: Path, deadline: str = "10s", clock: Clock | None = None) -> None:
         self.directory = directory
@@ -95,7 +101,9 @@ class FakeNode:
         return self._services[-1]
 
     def retire(self, service: NodeService) -> None:
-        """Give back what a daemon of this node holds open; in the thread that made it, as its ledger demands."""
+        """Give back what a daemon of this node holds open; in the thread that made it, as its
+        ledger demands.
+        """
         self._services.remove(service)
         for job_id in list(service.runs.pidfds):
             service.runs.drop(job_id)

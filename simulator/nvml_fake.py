@@ -16,11 +16,11 @@ from enforcer.nvml.port import (
     NvmlFaultError,
 )
 
-UNLIMITED = 2**64 - 1  # the fakes' NVML_DEVICE_MEMORY_LIMIT_MAX; a real driver is asked what it says
+UNLIMITED = 2**64 - 1  # the fakes' NVML_DEVICE_MEMORY_LIMIT_MAX; a real driver reports its own
 
 
 class FakeNvml:
-    """Invented cards. Tests move processes about and let cards or the whole driver disappear."""
+    """Fake cards. Tests place processes, and remove cards or the whole driver."""
 
     def __init__(self, cards: Iterable[CardInfo] = ()) -> None:
         self._cards = {card.uuid: card for card in cards}
@@ -34,13 +34,19 @@ class FakeNvml:
         self.fault: str | None = None  # the same, of the kind that does not pass
         self.version = "580.65.06"
         self.limits: dict[tuple[str, str], tuple[int, int]] = {}
-        self.before: Callable[[], object] = lambda: None  # runs in every call: tests hang or count here
+        self.before: Callable[[], object] = lambda: (
+            None
+        )  # runs in every call: tests hang or count here
 
     @classmethod
-    def with_cards(cls, count: int, mem_total: int, first_minor: int = 0, name: str = "fake") -> FakeNvml:
+    def with_cards(
+        cls, count: int, mem_total: int, first_minor: int = 0, name: str = "fake"
+    ) -> FakeNvml:
         """`count` cards whose UUIDs end in their minor number."""
         minors = range(first_minor, first_minor + count)
-        return cls(CardInfo(f"GPU-fa4e0000-0000-0000-0000-{m:012d}", m, name, mem_total) for m in minors)
+        return cls(
+            CardInfo(f"GPU-fa4e0000-0000-0000-0000-{m:012d}", m, name, mem_total) for m in minors
+        )
 
     def lose(self, uuid: str) -> None:
         """From now on the card does not answer."""
@@ -53,7 +59,7 @@ class FakeNvml:
         used: int | None = None,
         busy: dict[int, int] | None = None,
     ) -> None:
-        """Replace the processes on a card; `used` is their sum unless it is said."""
+        """Replace the processes on a card; `used` is their sum by default."""
         self._processes[uuid] = processes
         self._used[uuid] = sum(p.mem_used or 0 for p in processes) if used is None else used
         self._busy[uuid] = busy or {}
@@ -76,12 +82,12 @@ class FakeNvml:
         return CardUsage(self.processes(uuid), self._used.get(uuid, 0), did)
 
     def load(self, uuid: str) -> CardLoad:
-        """As `loads` says; else the memory that `put` said."""
+        """The load in `loads`; else the memory of `put`."""
         self.processes(uuid)
         return self.loads.get(uuid, CardLoad(None, self._used.get(uuid, 0)))
 
     def driver_version(self) -> str:
-        """As `version` says."""
+        """The value of `version`."""
         self._check()
         return self.version
 
@@ -107,7 +113,7 @@ class FakeNvml:
             raise NvmlError("the NVIDIA driver does not answer through NVML: Invalid Argument")
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
     def _check(self) -> None:
         self.before()

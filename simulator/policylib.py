@@ -25,14 +25,14 @@ class Policy:
         self._lib.qp_init(ctypes.byref(self.card))
 
     def decide(self, now_ns: int) -> None:
-        """A decision at a time that does not go backwards; where it asks for a look, that finds nothing new."""
+        """A decision at a time that never decreases; a requested sample finds no change."""
         self.decide_once(now_ns)
         if self.card.resample:
             self.card.resample = 0
             self.decide_once(now_ns)
 
     def decide_once(self, now_ns: int) -> None:
-        """The same up to the look that `card.resample` may ask for."""
+        """The same up to the sample that `card.resample` may request."""
         self._lib.qp_decide(ctypes.byref(self.card), c_uint64(now_ns))
 
     def forget(self, index: int) -> None:

@@ -30,7 +30,9 @@ _NOT_FOUND = 500  # CUDA_ERROR_NOT_FOUND
 
 
 class SimError(Exception):
-    """The simulator did not start, or its trace cannot be read. The text is a sentence for the user."""
+    """The simulator did not start, or its trace cannot be read. The text is a sentence for the
+    user.
+    """
 
 
 class Kind(IntEnum):
@@ -92,20 +94,27 @@ class Interval(NamedTuple):
 
 def _check_head(path: Path, raw: bytes) -> None:
     if len(raw) < _HEAD.size:
-        raise SimError(f"{path} is no trace of the simulator: {len(raw)} bytes are less than its head")
+        raise SimError(
+            f"{path} is no trace of the simulator: {len(raw)} bytes are less than its head"
+        )
     magic, version, size, *_ = _HEAD.unpack(raw[: _HEAD.size])
     if magic != _MAGIC:
-        raise SimError(f"{path} is no trace of the simulator: it begins with {magic!r} instead of {_MAGIC!r}")
+        raise SimError(
+            f"{path} is no trace of the simulator: it begins with {magic!r} instead of {_MAGIC!r}"
+        )
     if version != _VERSION or size != _RECORD.size:
         raise SimError(
-            f"{path} has version {version} with records of {size} bytes; version {_VERSION} is understood"
+            f"{path} has version {version} with records of {size} bytes; version {_VERSION} is"
+            " understood"
         )
 
 
 def read_trace(path: str | Path) -> Iterator[Interval]:
-    """Yield the executed pieces, per card in order of time. A record that is just being written is left out.
+    """Yield the executed pieces, per card in order of time. A record that is just being written is
+    left out.
 
-    Raises SimError when the file is not a trace, OSError when it cannot be read (it belongs to root).
+    Raises SimError when the file is not a trace, OSError when it cannot be read (it belongs to
+    root).
     """
     path = Path(path)
     with path.open("rb") as file:
@@ -113,7 +122,9 @@ def read_trace(path: str | Path) -> Iterator[Interval]:
         count = (os.fstat(file.fileno()).st_size - _HEAD.size) // _RECORD.size
         if count <= 0:
             return
-        with mmap.mmap(file.fileno(), _HEAD.size + count * _RECORD.size, access=mmap.ACCESS_READ) as view:
+        with mmap.mmap(
+            file.fileno(), _HEAD.size + count * _RECORD.size, access=mmap.ACCESS_READ
+        ) as view:
             for offset in range(_HEAD.size, _HEAD.size + count * _RECORD.size, _RECORD.size):
                 yield Interval._make(_RECORD.unpack_from(view, offset))
 
@@ -130,7 +141,9 @@ def busy_ns(intervals: Iterator[Interval] | list[Interval], start: int, end: int
 
 @dataclass(frozen=True)
 class SimConfig:
-    """Options of qgpu-simgpu. Units are in the names; extra is appended to the command line as it is."""
+    """Options of qgpu-simgpu. Units are in the names; extra is appended to the command line as it
+    is.
+    """
 
     directory: Path
     node: str
@@ -214,7 +227,8 @@ def _exchange(directory: str | Path, message: bytes) -> bytes:
 def control_device(directory: str | Path) -> tuple[int, int] | None:
     """The control device of the simulator that serves directory (QGPU_SIM_DIR): (st_dev, st_ino).
 
-    A descriptor with both is an open file of it. None: it has none. Raises OSError when no simulator serves there.
+    A descriptor with both is an open file of it. None: it has none. Raises OSError when no
+    simulator serves there.
     """
     text = Path(directory, layout.CONTROL).read_text()
     if text == "none\n":
@@ -235,7 +249,9 @@ class Simulator:
     def start(
         cls, config: SimConfig, build: str | Path, log: Path | None = None, seconds: float = 10.0
     ) -> Simulator:
-        """Start and wait until programs may connect. Raises SimError when that takes longer than seconds."""
+        """Start and wait until programs may connect. Raises SimError when that takes longer than
+        seconds.
+        """
         build = Path(build).resolve()
         binary = build / "bin" / "qgpu-simgpu"
         if not binary.exists():
@@ -259,7 +275,9 @@ class Simulator:
         simulator = cls(config, build, process)
         if not ready:
             simulator.stop()
-            raise SimError(f"qgpu-simgpu for {config.node} is not ready (exit status {process.returncode})")
+            raise SimError(
+                f"qgpu-simgpu for {config.node} is not ready (exit status {process.returncode})"
+            )
         return simulator
 
     @property
@@ -268,18 +286,24 @@ class Simulator:
         return self.config.directory / layout.TRACE
 
     def env(self) -> dict[str, str]:
-        """Environment that makes a program find the simulated driver: "the driver is installed here"."""
+        """Environment that makes a program find the simulated driver: "the driver is installed
+        here".
+        """
         return driver_env(self.build, self.config.directory)
 
     def intervals(self) -> list[Interval]:
-        """The trace so far; while running, without the last 0.1 s unless control("flush") was asked for."""
+        """The trace so far; while running, without the last 0.1 s unless control("flush") was asked
+        for.
+        """
         return list(read_trace(self.trace_path))
 
     def control(self, command: str) -> int:
-        """Ask for a fault, as root: "sticky pid=P", "delay call=cuMemAlloc us=50000", "clear" and others.
+        """Ask for a fault, as root: "sticky pid=P", "delay call=cuMemAlloc us=50000", "clear" and
+        others.
 
-        docs/specs/simulator.md lists them. Returns how many contexts or processes it reached. Raises
-        SimError when the command is not understood, reaches no process, or does not come from root.
+        docs/specs/simulator.md lists them. Returns how many contexts or processes it reached.
+        Raises SimError when the command is not understood, reaches no process, or does not come
+        from root.
         """
         size = ctypes.sizeof(layout.TextReq)
         head = layout.Req(layout.MAGIC, layout.VERSION, layout.REQ_CONTROL, size)
@@ -295,16 +319,23 @@ class Simulator:
         return int(answer.a)
 
     def control_device(self) -> tuple[int, int] | None:
-        """The control device that programs have open: (st_dev, st_ino), None where this machine allows none."""
+        """The control device that programs have open: (st_dev, st_ino), None where this machine
+        allows none.
+        """
         return control_device(self.config.directory)
 
     def describe(self) -> str:
         """One line for humans."""
         c = self.config
-        return f"{c.node}: {c.cards} x {c.model} (simulated), {c.memory_mib} MiB each, pid {self.process.pid}"
+        return (
+            f"{c.node}: {c.cards} x {c.model} (simulated), {c.memory_mib} MiB each, pid"
+            f" {self.process.pid}"
+        )
 
     def stop(self, seconds: float = 5.0) -> None:
-        """End it; it removes its device nodes and socket. Killed when it does not end within seconds."""
+        """End it; it removes its device nodes and socket. Killed when it does not end within
+        seconds.
+        """
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -321,5 +352,7 @@ class Simulator:
 
 
 def driver_env(build: Path, directory: Path) -> dict[str, str]:
-    """LD_LIBRARY_PATH and QGPU_SIM_DIR for programs of the node whose simulator serves directory."""
+    """LD_LIBRARY_PATH and QGPU_SIM_DIR for programs of the node whose
+    simulator serves directory.
+    """
     return {"LD_LIBRARY_PATH": str(build / "sim"), layout.ENV_DIR: str(directory)}

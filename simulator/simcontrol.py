@@ -22,13 +22,17 @@ COMMANDS = {
     0x20801210: "set_preemption_mode",
     0xD02: "handle_info",
 }
-ACTING = frozenset({"schedule", "set_timeslice", "preempt", "disable_channels", "set_preemption_mode"})
+ACTING = frozenset(
+    {"schedule", "set_timeslice", "preempt", "disable_channels", "set_preemption_mode"}
+)
 _ROOTS = frozenset({0x0, 0x1, 0x41})
 
 
 @dataclass(frozen=True)
 class ControlCall:
-    """One call. What does not apply is 0 or empty; times are CLOCK_MONOTONIC microseconds of its end."""
+    """One call. What does not apply is 0 or empty; times are CLOCK_MONOTONIC microseconds of its
+    end.
+    """
 
     t_us: float
     pid: int
@@ -61,7 +65,13 @@ class ControlCall:
 
 
 def _number(value: object) -> int:
-    return int(value, 0) if isinstance(value, str) else int(value) if isinstance(value, (int, float)) else 0
+    return (
+        int(value, 0)
+        if isinstance(value, str)
+        else int(value)
+        if isinstance(value, (int, float))
+        else 0
+    )
 
 
 def parse_call(line: str) -> ControlCall:
@@ -69,14 +79,27 @@ def parse_call(line: str) -> ControlCall:
     fields = json.loads(line)
     if not isinstance(fields, dict) or "call" not in fields:
         raise ValueError(f"no call of a control device: {line.strip()[:80]!r}")
-    words = ("status", "errno", "file", "owner", "client", "parent", "object", "cmd", "params_size", "engine")
+    words = (
+        "status",
+        "errno",
+        "file",
+        "owner",
+        "client",
+        "parent",
+        "object",
+        "cmd",
+        "params_size",
+        "engine",
+    )
     return ControlCall(
         t_us=float(fields.get("t_us", 0)),
         pid=_number(fields.get("pid", 0)),
         call=str(fields["call"]),
         class_id=_number(fields.get("class", 0)),
         params=bytes.fromhex(fields.get("params", "")),
-        channels=tuple((_number(client), _number(channel)) for client, channel in fields.get("channels", ())),
+        channels=tuple(
+            (_number(client), _number(channel)) for client, channel in fields.get("channels", ())
+        ),
         **{word: _number(fields.get(word, 0)) for word in words},
     )
 

@@ -1,8 +1,9 @@
-"""What a trace says about the promises: pure functions from executed intervals and gate events to figures.
+"""Computes figures of the promises from a trace: pure functions of executed intervals and gate
+events.
 
-The intervals are the simulated device's own record of what ran when (docs/specs/trace.md); the gate events
-are the arbiter's record of when it stored a gate word. All times are nanoseconds of CLOCK_MONOTONIC. Nothing
-here reads our own ledger, so a wrong ledger cannot make a figure look right.
+The intervals are the simulated device's record of what ran when (docs/specs/trace.md). The gate
+events are the arbiter's record of when it stored a gate word. All times are nanoseconds of
+CLOCK_MONOTONIC. Our own ledger is not read, so a wrong ledger cannot improve a figure.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def select(spans: Iterable[Span], card: int, pids: Iterable[int]) -> list[Span]:
 
 
 def bursts(spans: Sequence[Span], gap_ns: int) -> list[Burst]:
-    """Online work divided where it paused for gap_ns or more between an end and the next submission."""
+    """Online work divided where it paused for gap_ns or more between an end and the next
+    submission.
+    """
     found: list[Burst] = []
     for span in spans:
         if found and span.t_submit - found[-1].end < gap_ns:
@@ -71,9 +74,10 @@ def bursts(spans: Sequence[Span], gap_ns: int) -> list[Burst]:
 def with_calls(found: Iterable[Burst], calls: Iterable[int], within_ns: int) -> list[Burst]:
     """The bursts with the time of the program's own first launch call in place of the driver's.
 
-    The trace stamps a command when it reaches the driver, which is after the shim rang the doorbell: a gate that
-    closed in between would seem to have closed before the launch. `calls` are the times that the program
-    noted right before its launches; a burst without one at most within_ns earlier keeps the driver's time.
+    The trace stamps a command when it reaches the driver, which is after the shim rang the
+    doorbell: a gate that closed in between would seem to have closed before the launch. `calls` are
+    the times that the program noted right before its launches; a burst without one at most
+    within_ns earlier keeps the driver's time.
     """
     noted = sorted(calls)
     corrected = []
@@ -90,7 +94,9 @@ def work_ns(spans: Iterable[Span], start: int, end: int) -> int:
 
 
 def work_inside(spans: Iterable[Span], stretches: Sequence[tuple[int, int]]) -> int:
-    """Execution time in ns inside stretches that are in order and do not overlap; neither do the spans of one card."""
+    """Execution time in ns inside stretches that are in order and do not overlap; neither do the
+    spans of one card.
+    """
     ordered = sorted(spans, key=lambda s: s.t_start)
     ends = [s.t_end for s in ordered]
     total = 0
@@ -103,7 +109,8 @@ def work_inside(spans: Iterable[Span], stretches: Sequence[tuple[int, int]]) -> 
 
 
 def card_free_us(online: Sequence[Burst], offline: Sequence[Span]) -> list[float]:
-    """Per burst: µs from online's first launch call to the last progress of offline inside the burst.
+    """Per burst: µs from online's first launch call to the last progress of offline inside the
+    burst.
 
     `offline` is of one card and in the order of time, so that its pieces do not overlap.
     """
@@ -119,10 +126,11 @@ def card_free_us(online: Sequence[Burst], offline: Sequence[Span]) -> list[float
 def that_met_offline(
     online: Sequence[Burst], offline: Sequence[Span], gates: Sequence[GateEvent]
 ) -> list[Burst]:
-    """The bursts that offline had to leave: a gate was open at the call or later, or offline progressed inside.
+    """The bursts before which offline had to leave: a gate was open at the call or later, or
+    offline ran inside.
 
-    A request that comes while online still holds the card (less than idle release after the one before) finds it free;
-    its 0 µs would say nothing of how fast offline leaves. `offline` as in card_free_us().
+    A request while online still holds the card (sooner than idle release after the last one) finds
+    it free; its 0 us would not show how fast offline leaves. `offline` as in card_free_us().
     """
     frees = card_free_us(online, offline)
     by_job = _by_job(gates)
@@ -141,13 +149,17 @@ def _by_job(gates: Sequence[GateEvent]) -> dict[int, list[GateEvent]]:
 
 
 def gate_close_us(online: Sequence[Burst], gates: Sequence[GateEvent]) -> list[float]:
-    """Per burst that found an offline gate open: µs from the launch call until every offline gate was closed for good.
+    """us from the launch call until each offline gate stays closed, per burst that found one open.
 
-    `gates` are those of all offline tenants of the card. A gate that opens again inside the burst counts until it
-    closes, and one that is open at the burst's end counts whole, so that a missing arbiter cannot look fast.
+    `gates` are those of all offline tenants of the card. A gate that opens again inside the burst
+    counts until it closes. One still open at the burst's end counts in full, so that a missing
+    arbiter cannot look fast.
     """
     by_job = _by_job(gates)
-    found = ([_closed_after(burst, events) for events in by_job.values()] or [burst.end] for burst in online)
+    found = (
+        [_closed_after(burst, events) for events in by_job.values()] or [burst.end]
+        for burst in online
+    )
     latest = (
         (burst, max((t for t in times if t is not None), default=None))
         for burst, times in zip(online, found, strict=True)
@@ -156,7 +168,7 @@ def gate_close_us(online: Sequence[Burst], gates: Sequence[GateEvent]) -> list[f
 
 
 def _closed_after(burst: Burst, events: Sequence[GateEvent]) -> int | None:
-    """When this tenant's gate was closed for the rest of the burst; None if it was closed all the time."""
+    """When this tenant's gate closed for the rest of the burst; None if it was always closed."""
     low = bisect_right(events, burst.call, key=lambda e: e.t_ns)
     high = bisect_left(events, burst.end, key=lambda e: e.t_ns)
     was_open = low == 0 or not events[low - 1].flags & CLOSED
@@ -172,10 +184,10 @@ def _closed_after(burst: Burst, events: Sequence[GateEvent]) -> int | None:
 def handback_ms(
     online: Sequence[Burst], gates: Sequence[GateEvent], until: int, release_ns: int
 ) -> list[float]:
-    """Per burst that more than release_ns of pause follow: ms from its end to the opening of an offline gate.
+    """ms from a burst's end to the opening of an offline gate, if a pause of release_ns follows.
 
-    Where no gate opened before the following burst (`until` behind the last one), all of that time counts: a card
-    that is never handed back cannot look fast. After a shorter pause nothing was due.
+    If no gate opened before the next burst (`until` after the last one), all of that time counts,
+    so that a card never handed back cannot look fast. After a shorter pause nothing was due.
     """
     openings = sorted(e.t_ns for e in gates if not e.flags & CLOSED)
     nexts = [*(burst.call for burst in online[1:]), until]
@@ -189,8 +201,11 @@ def handback_ms(
     return figures
 
 
-def free_stretches(online: Sequence[Burst], start: int, end: int, release_ns: int) -> list[tuple[int, int]]:
-    """The parts of [start, end) that policy allows offline: from release_ns after each burst's end to the next call.
+def free_stretches(
+    online: Sequence[Burst], start: int, end: int, release_ns: int
+) -> list[tuple[int, int]]:
+    """The parts of [start, end) that policy allows offline: from release_ns after each burst's end
+    to the next call.
 
     What was before `start` is unknown: offline is allowed the time up to the first call whole.
     """
@@ -201,23 +216,29 @@ def free_stretches(online: Sequence[Burst], start: int, end: int, release_ns: in
 
 
 def allowed_ns(online: Sequence[Burst], start: int, end: int, release_ns: int) -> int:
-    """What the policy allows offline inside [start, end): Σ max(0, gap - release_ns) over online's gaps."""
+    """What the policy allows offline inside [start, end): Σ max(0, gap - release_ns) over online's
+    gaps.
+    """
     return sum(high - low for low, high in free_stretches(online, start, end, release_ns))
 
 
 def harvest_ratio(
     online: Sequence[Burst], offline: Sequence[Span], start: int, end: int, release_ns: int
 ) -> float:
-    """Offline work done as a part of the time that the policy allowed inside [start, end) (0 when it allowed nothing).
+    """Offline work done as a part of the time that the policy allowed inside [start, end) (0 when
+    it allowed nothing).
 
-    Only what was done within that time counts: an overrun into online's work or a card given back early is no gain.
+    Only what was done within that time counts: an overrun into online's work or a card given back
+    early is no gain.
     """
     allowed = free_stretches(online, start, end, release_ns)
     total = sum(high - low for low, high in allowed)
     return work_inside(offline, allowed) / total if total else 0.0
 
 
-def harvest_by_gap(online: Sequence[Burst], offline: Sequence[Span], release_ns: int) -> list[float]:
+def harvest_by_gap(
+    online: Sequence[Burst], offline: Sequence[Span], release_ns: int
+) -> list[float]:
     """The same for each gap between two online bursts; gaps that allow nothing are left out."""
     ratios = []
     for before, after in pairwise(online):
@@ -245,6 +266,8 @@ def percentile(values: Iterable[float], percent: float) -> float:
     """Nearest-rank percentile; values must not be empty."""
     ordered = sorted(values)
     if not ordered:
-        raise ValueError("a percentile of nothing was asked for: the measurement produced no samples")
+        raise ValueError(
+            "a percentile of nothing was asked for: the measurement produced no samples"
+        )
     rank = max(1, -(-len(ordered) * percent // 100))
     return ordered[int(rank) - 1]

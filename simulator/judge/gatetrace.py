@@ -23,5 +23,7 @@ def read_gates(path: Path) -> list[Gate]:
     """All gate changes of a trace file; an unfinished last record is left out."""
     size = ctypes.sizeof(abi.GateEvent)
     data = path.read_bytes()
-    events = (abi.GateEvent.from_buffer_copy(data, at) for at in range(0, len(data) - size + 1, size))
+    events = (
+        abi.GateEvent.from_buffer_copy(data, at) for at in range(0, len(data) - size + 1, size)
+    )
     return [Gate(e.t_ns, e.job_id, e.card, e.flags) for e in events]

@@ -1,10 +1,9 @@
-"""Who had the card, and how far that is from who should have had it: pure functions over executed intervals.
+"""Compares each tenant's part of the card with its share: pure functions of executed intervals.
 
-Input is the simulated device's own record (docs/specs/trace.md), as in `evaluate`. A figure here is in points:
-percent of the card that a tenant got, less percent that it should have got. Times are nanoseconds.
-
-Two rules (architecture.md, D8): under burst-share a tenant's part of what was executed is judged, busy_i / sum of busy,
-while all tenants are backlogged; under fixed-share its part of the wall time, busy_i / wall.
+Input is the simulated device's record (docs/specs/trace.md), as in `evaluate`. A figure is in
+points: percent of the card that a tenant got, less its due percent. Times are nanoseconds. Two
+rules (docs/specs/arbiter/scheduling.md): under burst-share busy_i / sum of busy counts while all
+tenants are backlogged; under fixed-share busy_i / wall time.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ Rule = Callable[[Sequence[int], int, Sequence[float]], list[float]]
 class Service:
     """The executed time of one tenant as a function of time: exact, in O(log n) per question.
 
-    Pieces that touch are joined, and pieces that overlap (streams of one tenant on one card never do in the trace,
-    but a union costs nothing) are counted once.
+    Pieces that touch are joined, and pieces that overlap (streams of one tenant on one card never
+    do in the trace, but a union costs nothing) are counted once.
     """
 
     def __init__(self, spans: Iterable[Span]) -> None:
@@ -73,7 +72,8 @@ def services(spans: Iterable[Span], tenants: Mapping[int, Iterable[int]]) -> dic
 
 
 def burst_rule(busy: Sequence[int], wall: int, shares: Sequence[float]) -> list[float]:
-    """Points by which each tenant's part of the executed time is above (+) or below (-) its weight's part.
+    """Points by which each tenant's part of the executed time is above (+) or below (-) its
+    weight's part.
 
     In a window without execution each tenant is short of its whole part.
     """
@@ -90,7 +90,11 @@ def fixed_rule(busy: Sequence[int], wall: int, shares: Sequence[float]) -> list[
     return [100.0 * b / wall - s for b, s in zip(busy, shares, strict=True)]
 
 
-RULES: dict[str, Rule] = {"burst-share": burst_rule, "best-effort": burst_rule, "fixed-share": fixed_rule}
+RULES: dict[str, Rule] = {
+    "burst-share": burst_rule,
+    "best-effort": burst_rule,
+    "fixed-share": fixed_rule,
+}
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ def errors(
 
 
 def worst(points: Mapping[int, float], at: int, sides: str = "both") -> Worst:
-    """The tenant furthest from what it should have had; sides="above": considers surpluses only."""
+    """The tenant furthest from its due part; sides="above": only surpluses."""
     size = (lambda value: value) if sides == "above" else abs
     tenant = max(points, key=lambda t: size(points[t]))
     return Worst(size(points[tenant]), tenant, at)
@@ -127,9 +131,10 @@ def worst_window(
 ) -> Worst:
     """The worst of all windows of this width inside the span: exact, not sampled.
 
-    While a window moves, every tenant's executed time in it is linear until one of the window's two ends meets an
-    edge of execution, and both rules are then monotone in it; so the extremes are at windows that begin or end at
-    an edge. Raises ValueError when the span is shorter than one window.
+    While a window moves, every tenant's executed time in it is linear until one of the window's two
+    ends meets an edge of execution, and both rules are then monotone in it; so the extremes are at
+    windows that begin or end at an edge. Raises ValueError when the span is shorter than one
+    window.
     """
     start, end = span
     if end - start < width:
@@ -154,7 +159,9 @@ class Price:
 
     @property
     def drain_percent(self) -> float:
-        """What was lost beside the cost of changing contexts: drains, wake-ups, launches that came late."""
+        """What was lost beside the cost of changing contexts: drains, wake-ups, launches that came
+        late.
+        """
         return max(0.0, self.lost_percent - self.switch_percent)
 
 

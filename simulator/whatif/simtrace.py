@@ -1,6 +1,7 @@
 """The trace of `qgpu simulate`: cards, their settings, and tenants that are a few numbers each.
 
-docs/specs/simulate.md describes the file. Every bad input becomes one sentence that names its place.
+docs/specs/simulate.md describes the file. Every bad input becomes one sentence that names its
+place.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from gres.config.schema import Isolation, JobClass, Policy, Section, Word
 from gres.config.sentences import fault_sentence, shown
@@ -25,7 +33,7 @@ Lie = Literal["busy", "idle"]
 
 
 class TraceError(ValueError):
-    """A trace that cannot be simulated; the text is a sentence for the person who wrote it."""
+    """An invalid trace; the text is a sentence for its author."""
 
 
 def _bounded(low: Duration, high: Duration) -> Any:
@@ -54,14 +62,18 @@ class Policies(Section):
 
 
 class Latency(Section):
-    """Mean wake-up of the arbiter and of a tenant's thread; each one takes half of that to half more."""
+    """Mean wake-up of the arbiter and of a tenant's thread; each one takes half of that to half
+    more.
+    """
 
     arbiter: Delay = Duration(30_000)
     tenant: Delay = Duration(40_000)
 
 
 class CardTrace(Section):
-    """One card, or `count` equal ones: the arbiter's settings for it, and what its hardware costs."""
+    """One card, or `count` equal ones: the arbiter's settings for it,
+    and what its hardware costs.
+    """
 
     name: Word = "card"
     count: int = Field(default=1, ge=1, le=MAX_CARDS)
@@ -80,7 +92,7 @@ class CardTrace(Section):
 
 
 class Requests(Section):
-    """Requests of so many kernels each: one every so often, or at random with so many per second."""
+    """Requests of a number of kernels: at a period, or at random with a rate per second."""
 
     every: Span | None = None
     per_second: Annotated[float, Field(ge=0.001, le=100_000, strict=False)] | None = None
@@ -90,7 +102,9 @@ class Requests(Section):
     @model_validator(mode="after")
     def _one_of_each(self) -> Requests:
         if (self.every is None) == (self.per_second is None):
-            raise ValueError("write either every (one request each 1s, say) or per_second (random arrivals)")
+            raise ValueError(
+                "write either every (one request each 1s, say) or per_second (random arrivals)"
+            )
         if (self.kernels is None) == (self.busy is None):
             raise ValueError("write either kernels (how many) or busy (how long all of them take)")
         if self.every is not None and self.every.ns == 0:
@@ -103,7 +117,7 @@ def _list(value: object) -> object:
 
 
 class TenantTrace(Section):
-    """One job on one card, or on each card named: who it is, what it does, and how it misbehaves."""
+    """One job on one card, or on each named card: its identity, its load, and its misbehaviour."""
 
     name: Word
     card: Annotated[list[Word], BeforeValidator(_list)] | None = None
@@ -127,7 +141,8 @@ class TenantTrace(Section):
     def _load(cls, value: object) -> object:
         if not isinstance(value, dict) and value != "endless":
             raise ValueError(
-                f"'{shown(value)}' is not a load; write endless, or for example {{per_second: 20, kernels: 50}}"
+                f"'{shown(value)}' is not a load; write endless, or for example {{per_second: 20,"
+                " kernels: 50}"
             )
         return value
 
@@ -137,7 +152,9 @@ class TenantTrace(Section):
             raise ValueError(f"stop {self.stop} is not after start {self.start}")
         ends = [span.ns for pair in self.halted for span in pair]
         if ends != sorted(ends) or len(set(ends)) != len(ends):
-            raise ValueError("halted must be pairs of rising times, for example [[10s, 20s], [30s, 31s]]")
+            raise ValueError(
+                "halted must be pairs of rising times, for example [[10s, 20s], [30s, 31s]]"
+            )
         return self
 
     def labels(self) -> list[str]:
@@ -145,7 +162,9 @@ class TenantTrace(Section):
         return [self.name] if self.count == 1 else [f"{self.name}{i}" for i in range(self.count)]
 
     def kernels_per_request(self) -> int:
-        """Kernels of one request; where its length was given, as many mean kernels as come closest to it."""
+        """Kernels of one request; where its length was given, as many mean kernels as come closest
+        to it.
+        """
         if not isinstance(self.load, Requests):
             return 1
         if self.load.kernels is not None:
@@ -158,7 +177,9 @@ class TenantTrace(Section):
 class Trace(Section):
     """A whole file."""
 
-    duration: Annotated[Duration, _bounded(Duration(1 * MS), Duration(1000 * HOUR))] = Duration(10_000 * MS)
+    duration: Annotated[Duration, _bounded(Duration(1 * MS), Duration(1000 * HOUR))] = Duration(
+        10_000 * MS
+    )
     seed: int = Field(default=1, ge=0, le=2**32)
     cards: list[CardTrace] = Field(default_factory=lambda: [CardTrace()], min_length=1)
     tenants: list[TenantTrace] = Field(min_length=1)
@@ -172,13 +193,19 @@ class Trace(Section):
             raise ValueError(f"two cards have the name '{_doubled(cards)}'")
         names = [tenant.name for tenant in self.tenants]
         if len(set(names)) != len(names):
-            raise ValueError(f"two tenants have the name '{_doubled(names)}'; count: 2 makes two alike")
+            raise ValueError(
+                f"two tenants have the name '{_doubled(names)}'; count: 2 makes two alike"
+            )
         for tenant in self.tenants:
             for card in tenant.card or []:
                 if card not in cards:
-                    raise ValueError(f"tenant '{tenant.name}' names the card '{card}'; there is {cards[:8]}")
+                    raise ValueError(
+                        f"tenant '{tenant.name}' names the card '{card}'; there is {cards[:8]}"
+                    )
             if len(set(tenant.card or [])) != len(tenant.card or []):
-                raise ValueError(f"tenant '{tenant.name}' names a card twice; count: 2 makes two alike")
+                raise ValueError(
+                    f"tenant '{tenant.name}' names a card twice; count: 2 makes two alike"
+                )
         labels = [label for tenant in self.tenants for label in tenant.labels()]
         if len(set(labels)) != len(labels):
             raise ValueError(
@@ -194,7 +221,9 @@ class Trace(Section):
                 per_card[card] += tenant.count
         name, most = max(per_card.items(), key=lambda item: item[1])
         if most > MAX_TENANTS_OF_A_CARD:
-            raise ValueError(f"card '{name}' has {most} tenants; it takes at most {MAX_TENANTS_OF_A_CARD}")
+            raise ValueError(
+                f"card '{name}' has {most} tenants; it takes at most {MAX_TENANTS_OF_A_CARD}"
+            )
         if sum(per_card.values()) > MAX_TENANTS:
             raise ValueError(f"{sum(per_card.values())} tenants are more than {MAX_TENANTS}")
 
@@ -229,7 +258,10 @@ def _sentence(error: Any) -> str:
     location = tuple(step for step in location if step != "Requests")
     key = ".".join(str(step) for step in location) or "the trace"
     if error["type"] == "string_type" and isinstance(error["input"], bool):
-        return f"{key}: YAML reads on, off, yes and no as truth values; write it in quotes, or another name"
+        return (
+            f"{key}: YAML reads on, off, yes and no as truth values; write it in quotes, or another"
+            " name"
+        )
     return fault_sentence(error, key, _known_keys(location))
 
 
@@ -238,10 +270,12 @@ def parse_trace(text: str, source: str = "the trace") -> Trace:
     try:
         data = yaml.safe_load(text)
         if not isinstance(data, dict):
-            raise TraceError(f"{source}: the file must hold keys such as duration, cards and tenants")
+            raise TraceError(
+                f"{source}: the file must hold keys such as duration, cards and tenants"
+            )
         return Trace.model_validate(data)
     except ValidationError as error:
-        # a load that is neither form is an error of each form: one of them says enough
+        # a load of neither form is an error of each form: one suffices
         items = [item for item in error.errors() if "literal['endless']" not in item["loc"]]
         lines = dict.fromkeys(f"{source}: {_sentence(item)}" for item in items or error.errors())
         raise TraceError("\n".join(lines)) from None

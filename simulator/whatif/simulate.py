@@ -1,4 +1,6 @@
-"""Runs a trace through qgpu-simulate: the arbiter's own decision, with tenants that are a few numbers each."""
+"""Runs a trace through qgpu-simulate: the arbiter's own decision, with tenants that are a few
+numbers each.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +167,9 @@ def _windows(raw: dict[str, Any]) -> dict[str, float | None]:
     for span, length in (("1s", 10**9), ("10s", 10**10)):
         there = raw["present_ns"] >= length
         for end in ("max", "min"):
-            result[f"{end}_{span}_percent"] = _percent(raw[f"{end}_{span}_ns"], length) if there else None
+            result[f"{end}_{span}_percent"] = (
+                _percent(raw[f"{end}_{span}_ns"], length) if there else None
+            )
     return result
 
 
@@ -194,14 +198,18 @@ def _tenant(trace: Trace, item: Placed, raw: dict[str, Any], scale: float) -> Te
         p50_ms=raw["p50_ns"] / 1e6 if latencies else None,
         p99_ms=raw["p99_ns"] / 1e6 if latencies else None,
         got_percent=_percent(raw["busy_ns"], present),
-        error_points=_percent(raw["busy_ns"] - raw["due_ns"] * scale, present) if governed else None,
+        error_points=_percent(raw["busy_ns"] - raw["due_ns"] * scale, present)
+        if governed
+        else None,
         profile=tuple(round(busy / column, 4) for busy in raw["bins"]),
         **_windows(raw),
     )
 
 
 def _scale(trace: Trace, tenants: list[Placed], raw: list[dict[str, Any]], which: Placed) -> float:
-    """fixed-share is a part of the wall clock; the others are parts of what their class really got."""
+    """fixed-share is a part of the wall clock; the others are parts of
+    what their class really got.
+    """
     if getattr(_all_cards(trace)[which.card].policy, which.trace.job_class) == "fixed-share":
         return 1.0
     mine = [
@@ -227,7 +235,9 @@ def _card(name: str, raw: dict[str, Any], duration_ns: int) -> CardResult:
 
 
 def find_program() -> Path:
-    """qgpu-simulate of the build tree, or the installed one. Raises TraceError if neither is there."""
+    """qgpu-simulate of the build tree, or the installed one. Raises
+    TraceError if neither is there.
+    """
     for path in PROGRAMS:
         if os.access(path, os.X_OK):
             return path
@@ -237,7 +247,8 @@ def find_program() -> Path:
 def simulate(
     trace: Trace, timeline: Path | None = None, jobs: int | None = None, program: Path | None = None
 ) -> Result:
-    """Run the trace. The same trace gives the same result, however many threads share the cards out.
+    """Run the trace. The same trace gives the same result, however many threads share the cards
+    out.
 
     Raises TraceError with a sentence where the program refuses or cannot write the timeline.
     """
@@ -245,9 +256,13 @@ def simulate(
     command = [str(program or find_program()), "--jobs", str(jobs or min(os.cpu_count() or 1, 64))]
     if timeline is not None:
         command += ["--timeline", str(timeline)]
-    done = subprocess.run(command, input=program_input(trace, tenants), capture_output=True, text=True)
+    done = subprocess.run(
+        command, input=program_input(trace, tenants), capture_output=True, text=True
+    )
     if done.returncode != 0:
-        raise TraceError(done.stderr.strip() or f"qgpu-simulate ended with status {done.returncode}")
+        raise TraceError(
+            done.stderr.strip() or f"qgpu-simulate ended with status {done.returncode}"
+        )
     raw = json.loads(done.stdout)
     if timeline is not None:
         _name_timeline(timeline, trace, tenants)
