@@ -15,7 +15,9 @@ from gres.config.site import Config, ConfigError, load_config
 config_option = click.option(
     "--config", "config_path", default=DEFAULT_CONFIG, show_default=True, envvar="QGPU_CONFIG"
 )
-node_option = click.option("--node", help="Name of this node in Slurm. Default: the host's short name.")
+node_option = click.option(
+    "--node", help="Name of this node in Slurm. Default: the host's short name."
+)
 
 
 def node_name(given: str | None, config: Config) -> str:

@@ -11,7 +11,11 @@ from gres.version import VERSION
 
 # Subcommand -> (module, attribute, one line for `qgpu --help`).
 COMMANDS = {
-    "metrics": ("cli.metrics", "metrics", "Metrics of this node, and rules and dashboard for them."),
+    "metrics": (
+        "cli.metrics",
+        "metrics",
+        "Metrics of this node, and rules and dashboard for them.",
+    ),
     "collect": ("cli.report.collect", "collect", "Merge the nodes' usage ledgers into one."),
     "cards": ("cli.live.held", "cards", "This node's cards and how much of each is granted."),
     "jobs": ("cli.live.held", "jobs", "Which jobs hold cards here."),
@@ -20,21 +24,35 @@ COMMANDS = {
     "job": ("cli.live.job", "job", "Change a running job on this node."),
     "demo": ("cli.demo.command", "demo", "Run the main job on a sandbox and check every promise."),
     "extend": ("cli.jobs.extend", "extend", "Give suspended offline jobs their time back."),
-    "guard": ("cli.jobs.guard", "guard", "Hold jobs that slurmctld took without qgpu's job_submit."),
+    "guard": (
+        "cli.jobs.guard",
+        "guard",
+        "Hold jobs that slurmctld took without qgpu's job_submit.",
+    ),
     "doctor": ("cli.doctor.command", "doctor", "Check this host, one line per thing."),
-    "lint": ("cli.site.lint", "lint", "Check a site's configuration repository, without a cluster."),
+    "lint": (
+        "cli.site.lint",
+        "lint",
+        "Check a site's configuration repository, without a cluster.",
+    ),
     "plan": ("cli.site.plan", "plan", "Explain what a request would become."),
     "render": ("cli.site.render", "render", "Write Slurm's configuration from qgpu.yaml."),
     "report": ("cli.report.command", "report", "What jobs were granted and what they used."),
     "run": ("cli.run.command", "run", "Run a program with a share of a card, without Slurm."),
     "sandbox": ("cli.sandbox.command", "sandbox", "A private Slurm cluster with simulated cards."),
     "setup": ("cli.setup.command", "setup", "Write qgpu's part of Slurm's configuration here."),
-    "simulate": ("cli.simulate", "simulate_command", "What the arbiter would do to a trace of tenants."),
+    "simulate": (
+        "cli.simulate",
+        "simulate_command",
+        "What the arbiter would do to a trace of tenants.",
+    ),
 }
 
 
 def present(name: str) -> bool:
-    """Whether the code of a subcommand is installed: sandbox and demo are in a source tree alone."""
+    """Whether the code of a subcommand is installed: sandbox and demo
+    are in a source tree alone.
+    """
     package = COMMANDS[name][0].rpartition(".")[0]
     return importlib.util.find_spec(package) is not None
 

@@ -1,4 +1,6 @@
-"""`qgpu metrics`: what a scrape of this node gets, and a dashboard and alert rules made for these metrics."""
+"""`qgpu metrics`: what a scrape of this node gets, and a dashboard and alert rules made for these
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def render(what: str, config: Config) -> str:
 
 
 def scrape(config: Config, node: str | None) -> str:
-    """The metrics of nodes here, from their live state. Counters per class start at zero: qgpud keeps them."""
+    """The metrics of nodes here, from their live state. Counters per class start at zero: qgpud
+    keeps them.
+    """
     parts = []
     for name in live.nodes_here(config, node, cluster=False):
         state = live.read_node(config, name)
@@ -37,7 +41,9 @@ def scrape(config: Config, node: str | None) -> str:
 
 @click.command()
 @click.argument("what", type=click.Choice(["show", *TEMPLATES]), default="show")
-@click.option("--config", envvar="QGPU_CONFIG", default=DEFAULT_CONFIG, show_default=True, help="qgpu.yaml.")
+@click.option(
+    "--config", envvar="QGPU_CONFIG", default=DEFAULT_CONFIG, show_default=True, help="qgpu.yaml."
+)
 @click.option("--node", help="With show: this node instead of the one we are on.")
 def metrics(what: str, config: str, node: str | None) -> None:
     """Print this node's metrics per job (show), a Grafana dashboard, or Prometheus alert rules."""

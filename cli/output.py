@@ -1,4 +1,6 @@
-"""What all reading commands share: rows as a table, as lines for scripts, as JSON; names of users; ways to fail."""
+"""What all reading commands share: rows as a table, as lines for scripts, as JSON; names of users;
+ways to fail.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ def aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
     widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
     return [
         "  ".join(
-            text.ljust(widths[at]) if at < left else text.rjust(widths[at]) for at, text in enumerate(line)
+            text.ljust(widths[at]) if at < left else text.rjust(widths[at])
+            for at, text in enumerate(line)
         ).rstrip()
         for line in lines
     ]
@@ -64,6 +67,6 @@ def user_id(name: str) -> int | None:
 
 
 def fail(command: str, sentence: str) -> NoReturn:
-    """Say what is wrong and exit with status 2."""
+    """Print the error and exit with status 2."""
     click.echo(f"qgpu {command}: {sentence}", err=True)
     raise SystemExit(2)

@@ -18,5 +18,7 @@ def program() -> str:
 
 
 def python() -> list[str]:
-    """The words that run this Python for a module of ours: as isolated from the user's files as this process is."""
+    """The words that run this Python for a module of ours: as isolated from the user's files as
+    this process is.
+    """
     return [sys.executable, "-IB"] if sys.flags.isolated else [sys.executable]

@@ -1,4 +1,6 @@
-"""`qgpu simulate`: what the arbiter would do to a trace of tenants, without processes and without a card."""
+"""`qgpu simulate`: what the arbiter would do to a trace of tenants, without processes and without a
+card.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def _error(tenant: TenantResult) -> str:
 def profile_line(profile: tuple[float, ...]) -> str:
     """One character per part of the run: how much of the card the tenant had."""
     top = len(BLOCKS) - 1
-    return "".join(BLOCKS[0 if part < 0.005 else max(1, min(top, round(part * top)))] for part in profile)
+    return "".join(
+        BLOCKS[0 if part < 0.005 else max(1, min(top, round(part * top)))] for part in profile
+    )
 
 
 def _row(tenant: TenantResult) -> list[str]:
@@ -51,7 +55,18 @@ def _row(tenant: TenantResult) -> list[str]:
 
 
 HEAD = (
-    *("card", "tenant", "class", "policy", "asked %", "got %", "error", "busy s", "waited s", "preempted s"),
+    *(
+        "card",
+        "tenant",
+        "class",
+        "policy",
+        "asked %",
+        "got %",
+        "error",
+        "busy s",
+        "waited s",
+        "preempted s",
+    ),
     *("times", "p50 ms", "p99 ms"),
 )
 
@@ -83,14 +98,17 @@ def _print(result: Result, width: int | None = None) -> None:
     console.print(_timeline(result))
     for card in result.cards:
         console.print(
-            f"{card.name}: busy {card.busy_percent:.1f} %, {card.switches_per_s:.0f} context switches/s"
-            f" ({card.switch_lost_percent:.2f} % lost), {card.decisions_per_s:.0f} decisions/s"
+            f"{card.name}: busy {card.busy_percent:.1f} %, {card.switches_per_s:.0f} context"
+            f" switches/s ({card.switch_lost_percent:.2f} % lost), {card.decisions_per_s:.0f}"
+            " decisions/s"
         )
-    console.print("All figures are simulated: a model of tenants and card, the arbiter's own decision.")
+    console.print(
+        "All figures are simulated: a model of tenants and card, the arbiter's own decision."
+    )
 
 
 def _changed(trace: Trace, seed: int | None, duration: str | None) -> Trace:
-    """The trace with what the command line says instead."""
+    """The trace with the options of the command line."""
     changes: dict[str, object] = {}
     if seed is not None:
         changes["seed"] = seed
@@ -106,7 +124,9 @@ def _changed(trace: Trace, seed: int | None, duration: str | None) -> Trace:
 
 @click.command("simulate")
 @click.argument("trace_file", type=click.Path(path_type=Path), metavar="TRACE")
-@click.option("--seed", type=click.IntRange(0, 2**32), default=None, help="Instead of the trace's own.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32), default=None, help="Instead of the trace's own."
+)
 @click.option("--duration", default=None, help="Instead of the trace's own, for example 1h.")
 @click.option(
     "--timeline",
@@ -114,7 +134,9 @@ def _changed(trace: Trace, seed: int | None, duration: str | None) -> Trace:
     default=None,
     help=f"Write each change of state as CSV (t_ns,card,tenant,state; states: {STATES}).",
 )
-@click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Threads; cards are shared out.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 256), default=None, help="Threads; cards are shared out."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def simulate_command(
     trace_file: Path,
@@ -126,8 +148,9 @@ def simulate_command(
 ) -> None:
     """Run a TRACE of cards and tenants (YAML or JSON) through the arbiter's own decision.
 
-    No process is started for a tenant and no card is needed; an hour of several cards takes seconds. The same trace
-    and seed give the same result. Exits 1 with a sentence where the trace cannot be simulated.
+    No process is started for a tenant and no card is needed; an hour of several cards takes
+    seconds. The same trace and seed give the same result. Exits 1 with a sentence where the trace
+    cannot be simulated.
     """
     try:
         trace = _changed(load_trace(trace_file), seed, duration)

@@ -64,10 +64,12 @@ def _is_up(sandbox: Sandbox) -> bool:
 
 
 def _leave(sandbox: Sandbox, console: Console, keep: bool, status: int) -> None:
-    """Tear the cluster down, or say how to enter it; after a failure its logs stay."""
+    """Tear the cluster down, or print how to enter it; after a failure its logs stay."""
     if status and (sandbox.layout.state / "log").is_dir():
         _save_logs(sandbox)
-        console.print(f"Logs of all daemons and jobs: {LOGS} (begin with slurmctld.log)", highlight=False)
+        console.print(
+            f"Logs of all daemons and jobs: {LOGS} (begin with slurmctld.log)", highlight=False
+        )
     if keep and _is_up(sandbox):
         console.print(_enter_hint(sandbox), highlight=False, markup=False)
     else:
@@ -90,8 +92,12 @@ def demo(keep: bool, name: str) -> None:
     """Run the main job on a real Slurm with simulated cards and check every promise."""
     console = Console(soft_wrap=True)
     began = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster goes down then as well
-    sandbox = Sandbox(SandboxOptions(name=name), lambda text: console.print(f"  {text}", style="dim"))
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # so that the cluster goes down then as well
+    sandbox = Sandbox(
+        SandboxOptions(name=name), lambda text: console.print(f"  {text}", style="dim")
+    )
     if sandbox.down():
         console.print(f"Ended the cluster {name!r} that an earlier run had left up.", style="dim")
     console.print("[bold]Bringing up a private Slurm: 2 nodes, 2 simulated cards each[/]")

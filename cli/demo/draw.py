@@ -21,6 +21,8 @@ def axis(count: int, bucket_s: float) -> str:
     for second in range(int(count * bucket_s) + 1):
         label = str(second)
         at = round(second / bucket_s)
-        if at + len(label) <= count and all(c == " " for c in text[max(0, at - 1) : at + len(label)]):
+        if at + len(label) <= count and all(
+            c == " " for c in text[max(0, at - 1) : at + len(label)]
+        ):
             text[at : at + len(label)] = label
     return "".join(text)

@@ -48,7 +48,7 @@ class Job:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the workload, once it has said so."""
+        """Process id of the workload, once it has printed it."""
         for entry in self.logged():
             if "pid" in entry:
                 return int(str(entry["pid"]))
@@ -56,7 +56,7 @@ class Job:
 
 
 class Timeout(RuntimeError):
-    """Something that the demo waits for did not come; the text says what, and which log to read."""
+    """The demo waited for something in vain; the text names it and the log to read."""
 
 
 def wait_for(what: str, condition: Callable[[], bool], seconds: float, log: Path | str) -> None:
@@ -75,13 +75,28 @@ class Cluster:
     sandbox: Sandbox
 
     def submit(
-        self, user: str, name: str, qos: str, gres: str, work: Sequence[str], options: Sequence[str] = ()
+        self,
+        user: str,
+        name: str,
+        qos: str,
+        gres: str,
+        work: Sequence[str],
+        options: Sequence[str] = (),
     ) -> Job:
         """sbatch as that user; SandboxError holds sbatch's own words when it refuses."""
         home = self.sandbox.layout.home(user)
         job = Job(0, name, user, home)
         command = shlex.join(["exec", "qgpu-workload", "--log", str(job.log), *work])
-        argv = ["sbatch", "--parsable", "-J", name, f"--qos={qos}", f"--gres={gres}", "-o", str(job.out)]
+        argv = [
+            "sbatch",
+            "--parsable",
+            "-J",
+            name,
+            f"--qos={qos}",
+            f"--gres={gres}",
+            "-o",
+            str(job.out),
+        ]
         argv += ["-e", str(job.err), *options, "--wrap", command]
         number = self.sandbox.run(argv, user=user).stdout.strip().split(";")[0]
         return Job(int(number), name, user, home)
@@ -92,7 +107,9 @@ class Cluster:
         return "" if done.returncode == 0 else done.stderr.strip()
 
     def state(self, job: Job) -> str:
-        """State and reason as squeue says: `RUNNING None`, `PENDING Resources`; empty once it is gone."""
+        """State and reason by squeue: `RUNNING None`, `PENDING
+        Resources`; empty for an ended job.
+        """
         done = self.sandbox.run(["squeue", "-h", "-j", str(job.id), "-o", "%T %r"], check=False)
         return done.stdout.strip()
 
@@ -106,13 +123,16 @@ class Cluster:
         )
 
     def wait_reason(self, job: Job, reasons: Sequence[str], seconds: float = 10) -> str:
-        """Wait until Slurm says why the job waits; returns state and reason."""
+        """Wait until Slurm gives a reason why the job waits; state and reason."""
 
         def said() -> bool:
             return any(reason in self.state(job) for reason in reasons)
 
         wait_for(
-            f"Slurm's reason why job {job.id} waits", said, seconds, self.sandbox.layout.log("slurmctld")
+            f"Slurm's reason why job {job.id} waits",
+            said,
+            seconds,
+            self.sandbox.layout.log("slurmctld"),
         )
         return self.state(job)
 
@@ -121,7 +141,9 @@ class Cluster:
         gone = ("", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
         self.wait_state(job, gone, seconds)
 
-    def wait_logged(self, job: Job, what: str, condition: Callable[[], bool], seconds: float = 30) -> None:
+    def wait_logged(
+        self, job: Job, what: str, condition: Callable[[], bool], seconds: float = 30
+    ) -> None:
         """Wait for something in the workload's log."""
         wait_for(f"{what} of job {job.id} ({job.name})", condition, seconds, job.err)
 

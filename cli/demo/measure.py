@@ -75,7 +75,9 @@ def busy_fraction(node: NodePaths, job: Job, start: int, end: int) -> float:
 
 
 def pair(node: NodePaths, online: Job, offline: Job, solo_s: float) -> Pair:
-    """The figures of the two jobs after both ended; the offline one ran alone for the last solo_s seconds."""
+    """The figures of the two jobs after both ended; the offline one ran alone for the last solo_s
+    seconds.
+    """
     ours = spans_of(node, online)
     theirs = spans_of(node, offline)
     gates = [g for g in read_gates(node.gates) if g.job_id == offline.id]
@@ -85,7 +87,8 @@ def pair(node: NodePaths, online: Job, offline: Job, solo_s: float) -> Pair:
     beside = [b for b in found if b.call > first_offline]
     frees = ev.card_free_us(beside, theirs)
     inside = sum(
-        ev.work_ns(theirs, b.call + int(free * 1000), b.end) for b, free in zip(beside, frees, strict=True)
+        ev.work_ns(theirs, b.call + int(free * 1000), b.end)
+        for b, free in zip(beside, frees, strict=True)
     )
     last = beside[-1].end
     solo_start = last + 2 * RELEASE_NS
@@ -109,7 +112,9 @@ def pair(node: NodePaths, online: Job, offline: Job, solo_s: float) -> Pair:
 
 
 def below(values: Sequence[float], limit: float, unit: str) -> tuple[bool, str]:
-    """Whether the median keeps the limit (single values are at the mercy of the machine), and all values."""
+    """Whether the median keeps the limit (single values are at the mercy of the machine), and all
+    values.
+    """
     if not values:
         return False, "nothing was measured"
     each = " ".join(f"{v:.0f}" if v >= 10 else f"{v:.1f}" for v in values)

@@ -1,4 +1,6 @@
-"""The promises that the demo checks: each is recorded with what was seen, none may be skipped silently."""
+"""The promises that the demo checks: each is recorded with what was seen, none may be skipped
+silently.
+"""
 
 from __future__ import annotations
 

@@ -18,10 +18,22 @@ from cli.demo.promises import Promises
 from enforcer.nvml.driver import PynvmlNvml
 from simulator.judge import evaluate as ev
 
-# The simulated card executes one iteration a nanosecond; on a real one the program calibrates itself.
+# The simulated card executes one iteration a nanosecond; on a real one the program calibrates
+# itself.
 KERNEL = ("--kernel-us", "200", "--iters", "200000", "--kernels-per-request", "5")
 STEADY = ("--kernel-us", "5000", "--iters", "5000000", "--no-sync-each", "--length", "300")
-LIGHT = ("--kernel-us", "500", "--iters", "500000", "--busy", "0.02", "--idle", "0.48", "--length", "300")
+LIGHT = (
+    "--kernel-us",
+    "500",
+    "--iters",
+    "500000",
+    "--busy",
+    "0.02",
+    "--idle",
+    "0.48",
+    "--length",
+    "300",
+)
 BURSTS, BUSY_S, IDLE_S = 4, 2, 2
 SOLO_S = 2.0
 
@@ -79,12 +91,16 @@ class Story:
         self.start("train", "bob", "offline", "qgpu:30,qgpu_mem:20G", *training, minutes=1)
         running = {job.id for name, job in self.jobs.items() if name != "big"}
         log = self.cluster.sandbox.layout.log("slurmctld")
-        wait_for("a grant for each running job", lambda: running <= self.cluster.grants().keys(), 20, log)
+        wait_for(
+            "a grant for each running job", lambda: running <= self.cluster.grants().keys(), 20, log
+        )
         self._show_placement()
 
     def _show_placement(self) -> None:
         grants = self.cluster.grants()
-        table = Table("job", "name", "user", "class", "share", "memory cap", "node", "card", box=None)
+        table = Table(
+            "job", "name", "user", "class", "share", "memory cap", "node", "card", box=None
+        )
         places = {}
         for name, job in self.jobs.items():
             grant = grants.get(job.id)
@@ -107,7 +123,9 @@ class Story:
         check("online serve and offline train share one card", same, str(places.get("serve")))
         others = {places.get(n) for n in ("chat", "fold", "render")} - {None}
         apart = len(others) == 3 and places.get("serve") not in others
-        check("the three other jobs are on the three other cards", apart, f"{sorted(others, key=str)}")
+        check(
+            "the three other jobs are on the three other cards", apart, f"{sorted(others, key=str)}"
+        )
         state = self.cluster.wait_reason(self.jobs["big"], ["Resources", "Priority", "RUNNING"])
         check("a job that fits on no card waits", state.startswith("PENDING"), state)
 
@@ -136,8 +154,13 @@ class Story:
             "an offline gate closes within 1 ms of online's launch (simulated)",
             *measure.below(closes, 1000, "us"),
         )
-        check("the card is free of offline within 2 ms (simulated)", *measure.below(frees, 2000, "us"))
-        check("offline is back within 105 ms of online's last kernel", *measure.below(backs, 105, "ms"))
+        check(
+            "the card is free of offline within 2 ms (simulated)", *measure.below(frees, 2000, "us")
+        )
+        check(
+            "offline is back within 105 ms of online's last kernel",
+            *measure.below(backs, 105, "ms"),
+        )
         check(
             "offline stands still while online is busy",
             seen.offline_during_online <= 0.01,
@@ -147,13 +170,15 @@ class Story:
         check(
             "offline takes at least 95 % of the time that online leaves (median of the gaps)",
             relative >= 0.95,
-            f"{100 * relative:.1f} % of its solo rate (solo: busy {100 * seen.solo:.1f} % of the time)",
+            f"{100 * relative:.1f} % of its solo rate (solo: busy {100 * seen.solo:.1f} % of the"
+            " time)",
         )
         ratio = seen.p99_beside_us / seen.p99_alone_us
         check(
             "online's p99 stays within 10 % of its p99 alone (quietest burst)",
             ratio <= 1.10,
-            f"{seen.p99_beside_us:.0f} us beside, {seen.p99_alone_us:.0f} us alone, ratio {ratio:.3f}",
+            f"{seen.p99_beside_us:.0f} us beside, {seen.p99_alone_us:.0f} us alone, ratio"
+            f" {ratio:.3f}",
         )
 
     # -- act 3 ------------------------------------------------------------
@@ -172,13 +197,18 @@ class Story:
         told = greedy.out.read_text() + greedy.err.read_text()
         check = self.promises.check
         named = "CUDA_ERROR_OUT_OF_MEMORY" in told
-        check("the program gets CUDA_ERROR_OUT_OF_MEMORY", named, "it did" if named else told[-300:])
+        check(
+            "the program gets CUDA_ERROR_OUT_OF_MEMORY", named, "it did" if named else told[-300:]
+        )
         lines = [text for text in greedy.err.read_text().splitlines() if text.startswith("qgpu: ")]
         check("one clear line on its stderr", len(lines) == 1, lines[0] if lines else "none")
         now = time.monotonic_ns()
         node = self.cluster.sandbox.node(place.node)
         wait_for(
-            "progress of the neighbour", lambda: measure.ran_after(node, fold, now), 5, node.log("arbiter")
+            "progress of the neighbour",
+            lambda: measure.ran_after(node, fold, now),
+            5,
+            node.log("arbiter"),
         )
         state = self.cluster.state(fold)
         check(
@@ -214,10 +244,15 @@ class Story:
         nvml.close()
         settle = killed + 700 * ev.NS_PER_MS
         wait_for(
-            "the neighbour's progress", lambda: measure.ran_after(node, fold, settle), 5, node.log("arbiter")
+            "the neighbour's progress",
+            lambda: measure.ran_after(node, fold, settle),
+            5,
+            node.log("arbiter"),
         )
         check = self.promises.check
-        check("its memory is free within 100 ms", freed_ms <= 100, f"after {freed_ms:.1f} ms, by NVML")
+        check(
+            "its memory is free within 100 ms", freed_ms <= 100, f"after {freed_ms:.1f} ms, by NVML"
+        )
         rate = measure.busy_fraction(node, fold, killed + 100 * ev.NS_PER_MS, settle)
         check(
             "100 ms later its neighbour has the card",
@@ -232,9 +267,13 @@ class Story:
         self.act("5. Bad requests are refused with a sentence")
         for options, token in BAD_REQUESTS:
             said = self.cluster.refused("alice", "--qos=online", *options)
-            sentence = next((text for text in said.splitlines() if "qgpu" in text and token in text), "")
+            sentence = next(
+                (text for text in said.splitlines() if "qgpu" in text and token in text), ""
+            )
             words = sentence.removeprefix("sbatch: error: ")
-            self.promises.check(f"sbatch {' '.join(options)}", bool(sentence), words or said or "accepted")
+            self.promises.check(
+                f"sbatch {' '.join(options)}", bool(sentence), words or said or "accepted"
+            )
 
     # -- act 6 ------------------------------------------------------------
 
@@ -261,7 +300,9 @@ class Story:
         self._check_accounts(ids)
 
     def _check_accounts(self, ids: Sequence[str]) -> None:
-        rows = measure.report_rows(self.cluster.sandbox.run(["qgpu", "report", "--json", *ids]).stdout)
+        rows = measure.report_rows(
+            self.cluster.sandbox.run(["qgpu", "report", "--json", *ids]).stdout
+        )
         train, greedy = rows.get(self.jobs["train"].id), rows.get(self.jobs["greedy"].id)
         check = self.promises.check
         times = train.preemptions if train else None

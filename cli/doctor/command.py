@@ -19,7 +19,9 @@ MARK = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
 
 def table(checks: list[Check]) -> str:
-    """One line per check; what to do stands behind an arrow. A line names each role before its checks."""
+    """One line per check, with the remedy behind an arrow. A line names each role before its
+    checks.
+    """
     width = max(len(check.name) for check in checks)
     lines: list[str] = []
     for before, check in zip([None, *checks], checks, strict=False):
@@ -38,11 +40,17 @@ def table(checks: list[Check]) -> str:
     "roles",
     multiple=True,
     type=click.Choice(ROLES),
-    help="What this host is; may be given more than once. Default: what runs here, and what qgpu.yaml names.",
+    help=(
+        "What this host is; may be given more than once. Default: what runs here, and what"
+        " qgpu.yaml names."
+    ),
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.option(
-    "--probe", "probing", is_flag=True, help="Submit a one-second job and check that it is governed."
+    "--probe",
+    "probing",
+    is_flag=True,
+    help="Submit a one-second job and check that it is governed.",
 )
 @click.option("--partition", help="With --probe: submit there.")
 @click.option("--account", help="With --probe: on that account.")
@@ -56,14 +64,22 @@ def table(checks: list[Check]) -> str:
 )
 @click.option("--probe-task", hidden=True, help="What the probe runs in its job.")
 def doctor(
-    config_path: str, node: str | None, roles: tuple[Role, ...], as_json: bool, probing: bool, partition: str | None,
-    account: str | None, qos: str | None, timeout: float, probe_task: str | None,
-) -> None:  # fmt: skip
-    """Check this host: one line per thing, with what to do. Exit status 1 if anything fails.
+    config_path: str,
+    node: str | None,
+    roles: tuple[Role, ...],
+    as_json: bool,
+    probing: bool,
+    partition: str | None,
+    account: str | None,
+    qos: str | None,
+    timeout: float,
+    probe_task: str | None,
+) -> None:
+    """Check this host: one line per item, with its remedy. Exit status 1 if a check fails.
 
-    Nothing is changed and root is not needed; what only root can see is said to be so. With --probe a job of the
-    smallest share is submitted as the calling user (--node chooses where it runs) and looked at instead; it is gone
-    afterwards.
+    Nothing is changed and root is not needed; checks that need root are marked. With --probe a job
+    of the smallest share runs as the calling user (--node chooses where) and is checked instead;
+    nothing of it stays.
     """
     if probe_task is not None:
         sys.exit(task.run(config_path, probe_task))

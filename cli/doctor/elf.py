@@ -1,4 +1,4 @@
-"""What a plugin's file says of itself, read without loading it: symbols of a 64-bit little-endian ELF file."""
+"""Reads a plugin's file without loading it: symbols of a 64-bit little-endian ELF file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ class _NoSymbolError(ValueError):
 
 @dataclass(frozen=True)
 class Plugin:
-    """The version of Slurm that a plugin was built for (Slurm's number), and its type, "spank" for SPANK's."""
+    """The version of Slurm that a plugin was built for (Slurm's number), and its type, "spank" for
+    SPANK's.
+    """
 
     number: int
     kind: str
@@ -31,7 +33,9 @@ def _table(data: bytes) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     if end > len(data):
         raise ValueError(f"it is truncated: {len(data)} of at least {end} bytes are there")
     programs = [struct.unpack_from("<IIQQQQQQ", data, phoff + n * psize) for n in range(pnum)]
-    return programs, [struct.unpack_from("<IIQQQQIIQQ", data, shoff + n * ssize) for n in range(snum)]
+    return programs, [
+        struct.unpack_from("<IIQQQQIIQQ", data, shoff + n * ssize) for n in range(snum)
+    ]
 
 
 def _offset(data: bytes, name: bytes) -> int:

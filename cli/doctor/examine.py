@@ -28,7 +28,7 @@ from gres.config.site import ConfigError, digest_of, load_config
 
 Step = Callable[[Known], Check]
 HOST: tuple[Step, ...] = (slurm.slurm, slurm.munge, slurm.clock)
-# Without qgpu.yaml these still say something.
+# These work without qgpu.yaml.
 BARE: tuple[Step, ...] = (system.sealing, system.membarrier, system.cgroups)
 NODE: tuple[Step, ...] = (
     node.driver,
@@ -74,7 +74,7 @@ BY_ROLE: dict[Role, tuple[Step, ...]] = {"controller": CONTROLLER, "node": NODE,
 def examine(
     config_path: str, node: str | None, roles: Sequence[Role] = (), host: Host | None = None
 ) -> list[Check]:
-    """All checks of this host. Raises nothing: what cannot be looked at is a check that failed."""
+    """All checks of this host. Raises nothing: a check that cannot be made has failed."""
     known = Known(host or Host(), config_path)
     first = read_config(known, node)
     known.trust_program_directories()
@@ -106,7 +106,7 @@ def _run(known: Known, group: Group, steps: Iterable[Step]) -> list[Check]:
 
 
 def _safely(step: Step, known: Known) -> Check:
-    """One check; where it breaks, the others still say what they see."""
+    """One check; an exception makes it fail, and the others go on."""
     try:
         return step(known)
     except Exception as error:
@@ -116,7 +116,7 @@ def _safely(step: Step, known: Known) -> Check:
 
 
 def read_config(known: Known, node: str | None) -> Check:
-    """Read qgpu.yaml into `known`. Root believes only a file that nobody else can exchange."""
+    """Read qgpu.yaml into `known`. Root trusts only a file that no other user can replace."""
     doubt = known.host.distrust(known.path) if known.host.uid == 0 else None
     if doubt:
         text = f"{known.path} is not read, since {doubt}: others decide what root does"
@@ -130,8 +130,12 @@ def read_config(known: Known, node: str | None) -> Check:
         known.config = load_config(known.path, known.node or None)
     except ConfigError as error:
         text = str(error).splitlines()[0]
-        return Check("config", "fail", text, "docs/specs/config.md has every key; --node names another node")
+        return Check(
+            "config", "fail", text, "docs/specs/config.md has every key; --node names another node"
+        )
     if node is not None and not known.node:
-        text = f"node '{node}' is not configured; qgpu.yaml names {', '.join(config.node_names()[:8])}"
+        text = (
+            f"node '{node}' is not configured; qgpu.yaml names {', '.join(config.node_names()[:8])}"
+        )
         return Check("config", "fail", text, "--node names another node")
     return Check("config", "ok", known.path)

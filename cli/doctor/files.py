@@ -1,4 +1,6 @@
-"""Slurm's configuration as this host has it: the files with their includes, and what slurmctld has in effect."""
+"""Slurm's configuration as this host has it: the files with their includes, and what slurmctld has
+in effect.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from slurm_plugin.site.sources import Disk
 
 @dataclass(frozen=True)
 class HostSource:
-    """Files of this machine, read as doctor reads files: root believes only what nobody can exchange."""
+    """Files of this machine; root trusts only those that no other user can replace."""
 
     host: Host
     owners: tuple[int, ...] = ()
@@ -44,7 +46,9 @@ def version_text(known: Known) -> str:
 
 
 def conf(known: Known, name: str = "slurm.conf") -> Conf:
-    """slurm.conf, or another of Slurm's files beside it, with its includes; empty where there is none."""
+    """slurm.conf, or another of Slurm's files beside it, with its includes; empty where there is
+    none.
+    """
     path = known.slurm_conf
     if path is None:
         return Conf(name, version_text(known))
@@ -65,5 +69,5 @@ def plugstack(known: Known) -> Plugstack:
 
 
 def setting(known: Known, key: str) -> str:
-    """A value: what slurmctld has in effect, or what the file says where slurmctld does not answer."""
+    """A setting in effect by slurmctld, or by the file if slurmctld does not answer."""
     return known.effective.get(key.lower()) or conf(known).text(key)

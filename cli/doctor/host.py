@@ -1,7 +1,7 @@
-"""What doctor asks of the machine: programs, processes, files. Tests put their own in its place.
+"""Doctor's access to the machine: programs, processes, files. Tests replace it.
 
-Doctor may run as root on a host where users can write somewhere. So root runs no program and reads no file that
-somebody else could exchange; such a thing is a finding.
+Doctor may run as root on a host where users can write somewhere. So root runs no program and reads
+no file that another user could replace; such a file is a finding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_FILE = 16 << 20
 
 @dataclass(frozen=True)
 class Said:
-    """What a program said. Code 127: there is no such program; 124: it did not end in time."""
+    """Output of a program. Code 127: no such program; 124: it did not end in time."""
 
     code: int
     out: str = ""
@@ -86,7 +86,7 @@ class Host:
         """The host's short name."""
         return socket.gethostname().partition(".")[0]
 
-    def look_also_in(self, directories: Iterable[str]) -> None:
+    def search_also(self, directories: Iterable[str]) -> None:
         """More places where Slurm's programs may be."""
         self._more = tuple(dict.fromkeys([*self._more, *directories]))
 
@@ -124,16 +124,20 @@ class Host:
         except OSError as error:
             return Said(127, err=f"{command[0]}: {error.strerror}")
         return Said(
-            done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+            done.returncode,
+            done.stdout.decode(errors="replace"),
+            done.stderr.decode(errors="replace"),
         )
 
     def distrust(self, path: str | Path, *more: int) -> Doubt | None:
-        """Why somebody could exchange that file; None if nobody could."""
+        """Why another user could replace that file; None if none could."""
         return distrust(path, self.trusted | set(more))
 
     def read(self, path: str | Path, *more: int) -> str | None:
-        """Text of a regular file; None if it cannot be read. Root reads only what nobody could exchange, but for
-        root and the uids `more`."""
+        """Text of a regular file; None if unreadable.
+
+        Root reads only files that no user but root and the uids `more` could replace.
+        """
         data = self.read_bytes(path, *more)
         return None if data is None else data.decode(errors="replace")
 
@@ -154,7 +158,9 @@ class Host:
         return [process for process in self.processes() if process.uid in trusted]
 
     def processes(self) -> list[Process]:
-        """All processes of this host that may be seen; those of containers belong to other hosts."""
+        """All processes of this host that may be seen; those of
+        containers belong to other hosts.
+        """
         if self._processes is None:
             rows = (self._process(entry) for entry in self.proc.iterdir() if entry.name.isdigit())
             self._processes = [row for row in rows if row is not None]

@@ -18,7 +18,11 @@ from slurm_plugin.site.conf import Conf
 from slurm_plugin.site.difference import Difference, Role
 from slurm_plugin.site.found import Site
 
-USUAL = (f"{PATHS.slurm_config_dir}/slurm.conf", "/etc/slurm/slurm.conf", "/usr/local/etc/slurm.conf")
+USUAL = (
+    f"{PATHS.slurm_config_dir}/slurm.conf",
+    "/etc/slurm/slurm.conf",
+    "/usr/local/etc/slurm.conf",
+)
 # What slurmd and sackd fetched on a configless host.
 CACHES = ("/run/slurm/conf/slurm.conf", "/var/spool/slurmd/conf-cache/slurm.conf")
 NO_SLURM = "no Slurm on this machine"
@@ -34,7 +38,7 @@ class Known:
     raw: Config | None = None  # as it is written
     digest: str = ""  # SHA-256 of the file
     node: str = ""
-    given: bool = False  # whether somebody said which node this is
+    given: bool = False  # whether --node was given
     cards: tuple[CardInfo, ...] | None = None
     shim: bool = False
     daemon: dict[str, object] = field(default_factory=dict)
@@ -53,7 +57,9 @@ class Known:
 
     @cached_property
     def slurm_conf(self) -> Path | None:
-        """slurm.conf of this machine: SLURM_CONF, the usual places, what slurmd fetched, or where slurmctld says."""
+        """slurm.conf of this machine: SLURM_CONF, the usual places,
+        slurmd's copy, or by slurmctld.
+        """
         named = self.host.environ.get("SLURM_CONF")
         if named:
             return Path(named) if Path(named).is_file() else None
@@ -67,7 +73,9 @@ class Known:
         return str(self.slurm_conf) in CACHES
 
     def slurm_processes(self, name: str) -> list[Process]:
-        """Running daemons of that name that belong to this installation: none with another slurm.conf."""
+        """Running daemons of that name that belong to this installation: none with another
+        slurm.conf.
+        """
         mine = ("", str(self.slurm_conf))
         return [
             process
@@ -101,9 +109,11 @@ class Known:
 
     @property
     def controller_read_at(self) -> float | None:
-        """When slurmctld read its configuration last (seconds since 1970), as far as it tells: BOOT_TIME."""
+        """When slurmctld last read its configuration (seconds since 1970), by BOOT_TIME."""
         try:
-            return time.mktime(time.strptime(self.effective.get("boot_time", ""), "%Y-%m-%dT%H:%M:%S"))
+            return time.mktime(
+                time.strptime(self.effective.get("boot_time", ""), "%Y-%m-%dT%H:%M:%S")
+            )
         except (ValueError, OverflowError):
             return None
 
@@ -114,7 +124,9 @@ class Known:
 
     @cached_property
     def slurm_uid(self) -> int:
-        """SlurmUser's uid, whose files root may believe: as slurmctld says, else that of the account slurm, else 0."""
+        """SlurmUser's uid, whose files root may trust: by slurmctld, else of the account slurm,
+        else 0.
+        """
         found = re.search(r"\(([0-9]+)\)", self.effective.get("slurmuser", ""))
         if found:
             return int(found[1])
@@ -139,12 +151,16 @@ class Known:
         return self.need.state_dir
 
     def trust_program_directories(self) -> None:
-        """Let Slurm's own directories be searched for its programs."""
+        """Search Slurm's directories for its programs too."""
         found = [str(Path(self.config.hook.scontrol).parent)] if self.config else []
         for process in self.host.daemons():
-            if process.name in ("slurmd", "slurmctld") and process.words and process.words[0].startswith("/"):
+            if (
+                process.name in ("slurmd", "slurmctld")
+                and process.words
+                and process.words[0].startswith("/")
+            ):
                 found.append(str(Path(process.words[0]).parent))
-        self.host.look_also_in(found)
+        self.host.search_also(found)
 
 
 def parse_config_text(text: str) -> dict[str, str]:

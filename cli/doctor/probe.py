@@ -1,4 +1,6 @@
-"""`qgpu doctor --probe`: a one-second job of a small share, which says whether it is governed and accounted."""
+"""`qgpu doctor --probe`: a one-second job of a small share, to check that it is governed and
+accounted.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ ACCOUNTED_S = 15.0
 MAX_OUTPUT = 1 << 16
 NOT_FOUND = 126  # and above: the shell did not find qgpu on the node, or a signal ended the job
 TODO = {
-    "grant": "look at spank, hooks and job_submit of qgpu doctor on the controller and on that node",
+    "grant": (
+        "look at spank, hooks and job_submit of qgpu doctor on the controller and on that node"
+    ),
     "driver": "look at driver, shim and cards of qgpu doctor on that node",
     "cap": "the shim is not in the job: look at shim and spank of qgpu doctor on that node",
     "registered": "look at qgpud and arbiter of qgpu doctor on that node",
@@ -55,7 +59,12 @@ class Wanted:
 
     def options(self) -> list[str]:
         """For sbatch."""
-        named = {"partition": self.partition, "account": self.account, "qos": self.qos, "nodelist": self.node}
+        named = {
+            "partition": self.partition,
+            "account": self.account,
+            "qos": self.qos,
+            "nodelist": self.node,
+        }
         return [f"--{name}={value}" for name, value in named.items() if value]
 
 
@@ -76,12 +85,15 @@ class Probe:
         return self.known.host
 
     def checks(self) -> Iterator[Check]:
-        """Submit, wait, and say each point. The job is gone afterwards, whatever happens."""
+        """Submit, wait, and yield each point. The job is removed in any case."""
         folder = Path.home()  # it is on every node, so that the job can write there
         process = self._submit(folder)
         if process is None:
             yield Check(
-                "submit", "fail", self._said(), "look at job_submit and qos of qgpu doctor on the controller"
+                "submit",
+                "fail",
+                self._said(),
+                "look at job_submit and qos of qgpu doctor on the controller",
             )
             return
         yield Check("submit", "ok", f"job {self.job}")
@@ -104,14 +116,28 @@ class Probe:
             self.errors.append("sbatch is not installed here")
             return None
         command = [
-            sbatch, "--wait", "--parsable", f"--job-name={NAME}", "--ntasks=1", "--time=2", f"--chdir={folder}",
-            f"--output={folder}/.{NAME}-%j.out", f"--gres={gres_of(self.known.need)}", *self.wanted.options(),
-        ]  # fmt: skip
+            sbatch,
+            "--wait",
+            "--parsable",
+            f"--job-name={NAME}",
+            "--ntasks=1",
+            "--time=2",
+            f"--chdir={folder}",
+            f"--output={folder}/.{NAME}-%j.out",
+            f"--gres={gres_of(self.known.need)}",
+            *self.wanted.options(),
+        ]
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             env=dict(self.host.environ),
-        )  # fmt: skip
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        )
+        assert (
+            process.stdin is not None and process.stdout is not None and process.stderr is not None
+        )
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(script(self.known.path, self.known.digest))
             process.stdin.close()
@@ -161,20 +187,31 @@ class Probe:
         if told is not None:
             for row in told["points"]:
                 status: Status = "ok" if row["ok"] else "fail"
-                yield Check(row["name"], status, row["text"], "" if row["ok"] else TODO[row["name"]])
+                yield Check(
+                    row["name"], status, row["text"], "" if row["ok"] else TODO[row["name"]]
+                )
             return
         state, reason, node = self._ended()
         status_ = self.status or 0
-        # Without the program's own words its status counts only where Slurm says that the program ended with it.
-        if self.output.strip() or (state, status_ > 0) not in (("COMPLETED", False), ("FAILED", True)):
+        # Without the program's output its status counts only if Slurm reports that it ended so.
+        if self.output.strip() or (state, status_ > 0) not in (
+            ("COMPLETED", False),
+            ("FAILED", True),
+        ):
             yield self._not_run(state, reason, node)
             return
         if status_ >= NOT_FOUND:
-            yield self._not_run(f"FAILED with status {status_}, so qgpu is not on the node", reason, node)
+            yield self._not_run(
+                f"FAILED with status {status_}, so qgpu is not on the node", reason, node
+            )
             return
         for bit, name in enumerate(POINTS):
             failed = bool(status_ >> bit & 1)
-            text = "failed; the job's output is not to be seen on this host" if failed else "as it should be"
+            text = (
+                "failed; the job's output is not to be seen on this host"
+                if failed
+                else "as it should be"
+            )
             yield Check(name, "fail" if failed else "ok", text, TODO[name] if failed else "")
 
     def _ended(self) -> tuple[str, str, str]:
@@ -184,12 +221,16 @@ class Probe:
         return row.get("JobState", "forgotten"), row.get("Reason", ""), row.get("NodeList", "")
 
     def _not_run(self, state: str, reason: str, node: str) -> Check:
-        """A job whose program did not come to say anything: by its own output, or by the state of its node."""
+        """A job whose program printed nothing: the reason by its output, or by its node's state."""
         lines = [line for line in self.output.strip().splitlines() if line.strip()]
         ours = [line for line in lines if "qgpu: " in line]
         drained = self.host.ask("sinfo", "-h", "-N", "-n", node, "-o", "%E").last if node else ""
         drained = f"; {node} is drained: {drained}" if drained not in ("", "none") else ""
-        why = (ours or lines or [f"it is {state}{f' ({reason})' if reason not in ('', 'None') else ''}"])[-1]
+        why = (
+            ours
+            or lines
+            or [f"it is {state}{f' ({reason})' if reason not in ('', 'None') else ''}"]
+        )[-1]
         todo = "qgpu doctor on that node, and the logs of its slurmd and qgpud, have more"
         return Check("job", "fail", f"job {self.job}: {why}{drained}", todo)
 
@@ -203,7 +244,9 @@ class Probe:
                 return Check("sacct", "ok", told)
             time.sleep(0.5)
         text = f"job {self.job} has {told or 'no row'} in sacct, without gres/qgpu"
-        return Check("sacct", "fail", text, "look at tres and slurmdbd of qgpu doctor on the controller")
+        return Check(
+            "sacct", "fail", text, "look at tres and slurmdbd of qgpu doctor on the controller"
+        )
 
 
 def gres_of(config: Config) -> str:

@@ -1,7 +1,7 @@
-"""What `qgpu doctor --probe` runs inside its job: whether this program is governed as its grant says.
+"""Runs inside the job of `qgpu doctor --probe`: whether this program is governed as granted.
 
-It prints one JSON list of points and ends with a status whose bits are the points that failed, so that the answer
-comes back also where the job's output does not.
+It prints one JSON list of points. The bits of its exit status are the failed points, so the answer
+also arrives without the job's output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gres.config.site import Config, ConfigError, digest_of, load_config
 POINTS = ("grant", "driver", "cap", "registered", "devices", "ledger", "config")
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 MIB = 1 << 20
-PATIENCE_S = 8.0
+DEADLINE_S = 8.0  # qgpud samples each second, and a busy node may be late
 MAX_GRANT = 1 << 16
 
 
@@ -34,12 +34,12 @@ class PointError(Exception):
 
 
 class SkippedError(PointError):
-    """A point was not looked at, because another one failed."""
+    """A point was skipped, because another one failed."""
 
 
 @dataclass
 class Job:
-    """What the program knows of its job."""
+    """The job's facts for the program."""
 
     number: int
     config_path: str
@@ -72,17 +72,24 @@ def grant(job: Job) -> str:
     """The sealed copy that SPANK hands over."""
     number = os.environ.get("QGPU_GRANT_FD")
     if number is None or not number.isdigit():
-        raise PointError("the job has no grant: QGPU_GRANT_FD is not set, so SPANK did nothing here")
+        raise PointError(
+            "the job has no grant: QGPU_GRANT_FD is not set, so SPANK did nothing here"
+        )
     try:
         page = unpack_grant(os.pread(int(number), MAX_GRANT, 0))
     except (OSError, AbiError) as error:
         raise PointError(f"the grant cannot be read: {error}") from None
     if (page.job_id, page.uid) != (job.number, os.getuid()):
-        raise PointError(f"the grant is of job {page.job_id} of uid {page.uid}, this is job {job.number}")
+        raise PointError(
+            f"the grant is of job {page.job_id} of uid {page.uid}, this is job {job.number}"
+        )
     if page.state != GRANT_ACTIVE or not page.ncards:
         raise PointError("the grant is not active, or names no card")
     job.grant = page
-    return f"job {page.job_id} has {page.cards[0].share} % and {page.cards[0].mem_cap // MIB} MiB of a card"
+    return (
+        f"job {page.job_id} has {page.cards[0].share} % and {page.cards[0].mem_cap // MIB} MiB of a"
+        " card"
+    )
 
 
 def driver(job: Job) -> str:
@@ -118,7 +125,8 @@ def cap(job: Job) -> str:
     job.cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
     if total.value > limit:
         raise PointError(
-            f"CUDA tells of {total.value // MIB} MiB, granted are {limit // MIB}: the shim is not there"
+            f"CUDA tells of {total.value // MIB} MiB, granted are {limit // MIB}: the shim is not"
+            " there"
         )
     allocate = job.cuda.cuMemAlloc_v2
     result = allocate(ctypes.byref(pointer), ctypes.c_size_t(limit + MIB))
@@ -132,13 +140,13 @@ def cap(job: Job) -> str:
     return f"{limit // MIB} MiB, and more is refused"
 
 
-def _patiently(look: Callable[[], str | None], otherwise: str) -> str:
-    """qgpud looks about once a second: ask until it has seen the job."""
-    end = time.monotonic() + PATIENCE_S
+def _retry(sample: Callable[[], str | None], otherwise: str) -> str:
+    """Ask repeatedly until qgpud has sampled the job, which it does about once a second."""
+    end = time.monotonic() + DEADLINE_S
     why = ""
     while True:
         try:
-            found = look()
+            found = sample()
         except (ViewError, StateError, OSError) as error:
             found, why = None, f" ({error})"
         if found is not None:
@@ -153,15 +161,15 @@ def _view(job: Job) -> Path:
 
 
 def registered(job: Job) -> str:
-    """Whether the arbiter knows this process."""
+    """Whether the arbiter has this process registered."""
     path = _view(job)
 
-    def look() -> str | None:
+    def sample() -> str | None:
         state = NodeState.of(ask(path, {"ask": "state"}))
         mine = [t for card in state.cards for t in card.tenants if t.job_id == job.number]
         return f"{mine[0].procs} process(es) at the arbiter" if mine and mine[0].procs else None
 
-    return _patiently(look, f"qgpud of {job.node} does not see this process: it is not governed")
+    return _retry(sample, f"qgpud of {job.node} does not see this process: it is not governed")
 
 
 def devices(job: Job) -> str:
@@ -183,17 +191,23 @@ def ledger(job: Job) -> str:
     """Whether the node accounts the job."""
     path = _view(job)
 
-    def look() -> str | None:
-        return "the job has a row" if ask(path, {"ask": "usage", "jobs": [job.number]}).get("usage") else None
+    def sample() -> str | None:
+        return (
+            "the job has a row"
+            if ask(path, {"ask": "usage", "jobs": [job.number]}).get("usage")
+            else None
+        )
 
-    return _patiently(look, f"the ledger of {job.node} has no row of this job")
+    return _retry(sample, f"the ledger of {job.node} has no row of this job")
 
 
 def config(job: Job) -> str:
     """Whether this node has the qgpu.yaml of the host that submitted the job."""
     mine = digest_of(job.config_path)
     if job.digest and mine != job.digest:
-        raise PointError(f"{job.config_path} on this node is not that of the host where qgpu doctor runs")
+        raise PointError(
+            f"{job.config_path} on this node is not that of the host where qgpu doctor runs"
+        )
     return "the same qgpu.yaml as where the job was submitted"
 
 
@@ -201,7 +215,7 @@ STEPS: tuple[Callable[[Job], str], ...] = (grant, driver, cap, registered, devic
 
 
 def run(config_path: str, digest: str) -> int:
-    """Look at every point, print them, and return the status."""
+    """Check each point, print them, and return the status."""
     job = Job(int(os.environ.get("SLURM_JOB_ID", "0")), config_path, digest)
     rows, status = [], 0
     for bit, (name, step) in enumerate(zip(POINTS, STEPS, strict=True)):
@@ -214,6 +228,8 @@ def run(config_path: str, digest: str) -> int:
             status |= 1 << bit
         rows.append({"name": name, "ok": ok, "text": text})
     with contextlib.suppress(OSError):
-        print(json.dumps({"node": os.environ.get("SLURMD_NODENAME", ""), "points": rows}), flush=True)
+        print(
+            json.dumps({"node": os.environ.get("SLURMD_NODENAME", ""), "points": rows}), flush=True
+        )
     sys.stderr.flush()
     return status

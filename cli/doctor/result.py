@@ -12,14 +12,18 @@ RESTART_ALL = "stop every slurmd, restart slurmctld, start every slurmd"
 
 
 def printable(text: str) -> str:
-    """The text on one line and without control characters: parts of it come from files and from other programs."""
+    """The text on one line and without control characters: parts of it come from files and from
+    other programs.
+    """
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 
 
 @dataclass(frozen=True)
 class Check:
-    """`text` says what is, `todo` what to do about it (empty where nothing needs to be done). `group`: which of the
-    host's roles needs it."""
+    """One check: `text` is the state, `todo` the remedy, empty if none is needed.
+
+    `group`: the host's role that needs it.
+    """
 
     name: str
     status: Status

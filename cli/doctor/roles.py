@@ -1,4 +1,4 @@
-"""Which roles this host has: by what runs or is enabled here, and by what qgpu.yaml and slurm.conf say."""
+"""Finds the roles of this host: by what runs or is enabled, and by qgpu.yaml and slurm.conf."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ WANTED = Path("/etc/systemd/system/multi-user.target.wants")
 
 
 def guess(known: Known) -> tuple[Role, ...]:
-    """The roles, controller first; a host with neither daemon and no name in qgpu.yaml is a login host."""
+    """The roles, controller first; a host with neither daemon and no name in qgpu.yaml is a login
+    host.
+    """
     found: list[Role] = []
     if known.has_slurm and (_runs(known, "slurmctld") or _is_controller(known)):
         found.append("controller")
@@ -33,8 +35,11 @@ def _enabled(unit: str) -> bool:
 
 
 def _is_node(known: Known) -> bool:
-    """Whether qgpu.yaml names this host. A cluster of one node has that name on each host, so there slurm.conf says
-    which host it is. A slurmd alone makes no node of qgpu's: it may have no cards."""
+    """Whether qgpu.yaml names this host.
+
+    A cluster of one node has that name on each host; there slurm.conf names the host. A slurmd
+    alone makes no node of qgpu: it may have no cards.
+    """
     if not known.node:
         return False
     if known.given or known.node == known.host.name or not known.has_slurm:

@@ -1,4 +1,6 @@
-"""`qgpu extend`: give offline jobs back the time that online jobs took, or put them back into the queue."""
+"""`qgpu extend`: give offline jobs back the time that online jobs took, or put them back into the
+queue.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ from gres.units import UnitError, parse_duration
 from slurm_plugin import control
 from slurm_plugin.accounting.sacct import Runner, SacctError, run
 
-EARLIER_S = 30  # how much earlier a node's clock may say that the job began
+EARLIER_S = 30  # seconds by which a node's clock may date the job's start earlier
 
 
 def suspended(jobs: Sequence[RunningJob], rows: Sequence[ledgers.Row]) -> dict[int, float]:
-    """Seconds for which each job was suspended in its present run: on the card where it was longest."""
+    """Seconds for which each job was suspended in its present run: on the card where it was
+    longest.
+    """
     starts = {job.job_id: (job.start - EARLIER_S) * 10**9 for job in jobs}
     found: dict[int, float] = {}
     for row in rows:
@@ -49,7 +53,7 @@ def commit(action: Action, runner: Runner) -> str:
 def one_pass(
     config: Config, before: Mapping[int, Given], ahead_s: int, runner: Runner, dry: bool = False
 ) -> tuple[dict[int, Given], list[str], list[str]]:
-    """Look at every running job once. Returns what is known now, what was done, and what went wrong."""
+    """Handle each running job once; the new records, the actions, and the errors."""
     jobs = control.running(list(config.suspended), runner)
     found = ledgers.read(ledgers.places(config), Question(jobs=[job.job_id for job in jobs]))
     lost, known = suspended(jobs, found.rows), dict(before)
@@ -58,7 +62,9 @@ def one_pass(
         if job.job_id not in lost:
             continue
         rule = config.suspended[job.qos]
-        action, given = decide(job, lost[job.job_id], before.get(job.job_id), rule, int(time.time()), ahead_s)
+        action, given = decide(
+            job, lost[job.job_id], before.get(job.job_id), rule, int(time.time()), ahead_s
+        )
         try:
             if action is not None:
                 done.append(f"job {job.job_id}: {action.kind}" if dry else commit(action, runner))
@@ -70,14 +76,22 @@ def one_pass(
 
 @click.command()
 @click.option(
-    "--config", envvar="QGPU_CONFIG", default=PATHS.config_file, show_default=True, help="qgpu.yaml."
+    "--config",
+    envvar="QGPU_CONFIG",
+    default=PATHS.config_file,
+    show_default=True,
+    help="qgpu.yaml.",
 )
 @click.option(
-    "--ahead", default="5min", show_default=True, help="How long a job must last until the next look."
+    "--ahead",
+    default="5min",
+    show_default=True,
+    help="How long a job must last until the next look.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 def extend(config: str, ahead: str, dry_run: bool) -> None:
-    """Give offline jobs back the time for which online jobs suspended them; once, on the controller, as SlurmUser.
+    """Give offline jobs back the time for which online jobs suspended them; once, on the
+    controller, as SlurmUser.
 
     `suspended` in qgpu.yaml says for which QOS. Reads the ledgers that `qgpu report` reads.
     """

@@ -1,4 +1,6 @@
-"""What was done for suspended jobs, in a file beside the collected ledger: `qgpu extend` writes, reports read."""
+"""What was done for suspended jobs, in a file beside the collected ledger: `qgpu extend` writes,
+reports read.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,18 @@ VERSION = 1
 
 
 def place(config: Config) -> Path:
-    """Beside the collected ledger; else in the state directory of the machine where `qgpu extend` runs."""
+    """Beside the collected ledger; else in the state directory of the machine where `qgpu extend`
+    runs.
+    """
     if config.reports.collected is not None:
         return Path(config.reports.collected).with_suffix(".extensions.json")
     return Path(config.state_dir.partition("%n")[0]) / "extensions.json"
 
 
 def load(path: Path) -> dict[int, Given]:
-    """Jobs by number; empty where there is no file. Raises ValueError for a file of another form."""
+    """Jobs by number; empty where there is no file. Raises ValueError
+    for a file of another form.
+    """
     try:
         raw = json.loads(path.read_text())
         if raw["version"] != VERSION:
@@ -35,11 +41,17 @@ def load(path: Path) -> dict[int, Given]:
 
 
 def save(path: Path, jobs: Mapping[int, Given], keep_s: float, mode: int) -> None:
-    """Replace the file in one step; runs that began longer ago than `keep_s` are left out. Raises OSError."""
+    """Replace the file in one step; runs that began longer ago than `keep_s` are left out. Raises
+    OSError.
+    """
     oldest = time.time() - keep_s
-    kept = {str(job): given.as_dict() for job, given in sorted(jobs.items()) if given.start >= oldest}
+    kept = {
+        str(job): given.as_dict() for job, given in sorted(jobs.items()) if given.start >= oldest
+    }
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
     with os.fdopen(fd, "w") as file:
         os.fchmod(file.fileno(), mode)
         file.write(json.dumps({"version": VERSION, "jobs": kept}, indent=1) + "\n")
@@ -49,7 +61,9 @@ def save(path: Path, jobs: Mapping[int, Given], keep_s: float, mode: int) -> Non
 
 
 def known(path: Path | None) -> tuple[dict[int, Given], list[str]]:
-    """The same for a report, which goes on without: jobs, and a sentence where the file cannot be read."""
+    """The same for a report, which goes on without: jobs, and a sentence where the file cannot be
+    read.
+    """
     try:
         return ({}, []) if path is None else (load(path), [])
     except (OSError, ValueError) as error:

@@ -40,16 +40,23 @@ def _sharing(settings: dict[str, str]) -> str:
 
 
 def instance_lines(cards: Sequence[CardInfo], minors: Mapping[int, Capability]) -> list[str]:
-    """The MIG instances as a list for `nodes[].instances`, ordered as gres.conf then has them. Raises MigError."""
-    found = sorted((card for card in cards if card.instance is not None), key=lambda card: card.place)
+    """The MIG instances as a list for `nodes[].instances`, ordered as gres.conf then has them.
+    Raises MigError.
+    """
+    found = sorted(
+        (card for card in cards if card.instance is not None), key=lambda card: card.place
+    )
     return [
-        f'  - "{files_of(minors, card.place)}"  # {card.name}, {format_mib(card.mem_total >> 20)}, {card.uuid}'
+        f'  - "{files_of(minors, card.place)}"  # {card.name}, {format_mib(card.mem_total >> 20)},'
+        f" {card.uuid}"
         for card in found
     ]
 
 
 @card.command()
-@click.option("--nvml", "library", default="auto", show_default=True, help="Path of libnvidia-ml.so.1.")
+@click.option(
+    "--nvml", "library", default="auto", show_default=True, help="Path of libnvidia-ml.so.1."
+)
 def instances(library: str) -> None:
     """Print the MIG instances of this machine as `instances` of a node in qgpu.yaml."""
     try:
@@ -60,7 +67,9 @@ def instances(library: str) -> None:
     except (NvmlError, MigError) as error:
         raise click.ClickException(str(error)) from None
     if not lines:
-        raise click.ClickException("this machine has no MIG instance; nvidia-smi mig -lgi lists them")
+        raise click.ClickException(
+            "this machine has no MIG instance; nvidia-smi mig -lgi lists them"
+        )
     click.echo("\n".join(["instances:", *lines]))
 
 
@@ -78,8 +87,8 @@ def list_(config_path: str, node: str | None, as_json: bool) -> None:
         left = "whole card given" if one["whole"] else f"{format_mib(one['mem_left'])} left"
         changed = " (changed)" if "qgpu card set" in one["sources"].values() else ""
         click.echo(
-            f"{one['index']}  {one['uuid']}  {one['model']}  {format_mib(one['mem_usable'])}, {left},"
-            f" {one['grants']} grant(s); {_sharing(one['settings'])}{changed}"
+            f"{one['index']}  {one['uuid']}  {one['model']}  {format_mib(one['mem_usable'])},"
+            f" {left}, {one['grants']} grant(s); {_sharing(one['settings'])}{changed}"
         )
 
 
@@ -153,12 +162,15 @@ def _changed(answer: dict[str, Any], what: str) -> None:
 @click.option("--save", is_flag=True, help="Keep it over restarts of qgpud, until it is reset.")
 @config_option
 @node_option
-def set_(card_name: str, words: tuple[str, ...], save: bool, config_path: str, node: str | None) -> None:
+def set_(
+    card_name: str, words: tuple[str, ...], save: bool, config_path: str, node: str | None
+) -> None:
     """Change settings of CARD at once, for running jobs as well. Root only.
 
-    Keys: slice, window, idle_release, hardware, policy, isolation; the last two with .online or .offline for one
-    class. Isolation holds for jobs that start after the change; running jobs keep their gate and their cap.
-    Without --save a change counts until qgpud restarts, also through restarts of the arbiter.
+    Keys: slice, window, idle_release, hardware, policy, isolation; the last two with .online or
+    .offline for one class. Isolation holds for jobs that start after the change; running jobs keep
+    their gate and their cap. Without --save a change counts until qgpud restarts, also through
+    restarts of the arbiter.
     """
     try:
         values = parse_words(list(words))

@@ -18,7 +18,7 @@ from gres.config.site import Config, ConfigError, load_config
 
 
 def look(config: Config, node: str | None, cluster: bool) -> tuple[list[NodeState], list[str]]:
-    """The states now, and what is to be said about them. Raises ConfigError."""
+    """The states now, and notes about them. Raises ConfigError."""
     return live.read_all(config, live.nodes_here(config, node, cluster))
 
 
@@ -28,18 +28,28 @@ def watch(config: Config, node: str | None, cluster: bool, interval: float) -> N
     with Live(console=console, auto_refresh=False, screen=console.is_terminal) as screen:
         while True:
             began = time.monotonic()
-            screen.update(top_view.picture(*look(config, node, cluster), height=console.height), refresh=True)
+            screen.update(
+                top_view.picture(*look(config, node, cluster), height=console.height), refresh=True
+            )
             time.sleep(max(0.0, interval - (time.monotonic() - began)))
 
 
 @click.command()
-@click.option("--config", envvar="QGPU_CONFIG", default=DEFAULT_CONFIG, show_default=True, help="qgpu.yaml.")
+@click.option(
+    "--config", envvar="QGPU_CONFIG", default=DEFAULT_CONFIG, show_default=True, help="qgpu.yaml."
+)
 @click.option("--node", help="This node instead of the one we are on.")
-@click.option("--cluster", is_flag=True, help="All nodes whose qgpud runs on this machine (a sandbox).")
+@click.option(
+    "--cluster", is_flag=True, help="All nodes whose qgpud runs on this machine (a sandbox)."
+)
 @click.option("--once", is_flag=True, help="Print once and end; so it does without a terminal.")
-@click.option("--interval", type=click.FloatRange(0.2, 60), default=1.0, show_default=True, help="Seconds.")
+@click.option(
+    "--interval", type=click.FloatRange(0.2, 60), default=1.0, show_default=True, help="Seconds."
+)
 @click.option("--json", "as_json", is_flag=True, help="JSON; null where nothing was measured.")
-@click.option("--parsable", "as_parsable", is_flag=True, help="One line per tenant, fields separated by |.")
+@click.option(
+    "--parsable", "as_parsable", is_flag=True, help="One line per tenant, fields separated by |."
+)
 def top(
     config: str,
     node: str | None,

@@ -1,4 +1,4 @@
-"""Standing grants from the files alone: JOBID.json for root, the binary JOBID.grant for everybody."""
+"""Grants by the files alone: JOBID.json for root, the binary JOBID.grant for other users."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Held:
 
 
 def of_node(node: Node) -> list[Held]:
-    """What stands on a node, by card and job. A file that is none is passed over: qgpud says it in its log."""
+    """The grants of a node, by card and job. An invalid file is skipped: qgpud logs it."""
     found: list[Held] = []
     directory = Path(node.run_dir) / layout.GRANTS_DIR
     with contextlib.suppress(OSError):
@@ -52,9 +52,18 @@ def _held(path: Path, node: str) -> Iterable[Held]:
     job_class = CLASSES.get(page.job_class) if state == "active" else None
     for card in page.cards[: page.ncards]:
         yield Held(
-            page.job_id, node, page.uid, job_class, state, card.uuid.decode(), card.index, card.share,
-            card.mem_cap, card.mem_total, page.created_ns / 1e9,
-        )  # fmt: skip
+            page.job_id,
+            node,
+            page.uid,
+            job_class,
+            state,
+            card.uuid.decode(),
+            card.index,
+            card.share,
+            card.mem_cap,
+            card.mem_total,
+            page.created_ns / 1e9,
+        )
 
 
 def visible(config: Config, held: Iterable[Held]) -> list[Held]:

@@ -1,4 +1,6 @@
-"""`qgpu jobs` and `qgpu cards`: what is granted where, from the files alone; no daemon needs to answer."""
+"""`qgpu jobs` and `qgpu cards`: what is granted where, from the files alone; no daemon needs to
+answer.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,22 @@ CARDS = ("NODE", "CARD", "MODEL", "USE", "ONLINE%", "OFFLINE%", "JOBS", "GRANTED
 def job_rows(held: Sequence[Held], now: float) -> list[list[str]]:
     """One line per job and card."""
     return [
-        [str(h.job_id), user_name(h.uid), h.node, str(h.card), h.job_class or "whole", str(h.share), gib(h.mem_cap),
-         duration(max(0.0, now - h.since))]
+        [
+            str(h.job_id),
+            user_name(h.uid),
+            h.node,
+            str(h.card),
+            h.job_class or "whole",
+            str(h.share),
+            gib(h.mem_cap),
+            duration(max(0.0, now - h.since)),
+        ]
         for h in held
-    ]  # fmt: skip
+    ]
 
 
 def card_bodies(config: Config, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Every configured card with sums of what stands on it; sums are no secret, whose they are is."""
+    """Each configured card with sums of its grants; sums are public, the users are not."""
     bodies = []
     for name in names:
         node = config.node(name)
@@ -41,7 +51,8 @@ def card_bodies(config: Config, names: Sequence[str]) -> list[dict[str, Any]]:
             mine = [h for h in held if h.card == card.index and h.state != "refused"]
             whole = any(h.state == "whole" for h in mine)
             shares = {
-                kind: sum(h.share for h in mine if h.job_class == kind) for kind in ("online", "offline")
+                kind: sum(h.share for h in mine if h.job_class == kind)
+                for kind in ("online", "offline")
             }
             bodies.append(
                 {
@@ -62,10 +73,19 @@ def card_bodies(config: Config, names: Sequence[str]) -> list[dict[str, Any]]:
 def card_rows(bodies: Sequence[dict[str, Any]]) -> list[list[str]]:
     """One line per card."""
     return [
-        [b["node"], str(b["card"]), b["model"], b["use"], str(b["online"]), str(b["offline"]), str(b["jobs"]),
-         gib(b["mem_granted"]), gib(b["mem_usable"])]
+        [
+            b["node"],
+            str(b["card"]),
+            b["model"],
+            b["use"],
+            str(b["online"]),
+            str(b["offline"]),
+            str(b["jobs"]),
+            gib(b["mem_granted"]),
+            gib(b["mem_usable"]),
+        ]
         for b in bodies
-    ]  # fmt: skip
+    ]
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
@@ -74,7 +94,11 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--json", "as_json", is_flag=True, help="JSON."),
         click.option("--node", help="This node instead of the one we are on."),
         click.option(
-            "--config", envvar="QGPU_CONFIG", default=DEFAULT_CONFIG, show_default=True, help="qgpu.yaml."
+            "--config",
+            envvar="QGPU_CONFIG",
+            default=DEFAULT_CONFIG,
+            show_default=True,
+            help="qgpu.yaml.",
         ),
     ):
         command = option(command)
@@ -94,7 +118,9 @@ def _nodes(command: str, config: str, node: str | None) -> tuple[Config, list[st
 def jobs(config: str, node: str | None, as_json: bool, as_parsable: bool) -> None:
     """Show which jobs hold cards here."""
     loaded, names = _nodes("jobs", config, node)
-    held = grantfiles.visible(loaded, [h for name in names for h in grantfiles.of_node(loaded.node(name))])
+    held = grantfiles.visible(
+        loaded, [h for name in names for h in grantfiles.of_node(loaded.node(name))]
+    )
     held = [h for h in held if h.state != "refused"]
     body = {"jobs": [asdict(h) | {"user": user_name(h.uid)} for h in held]}
     lines = [list(JOBS), *job_rows(held, time.time())]
@@ -107,4 +133,6 @@ def cards(config: str, node: str | None, as_json: bool, as_parsable: bool) -> No
     """Show this node's cards and how much of each is granted."""
     loaded, names = _nodes("cards", config, node)
     bodies = card_bodies(loaded, names)
-    show({"cards": bodies}, [list(CARDS), *card_rows(bodies)], form_of(as_json, as_parsable), left=4)
+    show(
+        {"cards": bodies}, [list(CARDS), *card_rows(bodies)], form_of(as_json, as_parsable), left=4
+    )

@@ -21,15 +21,19 @@ def job() -> None:
 @config_option
 @node_option
 def class_(job_id: int, job_class: str, force: bool, config_path: str, node: str | None) -> None:
-    """Let the running job JOBID count as CLASS from now on, on this node. Root only.
+    """Count the running job JOBID as CLASS from now on, on this node. Root only.
 
-    Slurm does not change the QOS of a running job; its accounting keeps the class that was granted. A job on several
-    nodes is changed on each of them.
+    Slurm does not change the QOS of a running job; its accounting keeps the class that was granted.
+    A job on several nodes is changed on each of them.
     """
-    answer = find_daemon(config_path, node).ask(op="job-class", job=job_id, job_class=job_class, force=force)
+    answer = find_daemon(config_path, node).ask(
+        op="job-class", job=job_id, job_class=job_class, force=force
+    )
     before, after = answer["before"], answer["after"]
     click.echo(
-        f"job {job_id} is {after} already" if before == after else f"job {job_id} was {before}, is {after}"
+        f"job {job_id} is {after} already"
+        if before == after
+        else f"job {job_id} was {before}, is {after}"
     )
     if not answer["reached"]:
         click.echo("qgpu-arbiter is not there; it gets this when it starts", err=True)
@@ -40,10 +44,13 @@ def class_(job_id: int, job_class: str, force: bool, config_path: str, node: str
 @config_option
 @node_option
 def pardon(job_id: int, config_path: str, node: str | None) -> None:
-    """Let the audit do nothing more to JOBID on this node; its stopped processes on cards go on. Root only.
+    """Exempt JOBID from the audit's actions on this node; its stopped processes continue. Root
+    only.
 
     It counts until the job's grant ends, or qgpud restarts. What the audit finds is still logged.
     """
-    pids = cast("list[int]", find_daemon(config_path, node).ask(op="job-pardon", job=job_id)["continued"])
+    pids = cast(
+        "list[int]", find_daemon(config_path, node).ask(op="job-pardon", job=job_id)["continued"]
+    )
     went = f", {len(pids)} process{'es' if len(pids) != 1 else ''} went on" if pids else ""
     click.echo(f"the audit leaves job {job_id} alone from now on{went}")

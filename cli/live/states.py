@@ -1,4 +1,6 @@
-"""Live states of the nodes that are on this machine: one on a real cluster, all of them in a sandbox."""
+"""Live states of the nodes that are on this machine: one on a real cluster, all of them in a
+sandbox.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def here() -> str:
 
 
 def nodes_here(config: Config, name: str | None, cluster: bool) -> list[str]:
-    """Names to show: the one asked for, this one, or all whose qgpud runs on this machine. Raises ConfigError."""
+    """Names to show: the one asked for, this one, or all whose qgpud runs on this machine. Raises
+    ConfigError.
+    """
     if name is not None:
         config.node(name)
         return [name]
@@ -31,13 +35,14 @@ def nodes_here(config: Config, name: str | None, cluster: bool) -> list[str]:
     found = [node for node in names if (Path(config.node(node).run_dir) / FILE_NAME).exists()]
     if not found:
         raise ConfigError(
-            f"no node of {config.cluster} runs qgpud on this machine ({here()}): start it, or ask on a node"
+            f"no node of {config.cluster} runs qgpud on this machine ({here()}): start it, or ask"
+            " on a node"
         )
     return found
 
 
 def read_node(config: Config, name: str) -> NodeState:
-    """One node's live state: from its qgpud, which then looks each second, else from the file that it left.
+    """One node's live state: from its qgpud, which then samples each second, else from its file.
 
     Raises StateError with a sentence.
     """
@@ -65,5 +70,7 @@ def read_all(config: Config, names: Sequence[str]) -> tuple[list[NodeState], lis
     for state in states:
         age = time.time() - state.at
         if age > STALE_S:
-            notes.append(f"{state.node}: these figures are {age:.0f} s old; qgpud is not running there")
+            notes.append(
+                f"{state.node}: these figures are {age:.0f} s old; qgpud is not running there"
+            )
     return states, notes

@@ -13,12 +13,31 @@ from cli.output import aligned, user_name
 from enforcer.reporting.state import CardState, NodeState, TenantState
 
 GIB = 1 << 30
-HEADER = ("NODE", "CARD", "JOBID", "USER", "CLASS", "STATE", "SHARE%", "NOW%", "MEM_GIB", "CAP_GIB", "PROCS")
+HEADER = (
+    "NODE",
+    "CARD",
+    "JOBID",
+    "USER",
+    "CLASS",
+    "STATE",
+    "SHARE%",
+    "NOW%",
+    "MEM_GIB",
+    "CAP_GIB",
+    "PROCS",
+)
 LEFT = 6
 COLOURS = {
-    "running": "green", "preempted": "red", "stopped": "red", "suspended": "red", "throttled": "yellow", "idle": "dim",
-    "waiting": "dim", "whole": "cyan", "unknown": "magenta",
-}  # fmt: skip
+    "running": "green",
+    "preempted": "red",
+    "stopped": "red",
+    "suspended": "red",
+    "throttled": "yellow",
+    "idle": "dim",
+    "waiting": "dim",
+    "whole": "cyan",
+    "unknown": "magenta",
+}
 BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
@@ -64,7 +83,7 @@ def tenant_row(state: NodeState, card: CardState, tenant: TenantState) -> list[s
 
 
 def rows(states: Iterable[NodeState]) -> list[list[str]]:
-    """One line per tenant, and one with dashes for a card that nobody holds."""
+    """One line per tenant, and one with dashes for a card without tenants."""
     lines = []
     for state in states:
         for card in state.cards:
@@ -86,7 +105,9 @@ def as_json(states: Sequence[NodeState], notes: Sequence[str]) -> dict[str, obje
 
 def _card_line(card: CardState) -> Text:
     used = None if card.util is None else card.util / 100
-    memory = card.mem_used / card.mem_total if card.mem_used is not None and card.mem_total else None
+    memory = (
+        card.mem_used / card.mem_total if card.mem_used is not None and card.mem_total else None
+    )
     text = Text(f"  card {number(card.index)} {card.name:<10.10} ")
     text.append(f"{bar(used)} {number(card.util):>3} % ", "green")
     text.append(f"{bar(memory, 12)} {gib(card.mem_used):>5}/{gib(card.mem_total)} GiB ", "blue")
@@ -109,7 +130,9 @@ def picture(states: Sequence[NodeState], notes: Sequence[str], height: int | Non
     shown, hidden = lines[:room], len(lines) - room
     texts = aligned([HEADER, *shown], LEFT)
     parts.append(Text(texts[0], "bold"))
-    parts += [Text(text, COLOURS.get(line[5], "")) for text, line in zip(texts[1:], shown, strict=True)]
+    parts += [
+        Text(text, COLOURS.get(line[5], "")) for text, line in zip(texts[1:], shown, strict=True)
+    ]
     if hidden > 0:
         parts.append(Text(f"... and {hidden} more: qgpu top --once lists all", "dim"))
     parts += [Text(note, "yellow") for note in notes]

@@ -1,4 +1,6 @@
-"""`qgpu collect`: merge the nodes' ledgers into one, from a directory or over ssh; a summary for Slurm if wanted."""
+"""`qgpu collect`: merge the nodes' ledgers into one, from a directory or over ssh; a summary for
+Slurm if wanted.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ class Source:
                 if process.wait() != 0:
                     errors.seek(0)
                     words = " ".join(errors.read(2000).decode(errors="replace").split())
-                    raise LedgerError(f"{command[0]} ended with status {process.returncode}: {words}")
+                    raise LedgerError(
+                        f"{command[0]} ended with status {process.returncode}: {words}"
+                    )
             finally:
                 killer.cancel()
                 process.kill()
@@ -83,7 +87,7 @@ class Source:
                     process.stdout.close()
 
     def _own(self, record: Record | CardBuckets) -> Record | CardBuckets:
-        """A node tells of its own cards alone: one that was broken into must not speak for the others."""
+        """Reject records about other nodes: a compromised node must not report for others."""
         node = record.usage.node if isinstance(record, Record) else record.node
         if node != self.name:
             raise LedgerError(f"it sent a row of node {node!r:.60}")
@@ -91,7 +95,9 @@ class Source:
 
 
 def sources(config: Config, directory: str | None, ssh: str | None, remote: str) -> list[Source]:
-    """Where the nodes' records are: DIR/NODE.sqlite, DIR/NODE/ledger.sqlite or DIR/NODE.jsonl; ssh; or this machine."""
+    """Where the nodes' records are: DIR/NODE.sqlite, DIR/NODE/ledger.sqlite or DIR/NODE.jsonl; ssh;
+    or this machine.
+    """
     names = config.node_names()
     if ssh is not None:
         return [Source(name, command=(*shlex.split(ssh), name, remote)) for name in names]
@@ -116,7 +122,9 @@ def send(config: Config, node: str, after_ns: int, digest: str = "") -> None:
 
 
 def cursor(ledger: Ledger, node: str) -> int:
-    """From when on grants of a node may be new to us (ns): the last end that we know, less an overlap."""
+    """From when on grants of a node may be new to us (ns): the last end that we know, less an
+    overlap.
+    """
     row = ledger.db.execute("SELECT max(ended_at) FROM usage WHERE node = ?", (node,)).fetchone()
     standing = ledger.db.execute(
         "SELECT min(granted_at) FROM usage WHERE node = ? AND ended_at IS NULL", (node,)
@@ -146,10 +154,14 @@ def collect_all(
     return problems
 
 
-def _recent(found: Iterable[Record | CardBuckets], oldest_ns: int) -> Iterator[Record | CardBuckets]:
+def _recent(
+    found: Iterable[Record | CardBuckets], oldest_ns: int
+) -> Iterator[Record | CardBuckets]:
     for record in found:
         if isinstance(record, CardBuckets):
-            yield replace(record, buckets=tuple(b for b in record.buckets if (b[1] or 0) * 10**9 > oldest_ns))
+            yield replace(
+                record, buckets=tuple(b for b in record.buckets if (b[1] or 0) * 10**9 > oldest_ns)
+            )
         elif record.usage.ended_at is None or record.usage.ended_at > oldest_ns:
             yield record
 
@@ -157,9 +169,9 @@ def _recent(found: Iterable[Record | CardBuckets], oldest_ns: int) -> Iterator[R
 def totals_since(ledger: Ledger, since_ns: int) -> dict[int, summary.Totals]:
     """Measured jobs whose last grant ended since then, on all cards together."""
     rows = ledger.db.execute(
-        "SELECT job_id, sum(busy_ns), sum(closed_preempted_ns), max(coalesce(mem_peak, 0)), sum(denied)"
-        " FROM usage WHERE job_id < 4294967296 GROUP BY job_id"
-        " HAVING min(ended_at IS NOT NULL) AND max(ended_at) > ? AND min(busy_ns IS NOT NULL)",
+        "SELECT job_id, sum(busy_ns), sum(closed_preempted_ns), max(coalesce(mem_peak, 0)),"
+        " sum(denied) FROM usage WHERE job_id < 4294967296 GROUP BY job_id HAVING min(ended_at IS"
+        " NOT NULL) AND max(ended_at) > ? AND min(busy_ns IS NOT NULL)",
         (since_ns,),
     )
     return {
@@ -192,24 +204,48 @@ def housekeep(ledger: Ledger, config: Config) -> None:
 
 
 @click.command()
-@click.option("--config", envvar="QGPU_CONFIG", default=DEFAULT_CONFIG, show_default=True, help="qgpu.yaml.")
-@click.option("--into", help="The collected ledger. Default: reports.collected of qgpu.yaml.")
-@click.option("--from", "directory", help="Directory of NODE.sqlite, NODE/ledger.sqlite or NODE.jsonl.")
-@click.option("--ssh", is_flag=False, flag_value=SSH, help=f"Ask each node with this command. Default: {SSH}")
-@click.option("--remote", default=REMOTE, show_default=True, help="What to run there.")
 @click.option(
-    "--pause", type=click.FloatRange(0, 60), default=0.05, show_default=True, help="Seconds per batch."
+    "--config", envvar="QGPU_CONFIG", default=DEFAULT_CONFIG, show_default=True, help="qgpu.yaml."
+)
+@click.option("--into", help="The collected ledger. Default: reports.collected of qgpu.yaml.")
+@click.option(
+    "--from", "directory", help="Directory of NODE.sqlite, NODE/ledger.sqlite or NODE.jsonl."
 )
 @click.option(
-    "--timeout", type=click.FloatRange(1, 3600), default=120, show_default=True, help="Seconds per node."
+    "--ssh", is_flag=False, flag_value=SSH, help=f"Ask each node with this command. Default: {SSH}"
+)
+@click.option("--remote", default=REMOTE, show_default=True, help="What to run there.")
+@click.option(
+    "--pause",
+    type=click.FloatRange(0, 60),
+    default=0.05,
+    show_default=True,
+    help="Seconds per batch.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1, 3600),
+    default=120,
+    show_default=True,
+    help="Seconds per node.",
 )
 @click.option("--send", "sending", is_flag=True, help="Print this node's records instead.")
 @click.option("--node", help="With --send: this node instead of the one we are on.")
-@click.option("--after", type=int, default=0, help="With --send: grants that ended after this (ns).")
+@click.option(
+    "--after", type=int, default=0, help="With --send: grants that ended after this (ns)."
+)
 def collect(
-    config: str, into: str | None, directory: str | None, ssh: str | None, remote: str, pause: float,
-    timeout: float, sending: bool, node: str | None, after: int,
-) -> None:  # fmt: skip
+    config: str,
+    into: str | None,
+    directory: str | None,
+    ssh: str | None,
+    remote: str,
+    pause: float,
+    timeout: float,
+    sending: bool,
+    node: str | None,
+    after: int,
+) -> None:
     """Merge the usage ledgers of all nodes into one file, for `qgpu report` on any machine."""
     try:
         loaded = load_config(config, trusted=True)
@@ -221,7 +257,9 @@ def collect(
         target = into or loaded.reports.collected
         if target is None:
             fail("collect", "name a file with --into, or as reports.collected in qgpu.yaml")
-        problems = run(loaded, Path(target), sources(loaded, directory, ssh, remote), pause, timeout)
+        problems = run(
+            loaded, Path(target), sources(loaded, directory, ssh, remote), pause, timeout
+        )
     except (ConfigError, LedgerError, SacctError, OSError) as error:
         fail("collect", str(error))
     for problem in problems:
@@ -229,7 +267,9 @@ def collect(
     sys.exit(1 if problems else 0)
 
 
-def run(config: Config, target: Path, found: Sequence[Source], pause_s: float, timeout_s: float) -> list[str]:
+def run(
+    config: Config, target: Path, found: Sequence[Source], pause_s: float, timeout_s: float
+) -> list[str]:
     """Collect, keep house, and write the summaries that are wanted."""
     if not found:
         return ["no node has a ledger there"]

@@ -53,7 +53,9 @@ class Asked:
 
 
 def moment(text: str, now: float) -> int:
-    """Seconds of CLOCK_REALTIME of `2026-11-21`, `2026-11-21T14:00`, `7d` ago, or `now`. Raises ValueError."""
+    """Seconds of CLOCK_REALTIME of `2026-11-21`, `2026-11-21T14:00`, `7d` ago, or `now`. Raises
+    ValueError.
+    """
     if text == "now":
         return int(now)
     try:
@@ -64,19 +66,26 @@ def moment(text: str, now: float) -> int:
         return int(datetime.fromisoformat(text).timestamp())
     except ValueError:
         raise ValueError(
-            f"'{text}' is not a time; write for example 2026-11-21, 2026-11-21T14:00, or 7d for seven days ago"
+            f"'{text}' is not a time; write for example 2026-11-21, 2026-11-21T14:00, or 7d for"
+            " seven days ago"
         ) from None
 
 
 def check(asked: Asked) -> None:
     """Refuse what cannot be meant; nothing of it reaches sacct."""
     if asked.job_ids and asked.windowed:
-        fail("report", "give job ids, or a window with --user, --account, --qos, --since, --until; not both")
+        fail(
+            "report",
+            "give job ids, or a window with --user, --account, --qos, --since, --until; not both",
+        )
     if not asked.job_ids and not asked.windowed:
         fail("report", "give job ids, or for example --since 7d for totals")
     for text in asked.job_ids:
         if not sacct.is_job_id(text) and not run_id(text):
-            fail("report", f"'{text}' is not a job id; write for example 12, or 12_3 for a task of an array")
+            fail(
+                "report",
+                f"'{text}' is not a job id; write for example 12, or 12_3 for a task of an array",
+            )
     for word in (*asked.users, *asked.accounts, *asked.qos):
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}\$?", word):
             fail("report", f"'{word}' is not a name of a user, account or QOS")
@@ -95,7 +104,9 @@ def missing_nodes(jobs: Sequence[JobReport], where: Sequence[Place]) -> list[str
         for name in place.nodes
         if not Path(place.path).exists() and not place.answered
     }
-    wanted = {node for job in jobs for node in job.nodes if not any(g.node == node for g in job.grants)}
+    wanted = {
+        node for job in jobs for node in job.nodes if not any(g.node == node for g in job.grants)
+    }
     return [
         f"no ledger of {name} here ({absent[name]}): what its cards measured is not in this report"
         for name in sorted(wanted & set(absent))
@@ -103,7 +114,7 @@ def missing_nodes(jobs: Sequence[JobReport], where: Sequence[Place]) -> list[str
 
 
 def unknown_ids(asked: Sequence[str], jobs: Sequence[sacct.SacctJob]) -> list[str]:
-    """Of the asked ids, those that sacct did not answer. An array's number stands for all its tasks."""
+    """The requested ids that sacct did not answer. An array's number stands for all its tasks."""
     known = {job.job_id for job in jobs} | {str(job.raw_id) for job in jobs}
     known |= {job.job_id.partition("_")[0].partition("+")[0] for job in jobs}
     return [text for text in asked if text not in known]
@@ -162,7 +173,10 @@ def report_jobs(asked: Asked, where: Sequence[Place], given: Path | None = None)
 def show_jobs(reports: Sequence[JobReport], notes: Sequence[str], form: str) -> None:
     """Print in the asked form; notes go to stderr where the form has no place for them."""
     if form == "json" or reports or form == "parsable":
-        body = {"jobs": [job.as_json() | {"advice": advice(job)} for job in reports], "notes": list(notes)}
+        body = {
+            "jobs": [job.as_json() | {"advice": advice(job)} for job in reports],
+            "notes": list(notes),
+        }
         show(body, lines(reports), form, LEFT)
     if form == "table":
         for line in [line for job in reports for line in advice(job)]:
@@ -184,10 +198,14 @@ def report_window(asked: Asked, where: Sequence[Place]) -> int:
         fail("report", "--since is not before --until")
     window = sacct.Window(since, until, asked.users, asked.accounts, asked.qos)
     jobs = accounting.choose().between(window)
-    question = Question(since_ns=since * 10**9, until_ns=until * 10**9, series=asked.html is not None)
+    question = Question(
+        since_ns=since * 10**9, until_ns=until * 10**9, series=asked.html is not None
+    )
     found = ledgers.read(where, question)
     by = asked.by or "user"
-    grouped, total = report_groups.groups(jobs, found.rows, by, question.since_ns, question.until_ns)
+    grouped, total = report_groups.groups(
+        jobs, found.rows, by, question.since_ns, question.until_ns
+    )
     if asked.html is not None:
         from cli.report.html import write_window
 
@@ -210,12 +228,20 @@ def report_window(asked: Asked, where: Sequence[Place]) -> int:
 @click.option("--qos", "-q", multiple=True, help="Totals of the jobs of this QOS.")
 @click.option("--since", "-S", help="2026-11-21T14:00, or 7d ago. Default with the others: 1d.")
 @click.option("--until", "-E", help="As --since. Default: now.")
-@click.option("--by", type=click.Choice(sorted(report_groups.KEYS)), help="What to group by. Default: user.")
-@click.option("--config", envvar="QGPU_CONFIG", default=DEFAULT_CONFIG, show_default=True, help="qgpu.yaml.")
-@click.option("--ledger", "ledger_files", multiple=True, help="Read this ledger, not the configured ones.")
+@click.option(
+    "--by", type=click.Choice(sorted(report_groups.KEYS)), help="What to group by. Default: user."
+)
+@click.option(
+    "--config", envvar="QGPU_CONFIG", default=DEFAULT_CONFIG, show_default=True, help="qgpu.yaml."
+)
+@click.option(
+    "--ledger", "ledger_files", multiple=True, help="Read this ledger, not the configured ones."
+)
 @click.option("--html", metavar="FILE", help="Also write a page with plots.")
 @click.option("--json", "as_json", is_flag=True, help="JSON; null where nothing was measured.")
-@click.option("--parsable", "as_parsable", is_flag=True, help="One line per card, fields separated by |.")
+@click.option(
+    "--parsable", "as_parsable", is_flag=True, help="One line per card, fields separated by |."
+)
 def report(
     job_ids: tuple[str, ...],
     users: tuple[str, ...],
@@ -232,8 +258,8 @@ def report(
 ) -> None:
     """Show what jobs were granted and what they used.
 
-    A job may be 12, an array task 12_3, or an array's number for all its tasks. Without jobs: totals of a
-    window, by user, account, QOS or class.
+    A job may be 12, an array task 12_3, or an array's number for all its tasks. Without jobs:
+    totals of a window, by user, account, QOS or class.
     """
     form = form_of(as_json, as_parsable)
     asked = Asked(job_ids, users, accounts, qos, since, until, by, form, html)

@@ -1,7 +1,7 @@
 """Totals per user, account, QOS or class: what Slurm booked, what the ledgers measured. Pure.
 
-What Slurm knows (jobs, elapsed time, shares) is taken from sacct alone, so it is sacct's and sreport's to the
-second. None means not measured.
+Jobs, elapsed time and shares come from sacct alone, so they equal sacct and sreport to the second.
+None means not measured.
 """
 
 from __future__ import annotations
@@ -22,9 +22,18 @@ KEYS: dict[str, Callable[[SacctJob], str]] = {
     "class": lambda job: booked_class(job) or ("whole" if _whole_cards(job) else "none"),
 }
 HEADER = (
-    "GROUP", "JOBS", "MEASURED", "GRANTED_H", "USED_H", "EFF%", "HELD_H", "HARVEST_H", "SUSPENDED_H", "DENIED",
+    "GROUP",
+    "JOBS",
+    "MEASURED",
+    "GRANTED_H",
+    "USED_H",
+    "EFF%",
+    "HELD_H",
+    "HARVEST_H",
+    "SUSPENDED_H",
+    "DENIED",
     "PREEMPTED",
-)  # fmt: skip
+)
 
 SUMS = ("used_s", "held_s", "harvest_s", "suspended_s", "denied", "preempted")
 Number = TypeVar("Number", int, float)
@@ -34,7 +43,8 @@ Number = TypeVar("Number", int, float)
 class Group:
     """One group. Hours are GPU-hours: 50 % of a card for two hours is one.
 
-    `granted` is of all jobs, `granted_measured` of those with a ledger's row; efficiency compares with these.
+    `granted` is of all jobs, `granted_measured` of those with a ledger's row; efficiency compares
+    with these.
     """
 
     name: str
@@ -51,7 +61,9 @@ class Group:
 
     @property
     def efficiency(self) -> float | None:
-        """Use as percent of what was granted; above 100 where a job also got idle time of others."""
+        """Use as percent of what was granted; above 100 where a job also
+        got idle time of others.
+        """
         if self.used_s is None or self.granted_measured_s <= 0:
             return None
         return 100 * self.used_s / self.granted_measured_s
@@ -70,12 +82,15 @@ def granted_seconds(job: SacctJob) -> float:
 
 def _whole_cards(job: SacctJob) -> int:
     count = job.tres.get("gres/gpu", "0")
-    # Shares of a card are booked as qgpu and shard; gres/gpu beside them would count the card twice.
+    # Shares of a card are booked as qgpu and shard; gres/gpu beside them would count the card
+    # twice.
     return int(count) if count.isdigit() and "gres/qgpu" not in job.tres else 0
 
 
 def part_of(usage: Usage, points: Sequence[Point] | None, since_ns: int, until_ns: int) -> float:
-    """How much of a row's work lies in the window: by its series where there is one, else by time."""
+    """How much of a row's work lies in the window: by its series where
+    there is one, else by time.
+    """
     begin, end = (
         max(usage.granted_at, since_ns),
         until_ns if usage.ended_at is None else min(usage.ended_at, until_ns),
@@ -166,12 +181,22 @@ def _line(group: Group) -> list[str]:
 
     efficiency = "-" if group.efficiency is None else f"{group.efficiency:.1f}"
     return [
-        group.name or "-", str(group.jobs), str(group.measured), hours(group.granted_s), hours(group.used_s),
-        efficiency, hours(group.held_s), hours(group.harvest_s), hours(group.suspended_s), count(group.denied),
+        group.name or "-",
+        str(group.jobs),
+        str(group.measured),
+        hours(group.granted_s),
+        hours(group.used_s),
+        efficiency,
+        hours(group.held_s),
+        hours(group.harvest_s),
+        hours(group.suspended_s),
+        count(group.denied),
         count(group.preempted),
-    ]  # fmt: skip
+    ]
 
 
-def body(found: Sequence[Group], total: Group, by: str, window: Mapping[str, int]) -> dict[str, object]:
+def body(
+    found: Sequence[Group], total: Group, by: str, window: Mapping[str, int]
+) -> dict[str, object]:
     """The groups as JSON."""
     return {"by": by, **window, "groups": [g.as_json() for g in found], "total": total.as_json()}

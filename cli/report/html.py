@@ -1,4 +1,6 @@
-"""The report as one self-contained page: tables, advice, plots as inline SVG; no script, nothing is loaded."""
+"""The report as one self-contained page: tables, advice, plots as inline SVG; no script, nothing is
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def cards_between(where: Sequence[Place], since: float, until: float) -> list[Ca
                     for point in card_series(database, int(since), int(until) + 1):
                         found[point.uuid, point.step, point.at] = point
             except LedgerError:
-                continue  # said already when the rows were read
+                continue  # reported when the rows were read
     return sorted(found.values(), key=lambda point: point.at)
 
 
@@ -72,11 +74,15 @@ def _stamp(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def write_jobs(path: Path, reports: Sequence[JobReport], rows: Sequence[Row], where: Sequence[Place]) -> None:
+def write_jobs(
+    path: Path, reports: Sequence[JobReport], rows: Sequence[Row], where: Sequence[Place]
+) -> None:
     """The page of jobs."""
     now = time.time()
     since = min((row.usage.granted_at / 1e9 for row in rows), default=now - 1)
-    until = max((now if r.usage.ended_at is None else r.usage.ended_at / 1e9 for r in rows), default=now)
+    until = max(
+        (now if r.usage.ended_at is None else r.usage.ended_at / 1e9 for r in rows), default=now
+    )
     header, *table = lines(reports)
     page = _page(
         title="qgpu: " + ", ".join(f"job {report.job_id}" for report in reports[:8]),

@@ -1,4 +1,6 @@
-"""Where the report's rows come from: ledgers on this machine, what was collected, and qgpud for a user."""
+"""Where the report's rows come from: ledgers on this machine, what was collected, and qgpud for a
+user.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from enforcer.ledger.read import FOR_TOTALS, latency_of, reading, series_of, usage_between, usage_of_jobs
+from enforcer.ledger.read import (
+    FOR_TOTALS,
+    latency_of,
+    reading,
+    series_of,
+    usage_between,
+    usage_of_jobs,
+)
 from enforcer.ledger.schema import FILE_NAME, LedgerError, Point, Usage
 from enforcer.reporting.viewserver import SOCK_NAME, ViewError, ask, owner_of
 from gres.config.site import Config
@@ -24,7 +33,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """One ledger, and who answers for it when it cannot be read."""
+    """One ledger, and the qgpud that answers if it is unreadable."""
 
     path: str
     nodes: tuple[str, ...] = ()
@@ -43,7 +52,9 @@ class Place:
 
 @dataclass
 class Question:
-    """Jobs by number, or a window in nanoseconds of CLOCK_REALTIME. `series`: with what they did over time."""
+    """Jobs by number, or a window in nanoseconds of CLOCK_REALTIME. `series`: with what they did
+    over time.
+    """
 
     jobs: Sequence[int] | None = None
     since_ns: int = 0
@@ -90,7 +101,7 @@ def read(where: Iterable[Place], question: Question) -> Found:
 
 
 def _newer(one: Usage, other: Usage) -> bool:
-    """Of two copies of a grant the one that knows more."""
+    """The newer of two copies of a grant."""
     return (one.ended_at is not None, one.sampled_at or 0) > (
         other.ended_at is not None,
         other.sampled_at or 0,
@@ -103,7 +114,9 @@ def _rows(place: Place, question: Question) -> list[Row]:
     if place.answered and place.view is not None:
         return _from_view(Path(place.view), question)
     if Path(place.path).exists():
-        raise LedgerError(f"the ledger {place.path} is for root alone, and no qgpud answers for it here")
+        raise LedgerError(
+            f"the ledger {place.path} is for root alone, and no qgpud answers for it here"
+        )
     return []
 
 

@@ -1,7 +1,8 @@
-"""The report as data: jobs of sacct joined with rows of the ledgers, and the advice that follows. Pure.
+"""The report as data: jobs of sacct joined with rows of the ledgers, and the advice that follows.
+Pure.
 
-None means not measured everywhere, 0 measured and zero. Seconds are floats, memory is bytes, shares are
-percent.
+None means not measured everywhere, 0 measured and zero. Seconds are floats, memory is bytes, shares
+are percent.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from gres.units import UnitError, parse_size
 from slurm_plugin.accounting.sacct import SacctJob
 
 GIB = 1 << 30
-# What the driver takes for contexts and modules besides the job's own allocations; more than this is not explained.
+# What the driver takes for contexts and modules besides the job's own allocations; more than this
+# is not explained.
 UNEXPLAINED = 1 * GIB
 
 
@@ -51,13 +53,15 @@ class GrantReport:
     ended_at: float | None = None
     latency: dict[int, int] | None = None  # closings of the gate in less than 2^k microseconds
     fetched: bool | None = (
-        None  # whether a task took the grant; None while it stands or where it is not known
+        None  # whether a task fetched the grant; None while it stands or if unknown
     )
 
 
 @dataclass(frozen=True)
 class JobReport:
-    """One job with its grants, oldest first. Without grants, class, share and memory are Slurm's."""
+    """One job with its grants, oldest first. Without grants, class,
+    share and memory are Slurm's.
+    """
 
     job_id: str
     raw_id: int
@@ -72,7 +76,8 @@ class JobReport:
     mem: int | None
     grants: tuple[GrantReport, ...]
     account: str = ""
-    # By how much `qgpu extend` lengthened the last run, and how often it requeued the job; None: it never looked.
+    # Seconds by which `qgpu extend` lengthened the last run, and its number of requeues; None: it
+    # never handled the job.
     extended_s: int | None = None
     requeued: int | None = None
 
@@ -125,7 +130,9 @@ def grant_report(row: Usage, now_ns: int, latency: dict[int, int] | None = None)
 
 
 def _escaped(row: Usage) -> bool:
-    """Whether the driver saw memory of the job that its library never counted: something ran without it."""
+    """Whether the driver saw memory of the job that its library never counted: something ran
+    without it.
+    """
     if row.state != "active" or row.nvml_mem_peak is None:
         return False
     counted = row.mem_cap if row.launches or row.mem_peak else 0
@@ -202,7 +209,7 @@ def _more_memory(cap: int) -> str:
 
 
 def advice(job: JobReport) -> list[str]:
-    """Sentences that name the flag to change; empty where nothing stands out."""
+    """Sentences that name the flag to change; empty if nothing is remarkable."""
     return [
         *_limit_advice(job),
         *(line for grant in job.grants for line in _grant_advice(job, grant)),
@@ -214,13 +221,14 @@ def _limit_advice(job: JobReport) -> list[str]:
     lines = []
     if job.extended_s:
         lines.append(
-            f"job {job.job_id}: its time limit was extended by {job.extended_s // 60} min for the time that online"
-            " jobs suspended it."
+            f"job {job.job_id}: its time limit was extended by {job.extended_s // 60} min for the"
+            " time that online jobs suspended it."
         )
     if job.requeued:
         lines.append(
-            f"job {job.job_id}: it was requeued {job.requeued} time(s), since online jobs suspended it for longer than"
-            " its QOS allows. If it must not wait, ask for an online QOS with --qos."
+            f"job {job.job_id}: it was requeued {job.requeued} time(s), since online jobs suspended"
+            " it for longer than its QOS allows. If it must not wait, ask for an online QOS with"
+            " --qos."
         )
     return lines
 
@@ -228,12 +236,14 @@ def _limit_advice(job: JobReport) -> list[str]:
 def _unfetched(job: JobReport, grant: GrantReport) -> str:
     if grant.nvml_mem_peak:
         return (
-            f"job {job.job_id}: its programs used card {grant.card} of {grant.node} without limits, since no task took"
-            " the job's grant there. Tell the administrators: Slurm does not load qgpu's SPANK plugin on that node."
+            f"job {job.job_id}: its programs used card {grant.card} of {grant.node} without limits,"
+            " since no task took the job's grant there. Tell the administrators: Slurm does not"
+            " load qgpu's SPANK plugin on that node."
         )
     return (
-        f"job {job.job_id}: no task took its grant on {grant.node}, so nothing ran under it there. That is so where"
-        " the job was cancelled early, where salloc started no srun, and on nodes that no srun of the job reached."
+        f"job {job.job_id}: no task took its grant on {grant.node}, so nothing ran under it there."
+        " That is so where the job was cancelled early, where salloc started no srun, and on nodes"
+        " that no srun of the job reached."
     )
 
 
@@ -242,8 +252,9 @@ def _grant_advice(job: JobReport, grant: GrantReport) -> list[str]:
         return [_unfetched(job, grant)]
     if grant.escaped:
         return [
-            f"job {job.job_id}: the driver saw {_gib(grant.nvml_mem_peak or 0)} held by a program that ran without"
-            " qgpu's library (LD_PRELOAD was emptied?). Its use is not in these figures."
+            f"job {job.job_id}: the driver saw {_gib(grant.nvml_mem_peak or 0)} held by a program"
+            " that ran without qgpu's library (LD_PRELOAD was emptied?). Its use is not in these"
+            " figures."
         ]
     return [*_memory_advice(job, grant), *_time_advice(job, grant)]
 
@@ -257,13 +268,19 @@ def _memory_advice(job: JobReport, grant: GrantReport) -> list[str]:
             f" {_gib(grant.mem_cap)}. Ask for more with"
             f" --gres=qgpu:{grant.share},qgpu_mem:{_more_memory(grant.mem_cap)}."
         ]
-    # A job that still runs may need its memory yet, and one that never launched tells nothing.
-    if not grant.ended or not grant.mem_peak or grant.mem_cap < 4 * GIB or grant.mem_peak * 3 > grant.mem_cap:
+    # A running job may yet need its memory, and one without launches shows nothing.
+    if (
+        not grant.ended
+        or not grant.mem_peak
+        or grant.mem_cap < 4 * GIB
+        or grant.mem_peak * 3 > grant.mem_cap
+    ):
         return []
     enough = max(1, -(-grant.mem_peak * 5 // (4 * GIB)))
     return [
         f"job {job.job_id}: it used at most {_gib(grant.mem_peak)} of {_gib(grant.mem_cap)}."
-        f" --gres=qgpu:{grant.share},qgpu_mem:{enough}G would have been enough, and may start earlier."
+        f" --gres=qgpu:{grant.share},qgpu_mem:{enough}G would have been enough, and may start"
+        " earlier."
     ]
 
 
@@ -271,9 +288,12 @@ def _time_advice(job: JobReport, grant: GrantReport) -> list[str]:
     if grant.state != "active" or grant.reached is None or grant.granted_s < 10:
         return []
     if grant.denied:
-        return []  # what it did with its time follows from the memory that it did not get
+        return []  # its use of time follows from the memory that it lacked
     if grant.launches == 0:
-        return [f"job {job.job_id}: it never used its card. Leave out --gres=qgpu if it does not need one."]
+        return [
+            f"job {job.job_id}: it never used its card. Leave out --gres=qgpu if it does not need"
+            " one."
+        ]
     suspended = (grant.suspended_s or 0) / grant.granted_s
     if grant.job_class == "offline" and suspended > 0.25:
         return [
@@ -290,7 +310,8 @@ def _time_advice(job: JobReport, grant: GrantReport) -> list[str]:
     if grant.job_class == "online" and grant.reached * 3 < grant.share and grant.share >= 10:
         less = max(1, -(-int(grant.reached * 5) // 4))
         return [
-            f"job {job.job_id}: it reached {grant.reached:.0f} % of the card, with {grant.share} % granted."
-            f" --gres=qgpu:{less} would do on average; keep more if its bursts must be fast."
+            f"job {job.job_id}: it reached {grant.reached:.0f} % of the card, with {grant.share} %"
+            f" granted. --gres=qgpu:{less} would do on average; keep more if its bursts must be"
+            " fast."
         ]
     return []

@@ -55,8 +55,12 @@ def _class(row: Row) -> str:
     return row.usage.job_class or "whole"
 
 
-def timeline(rows: Sequence[Row], cards: Sequence[CardPoint], since: float, until: float, prefix: str) -> str:
-    """One band per card: grants by class, and the card's own utilisation above them. Raises PlotError."""
+def timeline(
+    rows: Sequence[Row], cards: Sequence[CardPoint], since: float, until: float, prefix: str
+) -> str:
+    """One band per card: grants by class, and the card's own utilisation above them. Raises
+    PlotError.
+    """
     names = sorted({(r.usage.node, r.usage.card_index, r.usage.uuid) for r in rows})
     if not names:
         raise PlotError("no grant stood in this time")
@@ -87,9 +91,12 @@ def timeline(rows: Sequence[Row], cards: Sequence[CardPoint], since: float, unti
     axis.set_ylim(-0.5, len(names) - 0.5)
     axis.set_xlim(_when(since), _when(until))
     axis.legend(
-        handles=[_patch(colour, name) for name, colour in COLOURS.items()], ncols=3, loc="lower right",
-        bbox_to_anchor=(1, 1), frameon=False,
-    )  # fmt: skip
+        handles=[_patch(colour, name) for name, colour in COLOURS.items()],
+        ncols=3,
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        frameon=False,
+    )
     return _svg(figure, prefix)
 
 
@@ -100,7 +107,7 @@ def _patch(colour: str, name: str) -> Any:
 
 
 def _lanes(rows: Sequence[Row], until: float) -> list[tuple[Row, int, int]]:
-    """Rows that stood at the same time beside each other: row, lane, number of lanes."""
+    """Concurrent rows beside each other: row, lane, number of lanes."""
     free: list[float] = []
     placed: list[tuple[Row, int]] = []
     for row in rows:
@@ -116,20 +123,29 @@ def job(row: Row, prefix: str) -> str:
     """Share used and memory held over time, against what was granted. Raises PlotError."""
     points = row.points or ()
     if not points:
-        raise PlotError("nothing was sampled of this grant, or its series is older than the retention")
+        raise PlotError(
+            "nothing was sampled of this grant, or its series is older than the retention"
+        )
     figure, (share, memory) = _figure(3.6, rows=2)
     times, used = _steps(points, lambda p: min(100.0, p.busy_ns / (p.step * 1e7)))
     share.plot(times, used, color=COLOURS[_class(row)], label="used", drawstyle="steps-post")
     _, closed = _steps(points, lambda p: min(100.0, p.closed_preempted_ns / (p.step * 1e7)))
     share.plot(
-        times, closed, color="#d62728", linewidth=0.8, label="waited for online", drawstyle="steps-post"
+        times,
+        closed,
+        color="#d62728",
+        linewidth=0.8,
+        label="waited for online",
+        drawstyle="steps-post",
     )
     share.axhline(row.usage.share, color="#444", linestyle="--", linewidth=0.8, label="granted")
     share.set_ylabel("% of the card")
     share.set_ylim(0, 105)
     times, held = _steps(points, lambda p: float("nan") if p.mem_used is None else p.mem_used / GIB)
     memory.plot(times, held, color=COLOURS[_class(row)], label="held", drawstyle="steps-post")
-    memory.axhline(row.usage.mem_cap / GIB, color="#444", linestyle="--", linewidth=0.8, label="cap")
+    memory.axhline(
+        row.usage.mem_cap / GIB, color="#444", linestyle="--", linewidth=0.8, label="cap"
+    )
     memory.set_ylabel("GiB")
     memory.set_ylim(bottom=0)
     for axis in (share, memory):

@@ -1,4 +1,6 @@
-"""The report as text: a table for people and lines for scripts. Not measured is `-`, measured zero is 0."""
+"""The report as text: a table for people and lines for scripts. Not measured is `-`, measured zero
+is 0.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def duration(seconds: float | None) -> str:
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """A number with so many digits behind the point, or a dash."""
+    """A number with `digits` decimals, or a dash."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
@@ -44,7 +46,10 @@ COLUMNS: tuple[tuple[str, Cell], ...] = (
     ("JOBID", lambda job, _: job.job_id),
     ("USER", lambda job, _: job.user),
     ("STATE", lambda job, _: job.state.partition(" ")[0]),
-    ("CLASS", lambda job, grant: "whole" if grant and grant.state == "whole" else job.job_class or "-"),
+    (
+        "CLASS",
+        lambda job, grant: "whole" if grant and grant.state == "whole" else job.job_class or "-",
+    ),
     ("CARD", lambda _, grant: f"{grant.node}:{grant.card}" if grant else "-"),
     ("SHARE%", lambda job, grant: number(grant.share if grant else job.share)),
     ("ELAPSED", lambda job, _: duration(job.elapsed_s)),
@@ -60,7 +65,7 @@ COLUMNS: tuple[tuple[str, Cell], ...] = (
 
 
 def rows(reports: Iterable[JobReport]) -> list[list[str]]:
-    """One row per card, and one with dashes for a job that no ledger knows."""
+    """One row per card, and one with dashes for a job without a ledger's row."""
     pairs = [(job, grant) for job in reports for grant in (job.grants or (None,))]
     return [[cell(job, grant) for _, cell in COLUMNS] for job, grant in pairs]
 

@@ -29,7 +29,11 @@ NOT_STARTED = 125  # as env(1) and timeout(1): the command itself was never trie
 def preload(shim: str, old: str) -> str:
     """LD_PRELOAD with the shim in front, once, and the job's NVML where it lies beside it."""
     nvml = Path(shim).with_name("libnvidia-ml.so.1")
-    rest = [entry for entry in old.replace(" ", ":").split(":") if entry and entry not in (shim, str(nvml))]
+    rest = [
+        entry
+        for entry in old.replace(" ", ":").split(":")
+        if entry and entry not in (shim, str(nvml))
+    ]
     return ":".join([shim, *([str(nvml)] if nvml.exists() else []), *rest])
 
 
@@ -44,13 +48,15 @@ def environment(answer: dict[str, Any], fd: int, old: dict[str, str]) -> dict[st
 
 
 def fail(text: str, status: int = NOT_STARTED) -> NoReturn:
-    """Say why the command was not started, and end."""
+    """Print why the command was not started, and end."""
     click.echo(f"qgpu run: {text}", err=True)
     sys.exit(status)
 
 
 def inherited(fd: int) -> int:
-    """The descriptor without close-on-exec: the command inherits it. High, where the limit of open files allows."""
+    """The descriptor without close-on-exec: the command inherits it. High, where the limit of open
+    files allows.
+    """
     try:
         high = fcntl.fcntl(fd, fcntl.F_DUPFD, FIRST_FD)
     except OSError:
@@ -61,7 +67,9 @@ def inherited(fd: int) -> int:
 
 
 def become(run_dir: str, question: dict[str, Any], command: tuple[str, ...]) -> NoReturn:
-    """Ask for the grant and become the command: same process, so signals and exit status are its own."""
+    """Ask for the grant and become the command: same process, so signals and exit status are its
+    own.
+    """
     if not command[0]:
         fail("the command is empty; write for example -- ./train.py", 127)
     try:
@@ -83,7 +91,9 @@ def execute(command: tuple[str, ...], env: dict[str, str]) -> NoReturn:
         fail(f"{command[0]}: there is no such program", 127)
     except OSError as error:
         if error.errno == errno.ENOEXEC:
-            os.execve("/bin/sh", ["/bin/sh", shutil.which(command[0]) or command[0], *command[1:]], env)
+            os.execve(
+                "/bin/sh", ["/bin/sh", shutil.which(command[0]) or command[0], *command[1:]], env
+            )
         fail(f"{command[0]}: {error.strerror}", 126)
 
 
@@ -94,18 +104,24 @@ def mib_of(text: str | None) -> int | None:
     try:
         size = parse_size(text)
     except TooLargeError as error:
-        fail(f"--mem: {error}, the limit is {format_mib(MAX_BYTES // MIB)}; write for example --mem 8G")
+        fail(
+            f"--mem: {error}, the limit is {format_mib(MAX_BYTES // MIB)}; write for example --mem"
+            " 8G"
+        )
     except UnitError as error:
         fail(f"--mem: {error}")
     if size < 1 << 20:
         fail(
-            f"--mem {text} is less than 1M; a number without a unit counts bytes, write for example --mem 8G"
+            f"--mem {text} is less than 1M; a number without a unit counts bytes, write for example"
+            " --mem 8G"
         )
     return size >> 20
 
 
 class RunCommand(click.Command):
-    """As env(1): whatever is wrong before the command starts ends with NOT_STARTED, never with a status of its own."""
+    """As env(1): whatever is wrong before the command starts ends with NOT_STARTED, never with a
+    status of its own.
+    """
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         """Read the command line."""
@@ -130,7 +146,9 @@ def _not_started() -> Iterator[None]:
 
 
 @click.command(cls=RunCommand, context_settings={"allow_interspersed_args": False})
-@click.option("--share", type=int, default=100, show_default=True, help="Percent of the card's compute.")
+@click.option(
+    "--share", type=int, default=100, show_default=True, help="Percent of the card's compute."
+)
 @click.option(
     "--class",
     "job_class",
@@ -140,8 +158,12 @@ def _not_started() -> Iterator[None]:
     help="Whether it owns the card when it has work, or takes what is left.",
 )
 @click.option("--mem", help="Memory cap, such as 8G. Default: the share of the card's memory.")
-@click.option("--card", "card_name", help="Index or UUID. Default: the card with the most memory left.")
-@click.option("--start", is_flag=True, help="Start an arbiter and a qgpud for this command alone (root).")
+@click.option(
+    "--card", "card_name", help="Index or UUID. Default: the card with the most memory left."
+)
+@click.option(
+    "--start", is_flag=True, help="Start an arbiter and a qgpud for this command alone (root)."
+)
 @config_option
 @node_option
 @click.argument("command", metavar="-- COMMAND [ARG]...", nargs=-1, required=True)
@@ -159,8 +181,8 @@ def run(
 ) -> None:
     """Run COMMAND with a share of a card, without Slurm.
 
-    Allowed for root, and for whom run.allow_users and run.allow_groups in qgpu.yaml name. The exit status is
-    COMMAND's; 125 where it was not started.
+    Allowed for root and for run.allow_users and run.allow_groups in qgpu.yaml. The exit status is
+    COMMAND's; 125 if it was not started.
     """
     question = {"share": share, "class": job_class, "mem": mib_of(mem), "card": card_name}
     if start:

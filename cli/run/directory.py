@@ -1,6 +1,6 @@
-"""The directory of one `qgpu run --start`, and the removal of those whose owner was killed.
+"""The directory of one `qgpu run --start`, and the removal of abandoned ones.
 
-Who owns one holds a lock on it for as long as it lives, so the next start can tell.
+Its owner holds a lock on it while it lives, so the next start recognises a killed owner.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 PREFIX = "qgpu-run-"
 _NAME = re.compile(re.escape(PREFIX) + r"[a-z0-9_]{8}")  # as mkdtemp makes them
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-DAEMON_LOCKS = ("run/arbiter.lock", "run/qgpud.lock")  # whoever holds one still serves from there
+# a daemon that holds one still serves from there
+DAEMON_LOCKS = ("run/arbiter.lock", "run/qgpud.lock")
 
 
 @contextlib.contextmanager
@@ -34,7 +35,7 @@ def private_directory() -> Iterator[Path]:
 
 
 def _make(base: Path) -> tuple[Path, int]:
-    """A directory, and its lock. One that another start took for a left one before we had its lock is made anew."""
+    """Make a directory and lock it; again if another start removed it before it was locked."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
         with contextlib.suppress(FileNotFoundError):
@@ -57,7 +58,9 @@ def remove_left(base: Path) -> None:
 
 
 def _remove_if_left(path: Path) -> None:
-    """Never through a link, nothing that others can write, nothing that anybody uses. Raises OSError."""
+    """Remove an abandoned directory: no links, nothing writable by others, nothing in use. Raises
+    OSError.
+    """
     fd = os.open(path, _OPEN)
     try:
         info = os.fstat(fd)
@@ -72,7 +75,9 @@ def _remove_if_left(path: Path) -> None:
 
 def _held(directory: int, name: str) -> bool:
     try:
-        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        fd = os.open(
+            name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory
+        )
     except FileNotFoundError:
         return False
     try:

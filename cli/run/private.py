@@ -1,7 +1,7 @@
-"""`qgpu run --start`: an arbiter and a qgpud of one's own, for one command, where nothing is installed to run.
+"""`qgpu run --start`: a private arbiter and qgpud for one command, where none runs.
 
-They know nothing of others: two such commands on one card share it as two strangers do. For more than one
-program start qgpud and qgpu-arbiter once and leave --start out.
+They are isolated: two such commands on one card share it without governing each other. For more
+than one program start qgpud and qgpu-arbiter once and leave --start out.
 """
 
 from __future__ import annotations
@@ -58,12 +58,15 @@ def find_part(name: str) -> str:
     for path in (Path(INSTALLED[name]), built):
         if path.is_file():
             return str(path)
-    raise StartError(f"neither {INSTALLED[name]} nor {built} is there; install qgpu, or say 'make native'")
+    raise StartError(
+        f"neither {INSTALLED[name]} nor {built} is there; install qgpu, or say 'make native'"
+    )
 
 
 def device_files(minors: list[int]) -> str:
-    """Device files of the cards as a bracket list; simulated cards have theirs in QGPU_SIM_DIR, or where their package
-    (qgpu-simulator) puts them."""
+    """Device files of the cards as a bracket list; simulated cards have theirs in QGPU_SIM_DIR, or
+    where their package (qgpu-simulator) puts them.
+    """
     simulated = os.environ.get("QGPU_SIM_DIR") or (SIM_DIR if Path(SIM_DIR, "dev").is_dir() else "")
     prefix = f"{simulated}/dev/qgpusim" if simulated else "/dev/nvidia"
     return f"{prefix}[{','.join(map(str, minors))}]"
@@ -78,7 +81,8 @@ def config_text(directory: Path) -> str:
         raise StartError("the driver sees no card on this machine; nvidia-smi -L lists them")
     if any(card.instance for card in cards):
         raise StartError(
-            "this machine has MIG instances: write qgpu.yaml (qgpu card instances helps), name it by --config"
+            "this machine has MIG instances: write qgpu.yaml (qgpu card instances helps), name it"
+            " by --config"
         )
     memory = min(card.mem_total for card in cards) >> 20
     files = device_files([card.minor for card in cards])
@@ -126,9 +130,9 @@ def _plain(value: Any) -> Any:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel end this process, by what nobody ignores, when its parent was killed.
+    """Have the kernel end this process by SIGKILL if its parent is killed.
 
-    Else the command would go on ungated, as its daemons end. What it started itself is beyond reach.
+    Else the command would go on ungated, since its daemons end. Its own children are not reached.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:  # it was killed before
@@ -159,7 +163,9 @@ def _running(command: list[str], log: Path, **extra: Any) -> Iterator[subprocess
             process.wait()
 
 
-def _await(ready: Callable[[float], bool], process: subprocess.Popen[bytes], log: Path, what: str) -> None:
+def _await(
+    ready: Callable[[float], bool], process: subprocess.Popen[bytes], log: Path, what: str
+) -> None:
     if not ready(READY_S) or process.poll() is not None:
         said = log.read_text(errors="replace").strip().splitlines()
         raise StartError(f"{what} did not start: {said[-1] if said else 'it said nothing'}")
@@ -172,13 +178,22 @@ def daemons(config: Path, name: str, directory: Path) -> Iterator[str]:
     (directory / "run").mkdir(mode=0o755, exist_ok=True)
     with contextlib.ExitStack() as stack:
         reader, writer = os.pipe()
-        command = [settings.enforcer.arbiter, "--run-dir", settings.run_dir, "--ready-fd", str(writer)]
+        command = [
+            settings.enforcer.arbiter,
+            "--run-dir",
+            settings.run_dir,
+            "--ready-fd",
+            str(writer),
+        ]
         log = directory / "arbiter.log"
         arbiter = stack.enter_context(_running(command, log, pass_fds=[writer]))
         os.close(writer)
         stack.callback(os.close, reader)
         _await(
-            lambda s: readable_within(reader, s) and os.read(reader, 16) != b"", arbiter, log, "qgpu-arbiter"
+            lambda s: readable_within(reader, s) and os.read(reader, 16) != b"",
+            arbiter,
+            log,
+            "qgpu-arbiter",
         )
         notify = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         notify.bind(str(directory / "notify"))
@@ -229,7 +244,10 @@ def run_private(
 ) -> NoReturn:
     """Start both daemons, run the command under them, end them, and end as the command did."""
     if os.geteuid() != 0:
-        fail("--start is for root: what it starts decides what programs may do. Ask qgpud without --start")
+        fail(
+            "--start is for root: what it starts decides what programs may do. Ask qgpud without"
+            " --start"
+        )
     try:
         with private_directory() as directory:
             path, name = _private_config(given, node, directory)

@@ -1,4 +1,6 @@
-"""The sandbox's associations: one account, alice and bob in it, and the QOS that name the classes."""
+"""The sandbox's associations: one account, alice and bob in it, and the
+QOS that name the classes.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,18 @@ def commands(cluster_name: str) -> list[list[str]]:
     made += [["add", "qos", name, f"priority={priority}"] for name, priority in QOS.items()]
     made.append(["modify", "cluster", cluster_name, "set", qos])
     made.append(
-        ["add", "account", ACCOUNT, f"cluster={cluster_name}", "description=sandbox", "organization=sandbox"]
+        [
+            "add",
+            "account",
+            ACCOUNT,
+            f"cluster={cluster_name}",
+            "description=sandbox",
+            "organization=sandbox",
+        ]
     )
-    made.append(["add", "user", ",".join(namespace.USERS), f"account={ACCOUNT}", f"cluster={cluster_name}"])
+    made.append(
+        ["add", "user", ",".join(namespace.USERS), f"account={ACCOUNT}", f"cluster={cluster_name}"]
+    )
     return made
 
 

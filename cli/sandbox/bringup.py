@@ -1,4 +1,6 @@
-"""Bringing a sandbox up, step by step; cluster.py decides when, and what happens after a failure."""
+"""Bringing a sandbox up, step by step; cluster.py decides when, and
+what happens after a failure.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,14 @@ def check_machine(layout: Layout, options: SandboxOptions) -> None:
     _check_slurm(options)
     files.check_products()
     if options.native_gres:
-        native_gres.build()  # its first time takes a minute: not while other sandboxes wait for their ports
+        # its first time takes a minute: not while other sandboxes wait for their ports
+        native_gres.build()
     check_length(layout.state, options.node_names)
     _check_reachable(layout.state)
 
 
 def _check_slurm(options: SandboxOptions) -> None:
-    """What this Slurm cannot do is said before anything is made."""
+    """Report what this Slurm cannot do before anything is made."""
     version = services.slurm_version()
     try:
         SlurmSettings(version=version, multi_card=options.multi_card, placement=options.placement)
@@ -53,13 +56,16 @@ def _check_reachable(state: Path) -> None:
     for parent in state.parents:
         if parent.is_dir() and not parent.stat().st_mode & 0o001:
             raise SandboxError(
-                f"the sandbox's users cannot pass {parent} (mode {parent.stat().st_mode & 0o777:o}): "
-                "choose a --state-dir whose parents all may be entered, for example below /var/tmp"
+                f"the sandbox's users cannot pass {parent} (mode"
+                f" {parent.stat().st_mode & 0o777:o}): choose a --state-dir whose parents all may"
+                " be entered, for example below /var/tmp"
             )
 
 
 def prepare(layout: Layout, chosen: Plan) -> None:
-    """Make the state directory, with the record first, so that a crash at any later point can be cleaned."""
+    """Make the state directory, with the record first, so that a crash at any later point can be
+    cleaned.
+    """
     old_umask = os.umask(0o022)
     try:
         layout.state.mkdir(parents=True, exist_ok=True)
@@ -81,7 +87,7 @@ def write_slurm(layout: Layout, chosen: Plan) -> None:
 
 
 def run(cluster: Cluster, progress: Progress) -> Cluster:
-    """Start everything, in an order in which each waits only for what it needs."""
+    """Start all parts, in the order of their dependencies."""
     constrained = "" if cluster.plan.cgroup != "none" else "NOT "
     progress(f"cards are {constrained}constrained: {cluster.plan.cgroup_why}")
     files.write_qgpu_yaml(cluster.layout, cluster.plan, services.slurm_version())
@@ -146,7 +152,9 @@ def _start_slurm_once(cluster: Cluster) -> None:
 
 
 class _Parallel:
-    """A function in a thread. Leaving the block waits for its end; result() raises what it raised."""
+    """A function in a thread. Leaving the block waits for its end;
+    result() raises its exception.
+    """
 
     def __init__(self, work: Callable[[threading.Event], None]) -> None:
         self._error: BaseException | None = None

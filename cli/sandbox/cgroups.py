@@ -1,4 +1,6 @@
-"""Which cgroups this machine really gives us, found by trying, and removing what Slurm leaves in them."""
+"""Which cgroups this machine really gives us, found by trying, and removing what Slurm leaves in
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def probe(tag: str) -> tuple[str, str]:
             if controller == "devices":
                 (trial / "devices.deny").write_text("c 245:0 rwm")
         except OSError as error:
-            return "none", f"the {controller} cgroup cannot be used here ({error.strerror or error})"
+            return (
+                "none",
+                f"the {controller} cgroup cannot be used here ({error.strerror or error})",
+            )
         finally:
             with contextlib.suppress(OSError):
                 trial.rmdir()
@@ -45,7 +50,9 @@ def _probe_v2(tag: str) -> tuple[str, str]:
 def _belongs(name: str, nodes: set[str]) -> bool:
     """slurm_NODE is slurmd's root on v1; v2 has slurmstepd_NODE.scope or NODE_slurmstepd.scope."""
     stem = name.removesuffix(".scope").removesuffix(".slice")
-    return any(stem in {f"slurm_{n}", f"slurmstepd_{n}", f"{n}_slurmstepd", f"{n}_slurmd"} for n in nodes)
+    return any(
+        stem in {f"slurm_{n}", f"slurmstepd_{n}", f"{n}_slurmstepd", f"{n}_slurmd"} for n in nodes
+    )
 
 
 def left_behind(nodes: list[str]) -> list[Path]:
@@ -71,7 +78,9 @@ def in_use(nodes: list[str]) -> bool:
 
 
 def remove(nodes: list[str]) -> None:
-    """Remove the nodes' cgroups, deepest first; those that still hold a process stay (see left_behind)."""
+    """Remove the nodes' cgroups, deepest first; those that still hold a process stay (see
+    left_behind).
+    """
     for top in left_behind(nodes):
         for base, _, _ in os.walk(top, topdown=False):
             with contextlib.suppress(OSError):

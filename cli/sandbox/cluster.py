@@ -42,15 +42,28 @@ class Sandbox:
 
     @classmethod
     def existing(cls, name: str = "default", state_dir: Path | None = None) -> Sandbox:
-        """The sandbox in that directory, with the shape it was made with; SandboxError if there is none."""
+        """The sandbox in that directory, with the shape it was made with; SandboxError if there is
+        none.
+        """
         state = state_of(name, state_dir)
         found = plan.load(Layout(state))
         if found is None:
-            raise SandboxError(f"there is no sandbox in {state}: start one with {program()} sandbox up")
+            raise SandboxError(
+                f"there is no sandbox in {state}: start one with {program()} sandbox up"
+            )
         options = SandboxOptions(
-            found.name, len(found.nodes), found.cards, found.memory_mib, found.model, state, found.native_gres,
-            found.injection, found.multi_card, found.placement, found.mig,
-        )  # fmt: skip
+            found.name,
+            len(found.nodes),
+            found.cards,
+            found.memory_mib,
+            found.model,
+            state,
+            found.native_gres,
+            found.injection,
+            found.multi_card,
+            found.placement,
+            found.mig,
+        )
         return cls(options)
 
     # -- whole ------------------------------------------------------------
@@ -96,7 +109,8 @@ class Sandbox:
         if keep:
             chosen.with_phase("failed").save(self.layout)
             self.progress(
-                f"kept for reading: {self.layout.state}/log; end with: {program()} sandbox down{self.selector}"
+                f"kept for reading: {self.layout.state}/log; end with: {program()} sandbox"
+                f" down{self.selector}"
             )
             return
         if isinstance(error, SandboxError):
@@ -104,9 +118,13 @@ class Sandbox:
         self._remove(chosen)
 
     def down(self, wait_seconds: float = 60) -> bool:
-        """End every process and remove everything, whatever state it is in; False if there was nothing."""
+        """End every process and remove everything, whatever state it is in; False if there was
+        nothing.
+        """
         if processes.inside(self.layout.state):
-            raise SandboxError("this shell runs inside the sandbox: leave it first, then end it from outside")
+            raise SandboxError(
+                "this shell runs inside the sandbox: leave it first, then end it from outside"
+            )
         found = plan.load(self.layout)
         if found is None:
             return self._remove_remains()
@@ -115,7 +133,9 @@ class Sandbox:
         return True
 
     def _remove_remains(self) -> bool:
-        """What is there without a record: an `up` killed at its first step, or files removed by hand."""
+        """What is there without a record: an `up` killed at its first step, or files removed by
+        hand.
+        """
         there = self.layout.state.is_dir()
         self.layout.record_new.unlink(missing_ok=True)
         strays = processes.end_all(self.layout.state)
@@ -165,7 +185,9 @@ class Sandbox:
 
     @property
     def selector(self) -> str:
-        """Options that name this sandbox on the command line, each after a blank; "" for the default."""
+        """Options that name this sandbox on the command line, each after a blank; "" for the
+        default.
+        """
         words = "" if self.options.name == "default" else f" --name {self.options.name}"
         if self.options.state_dir is None or self.layout.state == DEFAULT_ROOT / self.options.name:
             return words
@@ -191,7 +213,9 @@ class Sandbox:
     def env(self, user: str | None = None) -> dict[str, str]:
         """The whole environment of a command inside the sandbox."""
         home = "/root" if user is None else str(self.layout.home(user))
-        kept = {k: os.environ[k] for k in ("TERM", "COLUMNS", "LINES", "COLORTERM") if k in os.environ}
+        kept = {
+            k: os.environ[k] for k in ("TERM", "COLUMNS", "LINES", "COLORTERM") if k in os.environ
+        }
         return {
             **kept,
             "LANG": "C.UTF-8",
@@ -208,12 +232,15 @@ class Sandbox:
     def argv(
         self, command: Sequence[str], user: str | None = None, cwd: Path | str | None = None
     ) -> list[str]:
-        """The command line that runs a command inside the sandbox; user is alice, bob or None for root.
+        """The command line that runs a command inside the sandbox; user is alice, bob or None for
+        root.
 
-        The working directory is the user's home, or for root the current one."""
+        The working directory is the user's home, or for root the current one.
+        """
         if user is not None and user not in namespace.USERS:
             raise SandboxError(
-                f"the sandbox has no user {user!r}: its users are alice and bob, and root without -u"
+                f"the sandbox has no user {user!r}: its users are alice and bob, and root without"
+                " -u"
             )
         where = cwd or (Path.cwd() if user is None else self.layout.home(user))
         return [*namespace.enter(self._daemons.anyone(), where, user), *command]
@@ -242,7 +269,8 @@ class Sandbox:
         if check and done.returncode != 0:
             words = " ".join(command)
             raise SandboxError(
-                f"{words} ended with status {done.returncode}: {(done.stderr or done.stdout).strip()}"
+                f"{words} ended with status {done.returncode}:"
+                f" {(done.stderr or done.stdout).strip()}"
             )
         return done
 
@@ -282,7 +310,9 @@ class Sandbox:
         nodes.start(self._cluster(), node, service)
 
     def restart(self, service: str) -> None:
-        """Kill a daemon of the cluster itself with SIGKILL and start it again; returns when it answers."""
+        """Kill a daemon of the cluster itself with SIGKILL and start it again; returns when it
+        answers.
+        """
         starts = {
             "mariadbd": services.start_database,
             "slurmdbd": services.start_slurmdbd,
@@ -296,7 +326,7 @@ class Sandbox:
             services.await_registration(self._cluster())
 
     def restart_controller(self) -> None:
-        """End slurmctld and start it again; returns when it knows the nodes' cards."""
+        """Restart slurmctld; returns when it has the nodes' cards."""
         self._daemons.kill("slurmctld", signal.SIGTERM)
         services.start_slurmctld(self._cluster())
         services.await_registration(self._cluster())

@@ -50,22 +50,22 @@ class _Sentences(click.Group):
 def sandbox() -> None:
     """A private, real Slurm cluster with simulated cards on this machine.
 
-    Own munge, MariaDB, slurmdbd, slurmctld and slurmds, own ports, own directory, own user accounts: the
-    machine's own Slurm, services, databases and accounts stay untouched. `down` leaves nothing behind.
-    Needs root. Users inside: alice and bob. QOS: online, offline, normal. Partition: gpu.
+    Own munge, MariaDB, slurmdbd, slurmctld and slurmds, own ports, own directory, own user
+    accounts: the machine's own Slurm, services, databases and accounts stay untouched. `down`
+    leaves nothing behind. Needs root. Users inside: alice and bob. QOS: online, offline, normal.
+    Partition: gpu.
 
-    \b
-    qgpu sandbox up --nodes 1 --cards 4 --memory 40GiB --model a100
-    qgpu sandbox exec -u alice -- sbatch --qos=online --gres=qgpu:30 job.sh
-    qgpu sandbox exec -- sacct -X
-    qgpu sandbox down
+    \b qgpu sandbox up --nodes 1 --cards 4 --memory 40GiB --model a100 qgpu sandbox exec -u alice --
+    sbatch --qos=online --gres=qgpu:30 job.sh qgpu sandbox exec -- sacct -X qgpu sandbox down
     """
 
 
 def _up_in_tree(version: str, state_dir: Path | None, progress: Callable[[str], None]) -> NoReturn:
     """The same command once more, with that Slurm's tree as the root directory."""
     if state_dir is not None:
-        raise SandboxError(f"--state-dir cannot be combined with --slurm: a tree sees {DEFAULT_ROOT} only")
+        raise SandboxError(
+            f"--state-dir cannot be combined with --slurm: a tree sees {DEFAULT_ROOT} only"
+        )
     tree.ensure(version, progress)
     progress(f"Slurm {tree.exact(tree.trees_root() / version)}: building the native parts for it")
     tree.run_make(version, "native-live")
@@ -80,15 +80,24 @@ def _up_in_tree(version: str, state_dir: Path | None, progress: Callable[[str], 
 @click.option("--nodes", default=2, show_default=True, help="Number of simulated nodes.")
 @click.option("--cards", default=2, show_default=True, help="Simulated cards per node.")
 @click.option("--memory", default="80GiB", show_default=True, help="Memory of each card.")
-@click.option("--model", default="h200", show_default=True, help="Model of the cards, as the type in Slurm.")
-@click.option("--keep-failed", is_flag=True, help="After a failure leave everything for reading the logs.")
+@click.option(
+    "--model", default="h200", show_default=True, help="Model of the cards, as the type in Slurm."
+)
+@click.option(
+    "--keep-failed", is_flag=True, help="After a failure leave everything for reading the logs."
+)
 @click.option(
     "--slurm",
     metavar="VERSION",
-    help=f"Another Slurm than the machine's, in a Debian tree of its own: {', '.join(tree.RELEASES)}.",
+    help=(
+        "Another Slurm than the machine's, in a Debian tree of its own:"
+        f" {', '.join(tree.RELEASES)}."
+    ),
 )
 @click.option(
-    "--native-gres", is_flag=True, help="With qgpu's native GRES plugins, built against this Slurm's source."
+    "--native-gres",
+    is_flag=True,
+    help="With qgpu's native GRES plugins, built against this Slurm's source.",
 )
 @click.option(
     "--injection",
@@ -98,7 +107,9 @@ def _up_in_tree(version: str, state_dir: Path | None, progress: Callable[[str], 
     help="How tasks get the shim.",
 )
 @click.option(
-    "--multi-card", is_flag=True, help="Jobs may have parts of several cards (Slurm 24.05 or later)."
+    "--multi-card",
+    is_flag=True,
+    help="Jobs may have parts of several cards (Slurm 24.05 or later).",
 )
 @click.option(
     "--placement",
@@ -108,7 +119,9 @@ def _up_in_tree(version: str, state_dir: Path | None, progress: Callable[[str], 
     help="Whether shares fill a card first; spread needs Slurm 23.11 or later.",
 )
 @click.option(
-    "--mig", default=0, help="The cards are MIG instances, so many of each card (Slurm 23.11 or later)."
+    "--mig",
+    default=0,
+    help="The cards are MIG instances, so many of each card (Slurm 23.11 or later).",
 )
 def up(
     name: str,
@@ -158,8 +171,9 @@ def up(
 def down(name: str, state_dir: Path | None) -> None:
     """End every process of a sandbox and remove everything of it.
 
-    It works whatever state the sandbox is in: running, half up after a crash, some daemons or all of them
-    killed, left over from before a reboot. Running jobs are killed. Nothing else is touched.
+    It works whatever state the sandbox is in: running, half up after a crash, some daemons or all
+    of them killed, left over from before a reboot. Running jobs are killed. Nothing else is
+    touched.
     """
     begin = time.monotonic()
     check_name(name)
@@ -167,7 +181,9 @@ def down(name: str, state_dir: Path | None) -> None:
     if os.geteuid() != 0:
         raise SandboxError("ending a sandbox needs root")
     if cluster.down():
-        click.echo(f"{time.monotonic() - begin:5.1f} s  the sandbox in {cluster.layout.state} is gone")
+        click.echo(
+            f"{time.monotonic() - begin:5.1f} s  the sandbox in {cluster.layout.state} is gone"
+        )
     else:
         click.echo(f"there is no sandbox in {cluster.layout.state}")
 
@@ -175,11 +191,13 @@ def down(name: str, state_dir: Path | None) -> None:
 @sandbox.command()
 @_which
 def status(name: str, state_dir: Path | None) -> None:
-    """Say what runs; exit status 0 only if all of it does."""
+    """Print what runs; exit status 0 only if all parts do."""
     cluster = Sandbox.existing(name, state_dir)
     chosen = cluster.plan
     running = cluster.services()
-    click.echo(f"sandbox {chosen.name} in {cluster.layout.state}: {chosen.phase}, Slurm {chosen.slurm}")
+    click.echo(
+        f"sandbox {chosen.name} in {cluster.layout.state}: {chosen.phase}, Slurm {chosen.slurm}"
+    )
     click.echo(
         f"  nodes {', '.join(chosen.nodes)}, each with {chosen.cards} x {chosen.product_name}, "
         f"{chosen.memory_mib} MiB"
@@ -192,7 +210,9 @@ def status(name: str, state_dir: Path | None) -> None:
         raise click.exceptions.Exit(1)
 
 
-@sandbox.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@sandbox.command(
+    "exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
 @_which
 @click.option("-u", "--user", help="alice or bob; root without it.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -1,4 +1,6 @@
-"""Starting the sandbox's daemons, knowing them again later, and saying which log to read when one fails."""
+"""Starting the sandbox's daemons, knowing them again later, and saying which log to read when one
+fails.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,10 @@ class Daemons:
     env: Mapping[str, str]
     _children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def start(self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
-        """Start a daemon in the namespace, its output appended to log; it is known by name from then on."""
+    def start(
+        self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        """Start a daemon in the namespace under a name, its output appended to log."""
         self._spawn(name, list(argv), log, env or {}, ())
 
     def run(self, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
@@ -51,7 +55,9 @@ class Daemons:
         env: Mapping[str, str],
         seconds: float = 10,
     ) -> None:
-        """The same for a program with --ready-fd; argv(fd) is its command line. Returns when ready."""
+        """The same for a program with --ready-fd; argv(fd) is its command
+        line. Returns when ready.
+        """
         reader, writer = os.pipe()
         try:
             self._spawn(name, list(argv(writer)), log, env, (writer,))
@@ -67,7 +73,12 @@ class Daemons:
                 os.close(writer)
 
     def _spawn(
-        self, name: str, argv: list[str], log: Path, env: Mapping[str, str], pass_fds: tuple[int, ...]
+        self,
+        name: str,
+        argv: list[str],
+        log: Path,
+        env: Mapping[str, str],
+        pass_fds: tuple[int, ...],
     ) -> None:
         with log.open("ab") as out:
             child = subprocess.Popen(
@@ -107,7 +118,9 @@ class Daemons:
 
     def names(self) -> list[str]:
         """All daemons that were started, in no order."""
-        return sorted(p.name for p in self.layout.pids.iterdir()) if self.layout.pids.is_dir() else []
+        return (
+            sorted(p.name for p in self.layout.pids.iterdir()) if self.layout.pids.is_dir() else []
+        )
 
     def reap(self) -> None:
         """Collect our own children that have ended, so that no zombie stays."""
@@ -117,13 +130,15 @@ class Daemons:
         self._children.clear()
 
     def anyone(self) -> int:
-        """A process whose namespace is the sandbox's: the holder, else any that is left."""
+        """A process in the sandbox's namespace: its first one, else any remaining one."""
         holder = self.find("namespace")
         if holder is not None and holder.alive():
             return holder.pid
         left = [p for name in self.names() if (p := self.find(name)) is not None and p.alive()]
         if not left:
-            raise SandboxError(f"no process of the sandbox in {self.layout.state} runs any more: it is down")
+            raise SandboxError(
+                f"no process of the sandbox in {self.layout.state} runs any more: it is down"
+            )
         return left[0].pid
 
     def check(self, name: str, log: Path) -> None:
@@ -146,4 +161,6 @@ class Daemons:
     def _await_end(self, name: str, who: ProcessId, deadline: float) -> None:
         with contextlib.suppress(KeyError, subprocess.TimeoutExpired):
             self._children[name].wait(max(0.0, deadline - time.monotonic()))
-        wait.until(lambda: not who.alive(), max(0.1, deadline - time.monotonic()), f"the end of {name}")
+        wait.until(
+            lambda: not who.alive(), max(0.1, deadline - time.monotonic()), f"the end of {name}"
+        )

@@ -59,7 +59,8 @@ def check_products() -> None:
     missing = [name for name in PRODUCTS.values() if not (build_dir() / name).is_file()]
     if missing:
         raise SandboxError(
-            f"these native parts are not built in {build_dir()}: {', '.join(missing)}; run: make native"
+            f"these native parts are not built in {build_dir()}: {', '.join(missing)}; run: make"
+            " native"
         )
 
 
@@ -103,7 +104,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _card_files(layout: Layout, plan: Plan) -> str:
-    """What qgpu.yaml says of a node's cards, or of the MIG instances that stand for them."""
+    """The entries of qgpu.yaml for a node's cards, or for the MIG instances in their place."""
     base = f"{layout.state}/sim/%n/dev/qgpusim"
     if plan.mig:
         entries = [f"{base}-card{i // plan.mig},{base}-gi{i},{base}{i}" for i in range(plan.cards)]
@@ -117,17 +118,30 @@ def write_qgpu_yaml(layout: Layout, plan: Plan, slurm_version: str) -> None:
     text = (
         _environment()
         .get_template("qgpu.yaml.j2")
-        .render(plan=plan, layout=layout, slurm_version=slurm_version, card_files=_card_files(layout, plan))
+        .render(
+            plan=plan,
+            layout=layout,
+            slurm_version=slurm_version,
+            card_files=_card_files(layout, plan),
+        )
     )
     _write(layout.qgpu_yaml, text)
 
 
 def write_slurm(layout: Layout, plan: Plan, plugin_dir: str = "") -> None:
-    """Write slurm.conf and what belongs to it; again after the plan has changed. `plugin_dir`: empty is Slurm's."""
+    """Write slurm.conf and what belongs to it; again after the plan has changed. `plugin_dir`:
+    empty is Slurm's.
+    """
     config = load_config(layout.qgpu_yaml)
     gres = {node: node_gres(config, node) for node in plan.nodes}
     environment = _environment()
-    values = {"plan": plan, "layout": layout, "host": _short_host(), "gres": gres, "plugin_dir": plugin_dir}
+    values = {
+        "plan": plan,
+        "layout": layout,
+        "host": _short_host(),
+        "gres": gres,
+        "plugin_dir": plugin_dir,
+    }
     values |= {"storage": DATABASE, "config": config}
     modes = {
         "slurm.conf": 0o644,
@@ -138,7 +152,7 @@ def write_slurm(layout: Layout, plan: Plan, plugin_dir: str = "") -> None:
     }
     for name, mode in modes.items():
         _write(layout.etc / name, environment.get_template(f"{name}.j2").render(values), mode)
-    # Included in slurm.conf: what that sets by itself is left out of the fragment.
+    # Included in slurm.conf: the fragment leaves out what that sets itself.
     included = {str(layout.etc / RENDERED["slurm.conf"][0]): ""}
     site = parse(str(layout.slurm_conf), Overlay(Disk(), included), config.slurm.version)
     for name, (file, mode) in RENDERED.items():

@@ -1,4 +1,6 @@
-"""Where everything of one sandbox lies. All paths are below the state directory, which `down` removes."""
+"""Where everything of one sandbox lies. All paths are below the state directory, which `down`
+removes.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ class Layout:
 
     @property
     def passwd(self) -> Path:
-        """The sandbox's own /etc/passwd; its inode identifies the sandbox's processes (processes.py)."""
+        """The sandbox's own /etc/passwd; its inode identifies the sandbox's processes
+        (processes.py).
+        """
         return self.etc / "passwd"
 
     @property
@@ -119,6 +123,7 @@ def check_length(state: Path, nodes: list[str]) -> None:
     longest = max(len(str(NodePaths(n, state).run_dir / "enforcer.sock")) for n in nodes)
     if longest > MAX_SOCKET_PATH:
         raise SandboxError(
-            f"the state directory {state} is {longest - MAX_SOCKET_PATH} characters too long: unix sockets "
-            f"below it may have at most {MAX_SOCKET_PATH}; choose a shorter one with --state-dir"
+            f"the state directory {state} is {longest - MAX_SOCKET_PATH} characters too long: unix"
+            f" sockets below it may have at most {MAX_SOCKET_PATH}; choose a shorter one with"
+            " --state-dir"
         )

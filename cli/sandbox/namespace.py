@@ -1,8 +1,8 @@
-"""The sandbox's own mount namespace, in which its user accounts exist and nowhere else.
+"""The sandbox's mount namespace, in which alone its user accounts exist.
 
-Slurm looks users up with getpwuid(). Instead of adding accounts to the machine, the sandbox binds its own
-copies of /etc/passwd and /etc/group over the originals in a private mount namespace. It dies with its last
-process, so that neither a mount nor an account can be left behind.
+Slurm reads users by getpwuid(). The sandbox adds no accounts to the machine; it binds its copies of
+/etc/passwd and /etc/group over the originals in a private mount namespace. That ends with its last
+process, so neither mount nor account can be left behind.
 """
 
 from __future__ import annotations
@@ -34,16 +34,25 @@ exec sleep infinity
 
 
 def write_accounts(layout: Layout, first_uid: int) -> None:
-    """Write S/etc/passwd and S/etc/group: the machine's lines, then alice and bob; make their homes."""
+    """Write S/etc/passwd and S/etc/group: the machine's lines, then alice and bob; make their
+    homes.
+    """
     passwd = [
-        line for line in Path("/etc/passwd").read_text().splitlines() if line.split(":")[0] not in USERS
+        line
+        for line in Path("/etc/passwd").read_text().splitlines()
+        if line.split(":")[0] not in USERS
     ]
-    group = [line for line in Path("/etc/group").read_text().splitlines() if line.split(":")[0] not in USERS]
+    group = [
+        line
+        for line in Path("/etc/group").read_text().splitlines()
+        if line.split(":")[0] not in USERS
+    ]
     for offset, user in enumerate(USERS):
         uid, home = first_uid + offset, layout.home(user)
         home.mkdir(parents=True, mode=0o755)
         os.chown(home, uid, uid)
-        # Not "x": there is no shadow entry, and slurmd's `su - USER` (--export=NONE) would be turned away.
+        # Not "x": there is no shadow entry, and slurmd's `su - USER` (--export=NONE) would be
+        # turned away.
         passwd.append(f"{user}:*:{uid}:{uid}:qgpu sandbox:{home}:/bin/bash")
         group.append(f"{user}:x:{uid}:")
     layout.passwd.write_text("\n".join(passwd) + "\n")
@@ -51,7 +60,7 @@ def write_accounts(layout: Layout, first_uid: int) -> None:
 
 
 def uids_free(first_uid: int) -> bool:
-    """Whether the machine knows none of the uids and gids that the sandbox's accounts would take."""
+    """Whether the machine has none of the uids and gids of the sandbox's accounts."""
     taken = {entry.pw_uid for entry in pwd.getpwall()} | {entry.gr_gid for entry in grp.getgrall()}
     return not taken & set(range(first_uid, first_uid + len(USERS)))
 
@@ -77,15 +86,17 @@ def start_holder(layout: Layout) -> int:
     if ready != b"ready\n":
         holder.wait()
         raise SandboxError(
-            "a private mount namespace cannot be made here, so the sandbox has no place for its users; it "
-            f"needs root with CAP_SYS_ADMIN (in a container: --privileged). The system said: "
-            f"{log.read_text().strip()}"
+            "a private mount namespace cannot be made here, so the sandbox has no place for its"
+            " users; it needs root with CAP_SYS_ADMIN (in a container: --privileged). The system"
+            f" said: {log.read_text().strip()}"
         )
     return holder.pid
 
 
 def enter(pid: int, cwd: Path | str = "/", user: str | None = None) -> list[str]:
-    """The words to put before a command so that it runs in the namespace of pid, as that user or as root."""
+    """The words to put before a command so that it runs in the namespace of pid, as that user or as
+    root.
+    """
     words = ["nsenter", f"--mount=/proc/{pid}/ns/mnt", f"--wdns={cwd}", "--"]
     if user is not None:
         words += ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"]

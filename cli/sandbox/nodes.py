@@ -14,7 +14,9 @@ SERVICES = ("simgpu", "arbiter", "qgpud", "slurmd")
 
 def start(cluster: Cluster, node: str, service: str) -> None:
     """Start one service of a node and wait until it is ready (slurmd: until it is started)."""
-    {"simgpu": _simgpu, "arbiter": _arbiter, "qgpud": _qgpud, "slurmd": start_slurmd}[service](cluster, node)
+    {"simgpu": _simgpu, "arbiter": _arbiter, "qgpud": _qgpud, "slurmd": start_slurmd}[service](
+        cluster, node
+    )
 
 
 def environment(cluster: Cluster, node: str) -> dict[str, str]:
@@ -32,10 +34,31 @@ def _simgpu(cluster: Cluster, node: str) -> None:
     plan, paths = cluster.plan, cluster.layout.node(node)
 
     def argv(fd: int) -> list[str]:
-        words = [f"{cluster.layout.opt}/bin/qgpu-simgpu", "--dir", str(paths.sim_dir), "--node", node]
-        words += ["--cards", str(plan.cards), "--model", plan.product_name, "--memory", str(plan.memory_mib)]
+        words = [
+            f"{cluster.layout.opt}/bin/qgpu-simgpu",
+            "--dir",
+            str(paths.sim_dir),
+            "--node",
+            node,
+        ]
+        words += [
+            "--cards",
+            str(plan.cards),
+            "--model",
+            plan.product_name,
+            "--memory",
+            str(plan.memory_mib),
+        ]
         words += ["--mig", str(plan.mig)] if plan.mig else []
-        return [*words, "--major", "245", "--minor-base", str(plan.minor_base(node)), "--ready-fd", str(fd)]
+        return [
+            *words,
+            "--major",
+            "245",
+            "--minor-base",
+            str(plan.minor_base(node)),
+            "--ready-fd",
+            str(fd),
+        ]
 
     cluster.daemons.start_ready(f"{node}.simgpu", argv, paths.log("simgpu"), {})
 

@@ -20,7 +20,7 @@ MAX_MIG = 7
 MIN_MEMORY_MIB = 4 * 1024
 MAX_MEMORY_MIB = 1024 * 1024
 
-# What nvmlDeviceGetName says for the Slurm types that people have; any other becomes "NVIDIA TYPE".
+# Names by nvmlDeviceGetName for common Slurm types; any other becomes "NVIDIA TYPE".
 PRODUCT_NAMES = {
     "a100": "NVIDIA A100-SXM4-80GB",
     "b200": "NVIDIA B200",
@@ -44,7 +44,9 @@ def parse_memory(text: str) -> int:
 
 @dataclass(frozen=True)
 class SandboxOptions:
-    """Shape of a sandbox; memory_mib is per card. Raises SandboxError for a shape that cannot be built."""
+    """Shape of a sandbox; memory_mib is per card. Raises SandboxError for a shape that cannot be
+    built.
+    """
 
     name: str = "default"
     nodes: int = 2
@@ -56,7 +58,7 @@ class SandboxOptions:
     injection: Injection = "auto"
     multi_card: bool = False
     placement: Placement = "binpack"
-    mig: int = 0  # the "cards" are MIG instances, so many of each card
+    mig: int = 0  # the "cards" are MIG instances: number per card
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -65,17 +67,19 @@ class SandboxOptions:
         _check_memory(self.memory_mib)
         if self.mig and not (1 <= self.mig <= MAX_MIG and self.cards % self.mig == 0):
             raise SandboxError(
-                f"--mig {self.mig} does not work with --cards {self.cards}: a card has 1 to {MAX_MIG} instances, and"
-                " --cards, which are all instances of a node, is a multiple of that"
+                f"--mig {self.mig} does not work with --cards {self.cards}: a card has 1 to"
+                f" {MAX_MIG} instances, and --cards, which are all instances of a node, is a"
+                " multiple of that"
             )
         if self.model in CLASSES:
             raise SandboxError(
-                f"the card model cannot be called {self.model!r}: that is a class of jobs; use for example h200"
+                f"the card model cannot be called {self.model!r}: that is a class of jobs; use for"
+                " example h200"
             )
         if not _MODEL.fullmatch(self.model):
             raise SandboxError(
-                f"the card model {self.model!r} is not a Slurm gres type: use lower-case letters, digits and "
-                "_, beginning with a letter, at most 32 of them, for example h200"
+                f"the card model {self.model!r} is not a Slurm gres type: use lower-case letters,"
+                " digits and _, beginning with a letter, at most 32 of them, for example h200"
             )
 
     @property
@@ -85,7 +89,9 @@ class SandboxOptions:
 
     @property
     def node_names(self) -> list[str]:
-        """n1, n2 ... for the default sandbox, NAME-n1 ... for others; the nodes' cgroups have them too."""
+        """n1, n2 ... for the default sandbox, NAME-n1 ... for others; the nodes' cgroups have them
+        too.
+        """
         prefix = "n" if self.name == "default" else f"{self.name}-n"
         return [f"{prefix}{i + 1}" for i in range(self.nodes)]
 
@@ -96,30 +102,37 @@ class SandboxOptions:
 
 
 def check_name(name: str) -> None:
-    """SandboxError unless the name can be part of node names, cgroup names and a Slurm cluster name."""
+    """SandboxError unless the name can be part of node names, cgroup names and a Slurm cluster
+    name.
+    """
     if not _NAME.fullmatch(name):
         raise SandboxError(
-            f"the sandbox name {name!r} does not work as part of node names: use lower-case letters and "
-            "digits, beginning with a letter, at most 16 of them, for example test2"
+            f"the sandbox name {name!r} does not work as part of node names: use lower-case letters"
+            " and digits, beginning with a letter, at most 16 of them, for example test2"
         )
 
 
 def state_of(name: str, state_dir: Path | None) -> Path:
-    """Where the sandbox of that name lives: --state-dir, else a directory under /var/lib/qgpu-sandbox."""
+    """Where the sandbox of that name lives: --state-dir, else a directory under
+    /var/lib/qgpu-sandbox.
+    """
     if state_dir is None:
         return DEFAULT_ROOT / name
     path = Path(os.path.normpath(Path.cwd() / state_dir))
     if not _PATH.fullmatch(str(path)) or len(path.parts) < 3:
         raise SandboxError(
-            f"--state-dir {str(state_dir)!r} does not work in configuration files: use an absolute path of "
-            "at least two parts, of letters, digits, dot, _ and -, for example /var/tmp/qgpu-test"
+            f"--state-dir {str(state_dir)!r} does not work in configuration files: use an absolute"
+            " path of at least two parts, of letters, digits, dot, _ and -, for example"
+            " /var/tmp/qgpu-test"
         )
     return path
 
 
 def _check_count(option: str, what: str, value: int, most: int) -> None:
     if not 1 <= value <= most:
-        raise SandboxError(f"{option} {value} is out of range: a sandbox has between 1 and {most} {what}")
+        raise SandboxError(
+            f"{option} {value} is out of range: a sandbox has between 1 and {most} {what}"
+        )
 
 
 def _check_memory(mib: int) -> None:

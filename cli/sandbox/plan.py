@@ -1,4 +1,6 @@
-"""What was chosen for one sandbox (ports, uids, device numbers) so that several can live side by side."""
+"""What was chosen for one sandbox (ports, uids, device numbers) so that several can live side by
+side.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,18 @@ from gres.config.site import Injection
 
 FORMAT = 1
 DATABASE = "slurm"  # slurmdbd's StorageLoc
-# A slot is a block of ports, uids and device minors. Below the usual ephemeral range (32768) and above the
-# ports of Slurm itself (6817 to 6819), of databases and of most services.
+# A slot is a block of ports, uids and device minors. Below the usual ephemeral range (32768) and
+# above the ports of Slurm itself (6817 to 6819), of databases and of most services.
 SLOTS = 100
 _FIRST_PORT = 20000
 _PORTS = 2 + MAX_NODES
 _FIRST_UID = 58000
-_MACHINE_LOCK = Path("/root")  # only root can open it, so nobody else can hold the lock
+_MACHINE_LOCK = Path("/root")  # only root can open it, so no user can hold the lock
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that sandbox.json says. Ports are TCP on 127.0.0.1; memory_mib is per card."""
+    """The content of sandbox.json. Ports are TCP on 127.0.0.1; memory_mib is per card."""
 
     name: str
     nodes: list[str]
@@ -73,7 +75,9 @@ class Plan:
         return _FIRST_UID + self.slot * len(namespace.USERS)
 
     def minor_base(self, node: str) -> int:
-        """First minor number of the node's card devices; unique among the sandboxes of the machine."""
+        """First minor number of the node's card devices; unique among the
+        sandboxes of the machine.
+        """
         return (self.slot * MAX_NODES + self.nodes.index(node)) * MAX_CARDS
 
     def save(self, layout: Layout) -> None:
@@ -98,7 +102,8 @@ class Plan:
 def load(layout: Layout) -> Plan | None:
     """The plan of an existing sandbox, None if the directory does not exist.
 
-    SandboxError for a directory that is not a sandbox, or one that somebody else could have written."""
+    Raises SandboxError if it is no sandbox, or if another user could have written it.
+    """
     if not layout.state.exists():
         return None
     _check_owner(layout.state)
@@ -128,14 +133,17 @@ def _check_owner(state: Path) -> None:
         raise SandboxError(f"{state} is not a directory: choose another --state-dir")
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
         raise SandboxError(
-            f"{state} belongs to uid {found.st_uid} with mode {found.st_mode & 0o7777:o}: a sandbox "
-            "directory must belong to root and be writable by root only; choose another --state-dir"
+            f"{state} belongs to uid {found.st_uid} with mode {found.st_mode & 0o7777:o}: a sandbox"
+            " directory must belong to root and be writable by root only; choose another"
+            " --state-dir"
         )
 
 
 @contextlib.contextmanager
 def _lock(directory: Path, seconds: float, busy: str) -> Iterator[None]:
-    """flock a directory, so that no lock file is left behind; SandboxError(busy) if it stays held."""
+    """flock a directory, so that no lock file is left behind;
+    SandboxError(busy) if it stays held.
+    """
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + seconds
@@ -153,9 +161,13 @@ def _lock(directory: Path, seconds: float, busy: str) -> Iterator[None]:
 
 
 def machine_lock() -> contextlib.AbstractContextManager[None]:
-    """Held while ports and names are chosen, until a process shows that they are taken; and by `down`."""
+    """Held while ports and names are chosen, until a process shows that they are taken; and by
+    `down`.
+    """
     return _lock(
-        _MACHINE_LOCK, 60, f"another `qgpu sandbox` command has held the lock on {_MACHINE_LOCK} for 60 s"
+        _MACHINE_LOCK,
+        60,
+        f"another `qgpu sandbox` command has held the lock on {_MACHINE_LOCK} for 60 s",
     )
 
 
@@ -163,12 +175,16 @@ def machine_lock() -> contextlib.AbstractContextManager[None]:
 def state_lock(layout: Layout, seconds: float = 0) -> Iterator[None]:
     """Held by the `up` that works on the sandbox; SandboxError if it is held for longer than that.
 
-    Only root can open S/pids, so no job can hold it. As long as it does not exist, machine_lock() is held."""
+    Only root can open S/pids, so no job can hold it. As long as it does not exist, machine_lock()
+    is held.
+    """
     if not layout.pids.is_dir():
         yield
         return
     with _lock(
-        layout.pids, seconds, f"another `qgpu sandbox up` is at work on {layout.state}; wait for its end"
+        layout.pids,
+        seconds,
+        f"another `qgpu sandbox up` is at work on {layout.state}; wait for its end",
     ):
         yield
 
@@ -218,9 +234,15 @@ def choose(options: SandboxOptions) -> Plan:
     taken = {other.slot for other in running.values()}
     for slot in range(SLOTS):
         candidate = replace(plan, slot=slot)
-        if slot not in taken and namespace.uids_free(candidate.first_uid) and _ports_free(candidate):
+        if (
+            slot not in taken
+            and namespace.uids_free(candidate.first_uid)
+            and _ports_free(candidate)
+        ):
             return candidate
-    raise SandboxError(f"no free block of {_PORTS} ports from {_FIRST_PORT} on: end another sandbox first")
+    raise SandboxError(
+        f"no free block of {_PORTS} ports from {_FIRST_PORT} on: end another sandbox first"
+    )
 
 
 def _ports_free(plan: Plan) -> bool:

@@ -1,10 +1,10 @@
 """Which processes belong to a sandbox, and ending them.
 
 Every process of a sandbox lives in the sandbox's own mount namespace, where S/etc/passwd lies over
-/etc/passwd (namespace.py). That file's inode, seen through /proc/PID/root, is the membership test: it needs
-no list that a crash could lose, no environment that a program could overwrite, and it holds for a job's
-detached children too.
-Daemons carry MARK in their environment in addition: it covers the moment before the namespace exists.
+/etc/passwd (namespace.py). That file's inode, seen through /proc/PID/root, is the membership test:
+it needs no list that a crash could lose, no environment that a program could overwrite, and it
+holds for a job's detached children too. Daemons carry MARK in their environment in addition: it
+covers the moment before the namespace exists.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A process that cannot be mistaken for a later one with the same number; started is in clock ticks."""
+    """A process that cannot be mistaken for a later one with the same number; started is in clock
+    ticks.
+    """
 
     pid: int
     started: int
@@ -120,7 +122,9 @@ def inside(state: Path) -> bool:
 def end_all(state: Path, seconds: float = 10.0) -> int:
     """Kill every process of the sandbox and wait until they are gone; returns how many there were.
 
-    SIGKILL at once: all that they could save is removed next. SandboxError if some outlive the deadline."""
+    SIGKILL at once: all that they could save is removed next. SandboxError if some outlive the
+    deadline.
+    """
     seen: set[ProcessId] = set()
     deadline = time.monotonic() + seconds
     while left := members(state):
@@ -129,8 +133,8 @@ def end_all(state: Path, seconds: float = 10.0) -> int:
             process.kill(signal.SIGKILL)
         if time.monotonic() > deadline:
             raise SandboxError(
-                f"{len(left)} processes of the sandbox in {state} do not end although killed; the first "
-                f"waits in the kernel, see where with: cat /proc/{left[0].pid}/stack"
+                f"{len(left)} processes of the sandbox in {state} do not end although killed; the"
+                f" first waits in the kernel, see where with: cat /proc/{left[0].pid}/stack"
             )
         time.sleep(0.02)
     return len(seen)

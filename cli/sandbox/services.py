@@ -29,9 +29,9 @@ PROGRAMS = {
 }
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# Small and fast: what is in the database is thrown away with the sandbox, so nothing waits for the disk.
-# The system tables are needed (slurmdbd uses stored procedures), but no database accounts: the socket lies in
-# a directory that only root and mysql may enter.
+# Small and fast: what is in the database is thrown away with the sandbox, so nothing waits for the
+# disk. The system tables are needed (slurmdbd uses stored procedures), but no database accounts:
+# the socket lies in a directory that only root and mysql may enter.
 _DATABASE = (
     "--no-defaults",
     "--skip-networking",
@@ -41,7 +41,8 @@ _DATABASE = (
     "--skip-name-resolve",
     "--innodb-buffer-pool-size=32M",
     "--innodb-log-file-size=8M",
-    "--innodb-flush-log-at-trx-commit=2",  # to the kernel, not to the disk: a killed MariaDB loses nothing
+    # to the kernel, not to the disk: a killed MariaDB loses nothing
+    "--innodb-flush-log-at-trx-commit=2",
     "--innodb-flush-method=nosync",
     "--innodb-doublewrite=0",
     "--innodb-fast-shutdown=2",
@@ -64,9 +65,13 @@ class Cluster:
 
 def check_programs() -> None:
     """SandboxError naming the Debian packages that are missing."""
-    missing = sorted({package for name, package in PROGRAMS.items() if shutil.which(name, path=PATH) is None})
+    missing = sorted(
+        {package for name, package in PROGRAMS.items() if shutil.which(name, path=PATH) is None}
+    )
     if missing:
-        raise SandboxError(f"these Debian packages are missing: {' '.join(missing)}; run: make setup")
+        raise SandboxError(
+            f"these Debian packages are missing: {' '.join(missing)}; run: make setup"
+        )
 
 
 def slurm_version() -> str:
@@ -133,8 +138,9 @@ def prepare_database(cluster: Cluster) -> None:
         )
     if done.returncode != 0:
         raise SandboxError(f"mariadb-install-db failed; read {log}\n{wait.tail(log)}")
-    # slurmdbd makes a database that is not there after a first connection without success, and goes on with the same
-    # handle; libmariadb 3.4.10 (MariaDB 11.8.9) forgets its limits then and refuses every result (error 5027).
+    # slurmdbd makes a database that is not there after a first connection without success, and goes
+    # on with the same handle; libmariadb 3.4.10 (MariaDB 11.8.9) forgets its limits then and
+    # refuses every result (error 5027).
     (folder / "init.sql").write_text(f"CREATE DATABASE IF NOT EXISTS {DATABASE};\n")
 
 
@@ -183,7 +189,8 @@ def start_slurmctld(cluster: Cluster) -> None:
     log = cluster.layout.log("slurmctld")
     argv = ["slurmctld", "-D", "-f", str(cluster.layout.slurm_conf)]
     saved = cluster.layout.state / "spool/slurmctld"
-    # Written at the end and every few minutes only; one that was killed before leaves a state that 26.05 refuses.
+    # Written at the end and every few minutes only; one that was killed before leaves a state that
+    # 26.05 refuses.
     if (saved / "clustername").exists() and not (saved / "assoc_usage").exists():
         argv.append("-i")
     cluster.daemons.start("slurmctld", argv, cluster.layout.log("slurmctld.out"))
@@ -198,7 +205,9 @@ def start_slurmctld(cluster: Cluster) -> None:
 def start_slurmd(cluster: Cluster, node: str) -> None:
     """slurmd of one node."""
     argv = ["slurmd", "-D", "-N", node, "-f", str(cluster.layout.slurm_conf)]
-    cluster.daemons.start(f"{node}.slurmd", argv, Path(f"{cluster.layout.node(node).log('slurmd')}.out"))
+    cluster.daemons.start(
+        f"{node}.slurmd", argv, Path(f"{cluster.layout.node(node).log('slurmd')}.out")
+    )
 
 
 def await_nodes(cluster: Cluster, seconds: float = 30) -> None:
@@ -215,14 +224,17 @@ def await_nodes(cluster: Cluster, seconds: float = 30) -> None:
         cluster.daemons.check("slurmctld", layout.log("slurmctld"))
 
     logs = ", ".join(str(layout.node(n).log("slurmd")) for n in plan.nodes)
-    wait.until(idle, seconds, f"all nodes becoming idle (read {layout.log('slurmctld')}, {logs})", watch)
+    wait.until(
+        idle, seconds, f"all nodes becoming idle (read {layout.log('slurmctld')}, {logs})", watch
+    )
 
 
 def await_registration(cluster: Cluster, seconds: float = 30) -> None:
-    """Wait until a new slurmctld has heard of every node whose slurmd runs.
+    """Wait until each node with a slurmd has registered with a new slurmctld.
 
-    A node whose jobs all end before that is idle in its eyes, but of its cards it knows only the number: up to
-    23.11 sbatch refuses shares then, later a job starts without a card (docs/admins.md)."""
+    Before that slurmctld has only the number of a node's cards. If all its jobs end meanwhile, up
+    to 23.11 sbatch refuses shares, and later a job starts without a card (docs/admins.md).
+    """
     wanted = {node for node in cluster.plan.nodes if cluster.daemons.running(f"{node}.slurmd")}
 
     def heard() -> bool:

@@ -1,7 +1,8 @@
 """`qgpu` for the sandbox's users.
 
-The checkout and its virtual environment may lie where only root may go (below /root). Both are bound
-read-only into the sandbox's own mount namespace, and a script in S/opt/bin starts the command there.
+The checkout and its virtual environment may lie where only root may go (below /root). Both are
+bound read-only into the sandbox's own mount namespace, and a script in S/opt/bin starts the command
+there.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ def _reachable(path: Path) -> bool:
 
 def _same_version(python: Path) -> bool:
     """Compiled packages need the minor version that they were installed for."""
-    return python.exists() and python.resolve().name == f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    return (
+        python.exists()
+        and python.resolve().name == f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    )
 
 
 def interpreter() -> Path:

@@ -13,7 +13,9 @@ from cli.sandbox.errors import SandboxError
 def until(
     done: Callable[[], bool], seconds: float, what: str, watch: Callable[[], None] = lambda: None
 ) -> None:
-    """Return as soon as done() is true; SandboxError after that many seconds. watch() may raise earlier."""
+    """Return as soon as done() is true; SandboxError after that many seconds. watch() may raise
+    earlier.
+    """
     deadline = time.monotonic() + seconds
     pause = 0.01
     while not done():

@@ -1,7 +1,7 @@
-"""Which of Slurm's cores are near each card of this machine, as gres.conf's Cores= wants them.
+"""Finds Slurm's cores near each card of this machine, for Cores= of gres.conf.
 
-Slurm numbers cores by socket, without hyperthreads; the kernel numbers processors. Without AutoDetect nobody else
-tells Slurm, and `--gres-flags=enforce-binding` would have no effect.
+Slurm numbers cores by socket, without hyperthreads; the kernel numbers processors. Without
+AutoDetect only Cores= gives them to Slurm, and `--gres-flags=enforce-binding` needs them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def core_of_processor(sys: Path = SYS) -> dict[int, int]:
-    """Slurm's core number of each processor: sockets in order, in each the cores in order of their first processor."""
+    """Slurm's core number of each processor: sockets in order, in each the cores in order of their
+    first processor.
+    """
     places: dict[tuple[int, int], int] = {}
     where: dict[int, tuple[int, int]] = {}
     for processor in _numbers((sys / "devices/system/cpu/online").read_text()):
@@ -42,14 +44,16 @@ def core_of_processor(sys: Path = SYS) -> dict[int, int]:
         package = int((topology / "physical_package_id").read_text())
         where[processor] = (package, int((topology / "core_id").read_text()))
         places.setdefault(where[processor], processor)
-    first = {package: min(p for (k, _), p in places.items() if k == package) for package, _ in places}
+    first = {
+        package: min(p for (k, _), p in places.items() if k == package) for package, _ in places
+    }
     ordered = sorted(places, key=lambda place: (first[place[0]], places[place]))
     number = {place: index for index, place in enumerate(ordered)}
     return {processor: number[place] for processor, place in where.items()}
 
 
 def _bus_of_minor(proc: Path) -> dict[int, str]:
-    """PCI address of each card by the minor number of its device file, as the driver says."""
+    """PCI address of each card by the minor number of its device file, by the driver."""
     found: dict[int, str] = {}
     for card in sorted(proc.iterdir()) if proc.is_dir() else ():
         minor = _MINOR.search((card / "information").read_text())
@@ -59,13 +63,15 @@ def _bus_of_minor(proc: Path) -> dict[int, str]:
 
 
 def cores_of_cards(minors: Sequence[int], proc: Path = PROC, sys: Path = SYS) -> list[str] | None:
-    """Cores= of each card; None where the machine does not tell, or all cards are near all cores."""
+    """Cores= of each card; None if unknown, or if all cards are near all cores."""
     try:
         numbers, buses = core_of_processor(sys), _bus_of_minor(proc)
         near = [
             {
                 numbers[p]
-                for p in _numbers((sys / "bus/pci/devices" / buses[minor] / "local_cpulist").read_text())
+                for p in _numbers(
+                    (sys / "bus/pci/devices" / buses[minor] / "local_cpulist").read_text()
+                )
             }
             for minor in minors
         ]

@@ -1,4 +1,4 @@
-"""`qgpu setup`: write this host's fragments, and say what is left to do by hand."""
+"""`qgpu setup`: write this host's fragments, and list the manual steps."""
 
 from __future__ import annotations
 
@@ -36,9 +36,15 @@ def read_config(here: Here, path: str) -> Config:
 
 @click.command()
 @click.option(
-    "--role", "roles", type=click.Choice(ROLES), multiple=True, help="What this host is; may be repeated."
+    "--role",
+    "roles",
+    type=click.Choice(ROLES),
+    multiple=True,
+    help="What this host is; may be repeated.",
 )
-@click.option("--init", "first", is_flag=True, help="Write a first qgpu.yaml from what is seen here.")
+@click.option(
+    "--init", "first", is_flag=True, help="Write a first qgpu.yaml from what is seen here."
+)
 @click.option(
     "--remove", "away", is_flag=True, help="Take the fragments away, once Slurm does not read them."
 )
@@ -54,31 +60,53 @@ def read_config(here: Here, path: str) -> Config:
     default=None,
     help="Lay fragments out for configless Slurm; by default as slurm.conf says.",
 )
-@click.option("--config", "config_path", default=DEFAULT_CONFIG, show_default=True, envvar="QGPU_CONFIG")
+@click.option(
+    "--config", "config_path", default=DEFAULT_CONFIG, show_default=True, envvar="QGPU_CONFIG"
+)
 @click.option("--slurm-conf", default=None, help="The main file, where it is not in a usual place.")
-@click.option("--node", default=None, help="This host's name in slurm.conf; by default its short host name.")
-@click.option("--lua-dir", default=PATHS.lua_dir, show_default=True, help="Where qgpu's own Lua modules lie.")
-@click.option("--root", default="/", show_default=True, help="A tree to set up instead of this machine.")
+@click.option(
+    "--node", default=None, help="This host's name in slurm.conf; by default its short host name."
+)
+@click.option(
+    "--lua-dir", default=PATHS.lua_dir, show_default=True, help="Where qgpu's own Lua modules lie."
+)
+@click.option(
+    "--root", default="/", show_default=True, help="A tree to set up instead of this machine."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @initial.options
 def setup(
-    roles: tuple[Role, ...], first: bool, away: bool, dry: bool, replace: bool, configless: bool | None,
-    config_path: str, slurm_conf: str | None, node: str | None, lua_dir: str, root: str, as_json: bool,
-    nodes: str | None, cards: int | None, model: str | None, memory: str | None,
-) -> None:  # fmt: skip
-    """Write qgpu's fragments of Slurm's configuration, and say which lines are left to write by hand.
+    roles: tuple[Role, ...],
+    first: bool,
+    away: bool,
+    dry: bool,
+    replace: bool,
+    configless: bool | None,
+    config_path: str,
+    slurm_conf: str | None,
+    node: str | None,
+    lua_dir: str,
+    root: str,
+    as_json: bool,
+    nodes: str | None,
+    cards: int | None,
+    model: str | None,
+    memory: str | None,
+) -> None:
+    """Write qgpu's fragments of Slurm's configuration, and say which lines are left to write by
+    hand.
 
-    Only files of qgpu's own are written. The site's files are read, and what they lack is said: one include
-    line each, and what differs. Run it again after each change of qgpu.yaml or slurm.conf.
+    Only files of qgpu's own are written. The site's files are read, and what they lack is said: one
+    include line each, and what differs. Run it again after each change of qgpu.yaml or slurm.conf.
 
-    \b
-    qgpu setup --init                       a first /etc/qgpu/qgpu.yaml
-    qgpu setup --role controller --dry-run
-    qgpu setup --role node                  on each node
-    Exit status: 0 all is in place, 1 something is left to do, 2 wrong usage.
+    \b qgpu setup --init                       a first /etc/qgpu/qgpu.yaml qgpu setup --role
+    controller --dry-run qgpu setup --role node                  on each node Exit status: 0 all is
+    in place, 1 something is left to do, 2 wrong usage.
     """
     if not (roles or first or away):
-        raise click.UsageError("say what this host is: --role controller, --role node or --role login")
+        raise click.UsageError(
+            "say what this host is: --role controller, --role node or --role login"
+        )
     if away and (roles or first):
         raise click.UsageError("--remove stands alone")
     root = str(Path(root).absolute())
@@ -95,10 +123,13 @@ def setup(
         if roles:
             if not here.found and "controller" in roles:
                 raise click.ClickException(
-                    f"there is no {here.places.slurm_conf}: install Slurm first, or name its file by --slurm-conf"
+                    f"there is no {here.places.slurm_conf}: install Slurm first, or name its file"
+                    " by --slurm-conf"
                 )
             config = read_config(here, config_path)
-            _set_up(Work(here, config, roles, configless, lua_dir, dry), config_path, replace, as_json)
+            _set_up(
+                Work(here, config, roles, configless, lua_dir, dry), config_path, replace, as_json
+            )
     except PlaceError as error:
         raise click.ClickException(str(error)) from None
 
@@ -112,7 +143,12 @@ def _set_up(work: Work, config_path: str, replace: bool, as_json: bool) -> None:
 
 
 def _finish(
-    here: Here, roles: tuple[Role, ...], done: list[Done], left: show.Left | None, dry: bool, as_json: bool
+    here: Here,
+    roles: tuple[Role, ...],
+    done: list[Done],
+    left: show.Left | None,
+    dry: bool,
+    as_json: bool,
 ) -> None:
     if as_json:
         click.echo(json.dumps(show.document(here, roles, done, left, dry), indent=1))

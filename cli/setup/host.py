@@ -21,14 +21,15 @@ from slurm_plugin.site.sources import Disk
 
 @dataclass(frozen=True)
 class Here:
-    """This host, or a tree below another root. `found`: it has a slurm.conf. `configless`: that is a copy which came
-    from slurmctld, or there is none yet."""
+    """This host, or a tree below another root. `found`: it has a slurm.conf. `configless`: that is
+    a copy which came from slurmctld, or there is none yet.
+    """
 
     root: str
     places: Places
     found: bool
     configless: bool
-    version: str  # what this machine's Slurm says, "" if there is none
+    version: str  # version of this machine's Slurm, "" if there is none
     name: str
 
     @property
@@ -41,7 +42,9 @@ class Here:
         return Path(self.disk.real(path))
 
     def node(self, config: Config, slurm: Conf) -> str | None:
-        """This host's name in qgpu.yaml, which is its NodeName in slurm.conf; None if it is no node there."""
+        """This host's name in qgpu.yaml, which is its NodeName in slurm.conf; None if it is no node
+        there.
+        """
         names = [self.name, *_named(slurm, self.name)]
         return next((name for name in names if name in config.node_names()), None)
 
@@ -50,13 +53,17 @@ def _named(slurm: Conf, host: str) -> list[str]:
     """The node whose NodeHostname is this host, if it is one only."""
     found: list[str] = []
     for line in node_lines(slurm)[0]:
-        hosts = list(names_of(line.words["nodehostname"])[0]) if "nodehostname" in line.words else []
+        hosts = (
+            list(names_of(line.words["nodehostname"])[0]) if "nodehostname" in line.words else []
+        )
         found += [name for name, other in zip(line.names, hosts, strict=False) if other == host]
     return found if len(found) == 1 else []
 
 
 def find_slurm_conf(root: str, environ: Mapping[str, str]) -> str | None:
-    """slurm.conf: SLURM_CONF (of this machine only), the usual places, the copies that slurmd fetched."""
+    """slurm.conf: SLURM_CONF (of this machine only), the usual places, the copies that slurmd
+    fetched.
+    """
     disk = Disk(root)
     named = environ.get("SLURM_CONF") if root == "/" else None
     if named:
@@ -76,7 +83,8 @@ def look(root: str, slurm_conf: str | None, name: str | None) -> Here:
     conf = found or f"{PATHS.slurm_config_dir}/slurm.conf"
     said = [host.said(program, "-V").out.strip() for program in ("slurmctld", "slurmd", "scontrol")]
     version = next(filter(None, said), "")
-    # A named slurm.conf keeps its fragments beside it, so that two clusters of one machine stay apart.
+    # A named slurm.conf keeps its fragments beside it, so that two clusters of one machine stay
+    # apart.
     usual = conf in CACHES or posixpath.dirname(conf) == PATHS.slurm_config_dir
     fragments = PATHS.fragments_dir if usual else f"{posixpath.dirname(conf)}/qgpu"
     there = found is not None and Path(Disk(root).real(found)).is_file()

@@ -1,4 +1,6 @@
-"""`qgpu setup --init`: a first qgpu.yaml from slurm.conf, Slurm's version and the cards of this node."""
+"""`qgpu setup --init`: a first qgpu.yaml from slurm.conf, Slurm's version and the cards of this
+node.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ LARGE = 32 * 1024  # MiB: from here on 2 GiB are kept back for contexts
 
 @dataclass(frozen=True)
 class Given:
-    """What the command line says of the cards, where it cannot be seen."""
+    """Cards by the command line, if the machine does not show them."""
 
     nodes: str | None = None
     cards: int | None = None
@@ -67,7 +69,7 @@ def options(command: F) -> F:
 
 
 def write(here: Here, path: str, dry: bool, given: Given) -> None:
-    """Write qgpu.yaml, or print it. Raises click.ClickException: there is one already, or something cannot be known."""
+    """Write or print qgpu.yaml. Raises click.ClickException if it exists or lacks a fact."""
     real = here.real(path)
     if not dry and (real.exists() or real.is_symlink()):
         raise click.ClickException(f"{path} is there already; edit it, or move it away first")
@@ -98,7 +100,9 @@ def seen_cards() -> tuple[CardInfo, ...]:
 
 def model_name(product: str) -> str:
     """A name for gres.conf: "NVIDIA H200 NVL" -> h200_nvl."""
-    words = re.sub(r"[^a-z0-9.]+", "_", product.lower().replace("nvidia", "").replace("tesla", "")).strip("_")
+    words = re.sub(
+        r"[^a-z0-9.]+", "_", product.lower().replace("nvidia", "").replace("tesla", "")
+    ).strip("_")
     return words[:40] if words[:1].isalpha() else f"gpu_{words[:36]}".rstrip("_")
 
 
@@ -128,9 +132,12 @@ def first_text(here: Here, given: Given, cards: tuple[CardInfo, ...]) -> str:
 def _template() -> jinja2.Template:
     source = (files("configs") / "templates" / "qgpu.yaml.j2").read_text()
     environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
         autoescape=False,  # YAML; the schema reads it back
-    )  # fmt: skip
+    )
     environment.filters["word"] = _word
     return environment.from_string(source)
 
@@ -164,8 +171,8 @@ def _memory(given: Given, cards: tuple[CardInfo, ...]) -> int:
             raise click.ClickException(f"--memory: {error}") from None
     if not cards:
         raise click.ClickException(
-            "no NVIDIA driver answers here: run this on a node with cards, or say --memory, for example"
-            ' --nodes "n[1-2]" --cards 2 --model h200 --memory 80GiB'
+            "no NVIDIA driver answers here: run this on a node with cards, or say --memory, for"
+            ' example --nodes "n[1-2]" --cards 2 --model h200 --memory 80GiB'
         )
     return min(card.mem_total for card in cards) // MIB
 
@@ -180,7 +187,8 @@ def _groups(here: Here, conf: Conf, given: Given, cards: tuple[CardInfo, ...]) -
     names = {card.name for card in cards}
     if len(names) > 1:
         raise click.ClickException(
-            f"this node has cards of {len(names)} models, {' and '.join(sorted(names))}; a node in qgpu.yaml has one"
+            f"this node has cards of {len(names)} models, {' and '.join(sorted(names))}; a node in"
+            " qgpu.yaml has one"
         )
     model = given.model or (model_name(names.pop()) if names else "")
     count = given.cards or len(cards)
@@ -201,8 +209,8 @@ def _groups(here: Here, conf: Conf, given: Given, cards: tuple[CardInfo, ...]) -
     own = node_line(conf, here.name)
     if own is None or not count:
         raise click.ClickException(
-            f"{here.places.slurm_conf} names no node with cards, and not this host; say which, for example"
-            ' --nodes "n[1-2]" --cards 2 --model h200 --memory 80GiB'
+            f"{here.places.slurm_conf} names no node with cards, and not this host; say which, for"
+            ' example --nodes "n[1-2]" --cards 2 --model h200 --memory 80GiB'
         )
     return [_group(own.entry.head.value, model, count, minors)]
 

@@ -1,4 +1,4 @@
-"""Writing our fragments: whole or not at all, with owner and mode, and never over what somebody else wrote."""
+"""Writes our fragments: atomically, with owner and mode, and never over foreign files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class Folder:
             return None, None
         if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_BYTES:
             return info, None
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self.fd)
+        fd = os.open(
+            name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self.fd
+        )
         with os.fdopen(fd, "rb") as file:
             return info, file.read(MAX_BYTES).decode("utf-8", "replace")
 
@@ -75,9 +77,14 @@ class Folder:
             self._write(fragment)
             return Done(path, "updated")
         if not replace_edited:
-            how = "was changed by hand" if seal_of(text) == "edited" else "was not written by qgpu setup"
+            how = (
+                "was changed by hand"
+                if seal_of(text) == "edited"
+                else "was not written by qgpu setup"
+            )
             why = (
-                f"it {how}; put the change into qgpu.yaml or the site's own files, then say --replace-edited"
+                f"it {how}; put the change into qgpu.yaml or the site's own files, then say"
+                " --replace-edited"
             )
             return Done(path, "refused", why)
         kept_as = self._set_aside(fragment.name)
@@ -101,7 +108,8 @@ class Folder:
                 self._exchange(fragment)
         except OSError as error:
             raise PlaceError(
-                f"{self._path(fragment.name)} cannot be written: {error.strerror}; it is as it was, run this again"
+                f"{self._path(fragment.name)} cannot be written: {error.strerror}; it is as it was,"
+                " run this again"
             ) from None
 
     def _exchange(self, fragment: Fragment) -> None:
@@ -163,20 +171,24 @@ def _open(real: Path, shown: str, dry: bool) -> int:
             _make(real)
         fd = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise PlaceError(f"{shown} cannot be used: {error.strerror}; it must be a directory") from None
+        raise PlaceError(
+            f"{shown} cannot be used: {error.strerror}; it must be a directory"
+        ) from None
     info = os.fstat(fd)
     if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:
         os.close(fd)
         mode = f"{stat.S_IMODE(info.st_mode):04o}"
         raise PlaceError(
-            f"{shown} belongs to uid {info.st_uid} with mode {mode}: others could change what root runs;"
-            f" chown root:root {shown} && chmod 755 {shown}"
+            f"{shown} belongs to uid {info.st_uid} with mode {mode}: others could change what root"
+            f" runs; chown root:root {shown} && chmod 755 {shown}"
         )
     return fd
 
 
 def link(real: Path, shown: str, target: str, dry: bool) -> Done | None:
-    """A relative link beside slurm.conf to a fragment, where nothing of that name is there; None if something is."""
+    """A relative link beside slurm.conf to a fragment, where nothing of that name is there; None if
+    something is.
+    """
     if real.is_symlink() and str(real.readlink()) == target:
         return Done(shown, "kept")
     if real.is_symlink() or real.exists():

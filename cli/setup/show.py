@@ -1,4 +1,4 @@
-"""What `qgpu setup` says."""
+"""The output of `qgpu setup`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from slurm_plugin.site.found import Site
 from slurm_plugin.site.settings import Restart
 
 RESTARTS: dict[Restart, str] = {
-    # A node whose slurmd still counts by the old files would be drained when the new slurmctld asks it.
-    "all": "systemctl stop slurmd on every node, systemctl restart slurmctld on the controller, then systemctl"
-    " start slurmd on every node; running jobs go on",
+    # A node whose slurmd still counts by the old files would be drained when the new slurmctld asks
+    # it.
+    "all": (
+        "systemctl stop slurmd on every node, systemctl restart slurmctld on the controller, then"
+        " systemctl start slurmd on every node; running jobs go on"
+    ),
     "slurmctld": "systemctl restart slurmctld on the controller",
     "slurmd": "systemctl restart slurmd on every node; running jobs go on",
     "reconfigure": "scontrol reconfigure",
 }
-# A fragment that changed -> what must read it again. The others are read anew each time they are used.
+# A changed fragment -> what must read it again. The others are read at each use.
 READ_BY: dict[str, Restart] = {"slurm.conf": "all", "gres.conf": "all", "cgroup.conf": "slurmd"}
 
 
@@ -33,7 +36,7 @@ class Left:
 
 
 def restarts(found: Sequence[Difference], done: Sequence[Done], site: Site) -> list[Restart]:
-    """What must be restarted, each once; a restart of all stands for the others."""
+    """What must be restarted, each once; a restart of all covers the others."""
     needed = {difference.restart for difference in found}
     for entry in done:
         name = entry.path.rpartition("/")[2]
@@ -63,7 +66,8 @@ def document(
         "fragments": here.places.fragments,
         "dry_run": dry,
         "files": [
-            {"path": d.path, "what": d.what, "why": d.why or None, "kept_as": d.kept_as or None} for d in done
+            {"path": d.path, "what": d.what, "why": d.why or None, "kept_as": d.kept_as or None}
+            for d in done
         ],
         "differences": [d.as_dict() for d in left.differences] if left else [],
         "restart": [RESTARTS[name] for name in left.restarts] if left else [],
@@ -84,7 +88,7 @@ def _file(entry: Done, dry: bool) -> str:
 
 
 def _step(number: int, difference: Difference) -> list[str]:
-    """One thing to do; the line to write stands alone, so that it can be copied."""
+    """One step; the line to write stands alone, for copying."""
     mark = "" if difference.severity == "fail" else "(advice) "
     lines = [f"{number:3}. {mark}{difference.sentence}"]
     if difference.key == SYNTAX:
@@ -112,11 +116,16 @@ def text(here: Here, done: Sequence[Done], left: Left | None, dry: bool) -> str:
         for number, difference in enumerate(left.differences, 1):
             lines += _step(number, difference)
     if left.restarts:
-        lines += ["", "then, so that Slurm reads it:", *(f"     {RESTARTS[name]}" for name in left.restarts)]
+        lines += [
+            "",
+            "then, so that Slurm reads it:",
+            *(f"     {RESTARTS[name]}" for name in left.restarts),
+        ]
     if not here.found:
         lines += [
             "",
-            "this host has no slurm.conf, so it is taken for a configless one; run this again once slurmd runs",
+            "this host has no slurm.conf, so it is taken for a configless one; run this again once"
+            " slurmd runs",
         ]
     elif not left.differences and not left.restarts:
         lines += ["", "all is in place"]

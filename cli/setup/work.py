@@ -16,22 +16,30 @@ from slurm_plugin.site.difference import Difference, Role
 from slurm_plugin.site.differences import differences
 from slurm_plugin.site.found import FLAT, INCLUDED, Overlay, Site, read_site, without_fragments
 
-SHIPPED = ("slurm.conf", "gres.conf", "cgroup.conf")  # what configless Slurm hands out with its includes
+SHIPPED = (
+    "slurm.conf",
+    "gres.conf",
+    "cgroup.conf",
+)  # what configless Slurm hands out with its includes
 
 
 def _links(here: Here, names: Collection[str], flat: bool) -> list[tuple[str, str]]:
-    """Name beside slurm.conf and target of each link: relative, so that it holds under another root."""
+    """Name beside slurm.conf and target of each link: relative, so that it holds under another
+    root.
+    """
     if here.configless:
         return []
     pairs = [(name, name) for name in LINKED if name in names]
     pairs += [(f"{FLAT}{name}", name) for name in SHIPPED if flat and name in names]
     directory = here.places.directory
-    return [(beside, os.path.relpath(here.places.fragment(name), directory)) for beside, name in pairs]
+    return [
+        (beside, os.path.relpath(here.places.fragment(name), directory)) for beside, name in pairs
+    ]
 
 
 @dataclass
 class Work:
-    """One run. `configless`: None takes what slurm.conf says. `dry`: nothing is written."""
+    """One run. `configless`: None means by slurm.conf. `dry`: nothing is written."""
 
     here: Here
     config: Config
@@ -42,7 +50,7 @@ class Work:
 
     @cached_property
     def bare(self) -> Site:
-        """What the site says by itself."""
+        """The site without our fragments."""
         return without_fragments(self.here.places, self.here.disk, self.config.slurm.version)
 
     @property
@@ -75,12 +83,18 @@ class Work:
             if self.flat and file.name in INCLUDED:
                 overlay[self.here.places.flat(file.name)] = file.text
             beside = self.here.places.main(file.name)
-            if file.name in LINKED and not self.here.configless and not self.here.real(beside).exists():
+            if (
+                file.name in LINKED
+                and not self.here.configless
+                and not self.here.real(beside).exists()
+            ):
                 overlay[beside] = file.text
-        return read_site(self.here.places, Overlay(self.here.disk, overlay), self.config.slurm.version)
+        return read_site(
+            self.here.places, Overlay(self.here.disk, overlay), self.config.slurm.version
+        )
 
     def left(self, site: Site, yaml: str) -> list[Difference]:
-        """What is to be done by hand; nothing is known of a host that has no slurm.conf yet."""
+        """The manual steps; none are known for a host without slurm.conf."""
         node = self.here.node(self.config, self.bare.slurm)
         unnamed = "node" in self.roles and node is None
         return [
@@ -113,8 +127,8 @@ def remove(here: Here, dry: bool) -> list[Done]:
     read = [site.main(name) for name in INCLUDED if site.includes(name)]
     if read:
         raise PlaceError(
-            f"Slurm would not start: take the include of qgpu's fragment out of {', '.join(read)}, restart slurmctld"
-            " and slurmd, then run this again"
+            f"Slurm would not start: take the include of qgpu's fragment out of {', '.join(read)},"
+            " restart slurmctld and slurmd, then run this again"
         )
     done: list[Done | None] = []
     if here.real(here.places.fragments).is_dir():

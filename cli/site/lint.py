@@ -1,4 +1,6 @@
-"""`qgpu lint`: a site's configuration repository against its own qgpu.yaml, without a cluster and without root."""
+"""`qgpu lint`: a site's configuration repository against its own qgpu.yaml, without a cluster and
+without root.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,9 @@ class Finding:
 
 @dataclass
 class Repository:
-    """The files that were named or found: `real` has the path of each by the path that Slurm would see. `kinds`:
-    which of Slurm's files are judged; `yaml`: qgpu.yaml."""
+    """The files that were named or found: `real` has the path of each by the path that Slurm would
+    see. `kinds`: which of Slurm's files are judged; `yaml`: qgpu.yaml.
+    """
 
     folder: str = PATHS.slurm_config_dir  # Slurm's own directory on the cluster
     fragments: str = PATHS.fragments_dir
@@ -95,7 +98,9 @@ def read(path: Path) -> str:
 
 
 def below(folder: Path) -> Iterator[Path]:
-    """The regular files of a directory, without those of version control; links are not followed."""
+    """The regular files of a directory, without those of version
+    control; links are not followed.
+    """
     found = 0
     for here, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -105,7 +110,8 @@ def below(folder: Path) -> Iterator[Path]:
                 found += 1
                 if found > MAX_FILES:
                     raise LintError(
-                        f"{folder} has more than {MAX_FILES} files: name the directory of slurm.conf"
+                        f"{folder} has more than {MAX_FILES} files: name the directory of"
+                        " slurm.conf"
                     )
                 yield path
 
@@ -115,7 +121,9 @@ def only(paths: Sequence[Path], name: str) -> Path | None:
     found = [path for path in paths if path.name == name and path.parent.name != "qgpu"]
     found = found or ([path for path in paths if path.name == name] if name == "qgpu.yaml" else [])
     if len(found) > 1:
-        raise LintError(f"{found[0]} and {found[1]} are both named {name}: name the files of one cluster")
+        raise LintError(
+            f"{found[0]} and {found[1]} are both named {name}: name the files of one cluster"
+        )
     return found[0] if found else None
 
 
@@ -125,7 +133,9 @@ def is_yaml(path: Path) -> bool:
 
 
 def collect(arguments: Sequence[Path]) -> Repository:
-    """What the arguments name. In a directory all of Slurm's files are expected. Raises LintError."""
+    """What the arguments name. In a directory all of Slurm's files are
+    expected. Raises LintError.
+    """
     paths: list[Path] = []
     kinds: set[str] = set()
     for argument in arguments:
@@ -143,12 +153,14 @@ def collect(arguments: Sequence[Path]) -> Repository:
     named = [path for path in arguments if path.is_file() and is_yaml(path)]
     yaml = named[0] if len(named) == 1 else only(paths, "qgpu.yaml")
     if yaml is None:
-        raise LintError("there is no qgpu.yaml among these files, with which the others are compared")
+        raise LintError(
+            "there is no qgpu.yaml among these files, with which the others are compared"
+        )
     return _placed(paths, kinds, yaml)
 
 
 def _placed(paths: list[Path], kinds: set[str], yaml: Path) -> Repository:
-    """Give each file the place where Slurm would look for it."""
+    """Give each file the path at which Slurm would read it."""
     found = Repository(kinds=kinds, yaml=yaml)
     main = only(paths, "slurm.conf")
     if main is not None:
@@ -167,7 +179,9 @@ def _placed(paths: list[Path], kinds: set[str], yaml: Path) -> Repository:
 
 
 def site_of(repository: Repository, config: Config) -> Site:
-    """The repository as Slurm would read it. Fragments that it does not hold are those that `qgpu setup` writes."""
+    """The repository as Slurm would read it. Fragments that it does not hold are those that `qgpu
+    setup` writes.
+    """
     places = Places(f"{repository.folder}/slurm.conf", repository.fragments)
     version = config.slurm.version[:5]
     alone = without_fragments(places, Texts(repository.texts), version)
@@ -175,7 +189,9 @@ def site_of(repository: Repository, config: Config) -> Site:
     made = fragments(config, names, alone, etc_dir=repository.fragments)
     # Configless sites include the same by a second name.
     texts = {
-        place(fragment.name): fragment.text for fragment in made for place in (places.fragment, places.flat)
+        place(fragment.name): fragment.text
+        for fragment in made
+        for place in (places.fragment, places.flat)
     }
     return read_site(places, Texts({**texts, **repository.texts}), version)
 
@@ -191,7 +207,10 @@ def stale(repository: Repository, config: Config, site: Site) -> Iterator[Findin
         if text is None or code_of(seen_as, text) == code_of(seen_as, fragment.text):
             continue
         line = first_other(seen_as, text, fragment.text)
-        why = f"this is not what qgpu.yaml renders -> write the file again with qgpu render {fragment.name}"
+        why = (
+            "this is not what qgpu.yaml renders -> write the file again with qgpu render"
+            f" {fragment.name}"
+        )
         yield Finding(repository.real[seen_as], line, why)
 
 
@@ -220,8 +239,10 @@ def findings(repository: Repository) -> list[Finding]:
         for each in differences(config, site, ("controller", "node"), yaml=path):
             finding = _finding(repository, site, each)
             if finding is not None:
-                # A fragment that is old as a whole: its first line that differs is known.
-                line = old[finding.file].line if finding.file in old and not each.line else each.line
+                # A fragment that is outdated as a whole: its first differing line is known.
+                line = (
+                    old[finding.file].line if finding.file in old and not each.line else each.line
+                )
                 found.append(replace(finding, line=line))
     told = {finding.file for finding in found}
     found += [finding for file, finding in old.items() if file not in told]
@@ -229,7 +250,7 @@ def findings(repository: Repository) -> list[Finding]:
 
 
 def _yaml_finding(path: str, text: str) -> Finding:
-    """An error of qgpu.yaml; the line is told where YAML knows it."""
+    """An error of qgpu.yaml, with the line if YAML reports it."""
     told = re.search(r"line ([0-9]+)", text)
     return Finding(path, int(told[1]) if told else 1, text.removeprefix(f"{path}: "))
 
@@ -252,10 +273,10 @@ def _finding(repository: Repository, site: Site, each: Difference) -> Finding | 
 def lint(files: tuple[Path, ...]) -> None:
     """Check a site's configuration repository: FILES in any order, or a directory that has them.
 
-    It knows qgpu.yaml, slurm.conf with its includes, gres.conf, cgroup.conf, plugstack.conf, job_submit.lua,
-    cli_filter.lua, qgpu_tables.lua, prolog and epilog, and compares them as qgpu doctor does on a host. One line
-    FILE:LINE: SENTENCE -> what to write. Exit status 1 if there is an error, 2 if the files cannot be judged.
-    Neither root nor Slurm is needed.
+    It knows qgpu.yaml, slurm.conf with its includes, gres.conf, cgroup.conf, plugstack.conf,
+    job_submit.lua, cli_filter.lua, qgpu_tables.lua, prolog and epilog, and compares them as qgpu
+    doctor does on a host. One line FILE:LINE: SENTENCE -> what to write. Exit status 1 if there is
+    an error, 2 if the files cannot be judged. Neither root nor Slurm is needed.
     """
     found = findings(collect(files))
     for finding in found:

@@ -68,7 +68,9 @@ def _fits(group: NodeGroup, decision: Decision, config: Config) -> bool:
 
 
 def make_plan(job: Submission, config: Config) -> Plan:
-    """Decide a submission and find its nodes. Raises RequestError with the sentence for the user, LuaMissingError."""
+    """Decide a submission and find its nodes. Raises RequestError with the sentence for the user,
+    LuaMissingError.
+    """
     tables = tables_of(config)
     decision = JobSubmit(config).decide(job)
     groups = [group for group in config.nodes if _fits(group, decision, config)]
@@ -76,8 +78,13 @@ def make_plan(job: Submission, config: Config) -> Plan:
     gres = job.gres or "" if decision.gres is None else decision.gres
     note = ""
     if job.qos is not None and job.qos.lower() not in tables.qos:
-        note = f" (by default: qgpu.yaml maps no QOS {job.qos!r}; whether Slurm has it is not known here)"
-    return Plan(decision, gres, tables.tag_field, tuple(group.names for group in groups), count, note)
+        note = (
+            f" (by default: qgpu.yaml maps no QOS {job.qos!r}; whether Slurm has it is not known"
+            " here)"
+        )
+    return Plan(
+        decision, gres, tables.tag_field, tuple(group.names for group in groups), count, note
+    )
 
 
 def _cards(count: int) -> str:
@@ -101,12 +108,17 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
             ("share", f"{tag.share} % of {_cards(tag.cards)} compute"),
             (
                 "memory cap",
-                f"{tag.mem} MiB ({tag.mem * MIB} bytes) of {'one' if tag.cards == 1 else 'each'} card",
+                f"{tag.mem} MiB ({tag.mem * MIB} bytes) of {'one' if tag.cards == 1 else 'each'}"
+                " card",
             ),
             ("reserved", f"{plan.decision.shards} of the card's 100 shards"),
         ]
     names = ",".join(plan.nodes)
-    nodes = f"{names} ({plan.node_count} node{'s' if plan.node_count != 1 else ''})" if names else "none"
+    nodes = (
+        f"{names} ({plan.node_count} node{'s' if plan.node_count != 1 else ''})"
+        if names
+        else "none"
+    )
     return [
         *rows,
         ("card model", plan.decision.model or "any"),
@@ -135,35 +147,55 @@ def read_config(path: str) -> Config:
 def _check_length(option: str, value: str | None, example: str) -> None:
     if value and len(value.encode("utf-8", "surrogateescape")) > MAX_OPTION_BYTES:
         raise click.UsageError(
-            f"{option}={shown(value)} has more than {MAX_OPTION_BYTES} bytes: write for example {option}={example}"
+            f"{option}={shown(value)} has more than {MAX_OPTION_BYTES} bytes: write for example"
+            f" {option}={example}"
         )
 
 
 @click.command()
 @click.option(
-    "--gres", default=None, help="What --gres of sbatch would say, for example qgpu:30,qgpu_mem:12G."
+    "--gres",
+    default=None,
+    help="What --gres of sbatch would say, for example qgpu:30,qgpu_mem:12G.",
 )
 @click.option("--qgpu-mem", default=None, help="Memory on each card, as the option of sbatch.")
 @click.option("--qgpu-cards", default=None, help="Cards of each node, as the option of sbatch.")
 @click.option(
-    "--tres-per-task", default=None, help="The native spelling of several cards, for example gres/qgpu:30."
+    "--tres-per-task",
+    default=None,
+    help="The native spelling of several cards, for example gres/qgpu:30.",
 )
 @click.option("-N", "--nodes", type=click.IntRange(1), default=None, help="Nodes of the job.")
 @click.option("-n", "--ntasks", type=click.IntRange(1), default=None, help="Tasks of the job.")
 @click.option("--ntasks-per-node", type=click.IntRange(1), default=None, help="Tasks on each node.")
 @click.option("--qos", default=None, help="The job's QOS, which decides the class.")
-@click.option("--partition", default=None, help="The job's partition; by default one that is managed.")
+@click.option(
+    "--partition", default=None, help="The job's partition; by default one that is managed."
+)
 @click.option("--comment", default=None, help="The job's own comment.")
-@click.option("--config", "config_path", default=DEFAULT_CONFIG, show_default=True, envvar="QGPU_CONFIG")
+@click.option(
+    "--config", "config_path", default=DEFAULT_CONFIG, show_default=True, envvar="QGPU_CONFIG"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
-    gres: str | None, qgpu_mem: str | None, qgpu_cards: str | None, tres_per_task: str | None, nodes: int | None,
-    ntasks: int | None, ntasks_per_node: int | None, qos: str | None, partition: str | None, comment: str | None,
-    config_path: str, as_json: bool,
-) -> None:  # fmt: skip
-    """Show what a request becomes: rewrite, reservation, memory, class, and the nodes it could ever run on.
+    gres: str | None,
+    qgpu_mem: str | None,
+    qgpu_cards: str | None,
+    tres_per_task: str | None,
+    nodes: int | None,
+    ntasks: int | None,
+    ntasks_per_node: int | None,
+    qos: str | None,
+    partition: str | None,
+    comment: str | None,
+    config_path: str,
+    as_json: bool,
+) -> None:
+    """Show what a request becomes: rewrite, reservation, memory, class, and the nodes it could ever
+    run on.
 
-    Nothing is submitted. Exits 1 with the sentence that sbatch would print where the request is refused.
+    Nothing is submitted. Exits 1 with the sentence that sbatch would print where the request is
+    refused.
     """
     if not gres and not tres_per_task and not qgpu_mem:
         raise click.UsageError("say what the job asks for, for example --gres=qgpu:30")
@@ -174,9 +206,17 @@ def plan(
         partition = next(iter(tables_of(config).partitions), None)
     try:
         job = Submission(
-            gres=gres, qos=qos, partition=partition, comment=comment, tres_per_task=tres_per_task,
-            qgpu_mem=qgpu_mem, cards=qgpu_cards, nodes=nodes, tasks=ntasks, tasks_per_node=ntasks_per_node,
-        )  # fmt: skip
+            gres=gres,
+            qos=qos,
+            partition=partition,
+            comment=comment,
+            tres_per_task=tres_per_task,
+            qgpu_mem=qgpu_mem,
+            cards=qgpu_cards,
+            nodes=nodes,
+            tasks=ntasks,
+            tasks_per_node=ntasks_per_node,
+        )
         found = make_plan(job, config)
     except RequestError as error:
         if as_json:

@@ -27,25 +27,41 @@ def _site(slurm_conf: str, etc_dir: str, config: Config) -> Site:
 
 @click.command()
 @click.argument("file", type=click.Choice(NAMES), required=False)
-@click.option("--all", "every", is_flag=True, help="All fragments, into the directory that --output names.")
-@click.option("--output", type=click.Path(file_okay=False), help="With --all: where they are written.")
 @click.option(
-    "--slurm-conf", help="The site's slurm.conf: what it sets is left out, since Slurm takes no key twice."
+    "--all", "every", is_flag=True, help="All fragments, into the directory that --output names."
 )
-@click.option("--config", "config_path", default=DEFAULT_CONFIG, show_default=True, envvar="QGPU_CONFIG")
 @click.option(
-    "--etc-dir", default=ETC_DIR, show_default=True, help="Where prolog, epilog and qgpu_tables.lua lie."
+    "--output", type=click.Path(file_okay=False), help="With --all: where they are written."
 )
-@click.option("--lua-dir", default=PATHS.lua_dir, show_default=True, help="Where qgpu's own Lua modules lie.")
+@click.option(
+    "--slurm-conf",
+    help="The site's slurm.conf: what it sets is left out, since Slurm takes no key twice.",
+)
+@click.option(
+    "--config", "config_path", default=DEFAULT_CONFIG, show_default=True, envvar="QGPU_CONFIG"
+)
+@click.option(
+    "--etc-dir",
+    default=ETC_DIR,
+    show_default=True,
+    help="Where prolog, epilog and qgpu_tables.lua lie.",
+)
+@click.option(
+    "--lua-dir", default=PATHS.lua_dir, show_default=True, help="Where qgpu's own Lua modules lie."
+)
 def render(
-    file: str | None, every: bool, output: str | None, slurm_conf: str | None, config_path: str, etc_dir: str,
+    file: str | None,
+    every: bool,
+    output: str | None,
+    slurm_conf: str | None,
+    config_path: str,
+    etc_dir: str,
     lua_dir: str,
-) -> None:  # fmt: skip
+) -> None:
     """Print one fragment of Slurm's configuration, or write all of them into a directory.
 
-    \b
-    qgpu render slurm.conf
-    qgpu render --all --output files/qgpu --slurm-conf files/slurm.conf    for configuration management
+    \b qgpu render slurm.conf qgpu render --all --output files/qgpu --slurm-conf files/slurm.conf
+    for configuration management
     """
     if every == (file is not None) or every != (output is not None):
         raise click.UsageError("name one file, or write --all --output DIR")

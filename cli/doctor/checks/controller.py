@@ -1,4 +1,4 @@
-"""Checks of what the controller knows of nodes and partitions, against qgpu.yaml."""
+"""Checks of nodes and partitions in slurmctld, against qgpu.yaml."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ Row = dict[str, str]
 
 def rows(text: str) -> list[Row]:
     """The records of `scontrol -o show`, one per line. Values with blanks keep their first word."""
-    found = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in text.splitlines()]
+    found = [
+        dict(word.split("=", 1) for word in line.split() if "=" in word)
+        for line in text.splitlines()
+    ]
     return [row for row in found if row]
 
 
 def nodes(known: Known) -> Check:
-    """Whether slurmctld knows every node of qgpu.yaml, with the gres that it should have."""
+    """Whether slurmctld has each node of qgpu.yaml, with its gres."""
     if not known.answers:
-        return Check("nodes", "fail", "not compared, since slurmctld does not answer", "see slurmctld")
+        return Check(
+            "nodes", "fail", "not compared, since slurmctld does not answer", "see slurmctld"
+        )
     said = known.host.said("scontrol", "-o", "show", "node")
     have = {row["NodeName"]: row for row in rows(said.out) if "NodeName" in row}
     for name in known.need.node_names():
@@ -38,8 +43,12 @@ def nodes(known: Known) -> Check:
     strangers = [name for name, row in have.items() if "qgpu:" in row.get("Gres", "")]
     strangers = [name for name in strangers if name not in known.need.node_names()]
     if strangers:
-        text = f"{', '.join(strangers[:NAMED])} has qgpu in Gres=, but is not under nodes in qgpu.yaml"
-        return Check("nodes", "fail", text, "add it to nodes in qgpu.yaml, or take qgpu out of its Gres=")
+        text = (
+            f"{', '.join(strangers[:NAMED])} has qgpu in Gres=, but is not under nodes in qgpu.yaml"
+        )
+        return Check(
+            "nodes", "fail", text, "add it to nodes in qgpu.yaml, or take qgpu out of its Gres="
+        )
     return _states(known, have)
 
 
@@ -59,20 +68,28 @@ def _states(known: Known, have: dict[str, Row]) -> Check:
         version = row.get("Version", "")
         if other_version(version, known.need.slurm.version):
             text = f"slurmd of {name} is Slurm {version}, qgpu.yaml says {known.need.slurm.version}"
-            return Check("nodes", "fail", text, "install the same Slurm there, and qgpu-slurm-plugins for it")
+            return Check(
+                "nodes", "fail", text, "install the same Slurm there, and qgpu-slurm-plugins for it"
+            )
     down = [name for name, row in mine.items() if is_down(row.get("State", ""))]
     if down:
         text = f"{', '.join(down[:NAMED])}: {mine[down[0]]['State']}"
-        return Check("nodes", "fail", text, f"start slurmd there; qgpu doctor on {down[0]} has more")
+        return Check(
+            "nodes", "fail", text, f"start slurmd there; qgpu doctor on {down[0]} has more"
+        )
     drained = [name for name, row in mine.items() if "DRAIN" in row.get("State", "")]
     if drained:
         text = f"{', '.join(drained[:NAMED])} drained: {_reason(known, drained[0])}"
-        return Check("nodes", "warn", text, f"then scontrol update nodename={drained[0]} state=resume")
+        return Check(
+            "nodes", "warn", text, f"then scontrol update nodename={drained[0]} state=resume"
+        )
     return Check("nodes", "ok", f"{len(mine)} node(s) with the gres of qgpu.yaml")
 
 
 def is_down(state: str) -> bool:
-    """Whether a State= such as IDLE+DRAIN or DOWN* is one of a node that should run; POWERED_DOWN is none."""
+    """Whether a State= such as IDLE+DRAIN or DOWN* is one of a node that should run; POWERED_DOWN
+    is none.
+    """
     if "POWER" in state:
         return False
     return "*" in state or bool(DOWN & set(state.strip("*~#!%$@^-").split("+")))
@@ -84,7 +101,7 @@ def _reason(known: Known, name: str) -> str:
 
 
 def same_config(known: Known) -> Check:
-    """Whether the nodes have this qgpu.yaml, as far as `qgpu collect` has heard."""
+    """Whether the nodes have this qgpu.yaml, as far as `qgpu collect` reports."""
     path = known.need.reports.collected
     if path is None:
         text = "not compared: reports.collected is not set; qgpu doctor --probe compares one node"
@@ -95,9 +112,13 @@ def same_config(known: Known) -> Check:
         with reading(path) as database:
             told = node_configs(database)
     except LedgerError as error:
-        return Check("same config", "warn", str(error), "enable qgpu-collect.timer on the controller")
+        return Check(
+            "same config", "warn", str(error), "enable qgpu-collect.timer on the controller"
+        )
     if not told:
-        text = "not compared: no node's records tell it (ledgers that are collected as files do not)"
+        text = (
+            "not compared: no node's records tell it (ledgers that are collected as files do not)"
+        )
         return Check("same config", "ok", text)
     others = [name for name, (digest, _) in sorted(told.items()) if digest != known.digest]
     if others:
@@ -108,14 +129,18 @@ def same_config(known: Known) -> Check:
     silent = [name for name in known.need.node_names() if name not in told]
     if silent:
         text = f"{', '.join(silent[:NAMED])} did not tell which qgpu.yaml it has"
-        return Check("same config", "warn", text, "systemctl start qgpu-collect; its journal has the reason")
+        return Check(
+            "same config", "warn", text, "systemctl start qgpu-collect; its journal has the reason"
+        )
     return Check("same config", "ok", f"{len(told)} node(s) have this qgpu.yaml")
 
 
 def partitions(known: Known) -> Check:
     """Whether the partitions of qgpu.yaml exist, and whether they hold its nodes."""
     if not known.answers:
-        return Check("partitions", "fail", "not compared, since slurmctld does not answer", "see slurmctld")
+        return Check(
+            "partitions", "fail", "not compared, since slurmctld does not answer", "see slurmctld"
+        )
     have = {
         row["PartitionName"]
         for row in rows(known.host.said("scontrol", "-o", "show", "partition").out)
@@ -125,7 +150,12 @@ def partitions(known: Known) -> Check:
     if missing:
         text = f"managed_partitions names {missing[0]}, which slurm.conf does not have"
         return Check(
-            "partitions", "fail", text, f"correct it in qgpu.yaml; there are {', '.join(sorted(have))}"
+            "partitions",
+            "fail",
+            text,
+            f"correct it in qgpu.yaml; there are {', '.join(sorted(have))}",
         )
     managed = [name for name in known.need.managed_partitions if name != "*"]
-    return Check("partitions", "ok", f"cards are shared in {', '.join(managed) or 'all partitions'}")
+    return Check(
+        "partitions", "ok", f"cards are shared in {', '.join(managed) or 'all partitions'}"
+    )

@@ -9,7 +9,14 @@ from cli.doctor.result import RESTART_ALL, Check
 from slurm_plugin import releases
 
 GRES = ("gpu", "shard", "qgpu", "qgpu_mem")
-TRES = ("gres/gpu", "gres/shard", "gres/qgpu", "gres/qgpu:online", "gres/qgpu:offline", "gres/qgpu_mem")
+TRES = (
+    "gres/gpu",
+    "gres/shard",
+    "gres/qgpu",
+    "gres/qgpu:online",
+    "gres/qgpu:offline",
+    "gres/qgpu_mem",
+)
 
 
 def slurmctld(known: Known) -> Check:
@@ -39,13 +46,16 @@ def slurmd(known: Known) -> Check:
 
 
 def select(known: Known) -> Check:
-    """Only select/cons_tres knows shards."""
+    """Whether SelectType is select/cons_tres: no other one has shards."""
     plugin = setting(known, "SelectType")
     late = known.slurm_version is not None and known.slurm_version >= (23, 11, 0)
     if (plugin or ("select/cons_tres" if late else "select/cons_res")) != "select/cons_tres":
         text = f"SelectType is {plugin or 'not set'}, which does not know shards"
         return Check(
-            "select", "fail", text, "write SelectType=select/cons_tres in slurm.conf, restart slurmctld"
+            "select",
+            "fail",
+            text,
+            "write SelectType=select/cons_tres in slurm.conf, restart slurmctld",
         )
     parameters = words(setting(known, "SelectTypeParameters"))
     slurm = known.need.slurm
@@ -54,14 +64,19 @@ def select(known: Known) -> Check:
         ("LL_SHARED_GRES", slurm.placement == "spread", "slurm.placement"),
     ):
         if (word.lower() in parameters) != wanted:
-            text = f"SelectTypeParameters {'misses' if wanted else 'has'} {word}, against {key} in qgpu.yaml"
+            text = (
+                f"SelectTypeParameters {'misses' if wanted else 'has'} {word}, against {key} in"
+                " qgpu.yaml"
+            )
             verb = "add" if wanted else "take out"
-            return Check("select", "fail", text, f"{verb} {word} there, or change {key}; restart slurmctld")
+            return Check(
+                "select", "fail", text, f"{verb} {word} there, or change {key}; restart slurmctld"
+            )
     return Check("select", "ok", "select/cons_tres")
 
 
 def gres_types(known: Known) -> Check:
-    """Whether Slurm knows the four kinds of gres."""
+    """Whether Slurm has the four kinds of gres."""
     told = setting(known, "GresTypes")
     missing = [name for name in GRES if name not in words(told)]
     if missing:
@@ -73,20 +88,27 @@ def gres_types(known: Known) -> Check:
 
 
 def prolog_flags(known: Known) -> Check:
-    """Without Alloc the Prolog runs too late, without Contain a job has no cgroup for ssh sessions."""
+    """Without Alloc the Prolog runs too late, without Contain a job has
+    no cgroup for ssh sessions.
+    """
     told = setting(known, "PrologFlags")
     missing = [flag for flag in ("Alloc", "Contain") if flag.lower() not in words(told)]
     if missing:
         line = ",".join([*[word for word in told.split(",") if word], *missing])
         text = f"PrologFlags misses {' and '.join(missing)}: tasks may start before their grant"
         return Check(
-            "prolog flags", "fail", text, f"write PrologFlags={line} in slurm.conf, restart slurmctld"
+            "prolog flags",
+            "fail",
+            text,
+            f"write PrologFlags={line} in slurm.conf, restart slurmctld",
         )
     return Check("prolog flags", "ok", told)
 
 
 def devices(known: Known) -> Check:
-    """Whether a job without a card is kept from the cards: task/cgroup with ConstrainDevices=yes."""
+    """Whether a job without a card is kept from the cards: task/cgroup
+    with ConstrainDevices=yes.
+    """
     if not known.has_slurm:
         return Check("devices", "ok", "not used without Slurm")
     default = {"ProctrackType": "proctrack/cgroup"}  # Slurm's own
@@ -97,7 +119,9 @@ def devices(known: Known) -> Check:
             line = ",".join(
                 filter(None, [told if key == "TaskPlugin" and told != "task/none" else "", wanted])
             )
-            return Check("devices", "fail", text, f"write {key}={line} in slurm.conf, restart slurmd")
+            return Check(
+                "devices", "fail", text, f"write {key}={line} in slurm.conf, restart slurmd"
+            )
     file = conf(known, "cgroup.conf")
     if file.text("CgroupPlugin").lower() == "disabled":
         todo = f"write CgroupPlugin=autodetect in {file.path}, restart slurmd"
@@ -113,7 +137,10 @@ def slurmdbd(known: Known) -> Check:
     if kind != "accounting_storage/slurmdbd":
         text = "off: sacct shows no shares, and QOS do not exist"
         return Check(
-            "slurmdbd", "warn", text, "AccountingStorageType=accounting_storage/slurmdbd, if you want it"
+            "slurmdbd",
+            "warn",
+            text,
+            "AccountingStorageType=accounting_storage/slurmdbd, if you want it",
         )
     said = known.host.said("sacctmgr", "-nP", "show", "cluster", "format=cluster")
     if said.code != 0:
@@ -134,7 +161,10 @@ def accounted(known: Known) -> Check:
     said = known.host.said("sacctmgr", "-nP", "show", "tres", "format=type,name")
     if said.code != 0:
         return Check(
-            "tres", "fail", "not compared, since slurmdbd does not answer", "systemctl start slurmdbd"
+            "tres",
+            "fail",
+            "not compared, since slurmdbd does not answer",
+            "systemctl start slurmdbd",
         )
     stored = {"/".join(filter(None, line.split("|"))) for line in said.out.splitlines()}
     absent = [name for name in TRES if name not in stored]
@@ -150,23 +180,35 @@ def qos(known: Known) -> Check:
     if not wanted:
         return Check("qos", "ok", "qgpu.yaml names none")
     if setting(known, "AccountingStorageType") != "accounting_storage/slurmdbd":
-        text = f"qgpu.yaml names the QOS {', '.join(wanted)}, but there is no slurmdbd that could have them"
+        text = (
+            f"qgpu.yaml names the QOS {', '.join(wanted)}, but there is no slurmdbd that could have"
+            " them"
+        )
         return Check("qos", "warn", text, "use default_class in qgpu.yaml, or accounting")
     said = known.host.said("sacctmgr", "-nP", "show", "qos", "format=name")
     if said.code != 0:
         return Check(
-            "qos", "fail", "not compared, since slurmdbd does not answer", "systemctl start slurmdbd"
+            "qos",
+            "fail",
+            "not compared, since slurmdbd does not answer",
+            "systemctl start slurmdbd",
         )
     have = {line.strip().lower() for line in said.out.splitlines()}
     missing = [name for name in wanted if name not in have]
     if missing:
-        text = f"the QOS {', '.join(missing)} of qgpu.yaml {'is' if len(missing) == 1 else 'are'} unknown to slurmdbd"
-        todo = "; ".join(f"sacctmgr -i add qos {name}" for name in missing) + ", or correct qos in qgpu.yaml"
+        text = (
+            f"the QOS {', '.join(missing)} of qgpu.yaml {'is' if len(missing) == 1 else 'are'}"
+            " unknown to slurmdbd"
+        )
+        todo = (
+            "; ".join(f"sacctmgr -i add qos {name}" for name in missing)
+            + ", or correct qos in qgpu.yaml"
+        )
         return Check("qos", "fail", text, todo)
     return Check("qos", "ok", f"{', '.join(wanted)} exist")
 
 
 def other_version(text: str, config_version: str) -> bool:
-    """Whether a slurmd is of another major version than qgpu.yaml says."""
+    """Whether a slurmd has another major version than qgpu.yaml."""
     found, told = releases.parse(text), releases.parse(config_version)
     return found is not None and told is not None and found[:2] != told[:2]

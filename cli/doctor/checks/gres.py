@@ -1,4 +1,4 @@
-"""What Slurm counts on a node, as slurmd and slurmctld tell it, against qgpu.yaml."""
+"""Compares what slurmd and slurmctld count on a node with qgpu.yaml."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ def expected(group: GresGroup) -> Counts:
     """What Slurm should count on a node of that group."""
     counts = {f"qgpu:{name}": count for name, count in group.counts.items()}
     cards = len(group.cards)
-    return {f"gpu:{group.model}": cards, "shard": 100 * cards, **counts, "qgpu_mem": count_of(group.mem)}
+    return {
+        f"gpu:{group.model}": cards,
+        "shard": 100 * cards,
+        **counts,
+        "qgpu_mem": count_of(group.mem),
+    }
 
 
 def counts_fault(have: Counts, want: Counts) -> str:
@@ -55,7 +60,9 @@ def slurmd_counts(text: str) -> Counts:
 
 
 def slurmd_gres(known: Known) -> Check:
-    """Whether slurmd makes of its files what it should; it knows more faults than their text shows."""
+    """Whether slurmd counts what it should by its files; it finds faults that their text does not
+    show.
+    """
     if not known.has_slurm or known.host.program("slurmd") is None:
         return Check("gres counts", "ok", "not compared, since there is no slurmd here")
     said = known.host.said("slurmd", "-G", "-N", known.node, "-f", str(known.slurm_conf))
@@ -64,7 +71,10 @@ def slurmd_gres(known: Known) -> Check:
         faults = [line for line in said.err.splitlines() if re.search(r"fatal|error", line)]
         if not faults:
             return Check(
-                "gres counts", "warn", "slurmd -G prints nothing", "24.11.0 to 24.11.2 cannot: update Slurm"
+                "gres counts",
+                "warn",
+                "slurmd -G prints nothing",
+                "24.11.0 to 24.11.2 cannot: update Slurm",
             )
         return Check("gres counts", "fail", faults[-1], AGAIN)
     fault = counts_fault(have, expected(group_of(known.need, known.node)))
@@ -81,6 +91,10 @@ def node_counts(text: str) -> Counts:
         parts = item.strip().split(":")
         if len(parts) < 2:
             continue
-        key = f"{parts[0]}:{parts[1]}" if len(parts) == 3 and parts[0] in ("gpu", "qgpu") else parts[0]
+        key = (
+            f"{parts[0]}:{parts[1]}"
+            if len(parts) == 3 and parts[0] in ("gpu", "qgpu")
+            else parts[0]
+        )
         found[key] = found.get(key, 0) + count_of(parts[-1])
     return found

@@ -1,4 +1,4 @@
-"""Checks of Prolog and Epilog: whether qgpud is told of jobs, by a script that slurmd can run, at the right place."""
+"""Checks of Prolog and Epilog: whether a script that slurmd can run reports jobs to qgpud."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ VERBS = {"Prolog": "prolog", "Epilog": "epilog"}
 
 
 def hooks(known: Known) -> Check:
-    """Whether qgpud is told of jobs."""
+    """Whether Prolog and Epilog report jobs to qgpud."""
     if not known.has_slurm:
         return Check("hooks", "ok", NO_SLURM)
     client = known.need.hook.client
     fault = client_fault(known, client)
     if fault:
         return Check(
-            "hooks", "fail", f"{client} {fault}", "install the package again, or correct hook.client"
+            "hooks",
+            "fail",
+            f"{client} {fault}",
+            "install the package again, or correct hook.client",
         )
     for key in VERBS:
         found = _hook(known, key, client)
@@ -44,7 +47,9 @@ def client_fault(known: Known, client: str) -> str:
 def scripts_of(known: Known, key: str) -> list[str]:
     """The files of Prolog or Epilog: several values and patterns are possible."""
     values = [
-        value for name, value in sorted(known.effective.items()) if name.partition("[")[0] == key.lower()
+        value
+        for name, value in sorted(known.effective.items())
+        if name.partition("[")[0] == key.lower()
     ]
     if not any(values):
         values = [value.value for value in conf(known).all(key)]
@@ -62,7 +67,11 @@ def _hook(known: Known, key: str, client: str) -> Check | None:
     called = [(script, line) for script in scripts for line in _calls(known, script, client)]
     if not called:
         unread = [script for script in scripts if known.host.read(script, known.slurm_uid) is None]
-        text = f"{unread[0]} cannot be read" if unread else f"{key} ({scripts[0]}) does not call {client}"
+        text = (
+            f"{unread[0]} cannot be read"
+            if unread
+            else f"{key} ({scripts[0]}) does not call {client}"
+        )
         return Check("hooks", "fail", text, todo)
     script, line = called[0]
     if not Path(script).stat().st_mode & 0o111:
@@ -90,8 +99,13 @@ def _calls(known: Known, script: str, client: str) -> list[list[str]]:
 def _run_dir(known: Known, script: str, line: list[str]) -> Check | None:
     told = line[line.index("--run-dir") + 1] if "--run-dir" in line[:-1] else None
     if told is not None and told not in known.run_dirs:
-        text = f"{script} asks at {told}, qgpud of qgpu.yaml is at {known.run_dir}: each job drains the node"
-        return Check("hooks", "fail", text, f"write there --run-dir {(known.raw or known.need).run_dir}")
+        text = (
+            f"{script} asks at {told}, qgpud of qgpu.yaml is at {known.run_dir}: each job drains"
+            " the node"
+        )
+        return Check(
+            "hooks", "fail", text, f"write there --run-dir {(known.raw or known.need).run_dir}"
+        )
     return None
 
 
@@ -102,4 +116,6 @@ def _timeout(known: Known) -> Check | None:
     if not told.isdigit() or not 0 < int(told) <= deadline:
         return None
     text = f"PrologEpilogTimeout is {told} s, hook.deadline is {deadline:.0f} s"
-    return Check("hooks", "fail", text, f"write PrologEpilogTimeout={int(deadline) + 20} in slurm.conf")
+    return Check(
+        "hooks", "fail", text, f"write PrologEpilogTimeout={int(deadline) + 20} in slurm.conf"
+    )

@@ -1,4 +1,4 @@
-"""Whether qgpud can tell the jobs of this node apart: where the cgroups of running jobs are."""
+"""Whether qgpud can find the job of a process: where the cgroups of running jobs are."""
 
 from __future__ import annotations
 
@@ -17,30 +17,38 @@ NAMED = 3
 
 
 def job_cgroups(known: Known, root: Path | None = None) -> Check:
-    """For every running job: whether its cgroup is where qgpud looks for it."""
+    """Whether the cgroup of each running job is where qgpud expects it."""
     jobs = running(known)
     if not jobs:
         return Check("job cgroups", "ok", "no job runs here now")
     lost = {job: path for job, path in _found_at(known, jobs) if path}
     root = root or cgroup2_root()
     known_dirs = JobCgroups(root).scan(jobs) if root is not None else dict.fromkeys(jobs, ())
-    unseen = sorted(job for job in lost.keys() | (set(jobs) - known_dirs.keys()) if _lives(known, jobs[job]))
+    unseen = sorted(
+        job for job in lost.keys() | (set(jobs) - known_dirs.keys()) if _lives(known, jobs[job])
+    )
     if not unseen:
         return Check("job cgroups", "ok", f"found for the {len(jobs)} job(s) that run here")
     first = unseen[0]
     where = lost.get(first) or (f"no directory job_{first} is below {root}" if root else "")
-    text = f"qgpud finds no cgroup of job {', '.join(map(str, unseen[:NAMED]))}: {where or 'it has none'}"
+    text = (
+        f"qgpud finds no cgroup of job {', '.join(map(str, unseen[:NAMED]))}:"
+        f" {where or 'it has none'}"
+    )
     return Check("job cgroups", "fail", text, _way_out(where))
 
 
 def _lives(known: Known, pids: list[int]) -> bool:
-    """Whether the job did not end while we looked."""
+    """Whether the job still runs after the check."""
     return any(_text(known.host.proc / str(pid) / "cmdline") for pid in pids)
 
 
 def _way_out(where: str) -> str:
     if re.search(r"slurmstepd\.scope/s[0-9A-Za-z]{6,}", where):
-        return "this Slurm names cgroups by SLUID: write enforcer: {memory_backend: ledger} in qgpu.yaml until then"
+        return (
+            "this Slurm names cgroups by SLUID: write enforcer: {memory_backend: ledger} in"
+            " qgpu.yaml until then"
+        )
     if ".slice" in where and "system.slice" not in where:
         return "take CgroupSlice= out of cgroup.conf, and restart slurmd"
     return "write ProctrackType=proctrack/cgroup and TaskPlugin=task/cgroup in slurm.conf"

@@ -21,7 +21,7 @@ MAX_SCRIPTS = 32
 
 @dataclass
 class Loaded:
-    """What a script loads, directly and through what it loads. `tables`: the table files that are named in them."""
+    """What a script loads, directly or not. `tables`: the table files named in it."""
 
     scripts: dict[str, str | None] = field(default_factory=dict)
     tables: list[str] = field(default_factory=list)
@@ -48,7 +48,9 @@ def loaded_by(known: Known, script: str) -> Loaded:
 
 
 def _script(known: Known, name: str, module: str) -> tuple[Check, Loaded]:
-    """Whether a script of Slurm's calls our module, and whether everything that it loads is there."""
+    """Whether a script of Slurm's calls our module, and whether
+    everything that it loads is there.
+    """
     path = str(known.slurm_conf.with_name(f"{name}.lua")) if known.slurm_conf else f"{name}.lua"
     found = loaded_by(known, path)
     if found.scripts[path] is None:
@@ -68,13 +70,15 @@ def _script(known: Known, name: str, module: str) -> tuple[Check, Loaded]:
 
 
 def cli_filter(known: Known) -> Check:
-    """Where slurm.conf names the lua filter, sbatch and srun of everybody fail on a host without the script."""
+    """Whether the script of the lua filter is here: without it each sbatch and srun fails."""
     if "lua" not in words(setting(known, "CliFilterPlugins")):
         return Check("cli_filter", "ok", "not used")
     check, _ = _script(known, "cli_filter", "qgpu_cli_filter.lua")
     if check.status == "fail" and "cannot be read" in check.text:
         todo = f"{check.todo}; until then take CliFilterPlugins=lua out of slurm.conf"
-        return Check("cli_filter", "fail", f"{check.text}; sbatch and srun of everybody fail here", todo)
+        return Check(
+            "cli_filter", "fail", f"{check.text}; sbatch and srun of everybody fail here", todo
+        )
     return check
 
 
@@ -89,7 +93,7 @@ def job_submit(known: Known) -> Check:
 
 
 def tables(known: Known) -> Check:
-    """Whether job_submit decides by this qgpu.yaml. It reads the tables again by itself when they change."""
+    """Whether job_submit uses this qgpu.yaml. It reads changed tables by itself."""
     found = _script(known, "job_submit", "qgpu_job_submit.lua")[1]
     if not found.tables:
         text = "job_submit.lua names no qgpu_tables.lua"
@@ -97,14 +101,20 @@ def tables(known: Known) -> Check:
     path = found.tables[0]
     text_ = known.host.read(path, known.slurm_uid)
     if text_ is None:
-        return Check("tables", "fail", f"{path} cannot be read: every share is refused", "run: qgpu setup")
+        return Check(
+            "tables", "fail", f"{path} cannot be read: every share is refused", "run: qgpu setup"
+        )
     if code_of(path, text_) != code_of(path, render("qgpu_tables.lua", known.need)):
-        return Check("tables", "fail", f"{path} is not what this qgpu.yaml renders", "run: qgpu setup")
+        return Check(
+            "tables", "fail", f"{path} is not what this qgpu.yaml renders", "run: qgpu setup"
+        )
     return _read_since(known, found) or Check("tables", "ok", f"{path} is what qgpu.yaml renders")
 
 
 def code_of(name: str, text: str) -> str:
-    """A Lua script, or another file of ours, without comments, blanks around lines and empty lines."""
+    """A Lua script, or another file of ours, without comments, blanks
+    around lines and empty lines.
+    """
     if name.endswith(".lua"):
         lines = [line.strip() for line in _COMMENT.sub("", text).splitlines()]
     else:
@@ -113,7 +123,9 @@ def code_of(name: str, text: str) -> str:
 
 
 def _read_since(known: Known, found: Loaded) -> Check | None:
-    """slurmctld reads job_submit.lua with its modules at its start, and when that script itself changes."""
+    """slurmctld reads job_submit.lua with its modules at its start, and when that script itself
+    changes.
+    """
     script, *modules = found.scripts
     started = known.controller_read_at
     try:

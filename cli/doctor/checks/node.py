@@ -18,7 +18,7 @@ from gres.grant.identity import IdentityError, identify
 from gres.units import MIB, format_mib
 
 LEAST_FREE_MIB = 64
-NAMED = 10  # jobs in one line; of the others it says how many
+NAMED = 10  # jobs named in one line; more are counted
 
 
 def driver(known: Known) -> Check:
@@ -26,11 +26,15 @@ def driver(known: Known) -> Check:
     try:
         return Check("driver", "ok", find_driver(known.need.driver.libcuda, known.need.shim))
     except BrokenNodeError as error:
-        return Check("driver", "fail", str(error), "install the NVIDIA driver, or set driver.libcuda")
+        return Check(
+            "driver", "fail", str(error), "install the NVIDIA driver, or set driver.libcuda"
+        )
 
 
 def nvml(known: Known) -> Check:
-    """Whether the driver answers. Its library is loaded here, so root loads none that others could exchange."""
+    """Whether the driver answers. Its library is loaded here, so root loads none that others could
+    exchange.
+    """
     library = known.need.driver.nvml
     doubt = known.host.distrust(library) if library != "auto" and known.host.uid == 0 else None
     if doubt:
@@ -41,7 +45,9 @@ def nvml(known: Known) -> Check:
         version = driver_.driver_version()
         driver_.close()
     except NvmlError as error:
-        return Check("nvml", "fail", str(error), "is the kernel module loaded? nvidia-smi must work")
+        return Check(
+            "nvml", "fail", str(error), "is the kernel module loaded? nvidia-smi must work"
+        )
     return Check("nvml", "ok", f"driver {version}, {len(known.cards)} card(s)")
 
 
@@ -59,14 +65,22 @@ def cards(known: Known) -> Check:
         info = by_place.get(card.place)
         if info is None:
             text = f"card {card.spec.index} ({','.join(card.spec.paths)}) is not seen by NVML"
-            return Check("cards", "fail", text, "look for Xid errors, or correct nodes in qgpu.yaml")
+            return Check(
+                "cards", "fail", text, "look for Xid errors, or correct nodes in qgpu.yaml"
+            )
         if info.mem_total < card.spec.usable * MIB:
-            text = f"card {card.spec.index} has {format_mib(info.mem_total // MIB)}, not {format_mib(card.spec.memory)}"
+            text = (
+                f"card {card.spec.index} has {format_mib(info.mem_total // MIB)}, not"
+                f" {format_mib(card.spec.memory)}"
+            )
             return Check("cards", "fail", text, f"correct models.{node.model}.memory in qgpu.yaml")
     spare = len(known.cards) - len(named)
     if spare > 0:
         return Check(
-            "cards", "warn", f"{spare} card(s) of this node are not in qgpu.yaml", "add them to nodes"
+            "cards",
+            "warn",
+            f"{spare} card(s) of this node are not in qgpu.yaml",
+            "add them to nodes",
         )
     kind = "MIG instance(s)" if any(card.instance for card in named) else ""
     return Check("cards", "ok", " ".join(filter(None, (f"{len(named)}", kind, "as in qgpu.yaml"))))
@@ -82,7 +96,8 @@ def shim(known: Known) -> Check:
     known.shim = True
     if not path.parent.name.isdigit():
         todo = (
-            "install it as .../qgpu/VERSION/libcuda.so.1, so that an upgrade does not replace it under jobs"
+            "install it as .../qgpu/VERSION/libcuda.so.1, so that an upgrade does not replace it"
+            " under jobs"
         )
         return Check("shim", "warn", f"{path} loads, but its directory has no version", todo)
     return Check("shim", "ok", f"{path} loads, version {path.parent.name}")
@@ -103,7 +118,9 @@ def qgpud(known: Known) -> Check:
     try:
         known.daemon, _ = ask(known.run_dir, {"op": "status"}, timeout=5)
     except NoDaemonError as error:
-        return Check("qgpud", "fail", str(error), "systemctl start qgpud; its journal has the reason")
+        return Check(
+            "qgpud", "fail", str(error), "systemctl start qgpud; its journal has the reason"
+        )
     except AskError as error:
         todo = "run qgpu doctor again; the journal of qgpud has the reason"
         return Check("qgpud", "fail", str(error), todo)
@@ -115,13 +132,18 @@ def qgpud(known: Known) -> Check:
 
 
 def injection(known: Known) -> Check:
-    """How tasks get the shim. LD_PRELOAD is the weaker way: an absolute path or a clean environment loses it."""
+    """How tasks get the shim. LD_PRELOAD is the weaker way: an absolute path or a clean environment
+    loses it.
+    """
     wanted = known.need.node(known.node).injection
     mode = known.daemon.get("injection")
     why = known.daemon.get("injection_why")
     if not mode:
         return Check(
-            "injection", "warn", f"qgpu.yaml says {wanted}; qgpud does not say what it does", "see qgpud"
+            "injection",
+            "warn",
+            f"qgpu.yaml says {wanted}; qgpud does not say what it does",
+            "see qgpud",
         )
     if mode == "mount":
         return Check("injection", "ok", "mount: the shim lies over the driver's files in each task")
@@ -138,19 +160,25 @@ def state_dir(known: Known) -> Check:
     try:
         found = os.statvfs(f"{_root_of_qgpud(known)}{path}")
     except OSError as error:
-        return Check("state_dir", "fail", f"{path}: {error.strerror}", f"mkdir -m 0755 {path}, restart qgpud")
+        return Check(
+            "state_dir", "fail", f"{path}: {error.strerror}", f"mkdir -m 0755 {path}, restart qgpud"
+        )
     if found.f_flag & os.ST_RDONLY:
         todo = f"mount it writable, and let the unit write there: ReadWritePaths={path}"
         return Check("state_dir", "fail", f"{path} is read-only: nothing is accounted", todo)
     free = found.f_bavail * found.f_frsize // MIB
     if free < LEAST_FREE_MIB or (found.f_files and not found.f_favail):
         text = f"{path} is full: {free} MiB and {found.f_favail} inodes are free"
-        return Check("state_dir", "fail", text, "make room, or set ledger.max_size and ledger.retention")
+        return Check(
+            "state_dir", "fail", text, "make room, or set ledger.max_size and ledger.retention"
+        )
     return Check("state_dir", "ok", f"{path} is writable, {free} MiB are free")
 
 
 def _root_of_qgpud(known: Known) -> str:
-    """Where qgpud's own mounts are to be seen, since its unit may have others than this host; "" if they are not."""
+    """Where qgpud's own mounts are to be seen, since its unit may have others than this host; "" if
+    they are not.
+    """
     for process in known.host.daemons():
         mine = any(word.endswith(("qgpud", "enforcer.daemon.main")) for word in process.words[:3])
         root = f"{known.host.proc}/{process.pid}/root"
@@ -170,12 +198,20 @@ def arbiter(known: Known) -> Check:
     policies = system.arbiter_policies(run_dir, known.host)
     if policies is None:
         return Check(
-            "arbiter", "warn", "reached; its process is not to be seen", "run qgpu doctor in its pid space"
+            "arbiter",
+            "warn",
+            "reached; its process is not to be seen",
+            "run qgpu doctor in its pid space",
         )
     if "SCHED_FIFO" in policies or "SCHED_RR" in policies:
         return Check("arbiter", "ok", "reached, its card threads run with SCHED_FIFO")
-    todo = "LimitRTPRIO=99 and CAP_SYS_NICE for its unit; with RT_GROUP_SCHED not in a child cpu cgroup"
-    return Check("arbiter", "warn", "reached, but without real-time scheduling: gates close late", todo)
+    todo = (
+        "LimitRTPRIO=99 and CAP_SYS_NICE for its unit; with RT_GROUP_SCHED not in a child cpu"
+        " cgroup"
+    )
+    return Check(
+        "arbiter", "warn", "reached, but without real-time scheduling: gates close late", todo
+    )
 
 
 def hardware(known: Known) -> Check:
@@ -183,7 +219,9 @@ def hardware(known: Known) -> Check:
     told = cast("dict[str, dict[str, Any]]", known.daemon.get("hardware") or {})
     if not told:
         return Check(
-            "hardware", "ok", "hardware preemption is off: qgpud has told the arbiter of no card yet"
+            "hardware",
+            "ok",
+            "hardware preemption is off: qgpud has told the arbiter of no card yet",
         )
     texts = list(dict.fromkeys(hardware_words(card) for card in told.values()))
     if len(texts) > 1:
@@ -195,14 +233,18 @@ def hardware(known: Known) -> Check:
     return Check("hardware", "ok", text)
 
 
-def _softer(known: Known) -> str:
-    """Jobs of a hard node whose own cap is not: programs of qgpu run, and jobs that begin just now."""
+def _cooperative_jobs(known: Known) -> str:
+    """Jobs of a hard node whose own cap is not: programs of qgpu run, and
+    jobs that begin just now.
+    """
     rows = cast("list[dict[str, Any]]", known.daemon.get("memory_jobs") or [])
     soft = sorted({row["job"] for row in rows if row["strength"] != "hard"})
     if not soft:
         return ""
     count = len(soft) + cast("int", known.daemon.get("memory_jobs_left") or 0)
-    named = ", ".join(map(str, soft[:NAMED])) + (f" and {count - NAMED} more" if count > NAMED else "")
+    named = ", ".join(map(str, soft[:NAMED])) + (
+        f" and {count - NAMED} more" if count > NAMED else ""
+    )
     return f", except job {named}: {count} with the shim alone now"
 
 
@@ -212,10 +254,18 @@ def memory(known: Known) -> Check:
     if known.daemon and known.shim:
         strength = "hard" if known.daemon.get("memory") == "hard" else "cooperative"
     if strength == "hard":
-        text = "hard: the driver refuses what is above the cap, whatever a program does" + _softer(known)
+        text = (
+            "hard: the driver refuses what is above the cap, whatever a program does"
+            + _cooperative_jobs(known)
+        )
         return Check("memory caps", "ok", text)
     if strength == "cooperative":
         why = known.daemon.get("memory_why") or "the driver's own limits are not used"
-        text = f"cooperative: the shim refuses; a program that goes around it is found by the audit ({why})"
-        return Check("memory caps", "warn", text, "see enforcer.audit in qgpu.yaml for what is then done")
+        text = (
+            "cooperative: the shim refuses; a program that goes around it is found by the audit"
+            f" ({why})"
+        )
+        return Check(
+            "memory caps", "warn", text, "see enforcer.audit in qgpu.yaml for what is then done"
+        )
     return Check("memory caps", "fail", "none: shim and qgpud are both needed", "see above")

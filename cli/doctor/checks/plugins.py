@@ -26,7 +26,9 @@ def number_of(version: releases.Version | None) -> int | None:
 
 
 def spank(known: Known) -> Check:
-    """Whether tasks get their grant: the plugin is whole, for this Slurm, and in the stack with this run_dir."""
+    """Whether tasks get their grant: the plugin is whole, for this Slurm, and in the stack with
+    this run_dir.
+    """
     if not known.has_slurm:
         return Check("spank", "ok", NO_SLURM)
     path = known.need.spank
@@ -34,7 +36,10 @@ def spank(known: Known) -> Check:
         plugin = _plugin(known, path)
     except ValueError as error:
         return Check(
-            "spank", "fail", f"{path}: {error}", AGAIN.format("again, or correct spank in qgpu.yaml")
+            "spank",
+            "fail",
+            f"{path}: {error}",
+            AGAIN.format("again, or correct spank in qgpu.yaml"),
         )
     wanted = number_of(known.slurm_version)
     if plugin.kind != "spank":
@@ -43,10 +48,15 @@ def spank(known: Known) -> Check:
     # Slurm compares the first two parts of the version for SPANK plugins.
     if wanted is not None and plugin.number >> 8 & 0xFFFF != wanted >> 8 & 0xFFFF:
         here = text_of(wanted)
-        text = f"{path} is for Slurm {text_of(plugin.number)}, this is {here}: slurmstepd does not load it"
+        text = (
+            f"{path} is for Slurm {text_of(plugin.number)}, this is {here}: slurmstepd does not"
+            " load it"
+        )
         return Check("spank", "fail", text, AGAIN.format(here[:5]))
     ok = Check(
-        "spank", "ok", f"{path}, for Slurm {text_of(plugin.number)[:5]}, is in {plugstack(known).path}"
+        "spank",
+        "ok",
+        f"{path}, for Slurm {text_of(plugin.number)[:5]}, is in {plugstack(known).path}",
     )
     return site.fault(known, "spank", "plugstack.conf") or ok
 
@@ -69,12 +79,16 @@ def native_plugins(known: Known) -> Check:
     if not known.has_slurm:
         return Check(name, "ok", NO_SLURM)
     if not known.need.slurm.native_gres:
-        return Check(name, "ok", "not used: the tag of job_submit.lua carries class, share and memory")
+        return Check(
+            name, "ok", "not used: the tag of job_submit.lua carries class, share and memory"
+        )
     dirs = setting(known, "PluginDir")
     wanted = number_of(known.slurm_version)
     off = "make -C gres/native SLURM_SRC=... install, or native_gres: false in qgpu.yaml until then"
     for file in GRES_PLUGINS:
-        paths = [f"{each}/{file}" for each in dirs.split(":") if each and Path(each, file).is_file()]
+        paths = [
+            f"{each}/{file}" for each in dirs.split(":") if each and Path(each, file).is_file()
+        ]
         if not paths:
             return Check(name, "fail", f"{file} is not in {dirs or 'PluginDir'}", off)
         try:
@@ -86,7 +100,8 @@ def native_plugins(known: Known) -> Check:
             return Check(name, "warn", text)
         if have & 0xFFFFFF != wanted:
             text = (
-                f"{paths[0]} is for Slurm {text_of(have)}, this is {text_of(wanted)}: new shares do not start"
+                f"{paths[0]} is for Slurm {text_of(have)}, this is {text_of(wanted)}: new shares do"
+                " not start"
             )
             return Check(name, "fail", text, off)
     return Check(name, "ok", f"both are there, for Slurm {text_of(wanted or 0)}")

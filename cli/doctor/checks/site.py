@@ -1,4 +1,4 @@
-"""Slurm's files on this host against what qgpu.yaml needs: the differences that `qgpu setup` knows, as checks."""
+"""Checks Slurm's files on this host against qgpu.yaml, by the differences of `qgpu setup`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from slurm_plugin.site.difference import Difference
 from slurm_plugin.site.differences import differences
 from slurm_plugin.site.found import Places, Site, read_site
 
-Kind = Literal["slurm.conf", "gres.conf", "cgroup.conf", "plugstack.conf", "job_submit.lua", "cli_filter.lua"]
+Kind = Literal[
+    "slurm.conf", "gres.conf", "cgroup.conf", "plugstack.conf", "job_submit.lua", "cli_filter.lua"
+]
 RESTART = {
     "": "",
     "reconfigure": "; then scontrol reconfigure",
@@ -40,7 +42,9 @@ def site_of(known: Known) -> Site:
 
 
 def kind_of(difference: Difference, site: Site) -> Kind:
-    """Which of Slurm's files a difference is about; what is included counts to the file that includes it."""
+    """Which of Slurm's files a difference is about; what is included counts to the file that
+    includes it.
+    """
     path, name = difference.file, posixpath.basename(difference.file)
     for lua in ("job_submit.lua", "cli_filter.lua"):
         if name == lua:
@@ -91,7 +95,9 @@ def slurm_conf(known: Known) -> Check:
 
 
 def gres_conf(known: Known) -> Check:
-    """gres.conf: whether Slurm hands out the cards of qgpu.yaml, in their order, with their hundred parts."""
+    """gres.conf: whether Slurm hands out the cards of qgpu.yaml, in their order, with their hundred
+    parts.
+    """
     if not known.has_slurm:
         return Check("gres.conf", "ok", NO_SLURM)
     ok = Check("gres.conf", "ok", f"{site_of(known).gres.path} has the cards of qgpu.yaml")

@@ -14,7 +14,7 @@ CLOCK_FAIL_S, CLOCK_WARN_S = 240.0, 5.0  # munge refuses what is five minutes ol
 
 
 def slurm(known: Known) -> Check:
-    """Which Slurm there is, whether qgpu.yaml knows that, and what is known of the release."""
+    """The version of Slurm here, whether qgpu.yaml has it, and faults of the release."""
     version = known.slurm_version
     if version is None or not known.has_slurm:
         return Check("slurm", "ok", f"{NO_SLURM}; qgpu run works without it")
@@ -25,7 +25,8 @@ def slurm(known: Known) -> Check:
         told = releases.parse(known.config.slurm.version)
         if told is not None and told[:2] != version[:2]:
             todo = (
-                f'write slurm: {{version: "{text}"}} in qgpu.yaml, render again, restart slurmctld and qgpud'
+                f'write slurm: {{version: "{text}"}} in qgpu.yaml, render again, restart slurmctld'
+                " and qgpud"
             )
             said = known.config.slurm.version
             return Check("slurm", "fail", f"this is Slurm {text}, but qgpu.yaml says {said}", todo)
@@ -38,7 +39,9 @@ def _release(version: releases.Version) -> Check:
     if not faults:
         return Check("slurm", "ok", text)
     first = faults[0]
-    words_ = "; ".join(f"{fault.text} (mended in {releases.shown(fault.mended)})" for fault in faults)
+    words_ = "; ".join(
+        f"{fault.text} (mended in {releases.shown(fault.mended)})" for fault in faults
+    )
     todo = f"update Slurm to {releases.shown(max(fault.mended for fault in faults))} or later"
     return Check("slurm", "fail" if first.severe else "warn", f"{text}: {words_}", todo)
 
@@ -60,7 +63,9 @@ def munge(known: Known) -> Check:
 
 
 def clock(known: Known) -> Check:
-    """How far this host's clock is from slurmctld's: munge refuses credentials that are too old or too young."""
+    """How far this host's clock is from slurmctld's: munge refuses credentials that are too old or
+    too young.
+    """
     if not known.answers:
         return Check("clock", "ok", "not compared, since slurmctld does not answer")
     found = re.search(r"as of ([0-9T:-]+)", known.host.said("scontrol", "show", "config").out)
@@ -75,7 +80,9 @@ def clock(known: Known) -> Check:
         return Check("clock", "ok", "as slurmctld's")
     todo = "synchronise the clocks of all hosts, for example with chrony"
     status: Status = "fail" if apart > CLOCK_FAIL_S else "warn"
-    return Check("clock", status, f"{apart:.0f} s from slurmctld's; munge refuses more than 300 s", todo)
+    return Check(
+        "clock", status, f"{apart:.0f} s from slurmctld's; munge refuses more than 300 s", todo
+    )
 
 
 def privacy(known: Known) -> Check:

@@ -26,7 +26,9 @@ def sealing(known: Known) -> Check:
     """Whether memory can be shared so that a job may read it and root write it."""
     fd = os.memfd_create("qgpu-doctor", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     try:
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        fcntl.fcntl(
+            fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+        )
     except OSError as error:
         return Check(
             "sealing",
@@ -45,7 +47,9 @@ def membarrier(known: Known) -> Check:
     mask = ctypes.CDLL(None).syscall(number, 0, 0, 0) if number else -1
     if mask >= 0 and mask & GLOBAL_EXPEDITED == GLOBAL_EXPEDITED:
         return Check("membarrier", "ok", "GLOBAL_EXPEDITED: a launch costs no locked instruction")
-    return Check("membarrier", "warn", "not available: a launch costs a few ns more", "Linux 4.16 or later")
+    return Check(
+        "membarrier", "warn", "not available: a launch costs a few ns more", "Linux 4.16 or later"
+    )
 
 
 def cgroups(known: Known) -> Check:
@@ -57,10 +61,16 @@ def cgroups(known: Known) -> Check:
     if " cgroup " in mounts:
         todo = "nothing, unless you want the driver's own limits: they need version 2 alone"
         return Check(
-            "cgroups", "ok", "version 1: jobs are told apart, but without the driver's memory limits", todo
+            "cgroups",
+            "ok",
+            "version 1: jobs are told apart, but without the driver's memory limits",
+            todo,
         )
     return Check(
-        "cgroups", "warn", "none is mounted: jobs are told apart by slurmstepd alone", "use proctrack/cgroup"
+        "cgroups",
+        "warn",
+        "none is mounted: jobs are told apart by slurmstepd alone",
+        "use proctrack/cgroup",
     )
 
 
@@ -85,19 +95,31 @@ def shim_fault(path: Path, host: Host) -> str:
     env = {key: value for key, value in os.environ.items() if not key.startswith("QGPU_GRANT")}
     command = [sys.executable, "-I", "-c", LOAD, str(path)]
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=20, check=False
+        )
     except subprocess.TimeoutExpired:
         return "it does not load within 20 s"
     except OSError:
-        return ""  # this interpreter cannot be run again, which says nothing about the shim
+        return ""  # this interpreter cannot be run again, which is no fault of the shim
     lines = done.stderr.strip().splitlines()
-    return "" if done.returncode == 0 else f"it does not load: {lines[-1] if lines else done.returncode}"
+    return (
+        ""
+        if done.returncode == 0
+        else f"it does not load: {lines[-1] if lines else done.returncode}"
+    )
 
 
 def arbiter_policies(run_dir: str, host: Host) -> set[str] | None:
-    """Scheduling policies of the threads of the arbiter that serves this directory; None if it is not seen."""
+    """Scheduling policies of the threads of the arbiter that serves this directory; None if it is
+    not seen.
+    """
     for process in host.daemons():
-        if not process.words or not process.words[0].endswith("qgpu-arbiter") or run_dir not in process.words:
+        if (
+            not process.words
+            or not process.words[0].endswith("qgpu-arbiter")
+            or run_dir not in process.words
+        ):
             continue
         try:
             tasks = host.proc / str(process.pid) / "task"

@@ -1,4 +1,4 @@
-"""Whether somebody else than root could exchange what root's programs read and run."""
+"""Checks that only root can replace what root's programs read and run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def _of_root(known: Known, roles: Sequence[Role]) -> Iterable[str]:
 
 
 def _of_slurm(known: Known, roles: Sequence[Role]) -> Iterable[str]:
-    """What Slurm's daemons read and run. SlurmUser may own it, since it may name other scripts in slurm.conf."""
+    """What Slurm's daemons read and run. SlurmUser may own it, since it may name other scripts in
+    slurm.conf.
+    """
     if known.slurm_conf is None:
         return
     if "node" in roles:

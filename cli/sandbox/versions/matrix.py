@@ -1,9 +1,9 @@
-"""The live suite on every version of Slurm: `make test-matrix`.
+"""The live suite on each version of Slurm: `make test-matrix`.
 
-Each version runs in its tree (tree.py); the machine's own without one. The result names the exact version. One that
-cannot be had is reported as *not run*, with the reason, and never as passed. Results go to build/matrix.json.
-
-`--again` is for shared machines that stall now and then: what failed is run once more, alone, and the result says so.
+Each version runs in its tree (tree.py), the machine's own without one. The result names the exact
+version. A version that cannot be obtained is reported as *not run* with the reason, never as
+passed. Results go to build/matrix.json. `--again` is for shared machines that stall at times:
+failed tests run once more, alone, and the result notes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ from cli.sandbox.errors import SandboxError
 from cli.sandbox.versions import tree
 
 # What depends on the version of Slurm: the live suite, SPANK built against its headers, its Lua.
-SUITE = ("tests/slurm", "tests/native/slurm/test_spank_plugin.py", "tests/native/slurm/test_hook_client.py")
+SUITE = (
+    "tests/slurm",
+    "tests/native/slurm/test_spank_plugin.py",
+    "tests/native/slurm/test_hook_client.py",
+)
 # Where the time is short: what has differed from one version of Slurm to the next.
 SUBSET = (
     "tests/slurm/sandbox/test_surface.py",
@@ -45,7 +49,10 @@ RESULT = tree.CHECKOUT / "build/matrix.json"
 AT_A_TIME = ("-n", "2", "--dist", "loadfile")  # each worker has a sandbox of its own
 CACHE = "cache_dir=build/.pytest_cache"  # in a tree `build` is that version's own
 FAILED = ("--last-failed", "--last-failed-no-failures=none")
-NEEDED, NEEDED_SUBSET = 12 * 60, 7 * 60  # seconds for one version, its tree included (docs/sandbox.md)
+NEEDED, NEEDED_SUBSET = (
+    12 * 60,
+    7 * 60,
+)  # seconds for one version, its tree included (docs/sandbox.md)
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,15 @@ class Result:
 
     def line(self) -> str:
         """The result as one line of text."""
-        return f"Slurm {self.version:<6} {self.exact or '-':<14} {self.outcome:<8} {self.seconds:>4} s  {self.said}"
+        return (
+            f"Slurm {self.version:<6} {self.exact or '-':<14} {self.outcome:<8} {self.seconds:>4} s"
+            f"  {self.said}"
+        )
 
 
-def run(version: str, arguments: Sequence[str], again: bool = False, suite: Sequence[str] = SUITE) -> Result:
+def run(
+    version: str, arguments: Sequence[str], again: bool = False, suite: Sequence[str] = SUITE
+) -> Result:
     """Run the suite on one version; its output goes to this program's."""
     begin = time.monotonic()
 
@@ -157,11 +169,17 @@ def run_all(
 @click.option("--seconds", type=float, help="Begin no version that would not end within that time.")
 @click.argument("arguments", nargs=-1)
 def main(
-    versions: tuple[str, ...], others: bool, again: bool, seconds: float | None, arguments: tuple[str, ...]
+    versions: tuple[str, ...],
+    others: bool,
+    again: bool,
+    seconds: float | None,
+    arguments: tuple[str, ...],
 ) -> None:
     """Run the live suite on each version of Slurm; ARGUMENTS go to pytest."""
     os.chdir(tree.CHECKOUT)
-    wanted = versions or tuple(name for name in sorted(tree.RELEASES) if not others or name != tree.here())
+    wanted = versions or tuple(
+        name for name in sorted(tree.RELEASES) if not others or name != tree.here()
+    )
     results = run_all(wanted, arguments, again, seconds)
     Path(RESULT).write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
     for result in results:

@@ -1,7 +1,7 @@
-"""qgpu's native GRES plugins in a sandbox: built against the exact source of the Slurm that is installed here.
+"""Builds qgpu's native GRES plugins for a sandbox, against the exact source of the installed Slurm.
 
-The source is Debian's source package, obtained once and kept outside the checkout (gres/native/source.sh). Where it
-cannot be had, neither can the plugins, and the sandbox says so: there is no other way to build them.
+The source is Debian's source package, obtained once and kept outside the checkout
+(gres/native/source.sh). Without it there are no plugins, which the sandbox reports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _MULTIARCH = Path("/usr/lib")
 
 
 def source() -> Path:
-    """Slurm's source, configured; obtained when it is not there yet. SandboxError with the reason."""
+    """Slurm's source, configured; obtained when it is not there yet.
+    SandboxError with the reason.
+    """
     return Path(_run([str(HERE / "source.sh")]).splitlines()[-1])
 
 
@@ -65,7 +67,9 @@ def own_plugin_dir() -> Path:
     """Where the plugins of this machine's Slurm are."""
     own = sorted(_MULTIARCH.glob("*/slurm-wlm/gres_gpu.so"))
     if not own:
-        raise SandboxError(f"Slurm's own plugins are not in {_MULTIARCH}/*/slurm-wlm; run: make setup")
+        raise SandboxError(
+            f"Slurm's own plugins are not in {_MULTIARCH}/*/slurm-wlm; run: make setup"
+        )
     return own[0].parent
 
 
@@ -75,7 +79,9 @@ def search_path(layout: Layout) -> str:
 
 
 def _run(argv: list[str]) -> str:
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
         raise SandboxError(f"the native GRES plugins cannot be built here: {said[-1]}")

@@ -1,9 +1,10 @@
 """Other versions of Slurm: a Debian tree for each, in which the same sandbox runs.
 
-A tree is made once, by debootstrap, below QGPU_TREES (default /var/cache/qgpu/slurm) and is then used again.
-`command` runs a program with the tree as its root directory, in a mount namespace of its own: the checkout is
-there under its own path, with a build directory and a virtual environment that belong to the tree, since the
-native parts are built against that Slurm and that C library. Needs root.
+A tree is made once, by debootstrap, below QGPU_TREES (default /var/cache/qgpu/slurm) and is then
+used again. `command` runs a program with the tree as its root directory, in a mount namespace of
+its own: the checkout is there under its own path, with a build directory and a virtual environment
+that belong to the tree, since the native parts are built against that Slurm and that C library.
+Needs root.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def release(version: str) -> Release:
     """The release of that name; SandboxError when there is none."""
     if version not in RELEASES:
         raise SandboxError(
-            f"--slurm {version!r} is not a version that a sandbox can have: choose one of {', '.join(RELEASES)}"
+            f"--slurm {version!r} is not a version that a sandbox can have: choose one of"
+            f" {', '.join(RELEASES)}"
         )
     return RELEASES[version]
 
@@ -89,7 +91,9 @@ def ensure(version: str, progress: Callable[[str], None] = lambda _: None) -> Pa
     """The tree of a version, made when it is not there yet (a minute or two, 1.1 GB)."""
     wanted = release(version)
     if os.geteuid() != 0:
-        raise SandboxError(f"a sandbox with Slurm {version} needs root: it runs in a Debian tree of its own")
+        raise SandboxError(
+            f"a sandbox with Slurm {version} needs root: it runs in a Debian tree of its own"
+        )
     tree = trees_root() / version
     with _locked():
         if not tree.is_dir():
@@ -109,9 +113,14 @@ def _make(wanted: Release, tree: Path) -> None:
     if made.returncode == 0 and found.startswith(f"{wanted.version}."):
         unfinished.rename(tree)
         return
-    why = f"Debian {wanted.suite} has Slurm {found} now" if found and made.returncode == 0 else _last(log)
+    why = (
+        f"Debian {wanted.suite} has Slurm {found} now"
+        if found and made.returncode == 0
+        else _last(log)
+    )
     raise SandboxError(
-        f"a tree with Slurm {wanted.version} cannot be made here ({why}); the whole output is in {log}"
+        f"a tree with Slurm {wanted.version} cannot be made here ({why}); the whole output is in"
+        f" {log}"
     )
 
 
@@ -133,14 +142,17 @@ def exact(tree: Path) -> str:
     return found[1] if found else ""
 
 
-def command(version: str, argv: Sequence[str], progress: Callable[[str], None] = lambda _: None) -> list[str]:
+def command(
+    version: str, argv: Sequence[str], progress: Callable[[str], None] = lambda _: None
+) -> list[str]:
     """The words that run argv, in the checkout, with the tree of that version as root directory."""
     if not (CHECKOUT / "Makefile").exists():
         raise SandboxError(
             "other versions of Slurm need a source checkout: the native parts are built for each"
         )
     tree = ensure(version, progress)
-    # A virtual environment names its checkout in many places: each checkout has one of its own in the tree.
+    # A virtual environment names its checkout in many places: each checkout has one of its own in
+    # the tree.
     own = tree / "var/lib/qgpu-tree" / hashlib.sha256(os.fsencode(CHECKOUT)).hexdigest()[:12]
     binds = {Path("/root"): Path("/root"), CHECKOUT: CHECKOUT, DEFAULT_ROOT: DEFAULT_ROOT}
     for name in ("build", ".venv"):
@@ -152,7 +164,15 @@ def command(version: str, argv: Sequence[str], progress: Callable[[str], None] =
     env = ["env", "-i", "HOME=/root", f"PATH={_PATH}", "LANG=C.UTF-8", f"{INSIDE}={version}"]
     env += [f"{name}={os.environ[name]}" for name in ("TERM", "CI") if name in os.environ]
     env += ["SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt"]
-    enter = ["unshare", "--mount", "--propagation", "private", "--", "sh", str(HERE / "tree_enter.sh")]
+    enter = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "--",
+        "sh",
+        str(HERE / "tree_enter.sh"),
+    ]
     return [*enter, str(tree), str(CHECKOUT), *pairs, "--", *env, *argv]
 
 
@@ -162,5 +182,9 @@ def run_make(version: str, target: str, progress: Callable[[str], None] = lambda
     jobs = f"-j{len(os.sched_getaffinity(0))}"
     argv = command(version, ["make", "--no-print-directory", jobs, target], progress)
     with log.open("wb") as out:
-        if subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False).returncode:
-            raise SandboxError(f"make {target} failed for Slurm {version}; read {log}: {_last(log)}")
+        if subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False
+        ).returncode:
+            raise SandboxError(
+                f"make {target} failed for Slurm {version}; read {log}: {_last(log)}"
+            )
