@@ -1,7 +1,4 @@
-"""A healthy installation is all ok; each thing that is broken in it is found by the check that knows it.
-
-A check that fails says what to do.
-"""
+"""A healthy installation is all ok; each breakage is found by its check, which names the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""qgpu doctor's looks at the machine, and what qgpu run puts into an environment; no daemon, no driver."""
+"""Checks of qgpu doctor on the machine, and the environment by qgpu run; no daemon, no driver."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_one_node_alone_is_not_every_host(at: Callable[[str], Site]) -> None:
     assert examine(str(site.yaml), None, (), site.host)[0].text.endswith("this host is node n1")
 
 
-def test_a_node_that_qgpu_yaml_does_not_name_is_told(at: Callable[[str], Site]) -> None:
+def test_a_node_missing_in_qgpu_yaml_is_reported(at: Callable[[str], Site]) -> None:
     site = at("n3")
     site.end(10)
     site.enable("qgpud")

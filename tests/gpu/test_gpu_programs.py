@@ -1,4 +1,6 @@
-"""The programs for a card, as far as they can be looked at without one: they compile, and their control flow works."""
+"""The programs for a card, as far as testable without one: they compile, and their control flow
+works.
+"""
 
 from __future__ import annotations
 

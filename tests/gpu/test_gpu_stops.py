@@ -205,7 +205,7 @@ def test_a_stopped_kernel_keeps_its_work_and_online_gets_the_card(card: Simulato
 
 @needs_root
 @pytest.mark.native
-def test_a_refused_stop_is_told_and_nothing_stands_still(card: Simulator) -> None:
+def test_a_refused_stop_is_reported_and_nothing_stands_still(card: Simulator) -> None:
     """The other half: the same program where the driver says no."""
     for name in ("rm.preempt", "rm.set_timeslice"):
         card.control(f"error call={name} code=0x65")

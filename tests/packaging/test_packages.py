@@ -105,7 +105,7 @@ def test_an_update_of_slurm_cannot_leave_the_plugin_stale(debs: dict[str, Path])
     assert "qgpu-slurm-plugins (>= " in field(debs["qgpu-node"], "Depends")
 
 
-def test_the_simulator_is_nobodys_dependency(debs: dict[str, Path]) -> None:
+def test_no_package_depends_on_the_simulator(debs: dict[str, Path]) -> None:
     for deb in debs.values():
         for name in ("Depends", "Recommends", "Suggests"):
             assert "qgpu-simulator" not in field(deb, name)

@@ -1,6 +1,6 @@
-"""The reservation rule: what Slurm books covers what is promised, on every card and in any packing.
+"""The reservation rule: what Slurm books covers what is promised, on each card and in any packing.
 
-Lua books a request; Python asks again before a job that has its share changes its class.
+Lua books a request; Python computes it again before a job changes its class.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def test_whatever_is_foreseen_one_gate_is_open_and_no_time_is_paid_for_twice(pol
         assert sum(last) <= card.now - began
 
 
-def test_a_limit_must_know_exactly_who_used_the_card() -> None:
+def test_a_limit_needs_the_exact_user_of_the_card() -> None:
     card, first, _ = leaving(policy=abi.POLICY_FIXED_SHARE)
     predict(card, first, LEAD_NS // 2)
     assert card.open() == []

@@ -67,7 +67,7 @@ def test_online_is_held_until_offline_has_drained() -> None:
     assert held(card) and card[0].gate & abi.GATE_NOTIFY, "the next one begins anew"
 
 
-def test_nobody_is_held_for_an_idle_neighbour() -> None:
+def test_no_tenant_is_held_for_an_idle_neighbour() -> None:
     card = beside(busy=False)
     assert held(card), "it may begin at any moment"
     comes(card)
@@ -153,7 +153,7 @@ def test_a_hold_is_short_and_has_a_reason(seed: int) -> None:
             assert card.raw.wake_ns <= came + HOLD_NS
 
 
-def test_an_online_tenant_that_lets_turns_go_unused_gets_others_and_keeps_nobody_out() -> None:
+def test_an_online_tenant_with_unused_quanta_gets_others_and_keeps_no_tenant_out() -> None:
     card = Card((ONLINE, 50), (ONLINE, 50), (OFFLINE, 50))
     card.want(0, 2)
     card.at(1 * MS)

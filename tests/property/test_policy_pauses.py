@@ -177,7 +177,7 @@ def test_who_stands_at_its_gate_tells_when_its_work_has_ended() -> None:
         card.at(REPORTED_POLL_NS)
 
 
-def test_an_end_that_is_foreseen_too_late_and_not_told_is_paid_for() -> None:
+def test_an_end_predicted_too_late_and_not_reported_is_charged() -> None:
     """It reports a thread at its gate and a late end; its work ends before the poll that comes then."""
     card, first, other = two()
     card[first].at_gate, card[first].predicted_end_ns = 1, card.now + DRAIN_TIMEOUT_NS
@@ -219,7 +219,7 @@ def test_a_drain_longer_than_ever_times_out_soon() -> None:
         assert card.now - closed == most, drain
 
 
-def test_no_deep_queue_where_somebody_may_come_back() -> None:
+def test_no_deep_queue_where_a_tenant_may_come_back() -> None:
     card, current, other = deep_queue()
     card[other].runnable = 0
     card.at(1 * MS)

@@ -307,7 +307,7 @@ def test_kernels_of_any_length_queue_up_in_the_middle_of_a_long_quantum_only() -
     )
 
 
-def test_kernels_queue_up_under_a_limit_until_somebody_has_a_budget_again() -> None:
+def test_kernels_queue_up_under_a_limit_until_a_tenant_has_budget_again() -> None:
     """No other tenant can have the card before that, however long the quantum was to be."""
     card = Card((OFFLINE, 75), (OFFLINE, 25), policy=abi.POLICY_FIXED_SHARE)
     card.want(0, 1)

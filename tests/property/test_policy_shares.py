@@ -205,7 +205,7 @@ def test_a_fixed_share_is_kept_whatever_its_tenants_do(
 
 @pytest.mark.parametrize("kernel", ["900us", "1ms", "4900us", "5ms"])
 @pytest.mark.parametrize("beside", [False, True])
-def test_kernels_that_end_right_before_each_look_hide_nothing(kernel: str, beside: bool) -> None:
+def test_kernels_that_end_right_before_each_sample_hide_nothing(kernel: str, beside: bool) -> None:
     """Once 94.7 % of a second with a share of 54: each look of 5 ms found a kernel begun or ended, and counted half."""
     tenants: list[dict[str, Any]] = [{"share": 54, "kernel": kernel, "pause": "300us", "class": "offline"}]
     if beside:

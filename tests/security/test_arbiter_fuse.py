@@ -27,7 +27,7 @@ from arbiter_support import (
     wait_for,
 )
 from test_arbiter_hostile import descriptors
-from test_arbiter_strangers import Forked, Say, of_user
+from test_arbiter_unknown_uids import Forked, Say, of_user
 
 pytestmark = [
     pytest.mark.native,

@@ -155,7 +155,7 @@ def test_scribbling_over_the_job_page(tmp_path: Path) -> None:
         assert tenant_stats(link, 2).closed_share_ns == 0
 
 
-def test_doorbell_storm_delays_nobody(tmp_path: Path) -> None:
+def test_doorbell_storm_delays_no_other_tenant(tmp_path: Path) -> None:
     """Threads that ring without pause: the thread of the card stays mostly idle, online still preempts."""
     on, off = grant(1, "online"), grant(2)
     with arbiter(tmp_path) as one, one.link() as link:
@@ -358,7 +358,7 @@ def lingering(seconds: int) -> tuple[socket.socket, socket.socket]:
 
 
 @pytest.mark.parametrize("how", ["one", "too many", "hung up", "hung up before accept"])
-def test_descriptors_whose_close_waits_hold_nobody_up(tmp_path: Path, how: str) -> None:
+def test_descriptors_whose_close_waits_delay_no_other(tmp_path: Path, how: str) -> None:
     """The last close() of what a user sent waits as long as he likes; others must not wait with it."""
     with (
         arbiter(tmp_path, "--log-level", "error", binary=ARBITER_ASAN) as one,

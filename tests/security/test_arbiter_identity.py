@@ -165,7 +165,7 @@ def test_a_descendant_of_the_program_with_the_grant_needs_no_descriptor(node):
         ('{"pid": %(me)d, "start": %(start)d}', 0o644, 65534),
     ],
 )
-def test_a_file_that_names_somebody_else_or_is_not_roots_proves_nothing(node, text, mode, uid):
+def test_a_file_of_another_user_or_not_of_root_proves_nothing(node, text, mode, uid):
     start = _start_of(os.getpid())
     names = {"me": os.getpid(), "start": start, "late": start + 1}
     _program(node, 55, text % names, mode, uid)

@@ -100,7 +100,7 @@ def working(tenant: Tenant) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("when", ["at rest", "in a storm of rings"])
-def test_who_fills_its_doorbell_is_looked_at_all_the_same(tmp_path: Path, when: str) -> None:
+def test_a_tenant_with_a_full_doorbell_is_sampled_all_the_same(tmp_path: Path, when: str) -> None:
     """No ring fits into a full one: a tenant that is told to ring was never looked at again."""
     fixed = settings(policy_offline="fixed-share")
     with arbiter(tmp_path, binary=ARBITER_ASAN) as one, one.link() as link:
@@ -171,7 +171,7 @@ def fork_with_number(pid: int) -> int:
 
 
 @pytest.mark.skipif(not os.access(LAST_PID, os.W_OK), reason="needs to choose the number of a process")
-def test_connection_of_a_dead_process_does_not_join_whoever_has_its_number(tmp_path: Path) -> None:
+def test_connection_of_a_dead_process_does_not_join_a_later_one_with_its_pid(tmp_path: Path) -> None:
     both = grant(1, "offline", 50, 1 << 30, CARD, CARD2)
     with arbiter(tmp_path, binary=ARBITER_ASAN) as one, one.link() as link:
         link.sync([settings(CARD), settings(CARD2)], [both])

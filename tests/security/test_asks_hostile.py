@@ -1,5 +1,5 @@
-"""qgpud.sock is open to everybody: floods, nonsense and silence harm nobody; a false qgpud is not
-believed.
+"""qgpud.sock is open to all users: floods, nonsense and silence harm none; a false qgpud is not
+trusted.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def test_client_that_leaves_without_reading_is_no_trouble(node):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to play")
-def test_another_user_may_look_but_change_and_run_nothing(node):
+def test_another_user_may_read_but_change_and_run_nothing(node):
     def ask_all() -> list[str]:
         said = []
         for question in (
@@ -156,7 +156,7 @@ def test_another_user_may_look_but_change_and_run_nothing(node):
     assert node.arbiter.grants == {} and str(next(iter(node.arbiter.plans.values())).slice) == "2ms"
 
 
-def test_socket_of_somebody_else_is_not_believed(tmp_path):
+def test_socket_of_another_user_is_not_trusted(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.bind(str(tmp_path / SOCK_ASK))
         server.listen(1)
@@ -167,7 +167,7 @@ def test_socket_of_somebody_else_is_not_believed(tmp_path):
         peer.close()
 
 
-def test_nobody_listening_is_a_sentence(tmp_path):
+def test_no_listener_is_a_sentence(tmp_path):
     with pytest.raises(NoDaemonError, match="start it with systemctl start qgpud"):
         ask(tmp_path, {"op": "status"})
 
@@ -230,7 +230,7 @@ def run_grant(job: int) -> Grant:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a process of root's own is what asks")
-def test_a_program_that_is_gone_gets_no_grant_whoever_has_its_number_now(tmp_path, nodes):
+def test_an_ended_program_gets_no_grant_though_its_pid_is_in_use(tmp_path, nodes):
     node = nodes(tmp_path)
     service = node.service()
     service.start()
@@ -248,9 +248,7 @@ def test_a_program_that_is_gone_gets_no_grant_whoever_has_its_number_now(tmp_pat
         os.fstat(pidfd)
 
 
-def test_a_cgroup_that_somebody_named_like_a_job_is_neither_charged_nor_acted_upon(
-    tmp_path, nodes, monkeypatch
-):
+def test_a_users_cgroup_named_like_a_job_is_neither_charged_nor_acted_upon(tmp_path, nodes, monkeypatch):
     node = nodes(tmp_path)
     service = node.service()
     service.start()
@@ -285,7 +283,7 @@ def test_a_cgroup_that_somebody_named_like_a_job_is_neither_charged_nor_acted_up
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to play")
-def test_a_user_who_dawdles_at_view_sock_is_turned_away_and_root_is_served():
+def test_a_slow_user_at_view_sock_is_refused_and_root_is_served():
     with tempfile.TemporaryDirectory(prefix="qgpu-test-") as name:
         Path(name).chmod(0o755)
         path = Path(name) / "view.sock"

@@ -1,5 +1,8 @@
-"""Hostile jobs against hardware preemption: whatever they tell or pass, nobody else's groups are touched, nobody waits,
-and nothing is kept. The arbiter is the sanitized one."""
+"""Hostile jobs against hardware preemption: no other job's groups are touched, none waits, nothing
+is kept.
+
+The arbiter is the sanitized one.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +160,7 @@ def test_counts_out_of_range_end_the_connection(place: Node, count: int) -> None
         place.becomes(2, "ready")
 
 
-def test_who_is_not_registered_is_not_heard(place: Node) -> None:
+def test_an_unregistered_process_is_ignored(place: Node) -> None:
     hostile = place.job(2, tell=False)
     hostile.ask(f"peer.tell(uuid={place.cards[1]!r})")  # not registered there
     hostile.ask("peer.tell(job=3)")  # another job's

@@ -210,7 +210,7 @@ sys.stdin.read()
 """
 
 
-def test_ten_thousand_connections_of_one_user_keep_nobody_out(tmp_path: Path) -> None:
+def test_ten_thousand_connections_of_one_user_keep_no_other_out(tmp_path: Path) -> None:
     with node(tmp_path) as rig:
         let_others_in(tmp_path)
         before = len(list(Path(f"/proc/{rig.arbiter.pid}/fd").iterdir()))

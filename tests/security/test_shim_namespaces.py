@@ -1,4 +1,4 @@
-"""A user in name spaces of his own: he is number 0 there, hides what he likes, and makes what looks like root's."""
+"""A user in own namespaces: number 0 there, with hidden files and false files of root."""
 
 from __future__ import annotations
 

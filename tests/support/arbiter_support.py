@@ -32,7 +32,7 @@ CARD = "GPU-00000000-0000-0000-0000-000000000001"
 CARD2 = "GPU-00000000-0000-0000-0000-000000000002"
 GIB = 1 << 30
 DEADLINE_S = 15.0
-SLACK = 4  # a busy machine gets so many times the deadline of an idle one
+SLACK = 4  # times the deadline of an idle machine, for a busy one
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = DEADLINE_S) -> None:
@@ -78,7 +78,7 @@ def confined() -> tuple[str, ...]:
 
 
 def bpf_arrays() -> bool:
-    """Whether the kernel lets us make them, as it lets the arbiter: not in every container."""
+    """Whether the kernel allows these, as for the arbiter: not in every container."""
     sys_bpf, map_create, array, mmapable = 321, 0, 2, 1 << 10
     attr = ctypes.create_string_buffer(struct.pack("IIIII", array, 4, 4096, 1, mmapable), 128)
     fd: int = ctypes.CDLL(None).syscall(sys_bpf, map_create, attr, len(attr))
@@ -215,7 +215,7 @@ class Tenant:
         os.close(proof)
         assert self.answer.status == 0, self.answer.message
         self.gate_fd, self.job_fd, self.bell_fd = fds
-        self._ended = weakref.finalize(self, close_all, fds)  # by whoever forgets to close it
+        self._ended = weakref.finalize(self, close_all, fds)  # also without an explicit close
         self.gate_map = mmap.mmap(self.gate_fd, abi.PAGE, mmap.MAP_SHARED, mmap.PROT_READ)
         self.job_map = mmap.mmap(self.job_fd, ctypes.sizeof(abi.JobPage))
         self.job = abi.JobPage.from_buffer(self.job_map)
@@ -238,7 +238,7 @@ class Tenant:
         os.write(self.bell_fd, (1).to_bytes(8, "little"))
 
     def begin(self, stream: int = 0) -> bool:
-        """A launch with a marker behind it, as the shim does it. False: closed, it stands there."""
+        """A launch with a fence behind it, as the shim does it. False: the gate is closed."""
         if not self.slot.waiting:
             self.slot.launches += 1
         flags = self.flags

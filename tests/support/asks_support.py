@@ -1,4 +1,4 @@
-"""What tests of qgpud.sock share: a daemon that everybody can reach, and other users who ask it."""
+"""Shared by tests of qgpud.sock: a daemon that all users can reach, and other users."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOBODY = 65534
 
 @contextlib.contextmanager
 def serving(nodes: Callable[..., FakeNode]) -> Iterator[Serving]:
-    """A daemon that serves in a thread, in a directory that everybody can enter."""
+    """A daemon that serves in a thread, in a directory that all users can enter."""
     with tempfile.TemporaryDirectory(prefix="qgpu-test-") as name:
         Path(name).chmod(0o755)
         one = Serving(nodes(Path(name), clock=SystemClock()))

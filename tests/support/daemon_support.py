@@ -15,7 +15,7 @@ SHARE = "qgpu/1 class=online share=30 mem=12288"
 
 
 def hook_env(job: int = 9, comment: str = SHARE, gpus: str = "0", uid: int = 1000) -> dict[str, str]:
-    """What slurmd tells a Prolog of the job."""
+    """The variables that slurmd gives a Prolog of the job."""
     base = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(uid), "SLURM_JOB_GID": "100"}
     return base | {"SLURMD_NODENAME": "n1", "SLURM_JOB_COMMENT": comment, "SLURM_JOB_GPUS": gpus}
 
@@ -28,7 +28,7 @@ class Quiet(Server):
 
 
 class Serving:
-    """A server in a thread (signals stay with the main thread, so it is told to stop)."""
+    """A server in a thread; signals stay with the main thread, so `stop` ends it."""
 
     def __init__(self, node: FakeNode, owner: int = os.geteuid()) -> None:
         self.node = node
@@ -56,7 +56,7 @@ class Serving:
 
 
 def new_arbiter(node: FakeNode, service: NodeService) -> None:
-    """The arbiter was killed, and its successor knows of no process."""
+    """The arbiter was killed, and its successor has no process."""
     node.arbiter.procs = []
     node.arbiter.overheads.clear()
     node.arbiter.restart()

@@ -1,4 +1,4 @@
-"""What looks different from the outside between versions of Slurm: the one place that the live tests ask."""
+"""Visible differences between versions of Slurm: the one place for the live tests."""
 
 from __future__ import annotations
 

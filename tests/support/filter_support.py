@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 MEMBARRIER, EPOLL_PWAIT2 = 324, 441
-# Runs a command under a filter that answers one system call with ENOSYS; exits with 77 where nobody may filter.
+# Runs a command under a filter that answers one system call with ENOSYS; exits with 77 where
+# filters are not allowed.
 FILTER = """
 import ctypes, os, struct, sys
 def step(code, jump_true, jump_false, value): return struct.pack("<HBBI", code, jump_true, jump_false, value)

@@ -35,7 +35,7 @@ def tables(name: str) -> Tables:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a submission; `key` and `text` for refusals, else the rest."""
+    """The result of a submission; `key` and `text` for refusals, else the rest."""
 
     key: str | None = None
     text: str | None = None

@@ -1,4 +1,6 @@
-"""Support of the tests of channel groups: the simulated control device, an arbiter that hears of groups, a program."""
+"""Support of tests of channel groups: simulated control device, an
+arbiter with groups, a program.
+"""
 
 from __future__ import annotations
 
@@ -105,13 +107,13 @@ class Acted:
 
 
 class GroupsArbiter(s.FakeArbiter):
-    """Also hears of groups, answers those that leave, and gives orders."""
+    """Also receives groups, answers those that leave, and gives orders."""
 
     def __init__(self, run_dir: Path, uuids: list[str], *, lease_ms: int = 10000) -> None:
         self.told: list[Told] = []
         self.acted: list[Acted] = []
         self.news = threading.Condition()
-        self.leaves = True  # says so when it has left a client alone
+        self.leaves = True  # reports when it has left a client alone
         self.serial = 0
         super().__init__(run_dir, [24 * s.GIB] * len(uuids), lease_ms=lease_ms, uuids=uuids)
 
@@ -147,12 +149,14 @@ class GroupsArbiter(s.FakeArbiter):
         return _ACT.pack(s.MAGIC, 2, ACT, _ACT.size, uuid.encode(), action, method, value, serial, 0, 0)
 
     def hear(self, what: Callable[[], bool], seconds: float = 10.0) -> None:
-        """Waits until what was said makes it true."""
+        """Waits until received messages make it true."""
         with self.news:
             assert self.news.wait_for(what, seconds), (self.told, self.acted)
 
     def known(self, uuid: str | None = None) -> list[Told]:
-        """What the arbiter knows now: the last message of each client and device, if it has groups."""
+        """The arbiter's present state: the last message of each client and device, if it has
+        groups.
+        """
         last = {(t.pid, t.client, t.device): t for t in self.told}
         return [t for t in last.values() if t.groups and (uuid is None or t.uuid == uuid)]
 
@@ -192,7 +196,7 @@ for line in sys.stdin:
 
 
 class Program:
-    """A Python program under the shim that does what it is told, line by line."""
+    """A Python program under the shim that executes lines from the test."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process

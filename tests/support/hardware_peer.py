@@ -1,4 +1,4 @@
-"""A process that holds groups of the simulated driver and tells an arbiter about them, truthfully or not.
+"""A process with groups of the simulated driver that reports them to an arbiter, truly or falsely.
 
 Runs in processes of its own (see hardware_support.Program).
 """
@@ -47,7 +47,7 @@ class Peer:
             time.sleep(0.05)
 
     def learn(self) -> None:
-        """Looks at what hangs below the client, as the driver tells it."""
+        """Reads what is below the client, by the driver."""
         rm = self.rm = sim_rm.Rm()
         self.client = sim_rm.FIRST_CLIENT
         while rm.info(self.client, self.client, 2) < 0 and self.client < sim_rm.FIRST_CLIENT + 64:
@@ -93,7 +93,9 @@ class Peer:
         self.send(self.message(flags, **changes), fd)
 
     def flood(self, messages: int) -> int:
-        """So many messages as fast as they go, registering again where the arbiter hung up; how many were sent."""
+        """Sends messages as fast as possible, registering again after a
+        hang-up; the number sent.
+        """
         sent = 0
         for _ in range(messages):
             try:
@@ -110,7 +112,7 @@ class Peer:
         return {name: getattr(m, name) for name in ("action", "method", "value", "serial")}
 
     def acted(self, order: dict[str, int], status: int = 0, do: bool = True) -> None:
-        """Does what the order says, and answers it."""
+        """Executes the order and answers it."""
         if do and order["action"] != abi.ACT_SLICE:
             for group in self.groups:
                 self.rm.schedule(self.client, group, order["action"] == abi.ACT_CONTINUE)
@@ -124,7 +126,7 @@ class Peer:
         self.cuda.launch(us)
 
     def running(self) -> bool:
-        """Whether the kernel is unfinished; tells the arbiter when it is not."""
+        """Whether the kernel is unfinished; reports to the arbiter if it is finished."""
         status = self.cuda.raw("cuStreamQuery", None)
         assert status in (0, NOT_READY), status
         if status == 0:

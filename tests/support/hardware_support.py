@@ -35,7 +35,7 @@ for line in sys.stdin:
 
 
 class Program:
-    """A process that does what it is told, line by line (names of hardware_peer.py are at hand)."""
+    """A process that executes lines from the test (names of hardware_peer.py are defined)."""
 
     def __init__(self, sim: Simulator, prefix: tuple[str, ...] = ()) -> None:
         self.process = subprocess.Popen(
@@ -74,7 +74,7 @@ class Program:
 
 @dataclass
 class Node:
-    """One simulated node with an arbiter that was told about its cards."""
+    """One simulated node with an arbiter that has its cards."""
 
     sim: Simulator
     arbiter: a.Arbiter
@@ -108,7 +108,9 @@ class Node:
         return self.programs[-1]
 
     def job(self, job: int, kind: str = "offline", card: int = 0, tell: bool = True) -> Program:
-        """A process of the job with a context on that card, registered; it told its groups."""
+        """A process of the job with a context on that card, registered,
+        with its groups reported.
+        """
         program = self.program()
         cards = ", ".join(repr(uuid) for uuid in self.cards)
         program.ask(f"peer = Peer({str(self.arbiter.run_dir)!r}, {job}, {kind!r}, {card}, [{cards}])")
@@ -117,7 +119,7 @@ class Node:
         return program
 
     def tenant(self, job: int, card: int = 0) -> HardwareTenant:
-        """What the arbiter says of it."""
+        """The arbiter's report on it."""
         found = [t for t in self.link.hardware_tenants() if (t.job_id, t.uuid) == (job, self.cards[card])]
         assert found, f"job {job} is not known"
         return found[0]

@@ -26,7 +26,7 @@ from slurm_plugin.accounting import sacct
 CASES: dict[str, Any] = yaml.safe_load(
     (Path(__file__).resolve().parents[1] / "cases" / "live.yaml").read_text()
 )
-SLACK = 4  # a busy machine gets so many times the deadline of an idle one
+SLACK = 4  # times the deadline of an idle machine, for a busy one
 USABLE = (80 - 2) << 30  # bytes of a card of the sandbox that shares may hold
 GONE = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"})
 # One iteration of the workload's kernel is a nanosecond on a simulated card.
@@ -104,7 +104,7 @@ class Live:
         return fields
 
     def tag(self, job: int) -> str | None:
-        """The field that carries the tag to the node, with what stands behind the tag."""
+        """The field with the tag for the node, and the text after the tag."""
         return self.job(job).get(self.dialect.field)
 
     def gres(self, job: int) -> str:
@@ -121,7 +121,7 @@ class Live:
         return self.job(job).get("JobState", "")
 
     def reason(self, job: int) -> str:
-        """Why it waits, as squeue says."""
+        """The reason why it waits, by squeue."""
         return self.job(job).get("Reason", "")
 
     def wait_state(self, job: int, *states: str, seconds: float = 20) -> None:
@@ -271,7 +271,7 @@ def _started(jobs: set[str]) -> bool:
 
 
 def alone(live: Live) -> Iterator[Live]:
-    """One test's turn with a cluster: an empty queue before and after, and a failure if it left a node drained."""
+    """A cluster for one test: an empty queue before and after; fails if a node was left drained."""
     live.empty()
     yield live
     try:

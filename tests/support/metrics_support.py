@@ -1,4 +1,4 @@
-"""A node that is sampled by hand, and what its metrics say."""
+"""A node that is sampled by hand, and its metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def grant(job: int, job_class: str | None = "online") -> Grant:
 
 
 class Node:
-    """Looks in a row, as qgpud takes them."""
+    """Successive samples, as qgpud takes them."""
 
     def __init__(self, job_labels: bool = False, **more: object) -> None:
         self.state: NodeState | None = None

@@ -23,7 +23,7 @@ for module in (
     "cli.doctor.command",
     "cli.run.command",
     "pynvml",
-):  # before somebody runs them who cannot read this checkout
+):  # before users run them who cannot read this checkout
     importlib.import_module(module)
 
 BUILD = Path(__file__).parents[2] / "build"
@@ -122,7 +122,7 @@ class Chain:
         )
 
     def env(self, **more: str) -> dict[str, str]:
-        """Environment of a program of this node that knows nothing of qgpu."""
+        """Environment of a program of this node without qgpu."""
         base = {"PATH": os.environ["PATH"], "QGPU_SIM_DIR": f"{self.directory}/sim"}
         return base | {"LD_LIBRARY_PATH": f"{self.opt}/sim", "QGPU_CONFIG": str(self.config)} | more
 
@@ -148,7 +148,7 @@ class Chain:
         return (self.directory / "qgpud.log").read_text()
 
     def tenants(self) -> list[TenantStats]:
-        """What the arbiter says, on a connection of our own."""
+        """The arbiter's tenants, on a separate connection."""
         with ArbiterLink(f"{self.directory}/run") as link:
             return list(link.stats())
 
@@ -203,7 +203,9 @@ def grants(chain: Chain) -> set[str]:
 
 
 def as_nobody(chain: Chain, *words: str, **environment: str) -> tuple[int, str, str]:
-    """A qgpu command as another user, who need not be able to read this checkout: forked, not executed."""
+    """A qgpu command as another user, who may not be able to read this checkout: forked, not
+    executed.
+    """
     out, err = os.memfd_create("out"), os.memfd_create("err")
     pid = os.fork()
     if pid == 0:

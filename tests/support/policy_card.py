@@ -45,7 +45,7 @@ class Card:
         return only
 
     def use(self, i: int, after_ns: int = 0) -> None:
-        """The tenant begins to use its quantum; the arbiter samples that after a while."""
+        """The tenant starts to use its quantum; the arbiter notices after a while."""
         self.now += after_ns
         self[i].used_from_ns = self.now
         self[i].undrained = 1
@@ -53,7 +53,7 @@ class Card:
 
 
 def two(policy: int = abi.POLICY_BURST_SHARE) -> tuple[Card, int, int]:
-    """Two offline tenants that compete; the current one, and the other."""
+    """Two offline tenants that compete: the current one, and the other."""
     card = Card((abi.CLASS_OFFLINE, 50), (abi.CLASS_OFFLINE, 50), policy=policy)
     card.want(0, 1)
     card.at(0)

@@ -46,7 +46,7 @@ class Program:
         }
 
     def answer(self, name: str) -> int:
-        """What the driver says to this call; that work has not ended yet is no error."""
+        """The driver's answer to this call; unfinished work is no error."""
         call: Callable[[], int] = self.calls[name]
         status = call()
         return 0 if status == NOT_READY else status

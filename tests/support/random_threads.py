@@ -19,7 +19,9 @@ MOST = 6  # contexts of each
 
 
 class Threaded(random_calls.Program):
-    """A program beside others in one process: what all of them share it leaves alone, so that it knows all answers."""
+    """A program beside others in one process: it leaves shared state alone, so all answers are
+    known.
+    """
 
     SHARED = ("primary", "primary_release", "primary_reset", "pool_set")
     ENDS: Mapping[str, tuple[str, str]] = {
@@ -51,7 +53,7 @@ class Threaded(random_calls.Program):
             self.calls[name] = partial(self.over, kind, function)
 
     def do_ctx_create(self) -> int:
-        """Not so many that the card's memory ends: who comes first then has it."""
+        """Bounded, so that the card's memory does not end: else the first one has it."""
         known = [context for context in self.have["context"] if context]
         return super().do_ctx_create() if len(known) < MOST else self.answer("ctx_destroy")
 

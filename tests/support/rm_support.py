@@ -1,4 +1,6 @@
-"""Shared by the tests of the simulated control device: a simulator with one, and clients that are told what to do."""
+"""Shared by tests of the simulated control device: a simulator with
+one, and clients under control.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Support of test_shim_memory_*.py: programs that stop after each step, a simulated card, a ledger to look at."""
+"""Support of test_shim_memory_*.py: programs that stop after each step, a simulated card, its
+ledger.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,7 @@ class Program:
         return text
 
     def at(self, name: str) -> int:
-        """Waits for a step; what the card says the process holds."""
+        """Waits for a step; the bytes that the process holds by the card."""
         words = self.line().split()
         assert words[0] == name, words
         if name == "begin" and self.governed:  # on a busy machine cuInit may return before the answer
@@ -113,23 +115,23 @@ class Program:
         return int(words[1])
 
     def on(self) -> None:
-        """Lets it go on."""
+        """Lets it continue."""
         assert self.process.stdin
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def used(self) -> int:
-        """What its slot says."""
+        """The bytes in its slot."""
         return self.node.arbiter.used(self.process.pid)
 
     def pass_by(self, name: str, used: int) -> None:
-        """A step, at which ledger and card both say this many bytes."""
+        """A step at which slot and card both have this many bytes."""
         truth = self.at(name)
         assert (name, self.used() / MIB, truth / MIB) == (name, used / MIB, used / MIB)
         self.on()
 
     def end(self) -> str:
-        """Its end: what it said on stderr; fails if it did not end well."""
+        """Its end: its stderr; fails if it did not end well."""
         out, error = self.process.communicate(timeout=20)
         assert self.process.returncode == 0, (self.process.returncode, out, error)
         return error

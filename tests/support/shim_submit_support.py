@@ -20,14 +20,14 @@ from enforcer.wire.link import TenantStats
 from simulator.sim import Interval, Kind
 
 ONLINE, OFFLINE = 1, 2
-PROBE = (Kind.DTOH, 64)  # how a program looks at its results (submit.h)
+PROBE = (Kind.DTOH, 64)  # how a program reads its results (submit.h)
 BLANK = (Kind.HTOD, 64)
 LOOKS = 15 * 64  # those before a call may be in one sum with it: together they are not worth a launch
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a program announces: a call, and what it must lead to."""
+    """A program's announcement: a call, and its expected effect."""
 
     name: str
     kind: str
@@ -63,7 +63,7 @@ class Program:
         return self.process.stdout.readline().strip()
 
     def on(self) -> None:
-        """Lets it go on."""
+        """Lets it continue."""
         assert self.process.stdin
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -74,7 +74,7 @@ class Program:
         assert said == word, (said, self.process.communicate(timeout=20))
 
     def is_silent(self) -> bool:
-        """It has not said anything."""
+        """It has printed nothing."""
         assert self.process.stdout
         return not readable_within(self.process.stdout.fileno(), 0)
 
@@ -97,7 +97,7 @@ class Site:
         self.since = time.monotonic_ns()
 
     def open_gate(self) -> None:
-        """Online rests: offline's gate opens."""
+        """Online is idle: offline's gate opens."""
         self.shut.append((self.since, time.monotonic_ns()))
         self.online.finish()
         wait_for("the gate opens", lambda: not self.watch.closed)
@@ -155,7 +155,7 @@ def take(one: Site, program: Program, step: Step) -> None:
 
 
 def ran(one: Site, pid: int, since: int) -> list[Interval]:
-    """What the cards did for the process, without what it did to look at its results."""
+    """The cards' work for the process, without its reads of results."""
     return [
         piece
         for piece in one.rig.trace()
@@ -164,7 +164,9 @@ def ran(one: Site, pid: int, since: int) -> list[Interval]:
 
 
 def walk(one: Site, name: str, sanitized: bool = False) -> list[Step]:
-    """A program from its first step to its end; the card's own trace must hold what it announced, and nothing early."""
+    """A program from its first step to its end; the card's trace must hold its announcements, none
+    early.
+    """
     program = Program(one, name, sanitized)
     program.says("begin")
     since, steps, passed = time.monotonic_ns(), [], []

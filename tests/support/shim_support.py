@@ -121,7 +121,7 @@ class Tenant:
         self.job = Page("job", PAGE * 129, SEAL | SHRINK | GROW)
         self.doorbell = os.eventfd(0, os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self.doorbell)
-        self.asked: list[int] = []  # mem_used that each registration told
+        self.asked: list[int] = []  # mem_used of each registration
         self.slots = 0
         struct.pack_into("<4I 2Q 2I", self.gate.map, 0, MAGIC, VERSION, 128, 0, 4711, cap, 500, lease_ms)
         struct.pack_into("<4I", self.job.map, 0, MAGIC, VERSION, PAGE * 129, 128)
@@ -132,7 +132,7 @@ class Tenant:
         self.gate.put(72, "Q", time.monotonic_ns())
 
     def set(self, flags: int) -> int:
-        """Moves the gate and wakes who stands at it; how many did."""
+        """Moves the gate and wakes waiting threads; their number."""
         self.beat()
         self.gate.put(64, "I", flags)
         self.gate.put(80, "Q", time.monotonic_ns())
@@ -165,7 +165,7 @@ class Tenant:
         self.job.put(at + 4, "I", self.job.get(at, "I"))
 
     def rings(self) -> int:
-        """Rings since the last look."""
+        """Rings since the last call."""
         try:
             return os.eventfd_read(self.doorbell)
         except BlockingIOError:
@@ -191,7 +191,7 @@ class FakeArbiter:
         self.flags = flags
         self.lease_ms = lease_ms
         self.status = 0
-        self.unanswered = 0  # so many registrations that nobody answers
+        self.unanswered = 0  # number of registrations to leave unanswered
         self.refused: dict[str, int] = {}  # cards with a status of their own
         self.tenants: dict[str, Tenant] = {}
         self.clients: list[socket.socket] = []
@@ -329,7 +329,7 @@ class Probe:
 
 
 def in_usual_place(driver: Path = STUB) -> tuple[str, ...]:
-    """A command in front of a program: this driver lies where a shim without grant looks for it."""
+    """A command before a program: this driver is where a shim without a grant searches it."""
     script = "D=/run/opengl-driver/lib; mount -t tmpfs none /run && mkdir -p $D && cp $0 $D/libcuda.so.1 && exec $*"
     return ("unshare", "--mount", "sh", "-c", script, str(driver))
 
@@ -380,7 +380,7 @@ def governed(
 
 
 def learned(arbiter: FakeArbiter, probe: Probe, kernel_us: int, launches: int = 5) -> None:
-    """In window mode, and the function 0x10 was seen to take `kernel_us` in so many launches."""
+    """In window mode, after `kernel_us` was sampled for function 0x10 in several launches."""
     assert probe.ask(f"elapsed_us {kernel_us}") == 0
     arbiter.card.set(WINDOW | TRACK)
     for _ in range(launches):

@@ -81,7 +81,7 @@ def test_overhead_is_charged_and_replaced(tmp_path: Path) -> None:
         assert tenant.gate.mem_extra == 0
 
 
-def test_dead_process_stays_charged_until_the_card_lets_go(tmp_path: Path) -> None:
+def test_dead_process_stays_charged_while_the_driver_lists_it(tmp_path: Path) -> None:
     mine = grant(1 << 40)
     with arbiter(tmp_path, *UNHURRIED) as one, one.link() as link, DeathWatch(one.run_dir) as watch:
         link.sync([settings()], [mine])
@@ -105,7 +105,7 @@ def test_dead_process_stays_charged_until_the_card_lets_go(tmp_path: Path) -> No
         assert tenant.gate.mem_extra == 0, "an answer that comes twice takes nothing twice"
 
 
-def test_memory_is_free_at_once_where_nobody_ever_watched(tmp_path: Path) -> None:
+def test_memory_is_free_at_once_without_a_watch(tmp_path: Path) -> None:
     """No answer will ever say that it is."""
     mine = grant(1)
     with arbiter(tmp_path, *UNHURRIED) as one, one.link() as link:
@@ -190,7 +190,7 @@ def test_dead_list_is_bounded_and_only_hurts_its_own_job(tmp_path: Path) -> None
         assert tenant_stats(link, 2).mem_extra == 0
 
 
-def test_who_held_nothing_frees_nothing_of_the_crowd(tmp_path: Path) -> None:
+def test_a_process_without_memory_frees_nothing_of_the_overflow(tmp_path: Path) -> None:
     """It dies when the list is full and others are counted as one: an answer for it would be taken for another's."""
     mine = grant(1)
     with arbiter(tmp_path, *UNHURRIED) as one, one.link() as link, DeathWatch(one.run_dir) as watch:
@@ -245,7 +245,7 @@ def test_many_deaths_at_once(tmp_path: Path) -> None:
         assert tenant.gate.mem_extra == 0
 
 
-def test_many_dead_that_nobody_answers_for_are_let_go(tmp_path: Path) -> None:
+def test_many_dead_without_an_answer_are_released(tmp_path: Path) -> None:
     mine = grant(1)
     with (
         arbiter(tmp_path, "--answer-ms", "1000") as one,

@@ -1,4 +1,6 @@
-"""Tenants that are stopped, hung or lie about their work: passed over within bounded time, and nobody else suffers."""
+"""Tenants that are stopped, hung or report false work: skipped within bounded time, others
+unharmed.
+"""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def test_window_is_a_budget_of_the_card(tmp_path: Path) -> None:
         wait_for(lambda: tenant.gate.window_us == 600, "it is alone at work")
 
 
-def test_window_is_wide_where_nobody_online_has_to_be_waited_for(tmp_path: Path) -> None:
+def test_window_is_wide_without_an_online_tenant(tmp_path: Path) -> None:
     """What the card's window is for is online's first launch: an online job counts from its grant on."""
     offline, online = [grant(1), grant(2)], grant(3, "online")
     with arbiter(tmp_path) as one, one.link() as link:

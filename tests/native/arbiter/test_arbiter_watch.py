@@ -43,7 +43,7 @@ def all_told(watch: DeathWatch) -> list[ProcessStats]:
     return told
 
 
-def test_a_watcher_that_reads_late_is_told_of_every_death_once(tmp_path: Path) -> None:
+def test_a_late_watcher_gets_every_death_once(tmp_path: Path) -> None:
     grants = [grant(job) for job in range(1, JOBS + 1)]
     with (
         arbiter(tmp_path, "--answer-ms", "600000", prefix=confined()) as one,

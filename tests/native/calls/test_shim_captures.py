@@ -43,7 +43,7 @@ def test_a_capture_that_goes_on_is_not_over(probe: s.Probe, result: int) -> None
     assert not asks(probe)
 
 
-def test_the_end_of_no_capture_ends_nobodys(probe: s.Probe) -> None:
+def test_the_end_of_no_capture_ends_no_other(probe: s.Probe) -> None:
     assert probe.ask("stream 1") == 0
     assert probe.ask("capture 0") == 0
     assert probe.ask(f"end_result {UNMATCHED}") == 0

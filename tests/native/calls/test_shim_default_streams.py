@@ -1,7 +1,8 @@
-"""Captures, looks at work and ends of streams: each call by its own name, in the default stream that it means.
+"""Captures, polls of work and ends of streams: each call by its name, in the default stream it
+means.
 
-0 is the calling thread's own default stream in a call that ends in `_ptsz` or `_ptds`, and the legacy one in any other;
-the two handles that name them outright (CU_STREAM_LEGACY, CU_STREAM_PER_THREAD) tell the two apart.
+0 is the calling thread's default stream in a call that ends in `_ptsz` or `_ptds`, else the legacy
+one. The two handles that name them (CU_STREAM_LEGACY, CU_STREAM_PER_THREAD) distinguish them.
 """
 
 from __future__ import annotations

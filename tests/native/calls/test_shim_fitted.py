@@ -1,4 +1,4 @@
-"""What exists under the shim is what exists without: names that the node's driver lacks are found by nobody."""
+"""Names that the node's driver lacks do not exist under the shim either."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ EARLY = s.BUILD / "test" / "early.so"
 # ---- waits that are left ------------------------------------------------------------------------------------
 
 
-def test_jump_out_of_a_closed_gate_leaves_nobody_waiting(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+def test_jump_out_of_a_closed_gate_leaves_no_waiting_thread(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     arbiter.card.set(s.CLOSED | s.TRACK)
     assert probe.ask("timeout 0 0x10 50") == 1, "the handler left the launch"
     s.until(lambda: arbiter.card.proc("waiting") == 0)

@@ -1,4 +1,4 @@
-"""Programs that nobody wrote the shim for (programs/submit/strange.c): they end well, all they did is counted."""
+"""Unusual programs (programs/submit/strange.c): they end well, and all their work is counted."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_who_has_no_work_is_not_stopped_until_it_shows_some(tmp_path: Path) -> N
         ends(offline)
 
 
-def test_what_is_told_while_the_tenant_stands_still_is_stopped_too(tmp_path: Path) -> None:
+def test_groups_reported_while_the_tenant_is_stopped_are_stopped_too(tmp_path: Path) -> None:
     with node(tmp_path) as here:
         online, offline = preempted(here)
         first = here.tenant(2)
@@ -127,7 +127,7 @@ def test_leaving_continues_and_is_answered(tmp_path: Path) -> None:
         here.becomes(2, "ready")
 
 
-def test_a_process_that_dies_is_let_go_of_at_once(tmp_path: Path) -> None:
+def test_a_dead_process_is_released_at_once(tmp_path: Path) -> None:
     with node(tmp_path) as here:
         online, offline = preempted(here)
         assert here.descriptors() == 1
@@ -156,7 +156,7 @@ def test_switching_it_off_continues_at_once_and_on_again_asks(tmp_path: Path) ->
         online.ask("peer.tenant.finish()")
 
 
-def test_the_end_of_the_job_continues_and_lets_go(tmp_path: Path) -> None:
+def test_the_end_of_the_job_continues_and_releases_groups(tmp_path: Path) -> None:
     with node(tmp_path) as here:
         _online, offline = preempted(here)
         here.link.revoke(2)

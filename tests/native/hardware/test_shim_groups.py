@@ -1,4 +1,4 @@
-"""The shim tells an arbiter of its process's channel groups: what, to whom, and that it is what the driver has."""
+"""The shim reports its process's channel groups to an arbiter, exactly as the driver has them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def agree(here: g.Place, program: g.Program) -> None:
     s.until(lambda: arbiter_has(here, pid) == driver_has(here.log, pid), 10)
 
 
-def test_a_context_is_told_before_the_program_goes_on(here: g.Place) -> None:
+def test_a_context_is_reported_before_the_program_continues(here: g.Place) -> None:
     program = governed(here)
     (told,) = here.arbiter.known()
     assert sorted(told.groups.values()) == [1, 9, 10] and len(told.channels) == 10
@@ -253,7 +253,7 @@ def test_a_control_device_that_the_program_replaced(here: g.Place) -> None:
     agree(here, program)
 
 
-def test_a_new_arbiter_is_told_all(here: g.Place) -> None:
+def test_a_new_arbiter_gets_all_groups(here: g.Place) -> None:
     program = governed(here)
     here.arbiter.stop()
     here.arbiter.start()
@@ -261,7 +261,7 @@ def test_a_new_arbiter_is_told_all(here: g.Place) -> None:
     agree(here, program)
 
 
-def test_an_arbiter_that_asks_is_told_again(here: g.Place) -> None:
+def test_an_arbiter_that_asks_gets_the_groups_again(here: g.Place) -> None:
     governed(here)
     before = list(here.arbiter.told)
     here.arbiter.order(3, 0, wait=False)

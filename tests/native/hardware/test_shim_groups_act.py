@@ -1,4 +1,4 @@
-"""Channel groups that somebody stopped: orders to the shim, and how they go on when nobody can undo it."""
+"""Stopped channel groups: orders to the shim, and how they continue when the actor is gone."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_while_it_destroys_it_is_not_stopped(here: g.Place) -> None:
     assert acted and (acted.status, acted.count) == (0, 3)
 
 
-def test_a_reference_that_is_not_the_last_disturbs_nobody(here: g.Place) -> None:
+def test_a_reference_that_is_not_the_last_changes_nothing(here: g.Place) -> None:
     program = governed(here)
     told = len(here.arbiter.told)
     more = "[cuda.raw(n, *a) for n, a in (('cuDevicePrimaryCtxRetain', (c.byref(c.c_void_p()), 0)),) * 5]"
@@ -244,7 +244,7 @@ def test_a_stopped_program_that_is_killed_is_gone(here: g.Place) -> None:
     assert program.process.wait(10) == -signal.SIGKILL
 
 
-def test_a_teller_that_hangs_harms_nobody(here: g.Place) -> None:
+def test_a_hanging_teller_thread_harms_no_other(here: g.Place) -> None:
     """It stands in the driver; the program makes contexts, works, and destroys them."""
     program = governed(here)
     here.sim.control(f"block call=rm.get_timeslice pid={program.process.pid}")
@@ -255,7 +255,7 @@ def test_a_teller_that_hangs_harms_nobody(here: g.Place) -> None:
     here.arbiter.hear(lambda: len(here.arbiter.known()[0].groups) == 6)
 
 
-def test_orders_that_nobody_takes_do_not_grow(here: g.Place) -> None:
+def test_orders_that_are_not_taken_do_not_grow(here: g.Place) -> None:
     """More than any arbiter has under way: what does not fit is not answered, and the rest is, in order."""
     governed(here)
     for _ in range(200):

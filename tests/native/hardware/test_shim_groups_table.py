@@ -285,7 +285,7 @@ def test_memory_is_no_change(table: Table) -> None:
     assert table.number("changes") == before
 
 
-def test_too_many_groups_are_told_as_lost(table: Table) -> None:
+def test_too_many_groups_are_reported_as_lost(table: Table) -> None:
     basic(table)
     for handle in range(100, 133):
         group(table, handle)

@@ -87,7 +87,7 @@ while True:
         ]
 
 
-def test_memory_of_a_killed_process_is_had_when_the_driver_lets_go_and_not_before(chain):
+def test_memory_of_a_killed_process_is_free_once_the_driver_does_not_list_it(chain):
     assert chain.hook("prolog", 7, "qgpu/1 class=offline share=50 mem=4096") == 0
     first = chain.task(7, "--memory", "3G", "--length", "600", "--kernel-us", "200")
     second, watch = None, None

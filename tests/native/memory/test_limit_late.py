@@ -1,4 +1,4 @@
-"""fixed-share while the arbiter does not run: nobody launches more than the budget that its gate was opened for."""
+"""fixed-share without an arbiter: no tenant launches beyond the budget of its open gate."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_a_limit_holds_while_the_arbiter_is_late(tmp_path: Path) -> None:
     assert max(used) < 60 and min(used) < 40, used
 
 
-def test_without_a_limit_nobody_waits_for_an_arbiter_that_is_late(tmp_path: Path) -> None:
+def test_without_a_limit_no_launch_waits_for_a_late_arbiter(tmp_path: Path) -> None:
     """The control of the test above."""
     used = used_ms(tmp_path, "burst-share", SHARE, 0.08, 4)
     assert max(used) > 65, used
 
 
-def test_an_arbiter_that_stays_away_stops_nobody_for_long(tmp_path: Path) -> None:
+def test_an_absent_arbiter_stops_no_tenant_for_long(tmp_path: Path) -> None:
     """Of some times: the gate may close just before the arbiter is stopped."""
     used = used_ms(tmp_path, "fixed-share", SHARE, 0.5, 5)
     assert max(used) > 250, used

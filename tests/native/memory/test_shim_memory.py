@@ -1,4 +1,4 @@
-"""The cap: the job's, the same for all its processes, told by the driver's calls, refused in one line."""
+"""The memory cap: per job, shown by the driver's calls, refused in one line."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_nothing_is_allocated_before_any_registration(tmp_path: Path) -> None:
     )
 
 
-def test_held_memory_is_told_when_the_arbiter_comes_back(tmp_path: Path) -> None:
+def test_held_memory_is_reported_when_the_arbiter_comes_back(tmp_path: Path) -> None:
     arbiter = s.FakeArbiter(tmp_path, [24 * GIB])
     with s.governed(tmp_path, [24 * GIB]) as probe:
         s.started(probe)

@@ -289,7 +289,7 @@ def test_who_takes_memory_by_a_character_device_pays_for_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["ipc", "file"])
-def test_memory_from_outside_the_job_is_charged_to_who_takes_it(tmp_path: Path, kind: str) -> None:
+def test_memory_from_outside_the_job_is_charged_to_its_importer(tmp_path: Path, kind: str) -> None:
     with node(tmp_path) as running:
         maker, what = shared(running, kind, governed=False)
         taker = taken(running, kind, what, maker)

@@ -1,4 +1,6 @@
-"""The audit's policy on a real node with simulated cards: liars about their work, and those who do not want to stop."""
+"""The audit on a real node with simulated cards: jobs that report false work or resist being
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -189,7 +191,7 @@ def test_program_on_a_card_that_it_was_not_granted_is_killed(start):
         end_all(job, honest)
 
 
-def test_stopped_process_on_a_mig_instance_is_not_excused_for_ever(start):
+def test_stopped_process_on_a_mig_instance_is_not_exempt_for_ever(start):
     """It launches without the shim and stops itself; NVML tells no utilisation of an instance."""
     chain = start('slurm: {version: "24.11"}\n', mig=2)
     audited(chain, "action: kill, excuse: 3s", "1s")

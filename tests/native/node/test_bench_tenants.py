@@ -1,4 +1,4 @@
-"""What benchmarks put in place of real programs must look real to the arbiter."""
+"""Benchmarks' substitutes for real programs must equal these for the arbiter."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_grants_come_back_after_the_arbiter_was_killed(service, start):
         lambda service: service.sample_cards(),
     ],
 )
-def test_new_arbiter_is_told_everything_whoever_found_the_end_of_the_old_one(service, node, start, found_by):
+def test_new_arbiter_gets_everything_however_the_end_of_the_old_one_was_found(service, node, start, found_by):
     """A call whose caller has no use for the error must not leave a connection to somebody who knows of no grant."""
     first = start()
     service.start()

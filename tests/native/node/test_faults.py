@@ -261,7 +261,7 @@ def test_two_hundred_kills_leave_no_byte_behind(rig: Rig) -> None:
     kill(holder)
 
 
-def test_crowd_of_processes_shares_one_cap_from_its_first_byte(rig: Rig) -> None:
+def test_many_processes_share_one_cap_from_its_first_byte(rig: Rig) -> None:
     """More processes than a job may have on a card, all at once: none of them counts itself alone."""
     crowd = task(rig, "fork", "150", "64")
     assert line(crowd) == "16 134", "16 x 64 MiB are the cap of 1 GiB"
@@ -274,7 +274,7 @@ def test_crowd_of_processes_shares_one_cap_from_its_first_byte(rig: Rig) -> None
     assert "GiB on this card" in crowd.communicate()[1]
 
 
-def test_process_beyond_the_limit_is_told_and_waits_for_a_place(rig: Rig) -> None:
+def test_process_beyond_the_limit_is_informed_and_waits_for_a_slot(rig: Rig) -> None:
     crowd = task(rig, "fork", str(abi.MAX_PROCS), "1")
     assert line(crowd) == f"{abi.MAX_PROCS} 0"
     late = task(rig, "hold", "1", "launch")

@@ -61,7 +61,7 @@ def test_work_without_a_current_context_is_governed(rig: Rig) -> None:
     wait_for("all are counted", lambda: tenant(rig).launches == 40)
 
 
-def test_gate_holds_who_has_no_current_context(rig: Rig) -> None:
+def test_gate_holds_a_thread_without_a_current_context(rig: Rig) -> None:
     code = """
     d = Cuda(); s = d.stream(); print("up", flush=True)
     t = threading.Thread(target=lambda: (sys.stdin.readline(), d.launch(10, s), print("went", flush=True)))

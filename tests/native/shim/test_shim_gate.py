@@ -1,4 +1,4 @@
-"""The gate: closed waits, NOTIFY rings, markers tell what is done, the window bounds what is in flight."""
+"""The gate: closed holds launches, NOTIFY rings, fences show progress, the window bounds work."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_markers_tell_what_is_done(arbiter: s.FakeArbiter, probe: s.Probe) -> No
 
 
 @pytest.mark.parametrize("order", ["sync 0", "ctx_sync", "record 0"])
-def test_whoever_looks_places_a_marker_first(arbiter: s.FakeArbiter, probe: s.Probe, order: str) -> None:
+def test_a_thread_that_polls_places_a_fence_first(arbiter: s.FakeArbiter, probe: s.Probe, order: str) -> None:
     assert probe.ask("launch 0 0x10 3") == 0
     s.until(lambda: probe.ask("launch 0 0x10 2") == 0 and arbiter.card.proc("unmarked") == 1)
     before = arbiter.card.marker()[0]
@@ -388,7 +388,7 @@ def test_wide_window_lets_few_unknown_functions_in(arbiter: s.FakeArbiter, probe
     assert int(probe.answer()) == 0
 
 
-def test_wide_window_looks_at_few_launches(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+def test_wide_window_samples_few_launches(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     """Short kernels that the GPU keeps up with: event pairs, which cost, are rare."""
     _, bypassed = lone(arbiter, probe, 10)
     assert probe.ask("hold 0") == 0

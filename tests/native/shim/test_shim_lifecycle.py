@@ -82,7 +82,7 @@ def test_waiting_launch_survives_a_restart(tmp_path: Path) -> None:
     arbiter.stop()
 
 
-def test_work_under_way_is_told_to_the_next_arbiter(tmp_path: Path) -> None:
+def test_unfinished_work_is_reported_to_the_next_arbiter(tmp_path: Path) -> None:
     """By a ring: until the next launch nothing else would make that arbiter look, and offline might run meanwhile."""
     arbiter = s.FakeArbiter(tmp_path, s.CAP)
     with s.governed(tmp_path, s.CAP) as probe:

@@ -72,7 +72,7 @@ def test_card_is_the_one_that_the_location_names(tmp_path: Path, kind: int) -> N
     arbiter.stop()
 
 
-def test_place_that_nobody_knows_is_on_the_card_of_the_context(tmp_path: Path) -> None:
+def test_unknown_place_is_on_the_card_of_the_context(tmp_path: Path) -> None:
     """This driver takes every type. Host types pass, whatever their size; the unknown is charged or refused."""
     arbiter = s.FakeArbiter(tmp_path, [GIB])
     with s.governed(tmp_path, [GIB]) as probe:

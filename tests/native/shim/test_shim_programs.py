@@ -287,7 +287,7 @@ d.call("cuMemAddressFree", base, c.c_size_t(4 * GIB))
     assert "allocation of 8.0 GiB refused" in err
 
 
-def test_what_is_told_is_what_can_be_had(rig: Rig) -> None:
+def test_reported_memory_can_be_allocated(rig: Rig) -> None:
     """cuMemGetInfo, cuDeviceTotalMem and the allocations of every kind agree to the byte."""
     code = """
     d = Cuda(); t = c.c_size_t(); d.call("cuDeviceTotalMem_v2", c.byref(t), 0)

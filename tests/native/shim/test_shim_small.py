@@ -57,7 +57,7 @@ def test_a_stream_of_them_rings_and_is_seen(arbiter: s.FakeArbiter, probe: s.Pro
     assert arbiter.card.proc("unmarked") == 0
 
 
-def test_rare_ones_are_nobodys_business(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+def test_rare_ones_are_not_waited_for(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     """An idle online program that looks at a word now and then takes the card from nobody."""
     arbiter.card.set(s.NOTIFY | s.TRACK)
     for _ in range(3 * SUM):
@@ -66,7 +66,7 @@ def test_rare_ones_are_nobodys_business(arbiter: s.FakeArbiter, probe: s.Probe) 
     assert (arbiter.card.rings(), arbiter.card.proc("launches")) == (0, 0)
 
 
-def test_those_in_a_capture_wait_for_nobody(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+def test_those_in_a_capture_do_not_wait(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     assert probe.ask("capture 0") == 0
     assert probe.ask("capturing 0 1") == 0
     arbiter.card.set(s.CLOSED | s.TRACK)

@@ -1,4 +1,4 @@
-"""Faults on demand in the simulated driver: each does what it says, and to nobody else."""
+"""Faults on demand in the simulated driver: each has its effect, and only on its target."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_sticky_error_kills_one_process_only(sim: Simulator) -> None:
     ]
 
 
-def test_a_sticky_error_wakes_those_who_wait(sim: Simulator) -> None:
+def test_a_sticky_error_wakes_waiting_threads(sim: Simulator) -> None:
     process = spawn(
         sim,
         """

@@ -95,7 +95,7 @@ def test_words_arrive_in_every_kind_of_memory(
     assert process.returncode == 0
 
 
-def test_memory_of_the_dead_is_let_go(sim: Simulator) -> None:
+def test_memory_of_dead_processes_is_released(sim: Simulator) -> None:
     process = spawn(
         sim,
         PROGRAM

@@ -28,7 +28,7 @@ def in_client(sim: Simulator, code: str, **env: str) -> str:
     return run(sim, head + textwrap.dedent(code), **env)
 
 
-def test_the_file_is_the_one_that_is_told(sim: Simulator) -> None:
+def test_the_file_is_the_announced_one(sim: Simulator) -> None:
     out = run(
         sim,
         "Cuda(); import sim_rm\nprint([(lambda s: (s.st_dev, s.st_ino))(os.fstat(f)) for f in sim_rm.files()])",

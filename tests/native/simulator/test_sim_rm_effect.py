@@ -313,7 +313,7 @@ def test_two_hundred_stops_change_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("per_context", [False, True])
-def test_contexts_come_and_go_while_somebody_commands(tmp_path: Path, per_context: bool) -> None:
+def test_contexts_come_and_go_during_commands(tmp_path: Path, per_context: bool) -> None:
     """Orders hit groups that are just made or destroyed: refused or carried out, never anything worse."""
     code = """
         import sys, threading, sim_rm

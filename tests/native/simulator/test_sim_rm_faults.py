@@ -27,7 +27,7 @@ def sim(tmp_path: Path) -> Iterator[Simulator]:
         yield made
 
 
-def test_a_command_answers_what_it_is_told(sim: Simulator) -> None:
+def test_a_command_answers_the_configured_status(sim: Simulator) -> None:
     with clients(sim, 2) as (one, two):
         assert sim.control(f"error call=rm.schedule code=0x65 times=2 pid={one.pid}") == 1
         one.ask("g.launch(20_000, s)")
@@ -69,7 +69,7 @@ def test_a_refused_group_is_a_refused_context(sim: Simulator) -> None:
         assert one.number("g.raw('cuCtxCreate_v2', c.byref(c.c_void_p()), 0, 0)") == 0
 
 
-def test_one_slow_call_stops_nobody_else(sim: Simulator) -> None:
+def test_one_slow_call_stops_no_other(sim: Simulator) -> None:
     with clients(sim, 3) as (one, two, three):
         sim.control(f"delay call=rm.schedule us=700000 pid={one.pid}")
         sim.control(f"block call=rm.schedule pid={three.pid}")
@@ -96,7 +96,7 @@ def test_a_slow_order_takes_effect_late(sim: Simulator) -> None:
         assert one.number("g.raw('cuStreamQuery', s)") == 0
 
 
-def test_whoever_hangs_can_be_killed(sim: Simulator) -> None:
+def test_a_hanging_process_can_be_killed(sim: Simulator) -> None:
     with clients(sim) as (one,):
         sim.control("block call=rm.schedule")
         one.tell(STOP)

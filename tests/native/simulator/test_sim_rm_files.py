@@ -1,4 +1,6 @@
-"""Who may use a client of the simulated control device: the open file counts, as long as anybody has it."""
+"""Access to a client of the simulated control device: by the open
+file, while any process has it.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def test_a_file_works_in_another_process(sim: Simulator, tmp_path: Path, way: ob
     assert not list(trespasses(log_of(sim)))
 
 
-def test_a_fresh_file_is_somebody_else(sim: Simulator) -> None:
+def test_a_fresh_file_is_another_client(sim: Simulator) -> None:
     """Even root's, and even in the same process: only the file that made a client may use it."""
     with clients(sim) as (one,):
         fd = os.open(f"/proc/{one.pid}/fd/{one.ask('r.fd')}", os.O_RDWR | os.O_CLOEXEC)

@@ -126,7 +126,7 @@ def test_job_without_card_and_share_does_not_need_the_daemon(tmp_path, kind, com
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_whole_cards_that_slurm_did_not_give_are_told_to_the_daemon(run_dir, daemon):
+def test_whole_cards_that_slurm_did_not_give_are_reported_to_the_daemon(run_dir, daemon):
     served = daemon(lambda _: b"qgpu-hook/1 0\0")
     for tag in ("qgpu/1 whole; mine", " qgpu/1 whole"):
         env = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n1", "SLURM_JOB_EXTRA": tag}

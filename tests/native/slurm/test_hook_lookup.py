@@ -1,4 +1,4 @@
-"""A job with a card and without a tag: the hook asks slurmctld what it holds, and nobody else's job does that."""
+"""For a job with a card and no tag, and for no other, the hook asks slurmctld what it holds."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_untagged_card_is_looked_up(ask):
         {"QGPU_NATIVE_SHARE": "30"},
     ],
 )
-def test_nobody_else_is(ask, change):
+def test_no_other_job_is_looked_up(ask, change):
     assert ask(UNTAGGED | change, "echo 4711 gres/gpu=1") == (None, "")
 
 

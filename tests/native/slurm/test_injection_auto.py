@@ -1,4 +1,6 @@
-"""`injection: auto`: mount where the node can, found out by trying; else preload, and everybody is told why."""
+"""`injection: auto`: mount where a trial succeeds, else preload, with
+the reason in log and status.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def told(chain: Chain) -> dict[str, str]:
     return {name: str(answer[name]) for name in ("injection", "injection_why")}
 
 
-def test_nobody_tried_so_jobs_are_preloaded_and_it_is_said(chain: Chain) -> None:
+def test_without_a_trial_jobs_are_preloaded_and_it_is_logged(chain: Chain) -> None:
     assert "event=injection mode=preload" in chain.log() and "nobody has tried" in chain.log()
     assert told(chain) == {"injection": "preload", "injection_why": NOT_TRIED}
     assert given(chain, 7) == 0

@@ -56,7 +56,7 @@ def test_what_is_packed_comes_back(pack: ctypes.CDLL, count: int, word: str | No
 
 
 @given(st.integers(0, 2**64 - 1).filter(lambda number: number >> 60 != 0xA))
-def test_a_number_of_somebody_else_is_refused(pack: ctypes.CDLL, number: int) -> None:
+def test_a_number_of_another_plugin_is_refused(pack: ctypes.CDLL, number: int) -> None:
     assert unpack(pack, number) is None
 
 

@@ -204,7 +204,7 @@ def test_the_user_cannot_change_what_was_mounted(site: Site) -> None:
             assert site.shell(f"{attempt} {place} 2>/dev/null && echo done || echo refused") == "refused"
 
 
-def test_nothing_stays_mounted_and_nobody_else_sees_it(site: Site) -> None:
+def test_nothing_stays_mounted_and_no_other_process_sees_it(site: Site) -> None:
     site.grant("mount")
     before = Path("/proc/self/mountinfo").read_text()
     inside = site.shell("cat /proc/self/mountinfo")
@@ -293,7 +293,7 @@ def _cache(entries: int, strings: bytes, count: int | None = None) -> bytes:
     ],
     ids=["empty", "short", "old", "beyond", "many"],
 )
-def test_a_damaged_cache_of_ld_so_harms_nobody(site: Site, tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_cache_of_ld_so_does_no_harm(site: Site, tmp_path: Path, content: bytes) -> None:
     site.grant("mount")
     own = tmp_path / "cache"
     own.write_bytes(content)

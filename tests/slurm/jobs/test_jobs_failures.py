@@ -67,7 +67,7 @@ def test_twenty_jobs_outlive_the_death_of(live: Live, service: str) -> None:
         assert (row.end_reason, row.share) == ("epilog", 20)
 
 
-def test_a_suspended_job_holds_nobody_up_and_goes_on(live: Live) -> None:
+def test_a_suspended_job_delays_no_other_and_continues(live: Live) -> None:
     node = ("-w", live.nodes[0])
     online = live.submit(
         f"{work('--length', '4')}; echo done", "--qos=online", "--gres=qgpu:40,qgpu_mem:4G", *node

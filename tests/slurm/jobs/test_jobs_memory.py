@@ -1,4 +1,4 @@
-"""The memory cap of a job: over all its steps, with one clear sentence, and at nobody else's cost."""
+"""The memory cap of a job: over all its steps, with one clear sentence, without harm to others."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_a_share_never_spans_two_cards(live: Live) -> None:
     assert live.state(split) == "PENDING"
 
 
-def test_a_whole_card_is_shared_with_nobody(live: Live) -> None:
+def test_a_whole_card_is_not_shared(live: Live) -> None:
     node = ("-w", live.nodes[1])
     whole = running(live, "offline", "qgpu:100", *node)
     share = running(live, "offline", "qgpu:1,qgpu_mem:64M", *node)

@@ -66,7 +66,7 @@ def accounts(live: Live) -> Iterator[None]:
         live.run("sacctmgr", "-i", "delete", "account", "parts", "only")
 
 
-def test_qos_and_class_are_the_same_whoever_chose(live: Live) -> None:
+def test_qos_and_class_agree_however_chosen(live: Live) -> None:
     assert qos_of(live, "--qos=OnLine") == "online online"
     with accounts(live):
         # Lua's default is that of the association without a partition: online, which is not for this partition.

@@ -81,7 +81,7 @@ def placed(live: Live) -> list[int | None]:
     return found
 
 
-def test_what_online_reserves_decides_who_shares_a_card(live: Live) -> None:
+def test_what_online_reserves_decides_which_jobs_share_a_card(live: Live) -> None:
     assert placed(live) == BOTH
     live.empty()
     with site(live, lambda text: text + "classes: {online: {reserves: [memory], overcommit: 400}}\n"):

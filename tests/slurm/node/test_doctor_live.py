@@ -61,7 +61,7 @@ def test_an_ordinary_user_sees_the_same(live: Live) -> None:
     assert faults(doctor(live, user="alice")) == {}
 
 
-def test_a_login_host_is_told_apart(live: Live) -> None:
+def test_a_login_host_is_recognised(live: Live) -> None:
     checks = doctor(live, "--role", "login")
     assert faults(checks) == {} and "login" in {check["group"] for check in checks.values()}
     assert "this host is a login" in checks["config"]["text"] and "qgpud" not in checks

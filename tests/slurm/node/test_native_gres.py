@@ -298,7 +298,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_node_that_is_configured_wrongly_is_told_so(live: Live, fault: str) -> None:
+def test_a_wrongly_configured_node_is_reported(live: Live, fault: str) -> None:
     *changes, sentence = FAULTS[fault]
     etc = live.sandbox.layout.etc
     cards = live.paths(live.nodes[0]).sim_dir / "dev" / "qgpusim[0-1]"

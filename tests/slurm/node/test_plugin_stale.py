@@ -1,4 +1,6 @@
-"""A SPANK plugin that Slurm does not load: no job with a card starts, the node says why, and the rest runs on."""
+"""A SPANK plugin that Slurm does not load: no job with a card starts, the node shows why, others
+run.
+"""
 
 from __future__ import annotations
 

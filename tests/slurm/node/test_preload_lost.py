@@ -1,4 +1,4 @@
-"""A batch script that sets LD_PRELOAD anew: with `injection: preload` the job's user reads of it."""
+"""A batch script that replaces LD_PRELOAD: with `injection: preload` the job's user is notified."""
 
 from __future__ import annotations
 

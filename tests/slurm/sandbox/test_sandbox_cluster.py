@@ -130,7 +130,7 @@ def test_tasks_find_the_simulated_driver_of_their_node(sandbox: Sandbox) -> None
     assert {"libcuda.so.1", "libnvidia-ml.so.1"} <= set(libraries)
 
 
-def test_exec_refuses_unknown_users_and_says_who_there_is(sandbox: Sandbox) -> None:
+def test_exec_refuses_unknown_users_and_names_the_existing_ones(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxError, match="its users are alice and bob"):
         sandbox.run(["true"], user="carol")
 

@@ -65,7 +65,7 @@ def test_work_that_nvml_tells_a_second_late_is_nothing_to_say():
     assert not told.found
 
 
-def test_time_in_which_nobody_looked_is_nobodys():
+def test_time_without_a_sample_is_not_counted():
     told = Told().go(20, 50, 50)
     told.now += 30 * SECOND
     assert not told.go(1, 100, 3000).go(20, 50, 50).found
@@ -78,7 +78,7 @@ def test_processes_that_change_are_one_job():
     assert told.found
 
 
-def test_what_nobody_can_tell_is_not_compared():
+def test_unmeasured_time_is_not_compared():
     assert not Told().go(60, None, 0).found, "MIG"
     assert not Told().go(60, 90, 10, measured=False).found, (
         "without isolation the card divides its time itself"
@@ -92,7 +92,7 @@ def test_a_tenant_that_counts_from_zero_again_begins_a_new_window():
     assert told.go(20, 90, 40).found
 
 
-def test_after_it_was_acted_upon_a_whole_window_is_looked_at_anew():
+def test_after_an_action_a_whole_new_window_is_sampled():
     told = Told().go(20, 90, 10)
     assert told.found
     told.watch.forget(KEY)
@@ -162,7 +162,7 @@ def test_only_points_before_every_later_window_are_dropped(steps: list[tuple[int
         assert kept[0].at_ns >= now - 14 * SECOND, "they do not pile up"
 
 
-def test_process_that_ended_since_the_last_look_still_counts():
+def test_process_that_ended_since_the_last_sample_still_counts():
     watch = BusyWatch(2 * SECOND, 5, SECOND)
     pids = {0: [50], 1: [50], 2: [51]}
     for second in range(30):

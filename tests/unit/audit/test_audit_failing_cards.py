@@ -1,4 +1,4 @@
-"""One card of several whose NVML fails: the others are looked at, and what was known of that one stays."""
+"""One card of several whose NVML fails: others are sampled, and its last state stays."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_others_are_judged_and_the_failure_is_said_once(node, nvml, service, lin
     assert len(lines("event=card-failed")) == 2
 
 
-def test_library_is_opened_anew_for_a_new_failure_and_not_for_each_look(node, nvml, service):
+def test_library_is_reopened_for_a_new_failure_and_not_for_each_sample(node, nvml, service):
     """A handle may be of before a reset; but anew it is asked for samples that were counted already."""
     nvml.bad = {cards(node)[0]}
     looks(service, 50)
@@ -114,7 +114,7 @@ def test_a_stop_outlasts_a_failure(node, nvml, service, child, lines):
     assert stopped(child), "nobody saw that it holds less"
 
 
-def test_dead_on_a_healthy_card_are_let_go_and_on_the_other_not(node, nvml, service):
+def test_dead_on_a_healthy_card_are_released_and_on_the_other_not(node, nvml, service):
     bad, good = cards(node)
     nvml.bad = {bad}
     node.dead_pids.update((50, 51))

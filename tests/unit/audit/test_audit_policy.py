@@ -1,4 +1,4 @@
-"""The audit's policy: work that is not booked, who is acted upon again, and who is excused for how long."""
+"""The audit's policy: unbooked work, repeated actions, and the length of exemptions."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_work_of_an_unregistered_process_is_that_findings_affair(node, clock, po
     assert len(lines("audit-unregistered")) == 1 and not lines("audit-busy")
 
 
-def test_liar_is_not_looked_for_where_the_card_weighs_by_itself(node, clock, policed, child, lines):
+def test_busy_time_is_not_compared_where_the_card_weighs_by_itself(node, clock, policed, child, lines):
     service, pid = policed("log"), child()
     service.inspector.weights = True
     node.arbiter.procs = [ProcessUse(9, card(node), pid, GIB)]
@@ -162,7 +162,7 @@ def held(node, clock, policed, child) -> tuple[NodeService, int]:
     return service, pid
 
 
-def test_stopped_process_that_its_user_lets_go_on_is_stopped_again(node, clock, policed, child, lines):
+def test_stopped_process_that_its_user_continues_is_stopped_again(node, clock, policed, child, lines):
     service, pid = held(node, clock, policed, child)
     for times in range(1, 6):
         os.kill(pid, signal.SIGCONT)
@@ -185,7 +185,7 @@ def test_who_lets_it_go_on_now_and_then_does_not_get_it_killed(node, clock, poli
         assert is_stopped(pid)
 
 
-def test_process_that_the_signal_does_not_reach_is_not_one_that_was_let_go_on(
+def test_process_that_the_signal_has_not_reached_does_not_count_as_continued(
     node, clock, policed, child, lines
 ):
     """As in the kernel's hands (D), or thawed with the signal still pending."""
@@ -203,7 +203,7 @@ def test_process_that_the_signal_does_not_reach_is_not_one_that_was_let_go_on(
     assert "times=1 action=stop" in said, "seen at rest, and then not"
 
 
-def test_process_that_is_let_go_on_before_each_look_is_killed(node, clock, policed, child, lines):
+def test_process_continued_before_each_sample_is_killed(node, clock, policed, child, lines):
     service, pid = held(node, clock, policed, child)
     for _ in range(6):  # never seen at rest: its user sends SIGCONT all the time
         os.kill(pid, signal.SIGCONT)
@@ -227,7 +227,7 @@ def test_administrator_pardons_a_job(node, clock, policed, child, lines):
     assert is_stopped(other), "a pardon ends with the grant"
 
 
-def test_pardon_lets_go_on_what_was_stopped_before_qgpud_started_anew(node, clock, policed, child):
+def test_pardon_continues_processes_stopped_before_a_restart_of_qgpud(node, clock, policed, child):
     service, pid = policed("stop"), child()
     others, stranger, root, elsewhere = child(), child(), child(), child()
     node.jobs_of_pids[stranger] = 10
@@ -288,7 +288,7 @@ def test_job_on_a_card_that_it_was_not_granted_is_found_and_killed(node, clock, 
     )
 
 
-def test_job_without_a_grant_here_is_a_stranger_on_granted_cards_only(node, clock, policed, child, lines):
+def test_job_without_a_grant_here_is_found_on_granted_cards_only(node, clock, policed, child, lines):
     service, pid = policed("kill"), child()
     node.jobs_of_pids[pid] = 4711  # of Slurm's, with a whole card that qgpu does not manage
     for index in (0, 1):
@@ -335,9 +335,7 @@ def excused_for(service: NodeService, clock: FakeClock, lines, most: int) -> int
     return most
 
 
-def test_stopped_process_is_excused_for_a_while_where_utilisation_is_not_told(
-    node, clock, policed, child, lines
-):
+def test_stopped_process_is_exempt_for_a_while_without_utilisation(node, clock, policed, child, lines):
     service, pid = policed("log"), child()
     service.inspector.stopped = {pid}.__contains__
     node.nvml.put(card(node), GpuProcess(pid, GIB))
@@ -346,7 +344,7 @@ def test_stopped_process_is_excused_for_a_while_where_utilisation_is_not_told(
     assert 300 <= excused_for(service, clock, lines, 900) < 310
 
 
-def test_another_process_behind_decoys_has_no_excuse_of_its_own(node, clock, policed, lines):
+def test_another_process_behind_decoys_has_no_exemption_of_its_own(node, clock, policed, lines):
     """A job with as many registered processes as it may have: the 129th is not excused anew with each number."""
     service = policed("log")
     node.nvml.tells_busy = False
@@ -362,7 +360,7 @@ def test_another_process_behind_decoys_has_no_excuse_of_its_own(node, clock, pol
     assert lines("audit-unregistered")
 
 
-def test_new_arbiter_is_a_new_excuse(node, clock, policed, child, lines):
+def test_new_arbiter_renews_the_exemption(node, clock, policed, child, lines):
     service, pid = policed("log"), child()
     node.nvml.tells_busy = False
     service.inspector.stopped = {pid}.__contains__

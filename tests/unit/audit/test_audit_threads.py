@@ -1,4 +1,4 @@
-"""Processes with more threads than one look reads: nobody is punished on a guess, nor let go on."""
+"""Processes with more threads than one sample reads: neither killed nor continued on a guess."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def uuid(node: FakeNode) -> str:
     return node.nvml.cards()[0].uuid
 
 
-def test_stopped_process_of_whom_nobody_can_tell_is_stopped_again_and_not_killed(node, service, child, lines):
+def test_process_in_unknown_state_is_stopped_again_and_not_killed(node, service, child, lines):
     node.nvml.put(uuid(node), GpuProcess(child, GIB))
     looks(node, service, 3)
     os.waitpid(child, os.WUNTRACED)
@@ -47,9 +47,7 @@ def test_stopped_process_of_whom_nobody_can_tell_is_stopped_again_and_not_killed
     assert stopped(child)
 
 
-def test_process_of_whom_nobody_can_tell_whether_it_is_stopped_is_excused_for_a_while(
-    node, service, child, lines
-):
+def test_process_in_unknown_state_is_exempt_for_a_while(node, service, child, lines):
     service.inspector.stopped = lambda pid: None
     node.nvml.put(uuid(node), GpuProcess(child, GIB))
     looks(node, service, 290)
@@ -58,7 +56,7 @@ def test_process_of_whom_nobody_can_tell_whether_it_is_stopped_is_excused_for_a_
     assert len(lines("audit-unregistered")) == 1
 
 
-def test_each_look_begins_with_all_its_threads(node, service):
+def test_each_sample_begins_with_the_full_thread_budget(node, service):
     budget = service.inspector.threads
     budget._left = 0
     looks(node, service, 1)

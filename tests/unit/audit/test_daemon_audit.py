@@ -1,4 +1,4 @@
-"""The audit: what NVML sees against grants and registered processes, and what is done to whom."""
+"""The audit: NVML's view against grants and registrations, and the actions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_process_that_never_registered_is_named():
     assert kinds(look([(50, GIB), (51, GIB)], [(50, GIB)])) == [("unregistered", 51)]
 
 
-def test_process_of_no_job_or_of_a_job_without_this_card_is_a_stranger():
+def test_process_of_no_job_or_of_a_job_without_this_card_is_found():
     assert kinds(look([(77, None), (78, 5)], jobs={78: 10})) == [("stranger", 77), ("stranger", 78)]
 
 
@@ -104,7 +104,7 @@ def test_dead_process_is_neither_a_finding_nor_overhead():
     assert kinds(found) == [] and found.overhead == {(9, U): 0}
 
 
-def test_without_a_list_nobody_is_unregistered_and_nothing_charged():
+def test_without_a_list_no_process_is_unregistered_and_nothing_charged():
     seen = {U: CardUsage((GpuProcess(50, GIB),), GIB)}
     found = audit(seen, [grant()], Registered(None, None), {50: 9}.get, 0)
     assert kinds(found) == [] and found.overhead == {}
@@ -123,7 +123,7 @@ def uuid(node: FakeNode) -> str:
     return node.nvml.cards()[0].uuid
 
 
-def test_unregistered_process_is_said_once_after_three_looks(node, service, lines):
+def test_unregistered_process_is_logged_once_after_three_samples(node, service, lines):
     node.jobs_of_pids.update({50: 9, 51: 9})
     node.arbiter.procs = [ProcessUse(9, uuid(node), 50, 2 * GIB)]
     node.nvml.put(uuid(node), GpuProcess(50, 3 * GIB), GpuProcess(51, GIB), busy={51: 40})
@@ -147,7 +147,7 @@ def test_nothing_is_said_of_a_process_that_is_gone_already(node, service, lines)
     assert lines("event=audit") == []
 
 
-def test_overhead_is_told_again_to_a_new_arbiter_and_to_a_job_that_came_again(node, service):
+def test_overhead_is_sent_again_to_a_new_arbiter_and_for_a_repeated_job(node, service):
     node.jobs_of_pids[50] = 9
     node.arbiter.procs = [ProcessUse(9, uuid(node), 50, GIB)]
     node.nvml.put(uuid(node), GpuProcess(50, 2 * GIB))
@@ -164,7 +164,7 @@ def test_overhead_is_told_again_to_a_new_arbiter_and_to_a_job_that_came_again(no
         assert node.arbiter.overheads == {(9, uuid(node)): GIB}
 
 
-def test_lost_card_does_not_end_the_look_at_the_others(node, service, lines):
+def test_lost_card_does_not_end_the_sample_of_the_others(node, service, lines):
     service.prolog(env(10) | {"SLURM_JOB_GPUS": "1"})
     other = node.nvml.cards()[1].uuid
     node.nvml.lose(uuid(node))
@@ -174,7 +174,7 @@ def test_lost_card_does_not_end_the_look_at_the_others(node, service, lines):
     assert len(lines("audit-stranger")) == 1 and lines("nvml-failed") == []
 
 
-def test_stopped_process_cannot_register_with_a_new_arbiter_and_is_not_punished_for_it(node, service, lines):
+def test_stopped_process_cannot_register_with_a_new_arbiter_and_is_exempt(node, service, lines):
     """`scontrol suspend`, and meanwhile qgpu-arbiter is upgraded: patience begins when the job goes on."""
     stopped = {50}
     service.inspector.stopped = stopped.__contains__
@@ -198,7 +198,7 @@ def test_stopped_process_cannot_register_with_a_new_arbiter_and_is_not_punished_
     assert len(lines("audit-unregistered")) == 2, "whom the administrator lets go on is not found again"
 
 
-def test_one_process_more_than_a_job_may_have_waits_and_is_not_punished(node, service, lines):
+def test_one_process_more_than_a_job_may_have_waits_and_is_exempt(node, service, lines):
     """The arbiter answers ENOSPC (registration.md): it has the shim, and no place yet."""
     node.jobs_of_pids.update(dict.fromkeys(range(1000, 1130), 9))
     node.arbiter.procs = [ProcessUse(9, uuid(node), pid, 0) for pid in range(1000, 1128)]
@@ -230,7 +230,7 @@ def child() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "60"])
 
 
-def test_kill_reaches_the_jobs_process_and_nobody_elses():
+def test_kill_reaches_only_the_jobs_process():
     mine, other, stranger = child(), child(), child()
     try:
         job = {mine.pid: 9, other.pid: 10}
@@ -254,7 +254,7 @@ def test_process_of_another_user_is_left_alone_even_in_the_jobs_cgroup():
         process.wait()
 
 
-def test_stop_stops_and_the_administrator_can_look():
+def test_stop_stops_and_the_administrator_can_inspect():
     process = child()
     try:
         assert send_action("stop", [process.pid], grant(uid=os.getuid()), {process.pid: 9}.get) == [

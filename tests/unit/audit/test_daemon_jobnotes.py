@@ -1,4 +1,4 @@
-"""A job is told once that a program of it runs without limits; nothing of that holds the daemon up."""
+"""A job is notified once of a program without limits; the daemon never waits for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def said(scontrol: Path, notes: JobNotes) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_a_job_is_told_once(scontrol: Path) -> None:
+def test_a_job_is_notified_once(scontrol: Path) -> None:
     notes = JobNotes(str(scontrol))
     for pid in (12, 13):
         notes.notify(finding(pid=pid), "log")

@@ -1,4 +1,4 @@
-"""What /proc tells of processes whose threads are not all in one state, and of frozen cgroups."""
+"""/proc of processes whose threads differ in state, and of frozen cgroups."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_look_ends_at_the_first_thread_that_goes_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("most", "told"), [(6, [True, True]), (5, [True, None]), (0, [None, None])])
-def test_one_look_reads_so_many_threads_of_all_processes_together(tmp_path, most, told):
+def test_one_sample_reads_a_bounded_number_of_threads(tmp_path, most, told):
     process(tmp_path, "TTTT")
     budget = ThreadBudget(most)
     for _ in range(2):
@@ -154,7 +154,7 @@ def test_who_goes_on_is_seen_however_many_threads_others_have(tmp_path):
     assert not stop_waits(10, tmp_path, ThreadBudget(0))
 
 
-def test_zombie_with_more_threads_than_are_looked_through_counts_as_alive(tmp_path, monkeypatch):
+def test_zombie_with_more_threads_than_the_budget_counts_as_alive(tmp_path, monkeypatch):
     process(tmp_path, "Z" * 20)
     assert not alive(10, tmp_path)
     monkeypatch.setattr(procs.ThreadBudget.__init__, "__defaults__", (10,))

@@ -1,4 +1,6 @@
-"""The judge of the bench of hardware preemption: lost work is seen, and what the arbiter says is added up."""
+"""The judge of the bench of hardware preemption: lost work is found, the arbiter's counters are
+summed.
+"""
 
 from __future__ import annotations
 

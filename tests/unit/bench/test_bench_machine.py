@@ -1,4 +1,4 @@
-"""What the bench says of its machine, and how it chooses among runs."""
+"""The bench's description of its machine, and its choice among runs."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def piece(start_ms: int, end_ms: int, pid: int) -> Interval:
     return Interval(start_ms * MS, end_ms * MS, start_ms * MS, pid, 0, pid, 17, Kind.KERNEL, Piece.LAST, 1, 0)
 
 
-def test_what_is_due_follows_who_is_there() -> None:
+def test_what_is_due_follows_the_present_tenants() -> None:
     """30 and 70 for the first half, then 50 joins: 15 + 10, 35 + 23.3, 16.7 percent."""
     always = (0, 100)
     due = mixes.due_points({1: 30, 2: 70, 3: 50}, {1: always, 2: always, 3: (50, 130)}, 0, 100)
@@ -30,7 +30,7 @@ def test_what_is_due_follows_who_is_there() -> None:
     assert mixes.due_points({1: 30}, {1: (20, 60)}, 0, 100) == {1: 40.0}, "nobody is due an empty card"
 
 
-def test_come_and_go_is_judged_while_somebody_is_there() -> None:
+def test_come_and_go_is_judged_while_a_tenant_is_present() -> None:
     """Job 8 is there for the second half of 100 ms and gets half of it, as it should; then it gets a fifth."""
 
     def error(first: int) -> float:

@@ -1,4 +1,4 @@
-"""What qgpu costs a program that is alone on its card: in which state, and how it is said."""
+"""The cost of qgpu for a program alone on its card: its state, and the figure's text."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_patterns_with_few_bursts_are_pooled() -> None:
     assert preempt.grouped({"many": many}) == {"many": many}
 
 
-def test_the_worst_pattern_is_the_figure_and_all_are_told() -> None:
+def test_the_worst_pattern_is_the_figure_and_all_are_reported() -> None:
     found = {"calm": [float(i) for i in range(100)], "wild": [150.0] * 101, "few": [500.0], "none": []}
     figure = preempt.worst_pattern("gate_close_us_p99", found, 200, "us")
     assert (figure.value, figure.verdict, figure.runs) == (500.0, "short", 202)

@@ -191,7 +191,7 @@ def test_launches_that_stay_in_the_driver_are_short_in_a_line_of_their_own() -> 
     assert (executed.value, executed.verdict) == (4.0, "reported")
 
 
-def test_whoever_sits_in_a_launch_call_loses_alone() -> None:
+def test_only_the_tenant_in_a_launch_call_loses() -> None:
     """At that point shares are not those of tenants that always have work; the neighbour's part is judged instead."""
     seen = found(result(harvest=0.9, share=errors(total=20.0)), fixed=errors(lost=1.5, above=1.2), ratio=1.2)
     figures = judged({Point(): found(), Point(stalls="call"): seen})

@@ -1,4 +1,4 @@
-"""`qgpu run` before its command starts: what is wrong never looks like the command's own exit status."""
+"""`qgpu run` before its command starts: no error looks like the command's exit status."""
 
 from __future__ import annotations
 

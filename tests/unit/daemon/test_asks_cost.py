@@ -1,4 +1,4 @@
-"""What a question costs everybody else, and changes that can be neither made nor undone."""
+"""The cost of a question for other users, and changes that can be neither made nor undone."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_time_that_a_user_took_counts_as_questions(server, sock):
     assert answers(server, sock, [ROOT] * PER_SECOND, True) == PER_SECOND
 
 
-def test_strangers_pay_together_for_the_time_that_they_took(server, sock):
+def test_unknown_uids_pay_together_for_their_time(server, sock):
     uids = list(range(10**6, 10**6 + UNKNOWN_PER_SECOND // 2))
     assert 1 <= answers(server, sock, uids, False) < len(uids) // 2
     assert answers(server, sock, [USER], True) == 1, "nor do those who may run programs"

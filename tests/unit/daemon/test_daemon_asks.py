@@ -100,7 +100,7 @@ def test_reset_goes_back_to_the_configuration_for_ever(node, asks):
     assert str(node.arbiter.plans[uuid(node)].slice) == "2ms"
 
 
-def test_change_while_the_arbiter_is_away_is_told_when_it_is_back(node, service, asks):
+def test_change_without_an_arbiter_is_sent_when_it_is_back(node, service, asks):
     node.arbiter.running = False
     service.lose_arbiter("x")
     assert ask(asks, "card-set", card="0", values={"slice": "1ms"})["reached"] is False
@@ -138,7 +138,7 @@ def test_bad_change_is_refused_with_a_sentence(asks, question, sentence):
     assert body["ok"] is False and sentence in body["error"]
 
 
-def test_only_root_may_change_a_card_and_everybody_may_look(service):
+def test_only_root_may_change_a_card_and_all_users_may_read(service):
     asks = Asks(service, 0)
     for op in ("card-set", "card-reset", "job-pardon"):
         body = ask(asks, op, peer(uid=1000), card="0", values={"slice": "1ms"}, job=9)
@@ -246,7 +246,7 @@ def test_whole_card_job_leaves_nothing(service, asks):
     assert "card 0 belongs to a job as a whole" in run(asks, card="0")["error"]
 
 
-def test_user_without_permission_is_told_what_to_do(service):
+def test_user_without_permission_reads_what_to_do(service):
     asks = Asks(service, 0)
     body = run(asks, peer(uid=12345))
     assert (

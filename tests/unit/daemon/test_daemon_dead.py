@@ -1,4 +1,6 @@
-"""Dead processes that the driver still holds: who is told of them, and who charges them when an arbiter dies too."""
+"""Dead processes that the driver still lists: the report, and the
+charge when an arbiter dies too.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def uuid(node: FakeNode) -> str:
     return node.nvml.cards()[0].uuid
 
 
-def test_dead_process_is_let_go_when_the_driver_does_not_list_it(node, service):
+def test_dead_process_is_released_when_the_driver_does_not_list_it(node, service):
     dead = ProcessUse(9, uuid(node), 50, GIB)
     node.nvml.put(uuid(node), GpuProcess(50, GIB))
     node.arbiter.deaths = [dead]
@@ -141,7 +143,7 @@ def test_number_of_a_process_that_a_former_arbiter_knew_is_not_its_job_for_ever(
     assert (9, uuid(node)) not in node.arbiter.overheads or not node.arbiter.overheads[9, uuid(node)]
 
 
-def test_dead_process_is_not_let_go_on_the_word_of_a_driver_that_fails(node, service):
+def test_dead_process_is_not_released_while_the_driver_fails(node, service):
     node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
     node.nvml.failure = "gone"
     service.inspector.note_deaths()
@@ -168,7 +170,7 @@ def test_process_with_the_number_of_a_dead_one_is_seen(node, service, lines):
     assert len(lines("audit-unregistered")) == 1 and node.arbiter.overheads == {(9, uuid(node)): GIB}
 
 
-def test_number_of_a_dead_process_that_lives_again_is_let_go_between_the_looks_too(node, service):
+def test_dead_process_whose_pid_is_in_use_is_released_between_samples_too(node, service):
     node.nvml.put(uuid(node), GpuProcess(50, GIB))
     node.arbiter.deaths = [ProcessUse(9, uuid(node), 50, GIB)]
     service.inspector.note_deaths()

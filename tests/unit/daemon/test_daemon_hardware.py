@@ -1,4 +1,4 @@
-"""Hardware preemption as qgpud orders it: which control device, which cards, and what people are told of it."""
+"""Hardware preemption in qgpud: control device, cards, and messages to users."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def service_of(node: FakeNode, device: ControlDevice = SIM) -> tuple[FakeNode, A
     return node, service
 
 
-def test_the_arbiter_is_told_with_the_list_and_again_after_its_restart(node: FakeNode) -> None:
+def test_the_arbiter_gets_orders_with_the_list_and_after_its_restart(node: FakeNode) -> None:
     node, service = service_of(node)
     service.start()
     uuids = {card.uuid for card in node.nvml.cards()}

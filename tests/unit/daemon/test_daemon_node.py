@@ -157,7 +157,7 @@ def test_abandoned_prolog_leaves_no_grant_and_names_the_arbiter(node, service):
     assert files(node) == set() and rows(node)[0].end_reason == "failed"
 
 
-def test_a_program_without_slurm_is_not_told_to_resume_a_node(node, service):
+def test_a_program_without_slurm_reads_nothing_of_resuming_a_node(node, service):
     node.arbiter.running = False
     assert service.prolog(env()) is None
     answer = service.abandon(9, "run the program again")
@@ -182,7 +182,7 @@ def test_grant_that_the_arbiter_refuses_is_a_broken_node(node, service, connecte
     assert service.prolog(env(10)) == Answer(0)
 
 
-def test_cards_that_appear_after_the_start_are_told_to_the_arbiter(node):
+def test_cards_that_appear_after_the_start_are_sent_to_the_arbiter(node):
     cards, node.nvml._cards = node.nvml._cards, {}
     service = node.service()
     service.start()

@@ -162,7 +162,7 @@ def test_others_are_served_while_a_prolog_waits(node, run):
         )
 
 
-def test_an_arbiter_whose_end_only_a_swallowed_error_told_of_is_handed_everything_again(node, run):
+def test_an_arbiter_whose_end_only_a_swallowed_error_showed_gets_everything_again(node, run):
     running = run(node)
     assert ask(running.path, question("prolog")) == format_answer(Answer(0))
     node.arbiter.tenants = lambda: []  # the next poll finds nothing wrong either
@@ -247,7 +247,7 @@ def test_guarded_gives_the_fallback():
     assert guarded(lambda: 4, 5) == 4
 
 
-def test_nobody_can_foretell_when_the_cards_are_looked_at(node):
+def test_jobs_cannot_predict_when_the_cards_are_sampled(node):
     chances = iter([0.0, 0.5, 1.0])
     looks = Timer(1000, lambda: None, early=lambda: next(chances))
     due = []

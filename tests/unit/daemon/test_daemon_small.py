@@ -57,7 +57,7 @@ def test_job_by_a_slurmstepd_among_the_ancestors(tmp_path):
     assert job_of_pid(999, tmp_path) is None
 
 
-def test_user_who_calls_himself_slurmstepd_is_not_believed(tmp_path):
+def test_user_process_named_slurmstepd_is_not_trusted(tmp_path):
     process(tmp_path, 1, 0, 0)
     process(tmp_path, 10, 1, 1000, "slurmstepd: [77.batch]\0")
     process(tmp_path, 11, 10)
@@ -160,7 +160,7 @@ def test_notify_reaches_systemd_and_is_silent_without(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", sorted(SAMPLES_NEEDED))
-def test_finding_counts_after_some_looks_and_anew_after_it_was_gone(kind):
+def test_finding_counts_after_some_samples_and_again_after_it_was_gone(kind):
     looks = SAMPLES_NEEDED[kind]
     finding = Finding(kind, "GPU-1", 5, figures={"mem": 1})
     again = Finding(kind, "GPU-1", 5, figures={"mem": 2})  # other figures are the same finding
@@ -226,7 +226,7 @@ def test_now_and_then_a_process_that_is_just_starting_is_no_suspicion():
         ("enforcer: {isolation: none, suspend_together: false}", False),
     ],
 )
-def test_card_is_told_to_the_arbiter_as_the_configuration_says(more, together):
+def test_card_is_sent_to_the_arbiter_as_configured(more, together):
     text = (
         "version: 1\ncluster: c\ndefault_class: offline\nmodels: {h200: {memory: 80GiB}}\n"
         "nodes: [{names: n1, model: h200, count: 1, files: /dev/nvidia0}]\n"

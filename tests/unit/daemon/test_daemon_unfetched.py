@@ -1,4 +1,4 @@
-"""A grant that no task took: what qgpud logs and books at its end, and what the report says of it."""
+"""A grant that no task fetched: log, ledger and report at its end."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_the_limit_grows_by_what_was_lost_in_whole_minutes_and_once() -> None:
     assert look(limited(JOB, 720), 121, given)[0] == Action("extend", 7, 780)
 
 
-def test_what_somebody_else_changed_stays() -> None:
+def test_a_foreign_change_stays() -> None:
     given = Given(1000, given_s=120, suspended_s=61)
     assert look(limited(JOB, 3600), 130, given)[0] == Action("extend", 7, 3660)
 
@@ -45,7 +45,7 @@ def test_a_job_that_lost_nothing_gets_nothing() -> None:
     assert look(JOB, 0, None) == (None, Given(1000))
 
 
-def test_a_job_near_its_limit_gets_time_until_the_next_look_once() -> None:
+def test_a_job_near_its_limit_gets_time_until_the_next_pass_once() -> None:
     action, given = look(JOB, 120, None, now=1000 + 590, ahead=300)
     assert action == Action("extend", 7, 600 + 120 + 300)
     # it was suspended all the time since then, and is near its limit again: what it lost, and the same ahead

@@ -1,4 +1,4 @@
-"""The native carrier beside the tag: which one counts, and what is said about values that cannot be."""
+"""The native carrier beside the tag: which one counts, and messages about impossible values."""
 
 from __future__ import annotations
 

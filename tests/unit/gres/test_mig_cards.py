@@ -1,4 +1,6 @@
-"""MIG instances as cards: qgpu.yaml, gres.conf, what doctor says, NVML's inventory and the Prolog's decision."""
+"""MIG instances as cards: qgpu.yaml, gres.conf, doctor, NVML's
+inventory and the Prolog's decision.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Copies of the shim that fit a driver: where they lie, when they are made anew, and what stops them."""
+"""Copies of the shim that fit a driver: their place, when they are
+remade, and what prevents them.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ def test_a_place_that_users_cannot_enter_is_not_used(node: Path, capfd: pytest.C
     assert fitted(node).path(str(node / "driver" / CUDA)) == str(node / "2" / CUDA), "the shim as it is"
 
 
-def test_a_folder_of_somebody_else_is_not_used(node: Path) -> None:
+def test_a_folder_of_another_user_is_not_used(node: Path) -> None:
     path = Path(fitted(node).path(str(node / "driver" / CUDA)))
     path.parent.chmod(0o777)
     with pytest.raises(FitError, match="can be changed by others"):

@@ -153,7 +153,7 @@ def test_histogram_is_kept_as_json_and_only_what_grew_is_added(old: tuple[int, .
     assert closings(7, now.close_hist, before.close_hist) == [row for row in grown if row[2]]
 
 
-def test_what_is_not_told_leaves_the_sum_as_it_is(ledger, path):
+def test_what_is_not_reported_leaves_the_sum_as_it_is(ledger, path):
     ledger.open_grant(grant())
     for second, held, total in ((1, None, None), (2, 5, 5), (3, None, 5), (4, 3, 8), (5, 4, 9)):
         ledger.record([sample(busy_ns=second, held_ns=held)], (START + second) * SECOND)

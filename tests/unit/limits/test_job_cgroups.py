@@ -124,7 +124,7 @@ def node(node: FakeNode) -> FakeNode:
     return node
 
 
-def test_a_job_whose_limits_are_set_is_not_looked_through_again(
+def test_a_job_whose_limits_are_set_is_not_scanned_again(
     node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = service_of(node, tmp_path)

@@ -1,4 +1,6 @@
-"""Memory limits that the driver refuses: by card, by cgroup, for a while or for good, and what is said of it."""
+"""Memory limits that the driver refuses: by card, by cgroup, briefly or
+for good, and the messages.
+"""
 
 from __future__ import annotations
 

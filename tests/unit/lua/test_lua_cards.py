@@ -1,4 +1,4 @@
-"""--qgpu-mem and --qgpu-cards inside slurmctld: what Slurm is told, and what the user reads."""
+"""--qgpu-mem and --qgpu-cards inside slurmctld: fields for Slurm, and messages for the user."""
 
 from __future__ import annotations
 

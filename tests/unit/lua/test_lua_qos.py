@@ -39,7 +39,7 @@ def test_the_default_qos_is_asked_for_with_the_default_partition(one: Slurm) -> 
     assert written["partition"] == ""  # as the user left it
 
 
-def test_nobody_asks_for_the_qos_of_a_job_without_cards(one: Slurm) -> None:
+def test_the_qos_of_a_job_without_cards_is_not_read(one: Slurm) -> None:
     """slurmctld would look its association up under a lock, for every job of the cluster."""
     one.lua.execute(
         "real = record; function record(values, extra) local p, w = real(values, extra);"

@@ -1,4 +1,4 @@
-"""What the adapter makes of the binding's answers: lists of processes, and utilisation that is told or not."""
+"""The adapter on the binding's answers: lists of processes, and reported or missing utilisation."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def busy(driver, answer) -> dict[int, int] | None:
     return usage.busy
 
 
-def test_utilisation_that_is_not_told_is_not_none_at_all(driver):
+def test_unreported_utilisation_differs_from_no_utilisation(driver):
     assert busy(driver, fail(pynvml.NVML_ERROR_NOT_SUPPORTED)) is None
     assert busy(driver, fail(pynvml.NVML_ERROR_NOT_FOUND)) == {}, "nobody worked"
     assert busy(driver, fail(0)) == {}, "how the binding says that there is no row"
@@ -91,7 +91,7 @@ def test_old_samples_are_not_counted_again(driver):
     assert [one.usage("u").busy, one.usage("u").busy] == [{50: 90}, {}]
 
 
-def test_an_empty_card_is_not_asked_who_works(driver):
+def test_utilisation_of_an_empty_card_is_not_read(driver):
     one = driver(nvmlDeviceGetComputeRunningProcesses=rows(), nvmlDeviceGetProcessUtilization=fail(999))
     assert one.usage("u").busy == {} and one.usage("u", busy=False).busy is None
 
@@ -116,7 +116,7 @@ def test_lists_that_are_empty_nearly_always_are_read_now_and_then(driver):
     assert len(one.processes("u")) == 3
 
 
-def test_utilisation_of_an_idle_card_is_read_each_third_time_until_somebody_works(driver):
+def test_utilisation_of_an_idle_card_is_read_each_third_time_until_a_process_works(driver):
     asked: list[int] = []
     percent = [0]
     stamp = iter(range(1, 1000))

@@ -1,4 +1,4 @@
-"""What the jobs' NVML makes of the driver's samples: the hooks alone, on a library that says what a test wants."""
+"""The jobs' NVML on the driver's samples: the hooks alone, on a library controlled by the test."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def test_newest_samples_of_the_job_are_added_up(job_rate, start):
 
 
 @pytest.mark.parametrize("start", [EPOCH, 5 * SECOND], ids=["epoch", "uptime"])
-def test_what_the_job_did_before_it_fell_idle_is_not_shown_beside_others_who_work(job_rate, start):
+def test_what_an_idle_job_did_before_is_not_shown_beside_active_ones(job_rate, start):
     assert job_rate(90, (1, start, 80), (200, start + 2 * SECOND, 90)) == 0
     assert job_rate(90, (1, start, 80), (2, start + 2 * SECOND, 10), (200, start + 2 * SECOND, 80)) == 10
 
 
-def test_nor_where_nobody_works_and_all_samples_are_old(job_rate):
+def test_nor_where_no_process_works_and_all_samples_are_old(job_rate):
     assert job_rate(0, (1, EPOCH, 80)) == 0
     assert job_rate(0) == 0
 

@@ -94,7 +94,7 @@ def write_ledger_each(watched: Watched, seconds: int) -> None:
     watched.service.config = config.model_copy(update={"enforcer": enforcer})
 
 
-def test_looks_are_rare_while_nobody_watches(watched):
+def test_samples_are_rare_while_the_state_is_not_watched(watched):
     def looked() -> float:
         watched.tick()
         state = watched.observer.observer.state
@@ -109,7 +109,7 @@ def test_looks_are_rare_while_nobody_watches(watched):
     assert len({watched.tick().at for _ in range(8)}) == 8, "each second for ten seconds after a question"
 
 
-def test_a_look_shows_the_counters_that_the_ledger_just_took_and_asks_for_no_others(watched):
+def test_a_sample_shows_the_ledgers_counters_and_reads_no_others(watched):
     """With looks a second beside the ledger's samples, the arbiter would be asked twice as often."""
     asked = []
     write_ledger_each(watched, 2)

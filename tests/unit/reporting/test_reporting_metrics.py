@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from enforcer.reporting.metrics import COUNTERS, MAX_SCRAPES, NodeCollector, Publisher
 
 
-def test_before_the_first_look_there_is_nothing_but_no_error():
+def test_before_the_first_sample_there_is_nothing_but_no_error():
     assert Node().read() == {}
 
 
@@ -131,7 +131,7 @@ def test_textfile_is_what_a_scrape_would_get(tmp_path: Path):
     assert (tmp_path / "qgpu.prom").stat().st_mode & 0o777 == 0o644
 
 
-def test_those_who_dawdle_at_the_port_keep_nobody_waiting():
+def test_slow_scrapes_delay_no_other():
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

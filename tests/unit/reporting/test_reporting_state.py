@@ -1,4 +1,4 @@
-"""The live state of a node: words for what tenants do, rates, who sees whom, the file, mapping files."""
+"""The live state of a node: words for tenants' states, rates, privacy, the file, mapping files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def only(state: NodeState) -> live.TenantState:
     return tenant
 
 
-def test_first_look_knows_no_rates_and_the_second_does():
+def test_first_sample_has_no_rates_and_the_second_has():
     watcher = Watcher()
     first = only(look(watcher, [seen(busy=True, busy_ns=10)], 1))
     assert (first.share_now, first.launches_per_s, first.state) == (None, None, "running")
@@ -103,7 +103,7 @@ def test_what_is_kept_of_steady_tenants_is_what_would_be_computed(
         before = now.sample if there else None
 
 
-def test_rates_after_a_pause_are_of_the_time_since_its_last_look():
+def test_rates_after_a_pause_cover_the_time_since_the_last_sample():
     watcher = Watcher()
     look(watcher, [seen()], 1)
     watcher.same(3 * SECOND)
@@ -163,7 +163,7 @@ def test_text_comes_back_as_it_went_and_other_text_is_refused():
     owners=st.lists(st.integers(1, 5), max_size=6),
     private=st.sets(st.sampled_from(["jobs", "usage"])),
 )
-def test_nobody_sees_what_privatedata_hides(asker: int, owners: list[int], private: set[str]):
+def test_no_user_sees_what_privatedata_hides(asker: int, owners: list[int], private: set[str]):
     privacy = Privacy.of(private, [5])
     state = Watcher().sample("n1", [grant(n + 1, uid) for n, uid in enumerate(owners)], [], CARDS, 1, 1)
     shown = sorted(t.uid for card in state.visible_to(asker, privacy).cards for t in card.tenants)
@@ -212,7 +212,7 @@ def test_mapping_has_a_file_per_card_by_the_drivers_index(tmp_path: Path):
     assert (directory / "1").read_text() == "12\n" and (directory / "0").stat().st_ino == before
 
 
-def test_mapping_empties_what_a_killed_daemon_left_and_keeps_strangers(tmp_path: Path):
+def test_mapping_empties_what_a_killed_daemon_left_and_keeps_foreign_files(tmp_path: Path):
     (tmp_path / "7").write_text("99\n")
     (tmp_path / "notes").write_text("mine")
     JobMapping(tmp_path).update({"0": [1]})

@@ -69,7 +69,7 @@ def jobs(text: str) -> list[int]:
     ("privacy", "asker", "seen"),
     [(OPEN, 1000, [1, 2]), (CLOSED, 1000, [1]), (CLOSED, 3, []), (CLOSED, 7, [1, 2]), (CLOSED, 0, [1, 2])],
 )
-def test_rows_follow_who_asks(ledger, privacy, asker, seen):
+def test_rows_follow_the_asking_uid(ledger, privacy, asker, seen):
     one = view(ledger, privacy)
     assert jobs(one.answer(asker, b'{"ask":"usage","jobs":[1,2]}')) == seen
     assert jobs(one.answer(asker, b'{"ask":"usage","since":0,"until":1000}')) == seen

@@ -1,4 +1,6 @@
-"""The answer to `status` on a node with more jobs than it can list: bounded, cheap, and it says how many there are."""
+"""The answer to `status` on a node with more jobs than it can list: bounded, cheap, with their
+number.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration files of a sandbox say what the plan says."""
+"""The configuration files of a sandbox agree with its plan."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_directory_that_others_may_write_is_refused(layout: Layout) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_directory_of_somebody_else_is_refused(layout: Layout) -> None:
+def test_a_directory_of_another_user_is_refused(layout: Layout) -> None:
     make_plan().save(layout)
     os.chown(layout.state, 12345, 12345)
     with pytest.raises(SandboxError, match="belongs to uid 12345"):

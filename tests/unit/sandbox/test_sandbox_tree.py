@@ -1,4 +1,4 @@
-"""Other versions of Slurm: what is refused, what a tree is asked for, how results are told."""
+"""Other versions of Slurm: refusals, requests to a tree, and the form of results."""
 
 from __future__ import annotations
 

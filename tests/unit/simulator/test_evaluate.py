@@ -119,7 +119,7 @@ def test_release_that_passed_before_the_counted_time_is_not_taken_off_again() ->
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_allowed_is_what_a_look_at_every_moment_says(seed: int) -> None:
+def test_allowed_agrees_with_a_check_of_each_moment(seed: int) -> None:
     draw = random.Random(seed)
     edges = sorted(draw.sample(range(1, 300), 8))
     online = [ev.Burst(*pair) for pair in zip(edges[0::2], edges[1::2], strict=True)]
@@ -149,7 +149,7 @@ def test_harvest_counts_neither_an_overrun_nor_a_card_given_back_too_early() -> 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_work_inside_stretches_is_what_a_look_at_every_moment_says(seed: int) -> None:
+def test_work_inside_stretches_agrees_with_a_check_of_each_moment(seed: int) -> None:
     draw = random.Random(seed)
     edges, parts = sorted(draw.sample(range(300), 24)), sorted(draw.sample(range(300), 8))
     spans = [S(low, high, 0) for low, high in zip(edges[0::2], edges[1::2], strict=True)]

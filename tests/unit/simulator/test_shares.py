@@ -55,11 +55,11 @@ def test_weights_need_not_add_up_to_a_card() -> None:
     assert points == pytest.approx({1: 0, 2: 0})
 
 
-def test_a_window_in_which_nobody_ran_is_short_for_everybody() -> None:
+def test_a_window_without_work_is_short_for_all_tenants() -> None:
     assert sh.burst_rule([0, 0], 100, [30, 70]) == [-30, -70]
 
 
-def test_worst_says_whose_error_and_above_looks_at_too_much_only() -> None:
+def test_worst_names_the_tenant_and_above_considers_surpluses_only() -> None:
     assert sh.worst({1: 2.0, 2: -5.0}, 9) == sh.Worst(5.0, 2, 9)
     assert sh.worst({1: 2.0, 2: -5.0}, 9, "above") == sh.Worst(2.0, 1, 9)
 

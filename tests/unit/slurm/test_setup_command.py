@@ -1,4 +1,4 @@
-"""`qgpu setup` on a tree: an admin who does what it says ends with nothing left to do, and nothing of his is lost."""
+"""`qgpu setup` on a tree: after its steps nothing is left to do, and no foreign file is lost."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_an_edited_fragment_is_kept_and_said(tmp_path: Path) -> None:
     assert seal_of(prolog.read_text()) == "ours"
 
 
-def test_a_file_of_somebody_else_is_refused_but_what_render_printed_is_taken(tmp_path: Path) -> None:
+def test_a_foreign_file_is_refused_but_what_render_printed_is_taken(tmp_path: Path) -> None:
     root = tree(tmp_path)
     ours = root / "etc/slurm/qgpu"
     ours.mkdir()

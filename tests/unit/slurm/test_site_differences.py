@@ -76,7 +76,7 @@ def test_an_installed_site_has_no_difference_and_no_key_twice(version: str, more
     assert seen(files, cfg, "node", node="n3") == []
 
 
-def test_a_stock_site_is_told_the_include_lines_and_the_gres_of_its_nodes() -> None:
+def test_a_stock_site_gets_the_include_lines_and_the_gres_of_its_nodes() -> None:
     bare = STOCK.replace(f" Gres={GRES}", "").replace(f" Gres={GRES3}", "")
     found = seen({f"{E}/slurm.conf": bare}, config())
     adds = [(d.file, d.write) for d in found if d.key == "include"]
@@ -254,7 +254,7 @@ def test_the_version_that_runs_is_compared() -> None:
     assert [d.write for d in found] == ['slurm: {version: "24.11"}']
 
 
-def test_nodes_of_two_kinds_in_one_line_are_told_apart() -> None:
+def test_nodes_of_two_kinds_in_one_line_are_distinguished() -> None:
     text = STOCK.replace(f"NodeName=n[1-2] CPUs=8 Gres={GRES}\n", "").replace(
         f"NodeName=n3 CPUs=4 Gres={GRES3}", 'NodeName=n[1-5] CPUs=8 Feature="a b" Gres=gpu:1,nic:2'
     )
@@ -284,7 +284,7 @@ def test_a_line_that_is_split_keeps_the_address_of_each_node() -> None:
     assert found.todo.startswith("correct ")
 
 
-def test_nodes_with_shares_that_nobody_configured_keep_the_rest_of_their_line() -> None:
+def test_unconfigured_nodes_with_shares_keep_the_rest_of_their_line() -> None:
     text = STOCK.replace("NodeName=n3 CPUs=4", "NodeName=x3 CPUs=4 State=UNKNOWN")
     found = [d for d in seen(installed(config(), text), config()) if d.key == "Gres"]
     assert [d.write for d in found] == [f"NodeName=x3 CPUs=4 State=UNKNOWN Gres={GRES3.split(',')[0]}"]

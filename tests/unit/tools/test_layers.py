@@ -1,4 +1,4 @@
-"""tools/layers.py: the rules that no stock linter knows hold for this tree, and a tree that breaks one is told so."""
+"""tools/layers.py: its rules hold for this tree, and a tree that breaks one is reported."""
 
 from __future__ import annotations
 

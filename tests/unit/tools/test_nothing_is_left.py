@@ -54,7 +54,7 @@ def test_what_a_thread_is_about_to_give_back_is_not_left() -> None:
     thread.join()
 
 
-def test_files_that_a_library_keeps_are_nobodys() -> None:
+def test_files_that_a_library_keeps_do_not_count() -> None:
     before = now()
     with Path("/usr/bin/env").open("rb"):
         assert left_for_good(before, now, patience_s=0) == []

@@ -1,4 +1,4 @@
-"""Many uids at qgpud.sock: those who may run programs and root always get in, and who does not is told why."""
+"""Many uids at qgpud.sock: authorised users and root always get in, others read why not."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def asked(node: FakeNode, times: int = 10) -> list[str]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs other users to play")
-def test_users_who_may_run_nothing_take_no_place_of_those_who_may_or_of_root(node, served):
+def test_unauthorised_uids_take_no_place_of_authorised_ones_or_root(node, served):
     asks = served.server._asks
     assert asks is not None
     asks._asks._users.add(NOBODY)
@@ -113,7 +113,7 @@ def test_users_who_may_run_nothing_take_no_place_of_those_who_may_or_of_root(nod
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs other users to play")
-def test_users_who_may_run_programs_share_their_places(node, served):
+def test_authorised_users_share_their_places(node, served):
     asks = served.server._asks
     assert asks is not None
     asks._asks._users.update(range(400_000, 400_012), {NOBODY})
@@ -124,7 +124,7 @@ def test_users_who_may_run_programs_share_their_places(node, served):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to play")
-def test_who_gets_no_place_is_told_so_and_not_to_start_qgpud(node):
+def test_a_refused_connection_gets_the_reason_and_not_to_start_qgpud(node):
     def ask_beside_silence() -> list[str]:
         with contextlib.ExitStack() as stack:
             for _ in range(MAX_PER_UNKNOWN_UID):

@@ -36,7 +36,7 @@ def stopped(here: Node, **hardware: object) -> tuple[Governed, Governed]:
 
 @pytest.mark.parametrize("actor", ["arbiter", "shim"])
 @pytest.mark.parametrize("how", ["off", "other settings", "revoked"])
-def test_whoever_acted_lets_go(tmp_path: Path, actor: str, how: str) -> None:
+def test_the_actor_releases_the_groups(tmp_path: Path, actor: str, how: str) -> None:
     with node(tmp_path) as here:
         online, offline = stopped(here, actor=actor)
         assert here.tenant(2).actor == actor
@@ -50,7 +50,7 @@ def test_whoever_acted_lets_go(tmp_path: Path, actor: str, how: str) -> None:
         ends(offline)
 
 
-def test_a_card_whose_driver_hangs_leaves_nobody_stopped(tmp_path: Path) -> None:
+def test_a_card_whose_driver_hangs_leaves_no_tenant_stopped(tmp_path: Path) -> None:
     with node(tmp_path) as here:
         _, offline = stopped(here)
         fault(here, "block call=rm.get_gid")  # hangs for the arbiter alone

@@ -1,4 +1,6 @@
-"""Who waited for the last of its work tells since when it rests; nobody says so who may have more."""
+"""A thread that waited for its last work reports the idle time; with possible further work there is
+no report.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def test_who_has_work_elsewhere_does_not_rest(arbiter: s.FakeArbiter, probe: s.P
     assert arbiter.card.proc("rests_launches") == 5
 
 
-def test_without_markers_nobody_can_tell(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
+def test_without_fences_there_is_no_idle_report(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     assert probe.ask("refuse_writes 1") == 0
     assert probe.ask("launch 0 0x10 10") == 0
     assert probe.ask("sync 0") == 0

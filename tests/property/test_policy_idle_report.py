@@ -53,7 +53,7 @@ def test_an_end_that_lies_ahead_is_not_believed() -> None:
     assert made.card.online_busy_ns == made.now
 
 
-def test_the_last_of_several_counts_and_who_rested_before_may_tell_what_it_likes() -> None:
+def test_the_last_of_several_idle_reports_counts() -> None:
     made = world(2)
     first = made.now + MS // 2
     rest(made, 0, first)
@@ -78,7 +78,7 @@ def test_of_two_that_end_at_once_the_later_counts() -> None:
     assert made.card.online_busy_ns == made.now - 300_000
 
 
-def test_who_leaves_at_work_told_nothing() -> None:
+def test_a_tenant_that_leaves_while_running_reported_nothing() -> None:
     made = world(2)
     rest(made, 0, made.now + 100_000)
     sample(made, MS)
@@ -87,7 +87,7 @@ def test_who_leaves_at_work_told_nothing() -> None:
     assert made.card.online_busy_ns == made.now
 
 
-def test_who_works_on_after_it_told_an_end_is_at_work() -> None:
+def test_work_after_a_reported_end_counts_as_running() -> None:
     made = world(1)
     rest(made, 0, made.now + 100_000)
     sample(made, MS)

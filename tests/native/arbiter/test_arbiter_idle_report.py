@@ -42,7 +42,7 @@ def released_ns(offline: Tenant, changes: int) -> int:
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_brief_work_counts_whatever_was_told_before_it(tmp_path: Path, told: bool) -> None:
+def test_brief_work_counts_despite_an_earlier_report(tmp_path: Path, told: bool) -> None:
     with two_tenants(tmp_path) as (_one, online, offline):
         for _ in range(4):
             before = offline.gate.changes
@@ -59,7 +59,7 @@ def test_brief_work_counts_whatever_was_told_before_it(tmp_path: Path, told: boo
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_told_end_counts_and_not_the_look_that_finds_it(tmp_path: Path, told: bool) -> None:
+def test_a_reported_end_counts_rather_than_the_sample_that_finds_it(tmp_path: Path, told: bool) -> None:
     """The arbiter is kept from looking when the work ends, so that its look comes far later than its timers are."""
     with two_tenants(tmp_path) as (one, online, offline):
         before = offline.gate.changes

@@ -241,7 +241,7 @@ def waiting(run_dir: Path, proof: int) -> Callable[[Say], object]:
     return run
 
 
-def test_before_the_first_list_a_grant_that_root_made_tells_who_is_no_stranger(tmp_path: Path) -> None:
+def test_before_the_first_list_a_grant_of_root_identifies_a_grantee(tmp_path: Path) -> None:
     of = of_user(2)
     proof = sealed(abi.pack_grant(of))
     with arbiter(tmp_path, "--log-level", "error") as one, one.link() as link:
@@ -338,7 +338,7 @@ def test_users_with_grants_cannot_fill_the_table_either(tmp_path: Path) -> None:
     close_all(proofs)
 
 
-def test_strangers_share_one_budget_of_questions(tmp_path: Path) -> None:
+def test_unknown_uids_share_one_budget_of_questions(tmp_path: Path) -> None:
     def run(say: Say) -> None:
         socks = [connect(one.run_dir) for _ in range(32)]
         sentences = {
