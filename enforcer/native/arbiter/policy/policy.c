@@ -55,8 +55,8 @@ static void gather(struct qp_card *c, struct members m[2])
     }
 }
 
-/* A tenant that left, became free or changed its class has no quantum and no drain in this class.
- */
+/* A tenant that left, became free or changed its class has no quantum and no drain in this
+ * class. */
 static void drop_departed(struct qp_card *c)
 {
     for (int k = 0; k < 2; k++) {

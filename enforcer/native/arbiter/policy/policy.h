@@ -29,15 +29,15 @@
 #define QP_FINE_NS 100000ull
 /* fixed-share: later samples are 1/8 of the work's age apart; bounds the relative error */
 #define QP_FINE_PARTS 8u
-/* fixed-share: most ns charged for an interval in which work began or ended. A longer interval means
- * that the arbiter sampled late, and the tenant does not pay for that */
+/* fixed-share: most ns charged for an interval in which work began or ended. A longer interval
+ * means that the arbiter sampled late, and the tenant does not pay for that */
 #define QP_UNSAMPLED_NS (100 * QP_MS)
 /* ns idle before polling stops; the next launch rings the doorbell instead */
 #define QP_NOTIFY_NS (2 * QP_MS)
 /* ns without work before a tenant is not runnable any more; bridges gaps between launches */
 #define QP_PASS_ON_NS (1 * QP_MS)
-/* ns without work before the current tenant loses the rest of its quantum; longer than the usual gap
- * between two kernels. Chosen on the simulator */
+/* ns without work before the current tenant loses the rest of its quantum; longer than the usual
+ * gap between two kernels. Chosen on the simulator */
 #define QP_PAUSE_NS 400000ull
 /* ns, the same if the last pause was only a late thread (QP_LATE_THREAD). Longer, so that the same
  * mistake is not made twice in a row. Chosen on the simulator */
@@ -55,8 +55,8 @@
 /* ns from the begin of a pause: a launch before that shows that the thread was only late. Chosen on
  * the simulator */
 #define QP_LATE_THREAD_NS (12 * QP_MS / 10)
-/* ns after a drain timeout in which quanta pass on only after QP_PASS_ON_NS. Each hand-over may cost
- * another timeout then, so there are fewer. Chosen on the simulator */
+/* ns after a drain timeout in which quanta pass on only after QP_PASS_ON_NS. Each hand-over may
+ * cost another timeout then, so there are fewer. Chosen on the simulator */
 #define QP_TIMEOUT_MEMORY_NS (1000 * QP_MS)
 /* ns after a pause in which the tenant's next pauses are sampled as closely. Chosen on the
  * simulator */
@@ -74,8 +74,8 @@
 /* drain timeout as a multiple of the longest recent drain; allows for variation. Chosen on the
  * simulator */
 #define QP_DRAIN_MULTIPLE 8u
-/* drains after one that ended before its first poll, during which further polls are made before that
- * time. Chosen on the simulator */
+/* drains after one that ended before its first poll, during which further polls are made before
+ * that time. Chosen on the simulator */
 #define QP_UNEVEN_DRAINS 16u
 /* most such polls in one drain; limits CPU time */
 #define QP_UNEVEN_POLLS 8u
@@ -84,8 +84,8 @@
 /* least ns between polls of a drain whose end the tenant's waiting thread will ring for. The poll
  * only covers the case that this thread is late */
 #define QP_REPORTED_POLL_NS 500000ull
-/* most halvings of the drain timeout, one for each timeout in a row: 100 ms fall to 1.6 ms. Chosen on
- * the simulator */
+/* most halvings of the drain timeout, one for each timeout in a row: 100 ms fall to 1.6 ms. Chosen
+ * on the simulator */
 #define QP_TIMEOUT_HALVINGS 6u
 /* ns without work for which a tenant keeps its credit; a gap between launches costs nothing */
 #define QP_KEEP_CREDIT_NS (5 * QP_MS)
@@ -98,8 +98,8 @@
 /* fixed-share: ns past the end of the budget after which a launch waits for a sample. Normally the
  * arbiter has closed the gate by then. Chosen on the simulator */
 #define QP_OVERSTAY_NS (QP_MS / 4)
-/* fixed-share: ns of a 1 s window kept free for late reports, for a tenant with long kernels. It has
- * few quanta, so they need less room than QP_MARGIN_NS */
+/* fixed-share: ns of a 1 s window kept free for late reports, for a tenant with long kernels. It
+ * has few quanta, so they need less room than QP_MARGIN_NS */
 #define QP_LATE_REPORT_NS (QP_MS / 2)
 /* slices of one quantum if all waiting tenants are backlogged: fewer hand-overs. Chosen on the
  * simulator */
@@ -122,7 +122,8 @@
 #define QP_HOLD_NS (1 * QP_MS)
 /* ns: a longer drain shows kernels of which QP_SHARED_WINDOW_US cannot hold two */
 #define QP_DEEP_DRAIN_NS (3 * QP_MS)
-/* us in flight in the middle of a long quantum: room for two such kernels. Chosen on the simulator */
+/* us in flight in the middle of a long quantum: room for two such kernels. Chosen on the
+ * simulator */
 #define QP_DEEP_WINDOW_US 24000u
 /* ns of the quantum that must be left for that: queued work then begins before its end. Chosen on
  * the simulator */

@@ -113,8 +113,8 @@ static uint64_t limit_ten(const struct qp_tenant *t)
     return (t->share + 1) * 100 * QP_MS - QP_MARGIN_NS;
 }
 
-/* A new member of the class starts without a history, and with enough budget for a first quantum.
- */
+/* A new member of the class starts without a history, and with enough budget for a first
+ * quantum. */
 static void begin(struct qp_card *c, uint32_t index)
 {
     struct qp_tenant *t = &c->tenant[index];
