@@ -7,8 +7,11 @@
 
 #include "model/model.h"
 
-#define CARD_GROUP      8u       /* cards that one wake-up serves at most */
-#define CARD_STAGGER_NS 60000ull /* between the ticks of two cards */
+/* cards that one wake-up serves at most; bounds how late the last of them ticks */
+#define CARD_GROUP 8u
+/* ns between the ticks of two cards, so that one thread does them one after the other. Chosen on
+ * the simulator */
+#define CARD_STAGGER_NS 60000ull
 
 /* card_thread.c. Everything below needs card->lock unless it says otherwise */
 struct card *card_create(struct arbiter *a, const char *uuid, int *err); /* takes no lock */
@@ -16,18 +19,18 @@ void card_stop(struct card *card);                                       /* take
 int card_add(struct card *card, struct tenant *t);
 void card_remove(struct card *card, struct tenant *t);
 void card_watch_bell(struct card *card, struct tenant *t, bool on);
-void card_fresh_bell(struct card *card, struct tenant *t, int fd); /* takes fd for its own */
+void card_fresh_bell(struct card *card, struct tenant *t, int fd); /* closes fd later */
 
 /* step.c */
 void card_step(struct card *card, uint64_t now);
-void card_tick(struct card *card, uint64_t now); /* quietly, where that does */
+void card_tick(struct card *card, uint64_t now); /* an idle tick, if that is enough */
 
-/* quiet.c */
-/* a tick is due: true if a look at who works was all it needed */
-bool quiet_tick(struct card *card, uint64_t now);
-/* before anything changes: the books of the ticks left out */
-void quiet_catch_up(struct card *card);
-/* a step is over: who is looked at until the next */
-void quiet_after(struct card *card, uint64_t due_ns, uint64_t now);
+/* idle_tick.c */
+/* a tick is due: does it as an idle tick and returns true, if no tenant's state changed */
+bool idle_tick(struct card *card, uint64_t now);
+/* before anything changes: accounts for the idle ticks since the last decision */
+void idle_tick_catch_up(struct card *card);
+/* after a step: lists the tenants that idle ticks sample */
+void idle_tick_prepare(struct card *card, uint64_t due_ns, uint64_t now);
 
 #endif

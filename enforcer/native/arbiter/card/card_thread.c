@@ -21,14 +21,21 @@
 #include "policy/policy.h"
 #include "qg_time.h"
 
-#define KEY_TIMER       UINT64_MAX
-#define KEY_COMMAND     (UINT64_MAX - 1)
-#define STORM_WINDOW_NS (10 * QP_MS) /* more than STORM_RINGS in it: a storm */
-#define STORM_RINGS     64u
-#define MUTE_NS         (50 * QP_MS)
-#define LED_NS          (8 * QP_MS) /* a leader is never that late */
+/* keys of epoll events; each other key is a bell_key */
+#define KEY_TIMER   UINT64_MAX
+#define KEY_COMMAND (UINT64_MAX - 1)
+/* ns in which more than STORM_RINGS rings of one doorbell are a storm. Chosen on the simulator */
+#define STORM_WINDOW_NS (10 * QP_MS)
+/* rings of one doorbell in that time. Chosen on the simulator */
+#define STORM_RINGS 64u
+/* ns for which a doorbell in a storm is muted; its tenant is sampled by ticks meanwhile. Chosen on
+ * the simulator */
+#define MUTE_NS (50 * QP_MS)
+/* ns after a tick was due: the leader of the group is late then, and the card ticks by itself */
+#define LEADER_LATE_NS (8 * QP_MS)
 
-/* Room is asked for because a full one has none: that comes with the event, and costs no call. */
+/* EPOLLOUT shows whether the doorbell has room. A full one has none and can ring no more. It comes
+ * with the event and costs no call of its own. */
 #define BELL_EVENTS (EPOLLIN | EPOLLOUT | EPOLLET)
 
 static uint64_t bell_key(const struct tenant *t)
@@ -43,16 +50,16 @@ void card_watch_bell(struct card *card, struct tenant *t, bool on)
     t->bell.muted = !on;
 }
 
-/* Doorbells are only a reason to look. One that never stops is muted and looked at by the tick
- * instead, and so is one that a job has filled to the brim, until it is replaced: nobody hears it
- * any more. */
+/* A doorbell asks for a sample. One in a storm is muted, and ticks sample its tenant
+ * instead. So is one that a job filled completely, until it is replaced: a ring cannot
+ * be written to it any more. */
 static void ring(struct card *card, const struct epoll_event *ev, uint64_t woken, uint64_t now)
 {
     uint32_t index = (uint32_t)(ev->data.u64 & 0xffff);
     struct tenant *t = index < QP_MAX_TENANTS ? card->tenants[index] : NULL;
     if (!t || bell_key(t) != ev->data.u64)
         return;
-    if (ev->events & EPOLLIN) { /* else a new one shows that it has room, or a job emptied it */
+    if (ev->events & EPOLLIN) { /* else the event only says that the doorbell has room */
         t->bell.rung = true;
         t->bell.bell_ns = woken;
         sample_bell(t, now);
@@ -72,9 +79,9 @@ static void ring(struct card *card, const struct epoll_event *ev, uint64_t woken
     card_watch_bell(card, t, false);
 }
 
-/* Of a group of cards, the first that ticks leads: it takes the others along, unless it ticks more
- * seldom than they. */
-static bool led(const struct card *card)
+/* Does another card do this card's ticks? In a group of cards the first that ticks leads and does
+ * the ticks of the others, unless its own ticks are further apart. */
+static bool is_led(const struct card *card)
 {
     for (uint32_t i = card->number / CARD_GROUP * CARD_GROUP; i < card->number; i++) {
         const struct card *other = card->arbiter->cards[i];
@@ -99,23 +106,24 @@ static void set_timer(struct card *card, uint64_t want)
     card->armed_ns = want;
 }
 
-/* A card that is led needs its own timer only in case its leader is late; so it is seldom set. */
+/* A card that is led needs its own timer only in case its leader is late, so the timer is seldom
+ * set. */
 static void arm(struct card *card)
 {
     uint64_t want = card->wake_ns;
-    if (card->ticking && led(card)) {
-        if (card->armed_ns >= want + LED_NS / 4 && card->armed_ns <= want + LED_NS)
+    if (card->ticking && is_led(card)) {
+        if (card->armed_ns >= want + LEADER_LATE_NS / 4 && card->armed_ns <= want + LEADER_LATE_NS)
             return;
-        want += LED_NS;
+        want += LEADER_LATE_NS;
     }
     set_timer(card, want);
 }
 
-/* The same by the card's own thread, which is about to sleep: until when, so that a timer need not
- * be set. Only a timer that another thread set, and that would go off before that, is. */
+/* The same by the card's own thread before it sleeps. It returns until when to sleep, so that
+ * mostly no timer is set. An earlier timer that another thread set is moved. */
 static uint64_t arm_own(struct card *card)
 {
-    if (!wait_has_deadline() || (card->ticking && led(card)) ||
+    if (!wait_has_deadline() || (card->ticking && is_led(card)) ||
         (card->armed_ns && card->armed_ns < card->wake_ns)) {
         arm(card);
         return QP_NEVER;
@@ -123,9 +131,9 @@ static uint64_t arm_own(struct card *card)
     return card->wake_ns;
 }
 
-/* Does the ticks of the group that are due. Never two locks at once, never a wait for another
- * card's. Returns until when to sleep. */
-static uint64_t take_along(struct card *card, uint64_t now)
+/* Does the due ticks of the group. It never holds two locks, and never waits for the lock of
+ * another card. Returns until when to sleep. */
+static uint64_t tick_group(struct card *card, uint64_t now)
 {
     uint32_t first = card->number / CARD_GROUP * CARD_GROUP,
              cards = __atomic_load_n(&card->arbiter->ncards, __ATOMIC_ACQUIRE);
@@ -142,13 +150,13 @@ static uint64_t take_along(struct card *card, uint64_t now)
         pthread_mutex_unlock(&other->lock);
     }
     pthread_mutex_lock(&card->lock);
-    uint64_t until = arm_own(card); /* its leader may just have ceased to tick */
+    uint64_t until = arm_own(card); /* its leader may have stopped ticking */
     pthread_mutex_unlock(&card->lock);
     return until;
 }
 
-/* All descriptors are watched edge-triggered, so timer and command need no read: to be awake was
- * all they wanted. */
+/* All descriptors are watched edge-triggered, so timer and command need no read: their only purpose
+ * is to wake the thread. */
 static void take_event(struct card *card, const struct epoll_event *ev, uint64_t woken,
                        uint64_t now)
 {
@@ -164,15 +172,16 @@ static void *card_main(void *arg)
     struct epoll_event events[64];
     bool quit = false;
     uint64_t until = QP_NEVER, beat_before = QP_NEVER;
-    prctl(PR_SET_TIMERSLACK, 1ul); /* without real time a sleep would end 50 us late */
+    /* a thread without real-time scheduling would wake up to 50 us late */
+    prctl(PR_SET_TIMERSLACK, 1ul);
     while (!quit) {
         int n = wait_until(card->epfd, events, 64, until);
         uint64_t woken = qg_now_ns();
         pthread_mutex_lock(&card->lock);
-        /* while we waited for the lock others may have taken steps, with later times */
+        /* other threads may have taken steps meanwhile, with later times */
         uint64_t now = qg_now_ns();
         bool ticked = card->ticking && now >= card->wake_ns;
-        bool alone = ticked; /* nothing but the timer woke us */
+        bool alone = ticked; /* only the timer woke the thread */
         for (int i = 0; i < n; i++) {
             take_event(card, &events[i], woken, now);
             alone &= events[i].data.u64 == KEY_TIMER;
@@ -180,7 +189,7 @@ static void *card_main(void *arg)
         if (alone)
             card_tick(card, now);
         else if (n > 0 || now >= card->wake_ns)
-            card_step(card, now); /* else another thread took this card along */
+            card_step(card, now); /* else another thread did this card's tick */
         until = arm_own(card);
         quit = card->quit;
         uint64_t beat = card->ticking ? card->tick_ns : QP_NEVER;
@@ -188,12 +197,12 @@ static void *card_main(void *arg)
         beat_before = beat;
         pthread_mutex_unlock(&card->lock);
         if (ticked || resigned)
-            until = take_along(card, now);
+            until = tick_group(card, now);
     }
     return NULL;
 }
 
-/* Real time where the kernel allows it; what was obtained is said once, and by `qgpu doctor`. */
+/* Real-time scheduling if the kernel allows it. The log and `qgpu doctor` say what was obtained. */
 static int start_thread(struct arbiter *a, struct card *card)
 {
     pthread_attr_t attr;
@@ -294,7 +303,8 @@ void card_fresh_bell(struct card *card, struct tenant *t, int fd)
         t->bell_fd = old;
         old = fd;
     } else {
-        epoll_ctl(card->epfd, EPOLL_CTL_DEL, old, NULL); /* a job may keep it open for ever */
+        /* the job may keep its copy open for ever */
+        epoll_ctl(card->epfd, EPOLL_CTL_DEL, old, NULL);
         t->bell.muted = t->bell.jammed = false;
     }
     close(old);
@@ -318,13 +328,13 @@ int card_add(struct card *card, struct tenant *t)
     card->tenants[i] = t;
     if (card->policy.ntenants <= i)
         card->policy.ntenants = i + 1;
-    together_enter(t);
+    gang_enter(t);
     return 0;
 }
 
 void card_remove(struct card *card, struct tenant *t)
 {
-    /* a job may keep the eventfd open for ever */
+    /* the job may keep its copy of the eventfd open for ever */
     epoll_ctl(card->epfd, EPOLL_CTL_DEL, t->bell_fd, NULL);
     card->tenants[t->index] = NULL;
     qp_forget(&card->policy, t->index);

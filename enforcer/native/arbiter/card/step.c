@@ -11,18 +11,19 @@
 #include "policy/policy.h"
 #include "qg_time.h"
 
-/* decisions in one step at most, repeated while tenants move meanwhile; bounds its time */
+/* most decisions in one step, repeated while tenants change meanwhile; bounds its time */
 #define MAX_REDO 4
 /* ns between samples of a tenant that waits at a closed gate: it changes seldom */
-#define STANDING_LOOK_NS (10 * QP_MS)
-/* ns to a second sample after one that found only traces of work */
-#define SECOND_LOOK_NS 150000ull
-/* ns until a store is visible everywhere, where membarrier(2) is missing */
-#define SETTLE_NS (1 * QP_MS)
+#define CLOSED_POLL_NS (10 * QP_MS)
+/* ns to a second sample after one that found only traces of work. Chosen on the simulator */
+#define CONFIRM_NS 150000ull
+/* ns until a store is visible to all processors, on a kernel without membarrier(2): far longer than
+ * a store waits in a processor */
+#define RECHECK_NS (1 * QP_MS)
 
-/* Muted tenants are looked at each millisecond until their doorbell counts again; doubted ones when
- * the doubt ends. */
-static uint64_t look_at_odd_ones(struct card *card, uint64_t now)
+/* Tenants with a muted doorbell are sampled each millisecond until the doorbell counts again.
+ * Doubted ones are sampled when the doubt ends. Returns the next such time. */
+static uint64_t check_muted_and_doubted(struct card *card, uint64_t now)
 {
     uint64_t wake = QP_NEVER;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
@@ -59,7 +60,8 @@ static bool online_rang(const struct card *card)
     return false;
 }
 
-/* Where online rang first only what rang, so that a gate closes before anything else is read. */
+/* If an online tenant rang, samples only what rang, so that the offline gates close before other
+ * pages are read. */
 static bool sample_rung(struct card *card, uint64_t now)
 {
     if (!online_rang(card))
@@ -72,10 +74,10 @@ static bool sample_rung(struct card *card, uint64_t now)
     return true;
 }
 
-/* A launch may have been counted and not yet made when its tenant was looked at, so who only shows
- * new counts is taken for busy. A second look soon tells; once, and only where the release of
- * offline hangs on it. */
-static uint64_t second_look(const struct card *card, uint64_t now)
+/* When to sample again to release offline early. A sample may find a launch that was counted and
+ * not yet made. So a tenant that shows only new counts is taken for busy, and a second sample soon
+ * after decides. Only once, and only if it is all that keeps offline closed. */
+static uint64_t confirm_at(const struct card *card, uint64_t now)
 {
     bool ending = false, working = false;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
@@ -85,25 +87,25 @@ static uint64_t second_look(const struct card *card, uint64_t now)
         ending |= t->sample.ending;
         working |= !t->sample.ending;
     }
-    return ending && !working && card->policy.preempting ? now + SECOND_LOOK_NS : QP_NEVER;
+    return ending && !working && card->policy.preempting ? now + CONFIRM_NS : QP_NEVER;
 }
 
-/* Slots are read as seldom as their tenant's state allows: each word that the job wrote costs a
- * cache miss. */
-static bool look_due(const struct tenant *t, uint64_t now)
+/* Is a full sample due? Slots are read as seldom as the state of their tenant allows: each word
+ * that the job wrote costs a cache miss. */
+static bool sample_due(const struct tenant *t, uint64_t now)
 {
     if (t->bell.rung)
         return true;
-    /* it may have launched between its last look and the closing: what runs for long is stopped at
-     * once, or seen late */
+    /* it may have launched between its last sample and the closing; a long kernel has to be stopped
+     * at once */
     if (hw_watches(t) && t->gate->changed_ns > t->sample.full_ns)
         return true;
     bool shown = t->sample.pending || t->sample.unfenced || t->sample.launched;
     if (!polled(t) && !shown)
-        return hw_watches(t) && ar_since(t->sample.full_ns, now) >= STANDING_LOOK_NS;
+        return hw_watches(t) && ar_since(t->sample.full_ns, now) >= CLOSED_POLL_NS;
     if (!(t->gate->flags & QG_GATE_CLOSED) || shown)
         return ar_since(t->sample.full_ns, now) >= QP_DRAIN_POLL_NS / 2;
-    return ar_since(t->sample.full_ns, now) >= STANDING_LOOK_NS ||
+    return ar_since(t->sample.full_ns, now) >= CLOSED_POLL_NS ||
            (t->sample.doubted && now >= t->sample.discredit_until_ns);
 }
 
@@ -113,7 +115,7 @@ static void sample_polled(struct card *card, uint64_t now)
         struct tenant *t = card->tenants[i];
         if (!t)
             continue;
-        if (t->nprocs && look_due(t, now))
+        if (t->nprocs && sample_due(t, now))
             sample_full(t, now);
         else
             sample_classify(t, now);
@@ -122,7 +124,7 @@ static void sample_polled(struct card *card, uint64_t now)
     }
 }
 
-/* Launches that slipped past a gate word while it changed make their tenant busy after all. */
+/* Launches that passed a gate while its word changed make their tenant busy after all. */
 static bool slipped_past(struct card *card, uint64_t now)
 {
     bool any = false, later = card->recheck_ns != 0;
@@ -140,22 +142,22 @@ static bool slipped_past(struct card *card, uint64_t now)
     return any;
 }
 
-/* Our words first, then theirs: see barrier.c. A kernel without membarrier(2) gets a second look
- * instead. */
+/* Makes our gate words visible before the words of the jobs are read again (barrier.c). Without
+ * membarrier(2) a later sample does the same. */
 static void order_words(struct card *card, uint64_t now)
 {
     if (!card->barrier)
         return;
     card->barrier = false;
     if (!barrier_issue())
-        card->recheck_ns = now + SETTLE_NS;
+        card->recheck_ns = now + RECHECK_NS;
 }
 
-/* Who left its turn with nothing on the card may have launched between its last look and the
- * closing: the next gate opens after one more look. Without a barrier: a count written before the
- * gate was read is here long before we are, and a thread whose launch came late all the same rings
- * when it comes to the gate again, or at the end of that launch. */
-static bool looked_behind(struct card *card, uint64_t now)
+/* A tenant whose gate closed while it showed no work may have launched between its last sample and
+ * the closing. So it is sampled once more before the next gate opens. This needs no barrier. A
+ * count that was written before the gate was read is visible by now. A thread that launched late
+ * all the same rings when it comes to the gate again, or when that launch ends. */
+static bool sampled_after_close(struct card *card, uint64_t now)
 {
     if (!card->policy.resample)
         return false;
@@ -163,7 +165,7 @@ static bool looked_behind(struct card *card, uint64_t now)
     for (int k = 0; k < 2; k++) {
         const struct qp_class *s = &card->policy.cls[k];
         if (s->closed_idle && s->draining >= 0 && card->tenants[s->draining])
-            sample_behind(card->tenants[s->draining], now);
+            sample_after_close(card->tenants[s->draining], now);
     }
     return true;
 }
@@ -175,17 +177,17 @@ static void decide(struct card *card, uint64_t now)
         gates_apply(card);
         if (card->hw)
             hw_review(card, now);
-        together_tell(card);
+        gang_report(card);
         order_words(card, now);
-        bool again = looked_behind(card, now);
+        bool again = sampled_after_close(card, now);
         if (!slipped_past(card, now) && !again)
             return;
     }
-    /* still moving: look again soon rather than now */
+    /* still changing: step again soon, not now */
     card->policy.wake_ns = now + QP_DRAIN_POLL_NS;
 }
 
-static bool anybody(const struct card *card)
+static bool has_tenants(const struct card *card)
 {
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         if (card->tenants[i])
@@ -194,9 +196,9 @@ static bool anybody(const struct card *card)
     return false;
 }
 
-/* Ticks of all cards fall on common instants, a little after each other: whoever wakes first takes
- * the others along, and a wake-up of a sleeping thread, the dearest part of a tick, is paid once.
- */
+/* Time of a tick. Ticks of all cards fall on a common grid, a little after each other. The card
+ * that wakes first does the ticks of the others, so that several cards share one wake-up of a
+ * sleeping thread, the most expensive part of a tick. */
 static uint64_t tick_at(const struct card *card, uint64_t at, uint64_t now)
 {
     uint64_t place = (card->number % CARD_GROUP) * CARD_STAGGER_NS,
@@ -209,10 +211,10 @@ static uint64_t sooner(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* When to be here again; `due`: something else than the policy asks for that. */
+/* Sets the next wake-up; `due` is the earliest one that something other than the policy needs. */
 static void set_wake(struct card *card, uint64_t due, uint64_t now)
 {
-    uint64_t second = second_look(card, now), lease = (uint64_t)card->lease_ms * QP_MS;
+    uint64_t second = confirm_at(card, now), lease = (uint64_t)card->lease_ms * QP_MS;
     card->wake_ns = sooner(card->policy.wake_ns, due);
     if (card->wake_ns <= now)
         card->wake_ns = now + QP_TICK_NS;
@@ -227,17 +229,18 @@ static void set_wake(struct card *card, uint64_t due, uint64_t now)
     __atomic_store_n(&card->ticking, ticking, __ATOMIC_RELAXED);
     if (card->recheck_ns && card->recheck_ns < card->wake_ns)
         card->wake_ns = card->recheck_ns;
-    uint64_t beat = anybody(card) ? card->beat_ns + lease / 4 : QP_NEVER;
+    uint64_t beat = has_tenants(card) ? card->beat_ns + lease / 4 : QP_NEVER;
     card->wake_ns = sooner(card->wake_ns, beat);
     due = sooner(sooner(due, card->policy.due_ns), sooner(second, beat));
     card->hard_ns = card->recheck_ns ? sooner(due, card->recheck_ns) : due;
-    quiet_after(card, sooner(card->hard_ns, card->policy.soft_ns), now);
+    idle_tick_prepare(card, sooner(card->hard_ns, card->policy.soft_ns), now);
 }
 
-/* A tick that needed no decision: the next one, or what is due before. */
-static bool step_quietly(struct card *card, uint64_t now)
+/* Does an idle tick, if the tick needs no decision. Sets the next wake-up: the next tick, or what
+ * is due before. */
+static bool did_idle_tick(struct card *card, uint64_t now)
 {
-    if (!quiet_tick(card, now))
+    if (!idle_tick(card, now))
         return false;
     card->wake_ns = tick_at(card, now + card->tick_ns, now);
     if (card->wake_ns > card->hard_ns) {
@@ -249,7 +252,7 @@ static bool step_quietly(struct card *card, uint64_t now)
 
 void card_tick(struct card *card, uint64_t now)
 {
-    if (!step_quietly(card, now))
+    if (!did_idle_tick(card, now))
         card_step(card, now);
 }
 
@@ -257,23 +260,23 @@ void card_step(struct card *card, uint64_t now)
 {
     if (card->policy.last_ns > now)
         now = card->policy.last_ns;
-    /* a step never goes back behind one that was taken */
+    /* time never goes back behind a step that was taken */
     if (card->idle_tick_ns > now)
         now = card->idle_tick_ns;
     if (card->idle_tick_ns)
-        quiet_catch_up(card);
+        idle_tick_catch_up(card);
     if (card->recheck_ns && now >= card->recheck_ns) {
         card->recheck_ns = 0;
         slipped_past(card, now);
     }
-    uint64_t odd = look_at_odd_ones(card, now);
+    uint64_t muted_or_doubted = check_muted_and_doubted(card, now);
     if (sample_rung(card, now))
         decide(card, now);
     sample_polled(card, now);
-    sample_lonely(card);
+    sample_review_windows(card);
     decide(card, now);
     account(card, now);
     if (now - card->beat_ns >= (uint64_t)card->lease_ms * QP_MS / 8)
         gates_heartbeat(card, now);
-    set_wake(card, odd, now);
+    set_wake(card, muted_or_doubted, now);
 }

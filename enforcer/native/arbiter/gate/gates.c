@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Moves the decided gate words into the pages: closings first, since somebody waits for the card to
- * be free.
+ * Stores the decided gate words into the gate pages: closings first, since another tenant waits
+ * until the card is free.
  */
 #include <limits.h>
 #include <linux/futex.h>
@@ -14,7 +14,8 @@
 #include "observe/observe.h"
 #include "qg_time.h"
 
-/* more threads of one job than that wake by their own timeout, not at our expense */
+/* threads that one store of a gate wakes. Further threads of a job wake by their own timeout, so
+ * that they cannot delay the thread of the card */
 enum { MAX_WAKE = 128 };
 
 static void wake_waiters(uint32_t *word)
@@ -22,8 +23,8 @@ static void wake_waiters(uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE, MAX_WAKE, NULL, NULL, 0);
 }
 
-/* Nobody needs a barrier to see a ring that he could not miss: behind a closed gate the word is
- * read again. */
+/* Notes that the gate now asks for rings. A thread behind a closed gate reads the word again when
+ * it opens, so only an open gate needs a barrier. */
 static void note_ring(struct card *card, struct tenant *t, uint32_t old, uint32_t flags)
 {
     if (!(flags & ~old & QG_GATE_NOTIFY))
@@ -46,7 +47,7 @@ void gate_store(struct card *card, struct tenant *t, uint32_t flags)
         __atomic_store_n(&t->gate->changes, t->gate->changes + 1, __ATOMIC_RELAXED);
     note_ring(card, t, old, flags);
     if (moved)
-        sample_turn(t, !(flags & QG_GATE_CLOSED), now);
+        sample_gate_moved(t, !(flags & QG_GATE_CLOSED), now);
     if ((moved && !(flags & QG_GATE_CLOSED)) || (old & ~flags & QG_GATE_HOLD))
         wake_waiters(&t->gate->flags);
     struct qg_gate_event event = {
@@ -54,8 +55,8 @@ void gate_store(struct card *card, struct tenant *t, uint32_t flags)
     trace_put(card->trace, &event);
 }
 
-/* Time from the doorbell that caused this pass to the stored gate, booked on the tenant that was
- * closed. */
+/* Accounts the time from the doorbell that caused this step to the stored gate, to the tenant that
+ * was closed. */
 static void note_closing(struct tenant *t, uint32_t why, uint64_t bell_ns)
 {
     if ((why & QG_GATE_WHY_PREEMPTED) && t->sample.busy)
@@ -71,7 +72,7 @@ static void note_closing(struct tenant *t, uint32_t why, uint64_t bell_ns)
     t->usage.close_hist[bucket]++;
 }
 
-static uint32_t wanted_gate(const struct card *card, const struct tenant *t)
+static uint32_t decided_gate(const struct card *card, const struct tenant *t)
 {
     return t->id.revoked ? QG_GATE_CLOSED | QG_GATE_TRACK : card->policy.tenant[t->index].gate;
 }
@@ -88,7 +89,7 @@ static uint64_t oldest_bell(const struct card *card)
     return bell;
 }
 
-/* Before the word that opens the gate. */
+/* Stored before the word that opens the gate. */
 static void set_until(struct tenant *t, uint64_t until)
 {
     if (t->gate->until_ns != until)
@@ -103,7 +104,7 @@ void gates_apply(struct card *card)
             struct tenant *t = card->tenants[i];
             if (!t || (!t->nprocs && !t->id.revoked))
                 continue;
-            uint32_t flags = wanted_gate(card, t);
+            uint32_t flags = decided_gate(card, t);
             bool opens = !(flags & QG_GATE_CLOSED), was_open = !(t->gate->flags & QG_GATE_CLOSED);
             if (opens != opening)
                 continue;
@@ -124,7 +125,7 @@ void gates_heartbeat(struct card *card, uint64_t now)
     card->beat_ns = now;
 }
 
-/* A lease that gets shorter must not find an old heartbeat: that one first. */
+/* A shorter lease must not make the last heartbeat too old, so a new heartbeat is stored first. */
 void gates_settings(struct tenant *t, uint64_t now)
 {
     __atomic_store_n(&t->gate->heartbeat_ns, now, __ATOMIC_RELEASE);

@@ -36,7 +36,8 @@ void trace_put(struct trace_ring *ring, const struct qg_gate_event *event)
     __atomic_store_n(&ring->head, head + 1, __ATOMIC_RELEASE);
 }
 
-/* Writes whole records only: a full disk loses events and says so, it never tears one. */
+/* Writes whole records only. On a full disk it loses events and logs that, but never leaves a torn
+ * record. */
 static void drain_ring(struct arbiter *a, struct trace_ring *ring)
 {
     uint64_t tail = ring->tail, head = __atomic_load_n(&ring->head, __ATOMIC_ACQUIRE);

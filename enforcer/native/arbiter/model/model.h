@@ -167,13 +167,13 @@ struct tenant_sample {
     uint32_t more_contexts; /* contexts of its processes beside one each */
 };
 
-/* What is accounted to a tenant (observe/books.c), with card->lock: by the card's thread, and by
+/* What is accounted to a tenant (observe/accounts.c), with card->lock: by the card's thread, and by
  * the main thread where it takes a step in its place. */
 struct tenant_usage {
     double load; /* 0..1: how much of the card it used at the last sample */
     uint64_t service_seen;
     uint32_t gate; /* gate word since the last accounting; the next three are of then as well */
-    bool wanted, took_turns, estimated, suspended;
+    bool wanted, took_quanta, estimated, suspended;
 
     /* totals since the grant; they never fall */
     uint64_t launches, mem_denied, mem_used, mem_peak;
@@ -202,7 +202,7 @@ struct tenant {
     struct tenant_usage usage;
 };
 
-/* One job on all its cards, for gang suspend (gate/together.c). */
+/* One job on all its cards, for gang suspend (gate/gang.c). */
 struct job {
     struct job *next;
     uint64_t id;
@@ -219,14 +219,14 @@ struct card {
     bool quit;
     uint32_t lease_ms, window_us, grace_ms, flags;
     uint32_t next_gen;
-    uint64_t booked_ns; /* usage is accounted up to this time */
-    uint64_t armed_ns;  /* time to which the timer is set */
-    uint64_t wake_ns;   /* time at which card_step has to run again */
-    bool ticking;       /* wake_ns is a periodic tick, which may as well come a little earlier */
-    uint64_t tick_ns;   /* from one tick to the next */
-    uint64_t hard_ns;   /* wake-up that must be exact */
+    uint64_t accounted_ns; /* usage is accounted up to this time */
+    uint64_t armed_ns;     /* time to which the timer is set */
+    uint64_t wake_ns;      /* time at which card_step has to run again */
+    bool ticking;          /* wake_ns is a periodic tick, which may as well come a little earlier */
+    uint64_t tick_ns;      /* from one tick to the next */
+    uint64_t hard_ns;      /* wake-up that must be exact */
     /* Before this time no tick needs a decision while the working tenants go on working
-     * (quiet.c). */
+     * (idle_tick.c). */
     uint64_t due_ns;
     uint64_t decide_at_ns; /* from this time on a tick decides even if nothing changed */
     uint64_t idle_tick_ns; /* time of the last tick, if that was an idle one; else 0 */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reading what a job shows of itself. Each word is read exactly once and range-checked; nothing is
- * repeated until it "fits". The worst a lying job reaches is to be taken for busy (then it waits
- * for its own turns and pays for them) or for idle (then it loses them).
+ * Reads what the shims of a job report in its job page. The job can write anything there: each word
+ * is read once and checked against its range. A job that lies is taken for busy, and then waits for
+ * quanta and is charged for them; or for idle, and then loses its quanta.
  */
 #include <string.h>
 
@@ -13,34 +13,40 @@
 #include "policy/policy.h"
 #include "qg_msg.h"
 
-/* ns that a thread may wait at an open gate and count as work; then it is stopped or lies */
-#define STANDING_LEASE_NS (5 * QP_MS)
-/* ns, the same from the second time on: it was wrong once */
-#define STANDING_AGAIN_NS (1 * QP_MS)
-/* ns for which such a word is ignored the first time; doubles each time */
-#define DISCREDIT_MIN_NS (10 * QP_MS)
-/* most ns for which it is ignored, so that an honest program comes back */
-#define DISCREDIT_MAX_NS (1000 * QP_MS)
-/* ns in which words still arrive that were on their way when groups were stopped */
-#define HELD_NS (1 * QP_MS)
-/* ns without a connection; then the process runs another program, whose words these are not */
-#define LOST_NS (2000 * QP_MS)
-/* ns since its last work within which a process divides the window */
+/* ns that a thread may wait at an open gate and count as work; a thread that runs launches sooner,
+ * so this one is stopped, or its process lies. Chosen on the simulator */
+#define GATE_WAIT_NS (5 * QP_MS)
+/* ns, the same from the second time on: its word was wrong once already */
+#define GATE_WAIT_AGAIN_NS (1 * QP_MS)
+/* ns for which such a word is ignored the first time; doubles each time. Chosen on the simulator */
+#define DOUBT_MIN_NS (10 * QP_MS)
+/* most ns for which it is ignored, so that an honest program is believed again */
+#define DOUBT_MAX_NS (1000 * QP_MS)
+/* ns in which words still arrive that were on their way when channel groups were stopped. Chosen on
+ * the simulator */
+#define HELD_LATE_NS (1 * QP_MS)
+/* ns without a connection. A shim connects again within 0.4 s, so after this time the process runs
+ * another program, and its words are old */
+#define RECONNECT_NS (2000 * QP_MS)
+/* ns since its last work within which a process divides the window. Chosen on the simulator */
 #define WORKING_NS (10 * QP_MS)
-/* ns by which a thread may go on before the arbiter noted the opening of the gate */
-#define TURN_NS 20000u
-/* ns: predicted ends further ahead are wrong, or too far to use */
+/* ns by which a thread may leave the gate before the arbiter noted that it opened it: the gate is
+ * stored first, and the clock read after it */
+#define RESUME_EARLY_NS 20000u
+/* ns: predicted ends further ahead are wrong, or too far away to be of use */
 #define MAX_AHEAD_NS (1000 * QP_MS)
-/* threads that wait in one process; more is not believed */
+/* threads that wait in one process; a larger number is not believed */
 #define MAX_WAITING 65536u
-/* contexts of one process; more counts as this many */
+/* contexts of one process; a larger number counts as this one */
 #define MAX_CONTEXTS 64u
-/* launches in one counter; more is not believed */
+/* launches in one counter; a larger number is not believed. A sum over all lanes stays
+ * below 2^64 */
 #define MAX_LAUNCHES (1ull << 56)
 /* most of a total of a job: it must neither wrap nor become negative */
 #define MAX_TOTAL (1ull << 56)
 
-#define QUEUED_NS       (2 * QP_MS) /* who waits for room looks at its gate each millisecond */
+/* ns: a thread that waits for room in the window reads its gate each millisecond; twice that */
+#define QUEUED_POLL_NS  (2 * QP_MS)
 #define READ_ONCE(word) __atomic_load_n(&(word), __ATOMIC_RELAXED)
 
 static uint64_t bytes(uint64_t v)
@@ -53,7 +59,8 @@ static uint64_t launches(uint64_t v)
     return v < MAX_LAUNCHES ? v : 0;
 }
 
-/* All counters of a process, each read once. Idle lanes cost no cache miss: nobody writes them. */
+/* All launch counters of a process, each read once. A lane without launches costs no cache miss, as
+ * no thread writes it. */
 static uint64_t total_launches(const struct qg_proc *page)
 {
     uint64_t sum = launches(__atomic_load_n(&page->launches, __ATOMIC_SEQ_CST));
@@ -62,9 +69,8 @@ static uint64_t total_launches(const struct qg_proc *page)
     return sum;
 }
 
-/* Advances a total by what a counter of the job grew; a counter that falls or jumps moves nothing
- * back. One that goes up and down again and again counts each time: it may be a program that began
- * anew. */
+/* Advances a total by what a counter of the job grew. A counter that falls, or jumps far, does not
+ * move the total. One that goes up and down counts each rise: its program may have started anew. */
 static void advance(uint64_t *total, uint64_t *seen, uint64_t value)
 {
     uint64_t grown = value - *seen;
@@ -74,17 +80,17 @@ static void advance(uint64_t *total, uint64_t *seen, uint64_t value)
 }
 
 struct view {
-    bool launched, pending, unmarked, frozen, unforeseen, queued, unreported;
+    bool launched, pending, unfenced, frozen, unpredicted, queued, unreported;
     uint32_t waiting, working, more_contexts;
-    uint64_t signature, inflight_us, ends_ns, ended_ns, turn_ns;
+    uint64_t signature, inflight_us, ends_ns, ended_ns, resumed_ns;
 };
 
-/* What the card reaches although all groups of the process stand still tells that it continued them
- * by itself. */
-static void watch_held(const struct tenant *t, struct slot *s, bool held, uint64_t reached,
+/* Fences that advance although all channel groups of the process are stopped show that the process
+ * continued its groups by itself. */
+static void check_held(const struct tenant *t, struct slot *s, bool held, uint64_t reached,
                        uint64_t now)
 {
-    if (held && s->held_ns && ar_since(s->held_ns, now) >= HELD_NS && reached != s->reached)
+    if (held && s->held_ns && ar_since(s->held_ns, now) >= HELD_LATE_NS && reached != s->reached)
         hw_escaped(t);
     if (!held)
         s->held_ns = 0;
@@ -93,43 +99,45 @@ static void watch_held(const struct tenant *t, struct slot *s, bool held, uint64
     s->reached = reached;
 }
 
-/* When a thread of the process went on after the gate opened last. Each process says it once per
- * turn, and perhaps long after others have, or after a ring that found nothing: what it launches
- * now was counted when it came to the gate. */
-static void look_for_turn(const struct tenant *t, const struct qg_proc *page, struct slot *s,
-                          struct view *v, uint64_t now)
+/* When a thread of the process left the gate after the gate was last opened. A process reports it
+ * once per quantum, perhaps long after others did, or after a ring that found nothing. What the
+ * thread launches now was counted when it came to the gate. */
+static void read_resumed(const struct tenant *t, const struct qg_proc *page, struct slot *s,
+                         struct view *v, uint64_t now)
 {
-    uint64_t turn = READ_ONCE(page->turn_ns);
-    if (turn == s->resumed_ns || turn + TURN_NS <= t->sample.opened_ns || turn > now)
+    uint64_t resumed = READ_ONCE(page->turn_ns);
+    if (resumed == s->resumed_ns || resumed + RESUME_EARLY_NS <= t->sample.opened_ns ||
+        resumed > now)
         return;
-    s->resumed_ns = turn;
-    if (!v->turn_ns || turn < v->turn_ns)
-        v->turn_ns = turn;
+    s->resumed_ns = resumed;
+    if (!v->resumed_ns || resumed < v->resumed_ns)
+        v->resumed_ns = resumed;
 }
 
-/* When the process's work ended, if the look before found it at work, or this one finds traces: by
- * its own word, which it gave when a call of it came back that had waited for that. */
-static void look_for_end(const struct tenant *t, const struct slot *s, const struct qg_proc *page,
-                         bool works, uint64_t count, struct view *v)
+/* When the work of the process ended, if the last sample found it at work or this one finds traces
+ * of work. The process reports it itself, when a call returned that had waited for that end. */
+static void read_reported_end(const struct tenant *t, const struct slot *s,
+                              const struct qg_proc *page, bool works, uint64_t count,
+                              struct view *v)
 {
     if (!works && s->worked_ns < t->sample.full_ns)
         return;
-    bool told = __atomic_load_n(&page->rests_launches, __ATOMIC_ACQUIRE) == count;
-    uint64_t ended = told ? READ_ONCE(page->rests_ns) : 0;
+    bool reported = __atomic_load_n(&page->rests_launches, __ATOMIC_ACQUIRE) == count;
+    uint64_t ended = reported ? READ_ONCE(page->rests_ns) : 0;
     v->unreported |= !ended;
     if (ended > v->ended_ns)
         v->ended_ns = ended;
 }
 
-static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool markers, uint64_t now)
+static void sample_slot(struct tenant *t, uint32_t i, struct view *v, bool fences, uint64_t now)
 {
     struct qg_proc *page = &t->job->procs[i];
     struct slot *s = &t->slots[i];
     uint64_t count = total_launches(page);
     uint64_t lost = READ_ONCE(s->lost_ns);
     /* a shim that lost its connection is back within 0.4 s */
-    bool ours = !lost || now < lost + LOST_NS;
-    /* before `waiting`, which it goes over to */
+    bool ours = !lost || now < lost + RECONNECT_NS;
+    /* read before `waiting`: a thread that stops being queued then waits there */
     bool queued = ours && __atomic_load_n(&page->queued, __ATOMIC_ACQUIRE);
     uint32_t waiting = ours ? READ_ONCE(page->waiting) : 0;
     bool works = count != s->launches, pending = false;
@@ -139,9 +147,9 @@ static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool mark
         waiting = 0;
     v->waiting += waiting;
     v->queued |= queued;
-    look_for_turn(t, page, s, v, now);
-    if (markers && ours) {
-        bool unmarked = READ_ONCE(page->unmarked) != 0, held = hw_held(t, i);
+    read_resumed(t, page, s, v, now);
+    if (fences && ours) {
+        bool unfenced = READ_ONCE(page->unmarked) != 0, held = hw_held(t, i);
         uint64_t reached = 0;
         for (uint32_t m = 0; m < QG_MARKERS; m++) {
             uint32_t submitted = READ_ONCE(page->markers[m].submitted),
@@ -151,75 +159,76 @@ static void look_at_slot(struct tenant *t, uint32_t i, struct view *v, bool mark
             v->signature = v->signature * 31 + submitted * 7ull + done;
             reached = reached * 31 + done;
         }
-        watch_held(t, s, held, reached, now);
+        check_held(t, s, held, reached, now);
         uint64_t contexts = at_most(READ_ONCE(page->contexts), MAX_CONTEXTS);
         v->more_contexts += contexts > 1 ? (uint32_t)contexts - 1 : 0;
-        if (unmarked || pending) /* else it is of work that has ended */
+        if (unfenced || pending) /* else the word is of work that has ended */
             v->inflight_us += at_most(READ_ONCE(page->inflight_us), QP_DEEP_WINDOW_US);
-        v->frozen |= held && (unmarked || pending);
-        v->unmarked |= unmarked && !held;
+        v->frozen |= held && (unfenced || pending);
+        v->unfenced |= unfenced && !held;
         v->pending |= pending && !held;
         uint64_t ends = READ_ONCE(page->ends_ns);
         if (pending && ends > v->ends_ns)
             v->ends_ns = ends;
-        look_for_end(t, s, page, works || pending, count, v);
-        v->unforeseen |= unmarked || (pending && (!ends || ends > now + MAX_AHEAD_NS));
-        works |= unmarked || pending;
+        read_reported_end(t, s, page, works || pending, count, v);
+        v->unpredicted |= unfenced || (pending && (!ends || ends > now + MAX_AHEAD_NS));
+        works |= unfenced || pending;
     }
     if (works || waiting)
         s->worked_ns = now;
     v->working += s->worked_ns && ar_since(s->worked_ns, now) < WORKING_NS;
 }
 
-static struct view look(struct tenant *t, bool markers, uint64_t now)
+static struct view sample_slots(struct tenant *t, bool fences, uint64_t now)
 {
     struct view v = {0};
     for (uint32_t i = 0; i < t->hi; i++) {
         if (t->slots[i].proc)
-            look_at_slot(t, i, &v, markers, now);
+            sample_slot(t, i, &v, fences, now);
     }
     return v;
 }
 
-/* Adds up how long the gate was open while somebody stood there all the same, over as many turns as
- * it takes. */
-static void count_unused(struct tenant *t, bool standing, uint64_t now)
+/* Adds up how long the gate was open while a thread still waited there, over as many quanta as it
+ * takes. */
+static void count_unused(struct tenant *t, bool at_gate, uint64_t now)
 {
     if (t->sample.unused_from_ns && now > t->sample.unused_from_ns)
         t->sample.unused_ns += now - t->sample.unused_from_ns;
-    t->sample.unused_from_ns = standing && !(t->gate->flags & QG_GATE_CLOSED) ? now : 0;
+    t->sample.unused_from_ns = at_gate && !(t->gate->flags & QG_GATE_CLOSED) ? now : 0;
 }
 
-/* Threads at an open gate that do not move earn no more turns for a while; any progress clears
- * their name. The same for one that waits for room (`stuck`) although nothing of its process is on
- * the card. */
-static bool believe_standing(struct tenant *t, bool waiting, bool stuck, uint64_t now)
+/* Does a thread that waits count as work? Threads that stay at an open gate get no more quanta for
+ * a while, until a launch or progress shows that they run. The same holds for a thread that waits
+ * for room (`stuck`) while its process has nothing on the card. */
+static bool gate_wait_counts(struct tenant *t, bool waiting, bool stuck, uint64_t now)
 {
     bool there = waiting || stuck;
     t->sample.doubted = there && now < t->sample.discredit_until_ns;
     count_unused(t, there && !t->sample.doubted, now);
     if (!there || t->sample.doubted)
         return false;
-    if (t->sample.unused_ns < (t->sample.discredit_ns ? STANDING_AGAIN_NS : STANDING_LEASE_NS))
+    if (t->sample.unused_ns < (t->sample.discredit_ns ? GATE_WAIT_AGAIN_NS : GATE_WAIT_NS))
         return waiting;
     t->sample.unused_ns = t->sample.unused_from_ns = 0;
     t->sample.doubted = true;
-    t->sample.discredit_ns = t->sample.discredit_ns ? t->sample.discredit_ns * 2 : DISCREDIT_MIN_NS;
-    if (t->sample.discredit_ns > DISCREDIT_MAX_NS)
-        t->sample.discredit_ns = DISCREDIT_MAX_NS;
+    t->sample.discredit_ns = t->sample.discredit_ns ? t->sample.discredit_ns * 2 : DOUBT_MIN_NS;
+    if (t->sample.discredit_ns > DOUBT_MAX_NS)
+        t->sample.discredit_ns = DOUBT_MAX_NS;
     t->sample.discredit_until_ns = now + t->sample.discredit_ns;
     return false;
 }
 
-/* A launch that came while the gate was closed all the time stands in front of it: it is a wish,
- * not work. */
-static bool shut_since(const struct tenant *t)
+/* Was the gate closed since before the last sample? Then a launch that was counted since waits in
+ * front of it, and is not work on the card. */
+static bool closed_since_sample(const struct tenant *t)
 {
     return (t->gate->flags & QG_GATE_CLOSED) && t->gate->changed_ns < t->sample.sampled_ns;
 }
 
-/* The tenant uses the turn that it was given since then. False: that was known, or it has none. */
-static bool begin_use(struct tenant *t, uint64_t since)
+/* Notes the first use of the current quantum. Returns false if it is known already, or if the gate
+ * is closed. */
+static bool note_first_use(struct tenant *t, uint64_t since)
 {
     struct qp_tenant *q = &t->card->policy.tenant[t->index];
     if (q->used_from_ns || (t->gate->flags & QG_GATE_CLOSED))
@@ -228,62 +237,62 @@ static bool begin_use(struct tenant *t, uint64_t since)
     return true;
 }
 
-/* The first ring of a turn comes from a launch that was counted when it came to the closed gate: it
- * is work now. */
+/* The first ring of a quantum comes from a launch that was counted when it came to the closed gate.
+ * It is work from now on. */
 void sample_bell(struct tenant *t, uint64_t now)
 {
-    bool first = begin_use(t, now);
+    bool first = note_first_use(t, now);
     t->sample.active_ns = now;
     if (!first || !t->sample.at_gate)
         return;
     t->sample.launched = t->sample.ran = true;
     t->sample.sampled_ns =
-        now > t->sample.full_ns ? now : t->sample.full_ns + 1; /* the next full look keeps it */
+        now > t->sample.full_ns ? now : t->sample.full_ns + 1; /* the next full sample keeps it */
 }
 
-void sample_turn(struct tenant *t, bool open, uint64_t now)
+void sample_gate_moved(struct tenant *t, bool open, uint64_t now)
 {
     if (open) {
         t->sample.opened_ns = now;
         t->card->policy.tenant[t->index].used_from_ns = 0;
-        /* what stood here launches now, and was counted long ago */
+        /* the threads that waited here launch now; those launches were counted long ago */
         if (t->sample.at_gate)
             t->sample.progress_ns = now;
     }
     count_unused(t, t->sample.at_gate, now);
 }
 
-/* A thread that stood at the gate went on: the launch that was counted there is made now, and it is
- * as good as a ring. */
-static void go_on(struct tenant *t, uint64_t turn)
+/* A thread that waited at the gate left it. The launch that was counted there is made now, so this
+ * is worth as much as a ring. */
+static void note_resumed(struct tenant *t, uint64_t resumed)
 {
-    begin_use(t, turn);
+    note_first_use(t, resumed);
     t->sample.launched = t->sample.ran = true;
-    if (t->sample.progress_ns < turn)
-        t->sample.progress_ns = turn;
-    if (t->sample.active_ns < turn)
-        t->sample.active_ns = turn;
+    if (t->sample.progress_ns < resumed)
+        t->sample.progress_ns = resumed;
+    if (t->sample.active_ns < resumed)
+        t->sample.active_ns = resumed;
 }
 
-static void take_in(struct tenant *t, const struct view *v, bool progress, uint64_t now)
+static void update_sample(struct tenant *t, const struct view *v, bool progress, uint64_t now)
 {
-    bool ran = v->launched && !shut_since(t);
+    bool ran = v->launched && !closed_since_sample(t);
     if (ran || progress)
         t->sample.progress_ns = now;
     if (v->launched || progress)
         t->sample.discredit_ns = t->sample.discredit_until_ns = t->sample.unused_ns =
             t->sample.unused_from_ns = 0;
-    if (v->turn_ns)
-        go_on(t, v->turn_ns);
+    if (v->resumed_ns)
+        note_resumed(t, v->resumed_ns);
     if (ran || progress)
-        begin_use(t, t->sample.opened_ns); /* nobody rang */
+        note_first_use(t, t->sample.opened_ns); /* it never rang */
     t->sample.launched |= v->launched;
     t->sample.ran |= ran;
-    /* who waited for room comes to the gate now, unless it was stopped */
+    /* a thread that waited for room comes to the gate now, unless it is stopped */
     bool closed = t->gate->flags & QG_GATE_CLOSED;
-    t->sample.queued = v->queued && (!closed || now < t->gate->changed_ns + QUEUED_NS);
-    t->sample.at_gate = believe_standing(t, v->waiting || (closed && t->sample.queued),
-                                         v->queued && !v->pending && !v->unmarked, now);
+    t->sample.queued = v->queued && (!closed || now < t->gate->changed_ns + QUEUED_POLL_NS);
+    t->sample.at_gate = gate_wait_counts(t, v->waiting || (closed && t->sample.queued),
+                                         v->queued && !v->pending && !v->unfenced, now);
     if (v->launched)
         t->sample.launch_seen_ns = now;
     if (v->launched || progress || t->sample.at_gate)
@@ -294,16 +303,17 @@ static void take_in(struct tenant *t, const struct view *v, bool progress, uint6
 
 void sample_quick(struct tenant *t, uint64_t now)
 {
-    struct view v = look(t, false, now);
-    take_in(t, &v, false, now);
+    struct view v = sample_slots(t, false, now);
+    update_sample(t, &v, false, now);
 }
 
-/* When did its last work end? After the last look that found it at work, or after which it may have
- * been, or it is not believed. What a quick look found since the last full one is work like what
- * this one finds. */
+/* Notes when its last work ended. A reported end counts if it is later than the last time at which
+ * a sample found work or could not exclude it. What a quick sample found since the last full one
+ * counts like what this sample finds. */
 static void note_end(struct tenant *t, const struct view *v, uint64_t now)
 {
-    bool at_work = v->pending || v->unmarked || v->frozen || v->waiting || v->queued || v->turn_ns;
+    bool at_work =
+        v->pending || v->unfenced || v->frozen || v->waiting || v->queued || v->resumed_ns;
     bool launched = v->launched || t->sample.launched;
     if (at_work) {
         t->sample.at_work_ns = now;
@@ -311,10 +321,10 @@ static void note_end(struct tenant *t, const struct view *v, uint64_t now)
     } else if (launched || !t->sample.ended_ns || t->sample.ended_ns == QP_NEVER) {
         if (launched && t->sample.at_work_ns < t->sample.sampled_ns)
             t->sample.at_work_ns = t->sample.sampled_ns;
-        bool told = !v->unreported && v->ended_ns && v->ended_ns >= t->sample.at_work_ns &&
-                    v->ended_ns <= now;
-        t->sample.ended_ns = told ? v->ended_ns : QP_NEVER;
-        if (!told)
+        bool reported = !v->unreported && v->ended_ns && v->ended_ns >= t->sample.at_work_ns &&
+                        v->ended_ns <= now;
+        t->sample.ended_ns = reported ? v->ended_ns : QP_NEVER;
+        if (!reported)
             t->sample.at_work_ns = now;
     }
     t->card->policy.tenant[t->index].reported_end_ns =
@@ -323,41 +333,41 @@ static void note_end(struct tenant *t, const struct view *v, uint64_t now)
 
 void sample_full(struct tenant *t, uint64_t now)
 {
-    struct view v = look(t, true, now);
+    struct view v = sample_slots(t, true, now);
     bool progress = v.signature != t->sample.signature;
-    /* what a quick look found since the last full one still counts: the counters have moved on */
+    /* what a quick sample found since the last full one still counts, as the counters
+     * have moved on */
     t->sample.launched = t->sample.launched && t->sample.sampled_ns > t->sample.full_ns;
     t->sample.ran = t->sample.ran && t->sample.sampled_ns > t->sample.full_ns;
     t->sample.signature = v.signature;
     if (t->sample.frozen && !v.frozen)
-        t->sample.progress_ns = now; /* it could not have made any */
+        t->sample.progress_ns = now; /* it could not make progress while stopped */
     t->sample.frozen = v.frozen;
     if (t->sample.pending && progress &&
         ar_since(t->sample.progress_ns, now) > t->sample.longest_silence_ns)
         t->sample.longest_silence_ns = now - t->sample.progress_ns;
     t->sample.pending = v.pending;
-    t->sample.expected_ns = v.inflight_us * 1250; /* a quarter more: estimates are only that */
-    t->sample.unfenced = v.unmarked;
+    t->sample.expected_ns = v.inflight_us * 1250; /* a quarter more, as the report is an estimate */
+    t->sample.unfenced = v.unfenced;
     t->sample.working = v.working;
     t->sample.more_contexts = v.more_contexts;
-    t->card->policy.tenant[t->index].predicted_end_ns = v.unforeseen ? 0 : v.ends_ns;
+    t->card->policy.tenant[t->index].predicted_end_ns = v.unpredicted ? 0 : v.ends_ns;
     note_end(t, &v, now);
     sample_set_window(t);
-    take_in(t, &v, progress, now);
+    update_sample(t, &v, progress, now);
     bool ending = t->sample.busy && !t->sample.pending && !t->sample.unfenced && !t->sample.at_gate;
     t->sample.ending = ending && !t->sample.ended;
     t->sample.ended = ending;
     t->sample.full_ns = now;
 }
 
-/* A look behind a gate that was closed a moment ago. What the last one found still counts. */
-void sample_behind(struct tenant *t, uint64_t now)
+/* A full sample right after a gate was closed. What the sample before found still counts. */
+void sample_after_close(struct tenant *t, uint64_t now)
 {
     bool launched = t->sample.launched, ran = t->sample.ran, ending = t->sample.ending,
-         unmarked = t->sample.unfenced;
+         unfenced = t->sample.unfenced;
     sample_full(t, now);
-    bool rose =
-        t->sample.unfenced && !unmarked; /* counted when it came to the window, and launched now */
+    bool rose = t->sample.unfenced && !unfenced; /* counted at the window before, launched now */
     if (rose)
         t->sample.launch_seen_ns = t->sample.progress_ns = now;
     t->sample.launched |= launched;
@@ -366,8 +376,8 @@ void sample_behind(struct tenant *t, uint64_t now)
     sample_classify(t, now);
 }
 
-/* Did anything pass the gate since the last sample? Read after the gate was stored (Dekker's other
- * half). */
+/* Did a launch pass the gate since the last sample? Read after the gate was stored; the shim counts
+ * first and reads the gate then. So one of the two always sees the other. */
 bool sample_launched_since(const struct tenant *t)
 {
     for (uint32_t i = 0; i < t->hi; i++) {

@@ -7,7 +7,7 @@
 #include "observe/observe_parts.h"
 #include "policy/policy.h"
 
-/* In the middle of a long turn two kernels fit even where they are long. */
+/* In the middle of a long quantum two kernels fit even if they are long. */
 static uint32_t deep_window(const struct tenant *t, uint32_t window)
 {
     const struct qp_tenant *q = &t->card->policy.tenant[t->index];
@@ -15,12 +15,12 @@ static uint32_t deep_window(const struct tenant *t, uint32_t window)
     return two > window ? two : window;
 }
 
-/* The window is a budget of the card: processes that work at the same time divide it. It bounds how
- * long an online tenant waits for offline ones. Where nobody online has to be waited for, and of
- * online tenants themselves, it is wider, so that kernels of a millisecond queue up and a late
- * wake-up of the program costs the card nothing; who is alone (an online tenant also beside offline
- * ones) gets a large one. Less under fixed-share: what is in flight when a budget is used up comes
- * on top of the share. */
+/* The window bounds the unfinished work of a tenant, and so how long an online tenant waits for
+ * offline ones. Processes that work at the same time divide it. It is wider if no online tenant has
+ * to wait, and for online tenants themselves: kernels of a millisecond then queue up, and a late
+ * wake-up of the program leaves no gap on the card. It is widest for a tenant alone on its card, or
+ * an online tenant without online peers. It is narrow under fixed-share, as what is unfinished when
+ * a budget ends comes on top of the share. */
 uint32_t sample_window(const struct tenant *t)
 {
     const struct card *card = t->card;
@@ -50,7 +50,7 @@ void sample_set_window(struct tenant *t)
         __atomic_store_n(&t->gate->window_us, window, __ATOMIC_RELAXED);
 }
 
-void sample_lonely(struct card *card)
+void sample_review_windows(struct card *card)
 {
     uint32_t live = 0, online = 0, expected = 0;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {

@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Books each interval: who was on the card, and who waited for it.
+ * Accounts each interval between two decisions: which tenants were on the card, and which waited.
  */
 #include "base/base.h"
 #include "model/model.h"
 #include "observe/observe.h"
 #include "policy/policy.h"
 
-/* How much of the interval a tenant was on the card: by the arbiter's clock where members took
- * turns, else the mean of the two samples at its ends (work that no marker follows yet counts
- * half). */
+/* Part of the interval for which a tenant was on the card. If members took quanta it is the time
+ * that the decision charged. Else it is the mean of the two samples at its ends, where work without
+ * a fence counts half. */
 static double part_of_interval(struct tenant *t, uint64_t dt)
 {
     const struct qp_tenant *q = &t->card->policy.tenant[t->index];
     double load = t->sample.pending ? 1.0 : t->sample.ran && t->sample.unfenced ? 0.5 : 0.0;
     double part = (t->usage.load + load) / 2;
-    double held = dt ? (double)(q->service_ns - t->usage.service_seen) / (double)dt : 0;
+    double charged = dt ? (double)(q->service_ns - t->usage.service_seen) / (double)dt : 0;
     t->usage.load = load;
     t->usage.service_seen = q->service_ns;
-    return t->usage.took_turns ? (held < 1 ? held : 1) : part;
+    return t->usage.took_quanta ? (charged < 1 ? charged : 1) : part;
 }
 
-/* The gate that counts is the one that stood during the interval, not the one just decided. */
-static void book_waiting(struct tenant *t, uint64_t dt)
+/* The gate that counts is the one during the interval, not the one just decided. */
+static void account_waiting(struct tenant *t, uint64_t dt)
 {
     uint32_t flags = t->usage.gate;
     if (!t->usage.wanted || !(flags & QG_GATE_CLOSED))
@@ -36,23 +36,23 @@ static void book_waiting(struct tenant *t, uint64_t dt)
     }
 }
 
-static void book_holding(struct tenant *t, uint64_t dt, uint64_t now)
+static void account_held(struct tenant *t, uint64_t dt, uint64_t now)
 {
     const struct card *card = t->card;
     const struct qp_tenant *q = &card->policy.tenant[t->index];
     if (t->id.job_class != QG_CLASS_ONLINE || !q->ever_runnable)
         return;
-    uint64_t quiet = ar_since(q->last_runnable_ns, now), release = card->policy.idle_release_ns;
-    uint64_t let_go = q->hung || quiet < release ? 0 : quiet - release;
-    if (let_go < dt)
-        t->usage.held_ns += dt - let_go;
+    uint64_t idle = ar_since(q->last_runnable_ns, now), release = card->policy.idle_release_ns;
+    uint64_t released = q->hung || idle < release ? 0 : idle - release;
+    if (released < dt)
+        t->usage.held_ns += dt - released;
 }
 
-/* Books the interval since the last call; called right after a decision, which has charged the same
- * interval. */
+/* Accounts the interval since the last call. Called right after a decision, which has charged the
+ * same interval. */
 void account(struct card *card, uint64_t now)
 {
-    uint64_t dt = card->booked_ns && now > card->booked_ns ? now - card->booked_ns : 0;
+    uint64_t dt = card->accounted_ns && now > card->accounted_ns ? now - card->accounted_ns : 0;
     double part[QP_MAX_TENANTS], sum = 0;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         struct tenant *t = card->tenants[i];
@@ -64,15 +64,15 @@ void account(struct card *card, uint64_t now)
         if (!t || !t->nprocs)
             continue;
         t->usage.busy_ns += (uint64_t)((double)dt * part[i] / (sum > 1 ? sum : 1));
-        t->usage.estimated |= part[i] > 0 && !t->usage.took_turns;
-        book_waiting(t, dt);
-        book_holding(t, dt, now);
+        t->usage.estimated |= part[i] > 0 && !t->usage.took_quanta;
+        account_waiting(t, dt);
+        account_held(t, dt, now);
         t->usage.gate = t->gate->flags;
         bool follows = card->policy.tenant[i].suspended && !card->policy.preempting;
         t->usage.suspended = follows && (t->usage.gate & QG_GATE_WHY_PREEMPTED);
         t->usage.wanted = t->sample.busy;
-        t->usage.took_turns =
+        t->usage.took_quanta =
             card->policy.cls[t->id.job_class == QG_CLASS_ONLINE ? 0 : 1].contended;
     }
-    card->booked_ns = now;
+    card->accounted_ns = now;
 }

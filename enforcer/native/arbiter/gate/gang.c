@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A job on several cards. Its ranks wait for each other, so when one card preempts it, the others
- * suspend it as well: spinning peers would only burn what somebody else could use. The state is two
- * words per job, one bit per card, and no thread ever holds the locks of two cards: a card's thread
- * sets its own bit and kicks the threads of the others.
+ * Gang suspend: one job on several cards. Its ranks wait for each other, so when one card preempts
+ * the job, the other cards suspend it as well. Otherwise its waiting ranks would spin and use time
+ * that other tenants need. The state is two words per job, one bit per card. No thread holds the
+ * locks of two cards: a card's thread sets its own bit and wakes the threads of the other cards.
  */
 #include <stdlib.h>
 
@@ -60,14 +60,14 @@ void job_put(struct arbiter *a, struct tenant *t)
     free(j);
 }
 
-void together_enter(struct tenant *t)
+void gang_enter(struct tenant *t)
 {
     __atomic_fetch_or(&t->gang->cards, job_bit(t->card), __ATOMIC_SEQ_CST);
 }
 
-/* Only this card's own preemption is told: one that only follows another card must not keep that
- * one closed. */
-void together_tell(struct card *card)
+/* Reports to the other cards of each job whether this card preempts it. A card that is closed only
+ * because of another card does not report it, or the two would keep each other closed. */
+void gang_report(struct card *card)
 {
     bool preempting =
         card->policy.preempting && !card->policy.ungoverned && (card->flags & QG_CARD_TOGETHER);

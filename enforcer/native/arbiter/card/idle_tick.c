@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ticks at which nothing happens. Most look at a tenant that works and find that it still does.
- * Then the last decision stands: it is neither taken anew nor are the other tenants touched, which
- * is most of what a tick costs. What was left out is made up for, as of the last such tick, before
- * anything else is done, so that the books are the same.
+ * Idle ticks. Most ticks sample tenants at work and find them still at work. Then the last decision
+ * holds: no new one is made, and no other tenant is sampled, which would be most of the cost of a
+ * tick. Before anything else happens, decision and accounts catch up to the time of the last idle
+ * tick, so the totals are the same as without idle ticks.
  */
 #include "base/base.h"
 #include "card/card.h"
@@ -11,28 +11,29 @@
 #include "observe/observe.h"
 #include "policy/policy.h"
 
-/* between two full steps: threads at gates, leases and doubts are looked at then */
-#define QUIET_MAX_NS (8 * QP_MS)
+/* ns between two full steps: only those check threads at gates, leases and doubts. Chosen on the
+ * simulator */
+#define IDLE_TICKS_NS (8 * QP_MS)
 
-/* What of a tenant goes into decision and books, and a look may change. */
-struct seen {
-    bool pending, unmarked, ran, busy;
+/* Inputs of the decision and the accounts that a sample may change. */
+struct inputs {
+    bool pending, unfenced, ran, busy;
     uint32_t runnable, undrained;
     uint64_t used_from_ns;
 };
 
-static struct seen seen_of(const struct tenant *t)
+static struct inputs inputs_of(const struct tenant *t)
 {
     const struct qp_tenant *q = &t->card->policy.tenant[t->index];
-    return (struct seen){t->sample.pending, t->sample.unfenced, t->sample.ran,  t->sample.busy,
-                         q->runnable,       q->undrained,       q->used_from_ns};
+    return (struct inputs){t->sample.pending, t->sample.unfenced, t->sample.ran,  t->sample.busy,
+                           q->runnable,       q->undrained,       q->used_from_ns};
 }
 
-static void put_back(struct tenant *t, const struct seen *s)
+static void restore_inputs(struct tenant *t, const struct inputs *s)
 {
     struct qp_tenant *q = &t->card->policy.tenant[t->index];
     t->sample.pending = s->pending;
-    t->sample.unfenced = s->unmarked;
+    t->sample.unfenced = s->unfenced;
     t->sample.ran = s->ran;
     t->sample.busy = s->busy;
     q->runnable = s->runnable;
@@ -40,13 +41,13 @@ static void put_back(struct tenant *t, const struct seen *s)
     q->used_from_ns = s->used_from_ns;
 }
 
-static bool same(const struct seen *a, const struct seen *b)
+static bool same(const struct inputs *a, const struct inputs *b)
 {
     return a->runnable == b->runnable && a->undrained == b->undrained && a->busy == b->busy &&
            a->used_from_ns == b->used_from_ns;
 }
 
-void quiet_catch_up(struct card *card)
+void idle_tick_catch_up(struct card *card)
 {
     if (card->idle_tick_ns > card->policy.last_ns) {
         qp_decide(&card->policy, card->idle_tick_ns);
@@ -55,21 +56,23 @@ void quiet_catch_up(struct card *card)
     card->idle_tick_ns = 0;
 }
 
-/* Budgets of fixed shares end between two ticks and are looked at in each. */
-static bool may_be_quiet(const struct card *card)
+/* A budget of fixed-share may end between two ticks, and hardware preemption reviews its groups in
+ * each tick. So neither has idle ticks. */
+static bool may_idle(const struct card *card)
 {
     const struct qp_class *cls = card->policy.cls;
     return !card->hw && cls[0].policy != QG_POLICY_FIXED_SHARE &&
            cls[1].policy != QG_POLICY_FIXED_SHARE;
 }
 
-/* Only who works stays the same by itself: who fell silent is told to ring soon, and then passes
- * its turn on. */
-void quiet_after(struct card *card, uint64_t due_ns, uint64_t now)
+/* Lists the tenants that the next idle ticks sample. Only the state of a working tenant lasts by
+ * itself. One that became idle is soon asked to ring, and passes its quantum on, which needs
+ * decisions. */
+void idle_tick_prepare(struct card *card, uint64_t due_ns, uint64_t now)
 {
     card->nwatched = 0;
     card->due_ns = due_ns;
-    card->decide_at_ns = may_be_quiet(card) ? now + QUIET_MAX_NS : 0;
+    card->decide_at_ns = may_idle(card) ? now + IDLE_TICKS_NS : 0;
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         const struct tenant *t = card->tenants[i];
         bool closed = t && t->gate->flags & QG_GATE_CLOSED;
@@ -87,10 +90,10 @@ void quiet_after(struct card *card, uint64_t due_ns, uint64_t now)
     }
 }
 
-bool quiet_tick(struct card *card, uint64_t now)
+bool idle_tick(struct card *card, uint64_t now)
 {
-    bool quiet = true;
-    struct seen before[AR_MAX_WATCHED], after[AR_MAX_WATCHED];
+    bool unchanged = true;
+    struct inputs before[AR_MAX_WATCHED], after[AR_MAX_WATCHED];
     if (!card->ticking || now >= card->due_ns || now >= card->decide_at_ns ||
         card->policy.last_ns > now)
         return false;
@@ -100,21 +103,21 @@ bool quiet_tick(struct card *card, uint64_t now)
     }
     for (uint32_t i = 0; i < card->nwatched; i++) {
         struct tenant *t = card->tenants[card->watched[i]];
-        before[i] = seen_of(t);
+        before[i] = inputs_of(t);
         sample_full(t, now);
-        after[i] = seen_of(t);
-        quiet &= same(&before[i], &after[i]) && !t->sample.ending;
+        after[i] = inputs_of(t);
+        unchanged &= same(&before[i], &after[i]) && !t->sample.ending;
     }
-    if (quiet) {
+    if (unchanged) {
         card->idle_tick_ns = now;
         return true;
     }
     if (!card->idle_tick_ns)
         return false;
     for (uint32_t i = 0; i < card->nwatched; i++)
-        put_back(card->tenants[card->watched[i]], &before[i]);
-    quiet_catch_up(card);
+        restore_inputs(card->tenants[card->watched[i]], &before[i]);
+    idle_tick_catch_up(card);
     for (uint32_t i = 0; i < card->nwatched; i++)
-        put_back(card->tenants[card->watched[i]], &after[i]);
+        restore_inputs(card->tenants[card->watched[i]], &after[i]);
     return false;
 }
