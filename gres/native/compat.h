@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Slurm's private headers, and the differences between the versions of Slurm that this plugin is
- * built for. All other sources here are the same for all versions.
+ * Slurm's private headers, and the differences between the supported versions of Slurm. All other
+ * sources here are the same for all versions.
  *
  *   22.05         13 symbols: get_job_info and get_step_info, epilog_build_env and epilog_set_env
  *   24.11, 26.05  11 symbols: no info functions, prep_build_env and prep_set_env

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later
  *
- * Checks that qgpu can work with the node's configuration, as Slurm itself accepts any count. Every
+ * Checks that qgpu can work with the node's configuration. Slurm itself accepts any count. Every
  * fault is one line in slurmd's log that says what to write instead. A node without qgpu is valid.
  */
 #include "native.h"

@@ -13,10 +13,10 @@
 enum qgn_class { QGN_NONE = 0, QGN_ONLINE = 1, QGN_OFFLINE = 2, QGN_OTHER = 15 };
 
 /*
- * The number that the node gets for each gres of a job, from slurmctld or from slurmd's signed
- * credential. Slurm's structure has no field for the Type, so the class is in the high bits of the
- * count. Only this plugin reads it. Bits 60..63 mark a packed number, with a value that no real
- * count has there; 56..59 are the class, 0..55 the count.
+ * The number that the node gets for each gres of a job. It comes from slurmctld or from slurmd's
+ * signed credential. Slurm's structure has no field for the Type. So the class is in the high bits
+ * of the count. Only this plugin reads it. Bits 60..63 mark a packed number, with a value that no
+ * real count has there; 56..59 are the class, 0..55 the count.
  */
 #define QGN_COUNT_BITS 56
 #define QGN_COUNT_MASK ((UINT64_C(1) << QGN_COUNT_BITS) - 1)

@@ -75,7 +75,7 @@ static bool step_trusted(const char *step, const struct stat *st, char *why, siz
     return false;
 }
 
-/* Puts the target of the link `step` in front of `rest`, which is what is left of the path. */
+/* Puts the target of the link `step` before `rest`, the remaining part of the path. */
 static bool follow(const char *step, char *rest, char *why, size_t size)
 {
     char target[PATH_MAX], joined[PATH_MAX];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Paths that root acts on: a node name is put into a configured path, and a directory is opened only
- * if root alone can have changed it. The hook client and the SPANK plugin use this.
+ * Paths that root acts on: a node name is put into a configured path. A directory is opened only if
+ * root alone can have changed it. The hook client and the SPANK plugin use this.
  */
 #ifndef QGPU_PATHS_H
 #define QGPU_PATHS_H
@@ -22,9 +22,9 @@ bool qg_expand_node(const char *pattern, const char *node, char *out, size_t siz
  * entries there. False with errno and a sentence in why. */
 bool qg_path_trusted(const char *path, char *why, size_t size);
 
-/* Opens path as a directory that only root can change: owned by root, not writable by group or
- * others, and so is every parent (a sticky directory such as /tmp is accepted as a parent). Returns
- * the descriptor, or -1 with errno set and a sentence in why. */
+/* Opens path as a directory that only root can change. Root owns it, and neither group nor others
+ * can write it. The same holds for every parent; a sticky directory such as /tmp is accepted there.
+ * Returns the descriptor, or -1 with errno set and a sentence in why. */
 int qg_open_trusted_dir(const char *path, char *why, size_t size);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The proof that Slurm loads the SPANK plugin (proof.h). A proof is one line that names one start of
- * one job, so that a proof that was left behind is not valid later. It has the boot, the job, the
- * number of its requeues, and the version of grants that the plugin reads. It is read and removed
- * once.
+ * The proof that Slurm loads the SPANK plugin (proof.h). A proof is one line that names one start
+ * of one job. So a proof that was left behind is not valid later. It has the boot, the job and the
+ * number of its requeues. It also has the version of grants that the plugin reads. It is read and
+ * removed once.
  */
 #include "proof.h"
 

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The proof that Slurm loads qgpu's SPANK plugin on this node, for one start of one job. slurmd runs
- * the plugin's job prolog right before its Prolog script. There the plugin writes
+ * The proof that Slurm loads qgpu's SPANK plugin on this node. It is for one start of one job.
+ * slurmd runs the plugin's job prolog right before its Prolog script. There the plugin writes
  * RUN_DIR/spank/JOBID, and qgpu-hook reads and removes it. If there is no proof, the Prolog fails:
- * the tasks of the job would run without limits
- * (docs/adr/0023-proof-of-the-plugin.md).
+ * the tasks of the job would run without limits (docs/adr/0023-proof-of-the-plugin.md).
  */
 #ifndef QGPU_PROOF_H
 #define QGPU_PROOF_H

@@ -2,8 +2,8 @@
  *
  * Runs Slurm's own commands. A Prolog should not, as each of them asks slurmctld, but two cases are
  * rare. A node that is broken is drained with a reason (drain.c). For a job that holds a card
- * without a tag, squeue is asked what it holds. Such a job may have whole cards and have been queued
- * before qgpu was installed, and nothing on the node shows that (docs/adr/0024).
+ * without a tag, squeue is asked what it holds. Such a job may have whole cards, from a time before
+ * qgpu was installed. Nothing on the node shows that (docs/adr/0024).
  */
 #include "hook.h"
 
@@ -25,8 +25,8 @@
 /* Characters that squeue prints of a job's allocation. A longer one is not used. Chosen, not
  * measured. */
 #define FIELD_MAX 1000u
-/* Bytes of squeue's output. It has a line of about 1 KiB for each running task of a job array, so
- * this is room for some 4000 of them. Chosen, not measured. */
+/* Bytes of squeue's output. It has a line of about 1 KiB for each running task of a job array. This
+ * is room for some 4000 of them. Chosen, not measured. */
 #define LINES_MAX (4u << 20)
 
 static void exec_command(const char *program, char *const argv[], int out)
@@ -137,7 +137,7 @@ static void read_allocation(const char *text, const char *job_id, char *out, siz
             continue;
         word += len + strspn(word + len, " ");
         size_t field_len = strcspn(word, " \n");
-        /* squeue cuts a field that is too long, and the missing part could be a share: use none. */
+        /* squeue cuts a field that is too long. The missing part could be a share: use none. */
         snprintf(out, size, "%.*s", field_len < FIELD_MAX ? (int)field_len : 0, word);
         return;
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Drains the node with a reason that an admin understands. When a Prolog fails, slurmctld drains the
- * node with the reason "Prolog error". It keeps the reason of a node that is drained already, so
- * this has to come first.
+ * Drains the node with a reason that an admin understands. When a Prolog fails, slurmctld drains
+ * the node with the reason "Prolog error". It keeps the reason of a node that is drained already.
+ * So this has to come first.
  */
 #include "hook.h"
 

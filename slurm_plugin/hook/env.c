@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The variables that the hook sends to qgpud. A list, as the user sets SPANK_*, and a variable that
- * a later slurmd exports should not reach a daemon of root without a review.
+ * The variables that the hook sends to qgpud. All others are left out. The user sets SPANK_*. A
+ * later slurmd may export variables that were not reviewed for a daemon of root.
  */
 #include "hook.h"
 
@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A text field starts with the tag, so the end of a long one may be cut off. Any other value must be
- * whole. */
+/* A text field starts with the tag. So the end of a long one may be cut off. Any other value must
+ * be whole. */
 struct variable {
     const char *name;
     bool may_truncate;

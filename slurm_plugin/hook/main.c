@@ -4,8 +4,8 @@
  *
  * slurmd's Prolog and Epilog scripts exec this program. It sends the job's environment to qgpud and
  * exits with qgpud's answer. A static C program takes about a millisecond, where the start of a
- * Python program takes a hundred. Exit status: 0 the job may start, 1 the node is broken (Slurm
- * drains it), 2 wrong usage, which means a broken node as well.
+ * Python program takes a hundred. Exit status 0: the job may start. 1: the node is broken, and
+ * Slurm drains it. 2: wrong usage, so the node is broken as well.
  */
 #include "hook.h"
 
@@ -17,8 +17,8 @@
 #include "../common/proof.h"
 #include "qgpu_abi.h"
 
-/* An Epilog tries to connect for 500 ms only, as the end of a job should not wait for a daemon that
- * is not there. Chosen, not measured. */
+/* An Epilog tries to connect for 500 ms only. The end of a job should not wait for a daemon that is
+ * not there. Chosen, not measured. */
 #define EPILOG_CONNECT_NS 500000000LL
 
 static int usage(void)

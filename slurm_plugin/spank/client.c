@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * In sbatch, salloc and srun, as the user: copies the options' values into SPANK's job environment.
- * That is part of the request, and job_submit.lua can read it in all versions of Slurm. Without the
+ * That is part of the request. job_submit.lua can read it in all versions of Slurm. Without the
  * copy, srun would send its options to slurmstepd only, too late for the request. These variables
  * need no trust: they can ask for nothing that --gres could not.
  */

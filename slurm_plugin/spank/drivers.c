@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Finds the driver's files (drivers.h). It reads the cache of ld.so itself, as running ldconfig
- * would cost each task three milliseconds. The cache is root's file, but a damaged one must not
- * crash the task's process either.
+ * Finds the driver's files (drivers.h). It reads the cache of ld.so itself: running ldconfig would
+ * cost each task three milliseconds. The cache is root's file. Yet a damaged one must not crash the
+ * task's process.
  */
 #include "drivers.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Finds the files of this node that a program could open as the driver or as NVML, under any name.
+ * Finds the node's files that a program could open as the driver or as NVML, under any name.
  */
 #ifndef QGPU_DRIVERS_H
 #define QGPU_DRIVERS_H
@@ -30,13 +30,13 @@ struct qg_targets {
     struct qg_target at[QG_MAX_TARGETS];
 };
 
-/* Adds the files called libcuda.so* and libnvidia-ml.so* beside driver_path and in each directory
- * in which the cache of ld.so (what `ldconfig -p` prints) has such a library, each file once. */
+/* Adds the files called libcuda.so* and libnvidia-ml.so*, each once. It searches beside driver_path
+ * and in each directory with such a library in the cache of ld.so (what `ldconfig -p` prints). */
 void qg_drivers_find(const char *driver_path, const char *ld_cache, struct qg_targets *targets);
 
-/* Adds root's files called libcuda.so* as `own`, while there is room. They lie in the directories of
- * NVIDIA's forward-compatible drivers (compat in /usr/local/cuda-12.4 and so on) and in the absolute
- * directories of library_path (LD_LIBRARY_PATH of the task). */
+/* Adds root's files called libcuda.so* as `own`, while there is room. It searches the directories
+ * of NVIDIA's forward-compatible drivers (compat in /usr/local/cuda-12.4 and so on). It also
+ * searches the absolute directories of library_path (LD_LIBRARY_PATH of the task). */
 void qg_drivers_own(const char *library_path, struct qg_targets *targets);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads and checks the grant file, and makes its sealed copy. The copy is made as root, so root owns
- * it. No other user can make such a descriptor, so the shim and the arbiter can trust it.
+ * Reads and checks the grant file, and makes its sealed copy. The copy is made as root, so root
+ * owns it. No other user can make such a descriptor. So the shim and the arbiter can trust it.
  */
 #include "spank_qgpu.h"
 
@@ -19,7 +19,7 @@
  * Chosen, not measured. */
 #define FIRST_FD 100
 
-/* Does the text end inside its field, and is it an absolute path where it has to be? */
+/* Does the text end inside its field? Is it an absolute path where it has to be? */
 static bool text_ok(const char *field, size_t size, bool absolute_path)
 {
     if (!memchr(field, '\0', size))
@@ -76,8 +76,8 @@ static const char *grant_fault(const struct qg_grant *g, uint32_t job_id, uid_t 
     return NULL;
 }
 
-/* Reads the grant from a regular file of exactly its size, which root owns and no other user can
- * write. Returns a fault, or NULL. */
+/* Reads the grant from a regular file of exactly its size. Root must own it, and no other user may
+ * write it. Returns a fault, or NULL. */
 static const char *file_fault(int fd, struct qg_grant *grant)
 {
     struct stat st;

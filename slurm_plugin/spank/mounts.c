@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Injection by mounts. As root, in the task's own process, this makes a mount namespace in which the
+ * Injection by mounts. As root, in the task's own process, this makes a mount namespace. In it the
  * shim covers every file that a program could open as the driver. So a program gets the shim
- * whatever its environment is, and with absolute paths and dlmopen() too. The namespace ends with
- * its last process, so nothing has to be undone. The user has no rights over it. In a user namespace
- * of his own the covered files stay covered, since the kernel locks inherited mounts.
+ * whatever its environment is. Absolute paths and dlmopen() lead to it too. The namespace ends with
+ * its last process, so nothing has to be undone. The user has no rights over it. Covered files stay
+ * covered in a user namespace of his own: the kernel locks inherited mounts.
  *
- * The propagation is slave, not private. So mounts made here are not seen elsewhere, but mounts that
- * the node makes later (autofs, a network share that comes back) still reach the job.
+ * The propagation is slave, not private. So mounts made here are not seen elsewhere. Mounts that
+ * the node makes later still reach the job (autofs, a network share that comes back).
  */
 #include "spank_qgpu.h"
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The options --qgpu-mem and --qgpu-cards. Every context registers them: srun sends its options to
- * slurmstepd, which would log an error for one that it does not know. Only the clients read the
- * values. job_submit.lua turns them into the native request: qgpu_mem and the number of cards
- * (client.c).
+ * slurmstepd. That would log an error for an unknown one. Only the clients read the values.
+ * job_submit.lua turns them into the native request: qgpu_mem and the number of cards (client.c).
  */
 #include "spank_qgpu.h"
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Prepares one task, in the process that slurmstepd forked and that will exec the user's program.
- * As root it reads the grant and makes the sealed descriptor. As the user, with the task's stdio, it
- * sets the environment or prints why the job must not start. A fault of qgpu never stops a job
- * without a card.
+ * As root it reads the grant and makes the sealed descriptor. As the user, it sets the environment
+ * or prints why the job must not start. A fault of qgpu never stops a job without a card.
  */
 #include "spank_qgpu.h"
 
@@ -29,7 +28,7 @@ static struct {
     char sentence[PATH_MAX + 1024];
 } task;
 
-/* The node's name, from slurmstepd's own environment, which is root's and names its slurmd (a
+/* The node's name, from slurmstepd's own environment. That is root's and names its slurmd (a
  * machine may have several). The job's environment is not used, as the user sets it. */
 static void node_name(char *out, size_t size)
 {
@@ -241,9 +240,9 @@ static bool put_preload(spank_t sp)
 }
 
 /* Sets CUDA_VISIBLE_DEVICES to the UUID of the job's MIG instance. Slurm does that only for
- * instances that it detected itself. For those of gres.conf it gives an index, which means a card to
- * CUDA. A process can use one instance only, so in a job with several Slurm's value per task stays.
- */
+ * instances that it detected itself. For those of gres.conf it gives an index, which means a card
+ * to CUDA. A process can use one instance only. A job with several keeps Slurm's value per
+ * task. */
 static bool put_instance(spank_t sp)
 {
     const struct qg_grant *grant = &task.grant;
@@ -258,8 +257,8 @@ static bool govern(spank_t sp)
     char number[16];
 
     snprintf(number, sizeof(number), "%d", task.fd);
-    /* Checked as the user: ld.so would only print that it cannot preload the shim, and start the
-     * program without it. */
+    /* Checked as the user: ld.so would only print that it cannot preload the shim. It would start
+     * the program without it. */
     if (access(task.grant.shim_path, R_OK) != 0) {
         snprintf(task.sentence, sizeof(task.sentence),
                  "the library that keeps the limits of this job cannot be read: %s: %s. "
@@ -275,7 +274,7 @@ static bool govern(spank_t sp)
  * would get them too. */
 static void remove_options(spank_t sp)
 {
-    /* Slurm passes options to a job's programs in these variables, and sbatch, salloc and srun take
+    /* Slurm passes options to a job's programs in these variables. sbatch, salloc and srun take
      * them as options of their own. */
     static const char *const names[] = {"SLURM_SPANK_" QG_SPANK_MEM,
                                         "SLURM_SPANK_" QG_SPANK_CARDS,
@@ -288,8 +287,8 @@ static void remove_options(spank_t sp)
         spank_unsetenv(sp, names[i]);
 }
 
-/* Removes variables of another job, which this one inherited if it was submitted from inside a
- * governed job. */
+/* Removes inherited variables. A job that is submitted from inside a governed job has those of that
+ * job. */
 static void remove_inherited(spank_t sp)
 {
     char value[PATH_MAX];

@@ -129,8 +129,7 @@ static bool parse(struct arbiter *a, struct options *o, int argc, char **argv)
     return a->run_dir && optind == argc;
 }
 
-/* Opens and locks run_dir. A user who could write into it could pretend to be the arbiter, so only
- * its owner may. */
+/* Opens and locks run_dir. A user who could write into it could pretend to be the arbiter. */
 static bool open_run_dir(struct arbiter *a)
 {
     struct stat st;

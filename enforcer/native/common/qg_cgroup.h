@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The number at the start of `text`, if it ends with the text or at a character of `ends`. 0 = there
- * is no such number. */
+/* The number at the start of `text`. It must end with the text or at a character of `ends`. 0 =
+ * there is no such number. */
 static inline uint64_t qg_number_ending_in(const char *text, const char *ends)
 {
     char *end;

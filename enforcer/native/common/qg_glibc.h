@@ -2,8 +2,8 @@
  *
  * For libraries that are loaded into users' programs; the compiler includes it before each of their
  * sources (QG_OLD_GLIBC in the Makefile). They must load in containers with an older glibc than the
- * build machine's, down to 2.17. glibc 2.32 to 2.38 gave many functions a newer symbol version,
- * without a change that matters here. This asks for the old version, which every glibc has.
+ * build machine's, down to 2.17. glibc 2.32 to 2.38 gave many functions a newer symbol version.
+ * Their changes do not matter here. This asks for the old version, which every glibc has.
  * packaging/glibc.py fails the build if a newer version is used.
  */
 #ifndef QG_GLIBC_H

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Maps a page that the arbiter sent, after a check that root made it and that it cannot shrink.
+ * Maps a page that the arbiter sent. First it checks that root made the page and that it cannot
+ * shrink.
  */
 #ifndef QG_MAP_H
 #define QG_MAP_H

@@ -11,8 +11,8 @@
 
 enum {
     MAX_FDS = 4, /* sent with one message: gate page, job page and doorbell, and one to spare */
-    /* The kernel's own limit per message, SCM_MAX_FD. With room for fewer, recvmsg() would close the
-     * others, and closing a user's descriptor may block. */
+    /* The kernel's own limit per message, SCM_MAX_FD. With room for fewer, recvmsg() would close
+     * the others. Closing a user's descriptor may block. */
     KERNEL_MAX_FDS = 253
 };
 
@@ -63,9 +63,9 @@ ssize_t qg_msg_recv(int sock, void *buf, size_t cap, int *fd)
     return -EPROTO;
 }
 
-/* MSG_PEEK gives the kernel references of its own to the descriptors, and drops them. They are never
- * the last ones, so nothing is closed. No other thread reads this socket, so the message that is
- * then received is the one that was peeked at. */
+/* MSG_PEEK gives the kernel references of its own to the descriptors, and drops them. They are
+ * never the last ones, so nothing is closed. No other thread reads this socket, so both calls see
+ * the same message. */
 ssize_t qg_msg_recv_bare(int sock, void *buf, size_t cap)
 {
     struct iovec iov = {.iov_base = buf, .iov_len = cap};

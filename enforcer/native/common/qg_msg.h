@@ -20,8 +20,8 @@
 ssize_t qg_msg_recv(int sock, void *buf, size_t cap, int *fd);
 
 /* Receives one message without descriptors, for a thread that must not block. If the next message
- * carries any, it returns -EXFULL. The message and its descriptors then stay in the socket, and buf
- * has as much of its text as fits. */
+ * carries any, it returns -EXFULL. The message and its descriptors then stay in the socket. buf has
+ * as much of its text as fits. */
 ssize_t qg_msg_recv_bare(int sock, void *buf, size_t cap);
 
 /* Sends one message with nfds descriptors (at most 4). Returns 0 or a negative errno (-EAGAIN: the

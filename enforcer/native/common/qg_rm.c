@@ -52,7 +52,7 @@ static uint32_t slice(int fd, const struct qg_groups *reported, uint32_t i, uint
               : RM_OK;
 }
 
-/* Names channels of this one client only, as the driver may not check which client they are of. */
+/* Names channels of this one client only. The driver may not check which client they are of. */
 static uint32_t disable(int fd, const struct qg_groups *reported, bool off)
 {
     struct rm_disable_channels d = {.disable = off, .count = reported->nchannels};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The commands to the driver that stop and continue channel groups, for the arbiter's worker and
- * the shim. No other command of the control interface is used, and none that acts on a card, an
- * engine or a runlist.
+ * the shim. No other command of the control interface is used. None acts on a card, an engine or a
+ * runlist.
  */
 #ifndef QG_RM_H
 #define QG_RM_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Is a user id the node's root, as this process sees it? A user namespace shows one id
- * (overflowuid) for all users that it does not map. A user may have id 0 in a namespace of his own,
- * so a number alone proves nothing.
+ * (overflowuid) for all users that it does not map. A user may have id 0 in a namespace of his own.
+ * So a number alone proves nothing.
  */
 #ifndef QG_ROOT_H
 #define QG_ROOT_H
@@ -13,8 +13,8 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-/* The user id of the node's root, as this process sees it. The kernel makes one inode for all epoll
- * descriptors when it boots, and root owns it. No mount can cover it, as one can cover
+/* The user id of the node's root, as this process sees it. When it boots, the kernel makes one
+ * inode for all epoll descriptors. Root owns it. No mount can cover it, as one can cover
  * /proc/self/uid_map. */
 static inline bool qg_root_here(uid_t *root)
 {
@@ -29,10 +29,10 @@ static inline bool qg_root_here(uid_t *root)
     return known;
 }
 
-/* In a namespace without root, all unmapped users have the same id. If this process has that id, its
- * own files and sockets would seem to be root's, so no id counts as root. Id 0 counts as root there
- * only where this process is not 0 itself: then a whole node runs in a namespace. A user who is id 0
- * in his own namespace cannot pass as its root. */
+/* In a namespace without root, all unmapped users have the same id. If this process has that id,
+ * its own files and sockets would seem to be root's. Then no id counts as root. Id 0 counts as root
+ * there only where this process is not 0 itself: then a whole node runs in a namespace. A user who
+ * is id 0 in his own namespace cannot pass as its root. */
 static inline bool qg_is_root(uid_t uid)
 {
     uid_t root, real = getuid(), effective = geteuid();

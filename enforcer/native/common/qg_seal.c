@@ -45,8 +45,8 @@ fail:
     return err;
 }
 
-/* A BPF array with one element. The kernel keeps it in whole pages, which it never swaps, moves or
- * frees while a descriptor or mapping is left. */
+/* A BPF array with one element. The kernel keeps it in whole pages. It never swaps, moves or frees
+ * them while a descriptor or mapping is left. */
 int qg_kept_create(const char *name, size_t size, int *fd, void **map)
 {
     union bpf_attr attr;
@@ -73,8 +73,8 @@ int qg_kept_create(const char *name, size_t size, int *fd, void **map)
     return 0;
 }
 
-/* F_GET_SEALS works on memory files only. So a file of a user's own FUSE file system, which can
- * claim root as its owner, is refused here. */
+/* F_GET_SEALS works on memory files only. A file of a user's own FUSE file system can claim root as
+ * its owner. It is refused here. */
 const char *qg_grant_from_fd(int fd, uid_t owner, struct qg_grant *grant)
 {
     struct stat st;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Shared memory that neither side can take away from the other, and grants that only root can have
- * made.
+ * Shared memory that neither side can take away from the other. Also grants, which only root can
+ * have made.
  */
 #ifndef QG_SEAL_H
 #define QG_SEAL_H
@@ -17,9 +17,9 @@
  * Returns 0 or a negative errno. */
 int qg_shared_create(const char *name, size_t size, int read_only, int *fd, void **map);
 
-/* The same for memory that both sides write. A memory file can be sealed against holes only if it is
- * sealed against writing as well. So this is a BPF array, which has no file operations that could
- * make a hole (Linux 5.5, CAP_BPF). Returns 0 or a negative errno. */
+/* The same for memory that both sides write. A memory file can be sealed against holes only if it
+ * is sealed against writing as well. So this is a BPF array (Linux 5.5, CAP_BPF). It has no file
+ * operations that could make a hole. Returns 0 or a negative errno. */
 int qg_kept_create(const char *name, size_t size, int *fd, void **map);
 
 /* Reads a grant from a descriptor that an untrusted process sent. It must be a memory file that

@@ -2,8 +2,8 @@
  *
  * For programs that run in containers with an older glibc. The linker directs crt1.o's call of
  * __libc_start_main here (--wrap=__libc_start_main). This calls the version that every glibc has. A
- * newer crt1.o passes NULL as `init`, and an older glibc then runs no constructors of the program;
- * such a program must have none.
+ * newer crt1.o passes NULL as `init`. An older glibc then runs no constructors of the program, so
+ * it must have none.
  */
 #include "qg_glibc.h"
 

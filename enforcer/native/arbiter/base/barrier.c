@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The arbiter's half of a launch path without locked instructions. A shim stores its launch
- * counter, then reads the gate word, with only a compiler barrier between the two. After a gate
- * word was changed, membarrier(2) orders the two sides: if a shim still read the old word, its
- * counter is visible to us.
+ * counter, then reads the gate word. Only a compiler barrier is between the two. After a gate word
+ * was changed, membarrier(2) orders the two sides: if a shim still read the old word, its counter
+ * is visible to us.
  */
 #include <errno.h>
 #include <linux/membarrier.h>

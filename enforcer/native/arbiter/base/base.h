@@ -17,8 +17,8 @@ struct proc;
 struct conn;
 struct epoll_event;
 
-/* What a descriptor in the main thread's epoll set belongs to. The epoll key is a struct key, which
- * is the first member of the connection, process or other struct that owns the descriptor. */
+/* What a descriptor in the main thread's epoll set belongs to. The epoll key is a struct key. It is
+ * the first member of the struct that owns the descriptor. */
 enum key_kind {
     KEY_REGISTER = 1,
     KEY_CONTROL,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Messages between the arbiter (fds/broker_pool.c, serve/broker.c) and its descriptor brokers
- * (fds/broker_child.c), over a socketpair for each broker.
+ * (fds/broker_child.c). Each broker has a socketpair.
  */
 #ifndef QGPU_BROKER_H
 #define QGPU_BROKER_H

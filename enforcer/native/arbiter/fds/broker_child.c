@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A descriptor broker: a small process that takes what a user sent out of his connection, checks
+ * A descriptor broker is a small process. It takes what a user sent out of his connection, checks
  * it, and closes it. It holds nothing that the arbiter needs. So it may hang in close() for as long
- * as the user likes, and the arbiter can go on without it.
+ * as the user likes. The arbiter can go on without it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -49,9 +49,9 @@ static void interrupt_often(bool on)
     setitimer(ITIMER_REAL, &every, NULL);
 }
 
-/* Can the arbiter hold and close this descriptor without waiting for its maker? So it is with small
- * memory files of a fixed size, the only files for which F_GET_SEALS answers, and with the control
- * device. */
+/* Can the arbiter hold and close this descriptor without waiting for its maker? It can for the
+ * control device, and for small memory files of a fixed size. F_GET_SEALS answers for memory files
+ * only. */
 static bool harmless(const struct broker_order *order, int fd)
 {
     struct stat st;
@@ -167,7 +167,7 @@ void broker_spawner(int sock)
         }
         alive += pid > 0;
         /* Ours is not the last copy. The arbiter sends nothing over it before the broker's first
-         * message, so this close cannot hang. */
+         * message. So this close cannot hang. */
         if (pair >= 0)
             close(pair);
     }

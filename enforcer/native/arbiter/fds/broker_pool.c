@@ -3,8 +3,8 @@
  * Pools of descriptor brokers, which alone take the descriptors that users send. close() of a
  * user's descriptor may never return: a FUSE file asks its server, which may not answer, and no
  * signal ends that. So no such descriptor is ever in the arbiter's own table. The arbiter sees
- * without taking a message whether it carries any. A process for its user (broker_child.c) then
- * takes the message, passes on what is harmless, and closes the rest. It also closes connections
+ * without taking a message whether it carries any. Then a process for its user (broker_child.c)
+ * takes the message. It passes on what is harmless and closes the rest. It also closes connections
  * with a queue that is not empty. If all brokers of a user hang, his connections are ended; no
  * other user is affected. The arbiter itself holds no descriptor that hangs, so it can always end.
  * Main thread only. serve/broker.c takes the answers.
@@ -74,8 +74,8 @@ struct pool *broker_pool_of_user(const struct arbiter *a, uid_t uid)
     return pool;
 }
 
-/* Forks the spawner: when the arbiter starts, while it holds no descriptor that should not be
- * inherited, and again if the spawner was killed. */
+/* Forks the spawner when the arbiter starts, before there are descriptors that it would inherit.
+ * Forks it again if it was killed. */
 bool broker_start(void)
 {
     int ends[2];
@@ -244,8 +244,8 @@ void broker_hang_up(const struct arbiter *a, uid_t uid, int sock)
 void broker_close(const struct arbiter *a, uid_t uid, int sock)
 {
     struct pollfd pfd = {.fd = sock};
-    /* No end was hung up, so the connection itself is still open here, and this close is not the
-     * last one, which alone may block. */
+    /* Neither end was closed, so the arbiter has the connection itself open. Only the last close
+     * may block, and this is not the last. */
     if (poll(&pfd, 1, 0) == 0)
         close(sock);
     else

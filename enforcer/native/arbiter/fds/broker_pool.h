@@ -8,8 +8,8 @@
 #include "fds/fds.h"
 #include "fds/broker.h"
 
-/* After a broker could not be made or was killed: no other is tried for 1 s, so that a lack of
- * processes does not keep the main thread busy. Chosen, not measured. */
+/* After a broker could not be made or was killed: no other is tried for 1 s. So a lack of processes
+ * does not keep the main thread busy. Chosen, not measured. */
 #define RETRY_NS (1000 * QP_MS)
 /* Brokers of the pool POOL_HOLD; also the array size of every pool. They only hold descriptors, of
  * which each takes up to its limit. Chosen, not measured. */
@@ -34,8 +34,8 @@ struct broker {
     uint64_t since_ns; /* its last answer, or when the first of these was asked for */
 };
 
-/* Brokers of one grantee (POOL_USER), of all unknown uids (POOL_UNKNOWN), or for connections that
- * no other broker can close (POOL_HOLD). */
+/* Brokers of one grantee (POOL_USER), or of all unknown uids (POOL_UNKNOWN). Those of POOL_HOLD
+ * keep connections that no other broker can close. */
 struct pool {
     struct pool *next;
     enum pool_kind { POOL_USER, POOL_UNKNOWN, POOL_HOLD } kind;

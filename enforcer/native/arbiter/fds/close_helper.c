@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Closes the descriptors that brokers passed on (fds/broker_child.c): small memory files and the
- * driver's control device. The last close of a control device may take the driver long, since it
- * frees all that belongs to it. Helper threads close them, so that the main thread never waits.
- * Where all helpers are stuck, one more is started.
+ * driver's control device. The driver frees all that belongs to a control device at its last close,
+ * which may take long. Helper threads close them, so that the main thread never waits. Where all
+ * helpers are stuck, one more is started.
  */
 #include <limits.h>
 #include <signal.h>

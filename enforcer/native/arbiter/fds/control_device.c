@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Recognises the driver's control device among descriptors that users send. It asks no file system
- * about them, since a FUSE file system of the sender may never answer.
+ * about them: a FUSE file system of the sender may never answer.
  */
 #include <fcntl.h>
 #include <sys/stat.h>

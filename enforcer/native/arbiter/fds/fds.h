@@ -42,7 +42,7 @@ uint32_t users_unknown_waiting(void);
 /* Of the grantees with connections that are not registered: the one with most connections. */
 struct user *users_most_connections(void);
 
-/* broker_pool.c: closing a descriptor that a user sent may wait for that user, and so may closing a
+/* broker_pool.c: closing a descriptor that a user sent may wait for that user. So may closing a
  * connection that carries one. Processes of their own close them: descriptor brokers. */
 bool broker_start(void);
 void broker_finish(void);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Users by their connections. A user with a grant on this node is a grantee; root counts as one.
- * All other uids are unknown. They share one small number of connections and one budget, since a
- * user with a range of uids (/etc/subuid) can appear as many users. So an unknown uid can take
- * nothing from a grantee.
+ * All other uids are unknown. They share one small number of connections and one budget. A user
+ * with a range of uids (/etc/subuid) can appear as many users. So an unknown uid can take nothing
+ * from a grantee.
  */
 #include <stdlib.h>
 

@@ -53,8 +53,8 @@ uint32_t hw_slice(const struct hw_record *r, uint64_t us)
     return slices(r, us);
 }
 
-/* Best effort, before the record is removed. A group for which the driver reports an error does not
- * exist any more, or ends with its process. */
+/* Best effort, before the record is removed. If the driver reports an error, the group does not
+ * exist any more or ends with its process. */
 uint32_t hw_continue(const struct hw_record *r)
 {
     uint32_t status = RM_OK, s = RM_OK;

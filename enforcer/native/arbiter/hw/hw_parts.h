@@ -21,7 +21,7 @@
 /* An answer of the driver or of a shim that takes longer than 1 s will not come. Chosen, not
  * measured: no real driver was tried. */
 #define HW_LIMIT_NS (1000 * QP_MS)
-/* The first answer of a shim may take 5 s, as its process may still be starting and no tenant waits
+/* The first answer of a shim may take 5 s. Its process may still be starting, and no tenant waits
  * for it. Chosen, not measured. */
 #define HW_FIRST_NS (5000 * QP_MS)
 /* If a handle does not exist, the process is probably destroying it; it reports its groups anew

@@ -2,7 +2,7 @@
  *
  * Hardware preemption: checks what a process reported. The driver is asked through the control
  * device that the process passed. It confirms that device, subdevice, groups and channels exist and
- * belong to each other, and that the card is this one. Then a self-test acts on the tenant's groups
+ * belong to each other. It also confirms the card. Then a self-test acts on the tenant's groups
  * without an effect: their time slice is set to its own value, and they are scheduled again. A few
  * steps at a time, so that a stop of another tenant need not wait long.
  */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hardware preemption with the shim as the actor, where the arbiter cannot or shall not act through
- * the control device. The worker sends the order on the process's connection; the main thread
- * receives the answer. A process acts on all its groups of the card at once, so one order is for
- * all its records. All with hw->lock; nothing here blocks.
+ * Hardware preemption with the shim as the actor. It is used where the arbiter cannot or shall not
+ * act through the control device. The worker sends the order on the process's connection; the main
+ * thread receives the answer. A process acts on all its groups of the card at once. So one order is
+ * for all its records. All with hw->lock; nothing here blocks.
  */
 #include <errno.h>
 #include <string.h>
@@ -14,8 +14,8 @@
 #include "qg_msg.h"
 #include "qg_time.h"
 
-/* False: the process does not read. A connection that has just ended counts as success, so that a
- * process that dies does not fail the whole tenant. */
+/* False: the process does not read. A connection that has just ended counts as success: a process
+ * that dies must not fail the whole tenant. */
 static bool send_act(int sock, struct qg_act *m)
 {
     qg_msg_head_init(&m->head, QG_MSG_ACT, sizeof(*m));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Weights: shares by time slices. The gates of all tenants of a class stay open, and their groups
- * get time slices in proportion to their shares, which add up to the period. Tenants with records
- * count. The card ends a slice early where there is no work, so it does not idle. With hw->lock.
+ * Weights: shares by time slices. The gates of all tenants of a class stay open. Their groups get
+ * time slices in proportion to their shares. The slices add up to the period. Tenants with records
+ * count. The card ends a slice early where there is no work. So it does not idle. With hw->lock.
  */
 #include "hw/hw_parts.h"
 #include "model/model.h"

@@ -78,9 +78,9 @@ void hw_process_left(struct arbiter *a, const struct tenant *t, uint32_t slot)
 
 /* A process that lost its connection continues its groups itself and reports them again. So its
  * records are dropped without a call of the driver. If it runs another program now, its context is
- * gone, and only the arbiter's copy of the control device would keep it on the card. If it has just
- * died, it must not be continued. The record that the worker is acting on is continued by the
- * worker, as its call may end later than the process's own. */
+ * gone. Only the arbiter's copy of the control device would keep that on the card. If it has just
+ * died, it must not be continued. The worker itself continues the record that it is acting on. Its
+ * call may end later than the process's own. */
 void hw_connection_ended(struct arbiter *a, const struct tenant *t, uint32_t slot)
 {
     struct hw *hw = t->card ? t->card->hw : NULL;

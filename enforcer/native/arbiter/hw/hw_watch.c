@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hardware preemption, the main thread's part. It starts workers, abandons those that the driver
- * does not answer, and lets them continue all groups at the arbiter's end. It closes descriptors
- * and logs failures.
+ * Hardware preemption, the main thread's part. It starts workers and abandons those that the driver
+ * does not answer. At the arbiter's end it lets them continue all groups. It closes descriptors and
+ * logs failures.
  */
 #include <errno.h>
 #include <sched.h>
@@ -25,8 +25,7 @@
 #define FINISH_NS (2000 * QP_MS)
 
 /* Priority 1: above ordinary programs, so that a loaded node does not delay stops. Below all other
- * real-time threads, as a call of the driver may keep a processor busy while it waits for the
- * card. */
+ * real-time threads: a call of the driver may keep a processor busy while it waits. */
 static void set_priority(const struct arbiter *a, pthread_t thread)
 {
     struct sched_param param = {.sched_priority = 1};

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Hardware preemption: the worker of one card. It compares the state of each record with its
- * tenant's word, acts on the most urgent difference, and compares again. There is one worker, which
- * does one thing at a time. So a continue cannot overtake the stop before it, and the last word
- * counts. The main thread abandons a worker that hangs in the driver (hw_watch.c). If its call ever
- * returns, the worker undoes what it did and ends.
+ * tenant's word. It acts on the most urgent difference, then compares again. There is one worker,
+ * which does one thing at a time. So a continue cannot overtake the stop before it, and the last
+ * word counts. The main thread abandons a worker that hangs in the driver (hw_watch.c). If its call
+ * ever returns, the worker undoes what it did and ends.
  */
 #include <errno.h>
 #include <linux/futex.h>

@@ -2,8 +2,8 @@
  *
  * The objects that the parts of the arbiter share. The main thread owns sockets and processes, and
  * creates and frees every object. One real-time thread per card samples job pages and moves gates.
- * card->lock guards a card and its tenants. It is held for microseconds and inherits priority, so
- * that the main thread cannot delay a card's thread.
+ * card->lock guards a card and its tenants. It is held for microseconds and inherits priority. So
+ * the main thread cannot delay a card's thread.
  */
 #ifndef QGPU_MODEL_H
 #define QGPU_MODEL_H
@@ -183,8 +183,8 @@ struct tenant_usage {
     uint32_t close_hist[QG_CLOSE_BUCKETS];
 };
 
-/* All processes of one job on one card. The main thread writes the members below that are not in
- * one of the structs above, with card->lock. */
+/* All processes of one job on one card. The main thread writes those members that are not in a
+ * struct of their own, with card->lock. */
 struct tenant {
     struct card *card;
     uint32_t index; /* in card->tenants and card->policy.tenant */
@@ -236,11 +236,11 @@ struct card {
     /* Gates asked for rings without a barrier: check once more for launches then, 0 = no need. */
     uint64_t recheck_ns;
     uint64_t returned_ns; /* when the last online tenant returned after a restart, 0 = none did */
-    /* An online tenant lives here or is expected, so unfinished offline work is bounded for it. */
+    /* An online tenant lives here or is expected. So unfinished offline work is bounded for it. */
     bool awaits_online;
     /* The only tenant, with no online one expected: its window may be large. */
     bool lone;
-    /* No second online tenant lives here or is expected, so none waits for an online drain. */
+    /* No second online tenant lives here or is expected. So none waits for an online drain. */
     bool lone_online;
     bool barrier; /* a gate that was open has just begun to ask for rings */
     const struct arbiter *arbiter;

@@ -105,8 +105,8 @@ void broker_ready(struct arbiter *a, struct key *key)
     broker_dispatch(a, p->pool, now);
 }
 
-/* All brokers of the pool hang. Brokers that close nothing take its connections, so that they do
- * not fill the arbiter's table of descriptors. */
+/* All brokers of the pool hang. Brokers that close nothing take its connections. So they do not
+ * fill the arbiter's table of descriptors. */
 static void hold_connections(struct arbiter *a, struct pool *pool)
 {
     if (!pool->logged)
@@ -133,8 +133,8 @@ static void hold_connections(struct arbiter *a, struct pool *pool)
     }
 }
 
-/* Ends the brokers of an idle pool. Each keeps its entry until its process has ended, so that no
- * user has more processes than entries. True: no broker is left. */
+/* Ends the brokers of an idle pool. Each keeps its entry until its process has ended. So no user
+ * has more processes than entries. True: no broker is left. */
 static bool retire_idle(struct pool *pool, uint64_t now)
 {
     bool any = false;

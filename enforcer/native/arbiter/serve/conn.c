@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Connections to both sockets. They are accepted in small batches, limited per user, and read one
- * message at a time. So a user who floods the socket is refused, and no other user waits for him.
+ * message at a time. So a user who floods the socket is refused. No other user waits for him.
  * Unknown uids share a small limit of their own, where a new connection replaces the oldest. Of the
  * grantees none may have more connections than are still free.
  */
@@ -42,7 +42,7 @@ enum {
     MAX_WAITING_PER_USER = 256, /* of one grantee, not registered */
     MAX_UNKNOWN = 256,          /* of all unknown uids */
     MAX_UNKNOWN_PER_USER = 32,  /* of one unknown uid */
-    /* The last two before the first list of grants, when most of these uids have a grant that the
+    /* The last two, before the first list of grants. Most of these uids then have a grant that the
      * arbiter does not know yet. */
     MAX_EARLY = 1024,
     MAX_EARLY_PER_USER = 256,
@@ -120,8 +120,8 @@ static bool may_control(const struct arbiter *a, uid_t uid)
 }
 
 /* Where the limit is reached, the oldest connection is closed: it had time to send its message. So
- * in a flood each connection still gets a chance, and a process that shows a grant no longer counts
- * as of an unknown uid. */
+ * each connection gets a chance, even in a flood. A process that shows a grant is then no longer of
+ * an unknown uid. */
 static bool room_for_unknown(struct arbiter *a, const struct user *u)
 {
     uint32_t most = a->ever_synced ? MAX_UNKNOWN : MAX_EARLY;
@@ -219,7 +219,7 @@ static struct conn *conn_create(struct arbiter *a, int fd, enum conn_kind kind,
     return c;
 }
 
-/* The main thread does not wait until qgpud reads, so a whole list of tenants must fit into the
+/* The main thread does not wait until qgpud reads. So a whole list of tenants must fit into the
  * send buffer. 16 MiB are more than the tenants of 64 cards take. With CAP_NET_ADMIN,
  * SO_SNDBUFFORCE exceeds the system's limit. */
 static void enlarge_send_buffer(int fd)

@@ -49,8 +49,8 @@ static uint64_t job_of_cgroup(pid_t pid)
     return slurp(pid, "cgroup", buf, sizeof(buf)) <= 0 ? 0 : qg_job_of_cgroups(buf);
 }
 
-/* The parent of a process. *trusted: all four user ids of the process are the arbiter's, which
- * those of a setuid program that a user started are not. */
+/* The parent of a process. *trusted: all four user ids of the process are the arbiter's. For a
+ * setuid program that a user started they are not. */
 static pid_t parent_of(const struct arbiter *a, pid_t pid, bool *trusted)
 {
     char buf[4096];
@@ -127,8 +127,8 @@ static bool program_of(const struct arbiter *a, uint64_t job_id, int *pid, uint6
            *start;
 }
 
-/* Does the process descend from the program that got the grant? Needed for children that closed
- * all descriptors, as Python's subprocess and daemons do, and so have no grant to show. */
+/* Does the process descend from the program that got the grant? A child that closed all descriptors
+ * has no grant to show. Children of Python's subprocess and daemons do that. */
 static bool below_program(const struct arbiter *a, pid_t pid, uint64_t job_id)
 {
     int program;

@@ -106,8 +106,8 @@ static void join(struct arbiter *a, struct conn *c, struct tenant *t, const stru
     }
 }
 
-/* Does the process show a grant of the job that it names, which only root can have made? Before the
- * list of grants came, this shows that its user is a grantee. */
+/* Does the process show a grant of its job? Only root can have made one. Before the list of grants
+ * came, this shows that its user is a grantee. */
 static bool shows_grant(const struct conn *c, const struct qg_register *m, uid_t owner, int fd)
 {
     struct qg_grant grant;

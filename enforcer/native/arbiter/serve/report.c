@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Answers to qgpud's questions: the usage of all tenants, and the registered processes. Many
- * messages go into one packet, since a system call per tenant would be most of the cost.
+ * messages go into one packet. A system call per tenant would be most of the cost.
  */
 #include <string.h>
 

@@ -82,7 +82,7 @@ void proc_sweep(struct arbiter *a)
         }
         *at = p->next; /* it ended, or never got a slot */
         /* The pidfd of its connection is a duplicate of this one. As long as that is open, closing
-         * this one would not take it out of the epoll set. */
+         * this one does not end its entry in the epoll set. */
         epoll_ctl(a->epfd, EPOLL_CTL_DEL, p->pidfd, NULL);
         close(p->pidfd);
         free(p);

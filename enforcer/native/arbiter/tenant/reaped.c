@@ -4,7 +4,7 @@
  * process that ended may still hold memory on the card. The arbiter reports each such death to
  * qgpud, which asks NVML. qgpud reports at intervals that NVML still lists the process, and once
  * that it does not. Without any report the memory stays charged for `answer_ms`. Then it counts as
- * free, so that a node without a qgpud does not refuse its jobs memory for ever. Main thread only;
+ * free. Otherwise a node without a qgpud would refuse its jobs memory for ever. Main thread only;
  * the sum is stored in the gate page.
  */
 #include <errno.h>
@@ -155,7 +155,7 @@ static void forget_overflow(struct arbiter *a, struct tenant *t)
     t->memory.overflow = 0;
 }
 
-/* The bytes are what the process reported of itself, so they are bounded by its job's memory cap.
+/* The bytes are what the process reported of itself. So they are bounded by its job's memory cap.
  * If no connection ever asked for deaths, nothing is kept: no report would release it. */
 void reaped_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint64_t bytes)
 {
@@ -177,8 +177,8 @@ void reaped_add(struct arbiter *a, struct tenant *t, pid_t pid, uid_t uid, uint6
 }
 
 /* Releases one process. If two on the list had the same pid, it is the older one. A pid that is not
- * on the list belongs to the overflow. That is released as a whole with its last process, as only
- * the sum of its bytes is known. */
+ * on the list belongs to the overflow. Only the sum of its bytes is known. So it is released with
+ * its last process. */
 void reaped_gone(struct arbiter *a, struct tenant *t, pid_t pid)
 {
     uint32_t found = t->memory.nreaped;

@@ -2,7 +2,7 @@
  *
  * The life of a tenant: granted, joined by processes, left by them, revoked. Main thread only. Each
  * function holds the card's lock while it changes something. It takes a new decision before it
- * unlocks, so that a process never sees a gate from before the change.
+ * unlocks. So a process never sees a gate from before the change.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -26,11 +26,11 @@
 #include "qg_time.h"
 
 /* Recovery goes on for 250 ms after the last online tenant is back. A shim that lost its arbiter
- * tries to register each 100 ms, and reports its work only after that: two tries, and some room. */
+ * tries to register each 100 ms. It reports its work only after that: two tries, and some room. */
 #define RETURN_NS (250 * QP_MS)
 
-/* A connection younger than 1 s may be one of the job's NVML library, which ends with its answer.
- * The shim of the same process then registers again later. Chosen, not measured. */
+/* A connection younger than 1 s may be of the job's NVML library. That ends with its answer. The
+ * shim of the same process then registers again later. Chosen, not measured. */
 #define PROBE_CONN_NS (1000 * QP_MS)
 
 static void tenant_free(struct arbiter *a, struct tenant *t)
@@ -74,9 +74,9 @@ static void write_headers(struct tenant *t)
     t->gate->heartbeat_ns = qg_now_ns();
 }
 
-/* If a job punches holes into a memory file, readers of its page wait for that, the card's thread
- * too. A BPF array has no holes. It is an option, as it is not known whether a real driver can
- * register one for the GPU's fences. */
+/* A job may punch holes into a memory file. Readers of its page wait for that, the card's thread
+ * too. A BPF array has no holes. It is an option: a real driver may not be able to register one for
+ * the GPU's fences. */
 static int create_job_page(struct arbiter *a, struct tenant *t)
 {
     void *page = NULL;
@@ -203,9 +203,9 @@ void tenant_revoke(struct arbiter *a, struct tenant *t)
     hw_tenant_revoked(a, t);
 }
 
-/* Recovery: after a restart offline waits for the list of grants, then for the online tenants on it
- * to come back, then for RETURN_NS. When a process registers, the arbiter does not know yet whether
- * it has work, nor whether other processes of the job do. */
+/* Recovery: after a restart offline waits for the list of grants. Then it waits until the online
+ * tenants on it are back, and for RETURN_NS. When a process registers, the arbiter does not know
+ * yet whether its job has work. */
 void recovery_review(struct card *card, bool list_complete)
 {
     if (!card->policy.recovery_until_ns || !list_complete)
@@ -272,7 +272,7 @@ int tenant_join(struct arbiter *a, struct tenant *t, struct proc *p, struct conn
         return at;
     /* a new connection, while the end of the old one was not noticed yet */
     bool moved = t->slots[at].proc == p && t->slots[at].conn && t->slots[at].conn != c;
-    /* Two copies of the shim in one process would write one slot, and each hide what the other
+    /* Two copies of the shim in one process would write one slot. Each would hide what the other
      * holds. */
     if (moved && conn_alive(t->slots[at].conn))
         return qg_now_ns() - t->slots[at].conn->opened_ns < PROBE_CONN_NS ? -EAGAIN : -EBUSY;
