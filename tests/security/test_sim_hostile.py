@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from sim_tools import BUILD, make, run, spawn, until
 
+from simulator import layout
 from simulator.sim import SimConfig, Simulator, _await_ready
 
 pytestmark = pytest.mark.native
 
-MAGIC, VERSION = 0x4D495351, 3
-RING, HEAD = 192, 64  # offsets in the shared memory
+HEAD = layout.Shared.head.offset
 
 
 @pytest.fixture
@@ -55,9 +55,18 @@ def connect(sim: Simulator) -> socket.socket:
 
 
 def request(
-    kind: int, a: int = 0, b: int = 0, size: int = 48, version: int = VERSION, magic: int = MAGIC
+    kind: int,
+    a: int = 0,
+    b: int = 0,
+    size: int = 48,
+    version: int = layout.VERSION,
+    magic: int = layout.MAGIC,
 ) -> bytes:
-    return struct.pack("<IIIIQQQQ", magic, version, kind, size, a, b, 0, 0)
+    return bytes(layout.Req(magic, version, kind, size, a, b))
+
+
+def answer(sock: socket.socket) -> layout.Rep:
+    return layout.Rep.from_buffer_copy(sock.recv(8192))
 
 
 def test_garbage_on_the_socket(sim: Simulator) -> None:
@@ -89,16 +98,16 @@ def test_foreign_and_absurd_arguments_are_refused(sim: Simulator) -> None:
     for kind in (4, 5, 6):
         for a in (0, 1, 2, 2**32, 2**32 + 1, 2**64 - 1):
             sock.send(request(kind, a, 1))
-            assert struct.unpack_from("<i", sock.recv(8192), 12)[0] == 201  # not its own context
+            assert answer(sock).status == 201  # not its own context
     for a in (1, 16, 2**63):
         sock.send(request(3, a))
-        assert struct.unpack_from("<i", sock.recv(8192), 12)[0] == 101
+        assert answer(sock).status == 101
     sock.send(request(3, 0))
     data, fds, *_ = socket.recv_fds(sock, 8192, 4)
-    ctx = struct.unpack_from("<Q", data, 16)[0]
+    ctx = layout.Rep.from_buffer_copy(data).a
     for size in (0, 2**63, 2**64 - 1, 2**64 - 4096):
         sock.send(request(5, ctx, size))
-        assert struct.unpack_from("<i", sock.recv(8192), 12)[0] in (1, 2)
+        assert answer(sock).status in (1, 2)
     for fd in fds:
         os.close(fd)
     sock.close()
@@ -151,11 +160,8 @@ def test_random_commands(sim: Simulator) -> None:
                 rng.choice([0, 1, 17, 4094, 4095, 4096, 2**31]) if wild else rng.choice([0, 17, 18, 4095])
             )
             words = [rng.choice([0, 1, 5, 4096, 2**47, 2**64 - 1]) for _ in range(4)]
-            os.pwrite(
-                memory,
-                struct.pack("<IIIIQQQQQQ", op, stream, rng.randrange(4), 0, *words, 0, 0),
-                RING + 64 * slot,
-            )
+            command = bytes(layout.Cmd(op, stream, rng.randrange(4), 0, *words))
+            os.pwrite(memory, command, layout.Shared.ring.offset + len(command) * slot)
         os.pwrite(memory, struct.pack("<Q", count), HEAD)
         os.write(bell, struct.pack("<Q", 1))
         if rng.random() < 0.3:
@@ -192,7 +198,7 @@ def test_many_connections_are_refused_not_fatal(sim: Simulator) -> None:
 
 
 def text_request(kind: int, text: bytes, size: int = 1072, a: int = 0, b: int = 0, c: int = 0) -> bytes:
-    return struct.pack("<IIIIQQQQ", MAGIC, VERSION, kind, size, a, b, c, 0) + text.ljust(1024, b"\0")
+    return bytes(layout.Req(layout.MAGIC, layout.VERSION, kind, size, a, b, c)) + text.ljust(1024, b"\0")
 
 
 def test_texts_of_wrong_length_or_without_an_end_end_the_connection(sim: Simulator) -> None:
@@ -239,7 +245,7 @@ def test_random_commands_in_words(sim: Simulator) -> None:
             sock.send(text_request(kind, b" ".join(words)[:1023], a=rng.randrange(3), b=rng.getrandbits(64)))
             assert len(sock.recv(8192)) == 48
     sock.send(text_request(32, b"clear"))
-    assert struct.unpack_from("<i", sock.recv(8192), 12)[0] == 0
+    assert answer(sock).status == 0
     sock.close()
 
 
@@ -251,7 +257,7 @@ def test_a_process_that_scribbles_over_its_page_harms_itself(sim: Simulator) -> 
     for _ in range(50):
         os.pwrite(fds[0], rng.randbytes(4096), 0)
         sock.send(text_request(32, b"delay call=cuNothing us=1 times=1"))
-        assert struct.unpack_from("<i", sock.recv(8192), 12)[0] in (0, 2)
+        assert answer(sock).status in (0, 2)
     with pytest.raises(PermissionError):
         os.ftruncate(fds[0], 0)
     sock.send(text_request(32, b"clear"))

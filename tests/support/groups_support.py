@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import fcntl
 import json
 import os
 import socket
@@ -20,21 +19,19 @@ from pathlib import Path
 
 import pytest
 import shim_support as s
+import sim_rm
 import sim_tools
 
 from enforcer.fdwait import readable_within
+from enforcer.wire import abi
 from simulator.sim import Simulator
 
 SIM_DRIVER = s.BUILD / "sim" / "libcuda.so.1"
-GROUPS, ACT, ACTED = 3, 4, 5
-LOST, LEAVE = 1, 2
-CONTINUE, STOP, SLICE = 0, 1, 2
-SCHEDULE, DISABLE, TIMESLICE = 1, 2, 3
+LOST, LEAVE = abi.GROUPS_LOST, abi.GROUPS_LEAVE
+CONTINUE, STOP, SLICE = abi.ACT_CONTINUE, abi.ACT_STOP, abi.ACT_SLICE
+SCHEDULE, DISABLE, TIMESLICE = abi.HW_SCHEDULE, abi.HW_DISABLE, abi.HW_TIMESLICE
 GRAPHICS, COPY = 1, 9
-RM_CONTROL = 0xC020462A
 BAD_STATE, TIMEOUT = 0x40, 0x65
-_HEAD = struct.Struct("<4I Q48s 6I")
-_ACT = struct.Struct("<4I 48s 2I 2Q 2I")
 
 
 @dataclass
@@ -53,48 +50,42 @@ class Told:
 
     @staticmethod
     def parse(data: bytes, fd: int, pid: int) -> Told:
-        assert len(data) == 864
-        _, _, _, _, job, uuid, client, device, sub, ngroups, nchannels, flags = _HEAD.unpack_from(data)
-        assert job == 4711
-        words = struct.unpack_from(f"<{2 * ngroups}I", data, _HEAD.size)
-        channels = struct.unpack_from(f"<{2 * nchannels}I", data, _HEAD.size + 8 * 32)
+        found = abi.parse(abi.Groups, data, "groups")
+        assert found.job_id == 4711
         return Told(
-            uuid.rstrip(b"\0").decode(),
-            client,
-            device,
-            sub,
-            flags,
-            dict(zip(words[::2], words[1::2], strict=True)),
-            dict(zip(channels[::2], channels[1::2], strict=True)),
+            found.uuid.decode(),
+            found.client,
+            found.device,
+            found.subdevice,
+            found.flags,
+            {group.handle: group.engine for group in found.groups[: found.ngroups]},
+            {channel.handle: channel.group for channel in found.channels[: found.nchannels]},
             fd,
             pid,
         )
 
     def command(self, handle: int, cmd: int, params: bytes) -> int:
         """A control command through the descriptor that came along; its NV_STATUS."""
-        room = array.array("B", params)
-        ask = array.array(
-            "B", struct.pack("<4I Q 2I", self.client, handle, cmd, 0, room.buffer_info()[0], len(params), 0)
-        )
-        fcntl.ioctl(self.fd, RM_CONTROL, ask, True)
-        self.answer = room.tobytes()
-        return int(struct.unpack_from("<I", ask, 28)[0])
+        room = bytearray(params)
+        status = sim_rm.Rm(self.fd).control(self.client, handle, cmd, room)
+        self.answer = bytes(room)
+        return status
 
     def schedule(self, on: bool) -> list[int]:
         """Stops or continues all, as the arbiter does."""
-        return [self.command(handle, 0xA06C0101, bytes([on, 0, 0])) for handle in self.groups]
+        return [self.command(handle, sim_rm.SCHEDULE, bytes([on, 0, 0])) for handle in self.groups]
 
     def slices(self) -> list[int]:
         """The slice of each group."""
         found = []
         for handle in self.groups:
-            assert self.command(handle, 0xA06C0104, bytes(8)) == 0
+            assert self.command(handle, sim_rm.GET_TIMESLICE, bytes(8)) == 0
             found.append(struct.unpack("<Q", self.answer)[0])
         return found
 
     def set_slices(self, us: int) -> None:
         for handle in self.groups:
-            assert self.command(handle, 0xA06C0103, struct.pack("<Q", us)) == 0
+            assert self.command(handle, sim_rm.SET_TIMESLICE, struct.pack("<Q", us)) == 0
 
 
 @dataclass
@@ -122,20 +113,20 @@ class GroupsArbiter(s.FakeArbiter):
             head = sock.recv(16, socket.MSG_PEEK)
         except OSError:
             return False
-        kind = struct.unpack_from("<I", head.ljust(16, b"\0"), 8)[0]
-        if kind not in (GROUPS, ACTED):
+        kind = abi.MsgHead.from_buffer_copy(head.ljust(16, b"\0")).type
+        if kind not in (abi.MSG_GROUPS, abi.MSG_ACTED):
             return super().answer(sock)
         data, control, _, _ = sock.recvmsg(4096, socket.CMSG_SPACE(16))
         fds = [fd for _, _, payload in control for fd in array.array("i", payload)]
         pid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         with self.news:
-            if kind == GROUPS:
+            if kind == abi.MSG_GROUPS:
                 assert len(fds) <= 1
                 self.told.append(Told.parse(data, fds[0] if fds else -1, pid))
                 self.left(sock, self.told[-1])
             else:
-                _, _, _, _, _, _, _, _, serial, status, count = _ACT.unpack(data)
-                self.acted.append(Acted(serial, status, count))
+                act = abi.parse(abi.Act, data, "answer")
+                self.acted.append(Acted(act.serial, act.status, act.count))
             self.news.notify_all()
         return True
 
@@ -146,7 +137,7 @@ class GroupsArbiter(s.FakeArbiter):
                 sock.send(self.message(told.uuid, CONTINUE, 0, told.client, 0))
 
     def message(self, uuid: str, action: int, method: int, value: int, serial: int) -> bytes:
-        return _ACT.pack(s.MAGIC, 2, ACT, _ACT.size, uuid.encode(), action, method, value, serial, 0, 0)
+        return bytes(abi.Act(abi.head(abi.MSG_ACT, abi.Act), uuid.encode(), action, method, value, serial))
 
     def hear(self, what: Callable[[], bool], seconds: float = 10.0) -> None:
         """Waits until received messages make it true."""

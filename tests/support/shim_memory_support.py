@@ -73,7 +73,7 @@ class SimArbiter(s.FakeArbiter):
 
     def name_slot(self, pid: int) -> None:
         """Writes the pid into the process's slot."""
-        self.card.job.put(s.PAGE * (1 + self.slot_of(pid)), "I", pid)
+        self.card.job_page.procs[self.slot_of(pid)].pid = pid
 
 
 class Program:

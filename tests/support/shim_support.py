@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from enforcer.fdwait import readable_within, ready
+from enforcer.wire import abi
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("QGPU_TEST_BUILD", ROOT / "build"))
@@ -26,10 +27,8 @@ SHIM = BUILD / "shim" / "libcuda.so.1"
 STUB = BUILD / "test" / "stub" / "libcuda.so.1"
 PROBE = BUILD / "test" / "shim-probe"
 
-MAGIC, VERSION, GRANT_VERSION, PAGE = 0x55504751, 2, 1, 4096
-REGISTER = 1  # the type of a message
-CLOSED, NOTIFY, TRACK, WINDOW, HOLD = 1, 2, 4, 8, 16
-ACTIVE, WHOLE = 1, 3
+CLOSED, NOTIFY, TRACK = abi.GATE_CLOSED, abi.GATE_NOTIFY, abi.GATE_TRACK
+WINDOW, HOLD = abi.GATE_WINDOW, abi.GATE_HOLD
 GIB, MIB = 1 << 30, 1 << 20
 OUT_OF_MEMORY = 2
 INVALID_HANDLE = 400
@@ -39,19 +38,6 @@ SEAL, SHRINK, GROW, WRITE, FUTURE_WRITE = 1, 2, 4, 8, 16
 F_ADD_SEALS = 1033
 UUID = "GPU-00000000-0000-0000-0000-0000000000{:02x}"
 SYS_FUTEX, FUTEX_WAKE = 202, 1
-# Offsets in struct qg_proc.
-FIELDS = {"waiting": (4, "I"), "launches": (8, "Q"), "mem_used": (16, "Q"), "mem_pending": (24, "Q")}
-FIELDS |= {"mem_peak": (32, "Q"), "mem_denied": (40, "Q"), "gate_waits": (48, "Q"), "gate_wait_ns": (56, "Q")}
-FIELDS |= {
-    "inflight_us": (64, "Q"),
-    "window_bypass": (72, "Q"),
-    "rests_ns": (120, "Q"),
-    "rests_launches": (128, "Q"),
-    "copy_bytes": (80, "Q"),
-    "unmarked": (88, "I"),
-    "turn_ns": (104, "Q"),
-    "queued": (112, "I"),
-}
 
 
 def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -66,23 +52,21 @@ def grant_bytes(
     run_dir: Path,
     caps: list[int],
     *,
-    state: int = ACTIVE,
+    state: int = abi.GRANT_ACTIVE,
     driver: Path = STUB,
     uuids: list[str] | None = None,
     injection: int = 0,
     uid: int = 0,
 ) -> bytes:
     """A struct qg_grant for job 4711 with one card per cap."""
-    head = struct.pack(
-        "<4I Q 4I Q", MAGIC, GRANT_VERSION, 1536 + 128 * 16, state, 4711, uid, 0, 2, len(caps), 1
-    )
-    strings = [(b"n1", 64), (bytes(run_dir), 160), (bytes(driver), 256), (bytes(SHIM), 256), (b"", 512)]
-    body = head + b"".join(text.ljust(size, b"\0") for text, size in strings)
-    body = (body + struct.pack("<I", injection)).ljust(1536, b"\0")
-    for number, cap in enumerate(caps, 1):
-        uuid = (uuids[number - 1] if uuids else UUID.format(number)).encode().ljust(48, b"\0")
-        body += (uuid + struct.pack("<4I 2Q", 0, 0, 30, 0, cap, 80 * GIB)).ljust(128, b"\0")
-    return body.ljust(1536 + 128 * 16, b"\0")
+    page = abi.GrantPage(abi.MAGIC, abi.GRANT_VERSION, ctypes.sizeof(abi.GrantPage), state, 4711, uid)
+    page.job_class, page.ncards, page.created_ns = abi.CLASS_OFFLINE, len(caps), 1
+    page.node, page.run_dir, page.injection = b"n1", bytes(run_dir), injection
+    page.driver_path, page.shim_path = bytes(driver), bytes(SHIM)
+    for number, cap in enumerate(caps):
+        uuid = uuids[number] if uuids else UUID.format(number + 1)
+        page.cards[number] = abi.GrantCardPage(uuid.encode(), share=30, mem_cap=cap, mem_total=80 * GIB)
+    return bytes(page)
 
 
 def sealed(name: str, content: bytes, seals: int = SEAL | SHRINK | GROW | WRITE) -> int:
@@ -103,66 +87,60 @@ class Page:
         self.map = mmap.mmap(self.fd, size)
         fcntl.fcntl(self.fd, F_ADD_SEALS, seals)
 
-    def get(self, offset: int, kind: str) -> int:
-        """Reads one integer."""
-        return int(struct.unpack_from("<" + kind, self.map, offset)[0])
-
-    def put(self, offset: int, kind: str, value: int) -> None:
-        """Writes one integer at once: a reader must never see half of a heartbeat."""
-        word = ctypes.c_uint64 if kind == "Q" else ctypes.c_uint32
-        word.from_buffer(self.map, offset).value = value
-
 
 class Tenant:
     """The pages of one card."""
 
     def __init__(self, cap: int, flags: int, lease_ms: int) -> None:
-        self.gate = Page("gate", 128, SEAL | SHRINK | GROW | FUTURE_WRITE)
-        self.job = Page("job", PAGE * 129, SEAL | SHRINK | GROW)
+        self.gate = Page("gate", ctypes.sizeof(abi.GatePage), SEAL | SHRINK | GROW | FUTURE_WRITE)
+        self.job = Page("job", ctypes.sizeof(abi.JobPage), SEAL | SHRINK | GROW)
+        self.gate_page = abi.GatePage.from_buffer(self.gate.map)
+        self.job_page = abi.JobPage.from_buffer(self.job.map)
         self.doorbell = os.eventfd(0, os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self.doorbell)
         self.asked: list[int] = []  # mem_used of each registration
         self.slots = 0
-        struct.pack_into("<4I 2Q 2I", self.gate.map, 0, MAGIC, VERSION, 128, 0, 4711, cap, 500, lease_ms)
-        struct.pack_into("<4I", self.job.map, 0, MAGIC, VERSION, PAGE * 129, 128)
+        for page in (self.gate_page, self.job_page):
+            page.magic, page.version, page.size = abi.MAGIC, abi.ABI_VERSION, ctypes.sizeof(page)
+        self.gate_page.job_id, self.gate_page.mem_cap = 4711, cap
+        self.gate_page.window_us, self.gate_page.lease_ms = 500, lease_ms
+        self.job_page.nslots = abi.MAX_PROCS
         self.set(flags)
 
     def beat(self) -> None:
         """The heartbeat, now."""
-        self.gate.put(72, "Q", time.monotonic_ns())
+        self.gate_page.heartbeat_ns = time.monotonic_ns()
 
     def set(self, flags: int) -> int:
         """Moves the gate and wakes waiting threads; their number."""
         self.beat()
-        self.gate.put(64, "I", flags)
-        self.gate.put(80, "Q", time.monotonic_ns())
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self.gate.map, 64))
-        word = ctypes.c_void_p(address)
+        self.gate_page.flags = flags
+        self.gate_page.changed_ns = time.monotonic_ns()
+        word = ctypes.c_void_p(ctypes.addressof(self.gate_page) + abi.GatePage.flags.offset)
         return ctypes.CDLL(None).syscall(SYS_FUTEX, word, FUTEX_WAKE, 1000, None, None, 0)
 
     def proc(self, field: str, slot: int = 0) -> int:
         """A field of a process's slot."""
-        offset, kind = FIELDS[field]
-        value = self.job.get(PAGE * (1 + slot) + offset, kind)
+        value: int = getattr(self.job_page.procs[slot], field)
         return value + sum(self.lanes(slot)) if field == "launches" else value
 
     def lanes(self, slot: int = 0) -> list[int]:
         """The launch counters of the threads; the last one is shared."""
-        return [self.job.get(PAGE * (1 + slot) + 1024 + 64 * lane, "Q") for lane in range(16)]
+        return [lane.launches for lane in self.job_page.procs[slot].lanes]
 
     def clear(self, slot: int) -> None:
         """What the arbiter does when a process died."""
-        self.job.map[PAGE * (1 + slot) : PAGE * (2 + slot)] = bytes(PAGE)
+        self.job_page.procs[slot] = abi.ProcSlot()
 
     def marker(self, index: int = 0, slot: int = 0) -> tuple[int, int]:
         """(submitted, done) of a stream."""
-        at = PAGE * (1 + slot) + 512 + 8 * index
-        return self.job.get(at, "I"), self.job.get(at + 4, "I")
+        marker = self.job_page.procs[slot].markers[index]
+        return marker.submitted, marker.done
 
     def reach(self, index: int = 0, slot: int = 0) -> None:
         """What the GPU does at the end of a stream's work."""
-        at = PAGE * (1 + slot) + 512 + 8 * index
-        self.job.put(at + 4, "I", self.job.get(at, "I"))
+        marker = self.job_page.procs[slot].markers[index]
+        marker.done = marker.submitted
 
     def rings(self) -> int:
         """Rings since the last call."""
@@ -181,7 +159,7 @@ class FakeArbiter:
         caps: list[int],
         flags: int = TRACK,
         lease_ms: int = 10000,
-        speaks: int = VERSION,
+        speaks: int = abi.ABI_VERSION,
         uuids: list[str] | None = None,
     ) -> None:
         self.uuids = uuids or [UUID.format(n) for n in range(1, len(caps) + 1)]
@@ -261,27 +239,33 @@ class FakeArbiter:
             self.grants_seen += len(fds)
             for fd in fds:
                 os.close(fd)
-        version, kind = struct.unpack_from("<2I", data, 4)
-        if kind != REGISTER:
+        head = abi.MsgHead.from_buffer_copy(data)
+        version = head.version
+        if head.type != abi.MSG_REGISTER:
             return True  # channel groups: nothing here stops them
         self.versions.append(version)
         if self.unanswered:
             self.unanswered -= 1
             return True
         if version != self.speaks:
-            refusal = struct.pack("<4I iI Q", MAGIC, self.speaks, 2, 288, errno.EPROTO, 0, 0)
-            sock.sendmsg([refusal.ljust(288, b"\0")])
+            sock.sendmsg([self.registered(self.speaks, errno.EPROTO)])
             return False
         pid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-        uuid = data[24:72].rstrip(b"\0").decode()
+        asked = abi.parse(abi.Register, data, "registration")
+        uuid = asked.uuid.decode()
         tenant, status = self.tenants[uuid], self.refused.get(uuid, self.status)
-        tenant.asked.append(struct.unpack_from("<Q", data, 72)[0])
+        tenant.asked.append(asked.mem_used)
         slot = self.slots.setdefault(pid, len(self.slots))
-        head = struct.pack("<4I iI Q", MAGIC, version, 2, 288, status, slot, 0).ljust(288, b"\0")
+        answer = self.registered(version, status, slot)
         fds = array.array("i", [tenant.gate.fd, tenant.job.fd, tenant.doorbell] if not status else [])
         tenant.beat()
-        sock.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else [])
+        sock.sendmsg([answer], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else [])
         return True
+
+    @staticmethod
+    def registered(version: int, status: int, slot: int = 0) -> bytes:
+        head = abi.MsgHead(abi.MAGIC, version, abi.MSG_REGISTERED, ctypes.sizeof(abi.Registered))
+        return bytes(abi.Registered(head, status, slot))
 
 
 class Probe:

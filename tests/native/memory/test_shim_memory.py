@@ -133,11 +133,11 @@ def test_two_announcements_do_not_starve(tmp_path: Path, arbiter: s.FakeArbiter)
     """A pending announcement of another process is waited for, not taken for memory that is held."""
     with s.governed(tmp_path, [24 * GIB]) as probe:
         s.started(probe)
-        arbiter.card.job.put(s.PAGE * 2 + 24, "Q", 20 * GIB)
-        arbiter.card.job.put(16, "I", 2)
+        arbiter.card.job_page.procs[1].mem_pending = 20 * GIB
+        arbiter.card.job_page.pad[0] = 2  # slots in use: a word in the padding
         probe.send(f"alloc 0 {10 * GIB}")
         assert not probe.answered(0.1)
-        arbiter.card.job.put(s.PAGE * 2 + 24, "Q", 0)
+        arbiter.card.job_page.procs[1].mem_pending = 0
         assert int(probe.answer()) == 0
 
 

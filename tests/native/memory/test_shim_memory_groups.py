@@ -311,14 +311,14 @@ def test_memory_from_outside_the_job_is_charged_to_its_importer(tmp_path: Path, 
 def test_what_stands_beside_the_slots_counts_and_is_waited_for(tmp_path: Path) -> None:
     """Contexts, and a process that died: an allocation that only they hinder waits until they have left the card."""
     with node(tmp_path) as running:
-        gate = running.arbiter.card.gate
-        gate.put(40, "Q", 200 * MIB)
+        gate = running.arbiter.card.gate_page
+        gate.mem_extra = 200 * MIB
         program = running.run(
             "mem_vmm"
         )  # its first allocation is refused anyway, its second needs 64 of 256 MiB
         program.at("begin")
         started = time.monotonic()
-        released = threading.Timer(0.03, gate.put, (40, "Q", 0))
+        released = threading.Timer(0.03, setattr, (gate, "mem_extra", 0))
         released.start()
         program.on()
         assert program.at("created") == 64 * MIB
@@ -329,12 +329,12 @@ def test_what_stands_beside_the_slots_counts_and_is_waited_for(tmp_path: Path) -
 
 def test_dead_process_that_stays_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     with node(tmp_path) as running:
-        gate = running.arbiter.card.gate
+        gate = running.arbiter.card.gate_page
         program = running.run("mem_vmm")
         program.at("begin")
         program.on()
         program.at("created")
-        gate.put(40, "Q", 200 * MIB)
+        gate.mem_extra = 200 * MIB
         other = running.run("mem_share", "external")
         other.at("begin")
         other.on()

@@ -149,10 +149,10 @@ class Model:
         """The administrator changes the cap, or the arbiter what it charges beside the slots."""
         if self.random.random() < 0.5:
             self.cap = self.random.choice((CAP, CAP // 2, CAP - 1))
-            self.arbiter.card.gate.put(24, "Q", self.cap)
+            self.arbiter.card.gate_page.mem_cap = self.cap
         else:
             self.extra = self.random.choice((0, 0, 300 * MIB))
-            self.arbiter.card.gate.put(40, "Q", self.extra)
+            self.arbiter.card.gate_page.mem_extra = self.extra
 
     def kill(self, worker: Worker) -> None:
         """In the middle of something: what its slot says last may be any moment of it, but never too much."""

@@ -18,7 +18,7 @@ def test_closed_gate_holds_until_it_opens(arbiter: s.FakeArbiter, probe: s.Probe
     s.until(lambda: arbiter.card.rings() >= 1)  # it counts itself first
     assert not probe.answered(0.2)
     opened = time.monotonic_ns()
-    arbiter.card.gate.put(80, "Q", opened)
+    arbiter.card.gate_page.changed_ns = opened
     arbiter.card.set(s.TRACK)
     assert int(probe.answer()) == 0
     assert opened <= arbiter.card.proc("turn_ns") <= time.monotonic_ns(), "when its turn began"
@@ -176,7 +176,7 @@ def test_capture_is_left_alone(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
 def window(arbiter: s.FakeArbiter, probe: s.Probe, kernel_us: int) -> None:
     """A window of 500 us and a function whose duration has been learned."""
     s.learned(arbiter, probe, kernel_us, 18)  # the last ones are learned from when the next are launched
-    arbiter.card.gate.put(32, "I", 500)
+    arbiter.card.gate_page.window_us = 500
     assert probe.ask("hold 1") == 0
 
 
@@ -224,7 +224,7 @@ def test_unknown_function_fills_the_window(arbiter: s.FakeArbiter, probe: s.Prob
 
 def test_what_follows_the_first_launch_is_held(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     """Online after a pause: its first launch goes, the next one when the arbiter says so, or 2 ms later."""
-    arbiter.card.gate.put(32, "I", 20_000)
+    arbiter.card.gate_page.window_us = 20_000
     arbiter.card.set(s.NOTIFY | s.HOLD | s.WINDOW | s.TRACK)
     assert probe.ask("hold 1") == 0
     started = time.monotonic()
@@ -287,11 +287,11 @@ def test_sample_of_a_kernel_that_ran_when_the_gate_closed(
     s.learned(arbiter, probe, 10, 2)
     assert probe.ask("launch 0 0x10 1") == 0  # the sample; those before it are taken in
     probe.ask("elapsed_us 50000")
-    arbiter.card.gate.put(88, "Q", 1)
+    arbiter.card.gate_page.changes = 1
     arbiter.card.set(s.CLOSED | why | s.WINDOW | s.TRACK)
     probe.send("launch 0 0x10 1")
     assert not probe.answered(0.05)
-    arbiter.card.gate.put(88, "Q", 2)
+    arbiter.card.gate_page.changes = 2
     arbiter.card.set(s.WINDOW | s.TRACK)
     assert int(probe.answer()) == 0 and probe.ask("sync 0") == 0 and probe.ask("hold 1") == 0
     assert probe.ask("elapsed_us 10") == 0
@@ -353,7 +353,7 @@ def test_who_stands_at_a_closed_gate_tells_when_its_work_has_ended(
 def lone(arbiter: s.FakeArbiter, probe: s.Probe, kernel_us: int) -> tuple[int, int]:
     """A window of 20 ms and a function whose duration has been learned; launches and bypasses so far."""
     window(arbiter, probe, kernel_us)
-    arbiter.card.gate.put(32, "I", 20000)
+    arbiter.card.gate_page.window_us = 20000
     return arbiter.card.proc("launches"), arbiter.card.proc("window_bypass")
 
 

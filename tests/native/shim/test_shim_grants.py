@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import shim_support as s
 
+from enforcer.wire import abi
+
 pytestmark = pytest.mark.native
 
 
@@ -98,7 +100,7 @@ def test_grant_file_is_distrusted(tmp_path: Path, arbiter: s.FakeArbiter, fault:
 
 def test_grant_of_a_job_with_whole_cards_is_not_believed(tmp_path: Path, arbiter: s.FakeArbiter) -> None:
     """Such a job never gets this library, so the grant is another job's."""
-    content = s.grant_bytes(tmp_path, s.CAP, state=s.WHOLE)
+    content = s.grant_bytes(tmp_path, s.CAP, state=abi.GRANT_WHOLE)
     fd, path = s.sealed("grant", content), file_grant(tmp_path, content=content)
     for env in ({"QGPU_GRANT_FD": str(fd)}, {"QGPU_GRANT": str(path)}):
         assert "whole cards" in refused(s.launch(tmp_path, env, (fd,), s.in_usual_place()))

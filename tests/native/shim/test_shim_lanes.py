@@ -31,7 +31,7 @@ def job(tmp_path: Path, wrap: tuple[str, ...] = ()) -> Iterator[s.Probe]:
 def counted(arbiter: s.FakeArbiter) -> tuple[int, int, int]:
     """(in lanes of single threads, in the shared lane, in the atomic counter)."""
     lanes = arbiter.card.lanes()
-    return sum(lanes[:15]), lanes[15], arbiter.card.job.get(s.PAGE + 8, "Q")
+    return sum(lanes[:15]), lanes[15], arbiter.card.job_page.procs[0].launches
 
 
 def test_each_thread_counts_in_a_lane_of_its_own(tmp_path: Path, arbiter: s.FakeArbiter) -> None:

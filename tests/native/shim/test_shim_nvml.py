@@ -125,7 +125,7 @@ def test_monitor_in_a_job_sees_the_job(tmp_path: Path) -> None:
         worker.at("managed")
         told = monitor.again()
         assert told["memory"] == told["v2"] == [CAP, 96 * MIB, CAP - 96 * MIB]
-        where.arbiter.card.gate.put(40, "Q", 10 * MIB)
+        where.arbiter.card.gate_page.mem_extra = 10 * MIB
         told = monitor.again()
         assert told["memory"] == told["v2"] == [CAP, 106 * MIB, CAP - 106 * MIB]
         assert monitor.again()["memory"] == [CAP, 106 * MIB, CAP - 106 * MIB]
@@ -226,9 +226,7 @@ def test_utilisation_is_the_jobs_own(tmp_path: Path) -> None:
                 there, here = bystander.again(), monitor.again()
                 for lists in ("graphics", "mps"):
                     assert (there[lists], here[lists]) == (int(kind == lists), 0), (kind, lists)
-            where.arbiter.card.job.put(
-                s.PAGE * 9, "I", busy.pid
-            )  # from now on the worker is one of the job's
+            where.arbiter.card.job_page.procs[8].pid = busy.pid  # from now on the worker is one of the job's
             told = monitor.again()
             assert int(str(told["rate"])) > 30 and told["past"] > [30]  # type: ignore[operator]
             assert told["dynamic"] > [0, 30]  # type: ignore[operator]

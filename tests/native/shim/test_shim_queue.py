@@ -10,7 +10,6 @@ import shim_support as s
 pytestmark = pytest.mark.native
 WHY_PREEMPTED, WHY_SHARE = 0x100, 0x200
 OPEN = s.WINDOW | s.TRACK
-DONE = s.PAGE + 512 + 4  # qg_marker.done of the first stream
 
 
 def queues(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
@@ -32,7 +31,7 @@ def closes(arbiter: s.FakeArbiter, why: int) -> None:
 
 def ends(arbiter: s.FakeArbiter) -> None:
     """The card reaches what was launched."""
-    arbiter.card.job.put(DONE, "I", arbiter.card.marker()[0])
+    arbiter.card.reach()
 
 
 def goes(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
@@ -68,7 +67,7 @@ def test_it_rings_at_a_gate_that_closed_for_online(arbiter: s.FakeArbiter, probe
 
 def test_it_rings_where_nothing_is_left_to_end(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
     queues(arbiter, probe)
-    arbiter.card.gate.put(64, "I", s.CLOSED | WHY_SHARE | OPEN)
+    arbiter.card.gate_page.flags = s.CLOSED | WHY_SHARE | OPEN
     ends(arbiter)
     s.until(lambda: arbiter.card.rings() >= 1)
     assert arbiter.card.proc("waiting") == 1

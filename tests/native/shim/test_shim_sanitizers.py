@@ -59,7 +59,7 @@ def test_sanitizer_finds_nothing(tmp_path: Path, kind: str) -> None:
         for command in BEFORE:
             order(probe, command)
         for window_us in (500, 20000):
-            arbiter.card.gate.put(32, "I", window_us)
+            arbiter.card.gate_page.window_us = window_us
             arbiter.card.set(s.WINDOW | s.TRACK)
             order(probe, "threads 4 500")
         probe.send("threads 4 1500")
