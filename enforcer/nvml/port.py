@@ -1,6 +1,6 @@
 """NVML as a port: the cards, and the processes that hold memory on them.
 
-`enforcer.nvml.driver` is the adapter on nvidia-ml-py (module `pynvml`); `simulator.nvml_fake` is
+`enforcer.nvml.driver` is the adapter on nvidia-ml-py (module `pynvml`); `simulator.fakes` is
 the fake for tests and for qgpud without a card. Cards are keyed by UUID; memory is bytes.
 """
 

@@ -25,7 +25,7 @@ DATA = {".j2", ".yaml", ".sql", ".json", ".lua"}
 LEFT_OUT = (
     "gres/native",
     "enforcer/native",
-    *(f"simulator/{name}" for name in ("native", "judge", "fakes.py", "nvml_fake.py", "policylib.py")),
+    *(f"simulator/{name}" for name in ("native", "judge", "fakes.py", "policylib.py")),
     *(f"simulator/{name}" for name in ("sim.py", "simcontrol.py", "layout.py", "policy_layout.py")),
     "cli/sandbox",
     "cli/demo",

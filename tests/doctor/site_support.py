@@ -21,7 +21,7 @@ from cli.doctor.roles import Role
 from enforcer.ledger.merge import CardBuckets, put_card
 from enforcer.ledger.store import Ledger
 from gres.config.site import Config, digest_of, load_config
-from simulator.nvml_fake import FakeNvml
+from simulator.fakes import FakeNvml
 from slurm_plugin.fragments import fragments, names_for
 from slurm_plugin.site.found import Places, without_fragments
 from slurm_plugin.site.sources import Disk

@@ -15,7 +15,7 @@ from cli.main import main
 from cli.run.command import environment, preload
 from cli.run.private import config_text, device_files, find_part
 from gres.config.site import parse_config
-from simulator.nvml_fake import FakeNvml
+from simulator.fakes import FakeNvml
 
 HOST = Host(trusted=frozenset({0, os.geteuid()}))
 

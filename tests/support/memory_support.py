@@ -8,8 +8,7 @@ from pathlib import Path
 from enforcer.daemon.limits.backend import MemoryBackend
 from enforcer.daemon.node import NodeService
 from enforcer.nvml.port import MemoryLimits, NvmlError
-from simulator.fakes import FakeNode
-from simulator.nvml_fake import FakeNvml
+from simulator.fakes import FakeNode, FakeNvml
 
 
 def tree(root: Path, job: int, *tasks: str) -> Path:

@@ -14,8 +14,7 @@ from enforcer.daemon.audit.procs import stopped
 from enforcer.daemon.node import NodeService
 from enforcer.nvml.port import CardInfo, GpuProcess, NvmlError
 from enforcer.nvml.worker import NvmlStuckError
-from simulator.fakes import GIB, FakeNode
-from simulator.nvml_fake import FakeNvml
+from simulator.fakes import GIB, FakeNode, FakeNvml
 
 
 class Failing(FakeNvml):

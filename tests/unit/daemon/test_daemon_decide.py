@@ -11,8 +11,7 @@ from enforcer.nvml.port import CardInfo
 from gres.config.site import parse_config
 from gres.grant.hookenv import parse_hook_env
 from gres.grant.store import Grant
-from simulator.fakes import GIB, fake_identify
-from simulator.nvml_fake import FakeNvml
+from simulator.fakes import GIB, FakeNvml, fake_identify
 
 CONFIG = parse_config(
     """

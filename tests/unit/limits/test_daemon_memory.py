@@ -13,8 +13,7 @@ from enforcer.daemon.granting.hookproto import Answer
 from enforcer.daemon.limits.backend import MemoryBackend
 from enforcer.daemon.limits.probe import cgroup2_root, own_cgroup
 from enforcer.nvml.worker import NvmlInline, NvmlStuckError
-from simulator.fakes import GIB, FakeNode
-from simulator.nvml_fake import UNLIMITED, FakeNvml
+from simulator.fakes import GIB, UNLIMITED, FakeNode, FakeNvml
 
 MOUNTS = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"
 OLD = "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"

@@ -18,8 +18,7 @@ from enforcer.daemon.granting.hookproto import Answer
 from enforcer.daemon.limits.backend import STUBBORN, MemoryBackend
 from enforcer.daemon.requests.answers import Asks, Peer
 from gres.grant.store import RUN_BASE, Grant, GrantCard
-from simulator.fakes import GIB, FakeNode
-from simulator.nvml_fake import UNLIMITED
+from simulator.fakes import GIB, UNLIMITED, FakeNode
 
 PEER = Peer(os.getpid(), 0, 0, frozenset(), lambda: os.pidfd_open(os.getpid()))
 

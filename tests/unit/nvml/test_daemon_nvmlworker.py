@@ -15,8 +15,7 @@ from enforcer.daemon.node import NodeService
 from enforcer.fdwait import readable_within
 from enforcer.nvml.port import CardLostError, Nvml, NvmlError
 from enforcer.nvml.worker import NvmlStuckError, NvmlThread
-from simulator.fakes import GIB, FakeNode
-from simulator.nvml_fake import FakeNvml
+from simulator.fakes import GIB, FakeNode, FakeNvml
 
 DEADLINE = 0.5  # s; a driver that answers must do so within it, also on a machine that stalls
 
