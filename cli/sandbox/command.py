@@ -55,8 +55,11 @@ def sandbox() -> None:
     leaves nothing behind. Needs root. Users inside: alice and bob. QOS: online, offline, normal.
     Partition: gpu.
 
-    \b qgpu sandbox up --nodes 1 --cards 4 --memory 40GiB --model a100 qgpu sandbox exec -u alice --
-    sbatch --qos=online --gres=qgpu:30 job.sh qgpu sandbox exec -- sacct -X qgpu sandbox down
+    \b
+    qgpu sandbox up --nodes 1 --cards 4 --memory 40GiB --model a100
+    qgpu sandbox exec -u alice -- sbatch --qos=online --gres=qgpu:30 job.sh
+    qgpu sandbox exec -- sacct -X
+    qgpu sandbox down
     """
 
 

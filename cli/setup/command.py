@@ -93,15 +93,17 @@ def setup(
     model: str | None,
     memory: str | None,
 ) -> None:
-    """Write qgpu's fragments of Slurm's configuration, and say which lines are left to write by
-    hand.
+    """Write qgpu's fragments of Slurm's configuration, and list the lines to write by hand.
 
-    Only files of qgpu's own are written. The site's files are read, and what they lack is said: one
-    include line each, and what differs. Run it again after each change of qgpu.yaml or slurm.conf.
+    Only files of qgpu's own are written. The site's files are read, and what they lack is listed:
+    one include line each, and what differs. Run it again after each change of qgpu.yaml or
+    slurm.conf.
 
-    \b qgpu setup --init                       a first /etc/qgpu/qgpu.yaml qgpu setup --role
-    controller --dry-run qgpu setup --role node                  on each node Exit status: 0 all is
-    in place, 1 something is left to do, 2 wrong usage.
+    \b
+    qgpu setup --init                       a first /etc/qgpu/qgpu.yaml
+    qgpu setup --role controller --dry-run
+    qgpu setup --role node                  on each node
+    Exit status: 0 all is in place, 1 something is left to do, 2 wrong usage.
     """
     if not (roles or first or away):
         raise click.UsageError(

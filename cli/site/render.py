@@ -60,8 +60,11 @@ def render(
 ) -> None:
     """Print one fragment of Slurm's configuration, or write all of them into a directory.
 
-    \b qgpu render slurm.conf qgpu render --all --output files/qgpu --slurm-conf files/slurm.conf
-    for configuration management
+    \b
+    qgpu render slurm.conf
+    qgpu render --all --output files/qgpu --slurm-conf files/slurm.conf
+
+    The second form is for configuration management.
     """
     if every == (file is not None) or every != (output is not None):
         raise click.UsageError("name one file, or write --all --output DIR")

@@ -20,10 +20,7 @@ from gres.grant.store import GrantError, GrantStore
 FILE = "injection.json"  # in the run directory
 PROGRAM = "qgpu-mounts"  # beside the hook's client
 SECONDS = 10
-NOT_TRIED = (
-    "nobody has tried whether this node can do it: the unit of qgpud does, by qgpud"
-    " --probe-injection"
-)
+NOT_TRIED = "not tried on this node yet: the unit of qgpud tries it, by qgpud --probe-injection"
 
 
 @dataclass(frozen=True)
