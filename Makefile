@@ -50,7 +50,7 @@ help:
 	@echo "make layouts      write the Python mirrors of the C headers anew"
 	@echo "make lint-ansible ansible-lint over packaging/ansible"
 	@echo "make native       build the C parts into build/, those of the tests included"
-	@echo "make native HW=0  the same, with an arbiter without hardware preemption"
+	@echo "make native HW=0  the same, without hardware preemption"
 	@echo "make product      build what is installed, and only that"
 	@echo "make deb          Debian packages into build/packages/ (make rpm: for EL 9; make dist: the source archive)"
 	@echo "make test-packages build the packages twice, compare, and try them in an old Debian"

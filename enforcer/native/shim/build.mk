@@ -3,15 +3,20 @@ SHIM_DIR := enforcer/native/shim
 comma := ,
 SHIM_OBJ := $(BUILD)/obj/shim
 SHIM_GEN := $(SHIM_OBJ)/gen
-SHIM_SRC := $(wildcard $(SHIM_DIR)/*/*.c)
+SHIM_ALL := $(wildcard $(SHIM_DIR)/*/*.c)
+# HW=0 leaves hardware preemption out; groups/absent.c stands in for it.
+SHIM_HW  := $(wildcard $(SHIM_DIR)/groups/rm_*.c)
+SHIM_SRC := $(filter-out $(if $(filter 0,$(HW)),$(SHIM_HW),$(SHIM_DIR)/groups/absent.c),$(SHIM_ALL))
 SHIM_COMMON := qg_msg qg_rm
 SHIM_HEADERS := $(wildcard enforcer/native/abi/*.h enforcer/native/common/*.h $(SHIM_DIR)/*/*.h)
-SHIM_O := $(SHIM_SRC:$(SHIM_DIR)/%.c=$(SHIM_OBJ)/%.o) $(SHIM_OBJ)/symbols.o $(SHIM_OBJ)/exports.o $(SHIM_COMMON:%=$(SHIM_OBJ)/%.o)
+SHIM_REST := $(SHIM_OBJ)/symbols.o $(SHIM_OBJ)/exports.o $(SHIM_COMMON:%=$(SHIM_OBJ)/%.o)
+SHIM_O := $(SHIM_SRC:$(SHIM_DIR)/%.c=$(SHIM_OBJ)/%.o) $(SHIM_REST)
+SHIM_NOHW_O := $(patsubst $(SHIM_DIR)/%.c,$(SHIM_OBJ)/%.o,$(filter-out $(SHIM_HW),$(SHIM_ALL))) $(SHIM_REST)
 # Old versions and default-stream variants are declared, and exported with default visibility.
 SHIM_CFLAGS = $(QG_CFLAGS) -I$(SHIM_GEN) -I$(SHIM_DIR) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL \
               -D__CUDA_API_PUSH_VISIBILITY_DEFAULT -fvisibility=hidden -fno-semantic-interposition -fcf-protection=branch
 
-NATIVE += $(BUILD)/shim/libcuda.so.1
+NATIVE += $(BUILD)/shim/libcuda.so.1 $(BUILD)/test/shim-nohw/libcuda.so.1
 
 $(SHIM_GEN)/symbols.h: $(addprefix $(SHIM_DIR)/dispatch/,symbols.tsv classes.tsv generate.py)
 	@mkdir -p $(SHIM_GEN)
@@ -32,9 +37,11 @@ $(SHIM_OBJ)/exports.o: $(SHIM_GEN)/symbols.h $(SHIM_DIR)/dispatch/trampoline.h
 	$(CC) $(CFLAGS) -I$(SHIM_DIR) -fPIC -x assembler-with-cpp -c -o $@ $(SHIM_GEN)/exports.S
 
 $(BUILD)/shim/libcuda.so.1: $(SHIM_O)
+$(BUILD)/test/shim-nohw/libcuda.so.1: $(SHIM_NOHW_O)
+$(BUILD)/shim/libcuda.so.1 $(BUILD)/test/shim-nohw/libcuda.so.1:
 	@mkdir -p $(@D)
 	$(CC) -shared -Wl,-soname,libcuda.so.1 -Wl,--version-script=$(SHIM_GEN)/exports.map -Wl,-z,defs -Wl,-z,nodelete \
-	  -Wl,-Bsymbolic $(QG_LDFLAGS) -o $@ $(SHIM_O) $(QG_OLD_LIBS)
+	  -Wl,-Bsymbolic $(QG_LDFLAGS) -o $@ $^ $(QG_OLD_LIBS)
 
 SHIM_PROBE := $(wildcard tests/native/programs/probe/probe*.c)
 

@@ -21,6 +21,7 @@ from gres.grant.store import Grant, GrantCard
 
 pytestmark = pytest.mark.native
 LONG_US = 300_000
+SHIM_NOHW = s.BUILD / "test/shim-nohw/libcuda.so.1"  # make HW=0
 SERVE = """
 import ctypes as c, json, sys
 from sim_client import Cuda
@@ -41,9 +42,9 @@ for line in sys.stdin:
 class Governed(Program):
     """A program with a context, under the shim, as a task of the job."""
 
-    def __init__(self, here: Node, job: int, kind: str) -> None:
+    def __init__(self, here: Node, job: int, kind: str, shim: Path = s.SHIM) -> None:
         self.proof = a.sealed(abi.pack_grant(grant(here, job, kind)))
-        env = sim_tools.client_env(here.sim, QGPU_GRANT_FD=str(self.proof), LD_PRELOAD=str(s.SHIM))
+        env = sim_tools.client_env(here.sim, QGPU_GRANT_FD=str(self.proof), LD_PRELOAD=str(shim))
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVE],
             stdin=subprocess.PIPE,
@@ -123,6 +124,23 @@ def test_a_kernel_stands_still_while_online_works(tmp_path: Path) -> None:
         ends(offline)
         tenant = here.tenant(2)
         assert tenant.failures == 0 and tenant.stops == tenant.continues >= 1
+
+
+def test_a_shim_built_without_it_has_the_gate_and_reports_no_groups(tmp_path: Path) -> None:
+    with node(tmp_path) as here:
+        serve(here)
+        offline, online = Governed(here, 2, "offline", SHIM_NOHW), Governed(here, 1, "online")
+        online.send("[cuda.launch(20000) for _ in range(100)]")
+        a.wait_for(
+            lambda: a.tenant_stats(here.link, 2, here.cards[0]).gate & abi.GATE_CLOSED,
+            "the gate of job 2 closes",
+        )
+        offline.send("cuda.launch(1000)")
+        finishes(online)
+        offline.answer(60)
+        ends(offline)
+        tenant = here.tenant(2)
+        assert (tenant.state, tenant.stops, tenant.failures) == ("none", 0, 0)
 
 
 def test_the_shim_continues_when_the_arbiter_was_killed(tmp_path: Path) -> None:
