@@ -15,29 +15,13 @@ from pathlib import Path
 
 import click
 
-from bench import (
-    accounting,
-    ahead,
-    controls,
-    cost,
-    giveaway,
-    hardware,
-    harvest,
-    hook,
-    machine,
-    mixes,
-    overhead,
-    preempt,
-    release,
-    shares,
-    simulate,
-    submit,
-    sweep,
-    taskstart,
-    window,
-)
-from bench.figures import Figure
-from bench.rig import Rig
+from bench.costs import accounting, daemons_cpu, hook, overhead, simulate, submit, taskstart
+from bench.harness import machine
+from bench.harness.figures import Figure
+from bench.harness.node import Rig
+from bench.promises import ahead, controls, giveaway, hardware, harvest, mixes, preempt, release, shares
+from bench.sweep import sweep
+from bench.tuning import window
 
 Scenario = Callable[[bool], Iterator[Figure]]
 SCENARIOS: dict[str, Scenario] = {
@@ -50,7 +34,7 @@ SCENARIOS: dict[str, Scenario] = {
     "mixes": mixes.figures,
     "preempt": preempt.figures,
     "harvest": harvest.figures,
-    "cost": cost.figures,
+    "cost": daemons_cpu.figures,
     "giveaway": giveaway.figures,
     "ahead": ahead.figures,
     "hardware": hardware.figures,

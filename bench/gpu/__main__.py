@@ -18,13 +18,13 @@ from typing import Any
 
 import click
 
-from bench.figures import Figure
 from bench.gpu import cost, faults, memory, plots, preempt, probe, shares, works
 from bench.gpu.experiments import hold, own, product, stops
 from bench.gpu.items import Item
 from bench.gpu.node import Node, wait_for
 from bench.gpu.place import BUILD, ROOT, Place
 from bench.gpu.record import Outcome, Results
+from bench.harness.figures import Figure
 from gres.version import VERSION
 
 PARTS: dict[str, Callable[[Place], Iterable[Item]]] = {

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.figures import Figure
 from bench.gpu.node import Node
+from bench.harness.figures import Figure
 
 Yield = Figure | str  # a figure, or a sentence for the record
 Body = Callable[[Node], Iterator[Yield]]

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bench.figures import Figure
 from bench.gpu.items import Item, Yield, figure
 from bench.gpu.loads import LOADS, Load, Player, Scene, play, unit_of, work_of
 from bench.gpu.node import Node, Way
 from bench.gpu.place import Place
+from bench.harness.figures import Figure
 from simulator.judge import evaluate as ev
 
 KERNELS_US = (50, 200, 1000, 5000)

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.costs.overhead import launch_overhead
 from bench.gpu.items import Item, Yield, figure
 from bench.gpu.node import Node
 from bench.gpu.place import Place
-from bench.overhead import launch_overhead
 
 
 def machine(node: Node) -> Iterator[Yield]:

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from bench.figures import Figure
+from bench.harness.figures import Figure
 
 State = str  # done, failed, skipped
 FORM = 1

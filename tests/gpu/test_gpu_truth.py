@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.figures import Figure
 from bench.gpu.record import Outcome, Results
 from bench.gpu.truth import HEAD, MAGIC, Piece, StampError, Work, alone, judge, read_spans, read_stamps
+from bench.harness.figures import Figure
 
 MS = 1_000_000
 ABOUT = {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-NATIVE = Path(__file__).resolve().parents[1] / "support"
+NATIVE = Path(__file__).resolve().parents[1] / "support/node"
 sys.path.insert(0, str(NATIVE))
 from arbiter_support import ROOT, Arbiter, arbiter, grant, settings  # noqa: E402
 

@@ -36,7 +36,7 @@ from arbiter_support import (
 from enforcer.wire import abi
 
 pytestmark = pytest.mark.native
-NATIVE = Path(__file__).resolve().parents[1] / "support"
+NATIVE = Path(__file__).resolve().parents[1] / "support/node"
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 # As many as there are slots, and one more, whose child keeps the connection for longer than it lives.
 CROWD = """

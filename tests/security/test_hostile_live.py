@@ -29,7 +29,7 @@ from arbiter_support import (
     sealed,
 )
 
-from bench.rig import BUILD, MIB, Rig, wait_for
+from bench.harness.node import BUILD, MIB, Rig, wait_for
 from enforcer.wire import abi
 from enforcer.wire.link import TenantStats
 from simulator.sim import busy_ns
@@ -309,7 +309,7 @@ def test_root_of_a_user_namespace_is_not_root(tmp_path: Path) -> None:
         rig.grants[9] = theirs
         rig.sync()
         paths = os.pathsep.join(
-            [str(Path(__file__).resolve().parents[1] / "support"), *filter(None, sys.path)]
+            [str(Path(__file__).resolve().parents[1] / "support/node"), *filter(None, sys.path)]
         )
         for job, want in ((HONEST, "runs as uid 65534"), (9, "")):
             words = [str(rig.run_dir), str(job), abi.pack_grant(rig.grants[job]).hex(), paths, rig.uuids[0]]

@@ -15,7 +15,7 @@ from bench.gpu.loads import Load, Player, Scene, play
 from bench.gpu.node import Node
 from bench.gpu.place import Place
 from bench.gpu.preempt import bursts, latencies_us
-from bench.hwtold import Told
+from bench.promises.hardware_report import Told
 from simulator.judge import evaluate as ev
 
 ONLINE = Load("online", "spin", 200)

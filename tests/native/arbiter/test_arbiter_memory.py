@@ -17,7 +17,7 @@ from enforcer.wire.link import ArbiterGone, DeathWatch, ProcessStats
 
 pytestmark = pytest.mark.native
 MIB = 1 << 20
-HERE = Path(__file__).resolve().parents[2] / "support"
+HERE = Path(__file__).resolve().parents[2] / "support/node"
 # Nearly as many as there are slots; together more than one list of the dead holds.
 FIRST, SECOND = 126, 10
 BURST = """

@@ -35,7 +35,7 @@ from enforcer.wire import abi
 from enforcer.wire.link import ArbiterGone
 
 pytestmark = pytest.mark.native
-HERE = Path(__file__).resolve().parents[2] / "support"
+HERE = Path(__file__).resolve().parents[2] / "support/node"
 CHILD = """
 import sys, time
 sys.path.insert(0, {here!r})

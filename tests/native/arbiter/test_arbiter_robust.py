@@ -72,7 +72,7 @@ def process(one: Arbiter, job: int) -> Iterator[subprocess.Popen[str]]:
         sys.executable,
         "-c",
         WORKER,
-        str(Path(__file__).parents[2] / "support"),
+        str(Path(__file__).parents[2] / "support/node"),
         str(one.run_dir),
         str(job),
     ]

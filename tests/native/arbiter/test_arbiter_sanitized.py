@@ -145,7 +145,7 @@ def test_everything_at_once(tmp_path: Path, binary: Path) -> None:
                 sys.executable,
                 "-c",
                 STORM,
-                str(Path(__file__).parents[2] / "support"),
+                str(Path(__file__).parents[2] / "support/node"),
                 str(one.run_dir),
             ]
             for _ in range(3):

@@ -33,6 +33,7 @@ from gres.grant.store import Grant
 from simulator.policy_layout import FIXED_WINDOW_US, SHARED_WINDOW_US
 
 pytestmark = pytest.mark.native
+SUPPORT = Path(__file__).parents[2] / "support/node"
 
 
 @contextmanager
@@ -234,7 +235,7 @@ def run_in_child(one, mine):  # type: ignore[no-untyped-def]
         "    print('done', flush=True)\n"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", code, str(Path(__file__).parents[2] / "support"), str(one.run_dir), str(mine.job_id)],
+        [sys.executable, "-c", code, SUPPORT, one.run_dir, str(mine.job_id)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert child.stdin and child.stdout and child.stdout.readline() == "ready\n"

@@ -16,7 +16,7 @@ JOBS, PROCESSES = 5, 120  # far more deaths than a socket of the usual size hold
 HELD = 1000
 CROWD = f"""
 import os, sys
-sys.path.insert(0, {str(Path(__file__).resolve().parents[2] / "support")!r})
+sys.path.insert(0, {str(Path(__file__).resolve().parents[2] / "support/node")!r})
 from arbiter_support import Tenant, grant
 from pathlib import Path
 (held, hold), (told, tell) = os.pipe(), os.pipe()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.rig import Rig, wait_for
-from bench.scene import endless
+from bench.harness.node import Rig, wait_for
+from bench.harness.scene import endless
 from enforcer.wire.link import TenantStats
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]

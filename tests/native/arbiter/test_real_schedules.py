@@ -25,7 +25,7 @@ from typing import Any, get_args
 
 import pytest
 
-from bench.rig import Rig, wait_for
+from bench.harness.node import Rig, wait_for
 from enforcer.fdwait import readable_within
 from enforcer.wire.link import DeathWatch
 from enforcer.wire.messages import CardSettings, ProcessStats

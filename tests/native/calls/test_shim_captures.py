@@ -10,7 +10,7 @@ import arbiter_support as a
 import pytest
 import shim_support as s
 
-from bench.rig import BUILD, Rig
+from bench.harness.node import BUILD, Rig
 
 pytestmark = pytest.mark.native
 INVALIDATED, UNMATCHED, UNJOINED, WRONG_THREAD = 901, 903, 904, 908

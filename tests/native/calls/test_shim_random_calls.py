@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sim_tools
 
-from bench.rig import Rig
+from bench.harness.node import Rig
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
-HERE = Path(__file__).resolve().parents[2] / "support"
+HERE = Path(__file__).resolve().parents[2] / "support/shim"
 JOB, NEIGHBOUR = 1, 2
 STEPS = int(os.environ.get("QGPU_TEST_STEPS", "700"))
 SEEDS = range(int(os.environ.get("QGPU_TEST_SEED", "1")), int(os.environ.get("QGPU_TEST_SEED", "1")) + 16)
@@ -35,7 +36,7 @@ def answers(
     """What each call of the program answered."""
     argv = [sys.executable, HERE / script, str(seed), str(STEPS), *map(str, more)]
     grant = rig.grants[JOB] if governed else None
-    process = rig.spawn(argv, grant, env={"PYTHONPATH": str(HERE)})
+    process = rig.spawn(argv, grant, env={"PYTHONPATH": sim_tools.SUPPORT})
     try:
         out, err = process.communicate(timeout=60)
     except subprocess.TimeoutExpired:

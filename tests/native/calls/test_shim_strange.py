@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from shim_memory_support import sanitizer_and_twin
 
-from bench.rig import BUILD, Rig, wait_for
+from bench.harness.node import BUILD, Rig, wait_for
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
 PROGRAM = BUILD / "test" / "shim-strange"

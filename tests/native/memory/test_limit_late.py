@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rig import MIB, Rig, wait_for
+from bench.harness.node import MIB, Rig, wait_for
 from enforcer.wire import abi
 from simulator.sim import busy_ns
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import cost, simulate, sweeprun
-from bench.rig import Rig, wait_for
-from bench.scene import Actor, admit, endless, play
-from bench.stalls import STALL_NS, stalled
+from bench.costs import daemons_cpu as cost
+from bench.costs import simulate
+from bench.harness.node import Rig, wait_for
+from bench.harness.scene import Actor, admit, endless, play
+from bench.harness.stalls import STALL_NS, stalled
+from bench.sweep import runs
 
 pytestmark = [
     pytest.mark.native,
@@ -70,7 +72,7 @@ def test_a_visitor_works_only_while_it_is_there(tmp_path: Path) -> None:
 
 def test_stalled_calls_reach_the_tenants_that_they_are_meant_for(tmp_path: Path) -> None:
     """Launches of 50 ms of one tenant on each card: between its kernels, and not between its neighbour's."""
-    stalling = sweeprun.sharers({621: 50, 622: 50}, 0, 1000), sweeprun.sharers({631: 50, 632: 50}, 1, 1000)
+    stalling = runs.sharers({621: 50, 622: 50}, 0, 1000), runs.sharers({631: 50, 632: 50}, 1, 1000)
     with Rig(tmp_path, cards=2) as rig:
         actors = [actor for pair in stalling for actor in pair]
         admit(rig, actors)

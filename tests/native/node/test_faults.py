@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rig import BUILD, MIB, Rig, wait_for
+from bench.harness.node import BUILD, MIB, Rig, wait_for
 from enforcer.wire import abi
 from enforcer.wire.link import TenantStats
 

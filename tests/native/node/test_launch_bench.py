@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from bench.rig import BUILD
+from bench.harness.node import BUILD
 
 pytestmark = [
     pytest.mark.native,

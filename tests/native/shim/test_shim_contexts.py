@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_shim_programs import OFFLINE, ONLINE, ended, line, python, tenant
 
-from bench.rig import BUILD, Rig, wait_for
+from bench.harness.node import BUILD, Rig, wait_for
 from enforcer.fdwait import readable_within
 from enforcer.wire.link import TenantStats
 

@@ -10,7 +10,7 @@ import arbiter_support as a
 import pytest
 from shim_submit_support import OFFLINE, ONLINE, launches
 
-from bench.rig import BUILD, Rig, wait_for
+from bench.harness.node import BUILD, Rig, wait_for
 from enforcer.wire import abi
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]

@@ -206,7 +206,9 @@ def test_utilisation_is_the_jobs_own(tmp_path: Path) -> None:
     )
     with node(tmp_path) as where:
         environment = (
-            os.environ | where.sim.env() | {"PYTHONPATH": str(Path(__file__).parents[2] / "support")}
+            os.environ
+            | where.sim.env()
+            | {"PYTHONPATH": str(Path(__file__).parents[2] / "support/simulator")}
         )
         busy = subprocess.Popen([sys.executable, "-c", work], env=environment, stdout=subprocess.PIPE)
         try:

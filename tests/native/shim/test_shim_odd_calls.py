@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_shim_programs import ended, python
 
-from bench.rig import BUILD, Rig
+from bench.harness.node import BUILD, Rig
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
 ROOT = Path(__file__).parents[3]

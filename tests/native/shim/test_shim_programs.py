@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rig import BUILD, Rig, wait_for
+from bench.harness.node import BUILD, Rig, wait_for
 from enforcer.wire.link import TenantStats
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
@@ -25,7 +25,7 @@ HEAD = (
     "signal.pthread_sigmask(signal.SIG_BLOCK, GO)\n"
 )
 ONLINE, OFFLINE = 1, 2
-HELPERS = {"PYTHONPATH": str(Path(__file__).parents[2] / "support"), "PYTHONUNBUFFERED": "1"}
+HELPERS = {"PYTHONPATH": str(Path(__file__).parents[2] / "support/simulator"), "PYTHONUNBUFFERED": "1"}
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from arbiter_support import bpf_arrays
 from test_shim_programs import busy_online, ended, line, python, tenant
 
-from bench.rig import Rig, wait_for
+from bench.harness.node import Rig, wait_for
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
 ONLINE, OFFLINE = 1, 2

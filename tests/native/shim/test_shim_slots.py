@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from test_shim_programs import OFFLINE, ONLINE, busy_online, line, python, tenant
 
-from bench.rig import Rig, wait_for
+from bench.harness.node import Rig, wait_for
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rig import BUILD, Rig, wait_for
+from bench.harness.node import BUILD, Rig, wait_for
 from enforcer.fdwait import readable_within
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]

@@ -10,7 +10,7 @@ import pytest
 import shim_support as s
 from shim_submit_support import OFFLINE, launches, site
 
-from bench.rig import BUILD, Rig, wait_for
+from bench.harness.node import BUILD, Rig, wait_for
 from simulator.sim import Interval
 
 pytestmark = pytest.mark.native

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rig import Rig, wait_for
+from bench.harness.node import Rig, wait_for
 from enforcer.wire import abi
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")]
@@ -54,7 +54,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def program(rig: Rig, job: int, contexts: int) -> subprocess.Popen[str]:
-    env = {"PYTHONPATH": str(Path(__file__).parents[2] / "support")}
+    env = {"PYTHONPATH": str(Path(__file__).parents[2] / "support/simulator")}
     argv = [sys.executable, "-c", textwrap.dedent(WORK), str(contexts)]
     return rig.spawn(argv, rig.grants[job], env=env, stdin=subprocess.PIPE)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import ahead
+from bench.promises import ahead
 from simulator.sim import Interval, Kind
 
 MS = 1_000_000

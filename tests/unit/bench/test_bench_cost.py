@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import cost
+from bench.costs import daemons_cpu as cpu
 from enforcer.nvml.port import CardUsage, GpuProcess
 
 MIB = 1 << 20
@@ -15,7 +15,7 @@ def usage(pids: set[int], busy: dict[int, int], mem_mib: int = 556) -> CardUsage
 
 
 def full(found: CardUsage, mode: str) -> bool:
-    return cost.full(found, {1, 2}, mode)
+    return cpu.full(found, {1, 2}, mode)
 
 
 def test_a_card_is_full_when_nvml_lists_each_tenant_with_memory_and_its_use() -> None:
@@ -38,26 +38,33 @@ def test_a_card_is_full_when_nvml_lists_each_tenant_with_memory_and_its_use() ->
 )  # fmt: skip
 def test_tenants_do_what_they_are_measured_for(mode: str, before: int, after: int, right: bool) -> None:
     if right:
-        cost.check_work({7: before}, {7: after}, mode)
+        cpu.check_work({7: before}, {7: after}, mode)
         return
     with pytest.raises(RuntimeError, match="7"):
-        cost.check_work({7: before}, {7: after}, mode)
+        cpu.check_work({7: before}, {7: after}, mode)
 
 
 def test_every_state_has_so_many_tenants_per_card() -> None:
-    assert {len(cost.parts(mode)) for mode in cost.TARGETS} == {cost.TENANTS}
-    assert {part.job_class for part in cost.parts("busy")} == {"offline"}
-    assert "--idle" in cost.parts("idle")[0].args and "--idle" not in cost.parts("busy")[0].args
-    mixed = [part.job_class for part in cost.parts("mixed")]
-    assert (mixed.count("online"), mixed.count("offline")) == (cost.ONLINE, cost.TENANTS - cost.ONLINE)
-    assert all(sum(part.share for part in cost.parts(mode)) <= 100 for mode in cost.TARGETS)
+    assert {len(cpu.parts(mode)) for mode in cpu.TARGETS} == {cpu.TENANTS}
+    assert {part.job_class for part in cpu.parts("busy")} == {"offline"}
+    assert "--idle" in cpu.parts("idle")[0].args and "--idle" not in cpu.parts("busy")[0].args
+    mixed = [part.job_class for part in cpu.parts("mixed")]
+    assert (mixed.count("online"), mixed.count("offline")) == (
+        cpu.ONLINE,
+        cpu.TENANTS - cpu.ONLINE,
+    )
+    assert all(sum(part.share for part in cpu.parts(mode)) <= 100 for mode in cpu.TARGETS)
 
 
 def test_only_the_daemons_count() -> None:
-    rounds = [cost.Round(7, 1, 50, 40, 2000), cost.Round(9, 1, 60, 45, 2500), cost.Round(8, 1, 50, 41, 2100)]
-    busy = cost.line("busy", rounds)
+    rounds = [
+        cpu.Round(7, 1, 50, 40, 2000),
+        cpu.Round(9, 1, 60, 45, 2500),
+        cpu.Round(8, 1, 50, 41, 2100),
+    ]
+    busy = cpu.line("busy", rounds)
     assert (busy.value, busy.verdict, busy.runs) == (9.0, "ok", 3)
     assert busy.detail["simulator"] == 50 and "not counted" in busy.spread
-    assert cost.line("idle", rounds).verdict == "short"
-    assert cost.line("mixed", rounds).verdict == "reported"
+    assert cpu.line("idle", rounds).verdict == "short"
+    assert cpu.line("mixed", rounds).verdict == "reported"
     assert busy.value == pytest.approx(busy.detail["arbiter"] + busy.detail["qgpud"])

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from bench import controls, harvest, release, shares, where
-from bench.daemons import config_text, free_port, scraped
-from bench.figures import Figure
-from bench.patterns import PATTERNS
-from bench.rig import Rig, wait_for
-from bench.scene import Scene, kernels
-from bench.stalls import Stalls
+from bench.harness.daemons import config_text, free_port, scraped
+from bench.harness.figures import Figure
+from bench.harness.node import Rig, wait_for
+from bench.harness.patterns import PATTERNS
+from bench.harness.scene import Scene, kernels
+from bench.harness.stalls import Stalls
+from bench.promises import controls, harvest, release, shares
+from bench.tuning import where
 from gres.config.site import parse_config
 from simulator.judge import shares as sh
 from simulator.judge.gatetrace import Gate

@@ -4,8 +4,8 @@ summed.
 
 from __future__ import annotations
 
-from bench.hardware import NODES, Run, long_kernels, wrong_work
-from bench.hwtold import Told
+from bench.promises.hardware import NODES, Run, long_kernels, wrong_work
+from bench.promises.hardware_report import Told
 from enforcer.wire.messages import HardwareTenant
 from simulator.judge import evaluate as ev
 from simulator.sim import Interval, Kind, Piece

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.machine import CpuTime, calmest, kept_awake
+from bench.harness.machine import CpuTime, calmest, kept_awake
 
 
 def test_the_host_s_part_is_of_all_time() -> None:
@@ -21,7 +21,7 @@ def test_the_host_s_part_is_of_all_time() -> None:
 def test_guests_of_the_machine_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = "user nice system idle iowait irq softirq steal guest guest_nice"
     times = namedtuple("times", fields)(100, 5, 20, 800, 10, 1, 4, 60, 7, 3)
-    monkeypatch.setattr("bench.machine.psutil.cpu_times", lambda: times)
+    monkeypatch.setattr("bench.harness.machine.psutil.cpu_times", lambda: times)
     assert CpuTime.now() == CpuTime(1000, 60)
 
 

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from bench import __main__ as program
-from bench import mixes
-from bench.figures import Figure
-from bench.scene import Actor, Scene
+from bench.harness.figures import Figure
+from bench.harness.scene import Actor, Scene
+from bench.promises import mixes
 from simulator.judge import shares as sh
 from simulator.sim import Interval, Kind, Piece
 

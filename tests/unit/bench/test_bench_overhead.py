@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import overhead
+from bench.costs import overhead
 
 
 def told(value: float) -> dict[str, float]:

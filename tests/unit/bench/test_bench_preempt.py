@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench import preempt
-from bench.patterns import PATTERNS
+from bench.harness.patterns import PATTERNS
+from bench.promises import preempt
 from simulator.judge import evaluate as ev
 from simulator.judge.gatetrace import Gate
 from simulator.sim import Interval, Kind, Piece

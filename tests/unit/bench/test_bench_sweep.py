@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from bench import stalls, sweep, sweeprun, window
-from bench.harvest import Outcome
-from bench.points import POINTS, Point
-from bench.scene import Actor, Scene
-from bench.sweeprun import Further, Result, ShareErrors
+from bench.harness import stalls
+from bench.harness.scene import Actor, Scene
+from bench.promises.harvest import Outcome
+from bench.sweep import runs, sweep
+from bench.sweep.points import POINTS, Point
+from bench.sweep.runs import Further, Result, ShareErrors
+from bench.tuning import window
 from simulator.judge import shares as sh
 from simulator.sim import Interval, Kind, Piece
 
@@ -74,7 +76,7 @@ def test_a_stall_is_time_of_the_kernel_that_it_stopped() -> None:
 def test_shares_are_judged_by_time_held_and_by_what_was_executed() -> None:
     """Job 7 stands still for 40 ms of its 50: it held half of the card and executed a sixth of all."""
     spans = [piece(0, 5, 1, last=False), piece(45, 50, 1), piece(50, 100, 1, pid=2)]
-    seen = sweeprun.share_errors(scene(spans, 100), {7: 50, 8: 50})
+    seen = runs.share_errors(scene(spans, 100), {7: 50, 8: 50})
     assert (seen.total, seen.worst_1s) == (pytest.approx(0), pytest.approx(0))
     assert seen.executed == pytest.approx(100 * (50 / 60) - 50)
     assert (seen.lost, seen.used) == (pytest.approx(0), pytest.approx(1))
@@ -83,16 +85,16 @@ def test_shares_are_judged_by_time_held_and_by_what_was_executed() -> None:
 def test_a_neighbour_is_judged_by_its_own_part() -> None:
     """Job 7 worked for 20 ms of 100 and left 80; job 8, due 70, had 60 of them."""
     spans = [piece(0, 20, 1), piece(30, 90, 1, pid=2)]
-    seen = sweeprun.share_errors(scene(spans, 100), {7: 30, 8: 70})
+    seen = runs.share_errors(scene(spans, 100), {7: 30, 8: 70})
     assert (seen.lost, seen.used) == (pytest.approx(10), pytest.approx(60 / 80))
-    more = sweeprun.share_errors(scene([piece(0, 20, 1), piece(20, 100, 1, pid=2)], 100), {7: 30, 8: 70})
+    more = runs.share_errors(scene([piece(0, 20, 1), piece(20, 100, 1, pid=2)], 100), {7: 30, 8: 70})
     assert (more.lost, more.used) == (0, 1)
 
 
 def test_the_bound_of_fixed_share_is_by_what_was_executed() -> None:
     """Job 8 held 74 ms of 100 and executed 72; its due is 70, and a kernel of 1 ms is 1 point here."""
     spans = [piece(0, 25, 1), piece(25, 50, 1, pid=2, last=False), piece(52, 99, 1, pid=2)]
-    seen = sweeprun.share_errors(scene(spans, 100), {7: 30, 8: 70}, "fixed-share")
+    seen = runs.share_errors(scene(spans, 100), {7: 30, 8: 70}, "fixed-share")
     assert seen.total == pytest.approx(5) and seen.above == pytest.approx(2)
     assert seen.above_1s == pytest.approx(1)
 
@@ -102,10 +104,10 @@ def test_harvest_leaves_out_what_the_card_stood_still() -> None:
     release = 100  # ms, as all of the sweep
     spans = [piece(0, 10, 1), piece(10 + release, 400, 1, pid=2, last=False), piece(450, 500, 1, pid=2)]
     stall = stalls.Stalls([(400 * MS, 450 * MS)])
-    assert sweeprun.harvest(scene(spans, 500), online, [offline], stall) == pytest.approx(1)
-    assert sweeprun.harvest(scene(spans, 500), online, [offline], stalls.Stalls()) == pytest.approx(340 / 390)
+    assert runs.harvest(scene(spans, 500), online, [offline], stall) == pytest.approx(1)
+    assert runs.harvest(scene(spans, 500), online, [offline], stalls.Stalls()) == pytest.approx(340 / 390)
     early = stalls.Stalls([(20 * MS, 70 * MS)])
-    assert sweeprun.harvest(scene(spans, 500), online, [offline], early) == pytest.approx(340 / 390), (
+    assert runs.harvest(scene(spans, 500), online, [offline], early) == pytest.approx(340 / 390), (
         "a stall while policy keeps the card free takes nothing"
     )
 
@@ -246,14 +248,14 @@ def test_online_is_judged_by_another_pattern_where_a_change_of_context_alone_is_
 
 
 def test_stalled_calls_reach_every_card_and_leave_it_a_neighbour() -> None:
-    who = sweeprun.cast(Point(stalls="call"))
-    assert len(who.beside) == 2 and len(sweeprun.cast(Point()).beside) == 1
+    who = runs.cast(Point(stalls="call"))
+    assert len(who.beside) == 2 and len(runs.cast(Point()).beside) == 1
     assert len({actor.job_id for actor in who.actors}) == len(who.actors) == 22
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
 def test_every_online_job_of_the_second_run_has_a_twin_with_the_same_draws(point: Point) -> None:
-    two = sweeprun.pairs(point)
+    two = runs.pairs(point)
     assert len(two) == (2 if point.p99_beyond else 1)
     for one in two:
         assert one.shared.args == one.alone.args and one.shared.card == one.offline.card != one.alone.card

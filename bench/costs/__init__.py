@@ -1,0 +1,1 @@
+"""What qgpu costs: programs, daemons, starts of jobs, submissions."""

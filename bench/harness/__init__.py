@@ -1,0 +1,1 @@
+"""What every bench stands on: a node, its jobs, the machine, a figure."""

@@ -1,0 +1,1 @@
+"""The promises of README, each judged by the trace of the simulator."""

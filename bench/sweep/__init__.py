@@ -1,0 +1,1 @@
+"""The promises over a sweep of what the simulator assumes of cards and drivers."""

@@ -1,0 +1,1 @@
+"""Tables for a person who chooses a default; they promise nothing."""
