@@ -143,6 +143,7 @@ lint: setup
 	@$(PY) tools/layouts.py --check
 	@$(PY) tools/doclines.py
 	@$(PY) tools/doclinks.py
+	@$(PY) tools/docnames.py
 
 clean:
 	rm -rf $(BUILD)

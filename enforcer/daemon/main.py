@@ -1,5 +1,6 @@
-"""qgpud: `python -m enforcer.daemon.main --config qgpu.yaml --node NAME`. docs/users and man pages:
-qgpud(8).
+"""qgpud: `python -m enforcer.daemon.main --config qgpu.yaml --node NAME`. README.md is the map of its code.
+
+For its administrator: docs/admins.md and the man page qgpud(8).
 """
 
 from __future__ import annotations

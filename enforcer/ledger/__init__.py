@@ -1,1 +1,1 @@
-"""The usage ledger of one node: SQLite (docs/specs/ledger.md)."""
+"""The usage ledger of one node: SQLite (docs/specs/reporting/ledger.md)."""

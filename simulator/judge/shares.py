@@ -2,7 +2,7 @@
 
 Input is the simulated device's record (docs/specs/trace.md), as in `evaluate`. A figure is in
 points: percent of the card that a tenant got, less its due percent. Times are nanoseconds. Two
-rules (docs/specs/arbiter/scheduling.md): under burst-share busy_i / sum of busy counts while all
+rules (docs/specs/scheduling.md): under burst-share busy_i / sum of busy counts while all
 tenants are backlogged; under fixed-share busy_i / wall time.
 """
 

@@ -73,7 +73,7 @@ def test_pieces_of_many_blocks_are_one_where_they_overlap() -> None:
 
 
 def test_the_list_is_complete_ranked_and_each_is_short(tmp_path: Path) -> None:
-    """gpu.md 11: 1 to 9, and the product's own backend after them; nothing longer than a minute."""
+    """docs/measurements/README.md: 1 to 9, and the product's own backend after them; nothing longer than a minute."""
     for simulated in (True, False):
         place = Place(simulated, tmp_path)
         items = [item for part in (own, stops, hold, product) for item in part.items(place)]

@@ -75,7 +75,7 @@ struct model_params {
     enum model_preempt preempt; /* PREEMPT_AS_CARD: anywhere */
     /* anywhere: from the order to the end of the running command's piece */
     uint64_t preempt_ns;
-    /* of kernels that do not say it (sim_cmd.c); 0: a kernel is one block */
+    /* of kernels that do not say it (c of struct sim_cmd); 0: a kernel is one block */
     uint64_t block_ns;
 };
 

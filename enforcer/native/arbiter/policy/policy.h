@@ -3,7 +3,7 @@
  * The decision: from the inputs of all tenants of one card and the time it derives which gates are
  * open, and when to sample again. It makes no system call, and has no global and no clock: the same
  * code runs in the arbiter, in `qgpu simulate` and in the tests. All times are nanoseconds of one
- * monotonic clock. docs/specs/arbiter/scheduling.md explains the rules in prose.
+ * monotonic clock. docs/specs/scheduling.md explains the rules in prose.
  * `make layouts` mirrors this file in Python.
  */
 #ifndef QGPU_POLICY_H

@@ -2,7 +2,7 @@
  *
  * The channel groups of this process, as its own control calls told them: rm_hook.c hears the
  * calls, rm_table.c keeps what they made, rm_tell.c tells the arbiter and acts, rm_leave.c is what
- * the hooks of contexts need. docs/specs/shim.md.
+ * the hooks of contexts need. docs/specs/shim/channel-groups.md.
  */
 #ifndef QG_SHIM_RM_H
 #define QG_SHIM_RM_H

@@ -55,7 +55,7 @@ struct qg_card {
     bool visible;                      /* a device of this process has the card's UUID */
     int ordinal;                       /* of that device */
 
-    /* Memory, under qg_memory_lock. */
+    /* Memory, under qg_books_lock. */
     uint64_t used;
     uint64_t pending;
     uint64_t peak;
@@ -92,7 +92,7 @@ static inline struct qg_pages *qg_pages_of(struct qg_card *card)
     return __atomic_load_n(&card->pages, __ATOMIC_ACQUIRE);
 }
 
-/* A cheap clock of unknown but constant rate; qg_tick_per_ms is measured once. */
+/* A cheap clock of unknown but constant rate; qg_ticks_per_ms is measured once. */
 static inline uint64_t qg_tick(void)
 {
     return __builtin_ia32_rdtsc();

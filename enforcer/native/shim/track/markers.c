@@ -57,7 +57,7 @@ static void say_refused(CUresult result)
     if (kind && !__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
         qg_say("the driver refused to register the memory that this program shares with the "
                "arbiter (CUDA error %d): its share of the card is less exact. Tell the "
-               "administrator: 'probe/job_page' shows which --job-memory works",
+               "administrator: 'make gpu PART=probe ONLY=job_page' shows which --job-memory works",
                (int)result);
 }
 
