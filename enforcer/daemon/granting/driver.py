@@ -20,7 +20,7 @@ USUAL = (
 )
 
 
-LDCONFIG = "/sbin/ldconfig"
+RUN_S = 2.0  # most seconds for `ldconfig -p`, which reads one file
 # What `ldconfig -p` says of libraries for this machine's programs.
 _ABI = {"x86_64": "libc6,x86-64", "aarch64": "libc6,AArch64"}
 
@@ -46,8 +46,7 @@ def find_driver(configured: str, shim: str, search: Iterable[str] | None = None)
         if candidate.is_file() and not _same(candidate, shim):
             return str(candidate)
     raise BrokenNodeError(
-        f"{NAME} was not found: is the NVIDIA driver installed? Else set driver.libcuda in"
-        " qgpu.yaml"
+        f"{NAME} was not found: is the NVIDIA driver installed? Else set driver.libcuda in qgpu.yaml"
     )
 
 
@@ -56,7 +55,7 @@ def search_path() -> list[str]:
     own = [
         entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry.startswith("/")
     ]
-    return [*own, *cached(_cache()), *USUAL]
+    return [*own, *cached(_LOADER.listing()), *USUAL]
 
 
 def cached(listing: str) -> list[str]:
@@ -66,18 +65,43 @@ def cached(listing: str) -> list[str]:
     return [str(Path(match[1]).parent) for match in found]
 
 
-def _cache() -> str:
-    try:
+class LoaderCache:
+    """What `ldconfig -p` prints, run again only after the loader's cache file has changed.
+
+    A Prolog may wait for one run, so a run gets a fifth of the hook's default deadline. If it fails, the last listing
+    stands, and the next caller tries again.
+    """
+
+    def __init__(self, file: str = "/etc/ld.so.cache", program: str = "/sbin/ldconfig") -> None:
+        self._file, self._command = file, [program, "-p"]
+        self._key: tuple[int, ...] = ()
+        self._listing = ""
+
+    def listing(self) -> str:
+        """Empty where there is no cache."""
+        try:
+            info = Path(self._file).stat()
+            key = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
+            if key != self._key:
+                self._listing, self._key = self._run(), key
+        except FileNotFoundError:
+            return ""
+        except (OSError, subprocess.SubprocessError):
+            pass
+        return self._listing
+
+    def _run(self) -> str:
         return subprocess.run(
-            [LDCONFIG, "-p"],
+            self._command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=10,
-            check=False,
+            timeout=RUN_S,
+            check=True,
         ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+
+
+_LOADER = LoaderCache()
 
 
 def _same(candidate: Path, shim: str) -> bool:

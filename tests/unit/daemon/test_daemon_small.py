@@ -123,6 +123,48 @@ def test_driver_is_found_where_the_loader_finds_it(monkeypatch: pytest.MonkeyPat
     assert driver.cached("") == []
 
 
+def loader(tmp_path: Path, text: str) -> driver.LoaderCache:
+    """A loader's cache, and a program that notes each run and prints `text`."""
+    (tmp_path / "cache").write_text("1")
+    program = tmp_path / "ldconfig"
+    program.write_text(f"#!/bin/sh\necho run >> {tmp_path}/runs\n{text}\n")
+    program.chmod(0o755)
+    return driver.LoaderCache(str(tmp_path / "cache"), str(program))
+
+
+def runs(tmp_path: Path) -> int:
+    return len((tmp_path / "runs").read_text().splitlines())
+
+
+def test_the_loader_is_asked_again_only_when_its_cache_changed(tmp_path: Path) -> None:
+    cache = loader(tmp_path, f"cat {tmp_path}/cache")
+    assert [cache.listing() for _ in range(3)] == ["1"] * 3
+    assert runs(tmp_path) == 1
+    (tmp_path / "new").write_text("2")
+    (tmp_path / "new").rename(tmp_path / "cache")
+    assert [cache.listing() for _ in range(3)] == ["2"] * 3
+    assert runs(tmp_path) == 2
+    (tmp_path / "cache").unlink()
+    assert cache.listing() == ""
+    assert runs(tmp_path) == 2
+
+
+def test_a_loader_that_fails_leaves_the_last_listing_and_is_asked_again(tmp_path: Path) -> None:
+    cache = loader(tmp_path, f"test -e {tmp_path}/fails && exit 1; cat {tmp_path}/cache")
+    assert cache.listing() == "1"
+    (tmp_path / "fails").touch()
+    (tmp_path / "cache").write_text("22")
+    assert [cache.listing(), cache.listing()] == ["1", "1"]
+    assert runs(tmp_path) == 3
+    (tmp_path / "fails").unlink()
+    assert cache.listing() == "22"
+
+
+def test_a_loader_that_hangs_ends_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "RUN_S", 0.05)
+    assert loader(tmp_path, "exec sleep 600").listing() == ""
+
+
 def test_relative_entries_of_the_search_path_are_not_trusted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "libcuda.so.1").touch()
