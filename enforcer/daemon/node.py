@@ -1,7 +1,8 @@
 """What qgpud does, without sockets and signals: hooks, the arbiter's list, ledger and audit.
 
-The grant files are the truth. `NodeService.grants` is their content; arbiter and ledger follow. No
-call waits: a Prolog that needs an absent arbiter gets None, and the server asks again.
+The grant files are the truth. `NodeService.grants` is their content; arbiter and ledger follow. A
+Prolog that needs an absent arbiter gets None, and the server asks again. Calls do wait for NVML and
+for an arbiter that is there, within bounds: README.md lists them.
 """
 
 from __future__ import annotations
