@@ -1,6 +1,8 @@
 """Computes the shards that Slurm books for a share: hundredths of a card, in exact integers.
 
-Lua decides requests (qgpu.lua: `M.shards`). This is for a job whose class changes later.
+Lua decides requests (qgpu.lua: `M.shards`). `shards` here is for `qgpu job class` alone
+(enforcer/daemon/requests/reclass.py): a running job whose class changes. A property test compares
+the two.
 
 Whatever fits a card by 100 shards keeps two bounds. The sum of memory caps is at most the usable
 memory. The sum of shares in classes that reserve compute is at most 100. Rounding books more, never

@@ -8,17 +8,18 @@
 
 #include "simulate.h"
 
-/* As in the arbiter's sampling: a tenant that waits at an open gate without a launch for this time
- * is doubted for a while; work without progress gets no more quanta. */
-#define UNUSED_LEASE_NS (5 * QP_MS)
-#define UNUSED_AGAIN_NS (1 * QP_MS)
-#define DOUBT_MIN_NS    (10 * QP_MS)
-#define DOUBT_MAX_NS    (1000 * QP_MS)
+/* Copies of the arbiter's rules for tenants without progress (observe/sample.c, observe/inputs.c):
+ * a tenant that waits at an open gate without a launch for GATE_WAIT_NS is passed over for a while,
+ * and work without progress gets no more quanta. test_whatif_constants.py compares the values. */
+#define GATE_WAIT_NS       (5 * QP_MS)
+#define GATE_WAIT_AGAIN_NS (1 * QP_MS)
+#define DOUBT_MIN_NS       (10 * QP_MS)
+#define DOUBT_MAX_NS       (1000 * QP_MS)
+#define STUCK_NS           (2000 * QP_MS)
+#define STUCK_LEAST_NS     (100 * QP_MS)
+#define STUCK_TIMES        4u
+/* of the online class: the default of the arbiter's --hang-s */
 #define STUCK_ONLINE_NS (60000 * QP_MS)
-#define STUCK_NS        (2000 * QP_MS)
-/* ... sooner if its longest kernel takes less than a quarter of that */
-#define STUCK_LEAST_NS (100 * QP_MS)
-#define STUCK_TIMES    4u
 
 static uint64_t draw(struct machine *m)
 { /* xorshift64* */
@@ -380,7 +381,7 @@ void actor_due(struct world *w, struct machine *m, struct actor *a)
 /* Who stands at an open gate and does not move earns no turns for a while. */
 static bool standing_believed(const struct machine *m, struct actor *a)
 {
-    uint64_t lease = a->doubt_ns ? UNUSED_AGAIN_NS : UNUSED_LEASE_NS;
+    uint64_t lease = a->doubt_ns ? GATE_WAIT_AGAIN_NS : GATE_WAIT_NS;
     if (m->now < a->doubt_until_ns)
         return false;
     if ((a->gate & QG_GATE_CLOSED) || m->now < a->opened_ns + lease)
