@@ -43,9 +43,9 @@ struct pool *broker_pools;
 static int spawner = -1;
 static pid_t spawner_pid;
 
-bool broker_stuck(const struct broker *p, uint64_t now)
+bool broker_stuck(const struct broker *b, uint64_t now)
 {
-    return p->awaited && ar_since(p->since_ns, now) >= STUCK_NS;
+    return b->awaited && ar_since(b->since_ns, now) >= STUCK_NS;
 }
 
 struct pool *broker_pool(enum pool_kind kind, uid_t uid)
@@ -110,31 +110,31 @@ void broker_finish(void)
     close(pidfd);
 }
 
-static bool begin(const struct arbiter *a, struct broker *p, uint64_t now)
+static bool start_broker(const struct arbiter *a, struct broker *b, uint64_t now)
 {
     int ends[2];
-    if (now < p->pool->retry_ns)
+    if (now < b->pool->retry_ns)
         return false;
-    p->pool->retry_ns = now + RETRY_NS;
+    b->pool->retry_ns = now + RETRY_NS;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
         return false;
     int err = qg_msg_send(spawner, "p", 1, &ends[1], 1);
     if (err && err != -EAGAIN && broker_start())
         err = qg_msg_send(spawner, "p", 1, &ends[1], 1);
     close(ends[1]);
-    p->fd = ends[0];
-    p->ready = p->ending = false;
-    p->awaited = 1; /* its first message */
-    p->since_ns = now;
+    b->fd = ends[0];
+    b->ready = b->ending = false;
+    b->awaited = 1; /* its first message */
+    b->since_ns = now;
     if (!err)
-        err = ar_watch(a, p->fd, &p->key);
+        err = ar_watch(a, b->fd, &b->key);
     if (err) {
-        close(p->fd);
-        p->fd = -1;
-        p->awaited = 0;
+        close(b->fd);
+        b->fd = -1;
+        b->awaited = 0;
         return false;
     }
-    p->pool->retry_ns = 0;
+    b->pool->retry_ns = 0;
     return true;
 }
 
@@ -146,19 +146,19 @@ static struct broker *choose(const struct arbiter *a, struct pool *pool, uint64_
     struct broker *best = NULL, *none = NULL;
     bool coming = false;
     for (uint32_t i = 0; i < pool->max_brokers; i++) {
-        struct broker *p = &pool->broker[i];
-        if (p->fd < 0) {
-            none = p;
-        } else if (!broker_stuck(p, now)) {
-            coming |= !p->ready || p->ending;
-            if (p->ready && !p->ending && (!best || p->awaited < best->awaited))
-                best = p;
+        struct broker *b = &pool->broker[i];
+        if (b->fd < 0) {
+            none = b;
+        } else if (!broker_stuck(b, now)) {
+            coming |= !b->ready || b->ending;
+            if (b->ready && !b->ending && (!best || b->awaited < best->awaited))
+                best = b;
         }
     }
     *blocked = !best && !none && !coming;
     bool slow = !best || (best->awaited && ar_since(best->since_ns, now) >= SLOW_NS);
     if (slow && none && !coming)
-        begin(a, none, now);
+        start_broker(a, none, now);
     return best;
 }
 
@@ -191,14 +191,14 @@ bool broker_dispatch(const struct arbiter *a, struct pool *pool, uint64_t now)
             drop(pool); /* the connection was closed meanwhile, which has an order of its own */
             continue;
         }
-        struct broker *p = choose(a, pool, now, &blocked);
-        if (!p ||
-            qg_msg_send(p->fd, &r->order, sizeof(r->order), r->fd >= 0 ? &r->fd : &c->fd, 1) != 0)
+        struct broker *b = choose(a, pool, now, &blocked);
+        if (!b ||
+            qg_msg_send(b->fd, &r->order, sizeof(r->order), r->fd >= 0 ? &r->fd : &c->fd, 1) != 0)
             break;
-        if (!p->awaited++)
-            p->since_ns = now;
+        if (!b->awaited++)
+            b->since_ns = now;
         if (c)
-            c->broker = p;
+            c->broker = b;
         drop(pool);
     }
     return !blocked;

@@ -49,7 +49,7 @@ struct pool {
 
 extern struct pool *broker_pools;
 /* Has it owed an answer for so long that it must hang? */
-bool broker_stuck(const struct broker *p, uint64_t now);
+bool broker_stuck(const struct broker *b, uint64_t now);
 /* The pool of that kind, and of that user where there is one per user; made if need be. */
 struct pool *broker_pool(enum pool_kind kind, uid_t uid);
 struct pool *broker_pool_of_user(const struct arbiter *a, uid_t uid);

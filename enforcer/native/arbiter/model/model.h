@@ -143,12 +143,24 @@ struct tenant_bell {
  * thread when a process joins or leaves; both with card->lock. */
 struct tenant_sample {
     bool frozen; /* has work that hardware preemption stops: it is runnable, but not on the card */
-    bool launched, ran, pending, unfenced, at_gate, queued, doubted, stuck, busy;
+    bool launched; /* its launch counters rose since the last full sample */
+    bool ran;      /* it launched, or its fences showed progress, since the last full sample */
+    bool pending;  /* it has fences that the GPU has not written yet */
+    bool unfenced; /* it has unfenced work */
+    bool at_gate;  /* a thread waits at its gate, and that is believed */
+    bool queued;   /* a thread waits for room in its window */
+    bool doubted;  /* a thread waits at its gate, but did not use the open gate before */
+    bool stuck;    /* its reported work shows no progress for too long */
+    bool busy;     /* it has work on the card or waits at its gate */
     /* It counts as busy only for launches since the last sample. All of them have fences and are
      * done, so it is about to be idle. */
     bool ending;
-    bool ended; /* the same, also where the sample before found it already */
-    uint64_t signature, progress_ns, opened_ns, sampled_ns, full_ns;
+    bool ended;           /* the same, also where the sample before found it already */
+    uint64_t signature;   /* of all its fences: another one means progress */
+    uint64_t progress_ns; /* the last progress */
+    uint64_t opened_ns;   /* when its gate was last opened */
+    uint64_t sampled_ns;  /* the last sample, and the last one that read all slots: */
+    uint64_t full_ns;
     /* the last sample with a sign of life: a launch, progress, or a thread at the gate */
     uint64_t active_ns;
     /* the longest time with unfinished work and no sign of life after which it went on */
@@ -159,6 +171,7 @@ struct tenant_sample {
     uint64_t ended_ns;
     /* how long the unfinished work will take, as the shim reports it, within bounds */
     uint64_t expected_ns;
+    /* It is doubted until then, and for how long the last time. */
     uint64_t discredit_until_ns, discredit_ns;
     /* The gate was open and a thread still waited there: the sum of such time, and since when (0 =
      * not now). */

@@ -40,18 +40,18 @@ void broker_fetch(struct arbiter *a, struct conn *c, const void *peeked, size_t 
         conn_close(a, c);
 }
 
-static void end(const struct arbiter *a, struct broker *p)
+static void end_broker(const struct arbiter *a, struct broker *b)
 {
-    epoll_ctl(a->epfd, EPOLL_CTL_DEL, p->fd, NULL);
-    close(p->fd); /* cannot block: a broker passes on harmless descriptors only */
-    p->fd = -1;
-    p->awaited = 0;
+    epoll_ctl(a->epfd, EPOLL_CTL_DEL, b->fd, NULL);
+    close(b->fd); /* cannot block: a broker passes on harmless descriptors only */
+    b->fd = -1;
+    b->awaited = 0;
 }
 
-static void hang_up_on_connections_of(struct arbiter *a, const struct broker *p)
+static void close_connections_of(struct arbiter *a, const struct broker *b)
 {
     for (struct conn *c = a->conns; c; c = c->next) {
-        if (!c->closed && c->broker == p)
+        if (!c->closed && c->broker == b)
             conn_close(a, c);
     }
 }
@@ -77,32 +77,32 @@ static void return_connection(struct arbiter *a, const struct broker_answer *ans
 
 void broker_ready(struct arbiter *a, struct key *key)
 {
-    struct broker *p = (struct broker *)key;
+    struct broker *b = (struct broker *)key;
     struct broker_answer answer;
     uint64_t now = qg_now_ns();
     const size_t head = offsetof(struct broker_answer, bytes);
     int fd;
-    while (p->fd >= 0) {
-        ssize_t got = qg_msg_recv(p->fd, &answer, sizeof(answer), &fd);
+    while (b->fd >= 0) {
+        ssize_t got = qg_msg_recv(b->fd, &answer, sizeof(answer), &fd);
         if (got == -EAGAIN)
             break;
         /* the broker was killed */
         if (got < (ssize_t)head || (answer.got > 0 && (size_t)got != head + (size_t)answer.got)) {
             if (fd >= 0)
                 close_helper_close(fd);
-            p->pool->retry_ns = p->ready ? 0 : now + RETRY_NS;
-            end(a, p);
-            hang_up_on_connections_of(a, p);
+            b->pool->retry_ns = b->ready ? 0 : now + RETRY_NS;
+            end_broker(a, b);
+            close_connections_of(a, b);
             break;
         }
-        p->since_ns = now;
-        p->ready = true;
+        b->since_ns = now;
+        b->ready = true;
         if (answer.what == BROKER_MESSAGE)
             return_connection(a, &answer, fd);
         else
-            p->awaited--;
+            b->awaited--;
     }
-    broker_dispatch(a, p->pool, now);
+    broker_dispatch(a, b->pool, now);
 }
 
 /* All brokers of the pool hang. Brokers that close nothing take its connections. So they do not
@@ -141,14 +141,14 @@ static bool retire_idle(struct pool *pool, uint64_t now)
     if (pool->first || ar_since(pool->used_ns, now) < IDLE_NS)
         return false;
     for (uint32_t i = 0; i < pool->max_brokers; i++) {
-        struct broker *p = &pool->broker[i];
-        any |= p->fd >= 0;
-        if (p->fd < 0 || p->awaited)
+        struct broker *b = &pool->broker[i];
+        any |= b->fd >= 0;
+        if (b->fd < 0 || b->awaited)
             continue;
-        shutdown(p->fd, SHUT_WR);
-        p->ending = true;
-        p->awaited = 1; /* the answer is its end */
-        p->since_ns = now;
+        shutdown(b->fd, SHUT_WR);
+        b->ending = true;
+        b->awaited = 1; /* the answer is its end */
+        b->since_ns = now;
     }
     return !any;
 }
@@ -159,10 +159,10 @@ int broker_review(struct arbiter *a, uint64_t now)
     for (struct pool **at = &broker_pools; *at;) {
         struct pool *pool = *at;
         for (uint32_t i = 0; i < pool->max_brokers; i++) {
-            struct broker *p = &pool->broker[i];
-            if (broker_stuck(p, now))
-                hang_up_on_connections_of(a, p);
-            if (p->awaited)
+            struct broker *b = &pool->broker[i];
+            if (broker_stuck(b, now))
+                close_connections_of(a, b);
+            if (b->awaited)
                 wait = REVIEW_MS;
         }
         if (!broker_dispatch(a, pool, now) && pool->kind != POOL_HOLD)
