@@ -12,7 +12,7 @@ from pathlib import Path
 from cli.sandbox.cluster import Sandbox
 from gres.grant.store import Grant, GrantError, GrantStore
 
-POLL_S = 0.1
+POLL_S = 0.1  # seconds between two polls of Slurm: it answers in milliseconds
 
 
 @dataclass(frozen=True)

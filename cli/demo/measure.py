@@ -13,7 +13,7 @@ from simulator.judge import evaluate as ev
 from simulator.judge.gatetrace import read_gates
 from simulator.sim import Interval, read_trace
 
-RELEASE_NS = 100 * ev.NS_PER_MS
+RELEASE_NS = 100 * ev.NS_PER_MS  # idle release of the demo, as qgpu.yaml has it by default
 
 
 @dataclass(frozen=True)

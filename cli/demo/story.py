@@ -35,7 +35,7 @@ LIGHT = (
     "300",
 )
 BURSTS, BUSY_S, IDLE_S = 4, 2, 2
-SOLO_S = 2.0
+SOLO_S = 2.0  # seconds in which the offline job runs alone, for its rate
 
 # What a user might well type, and a piece of the sentence that answers it.
 BAD_REQUESTS = (

@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 
 PT_LOAD, SHT_DYNSYM = 1, 11
-MAX_TEXT = 64
+MAX_TEXT = 64  # bytes of a plugin's type: Slurm's are far shorter
 
 
 class _NoSymbolError(ValueError):

@@ -19,8 +19,8 @@ from pathlib import Path
 from gres.trusted import Doubt, distrust
 
 USUAL_PATH = ("/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/sbin", "/bin")
-TIMEOUT_S = 10.0
-MAX_FILE = 16 << 20
+TIMEOUT_S = 10.0  # seconds for one program, since a hung one must not stall doctor
+MAX_FILE = 16 << 20  # bytes read of one file: configuration is far smaller
 
 
 @dataclass(frozen=True)

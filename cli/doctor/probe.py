@@ -24,8 +24,8 @@ from gres.paths import PATHS
 
 NAME = "qgpu-doctor"
 LEAST_MIB = 600  # one context of a real card takes most of it
-ACCOUNTED_S = 15.0
-MAX_OUTPUT = 1 << 16
+ACCOUNTED_S = 15.0  # seconds to wait for sacct: slurmctld sends to slurmdbd in batches
+MAX_OUTPUT = 1 << 16  # bytes read of the job's output: it prints one line
 NOT_FOUND = 126  # and above: the shell did not find qgpu on the node, or a signal ended the job
 TODO = {
     "grant": (

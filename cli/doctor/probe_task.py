@@ -26,7 +26,7 @@ POINTS = ("grant", "driver", "cap", "registered", "devices", "ledger", "config")
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 MIB = 1 << 20
 DEADLINE_S = 8.0  # qgpud samples each second, and a busy node may be late
-MAX_GRANT = 1 << 16
+MAX_GRANT = 1 << 16  # bytes read of a grant, whose fixed size is far below
 
 
 class PointError(Exception):

@@ -14,7 +14,7 @@ from enforcer.reporting.state import FILE_NAME, NodeState, StateError, read
 from enforcer.reporting.viewserver import SOCK_NAME, ViewError, ask, owner_of
 from gres.config.site import Config, ConfigError
 
-STALE_S = 5.0
+STALE_S = 5.0  # age in seconds from which a state counts as old: an idle node writes each 4 s
 
 
 def here() -> str:

@@ -22,7 +22,7 @@ from cli.report.text import lines
 from enforcer.ledger.read import card_series, reading
 from enforcer.ledger.schema import CardPoint, LedgerError
 
-MAX_PLOTS = 40
+MAX_PLOTS = 40  # plots of one page, so that a browser can show it
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from gres.config.site import Config, ConfigError, load_config
 from gres.paths import PATHS
 from gres.units import Duration
 
-READY_S = 20.0
+READY_S = 20.0  # seconds until both daemons serve; they need less than one
 PR_SET_PDEATHSIG = 1
 SI_KERNEL = 0x80  # the terminal sent it to the whole process group: the command has it already
 FORWARDED = {

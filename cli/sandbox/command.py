@@ -37,7 +37,7 @@ def _which(command: F) -> F:
 
 
 class _Sentences(click.Group):
-    """Turns SandboxError into `Error: ...` and exit status 1."""
+    """Converts SandboxError into `Error: ...` and exit status 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -14,7 +14,7 @@ from typing import Literal
 from slurm_plugin.fragments import Fragment, seal_of
 
 What = Literal["wrote", "updated", "kept", "refused", "removed"]
-MAX_BYTES = 64 << 20
+MAX_BYTES = 64 << 20  # bytes read of one file, so that a wrong path cannot exhaust memory
 _NEW = ".qgpu-new"
 
 

@@ -30,7 +30,7 @@ KINDS: tuple[Kind, ...] = (
 )  # fmt: skip
 LUA = ("job_submit.lua", "cli_filter.lua")  # qgpu setup links them, so a repository may lack them
 OURS = ("qgpu_tables.lua", "prolog", "epilog")
-MAX_FILES = 2000
+MAX_FILES = 2000  # files of one directory, so that a wrong path ends soon
 _FRAGMENTS = re.compile(r"^include\s+(/\S+)/slurm\.conf\s*$", re.MULTILINE | re.IGNORECASE)
 
 

@@ -17,7 +17,7 @@ from enforcer.daemon.requests.runs import is_run
 from gres.trusted import UntrustedError, require
 
 AT_ONCE = 4  # commands at a time: a slurmctld that does not answer must not pile them up here
-REMEMBERED = 4096
+REMEMBERED = 4096  # jobs remembered as notified, so that memory is bounded
 
 
 def sentence(finding: Finding, action: str) -> str:

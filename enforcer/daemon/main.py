@@ -156,8 +156,8 @@ def serve(config_path: str, name: str) -> None:
 )
 @click.version_option(VERSION, prog_name="qgpud", message="%(prog)s %(version)s")
 def main(config: str, node: str | None, foreground: bool, probe_injection: bool) -> None:
-    """Serve the grants of one node: answers Prolog and Epilog, tells the
-    arbiter, keeps the ledger.
+    """Serve the grants of one node: answer Prolog and Epilog, inform the
+    arbiter, keep the ledger.
     """
     del foreground
     if os.geteuid() != 0:

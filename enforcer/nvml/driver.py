@@ -295,5 +295,5 @@ def _united(rows: list[Any]) -> tuple[GpuProcess, ...]:
 
 
 def _memory(value: int | None) -> int | None:
-    """NVML says all ones for "not available"."""
+    """None for NVML's all ones, which means "not available"."""
     return None if value is None or value >= 2**63 else int(value)

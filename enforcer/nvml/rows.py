@@ -63,7 +63,7 @@ def _make_room(kept: _Kept, row: type[ctypes.Structure], room: int) -> None:
 
 
 class RowReader:
-    """Reads lists through `binding` (module pynvml, or what stands for it)."""
+    """Reads lists through `binding` (module pynvml, or its substitute)."""
 
     def __init__(self, binding: Any) -> None:
         self._find: Callable[[str], Any] | None = getattr(binding, "_nvmlGetFunctionPointer", None)

@@ -23,7 +23,7 @@ from gres.grant.store import Grant, GrantCard
 
 VERSION = 1
 FILE_NAME = "state.json"
-MAX_BYTES = 4 << 20
+MAX_BYTES = 4 << 20  # bytes read, so that a wrong file cannot exhaust memory
 # Part of the sample's time below which a tenant counts as idle.
 IDLE = 0.01
 

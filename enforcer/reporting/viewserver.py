@@ -25,7 +25,7 @@ from enforcer.reporting.privacy import Privacy
 from enforcer.reporting.state import NodeState
 
 SOCK_NAME = "view.sock"
-MAX_REQUEST = 64 * 1024
+MAX_REQUEST = 64 * 1024  # bytes of one question
 MAX_ROWS = 20_000  # rows of one answer, so that its size is bounded
 MAX_SERIES = 50  # jobs with their series in one answer, so that its size is bounded
 TIMEOUT_S = 0.5  # seconds for one question: there is one thread for all users

@@ -73,7 +73,7 @@ __all__ = [
     "parse_config",
 ]
 
-MAX_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 1 << 20  # bytes of qgpu.yaml: a cluster of thousands of nodes has far fewer
 V = TypeVar("V")
 
 

@@ -23,9 +23,9 @@ from gres.config.site import JobClass
 GrantState = Literal["active", "refused", "whole"]
 
 VERSION = 1
-MAX_CARDS = 16
+MAX_CARDS = 16  # QG_MAX_CARDS of qgpu_abi.h
 RUN_BASE = 1 << 40  # job numbers of `qgpu run` begin here, above Slurm's 32 bits
-MAX_JOB = 2**53 - 1
+MAX_JOB = 2**53 - 1  # largest integer that each JSON reader keeps exactly
 MAX_FILE_BYTES = 64 * 1024  # a grant with MAX_CARDS cards has a tenth of it
 MAX_MESSAGE_BYTES = 511  # field `message` of qg_grant, less its NUL
 _UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9/-]{1,43}")
@@ -290,7 +290,7 @@ class GrantStore:
                 return None
 
     def holds(self, grant: Grant, blob: bytes) -> bool:
-        """Whether both files hold exactly this grant, and no mark says that the job is over."""
+        """Whether both files contain exactly this grant, and no mark ends the job."""
         path = self.directory / f"{grant.job_id}.grant"
         try:
             same = self.read(grant.job_id) == grant and path.read_bytes() == blob

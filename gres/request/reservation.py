@@ -11,7 +11,7 @@ less.
 
 from __future__ import annotations
 
-CARD_SHARDS = 100
+CARD_SHARDS = 100  # shards of one card, so that a shard is one percent
 
 
 def mem_shards(mem: int, usable: int) -> int:

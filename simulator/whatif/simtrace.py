@@ -27,7 +27,7 @@ from gres.units import Duration, UnitError, parse_duration
 MS = 10**6
 HOUR = 3600 * 10**9
 MAX_CARDS, MAX_TENANTS, MAX_TENANTS_OF_A_CARD = 512, 8192, 256
-MAX_FILE_BYTES = 1 << 20
+MAX_FILE_BYTES = 1 << 20  # bytes of a trace: YAML costs far more memory than text
 MAX_KERNEL = Duration(60 * 10**9)
 Lie = Literal["busy", "idle"]
 

@@ -32,7 +32,7 @@ FIELDS = (
 # further fields, which a recording may lack
 MORE = ("Account", "Start", "End")
 ASKED = (*FIELDS[:-1], *MORE, FIELDS[-1])
-TIMEOUT_S = 60
+TIMEOUT_S = 60  # seconds for one call: a large window takes slurmdbd a while
 Runner = Callable[[Sequence[str]], str]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from slurm_plugin.accounting.sacct import Runner, SacctError, run
 
 PREFIX = "QG1:"
-MAX_TEXT = 255
+MAX_TEXT = 255  # characters of our text, so that a row of accounting stays small
 _OURS = re.compile(r"QG1:[a-z_]+=[0-9.]+(?:;[a-z_]+=[0-9.]+)*")
 # Field of qgpu.yaml -> (field of sacct, of sacctmgr).
 FIELDS = {"admin_comment": ("AdminComment", "AdminComment"), "extra": ("Extra", "Extra")}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-MAX_BYTES = 16 << 20
+MAX_BYTES = 16 << 20  # bytes of one file, so that a wrong path cannot exhaust memory
 
 
 @dataclass(frozen=True)

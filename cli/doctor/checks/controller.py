@@ -13,7 +13,7 @@ from enforcer.ledger.schema import LedgerError
 from slurm_plugin.render import node_gres
 
 DOWN = {"DOWN", "INVAL", "INVALID_REG", "NOT_RESPONDING", "FAIL"}
-NAMED = 3
+NAMED = 3  # nodes named in one sentence; more are counted
 Row = dict[str, str]
 
 

@@ -13,7 +13,7 @@ from enforcer.daemon.limits.cgroups import JobCgroups
 from enforcer.daemon.limits.probe import cgroup2_root
 
 _STEPD = re.compile(r"slurmstepd: \[([0-9]{1,10})\.")
-NAMED = 3
+NAMED = 3  # jobs named in one sentence; more are counted
 
 
 def job_cgroups(known: Known, root: Path | None = None) -> Check:

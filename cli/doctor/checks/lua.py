@@ -16,7 +16,7 @@ from slurm_plugin.render import render
 _COMMENT = re.compile(r"--\[\[.*?\]\]|--[^\n]*", re.DOTALL)
 _DOFILE = re.compile(r'dofile\s*\(\s*(?:"([^"\n]*)"|(here))(?:\s*\.\.\s*"([^"\n]*)")?\s*\)')
 _TABLES = re.compile(r'"(/[^"\n]*qgpu_tables\.lua)"')
-MAX_SCRIPTS = 32
+MAX_SCRIPTS = 32  # scripts followed by dofile, against loops
 
 
 @dataclass

@@ -17,7 +17,7 @@ from enforcer.nvml.port import NvmlError
 from gres.grant.identity import IdentityError, identify
 from gres.units import MIB, format_mib
 
-LEAST_FREE_MIB = 64
+LEAST_FREE_MIB = 64  # free MiB that the ledger needs at least, to grow for a while
 NAMED = 10  # jobs named in one line; more are counted
 
 

@@ -16,7 +16,7 @@ from gres.trusted import Doubt
 from slurm_plugin.site.conf import Conf
 from slurm_plugin.site.plugstack import Plugstack
 
-NAMED = 3
+NAMED = 3  # files named in one sentence; more are counted
 FILES = ("slurm.conf", "gres.conf", "cgroup.conf")
 
 

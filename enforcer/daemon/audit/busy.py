@@ -1,6 +1,6 @@
 """Compares a job's GPU time by NVML with the time that the ledger booked, over a sliding window.
 
-A shim that lies about its kernels is charged too little, so its job takes more than its share. NVML
+A shim that reports false kernel times is charged too little, so its job exceeds its share. NVML
 counts the time in which a process had a kernel on the card. The ledger books the arbiter's counter
 `busy_ns`. This module is pure: figures go in, keys of jobs come out.
 

@@ -20,9 +20,9 @@ from gres.config.enforcer import AuditSettings
 from gres.grant.store import Grant
 
 ACTED_UPON = ("unregistered", "ungranted", "over", "busy")
-# ends when it is no longer found; the other kinds say what a process did, which stays true
+# kind that ends when it is no longer found; other kinds state what a process did
 PASSING = "over"
-CONTINUE_WINDOW_NS = 60 * 10**9
+CONTINUE_WINDOW_NS = 60 * 10**9  # window in which continuations of one process are counted
 # continuations within CONTINUE_WINDOW_NS before the kill; scontrol and gang scheduling stay below
 CONTINUE_MAX = 5
 Mark = tuple[int, int]  # pid and start of a process
@@ -181,7 +181,7 @@ class AuditEnforcer:
         return send_action("continue", sorted(same), grant, self.job_of)
 
     def ended(self, job_id: int) -> None:
-        """The job's grant ended: forget what is known of its number."""
+        """The job's grant ended: drop all that is kept under its number."""
         self._pardoned.discard(job_id)
         self._logged = {finding for finding in self._logged if finding.job_id != job_id}
         self._held = {

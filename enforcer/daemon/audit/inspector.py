@@ -219,7 +219,7 @@ class Inspector:
         for key, (dead, _) in list(self._dead.items()):
             if key in listed and self.alive(key[1]):
                 self._settled = None
-                self._let_go(dead)
+                self._release(dead)
 
     def _adopt(self, listed: Collection[Process], after: Iterable[ProcessUse] | None) -> None:
         """Charge processes that died under a former arbiter and are still on a card.
@@ -370,7 +370,7 @@ class Inspector:
             listed = None if isinstance(found, NvmlError) else found.get(uuid)
             if listed is not None and (pid not in listed or self.alive(pid)):
                 self._settled = None  # an alive pid is another process, which is not sampled yet
-                self._let_go(dead)
+                self._release(dead)
                 continue
             self._dead[key] = (dead, polls + 1)
             if listed is not None and (polls >= DEAD_SOON or polls % DEAD_EACH == 0):
@@ -386,7 +386,7 @@ class Inspector:
                     mem=dead.mem_used,
                 )
 
-    def _let_go(self, dead: ProcessUse) -> None:
+    def _release(self, dead: ProcessUse) -> None:
         self._dead.pop((dead.uuid, dead.pid))
         try:
             self.arbiter.gone(dead)

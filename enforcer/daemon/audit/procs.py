@@ -13,7 +13,7 @@ from pathlib import Path
 PROC = Path("/proc")
 _CGROUP = re.compile(r"/job_([0-9]{1,10})(?:/|$)", re.MULTILINE)
 _STEPD = re.compile(rb"slurmstepd: \[([0-9]{1,10})\.")
-MAX_DEPTH = 64
+MAX_DEPTH = 64  # ancestors followed, against loops while processes end
 GONE = (b"Z", b"X")
 STOPPED = (b"T", b"t")
 MAX_THREADS = 4096  # threads read in one sample, which takes about 0.1 s

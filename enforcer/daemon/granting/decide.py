@@ -41,7 +41,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class Paths:
-    """What a grant tells SPANK and the shim; all absolute."""
+    """Paths in a grant for SPANK and the shim; all absolute."""
 
     run_dir: str
     driver: str

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gres.grant.store import Grant, GrantError, GrantMissing, GrantStore
 
+# age of a directory's date from which it is trusted: file systems have coarse clocks
 SETTLED_NS = 2 * 10**9
 PROOFS = "spank"  # as slurm_plugin/common/proof.h has it
 _ENDED = re.compile(r"([1-9][0-9]{0,9})\.ended")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 PROTOCOL = "qgpu-hook/1"
-MAX_MESSAGE = 65536
-MAX_VARIABLES = 64
-MAX_TEXT = 2000
+MAX_MESSAGE = 65536  # bytes of one message
+MAX_VARIABLES = 64  # variables of one message: the hook sends fewer
+MAX_TEXT = 2000  # bytes of a sentence that the client shows
 
 Kind = Literal["prolog", "epilog"]
 

@@ -13,6 +13,7 @@ LOCAL = 0  # binding of symbols that no other library sees
 HEAD = struct.Struct("<16sHHIQQQIHHHHHH")
 SECTION = struct.Struct("<IIQQQQIIQQ")
 SYMBOL = struct.Struct("<IBBHQQ")
+# symbols of one library, so that a damaged table ends: libcuda has about a thousand
 MOST_SYMBOLS = 1 << 20
 
 

@@ -19,7 +19,7 @@ from gres.grant.store import GrantError, GrantStore
 
 FILE = "injection.json"  # in the run directory
 PROGRAM = "qgpu-mounts"  # beside the hook's client
-SECONDS = 10
+SECONDS = 10  # time for the trial, which takes milliseconds
 NOT_TRIED = "not tried on this node yet: the unit of qgpud tries it, by qgpud --probe-injection"
 
 

@@ -33,9 +33,8 @@ from gres.grant.store import RUN_BASE, Grant, GrantCard
 Setting = Literal["auto", "ledger", "nvml"]
 Strength = Literal["hard", "cooperative"]
 
-PROBE_AGAIN_NS = (
-    60 * 10**9
-)  # period at most in which a Prolog asks a card that took no limits again
+# period at most in which a Prolog asks a card that took no limits again
+PROBE_AGAIN_NS = 60 * 10**9
 FIRST_WAIT_NS = 500 * 10**6  # wait after the first refusal of a limit; doubled each time
 LONGEST_WAIT_NS = 60 * 10**9  # upper bound of that wait, since a refusal may end
 # refusals in a row of one limit (about 8 s) after which the card counts as one without limits
@@ -84,9 +83,7 @@ class _Settled:
 
 @dataclass
 class MemoryBackend:
-    """Keeps the driver's limits in step with the grants. Without support it does nothing and says
-    why.
-    """
+    """Keeps the driver's limits equal to the grants; without support it gives the reason."""
 
     setting: Setting
     nvml: NvmlCaller

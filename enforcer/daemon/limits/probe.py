@@ -14,7 +14,7 @@ from pathlib import Path
 
 from enforcer.nvml.port import Nvml, NvmlError
 
-FIRST_DRIVER = 615
+FIRST_DRIVER = 615  # first major version with limits per cgroup
 
 
 def cgroup2_root(mounts: Path = Path("/proc/self/mounts")) -> Path | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 SOCK_ASK = "qgpud.sock"
 PROTOCOL = "qgpud/1"
-MAX_MESSAGE = 65536
+MAX_MESSAGE = 65536  # bytes of one message
 SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
 
 

@@ -36,7 +36,7 @@ UNKNOWN_PER_SECOND = 100  # answers per second to all uids that may not run prog
 # a second of work costs as much as five seconds' answers: at most 1/5 of the loop's time per user
 WORK = 5
 SILENCE_NS = 10 * 10**9  # a client that sends nothing is dropped, since it holds a place
-SO_PEERGROUPS = 59
+SO_PEERGROUPS = 59  # Linux 4.13; Python has no name for it
 TOO_MANY_OPEN = (
     "qgpud took no question, as too many connections of users are open; try again in a few seconds"
 )
@@ -98,7 +98,7 @@ class AskServer:
         self._unknown_rate = Rate(UNKNOWN_PER_SECOND, per_second_of_work=WORK * UNKNOWN_PER_SECOND)
 
     def accept(self, server: socket.socket) -> None:
-        """Take a connection, or turn it away."""
+        """Accept a connection or refuse it."""
         try:
             sock, _ = server.accept()
             sock.setblocking(False)

@@ -179,7 +179,7 @@ def main(include: Path, table: Path) -> int:
 
 
 def set_hooks(table: Path, objects: list[str]) -> int:
-    """Writes the last column of the table as the compiled hooks say; returns the exit status."""
+    """Writes the last column of the table by the compiled hooks; returns the exit status."""
     out = subprocess.run(
         ["nm", "--defined-only", *objects], capture_output=True, text=True, check=True
     ).stdout
