@@ -1,4 +1,6 @@
-"""`python -m bench`: runs the benchmarks, prints one line per figure and writes them to a JSON file."""
+"""`python -m bench`: runs the benchmarks, prints one line per figure and writes them to a JSON
+file.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,17 @@ from bench.costs import accounting, daemons_cpu, hook, overhead, simulate, submi
 from bench.harness import machine
 from bench.harness.figures import Figure
 from bench.harness.node import Rig
-from bench.promises import ahead, controls, giveaway, hardware, harvest, mixes, preempt, release, shares
+from bench.promises import (
+    ahead,
+    controls,
+    giveaway,
+    hardware,
+    harvest,
+    mixes,
+    preempt,
+    release,
+    shares,
+)
 from bench.sweep import sweep
 from bench.tuning import window
 
@@ -43,10 +55,14 @@ SCENARIOS: dict[str, Scenario] = {
     "sweep": sweep.figures,
     "release": release.figures,
 }
-# What is measured in them is a program's own time, which a neighbour on the same core would lengthen.
+# What is measured in them is a program's own time, which a neighbour on the same core would
+# lengthen.
 LEFT_ALONE = frozenset({"hook", "taskstart", "submit", "accounting", "overhead", "simulate"})
 ON_DEMAND: dict[str, Scenario] = {"window": window.figures}
-LENGTHS = "All scenarios take 56 minutes on two quiet cores, with --quick 9; `window` takes 8. Nothing else should run."
+LENGTHS = (
+    "All scenarios take 56 minutes on two quiet cores, with --quick 9; `window` takes 8. Nothing"
+    " else should run."
+)
 
 
 def arbiter_policy() -> str:
@@ -65,7 +81,7 @@ class Run:
     failed: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, scenario: Scenario, quick: bool) -> None:
-        """Run a scenario. One that fails says so and does not take away what the others found."""
+        """Run a scenario. A failed one is reported, and the others' results stay."""
         began, before = time.monotonic(), machine.CpuTime.now()
         try:
             with nullcontext() if name in LEFT_ALONE else machine.kept_awake():
@@ -79,7 +95,8 @@ class Run:
         self.seconds[name] = round(time.monotonic() - began, 1)
         self.stolen_percent[name] = round(before.stolen_percent(machine.CpuTime.now()), 2)
         click.echo(
-            f"-- {name}: {self.seconds[name]:.0f} s, the host took {self.stolen_percent[name]:.1f} % of the CPUs"
+            f"-- {name}: {self.seconds[name]:.0f} s, the host took {self.stolen_percent[name]:.1f}"
+            " % of the CPUs"
         )
 
     @property
@@ -96,11 +113,16 @@ class Run:
         """How many figures are short, by name."""
         short = [figure.name for figure in self.figures if figure.verdict == "short"]
         judged = sum(figure.target is not None and not figure.control for figure in self.figures)
-        return f"{len(short)} of {judged} judged figures short{': ' if short else ''}{', '.join(short)}"
+        return (
+            f"{len(short)} of {judged} judged figures"
+            f" short{': ' if short else ''}{', '.join(short)}"
+        )
 
 
 @click.command(epilog=LENGTHS)
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all figures to this file.")
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), help="Write all figures to this file."
+)
 @click.option(
     "--only",
     multiple=True,
@@ -109,9 +131,10 @@ class Run:
 )
 @click.option("--quick", is_flag=True, help="Fewer and shorter runs: for a look, not for a record.")
 def main(json_path: Path | None, only: tuple[str, ...], quick: bool) -> None:
-    """Measure qgpu on this machine, without a card. docs/measurements/README.md says how each figure is made.
+    """Measure qgpu on this machine, without a card.
 
-    Exit status: 0, whatever the figures are; 1, a scenario failed; 3, a control met its target: the bench is blind.
+    docs/measurements/README.md explains each figure. Exit status: 0, whatever the figures are; 1, a
+    scenario failed; 3, a control met its target: the bench is blind.
     """
     before = machine.noise()
     policy = arbiter_policy()

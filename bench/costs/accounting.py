@@ -1,4 +1,6 @@
-"""Accounting: what a sample costs qgpud, how long reports take, what a scrape and `qgpu top` cost."""
+"""Accounting: what a sample costs qgpud, how long reports take, what a
+scrape and `qgpu top` cost.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,7 @@ from enforcer.ledger.store import Ledger, Sample
 from enforcer.reporting import state as live
 from enforcer.reporting.metrics import NodeCollector, Publisher
 from enforcer.reporting.state import Card, Seen, Watcher
+from gres.config.schema import JobClass
 from gres.grant.store import Grant, GrantCard
 from simulator.judge import evaluate as ev
 from slurm_plugin.accounting import sacct
@@ -45,22 +48,31 @@ def _uuid(card: int) -> str:
 
 def _grant(job: int) -> Grant:
     card = job % CARDS
-    kind = "online" if job // CARDS % 2 else "offline"
+    kind: JobClass = "online" if job // CARDS % 2 else "offline"
     found = GrantCard(_uuid(card), card, card, 6, 4 << 30, 80 << 30)
-    return Grant(job, 1000, 100, "n1", "active", kind, START * SECOND, "", (found,), "/r", "/d", "/s")  # type: ignore[arg-type]
+    return Grant(
+        job, 1000, 100, "n1", "active", kind, START * SECOND, "", (found,), "/r", "/d", "/s"
+    )
 
 
 def _samples(step: int) -> list[Sample]:
     return [
         Sample(
-            job, _uuid(job % CARDS), 1, 5, busy_ns=step * job, launches=step, mem_used=job, close_hist=(step,)
+            job,
+            _uuid(job % CARDS),
+            1,
+            5,
+            busy_ns=step * job,
+            launches=step,
+            mem_used=job,
+            close_hist=(step,),
         )
         for job in range(1, CARDS * PER_CARD + 1)
     ]
 
 
 def _writes(directory: Path, runs: int) -> Iterator[Figure]:
-    """One look of a full node into the ledger, per tenant, in the thread that answers Prologs."""
+    """One sample of a full node into the ledger, per tenant, in the thread that answers Prologs."""
     ledger = Ledger(directory / "write.sqlite")
     for job in range(1, CARDS * PER_CARD + 1):
         ledger.open_grant(_grant(job))
@@ -71,14 +83,22 @@ def _writes(directory: Path, runs: int) -> Iterator[Figure]:
         ledger.record(samples, (START + 2 * step) * SECOND)
         took.append((time.perf_counter() - began) * 1e6)
         cpu.append((time.thread_time() - worked) * 1e3)
-        time.sleep(0.02)  # a daemon pauses for 2 s; without any pause the disk of the look before is measured
+        # a daemon pauses for 2 s; without a pause the disk of the last sample would be measured
+        time.sleep(0.02)
     ledger.close()
     each = [value / (CARDS * PER_CARD) for value in took]
     whole = statistics.median(took) / 1000
     work = f"{statistics.median(cpu):.1f} ms of CPU"
     spread = f"(per tenant of {CARDS * PER_CARD}; the look: median {whole:.1f} ms, {work})"
     yield Figure(
-        "ledger_write_us_p99", ev.percentile(each, 99), "us", 250, "<=", runs, spread, simulated=False
+        "ledger_write_us_p99",
+        ev.percentile(each, 99),
+        "us",
+        250,
+        "<=",
+        runs,
+        spread,
+        simulated=False,
     )
 
 
@@ -89,12 +109,20 @@ def _fill(path: Path, rows: int, jobs: int) -> None:
     database.execute("PRAGMA synchronous = OFF")
     dice = random.Random(1)
     database.executemany(
-        "INSERT INTO usage (job_id, node, uuid, card_index, uid, class, state, share, mem_cap, mem_total, granted_at,"
-        " ended_at, end_reason, busy_ns, launches, mem_peak, denied, preemptions, closed_preempted_ns,"
-        " closed_share_ns, sampled_at) VALUES (?, 'n1', ?, 0, ?, 'offline', 'active', 30, 1, 2, ?, ?, 'epilog', ?,"
-        " 1, 1, 0, 0, 5, 5, ?)",
+        "INSERT INTO usage (job_id, node, uuid, card_index, uid, class, state, share, mem_cap,"
+        " mem_total, granted_at, ended_at, end_reason, busy_ns, launches, mem_peak, denied,"
+        " preemptions, closed_preempted_ns, closed_share_ns, sampled_at) VALUES (?, 'n1', ?, 0, ?,"
+        " 'offline', 'active', 30, 1, 2, ?, ?, 'epilog', ?, 1, 1, 0, 0, 5, 5, ?)",
         (
-            (1 + row % jobs, _uuid(0), 1000 + row % 50, at, at + 60 * SECOND, dice.randrange(60 * SECOND), at)
+            (
+                1 + row % jobs,
+                _uuid(0),
+                1000 + row % 50,
+                at,
+                at + 60 * SECOND,
+                dice.randrange(60 * SECOND),
+                at,
+            )
             for row in range(rows)
             for at in (START * SECOND + row,)
         ),
@@ -119,14 +147,17 @@ def _query(directory: Path, quick: bool) -> Iterator[Figure]:
             raise RuntimeError(f"{len(found)} rows of one job")
     fake = _sacct(directory, 1)
     walls = [
-        _command(["report", "7", "--ledger", str(path)], directory, fake)[0] for _ in range(3 if quick else 7)
+        _command(["report", "7", "--ledger", str(path)], directory, fake)[0]
+        for _ in range(3 if quick else 7)
     ]
-    spread = f"(worst of 50; the whole command {statistics.median(walls) * 1000:.0f} ms, {rows} rows)"
+    spread = (
+        f"(worst of 50; the whole command {statistics.median(walls) * 1000:.0f} ms, {rows} rows)"
+    )
     yield Figure("report_query_ms", max(took), "ms", 20, "<=", 50, spread, simulated=False)
 
 
 def _sacct(directory: Path, jobs: int) -> Path:
-    """A sacct that answers with so many jobs at once."""
+    """A sacct that answers with a number of jobs at once."""
     place = directory / f"bin{jobs}"
     place.mkdir(exist_ok=True)
     out = io.StringIO()
@@ -135,7 +166,8 @@ def _sacct(directory: Path, jobs: int) -> Path:
     for job in range(7, 7 + jobs) if jobs == 1 else range(1, jobs + 1):
         user = f"user{job % 50}"
         out.write(
-            f"{job}|{job}|{user}|COMPLETED|00:01:00|n1|offline|gpu|{tres}|acct|{START}|{START + 60}|train\n"
+            f"{job}|{job}|{user}|COMPLETED|00:01:"
+            f"00|n1|offline|gpu|{tres}|acct|{START}|{START + 60}|train\n"
         )
     (place / "answer").write_text(out.getvalue())
     script = place / "sacct"
@@ -171,7 +203,9 @@ def _groups(directory: Path, quick: bool) -> Iterator[Figure]:
     cpu: list[float] = []
     for _ in range(2 if quick else 5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        wall, out = _command(["report", "--since", "7d", "--json", "--ledger", str(path)], directory, place)
+        wall, out = _command(
+            ["report", "--since", "7d", "--json", "--ledger", str(path)], directory, place
+        )
         total = json.loads(out)["total"]
         if (total["jobs"], total["measured"], round(total["granted_s"])) != (jobs, jobs, jobs * 18):
             raise RuntimeError(f"the totals are wrong: {total}")
@@ -181,7 +215,14 @@ def _groups(directory: Path, quick: bool) -> Iterator[Figure]:
     work = f"{statistics.median(cpu):.2f} s of CPU"
     spread = f"({jobs} jobs, {min(walls):.2f} to {max(walls):.2f} s, {work})"
     yield Figure(
-        "report_group_s", statistics.median(walls), "s", 3, "<=", len(walls), spread, simulated=False
+        "report_group_s",
+        statistics.median(walls),
+        "s",
+        3,
+        "<=",
+        len(walls),
+        spread,
+        simulated=False,
     )
 
 
@@ -212,11 +253,15 @@ def _scrape(runs: int) -> Iterator[Figure]:
         raise RuntimeError("a scrape lacks tenants")
     work = f"{ev.percentile(cpu, 95):.1f} ms of CPU"
     spread = f"(p95; {work}; median {statistics.median(took):.1f} ms, {len(text) // 1024} KiB)"
-    yield Figure("metrics_scrape_ms", ev.percentile(took, 95), "ms", 20, "<=", runs, spread, simulated=False)
+    yield Figure(
+        "metrics_scrape_ms", ev.percentile(took, 95), "ms", 20, "<=", runs, spread, simulated=False
+    )
 
 
 def _top(directory: Path, quick: bool) -> Iterator[Figure]:
-    """`qgpu top` on a terminal at 1 Hz, on a full node whose state changes each second; start-up left out."""
+    """`qgpu top` on a terminal at 1 Hz, on a full node whose state changes each second; start-up
+    left out.
+    """
     import pty
     import threading
 
@@ -226,10 +271,21 @@ def _top(directory: Path, quick: bool) -> Iterator[Figure]:
     (directory / "qgpu.yaml").write_text(CONFIG.format(directory=directory))
     leader, follower = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", "top", "--node", "n1", "--config", str(directory / "qgpu.yaml")],
-        stdin=follower, stdout=follower, stderr=follower,
+        [
+            sys.executable,
+            "-m",
+            "cli.main",
+            "top",
+            "--node",
+            "n1",
+            "--config",
+            str(directory / "qgpu.yaml"),
+        ],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "140", "LINES": "60"},
-    )  # fmt: skip
+    )
     os.close(follower)
 
     def drain() -> None:
@@ -254,8 +310,16 @@ def _top(directory: Path, quick: bool) -> Iterator[Figure]:
         process.kill()
         process.wait()
         os.close(leader)
-    yield Figure("top_cpu_percent", percent, "%", 3, "<=", 1, f"({CARDS} cards, {CARDS * PER_CARD} tenants)",
-                 simulated=False)  # fmt: skip
+    yield Figure(
+        "top_cpu_percent",
+        percent,
+        "%",
+        3,
+        "<=",
+        1,
+        f"({CARDS} cards, {CARDS * PER_CARD} tenants)",
+        simulated=False,
+    )
 
 
 def _cpu(pid: int) -> float:

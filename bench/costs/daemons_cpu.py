@@ -1,12 +1,13 @@
-"""What the daemons cost: CPU time of arbiter and qgpud on a full node, from the scheduler's account in /proc.
+"""Measures the daemons' CPU time, arbiter and qgpud on a full node, by /proc.
 
-8 cards with 16 tenants each, all real programs under the real shim, each with a context, memory and kernels on its
-simulated card: so qgpud's looks at NVML and its audits find 128 processes, the arbiter their words and their doorbells.
-Metrics are read once in each round of 15 s, as Prometheus is often told to. Three states: all work (offline, so that
-all take turns: with online always at work offline never gets one, which is cheaper), all worked before and are idle
-now, and services that come and go beside offline work. Both daemons run as their services do, so without the gate
-trace. What tenants and simulator use themselves is reported and not counted. Everything lies in memory: where a disk
-of the machine is slow to answer qgpud waits for it, and a daemon that waits looks cheap.
+8 cards with 16 tenants each, all real programs under the real shim, each with a context, memory and
+kernels on its simulated card. So qgpud's NVML samples and audits find 128 processes, and the
+arbiter their pages and doorbells. Metrics are read once per round of 15 s, a usual scrape interval
+of Prometheus. Three states: all work (offline, so that all get quanta: beside online work offline
+gets none, which is cheaper); all worked before and are idle; services that come and go beside
+offline work. Both daemons run as their services do, so without the gate trace. CPU time of tenants
+and simulator is reported and not counted. All files are in memory: qgpud would wait for a slow
+disk, and a daemon that waits looks cheap.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from gres.config.site import JobClass
 
 CARDS, TENANTS = 8, 16
 ONLINE = 4  # of each card's tenants, where classes are mixed
-KERNEL_US = 1000  # the shortest that the processors of a small machine can play on eight cards at once
+KERNEL_US = (
+    1000  # the shortest that the processors of a small machine can play on eight cards at once
+)
 MEMORY, MEMORY_MIB, CAP_MIB = "256M", 256, 1024
 SCRAPE_S = 15.0
 SETTLE_S = 3.0  # behind it the rounds begin: so a scrape falls into the midst of each
 LOAD_S = 4.0  # until then all programs have opened their card
-LISTED_S = 20.0  # how long it may take until NVML tells of all of them
+LISTED_S = 20.0  # seconds until NVML lists them all, at most
 WORKED_S = 1.0  # what an idle tenant did before
 TARGETS: Mapping[str, float | None] = {"busy": 10.0, "idle": 0.5, "mixed": None}
 
@@ -53,7 +56,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Round:
-    """Percent of one core that each used in one round, and how often the arbiter's threads went to sleep per second."""
+    """Percent of one core that each used in one round, and how often the arbiter's threads went to
+    sleep per second.
+    """
 
     arbiter: float
     qgpud: float
@@ -76,7 +81,7 @@ def parts(mode: str) -> list[Part]:
 
 
 def admit(rig: Rig, mode: str) -> dict[int, tuple[int, Part]]:
-    """A grant for each tenant; its card and what it does, by job."""
+    """A grant for each tenant; its card and its load, by job."""
     who = {
         1000 + card * TENANTS + place: (card, part)
         for card in range(CARDS)
@@ -89,8 +94,10 @@ def admit(rig: Rig, mode: str) -> dict[int, tuple[int, Part]]:
 
 @contextlib.contextmanager
 def at_work(rig: Rig, who: Mapping[int, tuple[int, Part]]) -> Iterator[list[int]]:
-    """All programs, which begin to work together; yields their process ids. They are killed: one that may still finish
-    what it launched, each after the other, would take minutes."""
+    """All programs, which start to work together; yields their pids.
+
+    They are killed: finishing their launched work one after the other would take minutes.
+    """
     common = (
         "--memory",
         MEMORY,
@@ -100,7 +107,9 @@ def at_work(rig: Rig, who: Mapping[int, tuple[int, Part]]) -> Iterator[list[int]
         str(time.monotonic_ns() + int(LOAD_S * 1e9)),
     )
     programs = [
-        rig.workload(rig.grants[job], *part.args, *common, env={"CUDA_VISIBLE_DEVICES": rig.uuids[card]})
+        rig.workload(
+            rig.grants[job], *part.args, *common, env={"CUDA_VISIBLE_DEVICES": rig.uuids[card]}
+        )
         for job, (card, part) in who.items()
     ]
     try:
@@ -111,7 +120,7 @@ def at_work(rig: Rig, who: Mapping[int, tuple[int, Part]]) -> Iterator[list[int]
 
 
 def full(usage: CardUsage, pids: set[int], mode: str) -> bool:
-    """Whether NVML lists all of them, with their memory, and tells of their use of it (idle: none)."""
+    """Whether NVML lists all of them with their memory and utilisation (idle: none)."""
     listed = {p.pid for p in usage.processes if p.mem_used and p.mem_used >= MEMORY_MIB << 20}
     told = usage.busy or {}
     idle = not any(told.get(pid) for pid in pids)
@@ -119,7 +128,9 @@ def full(usage: CardUsage, pids: set[int], mode: str) -> bool:
 
 
 def check(rig: Rig, pids: Sequence[int], mode: str) -> None:
-    """TimeoutError unless the cards are as qgpud must find them: nobody is measured on an empty card."""
+    """Raise TimeoutError unless the cards are as qgpud must find them: an empty card is no
+    measurement.
+    """
     with contextlib.closing(rig.nvml()) as nvml:
         for card, uuid in enumerate(rig.uuids):
             own = set(pids[card * TENANTS : (card + 1) * TENANTS])
@@ -140,14 +151,16 @@ def check_work(before: Mapping[int, int], after: Mapping[int, int], mode: str) -
     wrong = [
         job
         for job, count in before.items()
-        if not count or (mode == "busy" and after[job] == count) or (mode == "idle" and after[job] != count)
+        if not count
+        or (mode == "busy" and after[job] == count)
+        or (mode == "idle" and after[job] != count)
     ]
     if wrong:
         raise RuntimeError(f"tenants that should be {mode} were not: jobs {wrong}")
 
 
 def one_round(rig: Rig, qgpud: int, pids: Sequence[int], seconds: float) -> Round:
-    """CPU time of everybody in the next seconds."""
+    """CPU time of all processes in the next seconds."""
     before, began = wakeups(rig.arbiter.pid), time.monotonic()
     used = cpu_percent([rig.arbiter.pid, qgpud, rig.card_process.pid, *pids], seconds)
     woke = (wakeups(rig.arbiter.pid) - before) / (time.monotonic() - began)
@@ -163,7 +176,7 @@ def daemon_cpu(mode: str, rounds: int) -> list[Round]:
         who, port = admit(rig, mode), free_port()
         qgpud = start_qgpud(rig, metrics_port=port)
         with at_work(rig, who) as pids:
-            time.sleep(LOAD_S + WORKED_S + 2)  # NVML tells of the last second
+            time.sleep(LOAD_S + WORKED_S + 2)  # NVML reports the last second
             check(rig, pids, mode)
             with scraped(port, SCRAPE_S) as samples:
                 time.sleep(SETTLE_S)
@@ -176,16 +189,16 @@ def daemon_cpu(mode: str, rounds: int) -> list[Round]:
 
 
 def line(mode: str, found: Sequence[Round]) -> Figure:
-    """The daemons' part, and beside it everybody's."""
+    """The daemons' part, and beside it the others'."""
     both = [one.daemons for one in found]
     detail = {
         name: statistics.median(getattr(one, name) for one in found)
         for name in ("arbiter", "qgpud", "wakeups", "simulator", "tenants")
     }
     note = (
-        f"(arbiter {detail['arbiter']:.2f} in {detail['wakeups']:.0f} wake-ups/s, qgpud {detail['qgpud']:.2f}; max "
-        f"{max(both):.2f}; {CARDS} cards x {TENANTS} programs; not counted: they themselves {detail['tenants']:.0f}, "
-        f"simulator {detail['simulator']:.0f})"
+        f"(arbiter {detail['arbiter']:.2f} in {detail['wakeups']:.0f} wake-ups/s, qgpud"
+        f" {detail['qgpud']:.2f}; max {max(both):.2f}; {CARDS} cards x {TENANTS} programs; not"
+        f" counted: they themselves {detail['tenants']:.0f}, simulator {detail['simulator']:.0f})"
     )
     name, target = f"daemon_cpu_percent_{mode}", TARGETS[mode]
     return Figure(name, statistics.median(both), "%", target, "<=", len(found), note, detail=detail)

@@ -1,4 +1,6 @@
-"""What the prolog adds to the start of a job: from start to end of the script, with the real qgpud."""
+"""What the prolog adds to the start of a job: from start to end of the
+script, with the real qgpud.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def _config(rig: Rig, state_dir: str) -> Path:
         "hook": {"client": str(BUILD / "bin/qgpu-hook"), "drain_command": False},
         "qos": {"online": "online", "offline": "offline"},
         "models": {"h200": {"memory": f"{CARD_MIB}MiB", "reserve": "2GiB"}},
-        "nodes": [{"names": "rig", "model": "h200", "count": 1, "files": f"{rig.sim_dir}/dev/qgpusim0"}],
+        "nodes": [
+            {"names": "rig", "model": "h200", "count": 1, "files": f"{rig.sim_dir}/dev/qgpusim0"}
+        ],
         "classes": {
             "online": {"reserves": ["compute", "memory"]},
             "offline": {"reserves": ["memory"], "overcommit": 400},
@@ -62,18 +66,32 @@ def _environment(job_id: int) -> dict[str, str]:
 
 
 def _prove(run_dir: Path, job_id: int) -> None:
-    """What slurmd has our SPANK plugin do before each Prolog; it costs a start of slurmstepd, which is not ours."""
-    stage = [str(BUILD / "test/spank_stage"), str(BUILD / "lib/qgpu_spank.so"), "prolog", str(job_id), "0"]
-    subprocess.run([*stage, f"run_dir={run_dir}", "--", "/bin/true"], env=_environment(job_id), check=True)
+    """What slurmd has our SPANK plugin do before each Prolog; it costs a start of slurmstepd, which
+    is not ours.
+    """
+    stage = [
+        str(BUILD / "test/spank_stage"),
+        str(BUILD / "lib/qgpu_spank.so"),
+        "prolog",
+        str(job_id),
+        "0",
+    ]
+    subprocess.run(
+        [*stage, f"run_dir={run_dir}", "--", "/bin/true"], env=_environment(job_id), check=True
+    )
 
 
 def _timed(script: Path, job_id: int) -> float:
-    """Milliseconds of one run of a hook script; RuntimeError if it did not say yes."""
+    """Milliseconds of one run of a hook script; RuntimeError if it was not answered yes."""
     began = time.perf_counter()
-    done = subprocess.run([script], env=_environment(job_id), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [script], env=_environment(job_id), capture_output=True, text=True, check=False
+    )
     took = (time.perf_counter() - began) * 1000
     if done.returncode:
-        raise RuntimeError(f"{script.name} ended with status {done.returncode}: {done.stderr.strip()}")
+        raise RuntimeError(
+            f"{script.name} ended with status {done.returncode}: {done.stderr.strip()}"
+        )
     return took
 
 
@@ -94,7 +112,15 @@ def figures(quick: bool) -> Iterator[Figure]:
     ):
         config = _config(rig, state)
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "enforcer.daemon.main", "--config", str(config), "--node", "rig"],
+            [
+                sys.executable,
+                "-m",
+                "enforcer.daemon.main",
+                "--config",
+                str(config),
+                "--node",
+                "rig",
+            ],
             env={**os.environ, "QGPU_SIM_DIR": str(rig.sim_dir)},
             stdout=subprocess.DEVNULL,
             stderr=(Path(work) / "qgpud.log").open("wb"),
@@ -109,7 +135,11 @@ def figures(quick: bool) -> Iterator[Figure]:
         finally:
             daemon.terminate()
             daemon.wait(10)
-    for name, values in zip(("prolog_ms_p95", "epilog_ms_p95"), zip(*pairs, strict=True), strict=True):
+    for name, values in zip(
+        ("prolog_ms_p95", "epilog_ms_p95"), zip(*pairs, strict=True), strict=True
+    ):
         where = "in memory" if MEMORY_DIR else "on the disk"
-        spread = f"(median {statistics.median(values):.1f}, max {max(values):.1f} ms; run_dir {where})"
+        spread = (
+            f"(median {statistics.median(values):.1f}, max {max(values):.1f} ms; run_dir {where})"
+        )
         yield Figure(name, ev.percentile(values, 95), "ms", 20, "<=", runs, spread, simulated=False)

@@ -23,14 +23,22 @@ TARGETS = {
     "alloc_pair_overhead_ns": 300.0,
     "alloc_pair_live_overhead_ns": 300.0,
 }
-# Other states, reported: options of launch-bench, and what they are; windows as the arbiter sets them (policy.h).
+# Other states, reported: options of launch-bench, and what they are; windows as the arbiter sets
+# them (policy.h).
 STATES: dict[str, tuple[tuple[str, ...], str]] = {
-    "window_275us": (("--window-us", "275"), "a tenant beside online; each launch looks what is in flight"),
+    "window_275us": (
+        ("--window-us", "275"),
+        "a tenant beside online; each launch looks what is in flight",
+    ),
     "window_4000us": (("--window-us", "4000"), "tenants that share without online; the same"),
-    "kernels_100us": (("--kernel-us", "100"), "alone on the card; longer kernels, so more launches look"),
+    "kernels_100us": (
+        ("--kernel-us", "100"),
+        "alone on the card; longer kernels, so more launches look",
+    ),
     "isolation_none": (("--window-us", "0"), "counted only, without gate or window"),
 }
-# Kernels and how often they are waited for: long ones, short ones awaited often, a queue that is always full, graphs.
+# Kernels and how often they are waited for: long ones, short ones awaited often, a queue that is
+# always full, graphs.
 SOLO_LOADS: dict[str, tuple[str, ...]] = {
     "200 us, awaited each 64": (*kernels(200), "--no-sync-each"),
     "20 us, awaited each 16": (*kernels(20), "--no-sync-each=16"),
@@ -41,19 +49,28 @@ SOLO_LOADS: dict[str, tuple[str, ...]] = {
     ),
 }
 SOLO_TARGET = 1.005
-SOLO_S = 0.35  # two runs differ as much in 0.3 s as in 1 s, by where the scheduler puts the processes
-SOLO_DOUBT = (SOLO_TARGET - 1) / 3  # a median that is less sure than this says nothing about the target
-SOLO_TIMES = 5  # at most so many times the pairs for it
+SOLO_S = (
+    0.35  # two runs differ as much in 0.3 s as in 1 s, by where the scheduler puts the processes
+)
+# a median with more doubt than this does not decide about the target
+SOLO_DOUBT = (SOLO_TARGET - 1) / 3
+SOLO_TIMES = 5  # upper bound of repetitions of the pairs
 STUB = "the stub's card is always done: no wait for room"
 
 
 def _timed(*args: str) -> dict[str, float]:
-    run = subprocess.run([BUILD / "test/launch-bench", *args], check=True, capture_output=True, text=True)
-    return {name: float(value) for name, value in (line.split() for line in run.stdout.splitlines())}
+    run = subprocess.run(
+        [BUILD / "test/launch-bench", *args], check=True, capture_output=True, text=True
+    )
+    return {
+        name: float(value) for name, value in (line.split() for line in run.stdout.splitlines())
+    }
 
 
 def _once() -> dict[str, float]:
-    """One run of the micro-benchmark in each state; each figure is a median of interleaved pairs within the run."""
+    """One run of the micro-benchmark in each state; each figure is a median of interleaved pairs
+    within the run.
+    """
     others = {state: _timed("--live", "-1", *args) for state, (args, _) in STATES.items()}
     return _timed() | {
         f"launch_overhead_ns_{state}": told["launch_overhead_ns"] for state, told in others.items()
@@ -62,19 +79,28 @@ def _once() -> dict[str, float]:
 
 def _median(name: str, target: float | None, values: list[float], note: str) -> Figure:
     spread = f"(min {min(values):.1f}, max {max(values):.1f} ns; {note})"
-    return Figure(name, statistics.median(values), "ns", target, "<=", len(values), spread, simulated=False)
+    return Figure(
+        name, statistics.median(values), "ns", target, "<=", len(values), spread, simulated=False
+    )
 
 
 def launch_figures(told: list[dict[str, float]]) -> Iterator[Figure]:
-    """The figures over several runs: of a tenant alone on its card, and reported ones of other states."""
+    """The figures over several runs: of a tenant alone on its card, and reported ones of other
+    states.
+    """
     for name, target in TARGETS.items():
         note = (
-            "stub driver; alone on the card, kernels of 10 us" if name.startswith("launch") else "stub driver"
+            "stub driver; alone on the card, kernels of 10 us"
+            if name.startswith("launch")
+            else "stub driver"
         )
         yield _median(name, target, [run[name] for run in told], note)
     wall = [run["launch_overhead_ns_8t_wall"] for run in told]
     yield _median(
-        "launch_overhead_ns_8t_wall", None, wall, "the same by the clock, waiting for locks included"
+        "launch_overhead_ns_8t_wall",
+        None,
+        wall,
+        "the same by the clock, waiting for locks included",
     )
     for state, (_, meaning) in STATES.items():
         name = f"launch_overhead_ns_{state}"
@@ -82,13 +108,17 @@ def launch_figures(told: list[dict[str, float]]) -> Iterator[Figure]:
 
 
 def launch_overhead(runs: int) -> Iterator[Figure]:
-    """Nanoseconds per launch and per allocation pair, against a driver whose calls return at once."""
+    """Nanoseconds per launch and per allocation pair, against a driver
+    whose calls return at once.
+    """
     yield from launch_figures([_once() for _ in range(runs)])
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Kernels per second of the same load without qgpu and as a tenant of 100 %, one right after the other."""
+    """Kernels per second of the same load without qgpu and as a tenant of 100 %, one right after
+    the other.
+    """
 
     plain: float
     ours: float
@@ -105,15 +135,19 @@ def noise_of(pairs: Sequence[Pair]) -> float:
 
 
 def doubt_of(pairs: Sequence[Pair]) -> float:
-    """The standard error of the median ratio, estimated by the median of deviations (normal errors)."""
+    """The standard error of the median ratio, estimated by the median of deviations (normal
+    errors).
+    """
     ratios = [pair.ratio for pair in pairs]
     middle = statistics.median(ratios)
     spread = 1.4826 * statistics.median(abs(ratio - middle) for ratio in ratios)
     return math.sqrt(math.pi / 2) * spread / math.sqrt(len(ratios))
 
 
-def solo_pair(rig: Rig, grant: Grant, load: Sequence[str], seconds: float, plain_first: bool) -> Pair:
-    """One pair; who goes first changes, so that a machine that slows down favours nobody."""
+def solo_pair(
+    rig: Rig, grant: Grant, load: Sequence[str], seconds: float, plain_first: bool
+) -> Pair:
+    """One pair; the order alternates, so that a machine that slows down favours neither."""
 
     def rate(governed: bool) -> float:
         process = rig.workload(grant if governed else None, *load, "--length", f"{seconds}")
@@ -124,12 +158,16 @@ def solo_pair(rig: Rig, grant: Grant, load: Sequence[str], seconds: float, plain
 
 
 def solo_judged(found: Mapping[str, Sequence[Pair]]) -> Figure:
-    """The load that loses most, by the median of its pairs; the others and the noise of each stand beside it."""
-    medians = {name: statistics.median(pair.ratio for pair in pairs) for name, pairs in found.items()}
+    """The load that loses most, by the median of its pairs; the others and the noise of each stand
+    beside it.
+    """
+    medians = {
+        name: statistics.median(pair.ratio for pair in pairs) for name, pairs in found.items()
+    }
     worst = max(medians, key=lambda name: medians[name])
     each = ", ".join(
-        f"{name}: {medians[name]:.4f} ({min(p.ratio for p in pairs):.4f} to {max(p.ratio for p in pairs):.4f},"
-        f" noise {noise_of(pairs):.4f}, {len(pairs)} pairs)"
+        f"{name}: {medians[name]:.4f} ({min(p.ratio for p in pairs):.4f} to"
+        f" {max(p.ratio for p in pairs):.4f}, noise {noise_of(pairs):.4f}, {len(pairs)} pairs)"
         for name, pairs in found.items()
     )
     detail = medians | {f"{name}, noise": noise_of(pairs) for name, pairs in found.items()}
@@ -146,10 +184,12 @@ def solo_judged(found: Mapping[str, Sequence[Pair]]) -> Figure:
     )
 
 
-def solo_pairs(loads: Mapping[str, Sequence[str]], pairs: int, seconds: float) -> dict[str, list[Pair]]:
+def solo_pairs(
+    loads: Mapping[str, Sequence[str]], pairs: int, seconds: float
+) -> dict[str, list[Pair]]:
     """Interleaved pairs of each load on one card, without qgpu and as a tenant of 100 %.
 
-    A load whose pairs differ so much that their median is in doubt gets more of them, whatever the median is.
+    A load with a doubtful median gets more pairs, whatever the median is.
     """
     found: dict[str, list[Pair]] = {name: [] for name in loads}
     with tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work, Rig(Path(work)) as rig:

@@ -1,4 +1,6 @@
-"""How long `qgpu simulate` takes for one hour of a full node: the arbiter's own decisions, without processes."""
+"""How long `qgpu simulate` takes for one hour of a full node: the arbiter's own decisions, without
+processes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from bench.harness.figures import Figure
 CARDS, TENANTS, HOUR_S = 8, 16, 3600
 TARGET_S = 60.0  # "in seconds" of the promise: less than a minute
 ENDLESS = {"class": "offline", "share": 6, "kernel": "200us"}
-SERVICE = {"class": "online", "share": 15, "kernel": "100us", "load": {"per_second": 5, "kernels": 50}}
+SERVICE = {
+    "class": "online",
+    "share": 15,
+    "kernel": "100us",
+    "load": {"per_second": 5, "kernels": 50},
+}
 NODES: dict[str, list[Mapping[str, Any]]] = {
     "backlogged": [{"name": "batch", "count": TENANTS, **ENDLESS}],
     "services": [
@@ -27,8 +34,12 @@ NODES: dict[str, list[Mapping[str, Any]]] = {
 
 
 def trace(tenants: list[Mapping[str, Any]], seconds: int) -> dict[str, Any]:
-    """The trace of so many cards with these tenants on each."""
-    return {"duration": f"{seconds}s", "cards": [{"name": "card", "count": CARDS}], "tenants": tenants}
+    """The trace of that number of cards with these tenants on each."""
+    return {
+        "duration": f"{seconds}s",
+        "cards": [{"name": "card", "count": CARDS}],
+        "tenants": tenants,
+    }
 
 
 def took(tenants: list[Mapping[str, Any]], seconds: int) -> float:
@@ -51,7 +62,9 @@ def figures(quick: bool) -> Iterator[Figure]:
     walls = {name: part * took(tenants, HOUR_S // part) for name, tenants in NODES.items()}
     worst = max(walls, key=lambda name: walls[name])
     note = ", ".join(f"{name}: {wall:.1f}" for name, wall in walls.items())
-    spread = f"({CARDS} cards x {TENANTS} tenants; {note}{'; a tenth of it, scaled' if quick else ''})"
+    spread = (
+        f"({CARDS} cards x {TENANTS} tenants; {note}{'; a tenth of it, scaled' if quick else ''})"
+    )
     yield Figure(
         "simulate_hour_s",
         walls[worst],

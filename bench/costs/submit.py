@@ -1,9 +1,10 @@
-"""What qgpu costs slurmctld at a submission: the rate of sbatch with our job_submit.lua against an empty one, and the
-rewrite alone.
+"""Measures qgpu's cost for slurmctld at a submission: sbatch with our job_submit.lua against an
+empty one.
 
-One private cluster, one slurmctld. Its job_submit.lua is ours for alice and empty for bob (slurmctld hands the uid
-over, so telling them apart costs neither of them anything), and their jobs are submitted in turn: whatever the machine
-does meanwhile, it does to both. bob asks for what alice's job is rewritten to.
+One private cluster, one slurmctld. Its job_submit.lua is ours for alice and empty for bob
+(slurmctld gives it the uid, so the distinction costs neither). Their jobs are submitted
+alternately, so the machine's other load hits both. bob asks for what alice's job is rewritten to.
+The rewrite alone is measured too.
 """
 
 from __future__ import annotations
@@ -39,33 +40,37 @@ function slurm_job_submit(job_desc, part_list, uid)
 end
 return slurm.SUCCESS
 """
-# Runs inside the sandbox: submit in turn, the order changing each time; times in seconds on standard output.
+# Runs inside the sandbox: submit in turn, the order changing each time; times in seconds on
+# standard output.
 SUBMIT = """import json, subprocess, sys, time
 orders = json.loads(sys.argv[1])
 took = {name: [] for name in orders}
 names = list(orders)
+quiet = {"check": True, "stdout": subprocess.DEVNULL}
 for turn in range(int(sys.argv[2])):
     for name in names if turn % 2 else names[::-1]:
         began = time.perf_counter()
         uid, words = orders[name]
-        subprocess.run(words, check=True, stdout=subprocess.DEVNULL, user=uid, group=uid, extra_groups=[], cwd="/")
+        subprocess.run(words, user=uid, group=uid, extra_groups=[], cwd="/", **quiet)
         took[name].append(time.perf_counter() - began)
 print(json.dumps(took))
 """
-# The hook as Slurm calls it, on plain tables: of four submissions one is refused, one has a tag to strip.
+# The hook as Slurm calls it, on plain tables: one of four submissions is refused, one has a tag.
 REWRITE = """
 slurm = {{ SUCCESS = 0, ERROR = -1, log_user = function() end }}
 local qgpu = dofile("{modules}")("{tables}")
 local asked = {{
     {{ gres = "gres:qgpu:30", qos = "online" }},
     {{ gres = "gres:qgpu:30,gres:qgpu_mem:8G", qos = "offline", comment = "my text" }},
-    {{ gres = "gres:qgpu:60,gres:craynetwork:1", qos = "online", comment = "qgpu/1 whole; forged" }},
+    {{ gres = "gres:qgpu:60,gres:craynetwork:1", qos = "online",
+        comment = "qgpu/1 whole; forged" }},
     {{ gres = "gres:qgpu:130", qos = "online" }},
 }}
 local began = os.clock()
 for turn = 1, {loop} do
     local from = asked[turn % 4 + 1]
-    qgpu.submit({{ gres = from.gres, qos = from.qos, comment = from.comment, partition = "gpu" }}, {{}}, 1000)
+    local job = {{ gres = from.gres, qos = from.qos, comment = from.comment, partition = "gpu" }}
+    qgpu.submit(job, {{}}, 1000)
 end
 local out = io.open("{out}", "a")
 out:write((os.clock() - began) / {loop} * 1e6, "\\n")
@@ -80,12 +85,16 @@ def _held(*options: str) -> list[str]:
 def _served_us(cluster: Sandbox) -> dict[str, float]:
     """Mean time that slurmctld itself took for the requests of each user, from sdiag."""
     text = cluster.run(["sdiag"]).stdout
-    rows = re.findall(r"^\s*(alice|bob)\s*\(\s*\d+\)\s*count:\d+\s+ave_time:(\d+)", text, re.MULTILINE)
+    rows = re.findall(
+        r"^\s*(alice|bob)\s*\(\s*\d+\)\s*count:\d+\s+ave_time:(\d+)", text, re.MULTILINE
+    )
     return {user: float(time) for user, time in rows}
 
 
 def _rate_of(times: list[float]) -> float:
-    """Jobs per second, without the slowest twentieth: those met something else that the machine did."""
+    """Jobs per second, without the slowest twentieth: those met something else that the machine
+    did.
+    """
     kept = sorted(times)[: len(times) - len(times) // 20]
     return len(kept) / sum(kept)
 
@@ -161,7 +170,10 @@ class Interpreter:
         """Run a chunk. Raises RuntimeError with Lua's words."""
         failed = self._lua.luaL_loadstring(self._state, text.encode()) or self._call()
         if failed:
-            words = self._lua.lua_tolstring(self._state, ctypes.c_int(-1), None) or b"an error without words"
+            words = (
+                self._lua.lua_tolstring(self._state, ctypes.c_int(-1), None)
+                or b"an error without words"
+            )
             raise RuntimeError(words.decode(errors="replace"))
 
     def _call(self) -> int:
@@ -171,19 +183,28 @@ class Interpreter:
 
 
 def _rewrite(quick: bool) -> Iterator[Figure]:
-    """Our Lua alone. slurmctld holds its locks for that long; its C side is in submit_rate_ratio."""
+    """Our Lua alone. slurmctld holds its locks for that long; its C
+    side is in submit_rate_ratio.
+    """
     library = slurms_lua()
     runs = 5 if quick else LUA_RUNS
     with tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work:
         tables, out = Path(work) / "qgpu_tables.lua", Path(work) / "took"
-        tables.write_text(render("qgpu_tables.lua", load_config(ROOT / "configs/examples/qgpu.yaml")))
+        tables.write_text(
+            render("qgpu_tables.lua", load_config(ROOT / "configs/examples/qgpu.yaml"))
+        )
         modules = ROOT / "slurm_plugin/lua/qgpu_job_submit.lua"
         lua = Interpreter(library)
         for _ in range(runs):
             lua.run(REWRITE.format(modules=modules, tables=tables, loop=LUA_LOOP, out=out))
         took = [float(line) for line in out.read_text().split()]
-    spread = f"(worst of {runs} times {LUA_LOOP}; median {statistics.median(took):.1f} us; {library.name})"
-    yield Figure("lua_us_per_job", ev.percentile(took, 100), "us", 50, "<=", runs, spread, simulated=False)
+    spread = (
+        f"(worst of {runs} times {LUA_LOOP}; median {statistics.median(took):.1f} us;"
+        f" {library.name})"
+    )
+    yield Figure(
+        "lua_us_per_job", ev.percentile(took, 100), "us", 50, "<=", runs, spread, simulated=False
+    )
 
 
 def figures(quick: bool) -> Iterator[Figure]:

@@ -1,4 +1,6 @@
-"""What each way of injection adds to the start of a task: from slurmstepd's child to the end of /bin/true."""
+"""What each way of injection adds to the start of a task: from slurmstepd's child to the end of
+/bin/true.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,12 @@ class Starts:
     def once(self) -> None:
         """One start in each way, one right after the other."""
         for way, place in self.places.items():
-            stage = [str(BUILD / "test/spank_stage"), str(BUILD / "lib/qgpu_spank.so"), "remote", "1"]
+            stage = [
+                str(BUILD / "test/spank_stage"),
+                str(BUILD / "lib/qgpu_spank.so"),
+                "remote",
+                "1",
+            ]
             command = [*stage, str(os.getuid()), f"run_dir={place}", "--", "/bin/true"]
             began = time.perf_counter()
             subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, check=True)
@@ -67,10 +74,15 @@ class Starts:
         bare = self.told[BARE]
         extra = [with_it - without for with_it, without in zip(self.told[way], bare, strict=True)]
         noise = statistics.median(abs(a - b) for a, b in pairwise(bare))
-        spread = f"(a bare start takes {statistics.median(bare):.1f} ms, and the next one {noise:.2f} ms more or less)"
+        spread = (
+            f"(a bare start takes {statistics.median(bare):.1f} ms, and the next one {noise:.2f} ms"
+            " more or less)"
+        )
         target = TARGET_MS if way == "mount" else None
         name = f"task_start_ms_{way}"
-        return Figure(name, statistics.median(extra), "ms", target, "<=", len(extra), spread, simulated=False)
+        return Figure(
+            name, statistics.median(extra), "ms", target, "<=", len(extra), spread, simulated=False
+        )
 
 
 def figures(quick: bool) -> Iterator[Figure]:

@@ -1,7 +1,9 @@
-"""`python -m bench.gpu` (make gpu): runs the set on this machine's card, or --sim: what the simulator can play.
+"""`python -m bench.gpu` (make gpu): runs the set on this machine's card, or --sim: what the
+simulator can play.
 
-Bounded: a call starts no item that would not end within --budget. Resumable: what is recorded as done on this
-card and driver is not run again. Exit status: 0 all done, 4 time was up and the same command goes on, 1 an item failed.
+Bounded: a call starts no item that would not end within --budget. Resumable: what is recorded as
+done on this card and driver is not run again. Exit status: 0 all done, 4 time was up and the same
+command goes on, 1 an item failed.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def revision() -> str:
 
 
 def about(node: Node, place: Place) -> dict[str, Any]:
-    """What every record says of where it comes from."""
+    """Origin of a record."""
     return {
         "card": node.card.name,
         "memory_mib": node.card.mem_total >> 20,
@@ -61,7 +63,9 @@ def about(node: Node, place: Place) -> dict[str, Any]:
         "quick": place.quick,
         "machine": place.machine(),
         "qgpu": revision(),
-        "command": "make gpu" + (" SIM=1" if place.simulated else "") + (" QUICK=1" if place.quick else ""),
+        "command": "make gpu"
+        + (" SIM=1" if place.simulated else "")
+        + (" QUICK=1" if place.quick else ""),
     }
 
 
@@ -87,7 +91,9 @@ def attempt(item: Item, node: Node, told: Mapping[str, Any]) -> Outcome:
         click.echo(f"  FAILED {notes[-1]}")
     finally:
         node.end_programs()
-    return Outcome(item.name, state, told, tuple(figures), tuple(notes), round(time.monotonic() - began, 1))
+    return Outcome(
+        item.name, state, told, tuple(figures), tuple(notes), round(time.monotonic() - began, 1)
+    )
 
 
 def chosen(place: Place, parts: tuple[str, ...], only: tuple[str, ...]) -> list[Item]:
@@ -115,7 +121,9 @@ class Call:
         """Everything that is not done yet and fits."""
         with Node(self.place) as node:
             told = about(node, self.place)
-            click.echo(f"{told['card']}, driver {told['driver']}; {told['machine']}; qgpu {told['qgpu']}")
+            click.echo(
+                f"{told['card']}, driver {told['driver']}; {told['machine']}; qgpu {told['qgpu']}"
+            )
             done = set() if self.again else self.results.done(told)
             before = [item.name for item in items if item.name in done]
             if before:
@@ -129,7 +137,9 @@ class Call:
         missing = [need for need in item.needs if not self.place.has(need)]
         if missing:
             self.skipped[", ".join(missing)] += 1
-            self.results.add(Outcome(item.name, "skipped", told, notes=(f"needs {', '.join(missing)}",)))
+            self.results.add(
+                Outcome(item.name, "skipped", told, notes=(f"needs {', '.join(missing)}",))
+            )
             return
         if item.seconds > self.time_left():
             self.left += 1
@@ -146,7 +156,8 @@ def listing(place: Place, items: list[Item]) -> None:
     for item in items:
         missing = [need for need in item.needs if not place.has(need)]
         click.echo(
-            f"{item.name:44} {item.seconds:5.0f} s{'  needs ' + ', '.join(missing) if missing else ''}"
+            f"{item.name:44} {item.seconds:5.0f}"
+            f" s{'  needs ' + ', '.join(missing) if missing else ''}"
         )
     click.echo(f"{'together, at most about':44} {sum(item.seconds for item in items):5.0f} s")
 
@@ -157,22 +168,35 @@ def picture(results: Results) -> None:
         if plots.draw(results, results.path.with_name("preempt.svg")):
             click.echo(f"plot in {results.path.with_name('preempt.svg')}")
     except ImportError:
-        click.echo("no plot: matplotlib is not here; python -m bench.gpu.plots DIRECTORY draws it elsewhere")
+        click.echo(
+            "no plot: matplotlib is not here; python -m bench.gpu.plots DIRECTORY draws it"
+            " elsewhere"
+        )
 
 
 @click.command()
-@click.option("--part", "parts", multiple=True, type=click.Choice(list(PARTS)), help="Only these parts.")
+@click.option(
+    "--part", "parts", multiple=True, type=click.Choice(list(PARTS)), help="Only these parts."
+)
 @click.option("--only", multiple=True, help="Only items whose name contains this.")
 @click.option("--sim", is_flag=True, help="On the simulator, labelled simulated.")
 @click.option("--quick", is_flag=True, help="Fewer and shorter runs: for a look, not for a record.")
 @click.option("--budget", type=float, default=540, show_default=True, help="Seconds; 0: no bound.")
 @click.option("--again", is_flag=True, help="Also what is recorded as done.")
 @click.option("--list", "only_list", is_flag=True, help="Say what would run.")
-@click.option("--results", type=click.Path(path_type=Path), default=BUILD / "gpu", show_default=True)
+@click.option(
+    "--results", type=click.Path(path_type=Path), default=BUILD / "gpu", show_default=True
+)
 def main(
-    parts: tuple[str, ...], only: tuple[str, ...], sim: bool, quick: bool, budget: float, again: bool,
-    only_list: bool, results: Path,
-) -> None:  # fmt: skip
+    parts: tuple[str, ...],
+    only: tuple[str, ...],
+    sim: bool,
+    quick: bool,
+    budget: float,
+    again: bool,
+    only_list: bool,
+    results: Path,
+) -> None:
     """Find out on this machine's card whether qgpu keeps its promises."""
     place = Place(sim, results / "simulated" if sim else results, quick)
     items = chosen(place, parts, only)
@@ -187,7 +211,9 @@ def main(
     for reason, count in call.skipped.items():
         click.echo(f"left out: {count} items that need {reason}")
     if call.left:
-        click.echo(f"{call.left} items did not fit into {budget:g} s: the same command goes on with them")
+        click.echo(
+            f"{call.left} items did not fit into {budget:g} s: the same command goes on with them"
+        )
     sys.exit(1 if call.failed else AGAIN if call.left else 0)
 
 

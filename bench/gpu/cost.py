@@ -1,4 +1,6 @@
-"""What qgpu costs a program that has the card to itself: per launch, and end to end, in interleaved pairs."""
+"""What qgpu costs a program that has the card to itself: per launch, and end to end, in interleaved
+pairs.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,10 @@ def pairs_of(place: Place) -> int:
     return 2 if place.quick else PAIRS
 
 
-def interleaved(node: Node, argv: Sequence[Any], key: str, pairs: int) -> Iterator[tuple[float, float]]:
-    """The same program without and with qgpu, in turn; the order changes from pair to pair."""
+def interleaved(
+    node: Node, argv: Sequence[Any], key: str, pairs: int
+) -> Iterator[tuple[float, float]]:
+    """The same program without and with qgpu, alternating; the order changes from pair to pair."""
     for number in range(pairs):
         order: tuple[Way, Way] = ("plain", "qgpu") if number % 2 == 0 else ("qgpu", "plain")
         found = {way: node.run(argv, way, 180, share=100, mem="16G")[key] for way in order}
@@ -103,9 +107,14 @@ def items(place: Place) -> Iterator[Item]:
     if place.quick:
         return
     yield Item(
-        "cost/graph", 60, slowdown(endless(50, "--graph", "--kernels-per-request", "20"), "requests_per_s")
+        "cost/graph",
+        60,
+        slowdown(endless(50, "--graph", "--kernels-per-request", "20"), "requests_per_s"),
     )
     for mode, how in (("train", "eager"), ("infer", "eager"), ("infer", "graphs")):
         yield Item(
-            f"cost/torch {mode} {how}", 170, slowdown(torch_loop(mode, how), "steps_per_s"), ("card", "torch")
+            f"cost/torch {mode} {how}",
+            170,
+            slowdown(torch_loop(mode, how), "steps_per_s"),
+            ("card", "torch"),
         )

@@ -42,15 +42,25 @@ def neighbour_is_well(node: Node, process: Process) -> Iterator[Yield]:
 
 
 def working(node: Node, count: int) -> None:
-    """Wait until so many processes are registered and have launched."""
-    wait_for(f"{count} programs at work", lambda: sum(t.launches > 0 for t in node.tenants()) >= count, 30)
+    """Wait until that number of processes is registered and has launched."""
+    wait_for(
+        f"{count} programs at work",
+        lambda: sum(t.launches > 0 for t in node.tenants()) >= count,
+        30,
+    )
 
 
 def memory_returns(node: Node, process: Process, before: int) -> Iterator[Yield]:
     """The card has the dead program's memory back, and qgpu forgot it."""
     began = time.monotonic()
-    wait_for("the return of the dead program's memory", lambda: node.card_memory() <= before + 64 * MIB, 20)
-    wait_for("the end of its account", lambda: process.pid not in {row.pid for row in node.ledger()}, 20)
+    wait_for(
+        "the return of the dead program's memory",
+        lambda: node.card_memory() <= before + 64 * MIB,
+        20,
+    )
+    wait_for(
+        "the end of its account", lambda: process.pid not in {row.pid for row in node.ledger()}, 20
+    )
     yield figure(node, "memory_back_after", time.monotonic() - began, "s", 10)
 
 
@@ -61,7 +71,9 @@ def kill_in_kernel(node: Node) -> Iterator[Yield]:
     before = node.card_memory()
     long = ["--iters", "5000000000"] if node.place.simulated else ["--iters", "3000000000"]
     victim = node.start(
-        workload("--kernel-us", "5000000", *long, "--memory", "1G", "--requests", "1"), "qgpu", share=50
+        workload("--kernel-us", "5000000", *long, "--memory", "1G", "--requests", "1"),
+        "qgpu",
+        share=50,
     )
     working(node, 2)
     time.sleep(0.3)
@@ -81,21 +93,27 @@ def illegal_address(node: Node, way: Way = "qgpu") -> Iterator[Yield]:
     else:
         time.sleep(3)
     if node.place.simulated:
-        victim = node.start(workload("--kernel-us", "200", "--iters", "200000", "--length", "20"), way)
+        victim = node.start(
+            workload("--kernel-us", "200", "--iters", "200000", "--length", "20"), way
+        )
         working(node, 2)
         sim = Simulator(SimConfig(node.directory / "sim", "local"), BUILD, node.simulator)
         sim.control(f"sticky pid={victim.pid} code={ILLEGAL}")
         node.told(victim, 30, status=1)
         yield figure(node, "victim_gets_its_error", 1, "", 1, ">=")
     else:
-        told = node.told(node.start([node.place.program("features"), "illegal"], way), 30, status=None)
+        told = node.told(
+            node.start([node.place.program("features"), "illegal"], way), 30, status=None
+        )
         yield f"victim: {told}"
         yield figure(node, "victim_gets_its_error", float(told.get("code") == ILLEGAL), "", 1, ">=")
     if way == "qgpu":
         yield from neighbour_is_well(node, neighbour)
         return
     told = node.told(neighbour, 60, status=None)
-    yield figure(node, "neighbour_unharmed_under_mps", float(told["status"] == 0 and told.get("wrong") == 0))
+    yield figure(
+        node, "neighbour_unharmed_under_mps", float(told["status"] == 0 and told.get("wrong") == 0)
+    )
 
 
 def daemon_killed(which: str) -> Callable[[Node], Iterator[Yield]]:
@@ -116,7 +134,9 @@ def daemon_killed(which: str) -> Callable[[Node], Iterator[Yield]]:
         began = time.monotonic()
         start()
         wait_for(
-            "the program's registration", lambda: neighbour.pid in {row.pid for row in node.ledger()}, 60
+            "the program's registration",
+            lambda: neighbour.pid in {row.pid for row in node.ledger()},
+            60,
         )
         yield figure(node, "known_again_after", time.monotonic() - began, "s", 10)
         yield from neighbour_is_well(node, neighbour)

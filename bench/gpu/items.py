@@ -1,4 +1,6 @@
-"""What the set consists of: items with an estimate of their time and their needs, and what each yields."""
+"""What the set consists of: items with an estimate of their time and their needs, and what each
+yields.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ Body = Callable[[Node], Iterator[Yield]]
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to find out. `seconds` is about what it takes on a card, so that a call can end in time."""
+    """One question. `seconds` is its approximate time on a card, so that a call can end in time."""
 
     name: str
     seconds: float
@@ -30,10 +32,21 @@ def figure(
 ) -> Figure:  # fmt: skip
     """A figure of this node: measured on a card, or labelled simulated."""
     return Figure(
-        name, value, unit, target, sense, runs, spread, simulated=node.place.simulated, control=control
+        name,
+        value,
+        unit,
+        target,
+        sense,
+        runs,
+        spread,
+        simulated=node.place.simulated,
+        control=control,
     )
 
 
 def spread_of(values: Sequence[float], unit: str = "") -> str:
     """Median and extremes in words."""
-    return f"(median {statistics.median(values):.4g}, min {min(values):.4g}, max {max(values):.4g} {unit})"
+    return (
+        f"(median {statistics.median(values):.4g}, min {min(values):.4g}, max {max(values):.4g}"
+        f" {unit})"
+    )

@@ -1,4 +1,6 @@
-"""What tenants do: kinds of load that run on a card and, where a model can stand in, on the simulator."""
+"""What tenants do: kinds of load that run on a card and, where a model can stand in, on the
+simulator.
+"""
 
 from __future__ import annotations
 
@@ -82,12 +84,16 @@ def _cache(node: Node) -> dict[str, Any]:
 
 
 def ns_per_iter(node: Node) -> float:
-    """Nanoseconds of one step of the spinning kernel on the idle card. On the simulator one by definition."""
+    """Nanoseconds of one step of the spinning kernel on the idle card. On the simulator one by
+    definition.
+    """
     if node.place.simulated:
         return 1.0
     cache = _cache(node)
     if "ns_per_iter" not in cache:
-        cache["ns_per_iter"] = node.run([node.place.program("tenant"), "--calibrate"])["ns_per_iter"]
+        cache["ns_per_iter"] = node.run([node.place.program("tenant"), "--calibrate"])[
+            "ns_per_iter"
+        ]
     value: float = cache["ns_per_iter"]
     return value
 
@@ -104,7 +110,9 @@ def _model(load: Load, player: Player) -> list[str | Path]:
         argv += ["--kernels-per-request", "5"]
     if player.busy:
         return [*argv, "--busy", f"{player.busy}", "--idle", f"{player.idle}", "--log-requests"]
-    if load.us * (load.nodes if load.kind == "graph" else 1) >= LONG_US:  # else it ends long after its time
+    if (
+        load.us * (load.nodes if load.kind == "graph" else 1) >= LONG_US
+    ):  # else it ends long after its time
         return [*argv, "--no-sync-each=1", *([] if load.kind == "graph" else ["--in-flight", "1"])]
     return [*argv, "--no-sync-each=1000000"]
 
@@ -115,7 +123,13 @@ def _real(node: Node, load: Load, player: Player) -> list[str | Path]:
     if load.kind in ("train", "infer"):
         return [*node.place.script("torch_work"), "--mode", load.kind, *pattern]
     iters = max(1, round(load.us * 1000 / ns_per_iter(node)))
-    argv: list[str | Path] = [node.place.program("tenant"), "--kind", load.kind, "--iters", str(iters)]
+    argv: list[str | Path] = [
+        node.place.program("tenant"),
+        "--kind",
+        load.kind,
+        "--iters",
+        str(iters),
+    ]
     argv += ["--nodes", str(load.nodes)] if load.kind == "graph" else []
     argv += ["--beat"] if load.beat else []
     return [*argv, *(["--per-request", "5", *pattern] if pattern else [])]
@@ -134,7 +148,12 @@ def _argv(node: Node, name: str, player: Player, begin: int, length: float) -> l
     if node.place.simulated:
         return [*_model(player.load, player), *common, "--log", str(log)]
     out = ["--spans" if "torch" in player.load.needs else "--stamps", str(stamps)]
-    return [*_real(node, player.load, player), *common, *out, *(["--log", str(log)] if player.busy else [])]
+    return [
+        *_real(node, player.load, player),
+        *common,
+        *out,
+        *(["--log", str(log)] if player.busy else []),
+    ]
 
 
 def _pieces(node: Node, name: str, player: Player, told: Mapping[str, Any]) -> list[Piece]:
@@ -155,13 +174,20 @@ def _log(node: Node, name: str) -> list[dict[str, int]]:
 def lead_s(node: Node, players: Mapping[str, Player]) -> float:
     """How long it takes until all programs have opened the card: as before, or a guess."""
     known = _cache(node)
-    slow = any("torch" in player.load.needs for player in players.values()) and not node.place.simulated
+    slow = (
+        any("torch" in player.load.needs for player in players.values())
+        and not node.place.simulated
+    )
     opening: float = known.get("slow_s" if slow else "fast_s", 25.0 if slow else 1.5)
     return 1.5 * opening + 0.8 * len(players)
 
 
-def _note_opening(node: Node, players: Mapping[str, Player], told: Mapping[str, Any], begun_ns: int) -> None:
-    """Remember how long the slowest program needed, so that the next run waits no longer than it must."""
+def _note_opening(
+    node: Node, players: Mapping[str, Player], told: Mapping[str, Any], begun_ns: int
+) -> None:
+    """Remember how long the slowest program needed, so that the next run waits no longer than it
+    must.
+    """
     ready = [row["ready_ns"] for row in told.values() if "ready_ns" in row]
     slow = any("torch" in player.load.needs for player in players.values())
     if ready:
@@ -171,7 +197,8 @@ def _note_opening(node: Node, players: Mapping[str, Player], told: Mapping[str, 
 def play(node: Node, players: Mapping[str, Player], way: Way, seconds: float) -> Scene:
     """Run all side by side from one moment on, so long that `seconds` can be counted.
 
-    Once more with more time to open the card where a program came late: a run that began apart says nothing.
+    Once more with more time to open the card where a program came late: a run that began apart says
+    nothing.
     """
     ns_per_iter(node)
     lead = lead_s(node, players)
@@ -216,13 +243,17 @@ def _scene(
 
 
 def unit_of(node: Node, load: Load) -> float:
-    """What one piece takes on the idle card; 0 on the simulator, whose trace counts no time off the card."""
+    """What one piece takes on the idle card; 0 on the simulator, whose trace counts no time off the
+    card.
+    """
     if node.place.simulated:
         return 0.0
     cache = _cache(node)
     if load.name not in cache:
         scene = play(node, {"solo": Player(load, 100)}, "plain", SOLO_S)
-        cache[load.name] = alone([p for p in scene.played["solo"].pieces if p.t_start >= scene.start])
+        cache[load.name] = alone(
+            [p for p in scene.played["solo"].pieces if p.t_start >= scene.start]
+        )
     value: float = cache[load.name]
     return value
 
@@ -230,5 +261,6 @@ def unit_of(node: Node, load: Load) -> float:
 def work_of(node: Node, scene: Scene, players: Mapping[str, Player]) -> dict[str, Work]:
     """The work of each tenant of a run."""
     return {
-        name: Work(scene.played[name].pieces, unit_of(node, player.load)) for name, player in players.items()
+        name: Work(scene.played[name].pieces, unit_of(node, player.load))
+        for name, player in players.items()
     }

@@ -1,4 +1,6 @@
-"""The memory cap: where each kind of allocation is stopped, with which error, and whether the books agree with NVML."""
+"""The memory cap: where each kind of allocation is refused, with which error, and the agreement
+with NVML.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ def judge(node: Node, told: dict[str, Any], step: int, overhead: int) -> Iterato
     cap = CAP_MIB * MIB
     below = (cap - told["bytes"] - overhead) / MIB
     yield figure(
-        node, "above_cap_with_context", max(0.0, -below), "MiB", spread="(until the first look at NVML)"
+        node,
+        "above_cap_with_context",
+        max(0.0, -below),
+        "MiB",
+        spread="(until the first look at NVML)",
     )
     yield figure(node, "held_above_cap", max(0, told["bytes"] - cap) / MIB, "MiB", 0)
     yield figure(
@@ -34,7 +40,9 @@ def judge(node: Node, told: dict[str, Any], step: int, overhead: int) -> Iterato
         (step + POOL_CHUNK) / MIB,
         spread="(the context's own memory taken off)",
     )
-    yield figure(node, "recovers_after_free", float(told["again"] >= told["bytes"] // 2 - step), "", 1, ">=")
+    yield figure(
+        node, "recovers_after_free", float(told["again"] >= told["bytes"] // 2 - step), "", 1, ">="
+    )
 
 
 def held(node: Node) -> int:
@@ -55,7 +63,10 @@ def kind(name: str) -> Any:
         )
         extra = max([0, *(t.mem_extra for t in node.tenants())])
         told = node.told(process)
-        yield f"refused at {told['bytes'] / MIB:.0f} MiB with {told['error']}; total {told['total'] / MIB:.0f} MiB"
+        yield (
+            f"refused at {told['bytes'] / MIB:.0f} MiB with {told['error']}; total"
+            f" {told['total'] / MIB:.0f} MiB"
+        )
         yield figure(node, "own_error", float(told["code"] == OUT_OF_MEMORY), "", 1, ">=")
         yield figure(node, "told_total", told["total"] / MIB, "MiB", CAP_MIB)
         yield from judge(node, told, STEP, extra)
@@ -77,8 +88,13 @@ def workload(node: Node) -> Iterator[Yield]:
     ]
     told = node.run(argv, "qgpu", mem=f"{CAP_MIB}M")
     alloc = told["alloc"]
-    yield f"refused at {alloc['bytes'] / MIB:.0f} MiB with {alloc['error']}, then {told['requests']} requests"
-    yield figure(node, "own_error", float(alloc["error"] == "CUDA_ERROR_OUT_OF_MEMORY"), "", 1, ">=")
+    yield (
+        f"refused at {alloc['bytes'] / MIB:.0f} MiB with {alloc['error']}, then {told['requests']}"
+        " requests"
+    )
+    yield figure(
+        node, "own_error", float(alloc["error"] == "CUDA_ERROR_OUT_OF_MEMORY"), "", 1, ">="
+    )
     yield figure(node, "held_above_cap", max(0, alloc["bytes"] - CAP_MIB * MIB) / MIB, "MiB", 0)
     yield figure(
         node,
@@ -89,12 +105,19 @@ def workload(node: Node) -> Iterator[Yield]:
         spread="(with the context's own memory)",
     )
     yield figure(
-        node, "recovers_after_free", float(told["requests"] == 20 and not told["errors"]), "", 1, ">="
+        node,
+        "recovers_after_free",
+        float(told["requests"] == 20 and not told["errors"]),
+        "",
+        1,
+        ">=",
     )
 
 
 def books(node: Node) -> Iterator[Yield]:
-    """The arbiter's account of each process against NVML's, for two processes with different amounts."""
+    """The arbiter's account of each process against NVML's, for two processes with different
+    amounts.
+    """
     sizes = (512, 3072)
     length = "4" if node.place.quick else "8"
     argv = [
@@ -109,11 +132,15 @@ def books(node: Node) -> Iterator[Yield]:
         "--idle",
         "0.05",
     ]
-    programs = [node.start([*argv, "--memory", f"{size}M"], "qgpu", mem="6G", share=20) for size in sizes]
+    programs = [
+        node.start([*argv, "--memory", f"{size}M"], "qgpu", mem="6G", share=20) for size in sizes
+    ]
 
     def all_there() -> bool:
         rows = {row.pid: row.mem_used for row in node.ledger()}
-        return all(rows.get(p.pid, 0) >= size * MIB for p, size in zip(programs, sizes, strict=True))
+        return all(
+            rows.get(p.pid, 0) >= size * MIB for p, size in zip(programs, sizes, strict=True)
+        )
 
     wait_for("both programs' memory in the books", all_there, 60)
     wait_for("qgpud's look at NVML", lambda: all(t.mem_extra for t in node.tenants()), 10)
@@ -122,7 +149,10 @@ def books(node: Node) -> Iterator[Yield]:
     extra = sorted(t.mem_extra / MIB for t in node.tenants())
     yield f"charged beside the ledger per tenant: {extra} MiB"
     if not all(p.pid in seen and seen[p.pid] for p in programs):
-        yield f"NVML does not tell memory by pid here: it lists {sorted(seen)}, not {[p.pid for p in programs]}"
+        yield (
+            f"NVML does not tell memory by pid here: it lists {sorted(seen)}, not"
+            f" {[p.pid for p in programs]}"
+        )
         return
     overheads = [((seen[p.pid] or 0) - rows[p.pid]) / MIB for p in programs]
     yield figure(
@@ -160,7 +190,9 @@ def torch_cap(how: str) -> Any:
 
 
 def items(place: Place) -> Iterator[Item]:
-    """The driver API, each kind of the runtime, PyTorch's two allocators, and the books."""
+    """The driver API, each kind of the runtime, PyTorch's two allocators,
+    and the allocation table.
+    """
     del place
     yield Item("memory/driver-api", 8, workload)
     yield Item("memory/books", 25, books)

@@ -1,8 +1,8 @@
 """This machine's card under qgpu without Slurm: both daemons, and programs started three ways.
 
-`plain`: as if qgpu were not there, so the driver's time slices alone share the card. `qgpu`: by `qgpu run`.
-`mps`: as clients of an MPS daemon of our own (its own pipe directory; nothing of the card is set). Only processes
-that were started here are ever touched.
+`plain`: as if qgpu were not there, so the driver's time slices alone share the card. `qgpu`: by
+`qgpu run`. `mps`: as clients of an MPS daemon of our own (its own pipe directory; nothing of the
+card is set). Only processes that were started here are ever touched.
 """
 
 from __future__ import annotations
@@ -78,8 +78,12 @@ class Node:
             self._start_simulator()
         self.libcuda = str(BUILD / "sim/libcuda.so.1") if self.place.simulated else loaded_driver()
         if not self.libcuda:
-            raise NodeError("libcuda.so.1 cannot be loaded: there is no NVIDIA driver here; try SIM=1")
-        self.nvml = PynvmlNvml(str(BUILD / "sim/libnvidia-ml.so.1") if self.place.simulated else "auto")
+            raise NodeError(
+                "libcuda.so.1 cannot be loaded: there is no NVIDIA driver here; try SIM=1"
+            )
+        self.nvml = PynvmlNvml(
+            str(BUILD / "sim/libnvidia-ml.so.1") if self.place.simulated else "auto"
+        )
         self._stack.callback(self.nvml.close)
         cards = self.nvml.cards()
         if not cards:
@@ -97,21 +101,26 @@ class Node:
         os.environ["QGPU_SIM_DIR"] = str(sim)
         self._stack.callback(os.environ.pop, "QGPU_SIM_DIR", None)
         self.simulator = self._ready_daemon(
-            [str(BUILD / "bin/qgpu-simgpu"), "--dir", str(sim), "--node", NAME, "--cards", "1"], "simgpu.log"
+            [str(BUILD / "bin/qgpu-simgpu"), "--dir", str(sim), "--node", NAME, "--cards", "1"],
+            "simgpu.log",
         )
 
     def _config_text(self) -> str:
         files = (
-            f"{self.directory}/sim/dev/qgpusim0" if self.place.simulated else f"/dev/nvidia{self.card.minor}"
+            f"{self.directory}/sim/dev/qgpusim0"
+            if self.place.simulated
+            else f"/dev/nvidia{self.card.minor}"
         )
         nvml = f"{BUILD}/sim/libnvidia-ml.so.1" if self.place.simulated else "auto"
         return (
-            f"version: 1\ncluster: local\nrun_dir: {self.directory}/run\nstate_dir: {self.directory}/state\n"
+            f"version: 1\ncluster: local\nrun_dir: {self.directory}/run\n"
+            f"state_dir: {self.directory}/state\n"
             f"driver: {{libcuda: {self.libcuda}, nvml: {nvml}}}\nshim: {BUILD}/shim/libcuda.so.1\n"
             f"qos: {{}}\ndefault_class: offline\n"
             f"models: {{card: {{memory: {self.card.mem_total >> 20}MiB, reserve: 512MiB}}}}\n"
             f'nodes: [{{names: {NAME}, model: card, count: 1, files: "{files}"}}]\n'
-            f"enforcer: {{arbiter: {BUILD}/bin/qgpu-arbiter, ledger_interval: 500ms, hardware: {{enabled: off}}}}\n"
+            f"enforcer: {{arbiter: {BUILD}/bin/qgpu-arbiter, ledger_interval: 500ms,"
+            " hardware: {enabled: off}}\n"
         )
 
     # ---- daemons --------------------------------------------------------------------------------
@@ -153,12 +162,25 @@ class Node:
     def start_qgpud(self) -> None:
         """Start qgpud, or start it again after its end; returns when it serves."""
         said = self.log("qgpud.log").count("event=serving")
-        command = [sys.executable, "-m", "enforcer.daemon.main", "--config", str(self.config), "--node", NAME]
+        command = [
+            sys.executable,
+            "-m",
+            "enforcer.daemon.main",
+            "--config",
+            str(self.config),
+            "--node",
+            NAME,
+        ]
         with (self.directory / "qgpud.log").open("ab") as out:
             self.qgpud = subprocess.Popen(
-                command, env=self._own_env(), stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=ROOT,
+                command,
+                env=self._own_env(),
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                cwd=ROOT,
                 preexec_fn=_die_with_parent,
-            )  # fmt: skip
+            )
         self._adopt(self.qgpud)
 
         def serves() -> bool:
@@ -167,14 +189,17 @@ class Node:
             return self.log("qgpud.log").count("event=serving") > said
 
         wait_for("qgpud's first word", serves)
-        wait_for("qgpud's meeting with the arbiter", lambda: "event=arbiter-synced" in self.log("qgpud.log"))
+        wait_for(
+            "qgpud's meeting with the arbiter",
+            lambda: "event=arbiter-synced" in self.log("qgpud.log"),
+        )
 
     def log(self, name: str) -> str:
         """What a daemon wrote so far."""
         path = self.directory / name
         return path.read_text(errors="replace") if path.exists() else ""
 
-    # ---- what qgpu says ---------------------------------------------------------------------------
+    # ---- what qgpu says -------------------------------------------------------------------------
 
     def _own_env(self) -> dict[str, str]:
         """For our own commands: this checkout's packages, then what else was given to us."""
@@ -185,7 +210,9 @@ class Node:
         """A qgpu command; its output. NodeError with its words where it fails."""
         command = [sys.executable, "-m", "cli.main", *words]
         env = self._own_env() | {"QGPU_CONFIG": str(self.config)}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, cwd=ROOT)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=60, cwd=ROOT
+        )
         if done.returncode:
             raise NodeError(f"qgpu {' '.join(words)}: {done.stderr.strip()}")
         return done.stdout
@@ -195,12 +222,12 @@ class Node:
         self.qgpu("card", "set", "0", f"policy.offline={name}")
 
     def tenants(self) -> list[TenantStats]:
-        """What the arbiter says of each job."""
+        """The arbiter's report on each job."""
         with ArbiterLink(f"{self.directory}/run") as link:
             return list(link.stats())
 
     def ledger(self) -> list[ProcessStats]:
-        """What the arbiter says of each process."""
+        """The arbiter's report on each process."""
         with ArbiterLink(f"{self.directory}/run") as link:
             return link.processes()
 
@@ -212,13 +239,13 @@ class Node:
             return True
 
     def card_memory(self) -> int:
-        """Bytes that NVML says lie on the card now."""
+        """Bytes in use on the card by NVML."""
         return self.nvml.load(self.card.uuid).mem_used or 0
 
-    # ---- programs ---------------------------------------------------------------------------------
+    # ---- programs -------------------------------------------------------------------------------
 
     def env(self) -> dict[str, str]:
-        """Environment of a program that knows nothing of qgpu."""
+        """Environment of a program without qgpu."""
         env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LD_PRELOAD")}
         env |= {"CUDA_VISIBLE_DEVICES": self.card.uuid, "CUDA_MODULE_LOADING": "LAZY"}
         if self.place.simulated:
@@ -228,40 +255,74 @@ class Node:
         return env
 
     def start(
-        self, argv: Sequence[object], way: Way = "plain", *, share: int = 50, job_class: str = "offline",
-        mem: str = "8G", env: Mapping[str, str] | None = None,
-    ) -> subprocess.Popen[str]:  # fmt: skip
+        self,
+        argv: Sequence[object],
+        way: Way = "plain",
+        *,
+        share: int = 50,
+        job_class: str = "offline",
+        mem: str = "8G",
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[str]:
         """Start a program in one of the ways."""
         words = [str(word) for word in argv]
         environment = self.env() | (dict(env) if env else {})
         if way == "qgpu":
             words = [
-                sys.executable, "-m", "cli.main", "run", "--config", str(self.config), "--node", NAME, "--share",
-                str(share), "--class", job_class, "--mem", mem, "--card", "0", "--", *words,
-            ]  # fmt: skip
+                sys.executable,
+                "-m",
+                "cli.main",
+                "run",
+                "--config",
+                str(self.config),
+                "--node",
+                NAME,
+                "--share",
+                str(share),
+                "--class",
+                job_class,
+                "--mem",
+                mem,
+                "--card",
+                "0",
+                "--",
+                *words,
+            ]
             environment |= {"PYTHONPATH": self._own_env()["PYTHONPATH"]}
         elif way == "mps":
             environment |= self._mps_env(share, job_class)
         process = subprocess.Popen(
-            words, env=environment, cwd=self.place.work, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, preexec_fn=_die_with_parent,
-        )  # fmt: skip
+            words,
+            env=environment,
+            cwd=self.place.work,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=_die_with_parent,
+        )
         self.running.append(process)
         return process
 
     def told(
         self, process: subprocess.Popen[str], seconds: float = 120, status: int | None = 0
     ) -> dict[str, Any]:
-        """Wait for a program and return its last JSON line; NodeError with its words if it ended otherwise."""
+        """Wait for a program and return its last JSON line; NodeError with its words if it ended
+        otherwise.
+        """
         try:
             out, err = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             process.kill()
             out, err = process.communicate()
-            raise NodeError(f"{process.args!r} did not end within {seconds:g} s: {err[-400:]}") from None
+            raise NodeError(
+                f"{process.args!r} did not end within {seconds:g} s: {err[-400:]}"
+            ) from None
         lines = [line for line in out.splitlines() if line.startswith("{")]
         if (status is not None and process.returncode != status) or (status == 0 and not lines):
-            raise NodeError(f"status {process.returncode}: {out.strip()[-300:]} {err.strip()[-700:]}")
+            raise NodeError(
+                f"status {process.returncode}: {out.strip()[-300:]} {err.strip()[-700:]}"
+            )
         told: dict[str, Any] = json.loads(lines[-1]) if lines else {}
         return told | {"status": process.returncode}
 
@@ -279,7 +340,7 @@ class Node:
             process.communicate()
         self.running.clear()
 
-    # ---- MPS --------------------------------------------------------------------------------------
+    # ---- MPS ------------------------------------------------------------------------------------
 
     def _mps_env(self, share: int, job_class: str) -> dict[str, str]:
         low = "1" if job_class == "offline" else "0"
@@ -290,7 +351,10 @@ class Node:
 
     def _mps_place(self) -> dict[str, str]:
         assert self._mps is not None, "inside `with node.mps()` only"
-        return {"CUDA_MPS_PIPE_DIRECTORY": f"{self._mps}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{self._mps}/log"}
+        return {
+            "CUDA_MPS_PIPE_DIRECTORY": f"{self._mps}/pipe",
+            "CUDA_MPS_LOG_DIRECTORY": f"{self._mps}/log",
+        }
 
     @contextlib.contextmanager
     def mps(self) -> Iterator[None]:
@@ -303,9 +367,13 @@ class Node:
             (self._mps / name).mkdir(parents=True, exist_ok=True)
         env = self.env() | self._mps_place()
         daemon = subprocess.Popen(
-            [control, "-f"], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            [control, "-f"],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             preexec_fn=_die_with_parent,
-        )  # fmt: skip
+        )
         try:
             wait_for("MPS's control pipe", (self._mps / "pipe/control").exists, 15)
             yield
@@ -313,7 +381,12 @@ class Node:
             self.end_programs()
             with contextlib.suppress(subprocess.TimeoutExpired, OSError):
                 subprocess.run(
-                    [control], env=env, input="quit -t 5\n", text=True, capture_output=True, timeout=15
+                    [control],
+                    env=env,
+                    input="quit -t 5\n",
+                    text=True,
+                    capture_output=True,
+                    timeout=15,
                 )
             daemon.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,6 @@
-"""Where things are on this machine, found once: the card's driver, compilers, a Python with PyTorch."""
+"""Where things are on this machine, found once: the card's driver, compilers, a Python with
+PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ class Place:
         return shutil.which("nvidia-cuda-mps-control") or (str(usual) if usual.exists() else None)
 
     def has(self, need: str) -> bool:
-        """Whether a need is met: card, nvcc (or its products), toolkit (nvcc and libcudart), torch, jax, cupy, mps."""
+        """Whether a need is met: card, nvcc (or its products), toolkit (nvcc and libcudart), torch,
+        jax, cupy, mps.
+        """
         if need == "card":
             return not self.simulated
         if self.simulated:
@@ -88,7 +92,9 @@ class Place:
         return (bool(self.nvcc) or PREBUILT.exists()) if need == "nvcc" else need in self.modules
 
     def program(self, name: str, variant: str = "") -> Path:
-        """A compiled program, compiled now where missing or old; without nvcc the bundle's. RuntimeError."""
+        """A compiled program, compiled now where missing or old; without nvcc the bundle's.
+        RuntimeError.
+        """
         source, made = PROGRAMS / f"{name}.cu", self.work / f"{name}{variant}"
         newest = max(source.stat().st_mtime, (PROGRAMS / "common.cuh").stat().st_mtime)
         if made.exists() and made.stat().st_mtime > newest:
@@ -109,7 +115,9 @@ class Place:
         """All programs that need no shared runtime, at the same time, for another machine."""
         with ThreadPoolExecutor() as pool:
             made = [
-                pool.submit(self._compile, PROGRAMS / f"{n}.cu", into / f"{n}{v}", (*VARIANTS[v], *flags))
+                pool.submit(
+                    self._compile, PROGRAMS / f"{n}.cu", into / f"{n}{v}", (*VARIANTS[v], *flags)
+                )
                 for n, v in BUILDS
                 if v != SHARED
             ]
@@ -135,5 +143,8 @@ class Place:
 
     @staticmethod
     def machine() -> str:
-        """The machine in words that name nobody."""
-        return f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
+        """The machine in words, without names."""
+        return (
+            f"{os.cpu_count()} cores, Linux {platform.release()}, Python"
+            f" {platform.python_version()}"
+        )

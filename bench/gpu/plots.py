@@ -1,4 +1,5 @@
-"""Plots of what was recorded: online's latency and offline's part of the card over the length of offline's kernels.
+"""Plots of what was recorded: online's latency and offline's part of the card over the length of
+offline's kernels.
 
 `python -m bench.gpu.plots DIRECTORY` reads results.jsonl there and writes preempt.svg beside it.
 """
@@ -52,10 +53,18 @@ def draw(results: Results, path: Path) -> bool:
             rows = sorted(points[name][way].items())
             if rows:
                 lengths = [us for us, _ in rows]
-                (line,) = axis.plot(lengths, [row["value"] for _, row in rows], marker="o", label=title)
+                (line,) = axis.plot(
+                    lengths, [row["value"] for _, row in rows], marker="o", label=title
+                )
                 if name == "online_p99":
                     middle = [row["detail"]["p50"] for _, row in rows]
-                    axis.plot(lengths, middle, linestyle=":", color=line.get_color(), label=f"{title}, p50")
+                    axis.plot(
+                        lengths,
+                        middle,
+                        linestyle=":",
+                        color=line.get_color(),
+                        label=f"{title}, p50",
+                    )
         axis.set(xscale="log", xlabel="offline's kernels (us)", ylabel=label)
         if name != "offline_part_of_solo":
             axis.set_yscale("log")
@@ -72,7 +81,11 @@ def main() -> None:
     """Of one directory."""
     directory = Path(sys.argv[1])
     path = directory / "preempt.svg"
-    print(f"wrote {path}" if draw(Results(directory), path) else "nothing to draw: preempt has not run here")
+    print(
+        f"wrote {path}"
+        if draw(Results(directory), path)
+        else "nothing to draw: preempt has not run here"
+    )
 
 
 if __name__ == "__main__":

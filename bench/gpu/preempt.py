@@ -1,4 +1,6 @@
-"""Online inference beside offline training: how soon offline is off the card, and what each side pays, four ways."""
+"""Online inference beside offline training: how soon offline is off the card, and what each side
+pays, four ways.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ def latencies_us(scene: Scene) -> list[float]:
 
 def bursts(scene: Scene) -> list[ev.Burst]:
     """Online's own notes of when it began and ended to work."""
-    rows = [ev.Burst(row["start_ns"], row["end_ns"]) for row in scene.played["online"].log if "burst" in row]
+    rows = [
+        ev.Burst(row["start_ns"], row["end_ns"])
+        for row in scene.played["online"].log
+        if "burst" in row
+    ]
     return [burst for burst in rows if burst.call >= scene.start and burst.end <= scene.end]
 
 
@@ -47,7 +53,15 @@ def quantiles(name: str, node: Node, values: Sequence[float]) -> Figure:
     detail = {f"p{q:g}": ev.percentile(values, q) for q in QUANTILES}
     spread = f"(p50 {statistics.median(values):.1f}, max {max(values):.1f} us)"
     return Figure(
-        name, detail["p99"], "us", None, "<=", len(values), spread, node.place.simulated, detail=detail
+        name,
+        detail["p99"],
+        "us",
+        None,
+        "<=",
+        len(values),
+        spread,
+        node.place.simulated,
+        detail=detail,
     )
 
 
@@ -67,9 +81,17 @@ def together(node: Node, way: Way, online: Load, offline: Load) -> Iterator[Yiel
     yield quantiles(f"online_p99_{way}", node, latencies_us(scene))
     free = ev.card_free_us(found, off)
     bound = offline.us + 1000 if way == "qgpu" and offline.kind == "spin" else None
-    note = f"(p50 {statistics.median(free):.1f}, max {max(free):.1f} us; kernels of {offline.us:g} us)"
+    note = (
+        f"(p50 {statistics.median(free):.1f}, max {max(free):.1f} us; kernels of {offline.us:g} us)"
+    )
     yield figure(
-        node, f"card_free_us_p99_{way}", ev.percentile(free, 99), "us", bound, runs=len(free), spread=note
+        node,
+        f"card_free_us_p99_{way}",
+        ev.percentile(free, 99),
+        "us",
+        bound,
+        runs=len(free),
+        spread=note,
     )
     work = work_of(node, scene, players)["offline"]
     yield figure(
@@ -87,7 +109,10 @@ def together(node: Node, way: Way, online: Load, offline: Load) -> Iterator[Yiel
 def solo(node: Node, online: Load) -> Iterator[Yield]:
     """Online with the card to itself, without qgpu."""
     scene = play(
-        node, {"online": Player(online, 60, "online", BUSY_S, IDLE_S)}, "plain", seconds_of(node.place)
+        node,
+        {"online": Player(online, 60, "online", BUSY_S, IDLE_S)},
+        "plain",
+        seconds_of(node.place),
     )
     yield quantiles("online_p99_alone", node, latencies_us(scene))
 
@@ -115,7 +140,9 @@ def _needs(place: Place, way: Way, *more: str) -> tuple[str, ...]:
 def items(place: Place) -> Iterator[Item]:
     """Kernels of every length in every way, then PyTorch against PyTorch."""
     ways: tuple[Way, ...] = ("qgpu", "plain", "mps")
-    yield Item("preempt/online alone", 18, lambda node: solo(node, ONLINE), _needs(place, "plain", "nvcc"))
+    yield Item(
+        "preempt/online alone", 18, lambda node: solo(node, ONLINE), _needs(place, "plain", "nvcc")
+    )
     for us in KERNELS_US[1:2] if place.quick else KERNELS_US:
         load = Load(f"offline {us} us", "spin", us)
         for way in ways:
@@ -123,6 +150,13 @@ def items(place: Place) -> Iterator[Item]:
             yield Item(name, 20, body(way, ONLINE, load), _needs(place, way, "nvcc"))
     if place.quick or place.simulated:
         return
-    yield Item("preempt/infer alone", 50, lambda node: solo(node, INFER), _needs(place, "plain", "torch"))
+    yield Item(
+        "preempt/infer alone", 50, lambda node: solo(node, INFER), _needs(place, "plain", "torch")
+    )
     for way in ways:
-        yield Item(f"preempt/train {way}", 60, body(way, INFER, LOADS["train"]), _needs(place, way, "torch"))
+        yield Item(
+            f"preempt/train {way}",
+            60,
+            body(way, INFER, LOADS["train"]),
+            _needs(place, way, "torch"),
+        )

@@ -18,14 +18,28 @@ from bench.gpu.place import Place
 def machine(node: Node) -> Iterator[Yield]:
     """qgpu doctor's words, the daemons' scheduling, the tools that are here."""
     place = node.place
-    command = [sys.executable, "-m", "cli.main", "doctor", "--config", str(node.config), "--node", "local"]
+    command = [
+        sys.executable,
+        "-m",
+        "cli.main",
+        "doctor",
+        "--config",
+        str(node.config),
+        "--node",
+        "local",
+    ]
     done = subprocess.run(command, env=node._own_env(), capture_output=True, text=True, timeout=60)
-    yield from (f"doctor: {line}" for line in (done.stdout + done.stderr).splitlines() if line.strip())
+    yield from (
+        f"doctor: {line}" for line in (done.stdout + done.stderr).splitlines() if line.strip()
+    )
     policies = [line for line in node.log("arbiter.log").splitlines() if "policy" in line]
     yield f"arbiter: {policies[0] if policies else 'says nothing of its scheduling'}"
     tools = {"nvcc": place.nvcc, "gcc": shutil.which("gcc"), "mps": place.mps}
     yield "tools: " + ", ".join(f"{name} {path or 'missing'}" for name, path in tools.items())
-    yield f"python {place.python}: {', '.join(sorted(place.modules)) or 'none of torch, jax, cupy, triton'}"
+    yield (
+        f"python {place.python}:"
+        f" {', '.join(sorted(place.modules)) or 'none of torch, jax, cupy, triton'}"
+    )
     yield f"pidfd_open: {'there' if pidfd() else 'refused'}"
 
 
@@ -39,12 +53,18 @@ def pidfd() -> bool:
 
 
 def card(node: Node) -> Iterator[Yield]:
-    """What the card says of itself, before anything runs on it."""
+    """The card's description of itself, before any program runs on it."""
     smi = shutil.which("nvidia-smi")
     if smi:
-        fields = "name,driver_version,compute_mode,persistence_mode,mig.mode.current,clocks.sm,memory.used"
+        fields = (
+            "name,driver_version,compute_mode,persistence_mode,mig.mode.current,clocks.sm,"
+            "memory.used"
+        )
         done = subprocess.run(
-            [smi, f"--query-gpu={fields}", "--format=csv"], capture_output=True, text=True, timeout=30
+            [smi, f"--query-gpu={fields}", "--format=csv"],
+            capture_output=True,
+            text=True,
+            timeout=30,
         )
         yield from (f"nvidia-smi: {line}" for line in done.stdout.splitlines())
     yield figure(node, "card_memory_used_at_start", node.card_memory() / 2**20, "MiB")
@@ -53,7 +73,9 @@ def card(node: Node) -> Iterator[Yield]:
 
 
 def job_page(node: Node) -> Iterator[Yield]:
-    """The card writes markers into the page that a job shares with the arbiter: can the driver pin such memory?"""
+    """The card writes markers into the page that a job shares with the arbiter: can the driver pin
+    such memory?
+    """
     told = node.run([sys.executable, Path(__file__).parent / "programs/job_page.py"], seconds=60)
     for kind in ("array", "file"):
         came = told[kind]["word"] == 4711

@@ -25,7 +25,9 @@ class Outcome:
     figures: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
-    when: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    when: str = field(
+        default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
+    )
 
     def line(self) -> str:
         """As one line of JSON."""
@@ -52,7 +54,9 @@ class Results:
         self.summary_path = directory / "summary.md"
 
     def read(self) -> dict[str, Outcome]:
-        """The newest outcome of each item, in the order of their first appearance. A torn last line is left out."""
+        """The newest outcome of each item, in the order of their first appearance. A torn last line
+        is left out.
+        """
         found: dict[str, Outcome] = {}
         if not self.path.exists():
             return found
@@ -95,7 +99,9 @@ def _head(outcomes: list[Outcome]) -> list[str]:
 
 
 def summary(found: Iterable[Outcome]) -> str:
-    """Every figure with its number of runs, then what failed and what was left out, with the reason."""
+    """Every figure with its number of runs, then what failed and what was left out, with the
+    reason.
+    """
     every = list(found)
     if not every:
         return "Nothing was run.\n"
@@ -106,11 +112,15 @@ def summary(found: Iterable[Outcome]) -> str:
     for part in dict.fromkeys(o.item.split("/")[0] for o in shown_items):
         lines += ["", f"## {part}", "", "```"]
         for outcome in (o for o in shown_items if o.item.split("/")[0] == part):
-            lines.append(f"{outcome.item} ({outcome.state}, {outcome.seconds:.0f} s, {outcome.when})")
+            lines.append(
+                f"{outcome.item} ({outcome.state}, {outcome.seconds:.0f} s, {outcome.when})"
+            )
             lines += [f"  {shown(figure)}" for figure in outcome.figures]
             lines += [f"  {note}" for note in outcome.notes]
         lines.append("```")
-    short = [f"{o.item} {f['name']}" for o in outcomes for f in o.figures if f["verdict"] == "short"]
+    short = [
+        f"{o.item} {f['name']}" for o in outcomes for f in o.figures if f["verdict"] == "short"
+    ]
     failed = [o.item for o in outcomes if o.state == "failed"]
     for title, names in (
         ("Short of the target", short),

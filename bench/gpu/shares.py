@@ -1,4 +1,6 @@
-"""How exactly shares are kept, for two and five tenants, beside what a user would have without qgpu."""
+"""How exactly shares are kept, for two and five tenants, beside what a user would have without
+qgpu.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def seconds_of(place: Place) -> float:
 
 def once(node: Node, way: Way, policy: str, mix: str, load: Load) -> Iterator[Yield]:
     """One run of tenants that always have work."""
-    players = {f"{mix.replace('/', '-')}.{i}": Player(load, share) for i, share in enumerate(MIXES[mix])}
+    players = {
+        f"{mix.replace('/', '-')}.{i}": Player(load, share) for i, share in enumerate(MIXES[mix])
+    }
     if way == "qgpu":
         node.policy(policy)
     unit_of(node, load)
@@ -33,8 +37,12 @@ def once(node: Node, way: Way, policy: str, mix: str, load: Load) -> Iterator[Yi
     parts = "/".join(f"{100 * part:.1f}" for part in judged.parts.values())
     spread = f"(parts of the solo rate {parts} %)"
     ours = way == "qgpu"
-    yield figure(node, "share_error_points", judged.points, "points", TARGET if ours else None, spread=spread)
-    yield figure(node, "share_error_points_1s", judged.worst_1s, "points", TARGET_1S if ours else None)
+    yield figure(
+        node, "share_error_points", judged.points, "points", TARGET if ours else None, spread=spread
+    )
+    yield figure(
+        node, "share_error_points_1s", judged.worst_1s, "points", TARGET_1S if ours else None
+    )
     yield figure(node, "sum_of_solo_rates", judged.total, "")
 
 
@@ -63,9 +71,22 @@ def items(place: Place) -> Iterator[Item]:
                     continue
                 slow = 45 if load.kind == "train" and not place.simulated else 20
                 needs = () if place.simulated else ("card", *load.needs)
-                yield Item(f"shares/{policy} {mix} {load.name}", slow, body("qgpu", policy, mix, load), needs)
+                yield Item(
+                    f"shares/{policy} {mix} {load.name}",
+                    slow,
+                    body("qgpu", policy, mix, load),
+                    needs,
+                )
     for way in OTHER_WAYS:
         for mix in mixes:
             load = LOADS["small"]
-            needs = ("card", "nvcc", "mps") if way == "mps" else () if place.simulated else ("card", "nvcc")
-            yield Item(f"shares/{way} {mix} {load.name}", 25, body(way, "burst-share", mix, load), needs)
+            needs = (
+                ("card", "nvcc", "mps")
+                if way == "mps"
+                else ()
+                if place.simulated
+                else ("card", "nvcc")
+            )
+            yield Item(
+                f"shares/{way} {mix} {load.name}", 25, body(way, "burst-share", mix, load), needs
+            )

@@ -1,10 +1,10 @@
-"""Who had the card, from the card's own clock.
+"""Computes each tenant's part of the card, from the card's own clock.
 
-A program's kernels stamp the card's clock when they start and end (programs/tenant.cu), PyTorch's steps are stamped
-with CUDA events, and on the simulator its trace says the same. The work of each piece is known: it is what the same
-kernel takes on the idle card, measured in the same run. A tenant's part of the card over a window is the work that
-was done in it, so a kernel that was taken off the card in the middle and took longer counts no more, and a ledger of
-ours has no say.
+A program's kernels stamp the card's clock when they start and end (programs/tenant.cu), PyTorch's
+steps are stamped with CUDA events, and the simulator has its trace. The work of each piece is
+known: its time on the idle card, measured in the same run. A tenant's part of the card over a
+window is the work done in it. So a kernel interrupted in the middle counts no more, and our ledger
+has no influence.
 """
 
 from __future__ import annotations
@@ -78,16 +78,19 @@ def read_spans(path: Path) -> list[Piece]:
 
 
 def alone(pieces: Sequence[Piece]) -> float:
-    """What one piece takes on the idle card: the median, which a stall of the machine does not move."""
+    """What one piece takes on the idle card: the median, which a stall of the machine does not
+    move.
+    """
     if len(pieces) < 3:
         raise StampError(f"{len(pieces)} pieces are too few to say what one takes")
     return statistics.median(p.t_end - p.t_start for p in pieces)
 
 
 class Work:
-    """The work of one tenant as a function of time. `unit`: what each piece is worth; 0: its own length.
+    """The work of one tenant as a function of time.
 
-    The pieces of one tenant follow each other, so a look costs O(log n).
+    `unit`: the worth of each piece; 0: its own length. The pieces of one tenant follow each other,
+    so a lookup costs O(log n).
     """
 
     def __init__(self, pieces: Sequence[Piece], unit: float = 0.0) -> None:
@@ -112,7 +115,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Judged:
-    """How far the tenants were from their shares, in points, and what each did (parts of the solo rate)."""
+    """How far the tenants were from their shares, in points, and what each did (parts of the solo
+    rate).
+    """
 
     points: float
     worst_1s: float
@@ -123,7 +128,9 @@ class Judged:
 def judge(
     served: Mapping[str, Work], shares: Mapping[str, float], span: tuple[int, int], policy: str
 ) -> Judged:
-    """Both rules of simulator.judge.shares over the span, and over every window of 1 s in steps of 50 ms."""
+    """Both rules of simulator.judge.shares over the span, and over every window of 1 s in steps of
+    50 ms.
+    """
     rule = sh.RULES[policy]
     weights = list(shares.values())
 
@@ -136,4 +143,6 @@ def judge(
     begins = range(start, end - width + 1, S // 20)
     wall = end - start
     parts = {name: served[name].within(start, end) / wall for name in shares}
-    return Judged(off(start, end), max(off(t, t + width) for t in begins), parts, sum(parts.values()))
+    return Judged(
+        off(start, end), max(off(t, t + width) for t in begins), parts, sum(parts.values())
+    )

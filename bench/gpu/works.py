@@ -22,7 +22,8 @@ TORCH = [
     for mode in ("train", "infer")
     for how in ("eager", "graphs", "compile")
     for alloc in ("caching", "expandable")
-    # A training step makes new gradients, so inference covers capture; compiled code allocates as eager code does.
+    # A training step makes new gradients, so inference covers capture; compiled code allocates as
+    # eager code does.
     if (mode, how) != ("train", "graphs") and (how, alloc) != ("compile", "expandable")
 ]
 WORKLOAD = BUILD / "bin/qgpu-workload"
@@ -90,7 +91,10 @@ def items(place: Place) -> Iterator[Item]:
         for name in FEATURES:
             label = f"works/runtime{variant} {name}"
             yield Item(
-                label, 12, feature(name, variant), ("card", "toolkit" if variant == SHARED else "nvcc")
+                label,
+                12,
+                feature(name, variant),
+                ("card", "toolkit" if variant == SHARED else "nvcc"),
             )
     for mode, how, alloc in TORCH:
         needs = ("card", "torch", "triton") if how == "compile" else ("card", "torch")

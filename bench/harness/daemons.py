@@ -32,13 +32,17 @@ def config_text(
     reserves = {"online": "[compute, memory]", "offline": "[memory]"}
     classes = ", ".join(f"{c}: {{reserves: {reserves[c]}, policy: {policy[c]}}}" for c in policy)
     files = (
-        f"{rig.sim_dir}/dev/qgpusim[0-{rig.cards - 1}]" if rig.cards > 1 else f"{rig.sim_dir}/dev/qgpusim0"
+        f"{rig.sim_dir}/dev/qgpusim[0-{rig.cards - 1}]"
+        if rig.cards > 1
+        else f"{rig.sim_dir}/dev/qgpusim0"
     )
     return (
         f"version: 1\ncluster: rig\nrun_dir: {rig.run_dir}\nstate_dir: {rig.directory}/state\n"
-        f"driver: {{libcuda: {rig.driver}, nvml: {BUILD}/sim/libnvidia-ml.so.1}}\nshim: {rig.shim}\n"
+        f"driver: {{libcuda: {rig.driver}, nvml: {BUILD}/sim/libnvidia-ml.so.1}}\n"
+        f"shim: {rig.shim}\n"
         f"reports: {{metrics: {{port: {metrics_port}, job_labels: true}}}}\n"
-        f"default_class: offline\nclasses: {{{classes}}}\nmodels: {{sim: {{memory: {CARD_MIB}MiB, reserve: 0MiB}}}}\n"
+        f"default_class: offline\nclasses: {{{classes}}}\n"
+        f"models: {{sim: {{memory: {CARD_MIB}MiB, reserve: 0MiB}}}}\n"
         f"enforcer: {{idle_release: {told.get('idle_release_ms', 100)}ms, "
         f"window: {told.get('window_us', CardSettings.window_us)}us, "
         f"slice: {told.get('slice_us', 2000)}us, nvml_interval: {nvml_interval_ms}ms, "
@@ -49,17 +53,29 @@ def config_text(
 
 
 def start_qgpud(rig: Rig, **intervals: int) -> subprocess.Popen[bytes]:
-    """The real daemon on the rig's node. It finds the grants that exist now; later ones are not its own."""
+    """The real daemon on the rig's node. It finds the grants that exist now; later ones are not its
+    own.
+    """
     store = GrantStore(rig.run_dir / abi.GRANTS_DIR)
     for grant in rig.grants.values():
         store.write(grant)
     config = rig.directory / "qgpu.yaml"
     config.write_text(config_text(rig, **intervals), encoding="utf-8")
     log = rig.directory / "qgpud.log"
-    command = [sys.executable, "-m", "enforcer.daemon.main", "--config", str(config), "--node", "rig"]
+    command = [
+        sys.executable,
+        "-m",
+        "enforcer.daemon.main",
+        "--config",
+        str(config),
+        "--node",
+        "rig",
+    ]
     with log.open("ab") as out:
         env = os.environ | {"QGPU_SIM_DIR": str(rig.sim_dir)}
-        process = subprocess.Popen(command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+        )
     rig.adopt(process)
 
     def serves() -> bool:
@@ -73,7 +89,7 @@ def start_qgpud(rig: Rig, **intervals: int) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def _again(each_s: float, act: Callable[[], int]) -> Iterator[Callable[[], int]]:
-    """Do it again and again in a thread; yields the sum of what it returned so far."""
+    """Repeat it in a thread; yields the sum of its results so far."""
     stop = threading.Event()
     total = 0
 
@@ -93,7 +109,9 @@ def _again(each_s: float, act: Callable[[], int]) -> Iterator[Callable[[], int]]
 
 @contextlib.contextmanager
 def polled(run_dir: Path, each_s: float) -> Iterator[Callable[[], int]]:
-    """Ask the arbiter for all its figures again and again; yields how often it has answered so far."""
+    """Ask the arbiter for all its figures again and again; yields how
+    often it has answered so far.
+    """
     with ArbiterLink(run_dir) as link:
 
         def poll() -> int:
@@ -105,14 +123,16 @@ def polled(run_dir: Path, each_s: float) -> Iterator[Callable[[], int]]:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody has now."""
+    """A free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def scraped(port: int, each_s: float) -> contextlib.AbstractContextManager[Callable[[], int]]:
-    """Read qgpud's metrics again and again, as Prometheus does; yields how many samples came so far."""
+    """Read qgpud's metrics again and again, as Prometheus does; yields how many samples came so
+    far.
+    """
 
     def scrape() -> int:
         with (

@@ -7,11 +7,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
-NEAR, RUNS_WHEN_NEAR = 0.8, 3  # of the way to a target; from there on, and beyond it, one run says little
+# from this part of a target on, one run is not enough: three are made
+NEAR, RUNS_WHEN_NEAR = 0.8, 3
 
 
 def enough_runs(once: Callable[[], T], near: Callable[[T], bool]) -> list[T]:
-    """One run, or several where it came near a target or missed it: another could come to the other verdict."""
+    """One run, or several where it came near a target or missed it: another could come to the other
+    verdict.
+    """
     first = once()
     return [first, *(once() for _ in range(RUNS_WHEN_NEAR - 1))] if near(first) else [first]
 
@@ -20,10 +23,10 @@ def enough_runs(once: Callable[[], T], near: Callable[[T], bool]) -> list[T]:
 class Figure:
     """A measured value with its target; None: reported, without a promise.
 
-    `sense` says which side of the target is good, `at_most` where the good values end on the other side. A control
-    is measured with the mechanism switched off and must come out short, which shows that the bench can tell the
-    difference; a `proof` is a value that is known, and shows the same where it comes out. `spread` is what the same
-    figure did over the runs; `detail` goes into the record only.
+    `sense` is the good side of the target, `at_most` the end of good values on the other side. A
+    control is measured with the mechanism off and must miss its target. A `proof` is a known value,
+    and must be met. Both show that the bench can tell the difference. `spread` is the figure's
+    values over the runs; `detail` goes into the record only.
     """
 
     name: str

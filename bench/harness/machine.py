@@ -1,4 +1,6 @@
-"""The machine that is measured on: how late its threads wake, what the host takes from it, and how to keep it awake."""
+"""The machine that is measured on: how late its threads wake, what the host takes from it, and how
+to keep it awake.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ TRIES = 2
 
 @dataclass(frozen=True)
 class CpuTime:
-    """Seconds of all processors since the start: in all, and those in which the host ran something else."""
+    """Seconds of all processors since the start: in all, and those in which the host ran something
+    else.
+    """
 
     total: float
     stolen: float
@@ -40,9 +44,9 @@ class CpuTime:
 
 
 def calmest(measure: Callable[[], T], read: Callable[[], CpuTime] = CpuTime.now) -> T:
-    """What `measure` returns; where the host took more than CALM_PERCENT meanwhile, it is repeated.
+    """The result of `measure`, repeated if the host took more than CALM_PERCENT meanwhile.
 
-    Of several runs the one from which least was taken counts: what it measured has no say in that.
+    Of several runs the one with the least taken counts, whatever it measured.
     """
     best: tuple[float, T] | None = None
     for _ in range(TRIES):
@@ -59,7 +63,9 @@ def calmest(measure: Callable[[], T], read: Callable[[], CpuTime] = CpuTime.now)
 
 @contextmanager
 def kept_awake() -> Iterator[None]:
-    """No processor sleeps meanwhile: a thread of SCHED_IDLE on each takes what nobody wants (noise/keep_awake.c)."""
+    """Keep processors awake meanwhile: a SCHED_IDLE thread on each takes unused time
+    (noise/keep_awake.c).
+    """
     with subprocess.Popen([BUILD / "test/keep-awake"], stdin=subprocess.PIPE) as keeper:
         try:
             yield
@@ -70,9 +76,13 @@ def kept_awake() -> Iterator[None]:
 
 
 def noise() -> dict[str, Any]:
-    """How late an idle ordinary and an idle real-time thread wake on this machine now, kept awake, in us."""
+    """How late an idle ordinary and an idle real-time thread wake on this machine now, kept awake,
+    in us.
+    """
     with kept_awake():
-        out = subprocess.run([BUILD / "test/wake-noise", "1000"], check=True, capture_output=True, text=True)
+        out = subprocess.run(
+            [BUILD / "test/wake-noise", "1000"], check=True, capture_output=True, text=True
+        )
     found: dict[str, Any] = json.loads(out.stdout)
     return found
 

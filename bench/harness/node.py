@@ -1,7 +1,9 @@
-"""One simulated node without Slurm: the card, the real arbiter, the real shim, and workloads under grants.
+"""One simulated node without Slurm: the card, the real arbiter, the real shim, and workloads under
+grants.
 
-What the benchmarks and the native tests share. Everything is started in a directory of its own and ends with
-the `with` block. Needs root (the simulator makes device nodes, and only root can seal a grant).
+What the benchmarks and the native tests share. Everything is started in a directory of its own and
+ends with the `with` block. Needs root (the simulator makes device nodes, and only root can seal a
+grant).
 """
 
 from __future__ import annotations
@@ -37,10 +39,12 @@ DRIVER = 580  # generation that the simulator plays
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-SLACK = 4  # a busy machine gets so many times the deadline of an idle one
+SLACK = 4  # times the deadline of an idle machine, for a busy one
 
 
-def wait_for(what: str, condition: Callable[[], bool], seconds: float = 10.0, slack: float = SLACK) -> None:
+def wait_for(
+    what: str, condition: Callable[[], bool], seconds: float = 10.0, slack: float = SLACK
+) -> None:
     """Poll a condition each 5 ms until it holds; TimeoutError names what did not come."""
     seconds *= slack
     deadline = time.monotonic() + seconds
@@ -52,7 +56,9 @@ def wait_for(what: str, condition: Callable[[], bool], seconds: float = 10.0, sl
 
 @dataclass
 class Rig:
-    """A node with simulated cards and an arbiter. `governed=False` is the control: gates stay open."""
+    """A node with simulated cards and an arbiter. `governed=False` is the
+    control: gates stay open.
+    """
 
     directory: Path
     cards: int = 1
@@ -65,7 +71,9 @@ class Rig:
     arbiter_binary: Path = BUILD / "bin/qgpu-arbiter"
     arbiter_options: Sequence[str] = ()
     _running: list[subprocess.Popen[Any]] = field(default_factory=list)
-    _sim_before: str | None = field(default_factory=lambda: os.environ.get("QGPU_SIM_DIR"))  # nvml() sets it
+    _sim_before: str | None = field(
+        default_factory=lambda: os.environ.get("QGPU_SIM_DIR")
+    )  # nvml() sets it
 
     @property
     def sim_dir(self) -> Path:
@@ -96,7 +104,10 @@ class Rig:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         if self._sim_before is None:
             os.environ.pop("QGPU_SIM_DIR", None)
@@ -111,7 +122,7 @@ class Rig:
                 process.wait()
 
     def _daemon(self, argv: Sequence[str | Path], log: str) -> subprocess.Popen[bytes]:
-        """Start a daemon and wait until it says on its ready descriptor that it serves."""
+        """Start a daemon and wait for its ready descriptor."""
         ready, ready_end = os.pipe()
         with (self.directory / log).open("ab") as out:
             process = subprocess.Popen(
@@ -140,7 +151,9 @@ class Rig:
         self.card_process = self._daemon(argv, "simgpu.log")
 
     def start_arbiter(self, told: bool = True) -> None:
-        """Start the arbiter and tell it cards and grants; a second start is a restart after a crash."""
+        """Start the arbiter and send it cards and grants; a second start is a restart after a
+        crash.
+        """
         argv: list[str | Path] = [
             self.arbiter_binary,
             "--run-dir",
@@ -162,24 +175,37 @@ class Rig:
     def scheduling_policy(self) -> str:
         """The scheduling policy that the arbiter's card threads obtained, as it logged it."""
         found = re.search(
-            r"thread runs with policy ([A-Z_]+(?: \d+)?)", (self.directory / "arbiter.log").read_text()
+            r"thread runs with policy ([A-Z_]+(?: \d+)?)",
+            (self.directory / "arbiter.log").read_text(),
         )
         return found[1] if found else "unknown"
 
     def sync(self) -> None:
         """Push the settings of all cards and all grants."""
         own = (self.settings | self.card_settings.get(i, {}) for i in range(self.cards))
-        cards = [CardSettings(u, governed=self.governed, **s) for u, s in zip(self.uuids, own, strict=True)]
+        cards = [
+            CardSettings(u, governed=self.governed, **s)
+            for u, s in zip(self.uuids, own, strict=True)
+        ]
         self.link.sync(cards, self.grants.values())
         if self.hardware is not None:
             self.order_hardware(**self.hardware)
 
     def order_hardware(self, **settings: Any) -> None:
-        """Hardware preemption on all cards, as qgpud orders it. RuntimeError where the simulator offers none."""
+        """Hardware preemption on all cards, as qgpud orders it. RuntimeError where the simulator
+        offers none.
+        """
         device = control_device(self.sim_dir)
         if device is None:
-            raise RuntimeError("the simulator offers no control device here: no hardware preemption")
-        common = {"enabled": True, "driver_major": DRIVER, "ctl_dev": device[0], "ctl_ino": device[1]}
+            raise RuntimeError(
+                "the simulator offers no control device here: no hardware preemption"
+            )
+        common = {
+            "enabled": True,
+            "driver_major": DRIVER,
+            "ctl_dev": device[0],
+            "ctl_ino": device[1],
+        }
         for uuid in self.uuids:
             self.link.hardware(HardwareSettings(uuid, **(common | settings)))
 
@@ -189,7 +215,7 @@ class Rig:
         return PynvmlNvml(str(BUILD / "sim/libnvidia-ml.so.1"))
 
     def _uuids(self) -> list[str]:
-        """UUIDs of the cards in order of their minor numbers, as the driver tells them."""
+        """UUIDs of the cards in order of their minor numbers, by the driver."""
         with contextlib.closing(self.nvml()) as nvml:
             return [card.uuid for card in sorted(nvml.cards(), key=lambda card: card.minor)]
 
@@ -201,7 +227,9 @@ class Rig:
         mem_mib: int = 8192,
         card: int | Sequence[int] = 0,
     ) -> Grant:
-        """Grant a share of a card (or of each of several) to a job of root, known to the arbiter and as JOBID.grant."""
+        """Grant a share of a card (or of each of several) to a job of root, known to the arbiter
+        and as JOBID.grant.
+        """
         total = CARD_MIB * MIB
         chosen = (card,) if isinstance(card, int) else tuple(card)
         cards = tuple(GrantCard(self.uuids[c], c, c, share, mem_mib * MIB, total) for c in chosen)
@@ -237,14 +265,18 @@ class Rig:
         return fd
 
     def env(self, grant: Grant | None) -> dict[str, str]:
-        """Environment of a task: the driver of this node, and for a grant the shim in front of it."""
+        """Environment of a task: the driver of this node, and for a grant
+        the shim in front of it.
+        """
         env = {"PATH": "/usr/bin:/bin", "QGPU_SIM_DIR": str(self.sim_dir)}
         env["LD_LIBRARY_PATH"] = str(self.driver.parent)
         if grant:
             env |= {"LD_PRELOAD": str(self.shim), "QGPU_GRANT": str(self.grant_path(grant.job_id))}
         return env
 
-    def spawn(self, argv: Sequence[str | Path], grant: Grant | None, **options: Any) -> subprocess.Popen[str]:
+    def spawn(
+        self, argv: Sequence[str | Path], grant: Grant | None, **options: Any
+    ) -> subprocess.Popen[str]:
         """Start a program as a task of the job (grant=None: ungoverned, no shim)."""
         env = self.env(grant) | options.pop("env", {})
         fds: list[int] = []
@@ -274,10 +306,14 @@ class Rig:
 
     @staticmethod
     def summary(process: subprocess.Popen[str], seconds: float = 120) -> dict[str, Any]:
-        """Wait for a workload and return its summary; RuntimeError with its own words if it failed."""
+        """Wait for a workload and return its summary; RuntimeError with
+        its own words if it failed.
+        """
         out, err = process.communicate(timeout=seconds)
         if process.returncode:
-            raise RuntimeError(f"the workload ended with status {process.returncode}: {err.strip()}")
+            raise RuntimeError(
+                f"the workload ended with status {process.returncode}: {err.strip()}"
+            )
         summary: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
         return summary
 
@@ -286,7 +322,9 @@ class Rig:
         """The same for a workload of several processes (--procs): one summary of each."""
         out, err = process.communicate(timeout=seconds)
         if process.returncode:
-            raise RuntimeError(f"the workload ended with status {process.returncode}: {err.strip()}")
+            raise RuntimeError(
+                f"the workload ended with status {process.returncode}: {err.strip()}"
+            )
         return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
     def logged(self, name: str) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """The patterns of online's load that the promises are about, as options of the workload.
 
-Requests of 50 dependent kernels of 100 µs: at random times (Poisson), or one after the other for a part of each period.
+Requests of 50 dependent kernels of 100 µs: at random times (Poisson), or one after the other for a
+part of each period.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from typing import Any
 REQUEST: dict[str, Any] = {"kernel_us": 100, "per_request": 50}
 RATES = (5, 20, 100)
 DUTIES = tuple((period, duty) for period in (1, 4) for duty in (10, 50, 90))
-PATTERNS: dict[str, tuple[str, ...]] = {f"Poisson {rate}/s": ("--poisson", str(rate)) for rate in RATES} | {
-    f"{duty} % of {period} s": ("--period", str(period), "--duty", str(duty)) for period, duty in DUTIES
+PATTERNS: dict[str, tuple[str, ...]] = {
+    f"Poisson {rate}/s": ("--poisson", str(rate)) for rate in RATES
+} | {
+    f"{duty} % of {period} s": ("--period", str(period), "--duty", str(duty))
+    for period, duty in DUTIES
 }

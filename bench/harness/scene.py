@@ -1,4 +1,4 @@
-"""Several jobs on simulated cards for a while, and what the trace says about them."""
+"""Plays several jobs on simulated cards for a while, and reads the trace about them."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def endless(*lengths_us: float) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Actor:
-    """One job: its grant, and what its program does. `share` is what it is judged by, `granted` what it gets.
+    """One job: its grant and its program.
 
-    Its program begins `after_s` seconds after the others and works `for_s` (0: to the end of the run).
+    `share` is what it is judged by, `granted` what it gets. Its program begins `after_s` seconds
+    after the others and works `for_s` (0: to the end of the run).
     """
 
     job_id: int
@@ -65,7 +66,9 @@ class Actor:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is left of a run. `start` and `end` bound the time in which every endless program had work."""
+    """What is left of a run. `start` and `end` bound the time in which every endless program had
+    work.
+    """
 
     spans: Sequence[Interval]
     gates: Sequence[Gate]
@@ -95,10 +98,13 @@ class Scene:
         """Those that lie inside the counted time."""
         return [b for b in self.bursts(job, gap_ns) if b.call >= self.start and b.end <= self.end]
 
-    def latencies_us(self, job: int, spoilt: Callable[[int, int], bool] | None = None) -> list[float]:
+    def latencies_us(
+        self, job: int, spoilt: Callable[[int, int], bool] | None = None
+    ) -> list[float]:
         """Latency of each request of this job that was due in the counted time.
 
-        Without those of which `spoilt` says so, asked with the moments at which one was due and was answered.
+        Without those of which `spoilt` says so, asked with the moments at which one was due and was
+        answered.
         """
         requests = [
             (line["due_ns"], line["due_ns"] + line["latency_ns"])
@@ -111,7 +117,10 @@ class Scene:
 @contextmanager
 def rig(**options: Any) -> Iterator[Rig]:
     """A rig in a directory that goes away."""
-    with tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work, Rig(Path(work), **options) as node:
+    with (
+        tempfile.TemporaryDirectory(prefix="qgpu-bench-") as work,
+        Rig(Path(work), **options) as node,
+    ):
         yield node
 
 
@@ -120,7 +129,11 @@ def admit(node: Rig, actors: Iterable[Actor]) -> dict[int, Grant]:
     return {
         actor.job_id: node.grants.get(actor.job_id)
         or node.grant(
-            actor.job_id, actor.job_class, actor.granted or actor.share, mem_mib=2048, card=actor.card
+            actor.job_id,
+            actor.job_class,
+            actor.granted or actor.share,
+            mem_mib=2048,
+            card=actor.card,
         )
         for actor in actors
     }
@@ -146,7 +159,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def play(node: Rig, actors: Sequence[Actor], seconds: float) -> Scene:
-    """Run all actors side by side so long that `seconds` can be counted. Their grants end with it."""
+    """Run all actors side by side so long that `seconds` can be counted.
+    Their grants end with it.
+    """
     grants = admit(node, actors)
     begin = time.monotonic_ns() + int((LOAD_S + LOAD_EACH_S * len(actors)) * 1e9)
     running = {a.job_id: _start(node, a, grants[a.job_id], begin, seconds) for a in actors}
@@ -157,11 +172,15 @@ def play(node: Rig, actors: Sequence[Actor], seconds: float) -> Scene:
     due = {a.job_id: begin + int(a.after_s * 1e9) for a in actors}
     late = max(s["start_ns"] - due[job] for job, summaries in told.items() for s in summaries)
     if late > int(START_S * 1e9):
-        raise RuntimeError(f"a program began {late / 1e9:.2f} s late; the machine is too busy to measure")
+        raise RuntimeError(
+            f"a program began {late / 1e9:.2f} s late; the machine is too busy to measure"
+        )
     start = begin + int(START_S * 1e9)
     pids = {job: [s["pid"] for s in summaries] for job, summaries in told.items()}
     everyone = {pid for own in pids.values() for pid in own}
-    all_of_it = sorted((span for span in node.trace() if span.pid in everyone), key=lambda span: span.t_start)
+    all_of_it = sorted(
+        (span for span in node.trace() if span.pid in everyone), key=lambda span: span.t_start
+    )
     spans = [span for span in all_of_it if span.kind in COMPUTE]
     copies = [span for span in all_of_it if span.kind not in COMPUTE]
     gates = [gate for gate in node.gates() if gate.job_id in pids]
@@ -171,7 +190,9 @@ def play(node: Rig, actors: Sequence[Actor], seconds: float) -> Scene:
 
 
 def calm_play(actors: Sequence[Actor], seconds: float, **options: Any) -> Scene:
-    """The same in a rig of its own; once more where the host took much from the machine meanwhile."""
+    """The same in a rig of its own; once more where the host took much
+    from the machine meanwhile.
+    """
 
     def once() -> Scene:
         with rig(**options) as node:

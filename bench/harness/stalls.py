@@ -1,4 +1,6 @@
-"""Stalls on order, while a run lasts: of all cards at once, or of a launch call of chosen tenants."""
+"""Stalls on order, while a run lasts: of all cards at once, or of a
+launch call of chosen tenants.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def _stall_call(node: Rig, tenant: Actor) -> None:
 def stalled(node: Rig, kind: str, victims: Sequence[Sequence[Actor]]) -> Iterator[Stalls]:
     """Stalls of this kind again and again while inside; none for "".
 
-    `victims`, of stalled calls: of each group one tenant at a time, in turn; its next launch call takes long.
+    `victims`, of stalled calls: of each group one tenant at a time, in turn; its next launch call
+    takes long.
     """
     stop, found = threading.Event(), Stalls()
 
@@ -78,7 +81,9 @@ def stalled(node: Rig, kind: str, victims: Sequence[Sequence[Actor]]) -> Iterato
 
 
 def held(spans: Sequence[Interval]) -> list[Interval]:
-    """The pieces of one card with a stall counted as time of the kernel that it stopped and nobody else used."""
+    """The pieces of one card with a stall counted as time of the kernel that it stopped and nobody
+    else used.
+    """
     joined: list[Interval] = []
     for span in spans:
         before = joined[-1] if joined else None

@@ -1,7 +1,8 @@
-"""How long work stands on the card before it begins, and how long the card waits for a launch that stalls.
+"""Measures how long work is queued on the card, and how long the card waits for a stalled launch.
 
-Offline work that was queued early is in the way of an online tenant that comes. A program that launches without
-waiting and does something else between is the hard case: the end of each kernel is estimated from the one before.
+Offline work queued early delays an online tenant that comes. A program that launches without
+waiting and does something else in between is the hard case: the end of each kernel is estimated
+from the one before.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ LEARNING, COUNTED, QUICK = 200, 1200, 400  # kernels
 STALL_US = 50_000
 OVER_NS = 200_000_000  # after the order of a stall it is over for certain
 AHEAD_US = 300.0  # 40 by the rules, and what a thread is early or late
-HOLE_MS = 2.0  # a launch is passed over after some 100 us; a kernel of the one that stalls takes 10 ms
+HOLE_MS = (
+    2.0  # a launch is passed over after some 100 us; a kernel of the one that stalls takes 10 ms
+)
 NEVER_WAITS = "--no-sync-each=1000000"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A program's kernels and what it does between them; one of its launch calls may stall."""
+    """A program's kernels and its work between them; one of its launch calls may stall."""
 
     kernel_us: int
     pause_us: int
@@ -40,7 +43,8 @@ class Case:
     def name(self) -> str:
         """In words."""
         return (
-            f"{self.kernel_us} us each {self.kernel_us + self.pause_us}{', a stall' if self.stalls else ''}"
+            f"{self.kernel_us} us each"
+            f" {self.kernel_us + self.pause_us}{', a stall' if self.stalls else ''}"
         )
 
 
@@ -54,13 +58,13 @@ CASES = (
 
 
 def ahead_us(spans: Sequence[Interval], pid: int, since_ns: int) -> list[float]:
-    """How long each kernel that was launched since then stood on the card before it began."""
+    """us that each kernel launched since then was queued on the card before it began."""
     own = sorted(span for span in spans if span.pid == pid and span.t_submit >= since_ns)
     return [(span.t_start - span.t_submit) / 1e3 for span in own]
 
 
 def queue(node: Rig, case: Case, count: int) -> list[float]:
-    """The same of a program beside an idle online tenant, once its kernels are known."""
+    """The same for a program beside an idle online tenant, once its kernels are known."""
     node.grant(ONLINE, "online")
     pace = (NEVER_WAITS, "--gap", f"{case.pause_us / 1e6:g}", "--requests", str(LEARNING + count))
     process = node.workload(node.grant(OFFLINE, "offline"), *kernels(case.kernel_us), *pace)
@@ -85,13 +89,17 @@ def ahead(case: Case, count: int, governed: bool = True) -> list[float]:
 
 
 def longest_hole_ms(spans: Sequence[Interval], begin_ns: int, end_ns: int) -> float:
-    """How long the card stood still on end, at most, between its first and its last piece of work in that time."""
+    """ms of the card's longest idle stretch between its first and last
+    piece of work in that time.
+    """
     pieces = sorted((p.t_start, p.t_end) for p in spans if begin_ns <= p.t_start < end_ns)
-    return max((after[0] - before[1] for before, after in pairwise(pieces)), default=0) / ev.NS_PER_MS
+    return (
+        max((after[0] - before[1] for before, after in pairwise(pieces)), default=0) / ev.NS_PER_MS
+    )
 
 
 def launched(node: Rig, job: int, more: int) -> None:
-    """Wait until the job has launched so many kernels more."""
+    """Wait until the job has launched that number of further kernels."""
 
     def counted() -> int:
         return next(t.launches for t in node.link.stats() if t.job_id == job)
@@ -101,10 +109,16 @@ def launched(node: Rig, job: int, more: int) -> None:
 
 
 def holes(order: str, times: int) -> list[float]:
-    """The longest hole after each of such faults: a tenant with kernels of 10 ms beside one with 1 ms."""
+    """The longest hole after each of such faults: a tenant with kernels of 10 ms beside one with 1
+    ms.
+    """
     with rig() as node:
-        long = node.workload(node.grant(OFFLINE, "offline"), "--length", "60", *kernels(10_000), NEVER_WAITS)
-        node.workload(node.grant(NEIGHBOUR, "offline"), "--length", "60", *kernels(1000), NEVER_WAITS)
+        long = node.workload(
+            node.grant(OFFLINE, "offline"), "--length", "60", *kernels(10_000), NEVER_WAITS
+        )
+        node.workload(
+            node.grant(NEIGHBOUR, "offline"), "--length", "60", *kernels(1000), NEVER_WAITS
+        )
         launched(node, OFFLINE, 40)
         faults = []
         for _ in range(times):
@@ -140,7 +154,9 @@ def figures(quick: bool) -> Iterator[Figure]:
         detail=found,
     )
     free = ev.percentile(ahead(CASES[0], count, governed=False), 90)
-    yield Figure("control_ungoverned_queued_ahead_us_p90", free, "us", AHEAD_US, "<=", 1, control=True)
+    yield Figure(
+        "control_ungoverned_queued_ahead_us_p90", free, "us", AHEAD_US, "<=", 1, control=True
+    )
     call = f"delay call=cuLaunchKernel us={STALL_US} times=1 pid={{pid}}"
     yield hole("stalled_launch_idle_ms", call, times)
     yield hole("control_stalled_card_idle_ms", f"stall us={STALL_US}", times, control=True)

@@ -1,7 +1,8 @@
-"""Controls: with the mechanism broken on purpose, the figures must come out short. A bench that still says ok is blind.
+"""Controls: with a mechanism disabled, its figures must miss their targets. Else the bench is
+blind.
 
-The last figure is no control of the bench but of the design: a window that counts launches instead of time lets through
-as many kernels as it counts, however long they are.
+The last figure is a control of the design: a window that counts launches instead of time lets that
+number of kernels through, whatever their length.
 """
 
 from __future__ import annotations
@@ -41,31 +42,49 @@ def _preemption(name: str, run: preempt.Episodes, gates: bool = True) -> Iterato
         closes = ev.gate_close_us(run.online, run.gates)
         value, note = ev.percentile(closes, 99), preempt.spread(closes, "us")
         yield Figure(
-            f"control_{name}_gate_close_us_p99", value, "us", 200, "<=", len(closes), note, control=True
+            f"control_{name}_gate_close_us_p99",
+            value,
+            "us",
+            200,
+            "<=",
+            len(closes),
+            note,
+            control=True,
         )
 
 
 def ungoverned(count: int) -> Iterator[Figure]:
     """Governing off: every gate stays open."""
-    yield from _preemption("ungoverned", preempt.beside(preempt.offline_jobs(1, 200), count, governed=False))
+    yield from _preemption(
+        "ungoverned", preempt.beside(preempt.offline_jobs(1, 200), count, governed=False)
+    )
 
 
 def gates_ignored(count: int) -> Iterator[Figure]:
-    """An offline program without the shim: the arbiter closes a gate that nobody looks at."""
+    """An offline program without the shim: no process reads the gate that the arbiter closes."""
     neighbour = preempt.offline_jobs(1, 200, shim=False)
     bounded = [
-        Actor(a.job_id, a.job_class, a.share, (*a.args, "--in-flight", "16"), shim=False) for a in neighbour
+        Actor(a.job_id, a.job_class, a.share, (*a.args, "--in-flight", "16"), shim=False)
+        for a in neighbour
     ]
     yield from _preemption("gates_ignored", preempt.beside(bounded, count), gates=False)
 
 
 def handed_back(name: str, release_ms: int, count: int) -> Iterator[Figure]:
-    """Offline is given the card back later than the figures allow for, or not at all in online's pauses."""
-    run = preempt.beside(preempt.offline_jobs(1, 200), count, settings={"idle_release_ms": release_ms})
+    """Offline is given the card back later than the figures allow for, or not at all in online's
+    pauses.
+    """
+    run = preempt.beside(
+        preempt.offline_jobs(1, 200), count, settings={"idle_release_ms": release_ms}
+    )
     backs = run.handbacks_ms
     value, note = ev.percentile(backs, 99), preempt.spread(backs, "ms")
-    yield Figure(f"control_{name}_handback_ms_p99", value, "ms", 102, "<=", len(backs), note, control=True)
-    yield Figure(f"control_{name}_harvest_ratio", run.harvest, "", 0.97, ">=", len(run.online), control=True)
+    yield Figure(
+        f"control_{name}_handback_ms_p99", value, "ms", 102, "<=", len(backs), note, control=True
+    )
+    yield Figure(
+        f"control_{name}_harvest_ratio", run.harvest, "", 0.97, ">=", len(run.online), control=True
+    )
 
 
 def share_control(
@@ -82,7 +101,9 @@ def share_control(
     found = judge(
         scene, dict(zip((a.job_id for a in actors), shares, strict=True)), "burst-share", longest_us
     )
-    return Figure(f"control_{name}_share_error_points", found.total, "points", TARGET, "<=", 1, control=True)
+    return Figure(
+        f"control_{name}_share_error_points", found.total, "points", TARGET, "<=", 1, control=True
+    )
 
 
 def shares_ungoverned(seconds: float) -> Figure:
@@ -95,7 +116,7 @@ def shares_ungoverned(seconds: float) -> Figure:
 
 
 def weights_swapped(seconds: float) -> Figure:
-    """The arbiter was told 90/10, the judge 10/90."""
+    """The arbiter gets the shares 90/10, the judge 10/90."""
     actors = [
         Actor(301 + i, "offline", share, (*endless(1000), "--seed", str(i)), granted=SWAPPED[i])
         for i, share in enumerate((10, 90))
@@ -111,7 +132,9 @@ def busy_time_lied(seconds: float) -> Figure:
 
 
 def window_by_count(count: int) -> Figure:
-    """Offline may have 8 kernels of 1 ms in flight, and no time bound: how long does the card stay taken?"""
+    """Offline may have 8 kernels of 1 ms in flight, and no time bound: how long does the card stay
+    taken?
+    """
     args = (*kernels(1000), "--no-sync-each=1000000", "--in-flight", str(COUNT))
     run = preempt.beside(
         [Actor(preempt.OFFLINE_JOB, "offline", 30, args)],
@@ -123,8 +146,13 @@ def window_by_count(count: int) -> Figure:
 
 
 def latency_by_count(values: Sequence[float]) -> Figure:
-    """As many kernels as the window counts, less what had run of the first one: neither fewer nor more."""
-    value, note = statistics.median(values), preempt.spread(values, "kernels", f"; {COUNT} launches allowed")
+    """As many kernels as the window counts, less what had run of the first one: neither fewer nor
+    more.
+    """
+    value, note = (
+        statistics.median(values),
+        preempt.spread(values, "kernels", f"; {COUNT} launches allowed"),
+    )
     return Figure(
         "count_window_latency_kernels",
         value,

@@ -1,9 +1,9 @@
-"""Who gets the time of a tenant that has a turn and nothing to do with it.
+"""Measures which tenant gets the unused time of a quantum.
 
-Two tenants share a card. One always has kernels; the other one pauses between its own, is stopped, sits in
-a driver call of 50 ms, or lies. Judged by the simulator's trace and the arbiter's record of gate words: how
-long after its last kernel its neighbour's gate opens, and how much of the time that it did not use the
-neighbour got.
+Two tenants share a card. One always has kernels. The other pauses between its own, is stopped, sits
+in a driver call of 50 ms, or reports false work. The judge is the simulator's trace and the
+arbiter's record of gate words: how long after its last kernel its neighbour's gate opens, and how
+much of the unused time the neighbour got.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from simulator.sim import SimError
 ODD, NEIGHBOUR = 401, 402
 SWITCH_US = 50
 GIVE_AWAY_US, STALLED_RATIO = 1000, 0.97
-LEAST_PAUSE_US = 1000  # a pause at least so long is given away
+LEAST_PAUSE_US = 1000  # us: a pause of this length or more is given away
 CALL_US = 50_000
 Act = Callable[[Rig, int, threading.Event], None]
 
@@ -44,7 +44,8 @@ def pauses(*args: str) -> tuple[str, ...]:
 class Case:
     """What the odd tenant does, and what is done to it.
 
-    `free` is the part of the card that its neighbour may have, where that is not all that it leaves unused.
+    `free` is the part of the card that its neighbour may have, where that is not all that it leaves
+    unused.
     """
 
     args: Sequence[str]
@@ -82,7 +83,7 @@ def sent(number: int) -> Callable[[Rig, int], None]:
 
 
 def fault(text: str) -> Callable[[Rig, int], None]:
-    """Let the simulated driver misbehave towards it."""
+    """Make the simulated driver misbehave towards it."""
 
     def order(node: Rig, pid: int) -> None:
         node.fault(f"{text} pid={pid}")
@@ -91,7 +92,7 @@ def fault(text: str) -> Callable[[Rig, int], None]:
 
 
 def call(name: str, each: float = 0.3) -> Act:
-    """Let one call of this name take 50 ms, again and again."""
+    """Make calls of this name take 50 ms, one after the other."""
     return every(each, fault(f"delay call={name} us={CALL_US} times=1"))
 
 
@@ -109,10 +110,13 @@ STALLS: dict[str, Case] = {
     "launch of 50 ms": Case(endless(200), call("cuLaunchKernel")),
     "wait of 50 ms": Case((*kernels(200), "--no-sync-each=64"), call("cuStreamSynchronize")),
     "marker of 50 ms": Case(endless(200), call("cuStreamWriteValue32")),
-    "each call 50 ms": Case(endless(200), every(60, fault(f"delay call=* us={CALL_US}"), first=1.0)),
+    "each call 50 ms": Case(
+        endless(200), every(60, fault(f"delay call=* us={CALL_US}"), first=1.0)
+    ),
     "busy by its own word": Case(pauses("--gap", "60"), preload="poser.so"),
 }
-# Its pauses are too short to be given away, so its turns are half empty and nobody else has that time.
+# Its pauses are too short to be given away, so its quanta are half empty and no tenant gets that
+# time.
 CONTROL = Case(pauses("--gap", "0.0002"))
 QUICK = ("2 ms of CPU after each", "3 each 5 ms, not waited for", "launch of 50 ms", "stopped")
 
@@ -124,7 +128,9 @@ def closed_at(events: Sequence[Gate], t: int) -> bool:
 
 
 def give_away_us(scene: Scene) -> list[float]:
-    """From the end of the odd tenant's last kernel, in a turn of its own, to the opening of its neighbour's gate."""
+    """us from the end of the odd tenant's last kernel, in its own quantum, to the opening of its
+    neighbour's gate.
+    """
     own, other = (sorted(scene.gates_of(job), key=lambda g: g.t_ns) for job in (ODD, NEIGHBOUR))
     opened = [g.t_ns for g in other if not g.flags & ev.CLOSED]
     found = []
@@ -149,7 +155,9 @@ def pauses_of(spans: Sequence[Any]) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Part of the unused time that the neighbours got, delays of giving away, what the odd one got."""
+    """Part of the unused time that the neighbours got, delays of giving
+    away, what the odd one got.
+    """
 
     ratio: float
     delays: Sequence[float]
@@ -183,21 +191,34 @@ def _intervene(node: Rig, act: Act | None, over: threading.Event) -> None:
     if act is None:
         return
     with contextlib.suppress(TimeoutError, ProcessLookupError, SimError):  # it ended meanwhile
-        wait_for("the odd tenant", lambda: over.is_set() or (log.exists() and "pid" in log.read_text()), 60)
+        wait_for(
+            "the odd tenant",
+            lambda: over.is_set() or (log.exists() and "pid" in log.read_text()),
+            60,
+        )
         if not over.is_set():
             act(node, json.loads(log.read_text().splitlines()[0])["pid"], over)
 
 
 def worst_p99(found: Mapping[str, Outcome], **rest: Any) -> Figure:
-    """The worst p99 of giving away; a case without a pause in a turn of its own says nothing."""
+    """The worst p99 of giving away; a case without a pause in its own quantum does not count."""
     p99 = {name: ev.percentile(o.delays, 99) for name, o in found.items() if o.delays}
     worst = max(p99, key=lambda name: p99[name])
     all_delays = [us for o in found.values() for us in o.delays]
     note = (
-        f"(worst at {worst}; p50 of all {ev.percentile(all_delays, 50):.0f} us, max {max(all_delays):.0f} us)"
+        f"(worst at {worst}; p50 of all {ev.percentile(all_delays, 50):.0f} us, max"
+        f" {max(all_delays):.0f} us)"
     )
     return Figure(
-        "give_away_us_p99", p99[worst], "us", GIVE_AWAY_US, "<=", len(all_delays), note, detail=p99, **rest
+        "give_away_us_p99",
+        p99[worst],
+        "us",
+        GIVE_AWAY_US,
+        "<=",
+        len(all_delays),
+        note,
+        detail=p99,
+        **rest,
     )
 
 
@@ -223,5 +244,11 @@ def figures(quick: bool) -> Iterator[Figure]:
     yield least_ratio("stalled_neighbour_ratio", runs(STALLS), STALLED_RATIO)
     control = measure(CONTROL, "burst-share", seconds)
     yield Figure(
-        "control_short_pauses_neighbour_ratio", control.ratio, "", STALLED_RATIO, ">=", 1, control=True
+        "control_short_pauses_neighbour_ratio",
+        control.ratio,
+        "",
+        STALLED_RATIO,
+        ">=",
+        1,
+        control=True,
     )

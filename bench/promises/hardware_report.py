@@ -1,4 +1,4 @@
-"""What the arbiter says of hardware preemption while jobs run: its word is gone when their grants are."""
+"""Records the arbiter's reports on hardware preemption while jobs run: they end with the grants."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pathlib import Path
 from enforcer.wire.link import ArbiterGone, ArbiterLink
 from enforcer.wire.messages import HardwareTenant
 
-LOOK_S = 0.1
+POLL_S = 0.1  # seconds between two polls: reports end with the grant
 
 
-class Told:
-    """Looks again and again while inside; the last word about each (job, card) stays."""
+class HardwareReports:
+    """Polls while inside; keeps the last report on each (job, card)."""
 
     def __init__(self, run_dir: Path | str) -> None:
         self._run_dir, self._end = run_dir, threading.Event()
         self.tenants: dict[tuple[int, str], HardwareTenant] = {}
 
-    def __enter__(self) -> Told:
-        self._thread = threading.Thread(target=self._look, daemon=True)
+    def __enter__(self) -> HardwareReports:
+        self._thread = threading.Thread(target=self._poll, daemon=True)
         self._thread.start()
         return self
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         with ArbiterLink(self._run_dir) as link:
-            while not self._end.wait(LOOK_S):
+            while not self._end.wait(POLL_S):
                 with contextlib.suppress(ArbiterGone, OSError):
                     self.tenants |= {(t.job_id, t.uuid): t for t in link.hardware_tenants()}
 
@@ -62,8 +62,8 @@ class Told:
     def words(self) -> str:
         """Jobs that have groups, in one line."""
         return "; ".join(
-            f"job {t.job_id} {t.state}, {t.method} through the {t.actor}, {t.stops} stops, {t.failures} failures"
-            f"{': ' + t.why if t.why else ''}"
+            f"job {t.job_id} {t.state}, {t.method} through the {t.actor}, {t.stops} stops,"
+            f" {t.failures} failures{': ' + t.why if t.why else ''}"
             for t in self.tenants.values()
             if t.state != "none"
         )

@@ -1,9 +1,10 @@
-"""What offline gets out of online's pauses, and what online pays for it.
+"""Measures what offline gets of online's pauses, and what online pays for it.
 
-Online is a service (Poisson requests of 50 dependent kernels of 100 µs) or works in duty cycles with the same requests;
-offline submits 200 µs kernels without pause. Each run has a twin at the same time on a second card: the same online
-job with the same draws and nobody beside it. So a stall of this machine meets both, and what is compared is the card,
-not the CPU. A pattern that comes near a target, on either side of it, is run three times: the medians count.
+Online is a service (Poisson requests of 50 dependent kernels of 100 us) or works in duty cycles
+with the same requests; offline submits 200 us kernels without pause. Each run has a twin at the
+same time on a second card: the same online job with the same draws and no neighbour. So a stall of
+this machine hits both, and the comparison is of the card, not the CPU. A pattern near a target, on
+either side, runs three times: the medians count.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ QUICK_MANY = ("10 % of 1 s",)
 
 @dataclass(frozen=True)
 class Outcome:
-    """One pattern: what policy allows offline as a part of the time, offline's work over it and over the time, and
-    online's p99 beside offline over its p99 alone."""
+    """One pattern: what policy allows offline as a part of the time, offline's work over it and
+    over the time, and online's p99 beside offline over its p99 alone.
+    """
 
     allowed_share: float
     harvest: float
@@ -49,7 +51,7 @@ class Outcome:
 
 
 def of_runs(runs: Sequence[Outcome]) -> Outcome:
-    """What several runs of one pattern say: the median of each value."""
+    """The result of several runs of one pattern: the median of each value."""
     return Outcome(
         statistics.median(run.allowed_share for run in runs),
         statistics.median(run.harvest for run in runs),
@@ -62,10 +64,12 @@ def of_runs(runs: Sequence[Outcome]) -> Outcome:
 def p99_ratio(
     scene: Scene, beside: int, alone: int, spoilt: Callable[[int, int], bool] | None = None
 ) -> float:
-    """The ratio over all requests of the run, less those of which `spoilt` says so (Scene.latencies_us).
+    """The ratio over all requests of the run, less those of which `spoilt` says so
+    (Scene.latencies_us).
 
-    Not a median over parts of it: a request after a pause that found offline on the card is late by some percent, and
-    in a part with 100 requests whether p99 is such a one is a matter of where the part begins.
+    Not a median over parts of it: a request after a pause that found offline on the card is late by
+    some percent, and in a part with 100 requests whether p99 is such a one is a matter of where the
+    part begins.
     """
     late, usual = (ev.percentile(scene.latencies_us(job, spoilt), 99) for job in (beside, alone))
     return late / usual
@@ -78,7 +82,9 @@ def measure(
     tenants: int = 1,
     **settings: Any,
 ) -> Outcome:
-    """One run of a pattern beside so many offline tenants and of its twin, with these settings of the cards."""
+    """One run of a pattern beside that number of offline tenants, and of its twin, with these
+    settings.
+    """
     shared = online_job(*pattern, **REQUEST)
     single = online_job(*pattern, card=1, **REQUEST)
     neighbours = offline_jobs(tenants, 200)
@@ -119,22 +125,43 @@ def judged(found: Mapping[str, Outcome]) -> Iterator[Figure]:
     worst = max(ratios, key=lambda k: ratios[k])
     note = f"(worst at {worst}; {_each(ratios)})"
     yield Figure(
-        "online_p99_ratio", ratios[worst], "", P99_RATIO, "<=", found[worst].runs, note, detail=ratios
+        "online_p99_ratio",
+        ratios[worst],
+        "",
+        P99_RATIO,
+        "<=",
+        found[worst].runs,
+        note,
+        detail=ratios,
     )
 
 
 def reported(found: Mapping[str, Outcome]) -> Iterator[Figure]:
-    """The same beside 16 offline tenants, without a target: they change context with each other in online's pauses."""
-    why = f"{TENANTS} offline tenants change context among themselves, which no arbiter can spare them"
+    """The same beside 16 offline tenants, without a target: they change context with each other in
+    online's pauses.
+    """
+    why = (
+        f"{TENANTS} offline tenants change context among themselves, which no arbiter can spare"
+        " them"
+    )
     harvests = {name: outcome.harvest for name, outcome in found.items()}
     note = f"({_each(harvests)}; no target: {why})"
     value = min(harvests.values())
-    yield Figure(f"harvest_ratio_{TENANTS}_tenants", value, "", None, ">=", len(found), note, detail=harvests)
+    yield Figure(
+        f"harvest_ratio_{TENANTS}_tenants", value, "", None, ">=", len(found), note, detail=harvests
+    )
     ratios = {name: outcome.p99_ratio for name, outcome in found.items()}
     note = f"({_each(ratios)}; no target: the promise is judged beside one, with more patterns)"
     value = max(ratios.values())
     yield Figure(
-        f"online_p99_ratio_{TENANTS}_tenants", value, "", None, "<=", len(found), note, detail=ratios
+        f"online_p99_ratio_{TENANTS}_tenants",
+        value,
+        "",
+        None,
+        "<=",
+        len(found),
+        note,
+        detail=ratios,
     )
 
 

@@ -1,10 +1,12 @@
-"""Shares where tenants are not alike: long kernels beside short ones, copies beside kernels, several processes, many
-tenants, some that come and go, online among online, one alone on an idle card.
+"""Shares where tenants are not alike: long kernels beside short ones, copies beside kernels,
+several processes, many tenants, some that come and go, online among online, one alone on an idle
+card.
 
-The table of `shares` has offline tenants that all do the same. Here each line is of ten seconds, judged by the
-same judge and the same targets. What fixed-share promises as a bound is judged in two lines of its own: no tenant ever
-above its N + 1 % of the run, nor above N % and one kernel of its own in any second. Runs that come near a target, on
-either side of it, are made three times, as there: the median of the errors counts, and the worst of what is a bound.
+The table of `shares` has offline tenants that all do the same. Here each line is of ten seconds,
+judged by the same judge and the same targets. What fixed-share promises as a bound is judged in two
+lines of its own: no tenant ever above its N + 1 % of the run, nor above N % and one kernel of its
+own in any second. Runs that come near a target, on either side of it, are made three times, as
+there: the median of the errors counts, and the worst of what is a bound.
 """
 
 from __future__ import annotations
@@ -22,9 +24,8 @@ from gres.config.site import JobClass
 from simulator.judge import shares as sh
 
 OFFLINE_BESIDE_ONLINE = 0.1  # percent of the time in which online always has work
-COPY_GBS = (
-    1  # so slow that a copy of COPY takes as long as a kernel, and the machine's CPUs are not the limit
-)
+# so slow that a copy of COPY takes as long as a kernel, and the machine's CPUs are not the limit
+COPY_GBS = 1
 COPY = "1MiB"
 LONGEST_JUDGED_1S_US = 10_000
 SHORT_US, LONG_US = 100, 10_000
@@ -34,9 +35,10 @@ TOGETHER = 2  # cards at the same time: kernels of a millisecond leave the CPUs 
 
 @dataclass(frozen=True)
 class Mix:
-    """One run: tenants on one card under a policy. `visitors` come and go, everybody else always has work.
+    """One run: tenants on one card under a policy.
 
-    `each_us`: the longest kernel of each tenant, where they differ.
+    `visitors` come and go, all others always have work. `each_us`: the longest kernel of each
+    tenant, where they differ.
     """
 
     name: str
@@ -64,11 +66,13 @@ class Mix:
 
     @property
     def fluctuates(self) -> bool:
-        """Whether somebody comes later or leaves earlier."""
+        """Whether a tenant comes later or leaves earlier."""
         return any(a.after_s or a.for_s for a in self.actors)
 
 
-def tenants(shares: Sequence[int], *lengths_us: float, job_class: JobClass = "offline") -> list[Actor]:
+def tenants(
+    shares: Sequence[int], *lengths_us: float, job_class: JobClass = "offline"
+) -> list[Actor]:
     """Tenants with these shares and kernels, always at work."""
     return [
         Actor(200 + i, job_class, share, (*endless(*lengths_us), "--seed", str(i)))
@@ -79,13 +83,20 @@ def tenants(shares: Sequence[int], *lengths_us: float, job_class: JobClass = "of
 def unlike(name: str, policy: str, shares: Sequence[int], lengths_us: Sequence[float]) -> Mix:
     """Tenants each of which has kernels of another length."""
     actors = [tenants(shares, us)[i] for i, us in enumerate(lengths_us)]
-    return Mix(f"{name} {policy.removesuffix('-share')}", policy, actors, max(lengths_us), tuple(lengths_us))
+    return Mix(
+        f"{name} {policy.removesuffix('-share')}",
+        policy,
+        actors,
+        max(lengths_us),
+        tuple(lengths_us),
+    )
 
 
 def alone(lengths_us: Sequence[float]) -> list[Mix]:
     """One tenant with fixed-share on a card that is idle otherwise: its bound holds there too."""
     return [
-        Mix(f"alone 25 {us / 1000:g} ms fixed", FIXED, tenants((25,), us), longest_us=us) for us in lengths_us
+        Mix(f"alone 25 {us / 1000:g} ms fixed", FIXED, tenants((25,), us), longest_us=us)
+        for us in lengths_us
     ]
 
 
@@ -96,12 +107,14 @@ def copying(actor: Actor) -> Actor:
 
 
 def processes(actor: Actor, count: int) -> Actor:
-    """The same tenant in so many processes."""
+    """The same tenant in several processes."""
     return Actor(actor.job_id, actor.job_class, actor.share, actor.args, procs=count)
 
 
 def visitors(seconds: float) -> list[Actor]:
-    """30 and 70 stay; two with 50 come one after the other, one with 25 comes and goes while the first is there."""
+    """30 and 70 stay; two with 50 come one after the other, one with 25 comes and goes while the
+    first is there.
+    """
     tenth = seconds / 10
     stays = tenants((30, 70), 1000)
     when = {210: (50, 2, 3), 211: (50, 6, 2), 212: (25, 3, 1)}
@@ -141,8 +154,12 @@ def mixes(seconds: float) -> list[Mix]:
 def due_points(
     shares: Mapping[int, float], present: Mapping[int, tuple[int, int]], start: int, end: int
 ) -> dict[int, float]:
-    """Percent of [start, end) that weights give each tenant when each has work only while it is present."""
-    edges = sorted({start, end, *(min(max(t, start), end) for pair in present.values() for t in pair)})
+    """Percent of [start, end) that weights give each tenant when each has work only while it is
+    present.
+    """
+    edges = sorted(
+        {start, end, *(min(max(t, start), end) for pair in present.values() for t in pair)}
+    )
     due = dict.fromkeys(shares, 0.0)
     for low, high in pairwise(edges):
         there = [job for job, (come, go) in present.items() if come <= low and go >= high]
@@ -173,10 +190,10 @@ def on_card(mix: Mix, card: int) -> Mix:
 
 
 def of_turns(scene: Scene, jobs: Iterable[int]) -> Scene:
-    """The same scene by what the arbiter shares out, turns of the card.
+    """The same scene by the arbiter's quanta of the card.
 
-    A job's copies are work of its turn like its kernels. So are changes of context among processes of one job: it is
-    the driver that changes between them.
+    A job's copies are work of its quantum like its kernels. So are changes of context among
+    processes of one job, which the driver makes.
     """
     owner = {pid: job for job in jobs for pid in scene.pids[job]}
     spans = scene.of(*jobs)
@@ -190,13 +207,15 @@ def of_turns(scene: Scene, jobs: Iterable[int]) -> Scene:
     ]
     return replace(
         scene,
-        served=sh.services([*spans[:1], *joined, *scene.copies], {job: scene.pids[job] for job in jobs}),
+        served=sh.services(
+            [*spans[:1], *joined, *scene.copies], {job: scene.pids[job] for job in jobs}
+        ),
     )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one mix says. `steady` and `above_1s` are None where they are not judged."""
+    """The result of one mix. `steady` and `above_1s` are None where they are not judged."""
 
     total: float
     executed: float  # the error by kernels alone
@@ -206,12 +225,14 @@ class Outcome:
 
     def near(self, mix: Mix) -> bool:
         """Whether another run could come to the other verdict."""
-        by_second = self.steady.worst_1s if self.steady and mix.longest_us <= LONGEST_JUDGED_1S_US else 0.0
+        by_second = (
+            self.steady.worst_1s if self.steady and mix.longest_us <= LONGEST_JUDGED_1S_US else 0.0
+        )
         return self.total > NEAR * TARGET or by_second > NEAR * TARGET_1S
 
 
 def of_runs(runs: Sequence[Outcome]) -> Outcome:
-    """What several runs of one mix say: the median of the errors, the worst of what is a bound."""
+    """The result of several runs of one mix: the median of errors, the worst of bounds."""
     steady = [run.steady for run in runs if run.steady]
     above = [run.above_1s for run in runs if run.above_1s is not None]
     return Outcome(
@@ -224,18 +245,22 @@ def of_runs(runs: Sequence[Outcome]) -> Outcome:
 
 
 def above_1s(scene: Scene, mix: Mix) -> float:
-    """Points by which the worst tenant in its worst second is beyond its share and one of its own kernels."""
+    """Points by which the worst tenant in its worst second is beyond its share and one of its own
+    kernels.
+    """
     span = (scene.start, scene.end)
     window = min(S, span[1] - span[0])
     return max(
-        sh.worst_window({job: scene.served[job]}, {job: share}, span, window, sh.fixed_rule, "above").points
+        sh.worst_window(
+            {job: scene.served[job]}, {job: share}, span, window, sh.fixed_rule, "above"
+        ).points
         - 100 * mix.kernel_us[job] * 1000 / window
         for job, share in mix.shares.items()
     )
 
 
 def outcome(scene: Scene, mix: Mix) -> Outcome:
-    """What the trace says about one mix of a scene."""
+    """The result of one mix by the trace of a scene."""
     if mix.fluctuates:
         total = come_and_go(of_turns(scene, mix.shares), mix.shares)
         return Outcome(total, total)
@@ -251,10 +276,13 @@ def run(together: Sequence[Mix], seconds: float) -> list[Outcome]:
     placed = [on_card(mix, card) for card, mix in enumerate(together)]
     options = ("--switch-us", str(SWITCH_US), "--copy-gbs", str(COPY_GBS))
     policies = {
-        card: {"policy_offline": mix.policy, "policy_online": mix.policy} for card, mix in enumerate(placed)
+        card: {"policy_offline": mix.policy, "policy_online": mix.policy}
+        for card, mix in enumerate(placed)
     }
     actors = [actor for mix in placed for actor in mix.actors]
-    scene = calm_play(actors, seconds, cards=len(placed), card_settings=policies, sim_options=options)
+    scene = calm_play(
+        actors, seconds, cards=len(placed), card_settings=policies, sim_options=options
+    )
     return [outcome(scene, mix) for mix in placed]
 
 
@@ -288,7 +316,9 @@ def line(mix: Mix, found: Outcome) -> Figure:
 def worst(name: str, found: Mapping[str, float], target: float) -> Figure:
     """The worst of several mixes, by name."""
     at = max(found, key=lambda name: found[name])
-    return Figure(name, found[at], "points", target, "<=", len(found), f"(worst at {at})", detail=found)
+    return Figure(
+        name, found[at], "points", target, "<=", len(found), f"(worst at {at})", detail=found
+    )
 
 
 def over_all(found: Mapping[str, tuple[Mix, Outcome]]) -> Iterator[Figure]:
@@ -300,7 +330,9 @@ def over_all(found: Mapping[str, tuple[Mix, Outcome]]) -> Iterator[Figure]:
     }
     yield worst("mix_error_points_1s", seconds, TARGET_1S)
     above = {
-        name: seen.steady.above for name, (mix, seen) in found.items() if seen.steady and mix.policy == FIXED
+        name: seen.steady.above
+        for name, (mix, seen) in found.items()
+        if seen.steady and mix.policy == FIXED
     }
     yield worst("mix_fixed_above_points", above, TARGET)
     within = {name: seen.above_1s for name, (_, seen) in found.items() if seen.above_1s is not None}

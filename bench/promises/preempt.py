@@ -1,9 +1,9 @@
-"""Preemption and hand-back on the simulator, judged by the simulator's own trace.
+"""Measures preemption and hand-back on the simulator, by the simulator's own trace.
 
-16 offline jobs take turns with 200 µs kernels without pause; an online job works in patterns: 150 ms of every 400 (many
-bursts in little time), random requests and duty cycles as the issue names them. Meanwhile qgpud serves the node, reads
-NVML (and so audits) ten times as often as by default, somebody asks the arbiter for all figures and somebody reads
-qgpud's metrics 20 times a second each.
+16 offline jobs get quanta for 200 us kernels without pause. An online job works in patterns: 150 ms
+of every 400 (many bursts in little time), random requests, and duty cycles. Meanwhile qgpud serves
+the node and samples NVML (and so audits) ten times as often as by default; 20 times a second all
+figures of the arbiter and qgpud's metrics are read.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ BUSY_S, IDLE_S = 0.15, 0.25
 TENANTS = 16
 POLL_S = 0.05
 STEADY = "150 of 400 ms"
-LEAST_BURSTS = 100  # of a pattern whose p99 stands for itself: of fewer it is their maximum
-# Seconds of each. The others of the issue leave offline no time (Poisson 100/s), or one burst in 4 s.
+LEAST_BURSTS = 100  # bursts of a pattern for a p99 of its own: with fewer it would be their maximum
+# Seconds of each. The others of the issue leave offline no time (Poisson 100/s), or one burst in 4
+# s.
 SECONDS = {
     "Poisson 5/s": 38.0,
     "Poisson 20/s": 26.0,
@@ -47,7 +48,9 @@ Group = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Episodes:
-    """What one run of online beside offline left behind. `online`: its bursts inside [start, end), `bursts`: all."""
+    """What one run of online beside offline left behind. `online`: its bursts inside [start, end),
+    `bursts`: all.
+    """
 
     bursts: Sequence[ev.Burst]
     online: Sequence[ev.Burst]
@@ -60,7 +63,9 @@ class Episodes:
 
     @property
     def handbacks_ms(self) -> list[float]:
-        """Per burst with a pause behind it. The last pause may end with a burst that the end of the run cut."""
+        """Per burst with a pause behind it. The last pause may end with a burst that the end of the
+        run cut.
+        """
         cut = [burst.call for burst in self.bursts if burst.end > self.end]
         return ev.handback_ms(self.online, self.gates, min([*cut, self.end]), RELEASE_NS)
 
@@ -83,16 +88,24 @@ def online_job(*pattern: str, kernel_us: float = 200, per_request: int = 5, card
 Company = Callable[[Rig], AbstractContextManager[object]]
 
 
-def beside(offline: Sequence[Actor], count: int, company: Company | None = None, **options: Any) -> Episodes:
+def beside(
+    offline: Sequence[Actor], count: int, company: Company | None = None, **options: Any
+) -> Episodes:
     """Run `count` steady online bursts beside these offline jobs on one card, in this company."""
     online = online_job("--busy", f"{BUSY_S}", "--idle", f"{IDLE_S}")
     return watched(online, offline, count * (BUSY_S + IDLE_S), company, **options)
 
 
 def watched(
-    online: Actor, offline: Sequence[Actor], seconds: float, company: Company | None = None, **options: Any
+    online: Actor,
+    offline: Sequence[Actor],
+    seconds: float,
+    company: Company | None = None,
+    **options: Any,
 ) -> Episodes:
-    """So many seconds of an online job beside these offline jobs, in whatever company the node has meanwhile."""
+    """That number of seconds of an online job beside these offline jobs, with the node's other
+    load.
+    """
     actors = [online, *offline]
     with rig(**options) as node:
         admit(node, actors)
@@ -102,7 +115,7 @@ def watched(
 
 
 def episodes(scene: Scene, online: Actor, offline: Sequence[Actor]) -> Episodes:
-    """What a scene says about its online job and these offline jobs."""
+    """The episodes of a scene's online job with these offline jobs."""
     jobs = [actor.job_id for actor in offline]
     bursts = scene.bursts(online.job_id, RELEASE_NS // 2)
     return Episodes(
@@ -119,7 +132,9 @@ def episodes(scene: Scene, online: Actor, offline: Sequence[Actor]) -> Episodes:
 
 @contextmanager
 def busy_daemons(node: Rig) -> Iterator[None]:
-    """qgpud serves the node, ten times as curious as by default; somebody polls the arbiter, somebody reads metrics."""
+    """qgpud serves the node and samples ten times as often as by default; arbiter and metrics are
+    polled.
+    """
     port = free_port()
     start_qgpud(node, nvml_interval_ms=100, ledger_interval_ms=200, metrics_port=port)
     with polled(node.run_dir, POLL_S), scraped(port, POLL_S) as samples:
@@ -134,14 +149,20 @@ def spread(values: Sequence[float], unit: str, note: str = "") -> str:
 
 
 def grouped(found: Group) -> dict[str, list[float]]:
-    """Patterns with many bursts stand for themselves, the others together: a p99 of few is the luck of one."""
+    """Patterns with many bursts stand for themselves, the others together: a p99 of few is the luck
+    of one.
+    """
     groups = {name: list(values) for name, values in found.items() if len(values) >= LEAST_BURSTS}
     few = {name: values for name, values in found.items() if 0 < len(values) < LEAST_BURSTS}
-    return groups | ({" + ".join(few): [v for values in few.values() for v in values]} if few else {})
+    return groups | (
+        {" + ".join(few): [v for values in few.values() for v in values]} if few else {}
+    )
 
 
 def worst_pattern(name: str, found: Group, target: float, unit: str) -> Figure:
-    """The worst p99 of all patterns or pools of them, with p50 and max, and what each pattern gave."""
+    """The worst p99 of all patterns or pools of them, with p50 and max,
+    and what each pattern gave.
+    """
     groups = grouped(found)
     tails = {group: ev.percentile(values, 99) for group, values in groups.items()}
     worst = max(tails, key=lambda group: tails[group])
@@ -153,7 +174,11 @@ def worst_pattern(name: str, found: Group, target: float, unit: str) -> Figure:
     detail = {
         f"{group} {word}": value
         for group, values in groups.items()
-        for word, value in (("p50", statistics.median(values)), ("p99", tails[group]), ("max", max(values)))
+        for word, value in (
+            ("p50", statistics.median(values)),
+            ("p99", tails[group]),
+            ("max", max(values)),
+        )
     }
     return Figure(
         name, tails[worst], unit, target, "<=", len(every), spread(every, unit, note), detail=detail
@@ -163,11 +188,14 @@ def worst_pattern(name: str, found: Group, target: float, unit: str) -> Figure:
 def judged(runs: Mapping[str, Episodes]) -> Iterator[Figure]:
     """gate_close, card_free and hand-back over all patterns.
 
-    Only bursts that offline had to leave count: a request while online still holds the card finds it closed and free.
+    Only bursts that offline had to leave count: a request while online still holds the card finds
+    it closed and free.
     """
     closes = {name: ev.gate_close_us(run.online, run.gates) for name, run in runs.items()}
     yield worst_pattern("gate_close_us_p99", closes, 200, "us")
-    met = {name: ev.that_met_offline(run.online, run.offline, run.gates) for name, run in runs.items()}
+    met = {
+        name: ev.that_met_offline(run.online, run.offline, run.gates) for name, run in runs.items()
+    }
     frees = {name: ev.card_free_us(met[name], run.offline) for name, run in runs.items()}
     yield worst_pattern("card_free_us_p99", frees, 1000, "us")
     backs = {name: run.handbacks_ms for name, run in runs.items()}
@@ -184,12 +212,16 @@ def figures(quick: bool) -> Iterator[Figure]:
     """All patterns, and what the steady one costs."""
     steady = calmest(lambda: beside(offline_jobs(TENANTS, 200), 15 if quick else 120, busy_daemons))
     lengths = QUICK_SECONDS if quick else SECONDS
-    yield from judged({STEADY: steady} | {name: pattern_run(name, s) for name, s in lengths.items()})
+    yield from judged(
+        {STEADY: steady} | {name: pattern_run(name, s) for name, s in lengths.items()}
+    )
     yield from paid(steady)
 
 
 def paid(run: Episodes) -> Iterator[Figure]:
-    """The price of sharing in online's pauses: changes of process, and what of the allowed time nobody used."""
+    """The cost of sharing in online's pauses: changes of process, and allowed time that no tenant
+    used.
+    """
     allowed = ev.allowed_ns(run.bursts, run.start, run.end, RELEASE_NS)
     changes = sum(a.pid != b.pid for a, b in pairwise(run.offline)) * 1e9 / allowed
     note = f"(in what policy allows offline; {TENANTS} offline tenants)"

@@ -1,4 +1,5 @@
-"""What idle_release costs and buys: offline's harvest and online's p99 over idle_release from 0 to 100 ms.
+"""What idle_release costs and buys: offline's harvest and online's p99 over idle_release from 0 to
+100 ms.
 
 A plot, not a promise. Needs matplotlib; without it the figures are still printed.
 """
@@ -39,7 +40,9 @@ def draw(found: Mapping[str, Sequence[Outcome]], releases: Sequence[int], path: 
         title="harvest (simulated)",
     )
     right.set(
-        xlabel="idle_release (ms)", ylabel="p99 beside offline / alone", title="online's price (simulated)"
+        xlabel="idle_release (ms)",
+        ylabel="p99 beside offline / alone",
+        title="online's price (simulated)",
     )
     right.axhline(1.05, color="grey", linestyle=":", label="promise")
     for axes in (left, right):
@@ -58,16 +61,29 @@ def figures(quick: bool) -> Iterator[Figure]:
     found = {name: [measure(PATTERNS[name], seconds, ms) for ms in releases] for name in chosen}
     drawn = draw(found, releases, PLOT)
     for name, outcomes in found.items():
-        ratios = ", ".join(f"{ms} ms {o.p99_ratio:.2f}" for ms, o in zip(releases, outcomes, strict=True))
+        ratios = ", ".join(
+            f"{ms} ms {o.p99_ratio:.2f}" for ms, o in zip(releases, outcomes, strict=True)
+        )
         used = ", ".join(
             f"{ms} ms {100 * o.offline_share:.0f}" for ms, o in zip(releases, outcomes, strict=True)
         )
         detail = {
-            f"offline_percent_{ms}": 100 * o.offline_share for ms, o in zip(releases, outcomes, strict=True)
+            f"offline_percent_{ms}": 100 * o.offline_share
+            for ms, o in zip(releases, outcomes, strict=True)
         }
         detail |= {f"p99_ratio_{ms}": o.p99_ratio for ms, o in zip(releases, outcomes, strict=True)}
-        note = f"(offline % of the card: {used}; p99 ratio: {ratios}{f'; {PLOT.name}' if drawn else '; no matplotlib'})"
+        note = (
+            f"(offline % of the card: {used}; p99 ratio:"
+            f" {ratios}{f'; {PLOT.name}' if drawn else '; no matplotlib'})"
+        )
         value = 100 * outcomes[-1].offline_share
         yield Figure(
-            f"release_{name.replace(' ', '_')}", value, "%", None, ">=", len(releases), note, detail=detail
+            f"release_{name.replace(' ', '_')}",
+            value,
+            "%",
+            None,
+            ">=",
+            len(releases),
+            note,
+            detail=detail,
         )

@@ -1,10 +1,11 @@
 """How exactly shares are kept, judged by the simulator's own trace.
 
-Every tenant has work all the time (kernels back to back, never waiting for one). burst-share is judged by the part of
-what was executed, fixed-share by the part of the wall time, over 10 s and over every 1 s window inside them.
+Every tenant has work all the time (kernels back to back, never waiting for one). burst-share is
+judged by the part of what was executed, fixed-share by the part of the wall time, over 10 s and
+over every 1 s window inside them.
 
-A combination that comes near a target, on either side of it, is run three times: its errors are the median of the
-three, and what fixed-share promises never to exceed is the worst of them.
+A combination that comes near a target, on either side of it, is run three times: its errors are the
+median of the three, and what fixed-share promises never to exceed is the worst of them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Errors:
 
 
 def of_runs(runs: Sequence[Errors]) -> Errors:
-    """What several runs of one combination say: the median of the errors, the worst of what is promised."""
+    """The result of several runs of one combination: the median of
+    errors, the worst of promises.
+    """
     if len(runs) == 1:
         return runs[0]
     return Errors(
@@ -68,7 +71,9 @@ def of_runs(runs: Sequence[Errors]) -> Errors:
 
 
 def judge(scene: Scene, shares: Mapping[int, float], policy: str, longest_us: float) -> Errors:
-    """The errors of these tenants in a run in which all were backlogged from scene.start to scene.end."""
+    """The errors of these tenants in a run in which all were backlogged from scene.start to
+    scene.end.
+    """
     rule, span = sh.RULES[policy], (scene.start, scene.end)
     served = {job: scene.served[job] for job in shares}
     points = sh.errors(served, shares, *span, rule)
@@ -132,7 +137,11 @@ def combinations(quick: bool) -> Iterator[tuple[str, tuple[int, ...], tuple[floa
     """Name, shares and kernels of each run."""
     for mix, shares in MIXES.items():
         for length, us in KERNELS.items():
-            if not quick or (mix, length) in (("30/70", "1 ms"), ("5x20", "mixed"), ("10/90", "10 ms")):
+            if not quick or (mix, length) in (
+                ("30/70", "1 ms"),
+                ("5x20", "mixed"),
+                ("10/90", "10 ms"),
+            ):
                 yield f"{mix} {length}", shares, us
 
 
@@ -141,17 +150,22 @@ def settled(
 ) -> list[Errors]:
     """The same as `measure`, of one run where that is enough."""
     runs = enough_runs(
-        lambda: measure(policies, mix, lengths, seconds), lambda each: any(errors.near for errors in each)
+        lambda: measure(policies, mix, lengths, seconds),
+        lambda each: any(errors.near for errors in each),
     )
     return [of_runs(of_policy) for of_policy in zip(*runs, strict=True)]
 
 
 def all_errors(quick: bool) -> dict[str, dict[str, Errors]]:
-    """Every combination under both policies: on two cards at the same time, unless short kernels fill the CPUs."""
+    """Every combination under both policies: on two cards at the same time, unless short kernels
+    fill the CPUs.
+    """
     seconds = 4.0 if quick else 10.0
     found: dict[str, dict[str, Errors]] = {policy: {} for policy in POLICIES}
     for name, mix, us in combinations(quick):
-        together = [POLICIES] if min(us) >= 1000 or len(us) > 1 else [(policy,) for policy in POLICIES]
+        together = (
+            [POLICIES] if min(us) >= 1000 or len(us) > 1 else [(policy,) for policy in POLICIES]
+        )
         for policies in together:
             for policy, errors in zip(policies, settled(policies, mix, us, seconds), strict=True):
                 found[policy][name] = errors

@@ -1,4 +1,6 @@
-"""The points of the sweep: what the simulator assumes of cards and drivers at each, and what nobody can reach there."""
+"""The points of the sweep: the simulator's assumptions about cards and drivers, and unreachable
+figures.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,16 @@ from typing import Literal
 from enforcer.wire.link import CardSettings
 
 SLICES_US, SWITCHES_US, LAUNCHES_US = (500, 5000), (20, 500), (2.0, 6.0)
-CLOSES_US = 200  # gate_close_us_p99 may be so much
+CLOSES_US = 200  # us: bound of gate_close_us_p99
 REQUEST_US = 5000  # of online: 50 kernels of 100 us, one after the other
 P99_RATIO = 1.05
 
 
 @dataclass(frozen=True)
 class Point:
-    """One set of assumptions. `stalls`: of the whole card, or of a launch call of one offline tenant."""
+    """One set of assumptions. `stalls`: of the whole card, or of a launch call of one offline
+    tenant.
+    """
 
     slice_us: int = 1000
     switch_us: int = 50
@@ -28,21 +32,26 @@ class Point:
     def name(self) -> str:
         kernels = f", kernels {self.kernel_us} us" if self.kernel_us != 200 else ""
         stalls = f", {self.stalls} stalls 50 ms" if self.stalls else ""
-        return f"slice {self.slice_us} switch {self.switch_us} launch {self.launch_us:g} us{kernels}{stalls}"
+        return (
+            f"slice {self.slice_us} switch {self.switch_us} launch {self.launch_us:g}"
+            f" us{kernels}{stalls}"
+        )
 
     @property
     def floor_us(self) -> float:
-        """What card_free is where the driver goes to online and back in the midst of what the window let through.
+        """What card_free is where the driver goes to online and back in the midst of what the
+        window let through.
 
-        It does so where its slice is no longer than what may be on the card: the window, the kernel that fills it, and
-        what goes on to be launched until the gates have closed.
+        It does so where its slice is no longer than what may be on the card: the window, the kernel
+        that fills it, and what goes on to be launched until the gates have closed.
         """
         on_card = CardSettings("").window_us + self.kernel_us + CLOSES_US
         return self.slice_us + 2 * self.switch_us if self.slice_us <= on_card else 0.0
 
     @property
     def p99_beyond(self) -> bool:
-        """Whether a request that finds offline on the card is late by more than p99 may be, by the driver alone.
+        """Whether a request that finds offline on the card is late by more than p99 may be, by the
+        driver alone.
 
         It is so by one change of context at least.
         """
@@ -51,7 +60,14 @@ class Point:
     @property
     def options(self) -> tuple[str, ...]:
         """Options of the simulator."""
-        words = ("--slice-us", self.slice_us, "--switch-us", self.switch_us, "--launch-us", self.launch_us)
+        words = (
+            "--slice-us",
+            self.slice_us,
+            "--switch-us",
+            self.switch_us,
+            "--launch-us",
+            self.launch_us,
+        )
         return (*map(str, words), "--queue-depth", "1024")
 
 

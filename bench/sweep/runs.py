@@ -1,8 +1,10 @@
-"""What is run at one point of the sweep, and what its trace says: two runs, since few processors play few cards.
+"""What is run at one point of the sweep, and what its trace says: two runs, since few processors
+play few cards.
 
-The first: 16 offline tenants beside online, offline beside online, two that share (burst-share). The second: two that
-share under fixed-share, two with mixed kernels, and online's latencies beside offline with a twin that is alone on
-another card. Where launch calls stall, they do at one tenant of each card, and its neighbours are judged.
+The first: 16 offline tenants beside online, offline beside online, two that share (burst-share).
+The second: two that share under fixed-share, two with mixed kernels, and online's latencies beside
+offline with a twin that is alone on another card. Where launch calls stall, they do at one tenant
+of each card, and its neighbours are judged.
 """
 
 from __future__ import annotations
@@ -42,11 +44,13 @@ STEADY_PATTERN = ("--busy", f"{BUSY_S}", "--idle", f"{IDLE_S}")
 
 @dataclass(frozen=True)
 class ShareErrors:
-    """Points of two tenants that share, and what is left of that where the first one's launch calls stall."""
+    """Points of two tenants that share, and what is left of that where the first one's launch calls
+    stall.
+    """
 
     total: float  # by the time that a tenant held the card
     worst_1s: float
-    executed: float  # by what was executed: a card that stands still executes nothing
+    executed: float  # by executed work: a stalled card executes none
     above: float  # more than its share of the time, by what was executed
     above_1s: float  # the same in the worst second, beyond one kernel
     lost: float  # what the second one had less than its share of the time, by the time held
@@ -56,22 +60,24 @@ class ShareErrors:
 
 @dataclass(frozen=True)
 class Result:
-    """What the first run of a point says."""
+    """The result of the first run of a point."""
 
     close_us: Sequence[float]
-    free_us: Sequence[float]  # without the bursts that began while the card stood still
+    free_us: Sequence[float]  # without bursts that began while the card was stalled
     back_ms: Sequence[float]
     spoilt: int  # those
     harvest: float  # of one offline tenant; where calls stall, of two, one of which waits in them
-    harvest_many: float  # of 16, who also pay for changes of context among themselves
+    harvest_many: float  # of 16 tenants, which also pay for changes of context
     share: ShareErrors
 
 
 @dataclass(frozen=True)
 class Further:
-    """What the second run of a point says. `ratio`: of online's p99; `others`: of requests at random times.
+    """What the second run of a point says. `ratio`: of online's p99; `others`: of requests at
+    random times.
 
-    Both without the requests in whose time the card stood still: on either card they are late by that.
+    Both without the requests in whose time the card stood still: on either card they are late by
+    that.
     """
 
     fixed: ShareErrors
@@ -83,7 +89,7 @@ class Further:
 
 @dataclass(frozen=True)
 class Cast:
-    """Who plays in the first run."""
+    """The jobs of the first run."""
 
     online: Actor
     many: Sequence[Actor]
@@ -122,12 +128,16 @@ def sharers(shares: Mapping[int, int], card: int, *lengths_us: float) -> list[Ac
 def alone_with(point: Point, card: int) -> tuple[Actor, list[Actor]]:
     """online and one offline tenant beside it; where calls stall, another one whose calls do."""
     jobs = (301, 302) if point.stalls == "call" else (301,)
-    beside = [Actor(job, "offline", 30 // len(jobs), endless(point.kernel_us), card=card) for job in jobs]
+    beside = [
+        Actor(job, "offline", 30 // len(jobs), endless(point.kernel_us), card=card) for job in jobs
+    ]
     return online_job(*STEADY_PATTERN, card=card), beside
 
 
 def cast(point: Point) -> Cast:
-    """16 offline tenants beside online, one beside online (two where calls stall), two that share."""
+    """16 offline tenants beside online, one beside online (two where
+    calls stall), two that share.
+    """
     twin, beside = alone_with(point, 1)
     return Cast(
         online_job(*STEADY_PATTERN),
@@ -141,7 +151,9 @@ def cast(point: Point) -> Cast:
 def pair(pattern: str, card: int) -> Pair:
     """An online job with this load on this card and the same draws on the next one."""
     load: dict[str, Any] = {"kernel_us": 100, "per_request": 50}
-    shared, alone = (online_job(*PATTERNS[pattern], card=number, **load) for number in (card, card + 1))
+    shared, alone = (
+        online_job(*PATTERNS[pattern], card=number, **load) for number in (card, card + 1)
+    )
     job = OFFLINE_JOB + 100 * card
     return Pair(shared, Actor(job, "offline", 30, endless(P99_OFFLINE_US), card=card), alone)
 
@@ -149,15 +161,17 @@ def pair(pattern: str, card: int) -> Pair:
 def pairs(point: Point) -> list[Pair]:
     """Who tells of online's p99.
 
-    Where a request that finds offline is late beyond reach, there are also requests at random times: one of eight finds
-    offline, and p99 is among those that waited for another request.
+    Where a request that finds offline is late beyond reach, there are also requests at random
+    times: one of eight finds offline, and p99 is among those that waited for another request.
     """
     patterns = (ONE_IN_20, ONE_IN_8) if point.p99_beyond else (ONE_IN_20,)
     return [pair(pattern, 2 + 2 * number) for number, pattern in enumerate(patterns)]
 
 
 def harvest(scene: Scene, online: Actor, offline: Sequence[Actor], stalls: Stalls) -> float:
-    """harvest_ratio of these jobs, less what the card stood still in the time that policy allows them."""
+    """harvest_ratio of these jobs, less what the card stood still in the time that policy allows
+    them.
+    """
     span, release = (scene.start, scene.end), RELEASE_MS * ev.NS_PER_MS
     bursts = scene.bursts(online.job_id, release // 2)
     allowed = ev.free_stretches(bursts, *span, release)
@@ -166,7 +180,10 @@ def harvest(scene: Scene, online: Actor, offline: Sequence[Actor], stalls: Stall
 
 
 def share_errors(
-    scene: Scene, jobs: Mapping[int, float], policy: str = "burst-share", longest_us: float = SHARE_US
+    scene: Scene,
+    jobs: Mapping[int, float],
+    policy: str = "burst-share",
+    longest_us: float = SHARE_US,
 ) -> ShareErrors:
     """The errors of two tenants, and the second one's part."""
     served = sh.services(held(scene.of(*jobs)), {job: scene.pids[job] for job in jobs})
@@ -207,7 +224,9 @@ def measure_harvest(point: Point, count: int) -> float:
 
 
 def measure(point: Point, count: int, **settings: Any) -> Result:
-    """The first run: so many online bursts at this point, with these settings of the cards."""
+    """The first run: that number of online bursts at this point, with
+    these settings of the cards.
+    """
     who = cast(point)
     victims = [who.many, who.beside[-1:], who.sharing[:1]]
     with rig(cards=3, sim_options=point.options, settings=settings) as node:
@@ -244,5 +263,8 @@ def measure_further(point: Point, count: int) -> Further:
         share_errors(scene, MIXED, longest_us=max(MIXED_US)),
         ratios[0],
         ratios[1] if len(ratios) > 1 else None,
-        sum(len(scene.latencies_us(job)) - len(scene.latencies_us(job, stalls.meet)) for job in beside),
+        sum(
+            len(scene.latencies_us(job)) - len(scene.latencies_us(job, stalls.meet))
+            for job in beside
+        ),
     )

@@ -1,12 +1,14 @@
 """The promises over a sweep of what the simulator assumes: none may hang on one guess.
 
-Every corner of the hardware's time slice, the cost of a change of context and the cost of a launch, and besides:
-other kernels, a card that stands still for 50 ms now and then, launches that stay in the driver for 50 ms. The queue
-is 1024 commands deep everywhere. A round is two runs of each point (bench/sweep/runs.py). There are three rounds; at
-each point the median counts, but of what is promised never to happen the worst. Each promise is judged at each point,
-the worst is reported with its name. Eight seconds have eight requests that find offline on the card: where online's
-p99 comes near its target, it is measured again in runs as long as those of `harvest`. Where harvest does, it is
-measured again on a card that has the processors to itself: 16 tenants with short kernels on another card take them.
+Every corner of the hardware's time slice, the cost of a change of context and the cost of a launch,
+and besides: other kernels, a card that stands still for 50 ms now and then, launches that stay in
+the driver for 50 ms. The queue is 1024 commands deep everywhere. A round is two runs of each point
+(bench/sweep/runs.py). There are three rounds; at each point the median counts, but of what is
+promised never to happen the worst. Each promise is judged at each point, the worst is reported with
+its name. Eight seconds have eight requests that find offline on the card: where online's p99 comes
+near its target, it is measured again in runs as long as those of `harvest`. Where harvest does, it
+is measured again on a card that has the processors to itself: 16 tenants with short kernels on
+another card take them.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Found:
-    """What a point says."""
+    """The result of a point."""
 
     first: Result
     second: Further
@@ -71,8 +73,10 @@ class Promise:
     runs: int
     lowest: bool = False
     never: bool = False  # promised of every run: no median makes good what one of them did
-    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of which the values are p99
-    left_out: int = 0  # samples that say nothing of the arbiter (README)
+    samples: Mapping[str, Sequence[float]] = field(
+        default_factory=dict
+    )  # of which the values are p99
+    left_out: int = 0  # samples not caused by the arbiter (README)
 
     def worst(self, rounds: int) -> Figure:
         """The worst point, and how many are short."""
@@ -80,16 +84,23 @@ class Promise:
         at = (min if self.lowest else max)(values, key=lambda point: values[point])
         note = f"(at {at}; median of points {statistics.median(values.values()):.3g}"
         if target is not None:
-            short = sum(value < target if self.lowest else value > target for value in values.values())
+            short = sum(
+                value < target if self.lowest else value > target for value in values.values()
+            )
             note += f"; {short} of {len(values)} points short"
         if rounds > 1:
             note += f"; {'worst' if self.never else 'medians'} of {rounds} rounds"
         if self.samples:
-            note += f", worst p99 of all of a point {max(ev.percentile(s, 99) for s in self.samples.values()):.4g}"
+            note += (
+                ", worst p99 of all of a point"
+                f" {max(ev.percentile(s, 99) for s in self.samples.values()):.4g}"
+            )
         if self.left_out:
             note += f"; {self.left_out} that met a card's stall left out"
         sense: Literal["<=", ">="] = ">=" if self.lowest else "<="
-        return Figure(self.name, values[at], self.unit, target, sense, self.runs, note + ")", detail=values)
+        return Figure(
+            self.name, values[at], self.unit, target, sense, self.runs, note + ")", detail=values
+        )
 
 
 def of_rounds(rounds: Sequence[Promise]) -> Promise:
@@ -101,7 +112,9 @@ def of_rounds(rounds: Sequence[Promise]) -> Promise:
         first,
         values=values,
         runs=sum(each.runs for each in rounds),
-        samples={point: [s for each in rounds for s in each.samples[point]] for point in first.samples},
+        samples={
+            point: [s for each in rounds for s in each.samples[point]] for point in first.samples
+        },
         left_out=sum(each.left_out for each in rounds),
     )
 
@@ -138,19 +151,25 @@ def preemption(found: Seen) -> Iterator[Promise]:
 
 
 def latency(found: Seen) -> Iterator[Promise]:
-    """online's p99, by the pattern in which one request of 20 finds offline; where that is beyond reach, by another."""
+    """online's p99, by the pattern in which one request of 20 finds offline; where that is beyond
+    reach, by another.
+    """
     reached = {p.name: seen.second.ratio for p, seen in found.items() if not p.p99_beyond}
     others = {
-        p.name: s.second.others for p, s in found.items() if p.p99_beyond and s.second.others is not None
+        p.name: s.second.others
+        for p, s in found.items()
+        if p.p99_beyond and s.second.others is not None
     }
     left_out = sum(s.second.spoilt for s in found.values())
-    yield Promise("sweep_online_p99_ratio", reached | others, "", P99_RATIO, len(found), left_out=left_out)
+    yield Promise(
+        "sweep_online_p99_ratio", reached | others, "", P99_RATIO, len(found), left_out=left_out
+    )
     if far := {p.name: seen.second.ratio for p, seen in found.items() if p.p99_beyond}:
         yield Promise("sweep_online_p99_beyond_reach_ratio", far, "", P99_RATIO, len(far))
 
 
 def shares(found: Seen) -> Iterator[Promise]:
-    """Both mixes under burst-share and one under fixed-share, where nobody's calls stall."""
+    """Both mixes under burst-share and one under fixed-share, where no calls stall."""
     steady = {point: seen for point, seen in found.items() if point.stalls != "call"}
     even = {point: seen for point, seen in steady.items() if not point.stalls}
     total = _each({point: seen.burst for point, seen in steady.items()}, "total")
@@ -175,7 +194,9 @@ def bounds(fixed: Mapping[str, ShareErrors]) -> Iterator[Promise]:
     above = {name: seen.above for name, seen in fixed.items()}
     yield Promise("sweep_fixed_share_above_points", above, "points", TARGET, len(above), never=True)
     within = {name: seen.above_1s for name, seen in fixed.items()}
-    yield Promise("sweep_fixed_share_above_1s_and_a_kernel", within, "points", 0.0, len(within), never=True)
+    yield Promise(
+        "sweep_fixed_share_above_1s_and_a_kernel", within, "points", 0.0, len(within), never=True
+    )
 
 
 def neighbours(found: Seen) -> Iterator[Promise]:
@@ -207,7 +228,9 @@ def _only(values: Mapping[str, T], names: Container[str]) -> dict[str, T]:
 
 
 def judged(rounds: Sequence[Seen]) -> Iterator[Figure]:
-    """Each promise at its worst point, and what is reported beside it (docs/measurements/README.md says why)."""
+    """Each promise at its worst point, and reported values beside it
+    (docs/measurements/README.md).
+    """
     parts = (preemption, latency, shares, neighbours)
     each = [[promise for part in parts for promise in part(found)] for found in rounds]
     for same in zip(*each, strict=True):
@@ -215,34 +238,42 @@ def judged(rounds: Sequence[Seen]) -> Iterator[Figure]:
 
 
 def near_p99(rounds: Sequence[Seen]) -> list[Point]:
-    """Points where online's p99 comes near its target, on either side: a longer run could say otherwise."""
+    """Points where online's p99 is near its target, on either side: a longer run may differ."""
     return [
         point
         for point in rounds[0]
         if not point.p99_beyond
-        and statistics.median(found[point].second.ratio for found in rounds) - 1 > NEAR * (P99_RATIO - 1)
+        and statistics.median(found[point].second.ratio for found in rounds) - 1
+        > NEAR * (P99_RATIO - 1)
     ]
 
 
 def near_harvest(rounds: Sequence[Seen]) -> list[Point]:
-    """Points where harvest does: of three cards on two processors, a run of one could say otherwise."""
+    """Points where harvest is near its target: three cards on two processors may mislead in one
+    run.
+    """
     return [
         point
         for point in rounds[0]
-        if 1 - statistics.median(found[point].first.harvest for found in rounds) > NEAR * (1 - HARVEST)
+        if 1 - statistics.median(found[point].first.harvest for found in rounds)
+        > NEAR * (1 - HARVEST)
     ]
 
 
 def settled(
     rounds: Sequence[Seen], ratio: Callable[[Point], float], harvest: Callable[[Point], float]
 ) -> list[Seen]:
-    """The rounds with what runs of nothing else say at those points, one of each point for each round."""
+    """The rounds, with separate runs at those points, one per point and round."""
     late, little = near_p99(rounds), near_harvest(rounds)
 
     def again(point: Point, seen: Found) -> Found:
         if point in late:
             seen = replace(seen, second=replace(seen.second, ratio=ratio(point)))
-        return replace(seen, first=replace(seen.first, harvest=harvest(point))) if point in little else seen
+        return (
+            replace(seen, first=replace(seen.first, harvest=harvest(point)))
+            if point in little
+            else seen
+        )
 
     return [{point: again(point, seen) for point, seen in found.items()} for found in rounds]
 

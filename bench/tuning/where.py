@@ -1,7 +1,8 @@
-"""`python -m bench.tuning.where`: where the card's time goes while tenants share it. For tuning; promises nothing.
+"""`python -m bench.tuning.where`: where the card's time goes while tenants share it. For tuning;
+promises nothing.
 
-Prints how long the card was idle inside turns and between them, split at the moment the next gate opened, and with
---timeline every gate change and every kernel of a stretch.
+Prints how long the card was idle inside turns and between them, split at the moment the next gate
+opened, and with --timeline every gate change and every kernel of a stretch.
 """
 
 from __future__ import annotations
@@ -31,12 +32,19 @@ def openings(scene: Scene) -> dict[int, list[int]]:
 
 
 def idle_parts(scene: Scene) -> dict[str, list[int]]:
-    """Nanoseconds of each idle stretch of the card, by what it waited for, and the length of each turn."""
+    """Nanoseconds of each idle stretch of the card, by its cause, and
+    the length of each quantum.
+    """
     owner = {pid: job for job, pids in scene.pids.items() for pid in pids}
     opened = openings(scene)
     parts: dict[str, list[int]] = {
         name: []
-        for name in ("gap inside a turn", "last end to next opening", "opening to first kernel", "turn")
+        for name in (
+            "gap inside a turn",
+            "last end to next opening",
+            "opening to first kernel",
+            "turn",
+        )
     }
     inside = [s for s in scene.spans if s.t_end > scene.start and s.t_start < scene.end]
     began = inside[0].t_start if inside else 0
@@ -74,8 +82,8 @@ def line(name: str, values: Sequence[int], wall: int) -> str:
         return f"{name:26} none"
     p50, p90 = (ev.percentile(values, percent) / 1000 for percent in (50, 90))
     return (
-        f"{name:26} n={len(values):<6} p50 {p50:9.1f}  p90 {p90:9.1f}  max {max(values) / 1000:9.1f} us"
-        f"  {100 * sum(values) / wall:6.2f} % of the time"
+        f"{name:26} n={len(values):<6} p50 {p50:9.1f}  p90 {p90:9.1f}  max"
+        f" {max(values) / 1000:9.1f} us  {100 * sum(values) / wall:6.2f} % of the time"
     )
 
 
@@ -85,18 +93,28 @@ def line(name: str, values: Sequence[int], wall: int) -> str:
 @click.option("--kernels", type=click.Choice(sorted(KERNELS)), default="1 ms", show_default=True)
 @click.option("--seconds", type=float, default=4.0, show_default=True)
 @click.option(
-    "--timeline", "stretch", type=float, nargs=2, help="From and to, in ms: print all that happened."
+    "--timeline",
+    "stretch",
+    type=float,
+    nargs=2,
+    help="From and to, in ms: print all that happened.",
 )
-def main(policy: str, shares: str, kernels: str, seconds: float, stretch: tuple[float, float] | None) -> None:
-    """Run tenants that always have work on one simulated card and say where its time went."""
-    actors = [Actor(200 + i, "offline", s, endless(*KERNELS[kernels])) for i, s in enumerate(MIXES[shares])]
+def main(
+    policy: str, shares: str, kernels: str, seconds: float, stretch: tuple[float, float] | None
+) -> None:
+    """Run tenants that always have work on one simulated card and print where its time went."""
+    actors = [
+        Actor(200 + i, "offline", s, endless(*KERNELS[kernels]))
+        for i, s in enumerate(MIXES[shares])
+    ]
     with kept_awake(), rig(settings={"policy_offline": policy}) as node:
         scene = play(node, actors, seconds)
     found = judge(scene, {a.job_id: a.share for a in actors}, policy, max(KERNELS[kernels]))
     price = found.price
     click.echo(
-        f"error {found.total:.2f} points, worst second {found.worst_1s:.2f}; {price.switches_per_s:.0f} changes/s, "
-        f"{price.lost_percent:.2f} % idle, of it {price.switch_percent:.2f} for changes of context"
+        f"error {found.total:.2f} points, worst second {found.worst_1s:.2f};"
+        f" {price.switches_per_s:.0f} changes/s, {price.lost_percent:.2f} % idle, of it"
+        f" {price.switch_percent:.2f} for changes of context"
     )
     for name, values in idle_parts(scene).items():
         click.echo(line(name, values, scene.end - scene.start))

@@ -1,7 +1,8 @@
-"""What the window costs and buys, for the choice of its default: a look on demand, no promise.
+"""Measures cost and benefit of the window, for the choice of its default: on demand, no promise.
 
-The window is how much offline work may be on the card ahead of online. Every width is measured in turn, again and
-again, so that a change of the machine's mood meets all of them; each figure is over all rounds.
+The window is how much offline work may be on the card ahead of online. All widths are measured
+alternately and repeatedly, so that a change of the machine hits all of them; each figure is over
+all rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ def line(width: int, points: Sequence[runs.Result], outcomes: Sequence[harvest.O
     }
     note = "(" + ", ".join(f"{name} {value:.3f}" for name, value in detail.items()) + ")"
     return Figure(
-        f"window_{width}_us", detail["card_free_us_p99"], "us", None, "<=", len(frees), note, detail=detail
+        f"window_{width}_us",
+        detail["card_free_us_p99"],
+        "us",
+        None,
+        "<=",
+        len(frees),
+        note,
+        detail=detail,
     )
 
 

@@ -1,4 +1,6 @@
-"""Experiments 8 and 9: the driver's own memory limits, minutes of suspension without an Xid, kill -9 in them."""
+"""Experiments 8 and 9: the driver's own memory limits, minutes of suspension without an Xid, kill
+-9 in them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ LIMITS_FROM = 615
 
 
 class XidWatch:
-    """Critical errors of the card while inside, as NVML's events tell them. `words`: why it cannot watch."""
+    """Critical errors of the card while inside, by NVML's events. `words`: why it cannot watch."""
 
     def __init__(self, node: Node) -> None:
         self.uuid, self.found, self.words = node.card.uuid, list[int](), ""
@@ -71,13 +73,16 @@ class XidWatch:
         if self.words:
             yield self.words
         else:
-            yield figure(node, "xids", len(self.found), "", 0, spread=str(self.found) if self.found else "")
+            yield figure(
+                node, "xids", len(self.found), "", 0, spread=str(self.found) if self.found else ""
+            )
 
 
 class Held:
-    """A process of its own session that stays suspended over several items, and over calls where it can.
+    """A process of its own session that stays suspended over several items, and over calls if
+    possible.
 
-    It ends by itself after its time, so nothing is left suspended whatever becomes of this command.
+    It ends by itself after its time, so nothing stays suspended if this command dies.
     """
 
     def __init__(self, place: Place) -> None:
@@ -99,20 +104,29 @@ class Held:
         """A new one. Its own time ends it."""
         with self.log.open("w") as out:
             process = subprocess.Popen(
-                [BUILD / "test/stops", "hold", "schedule", str(round(self.seconds))], env=node.env(), stdout=out,
-                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
-        self.state.write_text(json.dumps({"pid": process.pid, "ticks": self._start_ticks(process.pid)}))
-        threading.Thread(target=process.wait, daemon=True).start()  # no zombie that would look alive
+                [BUILD / "test/stops", "hold", "schedule", str(round(self.seconds))],
+                env=node.env(),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.state.write_text(
+            json.dumps({"pid": process.pid, "ticks": self._start_ticks(process.pid)})
+        )
+        # no zombie, which would appear alive
+        threading.Thread(target=process.wait, daemon=True).start()
         return process.pid
 
     def rows(self) -> list[dict[str, Any]]:
-        """What it said so far."""
+        """Its output so far."""
         return rows_of(self.log.read_text()) if self.log.exists() else []
 
 
 def held_part(part: int) -> Callable[[Node], Iterator[Yield]]:
-    """9: a fifth of the time. Where the suspended process is gone, the time begins anew with this part."""
+    """9: a fifth of the time. Where the suspended process is gone, the time begins anew with this
+    part.
+    """
 
     def body(node: Node) -> Iterator[Yield]:
         held = Held(node.place)
@@ -120,23 +134,32 @@ def held_part(part: int) -> Callable[[Node], Iterator[Yield]]:
         if pid is None:
             pid = held.start(node)
             if part > 1:
-                yield "the suspended process is gone, so the time begins anew; AGAIN=1 ONLY='9 hold' makes it whole"
+                yield (
+                    "the suspended process is gone, so the time begins anew; AGAIN=1 ONLY='9 hold'"
+                    " makes it whole"
+                )
         due = held.seconds * part / PARTS
         with XidWatch(node) as watch:
             wait_for(
-                f"{due:.0f} s of suspension", lambda: _so_far(held) >= due or held.pid() != pid, due + 30
+                f"{due:.0f} s of suspension",
+                lambda: _so_far(held) >= due or held.pid() != pid,
+                due + 30,
             )
             if part == PARTS:
                 wait_for("its end", lambda: held.pid() != pid, 30)
         rows = held.rows()
         if not rows or "failed" in rows[-1]:
-            raise RuntimeError(f"the suspended process failed: {rows[-1:] or held.log.read_text()[-300:]}")
+            raise RuntimeError(
+                f"the suspended process failed: {rows[-1:] or held.log.read_text()[-300:]}"
+            )
         yield f"{rows[-1]}"
         yield figure(node, "suspended_for", rows[-1]["held_s"], "s", int(due), ">=")
         yield from _stood_still(node, rows)
         yield from watch.yields(node)
         if part == PARTS:
-            yield figure(node, "goes_on_afterwards", float(bool(rows[-1].get("moves_again"))), "", 1, ">=")
+            yield figure(
+                node, "goes_on_afterwards", float(bool(rows[-1].get("moves_again"))), "", 1, ">="
+            )
 
     return modelled(body)
 
@@ -170,16 +193,28 @@ def killed(node: Node) -> Iterator[Yield]:
         began = time.monotonic()
         wait_for("the return of its memory", lambda: node.card_memory() <= before + 32 * MIB, 20)
         yield figure(
-            node, "memory_back_after", time.monotonic() - began, "s", 10, spread=f"(held {held >> 20} MiB)"
+            node,
+            "memory_back_after",
+            time.monotonic() - began,
+            "s",
+            10,
+            spread=f"(held {held >> 20} MiB)",
         )
         wait_for(
             "the end of its entry in NVML",
             lambda: victim.pid not in {p.pid for p in node.nvml.processes(node.card.uuid)},
             20,
         )
-        after = node.run([BUILD / "bin/qgpu-workload", "--json", "--kernel-us", "200", "--requests", "200"])
+        after = node.run(
+            [BUILD / "bin/qgpu-workload", "--json", "--kernel-us", "200", "--requests", "200"]
+        )
         yield figure(
-            node, "others_compute", float(after["errors"] == 0 and after["requests"] == 200), "", 1, ">="
+            node,
+            "others_compute",
+            float(after["errors"] == 0 and after["requests"] == 200),
+            "",
+            1,
+            ">=",
         )
     yield from watch.yields(node)
 
@@ -191,17 +226,26 @@ def killed_if_it_can_be_suspended(node: Node) -> Iterator[Yield]:
 
 
 def limits(node: Node) -> Iterator[Yield]:
-    """8: driver 615 and later only: does NVML answer about the limits of our own cgroup. Reads, sets nothing."""
+    """8: driver 615 and later only: does NVML answer about the limits of our own cgroup. Reads,
+    sets nothing.
+    """
     major = int(node.driver.split(".")[0]) if node.driver.split(".")[0].isdigit() else 0
     if major < LIMITS_FROM:
-        yield f"not possible: driver {node.driver} has no memory limits per cgroup; {LIMITS_FROM} and later have"
+        yield (
+            f"not possible: driver {node.driver} has no memory limits per cgroup; {LIMITS_FROM} and"
+            " later have"
+        )
         return
-    line = next((t for t in Path("/proc/self/cgroup").read_text().splitlines() if t.startswith("0::")), "")
+    line = next(
+        (t for t in Path("/proc/self/cgroup").read_text().splitlines() if t.startswith("0::")), ""
+    )
     if not line:
         yield "not possible: no cgroup of version 2 here"
         return
     try:
-        found = node.nvml.memory_limits(node.card.uuid, os.path.normpath(f"/sys/fs/cgroup/{line[3:]}"))
+        found = node.nvml.memory_limits(
+            node.card.uuid, os.path.normpath(f"/sys/fs/cgroup/{line[3:]}")
+        )
     except NvmlError as error:
         yield f"not possible: {error}"
         return
@@ -215,4 +259,6 @@ def items(place: Place) -> Iterator[Item]:
     yield Item("experiments/8 limits", 5, limits, needs)
     for part in range(1, PARTS + 1):
         yield Item(f"experiments/9 hold {part} of {PARTS}", 58, held_part(part), needs)
-    yield Item("experiments/9 kill -9 while suspended", 45, modelled(killed_if_it_can_be_suspended), needs)
+    yield Item(
+        "experiments/9 kill -9 while suspended", 45, modelled(killed_if_it_can_be_suspended), needs
+    )

@@ -22,12 +22,17 @@ def own(
 ) -> list[dict[str, Any]]:
     """Run the program; its lines. RuntimeError with its words where it ends otherwise."""
     env = node.env() | ({"QGPU_OWN_RECORD": str(record)} if record else {})
-    done = subprocess.run([BUILD / "test/own", *words], env=env, capture_output=True, text=True, timeout=55)
+    done = subprocess.run(
+        [BUILD / "test/own", *words], env=env, capture_output=True, text=True, timeout=55
+    )
     if done.returncode == NO_GROUPS and node.place.simulated:
-        raise NotModelledError("this simulator shows no channel group: it has no control device here")
+        raise NotModelledError(
+            "this simulator shows no channel group: it has no control device here"
+        )
     if done.returncode not in codes:
         raise RuntimeError(
-            f"own {' '.join(words)}: status {done.returncode}: {done.stdout[-400:]}{done.stderr[-200:]}"
+            f"own {' '.join(words)}: status {done.returncode}:"
+            f" {done.stdout[-400:]}{done.stderr[-200:]}"
         )
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -46,18 +51,30 @@ def ask(node: Node) -> Iterator[Yield]:
     rows = own(node, "ask")
     yield from (f"{row}" for row in rows)
     yield figure(
-        node, "get_timeslice_answers", sum(row["get_timeslice"] == "0x0" for row in rows), "", len(rows), ">="
+        node,
+        "get_timeslice_answers",
+        sum(row["get_timeslice"] == "0x0" for row in rows),
+        "",
+        len(rows),
+        ">=",
     )
     if rows:
-        yield figure(node, "call_took", max(row["took_ns"] for row in rows) / 1000, "us", runs=len(rows))
+        yield figure(
+            node, "call_took", max(row["took_ns"] for row in rows) / 1000, "us", runs=len(rows)
+        )
 
 
 def outsider(node: Node) -> Iterator[Yield]:
-    """2: another process with the same uid: a fresh descriptor must be refused, a passed one must work."""
+    """2: another process with the same uid: a fresh descriptor must be refused, a passed one must
+    work.
+    """
     rows = {row["from_outside"]: row for row in own(node, "outsider")}
     yield from (f"{row}" for row in rows.values())
     if node.place.simulated:
-        yield "not modelled: a fresh descriptor, since the simulator's device has no name to open it by"
+        yield (
+            "not modelled: a fresh descriptor, since the simulator's device has no name to open it"
+            " by"
+        )
     yield figure(node, "fresh_is_refused", float(rows["fresh"]["status"] != "0x0"), "", 1, ">=")
     for how in ("scm_rights", "pidfd_getfd"):
         yield figure(node, f"{how}_works", float(rows[how]["status"] == "0x0"), "", 1, ">=")
@@ -73,7 +90,9 @@ def slices(node: Node) -> Iterator[Yield]:
 
 
 def pause(node: Node) -> Iterator[Yield]:
-    """4, first look: its own groups off the card for 50 ms and back, while nothing of it runs."""
+    """4, first part: its own groups off the card for 50 ms and back,
+    while none of its work runs.
+    """
     rows = own(node, "pause", "50")
     yield from (f"{row}" for row in rows)
     stopped = sum(row.get("stop") == "0x0" for row in rows)
@@ -83,14 +102,18 @@ def pause(node: Node) -> Iterator[Yield]:
 
 
 def record(node: Node) -> Iterator[Yield]:
-    """1a: every call from opening the card to leaving it, kept to be compared with the simulator's."""
+    """1a: every call from opening the card to leaving it, kept to be
+    compared with the simulator's.
+    """
     path = node.place.results / "recording.jsonl"
     own(node, "record", record=path)
     found = Recording.read(path)
     yield from found.words()
     yield f"kept as {path.name}; docs/specs/rm-recording.md"
     yield figure(node, "calls_recorded", len(found.calls), "", 10, ">=")
-    yield figure(node, "contradictions", len(found.faults()), "", 0, spread="; ".join(found.faults()[:3]))
+    yield figure(
+        node, "contradictions", len(found.faults()), "", 0, spread="; ".join(found.faults()[:3])
+    )
 
 
 def items(place: Place) -> Iterator[Item]:

@@ -1,7 +1,9 @@
-"""qgpu's own hardware preemption on this card: shim and arbiter with `hardware=on`, judged by the card's own clock.
+"""qgpu's own hardware preemption on this card: shim and arbiter with `hardware=on`, judged by the
+card's own clock.
 
-A thousand online launches beside kernels of 500 ms, a graph of as much, and a kernel that never ends; what online pays,
-what offline gets; and the same with hardware off, which must come out short.
+A thousand online launches beside kernels of 500 ms, a graph of as much, and a kernel that never
+ends; what online pays, what offline gets; and the same with hardware off, which must come out
+short.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from bench.gpu.loads import Load, Player, Scene, play
 from bench.gpu.node import Node
 from bench.gpu.place import Place
 from bench.gpu.preempt import bursts, latencies_us
-from bench.promises.hardware_report import Told
+from bench.promises.hardware_report import HardwareReports
 from simulator.judge import evaluate as ev
 
 ONLINE = Load("online", "spin", 200)
@@ -38,7 +40,8 @@ def seconds_of(place: Place) -> float:
 def episodes(scene: Scene, release_ns: int) -> list[ev.Burst]:
     """Stretches of online requests, divided where online itself asked for nothing for idle_release.
 
-    By its own log and not by its pattern: a program that this machine stalls for so long gives the card back meanwhile.
+    By its own log and not by its pattern: a program that this machine stalls for so long gives the
+    card back meanwhile.
     """
     found: list[ev.Burst] = []
     rows = (row for row in scene.played["online"].log if "latency_ns" in row)
@@ -71,18 +74,23 @@ def launches(kind: str, hardware: str) -> Callable[[Node], Iterator[Yield]]:
         }
         with (
             settings(node, f"hardware={hardware}", f"idle_release={RELEASE_MS}ms"),
-            Told(f"{node.directory}/run") as told,
+            HardwareReports(f"{node.directory}/run") as told,
         ):
             scene = play(node, players, "qgpu", seconds_of(node.place))
         yield told.words() or "the arbiter was told of no channel group"
-        found, off = episodes(scene, RELEASE_MS * ev.NS_PER_MS), sorted(scene.played["offline"].pieces)
+        found, off = (
+            episodes(scene, RELEASE_MS * ev.NS_PER_MS),
+            sorted(scene.played["offline"].pieces),
+        )
         if not found:
             raise RuntimeError("no whole online burst in the counted time")
         free = ev.card_free_us(found, off)
         spread = f"(p50 {statistics.median(free):.1f}, max {max(free):.1f} us)"
         control = hardware == "off"
         name = "control_hardware_off_last_progress_us_p99" if control else "last_progress_us_p99"
-        yield figure(node, name, ev.percentile(free, 99), "us", TARGET_US, "<=", len(free), spread, control)
+        yield figure(
+            node, name, ev.percentile(free, 99), "us", TARGET_US, "<=", len(free), spread, control
+        )
         if not control:
             yield figure(node, "stops", told.stops, "", 1, ">=")
 
@@ -102,7 +110,10 @@ def ratio(kind: str) -> Callable[[Node], Iterator[Yield]]:
                 found[name] = ev.percentile(values, 99)
                 yield figure(node, f"online_p99_us_{name}", found[name], "us", runs=len(values))
         if node.place.simulated:
-            yield "one after the other on a busy machine: make bench measures it with a twin at the same time"
+            yield (
+                "one after the other on a busy machine: make bench measures it with a twin at the"
+                " same time"
+            )
         target = None if node.place.simulated else RATIO
         yield figure(node, "online_p99_ratio", found["beside"] / found["alone"], "", target)
 
@@ -110,7 +121,9 @@ def ratio(kind: str) -> Callable[[Node], Iterator[Yield]]:
 
 
 def harvest(node: Node) -> Iterator[Yield]:
-    """What offline kernels of 500 ms do in online's pauses, of what policy allows; online sleeps most of the time."""
+    """What offline kernels of 500 ms do in online's pauses, of what policy allows; online sleeps
+    most of the time.
+    """
     players = {
         "online": Player(ONLINE, 60, "online", 0.05, 1.0),
         "offline": Player(OFFLINE["500 ms"], 40),
@@ -126,7 +139,7 @@ def harvest(node: Node) -> Iterator[Yield]:
 
 def doctor(node: Node) -> Iterator[Yield]:
     """What qgpu doctor says of it with a program on the card, and that a self-test passed there."""
-    with settings(node, "hardware=on"), Told(f"{node.directory}/run") as told:
+    with settings(node, "hardware=on"), HardwareReports(f"{node.directory}/run") as told:
         play(node, {"offline": Player(OFFLINE["5 ms"], 40)}, "qgpu", 3.0)
     yield told.words() or "the arbiter was told of no channel group"
     yield figure(node, "self_test_passed", told.usable, "", 1, ">=")

@@ -1,7 +1,8 @@
-"""Recordings of the driver's control calls (docs/specs/rm-recording.md): read, checked, and compared by their shape.
+"""Recordings of the driver's control calls (docs/specs/rm-recording.md): read, checked, and
+compared by their shape.
 
-Two drivers, or a driver and its model, choose other handles; what must agree is which kind of object hangs below which,
-with which sizes of parameters, and in which order things come and go.
+Two drivers, or a driver and its model, choose other handles; what must agree is which kind of
+object hangs below which, with which sizes of parameters, and in which order things come and go.
 """
 
 from __future__ import annotations
@@ -51,13 +52,17 @@ class Recording:
                 if call["call"] not in CALLS:
                     raise ValueError(f"the call {call['call']!r}")
             except (ValueError, KeyError, TypeError) as error:
-                raise RecordingError(f"{path}:{number}: this is no line of a recording: {error}") from None
+                raise RecordingError(
+                    f"{path}:{number}: this is no line of a recording: {error}"
+                ) from None
             calls.append(call)
         return cls(calls, path)
 
     @cached_property
     def made(self) -> list[tuple[str, str, int]]:
-        """Each object that was made: what it is, what it hangs below, the size of its parameters."""
+        """Each object that was made: what it is, what it hangs below, the
+        size of its parameters.
+        """
         return [(kind, parent, size) for kind, parent, size, _ in self._walk()[0]]
 
     def _walk(self) -> tuple[list[tuple[str, str, int, int]], list[str]]:
@@ -71,13 +76,21 @@ class Recording:
             if call["call"] in ("alloc", "alloc64"):
                 kind = kind_of(call["class"])
                 client = call["object"] if kind == "client" else call["client"]
-                parent = alive.get((client, call["parent"]), "client" if call["parent"] == client else "?")
+                parent = alive.get(
+                    (client, call["parent"]), "client" if call["parent"] == client else "?"
+                )
                 if kind != "client" and parent == "?":
-                    faults.append(f"call {at}: a {kind} below {call['parent']}, which was never made")
+                    faults.append(
+                        f"call {at}: a {kind} below {call['parent']}, which was never made"
+                    )
                 alive[client, call["object"]] = kind
                 made.append((kind, "" if kind == "client" else parent, call["params_size"], at))
-            elif call["call"] == "free" and alive.pop((call["client"], call["object"]), None) is None:
-                faults.append(f"call {at}: {call['object']} is freed, but was never made or is gone")
+            elif (
+                call["call"] == "free" and alive.pop((call["client"], call["object"]), None) is None
+            ):
+                faults.append(
+                    f"call {at}: {call['object']} is freed, but was never made or is gone"
+                )
             elif call["call"] == "dup":
                 alive[call["client"], call["object"]] = "dup"
         return made, faults
@@ -103,7 +116,8 @@ class Recording:
 
 
 def differences(model: Recording, real: Recording) -> list[str]:
-    """What the model does that the real driver does not do so, in sentences; what qgpu relies on, and no more.
+    """What the model does that the real driver does not do so, in sentences; what qgpu relies on,
+    and no more.
 
     Real drivers make hundreds of other objects and give other commands: those are not compared.
     """
@@ -113,19 +127,23 @@ def differences(model: Recording, real: Recording) -> list[str]:
     for kind, parent in sorted({(k, p) for k, p, _ in model.made if k in known} - theirs):
         below = sorted({p for k, p in theirs if k == kind})
         found.append(
-            f"the model makes a {kind} below a {parent or 'nothing'}; the driver below {below or 'nothing'}"
+            f"the model makes a {kind} below a {parent or 'nothing'}; the driver below"
+            f" {below or 'nothing'}"
         )
     for kind in (DEVICE, GROUP):
         name = KINDS[kind]
         sizes = [{size for k, _, size in one.made if k == name} for one in (model, real)]
         if sizes[0] and sizes[1] and not sizes[0] & sizes[1]:
             found.append(
-                f"parameters of a {name} have {sizes[0]} bytes in the model, {sizes[1]} in the driver"
+                f"parameters of a {name} have {sizes[0]} bytes in the model, {sizes[1]} in the"
+                " driver"
             )
     others: dict[str, set[int]] = {}
     for cmd, size in real.controls():
         others.setdefault(cmd, set()).add(size)
     for cmd, size in sorted(model.controls()):
         if cmd in others and size not in others[cmd]:
-            found.append(f"command {cmd} has {size} bytes in the model, {sorted(others[cmd])} in the driver")
+            found.append(
+                f"command {cmd} has {size} bytes in the model, {sorted(others[cmd])} in the driver"
+            )
     return found

@@ -1,4 +1,6 @@
-"""Experiments 3 to 7: what stopping its own groups does to a kernel that runs, and what it costs (stops.c)."""
+"""Experiments 3 to 7: the effect and cost of stopping its own groups on
+a running kernel (stops.c).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from simulator.judge import evaluate as ev
 from simulator.sim import Interval, read_trace
 
 METHODS = ("schedule", "disable", "disable-scheduling", "timeslice", "timeslice0", "preempt")
-STOPPING = ("schedule", "disable")  # what the product would stop with; the others are asked for what they do
+STOPPING = (
+    "schedule",
+    "disable",
+)  # what the product would stop with; the others are asked for what they do
 NOT_FOUND = "0x57"
 STUCK_NS = 2_900_000_000
 FLUSH_S = 0.25  # the simulator's device side writes its trace each 100 ms
@@ -40,15 +45,21 @@ def rows_of(out: str) -> list[dict[str, Any]]:
 
 
 def stops(node: Node, *words: object, seconds: float = 58) -> list[dict[str, Any]]:
-    """Run the program; its rows. RuntimeError with its words where it fails, NotModelledError without any group."""
+    """Run the program; its rows. RuntimeError with its words where it fails, NotModelledError
+    without any group.
+    """
     command = [str(BUILD / "test/stops"), *map(str, words)]
     done = subprocess.run(command, env=node.env(), capture_output=True, text=True, timeout=seconds)
     rows = rows_of(done.stdout)
     if done.returncode:
-        raise RuntimeError(f"stops {' '.join(command[1:])}: {done.stdout[-300:]}{done.stderr[-200:]}")
+        raise RuntimeError(
+            f"stops {' '.join(command[1:])}: {done.stdout[-300:]}{done.stderr[-200:]}"
+        )
     statuses = [row["status"] for row in rows if "status" in row]
     if node.place.simulated and statuses and all(status == NOT_FOUND for status in statuses):
-        raise NotModelledError("this simulator shows no channel group: it has no control device here")
+        raise NotModelledError(
+            "this simulator shows no channel group: it has no control device here"
+        )
     return rows
 
 
@@ -65,13 +76,19 @@ def modelled(body: Callable[[Node], Iterator[Yield]]) -> Callable[[Node], Iterat
 
 
 def trace_of(node: Node, pid: int) -> list[Interval]:
-    """What the simulator's device side says that this process executed."""
+    """The executed work of this process by the simulator's device side."""
     time.sleep(FLUSH_S)
-    return [i for i in read_trace(node.directory / "sim/trace.bin") if i.pid == pid and i.engine == "compute"]
+    return [
+        i
+        for i in read_trace(node.directory / "sim/trace.bin")
+        if i.pid == pid and i.engine == "compute"
+    ]
 
 
 def progress_us(row: Row, pieces: Sequence[Piece | Interval]) -> float | None:
-    """From the stop to the last progress before the continue; None where it was still going on by then."""
+    """From the stop to the last progress before the continue; None where it was still going on by
+    then.
+    """
     last = row["stop_ns"]
     for piece in pieces:
         if piece.t_start < row["continue_ns"] and piece.t_end > row["stop_ns"]:
@@ -81,12 +98,16 @@ def progress_us(row: Row, pieces: Sequence[Piece | Interval]) -> float | None:
 
 def started_us(row: Row, pieces: Sequence[Piece | Interval]) -> float | None:
     """From the stop to the first start of the online kernel that was submitted after it."""
-    starts = [p.t_start for p in pieces if row["online_submit_ns"] <= p.t_start <= row["online_done_ns"]]
+    starts = [
+        p.t_start for p in pieces if row["online_submit_ns"] <= p.t_start <= row["online_done_ns"]
+    ]
     return (min(starts) - row["stop_ns"]) / 1000 if starts else None
 
 
 def told(node: Node, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The trials with last_progress_us and online_start_us: from the card's own clock, or from the trace."""
+    """The trials with last_progress_us and online_start_us: from the card's own clock, or from the
+    trace.
+    """
     trials = [dict(row) for row in rows if "stop_ns" in row]
     if not node.place.simulated or not trials:
         return trials
@@ -104,7 +125,7 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def latencies(node: Node, trials: Sequence[Row], target: float | None) -> Iterator[Yield]:
-    """Everything that a series of stops says."""
+    """All figures of a series of stops."""
     stuck = [row for row in trials if row["stopped_ns"] - row["stop_ns"] > STUCK_NS]
     if stuck:
         yield f"trial {len(trials)} waited for the kernel's own end: the series was ended there"
@@ -112,27 +133,52 @@ def latencies(node: Node, trials: Sequence[Row], target: float | None) -> Iterat
     if refused:
         yield f"statuses of the stop: {', '.join(refused)}"
     yield figure(
-        node, "stops_answered_with_0", sum(row["status"] == "0x0" for row in trials), "", runs=len(trials)
+        node,
+        "stops_answered_with_0",
+        sum(row["status"] == "0x0" for row in trials),
+        "",
+        runs=len(trials),
     )
     stood = [row["last_progress_us"] for row in trials if "last_progress_us" in row]
     yield figure(
-        node, "stops_that_stopped", len(stood) / len(trials), "", 1 if target else None, ">=", len(trials)
+        node,
+        "stops_that_stopped",
+        len(stood) / len(trials),
+        "",
+        1 if target else None,
+        ">=",
+        len(trials),
     )
     series = {
         "last_progress_us_p99": (stood, target),
-        "online_start_us_p99": ([row["online_start_us"] for row in trials if "online_start_us" in row], None),
+        "online_start_us_p99": (
+            [row["online_start_us"] for row in trials if "online_start_us" in row],
+            None,
+        ),
         "stop_call_us_p99": ([(r["stopped_ns"] - r["stop_ns"]) / 1000 for r in trials], None),
-        "continue_call_us_p99": ([(r["continued_ns"] - r["continue_ns"]) / 1000 for r in trials], None),
+        "continue_call_us_p99": (
+            [(r["continued_ns"] - r["continue_ns"]) / 1000 for r in trials],
+            None,
+        ),
     }
     for name, (values, goal) in series.items():
         if values:
             yield figure(
-                node, name, ev.percentile(values, 99), "us", goal, "<=", len(values), _spread(values)
+                node,
+                name,
+                ev.percentile(values, 99),
+                "us",
+                goal,
+                "<=",
+                len(values),
+                _spread(values),
             )
 
 
 def latency(method: str, mode: str = "") -> Callable[[Node], Iterator[Yield]]:
-    """3, and with a mode 5: a thousand stops of an endless kernel, each with an online kernel after it."""
+    """3, and with a mode 5: a thousand stops of an endless kernel, each with an online kernel after
+    it.
+    """
 
     def body(node: Node) -> Iterator[Yield]:
         count = 60 if node.place.quick else 1000
@@ -142,13 +188,15 @@ def latency(method: str, mode: str = "") -> Callable[[Node], Iterator[Yield]]:
                 yield f"{row}"
                 if node.place.simulated and row["status"] != "0x0":
                     raise NotModelledError(f"preemption modes are answered with {row['status']}")
-        yield from latencies(node, told(node, rows), 1000 if method in STOPPING and not mode else None)
+        yield from latencies(
+            node, told(node, rows), 1000 if method in STOPPING and not mode else None
+        )
 
     return modelled(body)
 
 
 def spin(method: str) -> Callable[[Node], Iterator[Yield]]:
-    """4: with nobody else on the card, does a spinning kernel stand still at all."""
+    """4: alone on the card, does a spinning kernel stop at all."""
 
     def body(node: Node) -> Iterator[Yield]:
         rows = stops(node, "spin", method, 200)
@@ -156,7 +204,10 @@ def spin(method: str) -> Callable[[Node], Iterator[Yield]]:
         looks = next(row for row in rows if "looks" in row)
         if node.place.simulated:
             wall = trial["continue_ns"] - trial["stopped_ns"]
-            ran = ev.work_ns(trace_of(node, trial["pid"]), trial["stopped_ns"], trial["continue_ns"]) / wall
+            ran = (
+                ev.work_ns(trace_of(node, trial["pid"]), trial["stopped_ns"], trial["continue_ns"])
+                / wall
+            )
         else:
             ran = looks["moved"] / looks["looks"]
         yield f"status {trial['status']}, continue {trial['status_continue']}; {looks}"
@@ -166,7 +217,9 @@ def spin(method: str) -> Callable[[Node], Iterator[Yield]]:
 
 
 def checksum(method: str) -> Callable[[Node], Iterator[Yield]]:
-    """4: what a kernel computes over a thousand suspensions, against the same kernel without any."""
+    """4: what a kernel computes over a thousand suspensions, against
+    the same kernel without any.
+    """
 
     def body(node: Node) -> Iterator[Yield]:
         count = 100 if node.place.quick else 1000
@@ -182,7 +235,10 @@ def checksum(method: str) -> Callable[[Node], Iterator[Yield]]:
                 per_kernel[piece.seq] = per_kernel.get(piece.seq, 0) + piece.duration
             wrong = sum(work != row["work_ns"] for work in per_kernel.values())
             wrong += len(per_kernel) != row["kernels"]
-            yield "the model computes nothing: its kernels must have had exactly their length of the card"
+            yield (
+                "the model computes nothing: its kernels must have had exactly their length of the"
+                " card"
+            )
         yield figure(node, "suspensions", row["stops"], "", count, ">=")
         yield figure(node, "failed_commands", row["failures"], "", 0)
         yield figure(node, "wrong_results", wrong, "", 0, runs=row["kernels"])
@@ -212,7 +268,9 @@ def slices(us: tuple[int, int]) -> Callable[[Node], Iterator[Yield]]:
         found = parts(node, rows)
         wanted = us[0] / sum(us) if any(us) else 0.5
         spread = "(" + "/".join(f"{100 * part:.2f}" for part in found.values()) + " %)"
-        yield figure(node, "share_error_points", 100 * abs(found["a"] - wanted), "points", 2, spread=spread)
+        yield figure(
+            node, "share_error_points", 100 * abs(found["a"] - wanted), "points", 2, spread=spread
+        )
 
     return modelled(body)
 
@@ -222,7 +280,12 @@ def cost(node: Node) -> Iterator[Yield]:
     for row in stops(node, "cost", 200 if node.place.quick else 1000):
         spread = f"(p99 {row['p99_ns'] / 1000:.2f}, max {row['max_ns'] / 1000:.2f} us)"
         yield figure(
-            node, f"{row['what']}_us_p50", row["p50_ns"] / 1000, "us", runs=row["count"], spread=spread
+            node,
+            f"{row['what']}_us_p50",
+            row["p50_ns"] / 1000,
+            "us",
+            runs=row["count"],
+            spread=spread,
         )
 
 

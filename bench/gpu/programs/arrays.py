@@ -1,4 +1,6 @@
-"""The same small computation in JAX or CuPy, with a checksum of every bit. usage: arrays.py jax|cupy"""
+"""The same small computation in JAX or CuPy, with a checksum of every bit. usage: arrays.py
+jax|cupy
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,16 @@ def with_cupy(a: Any, b: Any) -> Any:
     import cupy
 
     x, y = cupy.asarray(a), cupy.asarray(b)
-    blend = cupy.ElementwiseKernel("float32 p, float32 q", "float32 r", "r = p / 1024 + q * 0.5f", "blend")
+    blend = cupy.ElementwiseKernel(
+        "float32 p, float32 q", "float32 r", "r = p / 1024 + q * 0.5f", "blend"
+    )
     for _ in range(ROUNDS):
         x = blend(x @ y, x)
     return cupy.asnumpy(cupy.sort(x, axis=1))
 
 
 def main() -> None:
-    """Compute and say what came out."""
+    """Compute and print the result."""
     which = {"jax": with_jax, "cupy": with_cupy}[sys.argv[1]]
     random = np.random.default_rng(1)
     a, b = (random.random((N, N), dtype=np.float32) for _ in range(2))

@@ -1,4 +1,6 @@
-"""Can the card write into each kind of memory that arbiter and job may share? One JSON line: kind, CUDA's results."""
+"""Can the card write into each kind of memory that arbiter and job may share? One JSON line: kind,
+CUDA's results.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ cuda = ctypes.CDLL("libcuda.so.1")
 
 def bpf_array() -> int:
     """As qg_kept_create makes one; OSError where the kernel refuses."""
-    attr = ctypes.create_string_buffer(struct.pack("IIIII", ARRAY, 4, PAGE * PAGES, 1, MMAPABLE), 128)
+    attr = ctypes.create_string_buffer(
+        struct.pack("IIIII", ARRAY, 4, PAGE * PAGES, 1, MMAPABLE), 128
+    )
     fd: int = libc.syscall(SYS_BPF, MAP_CREATE, attr, len(attr))
     if fd < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -32,7 +36,9 @@ def memory_file() -> int:
 
 
 def written(fd: int) -> dict[str, int]:
-    """CUDA's result of registering one page of it and of writing there, and the word that arrived."""
+    """CUDA's result of registering one page of it and of writing there,
+    and the word that arrived.
+    """
     memory = mmap.mmap(fd, PAGE * PAGES)
     word = ctypes.c_uint32.from_buffer(memory, PAGE + 512)
     page = ctypes.c_void_p(ctypes.addressof(word) - 512)

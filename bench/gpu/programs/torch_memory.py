@@ -7,7 +7,9 @@ import os
 import sys
 
 if "expandable" in sys.argv:  # read once, when PyTorch starts
-    os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = (
+        "expandable_segments:True"
+    )
 
 import torch
 
@@ -27,8 +29,16 @@ def main() -> None:
     held.clear()
     torch.cuda.empty_cache()
     again = torch.ones(count * step // 8, dtype=torch.float32, device="cuda")
-    told = {"kind": f"torch {how}", "bytes": count * step, "error": error, "again": again.numel() * 4}
-    print(json.dumps(told | {"sum": float(again[:1000].sum()), "total": total, "free": free}), flush=True)
+    told = {
+        "kind": f"torch {how}",
+        "bytes": count * step,
+        "error": error,
+        "again": again.numel() * 4,
+    }
+    print(
+        json.dumps(told | {"sum": float(again[:1000].sum()), "total": total, "free": free}),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

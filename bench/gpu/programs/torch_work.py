@@ -1,7 +1,8 @@
-"""A training or inference loop in PyTorch: what it computed, how fast, and when each step ran on the card.
+"""A training or inference loop in PyTorch: what it computed, how fast, and when each step ran on
+the card.
 
-Prints one JSON line. The steps are stamped with CUDA events, which the card itself writes. Runs with whatever
-Python holds PyTorch; imports nothing of qgpu.
+Prints one JSON line. The steps are stamped with CUDA events, which the card itself writes. Runs
+with whatever Python holds PyTorch; imports nothing of qgpu.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Any
 
 # Both are read once, when PyTorch and cuBLAS start; with the second, products are deterministic.
 if "expandable" in sys.argv:
-    os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = (
+        "expandable_segments:True"
+    )
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
@@ -120,7 +123,9 @@ def sleep_until(ns: int) -> None:
         time.sleep(left / 1e9)
 
 
-def endless(step: Callable[[], torch.Tensor], length: float, steps: Steps, ahead: int = 3) -> torch.Tensor:
+def endless(
+    step: Callable[[], torch.Tensor], length: float, steps: Steps, ahead: int = 3
+) -> torch.Tensor:
     """Steps back to back, a few ahead of the card, as a training loop runs."""
     end = time.monotonic() + length
     result = steps(step)
@@ -132,9 +137,14 @@ def endless(step: Callable[[], torch.Tensor], length: float, steps: Steps, ahead
 
 
 def bursts(
-    step: Callable[[], torch.Tensor], length: float, busy: float, idle: float, log: str, steps: Steps
+    step: Callable[[], torch.Tensor],
+    length: float,
+    busy: float,
+    idle: float,
+    log: str,
+    steps: Steps,
 ) -> torch.Tensor:
-    """Requests one after another for `busy` seconds, then a rest; each request is waited for."""
+    """Requests one after another for `busy` seconds, then a pause; each request is waited for."""
     end = time.monotonic() + length
     lines: list[dict[str, int]] = []
     result = steps(step)
@@ -145,7 +155,9 @@ def bursts(
             start = time.monotonic_ns()
             result = steps(step)
             torch.cuda.synchronize()
-            lines.append({"due_ns": start, "start_ns": start, "latency_ns": time.monotonic_ns() - start})
+            lines.append(
+                {"due_ns": start, "start_ns": start, "latency_ns": time.monotonic_ns() - start}
+            )
         lines.append({"burst": 1, "start_ns": began, "end_ns": time.monotonic_ns()})
         time.sleep(max(0.0, min(idle, end - time.monotonic())))
     with Path(log).open("w", encoding="utf-8") as file:
@@ -162,13 +174,15 @@ def digest(tensors: list[torch.Tensor]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line says."""
+    """The options of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--mode", choices=["train", "infer"], default="train")
     parser.add_argument("--how", choices=["eager", "graphs", "compile"], default="eager")
     parser.add_argument("--alloc", choices=["caching", "expandable"], default="caching")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=0, help="so many steps instead of --length seconds")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="so many steps instead of --length seconds"
+    )
     parser.add_argument("--length", type=float, default=5)
     parser.add_argument("--busy", type=float, default=0)
     parser.add_argument("--idle", type=float, default=0)
@@ -182,7 +196,11 @@ def prepare(args: argparse.Namespace) -> tuple[Callable[[], torch.Tensor], torch
     """The step as it shall run, and the network."""
     torch.manual_seed(1)
     torch.use_deterministic_algorithms(True)
-    for fused in ("flash", "mem_efficient", "cudnn"):  # their backward passes add up in no fixed order
+    for fused in (
+        "flash",
+        "mem_efficient",
+        "cudnn",
+    ):  # their backward passes add up in no fixed order
         getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)
     step, network = training(args.batch) if args.mode == "train" else inference(args.batch)
     if args.how == "compile":
@@ -222,7 +240,10 @@ def main() -> None:
         "steps": len(spans),
     }
     told |= {"seconds": (ended - began) / 1e9, "steps_per_s": len(spans) * 1e9 / (ended - began)}
-    told |= {"sum": digest([result, *network.parameters()]), "peak": torch.cuda.max_memory_allocated()}
+    told |= {
+        "sum": digest([result, *network.parameters()]),
+        "peak": torch.cuda.max_memory_allocated(),
+    }
     print(json.dumps(told), flush=True)
 
 

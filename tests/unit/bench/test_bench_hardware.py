@@ -5,7 +5,7 @@ summed.
 from __future__ import annotations
 
 from bench.promises.hardware import NODES, Run, long_kernels, wrong_work
-from bench.promises.hardware_report import Told
+from bench.promises.hardware_report import HardwareReports
 from enforcer.wire.messages import HardwareTenant
 from simulator.judge import evaluate as ev
 from simulator.sim import Interval, Kind, Piece
@@ -34,7 +34,7 @@ def test_a_kernel_in_pieces_has_its_work_and_no_more() -> None:
 def test_last_progress_is_that_inside_the_burst() -> None:
     bursts = [ev.Burst(100 * MS, 102 * MS), ev.Burst(200 * MS, 202 * MS)]
     offline = [piece(0, 100.25, 1), piece(110, 400, 1)]
-    run = Run(None, bursts, offline, Told("/nowhere"))  # type: ignore[arg-type]
+    run = Run(None, bursts, offline, HardwareReports("/nowhere"))  # type: ignore[arg-type]
     assert run.last_progress_us() == [250.0, 2000.0], "a kernel that goes on counts to the burst's end"
 
 
@@ -52,7 +52,7 @@ def tenant(job: int, state: str, stops: int, failures: int = 0, why: str = "") -
 
 
 def test_what_the_arbiter_says_is_added_up() -> None:
-    told = Told("/nowhere")
+    told = HardwareReports("/nowhere")
     rows = [
         tenant(1, "ready", 5),
         tenant(2, "failed", 0, 1, "refused"),
