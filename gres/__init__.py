@@ -1,1 +1,4 @@
-"""Requests and grants. Pure: no Slurm commands, no NVML, no daemon."""
+"""Requests and grants. Its Python is pure: no Slurm commands, no NVML, no daemon.
+
+`native/` is no part of the package: the optional GRES plugins of Slurm, in C, under the GPL.
+"""
