@@ -33,6 +33,13 @@ class Card:
         self.lib.decide(self.now)
         assert self.raw.wake_ns > self.now
 
+    def follow(self, duration_ns: int) -> None:
+        """Time passes and nothing happens: decide whenever the decision asked for it."""
+        end = self.now + duration_ns
+        while self.raw.wake_ns <= end:
+            self.at(self.raw.wake_ns - self.now)
+        self.now = end
+
     def want(self, *who: int) -> None:
         for i in who:
             self[i].runnable = 1

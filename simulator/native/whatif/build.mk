@@ -11,7 +11,9 @@ $(BUILD)/bin/qgpu-simulate: $(SIMULATE_SRC) $(SIMULATE_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -O3 $(QG_LTO) $(QG_CFLAGS) -Ienforcer/native/arbiter -pthread $(SIMULATE_SRC) -o $@ $(QG_LDFLAGS) -lm
 
-$(BUILD)/test/qgpu-simulate-asan: $(SIMULATE_SRC) $(SIMULATE_HDR)
+# With a check of each decision around it.
+SIMULATE_CHECK := simulator/native/test/check_decisions.c
+$(BUILD)/test/qgpu-simulate-asan: $(SIMULATE_SRC) $(SIMULATE_CHECK) $(SIMULATE_HDR)
 	@mkdir -p $(@D)
-	$(CC) -O1 -g $(QG_CFLAGS) -Ienforcer/native/arbiter -fsanitize=address,undefined -fno-sanitize-recover=all -pthread \
-	    $(SIMULATE_SRC) -o $@ -lm
+	$(CC) -O1 -g $(QG_CFLAGS) -Ienforcer/native/arbiter -I$(SIMULATE_DIR) -fsanitize=address,undefined -fno-sanitize-recover=all \
+	    -pthread -Wl,--wrap=qp_decide,--wrap=card_run $(SIMULATE_SRC) $(SIMULATE_CHECK) -o $@ -lm
