@@ -115,12 +115,11 @@ def test_a_stale_module_is_named(
 ) -> None:
     """A field is inserted into a copy of the header."""
     policy = next(mirror for mirror in MIRRORS if mirror.header.endswith("policy.h"))
-    for name in (policy.header, policy.module):
+    for name in (policy.header, policy.module, "pyproject.toml", "simulator/ruff.toml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text())
     monkeypatch.setattr(layouts, "ROOT", tmp_path)
     monkeypatch.setattr(layouts, "MIRRORS", [policy])
-    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     assert layouts.main(["--check"]) == 0 and not capsys.readouterr().out
     header = tmp_path / policy.header
     header.write_text(header.read_text().replace("struct qp_card {", "struct qp_card {\n    double more;"))
