@@ -34,6 +34,13 @@
 /* ns after a tick was due: the leader of the group is late then, and the card ticks by itself */
 #define LEADER_LATE_NS (8 * QP_MS)
 
+/* events that one wake-up takes; further ones wake the thread again */
+#define MAX_EVENTS 64
+/* bytes of the thread's stack: the arrays of a step take a few KiB. Chosen, not measured */
+#define STACK_BYTES (256 * 1024)
+/* ms: the lease until qgpud has sent the card's settings; the default of enforcer.lease */
+#define FIRST_LEASE_MS 10000
+
 /* EPOLLOUT shows whether the doorbell has room. A full one has none and can ring no more. It comes
  * with the event and costs no call of its own. */
 #define BELL_EVENTS (EPOLLIN | EPOLLOUT | EPOLLET)
@@ -169,13 +176,13 @@ static void take_event(struct card *card, const struct epoll_event *ev, uint64_t
 static void *card_main(void *arg)
 {
     struct card *card = arg;
-    struct epoll_event events[64];
+    struct epoll_event events[MAX_EVENTS];
     bool quit = false;
     uint64_t until = QP_NEVER, beat_before = QP_NEVER;
     /* a thread without real-time scheduling would wake up to 50 us late */
     prctl(PR_SET_TIMERSLACK, 1ul);
     while (!quit) {
-        int n = wait_until(card->epfd, events, 64, until);
+        int n = wait_until(card->epfd, events, MAX_EVENTS, until);
         uint64_t woken = qg_now_ns();
         pthread_mutex_lock(&card->lock);
         /* other threads may have taken steps meanwhile, with later times */
@@ -209,7 +216,7 @@ static int start_thread(struct arbiter *a, struct card *card)
     struct sched_param param = {.sched_priority = a->rt_priority};
     int err = EPERM;
     pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, 256 * 1024);
+    pthread_attr_setstacksize(&attr, STACK_BYTES);
     if (a->rt_priority > 0) {
         pthread_attr_setinheritsched(&attr, PTHREAD_EXPLICIT_SCHED);
         pthread_attr_setschedpolicy(&attr, SCHED_FIFO);
@@ -259,7 +266,7 @@ struct card *card_create(struct arbiter *a, const char *uuid, int *err)
     memcpy(card->uuid, uuid, QG_UUID_LEN);
     card->number = a->ncards;
     card->arbiter = a;
-    card->lease_ms = 10000;
+    card->lease_ms = FIRST_LEASE_MS;
     qp_init(&card->policy);
     card->wake_ns = card->armed_ns = QP_NEVER;
     pthread_mutexattr_init(&attr);

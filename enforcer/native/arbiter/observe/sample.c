@@ -42,6 +42,8 @@
 /* launches in one counter; a larger number is not believed. A sum over all lanes stays
  * below 2^64 */
 #define MAX_LAUNCHES (1ull << 56)
+/* counts by which a counter may grow between two samples; a larger jump is not believed */
+#define MAX_GROWTH (1ull << 48)
 /* most of a total of a job: it must neither wrap nor become negative */
 #define MAX_TOTAL (1ull << 56)
 
@@ -74,7 +76,7 @@ static uint64_t total_launches(const struct qg_proc *page)
 static void advance(uint64_t *total, uint64_t *seen, uint64_t value)
 {
     uint64_t grown = value - *seen;
-    if (value > *seen && grown < (1ull << 48))
+    if (value > *seen && grown < MAX_GROWTH)
         *total = at_most(*total + grown, MAX_TOTAL);
     *seen = value;
 }

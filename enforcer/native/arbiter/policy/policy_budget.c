@@ -139,7 +139,7 @@ void qp_budget_charge(struct qp_card *c, uint32_t index, uint64_t now, uint64_t 
     if (!used && !unseen)
         return;
     /* the budget follows the mean use, the windows the largest possible use */
-    used = min_u64(used + unseen, 4000 * QP_MS);
+    used = min_u64(used + unseen, MAX_CHARGE_NS);
     record_use(&h->one, ONE_BIN, now, used);
     record_use(&h->ten, TEN_BIN, now, used);
 }

@@ -10,6 +10,9 @@
  */
 #include "policy/policy_parts.h"
 
+/* most ns of waiting that pay debt off at once: no debt is larger (QP_DEFICIT_MAX_NS) */
+#define MAX_WAITED_NS (1000 * QP_MS)
+
 static int64_t clamp_deficit(int64_t v)
 {
     if (v > QP_DEFICIT_MAX_NS)
@@ -235,7 +238,7 @@ static void charge_budgets(struct qp_card *c, const struct qp_class *s, const st
 void qp_charge(struct qp_card *c, int k, const struct members *m, uint64_t now)
 {
     struct qp_class *s = &c->cls[k];
-    uint64_t dt = min_u64(now - c->last_ns, 1000 * QP_MS), total = 0, sure = 0,
+    uint64_t dt = min_u64(now - c->last_ns, MAX_WAITED_NS), total = 0, sure = 0,
              passed = now - c->last_ns;
     if (!s->contended) {
         fade_debts(c, m, dt, now);
@@ -250,7 +253,7 @@ void qp_charge(struct qp_card *c, int k, const struct members *m, uint64_t now)
         if (!outside_quantum(c, s, m->at[j]))
             sure += t->used_ns;
     }
-    uint64_t most = min_u64(now - s->charged_until_ns, 4000 * QP_MS);
+    uint64_t most = min_u64(now - s->charged_until_ns, MAX_CHARGE_NS);
     for (uint32_t j = 0; total > most && j < m->n; j++) {
         struct qp_tenant *t = &c->tenant[m->at[j]];
         t->used_ns = (uint64_t)((double)t->used_ns * (double)most / (double)total);

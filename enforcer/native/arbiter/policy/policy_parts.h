@@ -9,6 +9,9 @@
 #include "policy/policy.h"
 #include "qgpu_abi.h"
 
+/* most ns charged at once: a bin of qp_window counts ns in 32 bits, which are 4.29 s */
+#define MAX_CHARGE_NS (4000 * QP_MS)
+
 enum { ONLINE = 0, OFFLINE = 1 };
 
 /* The members of one class, found once per decision. Free tenants are registered but take no
