@@ -3,12 +3,12 @@ SHIM_DIR := enforcer/native/shim
 comma := ,
 SHIM_OBJ := $(BUILD)/obj/shim
 SHIM_GEN := $(SHIM_OBJ)/gen
-SHIM_ALL := $(wildcard $(SHIM_DIR)/*/*.c)
+SHIM_ALL := $(wildcard $(SHIM_DIR)/*/*.c $(SHIM_DIR)/hooks/*/*.c)
 # HW=0 leaves hardware preemption out; groups/absent.c stands in for it.
 SHIM_HW  := $(wildcard $(SHIM_DIR)/groups/rm_*.c)
 SHIM_SRC := $(filter-out $(if $(filter 0,$(HW)),$(SHIM_HW),$(SHIM_DIR)/groups/absent.c),$(SHIM_ALL))
 SHIM_COMMON := qg_msg qg_rm
-SHIM_HEADERS := $(wildcard enforcer/native/abi/*.h enforcer/native/common/*.h $(SHIM_DIR)/*/*.h)
+SHIM_HEADERS := $(wildcard enforcer/native/abi/*.h enforcer/native/common/*.h $(SHIM_DIR)/*/*.h $(SHIM_DIR)/hooks/*/*.h)
 SHIM_REST := $(SHIM_OBJ)/symbols.o $(SHIM_OBJ)/exports.o $(SHIM_COMMON:%=$(SHIM_OBJ)/%.o)
 SHIM_O := $(SHIM_SRC:$(SHIM_DIR)/%.c=$(SHIM_OBJ)/%.o) $(SHIM_REST)
 SHIM_NOHW_O := $(patsubst $(SHIM_DIR)/%.c,$(SHIM_OBJ)/%.o,$(filter-out $(SHIM_HW),$(SHIM_ALL))) $(SHIM_REST)
@@ -83,8 +83,8 @@ $(BUILD)/test/shim-probe: $(SHIM_PROBE) tests/native/programs/probe/probe.h benc
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -Ibench/native -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $(SHIM_PROBE) -ldl -lpthread
 
-SHIM_UNIT := tests/native/programs/units/unit.c $(addprefix $(SHIM_DIR)/base/,ledger.c estimate.c begun.c)
-$(BUILD)/test/shim-unit: $(SHIM_UNIT) $(addprefix $(SHIM_DIR)/base/,ledger.h estimate.h begun.h)
+SHIM_UNIT := tests/native/programs/units/unit.c $(addprefix $(SHIM_DIR)/base/,allocation_hash.c estimate.c start_inference.c)
+$(BUILD)/test/shim-unit: $(SHIM_UNIT) $(addprefix $(SHIM_DIR)/base/,allocation_hash.h estimate.h start_inference.h)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) -o $@ $(SHIM_UNIT)
 
@@ -94,16 +94,16 @@ $(BUILD)/test/shim-place-unit: tests/native/programs/units/place_unit.c $(SHIM_D
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -I$(SHIM_DIR) -I$(CUDA_INC) \
 	  -o $@ $<
 
-SHIM_RACE := tests/native/programs/race.c $(addprefix $(SHIM_DIR)/,memory/memory.c memory/books.c memory/ipc.c process/jobsum.c base/ledger.c)
+SHIM_RACE := tests/native/programs/race.c $(addprefix $(SHIM_DIR)/,memory/memory.c memory/allocation_table.c memory/ipc.c process/job_sum.c base/allocation_hash.c)
 $(BUILD)/test/shim-race: $(SHIM_RACE) $(SHIM_HEADERS) $(SHIM_GEN)/symbols.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -o $@ $(SHIM_RACE) -lpthread
 
 NATIVE += $(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit $(BUILD)/test/shim-pool-unit $(BUILD)/test/shim-seen-unit
-$(BUILD)/test/shim-green-unit: tests/native/programs/units/green_unit.c $(SHIM_DIR)/hooks/green.c $(SHIM_DIR)/process/green.c
-$(BUILD)/test/shim-primary-unit: tests/native/programs/units/primary_unit.c $(SHIM_DIR)/hooks/context.c
+$(BUILD)/test/shim-green-unit: tests/native/programs/units/green_unit.c $(SHIM_DIR)/hooks/context/green.c $(SHIM_DIR)/process/green.c
+$(BUILD)/test/shim-primary-unit: tests/native/programs/units/primary_unit.c $(SHIM_DIR)/hooks/context/context.c
 $(BUILD)/test/shim-pool-unit: tests/native/programs/units/pool_unit.c $(SHIM_DIR)/memory/pools.c
-$(BUILD)/test/shim-seen-unit: tests/native/programs/units/seen_unit.c $(SHIM_DIR)/track/streams.c $(SHIM_DIR)/track/ends.c
+$(BUILD)/test/shim-seen-unit: tests/native/programs/units/seen_unit.c $(SHIM_DIR)/track/streams.c $(SHIM_DIR)/track/stream_ends.c
 $(BUILD)/test/shim-green-unit $(BUILD)/test/shim-primary-unit $(BUILD)/test/shim-pool-unit $(BUILD)/test/shim-seen-unit: $(SHIM_HEADERS) $(SHIM_GEN)/symbols.h
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -fsanitize=address,undefined -fno-sanitize-recover=all -o $@ $(filter %.c,$^) -lpthread
@@ -143,7 +143,7 @@ $(BUILD)/test/shim-odd-calls: tests/native/programs/odd_calls.c tests/native/pro
 	$(CC) $(CFLAGS) $(QG_CFLAGS) -I$(CUDA_INC) -D__CUDA_API_VERSION_INTERNAL -o $@ $< -ldl
 
 # The table of the driver's objects, under sanitizers: test_shim_groups_table.py.
-SHIM_RM_UNIT := tests/native/programs/units/rm_unit.c $(addprefix $(SHIM_DIR)/groups/,rm_table.c rm_view.c)
+SHIM_RM_UNIT := tests/native/programs/units/rm_unit.c $(addprefix $(SHIM_DIR)/groups/,rm_table.c rm_snapshot.c)
 NATIVE += $(BUILD)/test/shim-rm-unit $(BUILD)/test/shim-rm-race
 $(BUILD)/test/shim-rm-unit: $(SHIM_RM_UNIT) $(SHIM_HEADERS)
 	@mkdir -p $(@D)

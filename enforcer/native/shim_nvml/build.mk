@@ -4,7 +4,7 @@ NVSHIM_OBJ := $(BUILD)/obj/shim_nvml
 NVSHIM_GEN := $(NVSHIM_OBJ)/gen
 NVSHIM_SRC := $(wildcard $(NVSHIM_DIR)/*.c)
 NVSHIM_O := $(NVSHIM_SRC:$(NVSHIM_DIR)/%.c=$(NVSHIM_OBJ)/%.o) $(NVSHIM_OBJ)/names.o $(NVSHIM_OBJ)/exports.o \
-            $(addprefix $(NVSHIM_OBJ)/shared/,base/grant.o process/jobsum.o qg_msg.o)
+            $(addprefix $(NVSHIM_OBJ)/shared/,base/grant.o process/job_sum.o qg_msg.o)
 NVSHIM_CFLAGS = $(QG_CFLAGS) -I$(NVSHIM_GEN) -I$(NVSHIM_DIR) -Ienforcer/native/shim -isystem $(NVML_INC) \
                 -isystem $(CUDA_INC) -fvisibility=hidden -fcf-protection=branch
 
@@ -42,7 +42,7 @@ $(BUILD)/shim/libnvidia-ml.so.1: $(NVSHIM_O)
 NATIVE += $(BUILD)/test/shim-asan/libnvidia-ml.so.1
 NVSHIM_ASAN := -fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 NVSHIM_ASAN_OBJ := $(BUILD)/obj/shim_nvml-asan
-NVSHIM_ASAN_O := $(NVSHIM_SRC:$(NVSHIM_DIR)/%.c=$(NVSHIM_ASAN_OBJ)/%.o) $(addprefix $(NVSHIM_ASAN_OBJ)/shared/,base/grant.o process/jobsum.o qg_msg.o)
+NVSHIM_ASAN_O := $(NVSHIM_SRC:$(NVSHIM_DIR)/%.c=$(NVSHIM_ASAN_OBJ)/%.o) $(addprefix $(NVSHIM_ASAN_OBJ)/shared/,base/grant.o process/job_sum.o qg_msg.o)
 
 $(NVSHIM_ASAN_OBJ)/%.o: $(NVSHIM_DIR)/%.c $(NVSHIM_GEN)/symbols.h $(wildcard $(NVSHIM_DIR)/*.h enforcer/native/shim/*/*.h enforcer/native/common/*.h)
 	@mkdir -p $(@D)

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "base/grant.h"
-#include "process/jobsum.h"
+#include "process/job_sum.h"
 #include "nvml_grant.h"
 #include "nvml_shim.h"
 #include "qg_map.h"

@@ -15,7 +15,7 @@
 #pragma GCC visibility pop
 
 #include "symbols.h"
-#include "boot/view.h"
+#include "boot/job_view.h"
 
 /* nvml_driver.c: the real library. */
 extern void *qg_real[QG_NSYMBOLS];

@@ -40,7 +40,7 @@ def exported(library: Path) -> set[str]:
 
 def test_exports_are_exactly_the_table() -> None:
     names = {row[0] for row in table()}
-    assert exported(s.SHIM) == names | {"qgpu_job_view", "ioctl"}  # for qgpu's libnvidia-ml.so.1; rm_hook.c
+    assert exported(s.SHIM) == names | {"qgpu_job_view", "ioctl"}  # for qgpu's libnvidia-ml.so.1; rm_ioctl.c
     assert len(names) > 700
     assert exported(s.STUB) >= names
 

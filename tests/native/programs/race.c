@@ -13,10 +13,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "hooks/graphmem.h"
+#include "hooks/memory/graph_nodes.h"
 #include "memory/memory.h"
 #include "memory/pools.h"
-#include "base/say.h"
+#include "base/message.h"
 
 #define CAP  1000u
 #define WANT 600u

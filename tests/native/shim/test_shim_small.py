@@ -15,7 +15,7 @@ from simulator.sim import Interval
 
 pytestmark = pytest.mark.native
 ROOT = pytest.mark.skipif(os.getuid() != 0, reason="needs root: sealed grants")
-SUM = 15  # at most so many small calls are worth a launch (small.c)
+SUM = 15  # at most so many small calls are worth a launch (small_copies.c)
 
 
 def test_a_closed_gate_holds_them_when_their_sum_is_a_launch(arbiter: s.FakeArbiter, probe: s.Probe) -> None:

@@ -6,7 +6,7 @@
  */
 #include <string.h>
 
-#include "base/say.h"
+#include "base/message.h"
 #include "process/process.h"
 #include "boot/boot.h"
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A child has its parent's memory but neither its threads nor a usable CUDA: it starts from nothing.
- * Each part of the shim forgets what it knows, in the order of the folders.
+ * A child has its parent's memory but neither its threads nor a usable CUDA: it starts from
+ * nothing. Each part of the shim forgets what it knows, in the order of the folders.
  */
 #include "boot/boot.h"
 #include "groups/rm.h"
-#include "hooks/contexts.h"
+#include "hooks/context/contexts.h"
 #include "link/link.h"
 #include "memory/graph_memory.h"
 #include "memory/memory.h"

@@ -10,7 +10,7 @@
 
 #include <cuda.h>
 
-#include "base/say.h"
+#include "base/message.h"
 #include "boot/boot.h"
 #include "groups/rm.h"
 

@@ -11,7 +11,7 @@
 
 #include "process/pages.h"
 #include "groups/rm.h"
-#include "base/say.h"
+#include "base/message.h"
 #include "process/process.h"
 #include "track/waiters.h"
 #include "window/window.h"

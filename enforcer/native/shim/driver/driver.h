@@ -34,9 +34,9 @@ extern void *qg_real[QG_NSYMBOLS];
 /* True if the real driver has this symbol. */
 #define QG_HAVE(symbol) qg_have(QG_SYM_##symbol)
 
-/* Opens the driver and says so with qg_driver_opened(). The one thing that a lower folder needs of a
- * higher one: a constant of boot/open.c, because the first call may come before any constructor of
- * ours could set a pointer. tools/floors.py lists it. */
+/* Opens the driver and says so with qg_driver_opened(). The one thing that a lower folder needs of
+ * a higher one: a constant of boot/open.c, because the first call may come before any constructor
+ * of ours could set a pointer. tools/floors.py lists it. */
 extern void (*const qg_open_driver)(void);
 void qg_driver_opened(void *handle); /* NULL: there is none */
 

@@ -12,11 +12,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/say.h"
+#include "base/message.h"
 #include "track/waiters.h"
 #include "window/window.h"
 #include "link/link.h"
-#include "window/nap.h"
+#include "window/wait_strategy.h"
 
 /* longest sleep before pages, heartbeat and connection are looked at again */
 #define WAIT_NS 50000000

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The channel groups of this process, as its own control calls told them: rm_hook.c hears the
- * calls, rm_table.c keeps what they made, rm_tell.c tells the arbiter and acts, rm_leave.c is what
- * the hooks of contexts need. docs/specs/shim/channel-groups.md.
+ * The channel groups of this process, as its own control calls told them: rm_ioctl.c hears the
+ * calls, rm_table.c keeps what they made, rm_report.c tells the arbiter and acts, rm_contexts.c is
+ * what the hooks of contexts need. docs/specs/shim/channel-groups.md.
  */
 #ifndef QG_SHIM_RM_H
 #define QG_SHIM_RM_H
@@ -66,14 +66,14 @@ uint32_t qg_rm_changes(void);
  * by the caller. */
 int qg_rm_borrow(const struct qg_rm_view *view);
 
-/* ---- rm_hook.c, rm_import.c ---- */
+/* ---- rm_ioctl.c, rm_import.c ---- */
 
 /* off: this process is not governed, and all calls pass unseen */
 void qg_rm_watch(bool on);
 /* its calls of ioctl() go through ours, however we were loaded */
 void qg_rm_driver_opened(void *library);
 
-/* ---- rm_tell.c ---- */
+/* ---- rm_report.c ---- */
 
 void qg_rm_changed(void); /* wakes the teller */
 
@@ -85,7 +85,7 @@ void qg_rm_look(void);                                 /* at intervals: a lease 
 
 void qg_rm_after_fork(void);
 
-/* ---- rm_leave.c ---- */
+/* ---- rm_contexts.c ---- */
 
 struct qg_card;
 bool qg_rm_any(void); /* somebody wants to know of contexts at all */

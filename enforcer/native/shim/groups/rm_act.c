@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "qg_rm.h"
-#include "groups/rm_tell.h"
+#include "groups/rm_report.h"
 
 #define TRIES 5 /* looks at a table that changes under our hands */
 

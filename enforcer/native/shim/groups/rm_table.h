@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The table of the driver's objects, for the two files that work on it: rm_table.c keeps it,
- * rm_view.c looks at it.
+ * rm_snapshot.c looks at it.
  */
 #ifndef QG_SHIM_RM_TABLE_H
 #define QG_SHIM_RM_TABLE_H

@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/say.h"
+#include "base/message.h"
 #include "base/thread.h"
 #include "process/pages.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What is known of memory nodes in graphs: hooks/graphmem.c reads it, pools.c writes it too.
+ * What is known of memory nodes in graphs: hooks/memory/graph_nodes.c reads it, pools.c writes it
+ * too.
  */
 #include "memory/graph_memory.h"
 

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "memory/books.h"
+#include "memory/allocation_table.h"
 
 #define ROWS     100u
 #define LOCALS   512u

@@ -8,7 +8,7 @@
 
 #include "process/process.h"
 
-/* All but known, tick and look are called under the lock of the books (books.h). */
+/* All but known, tick and look are called under the lock of the books (allocation_table.h). */
 
 void qg_shares_after_fork(void);
 

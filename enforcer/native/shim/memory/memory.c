@@ -11,10 +11,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "memory/books.h"
-#include "process/jobsum.h"
+#include "memory/allocation_table.h"
+#include "process/job_sum.h"
 #include "memory/pools.h"
-#include "base/say.h"
+#include "base/message.h"
 #include "memory/ipc.h"
 #include "link/link.h"
 

@@ -5,7 +5,7 @@
 #ifndef QG_MEMORY_H
 #define QG_MEMORY_H
 
-#include "base/ledger.h"
+#include "base/allocation_hash.h"
 #include "process/process.h"
 
 /* Asks for size bytes on a card (NULL: a card that was not granted). True: they are reserved; the

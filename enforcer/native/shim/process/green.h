@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Green contexts: parts of a primary context (its memory, its end) that go as contexts of their own.
+ * Green contexts: parts of a primary context (its memory, its end) that go as contexts of their
+ * own.
  */
 #ifndef QG_GREEN_H
 #define QG_GREEN_H

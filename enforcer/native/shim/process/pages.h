@@ -22,8 +22,8 @@ struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PA
 bool qg_pages_shut(struct qg_pages *pages);
 void qg_pages_after_fork(void); /* in the child: the parent's slots are not its own */
 
-/* alias.c. A context that owns memory (contexts.h) has one mapping of the slot to itself, which it
- * registers with CUDA. */
+/* slot_mappings.c. A context that owns memory (contexts.h) has one mapping of the slot to itself,
+ * which it registers with CUDA. */
 void qg_aliases_map(struct qg_pages *pages, int fd);
 void qg_aliases_unmap(const struct qg_pages *pages);
 struct qg_proc *qg_alias_of(struct qg_pages *pages, CUcontext owner); /* NULL: all are taken */

@@ -23,7 +23,7 @@
 
 #define QG_ALIASES 64u /* contexts of a process that can have markers at a time */
 
-/* The process's slot, mapped once more: alias.c. */
+/* The process's slot, mapped once more: slot_mappings.c. */
 struct qg_alias {
     struct qg_proc *page;
     CUcontext owner; /* atomic; NULL: nobody's */
@@ -41,7 +41,7 @@ struct qg_pages {
     dev_t doorbell_dev, gate_dev; /* a tenant's gate and job page live and end together */
     ino_t doorbell_ino, gate_ino;
     struct qg_pages *mapped_before;
-    /* under the ledger's lock: pages where siblings may still be; jobsum.c */
+    /* under the ledger's lock: pages where siblings may still be; job_sum.c */
     struct qg_pages *before;
     uint64_t followed_ns; /* when these took over */
     struct qg_alias aliases[QG_ALIASES];
@@ -66,7 +66,7 @@ struct qg_card {
     uint64_t rung_at;   /* atomic: qg_gate_page.changed_ns of the last ring */
     uint64_t rung_tick; /* atomic: when, to ring again after a while */
 
-    uint64_t small;      /* atomic: small copies that no gate has seen, as small.c puts them */
+    uint64_t small; /* atomic: small copies that no gate has seen, as small_copies.c puts them */
     uint64_t small_tick; /* atomic: when they last were a launch's worth */
 
     /* atomic: the arbiter is gone and the lease ran out; the gate is ignored until one registers
@@ -109,7 +109,7 @@ struct qg_card *qg_card_current(void);
 /* the same, and why the driver does not say: a context that died of a fault, or none */
 CUresult qg_card_here(struct qg_card **card);
 
-/* outside.c. True: the card is not in the grant, so it has neither a gate nor a cap here, and
+/* foreign_card.c. True: the card is not in the grant, so it has neither a gate nor a cap here, and
  * nothing begins on it. */
 bool qg_context_refused(CUdevice device);
 

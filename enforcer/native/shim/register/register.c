@@ -20,7 +20,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "register/answer.h"
+#include "register/connection.h"
 #include "gate/gate.h"
 #include "link/link.h"
 #include "memory/memory.h"
@@ -29,7 +29,7 @@
 #include "track/streams.h"
 #include "qg_msg.h"
 #include "groups/rm.h"
-#include "base/say.h"
+#include "base/message.h"
 #include "memory/ipc.h"
 #include "process/process.h"
 #include "track/waiters.h"

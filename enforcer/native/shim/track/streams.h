@@ -206,8 +206,8 @@ void qg_observe_context(CUcontext context); /* NULL: the current one */
 void qg_observe_homeless(void);             /* streams that found no free marker index before */
 bool qg_unmarked_anywhere(void);            /* some stream has work after its last marker */
 
-/* rest.c. A call has answered that work is over, after it slept for it or at once: if it was the
- * last one, the arbiter is told when that was. */
+/* idle_report.c. A call has answered that work is over, after it slept for it or at once: if it was
+ * the last one, the arbiter is told when that was. */
 void qg_tell_rest(bool slept);
 
 void qg_stream_destroyed(CUstream stream);

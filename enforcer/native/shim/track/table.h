@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The table of streams, for the files that work on it: streams.c keeps it, ends.c empties it,
- * indices.c deals out marker indices, observe.c walks over it. No call of the driver is made under
- * its lock, nor under a stream's: either may block until the card gets on, and who then needs the
- * lock may be the one on whom that depends.
+ * The table of streams, for the files that work on it: streams.c keeps it, stream_ends.c empties
+ * it, fence_slots.c deals out marker indices, observe.c walks over it. No call of the driver is
+ * made under its lock, nor under a stream's: either may block until the card gets on, and who then
+ * needs the lock may be the one on whom that depends.
  */
 #ifndef QG_TABLE_H
 #define QG_TABLE_H
@@ -29,7 +29,8 @@ void qg_show_contexts(struct qg_card *card);
 void qg_lay_to_rest(struct qg_stream *stream); /* a dead record, to be used again some time */
 void qg_streams_thread_gone(uint64_t thread);  /* without the lock, unlike those above */
 
-/* indices.c; the first two under qg_table_lock, qg_release_marker() under the stream's as well. */
+/* fence_slots.c; the first two under qg_table_lock, qg_release_marker() under the stream's as well.
+ */
 void qg_homeless_remove(struct qg_stream *stream);
 void qg_release_marker(struct qg_stream *stream);
 void qg_indices_after_fork(void);

@@ -13,8 +13,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/begun.h"
-#include "window/patience.h"
+#include "base/start_inference.h"
+#include "window/starvation_bypass.h"
 #include "track/waiters.h"
 
 /* bytes per us of a slow host link: only the order of magnitude of a copy matters */

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "hooks/contexts.h"
+#include "hooks/context/contexts.h"
 #include "groups/rm.h"
 #include "track/streams.h"
 #include "window/window.h"

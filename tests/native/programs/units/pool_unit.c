@@ -5,7 +5,7 @@
  */
 #include <stdio.h>
 
-#include "hooks/graphmem.h"
+#include "hooks/memory/graph_nodes.h"
 #include "memory/pools.h"
 #include "track/streams.h"
 

@@ -6,7 +6,7 @@
  */
 #include <stdio.h>
 
-#include "hooks/contexts.h"
+#include "hooks/context/contexts.h"
 #include "memory/pools.h"
 #include "groups/rm.h"
 #include "track/streams.h"

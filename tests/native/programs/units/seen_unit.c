@@ -5,7 +5,7 @@
  */
 #include <stdio.h>
 
-#include "hooks/contexts.h"
+#include "hooks/context/contexts.h"
 #include "process/pages.h"
 #include "track/table.h"
 #include "track/waiters.h"

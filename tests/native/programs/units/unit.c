@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/begun.h"
+#include "base/start_inference.h"
 #include "base/estimate.h"
-#include "base/ledger.h"
+#include "base/allocation_hash.h"
 
 #define KEYS  3000
 #define STEPS 200000

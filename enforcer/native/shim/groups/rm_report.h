@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Between the teller and the threads of the program.
+ */
+#ifndef QG_SHIM_RM_REPORT_H
+#define QG_SHIM_RM_REPORT_H
+
+#include "groups/rm.h"
+#include "process/process.h"
+
+extern struct qg_teller {
+    uint32_t work;     /* atomic, futex: rises when there may be something to do */
+    uint32_t done;     /* atomic, futex: rises with each round */
+    bool running;      /* atomic: a teller exists in this process */
+    bool exiting;      /* atomic: the process ends, nothing is told any more but that it leaves */
+    uint32_t making;   /* atomic: threads that are about to have made a context, and ask then */
+    uint32_t noticed;  /* atomic: qg_rm_changes() when it was last woken for them */
+    uint32_t seen;     /* atomic: qg_rm_changes() that the last complete round began with */
+    uint32_t asked;    /* atomic, futex: rises with each wish for a round */
+    uint32_t answered; /* atomic: what `asked` was when the last round began */
+    uint32_t leaving[QG_MAX_CARDS]; /* atomic: threads that destroy a context there */
+    uint32_t told[QG_MAX_CARDS];    /* atomic: devices with groups there that the arbiter knows */
+    uint32_t unleft[QG_MAX_CARDS];  /* atomic: of these, those that it has not yet left alone */
+} qg_teller;
+
+void qg_rm_wake(uint32_t *word);
+/* for a round, at once; `answered` reaches the number when one that began after it is over */
+uint32_t qg_rm_ask(void);
+void qg_rm_sleep(uint32_t *word, uint32_t seen, uint64_t ns); /* ns 0: without a limit */
+
+/* Continues the groups of a card (-1: of all) by every method, and gives them their slices back. By
+ * any thread. False: the driver refused some of it. */
+bool qg_rm_continue(int card);
+
+/* The order's action on all groups of a card. The first status that is not RM_OK; *count: groups
+ * acted on. A group that went away meanwhile is no failure. */
+uint32_t qg_rm_act_on_card(int card, const struct qg_act *order, uint32_t *count);
+
+#endif

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Hooks of green contexts: parts of a card's primary context that go as contexts of their own. Each
+ * holds a reference to the primary one; what is allocated in it is the primary one's.
+ */
+#include "hooks/context/contexts.h"
+#include "groups/rm.h"
+#include "track/streams.h"
+#include "window/window.h"
+
+void qg_greens_gone(CUcontext primary)
+{
+    struct qg_green one;
+    while (__atomic_load_n(&qg_greens, __ATOMIC_RELAXED) &&
+           qg_green_find(NULL, primary, true, &one)) {
+        qg_streams_context_gone(one.context);
+        qg_window_context_gone(one.context);
+    }
+}
+
+CUresult cuGreenCtxCreate(CUgreenCtx *handle, CUdevResourceDesc resources, CUdevice device,
+                          unsigned int flags)
+{
+    if (qg_context_refused(device))
+        return CUDA_ERROR_NOT_PERMITTED;
+    bool counted = !qg_depth && qg_rm_making();
+    struct qg_green one = {.device = device};
+    CUresult result = QG_REAL(cuGreenCtxCreate)(handle, resources, device, flags);
+    qg_primary_retained(device, counted, result);
+    if (result != CUDA_SUCCESS || !qg_governed || qg_depth)
+        return result;
+    one.handle = *handle;
+    one.primary = qg_primary(device);
+    if (QG_REAL(cuCtxFromGreenCtx)(&one.context, *handle) == CUDA_SUCCESS && one.context)
+        qg_green_add(&one);
+    return result;
+}
+
+/* What runs in its streams goes on, but nothing can be put into them any more: the last marker goes
+ * in before. Set apart before the call too: the driver may give the same handle to another thread's
+ * new one at once. */
+CUresult cuGreenCtxDestroy(CUgreenCtx handle)
+{
+    struct qg_green one;
+    if (!qg_governed || qg_depth || !qg_green_find(handle, NULL, false, &one))
+        return QG_REAL(cuGreenCtxDestroy)(handle);
+    qg_observe_context(one.context);
+    struct qg_primary_end end = qg_primary_ending(one.device, false);
+    bool apart = qg_green_find(handle, NULL, true, &one);
+    if (apart) {
+        qg_streams_green_gone(one.context);
+        qg_window_context_gone(one.context);
+    }
+    CUresult result = QG_REAL(cuGreenCtxDestroy)(handle);
+    if (apart && result != CUDA_SUCCESS)
+        qg_green_add(&one);
+    qg_primary_ended(one.device, &end, result);
+    return result;
+}

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the hooks of memory share: brackets around one allocation and one release.
+ */
+#ifndef QG_CHARGE_H
+#define QG_CHARGE_H
+
+#include "hooks/context/contexts.h"
+#include "memory/memory.h"
+#include "memory/place.h"
+#include "track/streams.h"
+
+/* False for calls of our own and in a process without a grant. */
+static inline bool ruled(void)
+{
+    return qg_info.mode != QG_MODE_NONE && !qg_depth;
+}
+
+static inline uint64_t key_of(const void *handle)
+{
+    return (uint64_t)(uintptr_t)handle;
+}
+
+/* Whose end is the end of what is allocated in this context. */
+static inline uint64_t owner_of(CUcontext context)
+{
+    return key_of(qg_context_owner(context));
+}
+
+/* The card that a location names, else (it is of a kind that we do not know) that of the current
+ * context. */
+static inline struct qg_card *card_at(const CUmemLocation *location)
+{
+    CUdevice ordinal;
+    return qg_place_tells(location, &ordinal) ? qg_card_by_ordinal(ordinal) : qg_card_current();
+}
+
+/* A call of our own into the driver. */
+#define DIRECT(call)                                                                               \
+    ({                                                                                             \
+        qg_depth++;                                                                                \
+        CUresult qg_direct = (call);                                                               \
+        qg_depth--;                                                                                \
+        qg_direct;                                                                                 \
+    })
+
+/* Brackets an allocation whose card is that of the current context. Without one the driver says so
+ * itself. */
+#define CHARGED(size, call, kind, key, actual)                                                     \
+    CUcontext qg_context = NULL;                                                                   \
+    if (!ruled() || QG_REAL(cuCtxGetCurrent)(&qg_context) || !qg_context)                          \
+        return call;                                                                               \
+    struct qg_card *qg_card;                                                                       \
+    CUresult qg_dead = qg_card_here(&qg_card);                                                     \
+    if (qg_dead != CUDA_SUCCESS)                                                                   \
+        return qg_dead;                                                                            \
+    uint64_t qg_size = (size);                                                                     \
+    if (!qg_reserve(qg_card, qg_size))                                                             \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                                           \
+    CUresult qg_result = DIRECT(call);                                                             \
+    if (qg_result != CUDA_SUCCESS)                                                                 \
+        qg_unreserve(qg_card, qg_size);                                                            \
+    else                                                                                           \
+        qg_charge(qg_card, qg_size, kind, (uint64_t)(uintptr_t)(key), owner_of(qg_context),        \
+                  actual);                                                                         \
+    return qg_result
+
+/* Brackets a release. Taken out first: the address may be handed out again before the driver
+ * returns to us. */
+#define FREED(kind, key, call)                                                                     \
+    struct qg_entry qg_entry;                                                                      \
+    if (!ruled() || !qg_take(kind, (uint64_t)(uintptr_t)(key), &qg_entry))                         \
+        return call;                                                                               \
+    CUresult qg_result = DIRECT(call);                                                             \
+    if (qg_result == CUDA_SUCCESS)                                                                 \
+        qg_settle(&qg_entry);                                                                      \
+    else                                                                                           \
+        qg_restore(&qg_entry);                                                                     \
+    return qg_result
+
+/* In a capture nothing is allocated: the call becomes a node of a graph. */
+static inline bool captured(CUstream stream, bool ptsz)
+{
+    if (!__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE))
+        return false;
+    struct qg_stream *record = qg_stream_of(stream, ptsz);
+    return record && qg_stream_captures(record);
+}
+
+#endif

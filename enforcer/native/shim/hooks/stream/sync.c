@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Hooks of calls that wait for work or look at it (a marker goes in first, so that others see when
+ * it is done), of captures (nothing of ours may go into one), and of the ends of streams.
+ */
+#include "hooks/context/contexts.h"
+#include "memory/pools.h"
+#include "track/streams.h"
+
+static bool tracked(void)
+{
+    return qg_governed && !qg_depth;
+}
+
+/* Streams beyond the number of marker indices could not be marked while all were busy; by now one
+ * may be at rest. */
+static CUresult waited(CUresult result, bool slept)
+{
+    if (result == CUDA_SUCCESS && tracked()) {
+        qg_observe_homeless();
+        qg_pools_settled();
+        qg_tell_rest(slept);
+    }
+    return result;
+}
+
+#define LOOKS(name, before, parameters, arguments)                                                 \
+    CUresult name parameters                                                                       \
+    {                                                                                              \
+        if (tracked())                                                                             \
+            before;                                                                                \
+        return QG_REAL(name) arguments;                                                            \
+    }
+#define ASKS(name, before, parameters, arguments, slept)                                           \
+    CUresult name parameters                                                                       \
+    {                                                                                              \
+        if (tracked())                                                                             \
+            before;                                                                                \
+        return waited(QG_REAL(name) arguments, slept);                                             \
+    }
+#define WAITS(name, before, parameters, arguments) ASKS(name, before, parameters, arguments, true)
+#define OF_STREAM                                  qg_observe_stream(s, false)
+#define OF_THREADS_STREAM                          qg_observe_stream(s, true)
+
+WAITS(cuStreamSynchronize, OF_STREAM, (CUstream s), (s))
+WAITS(cuStreamSynchronize_ptsz, OF_THREADS_STREAM, (CUstream s), (s))
+ASKS(cuStreamQuery, OF_STREAM, (CUstream s), (s), false)
+ASKS(cuStreamQuery_ptsz, OF_THREADS_STREAM, (CUstream s), (s), false)
+WAITS(cuCtxSynchronize, qg_observe_context(NULL), (void), ())
+WAITS(cuCtxSynchronize_v2, qg_observe_context(context), (CUcontext context), (context))
+WAITS(cuEventSynchronize, qg_observe_context(NULL), (CUevent e), (e))
+ASKS(cuEventQuery, qg_observe_context(NULL), (CUevent e), (e), false)
+LOOKS(cuEventRecord, OF_STREAM, (CUevent e, CUstream s), (e, s))
+LOOKS(cuEventRecord_ptsz, OF_THREADS_STREAM, (CUevent e, CUstream s), (e, s))
+LOOKS(cuEventRecordWithFlags, OF_STREAM, (CUevent e, CUstream s, unsigned int flags), (e, s, flags))
+LOOKS(cuEventRecordWithFlags_ptsz, OF_THREADS_STREAM, (CUevent e, CUstream s, unsigned int flags),
+      (e, s, flags))
+LOOKS(cuCtxRecordEvent, qg_observe_context(context), (CUcontext context, CUevent e), (context, e))
+LOOKS(cuGreenCtxRecordEvent, qg_observe_context(qg_green_context(context)),
+      (CUgreenCtx context, CUevent e), (context, e))
+/* Not themselves a look at work, but all of the context may stand still behind them:
+ * hooks/stream/order.c.
+ */
+LOOKS(cuCtxWaitEvent, qg_observe_context(context), (CUcontext context, CUevent e), (context, e))
+LOOKS(cuGreenCtxWaitEvent, qg_observe_context(qg_green_context(context)),
+      (CUgreenCtx context, CUevent e), (context, e))
+
+/* ---- captures ---- */
+
+/* A stream that ends while it captures takes its capture with it: stream_ends.c. */
+static void capture_began(CUresult result, CUstream s, bool ptsz, struct qg_stream *known)
+{
+    struct qg_stream *stream = result == CUDA_SUCCESS && tracked() ? qg_stream_of(s, ptsz) : NULL;
+    /* Where one stood in the record already, we did not see its end. */
+    if (result != CUDA_SUCCESS ||
+        (stream && __atomic_exchange_n(&stream->began, true, __ATOMIC_RELAXED)))
+        qg_capture_over();
+    if (known)
+        qg_capture_begun(known);
+}
+
+/* What was launched before it gets its marker first: none goes in until the capture ends. */
+#define BEGINS(name, ptsz, parameters, arguments)                                                  \
+    CUresult name parameters                                                                       \
+    {                                                                                              \
+        if (tracked())                                                                             \
+            qg_observe_stream(s, ptsz);                                                            \
+        /* Before the call: another thread must not miss it. */                                    \
+        __atomic_add_fetch(&qg_captures, 1, __ATOMIC_SEQ_CST);                                     \
+        __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);                                   \
+        struct qg_stream *known = tracked() ? qg_capture_begins(s, ptsz) : NULL;                   \
+        CUresult result = QG_REAL(name) arguments;                                                 \
+        capture_began(result, s, ptsz, known);                                                     \
+        return result;                                                                             \
+    }
+
+/* Whether the stream is part of a capture, be it spoiled. */
+static bool captures(CUstream s, bool ptsz)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    s = s || !ptsz ? s : CU_STREAM_PER_THREAD;
+    return __atomic_load_n(&qg_captures, __ATOMIC_RELAXED) &&
+           QG_REAL(cuStreamIsCapturing)(s, &status) == CUDA_SUCCESS &&
+           status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* The call ends the capture whatever it answers about its result (spoiled, not joined), unless it
+ * was asked of the wrong stream or thread: then the stream captures on. */
+static void capture_ended(CUresult result, CUstream s, bool ptsz, bool captured)
+{
+    if (result != CUDA_SUCCESS && (!captured || captures(s, ptsz)))
+        return;
+    struct qg_stream *stream = tracked() ? qg_stream_of(s, ptsz) : NULL;
+    if (!stream || __atomic_exchange_n(&stream->began, false, __ATOMIC_RELAXED))
+        qg_capture_over();
+}
+
+#define ENDS(name, ptsz, parameters, arguments)                                                    \
+    CUresult name parameters                                                                       \
+    {                                                                                              \
+        bool captured = captures(s, ptsz);                                                         \
+        CUresult result = QG_REAL(name) arguments;                                                 \
+        capture_ended(result, s, ptsz, captured);                                                  \
+        return result;                                                                             \
+    }
+
+#define INTO_GRAPH                                                                                 \
+    (CUstream s, CUgraph g, const CUgraphNode *d, const CUgraphEdgeData *e, size_t n,              \
+     CUstreamCaptureMode mode)
+#define AGAIN                                                                                      \
+    (CUstream s, CUstreamCaptureMode mode, CUgraph g, CUgraphRecaptureCallback call, void *data)
+BEGINS(cuStreamBeginCapture, false, (CUstream s), (s))
+BEGINS(cuStreamBeginCapture_ptsz, true, (CUstream s), (s))
+BEGINS(cuStreamBeginCapture_v2, false, (CUstream s, CUstreamCaptureMode mode), (s, mode))
+BEGINS(cuStreamBeginCapture_v2_ptsz, true, (CUstream s, CUstreamCaptureMode mode), (s, mode))
+BEGINS(cuStreamBeginCaptureToGraph, false, INTO_GRAPH, (s, g, d, e, n, mode))
+BEGINS(cuStreamBeginCaptureToGraph_ptsz, true, INTO_GRAPH, (s, g, d, e, n, mode))
+BEGINS(cuStreamBeginRecaptureToGraph, false, AGAIN, (s, mode, g, call, data))
+BEGINS(cuStreamBeginRecaptureToGraph_ptsz, true, AGAIN, (s, mode, g, call, data))
+BEGINS(cuStreamBeginCaptureToCig, false, (CUstream s, CUstreamCigCaptureParams *p), (s, p))
+BEGINS(cuStreamBeginCaptureToCig_ptsz, true, (CUstream s, CUstreamCigCaptureParams *p), (s, p))
+ENDS(cuStreamEndCapture, false, (CUstream s, CUgraph *g), (s, g))
+ENDS(cuStreamEndCapture_ptsz, true, (CUstream s, CUgraph *g), (s, g))
+ENDS(cuStreamEndCaptureToCig, false, (CUstream s), (s))
+ENDS(cuStreamEndCaptureToCig_ptsz, true, (CUstream s), (s))
+
+/* ---- ends ---- */
+
+static void destroys(CUstream s)
+{
+    if (!tracked() || (uint64_t)(uintptr_t)s <= 2)
+        return;
+    qg_observe_stream(s, false);
+    qg_stream_destroyed(s);
+}
+
+#define DESTROYS(name)                                                                             \
+    CUresult name(CUstream s)                                                                      \
+    {                                                                                              \
+        destroys(s);                                                                               \
+        return QG_REAL(name)(s);                                                                   \
+    }
+
+DESTROYS(cuStreamDestroy)
+DESTROYS(cuStreamDestroy_v2)
