@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * NVML's answers about utilisation in the past: those of the job, as nvml_hooks.c gives them for
- * now. Made of the samples of its processes, since the card's own do not tell who used it.
+ * NVML's answers about past utilisation: those of the job, as nvml_hooks.c gives them for the
+ * present. They are made of the samples of its processes, since the card's own samples do not say
+ * which process used it.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "nvml_shim.h"
 
-#define ACCOUNTED 4096u /* processes that NVML remembers on one card, at most 4000 */
+/* Processes that NVML's accounting keeps for one card: at most 4000. */
+#define ACCOUNTED 4096u
 
 static unsigned int percent(const nvmlProcessUtilizationSample_t *sample, nvmlSamplingType_t type)
 {
@@ -58,8 +60,8 @@ static nvmlReturn_t samples_of_job(const struct qgpu_view *view, nvmlDevice_t de
     return result == NVML_SUCCESS && !*n ? NVML_ERROR_NOT_FOUND : result;
 }
 
-/* Clocks and power are the card's. Where the real library does not tell processes apart (MIG), its
- * own answer stands. */
+/* Clocks and power belong to the card. If the real library does not report processes separately
+ * (MIG), its own answer is passed on. */
 nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type,
                                   unsigned long long since, nvmlValueType_t *value_type,
                                   unsigned int *count, nvmlSample_t *samples)
@@ -100,8 +102,7 @@ nvmlReturn_t nvmlDeviceGetDynamicPstatesInfo(nvmlDevice_t device, nvmlGpuDynamic
     return result;
 }
 
-/* ---- accounting mode: processes that ended are known to nobody as the job's, and are left out
- * ---- */
+/* ---- accounting mode: an ended process is not known as one of the job, so it is left out ---- */
 
 nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count,
                                          unsigned int *pids)

@@ -124,7 +124,8 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
 
 /* ---- utilisation ---- */
 
-#define RECENT_US 1000000u /* NVML's time stamps are microseconds */
+/* us for which samples of utilisation are read: NVML's own averages span about 1 s. */
+#define RECENT_US 1000000u
 
 nvmlReturn_t qg_nvml_samples(const struct qgpu_view *view, nvmlDevice_t device,
                              unsigned long long since, nvmlProcessUtilizationSample_t *all,
@@ -194,8 +195,8 @@ static unsigned int recent(nvmlProcessUtilizationSample_t *all, unsigned int n)
     return kept;
 }
 
-/* The newest sample of each process, added up; no more than the whole card does, whose samples may
- * all be old. */
+/* The sum of the newest sample of each process. At most what the whole card does, since all samples
+ * may be old. */
 static void add_up(const nvmlProcessUtilizationSample_t *all, unsigned int n,
                    nvmlUtilization_t *rates)
 {
@@ -213,7 +214,7 @@ static void add_up(const nvmlProcessUtilizationSample_t *all, unsigned int n,
     rates->memory = rates->memory < card.memory ? rates->memory : card.memory;
 }
 
-/* Where the real library does not tell processes apart (MIG), its own answer stands. */
+/* If the real library does not report processes separately (MIG), its own answer is passed on. */
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)
 {
     struct qgpu_view view;

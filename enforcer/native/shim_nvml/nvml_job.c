@@ -24,9 +24,13 @@
 #include "qg_map.h"
 #include "qg_msg.h"
 
+/* ms that a registration waits for its answer. Chosen, not measured: a monitor should not hang
+ * longer. */
 #define ANSWER_MS 500
-#define AGAIN_NS  1000000000u /* between tries to register */
-#define NFDS      3
+/* ns between two attempts to register. Chosen, not measured. */
+#define AGAIN_NS 1000000000u
+/* Descriptors of an answer: gate page, job page, doorbell. */
+#define NFDS 3
 
 static struct qg_grant_info info;
 static pthread_once_t once = PTHREAD_ONCE_INIT;

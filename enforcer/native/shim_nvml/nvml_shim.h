@@ -31,11 +31,11 @@ bool qg_nvml_view(nvmlDevice_t device, struct qgpu_view *out);
 bool qg_nvml_ours(const struct qgpu_view *view, unsigned int pid);
 
 /* nvml_hooks.c */
-/* processes on one card, or samples of them; more than NVML ever tells */
+/* Entries for processes on one card, or for their samples. More than NVML ever reports. */
 #define QG_NVML_ROOM 1024u
 
-/* Keeps the job's entries, in place, and returns their number; size is that of one, and its pid
- * lies at offset. */
+/* Keeps the job's entries, in place, and returns their number. size: bytes of an entry; offset: of
+ * its pid. */
 unsigned int qg_nvml_keep(const struct qgpu_view *view, void *list, unsigned int count, size_t size,
                           size_t offset);
 

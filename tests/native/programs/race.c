@@ -24,7 +24,7 @@
 struct qg_grant_info qg_info;
 struct qg_card qg_cards[QG_MAX_CARDS];
 
-void qg_say(const char *format, ...)
+void qg_message(const char *format, ...)
 {
     (void)format;
 }
@@ -42,7 +42,7 @@ void qg_pools_after_fork(void)
 void qg_graph_memory_after_fork(void)
 {
 }
-bool qg_pools_give_back(struct qg_card *card)
+bool qg_pools_trim(struct qg_card *card)
 {
     (void)card;
     return false;
@@ -73,8 +73,8 @@ static void tenant(struct shared *shared, struct qg_job_page *job, uint32_t slot
         for (volatile int i = 0; i < 20; i++)
             ;
         __atomic_sub_fetch(&shared->inside, 1, __ATOMIC_SEQ_CST);
-        if (qg_take(QG_KIND_POINTER, 1, &entry))
-            qg_settle(&entry);
+        if (qg_detach(QG_KIND_POINTER, 1, &entry))
+            qg_commit(&entry);
         shared->admitted[slot]++;
     }
 }

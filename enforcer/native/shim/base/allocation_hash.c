@@ -9,17 +9,19 @@
 #include <string.h>
 #include <sys/mman.h>
 
+/* Slots of the first table, 8 KiB. Chosen, not measured: small programs never grow it. */
 #define FIRST_SIZE 256u
-#define HUGE       ((size_t)2 << 20)
+/* Bytes of a large page on x86-64. From this size on the table asks for large pages. */
+#define HUGE ((size_t)2 << 20)
 
-/* A pointer and a piece of a pool have the same home: to look for the one and then the other misses
- * the cache once. */
-static size_t home(const struct qg_ledger *ledger, uint8_t kind, uint64_t key)
+/* A pointer and a piece of a pool hash to the same slot. Finding either then costs one cache miss.
+ */
+static size_t home(const struct qg_allocations *table, uint8_t kind, uint64_t key)
 {
     if (kind == QG_KIND_PIECE)
         kind = QG_KIND_POINTER;
     uint64_t hash = (key ^ ((uint64_t)kind << 56)) * 0x9e3779b97f4a7c15u;
-    return (size_t)(hash >> 20) & ledger->mask;
+    return (size_t)(hash >> 20) & table->mask;
 }
 
 /* Aligned to cache lines, and large ones to large pages: each access to a large table is a random
@@ -35,72 +37,72 @@ static struct qg_entry *new_table(size_t count)
     return memset(slots, 0, bytes);
 }
 
-static bool grow(struct qg_ledger *ledger)
+static bool grow(struct qg_allocations *table)
 {
-    size_t old = ledger->slots ? ledger->mask + 1 : 0;
+    size_t old = table->slots ? table->mask + 1 : 0;
     size_t size = old ? old * 2 : FIRST_SIZE;
     struct qg_entry *slots = new_table(size);
     if (!slots)
         return false;
-    struct qg_ledger bigger = {slots, size - 1, 0};
+    struct qg_allocations bigger = {slots, size - 1, 0};
     for (size_t i = 0; i < old; i++)
-        if (ledger->slots[i].kind)
-            qg_ledger_insert(&bigger, &ledger->slots[i]);
-    free(ledger->slots);
-    *ledger = bigger;
+        if (table->slots[i].kind)
+            qg_allocations_insert(&bigger, &table->slots[i]);
+    free(table->slots);
+    *table = bigger;
     return true;
 }
 
-bool qg_ledger_insert(struct qg_ledger *ledger, const struct qg_entry *entry)
+bool qg_allocations_insert(struct qg_allocations *table, const struct qg_entry *entry)
 {
     /* Never more than three quarters full: a probe then always meets an empty slot. */
-    if (!ledger->slots || (ledger->used + 1) * 4 > (ledger->mask + 1) * 3)
-        if (!grow(ledger))
+    if (!table->slots || (table->used + 1) * 4 > (table->mask + 1) * 3)
+        if (!grow(table))
             return false;
-    size_t at = home(ledger, entry->kind, entry->key);
-    while (ledger->slots[at].kind)
-        at = (at + 1) & ledger->mask;
-    ledger->slots[at] = *entry;
-    ledger->used++;
+    size_t at = home(table, entry->kind, entry->key);
+    while (table->slots[at].kind)
+        at = (at + 1) & table->mask;
+    table->slots[at] = *entry;
+    table->used++;
     return true;
 }
 
-struct qg_entry *qg_ledger_find(struct qg_ledger *ledger, enum qg_kind kind, uint64_t key)
+struct qg_entry *qg_allocations_find(struct qg_allocations *table, enum qg_kind kind, uint64_t key)
 {
-    if (!ledger->slots)
+    if (!table->slots)
         return NULL;
-    for (size_t at = home(ledger, (uint8_t)kind, key); ledger->slots[at].kind;
-         at = (at + 1) & ledger->mask)
-        if (ledger->slots[at].key == key && ledger->slots[at].kind == kind)
-            return &ledger->slots[at];
+    for (size_t at = home(table, (uint8_t)kind, key); table->slots[at].kind;
+         at = (at + 1) & table->mask)
+        if (table->slots[at].key == key && table->slots[at].kind == kind)
+            return &table->slots[at];
     return NULL;
 }
 
-static void remove_at(struct qg_ledger *ledger, size_t hole)
+static void remove_at(struct qg_allocations *table, size_t hole)
 {
     size_t at = hole;
     for (;;) {
-        at = (at + 1) & ledger->mask;
-        if (!ledger->slots[at].kind)
+        at = (at + 1) & table->mask;
+        if (!table->slots[at].kind)
             break;
-        size_t want = home(ledger, ledger->slots[at].kind, ledger->slots[at].key);
-        if (((at - want) & ledger->mask) < ((at - hole) & ledger->mask))
-            continue; /* it lies between its home and the hole: stays */
-        ledger->slots[hole] = ledger->slots[at];
+        size_t want = home(table, table->slots[at].kind, table->slots[at].key);
+        if (((at - want) & table->mask) < ((at - hole) & table->mask))
+            continue; /* it lies between its home slot and the hole, so it stays */
+        table->slots[hole] = table->slots[at];
         hole = at;
     }
-    memset(&ledger->slots[hole], 0, sizeof(ledger->slots[hole]));
-    ledger->used--;
+    memset(&table->slots[hole], 0, sizeof(table->slots[hole]));
+    table->used--;
 }
 
-bool qg_ledger_remove(struct qg_ledger *ledger, enum qg_kind kind, uint64_t key,
-                      struct qg_entry *out)
+bool qg_allocations_remove(struct qg_allocations *table, enum qg_kind kind, uint64_t key,
+                           struct qg_entry *out)
 {
-    struct qg_entry *entry = qg_ledger_find(ledger, kind, key);
+    struct qg_entry *entry = qg_allocations_find(table, kind, key);
     if (!entry)
         return false;
     *out = *entry;
-    remove_at(ledger, (size_t)(entry - ledger->slots));
+    remove_at(table, (size_t)(entry - table->slots));
     return true;
 }
 
@@ -112,35 +114,37 @@ static bool belongs(const struct qg_entry *entry, uint64_t owner)
             entry->kind == QG_KIND_EXTERNAL || entry->kind == QG_KIND_IPC);
 }
 
-void qg_ledger_change_owner(struct qg_ledger *ledger, uint64_t owner, uint64_t to)
+void qg_allocations_change_owner(struct qg_allocations *table, uint64_t owner, uint64_t to)
 {
-    for (size_t at = 0; ledger->slots && at <= ledger->mask; at++)
-        if (belongs(&ledger->slots[at], owner))
-            ledger->slots[at].owner = to;
+    for (size_t at = 0; table->slots && at <= table->mask; at++)
+        if (belongs(&table->slots[at], owner))
+            table->slots[at].owner = to;
 }
 
-bool qg_ledger_next_of(struct qg_ledger *ledger, uint64_t owner, size_t *at, struct qg_entry *out)
+bool qg_allocations_next_of(struct qg_allocations *table, uint64_t owner, size_t *at,
+                            struct qg_entry *out)
 {
-    for (; ledger->slots && *at <= ledger->mask; ++*at) {
-        if (!belongs(&ledger->slots[*at], owner))
+    for (; table->slots && *at <= table->mask; ++*at) {
+        if (!belongs(&table->slots[*at], owner))
             continue;
-        *out = ledger->slots[*at];
-        remove_at(ledger, *at); /* may move another entry here: the next call looks again */
+        *out = table->slots[*at];
+        /* may move another entry into this slot, so the next call reads it again */
+        remove_at(table, *at);
         return true;
     }
     return false;
 }
 
-uint32_t qg_ledger_count(const struct qg_ledger *ledger, enum qg_kind kind, uint64_t owner)
+uint32_t qg_allocations_count(const struct qg_allocations *table, enum qg_kind kind, uint64_t owner)
 {
     uint32_t count = 0;
-    for (size_t at = 0; ledger->slots && at <= ledger->mask; at++)
-        count += ledger->slots[at].kind == kind && ledger->slots[at].owner == owner;
+    for (size_t at = 0; table->slots && at <= table->mask; at++)
+        count += table->slots[at].kind == kind && table->slots[at].owner == owner;
     return count;
 }
 
-void qg_ledger_clear(struct qg_ledger *ledger)
+void qg_allocations_clear(struct qg_allocations *table)
 {
-    free(ledger->slots);
-    memset(ledger, 0, sizeof(*ledger));
+    free(table->slots);
+    memset(table, 0, sizeof(*table));
 }

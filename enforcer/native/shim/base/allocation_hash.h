@@ -49,35 +49,38 @@ struct qg_entry { /* 32 bytes: two to a cache line */
     uint8_t kind;
     uint8_t card;
 };
+/* Bytes per unit of a tie's length, so that 32 bits hold it. Smaller than any allocation unit. */
 #define QG_TIE_UNIT 256u
 _Static_assert(sizeof(struct qg_entry) == 32, "an entry lies across two cache lines");
 
-struct qg_ledger {
+struct qg_allocations {
     struct qg_entry *slots;
     size_t mask; /* number of slots - 1 */
     size_t used;
 };
 
 /* False when memory for the table cannot be had. The key must not be in the table already. */
-bool qg_ledger_insert(struct qg_ledger *ledger, const struct qg_entry *entry);
+bool qg_allocations_insert(struct qg_allocations *table, const struct qg_entry *entry);
 
 /* The entry, or NULL. Valid until the next insert or remove. */
-struct qg_entry *qg_ledger_find(struct qg_ledger *ledger, enum qg_kind kind, uint64_t key);
+struct qg_entry *qg_allocations_find(struct qg_allocations *table, enum qg_kind kind, uint64_t key);
 
 /* Copies the entry out and removes it; false if there is none. */
-bool qg_ledger_remove(struct qg_ledger *ledger, enum qg_kind kind, uint64_t key,
-                      struct qg_entry *out);
+bool qg_allocations_remove(struct qg_allocations *table, enum qg_kind kind, uint64_t key,
+                           struct qg_entry *out);
 
 /* Takes one entry of a context out; false when it has none left. at: where to go on, 0 at first. */
-bool qg_ledger_next_of(struct qg_ledger *ledger, uint64_t owner, size_t *at, struct qg_entry *out);
+bool qg_allocations_next_of(struct qg_allocations *table, uint64_t owner, size_t *at,
+                            struct qg_entry *out);
 
 /* Gives everything that a context owns to another owner. */
-void qg_ledger_change_owner(struct qg_ledger *ledger, uint64_t owner, uint64_t to);
+void qg_allocations_change_owner(struct qg_allocations *table, uint64_t owner, uint64_t to);
 
-/* How many entries of a kind belong to an owner. Looks at all. */
-uint32_t qg_ledger_count(const struct qg_ledger *ledger, enum qg_kind kind, uint64_t owner);
+/* Number of entries of a kind that belong to an owner. Visits every slot. */
+uint32_t qg_allocations_count(const struct qg_allocations *table, enum qg_kind kind,
+                              uint64_t owner);
 
 /* Forgets everything and gives the table back. */
-void qg_ledger_clear(struct qg_ledger *ledger);
+void qg_allocations_clear(struct qg_allocations *table);
 
 #endif

@@ -3,9 +3,12 @@
 
 #include <string.h>
 
-#define PROBES  8u
-#define PROOF   1000u  /* then it is looked again whether it waits for others */
-#define LATE_NS 40000u /* an end is seen so much later */
+/* Slots that are tried for a function before another one is forgotten. Chosen, not measured. */
+#define PROBES 8u
+/* Launches for which a function counts as running long by itself. Chosen, not measured. */
+#define PROOF 1000u
+/* ns by which an end is observed late: the time between two polls. Chosen, not measured. */
+#define LATE_NS 40000u
 
 static struct qg_function *find(struct qg_functions *functions, const void *key, bool make)
 {
@@ -58,8 +61,8 @@ static void may_be_longer(struct qg_function *function, uint64_t own_ns)
     function->doubts = 0;
 }
 
-/* A driver call that stalls makes a sample so long that nothing else would ever show the estimate
- * to be wrong soon. */
+/* A stalled driver call makes the sample far too long. Such a sample would spoil the estimate for
+ * long, so it is dropped. */
 static bool too_vague(struct qg_function *function, uint64_t took_ns, uint64_t gap_ns)
 {
     if (gap_ns < QG_VAGUE_NS || gap_ns <= took_ns / 4) {

@@ -26,7 +26,7 @@
 #define QG_DOUBT 16u
 /* longer samples, close enough together, before the estimate rises: one may be a disturbance */
 #define QG_DOUBTS 4u
-/* ns in the driver from which a sample does not tell how long the work took */
+/* ns in the driver from which a sample does not show how long the work took */
 #define QG_VAGUE_NS 100000u
 /* such samples in a row before the next counts all the same: this driver is slow */
 #define QG_VAGUES 3u
@@ -37,7 +37,7 @@ struct qg_function {
     const void *key;
     uint64_t est_ns; /* valid when samples > 0 */
     uint64_t low_ns; /* the shortest of late */
-    uint16_t proven; /* so many times more it is believed to take its time by itself */
+    uint16_t proven; /* launches for which the function still counts as running long by itself */
     /* it was seen to end as soon as a launch was let through: such times say nothing */
     bool waits;
     uint32_t launches;
@@ -66,18 +66,18 @@ struct qg_function *qg_function_of(struct qg_functions *functions, const void *k
 /* Counts a launch; true if this one should be timed. */
 bool qg_function_launched(struct qg_function *function);
 
-/* Takes a sample. Of took_ns, up to gap_ns may be time in which an idle card waited for the launch,
- * and up to shared_ns time of others. So much as is surely longer than the estimate counts at once,
- * and what may be longer if it comes again and again; a shorter sample counts by a 64th of the
- * difference, by an eighth while little is known or where no sample of late came near the estimate.
- * One of which gap_ns is a large part counts only where there are no others. The least that it
- * takes falls at once and rises slowly. alone: nobody else can have been on the card when it began.
- */
+/* Adds a sample of took_ns. Of that, up to gap_ns may be time in which an idle card waited for the
+ * launch. Up to shared_ns may be time of other tenants. The part that is surely longer than the
+ * estimate counts at once. The part that may be longer counts if it repeats. A shorter sample
+ * counts by a 64th of the difference. It counts by an eighth while samples are few, or if no recent
+ * sample came near the estimate. A sample that is mostly gap_ns counts only if no other exists. The
+ * lower estimate falls at once and rises slowly. alone: no other tenant can have been on the card
+ * when the work began. */
 void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t took_ns,
                        uint64_t gap_ns, uint64_t shared_ns, bool alone);
 
-/* It was seen to take long while nothing was launched, or although something was let through; or to
- * wait for just that. */
+/* runs: the function was observed to take long by itself. waits: it was observed to wait for a
+ * launch that the window held back. */
 void qg_function_runs(struct qg_function *function);
 void qg_function_waits(struct qg_function *function);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Where the limits come from. A process may hand us any descriptor or path, so a grant is believed
- * only if root made it and nobody could have changed it since: a memfd owned by root with all
- * seals, or a root-owned file that others cannot write.
+ * Reads the grant, which holds the limits of the job. A process may hand us any descriptor or path.
+ * So a grant is believed only if root made it and no other user could change it. That is a memfd of
+ * root with all seals, or a file of root that only root can write.
  */
 #include "base/grant.h"
 
@@ -67,9 +67,9 @@ static bool proc_line(const char *path, char *out, size_t size)
     return got > 0;
 }
 
-/* Root's grants are of many jobs, and a process may be handed any of them: this one must be its own
- * job's, as far as a process can know that itself. The arbiter looks again, from outside. In a user
- * namespace numbers of users say nothing. */
+/* Root makes grants for many jobs, and a process may be handed any of them. This one must belong to
+ * the job of this process, as far as the process can tell. The arbiter checks it again from
+ * outside. In a user namespace numbers of users mean nothing. */
 static const char *owner_problem(const struct qg_grant *grant)
 {
     static char text[96];

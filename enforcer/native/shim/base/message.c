@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The shim's only voice. No stdio stream: the program may have closed or redirected its own.
+ * The one function by which the shim writes to the user. It uses no stdio stream, since the program
+ * may have closed or redirected its own.
  */
 #include "base/message.h"
 
@@ -9,7 +10,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-void qg_say(const char *format, ...)
+void qg_message(const char *format, ...)
 {
     char line[768];
     int saved = errno;
@@ -24,6 +25,6 @@ void qg_say(const char *format, ...)
         used = (int)sizeof(line) - 2;
     line[used++] = '\n';
     if (write(STDERR_FILENO, line, (size_t)used) < 0)
-        errno = saved; /* nobody listens; nothing to do about it */
+        errno = saved; /* stderr is closed: nothing can be done about it */
     errno = saved;
 }

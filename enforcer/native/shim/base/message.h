@@ -4,6 +4,6 @@
 
 /* One line on stderr, "qgpu: ...\n", in one write(2). The caller makes sure that it is said once.
  */
-void qg_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void qg_message(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

@@ -6,32 +6,32 @@
 /* most ns before its latest time that an end is assumed: online waits for what comes too soon */
 #define EARLIEST_NS 40000u
 /* ns between two polls within which an end counts as seen */
-#define SEEN_NS 200000u
+#define OBSERVED_NS 200000u
 /* most ends in a row that are only predicted, since errors add up */
-#define MOST_UNSEEN 32u
+#define MOST_UNOBSERVED 32u
 
-void qg_begun_none(struct qg_begun *begun, uint64_t now)
+void qg_start_idle(struct qg_start_inference *start, uint64_t now)
 {
-    begun->began_ns = begun->latest_ns = now;
-    begun->unseen = 0;
+    start->began_ns = start->latest_ns = now;
+    start->unobserved = 0;
 }
 
-void qg_begun_ended(struct qg_begun *begun, uint64_t took_ns, uint64_t now)
+void qg_start_ended(struct qg_start_inference *start, uint64_t took_ns, uint64_t now)
 {
-    uint64_t looked = begun->looked_ns, latest = begun->latest_ns + took_ns;
-    uint64_t ended = begun->began_ns + took_ns - took_ns / EARLY_PARTS;
+    uint64_t polled = start->polled_ns, latest = start->latest_ns + took_ns;
+    uint64_t ended = start->began_ns + took_ns - took_ns / EARLY_PARTS;
     /* it may have taken longer than it was to take */
-    latest = latest < looked ? looked : latest < now ? latest : now;
-    if (ended < looked)
-        ended = looked;
+    latest = latest < polled ? polled : latest < now ? latest : now;
+    if (ended < polled)
+        ended = polled;
     if (ended + EARLIEST_NS < latest)
         ended = latest - EARLIEST_NS;
-    begun->began_ns = ended < latest ? ended : latest;
-    begun->latest_ns = latest;
-    begun->unseen = now - looked < SEEN_NS ? 0 : begun->unseen + 1;
+    start->began_ns = ended < latest ? ended : latest;
+    start->latest_ns = latest;
+    start->unobserved = now - polled < OBSERVED_NS ? 0 : start->unobserved + 1;
 }
 
-bool qg_begun_guessed(const struct qg_begun *begun)
+bool qg_start_guessed(const struct qg_start_inference *start)
 {
-    return begun->unseen >= MOST_UNSEEN;
+    return start->unobserved >= MOST_UNOBSERVED;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Since when what runs on a card runs, as far as can be told from looks that find what has ended
- * and what has not, and from how long it was to take. Of a card; under qg_window_lock. No driver,
- * no clock: times are the caller's.
+ * Infers when the running kernel of a card started. It uses polls, which find what has ended, and
+ * estimates of durations. One record per card, under qg_window_lock. It calls no driver and reads
+ * no clock: the caller passes times.
  */
 #ifndef QG_START_INFERENCE_H
 #define QG_START_INFERENCE_H
@@ -10,24 +10,25 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct qg_begun {
-    /* the last look: the caller's to write, when it is done with the one before */
-    uint64_t looked_ns;
-    /* what runs began then, as is best believed: never before the last look that found the
-     * former unfinished */
+struct qg_start_inference {
+    /* time of the last poll; the caller writes it after it has used the one before */
+    uint64_t polled_ns;
+    /* best guess of when the running work started; never before the last poll at which the work
+     * before it was unfinished */
     uint64_t began_ns;
-    uint64_t latest_ns; /* ... and then at the latest, if nothing takes longer than it is to take */
-    unsigned unseen;    /* so many ends on end came when nobody had looked for long */
+    uint64_t latest_ns; /* latest start, if no work takes longer than its estimate */
+    /* ends in a row that were predicted and not observed by polls close in time */
+    unsigned unobserved;
 };
 
-/* A look found nothing at work: what is launched begins now. */
-void qg_begun_none(struct qg_begun *begun, uint64_t now);
+/* A poll found no work: the next launch starts at once. */
+void qg_start_idle(struct qg_start_inference *start, uint64_t now);
 
-/* A look found that so much of the work has ended since the last one, and that more of it runs. */
-void qg_begun_ended(struct qg_begun *begun, uint64_t took_ns, uint64_t now);
+/* A poll found that work of took_ns has ended since the last poll, and that more work runs. */
+void qg_start_ended(struct qg_start_inference *start, uint64_t took_ns, uint64_t now);
 
-/* Each end was guessed from the one before, for so long that what runs may have begun quite
- * otherwise: where that matters, the next end must be seen. */
-bool qg_begun_guessed(const struct qg_begun *begun);
+/* True: many ends in a row were predicted, so the start may be quite wrong. A caller that depends
+ * on it must observe the next end. */
+bool qg_start_guessed(const struct qg_start_inference *start);
 
 #endif

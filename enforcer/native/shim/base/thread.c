@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Threads of our own in somebody's process: detached, deaf to the program's signals, and small.
+ * Threads of the shim in the user's process: detached, small, and with all signals blocked.
  */
 #include <link.h>
 #include <pthread.h>
@@ -8,6 +8,8 @@
 
 #include "base/thread.h"
 
+/* Bytes of stack of a helper thread, besides thread-local storage. Chosen, not measured: its calls
+ * are shallow. */
 #define STACK (128 * 1024)
 
 static int add_tls(struct dl_phdr_info *info, size_t size, void *sum)

@@ -50,8 +50,8 @@ enum { PASS, NODES, OWN };
 
 /* What the loader would find in that directory: nothing, the node's driver, or another one, then in
  * `out`. */
-static int looked(const char *directory, const char *ours, const char *granted, char *out,
-                  size_t size)
+static int driver_in(const char *directory, const char *ours, const char *granted, char *out,
+                     size_t size)
 {
     char path[PATH_MAX];
     struct stat st;
@@ -65,7 +65,8 @@ static int looked(const char *directory, const char *ours, const char *granted, 
     return (size_t)snprintf(out, size, "%s", path) < size ? OWN : PASS;
 }
 
-/* Where the loader would look for a library of the program, in its order. NULL: it does not say. */
+/* Directories in which the loader would search for a library of the program, in its order. NULL:
+ * the loader does not say. */
 static Dl_serinfo *directories(void)
 {
     Dl_serinfo size, *all = NULL;
@@ -89,7 +90,7 @@ bool qg_program_driver(const char *granted, char *out, size_t size)
     Dl_serinfo *all = dladdr((void *)&qg_program_driver, &self) ? directories() : NULL;
     for (unsigned i = 0; all && found == PASS && i < all->dls_cnt; i++)
         if (!is_nodes(all->dls_serpath[i].dls_name))
-            found = looked(all->dls_serpath[i].dls_name, self.dli_fname, granted, out, size);
+            found = driver_in(all->dls_serpath[i].dls_name, self.dli_fname, granted, out, size);
     free(all);
     return found == OWN;
 }

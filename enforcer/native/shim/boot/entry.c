@@ -15,10 +15,10 @@ static CUresult not_permitted(void)
 {
     static bool said;
     if (!__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
-        qg_say("this program gets no card, because its limits are not known: %s. Start it with "
-               "srun or sbatch inside its "
-               "job.",
-               qg_info.problem);
+        qg_message("this program gets no card, because its limits are not known: %s. Start it with "
+                   "srun or sbatch inside its "
+                   "job.",
+                   qg_info.problem);
     return CUDA_ERROR_NOT_PERMITTED;
 }
 

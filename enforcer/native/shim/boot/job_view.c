@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What this library tells qgpu's libnvidia-ml.so.1 in the same process, so that both give the same
- * answers.
+ * What this library reports to qgpu's libnvidia-ml.so.1 in the same process. Both libraries then
+ * give the same answers.
  */
 #include <string.h>
 
@@ -18,7 +18,7 @@ __attribute__((visibility("default"))) bool qgpu_job_view(const char *uuid, stru
         if (!pages)
             continue;
         if (!qg_depth)
-            qg_pools_settled();
+            qg_pools_poll();
         *out =
             (struct qgpu_view){.cap = qg_cap(card), .used = qg_job_used(card), .job = pages->job};
         return true;

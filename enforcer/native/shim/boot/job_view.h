@@ -12,7 +12,7 @@
 
 struct qgpu_view {
     uint64_t cap, used;            /* bytes of the job on the card */
-    const struct qg_job_page *job; /* whose processes are the job's */
+    const struct qg_job_page *job; /* all processes in it belong to the job */
 };
 
 /* False: this process is not registered for that card. */

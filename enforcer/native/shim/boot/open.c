@@ -48,7 +48,7 @@ static void *open_other(const char *path)
 static void *find_driver(void)
 {
     void *handle = NULL;
-    qg_load(); /* it tells where the driver is */
+    qg_load(); /* it says where the driver is */
     if (driver_file[0]) {
         char own[PATH_MAX];
         if (qg_program_driver(driver_file, own, sizeof(own)))
@@ -57,9 +57,10 @@ static void *find_driver(void)
             handle = open_other(driver_file);
         if (!handle) {
             const char *why = dlerror();
-            qg_say("the NVIDIA driver cannot be opened: %s. The administrator sets driver.libcuda "
-                   "in qgpu.yaml.",
-                   why ? why : "its path leads back to qgpu's own library");
+            qg_message(
+                "the NVIDIA driver cannot be opened: %s. The administrator sets driver.libcuda "
+                "in qgpu.yaml.",
+                why ? why : "its path leads back to qgpu's own library");
         }
         return handle;
     }

@@ -49,7 +49,7 @@ __attribute__((constructor)) void qg_load(void)
     pthread_once(&load_once, load);
 }
 
-/* Compares the 32 hexadecimal digits; the prefix (GPU- or MIG-) is not part of what CUDA tells. */
+/* Compares the 32 hexadecimal digits. CUDA does not report the prefix (GPU- or MIG-). */
 static bool same_uuid(const char *text, const CUuuid *uuid)
 {
     static const char digits[] = "0123456789abcdef";
@@ -68,7 +68,7 @@ static bool same_uuid(const char *text, const CUuuid *uuid)
 
 static bool uuid_of(CUdevice device, CUuuid *uuid)
 {
-    /* Version 2 names a MIG instance where version 1 names the card it lies on. */
+    /* Version 2 names a MIG instance where version 1 names the card that contains it. */
     if (QG_HAVE(cuDeviceGetUuid_v2) && QG_REAL(cuDeviceGetUuid_v2)(uuid, device) == CUDA_SUCCESS)
         return true;
     return QG_REAL(cuDeviceGetUuid)(uuid, device) == CUDA_SUCCESS;

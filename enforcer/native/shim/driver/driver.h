@@ -19,7 +19,7 @@ struct qg_api_row {
     int ptsz;
     int symbol;
     const void *hook;
-    int memory; /* 1: who comes by it past the hook has memory past the ledger */
+    int memory; /* 1: a call that reaches it past the hook allocates memory that is not counted */
 };
 
 extern const char *const qg_symbol_names[QG_NSYMBOLS];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Standing at the gate: ring the arbiter, wait while it is closed, go on when the arbiter that
- * registered us is gone for good.
+ * Waiting at the gate: wakes the arbiter, sleeps while the gate is closed, and goes on without it
+ * when the arbiter that registered this process is gone for good.
  */
 #include "gate/gate.h"
 
@@ -18,13 +18,19 @@
 #include "link/link.h"
 #include "window/wait_strategy.h"
 
-/* longest sleep before pages, heartbeat and connection are looked at again */
-#define WAIT_NS 50000000
-/* so long a waiting thread looks for the end of what was launched before */
-#define DRAIN_NS           100000000u
-#define MAX_STRIDE         15u /* launches at most between two looks at the clock */
-#define SHORT_LOOK_DIVISOR 20  /* a look less than 1/20 ms after the last one was too early */
-/* an arbiter that keeps its connection but not its heartbeat gets so many leases */
+/* ns of the longest sleep before pages, heartbeat and connection are checked again. Chosen, not
+ * measured: well below the default lease. */
+#define LONGEST_SLEEP_NS 50000000
+/* ns for which a waiting thread polls for the end of earlier work. The arbiter's drain timeout is
+ * as long. */
+#define DRAIN_NS 100000000u
+/* Most launches between two readings of the clock. Chosen, not measured. */
+#define MAX_STRIDE 15u
+/* A reading of the clock less than 1/20 ms after the last one came too early. Chosen, not measured.
+ */
+#define SHORT_POLL_DIVISOR 20
+/* Leases without a heartbeat after which a connected arbiter counts as hung. Chosen, not measured:
+ * a busy node delays a heartbeat by less. */
 #define HUNG_FACTOR 3u
 
 static bool is_open(const struct qg_card *card)
@@ -39,8 +45,8 @@ static bool same_doorbell(const struct qg_pages *pages)
            st.st_dev == pages->doorbell_dev && st.st_ino == pages->doorbell_ino;
 }
 
-/* The program may have closed every descriptor, and may own our number by now: look before writing.
- */
+/* The program may have closed every descriptor and may own the number by now. So its identity is
+ * compared before it is written to. */
 static void ring(struct qg_card *card, struct qg_pages *pages)
 {
     static const uint64_t one = 1;
@@ -53,8 +59,8 @@ static void ring(struct qg_card *card, struct qg_pages *pages)
     errno = saved;
 }
 
-/* Once per sight: again only after the word changed, or after a millisecond (a ring may have been
- * lost). */
+/* One ring for each value of the gate word. It rings again after the word changed, or after 1 ms,
+ * as a ring may be lost. */
 static void ring_once(struct qg_card *card, struct qg_pages *pages)
 {
     uint64_t changed = __atomic_load_n(&pages->gate->changed_ns, __ATOMIC_ACQUIRE), now = qg_tick();
@@ -67,8 +73,8 @@ static void ring_once(struct qg_card *card, struct qg_pages *pages)
     ring(card, pages);
 }
 
-/* A new arbiter looks at who rings. Work that was launched under its predecessor would else be seen
- * with the next launch, and offline might run beside it until then. */
+/* A new arbiter samples a tenant that rings. Work launched under the former arbiter would otherwise
+ * be observed only at the next launch. Until then offline work might run beside it. */
 void qg_gate_adopted(struct qg_card *card)
 {
     struct qg_pages *pages = qg_pages_of(card);
@@ -104,17 +110,18 @@ static void open_for_good(struct qg_card *card)
     static bool said;
     __atomic_store_n(&card->compute_open, true, __ATOMIC_SEQ_CST);
     if (!__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
-        qg_say("the arbiter of this node does not answer; this program goes on without waiting for "
-               "its turn on the "
-               "card. Its memory limit stays. Please tell your administrator.");
+        qg_message(
+            "the arbiter of this node does not answer; this program goes on without waiting for "
+            "its turn on the "
+            "card. Its memory limit stays. Please tell your administrator.");
 }
 
-/* True: the arbiter that registered this process is gone. One that refuses it lives, or lived after
- * it. */
+/* True: the arbiter that registered this process is gone. An arbiter that refuses the process is
+ * alive, so then the gate stays closed. */
 static bool given_up(struct qg_card *card, const struct qg_pages *pages)
 {
     if (qg_link_refusal(card)) {
-        qg_link_say_shut(card);
+        qg_link_report_refusal(card);
         return false;
     }
     if (!lease_ran_out(pages))
@@ -129,8 +136,9 @@ static void futex_wait(const uint32_t *word, uint32_t seen, uint64_t limit_ns)
     syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, NULL, 0);
 }
 
-/* Whoever has to wait marks what it launched before, so that its end can be seen. */
-static void show_the_end(struct qg_stream *stream, struct qg_pages *pages)
+/* A launch that must wait first inserts a fence behind earlier work, so that the arbiter can
+ * observe its end. */
+static void fence_earlier_work(struct qg_stream *stream, struct qg_pages *pages)
 {
     if (QG_LIKELY(!__atomic_load_n(&pages->proc->unmarked, __ATOMIC_RELAXED)))
         return;
@@ -139,55 +147,56 @@ static void show_the_end(struct qg_stream *stream, struct qg_pages *pages)
     qg_depth--;
 }
 
-/* The next one's turn begins when what this process launched before has ended. The arbiter looks
- * for it at intervals; a thread that waits anyway knows better when to look, and tells it. Returns
- * how long to sleep at most. */
-static uint64_t watch_the_end(struct qg_card *card, struct qg_pages *pages, uint64_t start,
-                              bool *drains, bool *told)
+/* The next tenant's quantum begins when the earlier work of this process has ended. The arbiter
+ * polls for that end at intervals. A waiting thread knows better when to poll, and rings at the
+ * end. Returns the longest sleep in ns. */
+static uint64_t poll_drain(struct qg_card *card, struct qg_pages *pages, uint64_t start,
+                           bool *drains, bool *reported)
 {
-    uint64_t nap = *told || qg_now_ns() - start > DRAIN_NS ? 0 : qg_window_drain_ns(card, pages);
-    if (*drains && !nap && !*told) {
-        *told = true;
+    uint64_t sleep_ns =
+        *reported || qg_now_ns() - start > DRAIN_NS ? 0 : qg_window_drain_ns(card, pages);
+    if (*drains && !sleep_ns && !*reported) {
+        *reported = true;
         ring(card, pages);
     }
-    *drains = nap;
-    return nap ? nap : WAIT_NS;
+    *drains = sleep_ns;
+    return sleep_ns ? sleep_ns : LONGEST_SLEEP_NS;
 }
 
-/* When the turn began to be used, for the arbiter's books: the first of those who waited says it.
- */
-static void tell_turn(struct qg_pages *pages)
+/* When the process began to use its quantum, for the arbiter's accounts. The first waiting thread
+ * writes it. */
+static void report_quantum_start(struct qg_pages *pages)
 {
     uint64_t opened = __atomic_load_n(&pages->gate->changed_ns, __ATOMIC_RELAXED);
     if (__atomic_load_n(&pages->proc->turn_ns, __ATOMIC_RELAXED) < opened)
         __atomic_store_n(&pages->proc->turn_ns, qg_now_ns(), __ATOMIC_RELAXED);
 }
 
-/* Nothing that the arbiter must hear of at once: it closed the gate of a process with work on the
- * card, and awaits the end of that, which this thread tells. Mostly it saw as well that a thread
- * waits for room; else its next look finds one here. */
+/* True: the arbiter need not be woken. It closed the gate while this process had work on the card,
+ * and this thread reports the end of that work. Mostly the arbiter has also sampled that the thread
+ * waited for room. Otherwise its next sample shows it. */
 static bool expected(const struct qg_pages *pages, bool queued, uint64_t drain_ns)
 {
     uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_RELAXED);
     return queued && drain_ns && (flags & QG_GATE_WHY_MASK) == QG_GATE_WHY_SHARE;
 }
 
-/* Waits until the gate of the newest pages is open. Holds nothing while it sleeps: a signal handler
- * may jump out. */
+/* Waits until the gate of the newest pages is open. It holds no lock while it sleeps, since a
+ * signal handler may jump out. */
 static void wait_closed(struct qg_card *card, struct qg_pages *pages)
 {
     uint64_t start = qg_now_ns();
-    bool drains = false, told = false;
+    bool drains = false, reported = false;
     struct qg_pages *entered = pages, *rung = NULL;
     struct qg_proc *first = pages->proc;
     uint64_t changes = __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED);
-    bool turn = true;
+    bool by_share = true;
     __atomic_fetch_add(&first->gate_waits, 1, __ATOMIC_RELAXED);
     for (;;) {
-        pages = qg_pages_of(card); /* registered again: stand in the new queue */
+        pages = qg_pages_of(card); /* registered again: wait in the new slot */
         bool queued = qg_waiter_raise(pages->proc);
         if (pages != rung) {
-            /* first, so that the arbiter finds it when it looks */
+            /* before the ring, so that the arbiter's sample shows it */
             uint64_t drain_ns = qg_window_drain_ns(card, pages);
             drains = expected(pages, queued, drain_ns);
             if (!drains)
@@ -196,22 +205,22 @@ static void wait_closed(struct qg_card *card, struct qg_pages *pages)
         rung = pages;
         uint32_t flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
         if (!(flags & QG_GATE_CLOSED)) {
-            tell_turn(pages);
+            report_quantum_start(pages);
             break;
         }
         if (is_open(card) || given_up(card, pages))
             break;
-        turn = turn && (flags & QG_GATE_WHY_MASK) == QG_GATE_WHY_SHARE;
-        uint64_t limit = watch_the_end(card, pages, start, &drains, &told);
-        int slack = drains ? qg_no_slack() : 0;
+        by_share = by_share && (flags & QG_GATE_WHY_MASK) == QG_GATE_WHY_SHARE;
+        uint64_t limit = poll_drain(card, pages, start, &drains, &reported);
+        int slack = drains ? qg_timer_slack_off() : 0;
         futex_wait(&pages->gate->flags, flags, limit);
-        qg_slack_again(slack);
+        qg_timer_slack_restore(slack);
     }
     __atomic_fetch_add(&pages->proc->gate_wait_ns, qg_now_ns() - start, __ATOMIC_RELAXED);
     qg_waiter_lower();
-    if (turn && pages == entered &&
+    if (by_share && pages == entered &&
         __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED) == changes + 1)
-        qg_window_after_turn(pages, changes - 1, changes + 1);
+        qg_window_after_quantum(pages, changes - 1, changes + 1);
 }
 
 void qg_gate_wait(struct qg_card *card)
@@ -231,7 +240,7 @@ bool qg_gate_waited(struct qg_stream *stream)
     if (is_open(stream->card) ||
         !(__atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST) & QG_GATE_CLOSED))
         return false;
-    show_the_end(stream, pages);
+    fence_earlier_work(stream, pages);
     wait_closed(stream->card, pages);
     return true;
 }
@@ -254,7 +263,7 @@ void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work)
         if (flags & QG_GATE_NOTIFY)
             ring_once(card, pages);
         if (flags & QG_GATE_CLOSED) {
-            show_the_end(stream, pages);
+            fence_earlier_work(stream, pages);
             wait_closed(card, pages);
             continue;
         }
@@ -266,23 +275,23 @@ void qg_gate_attention(struct qg_stream *stream, const struct qg_work *work)
     qg_window_queued = false;
 }
 
-void qg_leave_look(struct qg_seen *seen, struct qg_stream *stream)
+void qg_leave_slow(struct qg_seen *seen, struct qg_stream *stream)
 {
     uint64_t now = qg_tick();
     if (seen->stream == stream) {
-        /* Launches that follow each other quickly need not look at the clock each time; slow ones
+        /* Launches that follow each other quickly need not read the clock each time. Slow ones
          * must. */
         bool quick =
-            (uint32_t)(now >> 10) - seen->looked < qg_ticks_per_ms / SHORT_LOOK_DIVISOR >> 10;
+            (uint32_t)(now >> 10) - seen->polled < qg_ticks_per_ms / SHORT_POLL_DIVISOR >> 10;
         seen->stride = !quick                      ? 0
                        : seen->stride < MAX_STRIDE ? (uint16_t)(seen->stride * 2 + 1)
                                                    : MAX_STRIDE;
         seen->skip = seen->granted = seen->stride;
-        seen->looked = (uint32_t)(now >> 10);
+        seen->polled = (uint32_t)(now >> 10);
     }
-    if (now - __atomic_load_n(&stream->marked_tick, __ATOMIC_RELAXED) < qg_ticks_per_ms)
+    if (now - __atomic_load_n(&stream->fenced_tick, __ATOMIC_RELAXED) < qg_ticks_per_ms)
         return;
     struct qg_pages *pages = qg_pages_of(stream->card);
     if (pages && (__atomic_load_n(&pages->gate->flags, __ATOMIC_RELAXED) & QG_GATE_TRACK))
-        qg_mark(stream);
+        qg_fence_insert(stream);
 }

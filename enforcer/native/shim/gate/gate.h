@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What stands before every submission of work. Where nothing is wrong a launch passes qg_fast(),
- * which counts it, looks at the gate word and lets the hook jump into the driver with its arguments
- * untouched. Everything else brackets the driver's call with qg_enter() and qg_leave().
+ * The code before every submission of work. A normal launch passes qg_fast(). It counts the launch,
+ * reads the gate word, and lets the hook jump into the driver with its arguments untouched. All
+ * other submissions bracket the driver's call with qg_enter() and qg_leave().
  */
 #ifndef QG_GATE_H
 #define QG_GATE_H
@@ -19,8 +19,9 @@ void qg_gate_wait(struct qg_card *card);
  * waited for. */
 bool qg_gate_waited(struct qg_stream *stream);
 
-/* Clock check of every few launches, and a marker if the stream's last one is a millisecond old. */
-void qg_leave_look(struct qg_seen *seen, struct qg_stream *stream);
+/* Reads the clock at every few launches. It inserts a fence if the stream's last fence is 1 ms old.
+ */
+void qg_leave_slow(struct qg_seen *seen, struct qg_stream *stream);
 
 /* One more in a counter that only this thread writes. The gate word is read after it: the compiler
  * keeps the order, and for the processor the arbiter's membarrier does (lanes.c). */
@@ -102,8 +103,8 @@ static inline struct qg_stream *qg_enter(CUstream handle, bool ptsz, const void 
     qg_gate_attention(stream, &work);
 open:
     if (QG_UNLIKELY(!__atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED))) {
-        qg_set_unmarked(stream);
-        qg_stream_works(stream);
+        qg_set_unfenced(stream);
+        qg_stream_has_work(stream);
     }
     qg_depth = 1;
     return stream;
@@ -123,9 +124,9 @@ static inline void qg_leave(struct qg_stream *stream, CUresult result)
     if (same && seen->skip)
         seen->granted = (uint16_t)--seen->skip;
     else
-        qg_leave_look(seen, stream);
+        qg_leave_slow(seen, stream);
     if (same && QG_UNLIKELY(window))
-        qg_window_calm(seen);
+        qg_window_skip_polls(seen);
 }
 
 /* The gate was opened because the arbiter's heartbeat had stopped, and now it beats again. */

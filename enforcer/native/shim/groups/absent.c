@@ -29,7 +29,7 @@ void qg_rm_received(const void *message, size_t size)
     (void)message, (void)size;
 }
 
-void qg_rm_look(void)
+void qg_rm_poll(void)
 {
 }
 
@@ -37,7 +37,7 @@ void qg_rm_after_fork(void)
 {
 }
 
-bool qg_rm_any(void)
+bool qg_rm_reports(void)
 {
     return false;
 }

@@ -9,32 +9,33 @@
 #include "qg_rm.h"
 #include "groups/rm_report.h"
 
-#define TRIES 5 /* looks at a table that changes under our hands */
+/* Passes over a table that another thread may change meanwhile. Chosen, not measured. */
+#define TRIES 5
 
 /* One action on one device's groups; retried where a group went away under our hands. */
-static uint32_t act_on(const struct qg_rm_view *view, uint32_t action, uint32_t method,
+static uint32_t act_on(const struct qg_rm_snapshot *snapshot, uint32_t action, uint32_t method,
                        uint64_t value, uint32_t *count)
 {
-    int fd = qg_rm_borrow(view);
+    int fd = qg_rm_borrow(snapshot);
     *count = 0;
     if (fd < 0) {
-        qg_rm_unreachable(view);
+        qg_rm_unreachable(snapshot);
         return RM_BAD_CLIENT;
     }
-    uint32_t status = qg_rm_act(fd, &view->told, action, method, value, count);
+    uint32_t status = qg_rm_act(fd, &snapshot->reported, action, method, value, count);
     close(fd);
     return status;
 }
 
 /* The slice that each group had before. To set what is set already would take the group off the
  * card for nothing. */
-static uint32_t slices_again(const struct qg_rm_view *view, bool always)
+static uint32_t slices_again(const struct qg_rm_snapshot *snapshot, bool always)
 {
     uint32_t first = RM_OK;
-    int fd = qg_rm_borrow(view);
-    for (uint32_t i = 0; fd >= 0 && i < view->told.ngroups; i++) {
-        struct rm_timeslice now = {0}, before = {.us = view->slice_us[i]};
-        uint32_t client = view->told.client, group = view->told.groups[i].handle;
+    int fd = qg_rm_borrow(snapshot);
+    for (uint32_t i = 0; fd >= 0 && i < snapshot->reported.ngroups; i++) {
+        struct rm_timeslice now = {0}, before = {.us = snapshot->slice_us[i]};
+        uint32_t client = snapshot->reported.client, group = snapshot->reported.groups[i].handle;
         uint32_t status =
             qg_rm_control(fd, client, group, RM_GROUP_GET_TIMESLICE, &now, sizeof(now));
         if (!status && before.us && (always || now.us != before.us))
@@ -49,33 +50,34 @@ static uint32_t slices_again(const struct qg_rm_view *view, bool always)
 
 bool qg_rm_continue(int card)
 {
-    struct qg_rm_view view;
+    struct qg_rm_snapshot snapshot;
     uint32_t count;
     bool all = true;
-    for (unsigned at = 0; qg_rm_next(&at, &view);)
-        if (view.card >= 0 && (card < 0 || view.card == card) && view.told.ngroups) {
-            all &= act_on(&view, QG_ACT_CONTINUE, QG_HW_AUTO, 0, &count) == RM_OK;
-            slices_again(&view, false);
+    for (unsigned at = 0; qg_rm_next(&at, &snapshot);)
+        if (snapshot.card >= 0 && (card < 0 || snapshot.card == card) &&
+            snapshot.reported.ngroups) {
+            all &= act_on(&snapshot, QG_ACT_CONTINUE, QG_HW_AUTO, 0, &count) == RM_OK;
+            slices_again(&snapshot, false);
         }
     return all;
 }
 
 uint32_t qg_rm_act_on_card(int card, const struct qg_act *order, uint32_t *count)
 {
-    struct qg_rm_view view;
+    struct qg_rm_snapshot snapshot;
     uint32_t status = RM_OK, some, before;
     bool slices =
         order->action == QG_ACT_CONTINUE && order->method == QG_HW_TIMESLICE && !order->value;
     int tries = TRIES;
     *count = 0;
-    for (unsigned at = 0; before = qg_rm_changes(), qg_rm_next(&at, &view);) {
-        if (view.card != card || !view.told.ngroups)
+    for (unsigned at = 0; before = qg_rm_changes(), qg_rm_next(&at, &snapshot);) {
+        if (snapshot.card != card || !snapshot.reported.ngroups)
             continue;
-        uint32_t now = act_on(&view, order->action, order->method, order->value, &some);
+        uint32_t now = act_on(&snapshot, order->action, order->method, order->value, &some);
         if (slices)
-            now = now ? now : slices_again(&view, true);
+            now = now ? now : slices_again(&snapshot, true);
         if (now && qg_rm_changes() != before && --tries) {
-            at--; /* something came or went: look again */
+            at--; /* an object came or went: read the table again */
             continue;
         }
         *count += some;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Preloaded, our ioctl() stands before libc's for everybody. Loaded by dlopen (the shim mounted
- * over the driver's file), it does not: then the driver's own reference is turned to ours in its
- * table of imports, and only that one.
+ * If the shim is preloaded, our ioctl() comes before libc's for all libraries. If it is loaded by
+ * dlopen (mounted over the driver's file), it does not. Then the driver's own reference in its
+ * import table is changed to ours, and only that one.
  */
 #include <dlfcn.h>
 #include <elf.h>
@@ -100,8 +100,7 @@ void qg_rm_driver_opened(void *library)
             const ElfW(Rela) *r = &at.relocations[kind][i];
             const ElfW(Sym) *symbol = &at.symbols[ELF64_R_SYM(r->r_info)];
             void **slot = (void **)(map->l_addr + r->r_offset);
-            /* Whoever else stands before libc's, an interposer of the program or we ourselves,
-             * stays there. */
+            /* Another ioctl() before libc's, of the program or our own, stays as it is. */
             if (ELF64_R_SYM(r->r_info) && ELF64_R_TYPE(r->r_info) != R_X86_64_COPY &&
                 !strcmp(at.names + symbol->st_name, "ioctl") && *slot == theirs)
                 turn(map->l_addr, slot, (void *)(uintptr_t)&ioctl);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ioctl(2), for the whole process: what is not the NVIDIA driver's passes after one comparison, the
- * rest goes to the kernel unchanged and is looked at when it comes back. Called from signal
- * handlers, before any constructor, and in children of vfork(2): no allocation, no thread-local
- * state but errno, no lock but the table's.
+ * ioctl(2), for the whole process. A call to another device than the NVIDIA driver's passes after
+ * one comparison. All other calls go to the kernel unchanged, and their results are read
+ * afterwards. It is called from signal handlers, before any constructor, and in children of
+ * vfork(2). So it uses no allocation, no thread-local state but errno, and no lock but the table's.
  *
- * There is no `syscall()` and no dlsym(RTLD_NEXT) here: the system call itself is the only thing
- * that is surely there.
+ * It uses neither `syscall()` nor dlsym(RTLD_NEXT): only the system call itself is always
+ * available.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -15,8 +15,10 @@
 #include "groups/rm.h"
 #include "process/process.h"
 
-#define CHANNEL_SCHEDULE 0xa06f0103u /* RM_GROUP_SCHEDULE of a single channel */
-#define XFER             211u        /* an envelope for calls of other sizes */
+/* Command of the driver: RM_GROUP_SCHEDULE for a single channel (qgpu_rm.h has the source). */
+#define CHANNEL_SCHEDULE 0xa06f0103u
+/* Number of the driver's call that wraps calls of other sizes (published kernel modules). */
+#define XFER 211u
 
 struct xfer {
     uint32_t number, size;
@@ -107,9 +109,9 @@ static bool published(uint32_t number, uint32_t size)
     }
 }
 
-/* Looked at before the kernel saw it, so a wild pointer must not be our crash: the kernel says
- * EFAULT of it. A bad first argument, so that nothing is done but the copying. The two ends are
- * enough for what is shorter than a page. */
+/* Read before the kernel has checked it, so a wild pointer must not crash us: the kernel answers
+ * EFAULT for it. The first argument is invalid, so the kernel only copies. Checking the two ends is
+ * enough for less than a page. */
 static bool readable(const void *p, size_t size)
 {
     for (int i = 0; i < 2; i++) {

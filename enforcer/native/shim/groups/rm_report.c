@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The teller: a second helper thread, started if the arbiter asks for it. It reports this process's
- * channel groups, stops and continues them, and continues all when the arbiter is gone.
+ * The reporter: a second helper thread, started if the arbiter asks for it. It reports this
+ * process's channel groups, stops and continues them. It continues all of them when the arbiter is
+ * gone.
  */
 #include "groups/rm_report.h"
 
@@ -18,46 +19,35 @@
 #include "qg_msg.h"
 #include "qg_rm.h"
 #include "base/thread.h"
+#include "groups/rm_limits.h"
 
-#define MAIL        32u /* orders that wait; more than an arbiter has under way at once */
-#define TOLD        64u /* devices of clients that the arbiter knows */
-#define BURST       40u /* messages at once, and per second: below what the arbiter hangs up at */
-#define PER_SECOND  150u
-#define RESERVED    8u /* of the burst: for contexts that are about to go */
-#define HUNG_FACTOR 3u /* as gate.c */
-#define NS          1000000000ull
-#define ANSWERS     20   /* times that an answer is tried, when there is no budget left */
-#define ATTEMPTS    100u /* at continuing everything, one second's worth */
-#define GATHER_NS   2000000u
-#define MAKING_NS   999000000u
-
-struct qg_teller qg_teller;
+struct qg_reporter qg_reporter;
 
 /* of the next; never taken by a thread of the program */
-static pthread_mutex_t post = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t line_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     int sock; /* -1: no connection that wants to know */
     dev_t dev;
     ino_t ino;
     unsigned connection; /* rises with each connection and with each end of one */
-    struct qg_act mail[MAIL];
+    struct qg_act orders[MAX_ORDERS];
     unsigned first, count;
     bool lease_over, stale; /* stale: continued although the arbiter believes them stopped */
 } line = {.sock = -1};
 
-static struct told {                                       /* the teller's own */
+static struct reported {                                   /* used by the reporter alone */
     uint32_t client, device, client_serial, device_serial; /* serial 0: not in use */
     int card;
     uint64_t hash;
     bool groups, here;                /* it has some; it was seen in this round */
     enum { STAYS, LEAVES, LEFT } way; /* the arbiter leaves it alone when it has said so */
-} told[TOLD];
-static unsigned connection;        /* that told[] is about */
+} reported[REPORTED_DEVICES];
+static unsigned connection;        /* number of the connection that reported[] is about */
 static bool stopped[QG_MAX_CARDS]; /* by ourselves */
 static unsigned attempts;          /* left at continuing everything */
 static double budget;              /* messages that may be sent now */
 static uint64_t budget_ns;
-/* this round left something undone for want of budget, or of room in the socket */
+/* this round left work undone, for lack of budget or of room in the socket */
 static bool again;
 
 void qg_rm_wake(uint32_t *word)
@@ -74,18 +64,18 @@ void qg_rm_sleep(uint32_t *word, uint32_t seen, uint64_t ns)
 
 uint32_t qg_rm_ask(void)
 {
-    uint32_t asked = __atomic_add_fetch(&qg_teller.asked, 1, __ATOMIC_SEQ_CST);
-    syscall(SYS_futex, &qg_teller.asked, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-    qg_rm_wake(&qg_teller.work);
+    uint32_t asked = __atomic_add_fetch(&qg_reporter.asked, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &qg_reporter.asked, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    qg_rm_wake(&qg_reporter.work);
     return asked;
 }
 
 void qg_rm_changed(void)
 {
     uint32_t now = qg_rm_changes();
-    if (__atomic_load_n(&qg_teller.running, __ATOMIC_ACQUIRE) &&
-        __atomic_exchange_n(&qg_teller.noticed, now, __ATOMIC_SEQ_CST) != now)
-        qg_rm_wake(&qg_teller.work);
+    if (__atomic_load_n(&qg_reporter.running, __ATOMIC_ACQUIRE) &&
+        __atomic_exchange_n(&qg_reporter.noticed, now, __ATOMIC_SEQ_CST) != now)
+        qg_rm_wake(&qg_reporter.work);
 }
 
 static int card_of_uuid(const char *uuid)
@@ -98,8 +88,8 @@ static int card_of_uuid(const char *uuid)
 
 static bool leaving(int card)
 {
-    return __atomic_load_n(&qg_teller.exiting, __ATOMIC_SEQ_CST) ||
-           __atomic_load_n(&qg_teller.leaving[card], __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&qg_reporter.exiting, __ATOMIC_SEQ_CST) ||
+           __atomic_load_n(&qg_reporter.leaving[card], __ATOMIC_SEQ_CST);
 }
 
 static void obey(struct qg_act *order)
@@ -144,10 +134,10 @@ static bool send_message(const void *message, size_t size, int fd, bool urgent)
         again = true;
         return false;
     }
-    pthread_mutex_lock(&post);
+    pthread_mutex_lock(&line_lock);
     if (line.connection == connection && still_ours())
         sent = qg_msg_send(line.sock, message, size, &fd, fd >= 0) == 0;
-    pthread_mutex_unlock(&post);
+    pthread_mutex_unlock(&line_lock);
     budget -= sent;
     again |= !sent;
     return sent;
@@ -155,37 +145,38 @@ static bool send_message(const void *message, size_t size, int fd, bool urgent)
 
 static bool next_order(struct qg_act *order)
 {
-    pthread_mutex_lock(&post);
+    pthread_mutex_lock(&line_lock);
     bool some = line.count > 0;
     if (some) {
-        *order = line.mail[line.first];
-        line.first = (line.first + 1) % MAIL;
+        *order = line.orders[line.first];
+        line.first = (line.first + 1) % MAX_ORDERS;
         line.count--;
     }
-    pthread_mutex_unlock(&post);
+    pthread_mutex_unlock(&line_lock);
     return some;
 }
 
-/* "I have continued what this client has, and leave it alone." If it could not, we do it. */
-static void has_left(const struct qg_act *said)
+/* The arbiter says that it continued this client's groups and leaves it alone. If it failed, the
+ * shim continues them. */
+static void left_alone(const struct qg_act *confirmed)
 {
-    for (unsigned i = 0; i < TOLD; i++)
-        if (told[i].device_serial && told[i].client == (uint32_t)said->value &&
-            told[i].way == LEAVES && told[i].card == card_of_uuid(said->uuid)) {
-            if (said->status)
-                qg_rm_continue(told[i].card);
-            told[i].way = LEFT;
+    for (unsigned i = 0; i < REPORTED_DEVICES; i++)
+        if (reported[i].device_serial && reported[i].client == (uint32_t)confirmed->value &&
+            reported[i].way == LEAVES && reported[i].card == card_of_uuid(confirmed->uuid)) {
+            if (confirmed->status)
+                qg_rm_continue(reported[i].card);
+            reported[i].way = LEFT;
             return;
         }
 }
 
-/* All of a card as if nothing had been told. */
-static void forget_told(int card)
+/* Forgets all reports of a card. */
+static void forget_reported(int card)
 {
-    for (unsigned i = 0; i < TOLD; i++)
-        if (told[i].device_serial && told[i].card == card) {
-            told[i].hash = 0;
-            told[i].way = STAYS;
+    for (unsigned i = 0; i < REPORTED_DEVICES; i++)
+        if (reported[i].device_serial && reported[i].card == card) {
+            reported[i].hash = 0;
+            reported[i].way = STAYS;
         }
 }
 
@@ -194,9 +185,9 @@ static void take_orders(void)
     struct qg_act order;
     while (next_order(&order)) {
         if (order.action == QG_ACT_TELL)
-            forget_told(card_of_uuid(order.uuid));
+            forget_reported(card_of_uuid(order.uuid));
         else if (!order.serial && order.action == QG_ACT_CONTINUE)
-            has_left(&order);
+            left_alone(&order);
         if (!order.serial || order.action == QG_ACT_TELL)
             continue;
         obey(&order);
@@ -206,7 +197,7 @@ static void take_orders(void)
     }
 }
 
-/* ---- telling ---- */
+/* ---- reports ---- */
 
 static uint64_t hash_of(const void *data, size_t size)
 {
@@ -217,55 +208,56 @@ static uint64_t hash_of(const void *data, size_t size)
     return hash;
 }
 
-/* Which of our cards it is, asked once; and the slice that each group has before anybody changes
- * it. */
-static void ask_driver(struct qg_rm_view *view)
+/* Asks the driver once which card it is, and which slice each group has before any change. */
+static void ask_driver(struct qg_rm_snapshot *snapshot)
 {
     uint8_t uuid[16];
-    bool ask_card = view->card == QG_RM_CARD_UNKNOWN && view->told.subdevice && view->told.ngroups;
+    bool ask_card = snapshot->card == QG_RM_CARD_UNKNOWN && snapshot->reported.subdevice &&
+                    snapshot->reported.ngroups;
     bool ask_slice = false;
-    for (uint32_t i = 0; i < view->told.ngroups; i++)
-        ask_slice |= !view->slice_us[i];
-    int fd = ask_card || (ask_slice && view->card >= 0) ? qg_rm_borrow(view) : -1;
+    for (uint32_t i = 0; i < snapshot->reported.ngroups; i++)
+        ask_slice |= !snapshot->slice_us[i];
+    int fd = ask_card || (ask_slice && snapshot->card >= 0) ? qg_rm_borrow(snapshot) : -1;
     if (fd < 0)
         return;
     uint32_t status =
-        ask_card ? qg_rm_uuid(fd, view->told.client, view->told.subdevice, uuid) : RM_OK;
+        ask_card ? qg_rm_uuid(fd, snapshot->reported.client, snapshot->reported.subdevice, uuid)
+                 : RM_OK;
     if (ask_card && status < QG_RM_NO_CALL) {
-        view->card = QG_RM_CARD_FOREIGN;
+        snapshot->card = QG_RM_CARD_FOREIGN;
         for (unsigned i = 0; status == RM_OK && i < qg_info.grant.ncards; i++)
             if (qg_rm_same_uuid(qg_cards[i].grant->uuid, uuid))
-                view->card = (int)i;
-        qg_rm_set_card(view, view->card);
+                snapshot->card = (int)i;
+        qg_rm_set_card(snapshot, snapshot->card);
     }
-    for (uint32_t i = 0; view->card >= 0 && i < view->told.ngroups; i++) {
+    for (uint32_t i = 0; snapshot->card >= 0 && i < snapshot->reported.ngroups; i++) {
         struct rm_timeslice now = {0};
-        uint32_t group = view->told.groups[i].handle;
-        if (!view->slice_us[i] &&
-            qg_rm_control(fd, view->told.client, group, RM_GROUP_GET_TIMESLICE, &now,
+        uint32_t group = snapshot->reported.groups[i].handle;
+        if (!snapshot->slice_us[i] &&
+            qg_rm_control(fd, snapshot->reported.client, group, RM_GROUP_GET_TIMESLICE, &now,
                           sizeof(now)) == RM_OK &&
             now.us)
-            qg_rm_set_slice(view, i, now.us);
+            qg_rm_set_slice(snapshot, i, now.us);
     }
     close(fd);
 }
 
-static struct told *entry_of(const struct qg_rm_view *view)
+static struct reported *entry_of(const struct qg_rm_snapshot *snapshot)
 {
-    struct told *unused = NULL;
-    for (unsigned i = 0; i < TOLD; i++) {
-        if (told[i].device_serial == view->device_serial &&
-            told[i].client_serial == view->client_serial)
-            return &told[i];
-        if (!told[i].device_serial && !unused)
-            unused = &told[i];
+    struct reported *unused = NULL;
+    for (unsigned i = 0; i < REPORTED_DEVICES; i++) {
+        if (reported[i].device_serial == snapshot->device_serial &&
+            reported[i].client_serial == snapshot->client_serial)
+            return &reported[i];
+        if (!reported[i].device_serial && !unused)
+            unused = &reported[i];
     }
     if (unused)
-        *unused = (struct told){.client = view->told.client,
-                                .device = view->told.device,
-                                .card = view->card,
-                                .client_serial = view->client_serial,
-                                .device_serial = view->device_serial};
+        *unused = (struct reported){.client = snapshot->reported.client,
+                                    .device = snapshot->reported.device,
+                                    .card = snapshot->card,
+                                    .client_serial = snapshot->client_serial,
+                                    .device_serial = snapshot->device_serial};
     return unused;
 }
 
@@ -276,25 +268,25 @@ static void head_of(struct qg_groups *message, int card)
     memcpy(message->uuid, qg_cards[card].grant->uuid, sizeof(message->uuid));
 }
 
-static void tell_one(struct qg_rm_view *view)
+static void report_device(struct qg_rm_snapshot *snapshot)
 {
-    struct told *entry;
-    ask_driver(view);
-    if (view->card < 0 || !(entry = entry_of(view)))
-        return; /* a card that was not granted; or more devices than anybody has */
-    struct qg_groups *message = &view->told;
+    struct reported *entry;
+    ask_driver(snapshot);
+    if (snapshot->card < 0 || !(entry = entry_of(snapshot)))
+        return; /* a card that was not granted, or no room for one more device */
+    struct qg_groups *message = &snapshot->reported;
     entry->here = true;
-    head_of(message, view->card);
-    bool goes = leaving(view->card);
-    int fd = qg_rm_borrow(view);
+    head_of(message, snapshot->card);
+    bool goes = leaving(snapshot->card);
+    int fd = qg_rm_borrow(snapshot);
     if (fd < 0) {
-        qg_rm_unreachable(view);
+        qg_rm_unreachable(snapshot);
         message->ngroups = message->nchannels = 0;
     }
     if (goes)
         message->flags |= QG_GROUPS_LEAVE;
     uint64_t hash = hash_of(message, sizeof(*message));
-    /* What was left alone stays so until it is told anew, whatever becomes of it meanwhile. */
+    /* A device that the arbiter left alone stays so until it is reported anew. */
     bool nothing = goes && entry->way != STAYS ? true : !message->ngroups && !entry->groups;
     if (!nothing && entry->hash != hash && send_message(message, sizeof(*message), fd, goes)) {
         entry->hash = hash;
@@ -306,7 +298,7 @@ static void tell_one(struct qg_rm_view *view)
 }
 
 /* A device that is gone, with all its groups. */
-static void tell_end(struct told *entry)
+static void report_gone(struct reported *entry)
 {
     struct qg_groups message = {.client = entry->client, .device = entry->device};
     head_of(&message, entry->card);
@@ -314,16 +306,16 @@ static void tell_end(struct told *entry)
         memset(entry, 0, sizeof(*entry));
 }
 
-static void tell_all(void)
+static void report_all(void)
 {
-    struct qg_rm_view view;
-    for (unsigned i = 0; i < TOLD; i++)
-        told[i].here = false;
-    for (unsigned at = 0; qg_rm_next(&at, &view);)
-        tell_one(&view);
-    for (unsigned i = 0; i < TOLD; i++)
-        if (told[i].device_serial && !told[i].here)
-            tell_end(&told[i]);
+    struct qg_rm_snapshot snapshot;
+    for (unsigned i = 0; i < REPORTED_DEVICES; i++)
+        reported[i].here = false;
+    for (unsigned at = 0; qg_rm_next(&at, &snapshot);)
+        report_device(&snapshot);
+    for (unsigned i = 0; i < REPORTED_DEVICES; i++)
+        if (reported[i].device_serial && !reported[i].here)
+            report_gone(&reported[i]);
 }
 
 /* ---- rounds ---- */
@@ -331,45 +323,46 @@ static void tell_all(void)
 static void publish(void)
 {
     unsigned waits[QG_MAX_CARDS] = {0}, known[QG_MAX_CARDS] = {0};
-    for (unsigned i = 0; i < TOLD; i++)
-        if (told[i].device_serial && told[i].groups) {
-            known[told[i].card]++;
-            waits[told[i].card] += told[i].way != LEFT;
+    for (unsigned i = 0; i < REPORTED_DEVICES; i++)
+        if (reported[i].device_serial && reported[i].groups) {
+            known[reported[i].card]++;
+            waits[reported[i].card] += reported[i].way != LEFT;
         }
     for (unsigned i = 0; i < QG_MAX_CARDS; i++) {
-        __atomic_store_n(&qg_teller.told[i], known[i], __ATOMIC_SEQ_CST);
-        __atomic_store_n(&qg_teller.unleft[i], waits[i], __ATOMIC_SEQ_CST);
+        __atomic_store_n(&qg_reporter.reported[i], known[i], __ATOMIC_SEQ_CST);
+        __atomic_store_n(&qg_reporter.not_left[i], waits[i], __ATOMIC_SEQ_CST);
     }
 }
 
-/* All that an arbiter may have done is undone when it cannot undo it any more. */
-static bool look_at_line(void)
+/* Undoes all that an arbiter may have done, when that arbiter cannot undo it any more. */
+static bool check_line(void)
 {
-    pthread_mutex_lock(&post);
+    pthread_mutex_lock(&line_lock);
     bool other = line.connection != connection, over = line.lease_over, up = line.sock >= 0;
     connection = line.connection;
     line.lease_over = false;
-    pthread_mutex_unlock(&post);
+    pthread_mutex_unlock(&line_lock);
     if (other || over)
         attempts = ATTEMPTS;
     if (attempts)
-        /* without an arbiter nobody else does it later */
+        /* without an arbiter no other process does it later */
         attempts = qg_rm_continue(-1) || up ? 0 : attempts - 1;
     again |= attempts > 0;
     if (other) {
-        memset(told, 0, sizeof(told));
+        memset(reported, 0, sizeof(reported));
         memset(stopped, 0, sizeof(stopped));
     }
-    for (unsigned i = 0; over && i < TOLD; i++)
-        told[i].hash = 0;
+    for (unsigned i = 0; over && i < REPORTED_DEVICES; i++)
+        reported[i].hash = 0;
     return up;
 }
 
 static void one_round(void)
 {
-    uint32_t asked = __atomic_load_n(&qg_teller.asked, __ATOMIC_SEQ_CST), changes = qg_rm_changes();
+    uint32_t asked = __atomic_load_n(&qg_reporter.asked, __ATOMIC_SEQ_CST),
+             changes = qg_rm_changes();
     again = false;
-    bool up = look_at_line();
+    bool up = check_line();
     take_orders();
     for (int i = 0; i < (int)QG_MAX_CARDS; i++)
         if (stopped[i] && leaving(i)) {
@@ -377,40 +370,41 @@ static void one_round(void)
             stopped[i] = false;
         }
     if (up)
-        tell_all();
+        report_all();
     publish();
     if (!again || !up)
-        __atomic_store_n(&qg_teller.seen, changes, __ATOMIC_SEQ_CST);
-    __atomic_store_n(&qg_teller.answered, asked, __ATOMIC_SEQ_CST);
-    qg_rm_wake(&qg_teller.done);
+        __atomic_store_n(&qg_reporter.seen, changes, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&qg_reporter.answered, asked, __ATOMIC_SEQ_CST);
+    qg_rm_wake(&qg_reporter.done);
 }
 
-/* A context is made by many calls, and who made it asks: until then there is no hurry. */
+/* A context is made by many calls, and its thread asks for a round at the end. Until then a round
+ * can wait. */
 static void gather(uint32_t asked)
 {
-    if (asked != __atomic_load_n(&qg_teller.answered, __ATOMIC_SEQ_CST) ||
-        qg_rm_changes() == __atomic_load_n(&qg_teller.seen, __ATOMIC_SEQ_CST))
+    if (asked != __atomic_load_n(&qg_reporter.answered, __ATOMIC_SEQ_CST) ||
+        qg_rm_changes() == __atomic_load_n(&qg_reporter.seen, __ATOMIC_SEQ_CST))
         return;
-    bool making = __atomic_load_n(&qg_teller.making, __ATOMIC_SEQ_CST);
-    qg_rm_sleep(&qg_teller.asked, asked, making ? MAKING_NS : GATHER_NS);
+    bool making = __atomic_load_n(&qg_reporter.making, __ATOMIC_SEQ_CST);
+    qg_rm_sleep(&qg_reporter.asked, asked, making ? MAKING_NS : GATHER_NS);
 }
 
-static void *teller(void *unused)
+static void *reporter(void *unused)
 {
     (void)unused;
     prctl(PR_SET_NAME, "qgpu-groups");
     qg_depth = 1;
     for (;;) {
-        uint32_t work = __atomic_load_n(&qg_teller.work, __ATOMIC_SEQ_CST);
-        uint32_t asked = __atomic_load_n(&qg_teller.asked, __ATOMIC_SEQ_CST);
+        uint32_t work = __atomic_load_n(&qg_reporter.work, __ATOMIC_SEQ_CST);
+        uint32_t asked = __atomic_load_n(&qg_reporter.asked, __ATOMIC_SEQ_CST);
         gather(asked);
         one_round();
-        qg_rm_sleep(&qg_teller.work, work, again ? NS / PER_SECOND : 0);
+        qg_rm_sleep(&qg_reporter.work, work, again ? NS / PER_SECOND : 0);
     }
     return NULL;
 }
 
-/* ---- what register.c tells ---- */
+/* ---- called by register.c ---- */
 
 static const struct qg_gate_page *some_gate(void)
 {
@@ -426,27 +420,27 @@ void qg_rm_connected(int sock, dev_t dev, ino_t ino)
 {
     if (!some_gate())
         return; /* nothing of this process is registered there */
-    pthread_mutex_lock(&post);
+    pthread_mutex_lock(&line_lock);
     line.sock = sock;
     line.dev = dev;
     line.ino = ino;
     line.connection++;
     line.count = 0;
     line.lease_over = line.stale = false;
-    pthread_mutex_unlock(&post);
-    if (!__atomic_load_n(&qg_teller.running, __ATOMIC_ACQUIRE))
-        __atomic_store_n(&qg_teller.running, qg_thread_start(teller), __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&line_lock);
+    if (!__atomic_load_n(&qg_reporter.running, __ATOMIC_ACQUIRE))
+        __atomic_store_n(&qg_reporter.running, qg_thread_start(reporter), __ATOMIC_RELEASE);
     qg_rm_ask();
 }
 
 void qg_rm_disconnected(void)
 {
-    pthread_mutex_lock(&post);
+    pthread_mutex_lock(&line_lock);
     bool was = line.sock >= 0;
     line.sock = -1;
     line.connection += was;
     line.count = 0;
-    pthread_mutex_unlock(&post);
+    pthread_mutex_unlock(&line_lock);
     if (was)
         qg_rm_ask();
 }
@@ -459,39 +453,39 @@ void qg_rm_received(const void *message, size_t size)
     memcpy(&order, message, sizeof(order));
     if (!qg_terminated(order.uuid, sizeof(order.uuid)))
         return;
-    pthread_mutex_lock(&post);
-    if (line.sock >= 0 && line.count < MAIL)
+    pthread_mutex_lock(&line_lock);
+    if (line.sock >= 0 && line.count < MAX_ORDERS)
         /* else it goes unanswered, and the arbiter gives up */
-        line.mail[(line.first + line.count++) % MAIL] = order;
-    pthread_mutex_unlock(&post);
+        line.orders[(line.first + line.count++) % MAX_ORDERS] = order;
+    pthread_mutex_unlock(&line_lock);
     qg_rm_ask();
 }
 
-void qg_rm_look(void)
+void qg_rm_poll(void)
 {
     const struct qg_gate_page *gate = some_gate();
-    if (!gate || !__atomic_load_n(&qg_teller.running, __ATOMIC_ACQUIRE))
+    if (!gate || !__atomic_load_n(&qg_reporter.running, __ATOMIC_ACQUIRE))
         return;
     uint64_t beat = __atomic_load_n(&gate->heartbeat_ns, __ATOMIC_ACQUIRE), now = qg_now_ns();
     uint64_t lease = (uint64_t)__atomic_load_n(&gate->lease_ms, __ATOMIC_RELAXED) * 1000000u;
     bool over = now > beat + HUNG_FACTOR * lease, back = now < beat + lease;
-    pthread_mutex_lock(&post);
+    pthread_mutex_lock(&line_lock);
     bool news = line.sock >= 0 && ((over && !line.stale) || (back && line.stale));
-    /* when it is back all is told again, and what it wants stopped is stopped again */
+    /* when it is back all is reported again, and it stops again what it wants stopped */
     line.lease_over |= news;
     line.stale = news ? over : line.stale;
-    pthread_mutex_unlock(&post);
+    pthread_mutex_unlock(&line_lock);
     if (news)
         qg_rm_ask();
 }
 
 void qg_rm_after_fork(void)
 {
-    pthread_mutex_init(&post, NULL);
+    pthread_mutex_init(&line_lock, NULL);
     memset(&line, 0, sizeof(line));
     line.sock = -1;
-    memset(&qg_teller, 0, sizeof(qg_teller));
-    memset(told, 0, sizeof(told));
+    memset(&qg_reporter, 0, sizeof(qg_reporter));
+    memset(reported, 0, sizeof(reported));
     memset(stopped, 0, sizeof(stopped));
     connection = 0;
     attempts = 0;

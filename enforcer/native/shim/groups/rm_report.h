@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Between the teller and the threads of the program.
+ * What the reporter and the threads of the program share.
  */
 #ifndef QG_SHIM_RM_REPORT_H
 #define QG_SHIM_RM_REPORT_H
@@ -8,20 +8,21 @@
 #include "groups/rm.h"
 #include "process/process.h"
 
-extern struct qg_teller {
-    uint32_t work;     /* atomic, futex: rises when there may be something to do */
-    uint32_t done;     /* atomic, futex: rises with each round */
-    bool running;      /* atomic: a teller exists in this process */
-    bool exiting;      /* atomic: the process ends, nothing is told any more but that it leaves */
-    uint32_t making;   /* atomic: threads that are about to have made a context, and ask then */
+extern struct qg_reporter {
+    uint32_t work; /* atomic, futex: rises when there may be something to do */
+    uint32_t done; /* atomic, futex: rises with each round */
+    bool running;  /* atomic: a reporter exists in this process */
+    bool exiting;  /* atomic: the process ends; only its end is still reported */
+    /* atomic: threads that are making a context, and ask for a round afterwards */
+    uint32_t making;
     uint32_t noticed;  /* atomic: qg_rm_changes() when it was last woken for them */
     uint32_t seen;     /* atomic: qg_rm_changes() that the last complete round began with */
     uint32_t asked;    /* atomic, futex: rises with each wish for a round */
     uint32_t answered; /* atomic: what `asked` was when the last round began */
-    uint32_t leaving[QG_MAX_CARDS]; /* atomic: threads that destroy a context there */
-    uint32_t told[QG_MAX_CARDS];    /* atomic: devices with groups there that the arbiter knows */
-    uint32_t unleft[QG_MAX_CARDS];  /* atomic: of these, those that it has not yet left alone */
-} qg_teller;
+    uint32_t leaving[QG_MAX_CARDS];  /* atomic: threads that destroy a context there */
+    uint32_t reported[QG_MAX_CARDS]; /* atomic: devices with groups there that the arbiter knows */
+    uint32_t not_left[QG_MAX_CARDS]; /* atomic: of these, those that it has not yet left alone */
+} qg_reporter;
 
 void qg_rm_wake(uint32_t *word);
 /* for a round, at once; `answered` reaches the number when one that began after it is over */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the teller sees of the table: one device of one client at a time, copied, so that nothing is
- * held while the driver or the arbiter is spoken to.
+ * Snapshots of the table for the reporter: one device of one client at a time, copied. So no lock
+ * is held while the driver or the arbiter is called.
  */
 #include <fcntl.h>
 #include <string.h>
@@ -9,7 +9,8 @@
 
 #include "groups/rm_table.h"
 
-#define PRIVATE_FD 200 /* as register.c: our numbers are high */
+/* Lowest number of our descriptors, as FIRST_FD in pages.c: programs rarely use it. */
+#define PRIVATE_FD 200
 
 uint32_t qg_rm_changes(void)
 {
@@ -17,70 +18,72 @@ uint32_t qg_rm_changes(void)
     return t ? __atomic_load_n(&t->changes, __ATOMIC_SEQ_CST) : 0;
 }
 
-/* A group is told when the program has scheduled it: to continue a group is to schedule it, which
- * the driver refuses before the group is complete. */
-static void view_child(const struct rm_table *t, const struct rm_object *o, struct qg_rm_view *view)
+/* A group is reported when the program has scheduled it. To continue a group is to schedule it,
+ * which the driver refuses before the group is complete. */
+static void snapshot_child(const struct rm_table *t, const struct rm_object *o,
+                           struct qg_rm_snapshot *snapshot)
 {
-    struct qg_groups *told = &view->told;
+    struct qg_groups *reported = &snapshot->reported;
     (void)t;
-    if (o->kind == RM_SUBDEVICE && !told->subdevice)
-        told->subdevice = o->handle;
+    if (o->kind == RM_SUBDEVICE && !reported->subdevice)
+        reported->subdevice = o->handle;
     if (o->kind != RM_GROUP || !o->scheduled || o->dying)
         return;
-    if (told->ngroups == QG_MAX_GROUPS) {
-        told->flags |= QG_GROUPS_LOST;
+    if (reported->ngroups == QG_MAX_GROUPS) {
+        reported->flags |= QG_GROUPS_LOST;
         return;
     }
-    view->group_serial[told->ngroups] = o->serial;
-    view->slice_us[told->ngroups] = o->slice_us;
-    told->groups[told->ngroups].handle = o->handle;
-    told->groups[told->ngroups++].engine = o->engine;
+    snapshot->group_serial[reported->ngroups] = o->serial;
+    snapshot->slice_us[reported->ngroups] = o->slice_us;
+    reported->groups[reported->ngroups].handle = o->handle;
+    reported->groups[reported->ngroups++].engine = o->engine;
 }
 
-static bool lists_group(const struct qg_groups *told, uint32_t handle)
+static bool lists_group(const struct qg_groups *reported, uint32_t handle)
 {
-    for (uint32_t i = 0; i < told->ngroups; i++)
-        if (told->groups[i].handle == handle)
+    for (uint32_t i = 0; i < reported->ngroups; i++)
+        if (reported->groups[i].handle == handle)
             return true;
     return false;
 }
 
-static void view_channel(const struct rm_object *o, struct qg_rm_view *view)
+static void snapshot_channel(const struct rm_object *o, struct qg_rm_snapshot *snapshot)
 {
-    struct qg_groups *told = &view->told;
-    bool alone = o->parent == told->device; /* in a group of its own that has no handle */
-    if (o->kind != RM_CHANNEL || o->dying || (!alone && !lists_group(told, o->parent)))
+    struct qg_groups *reported = &snapshot->reported;
+    bool alone = o->parent == reported->device; /* in a group of its own that has no handle */
+    if (o->kind != RM_CHANNEL || o->dying || (!alone && !lists_group(reported, o->parent)))
         return;
-    if (told->nchannels == QG_MAX_CHANNELS) {
-        told->flags |= QG_GROUPS_MORE_CHANNELS;
+    if (reported->nchannels == QG_MAX_CHANNELS) {
+        reported->flags |= QG_GROUPS_MORE_CHANNELS;
         return;
     }
-    told->channels[told->nchannels].handle = o->handle;
-    told->channels[told->nchannels++].group = alone ? 0 : o->parent;
+    reported->channels[reported->nchannels].handle = o->handle;
+    reported->channels[reported->nchannels++].group = alone ? 0 : o->parent;
 }
 
-static void view_device(struct rm_table *t, const struct rm_object *device, struct qg_rm_view *view)
+static void snapshot_device(struct rm_table *t, const struct rm_object *device,
+                            struct qg_rm_snapshot *snapshot)
 {
     const struct rm_client *c = rm_client_of(t, device->client);
-    memset(view, 0, sizeof(*view));
-    view->device_serial = device->serial;
-    view->client_serial = c->serial;
-    view->fd = c->fd;
-    view->file = c->file;
-    view->card = device->card;
-    view->told.client = device->client;
-    view->told.device = device->handle;
-    view->told.flags = c->lost || t->lost ? QG_GROUPS_LOST : 0;
+    memset(snapshot, 0, sizeof(*snapshot));
+    snapshot->device_serial = device->serial;
+    snapshot->client_serial = c->serial;
+    snapshot->fd = c->fd;
+    snapshot->file = c->file;
+    snapshot->card = device->card;
+    snapshot->reported.client = device->client;
+    snapshot->reported.device = device->handle;
+    snapshot->reported.flags = c->lost || t->lost ? QG_GROUPS_LOST : 0;
     for (unsigned i = 0; i < t->used; i++)
         if (t->objects[i].serial && t->objects[i].client == device->client &&
             t->objects[i].parent == device->handle)
-            view_child(t, &t->objects[i], view);
+            snapshot_child(t, &t->objects[i], snapshot);
     for (unsigned i = 0; i < t->used; i++)
         if (t->objects[i].serial && t->objects[i].client == device->client)
-            view_channel(&t->objects[i], view);
+            snapshot_channel(&t->objects[i], snapshot);
 }
 
-bool qg_rm_next(unsigned *at, struct qg_rm_view *view)
+bool qg_rm_next(unsigned *at, struct qg_rm_snapshot *snapshot)
 {
     uint64_t mask;
     bool found = false;
@@ -92,47 +95,48 @@ bool qg_rm_next(unsigned *at, struct qg_rm_view *view)
         const struct rm_object *o = &t->objects[*at];
         found = o->serial && o->kind == RM_DEVICE && !o->dying;
         if (found)
-            view_device(t, o, view);
+            snapshot_device(t, o, snapshot);
     }
     rm_unlock(t, &mask);
     return found;
 }
 
-void qg_rm_set_card(const struct qg_rm_view *view, int card)
+void qg_rm_set_card(const struct qg_rm_snapshot *snapshot, int card)
 {
     uint64_t mask;
     struct rm_table *t = rm_table();
     if (!t)
         return;
     rm_lock(t, &mask);
-    struct rm_object *o = rm_object_of(t, view->told.client, view->told.device);
-    if (o && o->serial == view->device_serial)
+    struct rm_object *o = rm_object_of(t, snapshot->reported.client, snapshot->reported.device);
+    if (o && o->serial == snapshot->device_serial)
         o->card = (int8_t)card;
     rm_unlock(t, &mask);
 }
 
-void qg_rm_set_slice(const struct qg_rm_view *view, unsigned group, uint64_t us)
+void qg_rm_set_slice(const struct qg_rm_snapshot *snapshot, unsigned group, uint64_t us)
 {
     uint64_t mask;
     struct rm_table *t = rm_table();
     if (!t)
         return;
     rm_lock(t, &mask);
-    struct rm_object *o = rm_object_of(t, view->told.client, view->told.groups[group].handle);
-    if (o && o->serial == view->group_serial[group])
+    struct rm_object *o =
+        rm_object_of(t, snapshot->reported.client, snapshot->reported.groups[group].handle);
+    if (o && o->serial == snapshot->group_serial[group])
         o->slice_us = us;
     rm_unlock(t, &mask);
 }
 
-void qg_rm_unreachable(const struct qg_rm_view *view)
+void qg_rm_unreachable(const struct qg_rm_snapshot *snapshot)
 {
     uint64_t mask;
     struct rm_table *t = rm_table();
     if (!t)
         return;
     rm_lock(t, &mask);
-    struct rm_client *c = rm_client_of(t, view->told.client);
-    if (c && c->serial == view->client_serial && c->fd == view->fd && c->fd >= 0) {
+    struct rm_client *c = rm_client_of(t, snapshot->reported.client);
+    if (c && c->serial == snapshot->client_serial && c->fd == snapshot->fd && c->fd >= 0) {
         c->fd = -1;
         __atomic_fetch_add(&t->unreachable, 1, __ATOMIC_RELAXED);
         rm_note_change(t);
@@ -140,20 +144,20 @@ void qg_rm_unreachable(const struct qg_rm_view *view)
     rm_unlock(t, &mask);
 }
 
-/* A duplicate is looked at, used and closed: the program may close or replace its number at any
+/* A duplicate is checked, used and closed, since the program may close or replace its number at any
  * moment. */
-int qg_rm_borrow(const struct qg_rm_view *view)
+int qg_rm_borrow(const struct qg_rm_snapshot *snapshot)
 {
     struct qg_rm_file now;
-    if (view->fd < 0)
+    if (snapshot->fd < 0)
         return -1;
-    int fd = fcntl(view->fd, F_DUPFD_CLOEXEC, PRIVATE_FD);
+    int fd = fcntl(snapshot->fd, F_DUPFD_CLOEXEC, PRIVATE_FD);
     if (fd < 0)
-        fd = fcntl(view->fd, F_DUPFD_CLOEXEC, 0);
+        fd = fcntl(snapshot->fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
         return -1;
-    if (rm_file_of(fd, &now) && now.dev == view->file.dev && now.ino == view->file.ino &&
-        now.rdev == view->file.rdev)
+    if (rm_file_of(fd, &now) && now.dev == snapshot->file.dev && now.ino == snapshot->file.ino &&
+        now.rdev == snapshot->file.rdev)
         return fd;
     close(fd);
     return -1;

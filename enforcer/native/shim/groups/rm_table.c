@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The objects that matter: clients, their devices and subdevices, channel groups, channels. Handles
- * are chosen by whoever makes an object and are used again, so each entry has a serial number that
- * is not.
+ * The table of driver objects: clients, their devices and subdevices, channel groups, channels. The
+ * maker of an object chooses its handle and may use it again. So each entry also has a serial
+ * number that is never used again.
  *
- * Everything lies in one mapping that a child of fork(2) sees as zeros: its copies of the
- * descriptors are its parent's clients, which are not its business. While the lock is held all
- * signals are blocked, so that a handler, or a cancellation, never meets it.
+ * The table is one mapping that a child of fork(2) sees as zeros. The child's copies of the
+ * descriptors belong to its parent's clients. While the lock is held all signals are blocked, so
+ * neither a signal handler nor a cancellation can interrupt its holder.
  */
 #include "groups/rm_table.h"
 
@@ -230,7 +230,8 @@ static void add_object(struct rm_table *t, const struct rm_object *like)
     if (o)
         remove_object(t, o); /* it went unseen: by a call that was not the published one */
     if (like->kind == RM_NOTHING || !c)
-        return; /* without a client: a fork's, or made before anybody watched */
+        /* without a client: it belongs to the parent, or was made before the shim observed calls */
+        return;
     struct rm_object *parent = rm_object_of(t, like->client, like->parent);
     bool hangs = like->kind == RM_DEVICE ? like->parent == like->client : parent != NULL;
     o = hangs ? new_object(t) : NULL;
@@ -273,8 +274,8 @@ void qg_rm_allocated(int fd, uint32_t client, uint32_t parent, uint32_t object, 
     rm_unlock(t, &mask);
 }
 
-/* A second name for the same object. Of a group both are told: acting twice on one is the same as
- * once. */
+/* A second name for the same object. Both names of a group are reported, since acting twice on it
+ * is the same as once. */
 void qg_rm_duplicated(int fd, uint32_t client, uint32_t parent, uint32_t object,
                       uint32_t from_client, uint32_t from)
 {
@@ -314,7 +315,9 @@ void qg_rm_scheduled(int fd, uint32_t client, uint32_t object)
         o = rm_object_of(t, client, o->parent);
     if (o && o->kind == RM_GROUP) {
         o->scheduled = true;
-        rm_note_change(t); /* also if it was: whoever had stopped it must know that it runs again */
+        /* also if it was scheduled before: a process that stopped it must know that it runs again
+         */
+        rm_note_change(t);
     }
     rm_unlock(t, &mask);
 }
@@ -351,8 +354,8 @@ uint32_t qg_rm_freeing(uint32_t client, uint32_t object)
     return serial;
 }
 
-/* Between the driver's answer and here another thread may have got the same handle anew: the serial
- * tells. */
+/* Between the driver's answer and this point another thread may have got the same handle. The
+ * serial number differs then. */
 static void settle(uint32_t client, uint32_t object, uint32_t serial, bool gone)
 {
     uint64_t mask;

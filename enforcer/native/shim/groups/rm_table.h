@@ -1,17 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The table of the driver's objects, for the two files that work on it: rm_table.c keeps it,
- * rm_snapshot.c looks at it.
+ * rm_snapshot.c reads it.
  */
 #ifndef QG_SHIM_RM_TABLE_H
 #define QG_SHIM_RM_TABLE_H
 
 #include "groups/rm.h"
 
+/* Clients of the driver in one process. Chosen, not measured: CUDA makes one or two. */
 #define RM_CLIENTS 16u
+/* Objects that are followed. Chosen, not measured; beyond it, the reports say that some are lost.
+ */
 #define RM_OBJECTS 1024u
-#define RM_HEADS   512u
-#define RM_FILTER  4096u
+/* Hash buckets, half as many as objects. Chosen, not measured. */
+#define RM_HEADS 512u
+/* Counters of the filter of handles, 8 KiB. Chosen, not measured: four per object, so few foreign
+ * handles share one. */
+#define RM_FILTER 4096u
 
 enum rm_kind { RM_NOTHING, RM_DEVICE, RM_SUBDEVICE, RM_GROUP, RM_CHANNEL };
 
@@ -32,11 +38,11 @@ struct rm_object {
 };
 
 struct rm_table {
-    uint32_t lock; /* 0 free, 1 held, 2 held and somebody sleeps */
+    uint32_t lock; /* 0 free, 1 held, 2 held and a thread sleeps */
     uint32_t serial;
     uint32_t changes;     /* atomic */
-    uint32_t unreachable; /* atomic: clients whose descriptor was lost */
-    bool lost;            /* something could not be followed, and nobody knows whose it was */
+    uint32_t unreachable; /* atomic: number of clients whose descriptor was lost */
+    bool lost;            /* an object of an unknown client could not be followed */
     unsigned used;        /* entries of objects ever used */
     uint16_t heads[RM_HEADS];
     /* atomic: objects and clients per hash, so that most handles are known as foreign at once */

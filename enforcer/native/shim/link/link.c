@@ -14,10 +14,14 @@
 #include "base/thread.h"
 #include "process/pages.h"
 
-#define FIRST_WAIT_NS  500000000u   /* cuInit waits so long for the first registration */
-#define START_LEASE_NS 10000000000u /* no arbiter for so long after cuInit: memory is refused */
-/* a restart of the arbiter takes less, and is not worth a word */
-#define SAY_AFTER_NS 2000000000u
+/* ns that cuInit waits for the first registration. Chosen, not measured: a live arbiter answers
+ * within ms. */
+#define FIRST_WAIT_NS 500000000u
+/* ns after cuInit without an arbiter from which memory is refused. Chosen, not measured: a restart
+ * takes less. */
+#define START_LEASE_NS 10000000000u
+/* ns of waiting from which the user gets a message. A restart of the arbiter takes less. */
+#define MESSAGE_AFTER_NS 2000000000u
 
 struct qg_link qg_link = {.sock = -1};
 static void *(*body)(void *); /* of the helper thread, once it was asked for */
@@ -72,7 +76,7 @@ const char *qg_link_refusal(struct qg_card *card)
                                                                                 : NULL;
 }
 
-/* Nobody said yes, and nobody said no. */
+/* Why the arbiter has given no answer. */
 static const char *unanswered(void)
 {
     if (!__atomic_load_n(&qg_link.running, __ATOMIC_ACQUIRE))
@@ -101,7 +105,8 @@ static const char *unanswered(void)
     }
 }
 
-/* Where the grant is one without Slurm and is over: nobody ends the processes that it left. */
+/* What the user can do. For a grant without Slurm that is over: its processes go on, but they are
+ * not registered any more. */
 static const char *advice(int status)
 {
     if (status == ENOSPC)
@@ -114,19 +119,20 @@ static const char *advice(int status)
                     "administrator.";
 }
 
-void qg_link_say_shut(struct qg_card *card)
+void qg_link_report_refusal(struct qg_card *card)
 {
-    static bool said;
+    static bool reported;
     const char *why = qg_link_refusal(card);
-    if (__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
+    if (__atomic_exchange_n(&reported, true, __ATOMIC_RELAXED))
         return;
-    qg_say("this process waits for its turn on the card, because the arbiter of this node did not "
-           "register it at %s/%s: %s. %s",
-           qg_info.grant.run_dir, QG_SOCK_REGISTER, why ? why : unanswered(),
-           advice(why ? qg_link.refused[card - qg_cards] : 0));
+    qg_message(
+        "this process waits for its turn on the card, because the arbiter of this node did not "
+        "register it at %s/%s: %s. %s",
+        qg_info.grant.run_dir, QG_SOCK_REGISTER, why ? why : unanswered(),
+        advice(why ? qg_link.refused[card - qg_cards] : 0));
 }
 
-/* As at a closed gate: what nobody registers has no limits, and does not work. */
+/* Waits as at a closed gate: an unregistered process has no limits, so it may not work. */
 void qg_link_wait(struct qg_card *card)
 {
     uint64_t since = qg_now_ns();
@@ -136,8 +142,8 @@ void qg_link_wait(struct qg_card *card)
             break;
         qg_link_start(body); /* there may be room for one more thread now */
         uint64_t now = qg_now_ns();
-        if (qg_link_refusal(card) || now - since > SAY_AFTER_NS)
-            qg_link_say_shut(card);
+        if (qg_link_refusal(card) || now - since > MESSAGE_AFTER_NS)
+            qg_link_report_refusal(card);
         wait_change(seen, now + QG_REFUSED_MS * 1000000ull);
     }
 }
@@ -157,8 +163,8 @@ const char *qg_link_for_memory(struct qg_card *card)
     return qg_pages_of(card) ? NULL : unanswered();
 }
 
-/* Our doorbell was closed by the program: the helper registers again at its next look, which rings
- * by itself. */
+/* The program closed our doorbell. The helper registers again at its next poll, and a registration
+ * also wakes the arbiter. */
 void qg_ring_by_helper(struct qg_card *card)
 {
     (void)card;

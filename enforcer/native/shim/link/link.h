@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The link to the arbiter as the rest of the shim sees it: is it there, may this process work and
- * hold memory, and waiting for that. register/ makes the link and writes its state.
+ * The link to the arbiter, as the rest of the shim uses it: whether it is there, whether this
+ * process may work and hold memory, and waiting for that. register/ makes the link and writes its
+ * state.
  */
 #ifndef QG_LINK_H
 #define QG_LINK_H
 
 #include "process/process.h"
 
-/* ms until a card that was refused asks again: a clear no will hardly become a yes, but an
- * administrator may repair it */
+/* ms until a refused card asks again. Chosen, not measured: a refusal rarely changes, but an
+ * administrator may repair it. */
 #define QG_REFUSED_MS 1000
 
 /* The helper thread of register/ writes all of it, but for `ring`. */
@@ -38,8 +39,8 @@ void qg_link_changed(void);    /* wakes all that wait for a change */
 
 void qg_link_first(void); /* waits shortly for the helper's first answer */
 bool qg_link_connected(void);
-void qg_link_wait(struct qg_card *card);     /* until pages are there */
-void qg_link_say_shut(struct qg_card *card); /* once: why this process waits */
+void qg_link_wait(struct qg_card *card);           /* until pages are there */
+void qg_link_report_refusal(struct qg_card *card); /* once: why this process waits */
 
 /* Waits the same way. Why the process may hold no device memory; NULL: it is registered, so it may.
  */

@@ -12,7 +12,9 @@ extern struct qg_graph_memory {
     bool exists;  /* some graph has a memory node */
     bool several; /* a graph had memory nodes on another card than the first one */
     uint32_t
-        trims; /* an exec whose refs are this was launched since the last trim: it has its memory */
+        /* count of trims; an executable graph whose refs equal it was launched since the last trim,
+         * so it has its memory */
+        trims;
 } qg_graph_memory;
 
 /* A memory node was made (also by an allocation in a capture): from now on graphs are scanned. */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The list of shared memory lies in the padding of the job page, written by the shims of the job
- * alone: a name (hash of the handle that is passed between processes), who is charged, and a bit
- * for each slot that has opened it. Whoever is charged stays so while a bit of a living process is
- * set; if that process dies, another user takes the bytes over at its next look (the arbiter keeps
- * the dead one's bytes charged until its memory has left the card). A process that was killed
- * leaves rows and bits behind. A row is worth something only while the pid in the slot is the same;
- * bits, and what a program left that executed another, are cleared by whoever has the slot next.
+ * The list of shared memory is in the padding of the job page. Only the shims of the job write it.
+ * A row has a name (hash of the handle that is passed between processes), the process that is
+ * charged, and a bit for each slot that has opened it. The charged process stays charged while a
+ * bit of a living process is set. If it dies, another user takes the bytes over at its next poll.
+ * The arbiter keeps the dead process's bytes charged until its memory has left the card. A killed
+ * process leaves rows and bits behind. A row is valid only while the pid in the slot is the same.
+ * Old bits are cleared by the next process in that slot, or by the next program of the process.
  */
 #include "memory/ipc.h"
 
@@ -15,15 +15,20 @@
 
 #include "memory/allocation_table.h"
 
-#define ROWS     100u
-#define LOCALS   512u
-#define SENT     256u
-#define MOVES_NS 5000000000u /* so long the processes of a job may take to come to a new page */
+/* Rows of the list: as many as fit into the padding of the job page. */
+#define ROWS 100u
+/* Shared allocations of one process. Chosen, not measured; further ones are charged to each
+ * process. */
+#define LOCALS 512u
+/* Descriptors that this process has exported. Chosen, not measured. */
+#define SENT 256u
+/* ns that the processes of a job get to move to a new page. Chosen, not measured. */
+#define MOVES_NS 5000000000u
 
 struct row {
     uint64_t name; /* 0: free */
     uint64_t size;
-    /* who is charged; pid 0: has not come to this page yet; slot QG_MAX_PROCS: nobody any more */
+    /* the charged process; pid 0: it has not moved to this page yet; slot QG_MAX_PROCS: none */
     uint32_t pid, slot;
     uint64_t users[QG_MAX_PROCS / 64];
 };
@@ -40,7 +45,7 @@ static struct local {
     uint32_t opens; /* of a user */
     int role;
 } locals[LOCALS];
-static unsigned nlocals; /* atomic: in use, so that the common case costs one look */
+static unsigned nlocals; /* atomic: entries in use, so that the common case costs one load */
 
 /* Descriptors that the program was given for memory of ours, which lives as long as one of them is
  * open. */
@@ -114,7 +119,7 @@ static struct row *row_of(const struct qg_pages *pages, uint64_t name)
     return NULL;
 }
 
-/* A free row, or one that a dead process left and nobody uses. */
+/* A free row, or an unused one of a dead process. */
 static struct row *claim(const struct qg_pages *pages, uint64_t name)
 {
     struct row *rows = TABLE(pages);
@@ -180,8 +185,8 @@ uint16_t qg_share_publish(struct qg_card *card, uint16_t place, uint64_t name, u
 
 /* ---- descriptors ---- */
 
-/* All of a driver's character device look alike: then the number may be another one's by now, and
- * the memory counts on. */
+/* All files of a driver's character device have the same identity. The number may belong to another
+ * one by now, so the memory stays charged. */
 static bool still_open(const struct sent *one)
 {
     struct stat st;
@@ -227,7 +232,7 @@ void qg_share_sent(uint16_t place, int fd)
 uint16_t qg_share_known(struct qg_card *card, uint64_t name)
 {
     uint16_t place = 0;
-    pthread_mutex_lock(&qg_books_lock);
+    pthread_mutex_lock(&qg_allocation_lock);
     struct qg_pages *pages = qg_pages_of(card);
     struct row *row = pages ? row_of(pages, name) : NULL;
     if (row && (owner_lives(pages, row) || used_by_others(pages, row))) {
@@ -244,12 +249,12 @@ uint16_t qg_share_known(struct qg_card *card, uint64_t name)
             place = place_of(local);
         }
     }
-    pthread_mutex_unlock(&qg_books_lock);
+    pthread_mutex_unlock(&qg_allocation_lock);
     return place;
 }
 
-/* Whether what we let go of goes on being used: here, by others, or by whoever takes a descriptor
- * that we have. */
+/* True: released memory is still used: here, by other processes, or by a process that receives a
+ * descriptor of ours. */
 static bool needed(const struct local *local, const struct qg_pages *pages, const struct row *row)
 {
     return has_open(place_of(local)) ||
@@ -281,7 +286,7 @@ static bool release(struct local *local)
     return false;
 }
 
-bool qg_share_let_go(struct qg_card *card, uint16_t share)
+bool qg_share_release(struct qg_card *card, uint16_t share)
 {
     struct local *local = &locals[share - 1];
     (void)card;
@@ -297,8 +302,8 @@ bool qg_share_let_go(struct qg_card *card, uint16_t share)
     return false; /* a user's entry has no bytes of its own */
 }
 
-/* The maker died: its bytes are ours, if nobody else was faster. One that has not come to a new
- * page is given the time to. */
+/* The maker died: its bytes are charged to this process, if no other process was faster. A maker
+ * that has not moved to a new page yet is given time. */
 static void take_over(struct local *local, struct qg_pages *pages, struct row *row)
 {
     uint32_t dead = __atomic_load_n(&row->pid, __ATOMIC_ACQUIRE);
@@ -311,7 +316,7 @@ static void take_over(struct local *local, struct qg_pages *pages, struct row *r
     __atomic_store_n(&row->slot, pages->slot, __ATOMIC_RELEASE);
     struct local *charged = remember(local->card, local->name, local->size, LENT);
     if (charged)
-        qg_take_on(local->card, local->size);
+        qg_add_used(local->card, local->size);
 }
 
 bool qg_shares_tick(struct qg_card *card)
@@ -319,7 +324,7 @@ bool qg_shares_tick(struct qg_card *card)
     bool less = false;
     if (!__atomic_load_n(&nlocals, __ATOMIC_RELAXED))
         return false;
-    pthread_mutex_lock(&qg_books_lock);
+    pthread_mutex_lock(&qg_allocation_lock);
     struct qg_pages *pages = qg_pages_of(card);
     for (unsigned i = 0; pages && i < LOCALS; i++) {
         struct local *local = &locals[i];
@@ -329,12 +334,12 @@ bool qg_shares_tick(struct qg_card *card)
         if (row && local->role == USER)
             take_over(local, pages, row);
         if (local->role == LENT && !needed(local, pages, row)) {
-            qg_give_back(card, local->size);
+            qg_subtract_used(card, local->size);
             finish(local, row);
             less = true;
         }
     }
-    pthread_mutex_unlock(&qg_books_lock);
+    pthread_mutex_unlock(&qg_allocation_lock);
     return less;
 }
 
@@ -374,7 +379,7 @@ void qg_shares_adopt(struct qg_card *card, bool fresh)
     }
 }
 
-void qg_shares_look(void)
+void qg_shares_poll(void)
 {
     for (unsigned i = 0; i < QG_MAX_CARDS && __atomic_load_n(&nlocals, __ATOMIC_RELAXED); i++)
         if (qg_pages_of(&qg_cards[i]))

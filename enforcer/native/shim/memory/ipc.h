@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory that processes of a job share (IPC handles, shareable handles) is charged once: to its
- * maker, and when the maker has let go of it while others still use it, to whoever is left.
+ * Memory that processes of a job share (IPC handles, shareable handles) is charged once. It is
+ * charged to its maker. If the maker releases it while others use it, one of those is charged.
  */
 #ifndef QG_SHARES_H
 #define QG_SHARES_H
 
 #include "process/process.h"
 
-/* All but known, tick and look are called under the lock of the books (allocation_table.h). */
+/* All but known, tick and poll are called under qg_allocation_lock (allocation_table.h). */
 
 void qg_shares_after_fork(void);
 
@@ -21,18 +21,18 @@ uint16_t qg_share_publish(struct qg_card *card, uint16_t place, uint64_t name, u
 void qg_share_sent(uint16_t place, int fd);
 
 /* True: it is still used, the bytes stay charged until it is not. */
-bool qg_share_let_go(struct qg_card *card, uint16_t share);
+bool qg_share_release(struct qg_card *card, uint16_t share);
 
 /* This process opens what is called so. Its place if a process of the job made it, else 0. */
 uint16_t qg_share_known(struct qg_card *card, uint64_t name);
 
-/* Gives back what nobody uses any more (true: something), and takes over what a dead process left
- * to us. */
+/* Uncharges memory without users (true: there was some), and takes over memory that a dead process
+ * left to this one. */
 bool qg_shares_tick(struct qg_card *card);
-void qg_shares_look(void); /* the same for all cards; by the helper thread, four times a second */
+void qg_shares_poll(void); /* the same for all cards; by the helper thread, four times a second */
 
-/* The pages of the card are new: what is shared must stand in them. fresh: so is the slot, to this
- * process. */
+/* The pages of the card are new: the rows of shared memory must be written there. fresh: the slot
+ * is new to this process too. */
 void qg_shares_adopt(struct qg_card *card, bool fresh);
 
 /* A name for bytes: of an IPC handle, of a file. Never 0. */

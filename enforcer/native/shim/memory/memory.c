@@ -18,23 +18,25 @@
 #include "memory/ipc.h"
 #include "link/link.h"
 
-/* someone else's announcement may stand this long (a slow driver call) */
+/* ns for which an allocation waits for another process's pending one, which is a slow driver call.
+ * Chosen, not measured. */
 #define RETRY_NS 1000000000u
-/* so long the arbiter may take to notice that a process of the job died */
-#define DEAD_HOLDER_NS 20000000u
-/* so long the memory of a dead process may still lie on the card */
-#define DEAD_GOES_NS 100000000u
+/* ns that the arbiter may take to observe that a process of the job died. Chosen, not measured: it
+ * waits on a pidfd. */
+#define DEAD_UNNOTICED_NS 20000000u
+/* ns for which memory of a dead process may stay on the card. Chosen, not measured. */
+#define DEAD_FREED_NS 100000000u
 
-pthread_mutex_t qg_books_lock = PTHREAD_MUTEX_INITIALIZER;
-static bool said;
+pthread_mutex_t qg_allocation_lock = PTHREAD_MUTEX_INITIALIZER;
+static bool reported;
 
 void qg_memory_after_fork(void)
 {
-    pthread_mutex_init(&qg_books_lock, NULL);
-    qg_books_after_fork();
+    pthread_mutex_init(&qg_allocation_lock, NULL);
+    qg_allocations_after_fork();
     qg_pools_after_fork();
     qg_shares_after_fork();
-    said = false;
+    reported = false;
 }
 
 uint64_t qg_cap(struct qg_card *card)
@@ -59,17 +61,17 @@ static void job_sums(struct qg_card *card, struct qg_pages *pages, uint64_t *use
 uint64_t qg_job_used(struct qg_card *card)
 {
     uint64_t used, pending;
-    pthread_mutex_lock(&qg_books_lock);
+    pthread_mutex_lock(&qg_allocation_lock);
     job_sums(card, qg_pages_of(card), &used, &pending);
-    pthread_mutex_unlock(&qg_books_lock);
+    pthread_mutex_unlock(&qg_allocation_lock);
     return used;
 }
 
 uint64_t qg_memory_used(struct qg_card *card)
 {
-    pthread_mutex_lock(&qg_books_lock);
+    pthread_mutex_lock(&qg_allocation_lock);
     uint64_t used = card->used;
-    pthread_mutex_unlock(&qg_books_lock);
+    pthread_mutex_unlock(&qg_allocation_lock);
     return used;
 }
 
@@ -87,7 +89,7 @@ void qg_publish(struct qg_card *card)
 
 void qg_memory_adopt(struct qg_card *card, struct qg_pages *pages)
 {
-    pthread_mutex_lock(&qg_books_lock);
+    pthread_mutex_lock(&qg_allocation_lock);
     uint32_t high = __atomic_load_n(QG_JOB_SLOTS_USED(pages->job), __ATOMIC_ACQUIRE);
     while (high < pages->slot + 1 &&
            !__atomic_compare_exchange_n(QG_JOB_SLOTS_USED(pages->job), &high, pages->slot + 1,
@@ -100,7 +102,7 @@ void qg_memory_adopt(struct qg_card *card, struct qg_pages *pages)
     __atomic_store_n(&card->pages, pages, __ATOMIC_RELEASE);
     qg_publish(card);
     qg_shares_adopt(card, !same);
-    pthread_mutex_unlock(&qg_books_lock);
+    pthread_mutex_unlock(&qg_allocation_lock);
 }
 
 struct amount {
@@ -118,33 +120,34 @@ static struct amount human(uint64_t bytes)
     return (struct amount){(double)bytes / 1024, "KiB"};
 }
 
-/* Before it is registered a process knows nothing of its siblings, so it waits for that. If the
- * answer is no, or there is none, it gets nothing: each process of a crowd would have the whole
- * cap. */
+/* Before it is registered a process does not know the other processes of its job, so it waits for
+ * that. If the arbiter refuses or does not answer, it gets no memory. Otherwise each process would
+ * get the whole cap. */
 static bool may_hold(struct qg_card *card)
 {
     return QG_LIKELY(qg_pages_of(card) != NULL) || !qg_link_for_memory(card);
 }
 
-static void say_denied(struct qg_card *card, uint64_t size, uint64_t used, uint64_t cap)
+static void report_denied(struct qg_card *card, uint64_t size, uint64_t used, uint64_t cap)
 {
-    if (__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
+    if (__atomic_exchange_n(&reported, true, __ATOMIC_RELAXED))
         return;
     if (qg_info.mode != QG_MODE_GOVERNED)
         return; /* cuInit said it */
     unsigned long long job = qg_info.grant.job_id;
     struct amount want = human(size), held = human(used), all = human(cap);
     if (!card) {
-        qg_say("allocation of %.1f %s refused: this card is not part of job %llu. Use the cards in "
-               "CUDA_VISIBLE_DEVICES as it was when the program started.",
-               want.value, want.unit, job);
+        qg_message(
+            "allocation of %.1f %s refused: this card is not part of job %llu. Use the cards in "
+            "CUDA_VISIBLE_DEVICES as it was when the program started.",
+            want.value, want.unit, job);
         return;
     }
     const char *why = qg_pages_of(card) ? NULL : qg_link_for_memory(card);
     if (why) {
-        qg_say("no device memory: the arbiter of this node did not register process %d of job "
-               "%llu: %s.",
-               (int)getpid(), job, why);
+        qg_message("no device memory: the arbiter of this node did not register process %d of job "
+                   "%llu: %s.",
+                   (int)getpid(), job, why);
         return;
     }
     /* Too much even for the sum is possible (size comes from the program); then suggest nothing
@@ -162,11 +165,12 @@ static void say_denied(struct qg_card *card, uint64_t size, uint64_t used, uint6
     else
         snprintf(how, sizeof(how), "qgpu_mem (for example --gres=qgpu:%u,qgpu_mem:%llu%c)",
                  card->grant->share, ask, whole ? 'G' : 'M');
-    qg_say("allocation of %.1f %s refused: job %llu holds %.1f%s%s of %.1f %s on this card. Ask "
-           "for more with %s or use "
-           "less.",
-           want.value, want.unit, job, held.value, strcmp(held.unit, all.unit) ? " " : "",
-           strcmp(held.unit, all.unit) ? held.unit : "", all.value, all.unit, how);
+    qg_message(
+        "allocation of %.1f %s refused: job %llu holds %.1f%s%s of %.1f %s on this card. Ask "
+        "for more with %s or use "
+        "less.",
+        want.value, want.unit, job, held.value, strcmp(held.unit, all.unit) ? " " : "",
+        strcmp(held.unit, all.unit) ? held.unit : "", all.value, all.unit, how);
 }
 
 enum verdict { ADMITTED, REFUSED, CROWDED };
@@ -174,7 +178,7 @@ enum verdict { ADMITTED, REFUSED, CROWDED };
 /* What the last attempt saw. */
 struct seen {
     uint64_t used;  /* by the job */
-    uint64_t extra; /* of that, what stands beside the slots */
+    uint64_t extra; /* bytes of that which no slot reports */
     bool others;    /* other processes hold some of it */
 };
 
@@ -182,16 +186,16 @@ struct seen {
 static enum verdict attempt(struct qg_card *card, uint64_t size, struct seen *seen)
 {
     uint64_t pending, sum, cap = qg_cap(card);
-    pthread_mutex_lock(&qg_books_lock);
+    pthread_mutex_lock(&qg_allocation_lock);
     uint64_t own = card->used;
     struct qg_pages *pages = qg_pages_of(card);
-    bool fits = size <= cap; /* else the siblings need not hear of it */
+    bool fits = size <= cap; /* otherwise the other processes need not see it */
     if (fits) {
         card->pending += size;
         qg_publish(card);
         job_sums(card, pages, &seen->used, &pending);
         if (!__builtin_add_overflow(seen->used, pending, &sum) && sum <= cap) {
-            pthread_mutex_unlock(&qg_books_lock);
+            pthread_mutex_unlock(&qg_allocation_lock);
             return ADMITTED;
         }
         card->pending -= size;
@@ -200,7 +204,7 @@ static enum verdict attempt(struct qg_card *card, uint64_t size, struct seen *se
         job_sums(card, pages, &seen->used, &pending);
     }
     seen->extra = pages ? qg_job_extra(pages) : 0;
-    pthread_mutex_unlock(&qg_books_lock);
+    pthread_mutex_unlock(&qg_allocation_lock);
     seen->others = seen->used > own;
     return !fits || __builtin_add_overflow(seen->used, size, &sum) || sum > cap ? REFUSED : CROWDED;
 }
@@ -211,24 +215,24 @@ static void pause_ns(uint64_t ns)
     nanosleep(&wait, NULL);
 }
 
-/* How long a refusal is looked at again: another process is just allocating, or died and its bytes
- * are still in the books, or lie on the card until the driver has cleaned up after it. */
-static uint64_t patience(enum verdict verdict, const struct seen *seen, uint64_t size, uint64_t cap)
+/* ns for which a refused allocation is tried again. Another process may be allocating. Or one died,
+ * and its bytes are still charged, or on the card until the driver has freed them. */
+static uint64_t retry_ns(enum verdict verdict, const struct seen *seen, uint64_t size, uint64_t cap)
 {
     if (size > cap)
         return 0;
     if (verdict == CROWDED)
         return RETRY_NS;
     if (seen->extra && seen->used - seen->extra <= cap - size)
-        return DEAD_GOES_NS;
-    return seen->others ? DEAD_HOLDER_NS : 0;
+        return DEAD_FREED_NS;
+    return seen->others ? DEAD_UNNOTICED_NS : 0;
 }
 
 static bool wait_and_try(struct qg_card *card, uint64_t size, struct seen *seen,
                          enum verdict verdict)
 {
     uint64_t start = qg_now_ns(), pause = 20000 + (start & 0x3fff);
-    while (qg_now_ns() - start < patience(verdict, seen, size, qg_cap(card))) {
+    while (qg_now_ns() - start < retry_ns(verdict, seen, size, qg_cap(card))) {
         pause_ns(pause);
         pause = pause < 1000000 ? pause * 2 : pause;
         qg_shares_tick(card);
@@ -249,13 +253,13 @@ void qg_refuse(struct qg_card *card, uint64_t size)
 {
     uint64_t used = 0, pending;
     if (card) {
-        pthread_mutex_lock(&qg_books_lock);
+        pthread_mutex_lock(&qg_allocation_lock);
         card->denied++;
         qg_publish(card);
         job_sums(card, qg_pages_of(card), &used, &pending);
-        pthread_mutex_unlock(&qg_books_lock);
+        pthread_mutex_unlock(&qg_allocation_lock);
     }
-    say_denied(card, size, used, card ? qg_cap(card) : 0);
+    report_denied(card, size, used, card ? qg_cap(card) : 0);
 }
 
 bool qg_reserve(struct qg_card *card, uint64_t size)
@@ -265,11 +269,11 @@ bool qg_reserve(struct qg_card *card, uint64_t size)
         enum verdict verdict = attempt(card, size, &seen);
         if (QG_LIKELY(verdict == ADMITTED))
             return true;
-        /* the helper may not have looked yet */
+        /* the helper thread may not have polled yet */
         if (qg_shares_tick(card) && qg_reserve_now(card, size))
             return true;
         /* As the driver does when the card is full: first what our own pools keep for nothing. */
-        if (size <= qg_cap(card) && qg_pools_give_back(card) && qg_reserve_now(card, size))
+        if (size <= qg_cap(card) && qg_pools_trim(card) && qg_reserve_now(card, size))
             return true;
         if (wait_and_try(card, size, &seen, verdict))
             return true;
@@ -280,8 +284,8 @@ bool qg_reserve(struct qg_card *card, uint64_t size)
 
 void qg_unreserve(struct qg_card *card, uint64_t size)
 {
-    pthread_mutex_lock(&qg_books_lock);
+    pthread_mutex_lock(&qg_allocation_lock);
     card->pending -= size;
     qg_publish(card);
-    pthread_mutex_unlock(&qg_books_lock);
+    pthread_mutex_unlock(&qg_allocation_lock);
 }

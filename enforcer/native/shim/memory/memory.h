@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Admission under the job's cap, and the ledger behind it.
+ * Admission under the job's cap, and the allocation table behind it.
  */
 #ifndef QG_MEMORY_H
 #define QG_MEMORY_H
@@ -21,37 +21,38 @@ void qg_refuse(struct qg_card *card, uint64_t size);
 void qg_charge(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint64_t key,
                uint64_t owner, uint64_t size);
 
-/* For what grows and shrinks: the entry is of size bytes from now on (made if it is not there, gone
- * at 0). */
-void qg_hold(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint64_t key,
-             uint64_t size);
+/* Sets the size of an entry that grows and shrinks. It is made if it is missing, and removed at
+ * size 0. */
+void qg_set_charge(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint64_t key,
+                   uint64_t size);
 
 /* An entry that holds no bytes of its own: a piece of a pool, an executable graph. */
-void qg_note(struct qg_card *card, enum qg_kind kind, uint64_t key, uint64_t owner, uint64_t size);
-bool qg_look(enum qg_kind kind, uint64_t key, struct qg_entry *out);
+void qg_record(struct qg_card *card, enum qg_kind kind, uint64_t key, uint64_t owner,
+               uint64_t size);
+bool qg_find_entry(enum qg_kind kind, uint64_t key, struct qg_entry *out);
 
 /* The pool behind these pieces is gone, they are not: it stays charged until the last of them is
  * over. */
-void qg_pieces_stay(const struct qg_entry *pool);
-void qg_piece_over(const struct qg_entry *piece);
+void qg_pieces_orphaned(const struct qg_entry *pool);
+void qg_piece_freed(const struct qg_entry *piece);
 
-/* Takes an entry out before the driver frees it (its address may come back at once in another
- * thread); afterwards either qg_settle (freed) or qg_restore (the driver refused). */
-bool qg_take(enum qg_kind kind, uint64_t key, struct qg_entry *out);
-void qg_settle(const struct qg_entry *entry);
-void qg_restore(const struct qg_entry *entry);
+/* Detaches an entry before the driver frees it, since another thread may get its address at once.
+ * Afterwards either qg_commit (it was freed) or qg_reattach (the driver refused). */
+bool qg_detach(enum qg_kind kind, uint64_t key, struct qg_entry *out);
+void qg_commit(const struct qg_entry *entry);
+void qg_reattach(const struct qg_entry *entry);
 
 /* Physical handles (cuMemCreate): counted references and mappings. */
 void qg_handle_retain(uint64_t handle);
 void qg_handle_release(uint64_t handle);
-/* like qg_take, if its next release is its end */
+/* like qg_detach, if its next release is the last */
 bool qg_handle_last(uint64_t handle, struct qg_entry *out);
 void qg_handle_map(uint64_t handle, uint64_t address, uint64_t size);
 void qg_handle_unmap(uint64_t address, uint64_t size);
 
-/* Memory of another process behind a handle (share: its place in ipc.h, 0 if it is not of this
- * job, and then this process pays as soon as a mapping tells its size). grows is false if the cap
- * refuses to let it in. */
+/* Memory of another process behind a handle. share: its place in ipc.h; 0: its maker is not of this
+ * job. Then this process is charged as soon as a mapping shows the size. grows: false if the cap
+ * refuses that. */
 void qg_handle_foreign(struct qg_card *card, uint64_t handle, uint16_t share);
 bool qg_handle_grows(uint64_t handle, uint64_t size);
 
@@ -59,11 +60,11 @@ bool qg_handle_grows(uint64_t handle, uint64_t size);
  * long. */
 void qg_handle_multicast(uint64_t handle);
 
-/* Uses of a handle by an array, a multicast object or an endpoint (the holder). untie: how long it
- * was, 0 if there is none. */
-void qg_handle_tie(uint64_t handle, uint64_t holder, uint64_t place, uint64_t span);
-uint64_t qg_handle_untie(uint64_t holder, uint64_t place);
-void qg_handle_free_ties(uint64_t holder);
+/* Uses of a handle by a user: an array, a multicast object or an endpoint. untie returns the length
+ * of the use, 0 if there is none. */
+void qg_handle_tie(uint64_t handle, uint64_t user, uint64_t place, uint64_t span);
+uint64_t qg_handle_untie(uint64_t user, uint64_t place);
+void qg_handle_free_ties(uint64_t user);
 
 /* Counts another opening, or a closing, of an entry; out: what it is now. The last closing takes it
  * out. */

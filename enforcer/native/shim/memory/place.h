@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Where memory lies, as a CUmemLocation says it. Only what is known to be memory of the host is not
- * charged: a type that a later driver adds may be memory of a card.
+ * The place of memory, as a CUmemLocation says it. Only memory that is known to be the host's is
+ * not charged: a type that a later driver adds may be memory of a card.
  */
 #ifndef QG_PLACE_H
 #define QG_PLACE_H
@@ -30,9 +30,9 @@ static inline enum qg_place qg_place_of(CUmemLocationType type)
     }
 }
 
-/* Whether the location tells the card, and its ordinal; INVISIBLE does not, nor what we do not
- * know. */
-static inline bool qg_place_tells(const CUmemLocation *location, CUdevice *ordinal)
+/* True: the location names the card; *ordinal is its ordinal. INVISIBLE does not name one, nor do
+ * unknown types. */
+static inline bool qg_place_ordinal(const CUmemLocation *location, CUdevice *ordinal)
 {
     if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
         *ordinal = location->id;

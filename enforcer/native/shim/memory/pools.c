@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The books of pools. The driver is asked after each call that may have changed what it has
- * reserved; asking and writing down happen under one lock, so that of two threads the later answer
- * is the one that stays.
+ * Charges of pools. After each call that may change what the driver has reserved, the driver is
+ * asked. Asking and recording happen under one lock. So of two threads the later answer stays.
  */
 #include "memory/pools.h"
 
@@ -12,12 +11,14 @@
 #include "driver/relax.h"
 #include "memory/graph_memory.h"
 
-#define MIB     (1ull << 20)
+/* Bytes of a MiB. */
+#define MIB (1ull << 20)
+/* The driver did not answer the query. */
 #define UNKNOWN UINT64_MAX
 
 struct qg_pool {
     CUmemoryPool handle;
-    struct qg_card *card; /* NULL: host memory, a card that was not granted, or not told yet */
+    struct qg_card *card; /* NULL: host memory, a card that was not granted, or not known yet */
     enum qg_place place;
     bool asked, tells;
     bool holds; /* while it is being destroyed: what is charged for it */
@@ -25,10 +26,10 @@ struct qg_pool {
     struct qg_pool *next;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* before the lock of the books */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* taken before qg_allocation_lock */
 static struct qg_pool *pools;
 static CUmemoryPool current[QG_MAX_CARDS]; /* atomic; written under the lock */
-static unsigned changes;                   /* atomic: how often somebody set another one */
+static unsigned changes;                   /* atomic: times that the program set another pool */
 static uint64_t grain = 2 * MIB;           /* atomic: largest unit of growth seen */
 static bool stale;                         /* atomic */
 static bool graphs_used[QG_MAX_CARDS];     /* atomic */
@@ -42,8 +43,8 @@ void qg_pools_after_fork(void)
     stale = false;
 }
 
-/* Questions of ours. Another thread may begin a capture that they would spoil just before the
- * driver hears them. */
+/* Our own queries to the driver. Another thread may begin a capture just before the driver gets the
+ * query, which would spoil it. */
 #define ASK(call)                                                                                  \
     ({                                                                                             \
         CUstreamCaptureMode qg_mode;                                                               \
@@ -108,7 +109,7 @@ void qg_pool_met(CUmemoryPool handle, enum qg_place place, struct qg_card *card)
     pthread_mutex_unlock(&lock);
 }
 
-struct qg_pool *qg_pool_goes(CUmemoryPool handle)
+struct qg_pool *qg_pool_destroying(CUmemoryPool handle)
 {
     struct qg_pool *pool;
     pthread_mutex_lock(&lock);
@@ -118,20 +119,20 @@ struct qg_pool *qg_pool_goes(CUmemoryPool handle)
     if (pool) {
         *link = pool->next;
         pool->holds = pool->tells && pool->card &&
-                      qg_take(QG_KIND_POOL, (uint64_t)(uintptr_t)handle, &pool->held);
+                      qg_detach(QG_KIND_POOL, (uint64_t)(uintptr_t)handle, &pool->held);
     }
     pthread_mutex_unlock(&lock);
     return pool;
 }
 
-void qg_pool_gone(struct qg_pool *pool, bool destroyed)
+void qg_pool_destroyed(struct qg_pool *pool, bool destroyed)
 {
     if (!pool)
         return;
     if (pool->holds && destroyed)
-        qg_pieces_stay(&pool->held);
+        qg_pieces_orphaned(&pool->held);
     else if (pool->holds)
-        qg_restore(&pool->held);
+        qg_reattach(&pool->held);
     pool->holds = false;
     if (destroyed) {
         free(pool);
@@ -215,7 +216,7 @@ void qg_pool_changed(void)
     pthread_mutex_unlock(&lock);
 }
 
-bool qg_pool_tells(CUmemoryPool handle)
+bool qg_pool_reports_size(CUmemoryPool handle)
 {
     pthread_mutex_lock(&lock);
     struct qg_pool *pool = find(handle);
@@ -240,7 +241,7 @@ bool qg_pool_lost(CUmemoryPool handle)
 static uint64_t held(enum qg_kind kind, uint64_t key)
 {
     struct qg_entry entry;
-    return qg_look(kind, key, &entry) ? entry.size : 0;
+    return qg_find_entry(kind, key, &entry) ? entry.size : 0;
 }
 
 /* Under the lock. */
@@ -251,11 +252,11 @@ static uint64_t correct(struct qg_card *card, enum qg_kind kind, uint64_t key, u
     if (now == UNKNOWN)
         now = before;
     if (now != before || reserved)
-        qg_hold(card, reserved, kind, key, now);
+        qg_set_charge(card, reserved, kind, key, now);
     return now > before ? now - before : 0;
 }
 
-uint64_t qg_pool_look(CUmemoryPool handle, struct qg_card *card, uint64_t reserved)
+uint64_t qg_pool_poll(CUmemoryPool handle, struct qg_card *card, uint64_t reserved)
 {
     pthread_mutex_lock(&lock);
     uint64_t grown = correct(card, QG_KIND_POOL, (uint64_t)(uintptr_t)handle, reserved,
@@ -268,7 +269,7 @@ uint64_t qg_pool_look(CUmemoryPool handle, struct qg_card *card, uint64_t reserv
     return grown;
 }
 
-uint64_t qg_graphs_look(struct qg_card *card, uint64_t reserved)
+uint64_t qg_graphs_poll(struct qg_card *card, uint64_t reserved)
 {
     unsigned index = (unsigned)(card - qg_cards);
     __atomic_store_n(&graphs_used[index], true, __ATOMIC_RELAXED);
@@ -299,8 +300,8 @@ uint64_t qg_pool_rounded(uint64_t size)
     return size > UINT64_MAX - unit ? size : (size + unit - 1) / unit * unit;
 }
 
-/* Whether a later wait may still find less: unused memory above the threshold, whose free the card
- * has not reached. */
+/* True: a later poll may find fewer bytes. Unused memory is above the threshold, and the card has
+ * not reached its free yet. */
 static bool may_shrink(CUmemoryPool handle, uint64_t reserved)
 {
     if (!reserved)
@@ -310,8 +311,7 @@ static bool may_shrink(CUmemoryPool handle, uint64_t reserved)
     return keeps != UNKNOWN && used != UNKNOWN && reserved > keeps && reserved > used;
 }
 
-/* All pools of a card (NULL: of all cards), trimmed or only looked at. True if something was given
- * back. */
+/* All pools of a card (NULL: of all cards), trimmed or only polled. True: bytes were given back. */
 static bool look_at_all(struct qg_card *card, bool trim)
 {
     bool less = false;
@@ -345,7 +345,7 @@ static bool look_at_all(struct qg_card *card, bool trim)
     return less;
 }
 
-bool qg_pools_give_back(struct qg_card *card)
+bool qg_pools_trim(struct qg_card *card)
 {
     return look_at_all(card, true);
 }
@@ -355,7 +355,7 @@ void qg_pools_stale(void)
     __atomic_store_n(&stale, true, __ATOMIC_RELEASE);
 }
 
-void qg_pools_settled(void)
+void qg_pools_poll(void)
 {
     if (QG_LIKELY(!__atomic_load_n(&stale, __ATOMIC_ACQUIRE)) ||
         !__atomic_exchange_n(&stale, false, __ATOMIC_ACQ_REL))

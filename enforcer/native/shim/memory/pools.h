@@ -20,30 +20,30 @@ void qg_pool_met(CUmemoryPool pool, enum qg_place place, struct qg_card *card);
 /* Around the driver's call that destroys it, since another thread may be given its handle before
  * that returns. Its pieces live on. NULL: nothing is known of it. */
 struct qg_pool;
-struct qg_pool *qg_pool_goes(CUmemoryPool handle);
-void qg_pool_gone(struct qg_pool *pool, bool destroyed);
+struct qg_pool *qg_pool_destroying(CUmemoryPool handle);
+void qg_pool_destroyed(struct qg_pool *pool, bool destroyed);
 
 /* Memory of the host is not charged; else the card that is, or NULL: it gives nothing. */
 bool qg_pool_in_host(CUmemoryPool pool);
 struct qg_card *qg_pool_card(CUmemoryPool pool);
 
-/* The pool that cuMemAllocAsync uses on a card; NULL: the driver does not say. changed: somebody
+/* The pool that cuMemAllocAsync uses on a card; NULL: the driver does not say. changed: the program
  * set another one. */
 CUmemoryPool qg_pool_current(struct qg_card *card);
 void qg_pool_changed(void);
 
-/* False: this driver does not tell what it has reserved; then each allocation is charged by itself.
- */
-bool qg_pool_tells(CUmemoryPool pool);
+/* False: this driver does not report what it has reserved; then each allocation is charged by
+ * itself. */
+bool qg_pool_reports_size(CUmemoryPool pool);
 
 bool qg_pool_lost(CUmemoryPool pool); /* the driver knows of no such pool */
 
 /* Asks the driver and corrects the charge; reserved bytes of an admission end with it. Returns the
  * growth. */
-uint64_t qg_pool_look(CUmemoryPool pool, struct qg_card *card, uint64_t reserved);
-uint64_t qg_graphs_look(struct qg_card *card, uint64_t reserved);
+uint64_t qg_pool_poll(CUmemoryPool pool, struct qg_card *card, uint64_t reserved);
+uint64_t qg_graphs_poll(struct qg_card *card, uint64_t reserved);
 
-/* Whether a pool has that much that nobody uses. */
+/* True: a pool has size unused bytes. */
 bool qg_pool_spare(CUmemoryPool pool, uint64_t size);
 bool qg_graphs_spare(struct qg_card *card, uint64_t size);
 
@@ -52,11 +52,11 @@ uint64_t qg_pool_rounded(uint64_t size);
 
 /* Makes all pools of this process on the card give back what they keep for nothing; true if that
  * was something. */
-bool qg_pools_give_back(struct qg_card *card);
+bool qg_pools_trim(struct qg_card *card);
 
-/* After a wait for work, when the driver may have given memory back by itself. stale: something was
- * freed. */
+/* poll: after a wait for work, when the driver may have given memory back by itself. stale: an
+ * allocation was freed, so the next poll asks. */
 void qg_pools_stale(void);
-void qg_pools_settled(void);
+void qg_pools_poll(void);
 
 #endif

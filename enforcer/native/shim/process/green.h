@@ -15,8 +15,8 @@ struct qg_green {
     struct qg_green *next;
 };
 
-/* The context whose memory this one's allocations are, and whose end is theirs: the primary one of
- * a green one, else itself. */
+/* The context that owns the allocations of this one and ends them: the primary context of a green
+ * one, otherwise itself. */
 extern unsigned qg_greens; /* atomic: green contexts that live */
 CUcontext qg_green_owner(CUcontext context);
 static inline CUcontext qg_context_owner(CUcontext context)

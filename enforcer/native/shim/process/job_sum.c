@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A restarted arbiter brings a new job page, and the processes of a job move to it one after the
- * other. Until all have moved, the truth is in both: so whoever moved goes on writing its old slot,
- * and reads those of the processes that it does not see on the new page. A process is known by the
- * pid that the arbiter wrote into its slots.
+ * Sums what the job holds. A restarted arbiter brings a new job page, and the processes of a job
+ * move to it one after the other. Until all have moved, the numbers are on both pages. So a process
+ * that has moved still writes its old slot too. It also reads the old slots of processes that are
+ * not on the new page. A process is known by the pid that the arbiter wrote into its slots.
  */
 #include "process/job_sum.h"
 
 #include <errno.h>
 #include <signal.h>
 
-/* a process that did not move in this time is stopped, or never will */
+/* ns after which a process that did not move is stopped or never will move. Chosen, not measured.
+ */
 #define OLD_NS 30000000000u
-#define MANY   (2u * QG_MAX_PROCS) /* processes that one sum can tell apart */
+/* Processes that one sum can tell apart: all slots of two pages. */
+#define MANY (2u * QG_MAX_PROCS)
 
 struct seen {
     uint32_t pid;
@@ -35,7 +37,7 @@ static uint32_t slots_used(const struct qg_pages *pages)
 
 /* Pending first: bytes move from pending to used, so in this order they may be seen twice but never
  * not at all. */
-static void look(const struct qg_proc *slot, uint64_t *used, uint64_t *pending)
+static void add_slot(const struct qg_proc *slot, uint64_t *used, uint64_t *pending)
 {
     *pending = __atomic_load_n(&slot->mem_pending, __ATOMIC_ACQUIRE);
     *used = __atomic_load_n(&slot->mem_used, __ATOMIC_ACQUIRE);
@@ -69,7 +71,7 @@ static void sum_both(struct qg_pages *pages, uint64_t *used, uint64_t *pending)
         for (uint32_t i = 0; i < slots_used(at); i++) {
             const struct qg_proc *slot = &at->job->procs[i];
             struct seen now = {.pid = __atomic_load_n(&slot->pid, __ATOMIC_ACQUIRE)};
-            look(slot, &now.used, &now.pending);
+            add_slot(slot, &now.used, &now.pending);
             struct seen *same = place(all, count, now.pid);
             if (same) {
                 same->used = now.used > same->used ? now.used : same->used;
@@ -97,7 +99,7 @@ void qg_job_sums(struct qg_pages *pages, uint64_t *used, uint64_t *pending)
     }
     for (uint32_t i = 0; i < slots_used(pages); i++) {
         uint64_t held, wanted;
-        look(&pages->job->procs[i], &held, &wanted);
+        add_slot(&pages->job->procs[i], &held, &wanted);
         add(used, held);
         add(pending, wanted);
     }
@@ -120,8 +122,8 @@ void qg_job_publish(struct qg_pages *pages, uint64_t used, uint64_t pending)
         if (QG_UNLIKELY(at != pages && __atomic_load_n(&at->proc->pid, __ATOMIC_RELAXED) !=
                                            __atomic_load_n(&pages->proc->pid, __ATOMIC_RELAXED)))
             continue; /* no longer ours */
-        /* Used before pending, see look(). Sequentially consistent: what we announce must be
-         * visible before we read what the others announced. */
+        /* Writes used before pending, see add_slot(). Sequentially consistent: our bytes must be
+         * visible before we read those of others. */
         __atomic_store_n(&at->proc->mem_used, used, __ATOMIC_RELEASE);
         __atomic_store_n(&at->proc->mem_pending, pending, __ATOMIC_SEQ_CST);
     }
@@ -131,7 +133,7 @@ void qg_job_follow(struct qg_pages *pages, struct qg_pages *old)
 {
     pages->followed_ns = qg_now_ns();
     while (old && old->gate_ino == pages->gate_ino && old->gate_dev == pages->gate_dev)
-        old = old->before; /* the same arbiter, the same page: nobody has to move */
+        old = old->before; /* the same arbiter, the same page: no process has to move */
     pages->before = old;
     if (old && pages->followed_ns - old->followed_ns > OLD_NS)
         old->before = NULL;

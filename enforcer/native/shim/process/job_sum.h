@@ -19,12 +19,12 @@ uint64_t qg_job_extra(const struct qg_pages *pages);
  * the page says so. pages may be NULL. */
 uint64_t qg_job_cap(const struct qg_grant_card *grant, const struct qg_pages *pages);
 
-/* Writes this process's numbers into its slot, and into its former one while siblings may still
- * look there. */
+/* Writes this process's numbers into its slot. Also into its former slot while other processes may
+ * still read that. */
 void qg_job_publish(struct qg_pages *pages, uint64_t used, uint64_t pending);
 
-/* Before the pages are published: keeps the old ones in sight. The caller holds the lock of the
- * ledger. */
+/* Before the pages are published: keeps the old ones readable. The caller holds qg_allocation_lock.
+ */
 void qg_job_follow(struct qg_pages *pages, struct qg_pages *old);
 
 #endif

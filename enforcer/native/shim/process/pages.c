@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The pages of one registration: mapped after a look at who made them, and known by their identity
- * from then on.
+ * The pages of one registration. They are mapped after a check of who made them, and known by their
+ * identity from then on.
  */
 #include "process/pages.h"
 
@@ -14,7 +14,8 @@
 
 #include "qg_map.h"
 
-#define FIRST_FD 200 /* our descriptors lie at or above it */
+/* Lowest number of our descriptors: programs rarely use numbers from 200 on. */
+#define FIRST_FD 200
 
 bool qg_same_file(int fd, dev_t dev, ino_t ino)
 {
@@ -40,7 +41,7 @@ static void unmap(const struct qg_pages *pages)
         munmap((void *)(uintptr_t)pages->gate, sizeof(struct qg_gate_page));
     if (pages->job)
         munmap(pages->job, sizeof(struct qg_job_page));
-    qg_aliases_unmap(pages);
+    qg_slot_mappings_unmap(pages);
 }
 
 /* By hand and not by MADV_DONTFORK: a child that was made past fork(3), by _Fork or clone(2), runs
@@ -56,7 +57,7 @@ void qg_pages_after_fork(void)
 void qg_pages_context_gone(CUcontext owner)
 {
     for (struct qg_pages *at = __atomic_load_n(&last, __ATOMIC_ACQUIRE); at; at = at->mapped_before)
-        qg_aliases_release(at, owner);
+        qg_slot_mappings_release(at, owner);
 }
 
 /* A copy with a closed gate takes the page's place, at the same address, in one step: threads know
@@ -102,7 +103,7 @@ struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PA
         return NULL;
     }
     pages->proc = &pages->job->procs[pages->slot];
-    qg_aliases_map(pages, fds[1]);
+    qg_slot_mappings_map(pages, fds[1]);
     pages->lanes = qg_lanes_usable();
     pages->doorbell = qg_move_high(fds[2]);
     fds[2] = -1;

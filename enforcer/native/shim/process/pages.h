@@ -11,25 +11,26 @@
 
 bool qg_same_file(int fd, dev_t dev, ino_t ino);
 
-/* Where the program is unlikely to look. */
+/* Moves a descriptor to a number that programs rarely use. */
 int qg_move_high(int fd);
 
 /* NULL: they are not what they should be. Takes the doorbell's descriptor; the others stay the
  * caller's. */
 struct qg_pages *qg_pages_from(const struct qg_registered *answer, int fds[QG_PAGE_FDS]);
 
-/* the arbiter refuses this process: the gate is closed. False: no memory */
+/* the arbiter refuses this process: closes the gate. False: no memory */
 bool qg_pages_shut(struct qg_pages *pages);
 void qg_pages_after_fork(void); /* in the child: the parent's slots are not its own */
 
 /* slot_mappings.c. A context that owns memory (contexts.h) has one mapping of the slot to itself,
  * which it registers with CUDA. */
-void qg_aliases_map(struct qg_pages *pages, int fd);
-void qg_aliases_unmap(const struct qg_pages *pages);
-struct qg_proc *qg_alias_of(struct qg_pages *pages, CUcontext owner); /* NULL: all are taken */
-/* others have followed them: nobody takes one that nobody has */
-void qg_aliases_retire(struct qg_pages *pages);
-void qg_aliases_release(struct qg_pages *pages, CUcontext owner); /* the context is gone */
+void qg_slot_mappings_map(struct qg_pages *pages, int fd);
+void qg_slot_mappings_unmap(const struct qg_pages *pages);
+struct qg_proc *qg_slot_mapping_of(struct qg_pages *pages,
+                                   CUcontext owner); /* NULL: all are taken */
+/* newer pages replaced these: unused mappings are removed */
+void qg_slot_mappings_retire(struct qg_pages *pages);
+void qg_slot_mappings_release(struct qg_pages *pages, CUcontext owner); /* the context is gone */
 /* the same for all pages that ever were */
 void qg_pages_context_gone(CUcontext owner);
 

@@ -17,16 +17,19 @@
 #include "qg_time.h"
 #include "qgpu_abi.h"
 
+/* Device ordinals of CUDA that are mapped to cards. Chosen, not measured: nodes have at most 16
+ * cards. */
 #define QG_MAX_ORDINALS 64
 #define QG_LIKELY(x)    __builtin_expect(!!(x), 1)
 #define QG_UNLIKELY(x)  __builtin_expect(!!(x), 0)
 
-#define QG_ALIASES 64u /* contexts of a process that can have markers at a time */
+/* Contexts of a process that can have fences at a time. Chosen, not measured. */
+#define QG_SLOT_MAPPINGS 64u
 
 /* The process's slot, mapped once more: slot_mappings.c. */
-struct qg_alias {
+struct qg_slot_mapping {
     struct qg_proc *page;
-    CUcontext owner; /* atomic; NULL: nobody's */
+    CUcontext owner; /* atomic; NULL: not in use */
     bool used;       /* atomic: some context had it */
 };
 
@@ -41,13 +44,14 @@ struct qg_pages {
     dev_t doorbell_dev, gate_dev; /* a tenant's gate and job page live and end together */
     ino_t doorbell_ino, gate_ino;
     struct qg_pages *mapped_before;
-    /* under the ledger's lock: pages where siblings may still be; job_sum.c */
+    /* under qg_allocation_lock: pages that other processes may still use; job_sum.c */
     struct qg_pages *before;
     uint64_t followed_ns; /* when these took over */
-    struct qg_alias aliases[QG_ALIASES];
+    struct qg_slot_mapping slot_mappings[QG_SLOT_MAPPINGS];
 };
 
-#define QG_JOB_WITHOUT_SLURM (1ull << 40) /* job numbers of `qgpu run` begin here */
+/* Job numbers of `qgpu run` begin here, far above those of Slurm. */
+#define QG_JOB_WITHOUT_SLURM (1ull << 40)
 
 struct qg_card {
     const struct qg_grant_card *grant; /* NULL: not in use */
@@ -55,19 +59,20 @@ struct qg_card {
     bool visible;                      /* a device of this process has the card's UUID */
     int ordinal;                       /* of that device */
 
-    /* Memory, under qg_books_lock. */
+    /* Memory, under qg_allocation_lock. */
     uint64_t used;
     uint64_t pending;
     uint64_t peak;
     uint64_t denied;
 
     /* Tracking. */
-    int unmarked;       /* atomic: streams with work after their last marker */
+    int unmarked;       /* atomic: streams with unfenced work */
     uint64_t rung_at;   /* atomic: qg_gate_page.changed_ns of the last ring */
     uint64_t rung_tick; /* atomic: when, to ring again after a while */
 
-    uint64_t small; /* atomic: small copies that no gate has seen, as small_copies.c puts them */
-    uint64_t small_tick; /* atomic: when they last were a launch's worth */
+    /* atomic: small copies that have not passed the gate, in the form of small_copies.c */
+    uint64_t small;
+    uint64_t small_tick; /* atomic: tick at which they last were worth a launch */
 
     /* atomic: the arbiter is gone and the lease ran out; the gate is ignored until one registers
      * us */
@@ -78,7 +83,7 @@ extern struct qg_grant_info qg_info;
 extern struct qg_card qg_cards[QG_MAX_CARDS];
 extern int8_t qg_card_of_ordinal[QG_MAX_ORDINALS]; /* -1: not granted */
 extern bool qg_governed;                           /* a valid grant of shares */
-/* atomic: captures that were begun and not ended */
+/* atomic: captures under way */
 extern int qg_captures;
 /* atomic: rises when a stream or context dies, a capture begins, the last one ends, pages change */
 extern unsigned qg_generation;

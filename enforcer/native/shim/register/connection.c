@@ -17,8 +17,8 @@
 #include "groups/rm.h"
 #include "process/process.h"
 
-/* Only root's arbiter may tell this process what to do; run_dir is root's, and the listener must be
- * too. */
+/* Only an arbiter of root may give orders to this process. run_dir belongs to root, and the
+ * listener must too. */
 static int connected_to_root(int fd, const struct sockaddr_un *address)
 {
     struct ucred peer;
@@ -69,7 +69,7 @@ static bool of_another_version(const struct qg_msg_head *head, size_t got)
     return got >= sizeof(*head) && head->magic == QG_MAGIC && head->version != QG_ABI_VERSION;
 }
 
-int qg_arbiter_answer(int sock, struct qg_registered *answer, int fds[QG_PAGE_FDS])
+int qg_arbiter_receive(int sock, struct qg_registered *answer, int fds[QG_PAGE_FDS])
 {
     union {
         char space[CMSG_SPACE(sizeof(int) * 8)];
@@ -95,7 +95,7 @@ int qg_arbiter_answer(int sock, struct qg_registered *answer, int fds[QG_PAGE_FD
     }
     if (!count && qg_msg_is(answer, (size_t)got, QG_MSG_ACT, sizeof(struct qg_act))) {
         qg_rm_received(answer, (size_t)got);
-        return QG_UNASKED;
+        return QG_UNREQUESTED;
     }
     if (of_another_version(&answer->head, (size_t)got)) {
         qg_close_all(all, count);

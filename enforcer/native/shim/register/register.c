@@ -34,10 +34,13 @@
 #include "process/process.h"
 #include "track/waiters.h"
 
-#define ANSWER_MS 2000 /* the arbiter answers within this, or we start over */
-#define RETRY_MS  100
-/* how often the helper looks whether its descriptors are still its own */
-#define LOOK_MS 250
+/* ms within which the arbiter answers, or the helper connects anew. Chosen, not measured: it
+ * answers within ms. */
+#define ANSWER_MS 2000
+/* ms between two attempts while the arbiter says EAGAIN or is not there. Chosen, not measured. */
+#define RETRY_MS 100
+/* ms between two checks that our descriptors are still ours. Chosen, not measured. */
+#define POLL_MS 250
 
 /* ---- one registration ---- */
 
@@ -53,10 +56,9 @@ static void keep_number(struct qg_pages *pages, const struct qg_pages *old)
     pages->doorbell = old->doorbell;
 }
 
-/* The slot may have been that of the program which this process ran before it executed us: its
- * threads stand at no gate any more, and its work is gone. The arbiter clears markers; that these
- * words are stale only we know, since a program that merely lost its connection comes back in the
- * same way. */
+/* This process may have executed another program since it got this slot. Then the threads that
+ * waited at the gate and the work are gone. The arbiter clears the fences. Only the shim knows that
+ * these words are stale: a program that merely lost its connection registers in the same way. */
 static void begin_slot(struct qg_proc *proc)
 {
     __atomic_store_n(&proc->waiting, 0, __ATOMIC_RELAXED);
@@ -83,7 +85,7 @@ static void adopt(struct qg_card *card, struct qg_pages *pages)
     qg_link_changed();
 }
 
-/* Pages of a former arbiter, whose gate may be open for ever, are no more than what is held by
+/* Pages of a former arbiter may have an open gate. They serve only for what the process holds under
  * them. */
 static void note_refusal(struct qg_card *card, int status, const char *why)
 {
@@ -94,13 +96,13 @@ static void note_refusal(struct qg_card *card, int status, const char *why)
         return; /* there is no memory for that just now: with the next answer */
     __atomic_store_n(&qg_link.refused[card - qg_cards], status, __ATOMIC_RELEASE);
     __atomic_store_n(&card->compute_open, false, __ATOMIC_SEQ_CST);
-    qg_link_changed(); /* who waits for memory has its answer */
+    qg_link_changed(); /* threads that wait for memory have their answer */
 }
 
 static bool has_ended(int sock)
 {
-    struct pollfd look = {.fd = sock, .events = POLLIN};
-    return poll(&look, 1, 0) > 0 && (look.revents & (POLLHUP | POLLERR | POLLNVAL));
+    struct pollfd state = {.fd = sock, .events = POLLIN};
+    return poll(&state, 1, 0) > 0 && (state.revents & (POLLHUP | POLLERR | POLLNVAL));
 }
 
 /* 0, or an errno: EAGAIN asks for another try on the same connection. EPROTO: the arbiter is of
@@ -112,10 +114,10 @@ static int register_card(int sock, struct qg_card *card)
     int fds[QG_PAGE_FDS] = {-1, -1, -1}, grant = qg_grant_descriptor();
     qg_msg_head_init(&ask.head, QG_MSG_REGISTER, sizeof(ask));
     memcpy(ask.uuid, card->grant->uuid, sizeof(ask.uuid));
-    int count = qg_msg_send(sock, &ask, sizeof(ask), &grant, grant >= 0) == 0 ? QG_UNASKED : -1;
+    int count = qg_msg_send(sock, &ask, sizeof(ask), &grant, grant >= 0) == 0 ? QG_UNREQUESTED : -1;
     bool late = false;
-    while (count == QG_UNASKED && !(late = !qg_wait_readable(sock, ANSWER_MS)))
-        count = qg_arbiter_answer(sock, &answer, fds);
+    while (count == QG_UNREQUESTED && !(late = !qg_wait_readable(sock, ANSWER_MS)))
+        count = qg_arbiter_receive(sock, &answer, fds);
     if (late && !has_ended(sock))
         return ETIMEDOUT;
     if (count < 0)
@@ -136,7 +138,7 @@ static int register_card(int sock, struct qg_card *card)
     return status;
 }
 
-static void nap_ms(long ms)
+static void sleep_ms(long ms)
 {
     struct timespec wait = {ms / 1000, (ms % 1000) * 1000000};
     nanosleep(&wait, NULL);
@@ -181,7 +183,7 @@ static int first_round(int sock)
     int status;
     while ((status = register_all(sock)) == EAGAIN && !registered()) {
         __atomic_store_n(&qg_link.last, EAGAIN, __ATOMIC_RELEASE);
-        nap_ms(RETRY_MS);
+        sleep_ms(RETRY_MS);
         if (!qg_same_file(sock, qg_link.dev, qg_link.ino))
             return ENOTCONN;
     }
@@ -206,7 +208,7 @@ static bool again(int sock)
     int status = register_all(sock);
     __atomic_store_n(&qg_link.last, status, __ATOMIC_RELEASE);
     if (registered() > before)
-        qg_rm_connected(sock, qg_link.dev, qg_link.ino); /* its channel groups are told */
+        qg_rm_connected(sock, qg_link.dev, qg_link.ino); /* its channel groups are reported */
     return !is_over(status);
 }
 
@@ -228,8 +230,8 @@ static bool doorbells_are_ours(void)
     return true;
 }
 
-/* A card that this arbiter refuses is not registered anew all the time, though old pages of it may
- * beat: again() asks. */
+/* True: an arbiter that was given up has a heartbeat again. A card that this arbiter refuses does
+ * not count, though its old pages may have a heartbeat: again() asks for it. */
 static bool given_up_is_back(void)
 {
     for (unsigned i = 0; i < qg_info.grant.ncards; i++)
@@ -238,8 +240,9 @@ static bool given_up_is_back(void)
     return false;
 }
 
-/* Until the arbiter hangs up, a descriptor is lost, or an arbiter that we had given up is back:
- * then all begins anew. What the arbiter sends unasked is about channel groups. */
+/* Serves the connection until the arbiter closes it, a descriptor is lost, or an arbiter that was
+ * given up is back. Then the helper connects anew. Unrequested messages of the arbiter are about
+ * channel groups. */
 static void stand_by(int sock)
 {
     union {
@@ -247,10 +250,10 @@ static void stand_by(int sock)
         char bytes[256];
     } message;
     for (;;) {
-        bool readable = qg_wait_readable(sock, retry_ms() < LOOK_MS ? retry_ms() : LOOK_MS);
+        bool readable = qg_wait_readable(sock, retry_ms() < POLL_MS ? retry_ms() : POLL_MS);
         qg_waiters_reap();
-        qg_shares_look();
-        qg_rm_look();
+        qg_shares_poll();
+        qg_rm_poll();
         if (!qg_same_file(sock, qg_link.dev, qg_link.ino) || !doorbells_are_ours() ||
             given_up_is_back() || __atomic_exchange_n(&qg_link.ring, 0, __ATOMIC_SEQ_CST) ||
             !again(sock))
@@ -298,9 +301,9 @@ static void *helper(void *unused)
         if (sock >= 0 && qg_same_file(sock, qg_link.dev, qg_link.ino))
             close(sock);
         qg_link.sock = -1;
-        nap_ms(done                                                          ? 1
-               : status == ENOTCONN || (is_over(status) && status != EPROTO) ? RETRY_MS
-                                                                             : QG_REFUSED_MS);
+        sleep_ms(done                                                          ? 1
+                 : status == ENOTCONN || (is_over(status) && status != EPROTO) ? RETRY_MS
+                                                                               : QG_REFUSED_MS);
     }
     return NULL;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A marker is a word in the process's slot that the GPU itself writes when the work before it is
- * done, so anybody who maps the page can tell whether a stream is idle without asking the driver or
- * running our code.
+ * A fence is a word in the process's slot. The GPU writes it when the work before it is done. So
+ * every process that maps the page can see whether a stream is idle. It needs neither the driver
+ * nor our code for that.
  */
 #include "process/green.h"
 #include "process/pages.h"
@@ -14,51 +14,51 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* ---- unmarked work ---- */
+/* ---- unfenced work ---- */
 
-void qg_show_unmarked(struct qg_card *card)
+void qg_publish_unfenced(struct qg_card *card)
 {
     struct qg_pages *pages = qg_pages_of(card);
     if (!pages)
         return;
     uint32_t now;
-    do { /* until what is shown is what is true: two threads may cross */
+    do { /* until the published word is true: two threads may overtake each other */
         now = __atomic_load_n(&card->unmarked, __ATOMIC_SEQ_CST) > 0;
         __atomic_store_n(&pages->proc->unmarked, now, __ATOMIC_SEQ_CST);
     } while (now != (uint32_t)(__atomic_load_n(&card->unmarked, __ATOMIC_SEQ_CST) > 0));
 }
 
-void qg_set_unmarked(struct qg_stream *stream)
+void qg_set_unfenced(struct qg_stream *stream)
 {
     if (__atomic_exchange_n(&stream->unmarked, true, __ATOMIC_SEQ_CST))
         return;
     __atomic_add_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
-    qg_show_unmarked(stream->card);
+    qg_publish_unfenced(stream->card);
 }
 
-void qg_clear_unmarked(struct qg_stream *stream)
+void qg_clear_unfenced(struct qg_stream *stream)
 {
     if (!__atomic_exchange_n(&stream->unmarked, false, __ATOMIC_SEQ_CST))
         return;
     __atomic_sub_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
-    qg_show_unmarked(stream->card);
+    qg_publish_unfenced(stream->card);
 }
 
-/* ---- markers ---- */
+/* ---- fences ---- */
 
 /* A driver that cannot register such memory, unlike one whose context is in error or gone. The job
  * has no page of another kind: the program goes on without fences. */
-static void say_refused(CUresult result)
+static void report_refused(CUresult result)
 {
-    static bool said;
+    static bool reported;
     bool kind = result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_INVALID_VALUE ||
                 result == CUDA_ERROR_NOT_PERMITTED || result == CUDA_ERROR_OPERATING_SYSTEM ||
                 result == CUDA_ERROR_OUT_OF_MEMORY || result == CUDA_ERROR_UNKNOWN;
-    if (kind && !__atomic_exchange_n(&said, true, __ATOMIC_RELAXED))
-        qg_say("the driver refused to register the memory that this program shares with the "
-               "arbiter (CUDA error %d): its share of the card is less exact. Tell the "
-               "administrator: 'make gpu PART=probe ONLY=job_page' shows which --job-memory works",
-               (int)result);
+    if (kind && !__atomic_exchange_n(&reported, true, __ATOMIC_RELAXED))
+        qg_message("the driver refused to register the memory that this program shares with the "
+                   "arbiter (CUDA error %d): its share of the card is less exact. Tell the "
+                   "administrator: 'probe/job_page' shows which --job-memory works",
+                   (int)result);
 }
 
 /* The driver's calls for it. 0: it cannot, or the process has too many contexts. */
@@ -69,15 +69,15 @@ static CUdeviceptr register_page(struct qg_proc *page)
         return 0;
     CUresult result = QG_REAL(cuMemHostRegister_v2)(
         page, QG_PAGE, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
-    say_refused(result);
+    report_refused(result);
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
         result = QG_REAL(cuMemHostGetDevicePointer_v2)(&device, page, 0);
     return result == CUDA_SUCCESS ? device : 0;
 }
 
-/* Makes our slot's page known to the GPU in this context. Rare, so it always guards against
- * captures elsewhere. Without a lock: two threads may do it at once, and the driver tells the
- * second that it is done. */
+/* Registers our slot's page with the GPU in this context. This is rare, so it always guards against
+ * captures elsewhere. It takes no lock: if two threads do it at once, the driver answers the second
+ * that it is done. */
 static CUdeviceptr attach(struct qg_context *context, struct qg_pages *pages, CUcontext handle,
                           unsigned ends)
 {
@@ -89,7 +89,7 @@ static CUdeviceptr attach(struct qg_context *context, struct qg_pages *pages, CU
     bool pushed = before != handle && QG_REAL(cuCtxPushCurrent_v2)(handle) == CUDA_SUCCESS;
     /* else it would be registered with another one's memory */
     bool current = pushed || before == handle;
-    CUdeviceptr device = current ? register_page(qg_alias_of(pages, context->owner)) : 0;
+    CUdeviceptr device = current ? register_page(qg_slot_mapping_of(pages, context->owner)) : 0;
     if (pushed)
         QG_REAL(cuCtxPopCurrent_v2)(&popped);
     qg_unrelax(relaxed, &mode);
@@ -144,69 +144,70 @@ static CUresult write_word(const struct qg_stream *stream, CUdeviceptr address, 
     return result;
 }
 
-/* A marker on its way into its stream, and what was estimated between the last one and this. */
-struct marking {
+/* A fence that is being inserted, and the estimated work between it and the fence before. */
+struct pending_fence {
     struct qg_proc *page;
     uint32_t value;
     uint64_t open_ns, open_low_ns;
     const void *function;
 };
 
-/* Under stream->lock: that ends with this marker. What came while it was written is still open. */
-static void push_ring(struct qg_stream *stream, const struct marking *mark)
+/* Under stream->lock: the open work ends with this fence. Work submitted while it was written stays
+ * open. */
+static void push_ring(struct qg_stream *stream, const struct pending_fence *fence)
 {
-    if (!mark->open_ns)
+    if (!fence->open_ns)
         return;
-    /* merge into the newest: it ends later, which is the safe side */
+    /* merge into the newest: it ends later, which errs on the safe side */
     if (stream->ring_count == QG_RING) {
         struct qg_ring_item *last = &stream->ring[(stream->ring_first + QG_RING - 1) % QG_RING];
-        last->value = mark->value;
-        last->est_ns += mark->open_ns;
-        last->low_ns += mark->open_low_ns;
+        last->value = fence->value;
+        last->est_ns += fence->open_ns;
+        last->low_ns += fence->open_low_ns;
         last->function = NULL;
     } else {
-        stream->ring[(stream->ring_first + stream->ring_count++) % QG_RING] =
-            (struct qg_ring_item){mark->value, mark->open_ns, mark->open_low_ns, mark->function};
+        stream->ring[(stream->ring_first + stream->ring_count++) % QG_RING] = (struct qg_ring_item){
+            fence->value, fence->open_ns, fence->open_low_ns, fence->function};
     }
-    stream->open_ns -= mark->open_ns;
-    stream->open_low_ns -= mark->open_low_ns;
+    stream->open_ns -= fence->open_ns;
+    stream->open_low_ns -= fence->open_low_ns;
 }
 
-/* One call of ours at a time goes into a stream: so the order of markers is that of the calls, and
- * whoever destroys the stream knows when none does. It is made without a lock, since it may take as
- * long as the card. foreign: not into a stream whose own thread is about to submit. False: not now;
- * a marker, if one was wanted, comes behind. */
-static bool call_begins(struct qg_stream *stream, bool marks, bool foreign)
+/* Claims the stream for one call of ours. One call at a time keeps the fences in order, and the
+ * thread that destroys the stream knows when none is left. The call is made without a lock, since
+ * it may take as long as the card's work. foreign: not while the stream's own thread is submitting.
+ * False: not now; if a fence was wanted, the current caller inserts it afterwards. */
+static bool call_begins(struct qg_stream *stream, bool inserts, bool foreign)
 {
     pthread_mutex_lock(&stream->lock);
     bool good = !stream->dead && !stream->beginning &&
                 !__atomic_load_n(&stream->context->ending, __ATOMIC_RELAXED);
-    bool mine =
-        good && !stream->calling && !(foreign && stream->entered) && !(marks && stream->marker < 0);
+    bool mine = good && !stream->calling && !(foreign && stream->entered) &&
+                !(inserts && stream->fence_slot < 0);
     if (mine) {
         __atomic_store_n(&stream->calling, 1, __ATOMIC_RELAXED);
-        stream->again &= !marks; /* what was wanted until now comes with this one */
+        stream->again &= !inserts; /* what was wanted until now comes with this one */
     } else {
-        stream->again |= marks && (stream->calling || stream->entered);
+        stream->again |= inserts && (stream->calling || stream->entered);
     }
     pthread_mutex_unlock(&stream->lock);
     return mine;
 }
 
-/* False: another marker is wanted, and comes from the same thread. */
+/* Ends the claim. False: another fence is wanted, and the same thread inserts it. */
 static bool call_ends(struct qg_stream *stream)
 {
     pthread_mutex_lock(&stream->lock);
-    bool again = stream->again && !stream->dead && !stream->beginning && stream->marker >= 0;
+    bool again = stream->again && !stream->dead && !stream->beginning && stream->fence_slot >= 0;
     stream->again = false;
     if (again) {
         pthread_mutex_unlock(&stream->lock);
         return false;
     }
     bool dead = stream->dead;
-    if (dead) { /* an index is given back under the table's lock */
+    if (dead) { /* a fence slot is released under the table's lock */
         pthread_mutex_unlock(&stream->lock);
-        qg_stream_buried(stream);
+        qg_dead_stream_call_ended(stream);
         pthread_mutex_lock(&stream->lock);
     }
     __atomic_store_n(&stream->calling, 0, __ATOMIC_RELAXED);
@@ -227,64 +228,63 @@ void qg_stream_await(struct qg_stream *stream)
 }
 
 /* Before the call. */
-static void prepare(struct qg_stream *stream, struct marking *mark)
+static void prepare(struct qg_stream *stream, struct pending_fence *fence)
 {
-    /* Until the driver has taken the marker the work before it counts as unmarked, which is
-     * believed in for less long: a driver that takes its time over this call must not look like a
-     * long kernel. */
+    /* Until the driver has taken the fence, the work before it counts as unfenced. Unfenced work is
+     * believed for a shorter time. So a slow driver call does not look like a long kernel. */
     __atomic_add_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
-    qg_clear_unmarked(stream);
+    qg_clear_unfenced(stream);
     pthread_mutex_lock(&stream->lock);
-    stream->page = mark->page;
-    mark->value = ++stream->value;
-    mark->open_ns = stream->open_ns;
-    mark->open_low_ns = stream->open_low_ns;
-    mark->function = stream->open_function;
+    stream->page = fence->page;
+    fence->value = ++stream->value;
+    fence->open_ns = stream->open_ns;
+    fence->open_low_ns = stream->open_low_ns;
+    fence->function = stream->open_function;
     pthread_mutex_unlock(&stream->lock);
 }
 
 /* After it. */
-static void publish(struct qg_stream *stream, const struct marking *mark, CUresult result)
+static void publish(struct qg_stream *stream, const struct pending_fence *fence, CUresult result)
 {
     pthread_mutex_lock(&stream->lock);
-    struct qg_marker *marker = &mark->page->markers[stream->marker];
-    bool lost = qg_says_lost(result);
+    struct qg_marker *marker = &fence->page->markers[stream->fence_slot];
+    bool lost = qg_is_lost(result);
     if (lost)
         qg_nothing_open(stream);
     /* it or its context ended meanwhile: nothing will write the word any more */
     if (stream->dead || lost) {
-        __atomic_store_n(&marker->submitted, mark->value, __ATOMIC_SEQ_CST);
-        __atomic_store_n(&marker->done, mark->value, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&marker->submitted, fence->value, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&marker->done, fence->value, __ATOMIC_SEQ_CST);
     } else if (result == CUDA_SUCCESS) {
-        __atomic_store_n(&marker->submitted, mark->value, __ATOMIC_SEQ_CST);
-        __atomic_store_n(&stream->marked_tick, qg_tick(), __ATOMIC_RELAXED);
-        push_ring(stream, mark);
-    } else { /* take it back, else the stream looks busy for ever */
-        stream->value = mark->value - 1;
-        qg_set_unmarked(stream);
+        __atomic_store_n(&marker->submitted, fence->value, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&stream->fenced_tick, qg_tick(), __ATOMIC_RELAXED);
+        push_ring(stream, fence);
+    } else { /* withdraw it, or the stream would look busy for ever */
+        stream->value = fence->value - 1;
+        qg_set_unfenced(stream);
     }
     pthread_mutex_unlock(&stream->lock);
     __atomic_sub_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
-    qg_show_unmarked(stream->card);
+    qg_publish_unfenced(stream->card);
 }
 
-static void mark_once(struct qg_stream *stream)
+static void insert_once(struct qg_stream *stream)
 {
     struct qg_pages *pages = qg_pages_of(stream->card);
-    struct marking mark = {.page = pages->proc};
+    struct pending_fence fence = {.page = pages->proc};
     CUdeviceptr device = device_page(stream->context, pages);
     if (!device)
         return;
-    prepare(stream, &mark);
-    /* The index stays this stream's while a call goes into it. */
+    prepare(stream, &fence);
+    /* The fence slot stays this stream's while a call goes into it. */
     struct qg_marker *marker =
-        &mark.page->markers[__atomic_load_n(&stream->marker, __ATOMIC_RELAXED)];
-    CUdeviceptr word = device + (CUdeviceptr)((char *)&marker->done - (char *)mark.page);
-    CUresult result = write_word(stream, word, mark.value);
+        &fence.page->markers[__atomic_load_n(&stream->fence_slot, __ATOMIC_RELAXED)];
+    CUdeviceptr word = device + (CUdeviceptr)((char *)&marker->done - (char *)fence.page);
+    CUresult result = write_word(stream, word, fence.value);
     /* not supported here, or the context is in error */
-    if (result != CUDA_SUCCESS && !qg_says_lost(result))
+    if (result != CUDA_SUCCESS && !qg_is_lost(result))
         refuse(stream->context);
-    publish(stream, &mark, result);
+    publish(stream, &fence, result);
 }
 
 /* Its handle means another stream on this thread. */
@@ -313,10 +313,9 @@ static void leave_context(bool pushed)
         QG_REAL(cuCtxPopCurrent_v2)(&popped);
 }
 
-/* The call into the stream is ours: a marker, and another one as often as one is wanted meanwhile.
- * Whether the stream captures is asked each time: its thread may have begun to, or have made it
- * part of a capture, since somebody looked last. */
-static void mark_on(struct qg_stream *stream)
+/* The stream is claimed. Inserts a fence, and repeats it while another one is wanted. Each time it
+ * asks whether the stream captures. Its thread may have begun a capture since the last answer. */
+static void insert_wanted(struct qg_stream *stream)
 {
     CUstreamCaptureMode mode;
     bool pushed;
@@ -325,38 +324,38 @@ static void mark_on(struct qg_stream *stream)
             continue;
         if (!qg_stream_captures(stream)) {
             bool relaxed = __atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) && qg_relax(&mode);
-            mark_once(stream);
+            insert_once(stream);
             qg_unrelax(relaxed, &mode);
         }
         leave_context(pushed);
     } while (!call_ends(stream));
 }
 
-static void put_marker(struct qg_stream *stream, bool foreign)
+static void insert_fence(struct qg_stream *stream, bool foreign)
 {
     if (!qg_pages_of(stream->card) || __atomic_load_n(&stream->dead, __ATOMIC_RELAXED) ||
         elsewhere(stream))
         return;
-    qg_want_marker(stream);
+    qg_fence_slot_want(stream);
     qg_depth++;
     if (call_begins(stream, true, foreign))
-        mark_on(stream);
+        insert_wanted(stream);
     qg_depth--;
 }
 
-void qg_mark(struct qg_stream *stream)
+void qg_fence_insert(struct qg_stream *stream)
 {
-    put_marker(stream, false);
+    insert_fence(stream, false);
 }
 
-void qg_mark_for(struct qg_stream *stream)
+void qg_fence_insert_for(struct qg_stream *stream)
 {
-    put_marker(stream, true);
+    insert_fence(stream, true);
 }
 
 void qg_observe_stream(CUstream handle, bool ptsz)
 {
-    if (!qg_unmarked_anywhere())
+    if (!qg_any_unfenced())
         return;
     /* the legacy stream waits for the other streams of its context as well */
     if (!qg_stream_key(handle, ptsz)) {
@@ -365,7 +364,7 @@ void qg_observe_stream(CUstream handle, bool ptsz)
     }
     struct qg_stream *stream = qg_stream_of(handle, ptsz);
     if (stream && __atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED))
-        qg_mark_for(stream);
+        qg_fence_insert_for(stream);
 }
 
 /* ---- window mode ---- */
@@ -376,7 +375,7 @@ uint64_t qg_stream_inflight(struct qg_stream *stream)
     while (stream->ring_count && stream->page) {
         struct qg_ring_item *first = &stream->ring[stream->ring_first];
         uint32_t done =
-            __atomic_load_n(&stream->page->markers[stream->marker].done, __ATOMIC_ACQUIRE);
+            __atomic_load_n(&stream->page->markers[stream->fence_slot].done, __ATOMIC_ACQUIRE);
         if ((int32_t)(done - first->value) < 0)
             break;
         stream->ring_first = (stream->ring_first + 1) % QG_RING;
@@ -390,18 +389,19 @@ uint64_t qg_stream_inflight(struct qg_stream *stream)
 bool qg_stream_reached(struct qg_stream *stream, uint32_t value)
 {
     pthread_mutex_lock(&stream->lock);
-    bool gone = stream->dead || stream->marker < 0 || !stream->page;
-    bool reached = gone || (int32_t)(__atomic_load_n(&stream->page->markers[stream->marker].done,
-                                                     __ATOMIC_ACQUIRE) -
-                                     value) >= 0;
+    bool gone = stream->dead || stream->fence_slot < 0 || !stream->page;
+    bool reached =
+        gone || (int32_t)(__atomic_load_n(&stream->page->markers[stream->fence_slot].done,
+                                          __ATOMIC_ACQUIRE) -
+                          value) >= 0;
     pthread_mutex_unlock(&stream->lock);
     return reached;
 }
 
-/* The call into the stream is ours, so none begins to capture in it now. A query of the legacy
- * stream may spoil a capture of another one; of the rest a global capture of another thread may
- * begin just before the driver hears us. */
-static bool asked_over(struct qg_stream *stream)
+/* The stream is claimed, so no capture begins in it now. A query of the legacy stream may spoil a
+ * capture in another stream. For other streams, a global capture of another thread may begin just
+ * before the driver gets the query. */
+static bool query_over(struct qg_stream *stream)
 {
     CUstreamCaptureMode mode;
     bool pushed;
@@ -413,16 +413,16 @@ static bool asked_over(struct qg_stream *stream)
     leave_context(pushed);
     bool over = result != CUDA_ERROR_NOT_READY && (result < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ||
                                                    result > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
-    if (over && result != CUDA_SUCCESS && !qg_says_lost(result))
+    if (over && result != CUDA_SUCCESS && !qg_is_lost(result))
         __atomic_store_n(&stream->context->broken, true, __ATOMIC_RELAXED);
     return over;
 }
 
-/* No marker tells, and while something captures the driver cannot be asked. Its work has had the
- * time that it was to take, and some more: without this all of it would count as unfinished until
- * that capture ends, and each launch wait for the sum. Not while a call is on its way into the
- * stream: what it brings has had no time yet, and its books are open. */
-static void take_for_over(struct qg_stream *stream)
+/* There is no fence, and during a capture the driver cannot be asked. The work has had its
+ * estimated time and more, so it is assumed to be over. Otherwise all of it would count as
+ * unfinished until the capture ends, and each launch would wait for the sum. Not while a call into
+ * the stream is under way: its work has had no time yet. */
+static void assume_over(struct qg_stream *stream)
 {
     pthread_mutex_lock(&stream->context->lock);
     bool refused = stream->context->refused;
@@ -438,21 +438,21 @@ static void take_for_over(struct qg_stream *stream)
 bool qg_stream_over(struct qg_stream *stream)
 {
     if (__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE))
-        take_for_over(stream);
+        assume_over(stream);
     if (__atomic_load_n(&qg_captures, __ATOMIC_ACQUIRE) || elsewhere(stream) ||
         !call_begins(stream, false, true))
         return false;
     pthread_mutex_lock(&stream->lock);
     uint64_t open_ns = stream->open_ns;
     pthread_mutex_unlock(&stream->lock);
-    bool over = asked_over(stream);
+    bool over = query_over(stream);
     pthread_mutex_lock(&stream->lock);
-    /* else a launch came meanwhile, and was not asked about */
+    /* otherwise a launch came meanwhile, and the query did not cover it */
     over = over && stream->open_ns == open_ns;
     if (over)
         qg_nothing_open(stream);
     pthread_mutex_unlock(&stream->lock);
     if (!call_ends(stream))
-        mark_on(stream);
+        insert_wanted(stream);
     return over;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Since when this process has nothing on a card. The arbiter looks at intervals; who waited for the
- * end of its work knows exactly, and says so in its slot: offline's turn comes so much sooner.
+ * The idle report: the time at which the last work of this process on a card ended. The arbiter
+ * samples at intervals. A thread that waited for the end knows it exactly and writes it into its
+ * slot. Offline work then starts sooner.
  */
 #include "track/streams.h"
 
@@ -13,7 +14,7 @@ static uint64_t launches(const struct qg_proc *proc)
     return sum;
 }
 
-static bool rests(const struct qg_proc *proc)
+static bool idle(const struct qg_proc *proc)
 {
     bool left = __atomic_load_n(&proc->unmarked, __ATOMIC_SEQ_CST);
     for (unsigned i = 0; !left && i < QG_MARKERS; i++)
@@ -22,26 +23,26 @@ static bool rests(const struct qg_proc *proc)
     return !left;
 }
 
-/* The launches are read first: who counts one later makes the two words disagree with its count,
- * and then they say nothing. One that another thread has counted and not made yet is covered by
- * them: where the arbiter finds it at work they are not believed, and where it was too brief for
- * that offline comes sooner by a look at most. Who only asked, again and again, has said it
- * already. */
-static void tell(struct qg_proc *proc, bool slept)
+/* The launch count is read first. A launch counted later makes the report disagree with the count,
+ * and the arbiter then ignores the report. A launch that another thread has counted and not made
+ * yet is included. If the arbiter samples it as running, it ignores the report too. If it is too
+ * short for that, offline starts at most one sample early. A query that did not sleep writes only
+ * one report per launch count. */
+static void report(struct qg_proc *proc, bool slept)
 {
     uint64_t count = launches(proc);
     if ((!slept && count == __atomic_load_n(&proc->rests_launches, __ATOMIC_RELAXED)) ||
-        !rests(proc))
+        !idle(proc))
         return;
     __atomic_store_n(&proc->rests_ns, qg_now_ns(), __ATOMIC_RELAXED);
     __atomic_store_n(&proc->rests_launches, count, __ATOMIC_RELEASE);
 }
 
-void qg_tell_rest(bool slept)
+void qg_report_idle(bool slept)
 {
     for (unsigned i = 0; i < qg_info.grant.ncards; i++) {
         struct qg_pages *pages = qg_pages_of(&qg_cards[i]);
         if (pages)
-            tell(pages->proc, slept);
+            report(pages->proc, slept);
     }
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Launch counters that cost no locked instruction. Each of the first threads that launch owns a
- * lane of the process's slot and counts there with a plain store; the others share the last lane. A
- * plain store may become visible after the gate word was read, so this process tells the kernel
- * that it wants the arbiter's membarrier(2): the arbiter issues it after it changed the word and
+ * lane of the process's slot. It counts there with a plain store. All other threads share the last
+ * lane. A plain store may become visible after the gate word was read. So this process asks the
+ * kernel for the arbiter's membarrier(2). The arbiter issues it after it changed the gate word and
  * before it reads the lanes. Where the kernel refuses, launches are counted with one atomic
  * counter.
  */

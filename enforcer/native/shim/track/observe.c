@@ -1,41 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Looks at all streams of a context or card: which still lack a marker, and how much work they have
+ * Visits all streams of a context or card. It finds those with unfenced work, and sums up the work
  * in flight.
  */
 #include "process/green.h"
 #include "track/table.h"
 
-/* The green contexts of a primary one are waited for with it, and their events may be anybody's:
- * they count as one. */
-static bool wants_mark(const struct qg_stream *stream, CUcontext context, uint64_t thread)
+/* A wait for a primary context also waits for its green contexts. Their events may belong to any of
+ * them. So they count as one context. */
+static bool wants_fence(const struct qg_stream *stream, CUcontext context, uint64_t thread)
 {
     return stream && qg_context_owner(stream->context->handle) == context &&
            (stream->key != 2 || stream->thread == thread) &&
            __atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED);
 }
 
-/* Streams of a context with work after their last marker. Collected first, marked after:
- * qg_mark_for() calls the driver, which must not happen under qg_table_lock. */
-static unsigned unmarked_of(CUcontext context, struct qg_stream **found, unsigned room)
+/* Streams of a context with unfenced work. They are collected first and fenced afterwards:
+ * qg_fence_insert_for() calls the driver, which is forbidden under qg_table_lock. */
+static unsigned unfenced_of(CUcontext context, struct qg_stream **found, unsigned room)
 {
     unsigned count = 0;
     uint64_t thread = qg_this_thread();
     pthread_mutex_lock(&qg_table_lock);
     for (unsigned card = 0; card < qg_info.grant.ncards; card++) {
         for (unsigned i = 0; i < QG_MARKERS && count < room; i++)
-            if (wants_mark(qg_marker_owner[card][i], context, thread))
-                found[count++] = qg_marker_owner[card][i];
-        for (struct qg_stream *stream = qg_homeless[card]; stream && count < room;
-             stream = stream->homeless_next)
-            if (wants_mark(stream, context, thread))
+            if (wants_fence(qg_fence_slot_owner[card][i], context, thread))
+                found[count++] = qg_fence_slot_owner[card][i];
+        for (struct qg_stream *stream = qg_slotless[card]; stream && count < room;
+             stream = stream->slotless_next)
+            if (wants_fence(stream, context, thread))
                 found[count++] = stream;
     }
     pthread_mutex_unlock(&qg_table_lock);
     return count;
 }
 
-bool qg_unmarked_anywhere(void)
+bool qg_any_unfenced(void)
 {
     for (unsigned i = 0; i < qg_info.grant.ncards; i++)
         if (__atomic_load_n(&qg_cards[i].unmarked, __ATOMIC_RELAXED) > 0)
@@ -46,18 +46,18 @@ bool qg_unmarked_anywhere(void)
 void qg_observe_context(CUcontext context)
 {
     struct qg_stream *found[4 * QG_MARKERS];
-    if (!qg_unmarked_anywhere())
+    if (!qg_any_unfenced())
         return;
     if (!context && (QG_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context))
         return;
-    unsigned count = unmarked_of(qg_context_owner(context), found, 4 * QG_MARKERS);
+    unsigned count = unfenced_of(qg_context_owner(context), found, 4 * QG_MARKERS);
     for (unsigned i = 0; i < count; i++)
-        qg_mark_for(found[i]);
+        qg_fence_insert_for(found[i]);
 }
 
-void qg_observe_homeless(void)
+void qg_observe_slotless(void)
 {
-    if (QG_UNLIKELY(__atomic_load_n(&qg_homeless_count, __ATOMIC_RELAXED)))
+    if (QG_UNLIKELY(__atomic_load_n(&qg_slotless_count, __ATOMIC_RELAXED)))
         qg_observe_context(NULL);
 }
 
@@ -95,10 +95,10 @@ void qg_inflight_of(struct qg_card *card, struct qg_inflight *out)
     uint32_t most = 0;
     *out = (struct qg_inflight){0};
     pthread_mutex_lock(&qg_table_lock);
-    for (uint64_t left = qg_marker_taken[card - qg_cards]; left; left &= left - 1)
-        add_inflight(qg_marker_owner[card - qg_cards][__builtin_ctzll(left)], out, &most);
-    for (struct qg_stream *stream = qg_homeless[card - qg_cards]; stream;
-         stream = stream->homeless_next)
+    for (uint64_t left = qg_fence_slots_taken[card - qg_cards]; left; left &= left - 1)
+        add_inflight(qg_fence_slot_owner[card - qg_cards][__builtin_ctzll(left)], out, &most);
+    for (struct qg_stream *stream = qg_slotless[card - qg_cards]; stream;
+         stream = stream->slotless_next)
         add_inflight(stream, out, &most);
     pthread_mutex_unlock(&qg_table_lock);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ends of streams and contexts: the records are laid to rest, and no call of ours is left in what
- * the program destroys.
+ * Ends of streams and contexts. Their records are retired, and no call of ours is left in an object
+ * that the program destroys.
  */
 #include "process/green.h"
 #include "process/pages.h"
@@ -9,8 +9,8 @@
 
 /* ---- captures ---- */
 
-/* A lock orders the two: who has begun a call knows of the capture (qg_captures), or is waited for
- * here. */
+/* stream->lock orders the two. A thread that has begun a call either saw the capture in
+ * qg_captures, or is waited for here. */
 struct qg_stream *qg_capture_begins(CUstream handle, bool ptsz)
 {
     uint64_t key = qg_stream_key(handle, ptsz), thread = key == 2 ? qg_this_thread() : 0;
@@ -46,17 +46,17 @@ void qg_capture_over(void)
     while (now > 0 && !__atomic_compare_exchange_n(&qg_captures, &now, now - 1, false,
                                                    __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
         ;
-    if (now == 1) /* streams that were looked up meanwhile are not fast: once more */
+    if (now == 1) /* streams that were found meanwhile are not on the fast path: find them again */
         __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);
 }
 
 /* ---- ends ---- */
 
-/* Under qg_table_lock. The record stays: another thread's cache may still hold it for one more
- * call. patient: not while a call of ours goes into the stream, whose handle must stay good: false,
- * and the end of that call can be waited for. Else the marker's index is given back by who makes
- * the call. */
-static bool bury(struct qg_stream *stream, bool patient)
+/* Under qg_table_lock. Retires the record of a stream. The memory stays, since another thread's
+ * cache may still use it for one call. patient: if a call of ours goes into the stream, its handle
+ * must stay valid. Then the answer is false, and the caller waits for the end of that call. If not
+ * patient, the thread that makes the call releases the fence slot. */
+static bool retire_stream(struct qg_stream *stream, bool patient)
 {
     pthread_mutex_lock(&stream->lock);
     bool calling = stream->calling;
@@ -66,12 +66,12 @@ static bool bury(struct qg_stream *stream, bool patient)
         return false;
     }
     __atomic_store_n(&stream->dead, true, __ATOMIC_SEQ_CST);
-    qg_clear_unmarked(stream);
+    qg_clear_unfenced(stream);
     if (!calling)
-        qg_release_marker(stream);
+        qg_fence_slot_release(stream);
     qg_nothing_open(stream);
     stream->again = false;
-    qg_homeless_remove(stream);
+    qg_slotless_remove(stream);
     pthread_mutex_unlock(&stream->lock);
     if (__atomic_exchange_n(&stream->began, false, __ATOMIC_RELAXED)) /* its capture ends with it */
         qg_capture_over();
@@ -86,7 +86,7 @@ static void unlink_dead(size_t at)
         struct qg_stream *stream = *link;
         if (stream->dead) {
             *link = stream->next;
-            qg_lay_to_rest(stream);
+            qg_retire_record(stream);
         } else {
             link = &stream->next;
         }
@@ -99,7 +99,7 @@ void qg_streams_thread_gone(uint64_t thread)
     for (size_t i = 0; i < QG_BUCKETS; i++) {
         for (struct qg_stream *stream = qg_streams[i]; stream; stream = stream->next)
             if (stream->key == 2 && stream->thread == thread && !stream->dead)
-                bury(stream, false); /* nobody else calls into it */
+                retire_stream(stream, false); /* no other thread calls into it */
         unlink_dead(i);
     }
     pthread_mutex_unlock(&qg_table_lock);
@@ -116,7 +116,7 @@ void qg_stream_destroyed(CUstream handle)
         for (struct qg_stream *stream = qg_streams[at]; stream && !busy; stream = stream->next) {
             if (stream->key != key || stream->dead)
                 continue;
-            if (!bury(stream, true))
+            if (!retire_stream(stream, true))
                 busy = stream;
         }
         unlink_dead(at);
@@ -151,7 +151,8 @@ static struct qg_stream *busy_of_ending(void)
     return NULL;
 }
 
-/* A thread of another context of the card may just put a marker into one of its streams. */
+/* Waits for calls of ours: a thread of another context of the card may be inserting a fence into
+ * one of its streams. */
 void qg_streams_context_ends(CUcontext handle)
 {
     struct qg_stream *busy;
@@ -176,7 +177,7 @@ void qg_streams_context_stays(CUcontext handle)
 static void free_record(struct qg_context *record)
 {
     record->handle = NULL;
-    qg_show_contexts(record->card);
+    qg_publish_contexts(record->card);
 }
 
 void qg_streams_context_gone(CUcontext handle)
@@ -189,18 +190,19 @@ void qg_streams_context_gone(CUcontext handle)
             /* Its work ended with the context; nothing will write the word any more. */
             struct qg_pages *pages = qg_pages_of(stream->card);
             pthread_mutex_lock(&stream->lock);
-            if (pages && stream->marker >= 0)
-                __atomic_store_n(&pages->proc->markers[stream->marker].done, stream->value,
+            if (pages && stream->fence_slot >= 0)
+                __atomic_store_n(&pages->proc->markers[stream->fence_slot].done, stream->value,
                                  __ATOMIC_SEQ_CST);
             pthread_mutex_unlock(&stream->lock);
-            bury(stream, false);
+            retire_stream(stream, false);
         }
         unlink_dead(i);
     }
-    qg_pages_context_gone(handle); /* first: who finds none below shall find its place free */
+    /* first, so that a thread that finds no registration below finds its place free */
+    qg_pages_context_gone(handle);
     for (struct qg_context *record = qg_contexts; record; record = record->next) {
         pthread_mutex_lock(&record->lock);
-        /* its registration is gone, or there may be a place now for one that had none */
+        /* its registration is gone; or a context without one may find a place now */
         record->attached = NULL;
         record->ends++;
         pthread_mutex_unlock(&record->lock);
@@ -219,7 +221,7 @@ void qg_streams_green_gone(CUcontext handle)
         for (struct qg_stream *stream = qg_streams[i]; stream && !busy; stream = stream->next) {
             if (stream->context->handle != handle || stream->dead)
                 continue;
-            if (!bury(stream, true))
+            if (!retire_stream(stream, true))
                 busy = stream;
         }
         unlink_dead(i);
@@ -236,25 +238,25 @@ void qg_streams_green_gone(CUcontext handle)
     pthread_mutex_unlock(&qg_table_lock);
 }
 
-/* New pages: work whose marker stands in the old page must keep the tenant busy in the new one. */
+/* New pages: work whose fence is in the old page must keep the tenant busy in the new one. */
 void qg_streams_adopt(struct qg_card *card, struct qg_pages *from)
 {
     pthread_mutex_lock(&qg_table_lock);
     for (unsigned i = 0; from && i < QG_MARKERS; i++) {
         uint32_t done = __atomic_load_n(&from->proc->markers[i].done, __ATOMIC_ACQUIRE);
-        struct qg_stream *stream = qg_marker_owner[card - qg_cards][i];
+        struct qg_stream *stream = qg_fence_slot_owner[card - qg_cards][i];
         if (!stream)
             continue;
         pthread_mutex_lock(&stream->lock);
         bool behind = done != stream->value;
         pthread_mutex_unlock(&stream->lock);
         if (behind)
-            qg_set_unmarked(stream);
+            qg_set_unfenced(stream);
     }
-    qg_show_contexts(card);
+    qg_publish_contexts(card);
     pthread_mutex_unlock(&qg_table_lock);
     if (from)
-        qg_aliases_retire(from);
-    qg_show_unmarked(card);
+        qg_slot_mappings_retire(from);
+    qg_publish_unfenced(card);
     __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST); /* threads know the old pages */
 }

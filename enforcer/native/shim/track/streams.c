@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The records of streams and contexts: found by handle, made at the first use, laid to rest when
- * the program destroys its object, and the marker indices that they hold.
+ * The records of streams and contexts. They are found by handle and made at the first use. They are
+ * retired when the program destroys its object. Each may hold a fence slot.
  */
 #include "process/green.h"
 #include "track/table.h"
@@ -14,12 +14,15 @@
 
 #include "track/waiters.h"
 
-#define REST 64u /* dead records lie so long, counted in records, before one is used again */
+/* Retired records before the oldest is used again. Chosen, not measured: a thread may still hold a
+ * pointer for one call. */
+#define RETIRED_RECORDS 64u
 
 pthread_mutex_t qg_table_lock = PTHREAD_MUTEX_INITIALIZER;
 struct qg_stream *qg_streams[QG_BUCKETS];
-static struct qg_stream *rest_first, **rest_last = &rest_first; /* dead records, oldest first */
-static unsigned resting;
+static struct qg_stream *retired_first,
+    **retired_last = &retired_first; /* dead records, oldest first */
+static unsigned retired;
 struct qg_context *qg_contexts;
 static pthread_key_t thread_key;
 static pthread_once_t thread_once = PTHREAD_ONCE_INIT;
@@ -33,10 +36,10 @@ void qg_streams_after_fork(void)
     /* the records are the parent's; a few leaked bytes are not worth a walk */
     memset(qg_streams, 0, sizeof(qg_streams));
     qg_contexts = NULL;
-    rest_first = NULL;
-    rest_last = &rest_first;
-    resting = 0;
-    qg_indices_after_fork();
+    retired_first = NULL;
+    retired_last = &retired_first;
+    retired = 0;
+    qg_fence_slots_after_fork();
     __atomic_store_n(&qg_captures, 0, __ATOMIC_RELAXED);
     thread_id = 0;
     __atomic_add_fetch(&qg_generation, 1, __ATOMIC_SEQ_CST);
@@ -49,10 +52,10 @@ size_t qg_bucket(uint64_t key, CUcontext context, uint64_t thread)
     return (size_t)(hash >> 40) % QG_BUCKETS;
 }
 
-/* Under qg_table_lock: tells the arbiter in how many contexts this process works on the card. Each
- * is a client of the card's own time slices, so that the card does not divide equally between
- * processes. */
-void qg_show_contexts(struct qg_card *card)
+/* Under qg_table_lock: publishes the number of contexts in which this process works on the card.
+ * Each context gets time slices of its own from the card. So the card does not divide its time
+ * equally between processes. */
+void qg_publish_contexts(struct qg_card *card)
 {
     struct qg_pages *pages = qg_pages_of(card);
     uint32_t count = 0;
@@ -91,12 +94,12 @@ static struct qg_context *context_record(CUcontext handle, struct qg_card *card)
     __atomic_store_n(&record->ending, false, __ATOMIC_RELAXED);
     __atomic_store_n(&record->broken, false, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&record->lock);
-    qg_show_contexts(card);
+    qg_publish_contexts(card);
     return record;
 }
 
-/* A call into the stream has not come back although its context or thread is gone, or somebody
- * waits for its end, or just begins a capture. */
+/* True: the record may not be used again. A call into the stream is still under way, or a thread
+ * waits for its end, or begins a capture. */
 static bool still_used(struct qg_stream *stream)
 {
     pthread_mutex_lock(&stream->lock);
@@ -105,13 +108,12 @@ static bool still_used(struct qg_stream *stream)
     return used;
 }
 
-/* Under qg_table_lock: an empty record. Records are never given back to the heap: a thread that
- * just looked one up, or put it on its list of streams to mark, may touch it (under its lock) after
- * it died. */
+/* Under qg_table_lock: an empty record. Records are never freed. A thread that just found one, or
+ * put it on its list of streams to fence, may touch it under its lock after it was retired. */
 static struct qg_stream *blank_stream(void)
 {
     struct qg_stream *stream;
-    if (resting < REST || still_used(rest_first)) {
+    if (retired < RETIRED_RECORDS || still_used(retired_first)) {
         /* two threads' streams share no line */
         stream = aligned_alloc(64, (sizeof(*stream) + 63) & ~(size_t)63);
         if (stream) {
@@ -120,25 +122,25 @@ static struct qg_stream *blank_stream(void)
         }
         return stream;
     }
-    stream = rest_first;
-    rest_first = stream->next;
-    if (!rest_first)
-        rest_last = &rest_first;
-    resting--;
+    stream = retired_first;
+    retired_first = stream->next;
+    if (!retired_first)
+        retired_last = &retired_first;
+    retired--;
     pthread_mutex_lock(&stream->lock);
-    size_t after = offsetof(struct qg_stream, marker);
+    size_t after = offsetof(struct qg_stream, fence_slot);
     memset(stream, 0, offsetof(struct qg_stream, lock));
     memset((char *)stream + after, 0, sizeof(*stream) - after);
     pthread_mutex_unlock(&stream->lock);
     return stream;
 }
 
-void qg_lay_to_rest(struct qg_stream *stream)
+void qg_retire_record(struct qg_stream *stream)
 {
     stream->next = NULL;
-    *rest_last = stream;
-    rest_last = &stream->next;
-    resting++;
+    *retired_last = stream;
+    retired_last = &stream->next;
+    retired++;
 }
 
 /* A thread ended: its per-thread default streams have no further work, and its lane and its place
@@ -167,7 +169,7 @@ uint64_t qg_this_thread(void)
     return thread_id;
 }
 
-/* Who a stream belongs to: found by asking the driver, so never under qg_table_lock. */
+/* Context and card of a stream. Found by asking the driver, so never under qg_table_lock. */
 struct home {
     CUcontext context;
     struct qg_card *card;
@@ -187,7 +189,7 @@ static struct qg_stream *new_stream(uint64_t key, CUcontext current, uint64_t th
     stream->handle = key == 2 ? CU_STREAM_PER_THREAD : key == 0 ? CU_STREAM_LEGACY : handle;
     stream->context = context;
     stream->card = context->card;
-    __atomic_store_n(&stream->marker, -1, __ATOMIC_RELAXED);
+    __atomic_store_n(&stream->fence_slot, -1, __ATOMIC_RELAXED);
     size_t at = qg_bucket(key, stream->context_key, thread);
     stream->next = qg_streams[at];
     __atomic_store_n(&qg_streams[at], stream, __ATOMIC_RELEASE);
@@ -198,12 +200,12 @@ bool qg_stream_lost(CUstream stream)
 {
     CUcontext own;
     return (uint64_t)(uintptr_t)stream > 2 && QG_HAVE(cuStreamGetCtx) &&
-           qg_says_lost(QG_REAL(cuStreamGetCtx)(stream, &own));
+           qg_is_lost(QG_REAL(cuStreamGetCtx)(stream, &own));
 }
 
-/* Streams are created in some context; the one that is current at the first launch is not always
- * that one. A handle that is no stream's has no home: what is to go into it the driver refuses, and
- * nobody waits for it. */
+/* A stream belongs to the context in which it was created. That need not be the current one at the
+ * first launch. An invalid handle has no card: the driver refuses work for it, and no launch waits.
+ */
 static struct home home_of(CUstream stream, CUcontext current)
 {
     struct home home = {current, NULL};
@@ -211,7 +213,7 @@ static struct home home_of(CUstream stream, CUcontext current)
     CUresult result = CUDA_SUCCESS;
     if ((uint64_t)(uintptr_t)stream > 2 && QG_HAVE(cuStreamGetCtx))
         result = QG_REAL(cuStreamGetCtx)(stream, &own);
-    if (qg_says_lost(result))
+    if (qg_is_lost(result))
         return home;
     if (result == CUDA_SUCCESS && own && own != current &&
         QG_REAL(cuCtxPushCurrent_v2)(own) == CUDA_SUCCESS) {
@@ -234,7 +236,8 @@ struct qg_stream *qg_find_stream(uint64_t key, CUcontext context, uint64_t threa
 }
 
 /* What a launch into the stream needs to know, if it needs nothing but to be counted. */
-static void remember(struct qg_stream *stream, uint64_t key, CUcontext context, unsigned generation)
+static void cache_stream(struct qg_stream *stream, uint64_t key, CUcontext context,
+                         unsigned generation)
 {
     struct qg_seen *seen = qg_seen_of(key);
     struct qg_pages *pages = stream ? qg_pages_of(stream->card) : NULL;
@@ -280,7 +283,7 @@ struct qg_stream *qg_stream_slow(CUstream stream, bool ptsz)
             found = new_stream(key, current, thread, stream, &home);
         pthread_mutex_unlock(&qg_table_lock);
     }
-    remember(found, key, of_key, generation);
+    cache_stream(found, key, of_key, generation);
     return found;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Streams, and the completion markers in them.
+ * Streams, and the fences in them.
  */
 #ifndef QG_STREAMS_H
 #define QG_STREAMS_H
@@ -11,20 +11,22 @@
 #define QG_GATE_STOPS     (QG_GATE_CLOSED | QG_GATE_NOTIFY | QG_GATE_HOLD)
 #define QG_GATE_ATTENTION (QG_GATE_STOPS | QG_GATE_WINDOW)
 
-#define QG_RING 16u /* outstanding markers with an estimate, per stream (window mode) */
+/* Fences with an estimate that may be outstanding per stream. Chosen, not measured; more are
+ * merged. */
+#define QG_RING 16u
 
 struct qg_ring_item {
-    uint32_t value;  /* marker value that ends it */
-    uint64_t est_ns; /* estimated work between the marker before and this one */
+    uint32_t value;  /* fence value that ends it */
+    uint64_t est_ns; /* ns of estimated work between the fence before and this one */
     uint64_t low_ns; /* what it takes at least */
     /* the only one launched between the two; NULL: none, or several launches */
     const void *function;
 };
 
-/* A context in which markers are written. */
+/* A context in which fences are written. */
 struct qg_context {
     CUcontext handle;
-    /* whose memory its own is: qg_context_owner() when the record was made */
+    /* the context that owns its memory: qg_context_owner() when the record was made */
     CUcontext owner;
     struct qg_card *card;     /* NULL: a card that was not granted */
     pthread_mutex_t lock;     /* of the next four */
@@ -53,29 +55,29 @@ struct qg_stream {
     bool began; /* atomic: a capture began here and goes on */
 
     /* Touched on every launch. */
-    bool unmarked;        /* atomic: work after the last marker */
-    uint64_t marked_tick; /* atomic: of the last marker */
+    bool unmarked;        /* atomic: work after the last fence */
+    uint64_t fenced_tick; /* atomic: tick of the last fence */
 
     /* Under lock, which is never held across a call of the driver. */
     pthread_mutex_t lock;
     /* futex: a call of ours goes into the stream; no other begins, and it is not destroyed */
     uint32_t calling;
-    bool again;       /* a marker is wanted behind that one */
+    bool again;       /* another fence is wanted behind that one */
     unsigned awaited; /* threads that wait for the end of that call: the record stays */
     /* threads that just begin a capture in it: no call of ours begins, and the record stays */
     unsigned beginning;
     unsigned entered;          /* launches under way that are booked already (window mode) */
-    int marker;                /* index into qg_proc.markers, -1: none */
-    uint32_t value;            /* last marker value */
+    int fence_slot;            /* fence slot: index into qg_proc.markers, -1: none */
+    uint32_t value;            /* last fence value */
     struct qg_proc *page;      /* where it was written */
-    uint64_t open_ns;          /* estimated work since the last marker (window mode) */
+    uint64_t open_ns;          /* ns of estimated work since the last fence (window mode) */
     uint64_t open_low_ns;      /* what it takes at least */
     const void *open_function; /* as in qg_ring_item */
     struct qg_ring_item ring[QG_RING];
     uint32_t ring_first, ring_count;
     struct qg_stream *next;          /* under the table's lock, like the next two */
-    struct qg_stream *homeless_next; /* work but no marker index */
-    bool homeless;
+    struct qg_stream *slotless_next; /* has work but no fence slot */
+    bool slotless;
 };
 
 /* Under stream->lock: nothing of it is on the card. */
@@ -87,7 +89,7 @@ static inline void qg_nothing_open(struct qg_stream *stream)
 
 /* An answer that is about the handle of a stream, not about its context: there is no such stream
  * any more. */
-static inline bool qg_says_lost(CUresult result)
+static inline bool qg_is_lost(CUresult result)
 {
     return result == CUDA_ERROR_INVALID_HANDLE || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
@@ -97,10 +99,10 @@ bool qg_stream_lost(CUstream stream); /* asks the driver */
  * 0 is the per-thread stream. */
 struct qg_stream *qg_stream_slow(CUstream stream, bool ptsz);
 
-/* A stream that this thread used lately: one cache line with all that a launch looks at. */
+/* A stream that this thread used lately: one cache line with all that a launch reads. */
 struct qg_seen {
     uint64_t key;
-    /* qg_generation when it was looked up; another one: look it up again */
+    /* qg_generation when it was found; if that has changed, find it again */
     unsigned generation;
     unsigned fast;        /* the same if nothing but counting is to be done, else 0 */
     uint64_t *launches;   /* this thread's counter (valid with fast) */
@@ -110,19 +112,20 @@ struct qg_seen {
     uint32_t skip;     /* launches until the clock is read again */
     uint16_t granted;  /* what skip was when it was set: the difference passed since */
     uint16_t stride;
-    uint32_t looked;    /* tick of the last look, in units of 1024 */
+    uint32_t polled;    /* tick of the last reading of the clock, in units of 1024 */
     uint32_t attention; /* bits of the gate word that a launch must not pass */
 };
 _Static_assert(sizeof(struct qg_seen) == 64, "one cache line");
 
+/* Streams that a thread remembers. Chosen, not measured: 4 cache lines. */
 #define QG_SEEN 4u
 
 struct qg_thread {
     struct qg_seen seen[QG_SEEN];
     int lane;     /* index into qg_proc.lanes + 1; 0: not asked for yet */
     bool counted; /* the launch was counted by qg_fast() */
-    /* window mode: so many launches may pass before the next look; 0: look each time */
-    uint16_t calm;
+    /* window mode: launches that may pass before the next poll; 0: poll at each */
+    uint16_t unpolled;
     int waiter; /* waiters.c: slot + 1; 0: none */
 } __attribute__((aligned(64)));
 extern __thread struct qg_thread qg_thread __attribute__((tls_model("initial-exec")));
@@ -169,7 +172,7 @@ static inline struct qg_stream *qg_stream_of(CUstream stream, bool ptsz)
     return qg_stream_seen(stream, ptsz, &seen);
 }
 
-/* True if nothing of ours may be put into this stream: it captures (or nobody can say). */
+/* True: none of our calls may go into this stream, as it captures, or the driver does not say. */
 bool qg_stream_captures_slow(struct qg_stream *stream);
 static inline bool qg_stream_captures(struct qg_stream *stream)
 {
@@ -177,21 +180,23 @@ static inline bool qg_stream_captures(struct qg_stream *stream)
            qg_stream_captures_slow(stream);
 }
 
-/* Gives the stream a marker index, if one is free. */
-void qg_want_marker(struct qg_stream *stream);
+/* Gives the stream a fence slot, if one is free. */
+void qg_fence_slot_want(struct qg_stream *stream);
 
-/* Puts a marker after the work so far. Where another thread is just putting one into this stream,
- * that thread puts a second one behind it, and this one does not wait. */
-void qg_mark(struct qg_stream *stream);
+/* Inserts a fence after the work so far. If another thread is inserting one into this stream, that
+ * thread inserts a second one behind it. This thread does not wait. */
+void qg_fence_insert(struct qg_stream *stream);
 
-/* The same of a stream that another thread works in. Into whose launch is under way goes none now:
- * the call would wait with it for a full queue. Who launches does it then. */
-void qg_mark_for(struct qg_stream *stream);
+/* The same for a stream that another thread works in. While a launch into it is under way none is
+ * inserted, since our call would wait with it for a full queue. The launching thread inserts it
+ * afterwards. */
+void qg_fence_insert_for(struct qg_stream *stream);
 
 /* Before a stream is destroyed, without locks: the end of a call of ours into it. The record was
  * found under qg_table_lock, and one was added to `awaited` there. */
 void qg_stream_await(struct qg_stream *stream);
-void qg_stream_buried(struct qg_stream *stream); /* such a call came back and found it dead */
+void qg_dead_stream_call_ended(
+    struct qg_stream *stream); /* such a call came back and found it dead */
 
 /* Around a call that begins a capture, without locks: waits for the end of a call of ours into the
  * stream, and none begins until the driver can say that it captures. NULL: the stream has no
@@ -200,34 +205,35 @@ struct qg_stream *qg_capture_begins(CUstream stream, bool ptsz);
 void qg_capture_begun(struct qg_stream *stream);
 void qg_capture_over(void); /* one that was counted in qg_captures */
 
-/* Before a call that waits for, or looks at, work: marks what is unmarked. */
+/* Before a call that waits for work or asks about it: inserts fences behind unfenced work. */
 void qg_observe_stream(CUstream stream, bool ptsz);
 void qg_observe_context(CUcontext context); /* NULL: the current one */
-void qg_observe_homeless(void);             /* streams that found no free marker index before */
-bool qg_unmarked_anywhere(void);            /* some stream has work after its last marker */
+/* fences streams that found no free fence slot before */
+void qg_observe_slotless(void);
+bool qg_any_unfenced(void); /* some stream has unfenced work */
 
-/* idle_report.c. A call has answered that work is over, after it slept for it or at once: if it was
- * the last one, the arbiter is told when that was. */
-void qg_tell_rest(bool slept);
+/* idle_report.c. A call has reported that work is over; slept: it waited for that. If it was the
+ * last work, the arbiter gets the time in an idle report. */
+void qg_report_idle(bool slept);
 
 void qg_stream_destroyed(CUstream stream);
 /* its streams take no more work; what is in them goes on */
 void qg_streams_green_gone(CUcontext context);
 
-/* Whether a stream has work after its last marker, and the slot's word that tells it for the whole
- * process. */
-void qg_set_unmarked(struct qg_stream *stream);
-void qg_clear_unmarked(struct qg_stream *stream);
-void qg_show_unmarked(struct qg_card *card);
+/* Sets, clears or publishes whether a stream has unfenced work. One word of the slot shows it for
+ * the whole process. */
+void qg_set_unfenced(struct qg_stream *stream);
+void qg_clear_unfenced(struct qg_stream *stream);
+void qg_publish_unfenced(struct qg_card *card);
 
 /* Estimated unfinished work of one stream; under its lock. */
 uint64_t qg_stream_inflight(struct qg_stream *stream);
 
-/* The stream has work now; without a marker index it is kept on a list of its own. */
-void qg_stream_works(struct qg_stream *stream);
+/* The stream has work now. Without a fence slot it goes onto the list of slotless streams. */
+void qg_stream_has_work(struct qg_stream *stream);
 
-/* Asks the driver about a stream whose markers do not move. True: its work is over (or its context
- * is broken), and so it stands in the record now. */
+/* Asks the driver about a stream whose fences do not advance. True: its work is over, or its
+ * context is broken; the record then says so. */
 bool qg_stream_over(struct qg_stream *stream);
 
 /* Estimated unfinished work of a card; visits each stream that has some. */
@@ -237,18 +243,18 @@ struct qg_inflight {
     uint64_t first_ns;     /* estimate of what ends next in `oldest` */
     uint64_t first_low_ns; /* what that takes at least */
     const void *first;     /* the function, if that is one launch of it */
-    /* the stream with most markers outstanding; NULL: nothing is unfinished */
+    /* the stream with most fences outstanding; NULL: nothing is unfinished */
     struct qg_stream *oldest;
     struct {
-        /* NULL: that is the one of no known function, or without a marker */
+        /* NULL: the function is not known, or there is no fence behind it */
         struct qg_stream *stream;
         const void *function;
         uint64_t ns;
-        uint32_t value; /* the marker that ends it */
+        uint32_t value; /* the fence value that ends it */
     } longest;          /* of what is next to end in each stream */
-    bool unmarked;      /* no marker stands in it: its end is invisible until one does */
+    bool unmarked;      /* it has no fence: its end cannot be observed until it has one */
 };
-/* This marker was reached, or the stream is no more. */
+/* This fence was reached, or the stream is gone. */
 bool qg_stream_reached(struct qg_stream *stream, uint32_t value);
 void qg_inflight_of(struct qg_card *card, struct qg_inflight *out);
 

@@ -1,22 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Who stands at the gate, or waits for room. A signal handler may leave a wait by siglongjmp, and
- * then nobody lowers qg_proc.waiting, so that the tenant would ask for the card for ever. So each
- * waiting thread has a record with the time of its last look, and the helper thread takes back what
- * was not looked at for a second. A thread that was merely not scheduled for so long raises itself
- * again at its next look.
+ * Threads that wait at the gate or for room in the window. A signal handler may leave a wait by
+ * siglongjmp. Then no code lowers qg_proc.waiting, and the tenant would look runnable for ever. So
+ * each waiting thread has a record with the time of its last poll. The helper thread lowers the
+ * count for a record without a poll for 1 s. A thread that was only not scheduled for that time
+ * raises the count again at its next poll.
  */
 #include "track/waiters.h"
 
 #include "track/streams.h"
 
-#define RECORDS      128
-#define FORGOTTEN_NS 1000000000u
+/* Waiting threads with a record. Chosen, not measured; further threads are counted without one. */
+#define RECORDS 128
+/* ns without a poll after which a wait counts as abandoned: 20 of the longest sleeps at the gate.
+ */
+#define ABANDONED_NS 1000000000u
 
 static struct {
     uint32_t taken;     /* atomic; by one thread until it ends */
     uint32_t *word;     /* atomic; counted in this word of a slot. NULL: does not wait */
-    uint64_t looked_ns; /* atomic */
+    uint64_t polled_ns; /* atomic */
 } __attribute__((aligned(64))) records[RECORDS];
 /* more threads than records */
 static __thread uint32_t *unrecorded __attribute__((tls_model("initial-exec")));
@@ -48,7 +51,7 @@ static uint32_t *count_in(uint32_t *word)
 {
     uint32_t **at = mine();
     if (qg_thread.waiter)
-        __atomic_store_n(&records[qg_thread.waiter - 1].looked_ns, qg_now_ns(), __ATOMIC_SEQ_CST);
+        __atomic_store_n(&records[qg_thread.waiter - 1].polled_ns, qg_now_ns(), __ATOMIC_SEQ_CST);
     if (__atomic_load_n(at, __ATOMIC_SEQ_CST) == word)
         return word;
     __atomic_fetch_add(word, 1, __ATOMIC_SEQ_CST);
@@ -76,7 +79,7 @@ void qg_waiters_reap(void)
 {
     for (int i = 0; i < RECORDS; i++)
         if (__atomic_load_n(&records[i].word, __ATOMIC_SEQ_CST) &&
-            __atomic_load_n(&records[i].looked_ns, __ATOMIC_SEQ_CST) + FORGOTTEN_NS < qg_now_ns())
+            __atomic_load_n(&records[i].polled_ns, __ATOMIC_SEQ_CST) + ABANDONED_NS < qg_now_ns())
             lower(__atomic_exchange_n(&records[i].word, NULL, __ATOMIC_SEQ_CST));
 }
 

@@ -4,9 +4,9 @@
 
 #include "process/process.h"
 
-/* This thread stands at the gate of that slot: qg_proc.waiting counts it, once however often this
- * is called. To be called at least each 50 ms while it waits. True: until now it was counted in
- * `queued` of the same slot. */
+/* This thread waits at the gate of that slot. qg_proc.waiting counts it once, however often this is
+ * called. To be called at least every 50 ms while it waits. True: until now `queued` of the same
+ * slot counted it. */
 bool qg_waiter_raise(struct qg_proc *proc);
 
 /* It waits for room in the window: qg_proc.queued counts it instead. */
@@ -15,8 +15,7 @@ void qg_waiter_queue(struct qg_proc *proc);
 /* It does not any more. */
 void qg_waiter_lower(void);
 
-/* Takes back what a thread left behind that jumped out of its wait (siglongjmp); the helper
- * thread's duty. */
+/* Lowers the count for threads that left their wait by siglongjmp. The helper thread calls it. */
 void qg_waiters_reap(void);
 
 /* The thread ends. */

@@ -5,8 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PAIRS 16u /* of a context */
-/* a gate may be opened a little before the former tenant's work has ended */
+/* Pairs of events per context, so samples under way at a time. Chosen, not measured. */
+#define PAIRS 16u
+/* ns after the gate opened from which a sample counts as undisturbed. Chosen, not measured: a gate
+ * may open a little before the former tenant's work has ended. */
 #define ALONE_NS 2000000u
 
 struct qg_sample {
@@ -15,13 +17,13 @@ struct qg_sample {
     const void *function;
     struct qg_pages *pages; /* and the gate's count of changes, when the start was recorded */
     uint64_t changes;
-    unsigned let; /* qg_let_through and qg_booked then */
+    unsigned let; /* qg_bypassed_launches and qg_admitted_launches then */
     unsigned booked;
-    /* the gate had been open for so long that the former tenant's work had ended */
+    /* the gate had been open long enough for the former tenant's work to have ended */
     bool alone;
     /* at the start: when; at the end: between recording the start and having launched */
     uint64_t gap_ns;
-    /* so long at most the former tenant's work may have been on the card beside it */
+    /* most ns for which the former tenant's work may have been on the card beside it */
     uint64_t shared_ns;
     /* taken, asked: one thread calls the driver with it, without the lock */
     enum { FREE, TAKEN, PENDING, ASKED } state;
@@ -112,7 +114,7 @@ void qg_samples_forget(const void *function)
                 group->samples[i].function = NULL;
 }
 
-void qg_samples_after_turn(const struct qg_pages *pages, uint64_t before, uint64_t after)
+void qg_samples_after_quantum(const struct qg_pages *pages, uint64_t before, uint64_t after)
 {
     for (struct group *group = groups; group; group = group->next)
         for (unsigned i = 0; i < PAIRS; i++)
@@ -155,8 +157,8 @@ struct qg_sample *qg_sample_start(const struct qg_stream *stream, struct qg_page
         sample->alone = now > alone_ns;
         sample->shared_ns = early && !sample->alone ? alone_ns - now : 0;
         sample->changes = __atomic_load_n(&pages->gate->changes, __ATOMIC_RELAXED);
-        sample->let = qg_let_through;
-        sample->booked = qg_booked;
+        sample->let = qg_bypassed_launches;
+        sample->booked = qg_admitted_launches;
         sample->function = function;
     }
     pthread_mutex_unlock(&qg_window_lock);
@@ -182,9 +184,9 @@ void qg_sample_end(struct qg_sample *sample, const struct qg_stream *stream)
     pthread_mutex_unlock(&qg_window_lock);
 }
 
-/* A gate that closed meanwhile may mean that others were on the card at the same time: such a
- * sample says nothing. (Turns are no such case: who threw those samples away would learn of short
- * kernels only.) */
+/* False: the gate closed meanwhile, so other tenants may have been on the card too, and the sample
+ * is useless. Closing at the end of a quantum does not count: otherwise only short kernels would
+ * ever be learned. */
 static bool undisturbed(const struct qg_sample *sample)
 {
     return sample->changes == __atomic_load_n(&sample->pages->gate->changes, __ATOMIC_RELAXED);
@@ -194,7 +196,8 @@ static bool undisturbed(const struct qg_sample *sample)
  * how long the shim took. */
 static bool waited(const struct qg_sample *sample)
 {
-    return sample->let != qg_let_through && qg_function_of(&qg_functions, sample->function)->waits;
+    return sample->let != qg_bypassed_launches &&
+           qg_function_of(&qg_functions, sample->function)->waits;
 }
 
 void qg_samples_collect(CUcontext context, bool own)
@@ -206,7 +209,7 @@ void qg_samples_collect(CUcontext context, bool own)
     CUstreamCaptureMode mode;
     pthread_mutex_lock(&qg_window_lock);
     /* before the driver is asked: a launch from now on may end what runs */
-    unsigned booked = qg_booked - own;
+    unsigned booked = qg_admitted_launches - own;
     struct group *group = group_of(context, false);
     for (unsigned i = 0; group && i < PAIRS; i++)
         if (group->samples[i].state == PENDING) {
@@ -217,7 +220,7 @@ void qg_samples_collect(CUcontext context, bool own)
     pthread_mutex_unlock(&qg_window_lock);
     if (!count)
         return;
-    /* even if nobody captures: another thread may begin to just before the driver hears us */
+    /* even if no thread captures: one may begin just before the driver gets the call */
     bool relaxed = qg_relax(&mode);
     for (unsigned i = 0; i < count; i++) {
         results[i] = QG_REAL(cuEventQuery)(asked[i]->end);

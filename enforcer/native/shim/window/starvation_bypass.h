@@ -10,29 +10,29 @@
 #include "window/samples.h"
 
 /* Of a card; under qg_window_lock, like all calls. */
-struct qg_patience {
-    unsigned times; /* let through one after the other without any progress between */
-    /* what ran when the first of them was: the marker that ends it. NULL: nobody knows */
+struct qg_bypass {
+    unsigned times; /* bypasses in a row without any progress between */
+    /* what ran at the first bypass: the fence that ends it. NULL: not known */
     struct qg_stream *stream;
     uint32_t value;
     const void *function;
-    uint64_t passed_ns; /* when the last of them was */
-    uint64_t soon_ns;   /* what ends within this time after it has waited for it */
+    uint64_t passed_ns; /* time of the last bypass */
+    uint64_t soon_ns;   /* ns after a bypass within which a kernel that waited for it ends */
 };
 
 /* Nothing has moved for too long; a launch into this stream waits. */
-bool qg_patience_over(const struct qg_patience *patience, const struct qg_look *at,
-                      const struct qg_stream *stream);
+bool qg_bypass_due(const struct qg_bypass *bypass, const struct qg_poll *at,
+                   const struct qg_stream *stream);
 
-/* What waited goes: one more time that the time of what runs was believed. */
-void qg_patience_used(const struct qg_look *at);
+/* A waiting launch passes. The estimate of the running function was believed once more. */
+void qg_bypass_used(const struct qg_poll *at);
 
-/* It was let through, and takes so long itself. */
-void qg_patience_passed(struct qg_patience *patience, const struct qg_look *at,
-                        const struct qg_stream *stream, uint64_t takes_ns);
+/* A launch passed by a bypass; it takes takes_ns itself. */
+void qg_bypass_passed(struct qg_bypass *bypass, const struct qg_poll *at,
+                      const struct qg_stream *stream, uint64_t takes_ns);
 
-/* The card was looked at, and the last time before at looked_ns. moved: something ended since. */
-void qg_patience_look(struct qg_patience *patience, const struct qg_look *at, uint64_t looked_ns,
-                      bool moved);
+/* The card was polled; the poll before was at polled_ns. moved: work ended since then. */
+void qg_bypass_poll(struct qg_bypass *bypass, const struct qg_poll *at, uint64_t polled_ns,
+                    bool moved);
 
 #endif

@@ -9,12 +9,12 @@
 /* ns by which a sleep ends before the predicted end of work: a thread wakes late */
 #define WAKE_EARLY_NS 50000u
 /* most ns of one sleep, since the gate may close meanwhile */
-#define LONGEST_NAP_NS 1000000u
+#define LONGEST_SLEEP_NS 1000000u
 /* ns past the lower estimate without sleep: work of uncertain length often ends there */
 #define SOON_NS 60000u
 /* near an expected end, polls are 1/64 of the elapsed time apart: bounds the error */
 #define EXPECTED_PARTS 64u
-/* 1/16, the same for a function whose duration varies, once it may have ended */
+/* 1/16: the same for a function of varying duration, once it may have ended */
 #define VARIES_PARTS 16u
 /* ns after the expected end at which the first poll comes: most work is over then */
 #define AFTER_NS 5000u
@@ -27,11 +27,11 @@
 /* most ns of that estimate: a longer delay means no free CPU, which polling cannot mend */
 #define LATEST_NS 60000u
 /* least ns of a sleep; below it, polling is as cheap */
-#define SHORTEST_NAP_NS 5000u
+#define SHORTEST_SLEEP_NS 5000u
 
 static unsigned late_ns; /* atomic */
 
-void qg_nap_took(uint64_t asked_ns, uint64_t took_ns)
+void qg_wait_slept(uint64_t asked_ns, uint64_t took_ns)
 {
     unsigned late = __atomic_load_n(&late_ns, __ATOMIC_RELAXED), down = LATE_PARTS * LATE_STEP_NS;
     if (took_ns < asked_ns)
@@ -43,18 +43,17 @@ void qg_nap_took(uint64_t asked_ns, uint64_t took_ns)
     __atomic_store_n(&late_ns, late, __ATOMIC_RELAXED);
 }
 
-/* What waits is to be launched then, and neither sooner nor later: a thread wakes late, so that it
- * asks to be woken before. */
+/* Sleep that ends exactly in left_ns. A thread wakes late, so it asks to be woken earlier. */
 static uint64_t until(uint64_t left_ns)
 {
     uint64_t late = __atomic_load_n(&late_ns, __ATOMIC_RELAXED);
-    return left_ns > late + SHORTEST_NAP_NS ? left_ns - late : 0;
+    return left_ns > late + SHORTEST_SLEEP_NS ? left_ns - late : 0;
 }
 
-uint64_t qg_nap_ns(const struct qg_look *at)
+uint64_t qg_wait_sleep_ns(const struct qg_poll *at)
 {
     uint64_t waited = at->now - at->began, low = at->first_low_ns, high = at->first_ns;
-    uint64_t behind = at->inflight.sum_ns - at->inflight.first_ns, sleep_ns = NAP_NS;
+    uint64_t behind = at->inflight.sum_ns - at->inflight.first_ns, sleep_ns = DEFAULT_SLEEP_NS;
     if (waited <= SPIN_NS)
         return 0;
     bool sure = !qg_uncertain(at), exact = at->due > waited && sure;
@@ -72,7 +71,7 @@ uint64_t qg_nap_ns(const struct qg_look *at)
         sleep_ns = high - waited <= WAKE_EARLY_NS                ? 0
                    : high - waited - WAKE_EARLY_NS < waited / 16 ? high - waited - WAKE_EARLY_NS
                                                                  : waited / 16;
-    else if (waited - high > LONGEST_NAP_NS)
+    else if (waited - high > LONGEST_SLEEP_NS)
         sleep_ns = (waited - high) / 16;
     bool varies = at->inflight.first_low_ns < at->inflight.first_ns / 4 * 3 &&
                   waited >= at->inflight.first_low_ns;
@@ -83,42 +82,42 @@ uint64_t qg_nap_ns(const struct qg_look *at)
         sleep_ns = most;
     if (at->due > waited && sleep_ns > at->due - waited)
         sleep_ns = at->due - waited;
-    if (sleep_ns && sleep_ns < NAP_NS && !exact)
-        sleep_ns = NAP_NS;
-    return sleep_ns < LONGEST_NAP_NS ? sleep_ns : LONGEST_NAP_NS;
+    if (sleep_ns && sleep_ns < DEFAULT_SLEEP_NS && !exact)
+        sleep_ns = DEFAULT_SLEEP_NS;
+    return sleep_ns < LONGEST_SLEEP_NS ? sleep_ns : LONGEST_SLEEP_NS;
 }
 
-int qg_no_slack(void)
+int qg_timer_slack_off(void)
 {
     int slack = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
     prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
     return slack;
 }
 
-void qg_slack_again(int slack)
+void qg_timer_slack_restore(int slack)
 {
     if (slack > 0)
         prctl(PR_SET_TIMERSLACK, slack, 0, 0, 0);
 }
 
-/* By number: a cancellation point otherwise. The arbiter wakes a thread that is held back; so does
- * the end of its own work. */
-void qg_nap(const struct qg_look *at, const uint32_t *word)
+/* Uses system calls by number, since the functions of libc are cancellation points. The arbiter
+ * wakes a held thread, and so does the end of its own work. */
+void qg_wait_sleep(const struct qg_poll *at, const uint32_t *word)
 {
-    struct timespec wait = {0, (long)qg_nap_ns(at)};
-    if ((at->held || at->spent) && !at->inflight.sum_ns)
-        wait.tv_nsec = NAP_NS;
+    struct timespec wait = {0, (long)qg_wait_sleep_ns(at)};
+    if ((at->held || at->expired) && !at->inflight.sum_ns)
+        wait.tv_nsec = DEFAULT_SLEEP_NS;
     if (at->closed)
         return;
     if (!wait.tv_nsec) {
         __builtin_ia32_pause();
         return;
     }
-    int slack = qg_no_slack();
+    int slack = qg_timer_slack_off();
     uint64_t from = qg_now_ns();
     if (at->held)
         syscall(SYS_futex, word, FUTEX_WAIT, at->flags, &wait, NULL, 0);
     else if (syscall(SYS_nanosleep, &wait, NULL) == 0)
-        qg_nap_took((uint64_t)wait.tv_nsec, qg_now_ns() - from);
-    qg_slack_again(slack);
+        qg_wait_slept((uint64_t)wait.tv_nsec, qg_now_ns() - from);
+    qg_timer_slack_restore(slack);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Window mode: the work that the GPU has not finished is bounded in time, so that a gate that
- * closes now means a free card soon. Durations are learned per function from event pairs; how far
- * the GPU got is read from markers.
+ * Window mode bounds the time of unfinished work on the GPU. A gate that closes then means a free
+ * card soon. Durations are learned per function from pairs of events. Fences show how far the GPU
+ * got.
  */
 #include "window/window.h"
 
@@ -36,24 +36,25 @@
 /* between two such polls, launches fill at most 1/8 of the window */
 #define ROOMY_PARTS 8u
 /* most ns of work without a fence while others wait: its end must be seen */
-#define UNMARKED_NS 250000u
+#define UNFENCED_NS 250000u
 /* most launches between two such polls */
-#define MAX_CALM 63u
+#define MAX_UNPOLLED 63u
 /* a function with few samples counts as at least 1/8 of the window: it may be long */
 #define NEW_PARTS 8u
 /* a function without samples counts as 1/2 of a wide window: one must not fill it */
 #define UNKNOWN_PARTS 2u
 
-/* Held for less than a microsecond, but by each thread that launches: who finds it taken looks
- * again before it asks the kernel to wake it, or eight threads spend half of their time on that. */
+/* An adaptive lock: it is held for less than 1 us, but by each thread that launches. A thread that
+ * finds it taken spins before it asks the kernel to sleep. Without that, eight threads spend half
+ * of their time on wake-ups. */
 #define UNLOCKED PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
 pthread_mutex_t qg_window_lock = UNLOCKED;
 struct qg_functions qg_functions;
-unsigned qg_let_through, qg_booked;
+unsigned qg_bypassed_launches, qg_admitted_launches;
 static struct progress {
-    uint64_t sum_ns; /* unfinished at the last look */
-    struct qg_begun begun;
-    struct qg_patience patience;
+    uint64_t sum_ns; /* unfinished ns at the last poll */
+    struct qg_start_inference start;
+    struct qg_bypass bypass;
 } progress[QG_MAX_CARDS]; /* under lock */
 static struct hold {
     uint64_t seen;     /* qg_gate_page.changed_ns of the word that asked for the ring */
@@ -89,9 +90,9 @@ void qg_window_context_gone(CUcontext context)
     qg_samples_context_gone(context);
 }
 
-/* Under lock: a function that takes now long and now short has few lengths, most often; those that
- * are over by now are out. */
-static void narrow(struct qg_look *at)
+/* Under the lock: a function of varying duration mostly has a few typical durations. Those that are
+ * over by now are left out. */
+static void narrow_estimate(struct qg_poll *at)
 {
     struct qg_inflight *now = &at->inflight;
     struct qg_ends ends;
@@ -106,10 +107,10 @@ static void narrow(struct qg_look *at)
     at->first_ns = ends.soonest_ns < ends.latest_ns / 4 * 3 ? ends.latest_ns : ends.middle_ns;
 }
 
-/* Says when all of it will have ended, so that the next tenant's gate opens in time. When work ends
- * that takes now long and now short nobody knows, until it has run for so long that only its
- * longest is left. */
-static void foresee(struct qg_pages *pages, const struct qg_look *at)
+/* Writes when all work in flight will have ended, so that the next tenant's gate opens in time. For
+ * a function of varying duration the end is not known, until it has run so long that only its
+ * longest duration is left. */
+static void report_end(struct qg_pages *pages, const struct qg_poll *at)
 {
     const struct qg_inflight *now = &at->inflight;
     uint64_t behind = now->sum_ns - now->first_ns, low = now->sum_low_ns - now->first_low_ns,
@@ -130,8 +131,8 @@ static void not_entering(void)
     entering = NULL;
 }
 
-/* How long all that is in flight is to take, of which the last is about to enter the driver. Until
- * the call returns nobody can tell whether it is on the card, so that no more is claimed for it
+/* Publishes the ns of all work in flight, the last of which is about to enter the driver. Until the
+ * call returns it is not known whether that launch is on the card. So no more is claimed for it
  * than such a call takes. */
 static void show(struct qg_pages *pages, const struct qg_work *work, uint64_t sum_ns,
                  uint64_t last_ns)
@@ -159,7 +160,7 @@ static void show_all(struct qg_pages *pages)
 /* Booked under lock, so that two threads cannot both take the last room. True: the launch shall be
  * timed. */
 static bool book(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work,
-                 uint64_t estimate, struct qg_look *at)
+                 uint64_t estimate, struct qg_poll *at)
 {
     uint64_t least = work->function
                          ? qg_function_least(qg_function_of(&qg_functions, work->function))
@@ -173,18 +174,18 @@ static bool book(struct qg_stream *stream, struct qg_pages *pages, const struct 
     pthread_mutex_unlock(&stream->lock);
     entering = stream;
     booking = (struct booking){estimate, least};
-    qg_stream_works(stream);
+    qg_stream_has_work(stream);
     /* the others have entered before */
     show(pages, work, at->inflight.sum_ns + estimate * (work->times - 1), estimate);
     if (!at->inflight.sum_ns) {
         at->inflight.first_ns = at->first_ns = estimate * work->times;
         at->inflight.first_low_ns = at->first_low_ns = least * work->times;
-        at->inflight.unmarked = false; /* it will have one before its end matters */
+        at->inflight.unmarked = false; /* it gets a fence before its end matters */
     }
     at->inflight.sum_ns += estimate * work->times;
     at->inflight.sum_low_ns += least * work->times;
     qg_window_open = true;
-    qg_booked++;
+    qg_admitted_launches++;
     if (sampling)
         qg_sample_drop(sampling);
     sampling = NULL;
@@ -201,42 +202,42 @@ static uint64_t estimate_of(const struct qg_work *work, uint64_t window_ns)
     return qg_function_new(function) && estimate < few ? few : estimate;
 }
 
-/* A wide window: how many launches like this one may pass before the next look. */
-static uint16_t calm_after(const struct qg_work *work, uint64_t estimate, uint64_t window_ns)
+/* Launches like this one that may pass a wide window before the next poll. */
+static uint16_t unpolled_after(const struct qg_work *work, uint64_t estimate, uint64_t window_ns)
 {
     uint64_t fit = window_ns < ROOMY_NS || !work->function ? 0 : window_ns / ROOMY_PARTS / estimate;
-    return (uint16_t)(fit < MAX_CALM ? fit : MAX_CALM);
+    return (uint16_t)(fit < MAX_UNPOLLED ? fit : MAX_UNPOLLED);
 }
 
-/* Some of them, not all: a program that repeats a pattern must not always be looked at in the same
- * place of it. */
-void qg_window_calm(struct qg_seen *seen)
+/* Skips some of these polls, not all: a program that repeats a pattern must not always be polled at
+ * the same place. */
+void qg_window_skip_polls(struct qg_seen *seen)
 {
-    uint32_t calm = qg_thread.calm;
-    seen->attention = QG_GATE_STOPS | (calm ? 0 : QG_GATE_WINDOW);
-    if (calm)
+    uint32_t unpolled = qg_thread.unpolled;
+    seen->attention = QG_GATE_STOPS | (unpolled ? 0 : QG_GATE_WINDOW);
+    if (unpolled)
         seen->skip = seen->granted =
-            (uint16_t)(calm - (calm > 1 ? (qg_tick() >> 6) % (calm / 2) : 0));
+            (uint16_t)(unpolled - (unpolled > 1 ? (qg_tick() >> 6) % (unpolled / 2) : 0));
 }
 
-static void look_at(struct qg_look *at, struct qg_card *card)
+static void poll_card(struct qg_poll *at, struct qg_card *card)
 {
     qg_inflight_of(card, &at->inflight);
     at->now = qg_now_ns();
     uint64_t sum = at->inflight.sum_ns;
     struct progress *seen = &progress[card - qg_cards];
     if (!sum)
-        qg_begun_none(&seen->begun, at->now);
+        qg_start_idle(&seen->start, at->now);
     else if (sum < seen->sum_ns)
-        qg_begun_ended(&seen->begun, seen->sum_ns - sum, at->now);
+        qg_start_ended(&seen->start, seen->sum_ns - sum, at->now);
     if (sum < at->last)
         at->moved = at->now;
-    qg_patience_look(&seen->patience, at, seen->begun.looked_ns,
-                     !sum || (sum < at->last && at->last != UINT64_MAX));
+    qg_bypass_poll(&seen->bypass, at, seen->start.polled_ns,
+                   !sum || (sum < at->last && at->last != UINT64_MAX));
     seen->sum_ns = at->last = sum;
-    seen->begun.looked_ns = at->now;
-    at->began = seen->begun.began_ns;
-    at->guessed = qg_begun_guessed(&seen->begun);
+    seen->start.polled_ns = at->now;
+    at->began = seen->start.began_ns;
+    at->guessed = qg_start_guessed(&seen->start);
     at->first_ns = at->inflight.first_ns;
     at->first_low_ns = at->inflight.first_low_ns;
     at->expected = false;
@@ -245,7 +246,7 @@ static void look_at(struct qg_look *at, struct qg_card *card)
 /* Work too long to be queued behind what runs is queued shortly before that ends, so that the card
  * need not wait for this thread to wake up. Only where one piece runs alone; what has run almost as
  * long as its function ever takes ends soon, however short it is at other times. */
-static bool just_in_time(struct qg_look *at, uint64_t estimate, uint64_t window_ns)
+static bool just_in_time(struct qg_poll *at, uint64_t estimate, uint64_t window_ns)
 {
     const struct qg_inflight *now = &at->inflight;
     uint64_t lead = estimate + LEAD_NS > window_ns ? LEAD_NS : window_ns - estimate;
@@ -256,52 +257,52 @@ static bool just_in_time(struct qg_look *at, uint64_t estimate, uint64_t window_
     return at->now - at->began >= at->due;
 }
 
-/* What is unfinished, as far as can be told: what runs has taken much longer than estimated, so
- * will what follows. */
-static uint64_t unfinished(const struct qg_look *at)
+/* Unfinished ns. If the running work has taken much longer than estimated, the rest is scaled up
+ * too. */
+static uint64_t unfinished(const struct qg_poll *at)
 {
     uint64_t ran = at->now - at->began, first = at->inflight.first_ns, sum = at->inflight.sum_ns;
     return first && ran > 2 * first ? (uint64_t)((double)sum / (double)first * (double)ran) : sum;
 }
 
-/* Beside offline work the first launch after a pause goes, so that the card has it at once, and
- * what follows waits until that work is over: the arbiter tells. What passes meanwhile lasts about
- * as long as it takes to be told. */
-static bool held_back(const struct hold *hold, const struct qg_look *at, uint64_t cost)
+/* Beside offline work the first launch after a pause passes, so that the card has it at once. Later
+ * launches wait until the offline work is over, which the arbiter reports. The work let through
+ * lasts about as long as that report takes. */
+static bool held_back(const struct hold *hold, const struct qg_poll *at, uint64_t cost)
 {
     return hold->spent_ns && hold->spent_ns + cost > HOLD_NS &&
            at->now - hold->began_ns < LONGEST_HOLD_NS;
 }
 
-/* The arbiter should have closed the gate or looked again by now. One that does not for long is
- * dead or hangs: without it compute goes on. */
-static bool spent(const struct qg_pages *pages, uint64_t now)
+/* True: the arbiter should have closed the gate or decided again by now. If it does neither for
+ * long it is dead or hangs, and launches go on. */
+static bool expired(const struct qg_pages *pages, uint64_t now)
 {
     uint64_t until = __atomic_load_n(&pages->gate->until_ns, __ATOMIC_RELAXED);
     return until && now >= until && now - until < LONGEST_SPENT_NS;
 }
 
-/* A launch that waited for room was counted when it came, so the arbiter knows of it by this word:
- * written before the gate is read once more, so that a gate that closes now either holds this
- * launch back or finds it on its way to the card. */
-static bool closed_meanwhile(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages)
+/* A launch that waited for room was counted when it came, so the unfenced word reports it. The word
+ * is written before the gate is read once more. So a gate that closes now either stops this launch,
+ * or the arbiter samples it. */
+static bool closed_meanwhile(struct qg_poll *at, struct qg_stream *stream, struct qg_pages *pages)
 {
-    qg_set_unmarked(stream);
+    qg_set_unfenced(stream);
     at->flags = __atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST);
     at->closed = at->flags & QG_GATE_CLOSED;
     return at->closed;
 }
 
-/* Under lock: books the work and returns true if it fits, or if nothing has moved for too long and
- * the driver was asked why. *timed: it is booked, and its launch shall be timed; or waits, and a
- * better estimate may make it fit. */
-static bool fits(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages,
+/* Under the lock: books the work and returns true if it fits. Also true if there was no progress
+ * for too long and the driver was asked why. *timed: it is booked and its launch is to be sampled.
+ * Or it waits, and a better estimate may make it fit. */
+static bool fits(struct qg_poll *at, struct qg_stream *stream, struct qg_pages *pages,
                  const struct qg_work *work, uint64_t window_ns, bool *timed)
 {
-    look_at(at, stream->card);
+    poll_card(at, stream->card);
     uint64_t estimate = estimate_of(work, window_ns), sum = at->inflight.sum_ns;
-    struct qg_patience *patience = &progress[stream->card - qg_cards].patience;
-    bool stuck = qg_patience_over(patience, at, stream), asked = at->stuck;
+    struct qg_bypass *bypass = &progress[stream->card - qg_cards].bypass;
+    bool stuck = qg_bypass_due(bypass, at, stream), asked = at->stuck;
     at->stuck = stuck;
     at->due = 0;
     struct hold *hold = &holds[stream->card - qg_cards];
@@ -311,34 +312,35 @@ static bool fits(struct qg_look *at, struct qg_stream *stream, struct qg_pages *
     bool enter = !sum || __atomic_load_n(&stream->context->broken, __ATOMIC_RELAXED) ||
                  unfinished(at) + estimate * work->times <= window_ns;
     if (!enter)
-        narrow(at);
+        narrow_estimate(at);
     enter = enter || (work->times == 1 && just_in_time(at, estimate, window_ns));
-    at->spent = spent(pages, at->now);
-    enter = enter && !at->closed && !at->held && !at->spent && !closed_meanwhile(at, stream, pages);
-    stuck = stuck && asked && !enter && !at->closed && !at->held && !at->spent;
+    at->expired = expired(pages, at->now);
+    enter =
+        enter && !at->closed && !at->held && !at->expired && !closed_meanwhile(at, stream, pages);
+    stuck = stuck && asked && !enter && !at->closed && !at->held && !at->expired;
     *timed = false;
     if (enter || stuck) {
         if (stuck) {
-            qg_patience_passed(patience, at, stream, estimate * work->times);
+            qg_bypass_passed(bypass, at, stream, estimate * work->times);
             __atomic_fetch_add(&pages->proc->window_bypass, 1, __ATOMIC_RELAXED);
         }
         if (at->flags & QG_GATE_HOLD)
             hold->spent_ns += estimate * work->times;
-        qg_patience_used(at);
+        qg_bypass_used(at);
         *timed = book(stream, pages, work, estimate, at);
         progress[stream->card - qg_cards].sum_ns = sum + estimate * work->times;
-        qg_thread.calm = stuck ? 0 : calm_after(work, estimate, window_ns);
+        qg_thread.unpolled = stuck ? 0 : unpolled_after(work, estimate, window_ns);
     } else {
         *timed = at->now - at->moved > SPIN_NS;
     }
-    foresee(pages, at);
+    report_end(pages, at);
     return enter || stuck;
 }
 
-/* One look, and what the driver has to be asked or told after it, when nothing is locked: its calls
- * may block. */
-static bool look(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages,
-                 const struct qg_work *work, uint64_t window_ns)
+/* One poll, and then the calls of the driver that it needs, without a lock, since they may block.
+ */
+static bool poll_and_sample(struct qg_poll *at, struct qg_stream *stream, struct qg_pages *pages,
+                            const struct qg_work *work, uint64_t window_ns)
 {
     bool timed;
     pthread_mutex_lock(&qg_window_lock);
@@ -354,10 +356,10 @@ static bool look(struct qg_look *at, struct qg_stream *stream, struct qg_pages *
     return enter;
 }
 
-/* Another look, and a marker behind work that has none: without one its end is invisible. Where
- * nothing moved, the driver is asked about the stream first. A signal handler may leave the wait by
- * siglongjmp, so signals come in while the thread sleeps and not while it holds a lock. */
-static bool look_again(struct qg_look *at, struct qg_stream *stream, struct qg_pages *pages,
+/* Another poll, after a fence behind unfenced work, whose end could not be observed. If there was
+ * no progress, the driver is asked about the stream first. A signal handler may leave the wait by
+ * siglongjmp. So signals are blocked while a lock is held, and not while the thread sleeps. */
+static bool poll_again(struct qg_poll *at, struct qg_stream *stream, struct qg_pages *pages,
                        const struct qg_work *work, uint64_t window_ns)
 {
     sigset_t all, before;
@@ -365,13 +367,13 @@ static bool look_again(struct qg_look *at, struct qg_stream *stream, struct qg_p
     pthread_sigmask(SIG_SETMASK, &all, &before);
     struct qg_stream *oldest = at->inflight.oldest;
     if (oldest && at->inflight.unmarked)
-        qg_mark_for(oldest);
+        qg_fence_insert_for(oldest);
     if (oldest && at->stuck) {
         qg_depth++;
         qg_stream_over(oldest);
         qg_depth--;
     }
-    bool enter = look(at, stream, pages, work, window_ns);
+    bool enter = poll_and_sample(at, stream, pages, work, window_ns);
     if (!enter) {
         qg_window_queued = true;
         qg_waiter_queue(pages->proc);
@@ -383,17 +385,17 @@ static bool look_again(struct qg_look *at, struct qg_stream *stream, struct qg_p
 uint64_t qg_window_drain_ns(struct qg_card *card, struct qg_pages *pages)
 {
     sigset_t all, before;
-    struct qg_look at = {.last = UINT64_MAX};
+    struct qg_poll at = {.last = UINT64_MAX};
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_mutex_lock(&qg_window_lock);
-    look_at(&at, card);
-    narrow(&at);
-    foresee(pages, &at);
+    poll_card(&at, card);
+    narrow_estimate(&at);
+    report_end(pages, &at);
     pthread_mutex_unlock(&qg_window_lock);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    uint64_t sleep_ns = at.inflight.sum_ns ? qg_nap_ns(&at) : 0;
-    return !at.inflight.sum_ns ? 0 : sleep_ns > NAP_NS ? sleep_ns : NAP_NS;
+    uint64_t sleep_ns = at.inflight.sum_ns ? qg_wait_sleep_ns(&at) : 0;
+    return !at.inflight.sum_ns ? 0 : sleep_ns > DEFAULT_SLEEP_NS ? sleep_ns : DEFAULT_SLEEP_NS;
 }
 
 bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work)
@@ -401,12 +403,12 @@ bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const str
     uint64_t window_ns =
         (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 1000u;
     uint64_t start = qg_now_ns();
-    struct qg_look at = {.now = start, .moved = start, .last = UINT64_MAX};
-    qg_want_marker(stream);
-    if (look(&at, stream, pages, work, window_ns))
+    struct qg_poll at = {.now = start, .moved = start, .last = UINT64_MAX};
+    qg_fence_slot_want(stream);
+    if (poll_and_sample(&at, stream, pages, work, window_ns))
         return true;
-    while (!look_again(&at, stream, pages, work, window_ns)) {
-        qg_nap(&at, &pages->gate->flags);
+    while (!poll_again(&at, stream, pages, work, window_ns)) {
+        qg_wait_sleep(&at, &pages->gate->flags);
         if (qg_pages_of(stream->card) != pages ||
             (__atomic_load_n(&pages->gate->flags, __ATOMIC_SEQ_CST) &
              (QG_GATE_CLOSED | QG_GATE_WINDOW)) != QG_GATE_WINDOW)
@@ -425,10 +427,10 @@ void qg_window_pause_ends(struct qg_card *card, const struct qg_pages *pages)
     pthread_mutex_unlock(&qg_window_lock);
 }
 
-void qg_window_after_turn(const struct qg_pages *pages, uint64_t before, uint64_t after)
+void qg_window_after_quantum(const struct qg_pages *pages, uint64_t before, uint64_t after)
 {
     pthread_mutex_lock(&qg_window_lock);
-    qg_samples_after_turn(pages, before, after);
+    qg_samples_after_quantum(pages, before, after);
     pthread_mutex_unlock(&qg_window_lock);
 }
 
@@ -443,7 +445,7 @@ void qg_window_forget(const void *function)
     pthread_mutex_unlock(&qg_window_lock);
 }
 
-/* Under stream->lock. A marker of another thread that came meanwhile has taken the booking along,
+/* Under stream->lock. If another thread inserted a fence meanwhile, that fence covers the booking
  * and ends it. */
 static void unbook(struct qg_stream *stream)
 {
@@ -476,17 +478,17 @@ void qg_window_leave(struct qg_stream *stream, CUresult result)
     uint64_t window_ns =
         (uint64_t)__atomic_load_n(&pages->gate->window_us, __ATOMIC_RELAXED) * 1000u;
     uint64_t most =
-        window_ns >= ROOMY_NS || window_ns < 4 * UNMARKED_NS ? window_ns / 4 : UNMARKED_NS;
+        window_ns >= ROOMY_NS || window_ns < 4 * UNFENCED_NS ? window_ns / 4 : UNFENCED_NS;
     pthread_mutex_lock(&stream->lock);
     if (entering && stream->entered)
         stream->entered--;
     if (entering && result != CUDA_SUCCESS)
         unbook(stream);
     entering = NULL;
-    /* or somebody wanted one while this launch was under way */
+    /* or another thread wanted one while this launch was under way */
     bool due = stream->open_ns >= most || stream->again;
     pthread_mutex_unlock(&stream->lock);
     if (due)
-        qg_mark(stream);
+        qg_fence_insert(stream);
     qg_depth--;
 }

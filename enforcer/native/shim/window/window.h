@@ -8,12 +8,12 @@
 struct qg_work {
     const void *function; /* CUfunction or CUgraphExec; NULL for a copy */
     uint64_t bytes;       /* of a copy */
-    /* launches that it stands for: itself, and those that passed since the last look */
+    /* launches that it represents: itself, and those that passed since the last poll */
     uint32_t times;
 };
 
-/* Waits until the work fits into the window, and books it. False: the gate closed meanwhile, look
- * again. */
+/* Waits until the work fits into the window, and books it. False: the gate closed meanwhile, so the
+ * caller reads it again. */
 bool qg_window_enter(struct qg_stream *stream, struct qg_pages *pages, const struct qg_work *work);
 
 /* This thread waited for room, and qg_proc.queued may still count it. */
@@ -22,15 +22,15 @@ extern __thread bool qg_window_queued __attribute__((tls_model("initial-exec")))
 /* Before the ring of a launch that finds QG_GATE_HOLD: the first one after a pause. */
 void qg_window_pause_ends(struct qg_card *card, const struct qg_pages *pages);
 
-/* The gate was closed and opened again for a turn of others, who had the card only after our work
- * had ended. */
-void qg_window_after_turn(const struct qg_pages *pages, uint64_t before, uint64_t after);
+/* The gate was closed and opened again for a quantum of other tenants. They had the card only after
+ * our work had ended. */
+void qg_window_after_quantum(const struct qg_pages *pages, uint64_t before, uint64_t after);
 
-/* At a closed gate: how long to sleep until what this process has on the card may have ended (0: it
- * has), and tells when it will. */
+/* At a closed gate: ns to sleep until the work of this process may have ended (0: it has). Also
+ * publishes its predicted end. */
 uint64_t qg_window_drain_ns(struct qg_card *card, struct qg_pages *pages);
 
-/* What was learned of a function or graph holds no longer; NULL: of all. */
+/* Forgets the estimates of a function or graph; NULL: of all. */
 void qg_window_forget(const void *function);
 
 void qg_window_after_fork(void);
@@ -38,7 +38,7 @@ void qg_window_context_gone(CUcontext context);
 
 /* The slow half of qg_leave in window mode. */
 void qg_window_leave(struct qg_stream *stream, CUresult result);
-void qg_window_calm(struct qg_seen *seen);
+void qg_window_skip_polls(struct qg_seen *seen);
 /* this thread owes a window_leave */
 extern __thread bool qg_window_open __attribute__((tls_model("initial-exec")));
 

@@ -18,7 +18,7 @@ int main(int count, char **words)
         CUdevice ordinal = -1;
         if (location.type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN)
             location.localized.localityDomainId = 1;
-        bool tells = qg_place_tells(&location, &ordinal);
+        bool tells = qg_place_ordinal(&location, &ordinal);
         printf("%s %d %d %d\n", names[qg_place_of(location.type)], tells ? ordinal : -1,
                qg_place_counts(&location, CU_MEM_ALLOCATION_TYPE_PINNED),
                qg_place_counts(&location, CU_MEM_ALLOCATION_TYPE_MANAGED));

@@ -43,20 +43,20 @@ bool qg_look(enum qg_kind kind, uint64_t key, struct qg_entry *out)
 {
     return (void)kind, (void)key, (void)out, false;
 }
-bool qg_take(enum qg_kind kind, uint64_t key, struct qg_entry *out)
+bool qg_detach(enum qg_kind kind, uint64_t key, struct qg_entry *out)
 {
     return (void)kind, (void)key, (void)out, false;
 }
-void qg_restore(const struct qg_entry *entry)
+void qg_reattach(const struct qg_entry *entry)
 {
     (void)entry;
 }
-void qg_pieces_stay(const struct qg_entry *pool)
+void qg_pieces_orphaned(const struct qg_entry *pool)
 {
     (void)pool;
 }
-void qg_hold(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint64_t key,
-             uint64_t size)
+void qg_set_charge(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint64_t key,
+                   uint64_t size)
 {
     (void)card, (void)reserved, (void)kind, (void)key, (void)size;
 }

@@ -45,7 +45,7 @@ void qg_window_context_gone(CUcontext context)
 void qg_pools_stale(void)
 {
 }
-void qg_pools_settled(void)
+void qg_pools_poll(void)
 {
 }
 void qg_memory_context_ends(CUcontext context)
@@ -89,7 +89,7 @@ void qg_rm_context_made(bool counted, bool made)
 {
     (void)counted, (void)made;
 }
-bool qg_rm_any(void)
+bool qg_rm_reports(void)
 {
     return true;
 }

@@ -26,15 +26,15 @@ static unsigned number(char **rest)
  * sorted by the reader. */
 static void view(void)
 {
-    struct qg_rm_view v;
+    struct qg_rm_snapshot v;
     for (unsigned at = 0; qg_rm_next(&at, &v);) {
-        printf("%u %u %u %d %u |", v.told.client, v.told.device, v.told.subdevice, v.fd,
-               v.told.flags);
-        for (uint32_t i = 0; i < v.told.ngroups; i++)
-            printf(" %u:%u", v.told.groups[i].handle, v.told.groups[i].engine);
+        printf("%u %u %u %d %u |", v.reported.client, v.reported.device, v.reported.subdevice, v.fd,
+               v.reported.flags);
+        for (uint32_t i = 0; i < v.reported.ngroups; i++)
+            printf(" %u:%u", v.reported.groups[i].handle, v.reported.groups[i].engine);
         printf(" |");
-        for (uint32_t i = 0; i < v.told.nchannels; i++)
-            printf(" %u:%u", v.told.channels[i].handle, v.told.channels[i].group);
+        for (uint32_t i = 0; i < v.reported.nchannels; i++)
+            printf(" %u:%u", v.reported.channels[i].handle, v.reported.channels[i].group);
         printf("\n");
     }
     printf(".\n");
@@ -42,10 +42,10 @@ static void view(void)
 
 static void borrow(void)
 {
-    struct qg_rm_view v;
+    struct qg_rm_snapshot v;
     for (unsigned at = 0; qg_rm_next(&at, &v);) {
         int fd = qg_rm_borrow(&v);
-        printf("%u %s\n", v.told.device, fd < 0 ? "lost" : "have");
+        printf("%u %s\n", v.reported.device, fd < 0 ? "lost" : "have");
         if (fd < 0)
             qg_rm_unreachable(&v);
         else
@@ -58,7 +58,7 @@ static void borrow(void)
 
 static void busy(uint32_t client, unsigned times)
 {
-    struct qg_rm_view v;
+    struct qg_rm_snapshot v;
     for (unsigned i = 0; i < times; i++) {
         uint32_t group = 1000 + i % 50, channel = 2000 + i % 50;
         qg_rm_allocated(0, client, 10, group, RM_CLASS_GROUP, 1);

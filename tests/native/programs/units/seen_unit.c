@@ -20,7 +20,7 @@ void *qg_real[QG_NSYMBOLS];
 struct qg_card qg_cards[QG_MAX_CARDS];
 unsigned qg_greens;
 __thread int qg_depth;
-struct qg_stream *qg_marker_owner[QG_MAX_CARDS][QG_MARKERS];
+struct qg_stream *qg_fence_slot_owner[QG_MAX_CARDS][QG_MARKERS];
 
 int qg_lane_mine(void)
 {
@@ -30,7 +30,7 @@ void qg_pages_context_gone(CUcontext owner)
 {
     (void)owner;
 }
-void qg_aliases_retire(struct qg_pages *pages)
+void qg_slot_mappings_retire(struct qg_pages *pages)
 {
     (void)pages;
 }
@@ -40,26 +40,26 @@ void qg_lane_release(void)
 void qg_waiter_release(void)
 {
 }
-void qg_indices_after_fork(void)
+void qg_fence_slots_after_fork(void)
 {
 }
-void qg_homeless_remove(struct qg_stream *stream)
-{
-    (void)stream;
-}
-void qg_release_marker(struct qg_stream *stream)
+void qg_slotless_remove(struct qg_stream *stream)
 {
     (void)stream;
 }
-void qg_set_unmarked(struct qg_stream *stream)
+void qg_fence_slot_release(struct qg_stream *stream)
 {
     (void)stream;
 }
-void qg_clear_unmarked(struct qg_stream *stream)
+void qg_set_unfenced(struct qg_stream *stream)
 {
     (void)stream;
 }
-void qg_show_unmarked(struct qg_card *card)
+void qg_clear_unfenced(struct qg_stream *stream)
+{
+    (void)stream;
+}
+void qg_publish_unfenced(struct qg_card *card)
 {
     (void)card;
 }

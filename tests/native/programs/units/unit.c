@@ -34,7 +34,7 @@ static uint64_t next(uint64_t *seed)
 static void ledger_agrees(void)
 {
     static uint64_t sizes[2][KEYS]; /* 0: absent */
-    struct qg_ledger ledger = {0};
+    struct qg_allocations ledger = {0};
     struct qg_entry out;
     uint64_t seed = 42;
     size_t live = 0;
@@ -45,44 +45,44 @@ static void ledger_agrees(void)
         struct qg_entry entry = {
             .key = key, .size = 1 + (random >> 20) % 1000, .kind = (uint8_t)(kind + 1)};
         if (!*size) {
-            CHECK(qg_ledger_insert(&ledger, &entry));
+            CHECK(qg_allocations_insert(&ledger, &entry));
             *size = entry.size;
             live++;
         } else {
-            CHECK(qg_ledger_remove(&ledger, kind + 1, key, &out) && out.size == *size);
+            CHECK(qg_allocations_remove(&ledger, kind + 1, key, &out) && out.size == *size);
             *size = 0;
             live--;
         }
-        struct qg_entry *found = qg_ledger_find(&ledger, kind + 1, key);
+        struct qg_entry *found = qg_allocations_find(&ledger, kind + 1, key);
         CHECK(*size ? found && found->size == *size : !found);
         CHECK(ledger.used == live);
     }
     for (int kind = 0; kind < 2; kind++)
         for (uint64_t at = 0; at < KEYS; at++) {
-            struct qg_entry *found = qg_ledger_find(&ledger, kind + 1, at << 9);
+            struct qg_entry *found = qg_allocations_find(&ledger, kind + 1, at << 9);
             CHECK(sizes[kind][at] ? found && found->size == sizes[kind][at] : !found);
         }
-    qg_ledger_clear(&ledger);
-    CHECK(!qg_ledger_find(&ledger, QG_KIND_POINTER, 0));
+    qg_allocations_clear(&ledger);
+    CHECK(!qg_allocations_find(&ledger, QG_KIND_POINTER, 0));
 }
 
 static void owner_takes_all(void)
 {
-    struct qg_ledger ledger = {0};
+    struct qg_allocations ledger = {0};
     uint64_t freed[256] = {0};
     for (uint64_t i = 0; i < 1000; i++) {
         struct qg_entry entry = {
             .key = i * 512, .size = 10, .owner = i % 3, .kind = QG_KIND_POINTER, .card = i % 2};
-        CHECK(qg_ledger_insert(&ledger, &entry));
+        CHECK(qg_allocations_insert(&ledger, &entry));
     }
     struct qg_entry entry;
     size_t from = 0;
-    while (qg_ledger_next_of(&ledger, 1, &from, &entry))
+    while (qg_allocations_next_of(&ledger, 1, &from, &entry))
         freed[entry.card] += entry.size;
     CHECK(freed[0] + freed[1] == 3330 && ledger.used == 667);
     for (uint64_t i = 0; i < 1000; i++)
-        CHECK(!qg_ledger_find(&ledger, QG_KIND_POINTER, i * 512) == (i % 3 == 1));
-    qg_ledger_clear(&ledger);
+        CHECK(!qg_allocations_find(&ledger, QG_KIND_POINTER, i * 512) == (i % 3 == 1));
+    qg_allocations_clear(&ledger);
 }
 
 static void estimates_learn(void)
@@ -185,8 +185,8 @@ static void stalled_launches_teach_nothing(void)
 static void begins_are_told(uint64_t work_ns, uint64_t less_ns, uint64_t longer_ns)
 {
     uint64_t seed = 7, est = 1000000, began = 1000000, looked = 0, now = began, guessed = 0;
-    struct qg_begun b = {0};
-    qg_begun_none(&b, now);
+    struct qg_start_inference b = {0};
+    qg_start_idle(&b, now);
     for (int kernel = 0; kernel < 4000; kernel++) {
         uint64_t late = kernel % 50 == 20 ? longer_ns : 0,
                  end = began + est + late - next(&seed) % less_ns;
@@ -195,22 +195,22 @@ static void begins_are_told(uint64_t work_ns, uint64_t less_ns, uint64_t longer_
         CHECK(!looked || b.began_ns >= looked);
         if (!longer_ns)
             CHECK(began <= b.began_ns + 40000 + less_ns); /* so much too soon, at most */
-        if (qg_begun_guessed(&b) || look >= end) { /* it waits for the end, or comes after it */
-            guessed += qg_begun_guessed(&b);
+        if (qg_start_guessed(&b) || look >= end) { /* it waits for the end, or comes after it */
+            guessed += qg_start_guessed(&b);
             now = began = look > end ? look : end;
-            qg_begun_none(&b, now);
+            qg_start_idle(&b, now);
             looked = 0;
         } else {
             /* it runs, the next one is queued, and the one after that has to wait: it looks each
              * 50 us */
             now = look + work_ns;
-            looked = b.looked_ns = now + 50000 < end ? end - 50000 : look;
+            looked = b.polled_ns = now + 50000 < end ? end - 50000 : look;
             now = now < end ? end : now;
             began = end;
-            qg_begun_ended(&b, est, now);
+            qg_start_ended(&b, est, now);
         }
-        b.looked_ns = now;
-        CHECK(!qg_begun_guessed(&b) || work_ns >= 200000);
+        b.polled_ns = now;
+        CHECK(!qg_start_guessed(&b) || work_ns >= 200000);
     }
     /* estimates that err end in a look that comes too late, and so well */
     CHECK(less_ns > 1 || work_ns < 200000 || guessed);

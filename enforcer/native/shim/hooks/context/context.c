@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of contexts: their channel groups are told before the first work, and nothing of a context
- * is stopped by hardware when it ends and takes its memory with it.
+ * Hooks of contexts. Their channel groups are reported before the first work. When a context ends
+ * and frees its memory, none of its groups is stopped by hardware preemption.
  */
 #include "hooks/memory/charge.h"
 #include "hooks/context/contexts.h"
@@ -20,7 +20,7 @@ void qg_context_gone(CUcontext context)
     qg_memory_context_gone(context);
     qg_pools_stale(); /* what they keep unused may have gone with it */
     qg_pools_stale();
-    qg_pools_settled();
+    qg_pools_poll();
     qg_streams_context_gone(context);
     qg_window_context_gone(context);
 }
@@ -117,7 +117,7 @@ CUresult cuCtxAttach(CUcontext *context, unsigned int flags)
         bool ours = qg_governed && !qg_depth && context;                                           \
         unsigned uses = ours ? uses_end(context, all) : 0;                                         \
         bool apart = ours && (all || !uses);                                                       \
-        struct qg_card *left = apart && qg_rm_any() ? card_of(context) : NULL;                     \
+        struct qg_card *left = apart && qg_rm_reports() ? card_of(context) : NULL;                 \
         left = qg_rm_leave(left) ? left : NULL;                                                    \
         if (apart) {                                                                               \
             qg_memory_context_ends(context);                                                       \
@@ -165,16 +165,16 @@ static bool primary_active(CUdevice device)
     return QG_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-/* Of each primary context. Releases take their references away before the driver's call, each one
- * its own, so that of several threads that release at once the one that takes the last knows it.
- * Which of their calls the driver hears last is another matter: so what is prepared for an end
- * stays prepared until all of them are back. */
+/* One record per primary context. A release subtracts its reference before the driver's call. So of
+ * several threads that release at once, the thread that takes the last reference knows it. The
+ * driver may get their calls in another order. So preparations for an end stay until all these
+ * calls have returned. */
 static struct primary {
     pthread_mutex_t lock; /* never held across a call of the driver */
     unsigned retained;    /* references that the program has */
     unsigned releasing;   /* releases under way */
     bool ended;           /* qg_streams_context_ends() was called */
-    unsigned left;        /* so often qg_rm_leave() said yes */
+    unsigned left;        /* times that qg_rm_leave() returned true */
 } primaries[QG_MAX_ORDINALS] = {[0 ... QG_MAX_ORDINALS - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
 
 static bool counts(CUdevice device)
@@ -261,7 +261,7 @@ struct qg_primary_end qg_primary_ending(CUdevice device, bool all)
     bool last = release_begins(primary, all, &end);
     end.context = qg_primary(device);
     if (last)
-        prepared(primary, false, qg_rm_any() && qg_rm_leave(qg_card_by_ordinal(device)));
+        prepared(primary, false, qg_rm_reports() && qg_rm_leave(qg_card_by_ordinal(device)));
     if (last && end.context) {
         prepared(primary, true, false);
         qg_streams_context_ends(end.context);

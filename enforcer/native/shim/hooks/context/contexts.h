@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Contexts as the driver keeps them: primary ones live as long as somebody retains them, green ones
- * are a part of a primary one (its memory, its end). hooks/context/context.c,
- * hooks/context/green.c.
+ * Contexts as the driver keeps them. A primary context lives as long as it has references. A green
+ * one is a part of a primary one: its memory and its end are the primary's. context.c, green.c.
  */
 #ifndef QG_CONTEXTS_H
 #define QG_CONTEXTS_H

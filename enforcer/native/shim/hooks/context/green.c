@@ -36,9 +36,9 @@ CUresult cuGreenCtxCreate(CUgreenCtx *handle, CUdevResourceDesc resources, CUdev
     return result;
 }
 
-/* What runs in its streams goes on, but nothing can be put into them any more: the last marker goes
- * in before. Set apart before the call too: the driver may give the same handle to another thread's
- * new one at once. */
+/* Work in its streams goes on, but no more can be submitted to them, so the last fence goes in
+ * before. The record is retired before the call too: the driver may give the same handle to another
+ * thread's new context at once. */
 CUresult cuGreenCtxDestroy(CUgreenCtx handle)
 {
     struct qg_green one;

@@ -21,18 +21,19 @@ struct qg_stream *qg_copy_begin(CUstream stream, bool ptsz, bool waits, struct q
     return entered;
 }
 
-/* A small one waits for the work before it as a large one does: many a program fetches its result
- * so, and never asks again. It is no launch of its own, so that where none came before it there is
- * nothing new to tell. */
+/* A small copy waits for earlier work, as a large one does. Many programs fetch their result so and
+ * never ask again, so it gives an idle report. A small copy is no launch: without earlier work
+ * there is nothing new to report. */
 void qg_copy_end(struct qg_stream *stream, bool waits, CUresult result)
 {
     qg_leave(stream, result);
     if (!waits || !qg_governed || qg_depth)
         return;
     if (stream)
-        qg_observe_stream(stream->handle, false); /* it is over, and nobody may ever ask again */
+        /* it is over, and the program may never ask again */
+        qg_observe_stream(stream->handle, false);
     if (result == CUDA_SUCCESS)
-        qg_tell_rest(stream != NULL);
+        qg_report_idle(stream != NULL);
 }
 
 #define QG_ROUTE QG_HOST_LINK

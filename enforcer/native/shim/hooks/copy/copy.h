@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How copies and fills are hooked. Large ones are work like a kernel; small ones are not worth a
- * turn each, but their sum is (small_copies.c). The ones without a stream also wait for the work
- * before them, so markers go in first.
+ * How copies and fills are hooked. A large one is work like a kernel. A small one does not wait at
+ * the gate, but the sum of small ones does (small_copies.c). A copy without a stream waits for
+ * earlier work, so fences go in before it.
  */
 #ifndef QG_COPY_H
 #define QG_COPY_H
 
 #include "gate/gate.h"
 
+/* Bytes from which a copy counts as work of its own: about 90 us on a slow host link. */
 #define QG_LARGE (1u << 20)
 
 /* One call. A file of hooks defines QG_PIECES (an expression) and QG_ROUTE for those that follow.

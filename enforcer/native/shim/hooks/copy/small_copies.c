@@ -1,28 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Small copies and fills. One takes the card for a microsecond or two: no turn is worth that, and
- * many programs make one now and then. A stream of them fills the card as kernels do, so they are
- * summed up, over all threads of the process and per card, and the call with which the sum is worth
- * a launch passes the gate as one, for all of them.
+ * Small copies and fills. One uses the card for 1 or 2 us. It is not worth waiting for a quantum,
+ * and many programs make one now and then. But a series of them fills the card as kernels do. So
+ * they are summed up per card, over all threads of the process. When the sum is worth a launch,
+ * that call passes the gate once for all of them.
  *
- * The sum is one word, because it must cost no more than one instruction: bytes in the low bits,
- * above them what they weigh, and on top whether some thread stands at the gate for them.
+ * The sum is one word, so that adding costs one instruction. Its low bits are bytes, above them is
+ * the weight, and the top bit says that a thread waits at the gate for them.
  */
 #include "hooks/copy/copy.h"
 
-/* what a piece weighs beside its bytes: 2 us of the host link, at 12000 bytes per us (window.c) */
-#define PIECE  24000u
-#define LAUNCH 360000u /* 30 us: so much at once passes the gate */
-/* more than any window: a list of a million pieces need not be told from a longer one */
+/* Weight of one copy besides its bytes: 2 us in bytes of the host link, at COPY_BYTES_PER_US of
+ * window.c. */
+#define PIECE 24000u
+/* Weight from which the sum passes the gate: 30 us in bytes of the host link. Chosen, not measured.
+ */
+#define LAUNCH 360000u
+/* Largest weight of one call: longer than any window, so longer lists need not differ. */
 #define HEAVIEST (16u << 20)
-/* a launch's worth that took so long to gather is less than a hundredth of the card */
+/* ms per LAUNCH of weight from which small copies count as rare. They use less than 1 % of the
+ * card. */
 #define RARE_MS 10u
-/* so much faster is what does not leave the card: only orders of magnitude matter */
+/* Copies within the card are 16 times as fast as the host link. Only the order of magnitude
+ * matters. */
 #define ON_CARD_SHIFT 4u
-#define BYTES_BITS    40u
-#define GRAIN         256u /* of weights */
-#define TAKEN         ((uint64_t)1 << 63)
-#define WEIGHT_MASK   ((TAKEN - 1) >> BYTES_BITS)
+/* Bits of the word for bytes: 1 TiB, more than any sum before a launch. */
+#define BYTES_BITS 40u
+/* Bytes per unit of weight, so that 23 bits hold the heaviest sums. */
+#define GRAIN 256u
+/* The top bit: a thread waits at the gate for the sum. */
+#define TAKEN       ((uint64_t)1 << 63)
+#define WEIGHT_MASK ((TAKEN - 1) >> BYTES_BITS)
 
 static uint64_t weight_of(uint64_t word)
 {
@@ -37,9 +45,9 @@ static uint64_t word_of(struct qg_copied what)
     return weight / GRAIN << BYTES_BITS | what.bytes;
 }
 
-/* Seldom at an open gate: what never was worth a turn still is not, and an idle online tenant that
- * looks at a word now and then must not take the card from others. At a closed gate it makes no
- * difference: the card is somebody else's. */
+/* True: such copies are rare and the gate is open, so they need not count as work. An idle online
+ * tenant that reads a word now and then must not take the card from others. At a closed gate they
+ * count, since another tenant has the card. */
 static bool rare(struct qg_card *card, uint64_t weight)
 {
     uint64_t now = qg_tick(),
@@ -49,8 +57,8 @@ static bool rare(struct qg_card *card, uint64_t weight)
            (!pages || !(__atomic_load_n(&pages->gate->flags, __ATOMIC_RELAXED) & QG_GATE_CLOSED));
 }
 
-/* The sum stays until somebody is through, so that other threads do not begin a new one at a closed
- * gate. Each of them is reckoned by itself. */
+/* The sum stays until one thread has passed the gate, so that other threads do not begin a new sum
+ * at a closed gate. Each of those threads counts only its own copy. */
 __attribute__((noinline)) static struct qg_stream *
 enter(CUstream handle, bool ptsz, struct qg_card *card, uint64_t own, uint64_t all)
 {
@@ -69,9 +77,9 @@ enter(CUstream handle, bool ptsz, struct qg_card *card, uint64_t own, uint64_t a
     return entered;
 }
 
-/* What is over when the call returns: a thread has one at a time under way, on an engine of its
- * own, and waits for it as long as for the card. It stands at a closed gate; at an open one it need
- * not be booked, nor followed by a marker, which would take longer than the copy. */
+/* For copies that are over when the call returns. A thread has one such copy under way, on an
+ * engine of its own, and waits for it. It waits at a closed gate. At an open gate it is neither
+ * booked nor fenced, which would take longer than the copy. */
 __attribute__((noinline)) static struct qg_stream *pass_open(struct qg_stream *stream)
 {
     while (qg_gate_waited(stream))

@@ -39,7 +39,7 @@ FORGETS(cuGraphExecBatchMemOpNodeSetParams, g, NODE(const CUDA_BATCH_MEM_OP_NODE
 FORGETS(cuGraphExecNodeSetParams, g, NODE(CUgraphNodeParams *), (g, n, p))
 FORGETS(cuGraphNodeSetEnabled, g, NODE(unsigned int), (g, n, p))
 
-/* Another module's function may get the address of one that is gone, and nobody tells which
- * functions it had. */
+/* A function of another module may get the address of one that is gone. The driver does not say
+ * which functions a module had, so all estimates are forgotten. */
 FORGETS(cuModuleUnload, NULL, (CUmodule m), (m))
 FORGETS(cuLibraryUnload, NULL, (CUlibrary l), (l))

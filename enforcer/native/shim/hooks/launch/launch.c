@@ -67,11 +67,13 @@ LAUNCH(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream s), (f,
 LAUNCH_GRAPH(cuGraphLaunch, false)
 LAUNCH_GRAPH(cuGraphLaunch_ptsz, true)
 
-/* looks at all gates: their turns may seldom meet, but nobody waits for ever */
+/* Passes over the gates of all cards. Their open times may rarely overlap, but a launch must not
+ * wait for ever. Chosen, not measured. */
 #define ROUNDS 1000u
 
-/* While a thread waits at one card's gate another's may close again: all must be open at one look.
- * Nothing is counted meanwhile, so that no card is kept for a launch that stands elsewhere. */
+/* While a thread waits at one card's gate, another card's gate may close. All must be open in one
+ * pass. No launch is counted meanwhile, so that no card is kept for a launch that waits at another.
+ */
 static void wait_for_all(const CUDA_LAUNCH_PARAMS *list, unsigned int n)
 {
     bool waited = qg_governed && !qg_depth;

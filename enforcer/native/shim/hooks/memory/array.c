@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of arrays and mipmapped arrays. Their size is the driver's own affair; it tells it of
- * arrays that have no memory yet, so one like the wanted one is made without memory, asked, and
- * thrown away. A driver that does not know that (before 11.6) gets an estimate.
+ * Hooks of arrays and mipmapped arrays. Only the driver knows their size. It reports the size of
+ * arrays without memory. So a like array without memory is made, its size asked, and it is
+ * destroyed. A driver before 11.6 cannot do that; then the size is estimated.
  */
 #include "hooks/memory/charge.h"
 
@@ -26,7 +26,7 @@ static uint64_t element_bytes(CUarray_format format, unsigned int channels)
 
 /* All levels of a mipmapped array together are less than 4/3 of the first in two dimensions, 2 in
  * one. */
-static uint64_t guessed(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int levels)
+static uint64_t size_guessed(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int levels)
 {
     uint64_t size = element_bytes(wanted->Format, wanted->NumChannels ? wanted->NumChannels : 1);
     uint64_t sides[] = {wanted->Width, wanted->Height ? wanted->Height : 1,
@@ -38,8 +38,8 @@ static uint64_t guessed(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int leve
     return __builtin_add_overflow(size, more, &size) ? UINT64_MAX : size;
 }
 
-static bool told(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int levels, CUdevice device,
-                 size_t *size)
+static bool size_from_driver(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int levels,
+                             CUdevice device, size_t *size)
 {
     CUDA_ARRAY3D_DESCRIPTOR like = *wanted;
     CUDA_ARRAY_MEMORY_REQUIREMENTS needs = {0};
@@ -72,10 +72,10 @@ static uint64_t size_of(const CUDA_ARRAY3D_DESCRIPTOR *wanted, unsigned int leve
     if (wanted->Flags & UNBACKED)
         return 0;
     qg_depth++;
-    bool known =
-        QG_REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS && told(wanted, levels, device, &size);
+    bool known = QG_REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS &&
+                 size_from_driver(wanted, levels, device, &size);
     qg_depth--;
-    return known ? size : guessed(wanted, levels);
+    return known ? size : size_guessed(wanted, levels);
 }
 
 #define FLAT                                                                                       \
@@ -119,14 +119,14 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESC
     CUresult name(type array)                                                                      \
     {                                                                                              \
         struct qg_entry entry;                                                                     \
-        if (!ruled() || !qg_take(QG_KIND_ARRAY, key_of(array), &entry))                            \
+        if (!ruled() || !qg_detach(QG_KIND_ARRAY, key_of(array), &entry))                          \
             return QG_REAL(name)(array);                                                           \
         CUresult result = DIRECT(QG_REAL(name)(array));                                            \
         if (result != CUDA_SUCCESS) {                                                              \
-            qg_restore(&entry);                                                                    \
+            qg_reattach(&entry);                                                                   \
             return result;                                                                         \
         }                                                                                          \
-        qg_settle(&entry);                                                                         \
+        qg_commit(&entry);                                                                         \
         if (!entry.size)                                                                           \
             qg_handle_free_ties(key_of(array));                                                    \
         return result;                                                                             \

@@ -21,7 +21,7 @@ static inline uint64_t key_of(const void *handle)
     return (uint64_t)(uintptr_t)handle;
 }
 
-/* Whose end is the end of what is allocated in this context. */
+/* The context with whose end the allocations of this context end. */
 static inline uint64_t owner_of(CUcontext context)
 {
     return key_of(qg_context_owner(context));
@@ -32,7 +32,7 @@ static inline uint64_t owner_of(CUcontext context)
 static inline struct qg_card *card_at(const CUmemLocation *location)
 {
     CUdevice ordinal;
-    return qg_place_tells(location, &ordinal) ? qg_card_by_ordinal(ordinal) : qg_card_current();
+    return qg_place_ordinal(location, &ordinal) ? qg_card_by_ordinal(ordinal) : qg_card_current();
 }
 
 /* A call of our own into the driver. */
@@ -44,8 +44,8 @@ static inline struct qg_card *card_at(const CUmemLocation *location)
         qg_direct;                                                                                 \
     })
 
-/* Brackets an allocation whose card is that of the current context. Without one the driver says so
- * itself. */
+/* Brackets an allocation on the card of the current context. Without a current context the driver
+ * itself returns the error. */
 #define CHARGED(size, call, kind, key, actual)                                                     \
     CUcontext qg_context = NULL;                                                                   \
     if (!ruled() || QG_REAL(cuCtxGetCurrent)(&qg_context) || !qg_context)                          \
@@ -69,13 +69,13 @@ static inline struct qg_card *card_at(const CUmemLocation *location)
  * returns to us. */
 #define FREED(kind, key, call)                                                                     \
     struct qg_entry qg_entry;                                                                      \
-    if (!ruled() || !qg_take(kind, (uint64_t)(uintptr_t)(key), &qg_entry))                         \
+    if (!ruled() || !qg_detach(kind, (uint64_t)(uintptr_t)(key), &qg_entry))                       \
         return call;                                                                               \
     CUresult qg_result = DIRECT(call);                                                             \
     if (qg_result == CUDA_SUCCESS)                                                                 \
-        qg_settle(&qg_entry);                                                                      \
+        qg_commit(&qg_entry);                                                                      \
     else                                                                                           \
-        qg_restore(&qg_entry);                                                                     \
+        qg_reattach(&qg_entry);                                                                    \
     return qg_result
 
 /* In a capture nothing is allocated: the call becomes a node of a graph. */

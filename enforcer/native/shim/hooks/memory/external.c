@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of memory from elsewhere: IPC handles (charged to the maker if it is of this job, else to
- * us) and external memory (made by no CUDA call, so nobody else could be charged).
+ * Hooks of memory from other processes and libraries. Memory behind an IPC handle is charged to its
+ * maker if that is of this job, otherwise to this process. External memory is made by no CUDA call,
+ * so this process is charged.
  */
 #include "hooks/memory/charge.h"
 #include "memory/ipc.h"
@@ -62,7 +63,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
     CUresult result = QG_REAL(cuIpcCloseMemHandle)(pointer);
     if (result == CUDA_SUCCESS && ruled() && qg_reopen(QG_KIND_IPC, pointer, -1, &entry) &&
         !entry.refs)
-        qg_settle(&entry);
+        qg_commit(&entry);
     return result;
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of graphs with memory nodes. A node is only a wish; the driver reserves memory when the
- * executable graph is uploaded or first launched, keeps it after the graph is gone, and gives it
- * back when it is trimmed. What it has reserved for a card is one entry of the books.
+ * Hooks of graphs with memory nodes. A node alone takes no memory. The driver reserves memory when
+ * the executable graph is uploaded or first launched. It keeps that memory after the graph is gone,
+ * and frees it when it is trimmed. The bytes that it has reserved for a card are one entry of the
+ * allocation table.
  */
 #include "hooks/memory/charge.h"
 #include "gate/gate.h"
@@ -13,7 +14,8 @@
 
 #include <stdlib.h>
 
-#define DEEP 1000 /* graphs within graphs; deeper ones with memory are refused */
+/* Levels of graphs within graphs. Chosen, not measured; deeper graphs with memory are refused. */
+#define DEEP 1000
 
 static bool looked_at(void)
 {
@@ -47,7 +49,7 @@ NODE(cuGraphAddNode_v3,
 
 struct need {
     uint64_t bytes[QG_MAX_CARDS];
-    /* on a card that was not granted, or nobody knows how much: refused at its launch */
+    /* on a card that was not granted, or of unknown size: refused at its launch */
     bool elsewhere;
 };
 
@@ -102,7 +104,7 @@ static struct need need_of(CUgraph graph)
     return need;
 }
 
-/* One entry of the books per card; no handle is so high. */
+/* Key of the one entry of the allocation table per card. No handle is so high. */
 static uint64_t key_on(CUgraphExec exec, unsigned card)
 {
     return key_of(exec) ^ (uint64_t)card << 56;
@@ -115,7 +117,7 @@ static void note(CUgraphExec exec, const struct need *need)
             continue;
         if (i)
             __atomic_store_n(&qg_graph_memory.several, true, __ATOMIC_RELEASE);
-        qg_note(&qg_cards[i], QG_KIND_EXEC, key_on(exec, i), 0, need->bytes[i]);
+        qg_record(&qg_cards[i], QG_KIND_EXEC, key_on(exec, i), 0, need->bytes[i]);
     }
 }
 
@@ -142,7 +144,8 @@ INSTANTIATES(cuGraphInstantiateWithFlags,
 
 /* ---- launches ---- */
 
-/* so often a launch goes back to the gate because others took the room that it had found */
+/* Times that a launch goes back to the gate because other threads took the room that it had found.
+ * Chosen, not measured. */
 #define ROUNDS 100u
 
 /* Cards that a graph may have memory on. */
@@ -158,7 +161,7 @@ static void give_back(const struct qg_graph_need *reserved, unsigned cards)
             qg_unreserve(&qg_cards[i], reserved->bytes[i]);
 }
 
-/* On its way through the gate a launch waits for nobody, so that what it announces stands as long
+/* A launch that passes the gate does not wait for room. So its reservation is pending only as long
  * as the driver's call. */
 static bool admit(struct qg_card *card, uint64_t size, uint64_t *reserved)
 {
@@ -187,7 +190,7 @@ static bool make_room(struct qg_card *card, uint64_t size, unsigned round)
 /* What a launch of it may take of the card: nothing if it was launched since the last trim. */
 static bool needs(CUgraphExec exec, unsigned card, struct qg_entry *entry)
 {
-    return qg_look(QG_KIND_EXEC, key_on(exec, card), entry) &&
+    return qg_find_entry(QG_KIND_EXEC, key_on(exec, card), entry) &&
            entry->refs != __atomic_load_n(&qg_graph_memory.trims, __ATOMIC_ACQUIRE);
 }
 
@@ -240,12 +243,12 @@ void qg_graph_memory_after(CUgraphExec exec, const struct qg_graph_need *reserve
 {
     struct qg_entry entry;
     for (unsigned i = 0; i < reserved->cards; i++) {
-        if (!qg_look(QG_KIND_EXEC, key_on(exec, i), &entry)) {
+        if (!qg_find_entry(QG_KIND_EXEC, key_on(exec, i), &entry)) {
             if (reserved->bytes[i]) /* another thread destroyed it meanwhile */
-                qg_graphs_look(&qg_cards[i], reserved->bytes[i]);
+                qg_graphs_poll(&qg_cards[i], reserved->bytes[i]);
             continue;
         }
-        qg_graphs_look(&qg_cards[i], reserved->bytes[i]);
+        qg_graphs_poll(&qg_cards[i], reserved->bytes[i]);
         int change = (int)(__atomic_load_n(&qg_graph_memory.trims, __ATOMIC_ACQUIRE) - entry.refs);
         if (change)
             qg_reopen(QG_KIND_EXEC, entry.key, change, &entry);
@@ -267,7 +270,7 @@ static bool admit_all(const struct need *need, struct qg_graph_need *reserved)
     return true;
 }
 
-/* What its memory nodes take is reserved before, and looked up after. */
+/* Reserves the bytes of its memory nodes before the call, and asks for them after it. */
 static CUresult upload_at_once(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p,
                                bool ptsz)
 {
@@ -288,7 +291,7 @@ static CUresult upload_at_once(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INST
     qg_leave(seen, result);
     for (unsigned i = 0; i < QG_MAX_CARDS; i++)
         if (need.bytes[i])
-            qg_graphs_look(&qg_cards[i], reserved.bytes[i]);
+            qg_graphs_poll(&qg_cards[i], reserved.bytes[i]);
     if (result == CUDA_SUCCESS)
         note(*exec, &need);
     return result;
@@ -330,15 +333,15 @@ CUresult cuGraphExecDestroy(CUgraphExec exec)
     struct qg_entry entries[QG_MAX_CARDS];
     unsigned known = 0, among = looked_at() ? cards() : 0;
     for (unsigned i = 0; i < among; i++)
-        known += qg_take(QG_KIND_EXEC, key_on(exec, i), &entries[known]);
+        known += qg_detach(QG_KIND_EXEC, key_on(exec, i), &entries[known]);
     CUresult result = QG_REAL(cuGraphExecDestroy)(exec);
     if (result == CUDA_SUCCESS)
         qg_window_forget(exec);
     for (unsigned i = 0; i < known; i++) {
         if (result == CUDA_SUCCESS)
-            qg_graphs_look(&qg_cards[entries[i].card], 0);
+            qg_graphs_poll(&qg_cards[entries[i].card], 0);
         else
-            qg_restore(&entries[i]);
+            qg_reattach(&entries[i]);
     }
     return result;
 }
@@ -349,6 +352,6 @@ CUresult cuDeviceGraphMemTrim(CUdevice device)
     qg_graph_memory_trimmed();
     struct qg_card *card = qg_card_by_ordinal(device);
     if (looked_at() && card)
-        qg_graphs_look(card, 0);
+        qg_graphs_poll(card, 0);
     return result;
 }

@@ -15,9 +15,9 @@ struct qg_graph_need {
     uint64_t bytes[QG_MAX_CARDS];
 };
 
-/* Before a launch or an upload, in the place of qg_fast() and qg_enter(): what its memory nodes may
- * take is reserved behind the gate, without a wait; where there is no room the gate is left, room
- * waited for, and all of it begun anew. False: a cap refuses. */
+/* Used before a launch or an upload instead of qg_fast() and qg_enter(). It passes the gate and
+ * reserves the bytes of the graph's memory nodes without waiting. If there is no room, it leaves
+ * the gate, waits for room and begins anew. False: the cap refuses. */
 bool qg_graph_enter(CUgraphExec exec, CUstream handle, bool ptsz, bool launch,
                     struct qg_stream **stream, struct qg_graph_need *reserved);
 void qg_graph_memory_after(CUgraphExec exec, const struct qg_graph_need *reserved);

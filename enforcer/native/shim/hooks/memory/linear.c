@@ -15,8 +15,8 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int size)
     CHARGED(size, QG_REAL(cuMemAlloc)(pointer, size), QG_KIND_POINTER, *pointer, size);
 }
 
-/* Before the call nobody knows the pitch; drivers align rows to 512 bytes, and the true pitch is
- * charged. */
+/* The pitch is not known before the call. Drivers align rows to 512 bytes; the true pitch is
+ * charged afterwards. */
 static uint64_t pitched(size_t width, size_t height)
 {
     uint64_t size;
@@ -52,16 +52,16 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t size, unsigned int flags
     CUresult name(type pointer)                                                                    \
     {                                                                                              \
         struct qg_entry piece;                                                                     \
-        if (!ruled() || !pointer || !qg_take(QG_KIND_PIECE, pointer, &piece)) {                    \
+        if (!ruled() || !pointer || !qg_detach(QG_KIND_PIECE, pointer, &piece)) {                  \
             FREED(QG_KIND_POINTER, pointer, QG_REAL(name)(pointer));                               \
         }                                                                                          \
         CUresult result = DIRECT(QG_REAL(name)(pointer));                                          \
         if (result == CUDA_SUCCESS)                                                                \
-            qg_piece_over(&piece);                                                                 \
+            qg_piece_freed(&piece);                                                                \
         else                                                                                       \
-            qg_restore(&piece);                                                                    \
+            qg_reattach(&piece);                                                                   \
         qg_pools_stale();                                                                          \
-        qg_pools_settled();                                                                        \
+        qg_pools_poll();                                                                           \
         return result;                                                                             \
     }
 

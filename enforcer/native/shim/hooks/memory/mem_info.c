@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of what tells how much memory there is. All of it, and NVML's answers too (shim_nvml), is
- * the cap and what the job holds in the books; the card's own numbers only where they are smaller.
+ * Hooks of calls that report memory. Their answers, and NVML's (shim_nvml), show the job's cap and
+ * what the job holds. The card's own numbers are used only where they are smaller.
  */
 #include "hooks/memory/charge.h"
 #include "memory/pools.h"
@@ -14,7 +14,7 @@ static uint64_t least(uint64_t a, uint64_t b)
 
 static void virtual_memory(struct qg_card *card, uint64_t *available, uint64_t *total)
 {
-    qg_pools_settled();
+    qg_pools_poll();
     if (card)
         qg_shares_tick(card);
     uint64_t cap = card ? qg_cap(card) : 0, used = card ? qg_job_used(card) : 0;
@@ -22,7 +22,7 @@ static void virtual_memory(struct qg_card *card, uint64_t *available, uint64_t *
     *available = least(*available, cap > used ? cap - used : 0);
 }
 
-/* Either may be NULL: who asks for one of the two only is answered by some drivers. */
+/* Either may be NULL: some drivers then answer the other one alone. */
 #define GET_INFO(name, type)                                                                       \
     CUresult name(type *available, type *total)                                                    \
     {                                                                                              \

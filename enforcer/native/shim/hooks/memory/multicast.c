@@ -15,7 +15,8 @@ CUresult cuMulticastCreate(HANDLE *object, const CUmulticastObjectProp *property
     return result;
 }
 
-/* Who imported the object does this before all else, and only here it shows what was imported. */
+/* A process that imported the object calls this first. Only here the import is recognised as a
+ * multicast object. */
 CUresult cuMulticastAddDevice(HANDLE object, CUdevice device)
 {
     CUresult result = QG_REAL(cuMulticastAddDevice)(object, device);
@@ -40,13 +41,14 @@ static CUdevice device_of(HANDLE memory)
     CUmemAllocationProp about = {0};
     CUdevice device = -1;
     if (DIRECT(QG_REAL(cuMemGetAllocationPropertiesFromHandle)(&about, memory)) == CUDA_SUCCESS &&
-        qg_place_tells(&about.location, &device))
+        qg_place_ordinal(&about.location, &device))
         return device;
     DIRECT(QG_REAL(cuCtxGetDevice)(&device));
     return device;
 }
 
-/* What lies at the address; 0 if it is not memory by handle (of a pool, which keeps it as long). */
+/* The handle of the memory at the address. 0 if it has none, as memory of a pool; the pool keeps
+ * that memory. */
 static HANDLE handle_at(CUdeviceptr address)
 {
     HANDLE memory;
@@ -58,26 +60,26 @@ static HANDLE handle_at(CUdeviceptr address)
 }
 
 /* device: -1: the one that the memory is on */
-static void bound(uint64_t holder, CUdevice device, uint64_t at, HANDLE memory, uint64_t size)
+static void bound(uint64_t user, CUdevice device, uint64_t at, HANDLE memory, uint64_t size)
 {
     if (memory)
-        qg_handle_tie(memory, holder, place_of(device < 0 ? device_of(memory) : device, at), size);
+        qg_handle_tie(memory, user, place_of(device < 0 ? device_of(memory) : device, at), size);
 }
 
 /* Several bindings that follow each other may be undone by one call. */
-static void unbound(uint64_t holder, CUdevice device, uint64_t at, uint64_t size)
+static void unbound(uint64_t user, CUdevice device, uint64_t at, uint64_t size)
 {
     for (uint64_t end = at + size, span; at < end; at += span)
-        if (!(span = qg_handle_untie(holder, place_of(device, at))))
+        if (!(span = qg_handle_untie(user, place_of(device, at))))
             break;
 }
 
-#define BINDS(name, holder, device, at, memory, parameters, arguments)                             \
+#define BINDS(name, user, device, at, memory, parameters, arguments)                               \
     CUresult name parameters                                                                       \
     {                                                                                              \
         CUresult result = QG_REAL(name) arguments;                                                 \
         if (result == CUDA_SUCCESS && ruled())                                                     \
-            bound(holder, device, at, memory, n);                                                  \
+            bound(user, device, at, memory, n);                                                    \
         return result;                                                                             \
     }
 #define X unsigned long long x

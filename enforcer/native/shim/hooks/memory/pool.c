@@ -73,16 +73,16 @@ static CUresult by_growth(const struct request *r, struct qg_card *card, CUmemor
         if (!admit(card, pool, r->size, &reserved))
             return CUDA_ERROR_OUT_OF_MEMORY;
         CUresult result = DIRECT(forward(r));
-        uint64_t grown = qg_pool_look(pool, card, reserved);
+        uint64_t grown = qg_pool_poll(pool, card, reserved);
         if (result != CUDA_SUCCESS)
             return result;
         if (!too_much(card, grown, reserved)) {
-            qg_note(card, QG_KIND_PIECE, *r->pointer, key_of(pool), r->size);
+            qg_record(card, QG_KIND_PIECE, *r->pointer, key_of(pool), r->size);
             return CUDA_SUCCESS;
         }
         DIRECT(undo(r));
         qg_pools_stale();
-        qg_pools_give_back(card);
+        qg_pools_trim(card);
         if (again) {
             qg_refuse(card, r->size);
             return CUDA_ERROR_OUT_OF_MEMORY;
@@ -134,8 +134,8 @@ static CUresult allocate(const struct request *r)
             pool = qg_pool_current(card);
         if (!card && (qg_stream_lost(r->stream) || (pool && qg_pool_lost(pool))))
             return forward(r); /* the driver says so */
-        return card && pool && qg_pool_tells(pool) ? by_growth(r, card, pool)
-                                                   : by_size(r, card, context);
+        return card && pool && qg_pool_reports_size(pool) ? by_growth(r, card, pool)
+                                                          : by_size(r, card, context);
     }
     return forward(r);
 }
@@ -168,14 +168,14 @@ CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t size, CUmemor
         struct qg_entry piece;                                                                     \
         if (!ruled() || captured(stream, ptsz))                                                    \
             return QG_REAL(name)(pointer, stream);                                                 \
-        if (!qg_take(QG_KIND_PIECE, pointer, &piece)) {                                            \
+        if (!qg_detach(QG_KIND_PIECE, pointer, &piece)) {                                          \
             FREED(QG_KIND_POINTER, pointer, QG_REAL(name)(pointer, stream));                       \
         }                                                                                          \
         CUresult result = DIRECT(QG_REAL(name)(pointer, stream));                                  \
         if (result == CUDA_SUCCESS)                                                                \
-            qg_piece_over(&piece);                                                                 \
+            qg_piece_freed(&piece);                                                                \
         else                                                                                       \
-            qg_restore(&piece);                                                                    \
+            qg_reattach(&piece);                                                                   \
         qg_pools_stale();                                                                          \
         return result;                                                                             \
     }
@@ -185,16 +185,16 @@ FREE_ASYNC(cuMemFreeAsync_ptsz, true)
 
 /* ---- pools themselves ---- */
 
-/* Where a pool's memory lies, as far as the location tells. */
+/* The place of a pool's memory, if the location says it. */
 static enum qg_place placed(const CUmemLocation *location, CUmemAllocationType type,
                             struct qg_card **card)
 {
     CUdevice ordinal;
-    bool told = qg_place_tells(location, &ordinal);
-    *card = told ? qg_card_by_ordinal(ordinal) : NULL;
+    bool ordinal_known = qg_place_ordinal(location, &ordinal);
+    *card = ordinal_known ? qg_card_by_ordinal(ordinal) : NULL;
     if (!qg_place_counts(location, type))
         return qg_place_of(location->type);
-    return told ? QG_PLACE_CARD : QG_PLACE_NONE;
+    return ordinal_known ? QG_PLACE_CARD : QG_PLACE_NONE;
 }
 
 static CUresult create_elsewhere(CUmemoryPool *pool, const CUmemPoolProps *wanted)
@@ -235,11 +235,11 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *wanted)
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
-    struct qg_pool *known = ruled() ? qg_pool_goes(pool) : NULL;
+    struct qg_pool *known = ruled() ? qg_pool_destroying(pool) : NULL;
     CUresult result = QG_REAL(cuMemPoolDestroy)(pool);
     if (result == CUDA_SUCCESS && ruled())
         qg_pool_changed();
-    qg_pool_gone(known, result == CUDA_SUCCESS);
+    qg_pool_destroyed(known, result == CUDA_SUCCESS);
     return result;
 }
 
@@ -247,12 +247,13 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
     CUresult result = QG_REAL(cuMemPoolTrimTo)(pool, keep);
     struct qg_entry held; /* none: nothing came out of it that we would charge */
-    if (ruled() && qg_look(QG_KIND_POOL, key_of(pool), &held))
-        qg_pool_look(pool, &qg_cards[held.card], 0);
+    if (ruled() && qg_find_entry(QG_KIND_POOL, key_of(pool), &held))
+        qg_pool_poll(pool, &qg_cards[held.card], 0);
     return result;
 }
 
-/* Also pools of the driver's own. Who asks for one by its place has told us where it is. */
+/* Also finds the driver's own pools. A program that asks for a pool by its place gives us that
+ * place. */
 #define GETS(name)                                                                                 \
     CUresult name(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)           \
     {                                                                                              \

@@ -30,9 +30,9 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     bool governed = ruled(), gone = governed && qg_handle_last(handle, &last);
     CUresult result = QG_REAL(cuMemRelease)(handle);
     if (gone && result == CUDA_SUCCESS)
-        qg_settle(&last);
+        qg_commit(&last);
     else if (gone)
-        qg_restore(&last);
+        qg_reattach(&last);
     else if (governed && result == CUDA_SUCCESS)
         qg_handle_release(handle);
     return result;
@@ -69,9 +69,9 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t size)
 
 /* ---- between processes ---- */
 
-/* What a descriptor leads to, the same in every process that was sent it. 0 where it does not tell:
- * a driver's character device is one file for all that it stands for, and whose memory came by it
- * nobody knows; so its importer pays as well as its maker. */
+/* Name of the file behind a descriptor, the same in every process that received it. 0 for a
+ * character device of the driver: that is one file for all memory, so the importer is charged as
+ * well as the maker. */
 static uint64_t file_name(int fd)
 {
     struct stat st;
@@ -117,8 +117,8 @@ static struct qg_card *card_of_import(CUmemGenericAllocationHandle handle)
     if (about.location.type == CU_MEM_LOCATION_TYPE_INVISIBLE ||
         !qg_place_counts(&about.location, about.type))
         return NULL;
-    return qg_place_tells(&about.location, &ordinal) && ordinal >= 0 ? qg_card_by_ordinal(ordinal)
-                                                                     : qg_card_current();
+    return qg_place_ordinal(&about.location, &ordinal) && ordinal >= 0 ? qg_card_by_ordinal(ordinal)
+                                                                       : qg_card_current();
 }
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *from,

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of what stands in a stream but takes nothing of the card: waits for and writes of words and
- * semaphores, host functions, attachments, discarded pages. None of it waits at the gate: a tenant
- * whose gate is closed must still be able to signal, or its peers (kernels that spin, processes on
- * other cards) would wait for its turn as well. None of it counts as work either: a stream that
- * waits for another process would otherwise keep the card. But the stream may stand still behind
- * such a call, so what was launched before it gets its marker first.
+ * Hooks of calls that go into a stream but use no time of the card: waits for and writes of words
+ * and semaphores, host functions, attachments, discarded pages. None of them waits at the gate. A
+ * tenant whose gate is closed must still be able to signal. Otherwise its peers (spinning kernels,
+ * processes on other cards) would wait for its quantum too. None counts as work: a stream that
+ * waits for another process would keep the card. But the stream may block behind such a call, so
+ * earlier work gets its fence first.
  */
 #include "track/streams.h"
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of calls that wait for work or look at it (a marker goes in first, so that others see when
- * it is done), of captures (nothing of ours may go into one), and of the ends of streams.
+ * Hooks of calls that wait for work or ask about it, of captures, and of the ends of streams. A
+ * fence goes in before such a call, so that the arbiter can observe the end of the work. No call of
+ * ours may go into a capture.
  */
 #include "hooks/context/contexts.h"
 #include "memory/pools.h"
@@ -12,19 +13,19 @@ static bool tracked(void)
     return qg_governed && !qg_depth;
 }
 
-/* Streams beyond the number of marker indices could not be marked while all were busy; by now one
- * may be at rest. */
-static CUresult waited(CUresult result, bool slept)
+/* A stream without a fence slot could not be fenced while all slots were in use. By now one may be
+ * free. */
+static CUresult call_returned(CUresult result, bool slept)
 {
     if (result == CUDA_SUCCESS && tracked()) {
-        qg_observe_homeless();
-        qg_pools_settled();
-        qg_tell_rest(slept);
+        qg_observe_slotless();
+        qg_pools_poll();
+        qg_report_idle(slept);
     }
     return result;
 }
 
-#define LOOKS(name, before, parameters, arguments)                                                 \
+#define FENCES(name, before, parameters, arguments)                                                \
     CUresult name parameters                                                                       \
     {                                                                                              \
         if (tracked())                                                                             \
@@ -36,7 +37,7 @@ static CUresult waited(CUresult result, bool slept)
     {                                                                                              \
         if (tracked())                                                                             \
             before;                                                                                \
-        return waited(QG_REAL(name) arguments, slept);                                             \
+        return call_returned(QG_REAL(name) arguments, slept);                                      \
     }
 #define WAITS(name, before, parameters, arguments) ASKS(name, before, parameters, arguments, true)
 #define OF_STREAM                                  qg_observe_stream(s, false)
@@ -50,20 +51,19 @@ WAITS(cuCtxSynchronize, qg_observe_context(NULL), (void), ())
 WAITS(cuCtxSynchronize_v2, qg_observe_context(context), (CUcontext context), (context))
 WAITS(cuEventSynchronize, qg_observe_context(NULL), (CUevent e), (e))
 ASKS(cuEventQuery, qg_observe_context(NULL), (CUevent e), (e), false)
-LOOKS(cuEventRecord, OF_STREAM, (CUevent e, CUstream s), (e, s))
-LOOKS(cuEventRecord_ptsz, OF_THREADS_STREAM, (CUevent e, CUstream s), (e, s))
-LOOKS(cuEventRecordWithFlags, OF_STREAM, (CUevent e, CUstream s, unsigned int flags), (e, s, flags))
-LOOKS(cuEventRecordWithFlags_ptsz, OF_THREADS_STREAM, (CUevent e, CUstream s, unsigned int flags),
-      (e, s, flags))
-LOOKS(cuCtxRecordEvent, qg_observe_context(context), (CUcontext context, CUevent e), (context, e))
-LOOKS(cuGreenCtxRecordEvent, qg_observe_context(qg_green_context(context)),
-      (CUgreenCtx context, CUevent e), (context, e))
-/* Not themselves a look at work, but all of the context may stand still behind them:
- * hooks/stream/order.c.
- */
-LOOKS(cuCtxWaitEvent, qg_observe_context(context), (CUcontext context, CUevent e), (context, e))
-LOOKS(cuGreenCtxWaitEvent, qg_observe_context(qg_green_context(context)),
-      (CUgreenCtx context, CUevent e), (context, e))
+FENCES(cuEventRecord, OF_STREAM, (CUevent e, CUstream s), (e, s))
+FENCES(cuEventRecord_ptsz, OF_THREADS_STREAM, (CUevent e, CUstream s), (e, s))
+FENCES(cuEventRecordWithFlags, OF_STREAM, (CUevent e, CUstream s, unsigned int flags),
+       (e, s, flags))
+FENCES(cuEventRecordWithFlags_ptsz, OF_THREADS_STREAM, (CUevent e, CUstream s, unsigned int flags),
+       (e, s, flags))
+FENCES(cuCtxRecordEvent, qg_observe_context(context), (CUcontext context, CUevent e), (context, e))
+FENCES(cuGreenCtxRecordEvent, qg_observe_context(qg_green_context(context)),
+       (CUgreenCtx context, CUevent e), (context, e))
+/* These calls do not ask about work, but the whole context may block behind them: see order.c. */
+FENCES(cuCtxWaitEvent, qg_observe_context(context), (CUcontext context, CUevent e), (context, e))
+FENCES(cuGreenCtxWaitEvent, qg_observe_context(qg_green_context(context)),
+       (CUgreenCtx context, CUevent e), (context, e))
 
 /* ---- captures ---- */
 
@@ -71,7 +71,7 @@ LOOKS(cuGreenCtxWaitEvent, qg_observe_context(qg_green_context(context)),
 static void capture_began(CUresult result, CUstream s, bool ptsz, struct qg_stream *known)
 {
     struct qg_stream *stream = result == CUDA_SUCCESS && tracked() ? qg_stream_of(s, ptsz) : NULL;
-    /* Where one stood in the record already, we did not see its end. */
+    /* If the record shows a capture already, its end was missed. */
     if (result != CUDA_SUCCESS ||
         (stream && __atomic_exchange_n(&stream->began, true, __ATOMIC_RELAXED)))
         qg_capture_over();
@@ -79,7 +79,8 @@ static void capture_began(CUresult result, CUstream s, bool ptsz, struct qg_stre
         qg_capture_begun(known);
 }
 
-/* What was launched before it gets its marker first: none goes in until the capture ends. */
+/* Earlier work gets its fence before the capture begins, since none can be inserted until the
+ * capture ends. */
 #define BEGINS(name, ptsz, parameters, arguments)                                                  \
     CUresult name parameters                                                                       \
     {                                                                                              \
