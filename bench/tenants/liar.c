@@ -13,11 +13,11 @@
 
 static void lie(struct qg_proc *proc)
 {
-    for (unsigned i = 0; i < QG_MARKERS; i++) {
-        uint32_t submitted = __atomic_load_n(&proc->markers[i].submitted, __ATOMIC_RELAXED);
-        __atomic_store_n(&proc->markers[i].done, submitted, __ATOMIC_RELAXED);
+    for (unsigned i = 0; i < QG_FENCES; i++) {
+        uint32_t submitted = __atomic_load_n(&proc->fences[i].submitted, __ATOMIC_RELAXED);
+        __atomic_store_n(&proc->fences[i].done, submitted, __ATOMIC_RELAXED);
     }
-    __atomic_store_n(&proc->unmarked, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&proc->unfenced, 0, __ATOMIC_RELAXED);
 }
 
 static void *liar(void *unused)

@@ -29,7 +29,7 @@ static void *poser(void *unused)
         own = own ? own : own_slot();
         if (!own || !launched(own))
             continue;
-        __atomic_store_n(&own->markers[QG_MARKERS - 1].submitted, AHEAD, __ATOMIC_RELAXED);
+        __atomic_store_n(&own->fences[QG_FENCES - 1].submitted, AHEAD, __ATOMIC_RELAXED);
     }
     return unused;
 }

@@ -15,7 +15,7 @@ GRANT_VERSION = 1
 UUID_LEN = 48
 MAX_CARDS = 16
 MAX_PROCS = 128
-MARKERS = 64
+FENCES = 64
 LANES = 16
 MAX_GROUPS = 32
 MAX_CHANNELS = 64
@@ -88,7 +88,7 @@ CTL_HWCARD = 35
 CTL_LISTED = 36
 
 CARD_UNGOVERNED = 0x1
-CARD_TOGETHER = 0x8
+CARD_GANG_SUSPEND = 0x8
 GRANT_UNGOVERNED = 0x1
 LIST_BYTES = 32768
 CLOSE_BUCKETS = 16
@@ -104,7 +104,7 @@ GROUPS_MORE_CHANNELS = 0x4
 ACT_CONTINUE = 0
 ACT_STOP = 1
 ACT_SLICE = 2
-ACT_TELL = 3
+ACT_REPORT = 3
 
 # enum qg_hw_method
 HW_AUTO = 0
@@ -188,8 +188,8 @@ class GatePage(ctypes.Structure):
     ]
 
 
-class Marker(ctypes.Structure):
-    """struct qg_marker: one stream."""
+class Fence(ctypes.Structure):
+    """struct qg_fence: one stream."""
 
     _fields_: ClassVar[Any] = [
         ("submitted", c_uint32),
@@ -225,16 +225,16 @@ class ProcSlot(ctypes.Structure):
         ("inflight_us", c_uint64),
         ("window_bypass", c_uint64),
         ("copy_bytes", c_uint64),
-        ("unmarked", c_uint32),
+        ("unfenced", c_uint32),
         ("contexts", c_uint32),
-        ("ends_ns", c_uint64),
-        ("turn_ns", c_uint64),
+        ("predicted_end_ns", c_uint64),
+        ("quantum_start_ns", c_uint64),
         ("queued", c_uint32),
         ("spare", c_uint32),
-        ("rests_ns", c_uint64),
-        ("rests_launches", c_uint64),
+        ("idle_ns", c_uint64),
+        ("idle_launches", c_uint64),
         ("pad", c_uint8 * 376),
-        ("markers", Marker * 64),
+        ("fences", Fence * 64),
         ("lanes", Lane * 16),
         ("tail", c_uint8 * 2048),
     ]
@@ -329,7 +329,7 @@ class CtlRevoke(ctypes.Structure):
 
 
 class CtlList(ctypes.Structure):
-    """struct qg_ctl_list: ask for a list whose messages share packets."""
+    """struct qg_ctl_list: asks for a list; its answers share packets."""
 
     _fields_: ClassVar[Any] = [
         ("head", MsgHead),
@@ -427,9 +427,9 @@ class ChannelEntry(ctypes.Structure):
 
 
 class Groups(ctypes.Structure):
-    """struct qg_groups: all that the process has below one RM client on one card, each time anew;
-    it takes the place of what was told of this client before. ngroups 0: nothing is left.
-    Everything in it is a hint until the driver itself confirmed it.
+    """struct qg_groups: all channel groups that the process has below one RM client on one card.
+    Each message replaces the former one about this client. ngroups 0: none is left. All of it is a
+    hint until the driver itself confirmed it.
     """
 
     _fields_: ClassVar[Any] = [
@@ -481,8 +481,8 @@ class CtlHardware(ctypes.Structure):
 
 
 class CtlHwCard(ctypes.Structure):
-    """struct qg_ctl_hwcard: whether it goes on as ordered: a card whose control calls hang again
-    and again is left to its gates.
+    """struct qg_ctl_hwcard: whether hardware preemption is on, as ordered. A card whose control
+    calls hang again and again is left to its gates.
     """
 
     _fields_: ClassVar[Any] = [
@@ -536,7 +536,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "qg_grant_card": GrantCardPage,
     "qg_grant": GrantPage,
     "qg_gate_page": GatePage,
-    "qg_marker": Marker,
+    "qg_fence": Fence,
     "qg_lane": Lane,
     "qg_proc": ProcSlot,
     "qg_job_page": JobPage,

@@ -171,7 +171,7 @@ def card_message(card: CardSettings) -> abi.CtlCard:
             )
         setattr(msg, name, abi.POLICY_CODES[policy])
     msg.flags = 0 if card.governed else abi.CARD_UNGOVERNED
-    msg.flags |= abi.CARD_TOGETHER if card.together else 0
+    msg.flags |= abi.CARD_GANG_SUSPEND if card.together else 0
     return msg
 
 

@@ -224,7 +224,7 @@ def test_no_job_can_take_memory_away_that_the_arbiter_reads(tmp_path: Path) -> N
         evil = Tenant(one.run_dir, grant(1))
         evil.begin()
         assert punch(evil) == 0
-        assert evil.slot.markers[0].submitted == 1, "and what it wrote is there"
+        assert evil.slot.fences[0].submitted == 1, "and what it wrote is there"
         still_serves(one, 2)
     assert "memory files" not in one.log.read_text()
 

@@ -94,9 +94,9 @@ def test_one_process_too_many_whose_child_keeps_the_connection(tmp_path: Path) -
 def working(tenant: Tenant) -> Iterator[None]:
     """It says that it works, and then it does: a marker that the card has not reached, and no ring."""
     tenant.slot.launches += 1
-    tenant.slot.markers[0].submitted = 1
+    tenant.slot.fences[0].submitted = 1
     yield
-    tenant.slot.markers[0].done = 1
+    tenant.slot.fences[0].done = 1
 
 
 @pytest.mark.parametrize("when", ["at rest", "in a storm of rings"])
@@ -154,7 +154,7 @@ def test_markers_of_a_former_program_end_with_it_in_any_order(tmp_path: Path) ->
             fds = array.array("i")
             fds.frombytes(control[0][2])
             close_all(list(fds))
-            assert old.slot.markers[0].submitted == 0
+            assert old.slot.fences[0].submitted == 0
 
 
 def fork_with_number(pid: int) -> int:

@@ -193,7 +193,7 @@ def test_a_job_that_keeps_its_groups_running_never_keeps_the_arbiter_busy(place:
     online = place.job(1, "online", tell=False)
     hostile.ask(
         "threading.Thread(target=lambda: [([peer.rm.schedule(peer.client, g, True) for g in peer.groups],"
-        " setattr(peer.tenant.slot.markers[1], 'done', i)) for i in range(20000)], daemon=True).start()"
+        " setattr(peer.tenant.slot.fences[1], 'done', i)) for i in range(20000)], daemon=True).start()"
     )
     online.ask("peer.tenant.begin() and peer.tenant.ring()")
     before = cpu_seconds(place)

@@ -18,8 +18,8 @@
 #define QG_UUID_LEN      48u         /* "GPU-" or "MIG-" + 36 characters + NUL, rounded up */
 #define QG_MAX_CARDS     16u         /* cards of one job on one node */
 #define QG_MAX_PROCS     128u        /* processes of one job on one card */
-#define QG_MARKERS       64u         /* streams of one process whose completion is tracked */
-/* launch counters of one process: 15 threads have one of their own, the rest share */
+#define QG_FENCES        64u         /* streams of one process that may have a fence at a time */
+/* launch counters of one process: 15 threads have their own, all other threads share the last */
 #define QG_LANES        16u
 #define QG_MAX_GROUPS   32u /* channel groups of one RM client on one card */
 #define QG_MAX_CHANNELS 64u /* channels of the same */
@@ -32,8 +32,8 @@
 /* JOBID.json (truth) and JOBID.grant (struct qg_grant), root-owned */
 #define QG_GRANTS_DIR "grants"
 
-/* Only in a task whose grant says QG_INJECT_MOUNT: a root-owned, read-only place in its own mount
- * namespace. */
+/* Only in a task with QG_INJECT_MOUNT in its grant: a read-only place of root in the task's own
+ * mount namespace. */
 #define QG_TASK_DIR   "/run/qgpu-task"
 #define QG_TASK_GRANT QG_TASK_DIR "/grant" /* struct qg_grant; its driver_path is the one below */
 #define QG_TASK_REAL  QG_TASK_DIR "/real"  /* the real libcuda.so.1 and libnvidia-ml.so.1 */
@@ -96,7 +96,7 @@ struct qg_grant {     /* content of JOBID.grant and of the sealed memfd */
 #define QG_GATE_CLOSED 0x1u /* wait (futex on this word, shared) until the bit is gone */
 /* the arbiter sleeps on this tenant: ring the doorbell, then go on */
 #define QG_GATE_NOTIFY 0x2u
-#define QG_GATE_TRACK  0x4u /* keep completion markers (nearly always set) */
+#define QG_GATE_TRACK  0x4u /* keep fences up to date (nearly always set) */
 #define QG_GATE_WINDOW 0x8u /* bound the estimated in-flight work to window_us */
 /* beside online: the first launch goes, the next ones wait (2 ms at most, without a ring) until
  * the bit is gone: what offline has on the card ends first. A shim may ignore it */
@@ -106,7 +106,7 @@ struct qg_grant {     /* content of JOBID.grant and of the sealed memfd */
 #define QG_GATE_EARLY         0x20u
 #define QG_GATE_WHY_MASK      0xf00u
 #define QG_GATE_WHY_PREEMPTED 0x100u /* an online tenant of the card is busy */
-#define QG_GATE_WHY_SHARE     0x200u /* it is another member's turn, or the share is used up */
+#define QG_GATE_WHY_SHARE     0x200u /* another member has the quantum, or the share is used up */
 #define QG_GATE_WHY_RECOVERY  0x400u /* the arbiter restarted and waits for tenants to come back */
 
 struct qg_gate_page { /* written by the arbiter, read-only for the job */
@@ -118,11 +118,11 @@ struct qg_gate_page { /* written by the arbiter, read-only for the job */
     uint64_t mem_cap; /* bytes; the shim takes the smaller of this and the grant's */
     uint32_t window_us;
     uint32_t lease_ms; /* heartbeat older than this: compute fails open */
-    /* bytes of the job on this card that no live slot tells: contexts and modules as NVML counts
-     * them, and processes that died but still lie on the card */
+    /* bytes of the job on this card that no living slot reports: contexts and modules as NVML
+     * counts them, and memory of dead processes that is still on the card */
     uint64_t mem_extra;
-    /* CLOCK_MONOTONIC; past it nothing more is launched until the arbiter has looked again; 0:
-     * no such time */
+    /* CLOCK_MONOTONIC; after it no launch passes until the arbiter has decided again; 0: no such
+     * time */
     uint64_t until_ns;
     uint8_t pad0[8];
     uint32_t flags; /* offset 64: the gate word */
@@ -135,8 +135,8 @@ struct qg_gate_page { /* written by the arbiter, read-only for the job */
 
 /* ---- job page: one per tenant; every process of the job on that card writes its own slot ---- */
 
-struct qg_marker {      /* one stream */
-    uint32_t submitted; /* last marker value enqueued, by the CPU */
+struct qg_fence {       /* one stream */
+    uint32_t submitted; /* last fence value enqueued, by the CPU */
     uint32_t done;      /* last value reached, written by the GPU itself (cuStreamWriteValue32) */
 };
 
@@ -147,11 +147,10 @@ struct qg_lane {
     uint8_t pad[56];
 };
 
-struct qg_proc {      /* one process of the job; only the pid is the arbiter's */
-    uint32_t pid;     /* as the arbiter assigned the slot; 0 = free. Set by the arbiter */
-    uint32_t waiting; /* threads that stand at the closed gate */
-    /* incremented (seq_cst) before the gate word is read, by who has no lane */
-    uint64_t launches;
+struct qg_proc {            /* one process of the job; only the pid is the arbiter's */
+    uint32_t pid;           /* as the arbiter assigned the slot; 0 = free. Set by the arbiter */
+    uint32_t waiting;       /* threads that wait at the closed gate */
+    uint64_t launches;      /* of threads without a lane; seq_cst, before the gate word is read */
     uint64_t mem_used;      /* bytes held on this card by this process */
     uint64_t mem_pending;   /* bytes being allocated just now */
     uint64_t mem_peak;      /* largest mem_used */
@@ -161,24 +160,25 @@ struct qg_proc {      /* one process of the job; only the pid is the arbiter's *
     uint64_t inflight_us;   /* estimate of submitted, unfinished work (window mode) */
     uint64_t window_bypass; /* launches let through a full window after 2 ms without progress */
     uint64_t copy_bytes;    /* bytes of gated copies */
-    uint32_t unmarked;      /* 1: work was submitted after the last marker of some stream */
-    /* of the process on this card, in which it submitted work and which still are */
+    uint32_t unfenced;      /* 1: some stream has work after its last fence */
+    /* contexts in which the process submitted work on this card, and which still exist */
     uint32_t contexts;
-    /* CLOCK_MONOTONIC: when what it has on the card will probably have ended; 0: nobody can tell */
-    uint64_t ends_ns;
-    /* CLOCK_MONOTONIC: when a thread that stood at the closed gate first went on after it last
-     * opened */
-    uint64_t turn_ns;
-    /* threads that wait for room in the window: once the gate has closed they stand at it */
+    /* CLOCK_MONOTONIC: predicted end of the process's work on the card; 0: not known */
+    uint64_t predicted_end_ns;
+    /* CLOCK_MONOTONIC: when the first thread that waited at the closed gate went on after it opened
+     */
+    uint64_t quantum_start_ns;
+    /* threads that wait for room in the window; after the gate has closed they wait at it */
     uint32_t queued;
     uint32_t spare;
-    /* CLOCK_MONOTONIC: when a call returned that had waited for the last of its work; 0: never */
-    uint64_t rests_ns;
-    /* all its launches until then: it rests since then if there are no more now */
-    uint64_t rests_launches;
+    /* CLOCK_MONOTONIC: idle report, the time at which a call returned that had waited for the last
+     * work; 0: none */
+    uint64_t idle_ns;
+    /* launches of the process until then; if there were more since, the report is void */
+    uint64_t idle_launches;
     uint8_t pad[376];
-    struct qg_marker markers[QG_MARKERS]; /* offset 512 */
-    struct qg_lane lanes[QG_LANES];       /* offset 1024 */
+    struct qg_fence fences[QG_FENCES]; /* offset 512 */
+    struct qg_lane lanes[QG_LANES];    /* offset 1024 */
     uint8_t tail[QG_PAGE - 1024 - 64 * QG_LANES];
 };
 
@@ -230,7 +230,7 @@ enum qg_msg_type {
     QG_CTL_HWSTATS = 32,  /* what QG_CTL_LIST asks for: hardware preemption */
     QG_CTL_HWTENANT = 33, /* answer, one per tenant, then QG_CTL_END */
     QG_CTL_LIST = 34,     /* ask for 21, 29 or 32; as many answers to a packet as fit */
-    QG_CTL_HWCARD = 35,   /* in the list of 32, one per card that was ever told 31 */
+    QG_CTL_HWCARD = 35,   /* in the list of 32, one per card that ever got 31 */
     /* qgpud -> arbiter: NVML still lists this dead process: its bytes stay charged */
     QG_CTL_LISTED = 36
 };
@@ -269,12 +269,12 @@ struct qg_ctl_card { /* settings of one card */
     uint32_t policy_offline; /* enum qg_policy */
     /* QG_CARD_UNGOVERNED: gates stay open (isolation off, and the benchmarks' control) */
     uint32_t flags;
-    /* after a restart offline stays closed so long, or until tenants registered */
+    /* ms for which offline stays closed after a restart, or until tenants registered */
     uint32_t grace_ms;
 };
 #define QG_CARD_UNGOVERNED 0x1u
 /* an offline job preempted on this card is suspended on all its cards of the node */
-#define QG_CARD_TOGETHER 0x8u
+#define QG_CARD_GANG_SUSPEND 0x8u
 
 struct qg_ctl_grant { /* one (job, card) */
     struct qg_msg_head head;
@@ -294,7 +294,7 @@ struct qg_ctl_revoke { /* the job ended */
     uint64_t job_id;
 };
 
-struct qg_ctl_list { /* ask for a list whose messages share packets */
+struct qg_ctl_list { /* asks for a list; its answers share packets */
     struct qg_msg_head head;
     uint32_t of; /* QG_CTL_STATS, QG_CTL_PROCS or QG_CTL_HWSTATS */
     uint32_t reserved;
@@ -344,7 +344,7 @@ struct qg_ctl_tenant { /* the measured state of one tenant */
     /* online: at work, or its last work is less than idle_release ago, so that offline is locked
      * out */
     uint64_t held_ns;
-    /* closings for online: bucket k took less than 2^k us, the last the rest */
+    /* closings for online: bucket k counts those below 2^k us, the last one all others */
     uint32_t close_hist[QG_CLOSE_BUCKETS];
 };
 #define QG_TENANT_ESTIMATED   0x1u /* busy_ns was sampled, not clocked, since the last answer */
@@ -372,9 +372,9 @@ struct qg_ctl_overhead { /* bytes of a tenant that NVML counts and no process re
 /* ---- hardware preemption (docs/specs/hardware.md); only between a shim and an arbiter that both
  * know it ---- */
 
-/* All that the process has below one RM client on one card, each time anew; it takes the place of
- * what was told of this client before. ngroups 0: nothing is left. Everything in it is a hint until
- * the driver itself confirmed it. */
+/* All channel groups that the process has below one RM client on one card. Each message replaces
+ * the former one about this client. ngroups 0: none is left. All of it is a hint until the driver
+ * itself confirmed it. */
 struct qg_groups {
     struct qg_msg_head head;
     uint64_t job_id;
@@ -397,9 +397,9 @@ struct qg_groups {
 /* channels that did not fit: DISABLE would not stop all of it */
 #define QG_GROUPS_MORE_CHANNELS 0x4u
 
-enum qg_action { QG_ACT_CONTINUE = 0, QG_ACT_STOP = 1, QG_ACT_SLICE = 2, QG_ACT_TELL = 3 };
-/* TELL: send QG_MSG_GROUPS of this card anew; not answered otherwise. serial 0: not answered at
- * all. */
+enum qg_action { QG_ACT_CONTINUE = 0, QG_ACT_STOP = 1, QG_ACT_SLICE = 2, QG_ACT_REPORT = 3 };
+/* REPORT: send QG_MSG_GROUPS of this card anew, with no other answer. serial 0: no answer at all.
+ */
 struct qg_act { /* QG_MSG_ACT and its answer QG_MSG_ACTED */
     struct qg_msg_head head;
     char uuid[QG_UUID_LEN];
@@ -423,10 +423,10 @@ struct qg_ctl_hardware { /* settings of hardware preemption of one card */
     uint32_t enabled;
     uint32_t method;       /* enum qg_hw_method */
     uint32_t actor;        /* enum qg_hw_actor; AUTO: the arbiter, where it cannot the shim */
-    uint32_t weights;      /* 1: shares by time slices of the groups instead of turns */
+    uint32_t weights;      /* 1: shares by time slices of the groups instead of quanta */
     uint32_t driver_major; /* as NVML says; outside the known range the backend stays off */
     uint32_t period_us;    /* weights: slices of all tenants add up to this */
-    /* the control device; rdev 0: a simulated one, told by the other two */
+    /* identity of the control device; rdev 0: a simulated one, known by the other two */
     uint64_t ctl_dev, ctl_ino, ctl_rdev;
 };
 enum qg_hw_actor { QG_HW_ACTOR_AUTO = 0, QG_HW_ACTOR_ARBITER = 1, QG_HW_ACTOR_SHIM = 2 };
@@ -436,8 +436,8 @@ enum qg_hw_state {
     QG_HW_STOPPED = 2,
     QG_HW_FAILED = 3 /* gating alone; `why` says it */
 };
-/* Whether it goes on as ordered: a card whose control calls hang again and again is left to its
- * gates. */
+/* Whether hardware preemption is on, as ordered. A card whose control calls hang again and again is
+ * left to its gates. */
 struct qg_ctl_hwcard {
     struct qg_msg_head head;
     char uuid[QG_UUID_LEN];
@@ -491,7 +491,7 @@ QG_PIN(struct qg_ctl_hwtenant, 328);
 QG_PIN(struct qg_ctl_hwcard, 80);
 QG_PIN(struct qg_ctl_list, 24);
 _Static_assert(offsetof(struct qg_gate_page, flags) == 64, "gate word moved");
-_Static_assert(offsetof(struct qg_proc, markers) == 512, "markers moved");
+_Static_assert(offsetof(struct qg_proc, fences) == 512, "fences moved");
 _Static_assert(offsetof(struct qg_proc, lanes) == 1024, "lanes moved");
 _Static_assert(offsetof(struct qg_gate_page, mem_extra) == 40, "mem_extra moved");
 _Static_assert(offsetof(struct qg_gate_page, until_ns) == 48, "until_ns moved");

@@ -182,7 +182,7 @@ def test_stopped_online_tenant_at_the_gate_keeps_offline_out_once(tmp_path: Path
         online.slot.waiting = 0
         online.slot.launches += 1
         online.marker += 1
-        online.slot.markers[0].submitted = online.marker
+        online.slot.fences[0].submitted = online.marker
         if online.flags & abi.GATE_NOTIFY:
             online.ring()
         wait_for(lambda: offline.closed, "it went on")
@@ -200,7 +200,7 @@ def test_first_kernel_after_a_long_wait_is_seen_without_a_marker(tmp_path: Path)
         online.finish()
         wait_for(lambda: not offline.closed, "released")
         offline.slot.inflight_us = 10**9
-        offline.slot.unmarked = 1
+        offline.slot.unfenced = 1
         offline.slot.waiting = 0
         offline.ring()
         assert tenant_stats(link, 2).busy, (

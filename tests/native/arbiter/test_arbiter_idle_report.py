@@ -30,8 +30,8 @@ def two_tenants(tmp_path: Path) -> Iterator[tuple[Arbiter, Tenant, Tenant]]:
 
 def tell(online: Tenant) -> int:
     """What the shim does when a call comes back that had waited for the last work."""
-    online.slot.rests_ns = told = time.monotonic_ns()
-    online.slot.rests_launches = online.slot.launches
+    online.slot.idle_ns = told = time.monotonic_ns()
+    online.slot.idle_launches = online.slot.launches
     return told
 
 

@@ -180,7 +180,7 @@ def test_end_of_the_connection_does_not_free_the_slot(tmp_path: Path) -> None:
         link.sync([settings()], [mine])
         tenant = Tenant(one.run_dir, mine)
         tenant.slot.launches = 4
-        tenant.slot.markers[3].submitted = 9
+        tenant.slot.fences[3].submitted = 9
         tenant.ring()
         tenant.sock.close()
         time.sleep(0.05)
@@ -188,7 +188,7 @@ def test_end_of_the_connection_does_not_free_the_slot(tmp_path: Path) -> None:
         again = Tenant(one.run_dir, mine, mem_used=77)
         assert again.answer.slot == tenant.answer.slot and tenant_stats(link, 1).procs == 1
         assert (again.slot.launches, again.slot.mem_used) == (4, 77)
-        assert again.slot.markers[3].submitted == 0, "streams of before say nothing any more"
+        assert again.slot.fences[3].submitted == 0, "streams of before say nothing any more"
         wait_for(lambda: not tenant_stats(link, 1).busy, "not busy for ever because of an old marker")
 
 
@@ -273,7 +273,7 @@ def test_online_that_comes_back_shows_what_it_left_on_the_card(tmp_path: Path) -
         def comes_back() -> bool:
             """Again where the machine stalls: such work is believed for 100 ms."""
             online = Tenant(one.run_dir, on)
-            online.slot.unmarked = 1
+            online.slot.unfenced = 1
             online.ring()
             return bool(offline.flags & abi.GATE_WHY_PREEMPTED)
 

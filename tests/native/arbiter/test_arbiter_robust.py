@@ -196,7 +196,7 @@ def test_counters_in_lanes_count(tmp_path: Path) -> None:
         online, offline = Tenant(one.run_dir, on), Tenant(one.run_dir, off)
         wait_for(lambda: online.flags & abi.GATE_NOTIFY and not offline.closed, "idle")
         online.slot.lanes[3].launches += 2
-        online.slot.markers[0].submitted += 1
+        online.slot.fences[0].submitted += 1
         online.ring()
         wait_for(lambda: offline.closed, "a launch in a lane preempts")
         online.slot.lanes[15].launches += 5
@@ -222,7 +222,7 @@ def test_who_stood_too_long_at_an_open_gate_and_then_goes_on(tmp_path: Path) -> 
         wait_for(lambda: tenant_stats(link, 2).passed_over, "it does not move")
         wait_for(lambda: offline.flags & abi.GATE_NOTIFY, "nothing more is expected of it")
         went_on = time.monotonic_ns()
-        offline.slot.turn_ns = went_on
+        offline.slot.quantum_start_ns = went_on
         offline.slot.waiting = 0
         offline.ring()
         wait_for(lambda: offline.gate.changed_ns > went_on, "it is looked at from now on, and need not ring")

@@ -231,7 +231,7 @@ def run_in_child(one, mine):  # type: ignore[no-untyped-def]
         "print('ready', flush=True)\n"
         "for line in sys.stdin:\n"
         "    if line.strip() == 'quit': break\n"
-        "    t.slot.waiting = 0; t.slot.launches += 1; t.slot.markers[0].submitted += 1; t.ring()\n"
+        "    t.slot.waiting = 0; t.slot.launches += 1; t.slot.fences[0].submitted += 1; t.ring()\n"
         "    print('done', flush=True)\n"
     )
     child = subprocess.Popen(

@@ -131,11 +131,11 @@ def test_capture_that_goes_on(probe: s.Probe, symbol: str) -> None:
 def unmarked(arbiter: s.FakeArbiter, probe: s.Probe, stream: int) -> None:
     """The newest launch has no marker behind it, and it is this stream's."""
     assert probe.ask("ctx_sync") == 0
-    assert arbiter.card.proc("unmarked") == 0
+    assert arbiter.card.proc("unfenced") == 0
 
     def launched() -> bool:
         launch(probe, stream, 2)
-        return arbiter.card.proc("unmarked") == 1
+        return arbiter.card.proc("unfenced") == 1
 
     s.until(launched)
 
@@ -147,7 +147,7 @@ def test_look_at_a_stream_marks_it(arbiter: s.FakeArbiter, probe: s.Probe, symbo
     for stream in (LEGACY, THREADS):
         unmarked(arbiter, probe, stream)
         assert probe.ask(f"invoke {symbol} {arguments}") == 0
-        assert arbiter.card.proc("unmarked") == (meant(symbol) == THREADS and stream == LEGACY)
+        assert arbiter.card.proc("unfenced") == (meant(symbol) == THREADS and stream == LEGACY)
 
 
 @pytest.mark.parametrize("symbol", WORK)
@@ -168,7 +168,7 @@ def test_look_at_the_current_context_marks_its_streams(
     for stream in (LEGACY, THREADS):
         unmarked(arbiter, probe, stream)
         assert probe.ask(f"invoke {symbol} {LOOKS_AT_CURRENT[symbol]}") == 0
-        assert arbiter.card.proc("unmarked") == 0
+        assert arbiter.card.proc("unfenced") == 0
 
 
 @pytest.mark.parametrize("symbol", LOOKS_AT_CONTEXT)
@@ -177,19 +177,19 @@ def test_look_at_a_context_by_its_handle(arbiter: s.FakeArbiter, probe: s.Probe,
     unmarked(arbiter, probe, LEGACY)
     assert probe.ask("invoke cuCtxSetCurrent 0") == 0
     assert probe.ask("invoke cuEventQuery 0x77") == 0
-    assert arbiter.card.proc("unmarked") == 1
+    assert arbiter.card.proc("unfenced") == 1
     assert probe.ask(f"invoke {symbol} {LOOKS_AT_CONTEXT[symbol]}") == 0
-    assert arbiter.card.proc("unmarked") == 0
+    assert arbiter.card.proc("unfenced") == 0
 
 
 @pytest.mark.parametrize("symbol", STREAM_ENDS)
 def test_end_of_a_stream(arbiter: s.FakeArbiter, probe: s.Probe, symbol: str) -> None:
     """Its last work is marked before, and its capture ends with it."""
     assert probe.ask("stream 1") == 0
-    s.until(lambda: probe.ask("launch 1 0x10 2") == 0 and arbiter.card.proc("unmarked") == 1)
+    s.until(lambda: probe.ask("launch 1 0x10 2") == 0 and arbiter.card.proc("unfenced") == 1)
     writes = probe.counts()["writes"]
     assert probe.ask(f"invoke {symbol} s1") == 0
-    assert (arbiter.card.proc("unmarked"), probe.counts()["writes"]) == (0, writes + 1)
+    assert (arbiter.card.proc("unfenced"), probe.counts()["writes"]) == (0, writes + 1)
     assert probe.ask("stream 1") == 0
     assert probe.ask("capture 1") == 0
     assert asks(probe)

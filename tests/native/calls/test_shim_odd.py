@@ -101,7 +101,7 @@ def test_fork_while_a_thread_stands_at_the_gate(arbiter: s.FakeArbiter, probe: s
 
 def all_done(arbiter: s.FakeArbiter) -> bool:
     pairs = [arbiter.card.marker(index) for index in range(64)]
-    return arbiter.card.proc("unmarked") == 0 and all(submitted == done for submitted, done in pairs)
+    return arbiter.card.proc("unfenced") == 0 and all(submitted == done for submitted, done in pairs)
 
 
 def test_hundred_streams_that_take_turns(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
@@ -121,7 +121,7 @@ def test_hundred_streams_at_once(arbiter: s.FakeArbiter, probe: s.Probe) -> None
     assert probe.ask("hold 1") == 0
     assert probe.ask("many 1 100 0x10") == 0
     assert probe.ask("ctx_sync") == 0
-    assert arbiter.card.proc("unmarked") == 1
+    assert arbiter.card.proc("unfenced") == 1
     assert sum(1 for index in range(64) if arbiter.card.marker(index)[0]) == 64
     assert probe.ask("hold 0") == 0
     assert probe.ask("reach 1000") >= 64
@@ -253,11 +253,11 @@ def test_stream_that_is_lost_spoils_no_other_of_its_context(arbiter: s.FakeArbit
     assert probe.ask("launch 1 0x10 10") == 0
     assert probe.ask("sync 1") == 0
     assert probe.ask("refuse_writes 0") == 0
-    assert arbiter.card.proc("unmarked") == 0, "nothing of it is on the card"
+    assert arbiter.card.proc("unfenced") == 0, "nothing of it is on the card"
     assert probe.ask("launch 0 0x10 10") == 0
     assert probe.ask("sync 0") == 0
     assert max(arbiter.card.marker(at)[0] for at in range(4)) > 0
-    assert arbiter.card.proc("unmarked") == 0
+    assert arbiter.card.proc("unfenced") == 0
 
 
 # ---- an arbiter that is late --------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def test_work_waits_counts_and_ends(bed: tuple[s.FakeArbiter, s.Probe], symbol: 
     assert arbiter.card.proc("launches") == before + 1
     for call in ("ctx_sync", "sync 0"):
         assert probe.ask(call) == 0
-    assert arbiter.card.proc("unmarked") == 0
+    assert arbiter.card.proc("unfenced") == 0
     for index in range(64):
         submitted, done = arbiter.card.marker(index)
         assert submitted == done, "what was waited for is seen as done"
@@ -173,11 +173,11 @@ def test_what_stands_in_a_stream_passes_and_marks(bed: tuple[s.FakeArbiter, s.Pr
     arbiter, probe = bed
     arguments = BEHIND_SYMBOLS[symbol][1]
     arbiter.card.set(s.TRACK)
-    s.until(lambda: probe.ask("launch 0 0x10 2") == 0 and arbiter.card.proc("unmarked") == 1)
+    s.until(lambda: probe.ask("launch 0 0x10 2") == 0 and arbiter.card.proc("unfenced") == 1)
     before = arbiter.card.proc("launches")
     arbiter.card.set(s.CLOSED | s.TRACK)
     assert probe.ask(f"invoke {symbol} {arguments}") == 0
-    assert arbiter.card.proc("unmarked") == 0
+    assert arbiter.card.proc("unfenced") == 0
     assert arbiter.card.proc("launches") == before
     arbiter.card.set(s.TRACK)
 
@@ -216,9 +216,9 @@ def test_every_kind_of_capture_is_left_alone(
 ) -> None:
     arbiter, probe = bed
     arbiter.card.set(s.TRACK)
-    s.until(lambda: probe.ask("launch 0 0x10 2") == 0 and arbiter.card.proc("unmarked") == 1)
+    s.until(lambda: probe.ask("launch 0 0x10 2") == 0 and arbiter.card.proc("unfenced") == 1)
     assert probe.ask(f"invoke {begin}") == 0
-    assert arbiter.card.proc("unmarked") == 0, "the end of what runs is seen, however long the capture takes"
+    assert arbiter.card.proc("unfenced") == 0, "the end of what runs is seen, however long the capture takes"
     assert probe.ask("capturing 0 1") == 0
     launches, writes = arbiter.card.proc("launches"), probe.counts()["writes"]
     arbiter.card.set(s.CLOSED | s.TRACK)  # what is captured does not run: it must not wait

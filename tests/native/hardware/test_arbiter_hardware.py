@@ -83,12 +83,12 @@ def test_who_has_no_work_is_not_stopped_until_it_shows_some(tmp_path: Path) -> N
         time.sleep(0.02)
         assert here.tenant(2).stops == 0
         offline.ask("peer.cuda.launch(60000)")  # past the gate
-        offline.ask("setattr(peer.tenant.slot.markers[0], 'submitted', 7)")
+        offline.ask("setattr(peer.tenant.slot.fences[0], 'submitted', 7)")
         here.becomes(2, "stopped")
         assert runs_on(offline, 0.15)
         online.ask("peer.tenant.finish()")
         here.becomes(2, "ready")
-        offline.ask("setattr(peer.tenant.slot.markers[0], 'done', 7)")
+        offline.ask("setattr(peer.tenant.slot.fences[0], 'done', 7)")
         ends(offline)
 
 
@@ -149,7 +149,7 @@ def test_switching_it_off_continues_at_once_and_on_again_asks(tmp_path: Path) ->
         assert here.tenant(2).state == "none"
         a.wait_for(lambda: here.descriptors() == 0, "nothing is kept while it is off")
         here.hardware()
-        assert offline.ask("peer.order()") == {"action": abi.ACT_TELL, "method": 0, "serial": 0, "value": 0}
+        assert offline.ask("peer.order()") == {"action": abi.ACT_REPORT, "method": 0, "serial": 0, "value": 0}
         offline.ask(f"peer.cuda.launch({LONG_US})")
         offline.ask("peer.tell()")
         here.becomes(2, "ready")
@@ -223,7 +223,7 @@ def test_quick_changes_end_in_the_right_state(tmp_path: Path) -> None:
         assert ready.failures == 0 and ready.stops == ready.continues
         online.ask("peer.tenant.begin() and peer.tenant.ring()")
         offline.ask("peer.cuda.launch(60000)")
-        offline.ask("setattr(peer.tenant.slot.markers[0], 'submitted', 99)")
+        offline.ask("setattr(peer.tenant.slot.fences[0], 'submitted', 99)")
         here.becomes(2, "stopped")
         assert runs_on(offline, 0.15)
 
@@ -249,7 +249,7 @@ def test_weights_set_slices_by_share_and_open_the_gates(tmp_path: Path) -> None:
         second.kill()
         a.wait_for(lambda: first.ask("peer.slices()") == [10_000] * 3, "who is alone has the whole period")
         here.hardware(weights=False)
-        assert first.ask("peer.order()['action']") == abi.ACT_TELL
+        assert first.ask("peer.order()['action']") == abi.ACT_REPORT
         a.wait_for(lambda: first.ask("peer.slices()") == before, "as before")
 
 

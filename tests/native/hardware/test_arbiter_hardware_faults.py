@@ -133,7 +133,7 @@ def test_a_call_that_hangs_costs_only_its_own_tenant(tmp_path: Path) -> None:
         for program in (hanging, other):
             program.ask("peer.tenant.begin() or peer.tenant.slot.launches")
             program.ask(f"peer.cuda.launch({20 * LONG_US})")
-            program.ask("setattr(peer.tenant.slot.markers[0], 'submitted', 3)")
+            program.ask("setattr(peer.tenant.slot.fences[0], 'submitted', 3)")
         closed_by(online, other)
         a.wait_for(lambda: here.tenant(2).state == "failed", "the hanging one is given up")
         assert "did not answer" in here.tenant(2).why
@@ -161,7 +161,7 @@ def test_a_handle_that_vanished_may_be_explained(tmp_path: Path) -> None:
     with node(tmp_path) as here:
         online, offline = prepared(here)
         offline.ask("peer.rm.free(peer.client, peer.groups[2], peer.device)")
-        offline.ask("setattr(peer.tenant.slot.markers[0], 'submitted', 5)")
+        offline.ask("setattr(peer.tenant.slot.fences[0], 'submitted', 5)")
         closed_by(online, offline)
         offline.ask("peer.learn()")
         offline.ask("peer.tell()")
@@ -172,7 +172,7 @@ def test_a_handle_that_stays_away_is_a_failure(tmp_path: Path) -> None:
     with node(tmp_path) as here:
         online, offline = prepared(here)
         offline.ask("peer.rm.free(peer.client, peer.groups[2], peer.device)")
-        offline.ask("setattr(peer.tenant.slot.markers[0], 'submitted', 5)")
+        offline.ask("setattr(peer.tenant.slot.fences[0], 'submitted', 5)")
         closed_by(online, offline)
         failed(here, 2, "does not exist")
 
@@ -191,13 +191,13 @@ def test_a_job_that_continues_its_own_groups_is_stopped_again_and_then_given_up(
         closed_by(online, offline)
         here.becomes(2, "stopped")
         offline.ask("[peer.rm.schedule(peer.client, g, True) for g in peer.groups]")
-        offline.ask("setattr(peer.tenant.slot.markers[1], 'done', 1)")  # progress
+        offline.ask("setattr(peer.tenant.slot.fences[1], 'done', 1)")  # progress
         before = offline.ask("peer.rm.fd")
         assert before is not None
         a.wait_for(lambda: runs_on(offline, 0.05), "it is stopped again")
         assert here.tenant(2).stops == 1
         offline.ask(
-            "threading.Thread(target=lambda: [(setattr(peer.tenant.slot.markers[1], 'done', i), time.sleep(0.005))"
+            "threading.Thread(target=lambda: [(setattr(peer.tenant.slot.fences[1], 'done', i), time.sleep(0.005))"
             " for i in range(3000)], daemon=True).start()"
         )
         failed(here, 2, "continues its own groups")
@@ -267,6 +267,6 @@ def test_a_driver_that_hangs_for_everybody_is_left_alone(tmp_path: Path) -> None
         here.sim.control("clear")
         a.wait_for(lambda: here.descriptors() == 0, "the given up workers let go")
         here.hardware()
-        assert programs[0].ask("peer.order()['action']") == abi.ACT_TELL
+        assert programs[0].ask("peer.order()['action']") == abi.ACT_REPORT
         programs[0].ask("peer.tell()")
         here.becomes(2, "ready")

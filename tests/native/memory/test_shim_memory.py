@@ -204,7 +204,7 @@ def test_threads_leave_the_books_even(tmp_path: Path, arbiter: s.FakeArbiter) ->
         assert (arbiter.card.proc("mem_used"), arbiter.card.proc("mem_pending")) == (0, 0)
         assert arbiter.card.proc("mem_peak") <= 4 * 4096
         assert arbiter.card.proc("launches") == 16000
-        assert arbiter.card.proc("unmarked") in (0, 1)
+        assert arbiter.card.proc("unfenced") in (0, 1)
         assert probe.finish() == ""
 
 

@@ -21,7 +21,7 @@ def test_closed_gate_holds_until_it_opens(arbiter: s.FakeArbiter, probe: s.Probe
     arbiter.card.gate_page.changed_ns = opened
     arbiter.card.set(s.TRACK)
     assert int(probe.answer()) == 0
-    assert opened <= arbiter.card.proc("turn_ns") <= time.monotonic_ns(), "when its turn began"
+    assert opened <= arbiter.card.proc("quantum_start_ns") <= time.monotonic_ns(), "when its turn began"
     assert arbiter.card.proc("waiting") == 0
     assert arbiter.card.proc("gate_waits") == 1
     assert arbiter.card.proc("gate_wait_ns") > 150_000_000
@@ -77,7 +77,7 @@ def test_markers_tell_what_is_done(arbiter: s.FakeArbiter, probe: s.Probe) -> No
     assert probe.ask("sync 0") == 0
     submitted, done = arbiter.card.marker()
     assert submitted > done == 1, "the GPU has not reached the end"
-    assert arbiter.card.proc("unmarked") == 0
+    assert arbiter.card.proc("unfenced") == 0
     assert probe.ask("reach 100") >= 1
     assert arbiter.card.marker() == (submitted, submitted)
     assert probe.counts()["registers"] == 1
@@ -86,11 +86,11 @@ def test_markers_tell_what_is_done(arbiter: s.FakeArbiter, probe: s.Probe) -> No
 @pytest.mark.parametrize("order", ["sync 0", "ctx_sync", "record 0"])
 def test_a_thread_that_polls_places_a_fence_first(arbiter: s.FakeArbiter, probe: s.Probe, order: str) -> None:
     assert probe.ask("launch 0 0x10 3") == 0
-    s.until(lambda: probe.ask("launch 0 0x10 2") == 0 and arbiter.card.proc("unmarked") == 1)
+    s.until(lambda: probe.ask("launch 0 0x10 2") == 0 and arbiter.card.proc("unfenced") == 1)
     before = arbiter.card.marker()[0]
     assert probe.ask(order) == 0
     assert arbiter.card.marker()[0] == before + 1
-    assert arbiter.card.proc("unmarked") == 0
+    assert arbiter.card.proc("unfenced") == 0
     assert probe.ask(order) == 0
     assert arbiter.card.marker()[0] == before + 1, "nothing new: no marker"
 
@@ -114,7 +114,7 @@ def test_driver_without_stream_writes_is_tolerated(arbiter: s.FakeArbiter, probe
     assert probe.ask("sync 0") == 0
     submitted, done = arbiter.card.marker()
     assert submitted == done
-    assert arbiter.card.proc("unmarked") == 1
+    assert arbiter.card.proc("unfenced") == 1
 
 
 def test_destroyed_streams_give_their_markers_back(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
@@ -123,7 +123,7 @@ def test_destroyed_streams_give_their_markers_back(arbiter: s.FakeArbiter, probe
         assert probe.ask("launch 1 0x10 1") == 0
         assert probe.ask("destroy 1") == 0
     assert arbiter.card.marker(2) == (0, 0), "index 0 or 1 was used again and again"
-    assert arbiter.card.proc("unmarked") == 0
+    assert arbiter.card.proc("unfenced") == 0
 
 
 def test_stream_per_request_does_not_leak(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
@@ -135,7 +135,7 @@ def test_stream_per_request_does_not_leak(arbiter: s.FakeArbiter, probe: s.Probe
     before = resident_kib()
     assert probe.ask("churn 40000") == 0
     assert resident_kib() - before < 1024, "less than 26 bytes per stream"
-    assert arbiter.card.proc("unmarked") == 0
+    assert arbiter.card.proc("unfenced") == 0
 
 
 def test_more_streams_than_markers(arbiter: s.FakeArbiter, probe: s.Probe) -> None:
@@ -147,7 +147,7 @@ def test_more_streams_than_markers(arbiter: s.FakeArbiter, probe: s.Probe) -> No
     assert all(arbiter.card.marker(n)[0] >= 1 for n in range(64))
     assert probe.ask("stream 0") == 0  # the 65th that does work
     assert probe.ask("launch 0 0x10 1") == 0
-    assert arbiter.card.proc("unmarked") == 1
+    assert arbiter.card.proc("unfenced") == 1
     assert probe.ask("reach 1000") >= 64
     assert arbiter.card.proc("launches") == 66
 
@@ -317,13 +317,13 @@ def test_who_stands_at_a_closed_gate_has_marked_what_it_launched(
 ) -> None:
     """Else nobody sees the end of it, and the next turn waits for a lease."""
     assert probe.ask("hold 1") == 0
-    s.until(lambda: probe.ask("launch 0 0x10 2") == 0 and arbiter.card.proc("unmarked") == 1)
+    s.until(lambda: probe.ask("launch 0 0x10 2") == 0 and arbiter.card.proc("unfenced") == 1)
     before = arbiter.card.marker()[0]
     arbiter.card.set(s.CLOSED | s.TRACK)
     probe.send("launch 0 0x10 1")
     s.until(lambda: arbiter.card.proc("waiting") == 1)
     assert arbiter.card.marker()[0] == before + 1
-    assert arbiter.card.proc("unmarked") == 0
+    assert arbiter.card.proc("unfenced") == 0
     arbiter.card.set(s.TRACK)
     assert int(probe.answer()) == 0
 

@@ -89,11 +89,11 @@ def test_unfinished_work_is_reported_to_the_next_arbiter(tmp_path: Path) -> None
         s.started(probe)
         assert probe.ask("refuse_writes 1") == 0  # no marker follows, so the work stays under way
         assert probe.ask("launch 0 0x10 10") == 0
-        assert arbiter.card.proc("unmarked") == 1
+        assert arbiter.card.proc("unfenced") == 1
         arbiter.stop()
         arbiter.start()
         s.until(lambda: arbiter.card.rings() > 0)
-        assert arbiter.card.proc("unmarked") == 1, "shown before the ring"
+        assert arbiter.card.proc("unfenced") == 1, "shown before the ring"
         assert probe.finish() == ""
     arbiter.stop()
 

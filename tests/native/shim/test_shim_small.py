@@ -54,7 +54,7 @@ def test_a_stream_of_them_rings_and_is_seen(arbiter: s.FakeArbiter, probe: s.Pro
     assert 200 / SUM - 2 <= arbiter.card.proc("launches") <= 200 / SUM + 3
     assert probe.ask("sync 0") == 0
     assert arbiter.card.marker()[0] > 0
-    assert arbiter.card.proc("unmarked") == 0
+    assert arbiter.card.proc("unfenced") == 0
 
 
 def test_rare_ones_are_not_waited_for(arbiter: s.FakeArbiter, probe: s.Probe) -> None:

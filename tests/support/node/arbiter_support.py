@@ -249,14 +249,14 @@ class Tenant:
             return False
         self.slot.waiting = 0
         self.marker += 1
-        self.slot.markers[stream].submitted = self.marker
+        self.slot.fences[stream].submitted = self.marker
         if flags & abi.GATE_NOTIFY:
             self.ring()
         return True
 
     def finish(self, stream: int = 0) -> None:
         """The card reaches the marker."""
-        self.slot.markers[stream].done = self.slot.markers[stream].submitted
+        self.slot.fences[stream].done = self.slot.fences[stream].submitted
 
     def close(self) -> None:
         self.sock.close()

@@ -134,12 +134,12 @@ class Tenant:
 
     def marker(self, index: int = 0, slot: int = 0) -> tuple[int, int]:
         """(submitted, done) of a stream."""
-        marker = self.job_page.procs[slot].markers[index]
+        marker = self.job_page.procs[slot].fences[index]
         return marker.submitted, marker.done
 
     def reach(self, index: int = 0, slot: int = 0) -> None:
         """What the GPU does at the end of a stream's work."""
-        marker = self.job_page.procs[slot].markers[index]
+        marker = self.job_page.procs[slot].fences[index]
         marker.done = marker.submitted
 
     def rings(self) -> int:

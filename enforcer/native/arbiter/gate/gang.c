@@ -70,7 +70,7 @@ void gang_enter(struct tenant *t)
 void gang_report(struct card *card)
 {
     bool preempting =
-        card->policy.preempting && !card->policy.ungoverned && (card->flags & QG_CARD_TOGETHER);
+        card->policy.preempting && !card->policy.ungoverned && (card->flags & QG_CARD_GANG_SUSPEND);
     for (uint32_t i = 0; i < card->policy.ntenants; i++) {
         struct tenant *t = card->tenants[i];
         if (!t || t->id.job_class != QG_CLASS_OFFLINE)

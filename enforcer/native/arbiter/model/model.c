@@ -44,7 +44,7 @@ uint64_t reaped_extra(const struct tenant *t)
 
 bool gang_suspended(const struct tenant *t)
 {
-    if (!(t->card->flags & QG_CARD_TOGETHER) || t->id.job_class != QG_CLASS_OFFLINE)
+    if (!(t->card->flags & QG_CARD_GANG_SUSPEND) || t->id.job_class != QG_CLASS_OFFLINE)
         return false;
     return __atomic_load_n(&t->gang->preempted, __ATOMIC_SEQ_CST) & ~job_bit(t->card);
 }

@@ -107,7 +107,7 @@ static void check_held(const struct tenant *t, struct slot *s, bool held, uint64
 static void read_resumed(const struct tenant *t, const struct qg_proc *page, struct slot *s,
                          struct view *v, uint64_t now)
 {
-    uint64_t resumed = READ_ONCE(page->turn_ns);
+    uint64_t resumed = READ_ONCE(page->quantum_start_ns);
     if (resumed == s->resumed_ns || resumed + RESUME_EARLY_NS <= t->sample.opened_ns ||
         resumed > now)
         return;
@@ -124,8 +124,8 @@ static void read_reported_end(const struct tenant *t, const struct slot *s,
 {
     if (!works && s->worked_ns < t->sample.full_ns)
         return;
-    bool reported = __atomic_load_n(&page->rests_launches, __ATOMIC_ACQUIRE) == count;
-    uint64_t ended = reported ? READ_ONCE(page->rests_ns) : 0;
+    bool reported = __atomic_load_n(&page->idle_launches, __ATOMIC_ACQUIRE) == count;
+    uint64_t ended = reported ? READ_ONCE(page->idle_ns) : 0;
     v->unreported |= !ended;
     if (ended > v->ended_ns)
         v->ended_ns = ended;
@@ -151,11 +151,11 @@ static void sample_slot(struct tenant *t, uint32_t i, struct view *v, bool fence
     v->queued |= queued;
     read_resumed(t, page, s, v, now);
     if (fences && ours) {
-        bool unfenced = READ_ONCE(page->unmarked) != 0, held = hw_held(t, i);
+        bool unfenced = READ_ONCE(page->unfenced) != 0, held = hw_held(t, i);
         uint64_t reached = 0;
-        for (uint32_t m = 0; m < QG_MARKERS; m++) {
-            uint32_t submitted = READ_ONCE(page->markers[m].submitted),
-                     done = READ_ONCE(page->markers[m].done);
+        for (uint32_t m = 0; m < QG_FENCES; m++) {
+            uint32_t submitted = READ_ONCE(page->fences[m].submitted),
+                     done = READ_ONCE(page->fences[m].done);
             if ((int32_t)(submitted - done) > 0)
                 pending = true;
             v->signature = v->signature * 31 + submitted * 7ull + done;
@@ -169,7 +169,7 @@ static void sample_slot(struct tenant *t, uint32_t i, struct view *v, bool fence
         v->frozen |= held && (unfenced || pending);
         v->unfenced |= unfenced && !held;
         v->pending |= pending && !held;
-        uint64_t ends = READ_ONCE(page->ends_ns);
+        uint64_t ends = READ_ONCE(page->predicted_end_ns);
         if (pending && ends > v->ends_ns)
             v->ends_ns = ends;
         read_reported_end(t, s, page, works || pending, count, v);

@@ -17,7 +17,7 @@
 #include "qg_msg.h"
 #include "qg_time.h"
 
-#define CARD_FLAGS (QG_CARD_UNGOVERNED | QG_CARD_TOGETHER)
+#define CARD_FLAGS (QG_CARD_UNGOVERNED | QG_CARD_GANG_SUSPEND)
 
 static bool policy_known(uint32_t p)
 {

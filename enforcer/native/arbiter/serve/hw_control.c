@@ -70,7 +70,7 @@ static struct hw *create(struct arbiter *a, struct card *card)
  * preemption was off reported none, or none that was kept. */
 static void ask_for_groups(const struct arbiter *a, const struct card *card)
 {
-    struct qg_act m = {.action = QG_ACT_TELL};
+    struct qg_act m = {.action = QG_ACT_REPORT};
     qg_msg_head_init(&m.head, QG_MSG_ACT, sizeof(m));
     memcpy(m.uuid, card->uuid, sizeof(m.uuid));
     for (const struct proc *p = a->procs; p; p = p->next) {

@@ -248,8 +248,8 @@ static void take_slot(struct tenant *t, uint32_t i, struct proc *p, struct conn 
     } else if (s->conn != c) {
         /* The process closed its connection or runs another program now. Its old fences say
          * nothing any more. */
-        memset(page->markers, 0, sizeof(page->markers));
-        __atomic_store_n(&page->unmarked, 0, __ATOMIC_RELAXED);
+        memset(page->fences, 0, sizeof(page->fences));
+        __atomic_store_n(&page->unfenced, 0, __ATOMIC_RELAXED);
         __atomic_store_n(&page->mem_pending, 0, __ATOMIC_RELAXED);
     }
     s->proc = p;

@@ -78,7 +78,7 @@ static void ring_once(struct qg_card *card, struct qg_pages *pages)
 void qg_gate_adopted(struct qg_card *card)
 {
     struct qg_pages *pages = qg_pages_of(card);
-    if (__atomic_load_n(&pages->proc->unmarked, __ATOMIC_SEQ_CST))
+    if (__atomic_load_n(&pages->proc->unfenced, __ATOMIC_SEQ_CST))
         ring(card, pages);
 }
 
@@ -140,7 +140,7 @@ static void futex_wait(const uint32_t *word, uint32_t seen, uint64_t limit_ns)
  * observe its end. */
 static void fence_earlier_work(struct qg_stream *stream, struct qg_pages *pages)
 {
-    if (QG_LIKELY(!__atomic_load_n(&pages->proc->unmarked, __ATOMIC_RELAXED)))
+    if (QG_LIKELY(!__atomic_load_n(&pages->proc->unfenced, __ATOMIC_RELAXED)))
         return;
     qg_depth++;
     qg_observe_context(stream->context->handle);
@@ -168,8 +168,8 @@ static uint64_t poll_drain(struct qg_card *card, struct qg_pages *pages, uint64_
 static void report_quantum_start(struct qg_pages *pages)
 {
     uint64_t opened = __atomic_load_n(&pages->gate->changed_ns, __ATOMIC_RELAXED);
-    if (__atomic_load_n(&pages->proc->turn_ns, __ATOMIC_RELAXED) < opened)
-        __atomic_store_n(&pages->proc->turn_ns, qg_now_ns(), __ATOMIC_RELAXED);
+    if (__atomic_load_n(&pages->proc->quantum_start_ns, __ATOMIC_RELAXED) < opened)
+        __atomic_store_n(&pages->proc->quantum_start_ns, qg_now_ns(), __ATOMIC_RELAXED);
 }
 
 /* True: the arbiter need not be woken. It closed the gate while this process had work on the card,

@@ -35,7 +35,7 @@ static inline void qg_count_own(uint64_t *launches)
 __attribute__((always_inline)) static inline bool qg_fast_seen(struct qg_seen *seen)
 {
     if (QG_UNLIKELY(seen->fast != __atomic_load_n(&qg_generation, __ATOMIC_ACQUIRE) ||
-                    !seen->skip || !__atomic_load_n(&seen->stream->unmarked, __ATOMIC_RELAXED)))
+                    !seen->skip || !__atomic_load_n(&seen->stream->unfenced, __ATOMIC_RELAXED)))
         return false;
     seen->skip--;
     qg_count_own(seen->launches);
@@ -102,7 +102,7 @@ static inline struct qg_stream *qg_enter(CUstream handle, bool ptsz, const void 
     seen->granted = (uint16_t)seen->skip;
     qg_gate_attention(stream, &work);
 open:
-    if (QG_UNLIKELY(!__atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED))) {
+    if (QG_UNLIKELY(!__atomic_load_n(&stream->unfenced, __ATOMIC_RELAXED))) {
         qg_set_unfenced(stream);
         qg_stream_has_work(stream);
     }

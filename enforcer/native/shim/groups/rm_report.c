@@ -184,11 +184,11 @@ static void take_orders(void)
 {
     struct qg_act order;
     while (next_order(&order)) {
-        if (order.action == QG_ACT_TELL)
+        if (order.action == QG_ACT_REPORT)
             forget_reported(card_of_uuid(order.uuid));
         else if (!order.serial && order.action == QG_ACT_CONTINUE)
             left_alone(&order);
-        if (!order.serial || order.action == QG_ACT_TELL)
+        if (!order.serial || order.action == QG_ACT_REPORT)
             continue;
         obey(&order);
         qg_msg_head_init(&order.head, QG_MSG_ACTED, sizeof(order));

@@ -66,7 +66,7 @@ struct qg_card {
     uint64_t denied;
 
     /* Tracking. */
-    int unmarked;       /* atomic: streams with unfenced work */
+    int unfenced;       /* atomic: streams with unfenced work */
     uint64_t rung_at;   /* atomic: qg_gate_page.changed_ns of the last ring */
     uint64_t rung_tick; /* atomic: when, to ring again after a while */
 

@@ -9,11 +9,11 @@
 #include <string.h>
 
 uint64_t qg_fence_slots_taken[QG_MAX_CARDS];
-struct qg_stream *qg_fence_slot_owner[QG_MAX_CARDS][QG_MARKERS];
+struct qg_stream *qg_fence_slot_owner[QG_MAX_CARDS][QG_FENCES];
 struct qg_stream *qg_slotless[QG_MAX_CARDS];
 unsigned qg_slotless_count;
 /* last value written through the fence slot */
-static uint32_t slot_value[QG_MAX_CARDS][QG_MARKERS];
+static uint32_t slot_value[QG_MAX_CARDS][QG_FENCES];
 
 void qg_fence_slots_after_fork(void)
 {
@@ -53,9 +53,9 @@ static bool release_idle(struct qg_stream *stream, const struct qg_pages *pages)
 {
     pthread_mutex_lock(&stream->lock);
     uint32_t done =
-        __atomic_load_n(&pages->proc->markers[stream->fence_slot].done, __ATOMIC_ACQUIRE);
+        __atomic_load_n(&pages->proc->fences[stream->fence_slot].done, __ATOMIC_ACQUIRE);
     bool idle = done == stream->value && !stream->calling &&
-                !__atomic_load_n(&stream->unmarked, __ATOMIC_SEQ_CST) &&
+                !__atomic_load_n(&stream->unfenced, __ATOMIC_SEQ_CST) &&
                 !qg_stream_inflight(stream);
     if (idle)
         qg_fence_slot_release(stream);
@@ -67,12 +67,12 @@ static bool release_idle(struct qg_stream *stream, const struct qg_pages *pages)
  * idle stream. -1: none. */
 static int free_slot(int at, const struct qg_pages *pages)
 {
-    for (int i = 0; i < (int)QG_MARKERS; i++)
+    for (int i = 0; i < (int)QG_FENCES; i++)
         if (!(qg_fence_slots_taken[at] & (1ull << i)) &&
-            (!pages || __atomic_load_n(&pages->proc->markers[i].done, __ATOMIC_ACQUIRE) ==
-                           __atomic_load_n(&pages->proc->markers[i].submitted, __ATOMIC_RELAXED)))
+            (!pages || __atomic_load_n(&pages->proc->fences[i].done, __ATOMIC_ACQUIRE) ==
+                           __atomic_load_n(&pages->proc->fences[i].submitted, __ATOMIC_RELAXED)))
             return i; /* otherwise work of a destroyed stream will still write it */
-    for (int i = 0; pages && i < (int)QG_MARKERS; i++) {
+    for (int i = 0; pages && i < (int)QG_FENCES; i++) {
         struct qg_stream *owner = qg_fence_slot_owner[at][i];
         if (owner && release_idle(owner, pages))
             return i;
@@ -95,7 +95,7 @@ static void take_slot(struct qg_stream *stream)
     qg_slotless_remove(stream);
 }
 
-/* Only streams with work get one of the QG_MARKERS fence slots. An idle stream gives its slot away.
+/* Only streams with work get one of the QG_FENCES fence slots. An idle stream gives its slot away.
  */
 void qg_fence_slot_want(struct qg_stream *stream)
 {

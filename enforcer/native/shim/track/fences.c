@@ -23,24 +23,24 @@ void qg_publish_unfenced(struct qg_card *card)
         return;
     uint32_t now;
     do { /* until the published word is true: two threads may overtake each other */
-        now = __atomic_load_n(&card->unmarked, __ATOMIC_SEQ_CST) > 0;
-        __atomic_store_n(&pages->proc->unmarked, now, __ATOMIC_SEQ_CST);
-    } while (now != (uint32_t)(__atomic_load_n(&card->unmarked, __ATOMIC_SEQ_CST) > 0));
+        now = __atomic_load_n(&card->unfenced, __ATOMIC_SEQ_CST) > 0;
+        __atomic_store_n(&pages->proc->unfenced, now, __ATOMIC_SEQ_CST);
+    } while (now != (uint32_t)(__atomic_load_n(&card->unfenced, __ATOMIC_SEQ_CST) > 0));
 }
 
 void qg_set_unfenced(struct qg_stream *stream)
 {
-    if (__atomic_exchange_n(&stream->unmarked, true, __ATOMIC_SEQ_CST))
+    if (__atomic_exchange_n(&stream->unfenced, true, __ATOMIC_SEQ_CST))
         return;
-    __atomic_add_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&stream->card->unfenced, 1, __ATOMIC_SEQ_CST);
     qg_publish_unfenced(stream->card);
 }
 
 void qg_clear_unfenced(struct qg_stream *stream)
 {
-    if (!__atomic_exchange_n(&stream->unmarked, false, __ATOMIC_SEQ_CST))
+    if (!__atomic_exchange_n(&stream->unfenced, false, __ATOMIC_SEQ_CST))
         return;
-    __atomic_sub_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
+    __atomic_sub_fetch(&stream->card->unfenced, 1, __ATOMIC_SEQ_CST);
     qg_publish_unfenced(stream->card);
 }
 
@@ -232,7 +232,7 @@ static void prepare(struct qg_stream *stream, struct pending_fence *fence)
 {
     /* Until the driver has taken the fence, the work before it counts as unfenced. Unfenced work is
      * believed for a shorter time. So a slow driver call does not look like a long kernel. */
-    __atomic_add_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&stream->card->unfenced, 1, __ATOMIC_SEQ_CST);
     qg_clear_unfenced(stream);
     pthread_mutex_lock(&stream->lock);
     stream->page = fence->page;
@@ -247,7 +247,7 @@ static void prepare(struct qg_stream *stream, struct pending_fence *fence)
 static void publish(struct qg_stream *stream, const struct pending_fence *fence, CUresult result)
 {
     pthread_mutex_lock(&stream->lock);
-    struct qg_marker *marker = &fence->page->markers[stream->fence_slot];
+    struct qg_fence *marker = &fence->page->fences[stream->fence_slot];
     bool lost = qg_is_lost(result);
     if (lost)
         qg_nothing_open(stream);
@@ -264,7 +264,7 @@ static void publish(struct qg_stream *stream, const struct pending_fence *fence,
         qg_set_unfenced(stream);
     }
     pthread_mutex_unlock(&stream->lock);
-    __atomic_sub_fetch(&stream->card->unmarked, 1, __ATOMIC_SEQ_CST);
+    __atomic_sub_fetch(&stream->card->unfenced, 1, __ATOMIC_SEQ_CST);
     qg_publish_unfenced(stream->card);
 }
 
@@ -277,8 +277,8 @@ static void insert_once(struct qg_stream *stream)
         return;
     prepare(stream, &fence);
     /* The fence slot stays this stream's while a call goes into it. */
-    struct qg_marker *marker =
-        &fence.page->markers[__atomic_load_n(&stream->fence_slot, __ATOMIC_RELAXED)];
+    struct qg_fence *marker =
+        &fence.page->fences[__atomic_load_n(&stream->fence_slot, __ATOMIC_RELAXED)];
     CUdeviceptr word = device + (CUdeviceptr)((char *)&marker->done - (char *)fence.page);
     CUresult result = write_word(stream, word, fence.value);
     /* not supported here, or the context is in error */
@@ -363,7 +363,7 @@ void qg_observe_stream(CUstream handle, bool ptsz)
         return;
     }
     struct qg_stream *stream = qg_stream_of(handle, ptsz);
-    if (stream && __atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED))
+    if (stream && __atomic_load_n(&stream->unfenced, __ATOMIC_RELAXED))
         qg_fence_insert_for(stream);
 }
 
@@ -375,7 +375,7 @@ uint64_t qg_stream_inflight(struct qg_stream *stream)
     while (stream->ring_count && stream->page) {
         struct qg_ring_item *first = &stream->ring[stream->ring_first];
         uint32_t done =
-            __atomic_load_n(&stream->page->markers[stream->fence_slot].done, __ATOMIC_ACQUIRE);
+            __atomic_load_n(&stream->page->fences[stream->fence_slot].done, __ATOMIC_ACQUIRE);
         if ((int32_t)(done - first->value) < 0)
             break;
         stream->ring_first = (stream->ring_first + 1) % QG_RING;
@@ -390,10 +390,9 @@ bool qg_stream_reached(struct qg_stream *stream, uint32_t value)
 {
     pthread_mutex_lock(&stream->lock);
     bool gone = stream->dead || stream->fence_slot < 0 || !stream->page;
-    bool reached =
-        gone || (int32_t)(__atomic_load_n(&stream->page->markers[stream->fence_slot].done,
-                                          __ATOMIC_ACQUIRE) -
-                          value) >= 0;
+    bool reached = gone || (int32_t)(__atomic_load_n(&stream->page->fences[stream->fence_slot].done,
+                                                     __ATOMIC_ACQUIRE) -
+                                     value) >= 0;
     pthread_mutex_unlock(&stream->lock);
     return reached;
 }

@@ -16,10 +16,10 @@ static uint64_t launches(const struct qg_proc *proc)
 
 static bool idle(const struct qg_proc *proc)
 {
-    bool left = __atomic_load_n(&proc->unmarked, __ATOMIC_SEQ_CST);
-    for (unsigned i = 0; !left && i < QG_MARKERS; i++)
-        left = __atomic_load_n(&proc->markers[i].submitted, __ATOMIC_ACQUIRE) !=
-               __atomic_load_n(&proc->markers[i].done, __ATOMIC_ACQUIRE);
+    bool left = __atomic_load_n(&proc->unfenced, __ATOMIC_SEQ_CST);
+    for (unsigned i = 0; !left && i < QG_FENCES; i++)
+        left = __atomic_load_n(&proc->fences[i].submitted, __ATOMIC_ACQUIRE) !=
+               __atomic_load_n(&proc->fences[i].done, __ATOMIC_ACQUIRE);
     return !left;
 }
 
@@ -31,11 +31,10 @@ static bool idle(const struct qg_proc *proc)
 static void report(struct qg_proc *proc, bool slept)
 {
     uint64_t count = launches(proc);
-    if ((!slept && count == __atomic_load_n(&proc->rests_launches, __ATOMIC_RELAXED)) ||
-        !idle(proc))
+    if ((!slept && count == __atomic_load_n(&proc->idle_launches, __ATOMIC_RELAXED)) || !idle(proc))
         return;
-    __atomic_store_n(&proc->rests_ns, qg_now_ns(), __ATOMIC_RELAXED);
-    __atomic_store_n(&proc->rests_launches, count, __ATOMIC_RELEASE);
+    __atomic_store_n(&proc->idle_ns, qg_now_ns(), __ATOMIC_RELAXED);
+    __atomic_store_n(&proc->idle_launches, count, __ATOMIC_RELEASE);
 }
 
 void qg_report_idle(bool slept)

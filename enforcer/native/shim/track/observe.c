@@ -12,7 +12,7 @@ static bool wants_fence(const struct qg_stream *stream, CUcontext context, uint6
 {
     return stream && qg_context_owner(stream->context->handle) == context &&
            (stream->key != 2 || stream->thread == thread) &&
-           __atomic_load_n(&stream->unmarked, __ATOMIC_RELAXED);
+           __atomic_load_n(&stream->unfenced, __ATOMIC_RELAXED);
 }
 
 /* Streams of a context with unfenced work. They are collected first and fenced afterwards:
@@ -23,7 +23,7 @@ static unsigned unfenced_of(CUcontext context, struct qg_stream **found, unsigne
     uint64_t thread = qg_this_thread();
     pthread_mutex_lock(&qg_table_lock);
     for (unsigned card = 0; card < qg_info.grant.ncards; card++) {
-        for (unsigned i = 0; i < QG_MARKERS && count < room; i++)
+        for (unsigned i = 0; i < QG_FENCES && count < room; i++)
             if (wants_fence(qg_fence_slot_owner[card][i], context, thread))
                 found[count++] = qg_fence_slot_owner[card][i];
         for (struct qg_stream *stream = qg_slotless[card]; stream && count < room;
@@ -38,19 +38,19 @@ static unsigned unfenced_of(CUcontext context, struct qg_stream **found, unsigne
 bool qg_any_unfenced(void)
 {
     for (unsigned i = 0; i < qg_info.grant.ncards; i++)
-        if (__atomic_load_n(&qg_cards[i].unmarked, __ATOMIC_RELAXED) > 0)
+        if (__atomic_load_n(&qg_cards[i].unfenced, __ATOMIC_RELAXED) > 0)
             return true;
     return false;
 }
 
 void qg_observe_context(CUcontext context)
 {
-    struct qg_stream *found[4 * QG_MARKERS];
+    struct qg_stream *found[4 * QG_FENCES];
     if (!qg_any_unfenced())
         return;
     if (!context && (QG_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context))
         return;
-    unsigned count = unfenced_of(qg_context_owner(context), found, 4 * QG_MARKERS);
+    unsigned count = unfenced_of(qg_context_owner(context), found, 4 * QG_FENCES);
     for (unsigned i = 0; i < count; i++)
         qg_fence_insert_for(found[i]);
 }
@@ -70,7 +70,7 @@ static void add_inflight(struct qg_stream *stream, struct qg_inflight *out, uint
     uint32_t count = stream->ring_count;
     if (own && (!out->oldest || count > *most)) {
         out->oldest = stream;
-        out->unmarked = !count;
+        out->unfenced = !count;
         out->first_ns = count ? stream->ring[stream->ring_first].est_ns : own;
         out->first = count ? stream->ring[stream->ring_first].function : stream->open_function;
         out->first_low_ns = count ? stream->ring[stream->ring_first].low_ns : stream->open_low_ns;

@@ -191,7 +191,7 @@ void qg_streams_context_gone(CUcontext handle)
             struct qg_pages *pages = qg_pages_of(stream->card);
             pthread_mutex_lock(&stream->lock);
             if (pages && stream->fence_slot >= 0)
-                __atomic_store_n(&pages->proc->markers[stream->fence_slot].done, stream->value,
+                __atomic_store_n(&pages->proc->fences[stream->fence_slot].done, stream->value,
                                  __ATOMIC_SEQ_CST);
             pthread_mutex_unlock(&stream->lock);
             retire_stream(stream, false);
@@ -242,8 +242,8 @@ void qg_streams_green_gone(CUcontext handle)
 void qg_streams_adopt(struct qg_card *card, struct qg_pages *from)
 {
     pthread_mutex_lock(&qg_table_lock);
-    for (unsigned i = 0; from && i < QG_MARKERS; i++) {
-        uint32_t done = __atomic_load_n(&from->proc->markers[i].done, __ATOMIC_ACQUIRE);
+    for (unsigned i = 0; from && i < QG_FENCES; i++) {
+        uint32_t done = __atomic_load_n(&from->proc->fences[i].done, __ATOMIC_ACQUIRE);
         struct qg_stream *stream = qg_fence_slot_owner[card - qg_cards][i];
         if (!stream)
             continue;

@@ -55,7 +55,7 @@ struct qg_stream {
     bool began; /* atomic: a capture began here and goes on */
 
     /* Touched on every launch. */
-    bool unmarked;        /* atomic: work after the last fence */
+    bool unfenced;        /* atomic: work after the last fence */
     uint64_t fenced_tick; /* atomic: tick of the last fence */
 
     /* Under lock, which is never held across a call of the driver. */
@@ -67,7 +67,7 @@ struct qg_stream {
     /* threads that just begin a capture in it: no call of ours begins, and the record stays */
     unsigned beginning;
     unsigned entered;          /* launches under way that are booked already (window mode) */
-    int fence_slot;            /* fence slot: index into qg_proc.markers, -1: none */
+    int fence_slot;            /* fence slot: index into qg_proc.fences, -1: none */
     uint32_t value;            /* last fence value */
     struct qg_proc *page;      /* where it was written */
     uint64_t open_ns;          /* ns of estimated work since the last fence (window mode) */
@@ -252,7 +252,7 @@ struct qg_inflight {
         uint64_t ns;
         uint32_t value; /* the fence value that ends it */
     } longest;          /* of what is next to end in each stream */
-    bool unmarked;      /* it has no fence: its end cannot be observed until it has one */
+    bool unfenced;      /* it has no fence: its end cannot be observed until it has one */
 };
 /* This fence was reached, or the stream is gone. */
 bool qg_stream_reached(struct qg_stream *stream, uint32_t value);

@@ -18,7 +18,7 @@ extern struct qg_stream *qg_streams[QG_BUCKETS];
 extern struct qg_context *qg_contexts;
 extern uint64_t qg_fence_slots_taken[QG_MAX_CARDS]; /* bit per fence slot */
 /* NULL where the bit is not set */
-extern struct qg_stream *qg_fence_slot_owner[QG_MAX_CARDS][QG_MARKERS];
+extern struct qg_stream *qg_fence_slot_owner[QG_MAX_CARDS][QG_FENCES];
 /* streams with work and without an index */
 extern struct qg_stream *qg_slotless[QG_MAX_CARDS];
 extern unsigned qg_slotless_count; /* atomic: on all lists */

@@ -115,8 +115,8 @@ static void report_end(struct qg_pages *pages, const struct qg_poll *at)
     const struct qg_inflight *now = &at->inflight;
     uint64_t behind = now->sum_ns - now->first_ns, low = now->sum_low_ns - now->first_low_ns,
              sum = at->first_ns + behind;
-    bool known = now->sum_ns && !now->unmarked && sum - at->first_low_ns - low <= sum / 4;
-    __atomic_store_n(&pages->proc->ends_ns, known ? at->began + sum : 0, __ATOMIC_RELAXED);
+    bool known = now->sum_ns && !now->unfenced && sum - at->first_low_ns - low <= sum / 4;
+    __atomic_store_n(&pages->proc->predicted_end_ns, known ? at->began + sum : 0, __ATOMIC_RELAXED);
 }
 
 /* The launch that this thread booked last has returned, or has not come about. */
@@ -180,7 +180,7 @@ static bool book(struct qg_stream *stream, struct qg_pages *pages, const struct 
     if (!at->inflight.sum_ns) {
         at->inflight.first_ns = at->first_ns = estimate * work->times;
         at->inflight.first_low_ns = at->first_low_ns = least * work->times;
-        at->inflight.unmarked = false; /* it gets a fence before its end matters */
+        at->inflight.unfenced = false; /* it gets a fence before its end matters */
     }
     at->inflight.sum_ns += estimate * work->times;
     at->inflight.sum_low_ns += least * work->times;
@@ -250,7 +250,7 @@ static bool just_in_time(struct qg_poll *at, uint64_t estimate, uint64_t window_
 {
     const struct qg_inflight *now = &at->inflight;
     uint64_t lead = estimate + LEAD_NS > window_ns ? LEAD_NS : window_ns - estimate;
-    if (!now->oldest || at->guessed || now->unmarked || now->sum_ns != now->first_ns ||
+    if (!now->oldest || at->guessed || now->unfenced || now->sum_ns != now->first_ns ||
         !at->first_low_ns)
         return false;
     at->due = at->first_ns > lead ? at->first_ns - lead : 0;
@@ -366,7 +366,7 @@ static bool poll_again(struct qg_poll *at, struct qg_stream *stream, struct qg_p
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     struct qg_stream *oldest = at->inflight.oldest;
-    if (oldest && at->inflight.unmarked)
+    if (oldest && at->inflight.unfenced)
         qg_fence_insert_for(oldest);
     if (oldest && at->stuck) {
         qg_depth++;

@@ -78,21 +78,21 @@ static void all_zeros(void)
 static void always_busy(void)
 {
     mine->waiting = 65000;
-    mine->unmarked = 1;
+    mine->unfenced = 1;
     mine->launches += 1u << 20;
-    for (unsigned i = 0; i < QG_MARKERS; i++)
-        mine->markers[i].submitted = mine->markers[i].done + 1 + (uint32_t)draw() % 1000;
+    for (unsigned i = 0; i < QG_FENCES; i++)
+        mine->fences[i].submitted = mine->fences[i].done + 1 + (uint32_t)draw() % 1000;
 }
 
 /* No work at all, whatever it really does. */
 static void always_idle(void)
 {
-    mine->waiting = mine->unmarked = 0;
+    mine->waiting = mine->unfenced = 0;
     mine->launches = 0;
     for (unsigned i = 0; i < QG_LANES; i++)
         mine->lanes[i].launches = 0;
-    for (unsigned i = 0; i < QG_MARKERS; i++)
-        mine->markers[i].submitted = mine->markers[i].done;
+    for (unsigned i = 0; i < QG_FENCES; i++)
+        mine->fences[i].submitted = mine->fences[i].done;
 }
 
 /* Counters that run backwards, jump and overflow. */

@@ -39,7 +39,7 @@ struct qg_card *qg_card_by_ordinal(CUdevice ordinal)
 void qg_graph_memory_trimmed(void)
 {
 }
-bool qg_look(enum qg_kind kind, uint64_t key, struct qg_entry *out)
+bool qg_find_entry(enum qg_kind kind, uint64_t key, struct qg_entry *out)
 {
     return (void)kind, (void)key, (void)out, false;
 }

@@ -20,7 +20,7 @@ void *qg_real[QG_NSYMBOLS];
 struct qg_card qg_cards[QG_MAX_CARDS];
 unsigned qg_greens;
 __thread int qg_depth;
-struct qg_stream *qg_fence_slot_owner[QG_MAX_CARDS][QG_MARKERS];
+struct qg_stream *qg_fence_slot_owner[QG_MAX_CARDS][QG_FENCES];
 
 int qg_lane_mine(void)
 {
