@@ -51,7 +51,7 @@ listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 listener.bind(sys.argv[5] + "/enforcer.sock"); listener.listen(1000); listener.set_inheritable(True)
 os.set_inheritable(listener.fileno(), True)
 """
-HIDDEN = {"hide": (HIDE, "is not there"), "listen": (HIDE + LISTEN, "who answers at its socket is not root")}
+HIDDEN = {"hide": (HIDE, "is not there"), "listen": (HIDE + LISTEN, "the process at its socket is not root")}
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The grant of this process, for qgpu's libnvidia-ml.so.1.
+ */
 #ifndef QG_NVML_GRANT_H
 #define QG_NVML_GRANT_H
 

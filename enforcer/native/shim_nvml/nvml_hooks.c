@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * NVML's answers about memory, processes and utilisation: those of the job. Lists are asked for
- * from the real library with room to spare, and what belongs to other jobs is left out. A device
- * that is none of the job's answers as it is.
+ * NVML's answers about memory, processes and utilisation: those of the job. The real library is
+ * asked for lists with room to spare, and entries of other jobs are left out. For a device that is
+ * not the job's, its own answer is passed on.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -179,9 +179,9 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
     return result;
 }
 
-/* Keeps the samples, of whatever process, that are of the last second before the newest one, by the
- * driver's own clock: NVML remembers more, and would show what a job did before it fell idle. What
- * says above 100 % is rubbish. */
+/* Keeps the samples of all processes from the last second before the newest one, by the driver's
+ * clock. NVML keeps older ones, which would show work from before the job fell idle. Samples above
+ * 100 % are dropped as invalid. */
 static unsigned int recent(nvmlProcessUtilizationSample_t *all, unsigned int n)
 {
     unsigned long long newest = 0;

@@ -39,7 +39,7 @@ bool qg_nvml_ours(const struct qgpu_view *view, unsigned int pid);
 unsigned int qg_nvml_keep(const struct qgpu_view *view, void *list, unsigned int count, size_t size,
                           size_t offset);
 
-/* NVML's manner: count is the room on the way in, the number on the way out. */
+/* NVML's convention: count is the room on the way in, the number on the way out. */
 nvmlReturn_t qg_nvml_hand_out(const void *list, unsigned int n, size_t size, unsigned int *count,
                               void *out);
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Learns how long each function takes on the card, from samples of its launches.
+ */
 #include "base/estimate.h"
 
 #include <string.h>
@@ -25,7 +28,8 @@ static struct qg_function *find(struct qg_functions *functions, const void *key,
     }
     if (!make)
         return NULL;
-    /* Full neighbourhood: forget one. It is learned again when it comes back. */
+    /* All slots that the function may use are taken: forget one. It is learned again when it comes
+     * back. */
     struct qg_function *at = &functions->slots[first];
     memset(at, 0, sizeof(*at));
     at->key = key;
@@ -49,8 +53,8 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* Longer than the estimate, unless others had the card: one such sample says nothing, several do.
- */
+/* The sample is longer than the estimate, unless another tenant had the card meanwhile. One such
+ * sample proves nothing; several raise the estimate. */
 static void may_be_longer(struct qg_function *function, uint64_t own_ns)
 {
     function->doubted_ns = function->doubts ? least(function->doubted_ns, own_ns) : own_ns;
@@ -140,7 +144,7 @@ uint64_t qg_function_call_ns(const struct qg_function *function)
                                                                      : 2 * function->call_ns;
 }
 
-/* The key stays: an emptied slot would hide those that were put behind it. */
+/* The key stays: an empty slot would end the search for functions that were put behind it. */
 void qg_function_forget(struct qg_functions *functions, const void *key)
 {
     struct qg_function *function = find(functions, key, false);

@@ -38,7 +38,7 @@ struct qg_function {
     uint64_t est_ns; /* valid when samples > 0 */
     uint64_t low_ns; /* the shortest of late */
     uint16_t proven; /* launches for which the function still counts as running long by itself */
-    /* it was seen to end as soon as a launch was let through: such times say nothing */
+    /* it was observed to end as soon as a launch was let through: its durations are useless */
     bool waits;
     uint32_t launches;
     uint32_t samples;
@@ -46,13 +46,13 @@ struct qg_function {
      * others */
     uint32_t doubts;
     uint64_t doubted_ns; /* the shortest of those */
-    /* samples on end that took less than three quarters of the estimate */
+    /* samples in a row that took less than three quarters of the estimate */
     uint32_t shorter;
-    /* the longest launch call of late, less an eighth for each since */
+    /* ns of the longest recent launch call, less an eighth for each call since */
     uint64_t call_ns;
-    /* samples on end that were dropped, since launching took too much of them */
+    /* samples in a row that were dropped, since the launch call took too much of them */
     uint32_t vague;
-    uint32_t kept;                 /* samples that went into the next */
+    uint32_t kept;                 /* number of samples that were stored in recent_us */
     uint32_t recent_us[QG_RECENT]; /* the last of them; 0: none yet */
 };
 
@@ -81,30 +81,29 @@ void qg_function_learn(struct qg_functions *functions, const void *key, uint64_t
 void qg_function_runs(struct qg_function *function);
 void qg_function_waits(struct qg_function *function);
 
-/* What it takes at least, as far as known; 0 before the first sample. */
+/* ns that it takes at least, as far as known; 0 before the first sample. */
 uint64_t qg_function_least(const struct qg_function *function);
 
-/* What a launch that has run for ran_ns may take in all, from its last samples: the soonest, the
- * middle and the latest of those that are left. False: it has run longer than all of them, or there
- * are none. */
+/* Durations that a launch which has run for ran_ns may still have: the shortest, the middle and the
+ * longest of its last samples above ran_ns. False: it has run longer than all of them, or there are
+ * none. */
 struct qg_ends {
     uint64_t soonest_ns, middle_ns, latest_ns;
     bool expected; /* some took a little less than ran_ns */
 };
 bool qg_function_ends(const struct qg_function *function, uint64_t ran_ns, struct qg_ends *ends);
 
-/* How long a launch of it is inside the driver at most, usually: twice the longest of late. As long
- * as its work lasts, for all that is known, where little is, or where launching took a good part of
- * its time again and again: UINT64_MAX. */
+/* ns that a launch call of it usually spends in the driver at most: twice the longest recent one.
+ * UINT64_MAX if too little is known, or if launch calls repeatedly took much of the work's time. */
 uint64_t qg_function_call_ns(const struct qg_function *function);
 
-/* The handle means another function from now on, or none. */
+/* Forgets the estimate: the handle means another function from now on, or none. */
 void qg_function_forget(struct qg_functions *functions, const void *key);
 
-/* Few samples so far: it may take much longer than any of them. */
+/* True: it has few samples so far, so it may take much longer than any of them. */
 bool qg_function_new(const struct qg_function *function);
 
-/* Estimate, or unknown_ns before the first sample. Never zero. */
+/* The estimate in ns, or unknown_ns before the first sample. Never zero. */
 uint64_t qg_function_estimate(const struct qg_function *function, uint64_t unknown_ns);
 
 #endif

@@ -43,8 +43,7 @@ static const char *content_problem(const struct qg_grant *grant)
     return NULL;
 }
 
-/* Strings of a checked grant still get their terminator: root wrote them, but a page of a disk may
- * not agree. */
+/* Ends the strings of a checked grant with a zero: root wrote them, but the disk may be damaged. */
 static void terminate(struct qg_grant *grant)
 {
     grant->node[sizeof(grant->node) - 1] = 0;
@@ -163,9 +162,9 @@ static bool any_qgpu_variable(void)
     return false;
 }
 
-/* The library was mounted over the driver: root put the grant where no environment is needed to
- * find it, so what the environment names counts only as what is shown to the arbiter, and only if
- * it says the same. */
+/* Injection by mount: root put the grant at a fixed place, so no environment is needed. A
+ * descriptor that the environment names is only shown to the arbiter, and only if it is of the same
+ * job. */
 static bool from_task(struct qg_grant_info *info, const char *number)
 {
     struct qg_grant shown;

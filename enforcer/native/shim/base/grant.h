@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The grant of this process, read and checked once.
+ */
 #ifndef QG_GRANT_H
 #define QG_GRANT_H
 
@@ -15,7 +18,7 @@ enum qg_mode {
 struct qg_grant_info {
     enum qg_mode mode;
     struct qg_grant grant; /* our own copy; valid in QG_MODE_GOVERNED */
-    char problem[200];     /* valid in QG_MODE_BROKEN: the rest of a sentence */
+    char problem[200];     /* valid in QG_MODE_BROKEN: the end of the sentence to the user */
 };
 
 /* Reads the grant from the sealed descriptor or else from the file. Never prints. */

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Infers when the running kernel of a card started (start_inference.h).
+ */
 #include "base/start_inference.h"
 
 /* an end counts as 1/32 of the estimate sooner: estimates are high, and errors add up */
@@ -20,7 +23,7 @@ void qg_start_ended(struct qg_start_inference *start, uint64_t took_ns, uint64_t
 {
     uint64_t polled = start->polled_ns, latest = start->latest_ns + took_ns;
     uint64_t ended = start->began_ns + took_ns - took_ns / EARLY_PARTS;
-    /* it may have taken longer than it was to take */
+    /* it may have taken longer than estimated */
     latest = latest < polled ? polled : latest < now ? latest : now;
     if (ended < polled)
         ended = polled;

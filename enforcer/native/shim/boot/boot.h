@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Beginning, opening the driver, forking. Nothing may include this but boot/ itself.
+ * The start of the shim, opening the driver, and fork. Only boot/ itself may include this.
  */
 #ifndef QG_BOOT_H
 #define QG_BOOT_H

@@ -62,8 +62,8 @@ static const struct qg_api_row *meaning(const char *name, int version, bool ptsz
 }
 
 /* A version newer than our table may have another signature. If the driver still means the same
- * function by it, our hook fits; if not, work passes ungoverned, but memory is never given past the
- * ledger, nor kept beyond the release of its handle. */
+ * function by it, our hook fits. If not, work passes ungoverned. But memory is always counted, and
+ * never stays counted after the release of its handle. */
 static CUresult newer_than_table(const char *name, void **found, cuuint64_t flags,
                                  const struct qg_api_row *row)
 {

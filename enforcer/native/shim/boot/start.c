@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Beginning. The constructor runs in every process of the job, most of which never
- * touch a GPU, so it only reads the grant; the driver is opened at the first call, the arbiter is
- * sought after the first cuInit.
+ * The start of the shim. Its constructor runs in every process of the job, and most of them never
+ * use a card. So it only reads the grant. The driver is opened at the first call, and the arbiter
+ * is asked after the first cuInit.
  */
 #include <ctype.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Calls of ours while a capture of the program is open: relaxed for this thread, so that they do
- * not end it.
+ * Driver calls of ours while a capture of the program is open. The capture mode of this thread is
+ * relaxed for them, so that they do not end the capture.
  */
 #include "driver/relax.h"
 

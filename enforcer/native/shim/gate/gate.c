@@ -51,8 +51,8 @@ static void ring(struct qg_card *card, struct qg_pages *pages)
 {
     static const uint64_t one = 1;
     int saved = errno;
-    /* By number, because write() is a cancellation point and a cancelled thread must not die in
-     * here. */
+    /* A system call by number, since write() is a cancellation point and a cancelled thread must
+     * not end in here. */
     if (!same_doorbell(pages) ||
         syscall(SYS_write, pages->doorbell, &one, sizeof(one)) != (long)sizeof(one))
         qg_ring_by_helper(card);
@@ -104,7 +104,8 @@ bool qg_gate_arbiter_back(struct qg_card *card)
                (uint64_t)__atomic_load_n(&pages->gate->lease_ms, __ATOMIC_RELAXED) * 500000u;
 }
 
-/* The process's other cards keep their gates: their arbiter may be as alive as ever. */
+/* Only this card's gate is ignored from now on: the arbiter thread of another card may still work.
+ */
 static void open_for_good(struct qg_card *card)
 {
     static bool said;

@@ -23,8 +23,9 @@ bool qg_gate_waited(struct qg_stream *stream);
  */
 void qg_leave_slow(struct qg_seen *seen, struct qg_stream *stream);
 
-/* One more in a counter that only this thread writes. The gate word is read after it: the compiler
- * keeps the order, and for the processor the arbiter's membarrier does (lanes.c). */
+/* Adds one to a counter that only this thread writes. The gate word is read after it. The signal
+ * fence keeps the compiler's order, and the arbiter's membarrier keeps the processor's (lanes.c).
+ */
 static inline void qg_count_own(uint64_t *launches)
 {
     __atomic_store_n(launches, __atomic_load_n(launches, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
@@ -45,15 +46,15 @@ __attribute__((always_inline)) static inline bool qg_fast_seen(struct qg_seen *s
     return false;
 }
 
-/* Of a stream with a handle of its own. */
+/* The fast path for a stream with a handle of its own. */
 __attribute__((always_inline)) static inline bool qg_fast(CUstream handle)
 {
     struct qg_seen *seen = qg_seen_of((uint64_t)(uintptr_t)handle);
     return QG_LIKELY(seen->key == (uint64_t)(uintptr_t)handle) && qg_fast_seen(seen);
 }
 
-/* Of a default stream: it is another one in each context, so the driver is asked for the current
- * one. */
+/* The fast path for a default stream. Each context has another one, so the driver is asked for the
+ * current context. */
 static inline bool qg_fast_default(CUstream handle, bool ptsz)
 {
     CUcontext context = NULL;
@@ -64,8 +65,8 @@ static inline bool qg_fast_default(CUstream handle, bool ptsz)
            qg_fast_seen(seen);
 }
 
-/* Counted before the gate word is read: the arbiter writes the word, fences and reads the counts.
- */
+/* Counts the launch before the gate word is read. The arbiter writes the word, issues a barrier and
+ * reads the counts. */
 static inline void qg_count(struct qg_pages *pages)
 {
     int lane = pages->lanes ? qg_lane_mine() : 0;
@@ -110,7 +111,7 @@ open:
     return stream;
 }
 
-/* With the driver's answer: what it refused is not on its way to the card. */
+/* After the driver's call. Work that the driver refused is not on its way to the card. */
 static inline void qg_leave(struct qg_stream *stream, CUresult result)
 {
     if (!stream)
@@ -129,7 +130,8 @@ static inline void qg_leave(struct qg_stream *stream, CUresult result)
         qg_window_skip_polls(seen);
 }
 
-/* The gate was opened because the arbiter's heartbeat had stopped, and now it beats again. */
+/* True: the gate was ignored because the arbiter's heartbeat had stopped, and there is a heartbeat
+ * again. */
 bool qg_gate_arbiter_back(struct qg_card *card);
 void qg_gate_adopted(struct qg_card *card); /* new pages took over */
 

@@ -27,7 +27,7 @@ enum qg_rm_card { QG_RM_CARD_UNKNOWN = -2, QG_RM_CARD_FOREIGN = -1 };
 
 /* One device of one client, and its objects. */
 struct qg_rm_snapshot {
-    uint32_t client_serial, device_serial; /* handles are used again, these are not */
+    uint32_t client_serial, device_serial; /* handles are used again, serial numbers are not */
     /* the number by which the program last used the client; -1: none */
     int fd;
     struct qg_rm_file file;
@@ -37,7 +37,7 @@ struct qg_rm_snapshot {
     uint64_t slice_us[QG_MAX_GROUPS]; /* before any change of ours; 0: not asked yet */
 };
 
-/* What the program did, after the driver said yes. */
+/* Records what the program did, after the driver confirmed it. */
 void qg_rm_allocated(int fd, uint32_t client, uint32_t parent, uint32_t object, uint32_t class_id,
                      uint32_t engine);
 void qg_rm_duplicated(int fd, uint32_t client, uint32_t parent, uint32_t object,
@@ -45,7 +45,7 @@ void qg_rm_duplicated(int fd, uint32_t client, uint32_t parent, uint32_t object,
 void qg_rm_scheduled(int fd, uint32_t client, uint32_t object);
 void qg_rm_not_understood(void); /* a call of a size that is not the published one */
 
-/* Around a FREE: its number before the call (0: not ours), and what came of it. */
+/* Around a FREE: the object's serial number before the call (0: not followed), and the result. */
 uint32_t qg_rm_freeing(uint32_t client, uint32_t object);
 void qg_rm_freed(uint32_t client, uint32_t object, uint32_t serial);
 void qg_rm_not_freed(uint32_t client, uint32_t object, uint32_t serial);
@@ -53,12 +53,12 @@ void qg_rm_not_freed(uint32_t client, uint32_t object, uint32_t serial);
 /* The program uses this client by this number. */
 void qg_rm_used(int fd, uint32_t client);
 
-/* The device at *at or behind it, and in *at where to go on. False: there is none. */
+/* The next device from index *at on; *at becomes the index after it. False: there is none. */
 bool qg_rm_next(unsigned *at, struct qg_rm_snapshot *snapshot);
 void qg_rm_set_card(const struct qg_rm_snapshot *snapshot, int card);
 void qg_rm_set_slice(const struct qg_rm_snapshot *snapshot, unsigned group, uint64_t us);
 void qg_rm_unreachable(
-    const struct qg_rm_snapshot *snapshot); /* its descriptor is not what it was */
+    const struct qg_rm_snapshot *snapshot); /* its descriptor was closed or replaced */
 
 /* Rises with each change that an arbiter may want to know. */
 uint32_t qg_rm_changes(void);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Acting on the groups of this very process: what the arbiter orders, and the way back from all
- * that it may have done.
+ * Acts on the channel groups of this process: carries out the arbiter's orders, and undoes all that
+ * the arbiter may have done.
  */
 #include <string.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 /* Passes over a table that another thread may change meanwhile. Chosen, not measured. */
 #define TRIES 5
 
-/* One action on one device's groups; retried where a group went away under our hands. */
+/* One action on one device's groups; the caller repeats it if a group ended meanwhile. */
 static uint32_t act_on(const struct qg_rm_snapshot *snapshot, uint32_t action, uint32_t method,
                        uint64_t value, uint32_t *count)
 {
@@ -27,8 +27,8 @@ static uint32_t act_on(const struct qg_rm_snapshot *snapshot, uint32_t action, u
     return status;
 }
 
-/* The slice that each group had before. To set what is set already would take the group off the
- * card for nothing. */
+/* Gives each group the slice that it had before. A slice that is right is not set again, since that
+ * would take the group off the card for nothing. */
 static uint32_t slices_again(const struct qg_rm_snapshot *snapshot, bool always)
 {
     uint32_t first = RM_OK;

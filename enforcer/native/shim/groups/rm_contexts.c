@@ -28,8 +28,8 @@ bool qg_rm_reports(void)
     return running();
 }
 
-/* Until a round that began after `asked` is over and, if a card is given, the arbiter has left all
- * of it alone. */
+/* Waits until a round that began after `asked` is over, and the arbiter has left all groups of the
+ * card alone. */
 static bool wait_round(uint32_t asked, int card, uint64_t limit_ns)
 {
     uint64_t end = qg_now_ns() + limit_ns;

@@ -23,10 +23,10 @@
 
 struct qg_reporter qg_reporter;
 
-/* of the next; never taken by a thread of the program */
+/* guards `line`; never taken by a thread of the program */
 static pthread_mutex_t line_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
-    int sock; /* -1: no connection that wants to know */
+    int sock; /* -1: no connection that wants reports */
     dev_t dev;
     ino_t ino;
     unsigned connection; /* rises with each connection and with each end of one */
@@ -44,7 +44,7 @@ static struct reported {                                   /* used by the report
 } reported[REPORTED_DEVICES];
 static unsigned connection;        /* number of the connection that reported[] is about */
 static bool stopped[QG_MAX_CARDS]; /* by ourselves */
-static unsigned attempts;          /* left at continuing everything */
+static unsigned attempts;          /* attempts left to continue all groups */
 static double budget;              /* messages that may be sent now */
 static uint64_t budget_ns;
 /* this round left work undone, for lack of budget or of room in the socket */
@@ -455,7 +455,7 @@ void qg_rm_received(const void *message, size_t size)
         return;
     pthread_mutex_lock(&line_lock);
     if (line.sock >= 0 && line.count < MAX_ORDERS)
-        /* else it goes unanswered, and the arbiter gives up */
+        /* otherwise it gets no answer, and the arbiter gives up */
         line.orders[(line.first + line.count++) % MAX_ORDERS] = order;
     pthread_mutex_unlock(&line_lock);
     qg_rm_ask();

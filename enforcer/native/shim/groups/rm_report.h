@@ -17,7 +17,7 @@ extern struct qg_reporter {
     uint32_t making;
     uint32_t noticed;  /* atomic: qg_rm_changes() when it was last woken for them */
     uint32_t seen;     /* atomic: qg_rm_changes() that the last complete round began with */
-    uint32_t asked;    /* atomic, futex: rises with each wish for a round */
+    uint32_t asked;    /* atomic, futex: rises with each request for a round */
     uint32_t answered; /* atomic: what `asked` was when the last round began */
     uint32_t leaving[QG_MAX_CARDS];  /* atomic: threads that destroy a context there */
     uint32_t reported[QG_MAX_CARDS]; /* atomic: devices with groups there that the arbiter knows */
@@ -25,7 +25,8 @@ extern struct qg_reporter {
 } qg_reporter;
 
 void qg_rm_wake(uint32_t *word);
-/* for a round, at once; `answered` reaches the number when one that began after it is over */
+/* Requests a round. `answered` reaches the returned number when a round that began afterwards is
+ * over. */
 uint32_t qg_rm_ask(void);
 void qg_rm_sleep(uint32_t *word, uint32_t seen, uint64_t ns); /* ns 0: without a limit */
 

@@ -117,7 +117,8 @@ static void unlink_object(struct rm_table *t, struct rm_object *o)
     memset(o, 0, sizeof(*o));
 }
 
-/* With all that hangs below it: the driver frees it as well. Four levels at most. */
+/* Removes an object with all objects below it, since the driver frees those as well. At most four
+ * levels. */
 static void remove_object(struct rm_table *t, struct rm_object *o)
 {
     uint32_t client = o->client, handle = o->handle;
@@ -228,7 +229,8 @@ static void add_object(struct rm_table *t, const struct rm_object *like)
     struct rm_client *c = rm_client_of(t, like->client);
     struct rm_object *o = rm_object_of(t, like->client, like->handle);
     if (o)
-        remove_object(t, o); /* it went unseen: by a call that was not the published one */
+        /* it was missed: it was freed by a call other than the published one */
+        remove_object(t, o);
     if (like->kind == RM_NOTHING || !c)
         /* without a client: it belongs to the parent, or was made before the shim observed calls */
         return;

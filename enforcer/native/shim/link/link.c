@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The link to the arbiter: waiting for it, and what it said.
+ * The link to the arbiter: waits for it, and keeps its answers.
  */
 #include "link/link.h"
 
@@ -24,7 +24,7 @@
 #define MESSAGE_AFTER_NS 2000000000u
 
 struct qg_link qg_link = {.sock = -1};
-static void *(*body)(void *); /* of the helper thread, once it was asked for */
+static void *(*body)(void *); /* main function of the helper thread, once it was requested */
 
 void qg_link_changed(void)
 {
@@ -32,8 +32,8 @@ void qg_link_changed(void)
     syscall(SYS_futex, &qg_link.changed, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 
-/* Sleeps until something changed since `seen`. By number, since a cancelled thread must not die in
- * here. False: the time is over. */
+/* Sleeps until `changed` differs from `seen`. It uses system calls by number, since a cancelled
+ * thread must not end in here. False: the time is over. */
 static bool wait_change(uint32_t seen, uint64_t until_ns)
 {
     uint64_t now = qg_now_ns();
@@ -87,7 +87,7 @@ static const char *unanswered(void)
     case ENOENT:
         return "it does not answer, since its socket is not there";
     case EPERM:
-        return "who answers at its socket is not root";
+        return "the process at its socket is not root";
     case ECONNREFUSED:
         return "it does not answer, since it is not running";
     default:
@@ -95,7 +95,7 @@ static const char *unanswered(void)
     }
     switch (__atomic_load_n(&qg_link.last, __ATOMIC_ACQUIRE)) {
     case EAGAIN:
-        return "it was not told yet which jobs there are; is qgpud running";
+        return "it does not know yet which jobs there are; is qgpud running";
     case EBADMSG:
         return "its answer cannot be believed";
     case EPROTO:

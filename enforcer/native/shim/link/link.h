@@ -23,12 +23,13 @@ struct qg_link {
     int sock;            /* the next three are the helper's, and the child's after a fork */
     dev_t dev;
     ino_t ino;
-    uint32_t ring;                 /* atomic: a thread could not ring the doorbell */
-    int refused[QG_MAX_CARDS];     /* atomic: errno of a clear no for this card, until a yes */
+    uint32_t ring; /* atomic: a thread could not ring the doorbell */
+    /* atomic: errno of the refusal for this card, until it is registered */
+    int refused[QG_MAX_CARDS];
     bool registered[QG_MAX_CARDS]; /* the helper's: on this connection */
-    int last;                      /* atomic: what the last round came to */
+    int last;                      /* atomic: result of the last round */
     int unreached; /* atomic: errno of the last attempt to connect; 0: it was reached */
-    char why[200]; /* the first no in the arbiter's words; written before refused, once */
+    char why[200]; /* the first refusal in the arbiter's words; written before refused, once */
 };
 extern struct qg_link qg_link;
 

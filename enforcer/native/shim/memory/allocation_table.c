@@ -31,12 +31,13 @@ void qg_subtract_used(struct qg_card *card, uint64_t size)
 
 static void free_ties(uint64_t user);
 
-/* Under the lock: an entry is over. Memory that others of the job still use stays charged. */
+/* Under the lock: an entry has ended. Memory that other processes of the job still use stays
+ * charged. */
 static void entry_ended(const struct qg_entry *entry)
 {
     struct qg_card *card = &qg_cards[entry->card];
     if (entry->kind == QG_KIND_HANDLE && entry->foreign == QG_MULTICAST)
-        free_ties(entry->key); /* what was bound to it is bound no more */
+        free_ties(entry->key); /* memory that was bound to it is unbound */
     if (!entry->share || !qg_share_release(card, entry->share))
         qg_subtract_used(card, entry->size);
 }
@@ -57,7 +58,7 @@ void qg_charge(struct qg_card *card, uint64_t reserved, enum qg_kind kind, uint6
 {
     struct qg_entry entry = fresh(card, kind, key, owner, size), stale;
     pthread_mutex_lock(&qg_allocation_lock);
-    /* An entry with this key was freed in a way that we do not see. */
+    /* An old entry has this key: it was freed by a call that the shim does not see. */
     if (qg_allocations_remove(&allocations, kind, key, &stale))
         qg_cards[stale.card].used -= stale.size;
     card->pending -= reserved;
@@ -205,7 +206,7 @@ void qg_handle_foreign(struct qg_card *card, uint64_t handle, uint16_t share)
     /* the same memory again: the same handle */
     if (qg_allocations_remove(&allocations, QG_KIND_HANDLE, handle, &old)) {
         if (share)
-            qg_share_release(card, share); /* opened once more than it will be closed */
+            qg_share_release(card, share); /* it was opened once more than it will be closed */
         old.refs++;
         entry = old;
     }
@@ -379,7 +380,7 @@ void qg_handle_free_ties(uint64_t user)
 
 /* ---- contexts ---- */
 
-/* What no live context is called: handles are aligned addresses. */
+/* A key that no live context has: handles are aligned addresses. */
 static uint64_t ending(CUcontext context)
 {
     return (uint64_t)(uintptr_t)context | 1;

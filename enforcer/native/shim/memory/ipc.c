@@ -261,7 +261,7 @@ static bool needed(const struct local *local, const struct qg_pages *pages, cons
            (row && (used_by_us(pages, row) || used_by_others(pages, row)));
 }
 
-/* The row goes with the last of ours that is called so. */
+/* The row is freed with the last allocation of this process under that name. */
 static void finish(struct local *local, struct row *row)
 {
     bool alike = false;
@@ -273,7 +273,7 @@ static void finish(struct local *local, struct row *row)
     forget(local);
 }
 
-/* A maker lets go: without users the row and the charge end here. */
+/* A maker releases its memory: without users the row and the charge end here. */
 static bool release(struct local *local)
 {
     struct qg_pages *pages = qg_pages_of(local->card);
@@ -343,8 +343,8 @@ bool qg_shares_tick(struct qg_card *card)
     return less;
 }
 
-/* The slot was another process's, or that of the program which this process ran before: it opened
- * what we do not have, and made what we are not charged for. */
+/* The slot belonged to another process, or to the program that this process ran before. That one
+ * opened memory which this one does not have, and made memory which this one is not charged for. */
 static void begin_slot(const struct qg_pages *pages)
 {
     struct row *rows = TABLE(pages);

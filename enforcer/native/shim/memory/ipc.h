@@ -12,18 +12,19 @@
 
 void qg_shares_after_fork(void);
 
-/* Memory of ours may be kept by others. Its place here (place: if it has one already), or 0 if
- * there is no room. The name (0: there is none that an importer could know it by) is written into
- * the job page; where that is full, importers pay too. */
+/* Publishes memory of this process that others may keep. Returns its place here (place: the one
+ * that it has already), or 0 if there is no room. The name is written into the job page (0: no
+ * importer could know it). If the page is full, importers are charged too. */
 uint16_t qg_share_publish(struct qg_card *card, uint16_t place, uint64_t name, uint64_t size);
 
-/* The program was given this descriptor for it, which keeps the memory while it is open. */
+/* Records a descriptor that the program got for it and that keeps the memory while it is open. */
 void qg_share_sent(uint16_t place, int fd);
 
-/* True: it is still used, the bytes stay charged until it is not. */
+/* True: it is still used, so the bytes stay charged. */
 bool qg_share_release(struct qg_card *card, uint16_t share);
 
-/* This process opens what is called so. Its place if a process of the job made it, else 0. */
+/* This process opens memory of that name. Returns its place if a process of the job made it,
+ * otherwise 0. */
 uint16_t qg_share_known(struct qg_card *card, uint64_t name);
 
 /* Uncharges memory without users (true: there was some), and takes over memory that a dead process

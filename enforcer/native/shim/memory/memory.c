@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The cap is the job's, so admission sums over the slots of all its processes: announce the bytes
- * as pending, sum, and go on only if everything used and pending fits. Two that announce at the
- * same time may both see too much; both withdraw and try again after unequal pauses. Before a
- * process is registered it gets nothing.
+ * The cap is the job's, so admission sums the slots of all its processes. It publishes the bytes as
+ * pending, sums, and goes on only if all used and pending bytes fit. Two processes that publish at
+ * once may both exceed the cap. Both then withdraw and try again after unequal pauses. An
+ * unregistered process gets no memory.
  */
 #include "memory/memory.h"
 
@@ -44,7 +44,7 @@ uint64_t qg_cap(struct qg_card *card)
     return qg_job_cap(card->grant, qg_pages_of(card));
 }
 
-/* The extra is read last: bytes of a process that dies move from its slot into it. */
+/* The extra is read last: bytes of a dying process move from its slot into it. */
 static void job_sums(struct qg_card *card, struct qg_pages *pages, uint64_t *used,
                      uint64_t *pending)
 {
@@ -150,8 +150,8 @@ static void report_denied(struct qg_card *card, uint64_t size, uint64_t used, ui
                    (int)getpid(), job, why);
         return;
     }
-    /* Too much even for the sum is possible (size comes from the program); then suggest nothing
-     * absurd. */
+    /* The size comes from the program, so the sum may overflow or exceed the card. The message then
+     * suggests the card's size. */
     uint64_t total, gib = 1u << 30, mib = 1u << 20;
     if (__builtin_add_overflow(used, size, &total) || total > card->grant->mem_total)
         total = card->grant->mem_total;
@@ -182,7 +182,7 @@ struct seen {
     bool others;    /* other processes hold some of it */
 };
 
-/* One attempt: announce, sum, decide; the announcement stays only when admitted. */
+/* One attempt: publish as pending, sum, decide. The pending bytes stay only when admitted. */
 static enum verdict attempt(struct qg_card *card, uint64_t size, struct seen *seen)
 {
     uint64_t pending, sum, cap = qg_cap(card);
@@ -272,7 +272,7 @@ bool qg_reserve(struct qg_card *card, uint64_t size)
         /* the helper thread may not have polled yet */
         if (qg_shares_tick(card) && qg_reserve_now(card, size))
             return true;
-        /* As the driver does when the card is full: first what our own pools keep for nothing. */
+        /* As the driver does on a full card: first trim unused memory of our own pools. */
         if (size <= qg_cap(card) && qg_pools_trim(card) && qg_reserve_now(card, size))
             return true;
         if (wait_and_try(card, size, &seen, verdict))

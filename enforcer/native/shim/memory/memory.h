@@ -8,12 +8,12 @@
 #include "base/allocation_hash.h"
 #include "process/process.h"
 
-/* Asks for size bytes on a card (NULL: a card that was not granted). True: they are reserved; the
- * caller allocates and then says qg_charge or qg_unreserve. False: refused, and said so once. */
+/* Reserves size bytes on a card (NULL: a card that was not granted). True: the caller allocates and
+ * then calls qg_charge or qg_unreserve. False: refused, with one message to the user. */
 bool qg_reserve(struct qg_card *card, uint64_t size);
 void qg_unreserve(struct qg_card *card, uint64_t size);
 
-/* The same in two steps: one attempt without a word and without help, and the refusal. */
+/* The same in two steps: one attempt without a message and without trimming, and the refusal. */
 bool qg_reserve_now(struct qg_card *card, uint64_t size);
 void qg_refuse(struct qg_card *card, uint64_t size);
 
@@ -31,8 +31,8 @@ void qg_record(struct qg_card *card, enum qg_kind kind, uint64_t key, uint64_t o
                uint64_t size);
 bool qg_find_entry(enum qg_kind kind, uint64_t key, struct qg_entry *out);
 
-/* The pool behind these pieces is gone, they are not: it stays charged until the last of them is
- * over. */
+/* The pool of these pieces was destroyed, but they live: it stays charged until the last of them is
+ * freed. */
 void qg_pieces_orphaned(const struct qg_entry *pool);
 void qg_piece_freed(const struct qg_entry *piece);
 
@@ -56,8 +56,8 @@ void qg_handle_unmap(uint64_t address, uint64_t size);
 void qg_handle_foreign(struct qg_card *card, uint64_t handle, uint16_t share);
 bool qg_handle_grows(uint64_t handle, uint64_t size);
 
-/* The handle is one of a multicast object: nothing of any card, but what is bound to it lives as
- * long. */
+/* The handle is a multicast object: it uses no card itself, but memory bound to it lives as long.
+ */
 void qg_handle_multicast(uint64_t handle);
 
 /* Uses of a handle by a user: an array, a multicast object or an endpoint. untie returns the length
@@ -66,12 +66,12 @@ void qg_handle_tie(uint64_t handle, uint64_t user, uint64_t place, uint64_t span
 uint64_t qg_handle_untie(uint64_t user, uint64_t place);
 void qg_handle_free_ties(uint64_t user);
 
-/* Counts another opening, or a closing, of an entry; out: what it is now. The last closing takes it
- * out. */
+/* Adds `change` to the openings of an entry; out: the entry afterwards. The last closing removes
+ * it. */
 bool qg_reopen(enum qg_kind kind, uint64_t key, int change, struct qg_entry *out);
 
-/* An entry of ours is given to other processes, under this name (0: none) and by this descriptor
- * (-1: none); ipc.h. */
+/* An entry of this process is exported, under this name (0: none) and by this descriptor (-1:
+ * none); ipc.h. */
 void qg_share_this(enum qg_kind kind, uint64_t key, uint64_t name, int fd);
 /* an entry for what others of the job made */
 void qg_set_share(enum qg_kind kind, uint64_t key, uint16_t share);
@@ -84,9 +84,9 @@ void qg_memory_after_fork(void);
 /* publishes pages and what is held */
 void qg_memory_adopt(struct qg_card *card, struct qg_pages *pages);
 uint64_t qg_memory_used(struct qg_card *card);
-/* before it is destroyed: what it holds is set apart */
+/* before it is destroyed: its entries get a temporary owner */
 void qg_memory_context_ends(CUcontext context);
 void qg_memory_context_stays(CUcontext context); /* the driver refused */
-void qg_memory_context_gone(CUcontext context);  /* gives back what was set apart */
+void qg_memory_context_gone(CUcontext context);  /* uncharges the entries of the temporary owner */
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory that the driver keeps for later: pools of cuMemAllocAsync, and the memory of graphs.
- * Charged is what the driver has reserved, whether the program uses it just now or not.
+ * Memory that the driver keeps for later: pools of cuMemAllocAsync, and the memory of graphs. All
+ * reserved bytes are charged, whether the program uses them or not.
  */
 #ifndef QG_POOLS_H
 #define QG_POOLS_H
@@ -23,7 +23,8 @@ struct qg_pool;
 struct qg_pool *qg_pool_destroying(CUmemoryPool handle);
 void qg_pool_destroyed(struct qg_pool *pool, bool destroyed);
 
-/* Memory of the host is not charged; else the card that is, or NULL: it gives nothing. */
+/* Host memory is not charged. card: the card that is charged, or NULL: then the pool gives no
+ * memory. */
 bool qg_pool_in_host(CUmemoryPool pool);
 struct qg_card *qg_pool_card(CUmemoryPool pool);
 
@@ -47,11 +48,10 @@ uint64_t qg_graphs_poll(struct qg_card *card, uint64_t reserved);
 bool qg_pool_spare(CUmemoryPool pool, uint64_t size);
 bool qg_graphs_spare(struct qg_card *card, uint64_t size);
 
-/* What one growth of a pool takes at least, as far as we have seen. */
+/* Least bytes of one growth of a pool, as observed so far. */
 uint64_t qg_pool_rounded(uint64_t size);
 
-/* Makes all pools of this process on the card give back what they keep for nothing; true if that
- * was something. */
+/* Trims all pools of this process on the card; true if that freed memory. */
 bool qg_pools_trim(struct qg_card *card);
 
 /* poll: after a wait for work, when the driver may have given memory back by itself. stale: an

@@ -11,7 +11,7 @@ bool qg_context_refused(CUdevice device)
     CUdevice known;
     if (!qg_governed || qg_depth || qg_card_by_ordinal(device) || device < 0 ||
         QG_REAL(cuDeviceGet)(&known, device) != CUDA_SUCCESS)
-        return false; /* of a device that is none the driver speaks */
+        return false; /* no such device: the driver itself returns the error */
     if (!__atomic_exchange_n(&reported, true, __ATOMIC_RELAXED))
         qg_message(
             "this card is not part of job %llu. Use the cards in CUDA_VISIBLE_DEVICES as it was "

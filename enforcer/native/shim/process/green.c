@@ -53,8 +53,8 @@ void qg_green_add(const struct qg_green *made)
     pthread_mutex_unlock(&lock);
 }
 
-/* The one of this handle (or, without, one of this primary context), and out of the list with it if
- * it is over. */
+/* Finds the green context of this handle, or without a handle one of this primary context. The
+ * third argument also takes it off the list. */
 bool qg_green_find(CUgreenCtx handle, CUcontext primary, bool over, struct qg_green *out)
 {
     pthread_mutex_lock(&lock);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Green contexts: parts of a primary context (its memory, its end) that go as contexts of their
- * own.
+ * Green contexts: parts of a primary context, which owns their memory and ends them. They are used
+ * like contexts of their own.
  */
 #ifndef QG_GREEN_H
 #define QG_GREEN_H
@@ -30,8 +30,8 @@ CUcontext qg_green_context(CUgreenCtx green);
 
 void qg_green_add(const struct qg_green *made);
 
-/* The one of this handle (or, without, one of this primary context), and out of the list with it if
- * it is over. */
+/* Finds the green context of this handle, or without a handle one of this primary context. remove:
+ * also takes it off the list. */
 bool qg_green_find(CUgreenCtx handle, CUcontext primary, bool over, struct qg_green *out);
 
 void qg_greens_after_fork(void);

@@ -35,8 +35,8 @@ static uint32_t slots_used(const struct qg_pages *pages)
     return high < QG_MAX_PROCS ? high : QG_MAX_PROCS;
 }
 
-/* Pending first: bytes move from pending to used, so in this order they may be seen twice but never
- * not at all. */
+/* Pending is read first: bytes move from pending to used, so they may be counted twice but never
+ * missed. */
 static void add_slot(const struct qg_proc *slot, uint64_t *used, uint64_t *pending)
 {
     *pending = __atomic_load_n(&slot->mem_pending, __ATOMIC_ACQUIRE);
@@ -61,8 +61,8 @@ static struct seen *place(struct seen *seen, uint32_t count, uint32_t pid)
     return NULL;
 }
 
-/* Each process once, with the larger of what its slots say: while it moves, one of them may be
- * behind. */
+/* Counts each process once, with the larger value of its slots: while it moves, one slot may be
+ * old. */
 static void sum_both(struct qg_pages *pages, uint64_t *used, uint64_t *pending)
 {
     struct seen all[MANY];

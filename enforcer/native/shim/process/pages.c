@@ -44,9 +44,8 @@ static void unmap(const struct qg_pages *pages)
     qg_slot_mappings_unmap(pages);
 }
 
-/* By hand and not by MADV_DONTFORK: a child that was made past fork(3), by _Fork or clone(2), runs
- * no handler of ours. It knows these pages still and does as its parent; what it then asks of CUDA,
- * CUDA refuses. */
+/* Unmapped here and not by MADV_DONTFORK. A child that was made by _Fork or clone(2) runs no
+ * handler of ours. It still has these pages and acts as its parent, but CUDA refuses its calls. */
 void qg_pages_after_fork(void)
 {
     for (const struct qg_pages *at = last; at; at = at->mapped_before)
@@ -60,8 +59,8 @@ void qg_pages_context_gone(CUcontext owner)
         qg_slot_mappings_release(at, owner);
 }
 
-/* A copy with a closed gate takes the page's place, at the same address, in one step: threads know
- * it by that. */
+/* Replaces the gate page at the same address by a copy with a closed gate, in one step: threads
+ * keep pointers to it. */
 bool qg_pages_shut(struct qg_pages *pages)
 {
     struct qg_gate_page *copy =

@@ -88,7 +88,7 @@ extern int qg_captures;
 /* atomic: rises when a stream or context dies, a capture begins, the last one ends, pages change */
 extern unsigned qg_generation;
 
-/* Depth of our own code on this thread: hooks that the driver calls from inside are passed through.
+/* Depth of our own code on this thread. Hooks that the driver calls from inside are passed through.
  */
 extern __thread int qg_depth __attribute__((tls_model("initial-exec")));
 

@@ -27,7 +27,8 @@ void qg_slot_mappings_unmap(const struct qg_pages *pages)
             munmap(pages->slot_mappings[i].page, QG_PAGE);
 }
 
-/* Of two threads that take one for the same context at once each may get one; both are good. */
+/* Returns the mapping of a context. Two threads may each get another one for the same context; both
+ * work. */
 struct qg_proc *qg_slot_mapping_of(struct qg_pages *pages, CUcontext owner)
 {
     for (unsigned i = 0; i < QG_SLOT_MAPPINGS; i++)
@@ -45,7 +46,8 @@ struct qg_proc *qg_slot_mapping_of(struct qg_pages *pages, CUcontext owner)
     return NULL;
 }
 
-/* Those that some context had stay: its registration may outlive it. */
+/* Removes unused mappings. One that a context had stays: its registration may outlive the context.
+ */
 void qg_slot_mappings_retire(struct qg_pages *pages)
 {
     for (unsigned i = 0; i < QG_SLOT_MAPPINGS; i++) {

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Connecting to the arbiter and receiving its answers.
+ */
 #ifndef QG_CONNECTION_H
 #define QG_CONNECTION_H
 

@@ -44,8 +44,8 @@
 
 /* ---- one registration ---- */
 
-/* Another thread may just be ringing the old doorbell. If we closed it, the program could get its
- * number in that moment, so the number stays a doorbell for ever: the new one takes it. */
+/* Another thread may be ringing the old doorbell. If it were closed, the program could get its
+ * number at that moment. So the new doorbell takes the old number. */
 static void keep_number(struct qg_pages *pages, const struct qg_pages *old)
 {
     if (!old || old->doorbell == pages->doorbell ||
@@ -93,7 +93,7 @@ static void note_refusal(struct qg_card *card, int status, const char *why)
     if (!qg_link.why[0])
         snprintf(qg_link.why, sizeof(qg_link.why), "%.*s", (int)sizeof(qg_link.why) - 1, why);
     if (qg_link.refused[card - qg_cards] == status || (pages && !qg_pages_shut(pages)))
-        return; /* there is no memory for that just now: with the next answer */
+        return; /* no memory for that now: again with the next answer */
     __atomic_store_n(&qg_link.refused[card - qg_cards], status, __ATOMIC_RELEASE);
     __atomic_store_n(&card->compute_open, false, __ATOMIC_SEQ_CST);
     qg_link_changed(); /* threads that wait for memory have their answer */
@@ -158,9 +158,9 @@ static unsigned registered(void)
     return count;
 }
 
-/* Those that are not yet. 0 when every visible card is registered on this connection; else EAGAIN
- * if one is to ask again soon, or why the first is not. Such a card leaves the others in peace:
- * their work and their memory are as governed as ever. */
+/* Registers the cards that are not registered yet. Returns 0 if every visible card is registered on
+ * this connection. Otherwise EAGAIN if one shall ask again soon, or why the first was refused. A
+ * refused card does not affect the other cards. */
 static int register_all(int sock)
 {
     int why = 0;

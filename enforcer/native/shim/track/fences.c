@@ -46,8 +46,8 @@ void qg_clear_unfenced(struct qg_stream *stream)
 
 /* ---- fences ---- */
 
-/* A driver that cannot register such memory, unlike one whose context is in error or gone. The job
- * has no page of another kind: the program goes on without fences. */
+/* The driver cannot register such memory; a context in error or gone is another case. Then the
+ * program goes on without fences, and gets a message once. */
 static void report_refused(CUresult result)
 {
     static bool reported;
@@ -61,7 +61,7 @@ static void report_refused(CUresult result)
                    (int)result);
 }
 
-/* The driver's calls for it. 0: it cannot, or the process has too many contexts. */
+/* Registers the page with the driver. 0: it cannot, or the process has too many contexts. */
 static CUdeviceptr register_page(struct qg_proc *page)
 {
     CUdeviceptr device = 0;
@@ -130,8 +130,7 @@ static CUresult write_into(CUstream stream, CUdeviceptr address, uint32_t value)
     return QG_REAL(cuStreamWriteValue32)(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
-/* A thread without a current context may work in a stream all the same; for us the driver may want
- * one. */
+/* A thread may use a stream without a current context. For our call the driver may want one. */
 static CUresult write_word(const struct qg_stream *stream, CUdeviceptr address, uint32_t value)
 {
     CUcontext popped;
@@ -293,8 +292,8 @@ static bool elsewhere(const struct qg_stream *stream)
     return stream->key == 2 && stream->thread != qg_this_thread();
 }
 
-/* The handles of default streams mean those of the current context: makes it the stream's. False:
- * it cannot be. */
+/* A default stream's handle means that of the current context: makes the stream's context current.
+ * False: impossible. */
 static bool enter_context(const struct qg_stream *stream, bool *pushed)
 {
     CUcontext current = NULL;

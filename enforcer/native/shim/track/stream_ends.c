@@ -225,7 +225,7 @@ void qg_streams_green_gone(CUcontext handle)
                 busy = stream;
         }
         unlink_dead(i);
-        if (busy) { /* this bucket once more after that */
+        if (busy) { /* read this bucket once more afterwards */
             i--;
             pthread_mutex_unlock(&qg_table_lock);
             qg_stream_await(busy);

@@ -235,7 +235,7 @@ struct qg_stream *qg_find_stream(uint64_t key, CUcontext context, uint64_t threa
     return found;
 }
 
-/* What a launch into the stream needs to know, if it needs nothing but to be counted. */
+/* Caches what a launch into the stream needs, if it only has to be counted. */
 static void cache_stream(struct qg_stream *stream, uint64_t key, CUcontext context,
                          unsigned generation)
 {

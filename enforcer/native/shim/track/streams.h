@@ -7,7 +7,7 @@
 
 #include "process/process.h"
 
-/* no launch passes these unseen */
+/* gate bits at which every launch leaves the fast path */
 #define QG_GATE_STOPS     (QG_GATE_CLOSED | QG_GATE_NOTIFY | QG_GATE_HOLD)
 #define QG_GATE_ATTENTION (QG_GATE_STOPS | QG_GATE_WINDOW)
 
@@ -33,7 +33,7 @@ struct qg_context {
     struct qg_proc *attached; /* page that is registered with CUDA here; NULL: none */
     CUdeviceptr device_page;  /* the same page, as the GPU sees it */
     bool refused;             /* the driver cannot do it: estimates only */
-    /* how often a context ended: what was being attached meanwhile is worth nothing */
+    /* times that the context ended; a registration that was under way meanwhile is void */
     unsigned ends;
     /* atomic: it is just being destroyed, no call of ours begins in its streams */
     bool ending;
@@ -87,8 +87,7 @@ static inline void qg_nothing_open(struct qg_stream *stream)
     stream->ring_count = 0;
 }
 
-/* An answer that is about the handle of a stream, not about its context: there is no such stream
- * any more. */
+/* True: the error says that there is no such stream any more; it is not about the context. */
 static inline bool qg_is_lost(CUresult result)
 {
     return result == CUDA_ERROR_INVALID_HANDLE || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -110,7 +109,7 @@ struct qg_seen {
     struct qg_stream *stream;
     CUcontext context; /* of key 0 and 2, else NULL */
     uint32_t skip;     /* launches until the clock is read again */
-    uint16_t granted;  /* what skip was when it was set: the difference passed since */
+    uint16_t granted;  /* value of skip when it was set; the difference has passed since */
     uint16_t stride;
     uint32_t polled;    /* tick of the last reading of the clock, in units of 1024 */
     uint32_t attention; /* bits of the gate word that a launch must not pass */
@@ -149,10 +148,10 @@ static inline struct qg_seen *qg_seen_of(uint64_t key)
 int qg_lane_mine(void);
 void qg_lane_release(void);
 
-/* Makes sure that thread_ended() runs for this thread. */
+/* The thread's id. Makes sure that thread_ended() runs at its end. */
 uint64_t qg_this_thread(void);
 
-/* The stream's record, and in *at what this thread knows of it. */
+/* The stream's record, and in *at this thread's cache entry for it. */
 static inline struct qg_stream *qg_stream_seen(CUstream stream, bool ptsz, struct qg_seen **at)
 {
     uint64_t key = qg_stream_key(stream, ptsz), shown = key > 2 ? key : QG_SEEN_DEFAULT + key;
@@ -196,7 +195,7 @@ void qg_fence_insert_for(struct qg_stream *stream);
  * found under qg_table_lock, and one was added to `awaited` there. */
 void qg_stream_await(struct qg_stream *stream);
 void qg_dead_stream_call_ended(
-    struct qg_stream *stream); /* such a call came back and found it dead */
+    struct qg_stream *stream); /* such a call has returned and found the record retired */
 
 /* Around a call that begins a capture, without locks: waits for the end of a call of ours into the
  * stream, and none begins until the driver can say that it captures. NULL: the stream has no
@@ -217,7 +216,7 @@ bool qg_any_unfenced(void); /* some stream has unfenced work */
 void qg_report_idle(bool slept);
 
 void qg_stream_destroyed(CUstream stream);
-/* its streams take no more work; what is in them goes on */
+/* its streams take no more work, but submitted work goes on */
 void qg_streams_green_gone(CUcontext context);
 
 /* Sets, clears or publishes whether a stream has unfenced work. One word of the slot shows it for

@@ -19,7 +19,7 @@ extern struct qg_context *qg_contexts;
 extern uint64_t qg_fence_slots_taken[QG_MAX_CARDS]; /* bit per fence slot */
 /* NULL where the bit is not set */
 extern struct qg_stream *qg_fence_slot_owner[QG_MAX_CARDS][QG_FENCES];
-/* streams with work and without an index */
+/* streams with work and without a fence slot */
 extern struct qg_stream *qg_slotless[QG_MAX_CARDS];
 extern unsigned qg_slotless_count; /* atomic: on all lists */
 

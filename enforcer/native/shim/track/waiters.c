@@ -45,8 +45,8 @@ static uint32_t **mine(void)
     return qg_thread.waiter ? &records[qg_thread.waiter - 1].word : &unrecorded;
 }
 
-/* In that word instead of the one before: the new one first, so that a thread that goes from the
- * window to the gate is never missed. Returns the one before. */
+/* Counts the thread in that word instead of the former one. It enters the new one first, so that a
+ * thread that goes from the window to the gate is never missed. Returns the former word. */
 static uint32_t *count_in(uint32_t *word)
 {
     uint32_t **at = mine();

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Counts of threads that wait at the gate or for room in the window.
+ */
 #ifndef QG_WAITERS_H
 #define QG_WAITERS_H
 

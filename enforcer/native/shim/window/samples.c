@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Samples: pairs of events around launches, from which estimates are learned (samples.h).
+ */
 #include "window/samples.h"
 #include "driver/relax.h"
 
@@ -122,8 +125,8 @@ void qg_samples_after_quantum(const struct qg_pages *pages, uint64_t before, uin
                 group->samples[i].changes = after;
 }
 
-/* Events belong to the context that is current, and that need not be the stream's; nor need there
- * be one. */
+/* Events belong to the current context. That need not be the stream's, and there need not be one.
+ */
 static bool make_events(struct qg_sample *sample, CUcontext context)
 {
     CUcontext popped;
@@ -192,8 +195,8 @@ static bool undisturbed(const struct qg_sample *sample)
     return sample->changes == __atomic_load_n(&sample->pages->gate->changes, __ATOMIC_RELAXED);
 }
 
-/* A kernel that was seen to wait for launches, and waited for one that the window held back, says
- * how long the shim took. */
+/* True: the sample is useless. Its kernel is known to wait for launches, and the window held one
+ * back. So its duration is that of the shim's wait. */
 static bool waited(const struct qg_sample *sample)
 {
     return sample->let != qg_bypassed_launches &&
@@ -232,7 +235,7 @@ void qg_samples_collect(CUcontext context, bool own)
     pthread_mutex_lock(&qg_window_lock);
     for (unsigned i = 0; i < count; i++) {
         struct qg_sample *sample = asked[i];
-        /* for no launch of ours, at least */
+        /* at least it did not wait for a launch of this process */
         if (results[i] == CUDA_SUCCESS && sample->function && sample->booked == booked)
             qg_function_runs(qg_function_of(&qg_functions, sample->function));
         if (results[i] == CUDA_SUCCESS && ms[i] >= 0 && sample->function && undisturbed(sample) &&

@@ -30,7 +30,7 @@ void qg_sample_end(struct qg_sample *sample, const struct qg_stream *stream);
  * launch and not submitted it */
 void qg_samples_collect(CUcontext context, bool own);
 
-/* it was started, and there was no launch; like the next two under the lock */
+/* a started sample without a launch; this and the next two under the lock */
 void qg_sample_drop(struct qg_sample *sample);
 /* samples under way belong to the former function; NULL: of all functions */
 void qg_samples_forget(const void *function);

@@ -1,13 +1,16 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Starvation bypass: lets a launch through a full window if the running kernel may wait for it.
+ */
 #include "window/starvation_bypass.h"
 
 /* ns without progress at a full window; then a launch passes, as a kernel may wait for it */
 #define STUCK_NS 2000000u
-/* launches let through after STUCK_NS each; later ones wait twice as long each time */
+/* bypasses after STUCK_NS each; each later one waits twice as long as the one before */
 #define EQUAL_WAITS 3u
 /* most doublings of that wait: 64 ms */
 #define LONGEST_SHIFT 5u
-/* launches let through in vain before a kernel is not taken for one that waits any more */
+/* bypasses without effect after which a kernel no longer counts as waiting */
 #define MOST_UNPROVEN 6u
 /* ns after the launch in which a kernel that waited for it ends, besides twice its duration */
 #define SOON_NS 2000000u

@@ -20,7 +20,7 @@ struct qg_bypass {
     uint64_t soon_ns;   /* ns after a bypass within which a kernel that waited for it ends */
 };
 
-/* Nothing has moved for too long; a launch into this stream waits. */
+/* True: no progress for too long, while a launch into this stream waits. */
 bool qg_bypass_due(const struct qg_bypass *bypass, const struct qg_poll *at,
                    const struct qg_stream *stream);
 

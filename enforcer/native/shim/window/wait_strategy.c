@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Wait strategy: how long a thread that waits for room sleeps until the next poll.
+ */
 #include "window/wait_strategy.h"
 
 #include <linux/futex.h>

@@ -27,7 +27,7 @@ struct qg_poll {
     bool stuck;
     /* ns of running time after which the waiting work may be queued; 0: only at the end */
     uint64_t due;
-    bool expected; /* what runs ends now, if it takes as long as it did lately */
+    bool expected; /* the running work ends about now, if it takes as long as recently */
     /* ns that the running work takes at most and at least, given its start */
     uint64_t first_ns, first_low_ns;
     struct qg_inflight inflight;
@@ -51,8 +51,8 @@ void qg_wait_slept(uint64_t asked_ns, uint64_t took_ns);
 /* Sleeps for that long, or polls; not while the gate is closed. word: the gate word. */
 void qg_wait_sleep(const struct qg_poll *at, const uint32_t *word);
 
-/* The usual timer slack of 50 us would more than double a short sleep; the program's own setting is
- * put back. */
+/* off: sets the timer slack to the least, since the usual 50 us would more than double a short
+ * sleep. restore: puts the program's own setting back. */
 int qg_timer_slack_off(void);
 void qg_timer_slack_restore(int slack);
 

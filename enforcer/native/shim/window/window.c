@@ -68,7 +68,7 @@ static __thread struct qg_stream *entering __attribute__((tls_model("initial-exe
 static __thread struct booking {
     uint64_t ns, low_ns;
 } booking __attribute__((tls_model("initial-exec"))); /* for the one launch that enters */
-/* in flight with what this thread launches */
+/* ns in flight, including what this thread launches */
 static __thread uint64_t entering_ns __attribute__((tls_model("initial-exec")));
 __thread bool qg_window_queued __attribute__((tls_model("initial-exec")));
 
@@ -119,7 +119,7 @@ static void report_end(struct qg_pages *pages, const struct qg_poll *at)
     __atomic_store_n(&pages->proc->predicted_end_ns, known ? at->began + sum : 0, __ATOMIC_RELAXED);
 }
 
-/* The launch that this thread booked last has returned, or has not come about. */
+/* The launch that this thread booked last has returned, or was never made. */
 static void not_entering(void)
 {
     if (!entering)
@@ -147,7 +147,8 @@ static void show(struct qg_pages *pages, const struct qg_work *work, uint64_t su
                      (sum_ns + (last_ns < call_ns ? last_ns : call_ns)) / 1000, __ATOMIC_RELAXED);
 }
 
-/* It has entered. Another thread may have shown more meanwhile. */
+/* The launch has entered the driver: publishes all work in flight, unless another thread published
+ * more. */
 static void show_all(struct qg_pages *pages)
 {
     uint64_t us = entering_ns / 1000,
@@ -175,7 +176,7 @@ static bool book(struct qg_stream *stream, struct qg_pages *pages, const struct 
     entering = stream;
     booking = (struct booking){estimate, least};
     qg_stream_has_work(stream);
-    /* the others have entered before */
+    /* the other launches have entered before */
     show(pages, work, at->inflight.sum_ns + estimate * (work->times - 1), estimate);
     if (!at->inflight.sum_ns) {
         at->inflight.first_ns = at->first_ns = estimate * work->times;
@@ -243,9 +244,9 @@ static void poll_card(struct qg_poll *at, struct qg_card *card)
     at->expected = false;
 }
 
-/* Work too long to be queued behind what runs is queued shortly before that ends, so that the card
- * need not wait for this thread to wake up. Only where one piece runs alone; what has run almost as
- * long as its function ever takes ends soon, however short it is at other times. */
+/* True: work that is too long for the window may be queued now, shortly before the running work
+ * ends. The card then need not wait for this thread to wake up. Only if one piece of work runs
+ * alone. Work that has run almost as long as its function ever takes counts as ending soon. */
 static bool just_in_time(struct qg_poll *at, uint64_t estimate, uint64_t window_ns)
 {
     const struct qg_inflight *now = &at->inflight;

@@ -1,10 +1,13 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The in-flight window: a bound on the estimated time of unfinished work on a card.
+ */
 #ifndef QG_WINDOW_H
 #define QG_WINDOW_H
 
 #include "track/streams.h"
 
-/* What a submission is, for the estimate of its duration. */
+/* A submission, as its estimate needs it. */
 struct qg_work {
     const void *function; /* CUfunction or CUgraphExec; NULL for a copy */
     uint64_t bytes;       /* of a copy */
@@ -39,7 +42,7 @@ void qg_window_context_gone(CUcontext context);
 /* The slow half of qg_leave in window mode. */
 void qg_window_leave(struct qg_stream *stream, CUresult result);
 void qg_window_skip_polls(struct qg_seen *seen);
-/* this thread owes a window_leave */
+/* this thread must still call qg_window_leave() */
 extern __thread bool qg_window_open __attribute__((tls_model("initial-exec")));
 
 #endif

@@ -18,7 +18,7 @@ void qg_context_gone(CUcontext context)
         return;
     qg_greens_gone(context);
     qg_memory_context_gone(context);
-    qg_pools_stale(); /* what they keep unused may have gone with it */
+    qg_pools_stale(); /* the driver may have freed unused memory of pools with the context */
     qg_pools_stale();
     qg_pools_poll();
     qg_streams_context_gone(context);
@@ -66,7 +66,7 @@ static struct qg_card *card_of(CUcontext context)
 static pthread_mutex_t usage_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct usage {
     CUcontext context;
-    unsigned more; /* than the one that its creation gave it */
+    unsigned more; /* references besides the one of its creation */
     struct usage *next;
 } *usages;
 
@@ -109,8 +109,8 @@ CUresult cuCtxAttach(CUcontext *context, unsigned int flags)
     return result;
 }
 
-/* Set apart before the call: the driver may give the same handle to another thread's new context at
- * once. */
+/* The record is retired before the call: the driver may give the same handle to another thread's
+ * new context at once. */
 #define DESTROYS(name, all)                                                                        \
     CUresult name(CUcontext context)                                                               \
     {                                                                                              \

@@ -8,12 +8,13 @@
 
 #include "process/green.h"
 
-/* A context is over, and all that was kept of it. Of a primary one: its green ones too. */
+/* A context has ended: forgets all records of it. For a primary context also those of its green
+ * ones. */
 void qg_context_gone(CUcontext context);
 void qg_greens_gone(CUcontext primary);
 void qg_primaries_after_fork(void);
 
-/* Around a call that gives back a reference to a primary context (all: every one). */
+/* Around a call that releases a reference to a primary context (all: every reference). */
 struct qg_primary_end {
     CUcontext context; /* NULL: there is none */
     unsigned taken;    /* references that were counted, and count again if the call fails */
@@ -22,7 +23,7 @@ struct qg_primary_end {
 struct qg_primary_end qg_primary_ending(CUdevice device, bool all);
 void qg_primary_ended(CUdevice device, const struct qg_primary_end *end, CUresult result);
 
-/* Around a call that retains it. */
+/* After a call that retains a primary context. */
 void qg_primary_retained(CUdevice device, bool counted, CUresult result);
 CUcontext qg_primary(CUdevice device); /* its handle, while it lives */
 

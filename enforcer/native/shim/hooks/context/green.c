@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of green contexts: parts of a card's primary context that go as contexts of their own. Each
- * holds a reference to the primary one; what is allocated in it is the primary one's.
+ * Hooks of green contexts. A green context is a part of a card's primary context and is used like a
+ * context of its own. It holds a reference to the primary context, which owns its allocations.
  */
 #include "hooks/context/contexts.h"
 #include "groups/rm.h"

@@ -15,7 +15,7 @@
 /* One call. A file of hooks defines QG_PIECES (an expression) and QG_ROUTE for those that follow.
  */
 enum qg_route {
-    QG_EITHER,    /* within the card or not: reckoned as the slower, by the host's link */
+    QG_EITHER,    /* within the card or not: counted as the slower case, by the host's link */
     QG_HOST_LINK, /* from or to the host: without a stream, it is over when the call returns */
     QG_ON_CARD,   /* the call returns before it is over, with a stream or without */
 };

@@ -48,9 +48,9 @@ LAUNCH(cuLaunchGrid, (CUfunction f, int width, int height), (f, width, height), 
 LAUNCH(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream s), (f, width, height, s),
        s, false, f)
 
-/* A graph with memory nodes is admitted like an allocation, but behind the gate: what it announces
- * would else be refused to the job's other threads and processes for as long as it waits there, and
- * for good if a signal handler jumps out of the wait. */
+/* A graph with memory nodes is admitted like an allocation, but after the gate. If it reserved
+ * bytes before, the job's other threads would lack them while it waits at the gate. They would be
+ * lost for good if a signal handler jumps out of the wait. */
 #define LAUNCH_GRAPH(name, ptsz)                                                                   \
     CUresult name(CUgraphExec g, CUstream s)                                                       \
     {                                                                                              \

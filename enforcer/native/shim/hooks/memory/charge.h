@@ -65,8 +65,8 @@ static inline struct qg_card *card_at(const CUmemLocation *location)
                   actual);                                                                         \
     return qg_result
 
-/* Brackets a release. Taken out first: the address may be handed out again before the driver
- * returns to us. */
+/* Brackets a release. The entry is detached first: another thread may get the address before the
+ * driver returns. */
 #define FREED(kind, key, call)                                                                     \
     struct qg_entry qg_entry;                                                                      \
     if (!ruled() || !qg_detach(kind, (uint64_t)(uintptr_t)(key), &qg_entry))                       \

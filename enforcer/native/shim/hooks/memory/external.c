@@ -20,7 +20,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
     return result;
 }
 
-/* Opened; what it costs us is known only now. False: too much. */
+/* Charges memory that was opened; its size is known only now. False: it exceeds the cap. */
 static bool opened(CUdeviceptr pointer, struct qg_card *card, CUcontext context, uint64_t name)
 {
     CUdeviceptr base;

@@ -187,15 +187,15 @@ static bool make_room(struct qg_card *card, uint64_t size, unsigned round)
     return true;
 }
 
-/* What a launch of it may take of the card: nothing if it was launched since the last trim. */
+/* Bytes of the card that a launch of it may take: none if it was launched since the last trim. */
 static bool needs(CUgraphExec exec, unsigned card, struct qg_entry *entry)
 {
     return qg_find_entry(QG_KIND_EXEC, key_on(exec, card), entry) &&
            entry->refs != __atomic_load_n(&qg_graph_memory.trims, __ATOMIC_ACQUIRE);
 }
 
-/* Behind the gate, where it waits for nothing (entered: qg_enter() gave a stream). False: there is
- * no room just now. */
+/* Reserves bytes after the gate, without waiting (entered: qg_enter() gave a stream). False: there
+ * is no room now. */
 static bool reserve(CUgraphExec exec, bool entered, struct qg_graph_need *reserved)
 {
     struct qg_entry entry;

@@ -47,7 +47,8 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t size, unsigned int flags
             size);
 }
 
-/* The address may be a piece of a pool: then the pool has it back, and has waited for the work. */
+/* The address may belong to a pool: then the pool gets it back, and the call has waited for the
+ * work. */
 #define FREE(name, type)                                                                           \
     CUresult name(type pointer)                                                                    \
     {                                                                                              \

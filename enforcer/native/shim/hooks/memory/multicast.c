@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of multicast objects and logical endpoints. They have no memory of their own; what is bound
- * to them lives until it is unbound, or they are gone, whatever its own handle does.
+ * Hooks of multicast objects and logical endpoints. They have no memory of their own. Memory that
+ * is bound to them lives until it is unbound or the object is gone, even if its own handle was
+ * released.
  */
 #include "hooks/memory/charge.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of memory pools. An allocation that a pool serves from what it has costs nothing more; one
- * that makes it grow is admitted by the size of the growth. What the growth will be is the driver's
- * secret until it has happened, so an admission by our guess is corrected afterwards, and undone if
- * the job would be above its cap.
+ * Hooks of memory pools. An allocation from memory that the pool already has costs nothing. One
+ * that makes the pool grow is admitted by the size of the growth. That size is known only
+ * afterwards. So the admission uses a guess, and is corrected or undone if the job would exceed its
+ * cap.
  */
 #include "hooks/memory/charge.h"
 #include "hooks/memory/graph_nodes.h"
@@ -60,7 +60,7 @@ static bool admit(struct qg_card *card, CUmemoryPool pool, uint64_t size, uint64
     return qg_reserve(card, size);
 }
 
-/* One that the pool could serve only by growing past the cap goes back. */
+/* Frees an allocation that made the pool grow past the cap. */
 static bool too_much(struct qg_card *card, uint64_t grown, uint64_t reserved)
 {
     return grown > reserved && qg_job_used(card) > qg_cap(card);
@@ -102,8 +102,8 @@ static CUresult by_size(const struct request *r, struct qg_card *card, CUcontext
     return result;
 }
 
-/* Memory comes from the card of the stream, which need not be that of the current context; nor need
- * there be one. What the driver says of a current context that it is about, and that died. */
+/* The card of the stream, which gives the memory. It need not be the card of the current context,
+ * and there need not be one. If the current context has died, the driver's error is returned. */
 static CUresult card_of_stream(const struct request *r, struct qg_card **card)
 {
     if (qg_stream_key(r->stream, ptsz(r)) <= 2)

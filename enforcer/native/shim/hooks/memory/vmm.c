@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of physical memory by handle: creations, imports, mappings, tiles of sparse arrays. What
- * else keeps it alive is in hooks/memory/multicast.c.
+ * Hooks of physical memory by handle: creations, imports, mappings, tiles of sparse arrays.
+ * multicast.c has the other uses that keep it alive.
  */
 #include "hooks/memory/charge.h"
 #include "memory/ipc.h"
@@ -106,8 +106,8 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
     return result;
 }
 
-/* NULL: memory of the host, or of a card that is none of ours: of another node, or not visible to
- * this process. */
+/* The card of an imported handle. NULL: memory of the host, or of a card of another node or not
+ * visible to this process. */
 static struct qg_card *card_of_import(CUmemGenericAllocationHandle handle)
 {
     CUmemAllocationProp about = {0};
@@ -129,7 +129,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
     if (result != CUDA_SUCCESS || !ruled())
         return result;
     struct qg_card *card = card_of_import(*handle);
-    if (card) { /* else mapping it here takes nothing from a card of ours */
+    if (card) { /* otherwise mapping it here uses no card of this process */
         uint16_t share = name ? qg_share_known(card, name) : 0;
         qg_handle_foreign(card, *handle, share);
     }

@@ -95,7 +95,7 @@ static void capture_began(CUresult result, CUstream s, bool ptsz, struct qg_stre
         return result;                                                                             \
     }
 
-/* Whether the stream is part of a capture, be it spoiled. */
+/* True: the stream is part of a capture, even of an invalid one. */
 static bool captures(CUstream s, bool ptsz)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -105,8 +105,8 @@ static bool captures(CUstream s, bool ptsz)
            status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* The call ends the capture whatever it answers about its result (spoiled, not joined), unless it
- * was asked of the wrong stream or thread: then the stream captures on. */
+/* The call ends the capture, whatever its result (invalidated, not joined). Only with a wrong
+ * stream or thread does the capture go on. */
 static void capture_ended(CUresult result, CUstream s, bool ptsz, bool captured)
 {
     if (result != CUDA_SUCCESS && (!captured || captures(s, ptsz)))
