@@ -13,8 +13,8 @@ pytestmark = pytest.mark.native
 TABLE = s.ROOT / "enforcer" / "native" / "shim" / "dispatch" / "symbols.tsv"
 CLASSES = TABLE.with_name("classes.tsv")
 LEDGER = {"allocate", "keep", "release", "context", "query"}
-HOOKED = LEDGER | {"work", "order", "look", "capture", "forget", "stream", "entry"}
-PASSED = {"nvml", "host", "build", "handle", "current", "set", "tell", "tools", "graphics"}
+HOOKED = LEDGER | {"work", "order", "observe", "capture", "forget", "stream", "entry"}
+PASSED = {"nvml", "host", "build", "handle", "current", "set", "ask", "tools", "graphics"}
 DERIVE = TABLE.with_name("derive_symbols.py")
 
 

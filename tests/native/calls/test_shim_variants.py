@@ -37,7 +37,7 @@ def test_every_hooked_symbol_is_called_by_its_own_name() -> None:
         "work": set(WORK_SYMBOLS),
         "order": set(BEHIND_SYMBOLS),
         "forget": set(FORGETS),
-        "look": set(LOOKS),
+        "observe": set(LOOKS),
         "capture": {*BEGINS, *ENDS},
         "stream": set(STREAM_ENDS),
     }
